@@ -25,12 +25,29 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import _functions as functions
 from ._arguments import leaves, tree_map
 from ._blocks import check_blocks, current
 from ._compute import base_name, in_float32, widened
 from ._devices import Lock
 from ._errors import cpp_error, not_modelled, py_error
+from ._functions import (
+    EXPLICIT,
+    MIXED,
+    NOT_MODELLED,
+    RANDOM,
+    SHAPED,
+    Functions,
+    check_arguments,
+    check_shape,
+    composed,
+    no_custom_backward,
+    no_shape,
+    not_taken,
+    of_poptorch,
+    on_device_by_default,
+    supported,
+    unsupported,
+)
 from ._graph import RECORDED, Graph, Node, Ref, reduced
 from ._tensor import (
     DEVICE,
@@ -180,11 +197,11 @@ class Inference:
         except DataDependentOutputException as error:
             raise cpp_error(READ) from error
         except DynamicOutputShapeException as error:
-            if name in functions.NOT_MODELLED:
+            if name in NOT_MODELLED:
                 raise not_modelled(f"aten::{name}", "torch infers no shape without values") from error
             raise
         except NotImplementedError as error:
-            raise functions.no_shape(name) from error
+            raise no_shape(name) from error
 
     def _fakes(self) -> FakeTensorMode:
         if self._mode is None:
@@ -259,10 +276,10 @@ class Trace(TorchDispatchMode):
             # what stands around the call says nothing of what forward does
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
-            stack.enter_context(functions.on_device_by_default(self))
-            stack.enter_context(functions.Functions(self))
+            stack.enter_context(on_device_by_default(self))
+            stack.enter_context(Functions(self))
             if self.training:
-                stack.enter_context(functions.no_custom_backward(self))
+                stack.enter_context(no_custom_backward(self))
             stack.enter_context(self)
             _thread.trace = self
             try:
@@ -270,7 +287,7 @@ class Trace(TorchDispatchMode):
             finally:
                 _thread.trace = None
         if self._unsupported:
-            raise functions.unsupported(list(self._unsupported))
+            raise unsupported(list(self._unsupported))
 
     @contextmanager
     def _with(self, **attributes: Any) -> Iterator[None]:
@@ -361,11 +378,11 @@ class Trace(TorchDispatchMode):
         of_device = leaves((args, kwargs), IpuTensor)
         if not self.listens or not (of_device or on_ipu(kwargs.get("device"))):
             return func(*args, **kwargs)
-        if functions.composed(func):  # torch decomposes them before this point, except in inference_mode
+        if composed(func):  # torch decomposes them before this point, except in inference_mode
             with self:
                 return func.decompose(*args, **kwargs)
         name = base_name(func)
-        if name in functions.EXPLICIT:
+        if name in EXPLICIT:
             with self:
                 return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
         if name in RESHAPES_IN_PLACE:
@@ -404,14 +421,14 @@ class Trace(TorchDispatchMode):
             raise py_error(f"aten::{name}: the device draws its own random numbers, and takes no torch.Generator")
         kwargs = {name: value for name, value in kwargs.items() if name not in ("device", "pin_memory")}
         if not self._constant(name, tensors):  # what is constant is evaluated on the host
-            functions.check_arguments(func, args, kwargs)
-            if not functions.supported(func) and not self._whole:
-                if not functions.of_poptorch(name, self.function):
-                    raise functions.not_taken(name, self.function)
+            check_arguments(func, args, kwargs)
+            if not supported(func) and not self._whole:
+                if not of_poptorch(name, self.function):
+                    raise not_taken(name, self.function)
                 self.refuse(name)
-        functions.check_shape(name)
-        if name in functions.MIXED and len({tensor.dtype for tensor in tensors}) > 1:
-            dtype = args[functions.MIXED[name]].dtype
+        check_shape(name)
+        if name in MIXED and len({tensor.dtype for tensor in tensors}) > 1:
+            dtype = args[MIXED[name]].dtype
             return self.record(name, partial(in_float32, func, dtype), args, kwargs, tensors=tensors)
         results = self.record(name, func, args, kwargs, tensors=tensors)
         if name not in RECORDED:
@@ -468,9 +485,9 @@ class Trace(TorchDispatchMode):
 
     def _constant(self, name: str, tensors: Sequence[IpuTensor]) -> bool:
         """Whether PopTorch knows the results when it compiles, and has the host evaluate them."""
-        if name in functions.SHAPED:
+        if name in SHAPED:
             return True
-        if name.rstrip("_") in functions.RANDOM:
+        if name.rstrip("_") in RANDOM:
             return False
         return all(self._views.constant(tensor.number) for tensor in tensors)
 
