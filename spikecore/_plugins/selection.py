@@ -31,7 +31,12 @@ _log = logging.getLogger("spikecore")
 
 
 def use_backend(name: Optional[str]) -> ContextManager[None]:
-    """Within the block, ``with use_backend("cupy"):``, new neurons ask for this backend; others stay as they are.
+    """Neurons made inside the block ask for this backend; others are left as they are.
+
+    ::
+
+        with sc.use_backend("cupy"):
+            net = nn.Sequential(nn.Linear(784, 256), sc.LIF(tau=2.0))
 
     ``None`` takes back what an outer ``use_backend`` asked for. Blocks nest; one object serves one block. As
     every context variable it holds for this thread and task only. Raises ``TypeError`` if ``name`` is not a string,
