@@ -1,6 +1,7 @@
 """The IPU backend: programs interpreted in plain operations while PopTorch traces, with time unrolled.
 
-State is local to a call.
+State is local to a call. Derivatives that are not an operation's own are written into the forward pass
+(:data:`spikecore.lang.eager.RECORDED`).
 """
 
 from __future__ import annotations
@@ -13,10 +14,26 @@ from torch import Tensor, nn
 from spikecore.backend import Backend, ParamValue, Runner, Spec, Tensors, Unsupported
 from spikecore.interpreter import Interpreter
 from spikecore.lang import Program, topological
+from spikecore.lang.eager import RECORDED, TORCH, Functions
 from spikecore.lang.node import LEAVES, SpikeRule
 from spikecore.training import InferenceStep, Loss, TrainingStep
 from spikecore_ipu import CAPABILITIES
-from spikecore_ipu.functions import PLAIN
+
+#: Operations whose reference is one PopTorch function, with a handler and a derivative that is torch's. An operation
+#: that is neither here nor written above is refused: PopTorch would stop at it, or derive something else.
+SAME = (
+    *("add", "sub", "mul", "div", "neg", "exp", "log", "sqrt", "sin", "cos", "tanh", "sigmoid", "atan", "erf"),
+    *("abs", "power"),
+    # of a detached value: no gradient
+    *("sign", "floor", "round", "detach"),
+    *("where", "ge", "gt", "le", "lt", "eq", "ne", "and", "or", "not"),
+)
+
+#: Every operation that PopTorch compiles here: op name -> its function.
+PLAIN: Functions = {
+    **{op: TORCH[op] for op in SAME},
+    **RECORDED,
+}
 
 
 class IpuBackend(Backend):
@@ -36,14 +53,14 @@ class IpuBackend(Backend):
         return IpuTraining(net, loss, optimizer, options)
 
     def inference_model(self, net: nn.Module, options: Any) -> InferenceStep:
-        """The call of :class:`~spikecore_ipu.inference.IpuInference`."""
-        from spikecore_ipu.inference import IpuInference
+        """The call of :class:`~spikecore_ipu.training.IpuInference`."""
+        from spikecore_ipu.training import IpuInference
 
         return IpuInference(net, options)
 
     def data_loader(self, dataset: Any, options: Any, **kwargs: Any) -> Iterable[Any]:
         """A ``poptorch.DataLoader``: a batch holds all micro batches of a call."""
-        from spikecore_ipu.data import data_loader
+        from spikecore_ipu.executor import data_loader
 
         loader: Iterable[Any] = data_loader(dataset, options, **kwargs)
         return loader

@@ -2,24 +2,23 @@
 
 Programs take turns on the device, since a machine may have just one: before a program is compiled or attached, the
 others are detached, which reads their weights back. ``options.useIpuId`` on both gives each a device of its own.
-:mod:`~spikecore_ipu.device` says why, and has calls of several threads wait for each other.
+:mod:`~spikecore_ipu.sdk` says why, and has calls of several threads wait for each other.
 """
 
 from __future__ import annotations
 
+import warnings
 import weakref
-from typing import Any, List, Optional
+from typing import Any, Iterator, List, Optional, Tuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from spikecore.backend import Unsupported
 from spikecore.functional import at_rest, stateful_modules
-from spikecore.training import device_of, flattened
-from spikecore_ipu.device import exclusive
-from spikecore_ipu.layout import lay_out, scattered
-from spikecore_ipu.sdk import poptorch
-from spikecore_ipu.step import Step
+from spikecore.training import device_of, flattened, tree_map
+from spikecore_ipu.sdk import exclusive, poptorch
+from spikecore_ipu.step import Step, Traced
 
 
 def checked_options(options: Any) -> Any:
@@ -146,3 +145,99 @@ def _frozen(parameters: List[nn.Parameter]) -> List[bool]:
     """Whether each of them is frozen, without reading it back from the device."""
     with torch._C.DisableTorchFunctionSubclass():
         return [not _Base.requires_grad.__get__(one) for one in parameters]
+
+
+def joined(outputs: Any, traced: Traced) -> Any:
+    """``outputs`` with the micro batches in each tensor side by side along its batch dimension.
+
+    The batch dimension is the first (``[B, ...]``) or the second (``[T, B, ...]``), whichever has the size of the micro
+    batch. A tensor without one is left as PopTorch joined it.
+    """
+    shapes: Iterator[Tuple[int, ...]] = iter(traced.shapes)
+    return tree_map(lambda value: _joined(value, next(shapes), traced), outputs)
+
+
+def _joined(value: Tensor, shape: Tuple[int, ...], traced: Traced) -> Tensor:
+    dim = traced.batch_dimension(shape)
+    if not dim or tuple(value.shape) == shape:
+        return value
+    return torch.cat(value.split(shape[0]), dim=dim)
+
+
+def data_loader(dataset: Any, options: Any, **kwargs: Any) -> Any:
+    """A ``poptorch.DataLoader``; warns of samples that each pass leaves out, since all batches are of one size."""
+    loader = poptorch().DataLoader(checked_options(options), dataset, **kwargs)
+    if "drop_last" not in kwargs and hasattr(dataset, "__len__") and kwargs.get("batch_sampler") is None:
+        batch = loader.combinedBatchSize
+        left_out = 0 if batch is None else len(dataset) % batch
+        if left_out:
+            warnings.warn(
+                f"{left_out} of {len(dataset)} samples are left out of each pass: a call takes {batch}, and an IPU "
+                "program has one batch size; drop_last=True says that this is meant",
+                UserWarning,
+                stacklevel=4,
+            )
+    return loader
+
+
+# weights are made contiguous, because PopTorch ignores strides: it copies memory from the first number on
+
+
+def lay_out(net: nn.Module) -> None:
+    """Make every parameter and buffer contiguous, in place: the same object and values, in memory of its own.
+
+    Warns of those that were not. Raises ValueError for one that shares its memory with another of the network: laid out
+    anew it would follow the other no more.
+    """
+    names = scattered(net)
+    if not names:
+        return
+    with torch._C.DisableTorchFunctionSubclass():
+        tensors = dict(_named(net))
+        memory = {name: tensor.untyped_storage().data_ptr() for name, tensor in tensors.items()}
+        for name in names:
+            others = [other for other in tensors if other != name and memory[other] == memory[name]]
+            if others:
+                raise ValueError(
+                    f"net.{name} is a view of the memory of net.{', net.'.join(others)}, with strides "
+                    f"{tuple(tensors[name].stride())}, and PopTorch copies memory as if it were contiguous; share the "
+                    "nn.Parameter itself and turn it in forward, or give each its own with .contiguous()"
+                )
+        for name in names:
+            tensors[name].data = tensors[name].data.contiguous()
+    warnings.warn(
+        f"net.{', net.'.join(names)} did not lie contiguously (channels-last, transposed or "
+        "expanded), and PopTorch copies memory as if it did: laid out anew, with the same values",
+        UserWarning,
+        stacklevel=5,
+    )
+
+
+def check_sharing(net: nn.Module) -> None:
+    """Raise ValueError for a trained parameter whose memory is that of another parameter or buffer, too.
+
+    PopTorch gives each its own memory on the device, trains them apart, and copies both back to the same place.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        tensors = {name: tensor for name, tensor in _named(net) if tensor.numel()}
+        spans = [(t.data_ptr(), t.data_ptr() + t.numel() * t.element_size(), name) for name, t in tensors.items()]
+        end, last = 0, ""  # of the tensor that ends last, of those that begin before
+        for begin, stop, name in sorted(spans):
+            if begin < end and (tensors[last].requires_grad or tensors[name].requires_grad):
+                raise ValueError(
+                    f"net.{last} and net.{name} are two tensors in the same memory; PopTorch would train them apart "
+                    "without a word; share the nn.Parameter itself, b.weight = a.weight, or clone() one"
+                )
+            if stop > end:
+                end, last = stop, name
+
+
+def scattered(net: nn.Module) -> List[str]:
+    """The names of the parameters and buffers that are not contiguous."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return [name for name, tensor in _named(net) if not tensor.is_contiguous()]
+
+
+def _named(net: nn.Module) -> Iterator[Tuple[str, Tensor]]:
+    yield from net.named_parameters()
+    yield from net.named_buffers()

@@ -109,7 +109,16 @@ class Packing:
         Nothing may wait for the device, since the call may be within a CUDA graph. An override may call this method for
         what it has no kernel for; :meth:`unpack` then gets its result.
         """
-        return packed(numbers, whole)
+        with torch.no_grad():
+            if whole.largest > 1:
+                small = (numbers if whole.unit == 1.0 else numbers.mul(1 / whole.unit)).to(torch.uint8)
+                same = small.to(numbers.dtype).mul_(whole.unit) == numbers
+                same &= small <= whole.largest
+            else:
+                small = numbers != 0
+                same = numbers == (small if whole.unit == 1.0 else small * whole.unit)
+            data = small if whole.bits == 8 else _gathered(small, whole.bits)
+            return Bits(data, torch.where(same.all(), 1.0, float("nan")).float())
 
     def unpack(self, bits: Bits, whole: Whole, count: int, dtype: torch.dtype) -> Tensor:
         """The numbers ``[count]`` of :meth:`pack`, in their dtype: new memory.
@@ -117,34 +126,15 @@ class Packing:
         All are NaN if some number was not right. The bits may be another backend's, and lie elsewhere than they did:
         every backend makes the same ones.
         """
-        return unpacked(bits, whole, count, dtype)
-
-
-def packed(numbers: Tensor, whole: Whole) -> Bits:
-    """See :meth:`Packing.pack`."""
-    with torch.no_grad():
-        if whole.largest > 1:
-            small = (numbers if whole.unit == 1.0 else numbers.mul(1 / whole.unit)).to(torch.uint8)
-            same = small.to(numbers.dtype).mul_(whole.unit) == numbers
-            same &= small <= whole.largest
-        else:
-            small = numbers != 0
-            same = numbers == (small if whole.unit == 1.0 else small * whole.unit)
-        data = small if whole.bits == 8 else _gathered(small, whole.bits)
-        return Bits(data, torch.where(same.all(), 1.0, float("nan")).float())
-
-
-def unpacked(bits: Bits, whole: Whole, count: int, dtype: torch.dtype) -> Tensor:
-    """See :meth:`Packing.unpack`."""
-    with torch.no_grad():
-        # not by a table of what each byte holds: for 64 Mi bfloat16 numbers, gathering took an H200 5.1 ms from
-        # rows of 16 bytes, where it took 0.2 ms from rows of 8
-        small, each = bits.data, whole.bits
-        if each < 8:
-            places = torch.arange(0, 8, each, dtype=torch.uint8, device=small.device)
-            small = torch.bitwise_right_shift(small[:, None], places).bitwise_and_((1 << each) - 1).view(-1)
-        scale = torch.full((), whole.unit, dtype=dtype, device=small.device) * bits.right.to(dtype)
-        return (small * scale)[:count]
+        with torch.no_grad():
+            # not by a table of what each byte holds: for 64 Mi bfloat16 numbers, gathering took an H200 5.1 ms from
+            # rows of 16 bytes, where it took 0.2 ms from rows of 8
+            small, each = bits.data, whole.bits
+            if each < 8:
+                places = torch.arange(0, 8, each, dtype=torch.uint8, device=small.device)
+                small = torch.bitwise_right_shift(small[:, None], places).bitwise_and_((1 << each) - 1).view(-1)
+            scale = torch.full((), whole.unit, dtype=dtype, device=small.device) * bits.right.to(dtype)
+            return (small * scale)[:count]
 
 
 def _gathered(small: Tensor, bits: int) -> Tensor:

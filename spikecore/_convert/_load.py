@@ -98,7 +98,7 @@ def _entries(file: Any) -> Mapping[str, Tensor]:
 
 
 def _read(path: Path) -> Any:
-    _check_readable(path)
+    path.open("rb").close()  # raises the OSError of a file that cannot be read, for which the readers have other words
     if path.suffix == ".safetensors":
         try:
             from safetensors.torch import load_file
@@ -115,18 +115,6 @@ def _read(path: Path) -> Any:
             f"sc.load_state: {str(path)!r} holds more than tensors, or is no file of torch.save: {error}\nIf you trust "
             "it, read it yourself: sc.load_state(net, torch.load(path, map_location='cpu', weights_only=False)['net'])"
         ) from error
-
-
-def _check_readable(path: Path) -> None:
-    """Raise the OSError of a file that cannot be opened: the readers have other words for it."""
-    if path.is_dir():
-        raise IsADirectoryError(f"sc.load_state: {str(path)!r} is a folder; give the file in it")
-    try:
-        path.open("rb").close()
-    except PermissionError as error:
-        raise PermissionError(f"sc.load_state: no permission to read {str(path)!r}") from error
-    except (FileNotFoundError, NotADirectoryError, ValueError) as error:  # ValueError: a name that no file can have
-        raise FileNotFoundError(f"sc.load_state: no file {str(path)!r}") from error
 
 
 def _is_state(value: Any) -> bool:
@@ -177,20 +165,15 @@ def _places(module: nn.Module, theirs: Sequence[str], ours: str) -> Iterator[Tup
     for name in theirs:
         yield name, ours, module
     for name, child in module.named_children():
-        if isinstance(module, TimeBatched):
-            # layer.Conv2d, or a container with the module in it; several modules have the container's numbers
-            inner = list(theirs) if _is_group(child) else [*theirs, *_below(theirs, "0")]
-        elif name == COMPILED:
+        inner: List[str] = []
+        if name == COMPILED:
             inner = list(theirs)
+        elif isinstance(module, TimeBatched):
+            # layer.Conv2d, or a container with the module in it; several modules have the container's numbers
+            inner = [*theirs, *(() if type(child) is nn.Sequential else _below(theirs, "0"))]
         elif isinstance(module, Recurrent):
             inner = list(theirs) if name == "neuron" else _below(theirs, "recurrent")
-        else:
-            inner = []
         yield from _places(child, [*inner, *_below(theirs, name)], f"{ours}.{name}" if ours else name)
-
-
-def _is_group(module: nn.Module) -> bool:
-    return type(module) is nn.Sequential
 
 
 def _below(paths: Sequence[str], name: str) -> List[str]:
@@ -214,11 +197,10 @@ def _by_order(net: nn.Module, state: Mapping[str, Tensor]) -> Dict[str, Tensor]:
             if _fits(module, entries):
                 named.update({f"{ours}.{leaf}" if ours else leaf: value for leaf, value in entries.items()})
                 break
-            if next(iter(module.state_dict()), None) is not None and not list(module.children()):
-                shapes = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+            if module.state_dict() and not list(module.children()):
                 raise ValueError(
                     f"sc.load_state: in order, {theirs!r} of the checkpoint, with {_shapes(entries)}, would go to "
-                    f"{ours!r} ({type(module).__name__}) with {shapes}"
+                    f"{ours!r} ({type(module).__name__}) with {_shapes(module.state_dict())}"
                 )
         else:
             raise ValueError(f"sc.load_state: in order, net has no place left for {theirs!r}, with {_shapes(entries)}")

@@ -84,10 +84,8 @@ def convert(net: nn.Module, *, strict: bool = False) -> Conversion:
         raise ValueError(f"sc.convert: no module of {known} in this {type(net).__name__}; there is nothing to convert")
     if left and strict:
         raise ValueError(f"sc.convert: with strict=True nothing was changed\n{Conversion({}, left)}")
-    replaced = {}
-    for name, module, change in changes:
-        was = type(module).__name__
-        replaced[name] = f"{was} -> {change()}"
+    # the name of the class is read before the class changes
+    replaced = {name: f"{type(module).__name__} -> {change()}" for name, module, change in changes}
     done = Conversion(replaced, left)
     if left:
         warnings.warn(f"sc.convert left modules as they are\n{Conversion({}, left)}", stacklevel=2)
@@ -116,48 +114,34 @@ def _library(module: nn.Module) -> Optional[Callable[[Any], Optional[Change]]]:
 
 #: Attributes of every module, which are torch's: what ``_modules`` holds is seen.
 _OF_TORCH = frozenset(vars(nn.Module()))
-_SEQUENCES = (list, tuple, deque, set, frozenset)
 
 
 def hidden_modules(net: nn.Module) -> Iterator[Tuple[str, nn.Module, str]]:
-    """``(place, module, why torch does not see it)`` of each such module, and of those within it, once."""
-    seen = set(net.modules())
-    waiting: List[Tuple[str, nn.Module]] = list(net.named_modules())
-    while waiting:
-        name, holder = waiting.pop(0)
-        for attribute, value in list(vars(holder).items()):
+    """``(place, module, why torch does not see it)`` of each such module, once."""
+    seen = set(map(id, net.modules()))
+    for name, holder in net.named_modules():
+        for attribute, value in vars(holder).items():
             if attribute in _OF_TORCH:
                 continue
             path = f"{name}.{attribute}" if name else attribute
+            why = (
+                f"nn.Module does not see modules in a plain {type(value).__name__}, as parameters() and sc.reset do "
+                f"not; make {path} an {'nn.ModuleDict' if isinstance(value, Mapping) else 'nn.ModuleList'}"
+            )
             if isinstance(value, nn.Module):
                 why = f"{path} was set past nn.Module, which does not see it, as sc.reset does not; set it as usual"
-            else:
-                instead = "nn.ModuleDict" if isinstance(value, Mapping) else "nn.ModuleList"
-                why = (
-                    f"nn.Module does not see modules in a plain {type(value).__name__}, as parameters() and sc.reset "
-                    f"do not; make {path} an {instead}"
-                )
-            for place, module in _modules(path, value, set()):
-                for inner, each in module.named_modules():
-                    if each not in seen:
-                        seen.add(each)
-                        below = f"{place}.{inner}" if inner else place
-                        waiting.append((below, each))
-                        yield below, each, why
+            for place, module in _contents(path, value, seen):
+                yield place, module, why
 
 
-def _modules(path: str, value: Any, within: Set[int]) -> Iterator[Tuple[str, nn.Module]]:
-    """Modules in a container and the containers in it, by their places."""
+def _contents(path: str, value: Any, seen: Set[int]) -> Iterator[Tuple[str, nn.Module]]:
+    """Modules that are not in ``seen`` by their places: a module and those in it, or those in a container."""
     if isinstance(value, nn.Module):
-        yield path, value
-        return
-    if id(value) in within:  # a container that holds itself
-        return
-    if isinstance(value, Mapping):
-        items = [(f"{path}[{key!r}]", each) for key, each in value.items()]
-    elif isinstance(value, _SEQUENCES):
-        items = [(f"{path}[{index}]", each) for index, each in enumerate(value)]
-    else:
-        return
-    for place, each in items:
-        yield from _modules(place, each, {*within, id(value)})
+        for inner, module in value.named_modules():
+            if id(module) not in seen:
+                seen.add(id(module))
+                yield f"{path}.{inner}" if inner else path, module
+    elif isinstance(value, (Mapping, list, tuple, deque, set, frozenset)) and id(value) not in seen:
+        seen.add(id(value))
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _contents(f"{path}[{key!r}]", item, seen)

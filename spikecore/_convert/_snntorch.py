@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore import surrogate
-from spikecore._convert._swapped import Carrying, Left, become
+from spikecore._convert._swapped import Carrying, Left, become, built, not_converted
 from spikecore.lang import ops
 from spikecore.neuron import Neuron
 from spikecore.neurons import Alpha, Lapicque, Leaky, SynapticLeaky
@@ -240,6 +240,9 @@ class FedStep(Step):
 # -- what is converted
 
 
+PACKAGE = "snntorch._neurons"
+
+
 class Row(NamedTuple):
     """Ours, its parameters (which have their names), and their states in the order of the call -> ours."""
 
@@ -274,17 +277,12 @@ def change(module: Any) -> Optional[Callable[[], str]]:
     if isinstance(module, Step):
         return None
     kind = type(module)
-    ours = kind.__module__.startswith("snntorch._neurons")
-    if ours and kind.__name__ in NEURONS:
+    if kind.__module__.startswith(PACKAGE) and kind.__name__ in NEURONS:
         return _step(module, NEURONS[kind.__name__])
-    bases = [base for base in kind.__mro__ if base.__module__.startswith("snntorch._neurons")]
-    if not bases or kind.__name__ == "RecurrentOneToOne":
+    neuron = any(base.__module__.startswith(PACKAGE) for base in kind.__mro__)
+    if not neuron or kind.__name__ == "RecurrentOneToOne":
         return None
-    if not ours and bases[0].__name__ in NEURONS:
-        raise Left(
-            f"a class of its own, which may compute something else than the {bases[0].__name__} that it inherits"
-        )
-    raise Left("no neuron here has its equations")
+    raise not_converted(kind, PACKAGE, NEURONS)
 
 
 def _step(module: Any, row: Row) -> Callable[[], str]:
@@ -306,10 +304,7 @@ def _step(module: Any, row: Row) -> Callable[[], str]:
         raise Left("its reset_mechanism was changed after it was made, which snnTorch records and does not follow")
     values = {name: _floating(getattr(module, name)) for name in row.params}
     options["surrogate"] = _surrogate(module)
-    try:
-        neuron = row.build(**values, **options)
-    except (TypeError, ValueError) as error:
-        raise Left(f"its numbers are refused here: {error}") from error
+    neuron = built("its numbers", row.build, **values, **options)
 
     def replace() -> str:
         states = {theirs: ours for theirs, ours in row.states.items() if ours is not None}
@@ -344,8 +339,5 @@ def _surrogate(module: Any) -> Surrogate:
     build, names = known
     # snnTorch's surrogates are functions that remember what their factory was given, and nothing else says it
     given = dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in function.__closure__ or ())))
-    try:
-        made: Surrogate = build(*[given[name] for name in names])
-    except (TypeError, ValueError) as error:
-        raise Left(f"the numbers of its spike_grad are refused here: {error}") from error
+    made: Surrogate = built("the numbers of its spike_grad", build, *[given[name] for name in names])
     return made

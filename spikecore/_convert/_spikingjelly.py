@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore import surrogate
-from spikecore._convert._swapped import Carrying, Left, Named, Swapped, become, swapped
+from spikecore._convert._swapped import Carrying, Left, Named, Swapped, become, built, not_converted, swapped
 from spikecore._shell.modules import is_watched_itself
 from spikecore.neuron import Neuron
 from spikecore.neurons import EIF, IF, KLIF, LI, LIF, PLIF, QIF, Izhikevich, Synaptic
@@ -72,7 +72,7 @@ class Node(Carrying):
 
     def single_step_functional_forward(self, inputs: Sequence[Tensor], states: Memories, **_: Any) -> Any:
         """``((spikes,), memories)`` of one step ``[*N]``."""
-        out, after, _trace = self._run(inputs[0].unsqueeze(0), states)
+        (out,), after = self.multi_step_functional_forward([inputs[0].unsqueeze(0)], states)
         return (out.squeeze(0),), after
 
     def multi_step_functional_forward(self, inputs: Sequence[Tensor], states: Memories, **_: Any) -> Any:
@@ -237,8 +237,7 @@ def change(module: Any) -> Optional[Callable[[], str]]:
     if isinstance(module, (Node, ReadOut, Steps)):
         return None
     kind = type(module)
-    ours = kind.__module__.startswith(PACKAGE)
-    name = kind.__name__ if ours else ""
+    name = kind.__name__ if kind.__module__.startswith(PACKAGE) else ""
     if name in NODES:
         return _node(module, NODES[name])
     if name == "NonSpikingLIFNode":
@@ -247,10 +246,7 @@ def change(module: Any) -> Optional[Callable[[], str]]:
         return _steps(module, STEPPING[name])
     if name in RUN_AS_BEFORE or not _is_neuron_or_has_state(module):
         return None
-    base = next((base.__name__ for base in kind.__mro__ if base.__name__ in NODES), None)
-    if not ours and base is not None:
-        raise Left(f"a class of its own, which may compute something else than the {base} that it inherits")
-    raise Left("no neuron here has its equations")
+    raise not_converted(kind, PACKAGE, NODES)
 
 
 def _is_neuron_or_has_state(module: Any) -> bool:
@@ -268,7 +264,7 @@ def _node(module: Any, row: Row) -> Callable[[], str]:
     given.update(reset="soft" if soft else "hard", v_reset=0.0 if soft else module.v_reset)
     given.update(detach_reset=module.detach_reset, surrogate=_surrogate(module.surrogate_function))
     # "single": it carries its state until it is reset, as nodes do
-    neuron = _built(row.build, {**given, "step": "single"})
+    neuron = built("its numbers", row.build, **given, step="single")
     names = {**numbers, **{name: name for name in (*row.options, *row.learnt, "detach_reset")}}
 
     def replace() -> str:
@@ -278,13 +274,6 @@ def _node(module: Any, row: Row) -> Callable[[], str]:
         return repr(neuron)
 
     return replace
-
-
-def _built(build: Callable[..., Neuron], given: Dict[str, Any]) -> Neuron:
-    try:
-        return build(**given)
-    except (TypeError, ValueError) as error:
-        raise Left(f"its numbers are refused here: {error}") from error
 
 
 def _surrogate(function: Any) -> surrogate.Surrogate:
@@ -303,7 +292,7 @@ def _surrogate(function: Any) -> surrogate.Surrogate:
 
 
 def _read_out(module: Any) -> Callable[[], str]:
-    neuron = _built(LI, {"tau": module.tau})
+    neuron = built("its numbers", LI, tau=module.tau)
 
     def replace() -> str:
         become(module, ReadOut, neuron, {"tau": "tau"}, {})

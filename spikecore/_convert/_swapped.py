@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Real
-from typing import Any, ClassVar, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, ClassVar, Container, Dict, List, Mapping, NamedTuple, Optional, Tuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +22,27 @@ from spikecore._shell.state import State, keep
 from spikecore.lang._plain import is_dynamo_compiling
 from spikecore.neuron import Neuron
 
+T = TypeVar("T")
+
 
 class Left(Exception):
     """The reason why a module stays as it is, one sentence without its end."""
+
+
+def built(what: str, build: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """``build(*args, **kwargs)``; a module whose numbers it refuses is left."""
+    try:
+        return build(*args, **kwargs)
+    except (TypeError, ValueError) as error:
+        raise Left(f"{what} are refused here: {error}") from error
+
+
+def not_converted(kind: type, package: str, known: Container[str]) -> Left:
+    """The reason why a neuron of a class that has no row stays as it is."""
+    base = next((base.__name__ for base in kind.__mro__ if base.__module__.startswith(package)), "")
+    if not kind.__module__.startswith(package) and base in known:
+        return Left(f"a class of its own, which may compute something else than the {base} that it inherits")
+    return Left("no neuron here has its equations")
 
 
 @dataclass(frozen=True)

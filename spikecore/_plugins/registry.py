@@ -20,23 +20,10 @@ import logging
 import os
 import re
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial, reduce
 from types import MappingProxyType
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Hashable,
-    Iterable,
-    Iterator,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Tuple,
-    TypeVar,
-)
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple, TypeVar
 
 import pluggy
 
@@ -108,8 +95,9 @@ class BackendStatus:
     automatic: Tuple[str, ...] = ()
 
 
-class Probed(NamedTuple):
-    """What a probe said: why the backend is unusable here (None if it is usable), and what the probe raised, if so."""
+@dataclass
+class Probed:
+    """Result of a probe: why the backend is unusable here (None if it is usable), what the probe raised, the note."""
 
     reason: Optional[str]
     error: Optional[BaseException] = None
@@ -117,9 +105,9 @@ class Probed(NamedTuple):
     note: str = ""
 
 
-@dataclass(eq=False)
+@dataclass
 class Plugin:
-    """A backend: what metadata says of it, and what loading it has shown so far."""
+    """A backend: what its metadata says, by which it is the same after a refresh, and what loading has shown so far."""
 
     name: str
     #: Where the hook is, as the entry point says it.
@@ -127,12 +115,12 @@ class Plugin:
     distribution: str
     version: str
     builtin: bool
-    load: Callable[[], object]
-    info: Optional[BackendInfo] = None
-    probed: Optional[Probed] = None
-    backend: Optional[Backend] = None
-    failure: Optional[BackendLoadError] = None
-    loading: bool = False
+    load: Callable[[], object] = field(compare=False)
+    info: Optional[BackendInfo] = field(default=None, compare=False)
+    probed: Optional[Probed] = field(default=None, compare=False)
+    backend: Optional[Backend] = field(default=None, compare=False)
+    failure: Optional[BackendLoadError] = field(default=None, compare=False)
+    loading: bool = field(default=False, compare=False)
 
     @property
     def provider(self) -> str:
@@ -140,34 +128,22 @@ class Plugin:
         return f"{self.distribution} {self.version}".strip() or "unknown distribution"
 
     @property
-    def identity(self) -> Tuple[str, str, str, str]:
-        """By this a plugin is the same after a refresh."""
-        return self.name, self.value, self.distribution, self.version
-
-    @property
     def ours(self) -> bool:
         """Whether it is a built-in, or a plugin of this project: an entry point's name alone could be anybody's."""
         project = f"spikecore-{self.name}", f"spikecore_{self.name}"
         return self.builtin or (self.name in PLUGINS and (normal_name(self.distribution), self.value) == project)
 
-    def answers_to(self, word: str) -> bool:
-        """Whether ``word`` names this backend or its distribution, spelt in any of the ways of a distribution."""
-        return normal_name(word) in (normal_name(self.name), normal_name(self.distribution))
-
     def unusable(self) -> str:
         """The probe's reason with the hint how to get what is missing."""
-        hint = self.info.install_hint if self.info else ""
-        reason = self.probed.reason if self.probed else None
-        return f"{reason} ({hint})" if hint else str(reason)
+        reason, hint = str(self.probed and self.probed.reason), self.info and self.info.install_hint
+        return f"{reason} ({hint})" if hint else reason
 
     def failed(self, error: BaseException) -> BackendLoadError:
         """The error of a plugin that cannot be loaded."""
         if isinstance(error, _Skew):
             return BackendLoadError(str(error))
-        return BackendLoadError(
-            f"backend {self.name!r} ({self.provider}) failed to load: {described(error)}; "
-            f"SPIKECORE_BLOCK={self.name} skips it"
-        )
+        why = f"failed to load: {described(error)}; SPIKECORE_BLOCK={self.name} skips it"
+        return BackendLoadError(f"backend {self.name!r} ({self.provider}) {why}")
 
 
 class Registry:
@@ -187,10 +163,10 @@ class Registry:
         self.builtins: Mapping[str, str] = dict(builtins)
         self._entry_points = None if entry_points is None else tuple(entry_points)
         self._environ = environ
-        self._lock = Lock(1.0)  # a probe may fork, on another thread, and wait for that
+        self._lock = Lock()
         self._plugins: Optional[Tuple[Plugin, ...]] = None
-        self._used: Dict[Hashable, Plugin] = {}
-        self._said: Recent[Hashable, bool] = Recent(SAID)
+        self._used: List[Plugin] = []
+        self._said: Recent[int, bool] = Recent(SAID)
 
     def names(self) -> List[str]:
         """Names that can be asked for, sorted: not the blocked, shadowed, ill-named or doubly provided ones."""
@@ -252,7 +228,7 @@ class Registry:
         nothing yet; neurons made in the block use it. For tests, from one thread. Raises as :meth:`get` does.
         """
         before, plugin = self.get(name, source), self._pick(name, source)
-        plugin.backend = made = contained(partial(_made, plugin), plugin.failed)
+        plugin.backend = made = contained(partial(_make, plugin), plugin.failed)
         try:
             yield made
         finally:
@@ -262,11 +238,11 @@ class Registry:
         """Look again: forget what was found, what failed and what was said once. Backends in use are kept."""
         importlib.invalidate_caches()
         with self._lock:
-            self._used = {plugin.identity: plugin for plugin in self._all() if plugin.backend}
+            self._used = [plugin for plugin in self._all() if plugin.backend]
             self._plugins = None
         self._said.clear()
 
-    def first(self, key: Hashable) -> bool:
+    def first(self, key: object) -> bool:
         """True the first time it is asked for this key, among the last :data:`SAID`: for what is said only once."""
         said = hash(key)  # the text of an error may be long
         new = self._said.get(said) is None
@@ -279,14 +255,12 @@ class Registry:
         flag = self._env("SPIKECORE_NO_PLUGINS")
         if flag not in ("", "0", "1"):
             raise BackendError(f"SPIKECORE_NO_PLUGINS={flag!r} must be 1, which blocks plugins, or 0, empty or unset")
-        plugins = self._plugins
-        if plugins is None:
+        if self._plugins is None:
             with self._lock:
-                given = self._entry_points
-                points = installed() if given is None else ((getattr(p, "dist", None), p) for p in given)
-                found = [_builtin(*item) for item in self.builtins.items()] + [_plugin(*pair) for pair in points]
-                plugins = self._plugins = self._plugins or tuple(self._used.get(p.identity, p) for p in found)
-        return plugins
+                points = installed() if self._entry_points is None else map(_with_distribution, self._entry_points)
+                plugins = [_builtin(*item) for item in self.builtins.items()] + [_plugin(*pair) for pair in points]
+                self._plugins = tuple(next((u for u in self._used if u == plugin), plugin) for plugin in plugins)
+        return self._plugins
 
     def _verdict(self, plugin: Plugin) -> Tuple[str, str]:
         """State and detail of a plugin that must not be loaded, else two empty strings."""
@@ -310,8 +284,9 @@ class Registry:
         return "", ""
 
     def _blocked(self, plugin: Plugin) -> str:
-        for word in filter(None, (word.strip() for word in self._env("SPIKECORE_BLOCK").split(","))):
-            if plugin.answers_to(word):
+        names = normal_name(plugin.name), normal_name(plugin.distribution)
+        for word in filter(None, map(str.strip, self._env("SPIKECORE_BLOCK").split(","))):
+            if normal_name(word) in names:
                 return f"blocked by SPIKECORE_BLOCK; take {word!r} out of it to use this backend"
         if not plugin.builtin and self._env("SPIKECORE_NO_PLUGINS") == "1":
             return "blocked by SPIKECORE_NO_PLUGINS; unset it to use this backend"
@@ -334,18 +309,8 @@ class Registry:
         if "blocked" in details:
             raise BackendUnavailable(f"backend {name!r} (from {source}) is {details['blocked']}")
         known = self.names()
-        meant = _hint(name, known, self._devices(source))
-        raise UnknownBackend(f"unknown backend {name!r} (from {source}); {meant}Known: {', '.join(known)}")
-
-    def _devices(self, source: str) -> Dict[str, str]:
-        """Device types with the built-in that computes there: whoever asks for 'cudda' means that."""
-        devices: Dict[str, str] = {}
-        for name in filter(self.builtins.__contains__, self.names()):
-            try:
-                devices.update((device, name) for device in self.info(name, source).devices if device != "cpu")
-            except BackendError:
-                continue
-        return devices
+        hint = _hint(name, known)
+        raise UnknownBackend(f"unknown backend {name!r} (from {source}); {hint}Known: {', '.join(known)}")
 
     def _row(self, plugin: Plugin, probe: bool, automatic: Tuple[str, ...]) -> BackendStatus:
         state, detail = self._verdict(plugin)
@@ -355,45 +320,44 @@ class Registry:
                 if not self._probed(plugin).reason:
                     self._backend(plugin)
             except BackendLoadError:
-                pass  # kept, and shown from there
+                pass  # remembered in plugin.failure
         info, probed = plugin.info, plugin.probed
         if not state and plugin.failure:
             state, detail = "failed", str(plugin.failure)
         elif not state and probed:
             state, detail = ("unavailable", plugin.unusable()) if probed.reason else ("ready", probed.note)
         api, devices, names = (info.api, info.devices, info.capabilities.names()) if info else (None, (), ())
-        state = state or "installed"
-        return BackendStatus(
-            plugin.name, state, plugin.distribution, plugin.version, api, devices, names, detail, chosen
-        )
+        who = plugin.name, state or "installed", plugin.distribution, plugin.version
+        return BackendStatus(*who, api, devices, names, detail, chosen)
 
-    # loading, step by step; each step is done once, and its failure kept
+    # loading: each step is done once, and its failure remembered
 
     def _info(self, plugin: Plugin) -> BackendInfo:
-        return self._once(plugin, lambda: plugin.info, _described)
+        info: BackendInfo = self._once(plugin, "info", _describe)
+        return info
 
     def _probed(self, plugin: Plugin) -> Probed:
         self._info(plugin)
-        return self._once(plugin, lambda: plugin.probed, _asked)
+        probed: Probed = self._once(plugin, "probed", _probe)
+        return probed
 
     def _backend(self, plugin: Plugin) -> Backend:
         self._info(plugin)
-        return self._once(plugin, lambda: plugin.backend, _made)
+        backend: Backend = self._once(plugin, "backend", _make)
+        return backend
 
-    def _once(self, plugin: Plugin, known: Callable[[], Optional[_T]], step: Callable[[Plugin], object]) -> _T:
-        """What is known, after ``step``, which is done if nothing is known and nothing has failed."""
-        value = known()
-        if value is None and plugin.failure is None:
+    def _once(self, plugin: Plugin, attribute: str, step: Callable[[Plugin], Any]) -> Any:
+        """The attribute of a plugin, which ``step`` computes the first time."""
+        if getattr(plugin, attribute) is None and plugin.failure is None:
             with self._lock:
-                if known() is None and plugin.failure is None:
-                    self._do(plugin, step)
-            value = known()
-        if value is None or plugin.failure:
-            # a new exception each time: raising the kept one again would make its traceback grow
-            raise BackendLoadError(str(plugin.failure)) from getattr(plugin.failure, "__cause__", None)
-        return value
+                if getattr(plugin, attribute) is None and plugin.failure is None:
+                    self._load(plugin, attribute, step)
+        if plugin.failure:
+            # a new exception each time: raising the same one again would make its traceback grow
+            raise BackendLoadError(str(plugin.failure)) from plugin.failure.__cause__
+        return getattr(plugin, attribute)
 
-    def _do(self, plugin: Plugin, step: Callable[[Plugin], object]) -> None:
+    def _load(self, plugin: Plugin, attribute: str, step: Callable[[Plugin], Any]) -> None:
         if plugin.loading:
             raise BackendLoadError(
                 f"backend {plugin.name!r} is being loaded already: its own module, probe or factory asks for it, or "
@@ -401,7 +365,7 @@ class Registry:
             )
         plugin.loading = True
         try:
-            contained(partial(step, plugin), plugin.failed)
+            setattr(plugin, attribute, contained(partial(step, plugin), plugin.failed))
         except BackendLoadError as error:
             plugin.failure = error
             _log.warning("%s", error)
@@ -447,6 +411,10 @@ def installed() -> Iterator[Tuple[Any, Any]]:
             yield distribution, point
 
 
+def _with_distribution(point: Any) -> Tuple[Any, Any]:
+    return getattr(point, "dist", None), point
+
+
 def _builtin(name: str, module: str) -> Plugin:
     return Plugin(name, module, "spikecore", __version__, True, partial(importlib.import_module, module))
 
@@ -456,7 +424,7 @@ def _plugin(distribution: Any, point: Any) -> Plugin:
     return Plugin(point.name, point.value, name or "", version or "", False, point.load)
 
 
-def _hint(name: str, known: List[str], devices: Mapping[str, str]) -> str:
+def _hint(name: str, known: List[str]) -> str:
     """A sentence on what an unknown name may mean, with a space after it; empty if nothing is close."""
     plain = name.strip().lower()
     # "cuda:1" is a device, too; a plugin is also asked for by the name of its distribution or of its package
@@ -469,7 +437,9 @@ def _hint(name: str, known: List[str], devices: Mapping[str, str]) -> str:
     if short in PLUGINS and short not in known:
         install = f"pip install ./plugins/spikecore-{short}, in a clone of spikecore"
         return f"that is the plugin spikecore-{short}, which is not installed: {install}. "
-    meant = {**devices, AUTO_NAME: AUTO_NAME, **{each: each for each in known}}
+    # 'cudda' means the backend of that device
+    meant = {device: names[0] for device, names in AUTO.items() if names[0] in known}
+    meant.update({word: word for word in (AUTO_NAME, *known)})
     close = difflib.get_close_matches(plain, meant, n=1, cutoff=0.7)
     return f"did you mean {meant[close[0]]!r}? " if close else ""
 
@@ -481,7 +451,7 @@ class _Skew(Exception):
     """Another version of the contract than this spikecore speaks."""
 
 
-def _described(plugin: Plugin) -> None:
+def _describe(plugin: Plugin) -> BackendInfo:
     """Import the plugin's module, and take its description of the backend of that name."""
     # a manager for each plugin: pluggy stops at the first hook that fails, and reports another's misspelt hook
     manager = pluggy.PluginManager("spikecore")
@@ -506,16 +476,16 @@ def _described(plugin: Plugin) -> None:
         raise ValueError(f"spikecore_backends() must describe {plugin.name!r} once; it describes {names}")
     _check_version(plugin, mine[0].api)  # first: another version of the contract may have other fields
     _check_fields(mine[0])
-    plugin.info = mine[0]
+    return mine[0]
 
 
 def _check_version(plugin: Plugin, api: Any) -> None:
     """A version of the contract is a pair, ``(major, minor)``; an integer N stands for ``(N, 0)``."""
     version = api if isinstance(api, tuple) else (api, 0)
-    if len(version) != 2 or not all(isinstance(number, int) and not isinstance(number, bool) for number in version):
+    if [type(number) for number in version] != [int, int]:
         raise TypeError(f"BackendInfo.api must be an integer or two, (major, minor), got {api!r}")
     if not OLDEST_API <= version <= BACKEND_API:
-        shown = ".".join(map(str, api)) if isinstance(api, tuple) else str(api)
+        shown = ".".join(map(str, version if isinstance(api, tuple) else (api,)))
         speaks = f"{'.'.join(map(str, OLDEST_API))} to {'.'.join(map(str, BACKEND_API))}"
         raise _Skew(
             f"backend {plugin.name!r} ({plugin.provider}) speaks backend API {shown}; this spikecore speaks {speaks}; "
@@ -523,17 +493,17 @@ def _check_version(plugin: Plugin, api: Any) -> None:
         )
 
 
-def _check_fields(info: BackendInfo) -> None:
-    """TypeError or ValueError for a field that is not what it must be."""
-
-    def are_devices(value: Any) -> bool:
-        return isinstance(value, tuple) and all(isinstance(device, str) for device in value)
-
-    if not isinstance(info.factory, str) or not re.fullmatch(r"[\w.]+:[\w.]+", info.factory):
-        raise ValueError(f"BackendInfo.factory must be 'package.module:Class', got {info.factory!r}")
+def _check_fields(info: Any) -> None:
+    """TypeError for a field that is not what it must be."""
+    factory = isinstance(info.factory, str) and re.fullmatch(r"[\w.]+:[\w.]+", info.factory)
+    devices, never = (
+        isinstance(names, tuple) and all(isinstance(name, str) for name in names)
+        for names in (info.devices, info.never)
+    )
     for name, right, what in (
-        ("devices", are_devices(info.devices) and info.devices, "a tuple of device types"),
-        ("never", are_devices(info.never), "a tuple of device types"),
+        ("factory", factory, "'package.module:Class'"),
+        ("devices", devices and info.devices, "a tuple of device types"),
+        ("never", never, "a tuple of device types"),
         ("capabilities", isinstance(info.capabilities, Capabilities), "a Capabilities"),
         ("probe", callable(info.probe), "callable"),
         ("note", info.note is None or callable(info.note), "callable or None"),
@@ -543,23 +513,22 @@ def _check_fields(info: BackendInfo) -> None:
             raise TypeError(f"BackendInfo.{name} must be {what}, got {getattr(info, name)!r}")
 
 
-def _asked(plugin: Plugin) -> None:
+def _probe(plugin: Plugin) -> Probed:
     """Ask the backend whether it is usable here. An error of the probe is a reason like any other."""
+
+    def ask(info: Any = plugin.info) -> Probed:
+        reason = info.probe()
+        if reason is not None and not (isinstance(reason, str) and reason):
+            raise TypeError(f"it must return None or a reason in words, got {reason!r}")
+        return Probed(reason, None, "" if reason or info.note is None else str(info.note()))
+
     try:
-        plugin.probed = contained(partial(_answer, plugin), lambda error: RuntimeError(described(error)))
+        return contained(ask, lambda error: RuntimeError(described(error)))
     except RuntimeError as error:
-        plugin.probed = Probed(f"its probe raised {error}", error.__cause__)
+        return Probed(f"its probe raised {error}", error.__cause__)
 
 
-def _answer(plugin: Plugin) -> Probed:
-    info: Any = plugin.info
-    reason = info.probe()
-    if reason is not None and not (isinstance(reason, str) and reason):
-        raise TypeError(f"it must return None or a reason in words, got {reason!r}")
-    return Probed(reason, None, "" if reason or info.note is None else str(info.note()))
-
-
-def _made(plugin: Plugin) -> Backend:
+def _make(plugin: Plugin) -> Backend:
     """Import the factory that the description names, call it, and check that it made what the description says."""
     info: Any = plugin.info
     module, _, attribute = info.factory.partition(":")
@@ -572,14 +541,10 @@ def _made(plugin: Plugin) -> Backend:
     if backend.capabilities != info.capabilities:
         raise ValueError(f"{info.factory} has other capabilities than its BackendInfo declares")
     for device in (device for device in info.devices if device != ANY_DEVICE):
-        there: Any = backend.capabilities_on(device)
-        asked = f"{info.factory}.capabilities_on({device!r})"
-        if not isinstance(there, Capabilities):
-            raise TypeError(f"{asked} must give a Capabilities, got {there!r}")
-        more = [name for name in there.names() if name not in info.capabilities.names()]
+        more = set(backend.capabilities_on(device).names()) - set(info.capabilities.names())
         if more:
-            raise ValueError(f"{asked} has {', '.join(more)}, which its BackendInfo does not declare")
-    plugin.backend = backend
+            asked = f"{info.factory}.capabilities_on({device!r})"
+            raise ValueError(f"{asked} has {', '.join(sorted(more))}, which its BackendInfo does not declare")
     return backend
 
 

@@ -17,9 +17,9 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from contextvars import ContextVar, Token
-from types import TracebackType
-from typing import Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import ContextManager, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from spikecore._plugins.registry import AUTO as AUTO
 from spikecore._plugins.registry import AUTO_NAME, BackendStatus, Registry, default_registry
@@ -30,31 +30,28 @@ _context: ContextVar[Optional[str]] = ContextVar("spikecore_backend", default=No
 _log = logging.getLogger("spikecore")
 
 
-class use_backend:  # noqa: N801 - a statement more than a class, as torch.no_grad
-    """``with use_backend("cupy"):`` neurons made inside ask for this backend; others are left as they are.
+def use_backend(name: Optional[str]) -> ContextManager[None]:
+    """Neurons made inside the block ask for this backend; others are left as they are.
+
+    ::
+
+        with sc.use_backend("cupy"):
+            net = nn.Sequential(nn.Linear(784, 256), sc.LIF(tau=2.0))
 
     ``None`` takes back what an outer ``use_backend`` asked for. Blocks nest; one object serves one block. As
     every context variable it holds for this thread and task only. Raises ``TypeError`` if ``name`` is not a string,
     and :class:`~spikecore.backend.UnknownBackend` if no backend has it.
     """
+    return _block(_checked(name, "name", "use_backend()"))
 
-    def __init__(self, name: Optional[str]) -> None:
-        self.name = _checked(name, "name", "use_backend()")
-        self._token: Optional[Token[Optional[str]]] = None
 
-    def __enter__(self) -> None:
-        if self._token is not None:
-            raise RuntimeError(f"this use_backend({self.name!r}) was entered before; write use_backend(...) anew")
-        self._token = _context.set(self.name)
-
-    def __exit__(
-        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
-    ) -> None:
-        if self._token is not None:
-            _context.reset(self._token)
-
-    def __repr__(self) -> str:
-        return f"use_backend({self.name!r})"
+@contextmanager
+def _block(name: Optional[str]) -> Iterator[None]:
+    token = _context.set(name)
+    try:
+        yield
+    finally:
+        _context.reset(token)
 
 
 class Request(NamedTuple):
@@ -122,11 +119,10 @@ def asked_in_words(request: Request, bound: Iterable[Resolved] = ()) -> str:
     Where the environment decides, what is bound already counts, and not the environment of now.
     """
     if not request.name:
-        now = _asked(request, os.environ)
+        request = _asked(request, os.environ)
         for resolved in bound:
-            now = Request(resolved.backend.name, resolved.source)
-        request = now if now.source != AUTO_NAME else Request(AUTO_NAME, AUTO_NAME)
-    if not request.name or request.name == AUTO_NAME:
+            request = Request(resolved.backend.name, resolved.source)
+    if not request.name or AUTO_NAME in request:
         return AUTO_NAME
     return request.name if request.source == "argument" else f"{request.name} from {request.source}"
 
@@ -136,10 +132,10 @@ def backend_named(request: Request) -> Backend:
 
     For what needs no device yet, such as a data loader.
     """
-    request = _asked(request, os.environ)
-    if request.name is None or request.name == AUTO_NAME:
-        return default_registry().get(REFERENCE, AUTO_NAME)
-    return default_registry().get(request.name, request.source)
+    name, source = _asked(request, os.environ)
+    if name is None or name == AUTO_NAME:
+        name, source = REFERENCE, AUTO_NAME
+    return default_registry().get(name, source)
 
 
 def backends(probe: bool = False) -> List[BackendStatus]:
@@ -171,16 +167,18 @@ def alternatives(device_type: str, after: str) -> Iterator[Resolved]:
 
 
 def _checked(name: Optional[str], argument: str, source: str) -> Optional[str]:
-    if name is not None and not isinstance(name, str):
+    """The name, if it can be asked for."""
+    if name is None or name == AUTO_NAME:
+        return name
+    if not isinstance(name, str):
         raise TypeError(f"{argument} must be a backend's name, 'auto' or None, got {name!r}")
-    if name is not None and not name.strip():
+    if not name.strip():
         known = ", ".join(default_registry().names())
         raise UnknownBackend(
             f"{argument}={name!r} (from {source}) is no backend's name; None leaves the choice to context, environment "
             f"and auto. Known: {known}"
         )
-    if name is not None and name != AUTO_NAME:
-        default_registry().check(name, source)
+    default_registry().check(name, source)
     return name
 
 
@@ -224,10 +222,9 @@ def _fallback(name: str, device_type: str, passed: Sequence[BackendError], regis
     choice = f"SPIKECORE_BACKEND={name} makes this a choice and silences the warning"
     if name != REFERENCE:
         return f"{device_type} tensors run on backend {name!r}: {why}; {choice}"
-    able = [
-        other for other in registry.names() if other not in registry.builtins and _able(other, device_type, registry)
-    ]
-    plugins = f"installed plugins that could, if asked for: {', '.join(able)}; " if able else ""
+    others = [other for other in registry.names() if other not in registry.builtins]
+    able = ", ".join(other for other in others if _able(other, device_type, registry))
+    plugins = f"installed plugins that could, if asked for: {able}; " if able else ""
     return f"{device_type} tensors run on the reference backend {name!r}, which is slow: {why}; {plugins}{choice}"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from spikecore._scaffold.project import write_project
+from spikecore._scaffold import write_project
 
 
 def new_backend(

@@ -20,7 +20,7 @@ from typing import Any, Dict, Optional
 import pytest
 
 import warm
-from spikecore._scaffold.project import project, rendered
+from spikecore._scaffold import project, rendered
 from spikecore.backend import BACKEND_API
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from torch import nn
 
 import poptorch_emulator as poptorch
 import spikecore as sc
-from spikecore_ipu import device
+from spikecore_ipu import sdk
 
 
 def network():
@@ -120,7 +120,7 @@ class TestThreads:
         found = []
 
         def look():
-            found.append(device._lock.acquire(timeout=0))
+            found.append(sdk._lock.acquire(timeout=0))
 
         def compiling():
             other = threading.Thread(target=look)
@@ -130,7 +130,7 @@ class TestThreads:
         sc.inference_model(nn.Sequential(Calling(compiling), nn.Linear(3, 2)), backend="ipu")(torch.ones(1, 3))
         assert found == [False]
         look()
-        device._lock.release()
+        sdk._lock.release()
         assert found == [False, True]
 
     def test_many_threads_take_turns(self):

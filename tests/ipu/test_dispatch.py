@@ -15,7 +15,7 @@ import spikecore as sc
 from poptorch_emulator import handlers
 from spikecore import surrogate
 from spikecore.testing._loopback import installed
-from spikecore_ipu import backend, functions
+from spikecore_ipu import backend
 
 pytestmark = pytest.mark.skipif(
     not torch.__version__.startswith("2.0."),
@@ -70,7 +70,7 @@ class OnMeta(backend.IpuBackend):
 @pytest.fixture(autouse=True, scope="module")
 def _on_meta():
     with installed(OnMeta, devices=("meta",)), pytest.MonkeyPatch.context() as patch:
-        patch.setitem(functions.PLAIN, "sqrt", torch.sqrt)  # as on a device
+        patch.setitem(backend.PLAIN, "sqrt", torch.sqrt)  # as on a device
         yield
 
 

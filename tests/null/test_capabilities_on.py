@@ -44,17 +44,12 @@ def test_the_suite_asks_for_the_device_under_test() -> None:
     assert {result.lacking for result in results} == {("record",)}
 
 
-@pytest.mark.parametrize(
-    ("there", "words"),
-    [
-        (EVERYTHING, "capabilities_on.'cpu'. has float16, .*, which its BackendInfo does not declare"),
-        ({"float32": True}, "capabilities_on.'cpu'. must give a Capabilities, got {'float32': True}"),
-    ],
-)
-def test_a_device_cannot_have_more_than_is_declared(there: Any, words: str) -> None:
-    """Lists of backends show what is declared: a device that would have more, or something else, fails to load."""
+def test_a_device_cannot_have_more_than_is_declared() -> None:
+    """Lists of backends show what is declared: a device that would have more fails to load."""
     can = Capabilities(float32=True)
-    made = type("More", (Loopback,), {"name": "more", "capabilities": can, "capabilities_on": lambda self, d: there})
+    made = type(
+        "More", (Loopback,), {"name": "more", "capabilities": can, "capabilities_on": lambda self, d: EVERYTHING}
+    )
     module = types.ModuleType("more_backend")
     vars(module).update(More=made)
 
@@ -66,7 +61,7 @@ def test_a_device_cannot_have_more_than_is_declared(there: Any, words: str) -> N
     point = types.SimpleNamespace(name="more", value="more_backend", dist=None, load=Plugin)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(__import__("sys").modules, "more_backend", module)
-        with pytest.raises(BackendLoadError, match=words):
+        with pytest.raises(BackendLoadError, match="'cpu'. has .*float16, .*, which its BackendInfo does not declare"):
             Registry(BUILTINS, entry_points=[point]).get("more", "argument")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import types
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Iterator, List
@@ -14,7 +13,7 @@ import pytest
 
 import warm
 from spikecore._plugins.registry import Registry, hookimpl
-from spikecore.backend import Backend, BackendError, BackendInfo, BackendLoadError, BackendUnavailable, Capabilities
+from spikecore.backend import Backend, BackendError, BackendInfo, BackendLoadError, Capabilities
 
 CAN = Capabilities(float32=True)
 
@@ -146,26 +145,6 @@ def test_lists_do_not_wait_for_a_plugin_that_loads(registry: Callable[..., Regis
         assert made.get("slow", "argument").name == "slow"
 
 
-def test_threads_that_ask_while_one_loads_get_what_it_made(registry: Callable[..., Registry]) -> None:
-    """One loader at a time: the others wait and share the one object."""
-    began, go = threading.Event(), threading.Event()
-    made_by: List[int] = []
-
-    def load() -> None:
-        made_by.append(threading.get_ident())
-        began.set()
-        go.wait(60)
-
-    made = registry(Plugin("slow", load=load))
-    with ThreadPoolExecutor(4) as pool:
-        first = pool.submit(made.get, "slow", "argument")
-        began.wait(60)
-        others = [pool.submit(made.get, "slow", "argument") for _ in range(3)]
-        go.set()
-        assert {id(one.result()) for one in (first, *others)} == {id(first.result())}
-    assert len(made_by) == 1
-
-
 FORKED = """
 import os, sys, threading, types
 from spikecore.backend import Backend, BackendError, BackendInfo, Capabilities
@@ -219,10 +198,3 @@ def test_a_fork_while_another_thread_loads_leaves_the_child_able_to_ask() -> Non
         f"backend 'slow' {LOADING}",
         "slow",
     ], done.stderr
-
-
-def test_an_unusable_backend_keeps_its_reason_for_the_user(registry: Callable[..., Registry]) -> None:
-    """A probe that ends the process is a reason like any other."""
-    made = registry(Plugin("bad", probe=raises(SystemExit("no licence"))))
-    with pytest.raises(BackendUnavailable, match="its probe raised SystemExit: no licence"):
-        made.get("bad", "argument")

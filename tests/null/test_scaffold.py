@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 import spikecore
-from spikecore._scaffold.project import FILES, KERNEL, project, rendered, write_project
+from spikecore._scaffold import FILES, KERNEL, project, rendered, write_project
 from spikecore.cli import app
 
 TEMPLATES = Path(spikecore.__file__).parent / "_scaffold" / "templates"
@@ -39,8 +39,8 @@ def test_a_name_that_cannot_be_is_refused(tmp_path: Path, name: str, words: str)
 
 def test_the_name_of_an_installed_backend_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two distributions of one backend could not be used together: the error names the one that is there."""
+    import spikecore._scaffold as module
     from spikecore._plugins.registry import BUILTINS, Registry
-    from spikecore._scaffold import project as module
 
     class Point:
         name, value, dist = "mine", "spikecore_mine", None

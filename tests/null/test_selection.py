@@ -84,16 +84,6 @@ class TestRequest:
                 assert capture(None).name == "cupy"
             assert capture(None).name == "numba"
 
-    def test_one_object_serves_one_block(self) -> None:
-        """Entering the same object again is an error that says what to write; the first block is not harmed."""
-        block = use_backend("numba")
-        with block:
-            with pytest.raises(RuntimeError) as caught:
-                block.__enter__()
-            assert str(caught.value) == "this use_backend('numba') was entered before; write use_backend(...) anew"
-            assert capture(None).name == "numba"
-        assert capture(None) == NOTHING
-
     @pytest.mark.parametrize("name", [3, b"torch", ["torch"], True, 0])
     def test_name_must_be_a_string(self, name: Any) -> None:
         """Something else is a TypeError at once, with argument and value."""

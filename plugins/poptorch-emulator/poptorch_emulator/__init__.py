@@ -30,7 +30,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from . import optim
+from . import enums, ops, optim
 from ._arguments import ICustomArgParser, registerCustomArgParser
 from ._blocks import (
     BeginBlock,
@@ -52,62 +52,21 @@ from ._executor import (
     trainingModel,
 )
 from ._trace import traced
-from .enums import (
-    AutoStage,
-    CommGroupType,
-    ConnectionType,
-    DataLoaderMode,
-    HalfFloatCastingBehavior,
-    Liveness,
-    MatMulSerializationMode,
-    MeanReductionStrategy,
-    MultiConvPlanType,
-    OutputMode,
-    OverlapMode,
-    ReductionType,
-    SharingStrategy,
-    SyncPattern,
-    VariableRetrievalMode,
-)
-from .ops import (
-    CPU,
-    MultiConv,
-    NameScope,
-    cond,
-    custom_op,
-    dynamic_slice,
-    dynamic_update,
-    for_loop,
-    identity_loss,
-    ipu_print_tensor,
-    ipuHardwareIsAvailable,
-    ipuHardwareVersion,
-    isRunningOnIpu,
-    nearest,
-    nop,
-    recomputationCheckpoint,
-    serializedMatMul,
-    set_available_memory,
-    set_overlap_for_input,
-    set_overlap_for_output,
-)
+from .enums import *  # noqa: F403 - all of them are PopTorch's
+from .ops import *  # noqa: F403 - its __all__ are PopTorch's
 from .options import Options, TensorLocationSettings
 
 #: PopTorch's: the version that this stands for.
 __version__ = VERSION
 
 __all__ = [
-    "CPU", "AutoStage", "BeginBlock", "Block", "BlockFunction", "CommGroupType", "ConnectionType", "DataLoader",
-    "DataLoaderMode", "Error", "HalfFloatCastingBehavior", "ICustomArgParser", "Liveness",
-    "MatMulSerializationMode", "MeanReductionStrategy", "MultiConv", "MultiConvPlanType", "NameScope", "Options",
-    "OutputMode", "OverlapMode", "PipelinedExecution", "PoplarExecutor", "RecoverableError", "ReductionType",
-    "ShardedExecution", "SharingStrategy", "Stage", "SyncPattern", "TensorLocationSettings", "UnrecoverableError",
-    "VariableRetrievalMode", "cond", "custom_op", "dynamic_slice", "dynamic_update", "for_loop", "identity_loss",
-    "inferenceModel", "install", "ipuHardwareIsAvailable", "ipuHardwareVersion", "ipu_print_tensor",
-    "isRunningOnIpu", "nearest", "nop", "optim", "recomputationCheckpoint", "registerCustomArgParser",
-    "registerPostCompileHook", "registerPreCompileHook", "removeBlocks", "serializedMatMul", "setLogLevel",
-    "set_available_memory", "set_overlap_for_input", "set_overlap_for_output", "traced", "trainingModel",
+    "BeginBlock", "Block", "BlockFunction", "DataLoader", "Error", "ICustomArgParser", "Options", "PipelinedExecution",
+    "PoplarExecutor", "RecoverableError", "ShardedExecution", "Stage", "TensorLocationSettings", "UnrecoverableError",
+    "inferenceModel", "install", "optim", "registerCustomArgParser", "registerPostCompileHook",
+    "registerPreCompileHook", "removeBlocks", "setLogLevel", "traced", "trainingModel",
 ]  # fmt: skip
+__all__ += enums.__all__
+__all__ += ops.__all__
 
 #: Names of PopTorch that the emulator does not have.
 _NOT_MODELLED = frozenset(

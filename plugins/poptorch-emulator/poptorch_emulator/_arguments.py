@@ -70,26 +70,19 @@ def _parser(structure: Any) -> Optional[ICustomArgParser]:
 
 def tree_map(function: Callable[[Any], Any], structure: Any) -> Any:
     """The same structure with ``function`` of each leaf in its place."""
-    kind = type(structure)
     parser = _parser(structure) if _parsers else None
     if parser is not None:
         return parser.reconstruct(structure, iter([function(leaf) for leaf in parser.yieldTensors(structure)]))
-    if kind is tuple or kind is list:  # most structures are these
-        return kind([tree_map(function, item) for item in structure])
-    if isinstance(structure, tuple) and hasattr(structure, "_fields"):
-        return type(structure)(*(tree_map(function, item) for item in structure))
     if isinstance(structure, (tuple, list)):
-        return type(structure)(tree_map(function, item) for item in structure)
-    if isinstance(structure, dict):
-        items = [(key, tree_map(function, value)) for key, value in structure.items()]
-        return dict(items) if type(structure) is dict else _refilled(structure, items)
-    return function(structure)
-
-
-def _refilled(structure: Any, items: List[Any]) -> Any:
-    """A copy of a dictionary of another class, an OrderedDict for one, with other values."""
-    copy = structure.copy()
-    copy.update(items)
+        items = [tree_map(function, item) for item in structure]
+        return type(structure)(*items) if hasattr(structure, "_fields") else type(structure)(items)
+    if not isinstance(structure, dict):
+        return function(structure)
+    values = {key: tree_map(function, value) for key, value in structure.items()}
+    if type(structure) is dict:
+        return values
+    copy: Any = structure.copy()  # an OrderedDict for one
+    copy.update(values)
     return copy
 
 
@@ -104,11 +97,11 @@ def ordered(structure: Any, like: Any) -> Any:
     return structure
 
 
-def leaves(structure: Any, kind: Type[Leaf]) -> Iterator[Leaf]:
+def leaves(structure: Any, kind: Type[Leaf]) -> List[Leaf]:
     """The leaves of one type, from left to right."""
     found: List[Leaf] = []
     _collect(structure, kind, found)
-    return iter(found)
+    return found
 
 
 # a list that is filled, because recursive generators took a sixteenth of the time of a recording
@@ -142,19 +135,17 @@ class Arguments:
     kwargs: Dict[str, Any] = field(default_factory=dict)
 
     def add(self, name: str, value: Any) -> None:
-        """One more positional argument."""
         self.names.append(name)
         self.args.append(value)
 
     def tensors(self) -> List[Tensor]:
-        """All tensors, from left to right."""
-        return list(leaves([self.args, self.kwargs], Tensor))
+        return leaves([self.args, self.kwargs], Tensor)
 
     def tensors_of(self, call: Arguments) -> List[Tensor]:
         """The tensors of a call that passed :meth:`check`, in the order of :meth:`tensors`: a later call may have the
         keys of a dictionary in another order.
         """
-        return list(leaves(ordered([call.args, call.kwargs], [self.args, self.kwargs]), Tensor))
+        return leaves(ordered([call.args, call.kwargs], [self.args, self.kwargs]), Tensor)
 
     def map_tensors(self, function: Callable[[Tensor], Any]) -> Arguments:
         """The same arguments with ``function`` of each tensor in its place."""
@@ -213,8 +204,11 @@ class Parser:
                     parsed.kwargs[name] = value
                 else:
                     parsed.add(name, value)
-        if compiling:
-            _warn_of_dictionaries(parsed)
+        if compiling and any(isinstance(value, dict) for value in (*parsed.args, *parsed.kwargs.values())):
+            logger.warning(
+                "Dicts as inputs only have partial support, they can be accessed using literal keys, but full Python "
+                "functionality is not enabled. Consider changing dict inputs to tuple."
+            )
         return parsed.map_tensors(self._contiguous)
 
     def _check(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
@@ -238,19 +232,11 @@ class Parser:
         return tensor.contiguous()
 
 
-def _warn_of_dictionaries(parsed: Arguments) -> None:
-    if any(isinstance(value, dict) for value in (*parsed.args, *parsed.kwargs.values())):
-        logger.warning(
-            "Dicts as inputs only have partial support, they can be accessed using literal keys, but full Python "
-            "functionality is not enabled. Consider changing dict inputs to tuple."
-        )
-
-
 def _compare(name: str, compiled: Any, given: Any, named: bool = False) -> None:
     """Raise poptorch.Error if ``given`` cannot stand where ``compiled`` stood."""
     if type(compiled) is not type(given):
         raise _error(f"Type mismatch for {name}: expected {type(compiled)} but got {type(given)}.")
-    if isinstance(compiled, tuple) or (isinstance(compiled, list) and any(True for _ in leaves(compiled, Tensor))):
+    if isinstance(compiled, tuple) or (isinstance(compiled, list) and leaves(compiled, Tensor)):
         if len(compiled) != len(given):
             raise _error(f"Length mismatch for {name}: expected {len(compiled)} elements but got {len(given)}.")
         for position, (one, other) in enumerate(zip(compiled, given)):
@@ -265,7 +251,7 @@ def _compare(name: str, compiled: Any, given: Any, named: bool = False) -> None:
             raise _error(f"Data type mismatch for {name}: expected {compiled.dtype} but got {given.dtype}.")
         if compiled.shape != given.shape:
             raise _error(f"Shape mismatch for {name}: expected {compiled.shape} but got {given.shape}.")
-    elif any(True for _ in leaves(compiled, Tensor)):  # of a class that has a parser
+    elif leaves(compiled, Tensor):  # of a class that has a parser
         _compare(name, tuple(leaves(compiled, Tensor)), tuple(leaves(given, Tensor)))
     elif compiled != given:
         raise _error(f"Value mismatch for {name}: expected {compiled} but got {given}.")
@@ -283,28 +269,16 @@ def _error(message: str) -> Error:
     return py_error(message + _END)
 
 
-@dataclass(frozen=True)
 class Batching:
     """The sizes that the options give."""
 
-    iterations: int
-    accumulation: int
-    replicas: int
-    group: int
-    mode: OutputMode
-    period: int
-
-    @staticmethod
-    def of(options: Options) -> Batching:
-        """The sizes of these ``poptorch.Options``."""
-        return Batching(
-            options.device_iterations,
-            options.Training.gradient_accumulation,
-            options.replication_factor,
-            options.input_group_size,
-            options.output_mode,
-            options.output_return_period,
-        )
+    def __init__(self, options: Options) -> None:
+        self.iterations: int = options.device_iterations
+        self.accumulation: int = options.Training.gradient_accumulation
+        self.replicas: int = options.replication_factor
+        self.group: int = options.input_group_size
+        self.mode: OutputMode = options.output_mode
+        self.period: int = options.output_return_period
 
     @property
     def slices(self) -> int:

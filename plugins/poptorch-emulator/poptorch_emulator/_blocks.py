@@ -16,8 +16,7 @@ from __future__ import annotations
 import functools
 import threading
 from contextlib import contextmanager
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple, Type, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple, TypeVar, cast
 
 from torch import nn
 
@@ -44,11 +43,9 @@ class Stage:
 
     @property
     def blocks(self) -> Tuple[str, ...]:
-        """The blocks of this stage."""
         return self._blocks
 
     def ipu(self, ipu: int) -> Stage:
-        """Run this stage there."""
         if not isinstance(ipu, int):
             raise AssertionError(f"ipu must be an int, got {ipu!r}")
         self._ipu = ipu
@@ -125,7 +122,6 @@ class Placement:
         return str(self._auto_ids - 1)
 
     def resetAutoId(self) -> None:
-        """Count from 0 again."""
         self._auto_ids = 0
 
     def beginStage(self, user_id: Optional[str], ipu_id: Optional[int]) -> None:
@@ -163,41 +159,33 @@ class Placement:
 
     def check(self, options: Options, training: bool) -> None:
         """Raise poptorch.Error for a pipeline that is not filled, and for a number of IPUs that there is not."""
-        if self._strategy.pipelined:
-            _check_filled(self.switches + 1, options, training)
-        _check_ipus(max(self.blocks.values(), default=0) + 1, options)
-
-
-def _check_filled(stages: int, options: Options, training: bool) -> None:
-    backward = stages - 1
-    if training and options.Training.gradient_accumulation < stages + backward:
-        raise cpp_error(
-            "poptorch.Options().Training.gradientAccumulation must be greater than or equal to the number of pipeline "
-            f"stages ({stages + backward}) when using poptorch.PipelinedExecution. Please note that a model with "
-            f"{stages} pipeline stages in PopTorch will have an additional {backward} stages when training."
-        )
-    if not training and options.device_iterations < stages:
-        raise cpp_error(
-            "poptorch.Options().deviceIterations must be greater than or equal to the number of pipeline stages "
-            f"({stages}) when using PopTorch.PipelinedExecution."
-        )
-
-
-def _check_ipus(ipus: int, options: Options) -> None:
-    count = ipus * options.replication_factor
-    rounded = 1 << (count - 1).bit_length()
-    if rounded != count and not options.auto_round_num_ipus:
-        raise cpp_error(
-            f"The model specifies the use of {count} IPUs, however PopTorch must reserve a minimum of {rounded} in "
-            "order to allow the model to run, because PopTorch must reserve a power of 2 or maximum of "
-            f"{MOST_IPUS} IPUs per process. Please reconfigure your model to use a different number of IPUs or set "
-            "poptorch.Options().autoRoundNumIPUs(True)."
-        )
-    if rounded > MOST_IPUS:
-        raise cpp_error(
-            f"Too many IPUs requested ({rounded}). Experiments that need more than {MOST_IPUS} IPUs require "
-            "distributed execution."
-        )
+        stages, backward = self.switches + 1, self.switches
+        if self._strategy.pipelined and training and options.Training.gradient_accumulation < stages + backward:
+            raise cpp_error(
+                "poptorch.Options().Training.gradientAccumulation must be greater than or equal to the number of "
+                f"pipeline stages ({stages + backward}) when using poptorch.PipelinedExecution. Please note that a "
+                f"model with {stages} pipeline stages in PopTorch will have an additional {backward} stages when "
+                "training."
+            )
+        if self._strategy.pipelined and not training and options.device_iterations < stages:
+            raise cpp_error(
+                "poptorch.Options().deviceIterations must be greater than or equal to the number of pipeline stages "
+                f"({stages}) when using PopTorch.PipelinedExecution."
+            )
+        count = (max(self.blocks.values(), default=0) + 1) * options.replication_factor
+        rounded = 1 << (count - 1).bit_length()
+        if rounded != count and not options.auto_round_num_ipus:
+            raise cpp_error(
+                f"The model specifies the use of {count} IPUs, however PopTorch must reserve a minimum of {rounded} in "
+                "order to allow the model to run, because PopTorch must reserve a power of 2 or maximum of "
+                f"{MOST_IPUS} IPUs per process. Please reconfigure your model to use a different number of IPUs or set "
+                "poptorch.Options().autoRoundNumIPUs(True)."
+            )
+        if rounded > MOST_IPUS:
+            raise cpp_error(
+                f"Too many IPUs requested ({rounded}). Experiments that need more than {MOST_IPUS} IPUs require "
+                "distributed execution."
+            )
 
 
 def check_blocks(names: Sequence[str]) -> None:
@@ -264,7 +252,6 @@ class Block(nn.Module, metaclass=_WithManager):
 
     @staticmethod
     def start(user_id: Optional[str] = None, ipu_id: Optional[int] = None) -> None:
-        """Begin a block here."""
         placement = current()
         if placement is not None:
             placement.beginStage(user_id, ipu_id)
@@ -272,9 +259,7 @@ class Block(nn.Module, metaclass=_WithManager):
     def __enter__(self) -> None:
         Block.start(self._user_id, self._ipu_id)
 
-    def __exit__(
-        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """End the block: what comes next needs another one."""
         placement = current()
         if placement is not None:

@@ -43,9 +43,9 @@ class _WholeGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, Tensor, None]:
         a, b, chosen = ctx.saved_tensors
-        to_a = torch.where(a == chosen, gradient, torch.zeros_like(gradient))
-        to_b = torch.where(b == chosen, gradient, torch.zeros_like(gradient))
-        return to_a.sum_to_size(a.shape).to(a.dtype), to_b.sum_to_size(b.shape).to(b.dtype), None
+        zeros = torch.zeros_like(gradient)
+        to_a, to_b = (_as(x, torch.where(x == chosen, gradient, zeros)) for x in (a, b))
+        return to_a, to_b, None
 
 
 class _Where(torch.autograd.Function):
@@ -60,8 +60,12 @@ class _Where(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Tuple[None, Tensor, Tensor]:
         condition, a, b = ctx.saved_tensors
         chosen = condition.to(gradient.dtype)
-        to_a, to_b = gradient * chosen, gradient * (1 - chosen)
-        return None, to_a.sum_to_size(a.shape).to(a.dtype), to_b.sum_to_size(b.shape).to(b.dtype)
+        return None, _as(a, gradient * chosen), _as(b, gradient * (1 - chosen))
+
+
+def _as(x: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient of ``x``, which was broadcast."""
+    return gradient.sum_to_size(x.shape).to(x.dtype)
 
 
 def _where(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -80,10 +84,6 @@ def _clamp(x: Tensor, low: Optional[Tensor] = None, high: Optional[Tensor] = Non
     return x if high is None else _WholeGradient.apply(x, high.to(x.dtype), torch.minimum)
 
 
-def _softmax(x: Tensor, dim: int, dtype: Optional[torch.dtype] = None) -> Tensor:
-    return torch.softmax(x, dim, dtype=dtype)
-
-
 def _binary_cross_entropy(x: Tensor, target: Tensor, weight: Optional[Tensor] = None, reduction: int = 1) -> Tensor:
     loss = -(target * torch.log(x) + (1 - target) * torch.log(1 - x))
     if weight is not None:
@@ -95,34 +95,13 @@ def _embedding_bag(weight: Tensor, indices: Tensor, offsets: Tensor, *args: Any,
     return torch.ops.aten._embedding_bag(weight, indices.long(), offsets.long(), *args, **kwargs)
 
 
-def _log_sigmoid(x: Tensor) -> Tuple[Tensor, Tensor]:
-    return torch.log(torch.sigmoid(x)), torch.zeros(0)  # torch's operator returns a buffer for its backward, too
-
-
-def _trunc(x: Tensor) -> Tensor:
-    _check_int32(x, "trunc")
-    return torch.trunc(x)
-
-
-def _frac(x: Tensor) -> Tensor:
-    _check_int32(x, "frac")
-    return torch.frac(x)
-
-
-def _check_int32(x: Tensor, name: str) -> None:
+def _through_int32(x: Tensor, name: str) -> Tensor:
     if bool((x.detach().abs() >= _TOO_LARGE).any()):
         raise py_error(
             f"aten::{name} of a number of 2^31 or more: PopTorch goes through int32, and gives another number, without "
             "a word. Clamp the argument first"
         )
-
-
-def _floor_divide(a: Any, b: Any) -> Tensor:
-    return torch.floor(torch.true_divide(a, b))
-
-
-def _sqrt(x: Tensor) -> Tensor:
-    return x.double().sqrt().float() if x.dtype == torch.float32 else torch.sqrt(x)
+    return torch.trunc(x) if name == "trunc" else torch.frac(x)
 
 
 #: Name and overload of an operation -> the function that computes it.
@@ -134,17 +113,18 @@ COMPUTED: Mapping[str, Callable[..., Any]] = {
     "clamp_max.Tensor": lambda x, high: _clamp(x, None, high),
     "_embedding_bag_forward_only.default": _embedding_bag,
     "_embedding_bag.default": _embedding_bag,
-    "_safe_softmax.default": _softmax,
+    "_safe_softmax.default": torch.softmax,
     "where.self": _where,
     "masked_fill.Scalar": _masked_fill,
     "masked_fill.Tensor": _masked_fill,
     "binary_cross_entropy.default": _binary_cross_entropy,
-    "log_sigmoid_forward.default": _log_sigmoid,
-    "floor_divide.default": _floor_divide,
-    "floor_divide.Scalar": _floor_divide,
-    "trunc.default": _trunc,
-    "frac.default": _frac,
-    "sqrt.default": _sqrt,
+    # torch's operator returns a buffer for its backward, too
+    "log_sigmoid_forward.default": lambda x: (torch.log(torch.sigmoid(x)), torch.zeros(0)),
+    "floor_divide.default": lambda a, b: torch.floor(torch.true_divide(a, b)),
+    "floor_divide.Scalar": lambda a, b: torch.floor(torch.true_divide(a, b)),
+    "trunc.default": lambda x: _through_int32(x, "trunc"),
+    "frac.default": lambda x: _through_int32(x, "frac"),
+    "sqrt.default": lambda x: x.double().sqrt().float() if x.dtype == torch.float32 else torch.sqrt(x),
 }
 
 

@@ -21,6 +21,7 @@ import torch
 import torch.utils.data
 from torch import Tensor
 
+from ._arguments import Batching
 from ._errors import logger, not_modelled, py_error
 from .enums import DataLoaderMode
 from .options import Options
@@ -54,7 +55,7 @@ class DataLoader(torch.utils.data.DataLoader):  # type: ignore[type-arg]  # not 
             raise py_error("`batch_sampler` option is mutually exclusive with batch_size, shuffle.")
         options.freeze()
         self._options = options
-        self._micro_batches = micro_batches(options)
+        self._micro_batches = Batching(options).slices
         self._combined_batch_size = None if batch_size is None else batch_size * self._micro_batches
         self._joins = batch_sampler is not None
         self._drops = drop_last
@@ -98,18 +99,10 @@ class DataLoader(torch.utils.data.DataLoader):  # type: ignore[type-arg]  # not 
 
     @property
     def options(self) -> Options:
-        """The options it was made with."""
         return self._options
 
     def terminate(self) -> None:
         """Does nothing: no other process runs."""
-
-
-def micro_batches(options: Options) -> int:
-    """How many micro batches one call takes in."""
-    groups: int = options.replication_factor // options.input_group_size
-    count: int = options.device_iterations * groups * options.Training.gradient_accumulation
-    return count
 
 
 def _check_asynchronous(mode: Any, async_options: Dict[str, Any], drop_last: bool, size: Optional[int]) -> None:

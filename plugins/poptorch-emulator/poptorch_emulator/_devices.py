@@ -15,10 +15,9 @@ import gc
 import os
 import threading
 import weakref
-from types import TracebackType
-from typing import Any, MutableMapping, Optional, Type
+from typing import Any, MutableMapping, Optional
 
-from ._errors import Error, cpp_error, py_error
+from ._errors import cpp_error, py_error
 
 
 class Lock:
@@ -32,9 +31,7 @@ class Lock:
     def __enter__(self) -> None:
         self._lock.acquire()
 
-    def __exit__(
-        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._lock.release()
 
     def _free_in_child(self) -> None:
@@ -68,7 +65,12 @@ def acquire(executor: Any, ipus: int, ipu_id: Optional[int]) -> None:
             # an unreachable executor holds no device, and one in a reference cycle may not have been collected yet
             gc.collect()
             if _number_held(ipu_id) >= most:
-                raise _unavailable(ipus, ipu_id)
+                what = f"{ipus} IPU(s)" if ipu_id is None else f"device Id {ipu_id}"
+                raise cpp_error(
+                    f"Failed to acquire {what}\nAnother PoplarExecutor holds it: call its detachFromDevice() or "
+                    f"destroy() first. The emulator's machine has {_count()} device(s); {VARIABLE}=2 models one with "
+                    "two."
+                )
         _held[executor] = ipu_id
 
 
@@ -79,11 +81,3 @@ def _number_held(ipu_id: Optional[int]) -> int:
 def release(executor: Any) -> None:
     """Take the device of ``executor`` back, if it has one."""
     _held.pop(executor, None)
-
-
-def _unavailable(ipus: int, ipu_id: Optional[int]) -> Error:
-    what = f"{ipus} IPU(s)" if ipu_id is None else f"device Id {ipu_id}"
-    return cpp_error(
-        f"Failed to acquire {what}\nAnother PoplarExecutor holds it: call its detachFromDevice() or destroy() first. "
-        f"The emulator's machine has {_count()} device(s); {VARIABLE}=2 models one with two."
-    )

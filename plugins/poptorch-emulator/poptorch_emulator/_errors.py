@@ -10,6 +10,7 @@ only the emulator refuses.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Union
 
 
@@ -41,19 +42,12 @@ def _error(kind: str, message: str) -> Error:
     return error
 
 
-def py_error(message: str) -> Error:
-    """An error of PopTorch's Python part, or of the emulator's own."""
-    return _error("poptorch_py_error", message)
-
-
-def cpp_error(message: str) -> Error:
-    """An error of PopTorch's C++ part."""
-    return _error("poptorch_cpp_error", message)
-
-
-def popart_error(message: str) -> Error:
-    """An error of PopART, the compiler below PopTorch."""
-    return _error("popart_exception", message)
+#: An error of PopTorch's Python part, or of the emulator's own.
+py_error = partial(_error, "poptorch_py_error")
+#: An error of PopTorch's C++ part.
+cpp_error = partial(_error, "poptorch_cpp_error")
+#: An error of PopART, the compiler below PopTorch.
+popart_error = partial(_error, "popart_exception")
 
 
 def not_modelled(what: str, way_out: str = "") -> Error:

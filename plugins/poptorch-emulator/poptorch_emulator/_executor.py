@@ -25,9 +25,10 @@ from ._blocks import placing
 from ._devices import acquire, release
 from ._errors import Error, cpp_error, logger, not_modelled, py_error
 from ._graph import check_no_grad, final_loss
+from ._hyperparameters import read
 from ._tensor import STALE, IpuTensor, narrow, narrowed
 from ._trace import Trace
-from ._update import Updater, read
+from ._update import Updater
 from ._weights import (
     DeviceWeights,
     check_changes,
@@ -45,9 +46,6 @@ from .options import Options
 #: Dtypes that an input may have on the device.
 _INPUTS = (torch.float32, torch.float16, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
-#: Receives the gradients of one device iteration by name of the parameter; None where the loss does not depend on it.
-Update = Callable[[Dict[str, Optional[Tensor]]], None]
-
 
 class Executable:
     """``model`` compiled for calls with these arguments. ``forward`` runs here, once, and never again.
@@ -57,19 +55,20 @@ class Executable:
 
     def __init__(self, model: nn.Module, arguments: Arguments, options: Options, training: bool) -> None:
         self.arguments = arguments
-        self.batching = Batching.of(options)
+        self.batching = Batching(options)
         self._mean = options.Training.accumulation_and_replication_reduction_type == ReductionType.Mean
         for tensor in arguments.tensors():
             self._check_input(tensor)
         trace = Trace(training)
-        inputs = arguments.map_tensors(lambda tensor: trace.input(self.batching.slice(tensor, 0, 0, 0)))
         host = host_weights(model)
         check_layout(host)
-        with placing(options, training) as blocks, trace.recording(), on_device(model, trace):
-            returned = model(*inputs.args, **inputs.kwargs)
+        with placing(options, training) as blocks:
+            returned = self._recorded(model, arguments, trace)
         #: How many IPUs the model takes.
         self.ipus = (max(blocks.values(), default=0) + 1) * options.replication_factor
-        _warn_of_host_tensors(returned)
+        for tensor in leaves(returned, Tensor):
+            if not isinstance(tensor, IpuTensor):
+                warnings.warn(f"Output expected to be on the IPU but is on {tensor.device.type}", stacklevel=2)
         self._check_kept(model, arguments, training)
         self.graph = trace.finish(returned)
         self.loss = final_loss(self.graph) if training else None
@@ -82,6 +81,11 @@ class Executable:
         self._random_state = torch.Generator().manual_seed(seed).get_state()
         self._unreached: Optional[List[str]] = None
 
+    def _recorded(self, model: nn.Module, arguments: Arguments, trace: Trace) -> Any:
+        inputs = arguments.map_tensors(lambda tensor: trace.input(self.batching.slice(tensor, 0, 0, 0)))
+        with trace.recording(), on_device(model, trace):
+            return model(*inputs.args, **inputs.kwargs)
+
     def _check_kept(self, model: nn.Module, arguments: Arguments, training: bool) -> None:
         """Raise if ``forward`` left a tensor on a module and would begin with it: PopTorch would start every call from
         its value at compilation, without a word. To find out, ``forward`` runs a second time, but only if it left
@@ -91,15 +95,12 @@ class Executable:
             ".".join(filter(None, (name, attribute)))
             for name, module in model.named_modules()
             for attribute, value in vars(module).items()
-            if attribute not in ("_parameters", "_buffers", "_modules") and any(True for _ in leaves(value, IpuTensor))
+            if attribute not in ("_parameters", "_buffers", "_modules") and leaves(value, IpuTensor)
         ]
         if not kept:
             return
-        again = Trace(training)
-        inputs = arguments.map_tensors(lambda tensor: again.input(self.batching.slice(tensor, 0, 0, 0)))
         try:
-            with again.recording(), on_device(model, again):
-                model(*inputs.args, **inputs.kwargs)
+            self._recorded(model, arguments, Trace(training))
         except Error as error:
             if STALE in str(error):
                 raise py_error(
@@ -119,7 +120,7 @@ class Executable:
             )
         self.batching.check(tensor.shape)
 
-    def run(self, arguments: Arguments, update: Update) -> Any:
+    def run(self, arguments: Arguments, updater: Optional[Updater]) -> Any:
         """One call: what ``forward`` returned, with the results of this batch as fresh tensors of the host."""
         given = [tensor.detach() for tensor in self.arguments.tensors_of(arguments)]
         on_ipu = [narrow(tensor) for tensor in given]
@@ -137,8 +138,8 @@ class Executable:
                         for index, tensor, result in zip(self.graph.inputs, given, micro):
                             if index in changed:
                                 self.batching.slice(tensor, iteration, step, replica).copy_(result.detach())
-                if self.loss is not None:
-                    update(self._reduced(gradients))
+                if updater is not None:
+                    updater.update(self._reduced(gradients))
         return self.graph.rebuilt({index: _guarded(self.batching.joined(each)) for index, each in outputs.items()})
 
     def _micro_batch(
@@ -174,12 +175,6 @@ class Executable:
             self._random_state = torch.get_rng_state()
 
 
-def _warn_of_host_tensors(returned: Any) -> None:
-    for tensor in leaves(returned, Tensor):
-        if not isinstance(tensor, IpuTensor):
-            warnings.warn(f"Output expected to be on the IPU but is on {tensor.device.type}", stacklevel=2)
-
-
 def _guarded(tensor: Tensor) -> Tensor:
     """An output whose ``backward()`` raises PopTorch's error."""
     tensor.backward = _no_backward  # type: ignore[method-assign]  # of this one tensor
@@ -195,20 +190,6 @@ def _no_backward(*args: Any, **kwargs: Any) -> None:
 
 
 VERSION = "3.4.0"
-#: PopTorch would read a null pointer here.
-LOST_DEVICE = (
-    "An earlier attachToDevice() found no device, and PopTorch's executable has none since then: another attempt would "
-    "end the process. Call destroy() and compile again; detach the other executors before attaching."
-)
-NO_EXECUTABLE = "Model has not been compiled or has been destroyed."
-INFERENCE_ACCUMULATION = (
-    "You must set poptorch.Options().Training.gradientAccumulation to 1 or leave it as its default value (1) when "
-    "running a poptorch.inferenceModel()."
-)
-PIPELINED_INFERENCE = (
-    " Use poptorch.Options().deviceIterations to process a sufficient number of batches each run for pipelined "
-    "execution instead."
-)
 #: Attributes of PopTorch's executor that the emulator has no answer for.
 NOT_MODELLED = frozenset(
     (
@@ -276,7 +257,14 @@ def _own_options(options: Optional[Options], training: bool) -> Options:
         raise py_error(f"Invalid type: 'options' is of type {type(options)} (Expected poptorch.Options)")
     options.freeze()
     if not training and options.Training.gradient_accumulation != 1:
-        raise py_error(INFERENCE_ACCUMULATION + PIPELINED_INFERENCE * options.execution_strategy.pipelined)
+        pipelined = (
+            " Use poptorch.Options().deviceIterations to process a sufficient number of batches each run for pipelined "
+            "execution instead."
+        )
+        raise py_error(
+            "You must set poptorch.Options().Training.gradientAccumulation to 1 or leave it as its default value (1) "
+            f"when running a poptorch.inferenceModel().{pipelined * options.execution_strategy.pipelined}"
+        )
     own = options.clone()
     if own.output_mode == OutputMode.Default:
         own.outputMode(OutputMode.Final if training else OutputMode.All)
@@ -316,15 +304,9 @@ class PoplarExecutor:
             self._hyperparameters = read(self._optimizer)
             wrap(self._user_model, self.copyWeightsToHostIfNeeded)
 
-    @property
-    def model(self) -> nn.Module:
-        """The user's module."""
-        return self._user_model
-
-    @property
-    def options(self) -> Options:
-        """The options, which can no longer be changed."""
-        return self._options
+    #: The user's module, and the options, which can no longer be changed.
+    model = property(lambda self: self._user_model)
+    options = property(lambda self: self._options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run on the batch of one call; compiles at the first."""
@@ -340,7 +322,7 @@ class PoplarExecutor:
         if not self._training:
             self._follow_the_trainer()
         executable.arguments.check(arguments)
-        result = executable.run(arguments, self._update)
+        result = executable.run(arguments, self._updater)
         self._stale_host = self._training
         return result
 
@@ -376,12 +358,7 @@ class PoplarExecutor:
             acquire(self, executable.ipus, getattr(self._options, "ipu_id", None))
         self._attached = True
 
-    def _update(self, gradients: Dict[str, Optional[Tensor]]) -> None:
-        if self._updater is not None:
-            self._updater.update(gradients)
-
     def isCompiled(self) -> bool:
-        """Whether there is an executable."""
         return self._executable is not None
 
     def destroy(self) -> None:
@@ -398,7 +375,7 @@ class PoplarExecutor:
 
     def _compiled(self) -> Executable:
         if self._executable is None:
-            raise py_error(NO_EXECUTABLE)
+            raise py_error("Model has not been compiled or has been destroyed.")
         return self._executable
 
     def copyWeightsToHost(self) -> None:
@@ -447,7 +424,6 @@ class PoplarExecutor:
         self._optimizer, self._hyperparameters = optimizer, hyperparameters
 
     def isAttachedToDevice(self) -> bool:
-        """Whether the device is held."""
         return self._attached
 
     def attachToDevice(self) -> None:
@@ -456,7 +432,11 @@ class PoplarExecutor:
         if self._attached:
             raise py_error("Device is already attached")
         if self._lost_device:
-            raise py_error(LOST_DEVICE)
+            raise py_error(  # PopTorch would read a null pointer
+                "An earlier attachToDevice() found no device, and PopTorch's executable has none since then: another "
+                "attempt would end the process. Call destroy() and compile again; detach the other executors before "
+                "attaching."
+            )
         self._lost_device = True
         self._acquire(executable)
         self._lost_device = False
@@ -501,7 +481,6 @@ class ReplicaGroupingWrapper:
         self._parameter = parameter
 
     def replicaGrouping(self, comm_group_type: Any, shards: int, variable_retrieval_mode: Any) -> None:
-        """Refused: groups of replicas with weights of their own."""
         raise not_modelled(f"{self._name}.replicaGrouping", "all replicas have the same weights")
 
     def __getattr__(self, name: str) -> Any:

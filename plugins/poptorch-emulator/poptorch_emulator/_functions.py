@@ -52,8 +52,14 @@ _PARTS = """
     native_dropout new_empty new_empty_strided empty_like rand_like randint_like randn_like scalar_tensor slice_scatter
     max_pool2d_with_indices max_pool3d_with_indices uniform normal exponential random _cdist_forward
 """
-_PLAIN = (name if name.startswith("__") else name.rstrip("_") for name in HANDLERS)
-HANDLED = frozenset((*_PLAIN, *(name.split(".")[0].rstrip("_") for name in WHOLE), *_PARTS.split()))
+
+
+def _plain(name: str) -> str:
+    """The name of an operation that may be in place."""
+    return name if name.startswith("__") else name.rstrip("_")
+
+
+HANDLED = frozenset((*map(_plain, HANDLERS), *(name.split(".")[0].rstrip("_") for name in WHOLE), *_PARTS.split()))
 #: Functions of torch that PopTorch takes: it handles them, or what torch 2.0.1 decomposes them into. A newer torch
 #: decomposes some into operations that PopTorch does not know, and these are accepted inside.
 TAKEN = frozenset(
@@ -147,9 +153,7 @@ def no_shape(name: str) -> Error:
 
 def supported(func: Any) -> bool:
     """Whether PopTorch has a handler for this overload."""
-    name = base_name(func)
-    plain = name if name.startswith("__") else name.rstrip("_")
-    return plain in HANDLED
+    return _plain(base_name(func)) in HANDLED
 
 
 #: PopTorch 3.4 gets the decompositions of this torch.
@@ -183,11 +187,9 @@ def unsupported(names: List[str]) -> Error:
 REFUSED = frozenset(("huber_loss", "gaussian_nll_loss", "multi_margin_loss"))
 #: Functions with a class weight that PopTorch refuses -> the name it has for them.
 _WEIGHTED = {
-    "cross_entropy": "cross_entropy_loss",
-    "cross_entropy_loss": "cross_entropy_loss",
-    "nll_loss": "nll_loss_nd",
+    **dict.fromkeys(("cross_entropy", "cross_entropy_loss"), "cross_entropy_loss"),
+    **dict.fromkeys(("nll_loss", "nll_loss_nd"), "nll_loss_nd"),
 }
-_WEIGHTED["nll_loss_nd"] = "nll_loss_nd"
 _CONVOLUTIONS = frozenset("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d".split())
 
 
@@ -203,7 +205,7 @@ class Functions(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if not self.trace.listens or not any(True for _ in leaves([list(args), kwargs], IpuTensor)):
+        if not self.trace.listens or not leaves([list(args), kwargs], IpuTensor):
             return func(*args, **kwargs)
         if name in REFUSED:
             self.trace.refuse(name)
@@ -213,19 +215,17 @@ class Functions(TorchFunctionMode):
             raise no_shape("masked_select")  # torch 2.0 decomposes cross_entropy into it here
         if name == "ctc_loss" and _argument(args, kwargs, 5, "reduction", "mean") in ("none", 0):
             raise cpp_error('Unsupported reduction for operator aten::ctc_loss: "none"')
-        if name == "one_hot":
-            return one_hot(*args, **kwargs)
+        if name in ("one_hot", "bincount"):
+            return (one_hot if name == "one_hot" else bincount)(*args, **kwargs)
         if name == "take_along_dim":
             return self.trace.record(name, take_along_dim, args, kwargs)
-        if name == "bincount":
-            return bincount(*args, **kwargs)
         if name in ("__getitem__", "__setitem__"):
             args = (args[0], self._index(args[1]), *args[2:])
         if name in _CONVOLUTIONS and len({leaf.dtype for leaf in leaves([list(args), kwargs], IpuTensor)}) > 1:
             # PopTorch takes it as one operation; torch compares dtypes before it is one
             dtype = _argument(args, kwargs, 0, "input").dtype
             return self.trace.record("convolution", partial(in_float32, func, dtype), args, kwargs)
-        with self.trace.calling(name), self.trace.whole(name in BUILT_IN or name in TAKEN):
+        with self.trace.calling(name, name in BUILT_IN or name in TAKEN):
             result = func(*args, **kwargs)
         if name in BUILT_IN and isinstance(result, IpuTensor):
             return self.trace.record("identity_loss", reduced, (result, "none"), {}, loss=name)
@@ -235,7 +235,7 @@ class Functions(TorchFunctionMode):
         """The index with its lists as constants of the graph: torch would make device tensors without values."""
         if isinstance(index, tuple):
             return tuple(self._index(item) for item in index)
-        if isinstance(index, list) and not any(True for _ in leaves(index, Tensor)):
+        if isinstance(index, list) and not leaves(index, Tensor):
             return self.trace.constant(torch.as_tensor(index))
         return index
 
@@ -251,7 +251,7 @@ def no_custom_backward(trace: Trace) -> Iterator[None]:
     original = utils.unwrap_dead_wrappers
 
     def refused(args: Tuple[Any, ...]) -> Any:
-        if trace.listens and any(True for _ in leaves(list(args), IpuTensor)):
+        if trace.listens and leaves(list(args), IpuTensor):
             name = getattr(sys._getframe(1).f_locals.get("cls"), "__name__", "this")
             raise py_error(
                 f"{name} is an autograd.Function: PopTorch would record its forward and never call its backward, so "
@@ -340,7 +340,7 @@ def _forced(trace: Trace, name: str, original: Callable[..., Any]) -> Callable[.
     def factory(*args: Any, **kwargs: Any) -> Any:
         if not trace.listens:
             return original(*args, **kwargs)
-        from_tensors = name == "normal" and any(True for _ in leaves([list(args), kwargs], Tensor))
+        from_tensors = name == "normal" and leaves([list(args), kwargs], Tensor)
         if "device" not in kwargs and not from_tensors:
             _log.warning("No device set in torch.%s(): forcing to IPU", name)
             kwargs["device"] = DEVICE

@@ -55,12 +55,10 @@ class Node:
 
     @property
     def reads(self) -> List[int]:
-        """The values among the arguments."""
         return [ref.index for ref in leaves([list(self.args), self.kwargs], Ref)]
 
     @property
     def writes(self) -> List[int]:
-        """The values among the results."""
         return [ref.index for ref in leaves(self.results, Ref)]
 
 
@@ -98,7 +96,6 @@ class Graph:
         return index
 
     def owners(self, indices: Sequence[int]) -> Set[int]:
-        """The owners of several values."""
         return {self.owner(index) for index in indices}
 
     def changed(self, indices: Sequence[int]) -> Set[int]:
@@ -108,7 +105,6 @@ class Graph:
 
     @property
     def outputs(self) -> List[int]:
-        """The values that the model returned."""
         return [tensor.number for tensor in leaves(self.returned, IpuTensor)]
 
     def prune(self) -> None:

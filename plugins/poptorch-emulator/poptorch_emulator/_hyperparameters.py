@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import numbers
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 import torch
 from torch import nn
@@ -28,36 +28,16 @@ from . import _formulas as formulas
 from . import optim
 from ._errors import cpp_error, logger, not_modelled, popart_error, py_error
 
-#: Says of a hyper-parameter's value in a torch optimiser whether PopTorch compiles it in.
-Constant = Callable[[Any], bool]
-
-
-def _never(value: Any) -> bool:
-    return False
-
-
-def _always(value: Any) -> bool:
-    return True
-
-
-def _at(default: float) -> Constant:
-    return lambda value: bool(value == default)
-
-
-@dataclass(frozen=True)
-class Kind:
-    """One of the optimisers that PopTorch has."""
-
-    name: str
-    #: Its class, from which those of a user may inherit.
-    base: type
-    formula: formulas.Formula
-    #: Hyper-parameters of a group, and when they are constants in a torch optimiser.
-    attributes: Mapping[str, Constant]
-    #: The state that it has for each weight; names as in the table of :mod:`_formulas`.
-    buffers: Callable[[Values], Tuple[str, ...]]
-    #: Hyper-parameters that decide which operations the program has, so they are always constants.
-    structural: Tuple[str, ...] = ()
+#: Hyper-parameters that are compiled in from torch's optimisers, whatever their value.
+_FIXED = ("betas", "alpha", "nesterov", "centered")
+#: Those that decide which operations the program has, so they are always constants.
+_STRUCTURAL = ("nesterov", "centered")
+_ACCUM_TYPES = (
+    "accum_type",
+    "velocity_accum_type",
+    "first_order_momentum_accum_type",
+    "second_order_momentum_accum_type",
+)
 
 
 @dataclass(frozen=True)
@@ -71,32 +51,33 @@ class Value:
 Values = Mapping[str, Value]
 
 
-def _with_momentum(values: Values) -> bool:
-    """Whether there is a velocity: not if the momentum is a constant 0."""
-    return bool(values["momentum"].value) or not values["momentum"].constant
+@dataclass(frozen=True)
+class Kind:
+    """One of the optimisers that PopTorch has."""
+
+    name: str
+    #: Its class, from which those of a user may inherit.
+    base: type
+    formula: formulas.Formula
+    #: Hyper-parameters of a group; with this value they are constants in a torch optimiser.
+    attributes: Mapping[str, Optional[float]]
+    #: The state that it has for each weight; names as in the table of :mod:`_formulas`.
+    moments: Tuple[str, ...]
+    #: The name of the velocity, which there is not if the momentum is a constant 0.
+    velocity: str = ""
+
+    def buffers(self, values: Values) -> Tuple[str, ...]:
+        """The names of the state that it has for a weight with these values."""
+        names = list(self.moments)
+        if "centered" in values and values["centered"].value:
+            names.append("Accl2")
+        if self.velocity and (values["momentum"].value or not values["momentum"].constant):
+            names.append(self.velocity)
+        return tuple(names)
 
 
-def _sgd_buffers(values: Values) -> Tuple[str, ...]:
-    return ("Accl",) if _with_momentum(values) else ()
-
-
-def _moments(values: Values) -> Tuple[str, ...]:
-    return ("Accl1", "Accl2", "Step")
-
-
-def _rmsprop_buffers(values: Values) -> Tuple[str, ...]:
-    velocity = ("Accl3",) if _with_momentum(values) else ()
-    return ("Accl1", "Accl2", *velocity) if values["centered"].value else ("Accl1", *velocity)
-
-
-_ACCUM_TYPES = (
-    "accum_type",
-    "velocity_accum_type",
-    "first_order_momentum_accum_type",
-    "second_order_momentum_accum_type",
-)
-_EPS = _at(1e-8)
-_MOMENTS: Mapping[str, Constant] = {"lr": _never, "betas": _always, "eps": _EPS}
+_MOMENTS: Mapping[str, Optional[float]] = {"lr": None, "betas": None, "eps": 1e-8}
+_MEAN_AND_SQUARE = ("Accl1", "Accl2", "Step")
 
 #: Subclasses before their bases: since torch 2.7 AdamW is a subclass of Adam.
 KINDS: Tuple[Kind, ...] = (
@@ -104,33 +85,26 @@ KINDS: Tuple[Kind, ...] = (
         "SGD",
         torch.optim.SGD,
         formulas.sgd,
-        {"lr": _never, "momentum": _at(0), "dampening": _at(0), "weight_decay": _at(0), "nesterov": _always},
-        _sgd_buffers,
-        structural=("nesterov",),
+        {"lr": None, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": None},
+        (),
+        "Accl",
     ),
-    Kind("AdamW", torch.optim.AdamW, formulas.adamw, {**_MOMENTS, "weight_decay": _at(1e-2)}, _moments),
-    Kind("Adam", torch.optim.Adam, formulas.adam, {**_MOMENTS, "weight_decay": _at(0)}, _moments),
+    Kind("AdamW", torch.optim.AdamW, formulas.adamw, {**_MOMENTS, "weight_decay": 1e-2}, _MEAN_AND_SQUARE),
+    Kind("Adam", torch.optim.Adam, formulas.adam, {**_MOMENTS, "weight_decay": 0}, _MEAN_AND_SQUARE),
     Kind(
         "RMSprop",
         torch.optim.RMSprop,
         formulas.rmsprop,
-        {
-            "lr": _never,
-            "momentum": _at(0),
-            "weight_decay": _at(0),
-            "alpha": _always,
-            "eps": _EPS,
-            "centered": _always,
-        },
-        _rmsprop_buffers,
-        structural=("centered",),
+        {"lr": None, "momentum": 0, "weight_decay": 0, "alpha": None, "eps": 1e-8, "centered": None},
+        ("Accl1",),
+        "Accl3",
     ),
     Kind(
         "LAMB",
         optim.LAMB,
         formulas.lamb,
-        {**_MOMENTS, "weight_decay": _at(1e-2), "max_weight_norm": _at(65500.0)},
-        _moments,
+        {**_MOMENTS, "weight_decay": 1e-2, "max_weight_norm": 65500.0},
+        _MEAN_AND_SQUARE,
     ),
 )
 
@@ -193,9 +167,12 @@ def read(optimizer: torch.optim.Optimizer) -> Hyperparameters:
     _check_settings(optimizer, kind)
     variable = getattr(optimizer, "variable_attrs", None)
     groups = optimizer.param_groups
-    if kind.name == "RMSprop":
-        _check_centered(groups)
-    for group in groups:
+    for number, group in enumerate(groups):
+        if kind.name == "RMSprop" and group["centered"] != groups[0]["centered"]:
+            raise AssertionError(
+                "All parameter groups must have the same value for the 'centered' attribute (Group 0: "
+                f"{groups[0]['centered']} / Group {number}: {group['centered']})"
+            )
         _check_group(group, kind, variable)
     scaling = getattr(optimizer, "loss_scaling", 1.0)
     constant = variable.isConstant("loss_scaling") if variable else scaling == 1.0
@@ -230,16 +207,6 @@ def _check_settings(optimizer: Any, kind: Kind) -> None:
         raise popart_error("Loss scaling cannot be 0")
 
 
-def _check_centered(groups: List[Dict[str, Any]]) -> None:
-    centered = groups[0]["centered"]
-    for number, group in enumerate(groups):
-        if group["centered"] != centered:
-            raise AssertionError(
-                "All parameter groups must have the same value for the 'centered' attribute (Group 0: "
-                f"{centered} / Group {number}: {group['centered']})"
-            )
-
-
 def _check_group(group: Dict[str, Any], kind: Kind, variable: Optional[optim.VariableAttributes]) -> None:
     if group.get("amsgrad"):
         raise ValueError("Only non-amsgrad Adam/AdamW optimizers are supported.")
@@ -261,12 +228,12 @@ def _check_group(group: Dict[str, Any], kind: Kind, variable: Optional[optim.Var
 
 def _values(group: Mapping[str, Any], kind: Kind, variable: Optional[optim.VariableAttributes]) -> Values:
     values = {}
-    for name, constant in kind.attributes.items():
+    for name, default in kind.attributes.items():
         if group.get(name) is None:
             raise AssertionError(f"Mandatory attribute {name} not found in optimizer group")
         value = _pair(group[name]) if name == "betas" else _number(group[name], name)
-        fixed = name in kind.structural or (variable.isConstant(name) if variable else constant(value))
-        values[name] = Value(value, fixed)
+        constant = variable.isConstant(name) if variable else name in _FIXED or value == default
+        values[name] = Value(value, constant or name in _STRUCTURAL)
     return values
 
 

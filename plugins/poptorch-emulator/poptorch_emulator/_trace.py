@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import functools
 import threading
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, Callable, Dict, Hashable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, Hashable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -71,30 +71,21 @@ from ._views import RESHAPES_IN_PLACE, VIEWS, Views, kind_of
 _STATISTICS = ("running_mean", "running_var")
 
 
-class _Facts(NamedTuple):
-    """Positions and names of arguments."""
-
-    written: Tuple[Tuple[int, str], ...]
-    shared: Tuple[Tuple[int, str], ...]
-    #: Whether results are views.
-    views: bool
+#: Arguments by position and name.
+_Arguments = Tuple[Tuple[int, str], ...]
 
 
 @functools.lru_cache(maxsize=None)
-def _facts(func: Any) -> _Facts:
+def _facts(func: Any) -> Tuple[_Arguments, _Arguments, _Arguments]:
+    """The arguments that an operation changes, those that its results are views of, and running statistics."""
     arguments = list(enumerate(func._schema.arguments))
-    aliased = [(position, one) for position, one in arguments if one.alias_info is not None]
-    return _Facts(
-        tuple((position, one.name) for position, one in aliased if one.alias_info.is_write),
-        tuple((position, one.name) for position, one in aliased),
-        any(returned.alias_info is not None for returned in func._schema.returns),
+    aliased = [(position, argument) for position, argument in arguments if argument.alias_info is not None]
+    views = any(returned.alias_info is not None for returned in func._schema.returns)
+    return (
+        tuple((position, argument.name) for position, argument in aliased if argument.alias_info.is_write),
+        tuple((position, argument.name) for position, argument in aliased if views),
+        tuple((position, argument.name) for position, argument in arguments if argument.name in _STATISTICS),
     )
-
-
-@functools.lru_cache(maxsize=None)
-def _statistics(func: Any) -> Tuple[Tuple[int, str], ...]:
-    arguments = enumerate(func._schema.arguments)
-    return tuple((position, one.name) for position, one in arguments if one.name in _STATISTICS)
 
 
 def _tensors(which: Sequence[Tuple[int, str]], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tuple[int, ...]:
@@ -106,24 +97,22 @@ def _tensors(which: Sequence[Tuple[int, str]], args: Tuple[Any, ...], kwargs: Di
 
 def writes(target: Any) -> bool:
     """Whether an operation changes an argument in place."""
-    return bool(_facts(target).written) or base_name(target) == "native_batch_norm"
+    return bool(_facts(target)[0]) or base_name(target) == "native_batch_norm"
 
 
 def changed(target: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tuple[int, ...]:
     """The values that one call changes in place."""
     if not isinstance(target, torch._ops.OpOverload):
         return ()
-    which = _facts(target).written
+    which, _, statistics = _facts(target)
     if base_name(target) == "native_batch_norm" and bool(args[5]):
-        which = tuple(sorted({*which, *_statistics(target)}))
+        which = tuple(sorted({*which, *statistics}))
     return _tensors(which, args, kwargs)
 
 
 def viewed(target: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tuple[int, ...]:
     """The values that the results of one call are views of."""
-    if not isinstance(target, torch._ops.OpOverload) or not _facts(target).views:
-        return ()
-    return _tensors(_facts(target).shared, args, kwargs)
+    return _tensors(_facts(target)[1], args, kwargs) if isinstance(target, torch._ops.OpOverload) else ()
 
 
 #: Arguments that are compared by their values. Floats are compared as text, because NaN is not equal to itself.
@@ -148,7 +137,7 @@ class Inferred:
 class Inference:
     """The inference of one trace. ``aside`` is a context in which nothing is recorded."""
 
-    def __init__(self, aside: Callable[[], AbstractContextManager[None]]) -> None:
+    def __init__(self, aside: Callable[[], ContextManager[None]]) -> None:
         self._aside = aside
         self._mode: Optional[FakeTensorMode] = None
 
@@ -172,8 +161,15 @@ class Inference:
             except _Unknown:
                 key = None
         if key is not None and key in _known:
-            return tree_map(_anew, _known[key])
-        results = self._inferred(name, target, args, kwargs, tensors)
+            return tree_map(lambda leaf: Inferred(leaf) if isinstance(leaf, Layout) else leaf, _known[key])
+        with self._aside(), self._fakes():
+            results = self._on_fakes(name, target, args, kwargs)
+        if any(tensor.fake is not None and tensor.shape != tensor.fake.shape for tensor in tensors):
+            raise py_error(f"aten::{name} changes the shape of a tensor in place, which the emulator does not model")
+        for result in leaves(results[:1] if isinstance(results, tuple) else results, Tensor):
+            # batch_norm, a composition, makes an empty tensor of bytes that is for cuDNN only
+            if 0 in result.shape and not (name == "empty" and result.dtype == torch.uint8):
+                raise zero_sized(result.shape)
         given = {id(tensor.fake): tensor for tensor in tensors}
 
         def of_device(leaf: Any) -> Any:
@@ -181,46 +177,31 @@ class Inference:
                 return leaf
             return given[id(leaf)] if id(leaf) in given else Inferred(layout(leaf), leaf)
 
-        found = tree_map(of_device, results)
-        if key is not None and not any(True for _ in leaves(found, IpuTensor)):
+        inferred = tree_map(of_device, results)
+        if key is not None and not leaves(inferred, IpuTensor):
             if len(_known) >= _MOST:
                 _known.clear()
-            _known[key] = tree_map(lambda leaf: leaf.laid if isinstance(leaf, Inferred) else leaf, found)
-        return found
+            _known[key] = tree_map(lambda leaf: leaf.laid if isinstance(leaf, Inferred) else leaf, inferred)
+        return inferred
 
-    def _inferred(
-        self,
-        name: str,
-        target: Callable[..., Any],
-        args: Tuple[Any, ...],
-        kwargs: Dict[str, Any],
-        tensors: Sequence[IpuTensor],
-    ) -> Any:
+    def _on_fakes(self, name: str, target: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         """The results on fake tensors: shapes and dtypes as torch infers them, from which PopTorch has them, too."""
-        with self._aside(), self._fakes():
-            fakes = [
-                tree_map(lambda leaf: self._fake(leaf) if isinstance(leaf, IpuTensor) else leaf, part)
-                for part in (args, kwargs)
-            ]
-            if isinstance(target, torch._ops.OpOverload):
-                fakes = list(widened(target, *fakes))
-            try:
-                results = target(*fakes[0], **fakes[1])
-            except DataDependentOutputException as error:
-                raise cpp_error(READ) from error
-            except DynamicOutputShapeException as error:
-                if name in NOT_MODELLED:
-                    raise not_modelled(f"aten::{name}", "torch infers no shape without values") from error
-                raise
-            except NotImplementedError as error:
-                raise no_shape(name) from error
-        if any(tensor.fake is not None and tensor.shape != tensor.fake.shape for tensor in tensors):
-            raise py_error(f"aten::{name} changes the shape of a tensor in place, which the emulator does not model")
-        for result in leaves(results[:1] if isinstance(results, tuple) else results, Tensor):
-            # batch_norm, a composition, makes an empty tensor of bytes that is for cuDNN only
-            if 0 in result.shape and not (name == "empty" and result.dtype == torch.uint8):
-                raise zero_sized(result.shape)
-        return results
+        fakes = [
+            tree_map(lambda leaf: self._fake(leaf) if isinstance(leaf, IpuTensor) else leaf, part)
+            for part in (args, kwargs)
+        ]
+        if isinstance(target, torch._ops.OpOverload):
+            fakes = list(widened(target, *fakes))
+        try:
+            return target(*fakes[0], **fakes[1])
+        except DataDependentOutputException as error:
+            raise cpp_error(READ) from error
+        except DynamicOutputShapeException as error:
+            if name in NOT_MODELLED:
+                raise not_modelled(f"aten::{name}", "torch infers no shape without values") from error
+            raise
+        except NotImplementedError as error:
+            raise no_shape(name) from error
 
     def _fakes(self) -> FakeTensorMode:
         if self._mode is None:
@@ -238,10 +219,6 @@ class Inference:
                 memory = torch.empty(last + 1, dtype=laid.dtype)
                 tensor.fake = memory.as_strided(laid.shape, laid.strides, laid.offset)
         return tensor.fake
-
-
-def _anew(leaf: Any) -> Any:
-    return Inferred(leaf) if isinstance(leaf, Layout) else leaf
 
 
 def _key(part: Any) -> Hashable:
@@ -313,33 +290,28 @@ class Trace(TorchDispatchMode):
             raise unsupported(list(self._unsupported))
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def _with(self, **attributes: Any) -> Iterator[None]:
+        """Have these attributes inside."""
+        before = {name: getattr(self, name) for name in attributes}
+        self.__dict__.update(attributes)
+        try:
+            yield
+        finally:
+            self.__dict__.update(before)
+
+    def aside(self) -> ContextManager[None]:
         """Record nothing inside."""
-        before, self._aside = self._aside, True
-        try:
-            yield
-        finally:
-            self._aside = before
+        return self._with(_aside=True)
 
-    @contextmanager
-    def whole(self, whole: bool) -> Iterator[None]:
-        """Accept every operation inside if ``whole``: torch decomposes into them a function that PopTorch takes."""
-        before, self._whole = self._whole, self._whole or whole
-        try:
-            yield
-        finally:
-            self._whole = before
-
-    @contextmanager
-    def calling(self, function: str) -> Iterator[None]:
-        """The model calls this function of torch inside. torch itself has ``no_grad`` in some."""
-        before = self.function, self._no_grad
-        if not self.function:
-            self.function, self._no_grad = function, "" if torch.is_grad_enabled() else function
-        try:
-            yield
-        finally:
-            self.function, self._no_grad = before
+    def calling(self, function: str, whole: bool) -> ContextManager[None]:
+        """The model calls this function of torch inside, or torch itself does. If ``whole``, accept every operation:
+        torch decomposes into them a function that PopTorch takes.
+        """
+        whole = whole or self._whole
+        if self.function:
+            return self._with(_whole=whole)
+        # torch itself has no_grad in some functions
+        return self._with(_whole=whole, function=function, _no_grad="" if torch.is_grad_enabled() else function)
 
     @property
     def listens(self) -> bool:
@@ -403,7 +375,7 @@ class Trace(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        of_device = any(True for _ in leaves((args, kwargs), IpuTensor))
+        of_device = leaves((args, kwargs), IpuTensor)
         if not self.listens or not (of_device or on_ipu(kwargs.get("device"))):
             return func(*args, **kwargs)
         if composed(func):  # torch decomposes them before this point, except in inference_mode
@@ -480,7 +452,7 @@ class Trace(TorchDispatchMode):
     ) -> Any:
         """Add a node; its results, as tensors of the device. ``tensors`` are those among the arguments, if known."""
         if tensors is None:
-            tensors = list(leaves((args, kwargs), IpuTensor))
+            tensors = leaves((args, kwargs), IpuTensor)
         bases = viewed(target, args, kwargs)
         base = next((tensor for tensor in tensors if bases and tensor.number == bases[0]), None)
 

@@ -24,8 +24,6 @@ from ._formulas import State
 from ._hyperparameters import Hyperparameters, Values, read
 from .optim import DeviceState, Optimizer
 
-__all__ = ["Hyperparameters", "Updater", "read"]
-
 #: Hyper-parameters that have another name in PopART.
 _NAMES = {"lr": "learningRate", "weight_decay": "weightDecay", "max_weight_norm": "maxWeightNorm"}
 _SPECIFIC = "___specific___"

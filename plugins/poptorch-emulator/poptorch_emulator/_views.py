@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Dict, Iterator, List, Optional, Tuple
 
-from ._errors import Error, cpp_error, py_error
+from ._errors import cpp_error, py_error
 from ._tensor import Layout
 
 #: First and last index (exclusive) in each dimension of the owner; None where a view is no box.
@@ -70,13 +70,11 @@ class Views:
         return self._views[number].constant
 
     def create(self, number: int, laid: Layout, constant: bool = False, outer: bool = False) -> None:
-        """A tensor with memory of its own."""
         self._owners[number] = laid
         self._members[number] = [number]
         self._views[number] = _View(number, None, "", tuple((0, size) for size in laid.shape), constant, outer)
 
     def derive(self, number: int, laid: Layout, base: int, kind: str) -> None:
-        """A view of ``base``."""
         of = self._views[base]
         box = _box(laid, self._owners[of.owner])
         stale = [(part, why) for part, why in of.stale if _meet(part, box)]
@@ -99,7 +97,7 @@ class Views:
         """The tensor was changed in place; ``constant`` if all that it was computed from is."""
         view = self._views[number]
         if (by_copy or view.outer) and view.kind == "slice by steps":
-            raise _stepped()
+            raise cpp_error(STEPPED)
         reached = [number, *self._reached(view, by_copy)]
         why = FOLDED if view.base is not None and view.constant else LOST
         view.constant = view.constant and constant
@@ -131,10 +129,6 @@ def kind_of(name: str, args: Tuple[object, ...]) -> str:
     if name in SLICES:
         return "slice"
     return "reshape" if name in RESHAPES else name
-
-
-def _stepped() -> Error:
-    return cpp_error(STEPPED)
 
 
 def _box(view: Layout, owner: Layout) -> Box:

@@ -28,11 +28,6 @@ from ._trace import Trace
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
-REPLICAS = (
-    "PopTorch does not support broadcasting buffers. If your model is able to tolerate buffers becoming out of sync "
-    "between replicas, you can disable buffer broadcasting using poptorch.Options.broadcastBuffers(False)."
-)
-
 
 def host_weights(model: nn.Module) -> Dict[str, Tensor]:
     """Parameters and buffers by name, each once."""
@@ -56,25 +51,18 @@ def check_sharing(host: Dict[str, Tensor], trained: Sequence[str]) -> None:
 
     Each has memory of its own on the device, and both are copied back to the same place.
     """
-    for one, other in _overlapping(host):
-        if one in trained or other in trained:
-            raise py_error(
-                f"{one} and {other} are two tensors in the same memory. PopTorch would train them apart, "
-                "without a word. Share the parameter itself, or clone() one"
-            )
-
-
-def _overlapping(host: Dict[str, Tensor]) -> Iterator[Tuple[str, str]]:
-    """Pairs of contiguous tensors that overlap: each with the one before it in memory that ends last."""
     spans = [
         (tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size(), name)
         for name, tensor in host.items()
         if tensor.numel()
     ]
-    last_end, last = 0, ""
+    last_end, last = 0, ""  # of the tensor that ends last, of those that begin before
     for begin, end, name in sorted(spans):
-        if begin < last_end:
-            yield last, name
+        if begin < last_end and (last in trained or name in trained):
+            raise py_error(
+                f"{last} and {name} are two tensors in the same memory. PopTorch would train them apart, "
+                "without a word. Share the parameter itself, or clone() one"
+            )
         if end > last_end:
             last_end, last = end, name
 
@@ -103,11 +91,10 @@ class DeviceWeights:
                 name: narrow(tensor.detach()).clone(memory_format=torch.contiguous_format)
                 for name, tensor in self.host.items()
             }
-        self.others = [self._own_buffers() for _ in range(replicas - 1)]
-
-    def _own_buffers(self) -> Dict[str, Tensor]:
-        shared = set(self.parameters)
-        return {name: value if name in shared else value.clone() for name, value in self.variables.items()}
+        self.others = [
+            {name: value if name in self.parameters else value.clone() for name, value in self.variables.items()}
+            for _ in range(replicas - 1)
+        ]
 
     def of_replica(self, replica: int) -> Dict[str, Tensor]:
         """The memory of one replica; detached, so that what is computed with it leaves no history there."""
@@ -165,7 +152,11 @@ def on_device(model: nn.Module, trace: Trace) -> Iterator[None]:
     placed: Dict[int, IpuTensor] = {}
     for place in places:
         if id(place.original) not in placed:
-            placed[id(place.original)] = _placed(named[id(place.original)], place.original, trace)
+            name, tensor = named[id(place.original)], place.original
+            with untouched():
+                value = trace.weight(name, tensor) if tensor.is_floating_point() else trace.constant(tensor)
+            value._is_param = isinstance(tensor, nn.Parameter)  # what isinstance(value, nn.Parameter) asks for
+            placed[id(tensor)] = value
     try:
         for place in places:
             place.held[place.name] = placed[id(place.original)]
@@ -175,13 +166,6 @@ def on_device(model: nn.Module, trace: Trace) -> Iterator[None]:
     finally:
         for place in places:
             place.held[place.name] = place.original
-
-
-def _placed(name: str, tensor: Tensor, trace: Trace) -> IpuTensor:
-    with untouched():
-        value = trace.weight(name, tensor) if tensor.is_floating_point() else trace.constant(tensor)
-    value._is_param = isinstance(tensor, nn.Parameter)  # what torch's isinstance(value, nn.Parameter) asks for
-    return value
 
 
 def _places(model: nn.Module) -> Iterator[_Place]:
@@ -204,7 +188,11 @@ def check_changes(graph: Graph, weights: DeviceWeights, broadcast: bool) -> None
     changed = graph.changed(list(graph.weights.values()))
     names = [name for name, index in graph.weights.items() if index in changed]
     if names and broadcast and weights.others:
-        raise cpp_error(REPLICAS)
+        raise cpp_error(
+            "PopTorch does not support broadcasting buffers. If your model is able to tolerate buffers becoming out of "
+            "sync between replicas, you can disable buffer broadcasting using "
+            "poptorch.Options.broadcastBuffers(False)."
+        )
     for name in names:
         if name in weights.trained:
             raise py_error(

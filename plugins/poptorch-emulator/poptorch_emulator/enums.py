@@ -4,111 +4,89 @@ from __future__ import annotations
 
 import enum
 
+__all__ = [
+    "AutoStage", "CommGroupType", "ConnectionType", "DataLoaderMode", "HalfFloatCastingBehavior", "Liveness",
+    "MatMulSerializationMode", "MeanReductionStrategy", "MultiConvPlanType", "OutputMode", "OverlapMode",
+    "ReductionType", "SharingStrategy", "SyncPattern", "VariableRetrievalMode",
+]  # fmt: skip
+
 
 class OutputMode(enum.IntEnum):
     """Which of a call's outputs come back. ``Default`` is ``Final`` in training, ``All`` in inference."""
 
-    Final = 0
-    EveryN = 1
-    All = 2
-    Sum = 3
-    Default = 4
+    Final, EveryN, All, Sum, Default = range(5)
 
 
 class ReductionType(enum.IntEnum):
     """How gradients of micro batches and replicas become one."""
 
-    Sum = 0
-    Mean = 1
-    NoReduction = 2
+    Sum, Mean, NoReduction = range(3)
 
 
 class MeanReductionStrategy(enum.IntEnum):
     """When a mean is divided by its count: with every summand, or after the last."""
 
-    Running = 0
-    Post = 1
-    PostAndLoss = 2
+    Running, Post, PostAndLoss = range(3)
 
 
 class ConnectionType(enum.IntEnum):
     """When a device is taken: at once, after compilation, or never."""
 
-    Always = 0
-    OnDemand = 1
-    Never = 2
+    Always, OnDemand, Never = range(3)
 
 
 class DataLoaderMode(enum.IntEnum):
     """Whether batches are made by a process of their own."""
 
-    Sync = 0
-    Async = 1
-    AsyncRebatched = 2
+    Sync, Async, AsyncRebatched = range(3)
 
 
 class SharingStrategy(enum.IntEnum):
     """How an asynchronous data loader hands its data set to its process."""
 
-    SharedMemory = 0
-    FileSystem = 1
-    Fork = 2
-    ForkServer = 3
+    SharedMemory, FileSystem, Fork, ForkServer = range(4)
 
 
 class CommGroupType(enum.IntEnum):
     """How replicas form groups: all in one, neighbours, every n-th, or each for itself."""
 
-    All = 0
-    Consecutive = 1
-    Orthogonal = 2
-    NoGrouping = 3
+    All, Consecutive, Orthogonal, NoGrouping = range(4)
 
 
 class VariableRetrievalMode(enum.IntEnum):
     """What is read of a variable that replicas hold in groups."""
 
-    OnePerGroup = 0
-    AllReplicas = 2
+    OnePerGroup, AllReplicas = 0, 2
 
 
 class SyncPattern(enum.IntEnum):
     """Which IPUs wait for which."""
 
-    Full = 0
-    SinglePipeline = 1
-    ReplicaAndLadder = 2
+    Full, SinglePipeline, ReplicaAndLadder = range(3)
 
 
 class HalfFloatCastingBehavior(enum.IntEnum):
     """How an operation on float16 and float32 casts: since PopTorch 3 always as PyTorch does."""
 
-    FloatDowncastToHalf = 0
-    HalfUpcastToFloat = 1
-    Default = 2
+    FloatDowncastToHalf, HalfUpcastToFloat, Default = range(3)
 
 
 class AutoStage(enum.IntEnum):
     """How blocks get their pipeline stage: that of their IPU, or one each."""
 
-    SameAsIpu = 0
-    AutoIncrement = 1
+    SameAsIpu, AutoIncrement = range(2)
 
 
 class Liveness(enum.IntEnum):
     """What phased execution keeps on the chip between phases."""
 
-    AlwaysLive = 0
-    OffChipAfterFwd = 1
-    OffChipAfterFwdNoOverlap = 2
-    OffChipAfterEachPhase = 3
+    AlwaysLive, OffChipAfterFwd, OffChipAfterFwdNoOverlap, OffChipAfterEachPhase = range(4)
 
 
 class MultiConvPlanType(enum.IntEnum):
     """Whether grouped convolutions run side by side."""
 
-    Parallel = 0
-    Serial = 1
+    Parallel, Serial = range(2)
 
 
 class MatMulSerializationMode(enum.Enum):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Callable, List, NoReturn, Optional, Tuple, Union
 
@@ -24,24 +25,30 @@ from ._tensor import IpuTensor
 from ._trace import running
 from .enums import MatMulSerializationMode, MultiConvPlanType, OverlapMode
 
+__all__ = [
+    "CPU", "MultiConv", "NameScope", "cond", "custom_op", "dynamic_slice", "dynamic_update", "for_loop",
+    "identity_loss", "ipuHardwareIsAvailable", "ipuHardwareVersion", "ipu_print_tensor", "isRunningOnIpu", "nearest",
+    "nop", "recomputationCheckpoint", "serializedMatMul", "set_available_memory", "set_overlap_for_input",
+    "set_overlap_for_output",
+]  # fmt: skip
 #: How a number is written, by ``float_format``.
 FORMATS = ("auto", "fixed", "scientific", "none")
 
 
 @dataclass(frozen=True)
 class Style:
-    """The arguments of ``ipu_print_tensor``, by their names there."""
+    """The arguments of ``ipu_print_tensor`` behind the tensor."""
 
-    title: str
-    print_gradient: bool
-    summarise_threshold: int
-    edge_items: int
-    max_line_width: int
-    digits: int
-    float_format: str
-    separator: str
-    open_bracket: str
-    close_bracket: str
+    title: str = ""
+    print_gradient: bool = True
+    summarise_threshold: int = 1000
+    edge_items: int = 3
+    max_line_width: int = 80
+    digits: int = 4
+    float_format: str = "auto"
+    separator: str = ", "
+    open_bracket: str = "("
+    close_bracket: str = ")"
 
     def text(self, values: Tensor) -> str:
         """All values, or those at the edges of more than ``summarise_threshold``."""
@@ -144,17 +151,12 @@ def identity_loss(x: Tensor, reduction: str) -> Tensor:
 
 def for_loop(count: int, body: Callable[..., Any], inputs: List[Tensor]) -> List[Tensor]:
     """``inputs = body(*inputs)``, ``count`` times, in inference only; on the host PopTorch runs the body once."""
-    if not isinstance(inputs, list):
-        raise ValueError(
-            "poptorch.for_loop expects input tensors (inputs) to be a list of tensors. (Object is not list)"
-        )
     _check_list("poptorch.for_loop", "input tensors (inputs)", inputs)
     _inference_only("for_loop")
     values = [tensor.clone() for tensor in inputs]
     for _ in range(count if isRunningOnIpu() else 1):
-        results = body(*values)
-        results = list(results) if isinstance(results, (list, tuple)) else [results]
-        if [(value.shape, value.dtype) for value in results] != [(value.shape, value.dtype) for value in values]:
+        results = _listed(body(*values))
+        if not _alike(results, values):
             raise py_error("the body of poptorch.for_loop must return as many tensors as it takes, of the same shapes")
         values = results
     return values
@@ -168,28 +170,29 @@ def cond(
     else_inps: List[Tensor],
 ) -> List[Tensor]:
     """The results of one of two functions; in inference only."""
-    for name, inputs in (("then_inps", then_inps), ("else_inps", else_inps)):
-        if not isinstance(inputs, list):
-            raise ValueError(f"poptorch.cond expects {name} to be a list of tensors. (Object is not list)")
-        _check_list("poptorch.cond", name, inputs)
+    _check_list("poptorch.cond", "then_inps", then_inps)
+    _check_list("poptorch.cond", "else_inps", else_inps)
     _inference_only("cond")
-    then, other = (
-        list(results) if isinstance(results, (list, tuple)) else [results]
-        for results in (then_body(*then_inps), else_body(*else_inps))
-    )
-    if [(value.shape, value.dtype) for value in then] != [(value.shape, value.dtype) for value in other]:
+    then, other = _listed(then_body(*then_inps)), _listed(else_body(*else_inps))
+    if not _alike(then, other):
         raise py_error("the branches of poptorch.cond must return as many tensors, of the same shapes")
     chosen = condition.bool()
     return [torch.where(chosen, a, b) for a, b in zip(then, other)]
 
 
-def _check_list(function: str, name: str, inputs: List[Any]) -> None:
-    for index, tensor in enumerate(inputs):
-        if not isinstance(tensor, Tensor):
-            raise ValueError(
-                f"{function} expects {name} to be a list of tensors. (Object contained in list at index {index} is not "
-                "torch.tensor)"
-            )
+def _listed(value: Any) -> List[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _alike(some: List[Tensor], others: List[Tensor]) -> bool:
+    return [(x.shape, x.dtype) for x in some] == [(x.shape, x.dtype) for x in others]
+
+
+def _check_list(function: str, name: str, inputs: Any) -> None:
+    strange = [index for index, x in enumerate(inputs) if not isinstance(x, Tensor)] if type(inputs) is list else [-1]
+    for index in strange:
+        what = f"contained in list at index {index} is not torch.tensor" if index >= 0 else "is not list"
+        raise ValueError(f"{function} expects {name} to be a list of tensors. (Object {what})")
 
 
 def _inference_only(function: str) -> None:
@@ -198,14 +201,19 @@ def _inference_only(function: str) -> None:
         raise cpp_error(f"poptorch.{function}() is only supported in inference.")
 
 
-def _identity(x: Any, name: str, refusal: str) -> Tensor:
-    if not isinstance(x, Tensor):
-        raise py_error(f"{refusal} {type(x)} is not supported.")
+def _on_ipu(name: str, function: Callable[..., Tensor], x: Tensor, *args: Any) -> Tensor:
+    """``function(x, *args)`` as one operation of the device; on the host ``x``."""
     trace = running()
     if trace is None or not isinstance(x, IpuTensor):
         return x
-    same: Tensor = trace.record(name, torch.clone, (x,), {})
-    return same
+    result: Tensor = trace.record(name, function, (x, *args), {})
+    return result
+
+
+def _identity(x: Any, name: str, refusal: str) -> Tensor:
+    if not isinstance(x, Tensor):
+        raise py_error(f"{refusal} {type(x)} is not supported.")
+    return _on_ipu(name, torch.clone, x)
 
 
 def nop(tensor: Tensor) -> Tensor:
@@ -213,32 +221,17 @@ def nop(tensor: Tensor) -> Tensor:
     return _identity(tensor, "nop", "nop must take a torch.tensor argument.")
 
 
-def ipu_print_tensor(
-    tensor: Tensor,
-    title: str = "",
-    print_gradient: bool = True,
-    summarise_threshold: int = 1000,
-    edge_items: int = 3,
-    max_line_width: int = 80,
-    digits: int = 4,
-    float_format: str = "auto",
-    separator: str = ", ",
-    open_bracket: str = "(",
-    close_bracket: str = ")",
-) -> Tensor:
-    """``tensor``, whose values, and in training whose gradient, are written to standard error at every run."""
-    arguments = dict(locals())
-    del arguments["tensor"]
+def ipu_print_tensor(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """``tensor``, whose values, and in training whose gradient, are written to standard error at every run.
+
+    The other arguments are those of :class:`Style`.
+    """
+    style = Style(*args, **kwargs)
     if not isinstance(tensor, Tensor):
         raise py_error(f"ipu print tensor must take a torch.tensor argument. {type(tensor)} is not supported.")
-    if float_format not in FORMATS:
-        raise KeyError(float_format)  # as PopTorch
-    style = Style(**arguments)
-    trace = running()
-    if trace is None or not isinstance(tensor, IpuTensor):
-        return tensor
-    same: Tensor = trace.record("ipu_print_tensor", printed, (tensor, style), {})
-    return same
+    if style.float_format not in FORMATS:
+        raise KeyError(style.float_format)  # as PopTorch
+    return _on_ipu("ipu_print_tensor", printed, tensor, style)
 
 
 def set_available_memory(tensor: Tensor, available_memory_proportion: float) -> Tensor:
@@ -295,7 +288,7 @@ def _check_kinds(function: str, *values: Tuple[Any, type]) -> None:
 def _recorded(name: str, function: Callable[..., Any], *args: Any) -> Any:
     """The function of tensors, as one operation of the device."""
     trace = running()
-    if trace is None or not any(True for _ in leaves(list(args), IpuTensor)):
+    if trace is None or not leaves(list(args), IpuTensor):
         return function(*args)
     return trace.record(name, function, args, {})
 
@@ -310,7 +303,11 @@ def dynamic_slice(tensor: Tensor, dim: int, start: Tensor, size: int, step: int)
         raise cpp_error(
             f"The size of the slice ({size}) must be a factor of the slicing dimension ({tensor.shape[dim]})."
         )
-    part: Tensor = _recorded("dynamic_slice", _dynamic_slice, tensor, dim, start, size, step)
+
+    def sliced(tensor: Tensor, start: Tensor) -> Tensor:
+        return tensor.index_select(dim, _positions(start, size, step))
+
+    part: Tensor = _recorded("dynamic_slice", sliced, tensor, start)
     return part
 
 
@@ -324,10 +321,6 @@ def _check_slice(size: int) -> None:
         raise not_modelled("a dynamic slice in training", "PopTorch's tests have it in inference only")
 
 
-def _dynamic_slice(tensor: Tensor, dim: int, start: Tensor, size: int, step: int) -> Tensor:
-    return tensor.index_select(dim, _positions(start, size, step))
-
-
 def dynamic_update(input: Tensor, src: Tensor, dim: int, start: Tensor, size: int) -> Tensor:
     """``input`` with ``src`` in the place of ``input[start : start + size]`` along ``dim``."""
     _check_kinds("dynamic_update", (input, Tensor), (src, Tensor), (dim, int), (start, Tensor), (size, int))
@@ -336,12 +329,12 @@ def dynamic_update(input: Tensor, src: Tensor, dim: int, start: Tensor, size: in
     if input.dtype != src.dtype:
         raise py_error(f"input and src tensor must have same dtype. ({input.dtype} vs {src.dtype})")
     _check_slice(size)
-    updated: Tensor = _recorded("dynamic_update", _dynamic_update, input, src, dim, start, size)
+
+    def replaced(input: Tensor, src: Tensor, start: Tensor) -> Tensor:
+        return input.index_copy(dim, _positions(start, size, 1), src)
+
+    updated: Tensor = _recorded("dynamic_update", replaced, input, src, start)
     return updated
-
-
-def _dynamic_update(input: Tensor, src: Tensor, dim: int, start: Tensor, size: int) -> Tensor:
-    return input.index_copy(dim, _positions(start, size, 1), src)
 
 
 def _positions(start: Tensor, size: int, step: int) -> Tensor:
@@ -375,18 +368,13 @@ def _nearest(x: Tensor, y: Tensor, batch_x: Any, batch_y: Any) -> Tensor:
     return distances.argmin(1).int()
 
 
-class NameScope:
+class NameScope(nullcontext):  # type: ignore[type-arg]  # not generic in Python 3.8
     """Names of operations in PopART's graph, which is not here: no effect."""
 
     def __init__(self, name: str) -> None:
         if not isinstance(name, str):
             raise AssertionError("Parameter to NameScope must be a string")
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *exception: Any) -> None:
-        pass
+        super().__init__()
 
 
 class CPU:
@@ -405,20 +393,14 @@ class CPU:
         _inference_only("CPU")
         with trace.aside():
             example = self._layer_to_call(*[torch.zeros(one.shape, dtype=one.dtype, device="cpu") for one in input])
-        return trace.record("call_cpu_op", _OnHost(self._layer_to_call, example), input, {})
 
+        def on_host(*inputs: Tensor) -> Any:
+            if any(isinstance(tensor, FakeTensor) for tensor in inputs):
+                return tree_map(lambda leaf: torch.empty(leaf.shape, dtype=leaf.dtype), example)
+            with torch.no_grad():
+                return self._layer_to_call(*inputs)
 
-class _OnHost:
-    """Calls a function with values; without values it gives what the function gave for zeros."""
-
-    def __init__(self, function: Callable[..., Any], example: Any) -> None:
-        self._function, self._example = function, example
-
-    def __call__(self, *inputs: Tensor) -> Any:
-        if any(isinstance(tensor, FakeTensor) for tensor in inputs):
-            return tree_map(lambda leaf: torch.empty(leaf.shape, dtype=leaf.dtype), self._example)
-        with torch.no_grad():
-            return self._function(*inputs)
+        return trace.record("call_cpu_op", on_host, input, {})
 
 
 def custom_op(*args: Any, **kwargs: Any) -> NoReturn:
@@ -426,43 +408,42 @@ def custom_op(*args: Any, **kwargs: Any) -> NoReturn:
     raise py_error("poptorch.custom_op needs the Poplar SDK: the emulator has nothing to compile C++ operations with")
 
 
-class MultiConv:
-    """``with poptorch.MultiConv():`` computes the convolutions inside at the same time: no effect on numbers."""
+def _multi_conv_setter(name: str, kind: type) -> Callable[[MultiConv, Any], MultiConv]:
+    def setter(self: MultiConv, value: Any) -> MultiConv:
+        values = _listed(value)
+        if value is not None and not (values and all(isinstance(part, kind) for part in values)):
+            raise AssertionError(f"Invalid {name}!")
+        return self
 
-    def availableMemoryProportions(self, value: Any) -> MultiConv:
-        """No effect: memory."""
-        return self._checked("available memory proportion", value, float)
+    return setter
+
+
+class MultiConv:
+    """``with poptorch.MultiConv():`` computes the convolutions inside at the same time: no effect on numbers.
+
+    What its setters are given is checked, and concerns memory and time.
+    """
+
+    availableMemoryProportions = _multi_conv_setter("available memory proportion", float)
+    perConvReservedTiles = _multi_conv_setter("number of reserved tiles", int)
+    cycleBackOff = _multi_conv_setter("cycle back off", float)
 
     def partialsTypes(self, value: Any) -> MultiConv:
-        """No effect: partial sums are those of the CPU."""
+        """Partial sums are those of the CPU."""
         if not set(_listed(value)) <= {torch.float32, torch.float16}:
             raise ValueError("Invalid partials types. Expecting torch.float or torch.half")
         return self
 
     def enableConvDithering(self, value: Any) -> MultiConv:
-        """No effect: memory."""
-        if value is not None and not all(isinstance(one, bool) for one in _listed(value)):
+        """Memory."""
+        if value is not None and not all(isinstance(flag, bool) for flag in _listed(value)):
             raise ValueError("value must be bool or list of bools")
         return self
 
     def planType(self, value: Optional[MultiConvPlanType]) -> MultiConv:
-        """No effect: time."""
+        """Time."""
         if value is not None and not isinstance(value, MultiConvPlanType):
             raise AssertionError("Invalid plan type!")
-        return self
-
-    def perConvReservedTiles(self, value: int) -> MultiConv:
-        """No effect: time."""
-        return self._checked("number of reserved tiles", value, int)
-
-    def cycleBackOff(self, value: float) -> MultiConv:
-        """No effect: time."""
-        return self._checked("cycle back off", value, float)
-
-    def _checked(self, name: str, value: Any, kind: type) -> MultiConv:
-        values = _listed(value)
-        if value is not None and not (values and all(isinstance(one, kind) for one in values)):
-            raise AssertionError(f"Invalid {name}!")
         return self
 
     def __enter__(self) -> None:
@@ -479,7 +460,3 @@ class MultiConv:
             trace.multi_conv = None
             if not any(node.name == "convolution" for node in inside):
                 raise cpp_error("Unexpected end_multi_conv")
-
-
-def _listed(value: Any) -> List[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]

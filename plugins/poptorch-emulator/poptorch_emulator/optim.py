@@ -15,9 +15,10 @@ Rules of this module:
 
 from __future__ import annotations
 
+import inspect
 import math
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -38,11 +39,9 @@ class VariableAttributes:
         self._allowed_attributes = allowed_attributes
 
     def isConstant(self, attr: str) -> bool:
-        """Whether it is compiled in."""
         return attr not in self._variable_attributes
 
     def markAsConstant(self, attr: str) -> None:
-        """Compile it in."""
         self._check(attr)
         self._variable_attributes = [name for name in self._variable_attributes if name != attr]
 
@@ -52,7 +51,6 @@ class VariableAttributes:
         self._variable_attributes.append(attr)
 
     def allow(self, attr: str) -> None:
-        """Accept one more attribute."""
         self._allowed_attributes.append(attr)
 
     def _check(self, attr: str) -> None:
@@ -63,15 +61,27 @@ class VariableAttributes:
 class Optimizer(torch.optim.Optimizer):
     """What PopTorch's optimisers add to torch's."""
 
+    #: The names of the constructor's arguments, in PopTorch's order. Left out or None is not given.
+    _arguments = "params"
+    #: Arguments that must be given.
+    _required: Tuple[str, ...] = ("params",)
     #: Arguments that torch's constructor does not have, with their defaults; they become attributes.
     _own: Mapping[str, Any] = {}
+    _signature: inspect.Signature
     variable_attrs: VariableAttributes
     defaults: Dict[str, Any]
     param_groups: List[Dict[str, Any]]
 
-    def _init(self, arguments: Dict[str, Any]) -> None:
-        """Set this up from the arguments of a constructor, those not given being None."""
-        given = {name: value for name, value in arguments.items() if name != "self" and value is not None}
+    def __init_subclass__(cls) -> None:
+        if "_arguments" in vars(cls):
+            kind, empty = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
+            names = {name: empty if name in cls._required else None for name in cls._arguments.split()}
+            cls._signature = inspect.Signature([inspect.Parameter(n, kind, default=d) for n, d in names.items()])
+            cls.__signature__ = cls._signature  # type: ignore[attr-defined]  # what inspect.signature() reads
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        arguments = self._signature.bind(*args, **kwargs).arguments
+        given = {name: value for name, value in arguments.items() if value is not None}
         self._device: Optional[weakref.ReferenceType[Any]] = None
         self._state_dict: DeviceState = {"ipu_state": None, "ipu_param": None}
         #: Whether the state was loaded, and is still to be written to the device.
@@ -89,7 +99,6 @@ class Optimizer(torch.optim.Optimizer):
         self.variable_attrs = VariableAttributes(list(given), [*self.defaults, "loss_scaling"])
 
     def _init_torch(self, **arguments: Any) -> None:
-        """Call the constructor of torch's."""
         super().__init__(**arguments)
 
     def attach(self, device: Any) -> None:
@@ -152,9 +161,17 @@ _MOMENTS: Mapping[str, Any] = {
 }
 
 
+_ACCUMULATORS = "accum_type first_order_momentum_accum_type second_order_momentum_accum_type"
+
+
 class SGD(Optimizer, torch.optim.SGD):
     """``poptorch.optim.SGD``."""
 
+    _arguments = (
+        "params lr momentum dampening weight_decay nesterov maximize foreach differentiable loss_scaling "
+        "velocity_scaling use_combined_accum accum_type velocity_accum_type max_grad_norm"
+    )
+    _required = ("params", "lr")
     _own = {
         "loss_scaling": 1.0,
         "velocity_scaling": 1.0,
@@ -164,32 +181,17 @@ class SGD(Optimizer, torch.optim.SGD):
         "max_grad_norm": math.inf,
     }
     velocity_scaling: float
+    use_combined_accum: bool
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float,
-        momentum: Optional[float] = None,
-        dampening: Optional[float] = None,
-        weight_decay: Optional[float] = None,
-        nesterov: Optional[bool] = None,
-        maximize: Optional[bool] = None,
-        foreach: Optional[bool] = None,
-        differentiable: Optional[bool] = None,
-        loss_scaling: Optional[float] = None,
-        velocity_scaling: Optional[float] = None,
-        use_combined_accum: Optional[bool] = None,
-        accum_type: Optional[torch.dtype] = None,
-        velocity_accum_type: Optional[torch.dtype] = None,
-        max_grad_norm: Optional[float] = None,
-    ) -> None:
-        self._init(dict(locals()))
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        scaling = self.velocity_scaling
         del self.velocity_scaling  # it is one per group, if at all
-        if use_combined_accum:
+        if self.use_combined_accum:
             for group in (self.defaults, *self.param_groups):
-                group.setdefault("velocity_scaling", 1.0 if velocity_scaling is None else velocity_scaling)
+                group.setdefault("velocity_scaling", scaling)
             self.variable_attrs.allow("velocity_scaling")
-        elif velocity_scaling is not None:
+        elif not self.variable_attrs.isConstant("velocity_scaling"):
             logger.warning(
                 "velocity_scaling value ignored when using the separate variant (use_combined_accum=False). In future, "
                 "this will lead to an error. Please update your code."
@@ -199,105 +201,39 @@ class SGD(Optimizer, torch.optim.SGD):
 class Adam(Optimizer, torch.optim.Adam):
     """``poptorch.optim.Adam``."""
 
+    _arguments = (
+        "params lr betas eps weight_decay amsgrad foreach maximize capturable differentiable fused loss_scaling "
+        f"{_ACCUMULATORS} max_grad_norm"
+    )
     _own = {"loss_scaling": 1.0, **_MOMENTS, "max_grad_norm": math.inf}
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: Optional[float] = None,
-        betas: Optional[Tuple[float, float]] = None,
-        eps: Optional[float] = None,
-        weight_decay: Optional[float] = None,
-        amsgrad: Optional[bool] = None,
-        foreach: Optional[bool] = None,
-        maximize: Optional[bool] = None,
-        capturable: Optional[bool] = None,
-        differentiable: Optional[bool] = None,
-        fused: Optional[bool] = None,
-        loss_scaling: Optional[float] = None,
-        accum_type: Optional[torch.dtype] = None,
-        first_order_momentum_accum_type: Optional[torch.dtype] = None,
-        second_order_momentum_accum_type: Optional[torch.dtype] = None,
-        max_grad_norm: Optional[float] = None,
-    ) -> None:
-        self._init(dict(locals()))
 
 
 class AdamW(Optimizer, torch.optim.AdamW):
     """``poptorch.optim.AdamW``."""
 
+    _arguments = (
+        "params lr betas eps weight_decay amsgrad maximize foreach capturable differentiable fused loss_scaling "
+        f"bias_correction {_ACCUMULATORS} max_grad_norm"
+    )
     _own = {"loss_scaling": 1.0, "bias_correction": True, **_MOMENTS, "max_grad_norm": math.inf}
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: Optional[float] = None,
-        betas: Optional[Tuple[float, float]] = None,
-        eps: Optional[float] = None,
-        weight_decay: Optional[float] = None,
-        amsgrad: Optional[bool] = None,
-        maximize: Optional[bool] = None,
-        foreach: Optional[bool] = None,
-        capturable: Optional[bool] = None,
-        differentiable: Optional[bool] = None,
-        fused: Optional[bool] = None,
-        loss_scaling: Optional[float] = None,
-        bias_correction: Optional[bool] = None,
-        accum_type: Optional[torch.dtype] = None,
-        first_order_momentum_accum_type: Optional[torch.dtype] = None,
-        second_order_momentum_accum_type: Optional[torch.dtype] = None,
-        max_grad_norm: Optional[float] = None,
-    ) -> None:
-        self._init(dict(locals()))
 
 
 class RMSprop(Optimizer, torch.optim.RMSprop):
     """``poptorch.optim.RMSprop``."""
 
+    _arguments = (
+        "params lr alpha eps weight_decay momentum centered foreach maximize differentiable loss_scaling "
+        f"{_ACCUMULATORS} use_tf_variant"
+    )
     _own = {"loss_scaling": 1.0, **_MOMENTS, "use_tf_variant": False}
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: Optional[float] = None,
-        alpha: Optional[float] = None,
-        eps: Optional[float] = None,
-        weight_decay: Optional[float] = None,
-        momentum: Optional[float] = None,
-        centered: Optional[bool] = None,
-        foreach: Optional[bool] = None,
-        maximize: Optional[bool] = None,
-        differentiable: Optional[bool] = None,
-        loss_scaling: Optional[float] = None,
-        accum_type: Optional[torch.dtype] = None,
-        first_order_momentum_accum_type: Optional[torch.dtype] = None,
-        second_order_momentum_accum_type: Optional[torch.dtype] = None,
-        use_tf_variant: Optional[bool] = None,
-    ) -> None:
-        self._init(dict(locals()))
 
 
 class LAMB(Optimizer):
     """``poptorch.optim.LAMB``: layer-wise adaptive moments (You et al., 2020), phi(z) = min(z, max_weight_norm)."""
 
     _own = {"loss_scaling": 1.0, "bias_correction": True, **_MOMENTS}
+    _arguments = f"params lr betas eps weight_decay bias_correction loss_scaling max_weight_norm {_ACCUMULATORS}"
     bias_correction: bool
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: Optional[float] = None,
-        betas: Optional[Tuple[float, float]] = None,
-        eps: Optional[float] = None,
-        weight_decay: Optional[float] = None,
-        bias_correction: Optional[bool] = None,
-        loss_scaling: Optional[float] = None,
-        max_weight_norm: Optional[float] = None,
-        accum_type: Optional[torch.dtype] = None,
-        first_order_momentum_accum_type: Optional[torch.dtype] = None,
-        second_order_momentum_accum_type: Optional[torch.dtype] = None,
-    ) -> None:
-        self._init(dict(locals()))
 
     def _init_torch(self, **arguments: Any) -> None:
         params = arguments.pop("params")

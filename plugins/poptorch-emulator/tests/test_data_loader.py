@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialSampler, TensorDataset
 
-from poptorch_emulator._data import DataLoader, micro_batches
+from poptorch_emulator._arguments import Batching
+from poptorch_emulator._data import DataLoader
 from poptorch_emulator._errors import Error
 from poptorch_emulator.enums import CommGroupType, DataLoaderMode
 from poptorch_emulator.options import Options
@@ -77,7 +78,7 @@ class TestE8:
         options = Options()
         set_options(options)
         loader = DataLoader(options, samples(130), batch_size=3)
-        assert loader.combinedBatchSize == size == 3 * micro_batches(options)
+        assert loader.combinedBatchSize == size == 3 * Batching(options).slices
         assert len(loader) == 130 // size
         assert numbers(loader) == [list(range(n * size, (n + 1) * size)) for n in range(130 // size)]
 

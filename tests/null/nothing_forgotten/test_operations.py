@@ -40,7 +40,7 @@ from spikecore.testing import _edge_table as edge_table
 from spikecore.testing._oracle import operations as oracle_operations
 from spikecore.testing.random_programs import _rules as rules
 from spikecore.testing.random_programs import edges
-from spikecore_ipu.functions import PLAIN
+from spikecore_ipu.backend import PLAIN
 
 #: Operations that Python's operators are, and those that torch has under no name.
 OPERATORS = {*OPERATOR_TEMPLATES, "and", "or", "not"} - {"detach"}
@@ -102,7 +102,7 @@ OPERATION_PLACES: Dict[str, Place] = {
     "spikecore/lang/ops.py: functions": at_least(
         lambda: set(OPERATIONS) - OPERATORS, lambda: [name for name in dir(ops) if callable(getattr(ops, name))]
     ),
-    "backends/spikecore_ipu/functions.py: PLAIN (or SAME)": exactly(lambda: OPERATIONS, lambda: PLAIN),
+    "backends/spikecore_ipu/backend.py: PLAIN (or SAME)": exactly(lambda: OPERATIONS, lambda: PLAIN),
     "spikecore/testing/_oracle/operations.py: OPERATIONS": at_least(
         # every case of a comparison has a where
         lambda: set(OPERATIONS) - {"where"},

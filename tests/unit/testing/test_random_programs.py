@@ -83,7 +83,7 @@ def test_a_training_step_of_the_reference_gives_what_the_oracle_gives() -> None:
 
 def test_what_is_wrong_on_the_device_only_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """An operation that PopTorch computes otherwise is a difference of the compiled network, and none of a call."""
-    from spikecore_ipu.functions import PLAIN
+    from spikecore_ipu.backend import PLAIN
 
     right = PLAIN["add"]
 
