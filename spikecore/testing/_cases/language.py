@@ -10,12 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore.testing import _custom as custom
 from spikecore.testing._case import Collection
-from spikecore.testing._cases import core
 from spikecore.testing._compare import as_array, backward, same
 from spikecore.testing._context import Context
-from spikecore.testing._models import Model
 from spikecore.testing._oracle import Array, Gradients, Trajectory, adjoint, run
 from spikecore.testing._oracle.operations import CONSTANT, OPERATIONS, Applied
 from spikecore.testing._oracle.recurrent import Matrix
@@ -59,38 +56,6 @@ def add_to(cases: Collection) -> None:
                 partial(by_parameter, name=name),
                 ("gradients", "parameter_gradients"),
             )
-    for model in custom.CUSTOM:
-        needs = _needs(model)
-        which: Dict[str, Any] = {"model": model}
-        cases.add(
-            f"custom/{model.name}",
-            "language",
-            "a user's neuron gives what its equations say",
-            partial(forward, **which),
-            needs,
-        )
-        cases.add(
-            f"custom/{model.name}-exact",
-            "language",
-            "and does so where potentials meet the threshold",
-            partial(forward, **which, exact=True),
-            needs,
-        )
-        for detach in (False, True):
-            cases.add(
-                f"custom/{model.name}-gradient{'-detach' if detach else ''}",
-                "language",
-                "a user's neuron has the gradients of its equations, of inputs, parameters and state",
-                partial(gradient, **which, detach=detach),
-                (*needs, "gradients", "parameter_gradients", "state_gradients"),
-            )
-    cases.add(
-        "custom/surrogate",
-        "language",
-        "a user's surrogate is the derivative of the spike",
-        partial(core.gradient, model="lif", reset="hard", surrogate=custom.TENT),
-        ("gradients",),
-    )
     cases.add("custom/same-name", "language", "two neurons of one name and other equations are two", same_name)
     cases.add("custom/configured", "language", "one class configured twice is two programs", configured)
     cases.add(
@@ -100,11 +65,6 @@ def add_to(cases: Collection) -> None:
         recurrent,
         ("gradients", "state_gradients"),
     )
-
-
-def _needs(model: Model) -> Tuple[str, ...]:
-    several = ("several_inputs",) if len(model.oracle.inputs) > 1 else ()
-    return (*several, *(("several_outputs",) if len(model.outputs) > 1 else ()))
 
 
 def _apply(context: Context, name: str, learn: Tuple[str, ...] = ()) -> Tuple[sc.Neuron, Array]:
@@ -169,36 +129,6 @@ def by_parameter(context: Context, name: str) -> None:
         TOLERANCES["float32", "parameter gradient"],
         axes="",
     )
-
-
-def forward(context: Context, model: Model, exact: bool = False) -> None:
-    """Outputs and final state, to the bit."""
-    s = Subject(context, model, model.resets[0], exact=exact)
-    output, final = s.neuron.run(*s.xs())
-    s.check_outputs(output, exact=True)
-    s.check_states(final, s.bits().final, "final state", exact=True)
-
-
-def gradient(context: Context, model: Model, detach: bool) -> None:
-    """Cotangents on outputs and final state."""
-    s = Subject(context, model, model.resets[0], detach=detach, state=True, learn=tuple(model.params))
-    xs, start = s.xs(grad=True), s.start(grad=True)
-    output, final = s.neuron.run(*xs, state=start)
-    outputs = output if isinstance(output, tuple) else (output,)
-    cotangents = [s.cotangent(one) for one in outputs]
-    of_final = {name: s.cotangent(one) for name, one in final.items()}
-    connected = [
-        (y, g) for y, g in zip((*outputs, *final.values()), (*cotangents, *of_final.values())) if y.requires_grad
-    ]
-    backward(s.of, [y for y, _ in connected], [g for _, g in connected])
-    expected = s.gradients(cotangents, of_final)
-    for name, x, right in zip(s.twin.inputs, xs, expected.inputs):
-        s.check("input gradient", x.grad, right, name=name)
-    for name, at in (start or {}).items():
-        got = torch.zeros_like(at) if at.grad is None else at.grad
-        s.check("state gradient", got, expected.state[name], name=f"the initial {name}")
-    for name, parameter in s.neuron.named_parameters():
-        s.check("parameter gradient", parameter.grad, expected.params[name], name=name)
 
 
 def same_name(context: Context) -> None:
