@@ -130,6 +130,27 @@ class _Coincidence(Oracle):
         return (self.fire(x[0] + x[1] - p.threshold), x[0] * x[1]), {}
 
 
+class Constants(sc.Neuron):
+    """Two constants that float32 does not hold, of which one is chosen, and a third: each is rounded once."""
+
+    states = {"v": 0.0}
+    params = {"tau": 2.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Next:
+        v = s.v * 0.7 + sc.ops.where(x > 0.5, 0.1, 0.3) * x / p.tau
+        return v, {"v": v}
+
+
+class _Constants(Oracle):
+    rest = {"v": 0.0}
+    params = ("tau",)
+
+    def step(self, s: Any, p: Any, *x: Value) -> Following:
+        self.edge(x[0] - 0.5)
+        v = s.v * 0.7 + ops.where(x[0] > 0.5, 0.0 * x[0] + 0.1, 0.3) * x[0] / p.tau
+        return (v,), {"v": v}
+
+
 @dataclass(frozen=True)
 class Tent(sc.Surrogate):
     """A user's surrogate: a tent of the given width, with a floor that leaks."""
@@ -192,6 +213,16 @@ CUSTOM: Tuple[Model, ...] = (
         exact_params={"beta": 0.5, "threshold": 1.0},
         exact_levels=QUARTERS,
         outputs=("spikes", "output"),
+    ),
+    Model(
+        "constants",
+        Constants,
+        _Constants,
+        single(tau=2.7),
+        (-1.0, 2.0),
+        resets=("none",),
+        exact_resets=(),
+        outputs=("output",),
     ),
     Model(
         "coincidence",

@@ -302,8 +302,9 @@ def _custom(cases: Collection) -> None:
         which: Dict[str, Any] = {"model": model.name, "reset": model.resets[0]}
         holds = "a user's neuron gives what its equations say"
         add_row(cases, f"custom/{model.name}", "language", holds, Config(**which, bits=True))
-        holds = "and does so where potentials meet the threshold"
-        add_row(cases, f"custom/{model.name}-exact", "language", holds, Config(**which, exact=True, bits=True))
+        if model.exact_resets:
+            holds = "and does so where potentials meet the threshold"
+            add_row(cases, f"custom/{model.name}-exact", "language", holds, Config(**which, exact=True, bits=True))
         for detach in (False, True):
             holds = "a user's neuron has the gradients of its equations, of inputs, parameters and state"
             id = f"custom/{model.name}-gradient{'-detach' if detach else ''}"
