@@ -69,7 +69,7 @@ def _verdict(report: Report) -> Text:
     said = Text(f"\nbackend {report.backend!r}{link}{verdict.word}", style=_VERDICTS[verdict.word])
     if verdict.word == DOES_NOT_CONFORM:
         return said.append(f": {verdict.wrong} of {verdict.total} cases")
-    said.append(f": {verdict.passed} of {verdict.suite} cases passed" if verdict.passed else ": nothing passed")
+    said.append(f": {verdict.passed} cases passed, of {verdict.suite}" if verdict.passed else ": nothing passed")
     for line in verdict.left_out.sentences():
         said.append(f"\n  {line}", style="not bold")
     return said

@@ -10,10 +10,10 @@ from typing import Any, Dict, Mapping, Tuple
 import numpy as np
 
 import spikecore as sc
-from spikecore.testing import _oracle as oracle
 from spikecore.testing._models import HALVES, QUARTERS, Model, single
-from spikecore.testing._oracle import Array, Derivative, Oracle, Step
-from spikecore.testing._oracle.through_time import Cotangents
+from spikecore.testing._oracle import Derivative, Oracle, Value, ops
+from spikecore.testing._oracle import Next as Following
+from spikecore.testing._oracle.neurons import ALIF
 
 Next = Tuple[Any, Dict[str, Any]]
 
@@ -30,27 +30,15 @@ class AdaptiveLIF(sc.Neuron):
         return z, {"v": sc.ops.select(z, 0.0, h), "a": p.rho * s.a + z}
 
 
-class _AdaptiveLIF(oracle.ALIF):
+class _AdaptiveLIF(ALIF):
     """ALIF with a hard reset to 0, whose spike is detached in both states."""
 
     rest = {"v": 0.0, "a": 0.0}
     params = ("tau", "rho", "beta", "threshold")
+    reset_states = None
 
-    def step(self, s: Any, p: Any, *x: Array) -> Step:
-        return super().step(s, _at_zero(p), *x)
-
-    def back(self, k: Any, s: Any, p: Any, g_next: Any, *g_out: Array) -> Cotangents:
-        pushed = g_next.a
-        if self.detach:
-            # the spike in a' carries no gradient either: take away what the base adds
-            g_out = (g_out[0] - pushed, *g_out[1:])
-        found = super().back(k, s, _at_zero(p), g_next, *g_out)
-        found.params.pop("v_reset")
-        return found
-
-
-def _at_zero(p: Any) -> Any:
-    return SimpleNamespace(**vars(p), v_reset=np.zeros_like(p.tau))
+    def step(self, s: Any, p: Any, *x: Value) -> Following:
+        return super().step(s, SimpleNamespace(**vars(p), v_reset=0.0 * p.tau), *x)
 
 
 class Gated(sc.Neuron):
@@ -71,17 +59,10 @@ class _Gated(Oracle):
     rest = {"v": 0.0}
     params = ("threshold",)
 
-    def step(self, s: Any, p: Any, *x: Array) -> Step:
+    def step(self, s: Any, p: Any, *x: Value) -> Following:
         h = s.v * x[1] + x[0]
-        u = h - p.threshold
-        z = self.fire(u)
-        return Step(outputs=(z,), next={"v": np.where(z != 0, np.zeros_like(h), h)}, tested=u, h=h, z=z, gate=x[1])
-
-    def back(self, k: Any, s: Any, p: Any, g_next: Any, *g_out: Array) -> Cotangents:
-        g_z = g_out[0] if self.detach else g_out[0] - g_next.v * k.h
-        g_u = g_z * self.surrogate(k.tested)
-        g_h = g_next.v * (1 - k.z) + g_u
-        return Cotangents((g_h, g_h * s.v), {"v": g_h * k.gate}, {"threshold": -g_u})
+        z = self.fire(h - p.threshold)
+        return (z,), {"v": ops.select(z, 0.0, h)}
 
 
 class Probe(sc.Neuron):
@@ -100,17 +81,10 @@ class _Probe(Oracle):
     rest = {"v": 0.0}
     params = ("beta", "threshold")
 
-    def step(self, s: Any, p: Any, *x: Array) -> Step:
+    def step(self, s: Any, p: Any, *x: Value) -> Following:
         h = p.beta * s.v + x[0]
-        u = h - p.threshold
-        z = self.fire(u)
-        return Step(outputs=(z, h), next={"v": h - z * p.threshold}, tested=u, z=z)
-
-    def back(self, k: Any, s: Any, p: Any, g_next: Any, *g_out: Array) -> Cotangents:
-        g_z = g_out[0] if self.detach else g_out[0] - g_next.v * p.threshold
-        g_u = g_z * self.surrogate(k.tested)
-        g_h = g_next.v + g_u + g_out[1]
-        return Cotangents((g_h,), {"v": g_h * p.beta}, {"beta": g_h * s.v, "threshold": -g_next.v * k.z - g_u})
+        z = self.fire(h - p.threshold)
+        return (z, h), {"v": h - z * p.threshold}
 
 
 class Refractory(sc.Neuron):
@@ -131,24 +105,11 @@ class _Refractory(Oracle):
     params = ("beta", "period", "threshold")
     strict = True
 
-    def step(self, s: Any, p: Any, *x: Array) -> Step:
-        free = s.wait <= 0
-        h = np.where(free, p.beta * s.v + x[0], s.v)
-        u = h - p.threshold
-        z = self.fire(u)
-        left = s.wait - np.ones_like(s.wait)
-        wait = np.maximum(left, np.zeros_like(left)) + z * p.period
-        after = {"v": np.where(z != 0, np.zeros_like(h), h), "wait": wait}
-        return Step(outputs=(z,), next=after, tested=u, free=free, left=left, h=h, z=z)
-
-    def back(self, k: Any, s: Any, p: Any, g_next: Any, *g_out: Array) -> Cotangents:
-        g_z = g_out[0] if self.detach else g_out[0] - g_next.v * k.h
-        g_u = g_z * self.surrogate(k.tested)
-        g_h = g_next.v * (1 - k.z) + g_u
-        g_x = np.where(k.free, g_h, 0.0)
-        share = np.where(k.left > 0, 1.0, np.where(k.left == 0, 0.5, 0.0))
-        g_s = {"v": np.where(k.free, g_h * p.beta, g_h), "wait": g_next.wait * share}
-        return Cotangents((g_x,), g_s, {"beta": g_x * s.v, "period": g_next.wait * k.z, "threshold": -g_u})
+    def step(self, s: Any, p: Any, *x: Value) -> Following:
+        h = ops.where(s.wait <= 0.0, p.beta * s.v + x[0], s.v)
+        z = self.fire(h - p.threshold)
+        wait = ops.maximum(s.wait - 1.0, 0.0) + ops.detach(z) * p.period
+        return (z,), {"v": ops.select(z, 0.0, h), "wait": wait}
 
 
 class Coincidence(sc.Neuron):
@@ -165,13 +126,29 @@ class _Coincidence(Oracle):
     inputs = ("x", "y")
     params = ("threshold",)
 
-    def step(self, s: Any, p: Any, *x: Array) -> Step:
-        u = x[0] + x[1] - p.threshold
-        return Step(outputs=(self.fire(u), x[0] * x[1]), next={}, tested=u, x=x)
+    def step(self, s: Any, p: Any, *x: Value) -> Following:
+        return (self.fire(x[0] + x[1] - p.threshold), x[0] * x[1]), {}
 
-    def back(self, k: Any, s: Any, p: Any, g_next: Any, *g_out: Array) -> Cotangents:
-        g_u = g_out[0] * self.surrogate(k.tested)
-        return Cotangents((g_u + g_out[1] * k.x[1], g_u + g_out[1] * k.x[0]), {}, {"threshold": -g_u})
+
+class Constants(sc.Neuron):
+    """Two constants that float32 does not hold, of which one is chosen, and a third: each is rounded once."""
+
+    states = {"v": 0.0}
+    params = {"tau": 2.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Next:
+        v = s.v * 0.7 + sc.ops.where(x > 0.5, 0.1, 0.3) * x / p.tau
+        return v, {"v": v}
+
+
+class _Constants(Oracle):
+    rest = {"v": 0.0}
+    params = ("tau",)
+
+    def step(self, s: Any, p: Any, *x: Value) -> Following:
+        self.edge(x[0] - 0.5)
+        v = s.v * 0.7 + ops.where(x[0] > 0.5, 0.0 * x[0] + 0.1, 0.3) * x[0] / p.tau
+        return (v,), {"v": v}
 
 
 @dataclass(frozen=True)
@@ -236,6 +213,16 @@ CUSTOM: Tuple[Model, ...] = (
         exact_params={"beta": 0.5, "threshold": 1.0},
         exact_levels=QUARTERS,
         outputs=("spikes", "output"),
+    ),
+    Model(
+        "constants",
+        Constants,
+        _Constants,
+        single(tau=2.7),
+        (-1.0, 2.0),
+        resets=("none",),
+        exact_resets=(),
+        outputs=("output",),
     ),
     Model(
         "coincidence",

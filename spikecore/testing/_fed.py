@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Any, Optional
 
 import numpy as np
 import torch
@@ -73,7 +73,7 @@ class Fed:
 def steps_of(s: Subject, at: slice) -> Any:
     """Some steps of the oracle's run."""
     steps = s.seen.steps[at]
-    start: Dict[str, Array] = vars(steps[0].before)
+    start = steps[0].before
     return s.seen._replace(
         outputs=tuple(out[at] for out in s.seen.outputs), steps=steps, start=start, final=steps[-1].next
     )

@@ -178,6 +178,10 @@ class Subject:
         """What the input gradient might be, for cotangents of outputs, final states and trace."""
         return of_gradients(self, *cotangents)
 
+    def parameter_suspects(self, name: str, cotangent: Any) -> Suspects:
+        """What the gradient of a parameter might be, for a cotangent of the output."""
+        return of_parameter_gradient(self, name, cotangent)
+
     # -- checks
 
     def check_outputs(self, actual: Any, what: str = "", exact: bool = False) -> None:
@@ -209,8 +213,7 @@ class Subject:
     def check_states(self, actual: Mapping[str, Tensor], expected: Mapping[str, Array], what: str, exact: bool) -> None:
         """States are the oracle's, and have the dtype of arithmetic."""
         held = torch.float64 if self.dtype_name == "float64" else torch.float32
-        for name in self.twin.rest:
-            value = actual[name]
+        for name, value in actual.items():
             if value.dtype != held:
                 raise Mismatch(f"{what} {name} of {self.of} has dtype {value.dtype}, expected {held}")
             tolerance = EXACT if exact else TOLERANCES[self.dtype_name, "potential"]

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from typing import Any, Dict, Tuple
 
-import numpy as np
-
 import spikecore as sc
 from spikecore.testing._models import Model, single
-from spikecore.testing._oracle import Array, Oracle, Step
-from spikecore.testing._oracle.through_time import Cotangents
+from spikecore.testing._oracle import Next as Following
+from spikecore.testing._oracle import Oracle, Value
 
 Next = Tuple[Any, Dict[str, Any]]
 
@@ -32,13 +30,8 @@ class _Swap(Oracle):
     rest = {"u": 0.25, "v": 0.0}
     params = ("leak",)
 
-    def step(self, s: Any, p: Any, *x: Array) -> Step:
-        return Step(outputs=(s.u * x[0] + s.v,), next={"u": s.v * p.leak + x[0], "v": s.u}, x=x[0])
-
-    def back(self, k: Any, s: Any, p: Any, g_next: Any, *g_out: Array) -> Cotangents:
-        (g,) = g_out
-        states = {"u": g_next.v + g * k.x, "v": g_next.u * p.leak + g}
-        return Cotangents((g_next.u + g * s.u,), states, {"leak": g_next.u * s.v})
+    def step(self, s: Any, p: Any, *x: Value) -> Following:
+        return (s.u * x[0] + s.v,), {"u": s.v * p.leak + x[0], "v": s.u}
 
 
 class Turn(sc.Neuron):
@@ -61,21 +54,9 @@ class _Turn(Oracle):
     rest = {"a": 0.0, "b": "start", "c": 0.25}
     params = ("leak", "gain", "start")
 
-    def step(self, s: Any, p: Any, *x: Array) -> Step:
+    def step(self, s: Any, p: Any, *x: Value) -> Following:
         b = s.c + x[1] * p.gain
-        after = {"a": s.b * p.leak + x[0], "b": b, "c": s.a}
-        return Step(outputs=(s.a * p.gain + b, s.b * x[1]), next=after, x=x)
-
-    def back(self, k: Any, s: Any, p: Any, g_next: Any, *g_out: Array) -> Cotangents:
-        y = k.x[1]
-        g_b = g_next.b + g_out[0]
-        states = {
-            "a": g_next.c + g_out[0] * p.gain,
-            "b": g_next.a * p.leak + g_out[1] * y,
-            "c": g_b,
-        }
-        params = {"leak": g_next.a * s.b, "gain": g_b * y + g_out[0] * s.a, "start": np.zeros_like(g_b)}
-        return Cotangents((g_next.a, g_b * p.gain + g_out[1] * s.b), states, params)
+        return (s.a * p.gain + b, s.b * x[1]), {"a": s.b * p.leak + x[0], "b": b, "c": s.a}
 
 
 SWAP = Model("swap", Swap, _Swap, single(leak=0.7), (-1.0, 1.0), resets=("none",), outputs=("output",))

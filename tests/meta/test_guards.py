@@ -18,7 +18,7 @@ from spikecore.cli._conformance import Command, conformance
 from spikecore.testing import CASES, DEFAULT_TIERS, TIERS, BackendConformance, check_backend
 from spikecore.testing import _support as support
 from spikecore.testing._case import Case
-from spikecore.testing._cases.core import configurations
+from spikecore.testing._cases.rows import configurations
 from spikecore.testing._context import Context, choose_device
 from spikecore.testing._loopback import EVERYTHING, Loopback, installed
 from spikecore.testing._oracle import SURROGATES

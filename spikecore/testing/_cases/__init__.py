@@ -4,12 +4,10 @@ from spikecore.testing._case import Collection
 from spikecore.testing._cases import (
     absent,
     arguments,
-    asked,
     compiled,
     core,
     devices,
     drawn,
-    dtypes,
     edges,
     graphs,
     halves,
@@ -23,35 +21,30 @@ from spikecore.testing._cases import (
     parameters,
     placed,
     process,
-    product,
     random,
     recurrent,
     robust,
+    rows,
     saved_tensors,
     sequences,
     sizes,
     state,
     steps,
-    turning,
     unusual,
-    values,
     wanted,
 )
 from spikecore.testing._generated import cases as generated
 
 CASES = Collection()
 for _tier in (
+    rows,
     core,
-    dtypes,
     parameters,
     normalised,
-    values,
     state,
     recurrent,
-    turning,
     wanted,
     absent,
-    asked,
     language,
     drawn,
     unusual,
@@ -73,7 +66,6 @@ for _tier in (
     devices,
     machinery,
     compiled,
-    product,
     random,
 ):
     _tier.add_to(CASES)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, Dict, Mapping, Tuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore.testing import _custom as custom
 from spikecore.testing._case import Collection
-from spikecore.testing._cases import core
 from spikecore.testing._compare import as_array, backward, same
 from spikecore.testing._context import Context
-from spikecore.testing._models import Model
-from spikecore.testing._oracle import Array
-from spikecore.testing._oracle.operations import CONSTANT, OPERATIONS, accumulated, accumulated_back
+from spikecore.testing._oracle import Array, Gradients, Trajectory, adjoint, run
+from spikecore.testing._oracle.operations import CONSTANT, OPERATIONS, Applied
+from spikecore.testing._oracle.recurrent import Matrix
+from spikecore.testing._oracle.recurrent import adjoint as feedback
 from spikecore.testing._subject import Subject
 from spikecore.testing._tolerances import EXACT, TOLERANCES
 
@@ -49,7 +48,7 @@ def add_to(cases: Collection) -> None:
             partial(derivative, name=name),
             ("gradients",),
         )
-        if operation.to_c is not None:
+        if operation.learns:
             cases.add(
                 f"language/{name}-parameter",
                 "language",
@@ -57,38 +56,6 @@ def add_to(cases: Collection) -> None:
                 partial(by_parameter, name=name),
                 ("gradients", "parameter_gradients"),
             )
-    for model in custom.CUSTOM:
-        needs = _needs(model)
-        which: Dict[str, Any] = {"model": model}
-        cases.add(
-            f"custom/{model.name}",
-            "language",
-            "a user's neuron gives what its equations say",
-            partial(forward, **which),
-            needs,
-        )
-        cases.add(
-            f"custom/{model.name}-exact",
-            "language",
-            "and does so where potentials meet the threshold",
-            partial(forward, **which, exact=True),
-            needs,
-        )
-        for detach in (False, True):
-            cases.add(
-                f"custom/{model.name}-gradient{'-detach' if detach else ''}",
-                "language",
-                "a user's neuron has the gradients of its equations, of inputs, parameters and state",
-                partial(gradient, **which, detach=detach),
-                (*needs, "gradients", "parameter_gradients", "state_gradients"),
-            )
-    cases.add(
-        "custom/surrogate",
-        "language",
-        "a user's surrogate is the derivative of the spike",
-        partial(core.gradient, model="lif", reset="hard", surrogate=custom.TENT),
-        ("gradients",),
-    )
     cases.add("custom/same-name", "language", "two neurons of one name and other equations are two", same_name)
     cases.add("custom/configured", "language", "one class configured twice is two programs", configured)
     cases.add(
@@ -100,11 +67,6 @@ def add_to(cases: Collection) -> None:
     )
 
 
-def _needs(model: Model) -> Tuple[str, ...]:
-    several = ("several_inputs",) if len(model.oracle.inputs) > 1 else ()
-    return (*several, *(("several_outputs",) if len(model.outputs) > 1 else ()))
-
-
 def _apply(context: Context, name: str, learn: Tuple[str, ...] = ()) -> Tuple[sc.Neuron, Array]:
     """The neuron, and the points in every order of three steps."""
     points = np.asarray(OPERATIONS[name].points)
@@ -112,91 +74,61 @@ def _apply(context: Context, name: str, learn: Tuple[str, ...] = ()) -> Tuple[sc
     return neuron, np.stack([points, np.roll(points, 3), np.roll(points, 7)])
 
 
+def _oracle(name: str, x: Array, dtype: Any = np.float64) -> Trajectory:
+    return run(Applied(name), [x], {"c": CONSTANT}, dtype=dtype)
+
+
 def value(context: Context, name: str) -> None:
     """Three steps over all points."""
     neuron, x = _apply(context, name)
-    output = neuron(context.tensor(x))
-    operation = OPERATIONS[name]
-    kind = np.float32 if operation.exact else np.float64
-    with np.errstate(all="ignore"):
-        expected = accumulated(np.asarray(operation.value(x.astype(kind), np.asarray(CONSTANT, kind)), kind))
-    tolerance = EXACT if operation.exact else TOLERANCES["float32", "output"]
-    what = f"{name}, as v/2 + {name}(x, {CONSTANT}),"
-    same(what, f"{neuron!r}", as_array(output), expected, tolerance, there={"x": x})
+    exact = OPERATIONS[name].exact
+    same(
+        f"{name}, as v/2 + {name}(x, {CONSTANT}),",
+        f"{neuron!r}",
+        as_array(neuron(context.tensor(x))),
+        _oracle(name, x, np.float32 if exact else np.float64).outputs[0],
+        EXACT if exact else TOLERANCES["float32", "output"],
+        there={"x": x},
+    )
+
+
+def _backward(context: Context, name: str, neuron: sc.Neuron, x: Tensor) -> Gradients:
+    """Run backwards from the output; what is right for the cotangent."""
+    output = neuron(x)
+    cotangent = context.tensor(np.linspace(-1.0, 1.5, x.numel()).reshape(x.shape))
+    if output.requires_grad:
+        backward(repr(neuron), [output], [cotangent])
+    return adjoint(_oracle(name, as_array(x)), [as_array(cotangent)])
 
 
 def derivative(context: Context, name: str) -> None:
     """By the input."""
-    neuron, x = _apply(context, name)
-    given = context.tensor(x, grad=True)
-    output = neuron(given)
-    cotangent = context.tensor(np.linspace(-1.0, 1.5, x.size).reshape(x.shape))
-    if output.requires_grad:
-        backward(repr(neuron), [output], [cotangent])
-    with np.errstate(all="ignore"):
-        slope = np.asarray(OPERATIONS[name].to_x(x, np.asarray(CONSTANT)), float)
-    expected = accumulated_back(as_array(cotangent)) * slope
-    if given.grad is None:
-        given.grad = torch.zeros_like(given)
+    neuron, points = _apply(context, name)
+    x = context.tensor(points, grad=True)
+    right = _backward(context, name, neuron, x)
     same(
         f"derivative of {name} by x",
-        f"{neuron!r} at x={x[0].tolist()}",
-        as_array(given.grad),
-        expected,
+        f"{neuron!r} at x={points[0].tolist()}",
+        as_array(torch.zeros_like(x) if x.grad is None else x.grad),
+        right.inputs[0],
         TOLERANCES["float32", "input gradient"],
-        there={"x": x},
+        there={"x": points},
     )
 
 
 def by_parameter(context: Context, name: str) -> None:
     """By ``c``."""
-    neuron, x = _apply(context, name, learn=("c",))
-    output = neuron(context.tensor(x))
-    cotangent = context.tensor(np.linspace(-1.0, 1.5, x.size).reshape(x.shape))
-    backward(repr(neuron), [output], [cotangent])
-    to_c = OPERATIONS[name].to_c
-    slope = np.asarray(to_c(x, np.asarray(CONSTANT)), float) if to_c is not None else np.zeros_like(x)
-    expected = np.asarray((accumulated_back(as_array(cotangent)) * slope).sum())
+    neuron, points = _apply(context, name, learn=("c",))
+    right = _backward(context, name, neuron, context.tensor(points))
     parameter = dict(neuron.named_parameters())["c"]
-    grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
     same(
         f"derivative of {name} by c",
-        f"{neuron!r} at x={x[0].tolist()}",
-        as_array(grad),
-        expected,
+        f"{neuron!r} at x={points[0].tolist()}",
+        as_array(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad),
+        right.params["c"],
         TOLERANCES["float32", "parameter gradient"],
         axes="",
     )
-
-
-def forward(context: Context, model: Model, exact: bool = False) -> None:
-    """Outputs and final state, to the bit."""
-    s = Subject(context, model, model.resets[0], exact=exact)
-    output, final = s.neuron.run(*s.xs())
-    s.check_outputs(output, exact=True)
-    s.check_states(final, s.bits().final, "final state", exact=True)
-
-
-def gradient(context: Context, model: Model, detach: bool) -> None:
-    """Cotangents on outputs and final state."""
-    s = Subject(context, model, model.resets[0], detach=detach, state=True, learn=tuple(model.params))
-    xs, start = s.xs(grad=True), s.start(grad=True)
-    output, final = s.neuron.run(*xs, state=start)
-    outputs = output if isinstance(output, tuple) else (output,)
-    cotangents = [s.cotangent(one) for one in outputs]
-    of_final = {name: s.cotangent(one) for name, one in final.items()}
-    connected = [
-        (y, g) for y, g in zip((*outputs, *final.values()), (*cotangents, *of_final.values())) if y.requires_grad
-    ]
-    backward(s.of, [y for y, _ in connected], [g for _, g in connected])
-    expected = s.gradients(cotangents, of_final)
-    for name, x, right in zip(s.twin.inputs, xs, expected.inputs):
-        s.check("input gradient", x.grad, right, name=name)
-    for name, at in (start or {}).items():
-        got = torch.zeros_like(at) if at.grad is None else at.grad
-        s.check("state gradient", got, expected.state[name], name=f"the initial {name}")
-    for name, parameter in s.neuron.named_parameters():
-        s.check("parameter gradient", parameter.grad, expected.params[name], name=name)
 
 
 def same_name(context: Context) -> None:
@@ -227,36 +159,18 @@ def configured(context: Context) -> None:
 
 
 def recurrent(context: Context) -> None:
-    """``y[t] = LIF(x[t] + W y[t-1])``, against the same loop around the oracle's step."""
-    from types import SimpleNamespace as Values
-
+    """``y[t] = LIF(x[t] + W y[t-1])``."""
     s = Subject(context, "lif", "soft", shape=(6, 2, 3))
     weight = np.asarray([[0.5, -0.25, 0.125], [0.25, 0.375, -0.5], [-0.125, 0.75, 0.25]])
     linear: nn.Module = nn.Linear(3, 3, bias=False)
     linear.weight.data = torch.tensor(weight, dtype=torch.float32)
     net = context.place(sc.Recurrent(s.neuron, linear))
-    x = s.x(grad=True)
+    x, matrix = s.x(grad=True), Matrix(weight, None, np.zeros((2, 3)))
+    for _ in range(len(x)):  # with each round one step more has what comes back to it
+        s.takes([as_array(x) + matrix.back(s.seen.outputs[0])])
     output = net(x)
-    p = s.seen.params
-    now, fed, steps = dict(s.seen.start), np.zeros((2, 3)), []
-    for at in s.inputs[0]:
-        step = s.twin.step(Values(**now), p, at + fed @ weight.T)
-        step.before = Values(**now)
-        now, fed = step.next, step.outputs[0]
-        steps.append(step)
-    same(
-        "spikes with feedback",
-        repr(net),
-        as_array(output),
-        np.stack([k.outputs[0] for k in steps]),
-        tested=np.stack([np.asarray(k.tested) for k in steps]),
-    )
+    same("spikes with feedback", repr(net), as_array(output), s.seen.outputs[0], tested=s.seen.tested)
     cotangent = s.cotangent(output)
     s.backward(output, cotangent)
-    g, back = {"v": np.zeros((2, 3))}, np.zeros((2, 3))
-    found: List[Array] = []
-    for k, g_out in zip(reversed(steps), as_array(cotangent)[::-1]):
-        got = s.twin.back(k, k.before, p, Values(**g), g_out + back)
-        g, back = got.states, got.inputs[0] @ weight
-        found.append(got.inputs[0])
-    s.check("input gradient", x.grad, np.stack(found[::-1]), name="a network with feedback")
+    right = feedback(s.seen, matrix, as_array(cotangent)).inputs
+    s.check("input gradient", x.grad, right, name="a network with feedback")

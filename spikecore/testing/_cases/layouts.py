@@ -1,166 +1,28 @@
-"""Shapes and memory layouts, of inputs and of incoming gradients: none of them may change a value."""
+"""Layouts, beside the rows: inputs in which values repeat, and those of states."""
 
 from __future__ import annotations
-
-from functools import partial
-from typing import Dict, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 from spikecore.testing._case import Collection
-from spikecore.testing._compare import Mismatch, as_array
+from spikecore.testing._compare import as_array, same
 from spikecore.testing._context import Context
-from spikecore.testing._models import spread
-from spikecore.testing._strides import EXPANDED, LAYOUTS, Layout, channels_last, strided
+from spikecore.testing._strides import EXPANDED, strided
 from spikecore.testing._subject import Subject
 
-#: Name -> shape ``[T, *N]``. No steps, one; no neurons, one, odd counts, counts beside a power of two.
-SHAPES: Dict[str, Tuple[int, ...]] = {
-    "no-steps": (0, 3, 5),
-    "one-step": (1, 3, 5),
-    "no-neurons": (4, 0, 5),
-    "no-steps-no-neurons": (0, 0),
-    "one-neuron": (4, 1),
-    "a-neuron-without-dimension": (4,),
-    "odd": (3, 7, 11),
-    "prime": (5, 127),
-    "next-to-a-block": (2, 257),
-    "past-several-blocks": (2, 3, 1031),
-    "image": (4, 2, 3, 5, 7),
-    "one-by-one-image": (3, 2, 5, 1, 1),
-}
-_IMAGE = (4, 2, 3, 6, 5)
+_BACK = ("gradients",)
 
 
 def add_to(cases: Collection) -> None:
     """Add the cases of this tier."""
-    for name, shape in SHAPES.items():
-        cases.add(
-            f"layouts/{name}",
-            "layouts",
-            "this shape gives the oracle's outputs and states",
-            partial(shaped, shape=shape),
-        )
-        cases.add(
-            f"layouts/{name}-gradient",
-            "layouts",
-            "this shape gives the oracle's gradients",
-            partial(shaped_gradient, shape=shape),
-            ("gradients", "parameter_gradients"),
-        )
-    cases.add("layouts/no-steps-state", "layouts", "no steps give back the state that was given", no_steps_state)
-    for name, layout in LAYOUTS.items():
-        cases.add(
-            f"layouts/input-{name}",
-            "layouts",
-            "an input of these strides is read where it lies",
-            partial(laid_out, layout=layout),
-        )
-        cases.add(
-            f"layouts/input-{name}-gradient",
-            "layouts",
-            "the gradient of an input of these strides is right",
-            partial(laid_out_gradient, layout=layout),
-            ("gradients",),
-        )
-        cases.add(
-            f"layouts/input-{name}-float16",
-            "layouts",
-            "also in 16 bits, where several values share a word",
-            partial(laid_out, layout=layout, dtype="float16"),
-            dtype="float16",
-        )
-    cases.add("layouts/input-expanded", "layouts", "an expanded input is read as what it stands for", expanded)
-    cases.add(
-        "layouts/input-expanded-gradient",
-        "layouts",
-        "and the gradients of its copies are summed",
-        expanded_gradient,
-        ("gradients",),
-    )
-    for name, layout in {**LAYOUTS, **EXPANDED}.items():
-        cases.add(
-            f"layouts/incoming-{name}",
-            "layouts",
-            "an incoming gradient of these strides is read as what it stands for",
-            partial(incoming, layout=layout),
-            ("gradients",),
-        )
-    cases.add(
-        "layouts/sum",
-        "layouts",
-        "output.sum(), whose gradient is one number expanded, has the right gradient",
-        summed,
-        ("gradients",),
-    )
-    cases.add("layouts/state", "layouts", "a given state of any strides is read where it lies", state)
-    cases.add(
-        "layouts/state-incoming",
-        "layouts",
-        "so are the gradients of the final state",
-        state_incoming,
-        ("gradients", "state_gradients"),
-    )
-    cases.add(
-        "layouts/channels-last-channel",
-        "layouts",
-        "one value per channel goes with channels-last",
-        channels_last_parameter,
-        ("gradients", "parameter_gradients", "channel_parameters"),
-    )
-
-
-def shaped(context: Context, shape: Sequence[int]) -> None:
-    """From rest."""
-    for model in ("lif", "alif"):
-        s = Subject(context, model, "hard", shape=shape)
-        output, final = s.neuron.run(s.x())
-        s.check_outputs(output)
-        s.check_states(final, s.seen.final, "final state", exact=False)
-
-
-def shaped_gradient(context: Context, shape: Sequence[int]) -> None:
-    """Input and shared parameter."""
-    s = Subject(context, "lif", "soft", shape=shape, learn=("tau",))
-    x = s.x(grad=True)
-    output = s.neuron(x)
-    cotangent = s.cotangent(output)
-    if output.requires_grad:
-        s.backward(output, cotangent)
-    expected = s.gradients(cotangent)
-    got = torch.zeros_like(x) if x.grad is None and not x.numel() else x.grad
-    s.check("input gradient", got, expected.inputs[0])
-    tau = dict(s.neuron.named_parameters())["tau"]
-    if tau.grad is not None or expected.params["tau"].any():
-        s.check("parameter gradient", tau.grad, expected.params["tau"], name="tau")
-
-
-def no_steps_state(context: Context) -> None:
-    """LIF and ALIF."""
-    for model in ("lif", "alif"):
-        s = Subject(context, model, "hard", shape=(0, 3, 5), state=True)
-        output, final = s.neuron.run(s.x(), state=s.start())
-        s.check_outputs(output)
-        s.check_states(final, s.seen.final, "final state", exact=True)
-
-
-def laid_out(context: Context, layout: Layout, dtype: str = "float32") -> None:
-    """An image."""
-    s = Subject(context, "lif", "hard", shape=_IMAGE, dtype=dtype)
-    output, final = s.neuron.run(s.gives(layout(s.x())))
-    s.check_outputs(output)
-    s.check_states(final, s.bits().final, "final state", exact=True)
-
-
-def laid_out_gradient(context: Context, layout: Layout) -> None:
-    """The gradient of the laid out tensor itself."""
-    s = Subject(context, "lif", "hard", shape=_IMAGE)
-    x = s.gives(layout(s.x())).detach().requires_grad_()
-    output = s.neuron(x)
-    cotangent = s.cotangent(output)
-    s.backward(output, cotangent)
-    s.check("input gradient", x.grad, s.gradients(cotangent).inputs[0])
+    one = "layouts"
+    cases.add("layouts/input-expanded", one, "an expanded input is read as what it stands for", expanded)
+    holds = "and the gradients of its copies are summed"
+    cases.add("layouts/input-expanded-gradient", one, holds, expanded_gradient, _BACK)
+    cases.add("layouts/state", one, "a given state of any strides is read where it lies", state)
+    holds = "so are the gradients of the final state"
+    cases.add("layouts/state-incoming", one, holds, state_incoming, (*_BACK, "state_gradients"))
 
 
 def expanded(context: Context) -> None:
@@ -177,8 +39,6 @@ def expanded(context: Context) -> None:
 
 
 def _equal(s: Subject, got: Tensor, right: Tensor, what: str) -> None:
-    from spikecore.testing._compare import same
-
     same(what, s.of, as_array(got), as_array(right))
 
 
@@ -192,25 +52,6 @@ def expanded_gradient(context: Context) -> None:
     total = cotangent.sum(1, keepdim=True)
     # the adjoint is linear in the cotangent, so the sum of nine gradients is the gradient of the summed cotangent
     s.check("input gradient", x.grad, s.gradients(total).inputs[0], name="nine copies")
-
-
-def incoming(context: Context, layout: Layout) -> None:
-    """A cotangent in that layout."""
-    s = Subject(context, "lif", "hard", shape=_IMAGE)
-    x = s.x(grad=True)
-    output = s.neuron(x)
-    cotangent = layout(s.cotangent(output))
-    s.backward(output, cotangent)
-    s.check("input gradient", x.grad, s.gradients(cotangent).inputs[0], name="a gradient of other strides")
-
-
-def summed(context: Context) -> None:
-    """The commonest of all expanded gradients."""
-    s = Subject(context, "lif", "soft")
-    x = s.x(grad=True)
-    output = s.neuron(x)
-    s.backward(output.sum(), torch.ones((), device=context.device))
-    s.check("input gradient", x.grad, s.gradients(torch.ones_like(output)).inputs[0], name="output.sum()")
 
 
 def state(context: Context) -> None:
@@ -235,19 +76,3 @@ def state_incoming(context: Context) -> None:
         cotangent = layout(s.cotangent(final["v"]))
         s.backward(final["v"], cotangent)
         s.check("input gradient", x.grad, s.gradients(None, {"v": cotangent}).inputs[0], name="the final state")
-
-
-def channels_last_parameter(context: Context) -> None:
-    """tau per channel, learnt; input and cotangent channels-last."""
-    s = Subject(context, "lif", "hard", shape=_IMAGE, values={"tau": spread(2.7, (3,))}, learn=("tau",))
-    x = channels_last(s.x()).detach().requires_grad_()
-    output = s.neuron(x)
-    s.check_outputs(output)
-    cotangent = channels_last(s.cotangent(output))
-    s.backward(output, cotangent)
-    expected = s.gradients(cotangent)
-    s.check("input gradient", x.grad, expected.inputs[0])
-    tau = dict(s.neuron.named_parameters())["tau"]
-    if tau.grad is None:
-        raise Mismatch(f"tau of {s.of} got no gradient")
-    s.check("parameter gradient", tau.grad, expected.params["tau"], name="tau")

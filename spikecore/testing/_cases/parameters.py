@@ -1,147 +1,93 @@
-"""Parameters: numbers and tensors, shared, per channel and per neuron, learnt or not."""
+"""Parameters, beside the rows: mixed kinds, values that change, ranges, and dtypes that are not that of arithmetic."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Dict, Sequence
+from typing import Any, Dict, Mapping, Sequence
 
 import numpy as np
 import torch
+from torch import nn
 
+from spikecore.dtypes import DTYPES
 from spikecore.testing._case import Collection
-from spikecore.testing._cases.core import configurations
-from spikecore.testing._compare import Mismatch, as_array, same
+from spikecore.testing._compare import Mismatch, as_array, backward, same
 from spikecore.testing._context import Context
+from spikecore.testing._inputs import rounded
 from spikecore.testing._models import BY_NAME, spread
 from spikecore.testing._subject import SHAPE, Subject
+from spikecore.testing._tolerances import Tolerance
+from spikecore.testing._turning import SWAP
 
 _LEARN = ("gradients", "parameter_gradients")
-_CHANNELS = SHAPE[2:]
-_NEURONS = SHAPE[1:]
-_IMAGE = (6, 2, 3, 2, 5)
+_CHANNELS, _NEURONS = SHAPE[2:], SHAPE[1:]
+#: Name -> a number that float32 does not hold, or not to the last digit.
+NUMBERS: Mapping[str, float] = {
+    "tenth": 0.1,
+    "third": 1 / 3,
+    "past-2-to-24": 16777217.0,
+    "small": 1e-30 / 3,
+    "half-way": 1 + 2**-24 + 2**-50,
+}
+#: dtype of the parameter, dtype of the input.
+DTYPE_PAIRS = (
+    ("float16", "float32"),
+    ("bfloat16", "float32"),
+    ("float64", "float32"),
+    ("float16", "float16"),
+    ("bfloat16", "float16"),
+    ("float32", "float16"),
+    ("float16", "float64"),
+    ("float32", "float64"),
+    ("float64", "float64"),
+)
+#: Shape of one time step, and those of a parameter.
+_STEP = (3, 5)
+KINDS: Mapping[str, Sequence[int]] = {"scalar": (), "channel": (5,), "full": (3, 5)}
+_NEAR = {"float16": Tolerance(2e-3, 2e-5), "bfloat16": Tolerance(1e-2, 2e-5)}
 
 
 def add_to(cases: Collection) -> None:
     """Add the cases of this tier."""
-    one = "parameters"
-    for model, reset, name in configurations():
-        which: Dict[str, Any] = {"model": model.name, "reset": reset}
-        cases.add(
-            f"parameters/gradient-{name}",
-            one,
-            "the gradient of every shared parameter is the oracle's",
-            partial(gradient, **which),
-            _LEARN,
-        )
-        if reset == model.resets[0]:
+    one, channel = "parameters", ("channel_parameters",)
+
+    def add(name: str, holds: str, run: Any, *needs: str) -> None:
+        cases.add(f"parameters/{name}", one, holds, run, needs)
+
+    holds = "numbers, shared, per-channel and per-neuron parameters go together"
+    add("mixed", holds, mixed, *_LEARN, *channel, "full_parameters")
+    add("strided", "a parameter of any strides is read where it lies", strided, "full_parameters")
+    add("changed", "a value changed between two calls, in place or not, counts in the second", changed)
+    holds = "Leaky's beta is clamped to 0..1, with gradient 1 at the bounds and 0 outside"
+    add("clamped", holds, clamped, *_LEARN, *channel)
+    holds = "a learnt parameter outside its range is computed with as its nearest end, and stays as it is"
+    add("ranges", holds, partial(ranged, shape=()), *_LEARN)
+    add("ranges-channel", holds, partial(ranged, shape=_CHANNELS), *_LEARN, *channel)
+    holds = "a parameter of a wider dtype than the arithmetic is rounded to it, and its gradient is in its own dtype"
+    cases.add("parameters/float64-on-float32", "dtypes", holds, wide_parameter, _LEARN)
+    for name, number in NUMBERS.items():
+        for dtype, holds in (
+            ("float32", "a number that float32 does not hold is rounded to float32 once"),
+            ("float64", "with float64 inputs a number counts with all its digits"),
+        ):
             cases.add(
-                f"parameters/scalar-{model.name}",
-                one,
-                "0-d tensors give what numbers give",
-                partial(forward, **which, shape=()),
+                f"parameters/number-{name}-{dtype}",
+                "parameters",
+                holds,
+                partial(numbered, number=number, dtype=dtype),
+                dtype=dtype,
             )
+    more: Dict[str, Sequence[str]] = {"scalar": (), "channel": ("channel_parameters",), "full": ("full_parameters",)}
+    for held, dtype in DTYPE_PAIRS:
+        for kind in KINDS:
             cases.add(
-                f"parameters/channel-{model.name}",
-                one,
-                "every parameter may have one value per channel, learnt ones too",
-                partial(gradient, **which, shape=_CHANNELS),
-                (*_LEARN, "channel_parameters"),
+                f"parameters/{kind}-{held}-on-{dtype}",
+                "parameters",
+                "a tensor of another dtype counts as rounded to that of arithmetic; its gradient is in its own dtype",
+                partial(held_in, held=held, dtype=dtype, kind=kind),
+                ("gradients", "parameter_gradients", *more[kind]),
+                dtype=dtype,
             )
-            cases.add(
-                f"parameters/full-{model.name}",
-                one,
-                "every parameter may have one value per neuron, learnt ones too",
-                partial(gradient, **which, shape=_NEURONS),
-                (*_LEARN, "full_parameters"),
-            )
-    channel = ("channel_parameters",)
-    cases.add(
-        "parameters/channel-forward",
-        one,
-        "one value per channel, nothing learnt",
-        partial(forward, model="lif", reset="hard", shape=_CHANNELS),
-        channel,
-    )
-    cases.add(
-        "parameters/full-forward",
-        one,
-        "one value per neuron, nothing learnt",
-        partial(forward, model="lif", reset="hard", shape=_NEURONS),
-        ("full_parameters",),
-    )
-    for dim in (0, 1, 2, -1):
-        cases.add(
-            f"parameters/channel-dim{dim}",
-            one,
-            "channel_dim says along which dimension of a time step the channels lie",
-            partial(channel_dim, dim=dim),
-            (*_LEARN, *channel),
-        )
-    for shape in ((1, 7), (3, 1), (1, 1)):
-        cases.add(
-            f"parameters/full-{shape[0]}x{shape[1]}",
-            one,
-            "a parameter that broadcasts to one time step is spread over it, and its gradient summed",
-            partial(gradient, model="lif", reset="soft", shape=shape),
-            (*_LEARN, "full_parameters"),
-        )
-    for kind, size, more in (("channel", (7,), channel), ("full", (1, 7), ("full_parameters",))):
-        cases.add(
-            f"parameters/{kind}-batch-of-one",
-            one,
-            "a batch of one has the gradients of all its neurons' values",
-            partial(gradient, model="lif", reset="soft", shape=size, input_shape=(6, 1, 7)),
-            (*_LEARN, *more),
-        )
-    cases.add(
-        "parameters/mixed",
-        one,
-        "numbers, shared, per-channel and per-neuron parameters go together",
-        mixed,
-        (*_LEARN, *channel, "full_parameters"),
-    )
-    cases.add("parameters/some-learnt", one, "only the parameters to learn get a gradient", some_learnt, _LEARN)
-    cases.add("parameters/gradient-alone", one, "parameters learn where the input needs no gradient", alone, _LEARN)
-    cases.add(
-        "parameters/strided", one, "a parameter of any strides is read where it lies", strided, ("full_parameters",)
-    )
-    cases.add(
-        "parameters/changed", one, "a value changed between two calls, in place or not, counts in the second", changed
-    )
-    cases.add(
-        "parameters/clamped",
-        one,
-        "Leaky's beta is clamped to 0..1, with gradient 1 at the bounds and 0 outside",
-        clamped,
-        (*_LEARN, *channel),
-    )
-    text = "learnt parameters that left their ranges between two calls are put back before they are computed with"
-    cases.add("parameters/ranges", one, text, partial(ranged, shape=()), _LEARN)
-    cases.add("parameters/ranges-channel", one, text, partial(ranged, shape=_CHANNELS), (*_LEARN, *channel))
-    cases.add(
-        "parameters/many", one, "a shared parameter's gradient is summed over many neurons and steps", many, _LEARN
-    )
-
-
-def values(model: str, shape: Sequence[int]) -> Dict[str, Any]:
-    """The model's parameters as arrays of a shape, no two values alike."""
-    return {name: spread(value, shape) for name, value in BY_NAME[model].params.items()}
-
-
-def forward(context: Context, model: str, reset: str, shape: Sequence[int]) -> None:
-    """Outputs and final state with tensors for parameters."""
-    s = Subject(context, model, reset, values=values(model, shape))
-    output, final = s.neuron.run(s.x())
-    s.check_outputs(output)
-    s.check_states(final, s.seen.final, "final state", exact=False)
-
-
-def gradient(
-    context: Context, model: str, reset: str, shape: Sequence[int] = (), input_shape: Sequence[int] = SHAPE
-) -> None:
-    """All parameters learnt, of one shape."""
-    given = values(model, shape) if shape else {}
-    learn(Subject(context, model, reset, values=given, learn=tuple(BY_NAME[model].params), shape=input_shape))
 
 
 def learn(s: Subject) -> None:
@@ -161,40 +107,11 @@ def learn(s: Subject) -> None:
         s.check("parameter gradient", parameter.grad, expected.params[name], name=name)
 
 
-def channel_dim(context: Context, dim: int) -> None:
-    """An image, with all its dimensions different where that can be."""
-    size = _IMAGE[1:][dim]
-    s = Subject(
-        context, "lif", "hard", shape=_IMAGE, channel_dim=dim, values=values("lif", (size,)), learn=("tau", "threshold")
-    )
-    learn(s)
-
-
 def mixed(context: Context) -> None:
     """Each parameter of LIF of another kind."""
     given = {"tau": spread(2.7, _CHANNELS), "threshold": spread(0.9, _NEURONS)}
     learn(Subject(context, "lif", "hard", values=given, learn=("tau", "threshold")))
     learn(Subject(context, "lif", "hard", values=given, learn=("v_reset",)))
-
-
-def some_learnt(context: Context) -> None:
-    """Each parameter of LIF alone."""
-    for name in ("tau", "threshold", "v_reset"):
-        s = Subject(context, "lif", "soft", learn=(name,))
-        learn(s)
-        if [n for n, _ in s.neuron.named_parameters()] != [name]:
-            raise Mismatch(f"{s.of} learns {[n for n, _ in s.neuron.named_parameters()]}, asked for {name}")
-
-
-def alone(context: Context) -> None:
-    """No gradient of the input is wanted."""
-    s = Subject(context, "plif", "hard", learn=("w", "threshold"))
-    output = s.neuron(s.x())
-    cotangent = s.cotangent(output)
-    s.backward(output, cotangent)
-    expected = s.gradients(cotangent).params
-    for name, parameter in s.neuron.named_parameters():
-        s.check("parameter gradient", parameter.grad, expected[name], name=name)
 
 
 def strided(context: Context) -> None:
@@ -252,6 +169,61 @@ def ranged(context: Context, shape: Sequence[int]) -> None:
             same(name, f"{s.of} after a call", as_array(s.neuron.get_parameter(name)), value.astype(np.float32))
 
 
-def many(context: Context) -> None:
-    """More neurons than any block of threads has."""
-    learn(Subject(context, "lif", "hard", shape=(5, 37, 113), learn=("tau", "threshold", "v_reset")))
+def numbered(context: Context, number: float, dtype: str) -> None:
+    """To the bit, outputs and final state."""
+    s = Subject(context, SWAP, "none", shape=(6, *_STEP), dtype=dtype, values={"leak": number})
+    output, final = s.neuron.run(s.x())
+    s.check_outputs(output, f" with the number {number!r}", exact=True)
+    s.check_states(final, s.bits().final, f"final state, with the number {number!r},", exact=True)
+
+
+def held_in(context: Context, held: str, dtype: str, kind: str) -> None:
+    """Outputs, and the gradient of the parameter, learnt."""
+    value = rounded(spread(0.7, KINDS[kind]), DTYPES[held])
+    s = Subject(context, SWAP, "none", shape=(6, *_STEP), dtype=dtype, values={"leak": np.asarray(value)})
+    neuron: Any = s.neuron
+    neuron.leak = leaf = nn.Parameter(context.tensor(value, DTYPES[held]))
+    x = s.x(grad=True)
+    output = neuron(x)
+    s.check_outputs(output, f" with a {kind} parameter in {held}")
+    cotangent = s.cotangent(output)
+    backward(s.of, [output], [cotangent])
+    expected = s.gradients(cotangent)
+    s.check("input gradient", x.grad, expected.inputs[0])
+    if leaf.grad is None or leaf.grad.dtype != DTYPES[held]:
+        found = None if leaf.grad is None else leaf.grad.dtype
+        raise Mismatch(f"the gradient of leak, {DTYPES[held]}, of {s.of} is {found}")
+    wide = Tolerance(1e-9, 1e-10) if (held, dtype) == ("float64", "float64") else Tolerance(5e-4, 2e-5)
+    right = expected.params["leak"]
+    what = f"gradient of leak, a {kind} parameter in {held},"
+    same(what, s.of, as_array(leaf.grad), right, _NEAR.get(held, wide), axes="n")
+    if held == "float16" and dtype != "float64":
+        _overflow(context, s, leaf, kind)
+
+
+def _overflow(context: Context, s: Subject, leaf: Any, kind: str) -> None:
+    """A sum past 65504 is infinite in the parameter's dtype; it was finite while it was summed."""
+    leaf.grad = None
+    output = s.neuron(s.x())
+    large = torch.full_like(output, 3e4 if s.dtype == torch.float16 else 3e6)
+    backward(s.of, [output], [large])
+    right = s.gradients(large).params["leak"]
+    with np.errstate(over="ignore"):
+        wanted = np.asarray(np.float16(right), float)
+    clear = np.abs(np.abs(right) - 65520) > 700  # not where rounding decides
+    what = f"gradient of leak, a {kind} parameter in float16, past what it holds,"
+    found = as_array(leaf.grad)
+    same(what, s.of, np.where(clear, found, 0.0), np.where(clear, wanted, 0.0), Tolerance(2e-3, 2e-5), axes="n")
+
+
+def wide_parameter(context: Context) -> None:
+    """tau in float64, input in float32."""
+    s = Subject(context, "lif", "hard", learn=("tau",))
+    s.neuron.tau = torch.nn.Parameter(context.tensor(s.params["tau"], torch.float64))
+    output = s.neuron(s.x())
+    s.check_outputs(output)
+    cotangent = s.cotangent(output)
+    s.backward(output, cotangent)
+    s.check("parameter gradient", s.neuron.tau.grad, s.gradients(cotangent).params["tau"], name="tau")
+    if s.neuron.tau.grad.dtype != torch.float64:
+        raise Mismatch(f"the gradient of tau, torch.float64, of {s.of} is {s.neuron.tau.grad.dtype}")

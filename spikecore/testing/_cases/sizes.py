@@ -17,8 +17,7 @@ from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch, as_array, backward, same
 from spikecore.testing._context import Context
 from spikecore.testing._inputs import generator
-from spikecore.testing._oracle import Array
-from spikecore.testing._oracle.through_time import summed
+from spikecore.testing._oracle import Array, summed
 
 #: Name -> shape ``[T, *N]``.
 SHAPES: Dict[str, Tuple[int, ...]] = {

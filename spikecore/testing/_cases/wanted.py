@@ -1,92 +1,48 @@
-"""Which gradients are wanted, and which arrive: each alone, some, all, none."""
+"""Gradients that are wanted, beside the rows: none, sums, and tensors that stand for several."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch, as_array, backward
 from spikecore.testing._context import Context
+from spikecore.testing._models import BY_NAME
 from spikecore.testing._subject import Subject
 from spikecore.testing._turning import TURN
 
-_INPUTS, _STATES, _PARAMS = ("x", "y"), ("a", "b", "c"), ("leak", "gain", "start")
-_EVERY = (*_INPUTS, *_STATES, *_PARAMS)
-_RESULTS = ("output 0", "output 1", "final a", "final b", "final c", "trace a", "trace b", "trace c")
-_NEEDS = ("gradients", "parameter_gradients", "state_gradients", "record", "several_inputs", "several_outputs")
-
-
-class Wanted(NamedTuple):
-    """What requires a gradient, and the results that have a cotangent."""
-
-    of: Tuple[str, ...] = _EVERY
-    given: Tuple[str, ...] = _RESULTS
-    rest: bool = False
-
-
-#: Case -> what is wanted and given.
-TABLE: Dict[str, Wanted] = {
-    "first-input-only": Wanted(("x",)),
-    "second-input-only": Wanted(("y",)),
-    "states-only": Wanted(_STATES),
-    "one-state-only": Wanted(("b",)),
-    "parameters-only": Wanted(_PARAMS),
-    "one-parameter-only": Wanted(("gain",)),
-    "starting-parameter-only": Wanted(("start",), rest=True),
-    "one-of-each": Wanted(("y", "c", "leak")),
-    "inputs-and-states": Wanted((*_INPUTS, *_STATES)),
-    "inputs-and-parameters": Wanted((*_INPUTS, *_PARAMS), rest=True),
-    "states-and-parameters": Wanted((*_STATES, *_PARAMS[:2])),
-    "everything": Wanted(),
-    "from-first-output-only": Wanted(given=("output 0",)),
-    "from-second-output-only": Wanted(given=("output 1",)),
-    "from-final-state-only": Wanted(given=("final a", "final b", "final c")),
-    "from-one-final-state-only": Wanted(given=("final c",)),
-    "from-trace-only": Wanted(given=("trace a", "trace b", "trace c")),
-    "from-one-trace-only": Wanted(given=("trace b",)),
-    "parameters-from-trace-only": Wanted(_PARAMS, ("trace a",), rest=True),
-    "parameters-from-final-state-only": Wanted(_PARAMS, ("final b",), rest=True),
-    "parameters-from-second-output-only": Wanted(_PARAMS, ("output 1",), rest=True),
-}
+_STATES, _PARAMS = ("a", "b", "c"), ("leak", "gain", "start")
+_LEARN, _TWO = ("gradients", "parameter_gradients"), ("several_inputs", "several_outputs")
+_NEEDS = (*_LEARN, "state_gradients", "record", *_TWO)
 
 
 def add_to(cases: Collection) -> None:
     """Add these cases to the tier of state."""
-    for name, wanted in TABLE.items():
-        cases.add(
-            f"wanted/{name}",
-            "state",
-            "what requires a gradient gets that of the results that have a cotangent; nothing else gets one",
-            partial(some, wanted=wanted),
-            _NEEDS,
-        )
-    cases.add(
-        "wanted/none",
-        "state",
-        "where nothing requires a gradient, or under no_grad, results require none",
-        nothing,
-        ("record", "several_inputs", "several_outputs"),
-    )
+
+    def add(name: str, holds: str, run: Callable[[Context], None], needs: Sequence[str] = _NEEDS) -> None:
+        cases.add(f"wanted/{name}", "state", holds, run, needs)
+
+    holds = "where nothing requires a gradient, or under no_grad, results require none"
+    add("none", holds, nothing, ("record", *_TWO))
     for name in ("same", "view"):
-        cases.add(
-            f"wanted/one-tensor-for-both-inputs-{name}",
-            "state",
-            "one tensor given as both inputs gets the sum of both gradients",
-            partial(twice, view=name == "view"),
-            _NEEDS,
-        )
-    cases.add(
-        "wanted/one-tensor-for-all-states",
-        "state",
-        "one tensor given as every state gets the sum of their gradients",
-        one_state,
-        _NEEDS,
-    )
+        holds = "one tensor given as both inputs gets the sum of both gradients"
+        add(f"one-tensor-for-both-inputs-{name}", holds, partial(twice, view=name == "view"))
+    add("one-tensor-for-all-states", "one tensor given as every state gets the sum of their gradients", one_state)
+    holds = "a loss of the last step's outputs alone, or of one neuron's, has its gradient at every step"
+    add("last-step-only", holds, last_step, ("gradients",))
+    holds = "each result's sum(), whose cotangent is one number expanded, has its gradient"
+    add("sums-of-everything", holds, sums_of_everything)
+    holds = "one learnt tensor that is two parameters gets the sum of both gradients"
+    add("one-tensor-for-two-parameters", holds, one_parameter, _LEARN)
+    holds = "input and initial state may be torch.nn.Parameter, and are learnt then like any other"
+    add("input-is-a-parameter", holds, input_as_parameter, ("gradients", "state_gradients"))
+    holds = "a parameter that was computed from others passes its gradient on to them"
+    add("computed-parameter", holds, computed_parameter, _LEARN)
 
 
 def _subject(context: Context, learn: Sequence[str] = (), state: bool = True) -> Subject:
@@ -99,38 +55,6 @@ def _run(s: Subject, xs: Sequence[Tensor], start: Any) -> Dict[str, Tensor]:
     named.update({f"final {name}": final[name] for name in _STATES})
     named.update({f"trace {name}": trace[name] for name in _STATES})
     return named
-
-
-def some(context: Context, wanted: Wanted) -> None:
-    """The leaves that are wanted, against the oracle; the others have no gradient."""
-    s = _subject(context, [name for name in _PARAMS if name in wanted.of], not wanted.rest)
-    xs = [x.requires_grad_(name in wanted.of) for name, x in zip(_INPUTS, s.xs())]
-    start = s.start()
-    for name, value in (start or {}).items():
-        value.requires_grad_(name in wanted.of)
-    results = _run(s, xs, start)
-    cotangents = {name: s.cotangent(results[name]) for name in wanted.given}
-    s.cotangents = cotangents
-    # a result that nothing wanted leads to may be without a graph
-    connected = [name for name in cotangents if results[name].requires_grad] or list(cotangents)
-    of = f"{', '.join(wanted.given)} of {s.of}"
-    backward(of, [results[name] for name in connected], [cotangents[name] for name in connected])
-    right = s.gradients(
-        [cotangents.get(f"output {i}") for i in range(2)],
-        {name: cotangents[f"final {name}"] for name in _STATES if f"final {name}" in cotangents},
-        {name: cotangents[f"trace {name}"] for name in _STATES if f"trace {name}" in cotangents},
-    )
-    expected = {**dict(zip(_INPUTS, right.inputs)), **right.state, **right.params}
-    leaves = {**dict(zip(_INPUTS, xs)), **(start or {}), **dict(s.neuron.named_parameters())}
-    for name, leaf in leaves.items():
-        if name not in wanted.of:
-            if leaf.grad is not None:
-                raise Mismatch(f"{name} of {s.of} requires no gradient and got one")
-            continue
-        quantity = "input gradient" if name in _INPUTS else f"{'state' if name in _STATES else 'parameter'} gradient"
-        grad = torch.zeros_like(leaf) if leaf.grad is None and not np.any(expected[name]) else leaf.grad
-        words = f"{name}, with cotangents of {', '.join(wanted.given)} alone,"
-        s.check(quantity, grad, expected[name], name=words, of=name)
 
 
 def nothing(context: Context) -> None:
@@ -180,3 +104,87 @@ def one_state(context: Context) -> None:
     s.check("state gradient", value.grad, np.asarray(total), name="one tensor given as every state")
     if not np.array_equal(as_array(value), held):
         raise Mismatch(f"the state given to {s.of} was written to")
+
+
+def last_step(context: Context) -> None:
+    """Cotangents that are zero but for the last step, then but for one neuron of it."""
+    for parts in ((-1,), (-1, 1, 2)):
+        s = Subject(context, "lif", "soft", shape=(20, 3, 5))
+        x = s.x(grad=True)
+        output = s.neuron(x)
+        cotangent, dense = s.cotangent(output[parts]), torch.zeros_like(output)
+        dense[parts] = cotangent
+        backward(s.of, [output[parts]], [cotangent])
+        s.check("input gradient", x.grad, s.gradients(dense).inputs[0], name=f"a loss of the output at {list(parts)}")
+
+
+def sums_of_everything(context: Context) -> None:
+    """``sum()`` of outputs, final states and traces, each times a number of its own."""
+    s = Subject(context, TURN, "none", shape=(6, 3, 5), state=True, learn=("leak", "gain"))
+    xs, start = s.xs(grad=True), s.start(grad=True) or {}
+    outputs, final, trace = s.neuron.run(*xs, state=start, record=_STATES)
+    results: List[Tensor] = [*outputs, *(final[n] for n in _STATES), *(trace[n] for n in _STATES)]
+    times = [0.5 + k / 4 for k in range(len(results))]
+    backward(s.of, [r.sum() for r in results], [context.tensor(time) for time in times])
+    full = [torch.full_like(r, time) for r, time in zip(results, times)]
+    right = s.gradients(full[:2], dict(zip(_STATES, full[2:5])), dict(zip(_STATES, full[5:])))
+    for name, x, expected in zip(s.twin.inputs, xs, right.inputs):
+        s.check("input gradient", x.grad, expected, name=f"{name}, of the sums of all results")
+    for name, value in start.items():
+        s.check("state gradient", value.grad, right.state[name], name=f"the initial {name}, of the sums of all results")
+    for name, parameter in s.neuron.named_parameters():
+        s.check("parameter gradient", parameter.grad, right.params[name], name=f"{name}, of the sums of all results")
+
+
+def one_parameter(context: Context) -> None:
+    """Threshold and reset value of LIF."""
+    held = BY_NAME["lif"].params["threshold"]
+    names = ("threshold", "v_reset")
+    s = Subject(context, "lif", "soft", values=dict.fromkeys(names, held), learn=names)
+    neuron: Any = s.neuron
+    neuron.v_reset = neuron.threshold
+    x = s.x(grad=True)
+    output = neuron(x)
+    s.check_outputs(output, " with one tensor as two parameters")
+    cotangent = s.cotangent(output)
+    s.backward(output, cotangent)
+    right = s.gradients(cotangent)
+    s.check("input gradient", x.grad, right.inputs[0], name="one tensor as two parameters")
+    parts = {
+        f"of {name} alone: does one gradient replace the other?": partial(np.asarray, right.params[name])
+        for name in names
+    }
+    total = np.asarray(right.params["threshold"] + right.params["v_reset"])
+    s.check("parameter gradient", neuron.threshold.grad, total, name="threshold, which is v_reset too,", suspects=parts)
+
+
+def computed_parameter(context: Context) -> None:
+    """``tau = raw / 2 + 1``."""
+    s = Subject(context, "lif", "hard", values={"tau": np.asarray(2.75)})
+    neuron: Any = s.neuron
+    raw = context.tensor(3.5, grad=True)
+    neuron.tau = raw / 2 + 1
+    x = s.x(grad=True)
+    output = neuron(x)
+    s.check_outputs(output, " with a computed tau")
+    cotangent = s.cotangent(output)
+    s.backward(output, cotangent)
+    right = s.gradients(cotangent)
+    s.check("input gradient", x.grad, right.inputs[0], name="a call with a computed tau")
+    s.check("parameter gradient", raw.grad, right.params["tau"] / 2, name="what tau was computed from")
+
+
+def input_as_parameter(context: Context) -> None:
+    """An image that is optimised, from a state that is learnt."""
+    s = Subject(context, "alif", "hard", state=True)
+    x = nn.Parameter(s.x())
+    start = {name: nn.Parameter(value) for name, value in (s.start() or {}).items()}
+    output, final = s.neuron.run(x, state=start)
+    s.check_outputs(output, " of a parameter as input")
+    s.check_states(final, s.seen.final, "final state, from parameters as state,", exact=False)
+    cotangent = s.cotangent(output)
+    s.backward(output, cotangent)
+    right = s.gradients(cotangent)
+    s.check("input gradient", x.grad, right.inputs[0], name="a parameter as input")
+    for name, value in start.items():
+        s.check("state gradient", value.grad, right.state[name], name=f"a parameter as the initial {name}")

@@ -1,46 +1,29 @@
-"""What is right: every neuron and surrogate in NumPy, equations and adjoints written by hand.
+"""What is right: every neuron and surrogate in NumPy, and operation by operation back through time.
 
-Nothing here uses spikecore.lang, a backend, torch, or automatic differentiation: an error in one of those cannot hide
-by being made twice.
+Nothing here uses spikecore.lang, a backend or torch: an error in one of those cannot hide by being made twice.
 """
 
 from spikecore.testing._oracle import normalised, recurrent
-from spikecore.testing._oracle.neurons import ALIF, EIF, IF, KLIF, LI, LIF, PLIF, QIF, Izhikevich, Leaky, Synaptic
-from spikecore.testing._oracle.papers import BRF, CLIF, GLIF, TCLIF, SEAdLIF, TernaryLIF
-from spikecore.testing._oracle.snntorch import Alpha, Lapicque, SynapticLeaky
-from spikecore.testing._oracle.surrogates import SURROGATES, Derivative
-from spikecore.testing._oracle.through_time import Array, Gradients, Oracle, Step, Trajectory, adjoint, run
+from spikecore.testing._oracle.rules import Array
+from spikecore.testing._oracle.surrogates import OTHER_ARGUMENTS, SURROGATES, Derivative
+from spikecore.testing._oracle.through_time import Gradients, Next, Oracle, Step, Trajectory, adjoint, run, summed
+from spikecore.testing._oracle.values import Value, ops
 
 __all__ = [
-    "ALIF",
-    "BRF",
-    "CLIF",
-    "EIF",
-    "GLIF",
-    "IF",
-    "KLIF",
-    "LI",
-    "LIF",
-    "PLIF",
-    "QIF",
+    "OTHER_ARGUMENTS",
     "SURROGATES",
-    "TCLIF",
-    "Alpha",
     "Array",
     "Derivative",
     "Gradients",
-    "Izhikevich",
-    "Lapicque",
-    "Leaky",
+    "Next",
     "Oracle",
-    "SEAdLIF",
     "Step",
-    "Synaptic",
-    "SynapticLeaky",
-    "TernaryLIF",
     "Trajectory",
+    "Value",
     "adjoint",
     "normalised",
+    "ops",
     "recurrent",
     "run",
+    "summed",
 ]

@@ -1,30 +1,47 @@
-"""One step of every neuron, and its adjoint, by hand.
+"""One step of every neuron of the library, from the papers and the peers.
 
-The order of the operations in ``step`` is the one that the neuron's documentation gives, so that run in float32 it
-yields the bits of a backend that keeps to source order. ``g`` with a name after it is the cotangent of that name. What
-``step`` and ``back`` must do is said in :class:`~spikecore.testing._oracle.through_time.Oracle`.
+The order of the operations is the one that the neuron's documentation gives, so that run in float32 a step yields the
+bits of a backend that keeps to source order.
 """
-# said there
+# what `step` must do is said in `through_time.Oracle`
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Tuple
 
-import numpy as np
+from spikecore.testing._oracle.through_time import Next, Oracle
+from spikecore.testing._oracle.values import Value, ops
 
-from spikecore.testing._oracle.membrane import Membrane, charge, charge_back
-from spikecore.testing._oracle.through_time import Array, Cotangents, Oracle, Step
+
+def charge(decay_input: bool, x: Value, v: Value, tau: Value, rest: Value) -> Value:
+    """Leaky charge, in its two forms."""
+    return v + (x - (v - rest)) / tau if decay_input else v - (v - rest) / tau + x
+
+
+class Membrane(Oracle):
+    """A potential ``v`` that is charged to ``h``, fires, and is reset."""
+
+    rest = {"v": "v_reset"}
+    params: Tuple[str, ...] = ("threshold", "v_reset")
+
+    def after(self, h: Value, z: Value, p: Any, subtracted: Value) -> Value:
+        """The potential after the spike."""
+        if self.reset == "hard":
+            after: Value = ops.select(z, p.v_reset, h)
+            return after
+        return h - z * subtracted if self.reset == "soft" else h
+
+    def fired(self, h: Value, p: Any) -> Next:
+        """The end of a step whose threshold is the parameter and whose only state is the potential."""
+        z = self.fire(h - p.threshold)
+        return (z,), {"v": self.after(h, z, p, p.threshold)}
 
 
 class IF(Membrane):
     """``h = v + x``."""
 
-    def step(self, s: Any, p: Any, *x: Array) -> Step:
+    def step(self, s: Any, p: Any, *x: Value) -> Next:
         return self.fired(s.v + x[0], p)
-
-    def back(self, k: Any, s: Any, p: Any, g_next: Any, *g_out: Array) -> Cotangents:
-        g_h, g_p = self.fired_back(k, p, g_next.v, g_out[0])
-        return Cotangents((g_h,), {"v": g_h}, g_p)
 
 
 class LIF(Membrane):
@@ -33,34 +50,20 @@ class LIF(Membrane):
     params = ("tau", *Membrane.params)
     decay_input = True
 
-    def step(self, s: Any, p: Any, *x: Array) -> Step:
-        return self.fired(charge(self.decay_input, x[0], s.v, p.tau, p.v_reset), p, x=x[0])
-
-    def back(self, k: Any, s: Any, p: Any, g_next: Any, *g_out: Array) -> Cotangents:
-        g_h, g_p = self.fired_back(k, p, g_next.v, g_out[0])
-        g_x, g_v, g_tau, g_rest = charge_back(self.decay_input, g_h, k.x, s.v, p.tau, p.v_reset)
-        return Cotangents((g_x,), {"v": g_v}, {**g_p, "tau": g_tau, "v_reset": g_p["v_reset"] + g_rest})
+    def step(self, s: Any, p: Any, *x: Value) -> Next:
+        return self.fired(charge(self.decay_input, x[0], s.v, p.tau, p.v_reset), p)
 
 
 class PLIF(Membrane):
-    """Leaky charge with the rate ``r = sigmoid(w)``; ``dr/dw = r (1 - r)``."""
+    """Leaky charge with the rate ``r = sigmoid(w)``."""
 
     params = ("w", *Membrane.params)
     decay_input = True
 
-    def step(self, s: Any, p: Any, *x: Array) -> Step:
-        r = 1 / (1 + np.exp(-p.w))
+    def step(self, s: Any, p: Any, *x: Value) -> Next:
+        r = ops.sigmoid(p.w)
         distance = s.v - p.v_reset
-        h = s.v + (x[0] - distance) * r if self.decay_input else s.v - distance * r + x[0]
-        return self.fired(h, p, x=x[0], r=r)
-
-    def back(self, k: Any, s: Any, p: Any, g_next: Any, *g_out: Array) -> Cotangents:
-        g_h, g_p = self.fired_back(k, p, g_next.v, g_out[0])
-        distance = s.v - p.v_reset
-        g_r = g_h * (k.x - distance) if self.decay_input else -g_h * distance
-        g_x = g_h * k.r if self.decay_input else g_h
-        g_p = {**g_p, "w": g_r * k.r * (1 - k.r), "v_reset": g_p["v_reset"] + g_h * k.r}
-        return Cotangents((g_x,), {"v": g_h * (1 - k.r)}, g_p)
+        return self.fired(s.v + (x[0] - distance) * r if self.decay_input else s.v - distance * r + x[0], p)
 
 
 class KLIF(Membrane):
@@ -69,39 +72,14 @@ class KLIF(Membrane):
     params = ("tau", "k", *Membrane.params)
     decay_input, scale_reset = True, False
 
-    def step(self, s: Any, p: Any, *x: Array) -> Step:
-        c = charge(self.decay_input, x[0], s.v, p.tau, p.v_reset)
-        gained = p.k * c
-        h = np.where(gained <= 0, np.zeros_like(gained), gained)
-        u = h - p.threshold
-        z = self.fire(u)
+    def step(self, s: Any, p: Any, *x: Value) -> Next:
+        gained = p.k * charge(self.decay_input, x[0], s.v, p.tau, p.v_reset)
+        self.edge(gained)
+        h = ops.relu(gained)
+        z = self.fire(h - p.threshold)
         if self.scale_reset:
-            v = self.after(h / p.k, z, p, p.threshold / p.k)
-        else:
-            v = self.after(h, z, p, p.threshold)
-        return Step(outputs=(z,), next={"v": v}, tested=u, edges=(gained,), x=x[0], c=c, gained=gained, h=h, z=z)
-
-    def back(self, k: Any, s: Any, p: Any, g_next: Any, *g_out: Array) -> Cotangents:
-        g_v = g_next.v
-        if self.scale_reset:
-            scaled, subtracted = k.h / p.k, p.threshold / p.k
-            g_scaled, g_z, g_sub, g_v_reset = self.after_back(scaled, k.z, p, subtracted, g_v, g_out[0])
-            g_h, g_threshold = g_scaled / p.k, g_sub / p.k
-            g_k = -g_scaled * k.h / p.k**2 - g_sub * p.threshold / p.k**2
-        else:
-            g_h, g_z, g_threshold, g_v_reset = self.after_back(k.h, k.z, p, p.threshold, g_v, g_out[0])
-            g_k = np.zeros_like(k.h)
-        g_u = g_z * self.surrogate(k.tested)
-        g_gained = np.where(k.gained > 0, g_h + g_u, 0.0)
-        g_c = g_gained * p.k
-        g_x, g_v, g_tau, g_rest = charge_back(self.decay_input, g_c, k.x, s.v, p.tau, p.v_reset)
-        g_p = {
-            "threshold": g_threshold - g_u,
-            "v_reset": g_v_reset + g_rest,
-            "k": g_k + g_gained * k.c,
-            "tau": g_tau,
-        }
-        return Cotangents((g_x,), {"v": g_v}, g_p)
+            return (z,), {"v": self.after(h / p.k, z, p, p.threshold / p.k)}
+        return (z,), {"v": self.after(h, z, p, p.threshold)}
 
 
 class QIF(Membrane):
@@ -109,24 +87,8 @@ class QIF(Membrane):
 
     params = ("tau", "v_c", "a0", "v_rest", *Membrane.params)
 
-    def step(self, s: Any, p: Any, *x: Array) -> Step:
-        driven = x[0] + p.a0 * (s.v - p.v_rest) * (s.v - p.v_c)
-        return self.fired(s.v + driven / p.tau, p, driven=driven)
-
-    def back(self, k: Any, s: Any, p: Any, g_next: Any, *g_out: Array) -> Cotangents:
-        g_h, g_p = self.fired_back(k, p, g_next.v, g_out[0])
-        g_driven = g_h / p.tau
-        g_v, more = quadratic_back(g_driven, s.v, p)
-        return Cotangents((g_driven,), {"v": g_h + g_v}, {**g_p, **more, "tau": -g_h * k.driven / p.tau**2})
-
-
-def quadratic_back(g: Array, v: Array, p: Any) -> Tuple[Array, Dict[str, Array]]:
-    """The adjoint of ``a0 (v - v_rest) (v - v_c)``: the cotangent of v, and those of its parameters."""
-    return g * p.a0 * (2 * v - p.v_rest - p.v_c), {
-        "a0": g * (v - p.v_rest) * (v - p.v_c),
-        "v_rest": -g * p.a0 * (v - p.v_c),
-        "v_c": -g * p.a0 * (v - p.v_rest),
-    }
+    def step(self, s: Any, p: Any, *x: Value) -> Next:
+        return self.fired(s.v + (x[0] + p.a0 * (s.v - p.v_rest) * (s.v - p.v_c)) / p.tau, p)
 
 
 class EIF(Membrane):
@@ -134,24 +96,9 @@ class EIF(Membrane):
 
     params = ("tau", "delta_t", "theta_rh", "v_rest", *Membrane.params)
 
-    def step(self, s: Any, p: Any, *x: Array) -> Step:
-        e = np.exp(np.minimum((s.v - p.theta_rh) / p.delta_t, 40.0))
-        driven = x[0] + p.v_rest - s.v + p.delta_t * e
-        return self.fired(s.v + driven / p.tau, p, driven=driven, e=e)
-
-    def back(self, k: Any, s: Any, p: Any, g_next: Any, *g_out: Array) -> Cotangents:
-        g_h, g_p = self.fired_back(k, p, g_next.v, g_out[0])
-        g = g_h / p.tau
-        above = (s.v - p.theta_rh) / p.delta_t
-        steep = k.e * (above < 40.0)
-        g_p = {
-            **g_p,
-            "v_rest": g,
-            "theta_rh": -g * steep,
-            "delta_t": g * (k.e - steep * above),
-            "tau": -g_h * k.driven / p.tau**2,
-        }
-        return Cotangents((g,), {"v": g_h + g * (steep - 1)}, g_p)
+    def step(self, s: Any, p: Any, *x: Value) -> Next:
+        e = ops.exp(ops.minimum((s.v - p.theta_rh) / p.delta_t, 40.0))
+        return self.fired(s.v + (x[0] + p.v_rest - s.v + p.delta_t * e) / p.tau, p)
 
 
 class Izhikevich(Membrane):
@@ -159,25 +106,13 @@ class Izhikevich(Membrane):
 
     rest = {"v": "v_reset", "w": "w_rest"}
     params = ("tau", "v_c", "a0", "v_rest", "w_rest", "tau_w", "a", "b", *Membrane.params)
+    reset_states = ("v",)
 
-    def step(self, s: Any, p: Any, *x: Array) -> Step:
-        driven = x[0] + p.a0 * (s.v - p.v_rest) * (s.v - p.v_c) - s.w
-        k = self.fired(s.v + driven / p.tau, p, driven=driven)
-        k.pull = p.a * (k.h - p.v_rest) - s.w
-        k.next["w"] = s.w + k.pull / p.tau_w + p.b * k.z
-        return k
-
-    def back(self, k: Any, s: Any, p: Any, g_next: Any, *g_out: Array) -> Cotangents:
-        g_w = g_next.w
-        g_h, g_p = self.fired_back(k, p, g_next.v, g_out[0] + g_w * p.b)
-        g_pull = g_w / p.tau_w
-        g_h = g_h + g_pull * p.a
-        g_driven = g_h / p.tau
-        g_v, more = quadratic_back(g_driven, s.v, p)
-        more["v_rest"] = more["v_rest"] - g_pull * p.a
-        own = {"tau": -g_h * k.driven / p.tau**2, "tau_w": -g_w * k.pull / p.tau_w**2}
-        own.update(a=g_pull * (k.h - p.v_rest), b=g_w * k.z)
-        return Cotangents((g_driven,), {"v": g_h + g_v, "w": g_w - g_pull - g_driven}, {**g_p, **more, **own})
+    def step(self, s: Any, p: Any, *x: Value) -> Next:
+        h = s.v + (x[0] + p.a0 * (s.v - p.v_rest) * (s.v - p.v_c) - s.w) / p.tau
+        (z,), after = self.fired(h, p)
+        after["w"] = s.w + (p.a * (h - p.v_rest) - s.w) / p.tau_w + p.b * z
+        return (z,), after
 
 
 class Synaptic(Membrane):
@@ -186,18 +121,10 @@ class Synaptic(Membrane):
     rest = {"i": 0.0, "v": "v_reset"}
     params = ("alpha", "beta", *Membrane.params)
 
-    def step(self, s: Any, p: Any, *x: Array) -> Step:
+    def step(self, s: Any, p: Any, *x: Value) -> Next:
         i = s.i * p.alpha + x[0]
-        k = self.fired(s.v * p.beta + i, p)
-        k.next["i"] = i
-        return k
-
-    def back(self, k: Any, s: Any, p: Any, g_next: Any, *g_out: Array) -> Cotangents:
-        g_h, g_p = self.fired_back(k, p, g_next.v, g_out[0])
-        g_i = g_next.i + g_h
-        return Cotangents(
-            (g_i,), {"i": g_i * p.alpha, "v": g_h * p.beta}, {**g_p, "alpha": g_i * s.i, "beta": g_h * s.v}
-        )
+        spikes, after = self.fired(s.v * p.beta + i, p)
+        return spikes, {**after, "i": i}
 
 
 class ALIF(Membrane):
@@ -206,28 +133,13 @@ class ALIF(Membrane):
     rest = {"v": "v_reset", "a": 0.0}
     params = ("tau", "rho", "beta", *Membrane.params)
     decay_input = True
+    reset_states: Any = ("v",)
 
-    def step(self, s: Any, p: Any, *x: Array) -> Step:
+    def step(self, s: Any, p: Any, *x: Value) -> Next:
         h = charge(self.decay_input, x[0], s.v, p.tau, p.v_reset)
         raised = p.threshold + p.beta * s.a
-        u = h - raised
-        z = self.fire(u)
-        after = {"v": self.after(h, z, p, raised), "a": p.rho * s.a + z}
-        return Step(outputs=(z,), next=after, tested=u, x=x[0], h=h, z=z, raised=raised)
-
-    def back(self, k: Any, s: Any, p: Any, g_next: Any, *g_out: Array) -> Cotangents:
-        g_h, g_z, g_raised, g_v_reset = self.after_back(k.h, k.z, p, k.raised, g_next.v, g_out[0] + g_next.a)
-        g_u = g_z * self.surrogate(k.tested)
-        g_raised = g_raised - g_u
-        g_x, g_v, g_tau, g_rest = charge_back(self.decay_input, g_h + g_u, k.x, s.v, p.tau, p.v_reset)
-        g_p = {
-            "threshold": g_raised,
-            "beta": g_raised * s.a,
-            "rho": g_next.a * s.a,
-            "tau": g_tau,
-            "v_reset": g_v_reset + g_rest,
-        }
-        return Cotangents((g_x,), {"v": g_v, "a": g_next.a * p.rho + g_raised * p.beta}, g_p)
+        z = self.fire(h - raised)
+        return (z,), {"v": self.after(h, z, p, raised), "a": p.rho * s.a + z}
 
 
 class LI(Oracle):
@@ -237,54 +149,175 @@ class LI(Oracle):
     params = ("tau", "v_rest")
     decay_input = True
 
-    def step(self, s: Any, p: Any, *x: Array) -> Step:
+    def step(self, s: Any, p: Any, *x: Value) -> Next:
         v = charge(self.decay_input, x[0], s.v, p.tau, p.v_rest)
-        return Step(outputs=(v,), next={"v": v}, x=x[0])
-
-    def back(self, k: Any, s: Any, p: Any, g_next: Any, *g_out: Array) -> Cotangents:
-        g_x, g_v, g_tau, g_rest = charge_back(self.decay_input, g_next.v + g_out[0], k.x, s.v, p.tau, p.v_rest)
-        return Cotangents((g_x,), {"v": g_v}, {"tau": g_tau, "v_rest": g_rest})
+        return (v,), {"v": v}
 
 
-class Leaky(Oracle):
-    """snnTorch's: the reset acts on the next step, found anew from the potential; fires on ``>``."""
+class TernaryLIF(Membrane):
+    """Leaky charge; fires 1 at the threshold, and -1 at its negative."""
+
+    params = ("tau", *Membrane.params)
+    decay_input = True
+
+    def step(self, s: Any, p: Any, *x: Value) -> Next:
+        h = charge(self.decay_input, x[0], s.v, p.tau, p.v_reset)
+        up, down = self.fire(h - p.threshold), self.fire(-h - p.threshold)
+        z = up - down
+        return (z,), {"v": self.after(h, up + down if self.reset == "hard" else z, p, p.threshold)}
+
+
+class CLIF(Oracle):
+    """``h = v - v / tau + x``, ``m' = m sigmoid(h / tau) + z``, ``v' = h - z (threshold + sigmoid(m'))``."""
+
+    rest = {"v": 0.0, "m": 0.0}
+    params = ("tau", "threshold")
+    reset_states = ("v",)
+
+    def step(self, s: Any, p: Any, *x: Value) -> Next:
+        h = s.v - s.v / p.tau + x[0]
+        z = self.fire(h - p.threshold)
+        m = s.m * ops.sigmoid(h / p.tau) + z
+        return (z,), {"v": h - z * (p.threshold + ops.sigmoid(m)), "m": m}
+
+
+class GLIF(Oracle):
+    """Gates between two leaks, two inputs and two resets; the spike of the step before resets."""
+
+    rest = {"v": 0.0, "z": 0.0}
+    params = ("w_alpha", "w_beta", "w_gamma", "w_tau", "w_leak", "w_threshold", "w_drop", "w_conductance")
+
+    def step(self, s: Any, p: Any, *x: Value) -> Next:
+        alpha, beta, gamma = (ops.sigmoid(w) for w in (p.w_alpha, p.w_beta, p.w_gamma))
+        tau, leak, drop, conductance = (ops.sigmoid(w) for w in (p.w_tau, p.w_leak, p.w_drop, p.w_conductance))
+        part = 1.0 - alpha * (1.0 - tau)
+        charged = (part * s.v - (1.0 - alpha) * leak) + x[0] * (1.0 - beta * (1.0 - conductance))
+        v = charged - part * s.v * gamma * s.z - (1.0 - gamma) * drop * s.z
+        z = self.fire(v - ops.sigmoid(p.w_threshold))
+        return (z,), {"v": v, "z": z}
+
+
+class TCLIF(Membrane):
+    """``e = d - sigmoid(c1) v + x``, ``h = v + sigmoid(c2) e``; a soft reset takes gamma from the dendrite, too."""
+
+    rest = {"d": 0.0, "v": "v_reset"}
+    params = ("c1", "c2", "gamma", *Membrane.params)
+
+    def step(self, s: Any, p: Any, *x: Value) -> Next:
+        e = s.d - ops.sigmoid(p.c1) * s.v + x[0]
+        (z,), after = self.fired(s.v + ops.sigmoid(p.c2) * e, p)
+        return (z,), {**after, "d": e - z * p.gamma if self.reset == "soft" else e}
+
+
+class SEAdLIF(Oracle):
+    """Symplectic Euler: the adaptation takes the new potential. The reset carries no gradient."""
+
+    rest = {"v": 0.0, "w": 0.0}
+    params = ("tau_u", "tau_w", "a", "b", "q", "threshold")
+    reset_states = ("v",)
+
+    def step(self, s: Any, p: Any, *x: Value) -> Next:
+        decay_u, decay_w = ops.exp(-1.0 / p.tau_u), ops.exp(-1.0 / p.tau_w)
+        h = decay_u * s.v + (1.0 - decay_u) * (x[0] - s.w)
+        z = self.fire(h - p.threshold)
+        v = ops.select(ops.detach(z), 0.0, h)
+        return (z,), {"v": v, "w": decay_w * s.w + (1.0 - decay_w) * (p.a * v + p.b * z) * p.q}
+
+
+class BRF(Oracle):
+    """An oscillator whose damping stays below the boundary of Euler's method; fires on ``>``."""
+
+    rest = {"v": 0.0, "y": 0.0, "q": 0.0}
+    params = ("omega", "b", "dt", "gamma", "threshold")
+    strict = True
+
+    def step(self, s: Any, p: Any, *x: Value) -> Next:
+        omega = ops.minimum(p.omega, (1 - 2.0**-20) / p.dt)
+        turn = p.dt * omega
+        r = (ops.sqrt(1.0 - turn * turn) - 1.0) / p.dt - p.b - s.q
+        v = s.v + r * s.v * p.dt - omega * s.y * p.dt + x[0] * p.dt
+        y = s.y + omega * s.v * p.dt + r * s.y * p.dt
+        z = self.fire(v - p.threshold - s.q)
+        return (z,), {"v": v, "y": y, "q": s.q * p.gamma + z}
+
+
+class Delayed(Oracle):
+    """snnTorch's: fires on ``>``; the reset flag is found anew from the potential that the last step left."""
 
     rest = {"v": 0.0}
-    params = ("beta", "threshold")
     strict = True
     reset_delay = True
 
-    def step(self, s: Any, p: Any, *x: Array) -> Step:
-        b = np.minimum(np.maximum(p.beta, np.zeros_like(p.beta)), np.ones_like(p.beta))
-        before = s.v - p.threshold
-        r = self.fire(before)
-        kept = np.where(r != 0, np.zeros_like(s.v), s.v) if self.reset == "hard" else s.v
-        u = b * kept + x[0] - r * p.threshold if self.reset == "soft" else b * kept + x[0]
-        tested = u - p.threshold
-        z = self.fire(tested)
-        v: Optional[Array] = None
-        if self.reset_delay or self.reset == "none":
-            v = u
-        elif self.reset == "soft":
-            v = u - (z - r) * p.threshold
-        else:
-            v = u - (z - r) * u
-        return Step(outputs=(z,), next={"v": v}, tested=tested, edges=(before,), b=b, r=r, kept=kept, u=u, z=z)
-
-    def back(self, k: Any, s: Any, p: Any, g_next: Any, *g_out: Array) -> Cotangents:
-        g_v, g_z, g_threshold, late = g_next.v, g_out[0], np.zeros_like(k.u), k.z - k.r
-        g_u = g_v
-        if not self.reset_delay and self.reset == "soft":
-            g_z = g_z if self.detach else g_z - g_v * p.threshold
-            g_threshold = -g_v * late
-        elif not self.reset_delay and self.reset == "hard":
-            g_z = g_z if self.detach else g_z - g_v * k.u
-            g_u = g_v * (1 - late)
-        g_tested = g_z * self.surrogate(k.tested)
-        g_u, g_threshold = g_u + g_tested, g_threshold - g_tested
+    def cleared(self, u: Value, r: Value, p: Any) -> Value:
+        """The potential with the reset of the last step's spike."""
         if self.reset == "soft":
-            g_threshold = g_threshold - g_u * k.r
-        inside = (p.beta >= 0) & (p.beta <= 1)
-        g_beta = np.where(inside, g_u * k.kept, 0.0)
-        g_state = g_u * k.b * (1 - k.r) if self.reset == "hard" else g_u * k.b
-        return Cotangents((g_u,), {"v": g_state}, {"beta": g_beta, "threshold": g_threshold})
+            u = u - r * p.threshold
+        return ops.select(r, 0.0, u) if self.reset == "hard" else u
+
+    def fired_from(self, u: Value, r: Value, p: Any) -> Next:
+        """The spike, and the potential after a reset within the step where there is one."""
+        z = self.fire(u - p.threshold)
+        if not (self.reset_delay or self.reset == "none"):
+            return (z,), {"v": u - (z - r) * (p.threshold if self.reset == "soft" else u)}
+        return (z,), {"v": u}
+
+
+class Leaky(Delayed):
+    """``u = b v + x``, where a hard reset clears ``v`` before the step."""
+
+    params = ("beta", "threshold")
+
+    def step(self, s: Any, p: Any, *x: Value) -> Next:
+        b, r = ops.clamp(p.beta, 0.0, 1.0), self.flag(s.v - p.threshold)
+        kept = ops.select(r, 0.0, s.v) if self.reset == "hard" else s.v
+        u = b * kept + x[0] - r * p.threshold if self.reset == "soft" else b * kept + x[0]
+        return self.fired_from(u, r, p)
+
+
+class SynapticLeaky(Delayed):
+    """``i' = a i + x``, ``u = b v + i'``."""
+
+    rest = {"i": 0.0, "v": 0.0}
+    params = ("alpha", "beta", "threshold")
+
+    def step(self, s: Any, p: Any, *x: Value) -> Next:
+        r = self.flag(s.v - p.threshold)
+        i = ops.clamp(p.alpha, 0.0, 1.0) * s.i + x[0]
+        spikes, after = self.fired_from(self.cleared(ops.clamp(p.beta, 0.0, 1.0) * s.v + i, r, p), r, p)
+        return spikes, {**after, "i": i}
+
+
+class Alpha(Delayed):
+    """``e = a i_exc + x``, ``n = b i_inh - x``, ``u = tau (e + n)`` with ``tau = log(a) / (log(b) - log(a)) + 1``.
+
+    ``a`` and ``b`` are ``alpha`` and ``beta`` in [1/1024, 1], and ``b`` is 1023/1024 of ``a`` at most.
+    """
+
+    least = 2.0**-10
+    rest = {"i_exc": 0.0, "i_inh": 0.0, "v": 0.0}
+    params = ("alpha", "beta", "threshold")
+
+    def step(self, s: Any, p: Any, *x: Value) -> Next:
+        a, b = ops.clamp(p.alpha, self.least, 1.0), ops.clamp(p.beta, self.least, 1.0)
+        b = ops.minimum(b, a * (1.0 - self.least))
+        r = self.flag(s.v - p.threshold)
+        exc, inh = a * s.i_exc + x[0], b * s.i_inh - x[0]
+        tau = ops.log(a) / (ops.log(b) - ops.log(a)) + 1.0
+        u = tau * (exc + inh)
+        if self.reset == "soft":
+            exc, inh, u = exc - p.threshold * r, ops.select(r, 0.0, inh), u + s.i_inh * r
+        elif self.reset == "hard":
+            exc, inh, u = (ops.select(r, 0.0, value) for value in (exc, inh, u))
+        z = self.fire(u - p.threshold)
+        return (z,), {"i_exc": exc, "i_inh": inh, "v": u}
+
+
+class Lapicque(Delayed):
+    """``u = x R (1 / (R C)) time_step + (1 - time_step / (R C)) v``."""
+
+    params = ("R", "C", "time_step", "threshold")
+
+    def step(self, s: Any, p: Any, *x: Value) -> Next:
+        r = self.flag(s.v - p.threshold)
+        u = x[0] * p.R * (1.0 / (p.R * p.C)) * p.time_step + (1.0 - p.time_step / (p.R * p.C)) * s.v
+        return self.fired_from(self.cleared(u, r, p), r, p)

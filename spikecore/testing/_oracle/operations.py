@@ -1,14 +1,16 @@
-"""The operations of the language, one by one in NumPy: value, derivatives, and the convention where there is none."""
+"""The operations of the language, one by one: written once, and computed by a backend and by the oracle."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Dict, NamedTuple, Sequence
 
 import numpy as np
 
-from spikecore.testing._oracle.surrogates import SURROGATES, Array
+from spikecore.testing._oracle.rules import Array
+from spikecore.testing._oracle.through_time import Next, Oracle
+from spikecore.testing._oracle.values import Value, ops, spike
 
 _ANY = (-2.5, -1.5, -1.0, -0.5, -0.25, 0.25, 0.5, 0.75, 1.0, 1.5, 2.5, 3.25)
 _WITH_ZERO = (0.0, -0.0, *_ANY)
@@ -19,184 +21,60 @@ CONSTANT = 0.75
 
 
 class Operation(NamedTuple):
-    """``y = op(x, c)`` with ``c`` a parameter, as written in the language and as computed here."""
+    """``y = op(x, c)`` with ``c`` a parameter."""
 
-    #: In the language: ``(ops, neuron, x, c) -> y``.
+    #: ``(ops, neuron, x, c) -> y``, in the language and here.
     written: Callable[[Any, Any, Any, Any], Any]
-    value: Callable[[Array, Array], Array]
-    to_x: Callable[[Array, Array], Array]
-    to_c: Optional[Callable[[Array, Array], Array]] = None
     points: Sequence[float] = _WITH_ZERO
     #: Every bit of the value is fixed.
     exact: bool = False
+    #: Whether ``c`` has a gradient.
+    learns: bool = False
 
 
-def _zero(x: Array, c: Array) -> Array:
-    return np.zeros_like(x)
+def _function(name: str, points: Sequence[float] = _WITH_ZERO, exact: bool = False) -> Operation:
+    return Operation(lambda ops, n, x, c: getattr(ops, name)(x), points, exact)
 
 
-def _one(x: Array, c: Array) -> Array:
-    return np.ones_like(x)
-
-
-def _slope(x: Array, c: Array) -> Array:
-    """The default surrogate at x - c."""
-    return SURROGATES["ATan"](x - c)
-
-
-def _atan(u: Array, alpha: Any) -> Array:
-    """The derivative of ATan with this alpha."""
-    return np.asarray(alpha / 2 / (1 + (math.pi / 2 * alpha * u) ** 2))
-
-
-def _fires(x: Array, c: Array) -> Array:
-    return (x >= c) * 1.0
-
-
-def _share(lower: bool) -> Callable[[Array, Array], Array]:
-    """1 where x is chosen, half at a tie."""
-    return lambda x, c: np.where(x == c, 0.5, ((x < c) if lower else (x > c)) * 1.0)
-
-
-def _rest(share: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
-    return lambda x, c: 1.0 - share(x, c)
+def _exact(written: Callable[[Any, Any, Any, Any], Any], points: Sequence[float] = _WITH_ZERO) -> Operation:
+    return Operation(written, points, exact=True, learns=True)
 
 
 def _compared(compare: Callable[[Any, Any], Any]) -> Operation:
-    """``where(x ? c, x * x, c)``."""
-    return Operation(
-        lambda ops, n, x, c: ops.where(compare(x, c), x * x, c),
-        lambda x, c: np.where(compare(x, c), x * x, c),
-        lambda x, c: np.where(compare(x, c), 2 * x, 0.0),
-        lambda x, c: np.where(compare(x, c), 0.0, 1.0),
-        exact=True,
-    )
-
-
-def _logistic(x: Array) -> Array:
-    return np.asarray(1 / (1 + np.exp(-x)))
-
-
-def _erf(x: Array) -> Array:
-    return np.asarray(np.vectorize(math.erf, otypes=[np.float64])(x)).astype(x.dtype)
+    return _exact(lambda ops, n, x, c: ops.where(compare(x, c), x * x, c))
 
 
 OPERATIONS: Dict[str, Operation] = {
-    "add": Operation(lambda ops, n, x, c: x + c, lambda x, c: x + c, _one, _one, exact=True),
-    "sub": Operation(lambda ops, n, x, c: c - x, lambda x, c: c - x, lambda x, c: -_one(x, c), _one, exact=True),
-    "mul": Operation(
-        lambda ops, n, x, c: x * c, lambda x, c: x * c, lambda x, c: c + 0 * x, lambda x, c: x, exact=True
-    ),
-    "div": Operation(
-        lambda ops, n, x, c: c / x, lambda x, c: c / x, lambda x, c: -c / x**2, lambda x, c: 1 / x, _ANY, exact=True
-    ),
-    "neg": Operation(lambda ops, n, x, c: -x, lambda x, c: -x, lambda x, c: -_one(x, c), exact=True),
-    "exp": Operation(lambda ops, n, x, c: ops.exp(x), lambda x, c: np.exp(x), lambda x, c: np.exp(x)),
-    "log": Operation(lambda ops, n, x, c: ops.log(x), lambda x, c: np.log(x), lambda x, c: 1 / x, points=_POSITIVE),
-    "sqrt": Operation(
-        lambda ops, n, x, c: ops.sqrt(x),
-        lambda x, c: np.sqrt(x),
-        lambda x, c: 0.5 / np.sqrt(x),
-        points=_POSITIVE,
-        exact=True,
-    ),
-    "sin": Operation(lambda ops, n, x, c: ops.sin(x), lambda x, c: np.sin(x), lambda x, c: np.cos(x)),
-    "cos": Operation(lambda ops, n, x, c: ops.cos(x), lambda x, c: np.cos(x), lambda x, c: -np.sin(x)),
-    "tanh": Operation(lambda ops, n, x, c: ops.tanh(x), lambda x, c: np.tanh(x), lambda x, c: 1 - np.tanh(x) ** 2),
-    "sigmoid": Operation(
-        lambda ops, n, x, c: ops.sigmoid(x), lambda x, c: _logistic(x), lambda x, c: _logistic(x) * _logistic(-x)
-    ),
-    "softplus": Operation(
-        lambda ops, n, x, c: ops.softplus(x), lambda x, c: np.logaddexp(x, 0.0), lambda x, c: _logistic(x)
-    ),
-    "atan": Operation(lambda ops, n, x, c: ops.atan(x), lambda x, c: np.arctan(x), lambda x, c: 1 / (1 + x * x)),
-    "erf": Operation(
-        lambda ops, n, x, c: ops.erf(x), lambda x, c: _erf(x), lambda x, c: 2 / np.sqrt(np.pi) * np.exp(-x * x)
-    ),
-    # the derivative is 0 at 0
-    "abs": Operation(lambda ops, n, x, c: ops.abs(x), lambda x, c: np.abs(x), lambda x, c: np.sign(x), exact=True),
-    "sign": Operation(lambda ops, n, x, c: ops.sign(x), lambda x, c: np.sign(x), _zero, exact=True),
-    "floor": Operation(lambda ops, n, x, c: ops.floor(x), lambda x, c: np.floor(x), _zero, exact=True),
-    # ties to even: 0.5 -> 0, 1.5 -> 2, 2.5 -> 2
-    "round": Operation(lambda ops, n, x, c: ops.round(x), lambda x, c: np.round(x), _zero, exact=True),
-    "power": Operation(
-        lambda ops, n, x, c: ops.power(x, c),
-        lambda x, c: x**c,
-        lambda x, c: c * x ** (c - 1),
-        lambda x, c: x**c * np.log(x),
-        _POSITIVE,
-    ),
+    "add": _exact(lambda ops, n, x, c: x + c),
+    "sub": _exact(lambda ops, n, x, c: c - x),
+    "mul": _exact(lambda ops, n, x, c: x * c),
+    "div": _exact(lambda ops, n, x, c: c / x, _ANY),
+    "neg": Operation(lambda ops, n, x, c: -x, exact=True),
+    **{name: _function(name) for name in "exp sin cos tanh sigmoid softplus atan erf".split()},
+    "log": _function("log", _POSITIVE),
+    "sqrt": _function("sqrt", _POSITIVE, exact=True),
+    # the derivative of abs is 0 at 0, that of relu, too; round takes ties to even: 0.5 -> 0, 1.5 -> 2, 2.5 -> 2
+    **{name: _function(name, exact=True) for name in "abs sign floor round relu".split()},
+    "power": Operation(lambda ops, n, x, c: ops.power(x, c), _POSITIVE, learns=True),
     # a negative base with a whole exponent
-    "power-whole": Operation(
-        lambda ops, n, x, c: ops.power(x, 3.0), lambda x, c: x**3, lambda x, c: 3 * x**2, points=_ANY
-    ),
-    "minimum": Operation(
-        lambda ops, n, x, c: ops.minimum(x, c),
-        np.minimum,
-        _share(True),
-        _rest(_share(True)),
-        exact=True,
-    ),
-    "maximum": Operation(
-        lambda ops, n, x, c: ops.maximum(c, x),
-        np.maximum,
-        _share(False),
-        _rest(_share(False)),
-        exact=True,
-    ),
+    "power-whole": Operation(lambda ops, n, x, c: ops.power(x, 3.0), _ANY),
+    # at a tie each gets half of the gradient
+    "minimum": _exact(lambda ops, n, x, c: ops.minimum(x, c)),
+    "maximum": _exact(lambda ops, n, x, c: ops.maximum(c, x)),
     # the derivative is 1 within, bounds included
-    "clamp": Operation(
-        lambda ops, n, x, c: ops.clamp(x, -1.0, 1.5),
-        lambda x, c: np.clip(x, -1.0, 1.5),
-        lambda x, c: ((x >= -1.0) & (x <= 1.5)) * 1.0,
-        exact=True,
-    ),
-    "clamp-below": Operation(
-        lambda ops, n, x, c: ops.clamp(x, low=c),
-        np.maximum,
-        lambda x, c: (x >= c) * 1.0,
-        lambda x, c: (x < c) * 1.0,
-        exact=True,
-    ),
-    "detach": Operation(
-        lambda ops, n, x, c: ops.detach(x * x) * x, lambda x, c: x * x * x, lambda x, c: x * x, exact=True
-    ),
-    # the derivative is 0 at 0
-    "relu": Operation(
-        lambda ops, n, x, c: ops.relu(x), lambda x, c: np.maximum(x, 0.0), lambda x, c: (x > 0.0) * 1.0, exact=True
-    ),
+    "clamp": Operation(lambda ops, n, x, c: ops.clamp(x, -1.0, 1.5), exact=True),
+    "clamp-below": _exact(lambda ops, n, x, c: ops.clamp(x, low=c)),
+    "detach": Operation(lambda ops, n, x, c: ops.detach(x * x) * x, exact=True),
     # z a + (1 - z) b is what is differentiated, and the choice is exact
-    "select": Operation(
-        lambda ops, n, x, c: ops.select(n.spike(x - c), x * x, c),
-        lambda x, c: np.where(_fires(x, c) != 0, x * x, c),
-        lambda x, c: np.where(_fires(x, c) != 0, 2 * x, 0.0) + (x * x - c) * _slope(x, c),
-        lambda x, c: np.where(_fires(x, c) != 0, 0.0, 1.0) - (x * x - c) * _slope(x, c),
-        exact=True,
-    ),
-    "spike": Operation(lambda ops, n, x, c: n.spike(x - c), _fires, _slope, lambda x, c: -_slope(x, c), exact=True),
-    "spike-strict": Operation(
-        lambda ops, n, x, c: n.spike(x - c, strict=True),
-        lambda x, c: (x > c) * 1.0,
-        _slope,
-        lambda x, c: -_slope(x, c),
-        exact=True,
-    ),
+    "select": _exact(lambda ops, n, x, c: ops.select(n.spike(x - c), x * x, c)),
+    "spike": _exact(lambda ops, n, x, c: n.spike(x - c)),
+    "spike-strict": _exact(lambda ops, n, x, c: n.spike(x - c, strict=True)),
     # two thresholds and two surrogates: +1, -1 or 0
-    "spike-ternary": Operation(
-        lambda ops, n, x, c: n.spike(x - c, surrogate=replace(n.surrogate, alpha=5.0)) - n.spike(-x - c),
-        lambda x, c: _fires(x, c) - _fires(-x, c),
-        lambda x, c: _atan(x - c, 5.0) + _slope(-x, c),
-        lambda x, c: _slope(-x, c) - _atan(x - c, 5.0),
-        exact=True,
+    "spike-ternary": _exact(
+        lambda ops, n, x, c: n.spike(x - c, surrogate=replace(n.surrogate, alpha=5.0)) - n.spike(-x - c)
     ),
     # the width follows a parameter, to which no gradient flows on that way
-    "spike-width": Operation(
-        lambda ops, n, x, c: n.spike(x - c, surrogate=replace(n.surrogate, alpha=2.0 / c)),
-        _fires,
-        lambda x, c: _atan(x - c, 2.0 / c),
-        lambda x, c: -_atan(x - c, 2.0 / c),
-        exact=True,
-    ),
+    "spike-width": _exact(lambda ops, n, x, c: n.spike(x - c, surrogate=replace(n.surrogate, alpha=2.0 / c))),
     "ge": _compared(lambda x, c: x >= c),
     "gt": _compared(lambda x, c: x > c),
     "le": _compared(lambda x, c: x <= c),
@@ -209,19 +87,34 @@ OPERATIONS: Dict[str, Operation] = {
 }
 
 
-def accumulated(y: Array) -> Array:
-    """``v' = v / 2 + y``, the neuron around an operation: its potentials."""
-    v, seen = np.zeros_like(y[0]), []
-    for now in y:
-        v = v * y.dtype.type(0.5) + now
-        seen.append(v)
-    return np.stack(seen)
+@dataclass(frozen=True)
+class ATan:
+    """The derivative of the surrogate ATan."""
+
+    alpha: Any = 2.0
+
+    def __call__(self, u: Array) -> Array:
+        """At ``u``, potential minus threshold."""
+        alpha = self.alpha.array if isinstance(self.alpha, Value) else self.alpha
+        return np.asarray(alpha / 2 / (1 + (math.pi / 2 * alpha * u) ** 2))
 
 
-def accumulated_back(g: Array) -> Array:
-    """The cotangents of y, given those of the potentials."""
-    total, found = np.zeros_like(g[0]), []
-    for now in g[::-1]:
-        total = now + total * 0.5
-        found.append(total)
-    return np.stack(found[::-1])
+class Applied(Oracle):
+    """One operation, summed up by a leak: ``v' = v / 2 + op(x, c)``; its output is ``v'``."""
+
+    rest = {"v": 0.0}
+    params = ("c",)
+
+    def __init__(self, operation: str) -> None:
+        super().__init__()
+        self.operation = OPERATIONS[operation]
+        self.surrogate: Any = ATan()
+
+    def spike(self, u: Value, strict: bool = False, surrogate: Any = None) -> Value:
+        """As that of a neuron."""
+        return spike(u, self.surrogate if surrogate is None else surrogate, strict)
+
+    def step(self, s: Any, p: Any, *x: Value) -> Next:
+        """The operation and the leak."""
+        v = s.v * 0.5 + self.operation.written(ops, self, x[0], p.c)
+        return (v,), {"v": v}

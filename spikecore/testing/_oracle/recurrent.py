@@ -1,4 +1,4 @@
-"""A neuron whose last output comes back through a matrix, in NumPy, and its adjoint by hand.
+"""A neuron whose last output comes back through a matrix, in NumPy.
 
     u[t] = x[t] + y[t-1] W' + b        (y, s)[t] = step(u[t], s[t-1])
 
@@ -8,12 +8,13 @@ that makes a given ``u``.
 
 from __future__ import annotations
 
-from types import SimpleNamespace as Values
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional
+from typing import Dict, Mapping, NamedTuple, Optional
 
 import numpy as np
 
-from spikecore.testing._oracle.through_time import Array, Trajectory, summed
+from spikecore.testing._oracle import through_time
+from spikecore.testing._oracle.rules import Array
+from spikecore.testing._oracle.through_time import Trajectory
 
 
 class Matrix(NamedTuple):
@@ -55,28 +56,7 @@ def adjoint(
 
     ``seen`` is the run of the neuron's oracle on ``u``, in float64.
     """
-    ends = dict(final or {})
-    shape = seen.outputs[0].shape[1:]
-    zero = np.zeros(shape)
-    back: Any = ends.get("feedback", zero)
-    g: Dict[str, Any] = {name: np.asarray(ends.get(name, zero), float) for name in seen.start}
-    g_params = {name: np.zeros(np.shape(value)) for name, value in vars(seen.params).items()}
-    to_u: List[Array] = []
-    for t in reversed(range(len(seen.steps))):
-        for name, cotangent in (trace or {}).items():
-            g[name] = g[name] + cotangent[t]
-        step = seen.steps[t]
-        to_y = back + (zero if output is None else output[t])
-        found = seen.oracle.back(step, step.before, seen.params, Values(**g), to_y)
-        g = {name: np.asarray(found.states[name]) for name in g}
-        to_u.append(np.broadcast_to(found.inputs[0], shape))
-        back = to_u[-1] @ matrix.weight
-        for name, value in found.params.items():
-            g_params[name] = g_params[name] + summed(value, shape, g_params[name].shape)
-    for name, initial in seen.oracle.rest.items():
-        if seen.at_rest and isinstance(initial, str):
-            g_params[initial] = g_params[initial] + summed(g[name], shape, g_params[initial].shape)
-    inputs = np.stack(to_u[::-1])
-    width = shape[-1]
+    (inputs,), state, params = through_time.adjoint(seen, [output], final, trace, feedback=matrix.weight)
+    width = inputs.shape[-1]
     rows, before = inputs.reshape(-1, width), matrix.before(seen.outputs[0]).reshape(-1, width)
-    return Gradients(inputs, {**g, "feedback": back}, g_params, rows.T @ before, rows.sum(0))
+    return Gradients(inputs, state, params, rows.T @ before, rows.sum(0))

@@ -1,51 +1,28 @@
-"""An oracle's step, repeated: forward over all time steps, and its adjoint from the last step back to the first.
-
-Rules of this module:
+"""A neuron over time: its step repeated, and the adjoint from the last step back to the first.
 
 - :func:`run` computes in the dtype it is told. In float64 it says what is right; in the dtype of a backend's arithmetic
   it gives the very bits of a neuron of ``+ - * /``, since NumPy rounds each operation as IEEE 754 has it.
-- :func:`adjoint` is float64 always.
+- :func:`adjoint` is float64 always. It computes each step again, from the state before it.
 """
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
-from numpy.typing import NDArray
 
+from spikecore.testing._oracle.rules import Array
 from spikecore.testing._oracle.surrogates import SURROGATES, Derivative
+from spikecore.testing._oracle.values import Value, cotangents, ops, spike
 
-Array = NDArray[Any]
-#: Values by name: ``s.v``, ``p.tau``.
-Values = SimpleNamespace
-
-
-class Step(SimpleNamespace):
-    """What one step computes, and what its adjoint needs of it.
-
-    ``outputs``: tuple of arrays. ``next``: state -> array. ``tested``: the potential minus threshold that decides about
-    a spike, None where nothing fires. ``edges``: further arrays where something jumps at zero. Anything else is between
-    a step and its adjoint.
-    """
-
-    outputs: Tuple[Array, ...]
-    next: Dict[str, Array]
-    tested: Optional[Array] = None
-    edges: Tuple[Array, ...] = ()
-
-
-class Cotangents(NamedTuple):
-    """What one step's adjoint gives: by input, by state, by parameter (not yet summed over neurons)."""
-
-    inputs: Tuple[Array, ...]
-    states: Dict[str, Array]
-    params: Dict[str, Array]
+#: What a step gives: its outputs, and the next value of each state.
+Next = Tuple[Tuple[Value, ...], Dict[str, Value]]
 
 
 class Oracle:
-    """A neuron: one step, and the adjoint of one step."""
+    """A neuron: its declaration, and one step written with :class:`Value`."""
 
     inputs: Tuple[str, ...] = ("x",)
     #: State -> where it starts: a number, or the name of a parameter.
@@ -53,32 +30,63 @@ class Oracle:
     params: Tuple[str, ...] = ()
     #: Fires on ``>`` instead of ``>=``.
     strict = False
+    #: States into whose next value no spike carries a gradient with ``detach_reset``; None for all.
+    reset_states: Optional[Tuple[str, ...]] = None
 
     def __init__(self, surrogate: Optional[Derivative] = None, **options: Any) -> None:
         self.surrogate = SURROGATES["ATan"] if surrogate is None else surrogate
         self.reset: str = options.pop("reset", "hard")
         self.detach: bool = options.pop("detach_reset", False)
         self.__dict__.update(options)
+        self._edges: List[Array] = []
+        self._tested: Optional[Array] = None
 
-    def step(self, s: Any, p: Any, *x: Array) -> Step:
+    def step(self, s: Any, p: Any, *x: Value) -> Next:
         """One step from state ``s`` with parameters ``p``."""
         raise NotImplementedError
 
-    def back(self, k: Any, s: Any, p: Any, g_next: Any, *g_out: Array) -> Cotangents:
-        """The adjoint of the step ``k`` that started from ``s``, given cotangents of its next states and outputs."""
-        raise NotImplementedError
+    def fire(self, u: Value) -> Value:
+        """The spikes for a potential minus threshold ``u``; the first of a step decides about the output."""
+        if self._tested is None:
+            self._tested = u.array
+        else:
+            self.edge(u)
+        return spike(u, self.surrogate, self.strict)
 
-    def fire(self, u: Array) -> Array:
-        """The spikes for a potential minus threshold ``u``. NaN does not fire."""
-        with np.errstate(invalid="ignore"):
-            return np.asarray(u > 0 if self.strict else u >= 0).astype(u.dtype)
+    def flag(self, u: Value) -> Value:
+        """A spike that carries no gradient."""
+        self.edge(u)
+        flag: Value = ops.detach(spike(u, self.surrogate, self.strict))
+        return flag
+
+    def edge(self, value: Value) -> None:
+        """Something jumps where this is 0."""
+        self._edges.append(value.array)
+
+    @property
+    def cut(self) -> Tuple[str, ...]:
+        """States whose next value gets no gradient through a spike."""
+        return (tuple(self.rest) if self.reset_states is None else self.reset_states) if self.detach else ()
+
+
+class Step(NamedTuple):
+    """One step as it ran."""
+
+    before: Dict[str, Array]
+    inputs: Tuple[Array, ...]
+    outputs: Tuple[Array, ...]
+    next: Dict[str, Array]
+    #: The potential minus threshold that decides about a spike; None where nothing fires.
+    tested: Optional[Array]
+    #: Further arrays where something jumps at zero.
+    edges: Tuple[Array, ...]
 
 
 class Trajectory(NamedTuple):
     """A run of an oracle."""
 
     oracle: Oracle
-    params: Any
+    params: Dict[str, Array]
     #: One ``[T, *N]`` per output.
     outputs: Tuple[Array, ...]
     #: State -> its values after every step, ``[T, *N]``.
@@ -108,6 +116,30 @@ class Gradients(NamedTuple):
     params: Dict[str, Array]
 
 
+class Leaves(NamedTuple):
+    """What a step reads, as values."""
+
+    inputs: Tuple[Value, ...]
+    states: Dict[str, Value]
+    params: Dict[str, Value]
+
+
+def computed(
+    oracle: Oracle, before: Mapping[str, Array], params: Mapping[str, Array], inputs: Sequence[Array]
+) -> Tuple[Leaves, Next, Oracle]:
+    """One step: its leaves, its results, and the oracle with what it noted on the way."""
+    leaves = Leaves(
+        tuple(map(Value, inputs)),
+        {name: Value(value) for name, value in before.items()},
+        {name: Value(value) for name, value in params.items()},
+    )
+    noting = copy.copy(oracle)
+    noting._edges, noting._tested = [], None
+    with np.errstate(all="ignore"):
+        results = noting.step(SimpleNamespace(**leaves.states), SimpleNamespace(**leaves.params), *leaves.inputs)
+    return leaves, results, noting
+
+
 def run(
     oracle: Oracle,
     inputs: Sequence[Array],
@@ -118,25 +150,22 @@ def run(
     """All steps of ``inputs``, ``[T, *N]`` each, from ``state`` or from rest. Parameters broadcast against ``[*N]``."""
     xs = [np.asarray(x, dtype) for x in inputs]
     shape = xs[0].shape[1:]
-    p = Values(**{name: np.asarray(value, dtype) for name, value in params.items()})
-    now = {
-        name: np.broadcast_to(np.asarray(_start(name, value, state, p), dtype), shape)
-        for name, value in oracle.rest.items()
-    }
-    start, steps = now, []
-    with np.errstate(all="ignore"):
-        for at in zip(*xs):
-            step = oracle.step(Values(**now), p, *at)
-            step.before = Values(**now)
-            now = {name: _over(np.asarray(step.next[name], dtype), shape) for name in oracle.rest}
-            steps.append(step)
+    p = {name: np.asarray(value, dtype) for name, value in params.items()}
+    rest = {name: p[value] if isinstance(value, str) else value for name, value in oracle.rest.items()}
+    start = {name: np.broadcast_to(np.asarray((state or rest)[name], dtype), shape) for name in rest}
+    now, steps = start, []
+    for at in zip(*xs):
+        _, (outputs, after), noted = computed(oracle, now, p, at)
+        before, now = now, {name: over(after[name].array, shape) for name in rest}
+        step = Step(before, at, tuple(over(y.array, shape) for y in outputs), now, noted._tested, tuple(noted._edges))
+        steps.append(step)
     count = len(steps[0].outputs) if steps else 1
     empty = np.zeros((0, *shape), dtype)
     return Trajectory(
         oracle,
         p,
-        tuple(np.stack([_over(k.outputs[i], shape) for k in steps]) if steps else empty for i in range(count)),
-        {name: np.stack([_over(k.next[name], shape) for k in steps]) if steps else empty for name in now},
+        tuple(np.stack([k.outputs[i] for k in steps]) if steps else empty for i in range(count)),
+        {name: np.stack([k.next[name] for k in steps]) if steps else empty for name in now},
         start,
         now,
         steps,
@@ -144,15 +173,9 @@ def run(
     )
 
 
-def _over(value: Array, shape: Tuple[int, ...]) -> Array:
+def over(value: Array, shape: Tuple[int, ...]) -> Array:
     """The value over one time step. Most values have its shape, which NumPy takes longer to find than to add two."""
     return value if np.shape(value) == shape else np.broadcast_to(value, shape)
-
-
-def _start(name: str, value: Union[float, str], state: Optional[Mapping[str, Array]], p: Any) -> Any:
-    if state is not None:
-        return state[name]
-    return getattr(p, value) if isinstance(value, str) else value
 
 
 def adjoint(
@@ -161,40 +184,69 @@ def adjoint(
     final: Optional[Mapping[str, Array]] = None,
     trace: Optional[Mapping[str, Array]] = None,
     counted: Optional[range] = None,
+    feedback: Optional[Array] = None,
 ) -> Gradients:
     """Gradients of a float64 trajectory, given cotangents of outputs, of the final state and of recorded states.
 
     counted: the steps that add to the gradients of parameters; all that is right, others say what a fault would give.
+    feedback: the matrix through which the output of a step is added to the input of the next one; the state has
+    ``"feedback"`` then, the last output.
     """
-    shape = next(iter(seen.outputs)).shape[1:]
+    shape = seen.outputs[0].shape[1:]
     zero = np.zeros(shape)
-    g = {name: np.asarray((final or {}).get(name, zero), float) for name in seen.start}
+    ends = dict(final or {})
+    fed = ends.get("feedback", zero)
+    g: Dict[str, Array] = {name: np.asarray(ends.get(name, zero), float) for name in seen.start}
     g_inputs: List[Tuple[Array, ...]] = []
-    g_params = {name: np.zeros(np.shape(value)) for name, value in vars(seen.params).items()}
-    with np.errstate(all="ignore"):
-        for t in reversed(range(len(seen.steps))):
-            for name, cotangent in (trace or {}).items():
-                g[name] = g[name] + cotangent[t]
-            g_out = [zero if cotangent is None else np.asarray(cotangent[t], float) for cotangent in outputs]
-            step = seen.steps[t]
-            found = seen.oracle.back(step, step.before, seen.params, Values(**g), *g_out)
-            g = {name: np.asarray(found.states[name]) for name in g}
-            g_inputs.append(found.inputs)
-            for name, value in found.params.items() if counted is None or t in counted else ():
-                g_params[name] = g_params[name] + summed(value, shape, g_params[name].shape)
+    g_params = {name: np.zeros(np.shape(value)) for name, value in seen.params.items()}
+    for t in reversed(range(len(seen.steps))):
+        for name, cotangent in (trace or {}).items():
+            g[name] = g[name] + cotangent[t]
+        g_out = [zero if cotangent is None else np.asarray(cotangent[t], float) for cotangent in outputs]
+        if feedback is not None:
+            g_out[0] = g_out[0] + fed
+        inputs, g, found = back(seen, t, g, g_out)
+        g_inputs.append(inputs)
+        if feedback is not None:
+            fed = inputs[0] @ feedback
+        for name, value in found.items() if counted is None or t in counted else ():
+            g_params[name] = g_params[name] + summed(value, shape, g_params[name].shape)
     for name, initial in seen.oracle.rest.items():
         if seen.at_rest and isinstance(initial, str):
             g_params[initial] = g_params[initial] + summed(g[name], shape, g_params[initial].shape)
     stacked = tuple(
-        np.stack([_over(at[i], shape) for at in reversed(g_inputs)]) if g_inputs else np.zeros((0, *shape))
+        np.stack([at[i] for at in reversed(g_inputs)]) if g_inputs else np.zeros((0, *shape))
         for i in range(len(seen.oracle.inputs))
     )
-    return Gradients(stacked, g, g_params)
+    return Gradients(stacked, g if feedback is None else {**g, "feedback": fed}, g_params)
+
+
+@np.errstate(all="ignore")
+def back(
+    seen: Trajectory, t: int, g_next: Mapping[str, Array], g_out: Sequence[Array]
+) -> Tuple[Tuple[Array, ...], Dict[str, Array], Dict[str, Array]]:
+    """The adjoint of step ``t``: cotangents of inputs, of states, and of parameters, not yet summed over neurons."""
+    step, oracle = seen.steps[t], seen.oracle
+    leaves, (outputs, after), _ = computed(oracle, step.before, seen.params, step.inputs)
+    through = [*zip(outputs, g_out), *((after[name], g_next[name]) for name in oracle.rest if name not in oracle.cut)]
+    found = [cotangents(through)]
+    if oracle.cut:
+        found.append(cotangents([(after[name], g_next[name]) for name in oracle.cut], through_spikes=False))
+    shape = seen.outputs[0].shape[1:]
+
+    def of(leaf: Value) -> Array:
+        return over(np.asarray(sum((g[leaf.number] for g in found if leaf.number in g), 0.0)), shape)
+
+    return (
+        tuple(map(of, leaves.inputs)),
+        {name: of(leaf) for name, leaf in leaves.states.items()},
+        {name: of(leaf) for name, leaf in leaves.params.items()},
+    )
 
 
 def summed(value: Array, full: Sequence[int], shape: Sequence[int]) -> Array:
     """The sum of ``value``, spread to ``full``, over the dimensions along which a parameter of ``shape`` was spread."""
-    value = _over(value, tuple(full))
+    value = over(value, tuple(full))
     lead = value.ndim - len(shape)
     value = value.sum(axis=tuple(range(lead)))
     axes = tuple(i for i, size in enumerate(shape) if size == 1 and value.shape[i] != 1)

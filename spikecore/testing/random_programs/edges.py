@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import spikecore as sc
-from spikecore.testing.random_programs._rules import BACK, EXACT, VALUE, Array
+from spikecore.testing._oracle.rules import BACK, EXACT, VALUE, Array
 
 #: Numbers where something happens, and some between.
 POINTS = (

@@ -38,7 +38,7 @@ from spikecore.lang.node import ARITHMETIC, COMPARISONS, LOGIC, OPERATIONS
 from spikecore.lang.render import OPERATOR_TEMPLATES, TextPrinter
 from spikecore.testing import _edge_table as edge_table
 from spikecore.testing._oracle import operations as oracle_operations
-from spikecore.testing.random_programs import _rules as rules
+from spikecore.testing._oracle import rules
 from spikecore.testing.random_programs import edges
 from spikecore_ipu.backend import PLAIN
 
@@ -108,10 +108,8 @@ OPERATION_PLACES: Dict[str, Place] = {
         lambda: set(OPERATIONS) - {"where"},
         lambda: oracle_operations.OPERATIONS,
     ),
-    "spikecore/testing/random_programs/_rules.py: VALUE": exactly(
-        lambda: set(OPERATIONS) - {"spike"}, lambda: rules.VALUE
-    ),
-    "spikecore/testing/random_programs/_rules.py: BACK": exactly(with_a_rule, lambda: rules.BACK),
+    "spikecore.testing._oracle.rules.py: VALUE": exactly(lambda: set(OPERATIONS) - {"spike"}, lambda: rules.VALUE),
+    "spikecore.testing._oracle.rules.py: BACK": exactly(with_a_rule, lambda: rules.BACK),
     "spikecore/testing/random_programs/_draw.py: Drawing": exactly(lambda: OPERATIONS, drawn),
     "spikecore/testing/random_programs/edges.py: TABLE": exactly(
         # these take spikes or truth values, which the tables of numbers have not

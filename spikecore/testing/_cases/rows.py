@@ -1,0 +1,342 @@
+"""The cases that are configurations: a name that never changes, a sentence, and what is called."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterator, Tuple
+
+from spikecore.testing._case import Collection
+from spikecore.testing._config import Config, Names, add_row
+from spikecore.testing._custom import CUSTOM
+from spikecore.testing._models import MODELS, Model
+from spikecore.testing._oracle import OTHER_ARGUMENTS, SURROGATES
+from spikecore.testing._strides import EXPANDED, LAYOUTS
+from spikecore.testing._tolerances import OTHER_DTYPES
+
+#: A forward call whose input requires a gradient, and a backward pass from its outputs.
+BACK: Dict[str, Any] = {"call": "short", "wanted": ("inputs",), "given": ("outputs",)}
+#: A backward pass from outputs and final state to inputs and initial state.
+BOTH: Dict[str, Any] = {"state": True, "wanted": ("inputs", "states"), "given": ("outputs", "final")}
+#: From everything that a call gives to everything that it takes.
+ALL: Dict[str, Any] = {
+    "record": ("*",),
+    "learn": ("*",),
+    "state": True,
+    "wanted": ("inputs", "states"),
+    "given": ("outputs", "final", "trace"),
+}
+#: Models whose cases of state are made for every reset.
+_EVERY_RESET = ("lif", "leaky", "alif", "izhikevich")
+#: A neuron of each kind, with the reset it is tried with in other dtypes; those of + - * / alone that meet ties.
+_KINDS = (
+    "if-soft lif-hard lif-nodecay-soft plif-hard klif-hard eif-hard izhikevich-soft synaptic-none alif-soft li-none "
+    "leaky-hard leaky-prompt-soft"
+).split()
+_EXACT, _NOT_ARITHMETIC = ("if", "lif", "leaky"), ("plif", "eif")
+#: Step counts around 16, up to which a backend may unroll and beyond which it works in chunks; and beyond.
+_LONG, _STEPS = (2, 15, 16, 17, 31, 32, 33, 40), (17, 33, 64, 100, 250)
+#: Name -> shape ``[T, *N]``. No steps, one; no neurons, one, odd counts, counts beside a power of two.
+_SHAPES: Dict[str, Tuple[int, ...]] = {
+    "no-steps": (0, 3, 5),
+    "one-step": (1, 3, 5),
+    "no-neurons": (4, 0, 5),
+    "no-steps-no-neurons": (0, 0),
+    "one-neuron": (4, 1),
+    "a-neuron-without-dimension": (4,),
+    "odd": (3, 7, 11),
+    "prime": (5, 127),
+    "next-to-a-block": (2, 257),
+    "past-several-blocks": (2, 3, 1031),
+    "image": (4, 2, 3, 5, 7),
+    "one-by-one-image": (3, 2, 5, 1, 1),
+}
+_IMAGE = (4, 2, 3, 6, 5)
+
+_INPUTS, _STATES, _PARAMS = ("x", "y"), ("a", "b", "c"), ("leak", "gain", "start")
+_EVERY = (*_INPUTS, *_STATES, *_PARAMS)
+#: Case -> what requires a gradient, and the results that have a cotangent.
+_WANTED: Dict[str, Tuple[Names, Names]] = {
+    "first-input-only": (("x",), ()),
+    "second-input-only": (("y",), ()),
+    "states-only": (_STATES, ()),
+    "one-state-only": (("b",), ()),
+    "parameters-only": (_PARAMS, ()),
+    "one-parameter-only": (("gain",), ()),
+    "one-of-each": (("y", "c", "leak"), ()),
+    "inputs-and-states": ((*_INPUTS, *_STATES), ()),
+    "states-and-parameters": ((*_STATES, *_PARAMS[:2]), ()),
+    "everything": (_EVERY, ()),
+    "from-first-output-only": (_EVERY, ("output 0",)),
+    "from-second-output-only": (_EVERY, ("output 1",)),
+    "from-final-state-only": (_EVERY, ("final",)),
+    "from-one-final-state-only": (_EVERY, ("final c",)),
+    "from-trace-only": (_EVERY, ("trace",)),
+    "from-one-trace-only": (_EVERY, ("trace b",)),
+}
+#: The same, of calls that start at rest.
+_AT_REST: Dict[str, Tuple[Names, Names]] = {
+    "starting-parameter-only": (("start",), ()),
+    "inputs-and-parameters": ((*_INPUTS, *_PARAMS), ()),
+    "parameters-from-trace-only": (_PARAMS, ("trace a",)),
+    "parameters-from-final-state-only": (_PARAMS, ("final b",)),
+    "parameters-from-second-output-only": (_PARAMS, ("output 1",)),
+}
+
+
+def configurations() -> Iterator[Tuple[Model, str, str]]:
+    """Every neuron with every reset it has, and the name of the two."""
+    for model in MODELS:
+        for reset in model.resets:
+            yield model, reset, f"{model.name}-{reset}" if len(model.resets) > 1 else model.name
+
+
+def add_to(cases: Collection) -> None:
+    """Add these cases."""
+    for model, reset, name in configurations():
+        _core(cases, model, reset, name)
+    for model, reset, name in configurations():
+        _parameters(cases, model, reset, name)
+        _state(cases, model, reset, name)
+        _product(cases, model, reset, name)
+    _surrogates(cases)
+    _dtypes(cases)
+    _kinds_of_parameters(cases)
+    _kinds_of_state(cases)
+    _turning(cases)
+    _wanted(cases)
+    _custom(cases)
+    _layouts(cases)
+
+
+def _core(cases: Collection, model: Model, reset: str, name: str) -> None:
+    which: Dict[str, Any] = {"model": model.name, "reset": reset}
+    holds = "outputs and final state are the oracle's, on inputs with a margin"
+    add_row(cases, f"forward/{name}", "core", holds, Config(**which))
+    if reset in model.exact_resets:
+        holds = "outputs and final state are the oracle's to the bit where potentials meet the threshold"
+        add_row(cases, f"exact/{name}", "core", holds, Config(**which, exact=True))
+    if model.arithmetic:
+        holds = "the final state of a neuron of + - * / is bit for bit that of IEEE arithmetic in source order"
+        add_row(cases, f"bits/{name}", "core", holds, Config(**which, bits=True))
+    holds = "step by step gives what all steps at once give"
+    add_row(cases, f"single-step/{name}", "core", holds, Config(**which, call="single", shape=(5, 3, 7)))
+    for detach in (False, True) if model.fires and reset != "none" else (False,):
+        id = f"gradient/{name}{'-detach' if detach else ''}"
+        add_row(cases, id, "core", "the input gradient is the oracle's", Config(**which, **BACK, detach=detach))
+
+
+def _surrogates(cases: Collection) -> None:
+    for name in SURROGATES:
+        configs = [
+            Config(model, reset, surrogate=surrogate, exact=exact, **BACK)
+            for surrogate in (name, *([f"{name}*"] if name in OTHER_ARGUMENTS else []))
+            for model, reset, exact in (("lif", "hard", False), ("leaky-prompt", "soft", False), ("lif", "soft", True))
+        ]
+        holds = "the input gradient with this surrogate is the oracle's, with a margin and at the threshold"
+        add_row(cases, f"surrogate/{name.lower()}", "core", holds, *configs)
+
+
+def _product(cases: Collection, model: Model, reset: str, name: str) -> None:
+    """Every neuron with every reset, detached or not, with every surrogate, for who asks for it."""
+    for detach in (False, True) if model.fires else ():
+        configs = [Config(model.name, reset, detach, surrogate, **BACK) for surrogate in SURROGATES]
+        id = f"product/{name}{'-detach' if detach else ''}"
+        add_row(cases, id, "product", "the input gradient is the oracle's with every surrogate", *configs)
+
+
+def _dtypes(cases: Collection) -> None:
+    for dtype in OTHER_DTYPES:
+        for name in _KINDS:
+            model, _, reset = name.rpartition("-")
+            which: Dict[str, Any] = {"model": model, "reset": reset, "dtype": dtype}
+            holds = "outputs and final state are the oracle's, in their dtypes"
+            add_row(cases, f"forward/{name}-{dtype}", "dtypes", holds, Config(**which))
+            if model in _EXACT:
+                holds = "outputs are right to the bit where potentials meet the threshold"
+                add_row(cases, f"exact/{name}-{dtype}", "dtypes", holds, Config(**which, exact=True))
+            if model not in _NOT_ARITHMETIC:
+                holds = "state and arithmetic are float32 for 16-bit inputs, float64 for float64, to the bit"
+                add_row(cases, f"bits/{name}-{dtype}", "dtypes", holds, Config(**which, bits=True))
+            holds = "the input gradient is the oracle's, in the input's dtype"
+            add_row(cases, f"gradient/{name}-{dtype}", "dtypes", holds, Config(**which, **BACK))
+        holds = "parameter gradients are summed in full precision, and have the parameter's dtype"
+        add_row(cases, f"parameters/gradient-{dtype}", "dtypes", holds, Config(dtype=dtype, learn=("*",), **BACK))
+
+
+def _parameters(cases: Collection, model: Model, reset: str, name: str) -> None:
+    which: Dict[str, Any] = {"model": model.name, "reset": reset}
+    one, learnt = "parameters", {**BACK, "learn": ("*",)}
+    holds = "the gradient of every shared parameter is the oracle's"
+    add_row(cases, f"parameters/gradient-{name}", one, holds, Config(**which, **learnt))
+    if reset == model.resets[0]:
+        holds = "0-d tensors give what numbers give"
+        add_row(cases, f"parameters/scalar-{model.name}", one, holds, Config(**which, params="scalar"))
+        for kind, values in (("channel", "channel"), ("full", "neuron")):
+            holds = f"every parameter may have one value per {values}, learnt ones too"
+            add_row(cases, f"parameters/{kind}-{model.name}", one, holds, Config(**which, **learnt, params=kind))
+
+
+def _kinds_of_parameters(cases: Collection) -> None:
+    one, learnt = "parameters", {**BACK, "learn": ("*",)}
+    for kind, each in (("channel", "channel"), ("full", "neuron")):
+        holds = f"one value per {each}, nothing learnt"
+        add_row(cases, f"parameters/{kind}-forward", one, holds, Config(params=kind))
+        holds = "a batch of one has the gradients of all its neurons' values"
+        config = Config(reset="soft", params=kind, shape=(6, 1, 7), **learnt)
+        add_row(cases, f"parameters/{kind}-batch-of-one", one, holds, config)
+    for dim in (0, 1, 2, -1):
+        holds = "channel_dim says along which dimension of a time step the channels lie"
+        config = Config(shape=(6, 2, 3, 2, 5), params="channel", channel_dim=dim, learn=("tau", "threshold"), **BACK)
+        add_row(cases, f"parameters/channel-dim{dim}", one, holds, config)
+    holds = "only the parameters to learn get a gradient"
+    alone = [Config(reset="soft", learn=(name,), **BACK) for name in ("tau", "threshold", "v_reset")]
+    add_row(cases, "parameters/some-learnt", one, holds, *alone)
+    holds = "parameters learn where the input needs no gradient"
+    config = Config("plif", learn=("w", "threshold"), call="short", given=("outputs",))
+    add_row(cases, "parameters/gradient-alone", one, holds, config)
+    for values in ("1x7", "3x1", "1x1"):
+        holds = "a parameter that broadcasts to one time step is spread over it, and its gradient summed"
+        add_row(cases, f"parameters/full-{values}", one, holds, Config(reset="soft", params=values, **learnt))
+    holds = "a shared parameter's gradient is summed over many neurons and steps"
+    add_row(cases, "parameters/many", one, holds, Config(shape=(5, 37, 113), **learnt))
+
+
+def _state(cases: Collection, model: Model, reset: str, name: str) -> None:
+    which: Dict[str, Any] = {"model": model.name, "reset": reset}
+    if reset == model.resets[0] or model.name in _EVERY_RESET:
+        holds = "a recorded state is its value after every step, the last one the final state's"
+        config = Config(**which, record=("*",), bits=model.arithmetic)
+        add_row(cases, f"record/{name}", "state", holds, config)
+        holds = "a run continues from the state it is given"
+        add_row(cases, f"state/given-{name}", "state", holds, Config(**which, state=True))
+    holds = "gradients flow to the initial state and from the final one"
+    add_row(cases, f"state/gradient-{name}", "state", holds, Config(**which, **BOTH))
+
+
+def _kinds_of_state(cases: Collection) -> None:
+    def add(name: str, holds: str, *configs: Config) -> None:
+        add_row(cases, name, "state", holds, *configs)
+
+    everything = {**ALL, "learn": ()}
+    add("record/gradient", "a recorded state carries its gradient", Config(**everything), Config("alif", **everything))
+    config = Config(reset="soft", record=("v",), wanted=("inputs",), given=("trace",))
+    add("record/gradient-alone", "a gradient may come from a recorded state alone", config)
+    several = [Config("alif", record=names, bits=True) for names in (("a",), ("a", "v"))]
+    add("record/several", "several states are recorded, in the order asked for", *several)
+    for steps in _LONG:
+        shape = (steps, 3, 5)
+        holds = "any number of steps gives the oracle's outputs and final state"
+        add(f"state/long-{steps}", holds, Config("lif-nodecay", "soft", shape=shape, bits=True))
+        pair = Config("lif-nodecay", "soft", shape=shape, **BOTH), Config("alif", shape=shape, **BOTH)
+        add(f"state/long-{steps}-gradient", "and the oracle's gradients, from all outputs and the final state", *pair)
+    holds = "step by step, the gradient through the carried state is that of one call"
+    single = {**BACK, "call": "single", "shape": (8, 3, 5)}
+    add("state/single-gradient", holds, *[Config(model, "soft", **single) for model in ("lif", "leaky", "alif")])
+    alone = {**BOTH, "given": ("final v",)}
+    add("state/final-alone", "a gradient may come from the final state alone", Config(**alone), Config("alif", **alone))
+    config = Config(reset="soft", state=True, wanted=("states",), given=("outputs",))
+    add("state/initial-alone", "only the initial state may need a gradient", config)
+
+
+def _turning(cases: Collection) -> None:
+    """States that change places, and many steps, beside whatever else a call may have."""
+
+    def add(name: str, holds: str, config: Config) -> None:
+        add_row(cases, f"state/{name}", "state", holds, config)
+
+    shape = (6, 3, 5)
+    for name, model in (("swap-two", "swap"), ("swap-three", "turn")):
+        which: Dict[str, Any] = {"model": model, "reset": "none", "shape": shape}
+        swap = "states that take each other's values are all read before one is written"
+        add(name, swap, Config(**which, bits=True))
+        add(f"{name}-given", f"{swap}, from a given state", Config(**which, bits=True, state=True))
+        add(f"{name}-record", f"{swap}, and recorded", Config(**which, bits=True, record=("*",)))
+        back: Dict[str, Any] = {"learn": ("*",), "wanted": ("inputs",), "given": ("outputs", "final")}
+        add(f"{name}-gradient", f"{swap}, and so are their cotangents", Config(**which, **back))
+    for steps in (*_STEPS, 1025):
+        long: Dict[str, Any] = {**ALL, "reset": "none", "shape": (steps, 2, 3)}
+        every = f"in {steps} steps, from a given state, with the cotangents of outputs, trace and final state, "
+        add(f"steps-{steps}-scalar", every + "shared parameters get their gradients", Config("turn", **long))
+        if steps in _STEPS:
+            holds = every + "parameters per channel get theirs"
+            add(f"steps-{steps}-channel", holds, Config("turn", **long, params="channel"))
+            holds = every + "a neuron that fires has its gradients"
+            add(f"steps-{steps}-spikes", holds, Config("lif-nodecay", **{**long, "reset": "soft"}))
+    holds = "one step from a given state, recorded: every gradient is the oracle's"
+    add("one-step-gradient", holds, Config("turn", "none", shape=(1, 3, 5), **ALL))
+    for dtype in OTHER_DTYPES:
+        holds = (
+            "100 steps of this dtype, recorded, from a given state: states and traces are in the dtype of arithmetic"
+        )
+        add(f"steps-100-{dtype}", holds, Config("turn", "none", dtype=dtype, shape=(100, 2, 3), **ALL))
+
+
+def _wanted(cases: Collection) -> None:
+    """Which gradients are wanted, and which arrive: each alone, some, all."""
+    holds = "what requires a gradient gets that of the results that have a cotangent; nothing else gets one"
+    for table, state in ((_WANTED, True), (_AT_REST, False)):
+        for name, (wanted, given) in table.items():
+            config = Config(
+                "turn",
+                "none",
+                shape=(6, 3, 5),
+                state=state,
+                record=("*",),
+                learn=tuple(param for param in _PARAMS if param in wanted),
+                wanted=tuple(leaf for leaf in (*_INPUTS, *_STATES) if leaf in wanted),
+                given=given or ("outputs", "final", "trace"),
+            )
+            add_row(cases, f"wanted/{name}", "state", holds, config)
+    for name, record, holds in (
+        ("second-trace-recorded-alone", ("b",), "states that are recorded alone, and are not the first,"),
+        ("traces-in-another-order", ("c", "a"), "states recorded in another order than the program's"),
+    ):
+        config = Config(
+            "turn", "none", shape=(6, 3, 5), state=True, record=record, wanted=("inputs", "states"), given=("trace",)
+        )
+        add_row(cases, f"wanted/{name}", "state", f"{holds} have their own values and gradients", config)
+
+
+def _custom(cases: Collection) -> None:
+    """Neurons and a surrogate as users write them."""
+    for model in CUSTOM:
+        which: Dict[str, Any] = {"model": model.name, "reset": model.resets[0]}
+        holds = "a user's neuron gives what its equations say"
+        add_row(cases, f"custom/{model.name}", "language", holds, Config(**which, bits=True))
+        if model.exact_resets:
+            holds = "and does so where potentials meet the threshold"
+            add_row(cases, f"custom/{model.name}-exact", "language", holds, Config(**which, exact=True, bits=True))
+        for detach in (False, True):
+            holds = "a user's neuron has the gradients of its equations, of inputs, parameters and state"
+            id = f"custom/{model.name}-gradient{'-detach' if detach else ''}"
+            add_row(cases, id, "language", holds, Config(**which, **BOTH, detach=detach, learn=("*",)))
+    holds = "a user's surrogate is the derivative of the spike"
+    add_row(cases, "custom/surrogate", "language", holds, Config(surrogate="Tent", **BACK))
+
+
+def _layouts(cases: Collection) -> None:
+    """Shapes and memory layouts, of inputs and of incoming gradients: none of them may change a value."""
+
+    def add(name: str, holds: str, *configs: Config) -> None:
+        add_row(cases, f"layouts/{name}", "layouts", holds, *configs)
+
+    for name, shape in _SHAPES.items():
+        add(name, "this shape gives the oracle's outputs and states", Config(shape=shape), Config("alif", shape=shape))
+        config = Config(reset="soft", shape=shape, learn=("tau",), **BACK)
+        add(f"{name}-gradient", "this shape gives the oracle's gradients", config)
+    given = [Config(model, shape=(0, 3, 5), state=True, exact=True) for model in ("lif", "alif")]
+    add("no-steps-state", "no steps give back the state that was given", *given)
+    for name in LAYOUTS:
+        config = Config(shape=_IMAGE, x=name, bits=True)
+        add(f"input-{name}", "an input of these strides is read where it lies", config)
+        holds = "the gradient of an input of these strides is right"
+        add(f"input-{name}-gradient", holds, Config(shape=_IMAGE, x=name, **BACK))
+        holds = "also in 16 bits, where several values share a word"
+        add(f"input-{name}-float16", holds, Config(dtype="float16", shape=_IMAGE, x=name, bits=True))
+    for name in (*LAYOUTS, *EXPANDED):
+        holds = "an incoming gradient of these strides is read as what it stands for"
+        add(f"incoming-{name}", holds, Config(shape=_IMAGE, g=name, **BACK))
+    holds = "one value per channel goes with channels-last"
+    config = Config(shape=_IMAGE, x="channels-last", g="channels-last", params="channel", learn=("tau",), **BACK)
+    add("channels-last-channel", holds, config)
+    holds = "output.sum(), whose gradient is one number expanded, has the right gradient"
+    add("sum", holds, Config(reset="soft", g="ones", **BACK))

@@ -1,0 +1,153 @@
+"""Numbers that remember the operations that made them, so that a step is written once and derived by rule.
+
+A step of a neuron is Python arithmetic on :class:`Value`; :func:`cotangents` goes back through what it computed, with
+the rules of :mod:`spikecore.testing._oracle.rules`. Nothing here is of the language: operations are NumPy's.
+"""
+# the operators of Python say what they are
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+from typing import Any, Callable, Dict, Iterable, List, Tuple, Union
+
+import numpy as np
+
+from spikecore.testing._oracle.rules import BACK, VALUE, Array
+
+_count = itertools.count()
+
+
+class Value:
+    """An array, the operation that made it, and the arguments of that; a leaf has no operation.
+
+    ``rule``: the derivative of a spike by its argument.
+    """
+
+    __slots__ = ("args", "array", "number", "op", "rule")
+    __hash__ = object.__hash__
+
+    def __init__(self, array: Any, op: str = "", args: Tuple[Value, ...] = (), rule: Any = None) -> None:
+        self.array: Array = np.asarray(array)
+        self.op, self.args, self.rule = op, args, rule
+        self.number = next(_count)
+
+    def __add__(self, other: Any) -> Value:
+        return apply("add", self, other)
+
+    def __radd__(self, other: Any) -> Value:
+        return apply("add", other, self)
+
+    def __sub__(self, other: Any) -> Value:
+        return apply("sub", self, other)
+
+    def __rsub__(self, other: Any) -> Value:
+        return apply("sub", other, self)
+
+    def __mul__(self, other: Any) -> Value:
+        return apply("mul", self, other)
+
+    def __rmul__(self, other: Any) -> Value:
+        return apply("mul", other, self)
+
+    def __truediv__(self, other: Any) -> Value:
+        return apply("div", self, other)
+
+    def __rtruediv__(self, other: Any) -> Value:
+        return apply("div", other, self)
+
+    def __neg__(self) -> Value:
+        return apply("neg", self)
+
+    def __ge__(self, other: Any) -> Value:
+        return apply("ge", self, other)
+
+    def __gt__(self, other: Any) -> Value:
+        return apply("gt", self, other)
+
+    def __le__(self, other: Any) -> Value:
+        return apply("le", self, other)
+
+    def __lt__(self, other: Any) -> Value:
+        return apply("lt", self, other)
+
+    def __eq__(self, other: Any) -> Any:
+        return apply("eq", self, other)
+
+    def __ne__(self, other: Any) -> Any:
+        return apply("ne", self, other)
+
+    def __and__(self, other: Any) -> Value:
+        return apply("and", self, other)
+
+    def __or__(self, other: Any) -> Value:
+        return apply("or", self, other)
+
+    def __invert__(self) -> Value:
+        return apply("not", self)
+
+
+def apply(op: str, *args: Union[Value, float]) -> Value:
+    """The operation of these arguments. A number takes the dtype of the arrays beside it."""
+    dtype = next(arg.array.dtype for arg in reversed(args) if isinstance(arg, Value))
+    values = tuple(arg if isinstance(arg, Value) else Value(np.asarray(arg, dtype)) for arg in args)
+    return Value(VALUE[op](*(value.array for value in values)), op, values)
+
+
+def spike(u: Value, derivative: Any, strict: bool = False) -> Value:
+    """1 where ``u >= 0`` (``u > 0`` if ``strict``), else 0; NaN does not fire. ``derivative(u)`` is its derivative."""
+    with np.errstate(invalid="ignore"):
+        fires = u.array > 0 if strict else u.array >= 0
+    return Value(fires.astype(u.array.dtype), "spike", (u,), derivative)
+
+
+class _Functions:
+    """Functions by the names of the language: ``ops.exp(x)``."""
+
+    def __getattr__(self, op: str) -> Callable[..., Value]:
+        if op not in VALUE:
+            raise AttributeError(op)
+        return partial(apply, op)
+
+    def clamp(self, x: Value, low: Any = -np.inf, high: Any = np.inf) -> Value:
+        """``x`` within bounds."""
+        return apply("clamp", x, low, high)
+
+    def relu(self, x: Value) -> Value:
+        """0 where ``x <= 0``, else ``x``."""
+        return apply("where", x <= 0.0, 0.0, x)
+
+
+ops: Any = _Functions()
+
+
+def cotangents(roots: Iterable[Tuple[Value, Array]], through_spikes: bool = True) -> Dict[int, Array]:
+    """The cotangent of every value that the roots depend on, by its number.
+
+    Cotangents have the shape that arrives: one of a parameter is not summed over the neurons that share it.
+    """
+    found: Dict[int, Array] = {}
+    waiting: Dict[int, Value] = {}
+
+    def arrives(value: Value, g: Any) -> None:
+        found[value.number] = found[value.number] + g if value.number in found else np.asarray(g)
+        waiting[value.number] = value
+
+    for root, g in roots:
+        arrives(root, g)
+    while waiting:
+        value = waiting.pop(max(waiting))
+        for arg, part in zip(value.args, _parts(value, found[value.number], through_spikes)):
+            if part is not None:
+                arrives(arg, part)
+    return found
+
+
+def _parts(value: Value, g: Array, through_spikes: bool) -> Tuple[Any, ...]:
+    """The cotangents of a value's arguments; None for one that has none."""
+    if value.op == "spike":
+        return (g * value.rule(value.args[0].array),) if through_spikes else (None,)
+    if value.op not in BACK:
+        return (None,) * len(value.args)
+    arrays: List[Array] = [arg.array for arg in value.args]
+    return BACK[value.op](g, value.array, *arrays)
