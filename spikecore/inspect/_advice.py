@@ -19,7 +19,7 @@ from spikecore._plugins.selection import REFERENCE, automatic_order
 from spikecore._shell.modules import calls_as, is_watched_itself, makes_time
 from spikecore._shell.ranges import Interval
 from spikecore._transforms import pairs
-from spikecore.inspect._monitor import adds_behind, neuron_of, normalisation_of, stateful_of
+from spikecore.inspect._monitor import adds_behind, neuron_of, stateful_of
 from spikecore.inspect._report import Layer, size
 from spikecore.layers._batch_norm_stats import is_plain_norm
 from spikecore.layers._packed import packable
@@ -72,7 +72,7 @@ class Run(NamedTuple):
 def advice(run: Run) -> Tuple[str, ...]:
     """Sentences, the most valuable first: what is wrong, then what is slow."""
     rules = (_batch_as_time, _silent, _reference, _repeated, _single_steps, _recurrent, _copied, _channels_last)
-    later = (_autocast, _fusable, _by_hand, _whole_steps, _packed, _learnt)
+    later = (_autocast, _fused, _whole_steps, _packed, _learnt)
     return tuple(text for text in (run.spoilt, *[rule(run) for rule in (*rules, *later)]) if text)
 
 
@@ -245,59 +245,50 @@ def _autocast(run: Run) -> str:
     )
 
 
-def _fusable(run: Run) -> str:
-    """Batch normalisation that :func:`spikecore.fuse` has a neuron's kernel compute."""
-    taken = {(pair.norm.module, pair.neuron.module) for pair in pairs(run.net)}
-    return _fused([row for row in _behind_norms(run) if (row.source, row.module) in taken], run, "sc.fuse(net)")
-
-
-def _by_hand(run: Run) -> str:
-    """Batch normalisation in front of a neuron in a ``forward`` of one's own, which ``sc.fuse`` cannot see through."""
-    layers = {row.module: row.layer for row in run.rows}
-    taken = {(pair.norm.module, pair.neuron.module) for pair in pairs(run.net)}
-    rows = []
-    for row in _behind_norms(run):
-        norm: Any = row.source
-        behind = 1 if row.module.step == "single" else 2  # the channels are behind time and batch
-        if (
-            (norm, row.module) not in taken
-            and is_plain_norm(norm)
-            and calls_as(row.module, Neuron)
-            and not is_watched_itself(row.module)
-            # one of them that is called more often stands beside something else, too
-            and layers[norm].calls == row.layer.calls
-            and prod(layers[norm].shape) == prod(row.layer.shape)
-            and row.layer.shape[behind : behind + 1] == (norm.num_features,)
-        ):
-            rows.append(row)
-    way = "sc.layers.NormNeuron(norm, neuron) in the place of both, where a forward of your own calls them"
-    return _fused(rows, run, way)
-
-
-def _behind_norms(run: Run) -> List[Row]:
-    """Neurons behind another layer, of a backend that has one kernel for normalisation and neuron.
-
-    Left out is one whose input is one step repeated: it is normalised once, and no kernel of both is used.
+def _fused(run: Run) -> str:
+    """Batch normalisation that a neuron's kernel can compute: by :func:`spikecore.fuse`, or by hand where that cannot
+    see it, in a ``forward`` of one's own.
     """
-    modules, rows = {row.module for row in run.rows}, []
-    for row in run.rows:
-        neuron = row.module
-        repeated = row.layer.layout_in.startswith("one step repeated")
-        if row.source not in modules or repeated or not isinstance(neuron, Neuron) or len(neuron.inputs) != 1:
-            continue
-        resolved = neuron.bound.get(run.device_type)
-        if normalisation_of(neuron) is None and resolved is not None and resolved.backend.name != REFERENCE:
-            rows += [row] if resolved.backend.capabilities_on(run.device_type).normalisation else []
-    return rows
-
-
-def _fused(rows: Sequence[Row], run: Run, way: str) -> str:
-    if not rows or not run.training:
+    layers = {row.module: row.layer for row in run.rows}
+    fusable = {(pair.norm.module, pair.neuron.module) for pair in pairs(run.net)}
+    rows = [row for row in run.rows if run.training and row.source in layers and _normalises_in_kernel(row, run)]
+    whole = [row for row in rows if (row.source, row.module) in fusable]
+    chosen = whole or [row for row in rows if _follows(row, layers[row.source])]  # type: ignore[index]  # it is one
+    if not chosen:
         return ""
+    way = "sc.layers.NormNeuron(norm, neuron) in the place of both, where a forward of your own calls them"
     brings = " (on a CPU that saves memory, and no time)" if run.device_type == "cpu" else ""
     return (
-        f"{_named(rows)} {_verb(rows, 'follows', 'follow')} a batch normalisation, which one kernel can compute as "
-        f"well, so that nothing normalised is kept for backward{brings}: {way}"
+        f"{_named(chosen)} {_verb(chosen, 'follows', 'follow')} a batch normalisation, which one kernel can compute as "
+        f"well, so that nothing normalised is kept for backward{brings}: {'sc.fuse(net)' if whole else way}"
+    )
+
+
+def _normalises_in_kernel(row: Row, run: Run) -> bool:
+    """Whether a row is a neuron whose backend has one kernel for it and a normalisation, and uses it: one step repeated
+    is normalised once.
+    """
+    neuron = row.module
+    if row.layer.layout_in.startswith("one step repeated") or not isinstance(neuron, Neuron) or len(neuron.inputs) != 1:
+        return False
+    resolved = neuron.bound.get(run.device_type)
+    if resolved is None or resolved.backend.name == REFERENCE:
+        return False
+    return resolved.backend.capabilities_on(run.device_type).normalisation
+
+
+def _follows(row: Row, before: Layer) -> bool:
+    """Whether a neuron gets the output of a plain normalisation of its channels, and nothing stands between them."""
+    norm: Any = row.source
+    behind = 1 if row.module.step == "single" else 2  # the channels are behind time and batch
+    return (
+        is_plain_norm(norm)
+        and calls_as(row.module, Neuron)
+        and not is_watched_itself(row.module)
+        # one of them that is called more often stands beside something else, too
+        and before.calls == row.layer.calls
+        and prod(before.shape) == prod(row.layer.shape)
+        and row.layer.shape[behind : behind + 1] == (norm.num_features,)
     )
 
 

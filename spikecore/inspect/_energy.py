@@ -18,7 +18,7 @@ from spikecore.backend import Unsupported
 from spikecore.dtypes import has_float64
 from spikecore.inspect._explain import copied, cuda_devices
 from spikecore.inspect._monitor import FIRING, Layer, monitor, stateful_of
-from spikecore.inspect._report import html_lines, html_table, table
+from spikecore.inspect._report import Report, Table, scaled
 from spikecore.layers import Delay, NormNeuron
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
@@ -54,7 +54,7 @@ class Operations:
 
 
 @dataclass(frozen=True)
-class Energy:
+class Energy(Report):
     """What :func:`spikecore.energy` found. ``str()`` gives a table; notebooks show the same.
 
     ``layers``: an :class:`Operations` for each layer that computes products or sums. ``samples``, ``steps``: B and T.
@@ -87,22 +87,14 @@ class Energy:
         """Picojoules per sample of the ReLU twin: the same layers, once, on numbers that are not 0."""
         return math.fsum(layer.twin for layer in self.layers)
 
-    def __str__(self) -> str:
-        return "\n".join([*table(_HEADINGS, self._rows(), left=2), "", *self._legend()])
-
-    def _repr_html_(self) -> str:
-        return html_table(_HEADINGS, self._rows()) + html_lines(self._legend())
-
-    def _rows(self) -> List[Tuple[str, ...]]:
+    def _table(self) -> Table:
         rows = [*self.layers, Operations("all", "", self.macs, self.acs, 0, 0, self.energy, self.twin)]
-        return [layer.cells(self.samples) for layer in rows]
-
-    def _legend(self) -> Tuple[str, ...]:
-        return (
+        lines = (
             f"per sample, mean of {self.samples}, over {self.steps} time steps; {self.e_mac:g} pJ a MAC, {self.e_ac:g} "
             "pJ an AC; computed: MACs and ACs of all that the layer has, above 100 % where spikes are multiples",
             "ReLU twin: the same layers once, without time steps, every product a MAC",
         )
+        return Table(_HEADINGS, [layer.cells(self.samples) for layer in rows], 2, lines)
 
 
 _HEADINGS = ("layer", "kind", "MACs", "ACs", "computed", "energy", "ReLU twin")
@@ -192,17 +184,13 @@ def _samples(net: nn.Module, x: Tensor, steps: int, called: Sequence[Layer]) -> 
 
 
 def _amount(count: float) -> str:
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if count >= size:
-            return f"{count / size:.2f} {unit}"
-    return f"{count:.0f}" if count == round(count) else f"{count:.1f}"
+    rest = f"{count:.0f}" if count == round(count) else f"{count:.1f}"
+    return scaled(count, (("G", 1e9), ("M", 1e6), ("k", 1e3)), rest)
 
 
 def _joules(picojoules: float) -> str:
-    for unit, size in (("mJ", 1e9), ("uJ", 1e6), ("nJ", 1e3)):
-        if picojoules >= size:
-            return f"{picojoules / size:.2f} {unit}"
-    return f"{picojoules:.2f} pJ" if picojoules else "0"
+    rest = f"{picojoules:.2f} pJ" if picojoules else "0"
+    return scaled(picojoules, (("mJ", 1e9), ("uJ", 1e6), ("nJ", 1e3)), rest)
 
 
 # -- counting

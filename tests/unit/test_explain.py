@@ -58,8 +58,7 @@ def test_a_row_for_each_layer(backend: Any) -> None:
     assert lif.layout_in == "contiguous"
     assert lif.reason == ("asked for by explain()" if backend else "asked for by argument")
     assert lif.floor == 1 / 4 + 1 + 1 + 1 / 4 + 1 / 4
-    assert lif.words is not None
-    assert lif.words > 10.0
+    assert lif.words is None if backend == "loopback" else lif.words > 10.0
     assert row(found, "4").floor == 5.0
     assert lif.rate is not None
     assert 0 < lif.rate < 1
@@ -94,7 +93,7 @@ def test_bytes_saved_are_those_that_autograd_keeps() -> None:
 
 
 def test_words_of_the_reference_are_those_of_its_operations() -> None:
-    """A neuron that adds: a step reads two numbers and writes one."""
+    """A neuron that adds: a step reads two numbers, and writes one."""
 
     class Adds(sc.Neuron):
         states = {"v": 0.0}
@@ -104,8 +103,7 @@ def test_words_of_the_reference_are_those_of_its_operations() -> None:
 
     (layer,) = sc.explain(Adds(backend="torch"), torch.rand(4, 100), training=False).layers
     assert layer.floor == 2.0
-    assert layer.words is not None
-    assert 3.0 <= layer.words <= 8.0
+    assert layer.words == 3.0
 
 
 def test_copies() -> None:
