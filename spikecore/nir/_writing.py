@@ -11,7 +11,7 @@ import operator
 import os
 import warnings
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -33,15 +33,7 @@ from spikecore.nir._modules import INPUT, OF_ONE_STEP, Network
 from spikecore.nir._neuron_nodes import FORMS, Unsaid, Writing, node_of
 
 #: What ``keep`` may name.
-KEEPABLE = (
-    "soft_reset",
-    "no_reset",
-    "delayed_reset",
-    "many_spikes",
-    "initial_state",
-    "surrogate",
-    "detach_reset",
-)
+KEEPABLE = tuple("soft_reset no_reset delayed_reset many_spikes initial_state surrogate detach_reset".split())
 #: What other modules should do.
 _HINTS: Dict[str, str] = {
     "BatchNorm1d": "fold it into the layer before it: torch.nn.utils.fusion.fuse_linear_bn_eval",
@@ -119,7 +111,7 @@ def save(
     drawn = Drawn(to)
     first, last = _unlike(net, "input"), _unlike(net, "output")
     drawn.nodes[first] = nir.Input(types("input", shape))
-    end = drawn.follow(net, "", Value([first], shape), _leading(net))
+    end = drawn.follow(net, "", Value((first,), shape), _leading(net))
     drawn.nodes[last] = nir.Output(types("output", end.shape))
     drawn.edges += [(source, last) for source in end.sources]
     _tell(to.unsaid, keep)
@@ -158,40 +150,32 @@ def _input_shape(net: nn.Module, given: Optional[Sequence[int]]) -> Tuple[int, .
 
 def _leading(net: nn.Module) -> int:
     """Dimensions before a sample's: batch, and time where neurons or TimeBatched take whole sequences."""
-    held = {part.step for part in _outermost(net)}
-    if len(held) > 1:
+    modes = {part.step for part in _outermost(net)}
+    if len(modes) > 1:
         raise ValueError("sc.nir.save: the network has neurons with step='multi' and with step='single'; make them one")
-    if held:
-        return 1 if held == {"single"} else 2
-    timed = [part for part in net.modules() if isinstance(part, Network) or getattr(part, "step", "") == "multi"]
-    return 2 if timed else 1
+    if modes:
+        return 1 if modes == {"single"} else 2
+    return 2 if any(isinstance(part, Network) or getattr(part, "step", "") == "multi" for part in net.modules()) else 1
 
 
 def _outermost(net: nn.Module) -> List[Stateful]:
     """Stateful modules that are in no other one, whose step mode is theirs."""
-    if isinstance(net, Stateful):
-        return [net]
-    return [found for child in net.children() for found in _outermost(child)]
+    return [net] if isinstance(net, Stateful) else [part for child in net.children() for part in _outermost(child)]
 
 
 def _tell(unsaid: Sequence[Tuple[str, Unsaid]], keep: Sequence[str]) -> None:
     """Refuse what NIR cannot say, or warn of it."""
     refused = [(name, each) for name, each in unsaid if each.name not in keep]
+    lines = "\n".join(f"  {name!r} {each.sentence}" for name, each in refused or unsaid)
     if refused:
-        lines = "\n".join(f"  {name!r} {each.sentence}" for name, each in refused)
         names = ", ".join(repr(name) for name in sorted({each.name for _, each in refused}))
         raise ValueError(
             f"sc.nir.save: NIR cannot say this:\n{lines}\nChange it, or write the graph without it and keep it as "
             f"metadata, which sc.nir.load alone reads: keep=({names},)"
         )
     if unsaid:
-        lines = "\n".join(f"  {name!r} {each.sentence}" for name, each in unsaid)
-        warnings.warn(
-            f"sc.nir.save: the graph is written without this, which is kept as metadata that sc.nir.load alone reads:"
-            f"\n{lines}",
-            UserWarning,
-            stacklevel=3,
-        )
+        what = "the graph is written without this, which is kept as metadata that sc.nir.load alone reads"
+        warnings.warn(f"sc.nir.save: {what}:\n{lines}", UserWarning, stacklevel=3)
 
 
 class _Tracer(torch.fx.Tracer):
@@ -201,12 +185,11 @@ class _Tracer(torch.fx.Tracer):
         return isinstance(m, _LEAVES) or is_parametrized(m) or super().is_leaf_module(m, module_qualified_name)
 
 
-class Value:
+class Value(NamedTuple):
     """What a call gives: the sum of the outputs of some nodes, of one shape."""
 
-    def __init__(self, sources: Sequence[str], shape: Sequence[int]) -> None:
-        self.sources = tuple(sources)
-        self.shape = tuple(shape)
+    sources: Tuple[str, ...]
+    shape: Tuple[int, ...]
 
 
 class Drawn:
@@ -229,7 +212,7 @@ class Drawn:
         self.nodes[name] = node
         self.edges += [(source, name) for source in of.sources]
         node.input_type, node.output_type = types("input", of.shape), types("output", shape)
-        return Value([name], shape)
+        return Value((name,), tuple(shape))
 
     def follow(self, net: nn.Module, prefix: str, of: Value, leading: int) -> Value:
         """What ``net`` makes of a value; ``leading``: dimensions of its input before those of a sample."""
@@ -302,7 +285,7 @@ class Drawn:
             return self.follow(module.module, f"{name}.module" if name else "module", of, 1)
         if isinstance(module, Network):
             return self._network(module, name, of, leading)
-        if isinstance(module, nn.Identity) or (isinstance(module, _DROPOUTS) and _is_off(module)):
+        if isinstance(module, nn.Identity) or (isinstance(module, _DROPOUTS) and not (module.training and module.p)):
             return of
         owner = f"sc.nir.save: {type(module).__name__} at {name!r}"
         if id(module) in self._done:
@@ -392,10 +375,6 @@ class Drawn:
         else:
             raise ValueError(f"{owner}: its feedback, {type(linear).__name__}, is no node of NIR; give one layer")
         return self._subgraph(name, of, parts, of.shape, back="neuron")
-
-
-def _is_off(dropout: Any) -> bool:
-    return not dropout.training or dropout.p == 0
 
 
 def _sum(first: Value, second: Value, call: Any) -> Value:
