@@ -206,7 +206,6 @@ SUITES: Mapping[str, Suite] = {
 
 
 def _words(report: Report, suite: str, said: Tuple[Said, ...]) -> List[str]:
-    """What is said of the figures that are there, and of this device."""
     rows, cpu = report.of(suite), _on_cpu(report)
     there = {fact for row in rows for fact in (*row.figures, row.status, *{"network"}.intersection(row.case))}
     time, device = ("wall time on the CPU", "cpu") if cpu else ("device time", "cuda")
@@ -218,7 +217,6 @@ def _title(report: Report, suite: str) -> str:
 
 
 def _on_cpu(report: Report) -> bool:
-    """Whether times are those of the host's clock."""
     return str(report.machine["device"]).startswith("cpu")
 
 
@@ -314,7 +312,6 @@ def _cell(column: Column, row: Row) -> str:
 
 
 def _name(row: Row) -> str:
-    """The implementation of a row, with what marks it."""
     mark = " *" if row.status == "differs" else f" {row.detail}" if len(row.detail) <= SHORT else ""
     return f"  {row.implementation}{mark}".rstrip()
 
@@ -325,7 +322,6 @@ def case_text(case: Mapping[str, Fact]) -> str:
 
 
 def _parts(case: Mapping[str, Fact]) -> Tuple[str, str]:
-    """What is measured, and its size."""
     if "network" in case:
         return str(case["network"]), f"T={case['steps']} B={case['batch']}"
     layout = f" {case['layout']}" if "layout" in case else ""

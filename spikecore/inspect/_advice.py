@@ -159,7 +159,6 @@ def _reference(run: Run) -> str:
 
 
 def _repeated(run: Run) -> str:
-    """Layers that compute the same for every time step."""
     rows = run.where(lambda layer, module: layer.repeated)
     if not rows:
         return ""
@@ -173,7 +172,6 @@ def _repeated(run: Run) -> str:
 
 
 def _single_steps(run: Run) -> str:
-    """Neurons that are called for each step."""
     rows = run.where(
         lambda layer, module: (
             stateful_of(module) is not None
@@ -235,7 +233,6 @@ def _channels_last(run: Run) -> str:
 
 
 def _autocast(run: Run) -> str:
-    """Products in float32 on a GPU."""
     rows = run.where(lambda layer, module: layer.products and layer.dtype == "float32")
     if not rows or run.autocast or run.device_type != "cuda":
         return ""
@@ -304,7 +301,6 @@ def _whole_steps(run: Run) -> str:
 
 
 def _packed(run: Run) -> str:
-    """Spikes that layers keep for the gradients of their weights."""
     spikes = sum(row.layer.saved_spikes for row in run.rows if type(row.module) in (nn.Linear, nn.Conv2d))
     saved = sum(row.layer.saved for row in run.rows)
     if not spikes or spikes < _SMALL * saved:
@@ -316,7 +312,6 @@ def _packed(run: Run) -> str:
 
 
 def _learnt(run: Run) -> str:
-    """Parameters of neurons that are learnt for each channel or neuron."""
     names: List[str] = []
     for row in run.where(lambda layer, module: run.training and neuron_of(module) is not None):
         own = [name for name, value in neuron_of(row.module).named_parameters(recurse=False) if value.numel() > 1]

@@ -104,8 +104,10 @@ def explain(
         inputs = tree_map(lambda one: one.detach().requires_grad_() if one.is_floating_point() else one, inputs)
         tensors = flattened(inputs)
     watching = Watching(net)
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else torch's profiler writes to stderr
     with ExitStack() as stack:
+        if "KINETO_LOG_LEVEL" not in os.environ:  # torch's profiler, when it is first used, writes to stderr without it
+            os.environ["KINETO_LOG_LEVEL"] = "99"
+            stack.callback(os.environ.pop, "KINETO_LOG_LEVEL")
         stack.enter_context(torch.random.fork_rng(cuda_devices([*net.parameters(), *tensors])))
         stack.enter_context(told_of_refusals(watching.note_refusal))
         stack.enter_context(torch.set_grad_enabled(training))
@@ -153,7 +155,6 @@ def cuda_devices(tensors: Sequence[Tensor]) -> List[int]:
 
 
 def _check_loss(loss: Loss) -> None:
-    """Raise TypeError for what is no function of the outputs alone."""
     if loss is None:
         return
     if not callable(loss):
@@ -254,7 +255,6 @@ def _backend_name(seen: Seen) -> str:
 
 
 def _launches(seen: Seen) -> bool:
-    """Whether kernels compute a neuron."""
     return isinstance(getattr(_resolved(seen), "backend", None), KernelBackend)
 
 
@@ -421,7 +421,6 @@ def copies_of(events: Sequence[Any]) -> Dict[int, List[int]]:
 
 
 def _around(event: Any) -> List[Any]:
-    """An event and those around it, from the inside out."""
     events = []
     while event is not None:
         events.append(event)
@@ -430,7 +429,6 @@ def _around(event: Any) -> List[Any]:
 
 
 def _layer_of(around: Sequence[Any], makers: Mapping[int, int]) -> Optional[int]:
-    """The number of the layer that an event belongs to, if it belongs to one."""
     if any(event.name in _ASIDE for event in around):
         return None
     for event in around:

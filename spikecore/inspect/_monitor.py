@@ -218,7 +218,6 @@ class Layer(Watcher):
         return self._over_time(name, [call.states.get(name) for call in self._calls])
 
     def _over_time(self, what: str, values: Sequence[Optional[Tensor]]) -> Tensor:
-        """One tensor of all calls."""
         where = f"layer {self.name!r} ({self.kind})"
         tensors = [value for value in values if value is not None]
         if not tensors:
@@ -424,7 +423,6 @@ def _eager() -> ContextManager[Any]:
 
 
 def _sizes(x: Tensor) -> Tensor:
-    """The largest absolute value at each time step."""
     if x.ndim < 2:
         return x
     # torch 2.0 has none of float16
@@ -454,7 +452,6 @@ def _is_whole(node: Node) -> bool:
 
 
 def _cells(layer: Layer) -> Tuple[str, ...]:
-    """The row of a layer."""
     name, rate, sizes = layer.name or "(net)", layer.rate, {call.neurons for call in layer.calls}
     if not sizes:
         return (name, layer.kind, "0", "", "", "", "")
@@ -475,7 +472,6 @@ def _part(count: int, neurons: int) -> str:
 
 
 def _log(layer: Layer, name: str, writer: Any, step: Optional[int], figures: bool) -> None:
-    """Write rates, states and pictures of a layer."""
     if layer.rate is not None:
         writer.add_scalar(f"rate/{name}", layer.rate, step)
     if layer.fires and len({call.neurons for call in layer.calls}) == 1:

@@ -165,7 +165,6 @@ def surrogates(*which: Surrogate, ax: Any = None, span: Tuple[float, float] = (-
 
 
 def _draw_means(ax: Any, x: Tensor, unit: float) -> None:
-    """Spikes per step and neuron, over squares of neighbouring neurons and steps."""
     steps, neurons = x.shape
     rows, columns = math.ceil(neurons / _COARSE_ROWS), math.ceil(steps / _COARSE_COLUMNS)
     padded = torch.zeros(columns * math.ceil(steps / columns), rows * math.ceil(neurons / rows), dtype=torch.float32)
@@ -208,7 +207,6 @@ def _legend(ax: Any, corner: str, place: Tuple[float, float], columns: int = 1) 
 
 
 def _sequence(argument: str, value: Any, sample: int) -> Tensor:
-    """One sequence ``[T, N]`` on the host."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{argument} must be a tensor [T, N] or [T, B, ...], got {type(value).__name__}")
     if value.ndim < 2:

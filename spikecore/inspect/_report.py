@@ -176,7 +176,6 @@ def _cells(layer: Layer) -> Tuple[str, ...]:
 
 
 def _remarks(layer: Layer) -> List[str]:
-    """What stands under the row of a layer."""
     remarks = [f"copied {size(layer.copied)}"] if layer.copied else []
     if layer.repeated:
         remarks.append(f"computed {layer.steps} times for nothing: all time steps hold the same")

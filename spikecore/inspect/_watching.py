@@ -378,7 +378,6 @@ class Watching:
 
 @contextmanager
 def _aside() -> Iterator[None]:
-    """What is computed here counts for no layer."""
     with record_function(ASIDE), torch.no_grad():
         yield
 

@@ -168,7 +168,6 @@ class _Contents:
 
 
 def _node(name: str, contents: Any) -> Any:
-    """The node that a group holds, graphs with the nodes in them."""
     nir = package()
     try:
         if contents["type"] != "NIRGraph":

@@ -189,7 +189,6 @@ def _write_threshold(layer: Threshold, place: Place) -> Any:
 
 
 def _thresholds(layer: Threshold, shape: Sequence[int], dtype: str) -> Any:
-    """A threshold for each element of a sample."""
     value = torch.as_tensor(layer.threshold, dtype=torch.float64).detach().cpu()
     if value.ndim == 1 and len(shape) > 1:
         value = value.view(-1, *[1] * (len(shape) - 1))

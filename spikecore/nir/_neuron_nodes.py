@@ -121,7 +121,6 @@ def unsaid_surrogate(neuron: Any) -> List[Unsaid]:
 
 
 def _unsaid_of(neuron: Any) -> List[Unsaid]:
-    """What NIR cannot say of a neuron that fires."""
     late = getattr(neuron, "reset_delay", False) and neuron.reset != "none"
     facts = (
         (neuron.reset == "soft", "soft_reset", "resets by subtraction (reset='soft'), NIR resets to v_reset"),
@@ -192,7 +191,7 @@ FORMS: Dict[Type[Neuron], Callable[[Any], Form]] = {
 
 def node_of(name: str, neuron: Neuron, shape: Sequence[int], to: Writing) -> Any:
     """The node of a neuron whose samples have this shape."""
-    owner = f"sc.nir.save: {type(neuron).__name__} at {name!r}"
+    owner = f"{type(neuron).__name__} at {name!r}"
     form = FORMS[type(neuron)](neuron)
     with np.errstate(all="ignore"):  # what overflows is refused by name
         kind, numbers, unsaid = _numbers_of_node(owner, form.arrays(neuron, shape), to.dt, to.discretization)
@@ -295,7 +294,6 @@ def neuron_of(name: str, node: Any, how: Reading) -> Neuron:
 
 
 def _from_numbers(node: Any, like: Convention, dt: float, options: Mapping[str, Any]) -> Neuron:
-    """A neuron by NIR's equations."""
     kind, rounded = type(node).__name__, np.asarray(node.r).dtype != np.float64
     fires, synaptic = hasattr(node, "v_threshold"), hasattr(node, "tau_syn")
     numbers: Dict[str, Any] = {}

@@ -219,7 +219,6 @@ def _feedback(graph: Graph, chain: List[str], how: Reading) -> nn.Module:
 
 
 def _delayed(graph: Graph, delay: str, linear: str, how: Reading) -> nn.Module:
-    """Nodes Delay and Affine or Linear as sc.Delay."""
     node = graph.nodes[delay]
 
     def make() -> nn.Module:

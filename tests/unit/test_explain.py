@@ -364,26 +364,36 @@ def test_text_and_html() -> None:
 # -- errors
 
 
+LINEAR = nn.Linear(3, 3)
+CUT = nn.Sequential(LINEAR, type("Cut", (nn.Module,), {"forward": lambda self, x: x.detach()})())
+
+
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
-def test_errors_name_the_argument() -> None:
+@pytest.mark.parametrize(
+    ("net", "options", "error", "text"),
+    [
+        ("x", {}, TypeError, "net='x' is a str; give the network"),
+        (LINEAR, {"x": None}, TypeError, "x=None has no tensor; give the network's input"),
+        (LINEAR, {"training": "no"}, TypeError, "training='no' must be True, or False"),
+        (LINEAR, {"loss": 3}, TypeError, "loss=3 must be a function of the outputs of net, or None"),
+        (LINEAR, {"loss": lambda out: out}, ValueError, r"loss must give one number with a .* got shape \(2, 3\)"),
+        (LINEAR, {"loss": lambda out: 1.0}, ValueError, "got a float"),
+        (CUT, {}, ValueError, "training=False explains the forward pass alone"),
+        (nn.LazyLinear(3), {}, ValueError, "'weight' has no values before its first call"),
+        (nn.Linear(3, 3, device="meta"), {}, ValueError, "on the meta device, which holds no numbers to run on"),
+        (sc.LIF(), {"backend": "nope"}, sc.UnknownBackend, r"unknown backend 'nope' \(from explain\(\)\)"),
+    ],
+)
+def test_errors_name_the_argument(net: Any, options: Any, error: Any, text: str) -> None:
     """Each says what to give."""
-    net, x = nn.Linear(3, 3), torch.rand(2, 3)
-    with pytest.raises(TypeError, match="net='x' is a str; give the network"):
-        sc.explain("x", x)
-    with pytest.raises(TypeError, match="x=None has no tensor; give the network's input"):
-        sc.explain(net, None)
-    with pytest.raises(ValueError, match=r"loss must give one number with a gradient .* got shape \(2, 3\)"):
-        sc.explain(net, x, loss=lambda out: out)
-    with pytest.raises(ValueError, match="got a float"):
-        sc.explain(net, x, loss=lambda out: 1.0)
-    with pytest.raises(ValueError, match="training=False explains the forward pass alone"):
-        sc.explain(nn.Sequential(net, type("Cut", (nn.Module,), {"forward": lambda self, x: x.detach()})()), x)
-    with pytest.raises(ValueError, match="'weight' has no values before its first call"):
-        sc.explain(nn.LazyLinear(3), x)
-    with pytest.raises(sc.UnknownBackend, match=r"unknown backend 'nope' \(from explain\(\)\)"):
-        sc.explain(sc.LIF(), x, backend="nope")
+    with pytest.raises(error, match=text):
+        sc.explain(net, **{"x": torch.rand(2, 3), **options})
+
+
+def test_a_running_profiler_is_named() -> None:
+    """torch has one at a time."""
     with torch.autograd.profiler.profile(), pytest.raises(RuntimeError, match="torch's profiler, which is running"):
-        sc.explain(net, x)
+        sc.explain(LINEAR, torch.rand(2, 3))
 
 
 def test_a_loss_is_gone_back_from() -> None:
