@@ -227,10 +227,10 @@ def _show(report: Report, changed: Optional[Changes]) -> None:
 
 def _heading(report: Report) -> List[str]:
     versions = dict(report.versions)
-    own = versions.pop("distribution")
+    distribution = versions.pop("distribution")
     words = [f"{name} {version}" for name, version in versions.items()]
-    if own and not own.startswith("spikecore "):
-        words.insert(0, own)
+    if distribution and not distribution.startswith("spikecore "):
+        words.insert(0, distribution)
     device = f"{report.device} ({report.device_name})" if report.device_name != report.device else report.device
     seeds = [f"seed of {name}: {seed}" for name, seed in report.seeds.items()]
     return [", ".join(words), "; ".join(filter(None, [device, report.date, *seeds]))]

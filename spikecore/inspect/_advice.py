@@ -149,7 +149,7 @@ def _reference(run: Run) -> str:
     if not rows or not (faster or run.device_type in plugin):
         return ""
     words = max((row.layer.words / row.layer.floor for row in rows if row.layer.words and row.layer.floor), default=0)
-    moved = f", where {words:.0f} times the least possible was moved" if words > 2 else ""
+    moved = f", where {words:.0f} times the least possible is moved" if words > 2 else ""
     way = (
         f"backend {faster!r}, which is installed, computes all steps in one kernel"
         if faster
@@ -191,7 +191,9 @@ def _single_steps(run: Run) -> str:
 
 def _recurrent(run: Run) -> str:
     """Loops over time that nothing can take away, but whose launches a graph can."""
-    rows = run.where(lambda layer, module: isinstance(module, Recurrent) and run.device_type == "cuda")
+    rows = run.where(
+        lambda layer, module: isinstance(module, Recurrent) and module.looped and run.device_type == "cuda"
+    )
     if not rows:
         return ""
     return (
@@ -314,8 +316,8 @@ def _packed(run: Run) -> str:
 def _learnt(run: Run) -> str:
     names: List[str] = []
     for row in run.where(lambda layer, module: run.training and neuron_of(module) is not None):
-        own = [name for name, value in neuron_of(row.module).named_parameters(recurse=False) if value.numel() > 1]
-        names += [f"{name} of {row.layer.name or row.layer.kind}" for name in own]
+        learnt = [name for name, value in neuron_of(row.module).named_parameters(recurse=False) if value.numel() > 1]
+        names += [f"{name} of {row.layer.name or row.layer.kind}" for name in learnt]
     if not names:
         return ""
     return (
@@ -362,8 +364,8 @@ def tried(module: Any, calls: Calls, silent: bool) -> List[Trial]:
     settings = [(name, sign) for name in numbers for sign in (-1, 1)]
     settings += [(name, 1) for name in flags if name not in Neuron.configuration]
     trials = [_along(module, calls, name, sign, silent) for name, sign in (*settings, ("", -1), ("", 1))]
-    own = sorted([trial for trial in trials[:-2] if trial is not None], key=lambda trial: trial.change)
-    return own[:_MOST] + [trial for trial in trials[-2:] if trial is not None]
+    settings_tried = sorted([trial for trial in trials[:-2] if trial is not None], key=lambda trial: trial.change)
+    return settings_tried[:_MOST] + [trial for trial in trials[-2:] if trial is not None]
 
 
 def _along(module: Any, calls: Calls, name: str, sign: int, silent: bool) -> Optional[Trial]:

@@ -139,8 +139,8 @@ def copied(net: nn.Module, x: Any) -> Tuple[nn.Module, Any, List[Tensor]]:
             "net and x are on the meta device, which holds no numbers to run on; give both on another device"
         )
     # torch copies no tensor that has a graph, such as the weight of nn.utils.weight_norm
-    kept = [value for module in net.modules() for value in vars(module).values() if isinstance(value, Tensor)]
-    other = copy.deepcopy(net, {id(value): value.detach().clone() for value in kept if not value.is_leaf})
+    attributes = [value for module in net.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+    other = copy.deepcopy(net, {id(value): value.detach().clone() for value in attributes if not value.is_leaf})
     copies = stateful_modules(other)
     to_rest(copies)
     for before, after in zip(modules, copies):
@@ -211,8 +211,8 @@ def _explanation(
 
 def _computes(module: nn.Module) -> bool:
     """Whether a module computes by itself, and not by the modules that it holds alone."""
-    own = any(True for _ in module.parameters(recurse=False))
-    return stateful_of(module) is not None or own or not any(True for _ in module.children())
+    has_parameters = any(True for _ in module.parameters(recurse=False))
+    return stateful_of(module) is not None or has_parameters or not any(True for _ in module.children())
 
 
 def _layer(seen: Seen, copies: int, times: Set[int], training: bool) -> Layer:
@@ -311,12 +311,12 @@ def _products(seen: Seen) -> int:
     """Multiplications of a layer with weights, in all calls."""
     module = seen.module.linear if isinstance(seen.module, Recurrent) else seen.module
     if isinstance(module, Delay):
-        return seen.given * module.linear.in_features * (module.max_delay + 1 if module.delay.ndim == 2 else 1)
+        return seen.numbers_out * module.linear.in_features * (module.max_delay + 1 if module.delay.ndim == 2 else 1)
     if isinstance(module, nn.Linear):
-        return seen.given * module.in_features
+        return seen.numbers_out * module.in_features
     if isinstance(module, (*_CONVOLUTIONS, *_TRANSPOSED)):
         # each number of the output is made of so many, or each of the input goes to so many
-        numbers = seen.taken if isinstance(module, _TRANSPOSED) else seen.given
+        numbers = seen.numbers_in if isinstance(module, _TRANSPOSED) else seen.numbers_out
         return numbers * (module.weight.numel() // module.weight.shape[0])
     return 0
 

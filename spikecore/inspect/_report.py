@@ -93,8 +93,10 @@ class Layer:
     ``shape``, ``dtype``: of the output. ``layout_in``, ``layout_out``: where the numbers of its first input and of its
     output lie ("contiguous", "channels-last", "batch before time", "one step repeated, ...", or strides).
     ``backend``, ``reason``: what computed a neuron, and why that; "" for any other layer.
-    ``copied``: bytes that it laid out anew, forward and backward. ``words``, ``floor``: numbers that its neurons moved
+    ``copied``: bytes that it laid out anew, forward and backward. ``words``, ``floor``: numbers that its neurons move
     through memory per time step and neuron, forward and backward, and the least possible; None for any other layer.
+    Kernels move the least and their copies, the reference what each operation of a step reads and writes; of another
+    backend the words are None.
     ``steps``: time steps that the layer had at once; 0 where that is not known. ``repeated``: true where all of them
     held the same, so that all but one were computed for nothing. ``products``: multiplications of its weights in linear
     layers and convolutions, forward.

@@ -60,8 +60,8 @@ class Seen:
     output: Optional[Described] = None
     #: Numbers of the first input, of all calls; and those of it and of the output, a step that is repeated once.
     elements: int = 0
-    taken: int = 0
-    given: int = 0
+    numbers_in: int = 0
+    numbers_out: int = 0
     #: Time steps at once in the first call, 0 if unknown; whether they held the same; whether one was computed for all.
     steps: int = 0
     repeated: bool = False
@@ -211,7 +211,7 @@ class Watching:
         with _aside():
             if x is not None:
                 seen.elements += x.numel()
-                seen.taken += _computed(x)
+                seen.numbers_in += _computed(x)
             if seen.calls == 1:
                 self.order.append(seen)
                 seen.inputs = tuple(map(_described, inputs))
@@ -241,7 +241,7 @@ class Watching:
                 seen.passes_on = self._source(value) is not None
                 if not seen.passes_on:
                     self._last = seen.module, value.detach(), value._version
-                seen.given += _computed(value)
+                seen.numbers_out += _computed(value)
                 seen.output = seen.output or _described(value)
                 if _may_fire(seen.module):
                     self._note_spikes(seen, value, running.inputs)

@@ -67,8 +67,8 @@ def _whole(node: Any, key: str) -> Any:
 
 def _weight(node: Any) -> Tensor:
     """The weight, in the dtype that it was saved from if that holds all of its numbers."""
-    weight, kept = _tensor(node.weight), content_of(node.metadata)
-    dtype = getattr(torch, str((kept or {}).get("dtype")), None)
+    weight, content = _tensor(node.weight), content_of(node.metadata)
+    dtype = getattr(torch, str((content or {}).get("dtype")), None)
     if not isinstance(dtype, torch.dtype):
         return weight
     narrow = weight.to(dtype)
@@ -120,9 +120,9 @@ def _write_conv(layer: Any, place: Place) -> Any:
 
 
 def _read_conv(name: str, node: Any, how: Reading) -> nn.Module:
-    weight, kept, options = _weight(node), content_of(node.metadata), {key: _whole(node, key) for key in _OF_CONV}
+    weight, content, options = _weight(node), content_of(node.metadata), {key: _whole(node, key) for key in _OF_CONV}
     # torch's own layer without a bias, unless someone gave it one since
-    biased = kept is None or kept.get("bias", True) or bool((_tensor(node.bias) != 0).any())
+    biased = content is None or content.get("bias", True) or bool((_tensor(node.bias) != 0).any())
     channels = weight.shape[1] * options["groups"], weight.shape[0]
     kind: Any = getattr(nn, type(node).__name__)
     return _filled(kind(*channels, tuple(weight.shape[2:]), bias=biased, dtype=weight.dtype, **options), node, weight)

@@ -133,11 +133,11 @@ def _unlike(net: nn.Module, name: str) -> str:
     return name
 
 
-def _input_shape(net: nn.Module, given: Optional[Sequence[int]]) -> Tuple[int, ...]:
-    if given is not None:
-        if not all(isinstance(each, int) and each > 0 for each in given):
-            raise ValueError(f"input_shape={given!r} must be sizes without time and batch, as in (2, 34, 34)")
-        return tuple(given)
+def _input_shape(net: nn.Module, shape: Optional[Sequence[int]]) -> Tuple[int, ...]:
+    if shape is not None:
+        if not all(isinstance(size, int) and size > 0 for size in shape):
+            raise ValueError(f"input_shape={shape!r} must be sizes without time and batch, as in (2, 34, 34)")
+        return tuple(shape)
     leaves = [part for part in net.modules() if is_parametrized(part) or not list(part.children())]
     first: Any = next(iter(leaves), None)
     if isinstance(first, nn.Linear):
@@ -237,9 +237,9 @@ class Drawn:
                     raise ValueError(f"{type(net).__name__} must return one tensor, to be saved with one output")
                 return self._known(values, result, each)
             elif each.op == "call_module":
-                given = self._input(values, each)
+                value = self._input(values, each)
                 name = f"{prefix}.{each.target}" if prefix else str(each.target)
-                values[each] = self._module(net.get_submodule(str(each.target)), name, given, leading)
+                values[each] = self._module(net.get_submodule(str(each.target)), name, value, leading)
             else:
                 values[each] = self._function(each, values, prefix, leading)
         raise ValueError(f"{type(net).__name__} returns nothing")
@@ -257,14 +257,14 @@ class Drawn:
         return self._known(values, call.args[0], call)
 
     def _function(self, call: Any, values: Dict[Any, Any], prefix: str, leading: int) -> Value:
-        name, given = call.target if isinstance(call.target, str) else call.target.__name__, list(call.args)
+        name, args = call.target if isinstance(call.target, str) else call.target.__name__, list(call.args)
         if (call.target in _ADDITIONS or (call.op == "call_method" and name in ("add", "add_"))) and not call.kwargs:
-            if len(given) == 2 and all(isinstance(each, torch.fx.Node) for each in given):
-                first, second = [self._known(values, each, call) for each in given]
+            if len(args) == 2 and all(isinstance(each, torch.fx.Node) for each in args):
+                first, second = [self._known(values, each, call) for each in args]
                 return _sum(first, second, call)
         elif call.target is torch.flatten or (call.op == "call_method" and name == "flatten"):
-            of = self._known(values, given.pop(0), call)
-            dims = {**dict(zip(("start_dim", "end_dim"), given)), **call.kwargs}
+            of = self._known(values, args.pop(0), call)
+            dims = {**dict(zip(("start_dim", "end_dim"), args)), **call.kwargs}
             where = f"{prefix}.{call.name}" if prefix else call.name
             place = Place(where, f"torch.flatten at {where!r}", of.shape, leading, self.to)
             node = flatten_node(dims.get("start_dim", 0), dims.get("end_dim", -1), place)
@@ -317,9 +317,9 @@ class Drawn:
         """A network that was loaded, which folds time and batch itself."""
         values = {INPUT: of}
         for name, sources in net.wiring:
-            given, module = self._added(values, sources), net.get_submodule(net.places[name])
+            value, module = self._added(values, sources), net.get_submodule(net.places[name])
             place = f"{prefix}.{net.places[name]}" if prefix else net.places[name]
-            values[name] = self._module(module, place, given, 1 if isinstance(module, OF_ONE_STEP) else leading)
+            values[name] = self._module(module, place, value, 1 if isinstance(module, OF_ONE_STEP) else leading)
         return self._added(values, net.result)
 
     @staticmethod
