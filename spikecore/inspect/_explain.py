@@ -28,11 +28,12 @@ from spikecore._shell.modules import unwrapped
 from spikecore._shell.state import carry
 from spikecore.functional import stateful_modules, to_rest
 from spikecore.inspect._advice import Row, Run, advice
-from spikecore.inspect._monitor import neuron_of, normalisation_of, stateful_of
+from spikecore.inspect._monitor import neuron_of, stateful_of
 from spikecore.inspect._report import Explanation, Layer
-from spikecore.inspect._watching import ASIDE, RANGE, Seen, Watching
+from spikecore.inspect._watching import ASIDE, RANGE, Described, Seen, Watching
 from spikecore.kernels import KernelBackend
 from spikecore.lang import Node, topological
+from spikecore.layers import NormNeuron
 from spikecore.layers._delay import Delay
 from spikecore.layers._packed import PackedConv2d, PackedLinear
 from spikecore.layers._pooling import CompactAvgPool2d, CompactMaxPool2d
@@ -216,21 +217,20 @@ def _computes(module: nn.Module) -> bool:
 
 
 def _layer(seen: Seen, copies: int, times: Set[int], training: bool) -> Layer:
-    first, last, module = seen.inputs[0] if seen.inputs else None, seen.output, seen.module
+    first, last, module = (*seen.inputs, Described())[0], seen.output, seen.module
     moved, floor = _words(seen, copies, training)
     stateful = seen.stateful is not None
-    width = 0 if last is None else torch.empty((), dtype=last.dtype).element_size()
     return Layer(
         name=seen.name,
         kind=type(module).__name__,
         calls=seen.calls,
-        shape=last.shape if last is not None else (),
-        dtype=str(last.dtype).replace("torch.", "") if last is not None else "",
-        layout_in=first.layout if first is not None else "",
-        layout_out=last.layout if last is not None else "",
+        shape=last.shape,
+        dtype=last.dtype,
+        layout_in=first.layout,
+        layout_out=last.layout,
         backend=_backend_name(seen),
         reason=_reason(seen),
-        copied=width * copies,
+        copied=last.width * copies,
         words=moved,
         floor=floor,
         steps=seen.steps if seen.steps in times else 0,
@@ -266,9 +266,9 @@ def _reason(seen: Seen) -> str:
     if seen.refusals:
         refusing, _, why = seen.refusals[-1]
         return f"instead of {refusing}, which was chosen automatically: {why}"
-    reason, normalisation = resolved.reason, normalisation_of(seen.module)
-    if normalisation is not None:
-        apart = f"normalised before it: {normalisation.reason}" if normalisation.reason else ""
+    reason = resolved.reason
+    if isinstance(seen.module, NormNeuron):
+        apart = f"normalised before it: {seen.module.reason}" if seen.module.reason else ""
         reason += "; " + (apart or "normalises its input in the same kernel")
     looped = getattr(seen.module, "looped", None)
     if looped is not None:
@@ -291,10 +291,9 @@ def _copied(seen: Seen, copies: Sequence[int]) -> int:
 def _notes(seen: Seen) -> Tuple[str, ...]:
     """Sentences without a full stop, for the lines under the row of a layer."""
     notes: List[str] = []
-    normalisation = normalisation_of(seen.module)
-    if normalisation is not None:
-        adds = _ADDS[normalisation.shortcut or ""] if len(seen.inputs) > 1 else ""
-        apart = f"; not in one kernel: {normalisation.reason}" if normalisation.reason else ""
+    if isinstance(seen.module, NormNeuron):
+        adds = _ADDS[seen.module.shortcut or ""] if len(seen.inputs) > 1 else ""
+        apart = f"; not in one kernel: {seen.module.reason}" if seen.module.reason else ""
         notes.append(f"normalises its input{adds}{apart}")
     notes += [text for kind, text in _KEEPS.items() if isinstance(seen.module, kind)]
     if isinstance(seen.module, Delay):
@@ -374,13 +373,11 @@ def _words(seen: Seen, copies: int, training: bool) -> Tuple[Optional[float], Op
         least = words(neuron)
         reads_again = least.training - least.forward > outputs + inputs
         floor += outputs + sum(gradients[:inputs]) + (sum(reads[:inputs]) if reads_again else 0.0)
-    moved, normalisation = floor, normalisation_of(seen.module)
     is_reference = _backend_name(seen) == REFERENCE
-    if is_reference:
-        moved = float(_words_of_operations(neuron, backward))
-    if normalisation is not None:
-        norm, beside = normalisation.norm, sum(reads[1:])
-        if backward and normalisation.shortcut == "before":
+    moved = float(_words_of_operations(neuron, backward)) if is_reference else floor
+    if isinstance(seen.module, NormNeuron):
+        norm, beside = seen.module.norm, sum(reads[1:])
+        if backward and seen.module.shortcut == "before":
             beside += sum(gradients[1:])
         if norm.training or getattr(norm, "running_mean", None) is None:
             # Statistics read the input. So does the backward pass once more, with the cotangent, for the sums that its

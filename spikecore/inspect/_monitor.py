@@ -7,7 +7,7 @@ import sys
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, ContextManager, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Collection, ContextManager, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -340,22 +340,11 @@ def monitor(
     RuntimeError in a call that torch traces, transforms or captures in a CUDA graph, or PopTorch compiles, in a step
     with ``CudaOptions(graph=True)``, and for a record within activation checkpointing.
     """
-    states = _names("record", record)
     modules = _watchable(net)
     if layers is not None:
-        chosen = _names("layers", layers)
-        for name in chosen:
-            if name not in modules:
-                raise ValueError(
-                    f"layers={list(chosen)!r}: {name!r} is no layer of neurons; there are {_listed(modules)}"
-                )
-        modules = {name: modules[name] for name in chosen}
+        modules = {name: modules[name] for name in _names("layers", layers, modules, "layer of neurons")}
     there = {state for module in modules.values() for state in neuron_of(module).states}
-    for name in states:
-        if name not in there:
-            raise ValueError(
-                f"record={list(states)!r}: no watched neuron has a state {name!r}; there are {_listed(there)}"
-            )
+    states = _names("record", record, there, "state of a watched neuron")
     seen = Seen(tuple([Layer(name, type(module).__name__, states, spikes, grad) for name, module in modules.items()]))
     with ExitStack() as stack:
         stack.enter_context(_eager())
@@ -368,15 +357,15 @@ def monitor(
 def _watchable(net: nn.Module) -> Dict[str, Stateful]:
     """The neurons of a network by name; what one of them holds, as Recurrent does, is part of it."""
     stateful_modules(net)
-    found: Dict[str, Stateful] = {}
+    modules: Dict[str, Stateful] = {}
     within: Set[nn.Module] = set()
     for name, module in unwrapped(net).named_modules():
         if isinstance(module, FIRING) and module not in within:
-            found[name] = stateful_of(module)
+            modules[name] = stateful_of(module)
             within.update(module.modules())
-    if not found:
+    if not modules:
         raise ValueError(f"net={shown(net)} has no spikecore neuron to watch; give the network that holds them")
-    return found
+    return modules
 
 
 def neuron_of(layer: Any) -> Any:
@@ -391,26 +380,19 @@ def stateful_of(layer: Any) -> Any:
     return inner if isinstance(inner, Stateful) else None
 
 
-def normalisation_of(layer: Any) -> Any:
-    """What a layer of neurons normalises its input by: ``norm``, ``shortcut``, and ``reason``, why not in one kernel;
-    None for one that does not.
-    """
-    return layer if isinstance(layer, NormNeuron) else None
-
-
 def adds_behind(layer: Any, inputs: Sequence[Tensor]) -> bool:
     """Whether a call of a layer with these inputs adds a shortcut to its spikes."""
-    return getattr(normalisation_of(layer), "shortcut", None) == "after" and len(inputs) > 1
+    return isinstance(layer, NormNeuron) and layer.shortcut == "after" and len(inputs) > 1
 
 
-def _names(argument: str, value: Any) -> Tuple[str, ...]:
+def _names(argument: str, value: Any, there: Collection[str], what: str) -> Tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, (tuple, list)) or not all(isinstance(n, str) for n in value):
         raise TypeError(f"{argument}={shown(value)} must be a tuple of names, such as {argument}=('v',)")
+    for name in value:
+        if name not in there:
+            listed = ", ".join(map(repr, sorted(there))) or "none"
+            raise ValueError(f"{argument}={list(value)!r}: {name!r} is no {what}; there are {listed}")
     return tuple(dict.fromkeys(value))
-
-
-def _listed(names: Any) -> str:
-    return ", ".join(repr(name) for name in sorted(names)) or "none"
 
 
 def _eager() -> ContextManager[Any]:

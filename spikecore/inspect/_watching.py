@@ -31,13 +31,14 @@ _BACKWARD = "torch.autograd.set_detect_anomaly(True) around the step names the o
 
 
 class Described(NamedTuple):
-    """A tensor of a layer's first call."""
+    """A tensor of a layer's first call; with the defaults there is none. ``width``: bytes of a number."""
 
-    shape: Tuple[int, ...]
-    dtype: torch.dtype
-    device_type: str
-    layout: str
-    requires_grad: bool
+    shape: Tuple[int, ...] = ()
+    dtype: str = ""
+    width: int = 0
+    device_type: str = ""
+    layout: str = ""
+    requires_grad: bool = False
 
     @property
     def numbers(self) -> int:
@@ -57,7 +58,7 @@ class Seen:
     source: Optional[nn.Module] = None
     #: Inputs and output of the first call.
     inputs: Tuple[Described, ...] = ()
-    output: Optional[Described] = None
+    output: Described = field(default_factory=Described)
     #: Numbers of the first input, of all calls; and those of it and of the output, a step that is repeated once.
     elements: int = 0
     numbers_in: int = 0
@@ -242,7 +243,7 @@ class Watching:
                 if not seen.passes_on:
                     self._last = seen.module, value.detach(), value._version
                 seen.numbers_out += _computed(value)
-                seen.output = seen.output or _described(value)
+                seen.output = seen.output if seen.output.dtype else _described(value)
                 if _may_fire(seen.module):
                     self._note_spikes(seen, value, running.inputs)
 
@@ -419,7 +420,8 @@ def _is_repeated(x: Tensor) -> bool:
 
 
 def _described(x: Tensor) -> Described:
-    return Described(tuple(x.shape), x.dtype, x.device.type, memory_layout(x), x.requires_grad)
+    dtype = str(x.dtype).replace("torch.", "")
+    return Described(tuple(x.shape), dtype, x.element_size(), x.device.type, memory_layout(x), x.requires_grad)
 
 
 def memory_layout(x: Tensor) -> str:
