@@ -47,12 +47,6 @@ class Row(NamedTuple):
     source: Optional[nn.Module]
     sample: Optional[Calls]
 
-    @property
-    def goes_on(self) -> bool:
-        """Whether each call is one step, or continues from the last call."""
-        stateful = stateful_of(self.module)
-        return stateful is not None and (stateful.step == "single" or stateful.carrying)
-
 
 class Run(NamedTuple):
     """What a run was like: the rows in the order of their calls, and where numbers stop being finite, "" if nowhere."""
@@ -81,8 +75,13 @@ def advice(run: Run) -> Tuple[str, ...]:
 
 def _batch_as_time(run: Run) -> str:
     """Neurons that may be called in a loop over time, and take the batch for time."""
-    rows = [row for row in run.rows if stateful_of(row.module) is not None and not row.goes_on]
-    rows = [row for row in rows if row.layer.calls > 1 and row.layer.shape[:1] != (1,)]
+
+    def may_loop(layer: Layer, module: Any) -> bool:
+        stateful = stateful_of(module)
+        whole = stateful is not None and stateful.step == "multi" and not stateful.carrying
+        return whole and layer.calls > 1 and layer.shape[:1] != (1,)
+
+    rows = run.where(may_loop)
     if not rows:
         return ""
     return (
@@ -206,20 +205,20 @@ def _recurrent(run: Run) -> str:
 def _copied(run: Run) -> str:
     """Copies of whole activations that another layout would take away."""
     largest = max((4 * prod(row.layer.shape) for row in run.rows), default=0)
-    rows = [row for row in run.rows if row.layer.copied > _SMALL * largest > 0 and not _copies_anyway(row)]
-    rows.sort(key=lambda row: -row.layer.copied)
+
+    def avoidable(layer: Layer, module: Any) -> bool:
+        # what writes out a repeated step copies anyway, and so does a convolution, of its weight or output
+        repeats = makes_time(module) or layer.layout_in.startswith("one step repeated")
+        convolves = isinstance(module, _CONVOLUTIONS) and layer.layout_in == "contiguous"
+        return layer.copied > _SMALL * largest > 0 and not repeats and not convolves
+
+    rows = sorted(run.where(avoidable), key=lambda row: -row.layer.copied)
     if not rows:
         return ""
     return (
         f"{size(sum(row.layer.copied for row in rows))} were copied to lay them out anew, in {_named(rows)}. Make the "
         "data lie as [T, B, ...] once, before the network, and let all layers keep one memory format"
     )
-
-
-def _copies_anyway(row: Row) -> bool:
-    """Whether a layer writes out a step that is repeated, or is a convolution that copies its weight or output."""
-    repeats = makes_time(row.module) or row.layer.layout_in.startswith("one step repeated")
-    return repeats or (isinstance(row.module, _CONVOLUTIONS) and row.layer.layout_in == "contiguous")
 
 
 def _channels_last(run: Run) -> str:

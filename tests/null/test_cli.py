@@ -115,16 +115,6 @@ def test_probe_is_passed_on(probes: List[bool]) -> None:
     assert probes == [True, True]
 
 
-def test_version_is_the_packages() -> None:
-    """``--version`` prints name and version."""
-    assert invoke("--version") == f"spikecore {spikecore.__version__}\n"
-
-
-def test_help_names_the_command() -> None:
-    """A lone command stays a subcommand."""
-    assert "backends" in invoke("--help")
-
-
 def test_each_command_has_its_line() -> None:
     """The list of commands says what a command's own help begins with."""
     for name, line in cli.COMMANDS.items():

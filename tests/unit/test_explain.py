@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import Any
 
 import pytest
 import torch
@@ -286,19 +286,6 @@ def test_layers_that_are_silent_are_named() -> None:
 # -- fused, hoisted, packed
 
 
-def test_what_is_computed_once_is_seen_as_it_is() -> None:
-    """The advice goes once it was followed; the neuron moves a T-th of what it read."""
-    net = nn.Sequential(sc.encode.Constant(5), nn.Linear(6, 8), sc.LIF(backend="torch"), nn.Linear(8, 3))
-    x = torch.rand(2, 6)
-    found = sc.explain(net, x)
-    assert [layer.repeated for layer in found.layers] == [False, True, False, False]
-    assert has(found, "1 (Linear) computed the same 5 times", "sc.hoist(net)")
-    sc.hoist(net)
-    found = sc.explain(net, x)
-    assert not any(layer.repeated for layer in found.layers)
-    assert row(found, "2").floor == pytest.approx(1 + 1 / 5 + 1 + 1 / 5 + 1 / 5)
-
-
 def test_fused_normalisation_is_named() -> None:
     """The neuron's row says that it normalises; the floor counts statistics and the sums of their gradient."""
     net = nn.Sequential(sc.layers.TimeBatched(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)), sc.LIF(backend="torch"))
@@ -394,19 +381,6 @@ def test_a_running_profiler_is_named() -> None:
     """torch has one at a time."""
     with torch.autograd.profiler.profile(), pytest.raises(RuntimeError, match="torch's profiler, which is running"):
         sc.explain(LINEAR, torch.rand(2, 3))
-
-
-def test_a_loss_is_gone_back_from() -> None:
-    """Its copies count as those of the layer that it reaches."""
-    seen: List[Tensor] = []
-
-    def loss(outputs: Tensor) -> Tensor:
-        seen.append(outputs)
-        return outputs.mean()
-
-    found = sc.explain(nn.Linear(3, 3), torch.rand(2, 3), loss=loss)
-    assert len(seen) == 1
-    assert found.layers[0].kind == "Linear"
 
 
 def test_what_normalises_is_said() -> None:
