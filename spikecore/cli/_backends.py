@@ -1,4 +1,4 @@
-"""``spikecore backends``: the installed backends as a table, or as lines where a table would break words."""
+"""``spikecore backends``: the installed backends, a line each, with details under it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import List
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from spikecore._plugins.registry import BackendStatus
@@ -19,8 +18,6 @@ from spikecore._plugins.selection import AUTO, automatic_order
 from spikecore._plugins.selection import backends as list_backends
 from spikecore.backend import BackendError
 
-#: Columns of a screen that a table of backends needs.
-_WIDE = 120
 _COLOURS = {"ready": "green", "unavailable": "yellow", "failed": "red", "blocked": "dim", "shadowed": "yellow"}
 
 
@@ -38,18 +35,14 @@ def backends(
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
         return
     console = Console()
-    console.print(_table(rows) if console.width >= _WIDE else _lines(rows))
-    console.print(Text(f"chosen automatically, the first that works: {_order()}"), soft_wrap=console.width >= _WIDE)
-
-
-def _order() -> str:
-    """The orders of automatic choice, in words."""
-    each = [f"{device}: {', '.join(automatic_order(device))}" for device in sorted(AUTO)]
-    return "; ".join([*each, f"other devices: {', '.join(automatic_order('other'))}"])
+    console.print(_lines(rows))
+    orders = [f"{device}: {', '.join(automatic_order(device))}" for device in sorted(AUTO)]
+    orders.append(f"other devices: {', '.join(automatic_order('other'))}")
+    console.print(Text(f"chosen automatically, the first that works: {'; '.join(orders)}"))
 
 
 def _lines(rows: List[BackendStatus]) -> Group:
-    """The list where a table would break words: a line for each backend, and its details under it."""
+    """A line for each backend, and its details under it."""
     lines: List[RenderableType] = []
     for row in rows:
         line = Text(f"{row.name} ").append(row.state, style=_COLOURS.get(row.state, ""))
@@ -57,22 +50,5 @@ def _lines(rows: List[BackendStatus]) -> Group:
         for heading, words in (("", row.detail), ("devices: ", row.devices), ("can: ", row.capabilities)):
             text = words if isinstance(words, str) else ", ".join(words)
             if text:
-                lines.append(Padding(Text(heading + text), (0, 0, 0, 4)))
+                lines.append(Padding(Text(heading + text), (0, 0, 0, 4), expand=False))
     return Group(*lines)
-
-
-def _table(rows: List[BackendStatus]) -> Table:
-    table = Table()
-    for heading in ("name", "state", "provided by", "devices", "capabilities", "detail"):
-        table.add_column(heading, no_wrap=heading in ("name", "state"), overflow="fold")
-    for row in rows:
-        table.add_row(
-            # Text, because Rich would read the brackets of "spikecore[cuda12]" as markup
-            Text(row.name),
-            Text(row.state, style=_COLOURS.get(row.state, "")),
-            Text(f"{row.distribution} {row.version}".strip()),
-            Text(", ".join(row.devices)),
-            Text(", ".join(row.capabilities)),
-            Text(row.detail),
-        )
-    return table

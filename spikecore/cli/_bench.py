@@ -7,7 +7,7 @@ import logging
 import time
 from functools import partial
 from pathlib import Path
-from typing import Callable, List, Optional, Sequence, Tuple, TypeVar
+from typing import List, Optional, Sequence, Tuple, TypeVar
 
 import torch
 import typer
@@ -156,29 +156,20 @@ def _read(path: Path) -> Report:
 def _measure(report: Report, jobs: List[Job], json: Optional[Path]) -> bool:
     """Measure under a progress bar, or line by line into a file. Ctrl-C ends it and keeps what there is: False then."""
     gc.freeze()  # what is there now stays: a collection between two cases then takes milliseconds
-    console = Console(stderr=True)
+    console, began = Console(stderr=True), time.perf_counter()
     save = None if json is None else partial(Report.write, path=json)
-    if not console.is_terminal:
-        began = time.perf_counter()
-
-        def say(label: str, done: int, of: int) -> None:
-            console.print(Text(f"{time.perf_counter() - began:7.1f} s  {done + 1} of {of}  {label}"), soft_wrap=True)
-
-        return _to_the_end(partial(run.measure, report, jobs, say, save))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=len(jobs))
 
         def show(label: str, done: int, of: int) -> None:
             progress.update(task, completed=done, description=label)
+            if not console.is_terminal:
+                line = f"{time.perf_counter() - began:7.1f} s  {done + 1} of {of}  {label}"
+                console.print(Text(line), soft_wrap=True)
 
-        return _to_the_end(partial(run.measure, report, jobs, show, save))
-
-
-def _to_the_end(work: Callable[[], None]) -> bool:
-    """Whether ``work`` was not interrupted."""
-    try:
-        work()
-    except KeyboardInterrupt:
-        return False
+        try:
+            run.measure(report, jobs, show, save)
+        except KeyboardInterrupt:
+            return False
     return True

@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from spikecore.bench._report import MEASURED, Availability, Fact, Report, Row
-from spikecore.cli import _bench_words as words
 
 #: Letters of what a measured row says beside its name; more is said below the table, up to the second number.
 SHORT, LONGEST = 40, 400
@@ -36,11 +35,30 @@ _LIBRARIES = ("torch", "cupy", "triton", "numba", "spikingjelly", "snntorch")
 class Column(NamedTuple):
     """A figure and how it is written."""
 
-    heading: str
     figure: str
+    heading: str
     write: Callable[[float], str]
     #: The heading where the figure is a time of the host's clock, if it is another one.
     on_cpu: str = ""
+
+
+class Said(NamedTuple):
+    """A part of a title or a caption. ``{time}`` is what the clock of the device reads."""
+
+    words: str
+    #: A figure that the table must have, ``network`` for a row of one, or a status of a row.
+    of: str = ""
+    #: Where it is said: on a GPU, on the CPU, or both.
+    device: str = ""
+
+
+class Suite(NamedTuple):
+    """What the table of a suite has: its figures, and the words around them."""
+
+    name: str
+    columns: Tuple[Column, ...]
+    title: Tuple[Said, ...]
+    caption: Tuple[Said, ...]
 
 
 def _three(value: float) -> str:
@@ -51,78 +69,155 @@ def _two(value: float) -> str:
     return f"{value:.2f}"
 
 
-COLUMNS: Mapping[str, Tuple[Column, ...]] = {
-    "neurons": (
-        Column("fwd\nms", "forward_ms", _three),
-        Column("fwd\nof copy", "forward_fraction", _two),
-        Column("fwd+bwd\nms", "training_ms", _three),
-        Column("fwd+bwd\nof copy", "training_fraction", _two),
-        Column("memory\n/ input", "memory_inputs", _two),
+_FORWARD, _BOTH = Column("forward_ms", "fwd\nms", _three), Column("training_ms", "fwd+bwd\nms", _three)
+_FORWARD_PART = Column("forward_fraction", "fwd\nof copy", _two)
+_BOTH_PART = Column("training_fraction", "fwd+bwd\nof copy", _two)
+_OF_NEURONS = (_FORWARD, _FORWARD_PART, _BOTH, _BOTH_PART, Column("memory_inputs", "memory\n/ input", _two))
+_STEP = Column("step_ms", "step\nms", _three)
+_TIME, _PER_CALL, _ADAM = Said("{time}"), Said("wall time per call"), Said("one training step with Adam")
+_FRACTION = Said("fraction of a copy's speed", "training_fraction")
+_PEAK = Said("peak extra memory", "memory_inputs")
+_BATCH = Said("a batch of calls with one synchronisation at the end")
+_COPY = "of copy: what must be moved at least, over the time, over the copy's bandwidth"
+_PRINTED = Said("printed: by the document", "printed")
+
+SUITES: Mapping[str, Suite] = {
+    "neurons": Suite(
+        "Neurons",
+        _OF_NEURONS,
+        (_TIME, _FRACTION, _PEAK),
+        (Said(f"{_COPY}, so that 1.00 is the roofline", "training_fraction"),),
     ),
-    "layouts": (
-        Column("fwd\nms", "forward_ms", _three),
-        Column("fwd\nof copy", "forward_fraction", _two),
-        Column("fwd+bwd\nms", "training_ms", _three),
-        Column("fwd+bwd\nof copy", "training_fraction", _two),
-        Column("memory\n/ input", "memory_inputs", _two),
+    "layouts": Suite(
+        "Neurons in several layouts",
+        _OF_NEURONS,
+        (_TIME, _FRACTION, _PEAK),
+        (Said(f"{_COPY}; inputs and outputs count, and no parameter", "training_fraction"),),
     ),
-    "steps": (
-        Column("fwd\nof copy", "forward_fraction", _two),
-        Column("fwd+bwd\nms", "training_ms", _three),
-        Column("fwd+bwd\nof copy", "training_fraction", _two),
+    "steps": Suite(
+        "Neurons at many numbers of steps",
+        (_FORWARD_PART, _BOTH, _BOTH_PART),
+        (_TIME, _FRACTION),
+        (Said(f"{_COPY}; parameters of each channel are learnt, and do not count", "training_fraction"),),
     ),
-    "calls": (
-        Column("fwd\nms", "forward_ms", _three),
-        Column("fwd+bwd\nms", "training_ms", _three),
-        Column("/ allo-\ncating", "training_over_allocating", _two),
-        Column("/ eager", "training_over_eager", _two),
+    "calls": Suite(
+        "Calls of small layers",
+        (
+            _FORWARD,
+            _BOTH,
+            Column("training_over_allocating", "/ allo-\ncating", _two),
+            Column("training_over_eager", "/ eager", _two),
+        ),
+        (Said("wall time"), Said("beside a function that only allocates", "training_over_allocating")),
+        (_BATCH, Said("eager: the same layer, not compiled", "training_over_eager")),
     ),
-    "norms": (
-        Column("device\nms", "device_ms", _three, "wall\nms"),
-        Column("of copy", "fraction", _two),
-        Column("/ ReLU", "time_over_relu", _two),
+    "norms": Suite(
+        "Batch normalisation and a neuron in one layer",
+        (
+            Column("device_ms", "device\nms", _three, "wall\nms"),
+            Column("fraction", "of copy", _two),
+            Column("time_over_relu", "/ ReLU", _two),
+        ),
+        (_TIME, Said("forward and backward")),
+        (
+            Said("of copy: 8 words over the time, over the copy's bandwidth", "fraction"),
+            Said("ReLU: compiled, behind batch normalisation", "time_over_relu"),
+        ),
     ),
-    "recurrent": (
-        Column("device\nms", "device_ms", _three, "few calls\nms"),
-        Column("/ LSTM", "device_over_lstm", _two),
-        Column("wall\nms", "wall_ms", _three),
-        Column("graph\nms", "graph_ms", _three),
-        Column("step\nms", "step_ms", _three),
-        Column("/ LSTM", "step_over_lstm", _two),
-        Column("kept\nwords", "held_words", _two),
+    "recurrent": Suite(
+        "Layers with feedback beside nn.LSTM",
+        (
+            Column("device_ms", "device\nms", _three, "few calls\nms"),
+            Column("device_over_lstm", "/ LSTM", _two),
+            Column("wall_ms", "wall\nms", _three),
+            Column("graph_ms", "graph\nms", _three),
+            _STEP,
+            Column("step_over_lstm", "/ LSTM", _two),
+            Column("held_words", "kept\nwords", _two),
+        ),
+        (Said("forward and backward", "wall_ms"), Said("whole training steps", "step_ms")),
+        (
+            Said("device: its kernels", "device_ms", "cuda"),
+            Said("few calls: wall time, in turns of a few calls", "device_ms", "cpu"),
+            Said("wall: eager", "wall_ms"),
+            Said("graph: captured", "graph_ms"),
+            Said("kept: float32 for each number of the output", "held_words"),
+        ),
     ),
-    "small": (
-        Column("fwd\nms", "forward_ms", _three),
-        Column("fwd+bwd\nms", "training_ms", _three),
-        Column("fwd ms,\nwaiting", "forward_waiting_ms", _three),
-        Column("fwd+bwd ms,\nwaiting", "training_waiting_ms", _three),
+    "small": Suite(
+        "Small layers",
+        (
+            _FORWARD,
+            _BOTH,
+            Column("forward_waiting_ms", "fwd ms,\nwaiting", _three),
+            Column("training_waiting_ms", "fwd+bwd ms,\nwaiting", _three),
+        ),
+        (_PER_CALL,),
+        (_BATCH, Said("waiting: one after every call", "training_waiting_ms")),
     ),
-    "beside": (
-        Column("fwd\nms", "forward_ms", _three),
-        Column("/ Spiking-\nJelly", "forward_ratio", _two),
-        Column("fwd+bwd\nms", "training_ms", _three),
-        Column("/ Spiking-\nJelly", "training_ratio", _two),
+    "beside": Suite(
+        "Beside other libraries",
+        (
+            _FORWARD,
+            Column("forward_ratio", "/ Spiking-\nJelly", _two),
+            _BOTH,
+            Column("training_ratio", "/ Spiking-\nJelly", _two),
+        ),
+        (_PER_CALL,),
+        (
+            Said("/ SpikingJelly: its module is 1.00", "training_ratio"),
+            Said("of a network, inference and a training step with Adam", "network"),
+        ),
     ),
-    "documents": (
-        Column("fwd\nms", "forward_ms", _three),
-        Column("fwd+bwd\nms", "training_ms", _three),
-        Column("times as fast\nas a loop", "training_speedup", _two),
+    "documents": Suite(
+        "The tables of published tutorials",
+        (_FORWARD, _BOTH, Column("training_speedup", "times as fast\nas a loop", _two)),
+        (_PER_CALL,),
+        (Said("a loop over time steps in plain torch is 1.00, forward and backward", "training_speedup"), _PRINTED),
     ),
-    "networks": (
-        Column("step\nms", "step_ms", _three),
-        Column("images\nper s", "images_per_second", _three),
-        Column("time /\nbest ReLU", "time_over_best_relu", _two),
-        Column("/ eager\nReLU", "time_over_relu", _two),
-        Column("memory\nGiB", "memory_gib", _two),
-        Column("activa-\ntions GiB", "activations_gib", _two),
-        Column("/ eager\nReLU", "activations_over_relu", _two),
+    "networks": Suite(
+        "Networks",
+        (
+            _STEP,
+            Column("images_per_second", "images\nper s", _three),
+            Column("time_over_best_relu", "time /\nbest ReLU", _two),
+            Column("time_over_relu", "/ eager\nReLU", _two),
+            Column("memory_gib", "memory\nGiB", _two),
+            Column("activations_gib", "activa-\ntions GiB", _two),
+            Column("activations_over_relu", "/ eager\nReLU", _two),
+        ),
+        (_ADAM,),
+        (
+            Said("best ReLU: the network with ReLU in its fastest form", "time_over_best_relu"),
+            Said("eager ReLU: in its first one", "time_over_relu"),
+        ),
     ),
-    "pipeline": (
-        Column("step\nms", "step_ms", _three),
-        Column("images\nper minute", "images_per_minute", _three),
-        Column("memory of the\nfullest, GiB", "memory_gib", _two),
+    "pipeline": Suite(
+        "A network over several GPUs",
+        (
+            _STEP,
+            Column("images_per_minute", "images\nper minute", _three),
+            Column("memory_gib", "memory of the\nfullest, GiB", _two),
+        ),
+        (_ADAM,),
+        (Said("the network's name has the input, and the images in a part of the batch"), _PRINTED),
     ),
 }
+
+
+def _words(report: Report, suite: str, said: Tuple[Said, ...]) -> List[str]:
+    rows, cpu = report.of(suite), _on_cpu(report)
+    there = {fact for row in rows for fact in (*row.figures, row.status, *{"network"}.intersection(row.case))}
+    time, device = ("wall time on the CPU", "cpu") if cpu else ("device time", "cuda")
+    return [part.words.format(time=time) for part in said if part.of in ("", *there) and part.device in ("", device)]
+
+
+def _title(report: Report, suite: str) -> str:
+    return f"{SUITES[suite].name}: {', '.join(_words(report, suite, SUITES[suite].title))}"
+
+
+def _on_cpu(report: Report) -> bool:
+    return str(report.machine["device"]).startswith("cpu")
 
 
 def show(report: Report, console: Console) -> None:
@@ -132,7 +227,7 @@ def show(report: Report, console: Console) -> None:
     console.print(Text(f"{machine['device_name']} ({machine['device']}), {machine['threads']} threads", style="bold"))
     console.print(Text(versions, style="dim"))
     console.print(implementations(report.implementations))
-    for suite in COLUMNS:
+    for suite in SUITES:
         if report.of(suite):
             _show_suite(report, suite, console)
             console.print()
@@ -144,13 +239,14 @@ def _show_suite(report: Report, suite: str, console: Console) -> None:
     """A table, and what it says in words; a line of words where there is nothing for a table."""
     rows = report.of(suite)
     if all(row.status == "skipped" for row in rows):
-        console.print(Text(words.nothing(report, suite), style=_STYLES["skipped"]))
+        reasons = "; ".join(dict.fromkeys(row.detail for row in rows))
+        console.print(Text(f"{SUITES[suite].name}: nothing measured: {reasons}", style=_STYLES["skipped"]))
         return
     if any(row.status in MEASURED for row in rows):
         for one in tables(report, suite, console.width):
             console.print(one)
     else:
-        console.print(Text(words.title(report, suite), style="italic"))
+        console.print(Text(_title(report, suite), style="italic"))
     for text in notes(rows):
         console.print(text)
 
@@ -175,7 +271,7 @@ def tables(report: Report, suite: str, width: int) -> List[Table]:
     available = width - min(max(len(_name(row)) for row in rows), NAME) - _PADDING - _EDGE
     groups: List[List[Column]] = [[]]
     free = available
-    for column in COLUMNS[suite]:
+    for column in SUITES[suite].columns:
         cells = [_cell(column, row) for row in rows if column.figure in row.figures]
         if cells:
             needed = max(map(len, [*_heading(column, report).split("\n"), *cells])) + _PADDING
@@ -185,8 +281,8 @@ def tables(report: Report, suite: str, width: int) -> List[Table]:
             groups[-1].append(column)
             free -= needed
     made = [_table(report, suite, group, every=i == 0) for i, group in enumerate(groups)]
-    made[0].title = words.title(report, suite)
-    made[-1].caption = words.caption(report, suite)
+    made[0].title = _title(report, suite)
+    made[-1].caption = "; ".join(_words(report, suite, SUITES[suite].caption))
     return made
 
 
@@ -208,7 +304,7 @@ def _table(report: Report, suite: str, columns: List[Column], every: bool) -> Ta
 
 
 def _heading(column: Column, report: Report) -> str:
-    return column.on_cpu if column.on_cpu and words.on_cpu(report) else column.heading
+    return column.on_cpu if column.on_cpu and _on_cpu(report) else column.heading
 
 
 def _cell(column: Column, row: Row) -> str:
@@ -216,7 +312,6 @@ def _cell(column: Column, row: Row) -> str:
 
 
 def _name(row: Row) -> str:
-    """The implementation of a row, with what marks it."""
     mark = " *" if row.status == "differs" else f" {row.detail}" if len(row.detail) <= SHORT else ""
     return f"  {row.implementation}{mark}".rstrip()
 
@@ -227,7 +322,6 @@ def case_text(case: Mapping[str, Fact]) -> str:
 
 
 def _parts(case: Mapping[str, Fact]) -> Tuple[str, str]:
-    """What is measured, and its size."""
     if "network" in case:
         return str(case["network"]), f"T={case['steps']} B={case['batch']}"
     layout = f" {case['layout']}" if "layout" in case else ""

@@ -6,17 +6,17 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand
 
 from spikecore._plugins.registry import default_registry
 from spikecore.backend import BackendError, UnknownBackend
-from spikecore.cli._conformance_tables import show
 from spikecore.testing._badge import badge
 from spikecore.testing._case import TIERS
 from spikecore.testing._cases import CASES
@@ -24,11 +24,30 @@ from spikecore.testing._changes import Changes, changes
 from spikecore.testing._junit import junit
 from spikecore.testing._own import cases_of
 from spikecore.testing._report import Report, examine
-from spikecore.testing._result import Result
+from spikecore.testing._result import OUTCOMES, Result
+from spikecore.testing._verdict import CONFORMS, DOES_NOT_CONFORM, NOT_TESTED, PARTIAL
 
 _TIER_HELP = f"Run this tier; may be repeated. {', '.join(TIERS)}."
 #: ``--json`` alone: standard output.
 _STDOUT = "-"
+
+#: Columns that are always there; other outcomes have one where they occur.
+_ALWAYS = ("passed", "xfailed", "unsupported", "failed")
+_STYLES = {
+    "passed": "green",
+    "unsupported": "cyan",
+    "failed": "red",
+    "error": "red",
+    "stale": "red",
+    "xfailed": "yellow",
+    "unavailable": "bold yellow",
+}
+_VERDICTS = {
+    CONFORMS: "bold green",
+    PARTIAL: "bold yellow",
+    NOT_TESTED: "bold yellow",
+    DOES_NOT_CONFORM: "bold red",
+}
 
 
 class Command(TyperCommand):
@@ -123,11 +142,17 @@ def conformance(
     # a tier, a case, a device or an earlier report that there is not, or no backend of this name
     except (ValueError, UnknownBackend) as error:
         raise typer.BadParameter(str(error)) from error
-    _write(report, changed, as_json, junit_file, badge_file)
+    facts = json.dumps({**report.as_dict(), **({"changes": changed._asdict()} if changed else {})}, indent=2)
+    if as_json not in (None, _STDOUT):
+        Path(as_json).write_text(f"{facts}\n", encoding="utf-8")
+    if junit_file is not None:
+        junit_file.write_text(junit(report), encoding="utf-8")
+    if badge_file is not None:
+        badge_file.write_text(badge(report), encoding="utf-8")
     if as_json == _STDOUT:
-        typer.echo(_as_json(report, changed))
+        typer.echo(facts)
     else:
-        show(report, changed)
+        _show(report, changed)
     code = 1 if changed is not None and changed.worse else report.exit_code
     if code:
         raise typer.Exit(code)
@@ -143,28 +168,6 @@ def _known(name: str) -> None:
         return
 
 
-def _as_json(report: Report, changed: Optional[Changes]) -> str:
-    facts = report.as_dict()
-    if changed is not None:
-        facts["changes"] = changed._asdict()
-    return json.dumps(facts, indent=2)
-
-
-def _write(
-    report: Report,
-    changed: Optional[Changes],
-    as_json: Optional[str],
-    junit_file: Optional[Path],
-    picture: Optional[Path],
-) -> None:
-    if as_json is not None and as_json != _STDOUT:
-        Path(as_json).write_text(f"{_as_json(report, changed)}\n", encoding="utf-8")
-    if junit_file is not None:
-        junit_file.write_text(junit(report), encoding="utf-8")
-    if picture is not None:
-        picture.write_text(badge(report), encoding="utf-8")
-
-
 def _run(
     name: str, tier: Sequence[str], case: Sequence[str], quiet: bool, require: bool, device: Optional[str]
 ) -> Report:
@@ -177,7 +180,8 @@ def _run(
     if quiet:
         return run(None)
     if not sys.stdout.isatty():
-        return run(_line)
+        # a line for each case as it ends, which echo flushes
+        return run(lambda one: typer.echo(f"{one.outcome:11} {one.tier:10} {one.id}  {one.seconds:.2f} s"))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(name, total=_total(name, tier, case))
@@ -191,13 +195,86 @@ def _total(name: str, tier: Sequence[str], case: Sequence[str]) -> int:
         return 0
 
 
-def _line(result: Result) -> None:
-    """A case as it ends, for a log."""
-    typer.echo(f"{result.outcome:11} {result.tier:10} {result.id}  {result.seconds:.2f} s")  # which flushes
-
-
 def _list(name: Optional[str], tier: Sequence[str], case: Sequence[str]) -> None:
     # a line for each case where a program reads them; a terminal wraps them
     console = Console(soft_wrap=not sys.stdout.isatty())
     for one in (CASES if name is None else cases_of(name)).select(tier or None, case or None):
         console.print(Text(f"{one.id:42} {one.tier:10} ", style="bold").append(Text(one.holds, style="not bold")))
+
+
+# -- on a screen
+
+
+def _show(report: Report, changed: Optional[Changes]) -> None:
+    """Print what was tested, a line per tier, what was excused or refused, what is wrong, and the verdict."""
+    console = Console()
+    for line in _heading(report):
+        console.print(Text(line, style="dim"))
+    if report.device:
+        console.print(_table(report))
+    for outcome, title in (("xfailed", "Expected failures"), ("unsupported", "Unsupported")):
+        _reasons(console, title, [result for result in report.results if result.outcome == outcome])
+    for result in report.results:
+        if not result.ok:
+            console.print(Text(f"\n{result.outcome.upper()} {result.id}", style="bold red"))
+            console.print(Text(result.message), soft_wrap=True)
+    if changed is not None:
+        console.print(Text("\nsince the earlier report", style="bold"))
+        for line in changed.sentences(report.verdict.word):
+            console.print(Text(f"  {line}", style="red" if line.startswith("worse") else ""))
+    console.print(_verdict(report))
+
+
+def _heading(report: Report) -> List[str]:
+    versions = dict(report.versions)
+    distribution = versions.pop("distribution")
+    words = [f"{name} {version}" for name, version in versions.items()]
+    if distribution and not distribution.startswith("spikecore "):
+        words.insert(0, distribution)
+    device = f"{report.device} ({report.device_name})" if report.device_name != report.device else report.device
+    seeds = [f"seed of {name}: {seed}" for name, seed in report.seeds.items()]
+    return [", ".join(words), "; ".join(filter(None, [device, report.date, *seeds]))]
+
+
+def _verdict(report: Report) -> Text:
+    verdict = report.verdict
+    link = {CONFORMS: " ", DOES_NOT_CONFORM: " "}.get(verdict.word, ": ")
+    said = Text(f"\nbackend {report.backend!r}{link}{verdict.word}", style=_VERDICTS[verdict.word])
+    if verdict.word == DOES_NOT_CONFORM:
+        return said.append(f": {verdict.wrong} of {verdict.total} cases")
+    said.append(f": {verdict.passed} cases passed, of {verdict.suite}" if verdict.passed else ": nothing passed")
+    for line in verdict.left_out.sentences():
+        said.append(f"\n  {line}", style="not bold")
+    return said
+
+
+def _table(report: Report) -> Table:
+    table = Table(title=f"conformance of backend {report.backend!r}", show_footer=True)
+    counts = report.counts()
+    shown = [one for one in OUTCOMES if one in _ALWAYS or counts[one]]
+    table.add_column("tier", footer="all")
+    for outcome in shown:
+        style = _STYLES[outcome] if counts[outcome] else "dim"
+        table.add_column(outcome, footer=str(counts[outcome]), justify="right", style=style, no_wrap=True)
+    table.add_column("seconds", footer=f"{report.seconds:.1f}", justify="right", style="dim")
+    for tier in report.tiers():
+        of_tier = report.counts(tier)
+        seconds = sum(result.seconds for result in report.results if result.tier == tier)
+        table.add_row(tier, *(str(of_tier[outcome] or "") for outcome in shown), f"{seconds:.1f}")
+    return table
+
+
+def _reasons(console: Console, title: str, results: Sequence[Result]) -> None:
+    if not results:
+        return
+    by_reason: Dict[str, List[str]] = {}
+    for result in results:
+        why = ", ".join(result.lacking) if result.lacking else result.message
+        by_reason.setdefault(why, []).append(result.id)
+    table = Table(title=title)
+    table.add_column("capability" if results[0].lacking else "reason", overflow="fold")
+    table.add_column("cases", justify="right")
+    table.add_column("ids", overflow="fold")
+    for why, ids in by_reason.items():
+        table.add_row(Text(why), str(len(ids)), Text(", ".join(ids[:6]) + (", ..." if len(ids) > 6 else "")))
+    console.print(table)

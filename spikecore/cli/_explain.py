@@ -52,32 +52,31 @@ def explain(
             net, inputs = _channels_last(net), [_channels_last(x) for x in inputs]
         casts = torch.autocast(place.type, dtype=_one("autocast", autocast)) if autocast else nullcontext()
         with casts:
-            found = explain_network(net, tuple(inputs), backend=backend, training=not inference)
+            explanation = explain_network(net, tuple(inputs), backend=backend, training=not inference)
     except (BackendError, ImportError, RuntimeError, TypeError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
-    typer.echo(json.dumps(asdict(found), indent=2) if as_json else str(found))
+    typer.echo(json.dumps(asdict(explanation), indent=2) if as_json else str(explanation))
 
 
 def _network(text: str) -> nn.Module:
-    """The network that ``MODULE:NAME`` names."""
     where, colon, name = text.rpartition(":")
     if not colon or not where or not name:
         raise ValueError(f"{text!r} must be MODULE:NAME or path/to/file.py:NAME")
     sys.path.insert(0, str(Path(where).resolve().parent) if where.endswith(".py") else os.getcwd())
     try:
         module = _file(Path(where)) if where.endswith(".py") else import_module(where)
-        found: Any = module
+        value: Any = module
         for part in name.split("."):
-            if not hasattr(found, part):
+            if not hasattr(value, part):
                 raise ValueError(f"{where} has no {name!r}")
-            found = getattr(found, part)
-        if callable(found) and not isinstance(found, nn.Module):
-            found = found()
+            value = getattr(value, part)
+        if callable(value) and not isinstance(value, nn.Module):
+            value = value()
     finally:
         sys.path.pop(0)
-    if not isinstance(found, nn.Module):
-        raise TypeError(f"{text} is {a_kind(found)}; name an nn.Module or what makes one without arguments")
-    return found
+    if not isinstance(value, nn.Module):
+        raise TypeError(f"{text} is {a_kind(value)}; name an nn.Module or what makes one without arguments")
+    return value
 
 
 def _file(path: Path) -> Any:
@@ -94,12 +93,12 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        found = torch.device(name)
-        torch.empty(0, device=found)
+        device = torch.device(name)
+        torch.empty(0, device=device)
     except (AssertionError, RuntimeError) as error:  # torch without CUDA fails an assertion
         why = str(error).splitlines()[0]
         raise ValueError(f"--device {name!r} is not usable here ({why}); give cpu, or leave it out") from error
-    return found
+    return device
 
 
 def _one(what: str, name: Optional[str]) -> torch.dtype:

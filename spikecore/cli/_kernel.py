@@ -21,8 +21,8 @@ _T = TypeVar("_T")
 
 
 def _classes(names: Iterable[str], module: Any, base: type) -> Dict[str, Any]:
-    found = {name: getattr(module, name) for name in names}
-    return {name: cls for name, cls in found.items() if isinstance(cls, type) and issubclass(cls, base)}
+    values = {name: getattr(module, name) for name in names}
+    return {name: cls for name, cls in values.items() if isinstance(cls, type) and issubclass(cls, base)}
 
 
 NEURONS = _classes((name for name in neurons.__all__ if name != "Membrane"), neurons, Neuron)
@@ -47,12 +47,12 @@ def kernel(
 ) -> None:
     """Show the kernels that a backend generates for a neuron. Needs no GPU, and no compiler."""
     try:
-        wanted = _one("direction", direction, {**{name: (name,) for name in DIRECTIONS}, "both": DIRECTIONS})
+        directions = _one("direction", direction, {**{name: (name,) for name in DIRECTIONS}, "both": DIRECTIONS})
         made = _made(neuron, surrogate, reset, learn, dict(_pair(text) for text in values))
         texts = kernel_source(made, backend, _one("dtype", dtype, DTYPES), steps)
     except (BackendError, TypeError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
-    _show("\n".join(texts[name] for name in wanted))
+    _show("\n".join(texts[name] for name in directions))
 
 
 def _made(name: str, surrogate: str, reset: Optional[str], learn: List[str], given: Mapping[str, Any]) -> Neuron:

@@ -19,7 +19,7 @@ from spikecore._plugins.selection import REFERENCE, automatic_order
 from spikecore._shell.modules import calls_as, is_watched_itself, makes_time
 from spikecore._shell.ranges import Interval
 from spikecore._transforms import pairs
-from spikecore.inspect._monitor import adds_behind, neuron_of, normalisation_of, stateful_of
+from spikecore.inspect._monitor import adds_behind, neuron_of, stateful_of
 from spikecore.inspect._report import Layer, size
 from spikecore.layers._batch_norm_stats import is_plain_norm
 from spikecore.layers._packed import packable
@@ -47,12 +47,6 @@ class Row(NamedTuple):
     source: Optional[nn.Module]
     sample: Optional[Calls]
 
-    @property
-    def goes_on(self) -> bool:
-        """Whether each call is one step, or continues from the last call."""
-        stateful = stateful_of(self.module)
-        return stateful is not None and (stateful.step == "single" or stateful.carrying)
-
 
 class Run(NamedTuple):
     """What a run was like: the rows in the order of their calls, and where numbers stop being finite, "" if nowhere."""
@@ -72,7 +66,7 @@ class Run(NamedTuple):
 def advice(run: Run) -> Tuple[str, ...]:
     """Sentences, the most valuable first: what is wrong, then what is slow."""
     rules = (_batch_as_time, _silent, _reference, _repeated, _single_steps, _recurrent, _copied, _channels_last)
-    later = (_autocast, _fusable, _by_hand, _whole_steps, _packed, _learnt)
+    later = (_autocast, _fused, _whole_steps, _packed, _learnt)
     return tuple(text for text in (run.spoilt, *[rule(run) for rule in (*rules, *later)]) if text)
 
 
@@ -81,8 +75,13 @@ def advice(run: Run) -> Tuple[str, ...]:
 
 def _batch_as_time(run: Run) -> str:
     """Neurons that may be called in a loop over time, and take the batch for time."""
-    rows = [row for row in run.rows if stateful_of(row.module) is not None and not row.goes_on]
-    rows = [row for row in rows if row.layer.calls > 1 and row.layer.shape[:1] != (1,)]
+
+    def may_loop(layer: Layer, module: Any) -> bool:
+        stateful = stateful_of(module)
+        whole = stateful is not None and stateful.step == "multi" and not stateful.carrying
+        return whole and layer.calls > 1 and layer.shape[:1] != (1,)
+
+    rows = run.where(may_loop)
     if not rows:
         return ""
     return (
@@ -149,7 +148,7 @@ def _reference(run: Run) -> str:
     if not rows or not (faster or run.device_type in plugin):
         return ""
     words = max((row.layer.words / row.layer.floor for row in rows if row.layer.words and row.layer.floor), default=0)
-    moved = f", where {words:.0f} times the least possible was moved" if words > 2 else ""
+    moved = f", where {words:.0f} times the least possible is moved" if words > 2 else ""
     way = (
         f"backend {faster!r}, which is installed, computes all steps in one kernel"
         if faster
@@ -159,7 +158,6 @@ def _reference(run: Run) -> str:
 
 
 def _repeated(run: Run) -> str:
-    """Layers that compute the same for every time step."""
     rows = run.where(lambda layer, module: layer.repeated)
     if not rows:
         return ""
@@ -173,7 +171,6 @@ def _repeated(run: Run) -> str:
 
 
 def _single_steps(run: Run) -> str:
-    """Neurons that are called for each step."""
     rows = run.where(
         lambda layer, module: (
             stateful_of(module) is not None
@@ -193,7 +190,9 @@ def _single_steps(run: Run) -> str:
 
 def _recurrent(run: Run) -> str:
     """Loops over time that nothing can take away, but whose launches a graph can."""
-    rows = run.where(lambda layer, module: isinstance(module, Recurrent) and run.device_type == "cuda")
+    rows = run.where(
+        lambda layer, module: isinstance(module, Recurrent) and module.looped and run.device_type == "cuda"
+    )
     if not rows:
         return ""
     return (
@@ -206,20 +205,20 @@ def _recurrent(run: Run) -> str:
 def _copied(run: Run) -> str:
     """Copies of whole activations that another layout would take away."""
     largest = max((4 * prod(row.layer.shape) for row in run.rows), default=0)
-    rows = [row for row in run.rows if row.layer.copied > _SMALL * largest > 0 and not _copies_anyway(row)]
-    rows.sort(key=lambda row: -row.layer.copied)
+
+    def avoidable(layer: Layer, module: Any) -> bool:
+        # what writes out a repeated step copies anyway, and so does a convolution, of its weight or output
+        repeats = makes_time(module) or layer.layout_in.startswith("one step repeated")
+        convolves = isinstance(module, _CONVOLUTIONS) and layer.layout_in == "contiguous"
+        return layer.copied > _SMALL * largest > 0 and not repeats and not convolves
+
+    rows = sorted(run.where(avoidable), key=lambda row: -row.layer.copied)
     if not rows:
         return ""
     return (
         f"{size(sum(row.layer.copied for row in rows))} were copied to lay them out anew, in {_named(rows)}. Make the "
         "data lie as [T, B, ...] once, before the network, and let all layers keep one memory format"
     )
-
-
-def _copies_anyway(row: Row) -> bool:
-    """Whether a layer writes out a step that is repeated, or is a convolution that copies its weight or output."""
-    repeats = makes_time(row.module) or row.layer.layout_in.startswith("one step repeated")
-    return repeats or (isinstance(row.module, _CONVOLUTIONS) and row.layer.layout_in == "contiguous")
 
 
 def _channels_last(run: Run) -> str:
@@ -235,7 +234,6 @@ def _channels_last(run: Run) -> str:
 
 
 def _autocast(run: Run) -> str:
-    """Products in float32 on a GPU."""
     rows = run.where(lambda layer, module: layer.products and layer.dtype == "float32")
     if not rows or run.autocast or run.device_type != "cuda":
         return ""
@@ -245,59 +243,50 @@ def _autocast(run: Run) -> str:
     )
 
 
-def _fusable(run: Run) -> str:
-    """Batch normalisation that :func:`spikecore.fuse` has a neuron's kernel compute."""
-    taken = {(pair.norm.module, pair.neuron.module) for pair in pairs(run.net)}
-    return _fused([row for row in _behind_norms(run) if (row.source, row.module) in taken], run, "sc.fuse(net)")
-
-
-def _by_hand(run: Run) -> str:
-    """Batch normalisation in front of a neuron in a ``forward`` of one's own, which ``sc.fuse`` cannot see through."""
-    layers = {row.module: row.layer for row in run.rows}
-    taken = {(pair.norm.module, pair.neuron.module) for pair in pairs(run.net)}
-    rows = []
-    for row in _behind_norms(run):
-        norm: Any = row.source
-        behind = 1 if row.module.step == "single" else 2  # the channels are behind time and batch
-        if (
-            (norm, row.module) not in taken
-            and is_plain_norm(norm)
-            and calls_as(row.module, Neuron)
-            and not is_watched_itself(row.module)
-            # one of them that is called more often stands beside something else, too
-            and layers[norm].calls == row.layer.calls
-            and prod(layers[norm].shape) == prod(row.layer.shape)
-            and row.layer.shape[behind : behind + 1] == (norm.num_features,)
-        ):
-            rows.append(row)
-    way = "sc.layers.NormNeuron(norm, neuron) in the place of both, where a forward of your own calls them"
-    return _fused(rows, run, way)
-
-
-def _behind_norms(run: Run) -> List[Row]:
-    """Neurons behind another layer, of a backend that has one kernel for normalisation and neuron.
-
-    Left out is one whose input is one step repeated: it is normalised once, and no kernel of both is used.
+def _fused(run: Run) -> str:
+    """Batch normalisation that a neuron's kernel can compute: by :func:`spikecore.fuse`, or by hand where that cannot
+    see it, in a ``forward`` of one's own.
     """
-    modules, rows = {row.module for row in run.rows}, []
-    for row in run.rows:
-        neuron = row.module
-        repeated = row.layer.layout_in.startswith("one step repeated")
-        if row.source not in modules or repeated or not isinstance(neuron, Neuron) or len(neuron.inputs) != 1:
-            continue
-        resolved = neuron.bound.get(run.device_type)
-        if normalisation_of(neuron) is None and resolved is not None and resolved.backend.name != REFERENCE:
-            rows += [row] if resolved.backend.capabilities_on(run.device_type).normalisation else []
-    return rows
-
-
-def _fused(rows: Sequence[Row], run: Run, way: str) -> str:
-    if not rows or not run.training:
+    layers = {row.module: row.layer for row in run.rows}
+    fusable = {(pair.norm.module, pair.neuron.module) for pair in pairs(run.net)}
+    rows = [row for row in run.rows if run.training and row.source in layers and _normalises_in_kernel(row, run)]
+    whole = [row for row in rows if (row.source, row.module) in fusable]
+    chosen = whole or [row for row in rows if _follows(row, layers[row.source])]  # type: ignore[index]  # it is one
+    if not chosen:
         return ""
+    way = "sc.layers.NormNeuron(norm, neuron) in the place of both, where a forward of your own calls them"
     brings = " (on a CPU that saves memory, and no time)" if run.device_type == "cpu" else ""
     return (
-        f"{_named(rows)} {_verb(rows, 'follows', 'follow')} a batch normalisation, which one kernel can compute as "
-        f"well, so that nothing normalised is kept for backward{brings}: {way}"
+        f"{_named(chosen)} {_verb(chosen, 'follows', 'follow')} a batch normalisation, which one kernel can compute as "
+        f"well, so that nothing normalised is kept for backward{brings}: {'sc.fuse(net)' if whole else way}"
+    )
+
+
+def _normalises_in_kernel(row: Row, run: Run) -> bool:
+    """Whether a row is a neuron whose backend has one kernel for it and a normalisation, and uses it: one step repeated
+    is normalised once.
+    """
+    neuron = row.module
+    if row.layer.layout_in.startswith("one step repeated") or not isinstance(neuron, Neuron) or len(neuron.inputs) != 1:
+        return False
+    resolved = neuron.bound.get(run.device_type)
+    if resolved is None or resolved.backend.name == REFERENCE:
+        return False
+    return resolved.backend.capabilities_on(run.device_type).normalisation
+
+
+def _follows(row: Row, before: Layer) -> bool:
+    """Whether a neuron gets the output of a plain normalisation of its channels, and nothing stands between them."""
+    norm: Any = row.source
+    behind = 1 if row.module.step == "single" else 2  # the channels are behind time and batch
+    return (
+        is_plain_norm(norm)
+        and calls_as(row.module, Neuron)
+        and not is_watched_itself(row.module)
+        # one of them that is called more often stands beside something else, too
+        and before.calls == row.layer.calls
+        and prod(before.shape) == prod(row.layer.shape)
+        and row.layer.shape[behind : behind + 1] == (norm.num_features,)
     )
 
 
@@ -313,7 +302,6 @@ def _whole_steps(run: Run) -> str:
 
 
 def _packed(run: Run) -> str:
-    """Spikes that layers keep for the gradients of their weights."""
     spikes = sum(row.layer.saved_spikes for row in run.rows if type(row.module) in (nn.Linear, nn.Conv2d))
     saved = sum(row.layer.saved for row in run.rows)
     if not spikes or spikes < _SMALL * saved:
@@ -325,11 +313,10 @@ def _packed(run: Run) -> str:
 
 
 def _learnt(run: Run) -> str:
-    """Parameters of neurons that are learnt for each channel or neuron."""
     names: List[str] = []
     for row in run.where(lambda layer, module: run.training and neuron_of(module) is not None):
-        own = [name for name, value in neuron_of(row.module).named_parameters(recurse=False) if value.numel() > 1]
-        names += [f"{name} of {row.layer.name or row.layer.kind}" for name in own]
+        learnt = [name for name, value in neuron_of(row.module).named_parameters(recurse=False) if value.numel() > 1]
+        names += [f"{name} of {row.layer.name or row.layer.kind}" for name in learnt]
     if not names:
         return ""
     return (
@@ -376,8 +363,8 @@ def tried(module: Any, calls: Calls, silent: bool) -> List[Trial]:
     settings = [(name, sign) for name in numbers for sign in (-1, 1)]
     settings += [(name, 1) for name in flags if name not in Neuron.configuration]
     trials = [_along(module, calls, name, sign, silent) for name, sign in (*settings, ("", -1), ("", 1))]
-    own = sorted([trial for trial in trials[:-2] if trial is not None], key=lambda trial: trial.change)
-    return own[:_MOST] + [trial for trial in trials[-2:] if trial is not None]
+    settings_tried = sorted([trial for trial in trials[:-2] if trial is not None], key=lambda trial: trial.change)
+    return settings_tried[:_MOST] + [trial for trial in trials[-2:] if trial is not None]
 
 
 def _along(module: Any, calls: Calls, name: str, sign: int, silent: bool) -> Optional[Trial]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
@@ -18,7 +19,7 @@ from spikecore.backend import Unsupported
 from spikecore.dtypes import has_float64
 from spikecore.inspect._explain import copied, cuda_devices
 from spikecore.inspect._monitor import FIRING, Layer, monitor, stateful_of
-from spikecore.inspect._report import html_lines, html_table, table
+from spikecore.inspect._report import Report, Table, scaled
 from spikecore.layers import Delay, NormNeuron
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
@@ -54,7 +55,7 @@ class Operations:
 
 
 @dataclass(frozen=True)
-class Energy:
+class Energy(Report):
     """What :func:`spikecore.energy` found. ``str()`` gives a table; notebooks show the same.
 
     ``layers``: an :class:`Operations` for each layer that computes products or sums. ``samples``, ``steps``: B and T.
@@ -87,22 +88,14 @@ class Energy:
         """Picojoules per sample of the ReLU twin: the same layers, once, on numbers that are not 0."""
         return math.fsum(layer.twin for layer in self.layers)
 
-    def __str__(self) -> str:
-        return "\n".join([*table(_HEADINGS, self._rows(), left=2), "", *self._legend()])
-
-    def _repr_html_(self) -> str:
-        return html_table(_HEADINGS, self._rows()) + html_lines(self._legend())
-
-    def _rows(self) -> List[Tuple[str, ...]]:
+    def _table(self) -> Table:
         rows = [*self.layers, Operations("all", "", self.macs, self.acs, 0, 0, self.energy, self.twin)]
-        return [layer.cells(self.samples) for layer in rows]
-
-    def _legend(self) -> Tuple[str, ...]:
-        return (
+        lines = (
             f"per sample, mean of {self.samples}, over {self.steps} time steps; {self.e_mac:g} pJ a MAC, {self.e_ac:g} "
             "pJ an AC; computed: MACs and ACs of all that the layer has, above 100 % where spikes are multiples",
             "ReLU twin: the same layers once, without time steps, every product a MAC",
         )
+        return Table(_HEADINGS, [layer.cells(self.samples) for layer in rows], 2, lines)
 
 
 _HEADINGS = ("layer", "kind", "MACs", "ACs", "computed", "energy", "ReLU twin")
@@ -166,12 +159,11 @@ def energy(net: nn.Module, x: Any, *, e_mac: float = E_MAC, e_ac: float = E_AC) 
     steps = max((layer.steps for layer in called), default=1)
     samples = _samples(net, tensors[0], steps, called)
     rows = []
-    for (name, kind), ((products, sums, macs, acs), once) in counting.found.items():
+    for (name, kind), (products, sums, macs, acs, *once) in counting.totals.items():
         # the twin computes once what is computed once for all steps, and the rest once a step
-        cost = (e_mac * macs + e_ac * acs) / samples
         twin = [(total - part) / steps + part for total, part in zip((products, sums), once)]
-        twin_cost = (e_mac * twin[0] + e_ac * twin[1]) / samples
-        rows.append(Operations(name, kind, macs, acs, products, sums, cost, twin_cost))
+        costs = [(e_mac * first + e_ac * second) / samples for first, second in ((macs, acs), twin)]
+        rows.append(Operations(name, kind, macs, acs, products, sums, *costs))
     return Energy(tuple(rows), samples, steps, float(e_mac), float(e_ac))
 
 
@@ -192,17 +184,13 @@ def _samples(net: nn.Module, x: Tensor, steps: int, called: Sequence[Layer]) -> 
 
 
 def _amount(count: float) -> str:
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if count >= size:
-            return f"{count / size:.2f} {unit}"
-    return f"{count:.0f}" if count == round(count) else f"{count:.1f}"
+    rest = f"{count:.0f}" if count == round(count) else f"{count:.1f}"
+    return scaled(count, (("G", 1e9), ("M", 1e6), ("k", 1e3)), rest)
 
 
 def _joules(picojoules: float) -> str:
-    for unit, size in (("mJ", 1e9), ("uJ", 1e6), ("nJ", 1e3)):
-        if picojoules >= size:
-            return f"{picojoules / size:.2f} {unit}"
-    return f"{picojoules:.2f} pJ" if picojoules else "0"
+    rest = f"{picojoules:.2f} pJ" if picojoules else "0"
+    return scaled(picojoules, (("mJ", 1e9), ("uJ", 1e6), ("nJ", 1e3)), rest)
 
 
 # -- counting
@@ -222,8 +210,8 @@ class _Counting(TorchDispatchMode):
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
-        #: Of a layer, by name and class: what it computed, and products and sums that were computed once for all steps.
-        self.found: Dict[Tuple[str, str], Tuple[_Counts, Tuple[int, int]]] = {}
+        #: Of a layer, by name and class: its counts, and the products and sums that were computed once for all steps.
+        self.totals: Dict[Tuple[str, str], List[int]] = {}
         self._weights = {_storage(value) for value in (*net.parameters(), *net.buffers())}
         #: What runs, from the outside in: module and name.
         self._stack: List[Tuple[nn.Module, str]] = []
@@ -231,17 +219,14 @@ class _Counting(TorchDispatchMode):
         self._makers = time_makers(net)
         self._timed = not self._makers
         for name, module in net.named_modules():
-            module.register_forward_pre_hook(self._begins(name))
-            module.register_forward_hook(observing(lambda *_: self._ends()))
+            module.register_forward_pre_hook(observing(partial(self._begins, name)))
+            module.register_forward_hook(observing(partial(self._ends)))
 
-    def _begins(self, name: str) -> Callable[..., None]:
-        def begins(module: nn.Module, args: Any) -> None:
-            self._timed = self._timed or module in self._makers or stateful_of(module) in self._makers
-            self._stack.append((module, name))
+    def _begins(self, name: str, module: nn.Module, args: Any) -> None:
+        self._timed = self._timed or module in self._makers or stateful_of(module) in self._makers
+        self._stack.append((module, name))
 
-        return observing(begins)
-
-    def _ends(self) -> None:
+    def _ends(self, module: nn.Module, args: Any, output: Any) -> None:
         self._stack.pop()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -258,24 +243,19 @@ class _Counting(TorchDispatchMode):
             )
         rule = _RULES.get(operation)
         if rule is not None and (operation != "mean" or isinstance(module, _POOLS) or _pools(args)):
-            counts = rule(self, args)
-            before, once = self.found.get((name, type(module).__name__), ((0, 0, 0, 0), (0, 0)))
-            more = (0, 0) if self._timed else counts[:2]
-            total: Any = tuple(map(sum, zip(before, counts)))
-            self.found[name, type(module).__name__] = total, (once[0] + more[0], once[1] + more[1])
+            counts, key = rule(self, args), (name, type(module).__name__)
+            once = (0, 0) if self._timed else counts[:2]
+            self.totals[key] = [sum(pair) for pair in zip(self.totals.get(key, (0,) * 6), (*counts, *once))]
         return out
 
     def counts_of(self, a: Tensor, b: Tensor) -> Tuple[Tensor, Tensor, bool]:
         """How often the numbers of the two sides of products count, and whether one side is spikes."""
-        one, other = self._spikes(a), self._spikes(b)
-        if one is not None and other is not None and one.numel() and other.numel():
+        left, right = self._spikes(a), self._spikes(b)
+        if left is not None and right is not None and left.numel() and right.numel():
             # that of smaller multiples says how often the numbers of the other are added
-            if float(one.max()) > float(other.max()):
-                one = None
-            else:
-                other = None
-        spikes = one is not None or other is not None
-        return self._counts(a) if one is None else one, self._counts(b) if other is None else other, spikes
+            left, right = (None, right) if float(left.max()) > float(right.max()) else (left, None)
+        spikes = left is not None or right is not None
+        return self._counts(a) if left is None else left, self._counts(b) if right is None else right, spikes
 
     def _counts(self, value: Tensor) -> Tensor:
         """1 for each number that is not 0, and for every weight."""
@@ -334,21 +314,21 @@ def _multiplied(products: int, computed: Tensor, spikes: bool) -> _Counts:
 
 def _product(of: _Counting, a: Tensor, b: Tensor) -> _Counts:
     """``[..., m, k] @ [..., k, n]``."""
-    one, other, spikes = of.counts_of(a, b)
+    left, right, spikes = of.counts_of(a, b)
     products = a.numel() * b.shape[-1]
-    return _multiplied(products // of.lags(b) if b.ndim == 2 else products, one.sum(-2) * other.sum(-1), spikes)
+    return _multiplied(products // of.lags(b) if b.ndim == 2 else products, left.sum(-2) * right.sum(-1), spikes)
 
 
 def _convolution(of: _Counting, args: Any) -> _Counts:
     x, weight, _, stride, padding, dilation, transposed, extra, groups = args[:9]
-    one, other, spikes = of.counts_of(x, weight)
+    inputs, weights, spikes = of.counts_of(x, weight)
     # a product for each output channel of a group: one channel of their sums has as many
     each = weight.shape[1] if transposed else weight.shape[0] // groups
-    summed = other.sum(1, keepdim=True) if transposed else other.unflatten(0, (groups, each)).sum(1)
+    summed = weights.sum(1, keepdim=True) if transposed else weights.unflatten(0, (groups, each)).sum(1)
     how = (None, stride, padding, dilation, transposed, extra, groups)
-    every = torch.convolution(torch.ones_like(one[:1]), torch.full_like(summed, each), *how).sum()
+    every = torch.convolution(torch.ones_like(inputs[:1]), torch.full_like(summed, each), *how).sum()
     products = int(every.round()) * x.shape[0] // of.lags(weight)
-    return _multiplied(products, torch.convolution(one, summed, *how), spikes)
+    return _multiplied(products, torch.convolution(inputs, summed, *how), spikes)
 
 
 def _pooled(of: _Counting, args: Any) -> _Counts:
@@ -357,12 +337,12 @@ def _pooled(of: _Counting, args: Any) -> _Counts:
     stride, padding, up = (list(args[2:5]) + [[], 0, False][len(args[2:5]) :])[:3]
     pool: Any = F.avg_pool3d if len(window) == 3 else F.avg_pool2d
     counts = _numbers(x)
-    sums = [pool(one, window, stride or None, padding, up, True, 1).sum() for one in (torch.ones_like(counts), counts)]
+    parts = (torch.ones_like(counts), counts)
+    sums = [pool(part, window, stride or None, padding, up, True, 1).sum() for part in parts]
     return 0, int(sums[0].round()), 0, int(sums[1].round())
 
 
 def _pooled_to_size(of: _Counting, args: Any) -> _Counts:
-    """Adaptive average pooling: in how many windows each number is."""
     x, sizes = args[:2]
     counts = _numbers(x)
     windows = torch.ones((), dtype=torch.float64, device=counts.device)

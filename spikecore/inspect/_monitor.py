@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import Counter
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, ContextManager, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Collection, ContextManager, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.errors import a_kind
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import unwrapped
 from spikecore._shell.observe import Watcher, unwatch, watch
@@ -22,7 +20,7 @@ from spikecore.backend import Tensors
 from spikecore.dtypes import compute_dtype, has_float64
 from spikecore.functional import stateful_modules
 from spikecore.inspect import _plot
-from spikecore.inspect._report import html_lines, html_table, table
+from spikecore.inspect._report import Report, Table
 from spikecore.lang import Node, Program
 from spikecore.layers import NormNeuron
 from spikecore.neuron import Neuron
@@ -33,8 +31,7 @@ FIRING = (Neuron, NormNeuron, Recurrent)
 #: Operations of whole numbers that give whole numbers, and those whose first argument only chooses.
 _WHOLE = frozenset(("add", "sub", "mul", "neg", "abs", "minimum", "maximum", "detach"))
 _CHOICES = frozenset(("select", "where"))
-#: What is called of a writer of logs, and how many numbers of a state its histogram gets: of more, every n-th.
-_WRITES = ("add_scalar", "add_histogram", "add_figure")
+#: How many numbers of a state a histogram gets: of more, every n-th.
 _MOST = 1_000_000
 
 _HEADINGS = ("layer", "kind", "calls", "neurons", "rate", "silent", "saturated")
@@ -221,7 +218,6 @@ class Layer(Watcher):
         return self._over_time(name, [call.states.get(name) for call in self._calls])
 
     def _over_time(self, what: str, values: Sequence[Optional[Tensor]]) -> Tensor:
-        """One tensor of all calls."""
         where = f"layer {self.name!r} ({self.kind})"
         tensors = [value for value in values if value is not None]
         if not tensors:
@@ -230,24 +226,15 @@ class Layer(Watcher):
             if what in self.record and self._calls:
                 why = f"{self.kind} has no such state"
             raise ValueError(f"{where} has no {what}: {why}")
-        if len(tensors) == 1:
-            return tensors[0]
-        if not self._continued:
+        if len(tensors) > 1 and not self._continued:
             raise ValueError(
                 f"{where} was called {len(tensors)} times, and each call has its own {what}: see "
                 f"seen[{self.name!r}].calls, or call seen.clear() between them"
             )
-        kinds = Counter([(tuple(value.shape[1:]), value.device) for value in tensors])
-        if len(kinds) > 1:
-            listed = ", ".join(f"{list(shape)} on {device} in {count}" for (shape, device), count in kinds.items())
-            raise ValueError(
-                f"{where}: {what} of {len(tensors)} calls are no one sequence: a step is "
-                f"{listed}; see seen[{self.name!r}].calls, or read it and call seen.clear() where a sequence ends"
-            )
-        return torch.cat(tensors)
+        return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
-class Seen:
+class Seen(Report):
     """What :func:`spikecore.monitor` saw. ``str()`` gives a table; notebooks show the same.
 
     ``rates``: name of the layer -> spikes per time step and neuron. ``seen[name]``: the :class:`Layer` of a name, with
@@ -295,24 +282,15 @@ class Seen:
         the shares of such neurons; histograms ``rates of neurons/NAME`` and, of each recorded state in the last call,
         ``STATE/NAME``; with ``figures`` pictures of the first sample of that call, ``raster/NAME`` of spikes that were
         kept and ``traces of STATE/NAME``, which need matplotlib. The network itself is called ``net``.
-
-        Raises TypeError for a writer that lacks ``add_scalar``, ``add_histogram`` or ``add_figure``.
         """
-        for name in _WRITES:
-            if not callable(getattr(writer, name, None)):
-                raise TypeError(
-                    f"writer is {a_kind(writer)} without {name}; give a torch.utils.tensorboard.SummaryWriter"
-                )
         for layer in self.layers:
             if layer.calls:
                 _log(layer, layer.name or "net", writer, step, figures)
 
-    def __str__(self) -> str:
-        rows = list(map(_cells, self.layers))
-        return "\n".join([*table(_HEADINGS, rows, left=2), "", _LEGEND, *_not_finite(self)])
-
-    def _repr_html_(self) -> str:
-        return html_table(_HEADINGS, list(map(_cells, self.layers))) + html_lines([_LEGEND, *_not_finite(self)])
+    def _table(self) -> Table:
+        spoilt = [(layer, layer.not_finite) for layer in self.layers]
+        lines = [f"{layer.name or '(net)'} ({layer.kind}): {text}" for layer, text in spoilt if text]
+        return Table(_HEADINGS, list(map(_cells, self.layers)), 2, [_LEGEND, *lines, *([_SPOILT] if lines else [])])
 
 
 @contextmanager
@@ -354,7 +332,7 @@ def monitor(
 
     After the block nothing of the network refers to ``seen``, and ``del seen`` frees what it holds; ``seen.clear()``
     forgets the calls so far. Blocks may be nested, and each sees all calls within it. A network compiled by
-    ``torch.compile`` runs eagerly within the block (torch 2.6 or newer; older: refused). A call that activation
+    ``torch.compile`` runs eagerly within the block, with torch 2.6 or newer. A call that activation
     checkpointing repeats in backward is seen once.
 
     Raises TypeError or ValueError, naming the argument, for a ``net`` that is no module or has no neuron, and for a
@@ -362,25 +340,14 @@ def monitor(
     RuntimeError in a call that torch traces, transforms or captures in a CUDA graph, or PopTorch compiles, in a step
     with ``CudaOptions(graph=True)``, and for a record within activation checkpointing.
     """
-    states = _names("record", record)
     modules = _watchable(net)
     if layers is not None:
-        chosen = _names("layers", layers)
-        for name in chosen:
-            if name not in modules:
-                raise ValueError(
-                    f"layers={list(chosen)!r}: {name!r} is no layer of neurons; there are {_listed(modules)}"
-                )
-        modules = {name: modules[name] for name in chosen}
+        modules = {name: modules[name] for name in _names("layers", layers, modules, "layer of neurons")}
     there = {state for module in modules.values() for state in neuron_of(module).states}
-    for name in states:
-        if name not in there:
-            raise ValueError(
-                f"record={list(states)!r}: no watched neuron has a state {name!r}; there are {_listed(there)}"
-            )
+    states = _names("record", record, there, "state of a watched neuron")
     seen = Seen(tuple([Layer(name, type(module).__name__, states, spikes, grad) for name, module in modules.items()]))
     with ExitStack() as stack:
-        stack.enter_context(_eager(net))
+        stack.enter_context(_eager())
         for layer, module in zip(seen.layers, modules.values()):
             watch(module, layer)
             stack.callback(unwatch, module, layer)
@@ -390,15 +357,15 @@ def monitor(
 def _watchable(net: nn.Module) -> Dict[str, Stateful]:
     """The neurons of a network by name; what one of them holds, as Recurrent does, is part of it."""
     stateful_modules(net)
-    found: Dict[str, Stateful] = {}
+    modules: Dict[str, Stateful] = {}
     within: Set[nn.Module] = set()
     for name, module in unwrapped(net).named_modules():
         if isinstance(module, FIRING) and module not in within:
-            found[name] = stateful_of(module)
+            modules[name] = stateful_of(module)
             within.update(module.modules())
-    if not found:
+    if not modules:
         raise ValueError(f"net={shown(net)} has no spikecore neuron to watch; give the network that holds them")
-    return found
+    return modules
 
 
 def neuron_of(layer: Any) -> Any:
@@ -413,44 +380,31 @@ def stateful_of(layer: Any) -> Any:
     return inner if isinstance(inner, Stateful) else None
 
 
-def normalisation_of(layer: Any) -> Any:
-    """What a layer of neurons normalises its input by: ``norm``, ``shortcut``, and ``reason``, why not in one kernel;
-    None for one that does not.
-    """
-    return layer if isinstance(layer, NormNeuron) else None
-
-
 def adds_behind(layer: Any, inputs: Sequence[Tensor]) -> bool:
     """Whether a call of a layer with these inputs adds a shortcut to its spikes."""
-    return getattr(normalisation_of(layer), "shortcut", None) == "after" and len(inputs) > 1
+    return isinstance(layer, NormNeuron) and layer.shortcut == "after" and len(inputs) > 1
 
 
-def _names(argument: str, value: Any) -> Tuple[str, ...]:
+def _names(argument: str, value: Any, there: Collection[str], what: str) -> Tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, (tuple, list)) or not all(isinstance(n, str) for n in value):
         raise TypeError(f"{argument}={shown(value)} must be a tuple of names, such as {argument}=('v',)")
+    for name in value:
+        if name not in there:
+            listed = ", ".join(map(repr, sorted(there))) or "none"
+            raise ValueError(f"{argument}={list(value)!r}: {name!r} is no {what}; there are {listed}")
     return tuple(dict.fromkeys(value))
 
 
-def _listed(names: Any) -> str:
-    return ", ".join(repr(name) for name in sorted(names)) or "none"
-
-
-def _eager(net: nn.Module) -> ContextManager[Any]:
+def _eager() -> ContextManager[Any]:
     """A block within which compiled functions run eagerly: their graphs call no module of the network."""
     # without the compiler nothing is compiled, and to import it takes seconds
     if "torch._dynamo.eval_frame" not in sys.modules:
         return ExitStack()
-    set_stance = getattr(getattr(torch, "compiler", None), "set_stance", None)
-    if set_stance is None and any("_orig_mod" in module._modules for module in net.modules()):
-        raise RuntimeError(
-            f"torch {torch.__version__} cannot run a compiled network eagerly, and its graph calls no module; give and "
-            "call the network itself, compiled._orig_mod"
-        )
+    set_stance = getattr(getattr(torch, "compiler", None), "set_stance", None)  # torch 2.6
     return ExitStack() if set_stance is None else set_stance("force_eager")
 
 
 def _sizes(x: Tensor) -> Tensor:
-    """The largest absolute value at each time step."""
     if x.ndim < 2:
         return x
     # torch 2.0 has none of float16
@@ -480,17 +434,15 @@ def _is_whole(node: Node) -> bool:
 
 
 def _cells(layer: Layer) -> Tuple[str, ...]:
-    """The row of a layer."""
-    name, rate = layer.name or "(net)", layer.rate
-    same = len({call.neurons for call in layer.calls}) == 1
-    if not layer.calls:
+    name, rate, sizes = layer.name or "(net)", layer.rate, {call.neurons for call in layer.calls}
+    if not sizes:
         return (name, layer.kind, "0", "", "", "", "")
-    silent, saturated = "", ""
+    silent = saturated = ""
     if layer.not_finite:
         silent = saturated = "not finite"
-    elif rate is not None and same:
+    elif rate is not None and len(sizes) == 1:
         silent, saturated = _part(layer.silent, layer.neurons), _part(layer.saturated, layer.neurons)
-    neurons = f"{layer.neurons:,}" if same else "varies"
+    neurons = f"{layer.neurons:,}" if len(sizes) == 1 else "varies"
     return (name, layer.kind, str(len(layer.calls)), neurons, "" if rate is None else f"{rate:.4f}", silent, saturated)
 
 
@@ -498,18 +450,10 @@ def _part(count: int, neurons: int) -> str:
     return f"{count:,} ({100 * count / max(1, neurons):.1f} %)" if count else "0"
 
 
-def _not_finite(seen: Seen) -> List[str]:
-    """Lines about layers whose numbers are not finite, and what to do."""
-    spoilt = [(layer, layer.not_finite) for layer in seen.layers]
-    lines = [f"{layer.name or '(net)'} ({layer.kind}): {text}" for layer, text in spoilt if text]
-    return [*lines, _SPOILT] if lines else []
-
-
 # -- the log
 
 
 def _log(layer: Layer, name: str, writer: Any, step: Optional[int], figures: bool) -> None:
-    """Write rates, states and pictures of a layer."""
     if layer.rate is not None:
         writer.add_scalar(f"rate/{name}", layer.rate, step)
     if layer.fires and len({call.neurons for call in layer.calls}) == 1:
@@ -533,8 +477,8 @@ def _figures(call: Call) -> Iterator[Tuple[str, Any]]:
 
         return Figure(figsize=(5.0, 3.0), constrained_layout=True).subplots()
 
-    spikes = None if call.total is None else call.spikes
-    if spikes is not None and spikes.ndim > 1:
+    spikes = None if call.total is None or call.spikes is None or call.spikes.ndim < 2 else call.spikes
+    if spikes is not None:
         yield "raster", _plot.raster(spikes, ax=axes()).figure
     for state, values in call.states.items():
         if values.ndim > 1:

@@ -43,8 +43,8 @@ def raster(
     neighbouring neurons and steps are drawn in grey, spikes per time step and neuron, with a scale beside them: 10,000
     neurons stay quick and readable. ``label`` names the vertical axis.
 
-    Raises TypeError for something that is no tensor, ValueError for fewer than two dimensions, and ImportError without
-    matplotlib.
+    Raises TypeError for something that is no tensor, ValueError for fewer than two dimensions, IndexError for a sample
+    that is not there, and ImportError without matplotlib.
     """
     x, unit = _sequence("spikes", spikes, sample), _step(dt)
     ax = _axes(ax)
@@ -80,16 +80,13 @@ def traces(
     fires, since a potential that is reset does not show it. ``threshold``: a dashed line. ``label`` names the vertical
     axis; potentials are in the units of the neuron's threshold.
 
-    Raises TypeError for something that is no tensor, ValueError for fewer than two dimensions, spikes of another shape
-    or an index out of range, and ImportError without matplotlib.
+    Raises TypeError for something that is no tensor, ValueError for fewer than two dimensions or spikes of another
+    shape, IndexError for a sample or neuron that is not there, and ImportError without matplotlib.
     """
     x, unit = _sequence("values", values, sample), _step(dt)
     if spikes is not None and spikes.shape != values.shape:
         raise ValueError(f"spikes has shape {list(spikes.shape)}, values has {list(values.shape)}; give equal shapes")
-    chosen = list(range(min(neurons, x.shape[1]))) if isinstance(neurons, int) else [int(one) for one in neurons]
-    for one in chosen:
-        if not 0 <= one < x.shape[1]:
-            raise ValueError(f"neurons: {one} is no index of {x.shape[1]} neurons")
+    chosen = list(range(min(neurons, x.shape[1]))) if isinstance(neurons, int) else list(neurons)
     fired = None if spikes is None else _sequence("spikes", spikes, sample)
     ax = _axes(ax)
     times = unit * torch.arange(x.shape[0], dtype=torch.float64, device="cpu")
@@ -124,11 +121,9 @@ def rates(seen: Any, *, ax: Any = None) -> Any:
     """
     if isinstance(seen, Tensor):
         return _draw_histogram(_plain(seen).flatten(), _axes(ax))
-    if not isinstance(seen, Mapping) and not hasattr(seen, "layers"):
+    named = {name: seen[name].rates for name in seen.rates} if hasattr(seen, "layers") else seen
+    if not isinstance(named, Mapping) or not all(isinstance(value, Tensor) for value in named.values()):
         raise TypeError(f"rates takes what sc.monitor gave, or tensors of rates, got {type(seen).__name__}")
-    named = seen if isinstance(seen, Mapping) else {name: seen[name].rates for name in seen.rates}
-    if not all(isinstance(value, Tensor) for value in named.values()):
-        raise TypeError("rates takes what sc.monitor gave, a mapping of names to tensors, or a tensor of rates")
     ax = _axes(ax, _WIDTH, max(_HEIGHT, 0.7 + 0.28 * len(named)))
     for row, value in enumerate(named.values()):
         each = _plain(value).flatten().double()
@@ -153,18 +148,8 @@ def surrogates(*which: Surrogate, ax: Any = None, span: Tuple[float, float] = (-
 
         sc.plot.surrogates(sc.surrogate.ATan(), sc.surrogate.Triangular())
 
-    ``span``: the range of ``u`` that is drawn, at ``points`` values.
-
-    Raises TypeError for something that is no surrogate, ValueError without one or for an empty span, and ImportError
-    without matplotlib.
+    ``span``: the range of ``u`` that is drawn, at ``points`` values. Raises ImportError without matplotlib.
     """
-    if not which:
-        raise ValueError("surrogates needs at least one surrogate, as in sc.plot.surrogates(sc.surrogate.ATan())")
-    for one in which:
-        if not isinstance(one, Surrogate):
-            raise TypeError(f"surrogates takes surrogates such as sc.surrogate.ATan(), got {one!r}")
-    if not span[0] < span[1] or points < 2:
-        raise ValueError(f"span={span!r} must be (low, high) with low < high, and points={points!r} at least 2")
     many = len(which) > 4
     ax = _axes(ax, *((_WIDTH + 2.2, max(_HEIGHT, 0.16 * len(which) + 0.6)) if many else (_WIDTH, _HEIGHT + 0.5)))
     u = torch.linspace(float(span[0]), float(span[1]), points, dtype=torch.float64, device="cpu")
@@ -180,7 +165,6 @@ def surrogates(*which: Surrogate, ax: Any = None, span: Tuple[float, float] = (-
 
 
 def _draw_means(ax: Any, x: Tensor, unit: float) -> None:
-    """Spikes per step and neuron, over squares of neighbouring neurons and steps."""
     steps, neurons = x.shape
     rows, columns = math.ceil(neurons / _COARSE_ROWS), math.ceil(steps / _COARSE_COLUMNS)
     padded = torch.zeros(columns * math.ceil(steps / columns), rows * math.ceil(neurons / rows), dtype=torch.float32)
@@ -223,16 +207,11 @@ def _legend(ax: Any, corner: str, place: Tuple[float, float], columns: int = 1) 
 
 
 def _sequence(argument: str, value: Any, sample: int) -> Tensor:
-    """One sequence ``[T, N]`` on the host."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{argument} must be a tensor [T, N] or [T, B, ...], got {type(value).__name__}")
     if value.ndim < 2:
         raise ValueError(f"{argument} must be [T, N] or [T, B, ...], got shape {list(value.shape)}")
-    if value.ndim > 2:
-        if not -value.shape[1] <= sample < value.shape[1]:
-            raise ValueError(f"sample={sample} is no index of a batch of {value.shape[1]}")
-        value = value[:, sample].flatten(1)
-    return _plain(value)
+    return _plain(value[:, sample].flatten(1) if value.ndim > 2 else value)
 
 
 def _plain(value: Tensor) -> Tensor:

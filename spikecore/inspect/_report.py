@@ -1,16 +1,88 @@
-"""What ``sc.explain`` returns, rows of layers and advice, and reports as tables in text and HTML."""
+"""What ``sc.explain`` returns, and how every report of this package is shown: as a table in text and in HTML."""
 
 from __future__ import annotations
 
 import textwrap
 from dataclasses import dataclass
 from html import escape
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 _WIDTH = 110
 _HEADINGS = ("layer", "kind", "output", "dtype", "layout in -> out", "backend", "words", "floor", "saved", "spikes")
-#: Columns of words; the others are numbers.
-_WORDS = 6
+
+
+class Table(NamedTuple):
+    """What a report shows: rows, remarks under each row, lines below them, and numbered sentences at the end."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    #: The first columns are words, the others numbers.
+    left: int
+    lines: Sequence[str]
+    remarks: Sequence[Sequence[str]] = ()
+    advice: Sequence[str] = ()
+
+    def _parts(self) -> Iterator[Tuple[Sequence[str], Sequence[str]]]:
+        """Headings and rows without empty columns, each with its remarks."""
+        shown = [i for i in range(len(self.headings)) if i == 0 or any(row[i] for row in self.rows)]
+        for row, remarks in zip((self.headings, *self.rows), ((), *(self.remarks or [()] * len(self.rows)))):
+            yield [row[i] for i in shown], remarks
+
+    def __str__(self) -> str:
+        parts = list(self._parts())
+        widths = [max(map(len, column)) for column in zip(*(row for row, _ in parts))]
+        left = sum(heading in self.headings[: self.left] for heading in parts[0][0])
+        text: List[str] = []
+        for row, remarks in parts:
+            cells = [
+                cell.ljust(width) if i < left else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))
+            ]
+            text += ["  ".join(cells).rstrip(), *[f"    {remark}" for remark in remarks]]
+        text += ["", *self.lines]
+        if self.advice:
+            text += ["", "Advice, the most valuable first:"]
+        for number, sentence in enumerate(self.advice, 1):
+            start = f"{number}. "
+            text += textwrap.wrap(sentence, _WIDTH, initial_indent=start, subsequent_indent=" " * len(start))
+        return "\n".join(text)
+
+    def html(self) -> str:
+        """The same for a notebook."""
+        (head, _), *parts = self._parts()
+        body = [f"<thead><tr>{_tags('th', head)}</tr></thead>"]
+        for row, remarks in parts:
+            body.append(f"<tr>{_tags('td', row)}</tr>")
+            wide = f'<tr><td></td><td colspan="{len(head) - 1}">'
+            body += [f"{wide}{escape(remark)}</td></tr>" for remark in remarks]
+        advice = f"<ol>{_tags('li', self.advice)}</ol>" if self.advice else ""
+        return f"<table>{''.join(body)}</table>{_tags('p', self.lines)}{advice}"
+
+
+def _tags(tag: str, texts: Sequence[str]) -> str:
+    return "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts)
+
+
+class Report:
+    """``str()`` gives a table; notebooks show the same."""
+
+    def _table(self) -> Table:
+        raise NotImplementedError(f"{type(self).__name__} must define _table")
+
+    def __str__(self) -> str:
+        return str(self._table())
+
+    def _repr_html_(self) -> str:
+        return self._table().html()
+
+
+def scaled(value: float, units: Sequence[Tuple[str, float]], rest: str, digits: int = 2) -> str:
+    """A number in the first unit that it reaches; ``rest`` if it reaches none."""
+    return next((f"{value / size:.{digits}f} {unit}" for unit, size in units if value >= size), rest)
+
+
+def size(count: int) -> str:
+    """Bytes in words."""
+    return scaled(count, (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)), f"{count} B", 1)
 
 
 @dataclass(frozen=True)
@@ -21,8 +93,10 @@ class Layer:
     ``shape``, ``dtype``: of the output. ``layout_in``, ``layout_out``: where the numbers of its first input and of its
     output lie ("contiguous", "channels-last", "batch before time", "one step repeated, ...", or strides).
     ``backend``, ``reason``: what computed a neuron, and why that; "" for any other layer.
-    ``copied``: bytes that it laid out anew, forward and backward. ``words``, ``floor``: numbers that its neurons moved
+    ``copied``: bytes that it laid out anew, forward and backward. ``words``, ``floor``: numbers that its neurons move
     through memory per time step and neuron, forward and backward, and the least possible; None for any other layer.
+    Kernels move the least and their copies, the reference what each operation of a step reads and writes; of another
+    backend the words are None.
     ``steps``: time steps that the layer had at once; 0 where that is not known. ``repeated``: true where all of them
     held the same, so that all but one were computed for nothing. ``products``: multiplications of its weights in linear
     layers and convolutions, forward.
@@ -54,7 +128,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class Explanation(Report):
     """What :func:`spikecore.explain` found. ``str()`` gives a table with the advice below; notebooks show the same.
 
     ``layers``: a :class:`Layer` for each layer, in the order of the first call. ``advice``: sentences, the most
@@ -71,68 +145,19 @@ class Explanation:
         """Bytes that all layers keep for backward."""
         return sum(layer.saved for layer in self.layers)
 
-    def __str__(self) -> str:
-        rows = list(map(_cells, self.layers))
-        shown = [i for i, heading in enumerate(_HEADINGS) if i == 0 or any(row[i] for row in rows)]
-        head, *lines = table(
-            [_HEADINGS[i] for i in shown],
-            [[row[i] for i in shown] for row in rows],
-            left=sum(i < _WORDS for i in shown),
-        )
-        text = [head]
-        for line, layer in zip(lines, self.layers):
-            text += [line, *[f"    {remark}" for remark in _remarks(layer)]]
-        text += ["", *_legend(self)]
-        if self.advice:
-            text += ["", "Advice, the most valuable first:"]
-        for number, sentence in enumerate(self.advice, 1):
-            start = f"{number}. "
-            text += textwrap.wrap(sentence, _WIDTH, initial_indent=start, subsequent_indent=" " * len(start))
-        return "\n".join(text)
+    def _table(self) -> Table:
+        advice, layers = self.advice, self.layers
+        return Table(_HEADINGS, list(map(_cells, layers)), 6, self._legend(), list(map(_remarks, layers)), advice)
 
-    def _repr_html_(self) -> str:
-        notes = [_remarks(layer) for layer in self.layers]
-        advice = "".join(f"<li>{escape(text)}</li>" for text in self.advice)
-        found = html_table(_HEADINGS, list(map(_cells, self.layers)), notes) + html_lines(_legend(self))
-        return found + (f"<ol>{advice}</ol>" if advice else "")
-
-
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> List[str]:
-    """Lines of a table; the first ``left`` columns are words, all others numbers."""
-    widths = [max(map(len, column)) for column in zip(headings, *rows)]
-    lines = []
-    for row in (headings, *rows):
-        cells = [
-            cell.ljust(width) if i < left else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines
-
-
-def html_table(headings: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[Sequence[str]] = ()) -> str:
-    """The same for a notebook; ``notes``: lines below each row."""
-    body: List[str] = []
-    for i, row in enumerate(rows):
-        body.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>")
-        wide = f'<tr><td></td><td colspan="{len(headings) - 1}">'
-        body += [f"{wide}{escape(note)}</td></tr>" for note in (notes[i] if notes else ())]
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
-
-
-def html_lines(lines: Sequence[str]) -> str:
-    """Lines below a table for a notebook."""
-    return "".join(f"<p>{escape(line)}</p>" for line in lines)
-
-
-def size(count: int) -> str:
-    """Bytes in words."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.2f} GiB"
+    def _legend(self) -> List[str]:
+        backends = [f"backend {layer.backend}: {layer.reason}" for layer in self.layers if layer.backend]
+        lines = list(dict.fromkeys(backends))
+        if any(layer.floor is not None for layer in self.layers):
+            passes = "forward and backward" if self.training else "forward"
+            lines.append(f"words: numbers moved per time step and neuron, {passes}; floor: the least possible")
+        if self.training:
+            lines.append(f"saved: kept for backward, {size(self.saved)} in all; parameters and the input do not count")
+        return lines
 
 
 def _cells(layer: Layer) -> Tuple[str, ...]:
@@ -153,22 +178,7 @@ def _cells(layer: Layer) -> Tuple[str, ...]:
 
 
 def _remarks(layer: Layer) -> List[str]:
-    """What stands under the row of a layer."""
-    found = [f"copied {size(layer.copied)}"] if layer.copied else []
+    remarks = [f"copied {size(layer.copied)}"] if layer.copied else []
     if layer.repeated:
-        found.append(f"computed {layer.steps} times for nothing: all time steps hold the same")
-    return [*found, *layer.notes]
-
-
-def _legend(found: Explanation) -> List[str]:
-    chosen: Dict[str, None] = {}
-    for layer in found.layers:
-        if layer.backend:
-            chosen[f"backend {layer.backend}: {layer.reason}"] = None
-    lines = list(chosen)
-    passes = "forward and backward" if found.training else "forward"
-    if any(layer.floor is not None for layer in found.layers):
-        lines.append(f"words: numbers moved per time step and neuron, {passes}; floor: the least possible")
-    if found.training:
-        lines.append(f"saved: kept for backward, {size(found.saved)} in all; parameters and the input do not count")
-    return lines
+        remarks.append(f"computed {layer.steps} times for nothing: all time steps hold the same")
+    return [*remarks, *layer.notes]

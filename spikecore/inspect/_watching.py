@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Callable, Collection, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -29,14 +30,15 @@ _LAYER = "Look for a division by 0, a logarithm or root of 0 or less, or numbers
 _BACKWARD = "torch.autograd.set_detect_anomaly(True) around the step names the operation"
 
 
-class Given(NamedTuple):
-    """A tensor of a layer's first call."""
+class Described(NamedTuple):
+    """A tensor of a layer's first call; with the defaults there is none. ``width``: bytes of a number."""
 
-    shape: Tuple[int, ...]
-    dtype: torch.dtype
-    device_type: str
-    layout: str
-    requires_grad: bool
+    shape: Tuple[int, ...] = ()
+    dtype: str = ""
+    width: int = 0
+    device_type: str = ""
+    layout: str = ""
+    requires_grad: bool = False
 
     @property
     def numbers(self) -> int:
@@ -55,26 +57,27 @@ class Seen:
     #: What computed the first input of the first call, if it was the layer before.
     source: Optional[nn.Module] = None
     #: Inputs and output of the first call.
-    inputs: Tuple[Given, ...] = ()
-    output: Optional[Given] = None
+    inputs: Tuple[Described, ...] = ()
+    output: Described = field(default_factory=Described)
     #: Numbers of the first input, of all calls; and those of it and of the output, a step that is repeated once.
     elements: int = 0
-    taken: int = 0
-    given: int = 0
+    numbers_in: int = 0
+    numbers_out: int = 0
     #: Time steps at once in the first call, 0 if unknown; whether they held the same; whether one was computed for all.
     steps: int = 0
     repeated: bool = False
     once: bool = False
+    #: Whether it gave back its input, or a view of it.
+    passes_on: bool = False
     #: Spikes and outputs, if all outputs are 0 or 1.
     spikes: int = 0
     outputs: int = 0
     only_spikes: bool = True
     #: Copies of the inputs of each call, of a layer that hardly fires, or nearly always; None of any other.
     sample: Optional[List[List[Tensor]]] = field(default_factory=list)
-    #: Bytes that it keeps for backward, spikes among them, and numbers that are not its inputs: states at checkpoints.
+    #: Bytes that it keeps for backward, and spikes among them.
     saved: int = 0
     saved_spikes: int = 0
-    checkpoints: int = 0
     #: Whether its input had infinities before anything was wrong, as a mask has.
     infinite: bool = False
     #: Which backends refused, and what they said: (refusing, computing, why).
@@ -115,12 +118,11 @@ class Spoilt(NamedTuple):
 
 
 class _Running(NamedTuple):
-    """A module that runs now: what it was given, the memory of that and of its parameters, steps that are folded."""
+    """A module that runs now, its inputs, and its sizes of time and batch where they are one dimension."""
 
     seen: Seen
     entered: record_function
     inputs: List[Tensor]
-    memory: Set[int]
     folded: Tuple[int, int]
 
 
@@ -141,8 +143,8 @@ class Watching:
         #: The output of the last layer that computed one, with its memory's version.
         self._last: Optional[Tuple[nn.Module, Tensor, int]] = None
         self._spikes: Dict[int, int] = {}
-        #: What layers had autograd keep: (it, by whom, whether it is none of what the layer got, whether spikes).
-        self._held: List[Tuple[weakref.ReferenceType[Tensor], Seen, bool, bool]] = []
+        #: What layers had autograd keep: (it, by whom, whether spikes).
+        self._saved: List[Tuple[weakref.ReferenceType[Tensor], Seen, bool]] = []
         self._handles: List[Any] = []
         within: Set[nn.Module] = set()
         for number, (name, module) in enumerate(net.named_modules()):
@@ -152,21 +154,21 @@ class Watching:
                 within.update(module.modules())
             self._hook(Seen(number, name, module))
 
-    @property
-    def top(self) -> Optional[Seen]:
-        """What runs now."""
-        return self._stack[-1].seen if self._stack else None
+    def note_refusal(self, refusing: str, computing: str, error: Exception) -> None:
+        """A backend that was chosen automatically refused; in the backward pass no hook says for which layer."""
+        if self._stack:
+            self._stack[-1].seen.refusals.append((refusing, computing, str(error)))
 
     def run(self, inputs: Any) -> Any:
         """The outputs of the network."""
-        with record_function(ASIDE), torch.no_grad():
+        with _aside():
             self._look("the input:", finite.named_leaves("x", inputs), _DATA, nan=True)
             self._look_at_weights()
-        with torch.autograd.graph.saved_tensors_hooks(self._keep, lambda held: held):
+        with torch.autograd.graph.saved_tensors_hooks(self._keep, lambda saved: saved):
             outputs = run_network(self.net, inputs)
-        with record_function(ASIDE), torch.no_grad():
+        with _aside():
             known = (*flattened(inputs), *self.net.parameters(), *self.net.buffers())
-            self._note_kept({storage_of(one) for one in known})
+            self._note_kept({storage_of(tensor) for tensor in known})
         return outputs
 
     def let_go(self) -> None:
@@ -192,7 +194,7 @@ class Watching:
 
     def _watched(self, seen: Seen, run: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if self.top is seen:  # Recurrent.forward, or an override of forward
+            if self._stack and self._stack[-1].seen is seen:  # Recurrent.forward, or an override of forward
                 return run(*args, **kwargs)
             if kwargs.get("state") is not None:
                 seen.sample = None  # it does not begin at rest, as a layer that runs again does
@@ -207,44 +209,41 @@ class Watching:
         folded = self._stack[-1].folded if self._stack else (0, 0)
         x = inputs[0] if inputs else None
         seen.calls += 1
-        if seen.calls == 1:
-            self.order.append(seen)
-        with record_function(ASIDE), torch.no_grad():
+        with _aside():
             if x is not None:
                 seen.elements += x.numel()
-                seen.taken += _computed(x)
+                seen.numbers_in += _computed(x)
             if seen.calls == 1:
+                self.order.append(seen)
                 seen.inputs = tuple(map(_described, inputs))
                 seen.source = self._source(x)
                 if x is not None and x.ndim:
                     self._note_steps(seen, x, folded)
             if isinstance(seen.module, TimeBatched) and x is not None and x.ndim > 1:
                 folded = x.shape[0], x.shape[1]
-            self._look(
-                f"the input of {seen.title}, which no layer gave:", [("it", one) for one in inputs], _LAYER, True, seen
-            )
-            if seen.stateful is not None and all(one is not seen for one, _ in self.reached):
-                spoilt = next((one for one in inputs if not finite.is_finite(one)), None)
+            named = [("it", tensor) for tensor in inputs]
+            self._look(f"the input of {seen.title}, which no layer gave:", named, _LAYER, True, seen)
+            if seen.stateful is not None and all(other is not seen for other, _ in self.reached):
+                spoilt = finite.first(named)
                 if spoilt is not None and self.origin is None:
                     seen.infinite = True
                 elif spoilt is not None:
-                    self.reached.append((seen, self._spoilt("its input has", spoilt, seen)))
+                    self.reached.append((seen, self._spoilt("its input has", spoilt[1], seen)))
         entered = record_function(f"{RANGE}{seen.number}")
         entered.__enter__()
-        memory = {storage_of(one) for one in (*inputs, *seen.module.parameters(recurse=False))}
-        self._stack.append(_Running(seen, entered, inputs, memory, folded))
+        self._stack.append(_Running(seen, entered, inputs, folded))
 
     def _end(self, seen: Seen, results: List[Tensor]) -> None:
         running = self._stack.pop()
         running.entered.__exit__(None, None, None)
-        with record_function(ASIDE), torch.no_grad():
+        with _aside():
             self._look_at_results(seen, running.inputs, results)
             for value in results[:1]:
-                if self._source(value) is None:  # what gives back its input, or a view of it, computed nothing
+                seen.passes_on = self._source(value) is not None
+                if not seen.passes_on:
                     self._last = seen.module, value.detach(), value._version
-                seen.given += _computed(value)
-                if seen.output is None:
-                    seen.output = _described(value)
+                seen.numbers_out += _computed(value)
+                seen.output = seen.output if seen.output.dtype else _described(value)
                 if _may_fire(seen.module):
                     self._note_spikes(seen, value, running.inputs)
 
@@ -287,63 +286,55 @@ class Watching:
 
     def _keep(self, value: Tensor) -> Tensor:
         """The hook of tensors that are saved for backward."""
-        with record_function(ASIDE):
+        with _aside():
             # a result that its own node saves would keep that node alive, which keeps the result
-            held = value.detach()
+            saved = value.detach()
         if self._stack and value.layout is torch.strided:
-            storage, seen = storage_of(value), self._stack[-1].seen
-            spikes = self._spikes.get(storage) == value.untyped_storage().nbytes() and not _may_fire(seen.module)
-            self._held.append((weakref.ref(held), seen, storage not in self._stack[-1].memory, spikes))
-        return held
+            seen = self._stack[-1].seen
+            spikes = self._spikes.get(storage_of(value)) == value.untyped_storage().nbytes()
+            self._saved.append((weakref.ref(saved), seen, spikes and not _may_fire(seen.module)))
+        return saved
 
     def _note_kept(self, known: Set[int]) -> None:
         """Add up what autograd keeps, now that the forward pass is over: a part whose outputs nobody took is gone, and
         other numbers may have got its memory, or that of spikes. ``known``: the memory of inputs and parameters.
         """
-        for held, seen, made, spikes in self._held:
-            value = held()
-            if value is None:
-                continue
-            seen.checkpoints += value.numel() if made else 0
-            if storage_of(value) not in known:
+        for saved, seen, spikes in self._saved:
+            value = saved()
+            if value is not None and storage_of(value) not in known:
                 known.add(storage_of(value))
                 count = value.untyped_storage().nbytes()
                 seen.saved += count
                 seen.saved_spikes += count if spikes and bool(((value == 1) | (value == 0)).all()) else 0
-        self._held.clear()
+        self._saved.clear()
 
     # -- where numbers stop being finite
 
-    def note_states(self, seen: Seen) -> None:
+    def note_states(self) -> None:
         """A neuron that hardly fires, or nearly always, may do so because its states are not finite: it runs again."""
-        if self.origin is not None or not seen.sample:
-            return
-        module: Any = seen.module
-        names = tuple(neuron_of(module).states)
-        with torch.no_grad():
-            traces = (
-                [module.run(*inputs, record=names)[2] for inputs in sequences(module, seen.sample)] if names else []
-            )
-        spoilt = finite.first([pair for trace in traces for pair in trace.items()])
-        if spoilt is None or (seen.infinite and not finite.has_nan(spoilt[1])):
-            return
-        step = (finite.first_index(spoilt[1]) or (0,))[0]
-        place = f"{seen.title}, whose input {_kind(seen.infinite)}: its state {spoilt[0]!r} has"
-        self.origin = Spoilt(place, f"{finite.in_words(spoilt[1])}, time step {step}", way_out=_LAYER)
+        for seen in self.order:
+            module: Any = seen.module
+            names = tuple(neuron_of(module).states) if seen.sample and self.origin is None else ()
+            calls = sequences(module, seen.sample or ()) if names else iter(())
+            with torch.no_grad():
+                traces = [module.run(*inputs, record=names)[2] for inputs in calls]
+            spoilt = finite.first([pair for trace in traces for pair in trace.items()])
+            if spoilt is not None and not (seen.infinite and not finite.has_nan(spoilt[1])):
+                step = (finite.first_index(spoilt[1]) or (0,))[0]
+                place = f"{seen.title}, whose input {_kind(seen.infinite)}: its state {spoilt[0]!r} has"
+                self.origin = Spoilt(place, f"{finite.in_words(spoilt[1])}, time step {step}", way_out=_LAYER)
 
     def note_gradients(self, gradients: Sequence[Tuple[str, Tensor]]) -> None:
         """Gradients of parameters, after a forward pass in which nothing was wrong."""
-        spoilt = finite.first(gradients)
-        if spoilt is not None:
-            self._look("the backward pass:", [(f"the gradient of {spoilt[0]}", spoilt[1])], _BACKWARD)
+        named = [(f"the gradient of {name}", gradient) for name, gradient in gradients]
+        self._look("the backward pass:", named, _BACKWARD)
 
     def _look_at_results(self, seen: Seen, inputs: List[Tensor], results: List[Tensor]) -> None:
         """Results of a layer; an infinity begins there if its inputs had none."""
-        if self.origin is not None or all(map(finite.is_finite, results)):
-            return
-        infinite = not all(map(finite.is_finite, inputs))
-        place = f"the output of {seen.title}, whose input {_kind(infinite)}:"
-        self._look(place, [("it", one) for one in results], _LAYER, infinite, seen)
+        if self.origin is None and not all(map(finite.is_finite, results)):
+            infinite = not all(map(finite.is_finite, inputs))
+            place = f"the output of {seen.title}, whose input {_kind(infinite)}:"
+            self._look(place, [("it", result) for result in results], _LAYER, infinite, seen)
 
     def _look_at_weights(self) -> None:
         """An infinity is meant in a neuron, such as in a threshold, and in a mask that is not learnt."""
@@ -386,6 +377,12 @@ class Watching:
         )
 
 
+@contextmanager
+def _aside() -> Iterator[None]:
+    with record_function(ASIDE), torch.no_grad():
+        yield
+
+
 def _kind(infinite: bool) -> str:
     return "has infinities and no NaN" if infinite else "is finite"
 
@@ -422,8 +419,9 @@ def _is_repeated(x: Tensor) -> bool:
     return all(torch.equal(x[0], step) for step in x[2:])
 
 
-def _described(x: Tensor) -> Given:
-    return Given(tuple(x.shape), x.dtype, x.device.type, memory_layout(x), x.requires_grad)
+def _described(x: Tensor) -> Described:
+    dtype = str(x.dtype).replace("torch.", "")
+    return Described(tuple(x.shape), dtype, x.element_size(), x.device.type, memory_layout(x), x.requires_grad)
 
 
 def memory_layout(x: Tensor) -> str:

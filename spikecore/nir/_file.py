@@ -16,7 +16,6 @@ from spikecore import surrogate as surrogates
 from spikecore._base.errors import a_kind
 from spikecore._shell.checks import shown
 from spikecore._shell.ranges import Interval
-from spikecore.dtypes import compute_dtype
 from spikecore.neuron import Neuron
 from spikecore.neurons import PLIF
 from spikecore.surrogate import Surrogate
@@ -169,7 +168,6 @@ class _Contents:
 
 
 def _node(name: str, contents: Any) -> Any:
-    """The node that a group holds, graphs with the nodes in them."""
     nir = package()
     try:
         if contents["type"] != "NIRGraph":
@@ -194,20 +192,13 @@ def _text(value: Any) -> Any:
 # counts only while it gives these numbers (neuron_of in _neuron_nodes).
 
 
-def metadata_of(content: Mapping[str, Any], tensors: Optional[Mapping[str, Tensor]] = None) -> Dict[str, Any]:
-    """Metadata of a node: ``content`` as one text, tensors as arrays."""
-    arrays = {f"tensor_{name}": _array(value) for name, value in (tensors or {}).items()}
-    return {KEY: {"content": json.dumps(content), **arrays}}
-
-
-def _array(value: Tensor) -> Any:
-    value = value.detach().cpu()
-    wide = value.to(compute_dtype(value.dtype)) if value.is_floating_point() else value
-    return wide.reshape(-1).numpy().copy()
+def metadata_of(content: Mapping[str, Any]) -> Dict[str, Any]:
+    """Metadata of a node: ``content`` as one text."""
+    return {KEY: {"content": json.dumps(content)}}
 
 
 def content_of(metadata: Any) -> Optional[Dict[str, Any]]:
-    """What :func:`metadata_of` was given, tensors by name under ``"tensors"``; None if there is nothing."""
+    """What :func:`metadata_of` was given; None if there is nothing."""
     entry = metadata.get(KEY) if isinstance(metadata, Mapping) else None
     if not isinstance(entry, Mapping) or "content" not in entry:
         return None
@@ -217,36 +208,12 @@ def content_of(metadata: Any) -> Optional[Dict[str, Any]]:
         raise ValueError(f"metadata {KEY!r} is damaged, no JSON: {error}; remove it from the node") from None
     if not isinstance(content, dict):
         raise ValueError(f"metadata {KEY!r} is damaged, {shown(content)}; remove it from the node")
-    content["tensors"] = {name[7:]: value for name, value in entry.items() if name.startswith("tensor_")}
     return content
 
 
 def metadata_of_neuron(neuron: Neuron) -> Dict[str, Any]:
     """The metadata of a neuron. ValueError for a surrogate that a file cannot name."""
-    values = {name: getattr(neuron, name) for name in neuron.params}
-    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
     settings = {name: getattr(neuron, name, None) for name in neuron.configuration if name not in _OF_A_RUN}
-    content = {
-        "class": type(neuron).__name__,
-        "settings": {name: value for name, value in settings.items() if isinstance(value, (bool, int, str))},
-        "surrogate": _surrogate(neuron),
-        "learn": list(neuron.learn),
-        "numbers": {name: value for name, value in values.items() if name not in tensors},
-        "shapes": {
-            name: [list(value.shape), str(value.dtype)[6:], isinstance(value, nn.Parameter)]
-            for name, value in tensors.items()
-        },
-        "bounds": {name: _ends(within) for name, within in neuron.bounds.items()},
-    }
-    return metadata_of(content, tensors)
-
-
-def _ends(within: Interval) -> List[Optional[float]]:
-    """The ends of a range as ``bounds`` takes them: None for one at infinity."""
-    return [None if math.isinf(end) else end for end in (within.low, within.high)]
-
-
-def _surrogate(neuron: Neuron) -> List[Any]:
     like: Any = neuron.surrogate
     name = type(like).__name__
     if getattr(surrogates, name, None) is not type(like) or not dataclasses.is_dataclass(like):
@@ -254,7 +221,28 @@ def _surrogate(neuron: Neuron) -> List[Any]:
             f"surrogate={like!r} is not one of sc.surrogate, so a file cannot name it; save with the default, "
             "neuron.surrogate = sc.surrogate.ATan(), and set yours again after loading"
         )
-    return [name, {field.name: getattr(like, field.name) for field in dataclasses.fields(like)}]
+    return metadata_of(
+        {
+            "class": type(neuron).__name__,
+            "settings": {name: value for name, value in settings.items() if isinstance(value, (bool, int, str))},
+            "surrogate": [name, {field.name: getattr(like, field.name) for field in dataclasses.fields(like)}],
+            "learn": list(neuron.learn),
+            "values": {name: _kept(getattr(neuron, name)) for name in neuron.params},
+            "bounds": {name: _ends(within) for name, within in neuron.bounds.items()},
+        }
+    )
+
+
+def _kept(value: Any) -> Any:
+    """A number, or the numbers of a tensor, its dtype, and whether it is learnt."""
+    if not isinstance(value, Tensor):
+        return value
+    return [value.detach().cpu().double().tolist(), str(value.dtype)[6:], isinstance(value, nn.Parameter)]
+
+
+def _ends(within: Interval) -> List[Optional[float]]:
+    """The ends of a range as ``bounds`` takes them: None for one at infinity."""
+    return [None if math.isinf(end) else end for end in (within.low, within.high)]
 
 
 def rebuilt(content: Mapping[str, Any], kinds: Iterable[Any]) -> Tuple[Optional[Neuron], str]:
@@ -272,60 +260,42 @@ def rebuilt(content: Mapping[str, Any], kinds: Iterable[Any]) -> Tuple[Optional[
 
 
 def _neuron(kind: Any, content: Mapping[str, Any]) -> Neuron:
-    options, values = _options(kind, content), _values(kind, content)
+    """With the surrogate, values, settings and ranges that :func:`metadata_of_neuron` writes: none of a run."""
+    name, numbers = content["surrogate"]
+    like = getattr(surrogates, name)
+    if not (isinstance(like, type) and issubclass(like, Surrogate)):
+        raise ValueError(f"{name!r} is no surrogate")
+    values = {key: _value(kept) for key, kept in content["values"].items()}
+    allowed = {"setting": set(kind.configuration) - {*_OF_A_RUN}, "parameter": set(kind.params)}
+    for what, names in (("setting", content["settings"]), ("parameter", values)):
+        unknown = sorted(set(names) - allowed[what])
+        if unknown:
+            raise ValueError(f"a file gives no {what} {unknown[0]!r}")
     w = values.pop("w") if kind is PLIF else None
+    options = {**values, **content["settings"], "surrogate": like(**numbers), "learn": tuple(content["learn"])}
     try:
-        built: Any = kind(**values, **options)
+        built: Any = kind(**options)
     except ValueError:
         # saved without the ranges of its class, in which these values are not
-        built = kind(**values, **options, bounds=None)
+        built = kind(**options, bounds=None)
     if isinstance(w, Tensor):
         del built.w
         (built.register_parameter if isinstance(w, nn.Parameter) else built.register_buffer)("w", w)
     elif w is not None:
         built.w = w
-    return _within(built, content)
-
-
-def _values(kind: Any, content: Mapping[str, Any]) -> Dict[str, Any]:
-    """The parameters: numbers and tensors."""
-    values: Dict[str, Any] = {**content["numbers"]}
-    for name, (shape, dtype, learnt) in content["shapes"].items():
-        array = torch.from_numpy(np.array(content["tensors"][name])).reshape(shape).to(_dtype(dtype))
-        values[name] = nn.Parameter(array) if learnt else array
-    _check_names("parameter", values, kind.params)
-    return values
-
-
-def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{name!r} is no dtype")
-    return dtype
-
-
-def _options(kind: Any, content: Mapping[str, Any]) -> Dict[str, Any]:
-    """The surrogate, what is learnt, and the settings that :func:`metadata_of_neuron` writes: none of a run."""
-    name, values = content["surrogate"]
-    _check_names("setting", content["settings"], [name for name in kind.configuration if name not in _OF_A_RUN])
-    like = getattr(surrogates, name)
-    if not (isinstance(like, type) and issubclass(like, Surrogate)):
-        raise ValueError(f"{name!r} is no surrogate")
-    return {**content["settings"], "surrogate": like(**values), "learn": tuple(content["learn"])}
-
-
-def _check_names(what: str, names: Iterable[str], known: Iterable[str]) -> None:
-    unknown = sorted(set(names) - set(known))
-    if unknown:
-        raise ValueError(f"a file gives no {what} {unknown[0]!r}")
-
-
-def _within(built: Neuron, content: Mapping[str, Any]) -> Neuron:
-    """With the ranges that it was saved with, where they are not those of its class."""
-    saved = content["bounds"]
-    class_ends = {name: _ends(within) for name, within in built.bounds.items()}
-    changed: Dict[str, Any] = {name: tuple(ends) for name, ends in saved.items() if class_ends.get(name) != ends}
-    changed.update(dict.fromkeys(name for name in class_ends if name not in saved))
+    saved, there = content["bounds"], {name: _ends(within) for name, within in built.bounds.items()}
+    changed: Dict[str, Any] = {name: tuple(ends) for name, ends in saved.items() if there.get(name) != ends}
+    changed.update(dict.fromkeys(set(there) - set(saved)))
     if changed:
-        built.bounds = changed if saved else None  # type: ignore[assignment]  # what the constructor takes
-    return built
+        built.bounds = changed if saved else None
+    return built  # type: ignore[no-any-return]  # a neuron
+
+
+def _value(kept: Any) -> Any:
+    if not isinstance(kept, list):
+        return kept
+    numbers, dtype, learnt = kept
+    if not isinstance(getattr(torch, dtype), torch.dtype):
+        raise ValueError(f"{dtype!r} is no dtype")
+    value = torch.tensor(numbers, dtype=torch.float64).to(getattr(torch, dtype))
+    return nn.Parameter(value) if learnt else value

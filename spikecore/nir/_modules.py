@@ -302,11 +302,11 @@ class Network(nn.Module):
         single = any(isinstance(part, Stateful) and part.step == "single" for part in self._units())
         for name, sources in self.wiring:
             module = self.get_submodule(self.places[name])
-            given = _summed(values, sources)
+            inputs = _summed(values, sources)
             if isinstance(module, OF_ONE_STEP) and not single:
-                values[name] = unfolded(module(folded(given)), *given.shape[:2])
+                values[name] = unfolded(module(folded(inputs)), *inputs.shape[:2])
             else:
-                values[name] = module(given)
+                values[name] = module(inputs)
         return _summed(values, self.result)
 
     def _units(self) -> List[nn.Module]:

@@ -21,14 +21,8 @@ from spikecore.surrogate import ATan
 #: What tau and r of a float32 file may be off by where they were rounded, relative: a gain this near 1 is 1.
 _ROUNDED = 4.0 * 2.0**-24
 #: Nodes that are neurons -> what they are loaded as.
-NEURON_NODES: Dict[str, Any] = {
-    "I": NIRLI,
-    "IF": NIRLIF,
-    "LI": NIRLI,
-    "LIF": NIRLIF,
-    "CubaLI": NIRCubaLI,
-    "CubaLIF": NIRCubaLIF,
-}
+NEURON_NODES: Dict[str, Any] = {"I": NIRLI, "IF": NIRLIF, "LI": NIRLI, "LIF": NIRLIF}
+NEURON_NODES.update(CubaLI=NIRCubaLI, CubaLIF=NIRCubaLIF)
 
 
 class Unsaid(NamedTuple):
@@ -107,9 +101,7 @@ class Form:
             values.update(syn_leak=self.synapse[0], syn_gain=self.synapse[1])
         placed, _ = parameters.place(type(neuron).__name__, list(values.items()), (1, *shape), neuron.channel_dim)
         arrays = [value.numpy() if isinstance(value, Tensor) else np.float64(value) for value in placed]
-        return {
-            name: np.ascontiguousarray(np.broadcast_to(array, (1, *shape))[0]) for name, array in zip(values, arrays)
-        }
+        return {name: np.ascontiguousarray(np.broadcast_to(each, (1, *shape))[0]) for name, each in zip(values, arrays)}
 
 
 def _exact(neuron: Neuron, name: str) -> Any:
@@ -122,24 +114,22 @@ def _double(neuron: Neuron, name: str) -> Tensor:
     return torch.as_tensor(_exact(neuron, name), dtype=torch.float64, device="cpu")
 
 
+def unsaid_surrogate(neuron: Any) -> List[Unsaid]:
+    """A surrogate other than the default."""
+    sentence = f"has surrogate={neuron.surrogate!r}, which NIR has no word for"
+    return [] if neuron.surrogate == ATan() else [Unsaid("surrogate", sentence)]
+
+
 def _unsaid_of(neuron: Any) -> List[Unsaid]:
-    """What NIR cannot say of a neuron that fires."""
-    unsaid = []
-    if neuron.reset == "soft":
-        unsaid.append(Unsaid("soft_reset", "resets by subtraction (reset='soft'), NIR resets to v_reset"))
-    elif neuron.reset == "none":
-        unsaid.append(Unsaid("no_reset", "is not reset (reset='none'), NIR resets to v_reset"))
-    if getattr(neuron, "reset_delay", False) and neuron.reset != "none":
-        unsaid.append(
-            Unsaid("delayed_reset", "is reset one step after it fired (reset_delay=True), NIR resets it at once")
-        )
-    if neuron.surrogate != ATan():
-        unsaid.append(Unsaid("surrogate", f"has surrogate={neuron.surrogate!r}, which NIR has no word for"))
-    if neuron.detach_reset:
-        unsaid.append(Unsaid("detach_reset", "has detach_reset=True, a rule for gradients that NIR has no word for"))
-    if getattr(neuron, "many", False):
-        unsaid.append(Unsaid("many_spikes", "may fire several spikes in a step (many=True), in NIR one"))
-    return unsaid
+    late = getattr(neuron, "reset_delay", False) and neuron.reset != "none"
+    facts = (
+        (neuron.reset == "soft", "soft_reset", "resets by subtraction (reset='soft'), NIR resets to v_reset"),
+        (neuron.reset == "none", "no_reset", "is not reset (reset='none'), NIR resets to v_reset"),
+        (late, "delayed_reset", "is reset one step after it fired (reset_delay=True), NIR resets it at once"),
+        (neuron.detach_reset, "detach_reset", "has detach_reset=True, a rule for gradients that NIR has no word for"),
+        (getattr(neuron, "many", False), "many_spikes", "may fire several spikes in a step (many=True), in NIR one"),
+    )
+    return [*(Unsaid(name, sentence) for holds, name, sentence in facts if holds), *unsaid_surrogate(neuron)]
 
 
 def _firing(neuron: Any, leak: Any, gain: Any, v_leak: Any, synapse: Optional[Tuple[Any, Any]] = None) -> Form:
@@ -188,16 +178,11 @@ def _nir(neuron: Any) -> Form:
 #: The neurons that NIR can say, by their exact class; another class is refused.
 FORMS: Dict[Type[Neuron], Callable[[Any], Form]] = {
     IF: _if,
-    LIF: _lif,
-    PLIF: _lif,
     LI: _li,
-    Leaky: _leaky,
     Synaptic: _synaptic,
-    SynapticLeaky: _leaky,
-    NIRLI: _nir,
-    NIRLIF: _nir,
-    NIRCubaLI: _nir,
-    NIRCubaLIF: _nir,
+    **dict.fromkeys((LIF, PLIF), _lif),
+    **dict.fromkeys((Leaky, SynapticLeaky), _leaky),
+    **dict.fromkeys((NIRLI, NIRLIF, NIRCubaLI, NIRCubaLIF), _nir),
 }
 
 
@@ -206,7 +191,7 @@ FORMS: Dict[Type[Neuron], Callable[[Any], Form]] = {
 
 def node_of(name: str, neuron: Neuron, shape: Sequence[int], to: Writing) -> Any:
     """The node of a neuron whose samples have this shape."""
-    owner = f"sc.nir.save: {type(neuron).__name__} at {name!r}"
+    owner = f"{type(neuron).__name__} at {name!r}"
     form = FORMS[type(neuron)](neuron)
     with np.errstate(all="ignore"):  # what overflows is refused by name
         kind, numbers, unsaid = _numbers_of_node(owner, form.arrays(neuron, shape), to.dt, to.discretization)
@@ -226,10 +211,9 @@ def _numbers_of_node(
     fires, synaptic = "threshold" in of, "syn_leak" in of
     numbers: Dict[str, Any] = {"v_threshold": of["threshold"], "v_reset": of["v_reset"]} if fires else {}
     if not np.any(of["leak"]) and not synaptic:
-        unsaid = []
-        if np.any(of["v_leak"] != (of["v_reset"] if fires else 0.0)):
-            unsaid.append(Unsaid("initial_state", "starts at v_leak, for which NIR's IF and I have no word"))
-        return "IF" if fires else "I", {"r": of["gain"] / dt, **numbers}, unsaid
+        moved = np.any(of["v_leak"] != (of["v_reset"] if fires else 0.0))
+        start = Unsaid("initial_state", "starts at v_leak, for which NIR's IF and I have no word")
+        return "IF" if fires else "I", {"r": of["gain"] / dt, **numbers}, [start] if moved else []
     numbers["v_leak"] = of["v_leak"]
     if synaptic:
         numbers["tau_syn"], numbers["w_in"] = _seconds(owner, "syn_", of, dt, way)
@@ -240,22 +224,21 @@ def _numbers_of_node(
 def _seconds(owner: str, of: str, numbers: Mapping[str, Any], dt: float, way: str) -> Tuple[Any, Any]:
     """Time constant and resistance of the membrane, or of the synapse (``of="syn_"``)."""
     leak, gain = numbers[f"{of}leak"], numbers[f"{of}gain"]
-    what = "synaptic current" if of else "potential"
-    if np.any(leak <= 0):
-        raise ValueError(
-            f"{owner}: its {what} keeps {1 - np.min(leak):g} of itself in a step, and NIR needs less than 1 of every "
-            "neuron here, for a finite time constant above 0"
+    least, most, why = np.min(leak), np.max(leak), ""
+    if least <= 0:
+        why = (
+            f"keeps {1 - least:g} of itself in a step, and NIR needs less than 1 of every neuron here, for a finite "
+            "time constant above 0"
         )
-    if np.any(leak > 1):
-        raise ValueError(
-            f"{owner}: its {what} changes its sign in a step (it keeps {1 - np.max(leak):g} of itself), which no time "
-            "constant of NIR does"
+    elif most > 1:
+        why = f"changes its sign in a step (it keeps {1 - most:g} of itself), which no time constant of NIR does"
+    elif way == "exp" and most == 1:
+        why = (
+            "keeps nothing of itself in a step, which no time constant above 0 does with discretization='exp'; save "
+            "with discretization='euler'"
         )
-    if way == "exp" and np.any(leak >= 1):
-        raise ValueError(
-            f"{owner}: its {what} keeps nothing of itself in a step, which no time constant above 0 does with "
-            "discretization='exp'; save with discretization='euler'"
-        )
+    if why:
+        raise ValueError(f"{owner}: its {'synaptic current' if of else 'potential'} {why}")
     return tau_of(leak, dt, way), gain / leak
 
 
@@ -311,7 +294,6 @@ def neuron_of(name: str, node: Any, how: Reading) -> Neuron:
 
 
 def _from_numbers(node: Any, like: Convention, dt: float, options: Mapping[str, Any]) -> Neuron:
-    """A neuron by NIR's equations."""
     kind, rounded = type(node).__name__, np.asarray(node.r).dtype != np.float64
     fires, synaptic = hasattr(node, "v_threshold"), hasattr(node, "tau_syn")
     numbers: Dict[str, Any] = {}
@@ -356,20 +338,17 @@ def _check_numbers(name: str, node: Any, like: Convention, dt: float) -> None:
     """Refuse numbers from which no step follows."""
     for key, value in fields(node):
         array = np.asarray(value, np.float64)
-        finite = np.isfinite(array)
+        finite, is_tau = np.isfinite(array), key.startswith("tau")
         if not np.all(finite):
-            way_out = "it must be finite"
-            if key.startswith("tau"):
-                way_out = "a neuron that does not leak must be an IF or I, whose numbers are finite"
-            elif key == "v_threshold":
+            way_out = "a neuron that does not leak must be an IF or I, whose numbers are finite" if is_tau else ""
+            if key == "v_threshold":
                 way_out = (
                     "give a neuron that never fires a finite threshold, which its potential does not reach; one whose "
                     "output is its potential is an LI, CubaLI or I"
                 )
-            raise Refused(f"node {name!r}, {a_kind(node)}, has {key}={array.flat[int(np.argmin(finite))]}; {way_out}")
-        if not key.startswith("tau"):
-            continue
-        shortest = float(array.min()) if array.size else dt
+            number = array.flat[int(np.argmin(finite))]
+            raise Refused(f"node {name!r}, {a_kind(node)}, has {key}={number}; {way_out or 'it must be finite'}")
+        shortest = float(array.min()) if is_tau and array.size else dt
         if shortest <= 0:
             raise Refused(f"node {name!r} has {key}={shortest:g}, which must be above 0")
         if like.discretization == "euler" and dt / shortest > 1 + 1e-6:

@@ -219,7 +219,6 @@ def _feedback(graph: Graph, chain: List[str], how: Reading) -> nn.Module:
 
 
 def _delayed(graph: Graph, delay: str, linear: str, how: Reading) -> nn.Module:
-    """Nodes Delay and Affine or Linear as sc.Delay."""
     node = graph.nodes[delay]
 
     def make() -> nn.Module:
@@ -355,22 +354,18 @@ class Graph:
         return sorted(loops, key=lambda loop: min(first[name] for name in loop))
 
     def in_order(self) -> List[str]:
-        """Names, each after all of its sources."""
+        """Names, each after all of its sources, without loops."""
+        from graphlib import TopologicalSorter  # Python 3.9; nir needs 3.10
+
         position = {name: number for number, name in enumerate(self.nodes)}
-        lacking = {name: sum(source != self.INPUT for source in self.sources[name]) for name in self.nodes}
+        before = {name: [each for each in self.sources[name] if each != self.INPUT] for name in self.nodes}
+        sorter = TopologicalSorter(before)
+        sorter.prepare()
         order: List[str] = []
-        ready = [name for name in self.nodes if not lacking[name]]
-        while ready:
+        while sorter.is_active():
+            ready = sorted(sorter.get_ready(), key=position.__getitem__)
             order += ready
-            following: List[str] = []
-            for target in [target for name in ready for target in self.targets[name] if target != self.OUTPUT]:
-                lacking[target] -= 1
-                if not lacking[target]:
-                    following.append(target)
-            ready = sorted(following, key=position.__getitem__)
-        if len(order) < len(self.nodes):
-            left = [name for name in self.nodes if lacking[name]]
-            raise Refused(f"nodes {', '.join(left)} lead to each other in a loop that is not delayed")
+            sorter.done(*ready)
         return order
 
     def common_name(self, members: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ import operator
 import os
 import warnings
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -33,15 +33,7 @@ from spikecore.nir._modules import INPUT, OF_ONE_STEP, Network
 from spikecore.nir._neuron_nodes import FORMS, Unsaid, Writing, node_of
 
 #: What ``keep`` may name.
-KEEPABLE = (
-    "soft_reset",
-    "no_reset",
-    "delayed_reset",
-    "many_spikes",
-    "initial_state",
-    "surrogate",
-    "detach_reset",
-)
+KEEPABLE = tuple("soft_reset no_reset delayed_reset many_spikes initial_state surrogate detach_reset".split())
 #: What other modules should do.
 _HINTS: Dict[str, str] = {
     "BatchNorm1d": "fold it into the layer before it: torch.nn.utils.fusion.fuse_linear_bn_eval",
@@ -114,19 +106,21 @@ def save(
     if unmade:
         raise ValueError(f"sc.nir.save: {unmade[0]!r} is on the meta device, without numbers; load the weights first")
     wide = any(value.dtype == torch.float64 for value in net.parameters())
-    to = Writing(float(dt), discretization, "float64" if wide else "float32")
-    shape = _input_shape(net, input_shape)
-    drawn = Drawn(to)
+    drawn = Drawn(Writing(float(dt), discretization, "float64" if wide else "float32"))
     first, last = _unlike(net, "input"), _unlike(net, "output")
-    drawn.nodes[first] = nir.Input(types("input", shape))
-    end = drawn.follow(net, "", Value([first], shape), _leading(net))
+    try:
+        shape = _input_shape(net, input_shape)
+        drawn.nodes[first] = nir.Input(types("input", shape))
+        end = drawn.follow(net, "", Value((first,), shape), _leading(net))
+        _tell(drawn.to.unsaid, keep)
+    except ValueError as error:
+        raise ValueError(f"sc.nir.save: {error}") from error.__cause__
     drawn.nodes[last] = nir.Output(types("output", end.shape))
     drawn.edges += [(source, last) for source in end.sources]
-    _tell(to.unsaid, keep)
-    held = metadata_of({"dt": to.dt, "discretization": discretization})
+    metadata = metadata_of({"dt": float(dt), "discretization": discretization})
     # in memory first: HDF5 does not say well what ended its writing
     content = io.BytesIO()
-    nir.write(content, nir.NIRGraph(drawn.nodes, drawn.edges, metadata=held, type_check=False))
+    nir.write(content, nir.NIRGraph(drawn.nodes, drawn.edges, metadata=metadata, type_check=False))
     with replacing(Path(path)) as file:
         file.write(content.getbuffer())
 
@@ -139,59 +133,48 @@ def _unlike(net: nn.Module, name: str) -> str:
     return name
 
 
-def _input_shape(net: nn.Module, given: Optional[Sequence[int]]) -> Tuple[int, ...]:
-    if given is not None:
-        if not all(isinstance(each, int) and each > 0 for each in given):
-            raise ValueError(
-                f"sc.nir.save: input_shape={given!r} must be sizes without time and batch, as in (2, 34, 34)"
-            )
-        return tuple(given)
+def _input_shape(net: nn.Module, shape: Optional[Sequence[int]]) -> Tuple[int, ...]:
+    if shape is not None:
+        if not all(isinstance(size, int) and size > 0 for size in shape):
+            raise ValueError(f"input_shape={shape!r} must be sizes without time and batch, as in (2, 34, 34)")
+        return tuple(shape)
     leaves = [part for part in net.modules() if is_parametrized(part) or not list(part.children())]
     first: Any = next(iter(leaves), None)
     if isinstance(first, nn.Linear):
         return (first.in_features,)
     raise ValueError(
-        f"sc.nir.save: the shape of a sample does not follow from the first layer, {type(first).__name__}; give it "
+        f"the shape of a sample does not follow from the first layer, {type(first).__name__}; give it "
         "without time and batch, as in input_shape=(2, 34, 34)"
     )
 
 
 def _leading(net: nn.Module) -> int:
     """Dimensions before a sample's: batch, and time where neurons or TimeBatched take whole sequences."""
-    held = {part.step for part in _outermost(net)}
-    if len(held) > 1:
-        raise ValueError("sc.nir.save: the network has neurons with step='multi' and with step='single'; make them one")
-    if held:
-        return 1 if held == {"single"} else 2
-    timed = [part for part in net.modules() if isinstance(part, Network) or getattr(part, "step", "") == "multi"]
-    return 2 if timed else 1
+    modes = {part.step for part in _outermost(net)}
+    if len(modes) > 1:
+        raise ValueError("the network has neurons with step='multi' and with step='single'; make them one")
+    if modes:
+        return 1 if modes == {"single"} else 2
+    return 2 if any(isinstance(part, Network) or getattr(part, "step", "") == "multi" for part in net.modules()) else 1
 
 
 def _outermost(net: nn.Module) -> List[Stateful]:
     """Stateful modules that are in no other one, whose step mode is theirs."""
-    if isinstance(net, Stateful):
-        return [net]
-    return [found for child in net.children() for found in _outermost(child)]
+    return [net] if isinstance(net, Stateful) else [part for child in net.children() for part in _outermost(child)]
 
 
 def _tell(unsaid: Sequence[Tuple[str, Unsaid]], keep: Sequence[str]) -> None:
-    """Refuse what NIR cannot say, or warn of it."""
     refused = [(name, each) for name, each in unsaid if each.name not in keep]
+    lines = "\n".join(f"  {name!r} {each.sentence}" for name, each in refused or unsaid)
     if refused:
-        lines = "\n".join(f"  {name!r} {each.sentence}" for name, each in refused)
         names = ", ".join(repr(name) for name in sorted({each.name for _, each in refused}))
         raise ValueError(
-            f"sc.nir.save: NIR cannot say this:\n{lines}\nChange it, or write the graph without it and keep it as "
+            f"NIR cannot say this:\n{lines}\nChange it, or write the graph without it and keep it as "
             f"metadata, which sc.nir.load alone reads: keep=({names},)"
         )
     if unsaid:
-        lines = "\n".join(f"  {name!r} {each.sentence}" for name, each in unsaid)
-        warnings.warn(
-            f"sc.nir.save: the graph is written without this, which is kept as metadata that sc.nir.load alone reads:"
-            f"\n{lines}",
-            UserWarning,
-            stacklevel=3,
-        )
+        what = "the graph is written without this, which is kept as metadata that sc.nir.load alone reads"
+        warnings.warn(f"sc.nir.save: {what}:\n{lines}", UserWarning, stacklevel=3)
 
 
 class _Tracer(torch.fx.Tracer):
@@ -201,12 +184,11 @@ class _Tracer(torch.fx.Tracer):
         return isinstance(m, _LEAVES) or is_parametrized(m) or super().is_leaf_module(m, module_qualified_name)
 
 
-class Value:
+class Value(NamedTuple):
     """What a call gives: the sum of the outputs of some nodes, of one shape."""
 
-    def __init__(self, sources: Sequence[str], shape: Sequence[int]) -> None:
-        self.sources = tuple(sources)
-        self.shape = tuple(shape)
+    sources: Tuple[str, ...]
+    shape: Tuple[int, ...]
 
 
 class Drawn:
@@ -221,15 +203,13 @@ class Drawn:
     def add(self, name: str, node: Any, of: Value, shape: Sequence[int]) -> Value:
         """One node behind ``of``."""
         if "/" in name:
-            raise ValueError(
-                f"sc.nir.save: module {name!r} has '/' in its name, which a file takes for a level; rename it"
-            )
+            raise ValueError(f"module {name!r} has '/' in its name, which a file takes for a level; rename it")
         while name in self.nodes:
             name += "_"
         self.nodes[name] = node
         self.edges += [(source, name) for source in of.sources]
         node.input_type, node.output_type = types("input", of.shape), types("output", shape)
-        return Value([name], shape)
+        return Value((name,), tuple(shape))
 
     def follow(self, net: nn.Module, prefix: str, of: Value, leading: int) -> Value:
         """What ``net`` makes of a value; ``leading``: dimensions of its input before those of a sample."""
@@ -241,7 +221,7 @@ class Drawn:
             graph = tracer.trace(net)
         except Exception as error:
             raise ValueError(
-                f"sc.nir.save: torch.fx cannot follow forward of {type(net).__name__}: {error}\nIts forward must call "
+                f"torch.fx cannot follow forward of {type(net).__name__}: {error}\nIts forward must call "
                 "modules, add, and flatten, without branches on values; save the parts, or write it so"
             ) from error
         values: Dict[Any, Any] = {}
@@ -249,52 +229,48 @@ class Drawn:
         for each in graph.nodes:
             if each.op == "placeholder":
                 if seen and each.users:
-                    raise ValueError(
-                        f"sc.nir.save: {type(net).__name__} has more than one input; NIR is saved with one"
-                    )
+                    raise ValueError(f"{type(net).__name__} has more than one input; NIR is saved with one")
                 values[each], seen = of, True
             elif each.op == "output":
                 result = each.args[0]
                 if not isinstance(result, torch.fx.Node):
-                    raise ValueError(
-                        f"sc.nir.save: {type(net).__name__} must return one tensor, to be saved with one output"
-                    )
+                    raise ValueError(f"{type(net).__name__} must return one tensor, to be saved with one output")
                 return self._known(values, result, each)
             elif each.op == "call_module":
-                given = self._input(values, each)
+                value = self._input(values, each)
                 name = f"{prefix}.{each.target}" if prefix else str(each.target)
-                values[each] = self._module(net.get_submodule(str(each.target)), name, given, leading)
+                values[each] = self._module(net.get_submodule(str(each.target)), name, value, leading)
             else:
                 values[each] = self._function(each, values, prefix, leading)
-        raise ValueError(f"sc.nir.save: {type(net).__name__} returns nothing")
+        raise ValueError(f"{type(net).__name__} returns nothing")
 
     @staticmethod
     def _known(values: Dict[Any, Any], node: Any, user: Any) -> Value:
         value = values.get(node)
         if not isinstance(value, Value):
-            raise ValueError(f"sc.nir.save: {user} uses {node}, which is no output of a layer; NIR has no node for it")
+            raise ValueError(f"{user} uses {node}, which is no output of a layer; NIR has no node for it")
         return value
 
     def _input(self, values: Dict[Any, Any], call: Any) -> Value:
         if len(call.args) != 1 or call.kwargs or not isinstance(call.args[0], torch.fx.Node):
-            raise ValueError(f"sc.nir.save: module {call.target!r} is called with other things than one tensor")
+            raise ValueError(f"module {call.target!r} is called with other things than one tensor")
         return self._known(values, call.args[0], call)
 
     def _function(self, call: Any, values: Dict[Any, Any], prefix: str, leading: int) -> Value:
-        name, given = call.target if isinstance(call.target, str) else call.target.__name__, list(call.args)
+        name, args = call.target if isinstance(call.target, str) else call.target.__name__, list(call.args)
         if (call.target in _ADDITIONS or (call.op == "call_method" and name in ("add", "add_"))) and not call.kwargs:
-            if len(given) == 2 and all(isinstance(each, torch.fx.Node) for each in given):
-                first, second = [self._known(values, each, call) for each in given]
+            if len(args) == 2 and all(isinstance(each, torch.fx.Node) for each in args):
+                first, second = [self._known(values, each, call) for each in args]
                 return _sum(first, second, call)
         elif call.target is torch.flatten or (call.op == "call_method" and name == "flatten"):
-            of = self._known(values, given.pop(0), call)
-            dims = {**dict(zip(("start_dim", "end_dim"), given)), **call.kwargs}
+            of = self._known(values, args.pop(0), call)
+            dims = {**dict(zip(("start_dim", "end_dim"), args)), **call.kwargs}
             where = f"{prefix}.{call.name}" if prefix else call.name
-            place = Place(where, f"sc.nir.save: torch.flatten at {where!r}", of.shape, leading, self.to)
+            place = Place(where, f"torch.flatten at {where!r}", of.shape, leading, self.to)
             node = flatten_node(dims.get("start_dim", 0), dims.get("end_dim", -1), place)
             return self.add(where, node, of, node.output_type["output"])
         raise ValueError(
-            f"sc.nir.save: forward calls {name}, which is no node of NIR; it may call modules, add outputs, and flatten"
+            f"forward calls {name}, which is no node of NIR; it may call modules, add outputs, and flatten"
         )
 
     def _module(self, module: Any, name: str, of: Value, leading: int) -> Value:
@@ -302,9 +278,9 @@ class Drawn:
             return self.follow(module.module, f"{name}.module" if name else "module", of, 1)
         if isinstance(module, Network):
             return self._network(module, name, of, leading)
-        if isinstance(module, nn.Identity) or (isinstance(module, _DROPOUTS) and _is_off(module)):
+        if isinstance(module, nn.Identity) or (isinstance(module, _DROPOUTS) and not (module.training and module.p)):
             return of
-        owner = f"sc.nir.save: {type(module).__name__} at {name!r}"
+        owner = f"{type(module).__name__} at {name!r}"
         if id(module) in self._done:
             raise ValueError(
                 f"{owner} is called twice, first as {self._done[id(module)]!r}; make a layer for each place"
@@ -341,9 +317,9 @@ class Drawn:
         """A network that was loaded, which folds time and batch itself."""
         values = {INPUT: of}
         for name, sources in net.wiring:
-            given, module = self._added(values, sources), net.get_submodule(net.places[name])
+            value, module = self._added(values, sources), net.get_submodule(net.places[name])
             place = f"{prefix}.{net.places[name]}" if prefix else net.places[name]
-            values[name] = self._module(module, place, given, 1 if isinstance(module, OF_ONE_STEP) else leading)
+            values[name] = self._module(module, place, value, 1 if isinstance(module, OF_ONE_STEP) else leading)
         return self._added(values, net.result)
 
     @staticmethod
@@ -363,7 +339,7 @@ class Drawn:
         return self.add(name, package().NIRGraph(inner, edges, type_check=False), of, shape)
 
     def _delay_nodes(self, delay: Any, name: str, shape: Sequence[int]) -> Dict[str, Any]:
-        owner = f"sc.nir.save: Delay at {name!r}"
+        owner = f"Delay at {name!r}"
         if delay.delay.ndim != 1:
             raise ValueError(
                 f"{owner}: has a delay for each connection, NIR's Delay one for each input; use per='input'"
@@ -379,7 +355,7 @@ class Drawn:
         return {"delay": node, "linear": WRITERS[nn.Linear](delay.linear, place)}
 
     def _recurrent(self, module: Any, name: str, of: Value) -> Value:
-        owner = f"sc.nir.save: Recurrent at {name!r}"
+        owner = f"Recurrent at {name!r}"
         if type(module.neuron) not in FORMS:
             raise ValueError(f"{owner}: its neuron, {type(module.neuron).__name__}, is no node of NIR")
         parts = {"neuron": node_of(f"{name}.neuron", module.neuron, of.shape, self.to)}
@@ -394,18 +370,12 @@ class Drawn:
         return self._subgraph(name, of, parts, of.shape, back="neuron")
 
 
-def _is_off(dropout: Any) -> bool:
-    return not dropout.training or dropout.p == 0
-
-
 def _sum(first: Value, second: Value, call: Any) -> Value:
     if first.shape != second.shape:
-        raise ValueError(f"sc.nir.save: {call} adds samples of shapes {list(first.shape)} and {list(second.shape)}")
+        raise ValueError(f"{call} adds samples of shapes {list(first.shape)} and {list(second.shape)}")
     twice = set(first.sources) & set(second.sources)
     if twice:
-        raise ValueError(
-            f"sc.nir.save: {call} adds the output of {sorted(twice)[0]!r} to itself; NIR has one edge from it"
-        )
+        raise ValueError(f"{call} adds the output of {sorted(twice)[0]!r} to itself; NIR has one edge from it")
     return Value((*first.sources, *second.sources), first.shape)
 
 

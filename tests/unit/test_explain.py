@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import Any
 
 import pytest
 import torch
@@ -58,8 +58,7 @@ def test_a_row_for_each_layer(backend: Any) -> None:
     assert lif.layout_in == "contiguous"
     assert lif.reason == ("asked for by explain()" if backend else "asked for by argument")
     assert lif.floor == 1 / 4 + 1 + 1 + 1 / 4 + 1 / 4
-    assert lif.words is not None
-    assert lif.words > 10.0
+    assert lif.words is None if backend == "loopback" else lif.words > 10.0
     assert row(found, "4").floor == 5.0
     assert lif.rate is not None
     assert 0 < lif.rate < 1
@@ -94,7 +93,7 @@ def test_bytes_saved_are_those_that_autograd_keeps() -> None:
 
 
 def test_words_of_the_reference_are_those_of_its_operations() -> None:
-    """A neuron that adds: a step reads two numbers and writes one."""
+    """A neuron that adds: a step reads two numbers, and writes one."""
 
     class Adds(sc.Neuron):
         states = {"v": 0.0}
@@ -104,8 +103,7 @@ def test_words_of_the_reference_are_those_of_its_operations() -> None:
 
     (layer,) = sc.explain(Adds(backend="torch"), torch.rand(4, 100), training=False).layers
     assert layer.floor == 2.0
-    assert layer.words is not None
-    assert 3.0 <= layer.words <= 8.0
+    assert layer.words == 3.0
 
 
 def test_copies() -> None:
@@ -288,19 +286,6 @@ def test_layers_that_are_silent_are_named() -> None:
 # -- fused, hoisted, packed
 
 
-def test_what_is_computed_once_is_seen_as_it_is() -> None:
-    """The advice goes once it was followed; the neuron moves a T-th of what it read."""
-    net = nn.Sequential(sc.encode.Constant(5), nn.Linear(6, 8), sc.LIF(backend="torch"), nn.Linear(8, 3))
-    x = torch.rand(2, 6)
-    found = sc.explain(net, x)
-    assert [layer.repeated for layer in found.layers] == [False, True, False, False]
-    assert has(found, "1 (Linear) computed the same 5 times", "sc.hoist(net)")
-    sc.hoist(net)
-    found = sc.explain(net, x)
-    assert not any(layer.repeated for layer in found.layers)
-    assert row(found, "2").floor == pytest.approx(1 + 1 / 5 + 1 + 1 / 5 + 1 / 5)
-
-
 def test_fused_normalisation_is_named() -> None:
     """The neuron's row says that it normalises; the floor counts statistics and the sums of their gradient."""
     net = nn.Sequential(sc.layers.TimeBatched(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)), sc.LIF(backend="torch"))
@@ -366,39 +351,36 @@ def test_text_and_html() -> None:
 # -- errors
 
 
+LINEAR = nn.Linear(3, 3)
+CUT = nn.Sequential(LINEAR, type("Cut", (nn.Module,), {"forward": lambda self, x: x.detach()})())
+
+
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
-def test_errors_name_the_argument() -> None:
+@pytest.mark.parametrize(
+    ("net", "options", "error", "text"),
+    [
+        ("x", {}, TypeError, "net='x' is a str; give the network"),
+        (LINEAR, {"x": None}, TypeError, "x=None has no tensor; give the network's input"),
+        (LINEAR, {"training": "no"}, TypeError, "training='no' must be True, or False"),
+        (LINEAR, {"loss": 3}, TypeError, "loss=3 must be a function of the outputs of net, or None"),
+        (LINEAR, {"loss": lambda out: out}, ValueError, r"loss must give one number with a .* got shape \(2, 3\)"),
+        (LINEAR, {"loss": lambda out: 1.0}, ValueError, "got a float"),
+        (CUT, {}, ValueError, "training=False explains the forward pass alone"),
+        (nn.LazyLinear(3), {}, ValueError, "'weight' has no values before its first call"),
+        (nn.Linear(3, 3, device="meta"), {}, ValueError, "on the meta device, which holds no numbers to run on"),
+        (sc.LIF(), {"backend": "nope"}, sc.UnknownBackend, r"unknown backend 'nope' \(from explain\(\)\)"),
+    ],
+)
+def test_errors_name_the_argument(net: Any, options: Any, error: Any, text: str) -> None:
     """Each says what to give."""
-    net, x = nn.Linear(3, 3), torch.rand(2, 3)
-    with pytest.raises(TypeError, match="net='x' is a str; give the network"):
-        sc.explain("x", x)
-    with pytest.raises(TypeError, match="x=None has no tensor; give the network's input"):
-        sc.explain(net, None)
-    with pytest.raises(ValueError, match=r"loss must give one number with a gradient .* got shape \(2, 3\)"):
-        sc.explain(net, x, loss=lambda out: out)
-    with pytest.raises(ValueError, match="got a float"):
-        sc.explain(net, x, loss=lambda out: 1.0)
-    with pytest.raises(ValueError, match="training=False explains the forward pass alone"):
-        sc.explain(nn.Sequential(net, type("Cut", (nn.Module,), {"forward": lambda self, x: x.detach()})()), x)
-    with pytest.raises(ValueError, match="'weight' has no values before its first call"):
-        sc.explain(nn.LazyLinear(3), x)
-    with pytest.raises(sc.UnknownBackend, match=r"unknown backend 'nope' \(from explain\(\)\)"):
-        sc.explain(sc.LIF(), x, backend="nope")
+    with pytest.raises(error, match=text):
+        sc.explain(net, **{"x": torch.rand(2, 3), **options})
+
+
+def test_a_running_profiler_is_named() -> None:
+    """torch has one at a time."""
     with torch.autograd.profiler.profile(), pytest.raises(RuntimeError, match="torch's profiler, which is running"):
-        sc.explain(net, x)
-
-
-def test_a_loss_is_gone_back_from() -> None:
-    """Its copies count as those of the layer that it reaches."""
-    seen: List[Tensor] = []
-
-    def loss(outputs: Tensor) -> Tensor:
-        seen.append(outputs)
-        return outputs.mean()
-
-    found = sc.explain(nn.Linear(3, 3), torch.rand(2, 3), loss=loss)
-    assert len(seen) == 1
-    assert found.layers[0].kind == "Linear"
+        sc.explain(LINEAR, torch.rand(2, 3))
 
 
 def test_what_normalises_is_said() -> None:

@@ -137,20 +137,16 @@ def test_chunks_of_a_stream_follow_one_another():
             _ = seen[""].v
 
 
-def test_sequences_of_other_shapes_are_told():
-    """Single steps with a reset between: one record while a step keeps its shape, and else not torch's error of cat."""
+def test_single_steps_of_several_sequences_are_one_record():
+    """With a reset between them, while a step keeps its shape."""
     neuron = sc.LIF(step="single")
-    with sc.monitor(neuron, record=("v",), spikes=True) as seen:
+    with sc.monitor(neuron, record=("v",)) as seen:
         for batch in (2, 2, 5):
             for now in driven(3, batch, 6):
                 neuron(now)
             sc.reset(neuron)
             if len(seen[""].calls) == 6:
                 assert seen[""].v.shape == (6, 2, 6)
-    for what in ("v", "spikes"):
-        text = rf"{what} of 9 calls are no one sequence: a step is \[2, 6\] on cpu in 6, \[5, 6\] on cpu in 3; see seen"
-        with pytest.raises(ValueError, match=text):
-            getattr(seen[""], what)
     assert [call.states["v"].shape for call in seen[""].calls][-1] == (1, 5, 6)
     assert seen[""].rates.shape == (6,)
 
@@ -277,14 +273,10 @@ def test_wrapped_and_compiled_networks_keep_their_names():
         net(x)
     assert list(seen) == ["1", "3", "5"]
     wanted = seen.rates
-    if sys.version_info >= (3, 14) or torch.__version__ < "2.1":
-        return  # this torch does not compile
+    if sys.version_info >= (3, 14) or not hasattr(torch, "compiler") or not hasattr(torch.compiler, "set_stance"):
+        return  # torch before 2.6, or one that does not compile
     counter = CompileCounter()
     compiled = torch.compile(net, backend=counter)
-    if not hasattr(torch.compiler, "set_stance"):
-        with pytest.raises(RuntimeError, match="cannot run a compiled network eagerly"), sc.monitor(compiled):
-            pass
-        return
     compiled(x)
     frames = counter.frame_count
     for given in (compiled, net):
@@ -328,7 +320,7 @@ def test_what_cannot_be_seen_is_refused():
         torch.func.vmap(net)(x.unsqueeze(0))
     for wrong, text in (
         ({"record": "v"}, r"record='v' must be a tuple of names, such as record=\('v',\)"),
-        ({"record": ("w",)}, r"record=\['w'\]|record=\('w',\).*no watched neuron has a state 'w'; there are 'a', 'v'"),
+        ({"record": ("w",)}, r"record=\['w'\]: 'w' is no state of a watched neuron; there are 'a', 'v'"),
         ({"layers": ("0",)}, r"'0' is no layer of neurons; there are '1', '3', '5'"),
     ):
         with pytest.raises((TypeError, ValueError), match=text), sc.monitor(net, **wrong):

@@ -132,20 +132,11 @@ def test_surrogates_are_their_formulas():
     ("draw", "error", "text"),
     [
         (lambda: sc.plot.raster([1]), TypeError, "spikes must be a tensor"),
-        (
-            lambda: sc.plot.raster(torch.ones(3)),
-            ValueError,
-            r"spikes must be \[T, N\] or \[T, B, ...\], got shape \[3\]",
-        ),
-        (lambda: sc.plot.raster(torch.ones(3, 2, 1), sample=2), ValueError, "sample=2 is no index of a batch of 2"),
+        (lambda: sc.plot.raster(torch.ones(3)), ValueError, r"\[T, N\] or \[T, B, ...\], got shape \[3\]"),
         (lambda: sc.plot.raster(torch.ones(3, 2), dt=0), ValueError, "dt=0 must be the length of a time step"),
-        (lambda: sc.plot.traces(torch.ones(3, 2), neurons=(2,)), ValueError, "neurons: 2 is no index of 2 neurons"),
         (lambda: sc.plot.traces(torch.ones(3, 2), spikes=torch.ones(3, 1)), ValueError, r"spikes has shape \[3, 1\]"),
         (lambda: sc.plot.rates(3), TypeError, "rates takes what sc.monitor gave, or tensors of rates, got int"),
-        (lambda: sc.plot.rates({"1": 0.5}), TypeError, "a mapping of names to tensors"),
-        (sc.plot.surrogates, ValueError, "needs at least one surrogate"),
-        (lambda: sc.plot.surrogates("atan"), TypeError, "got 'atan'"),
-        (lambda: sc.plot.surrogates(sc.surrogate.ATan(), span=(1, 1)), ValueError, r"span=\(1, 1\) must be"),
+        (lambda: sc.plot.rates({"1": 0.5}), TypeError, "or tensors of rates, got dict"),
     ],
 )
 def test_what_cannot_be_drawn_is_named(draw, error, text):

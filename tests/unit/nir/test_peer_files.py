@@ -54,12 +54,6 @@ def test_a_file_of_another_library_asks_how_it_becomes_steps(name: str, tmp_path
         sc.nir.load(file)
 
 
-def test_the_wrong_discretisation_gives_other_spikes(tmp_path) -> None:
-    """The files can tell the two apart."""
-    file, x, y = _read("snntorch_leaky_at_once", tmp_path)
-    assert not torch.equal(sc.nir.load(file, dt=1e-4, discretization="exp")(x), y)
-
-
 def test_names_and_classes_of_a_loaded_file(tmp_path) -> None:
     """Modules are named as nodes, and loops become Recurrent."""
     file, *_ = _read("snntorch_rleaky", tmp_path)

@@ -322,7 +322,7 @@ def test_steps_too_large_for_float32() -> None:
         ('{"class": "Foo"}', "was saved as a Foo, which this version of spikecore does not know"),
         ('{"class": "LIF"}', r"was saved as a LIF that cannot be made here \(KeyError: 'surrogate'\)"),
         (
-            '{"class": "LIF", "surrogate": ["Nope", {}], "numbers": {}, "shapes": {}, "settings": {}, "learn": []}',
+            '{"class": "LIF", "surrogate": ["Nope", {}], "values": {}, "settings": {}, "learn": []}',
             "was saved as a LIF that cannot be made here .*Nope",
         ),
     ],
