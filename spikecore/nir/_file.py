@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+from types import MappingProxyType
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
@@ -16,6 +17,7 @@ from spikecore import surrogate as surrogates
 from spikecore._base.errors import a_kind
 from spikecore._shell.checks import shown
 from spikecore._shell.ranges import Interval
+from spikecore.dtypes import compute_dtype
 from spikecore.neuron import Neuron
 from spikecore.neurons import PLIF
 from spikecore.surrogate import Surrogate
@@ -192,13 +194,14 @@ def _text(value: Any) -> Any:
 # counts only while it gives these numbers (neuron_of in _neuron_nodes).
 
 
-def metadata_of(content: Mapping[str, Any]) -> Dict[str, Any]:
-    """Metadata of a node: ``content`` as one text."""
-    return {KEY: {"content": json.dumps(content)}}
+def metadata_of(content: Mapping[str, Any], tensors: Mapping[str, Tensor] = MappingProxyType({})) -> Dict[str, Any]:
+    """Metadata of a node: ``content`` as one text, tensors as arrays."""
+    flat = {name: value.detach().cpu().to(compute_dtype(value.dtype)).reshape(-1) for name, value in tensors.items()}
+    return {KEY: {"content": json.dumps(content), **{f"tensor_{name}": x.numpy().copy() for name, x in flat.items()}}}
 
 
 def content_of(metadata: Any) -> Optional[Dict[str, Any]]:
-    """What :func:`metadata_of` was given; None if there is nothing."""
+    """What :func:`metadata_of` was given, tensors by name under ``"tensors"``; None if there is nothing."""
     entry = metadata.get(KEY) if isinstance(metadata, Mapping) else None
     if not isinstance(entry, Mapping) or "content" not in entry:
         return None
@@ -208,6 +211,7 @@ def content_of(metadata: Any) -> Optional[Dict[str, Any]]:
         raise ValueError(f"metadata {KEY!r} is damaged, no JSON: {error}; remove it from the node") from None
     if not isinstance(content, dict):
         raise ValueError(f"metadata {KEY!r} is damaged, {shown(content)}; remove it from the node")
+    content["tensors"] = {name[7:]: value for name, value in entry.items() if name.startswith("tensor_")}
     return content
 
 
@@ -221,23 +225,23 @@ def metadata_of_neuron(neuron: Neuron) -> Dict[str, Any]:
             f"surrogate={like!r} is not one of sc.surrogate, so a file cannot name it; save with the default, "
             "neuron.surrogate = sc.surrogate.ATan(), and set yours again after loading"
         )
+    values = {name: getattr(neuron, name) for name in neuron.params}
+    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
     return metadata_of(
         {
             "class": type(neuron).__name__,
             "settings": {name: value for name, value in settings.items() if isinstance(value, (bool, int, str))},
             "surrogate": [name, {field.name: getattr(like, field.name) for field in dataclasses.fields(like)}],
             "learn": list(neuron.learn),
-            "values": {name: _kept(getattr(neuron, name)) for name in neuron.params},
+            "numbers": {name: value for name, value in values.items() if name not in tensors},
+            "shapes": {
+                name: [list(value.shape), str(value.dtype)[6:], isinstance(value, nn.Parameter)]
+                for name, value in tensors.items()
+            },
             "bounds": {name: _ends(within) for name, within in neuron.bounds.items()},
-        }
+        },
+        tensors,
     )
-
-
-def _kept(value: Any) -> Any:
-    """A number, or the numbers of a tensor, its dtype, and whether it is learnt."""
-    if not isinstance(value, Tensor):
-        return value
-    return [value.detach().cpu().double().tolist(), str(value.dtype)[6:], isinstance(value, nn.Parameter)]
 
 
 def _ends(within: Interval) -> List[Optional[float]]:
@@ -265,7 +269,8 @@ def _neuron(kind: Any, content: Mapping[str, Any]) -> Neuron:
     like = getattr(surrogates, name)
     if not (isinstance(like, type) and issubclass(like, Surrogate)):
         raise ValueError(f"{name!r} is no surrogate")
-    values = {key: _value(kept) for key, kept in content["values"].items()}
+    tensors = {key: _tensor(content["tensors"][key], *form) for key, form in content["shapes"].items()}
+    values = {**content["numbers"], **tensors}
     allowed = {"setting": set(kind.configuration) - {*_OF_A_RUN}, "parameter": set(kind.params)}
     for what, names in (("setting", content["settings"]), ("parameter", values)):
         unknown = sorted(set(names) - allowed[what])
@@ -291,11 +296,8 @@ def _neuron(kind: Any, content: Mapping[str, Any]) -> Neuron:
     return built  # type: ignore[no-any-return]  # a neuron
 
 
-def _value(kept: Any) -> Any:
-    if not isinstance(kept, list):
-        return kept
-    numbers, dtype, learnt = kept
+def _tensor(numbers: Any, shape: Sequence[int], dtype: str, learnt: bool) -> Tensor:
     if not isinstance(getattr(torch, dtype), torch.dtype):
         raise ValueError(f"{dtype!r} is no dtype")
-    value = torch.tensor(numbers, dtype=torch.float64).to(getattr(torch, dtype))
+    value = torch.from_numpy(np.array(numbers)).reshape(shape).to(getattr(torch, dtype))
     return nn.Parameter(value) if learnt else value

@@ -189,11 +189,11 @@ def _changed(file: Path, change: Callable[[Dict[str, Any]], None]) -> None:
         ("settings", "backend", "ipu", "a file gives no setting 'backend'"),
         ("settings", "step", "single", "a file gives no setting 'step'"),
         ("settings", "bounds", None, "a file gives no setting 'bounds'"),
-        ("values", "backend", "ipu", "a file gives no parameter 'backend'"),
-        ("values", "step", "single", "a file gives no parameter 'step'"),
+        ("numbers", "backend", "ipu", "a file gives no parameter 'backend'"),
+        ("numbers", "step", "single", "a file gives no parameter 'step'"),
         ("surrogate", 0, "Surrogate.__subclasses__", "has no attribute"),
         ("surrogate", 0, "__path__", "is no surrogate"),
-        ("values", "tau", [[2.0, 3.0, 4.0], "load", False], "'load' is no dtype"),
+        ("shapes", "tau", [[3], "load", False], "'load' is no dtype"),
         ("learn", None, ["backend"], "learn"),
         ("class", None, "training_model", "was saved as a training_model, which this version"),
     ],
@@ -301,7 +301,7 @@ def test_time_steps_that_are_none(dt: str) -> None:
 
 def test_numbers_of_metadata_too_large_for_a_float(file: Path) -> None:
     """The neuron is read from NIR's numbers."""
-    _changed(file, lambda content: content["values"].update(threshold=10**400))
+    _changed(file, lambda content: content["numbers"].update(threshold=10**400))
     with pytest.warns(UserWarning, match="was saved as a LIF that cannot be made here"):
         assert type(sc.nir.load(file).get_submodule("1")) is sc.nir.NIRLIF
 
