@@ -21,8 +21,8 @@ from spikecore._shell.checks import shown
 from spikecore._shell.modules import calls_as, in_turn, is_watched_itself
 from spikecore.encode import Constant
 from spikecore.layers import NormNeuron, TimeBatched, Voting
-from spikecore.layers._adding import Adding
 from spikecore.layers._batch_norm_stats import is_plain_norm
+from spikecore.layers._blocks import Adding
 from spikecore.layers._norm_neuron import neuron_of
 from spikecore.layers._packed import PackedConv2d, PackedLinear, replace_modules
 from spikecore.layers._pooling import CompactAvgPool2d, CompactMaxPool2d, compact, plain

@@ -7,9 +7,9 @@ from typing import Any, Dict, List, Optional, Tuple, Union
 from torch import nn
 
 from spikecore.layers import TimeBatched
-from spikecore.layers._arguments import counts, makers
-from spikecore.layers._norms import normalised
-from spikecore.models._parts import MakeNeuron, MakeNorm, beginning, lif, made, of_depth
+from spikecore.layers._blocks import MakeNeuron, MakeNorm
+from spikecore.layers._stateless import counts, makers, normalised
+from spikecore.models._parts import beginning, lif, made, of_depth
 
 #: Depth -> the widths of the convolutions between two poolings.
 _WIDTHS: Dict[int, Tuple[Tuple[int, ...], ...]] = {
