@@ -77,9 +77,7 @@ def _device(position: int, device: Any) -> torch.device:
             raise RuntimeError(f"there is no GPU {index}")
         return torch.device("cuda", index)
     except (RuntimeError, AssertionError, ImportError) as error:  # torch raises any of these for what is not there
-        raise ValueError(
-            f"Pipeline: stage {position} asks for {str(device)!r}, which is not there; {here}"
-        ) from error
+        raise ValueError(f"Pipeline: stage {position} asks for {str(device)!r}, which is not there; {here}") from error
 
 
 # -- sizes

@@ -240,7 +240,8 @@ class Pipeline(nn.Module):
                 raise RuntimeError(
                     f"this would move stage {position} of a Pipeline from {device} to {after}; its stages are on "
                     f"{', '.join(map(str, self.devices))}. Leave out .to(device), .cuda() and the like; for other "
-                    "devices make another Pipeline of the stages, for one device nn.Sequential(*pipeline).to(device). .to(dtype) works"
+                    "devices make another Pipeline of the stages, for one device "
+                    "nn.Sequential(*pipeline).to(device). .to(dtype) works"
                 )
         return super()._apply(fn, *args, **kwargs)
 
