@@ -6,10 +6,9 @@ and batch together.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -89,11 +88,6 @@ def is_plain_norm(module: nn.Module) -> bool:
     return type(module) in _DIMS and not is_watched_itself(module)
 
 
-def is_average(norm: Any) -> bool:
-    """Whether the running statistics of a normalisation are averages over all batches so far, and a call moves them."""
-    return bool(norm.training and norm.track_running_stats and norm.momentum is None and norm.running_var is not None)
-
-
 def takes_batch(norm: Any) -> bool:
     """Whether a batch normalisation takes the statistics of its input, rather than the running ones."""
     return bool(norm.training or norm.running_mean is None)
@@ -126,21 +120,9 @@ def fits(norm: Any, tensors: NormTensors, x: Tensor) -> bool:
 
 def normalised(norm: Any, x: Tensor, one_step: bool) -> Tensor:
     """``x`` ``[T, B, C, ...]``, or ``[B, C, ...]`` of one step, as torch normalises it."""
-    if not one_step:
-        return unfolded(normalised(norm, folded(x), True), x.shape[0], x.shape[1])
-    if not (is_compiling() and is_average(norm)):
-        # not norm(x): hooks of a module that a kernel may compute are called in no case
-        y: Tensor = _BatchNorm.forward(norm, x)
-        return y
-    # running statistics that are averages move by a factor that a compiled graph has as a tensor
-    norm._check_input_dim(x)
-    factor = _counted(norm)
-    # what torch moves zeros by with the factor 1: the statistics themselves
-    mean, variance = torch.zeros_like(norm.running_mean), torch.zeros_like(norm.running_var)
-    y = F.batch_norm(x, mean, variance, norm.weight, norm.bias, True, 1.0, norm.eps)
-    if x.numel():  # torch lets the statistics be after an empty batch
-        _move(norm, mean, variance, factor)
-    return y
+    # not norm(x): hooks of a module that a kernel may compute are called in no case
+    y: Tensor = _BatchNorm.forward(norm, x if one_step else folded(x))
+    return y if one_step else unfolded(y, x.shape[0], x.shape[1])
 
 
 def constants(
@@ -211,7 +193,7 @@ def _by_torch(norm: Any, x: Tensor, moments: Optional[Moments]) -> Tuple[Tensor,
     elif is_compiling() or x.device.type not in ("cpu", "cuda"):
         # the operation below does not tell the compiler that it moves the running statistics, and MPS has none
         variance, mean = torch.var_mean(x.to(compute), [d for d in range(x.ndim) if d != 1], correction=0)
-    elif moves and norm.running_mean.dtype == compute and not isinstance(factor, Tensor):
+    elif moves and norm.running_mean.dtype == compute:
         mean, variance = torch.batch_norm_update_stats(x, norm.running_mean, norm.running_var, factor)
         return mean, torch.rsqrt(variance + norm.eps)
     else:
@@ -220,7 +202,8 @@ def _by_torch(norm: Any, x: Tensor, moments: Optional[Moments]) -> Tuple[Tensor,
         mean, variance = torch.batch_norm_update_stats(x, like, torch.ones_like(like), 0.0)
     if moves:
         n = x.numel() // x.shape[1]
-        _move(norm, mean, variance * (n / (n - 1)), factor)
+        for running, value in ((norm.running_mean, mean), (norm.running_var, variance * (n / (n - 1)))):
+            running.lerp_(value.to(running.dtype), factor)
     return mean, torch.rsqrt(variance + norm.eps)
 
 
@@ -232,25 +215,11 @@ def _samples(x: Tensor) -> Tensor:
     return (x.transpose(0, 1) if batch_first else x).flatten(0, 1)
 
 
-def _counted(norm: Any) -> Union[float, Tensor]:
+def _counted(norm: Any) -> float:
     """By which part of the way a batch moves the running statistics. The batch is counted first."""
     count = norm.num_batches_tracked
     if count is not None:
         count.add_(1)
     if norm.momentum is not None or count is None or norm.running_var is None:
         return norm.momentum or 0.0
-    if not is_compiling():
-        return 1.0 / float(count)
-    # torch.compile cannot follow a number that is read from memory, so the division stays one of tensors
-    return torch.reciprocal(count.to(compute_dtype(norm.running_var.dtype)))
-
-
-def _move(norm: Any, mean: Tensor, variance: Tensor, factor: Union[float, Tensor]) -> None:
-    """Move the running statistics towards those of a batch."""
-    with torch.no_grad():
-        for running, value in ((norm.running_mean, mean), (norm.running_var, variance)):
-            if isinstance(factor, Tensor):
-                # torch wants the factor in the dtype of what it moves, and 16 bits would round it
-                running.copy_(running.to(factor.dtype).lerp(value.to(factor.dtype), factor))
-            else:
-                running.lerp_(value.to(running.dtype), factor)
+    return 1.0 / float(count)

@@ -19,7 +19,6 @@ from spikecore._shell.binding import SpecKey
 from spikecore._shell.checks import lacking
 from spikecore._shell.modules import calls_as
 from spikecore._shell.observe import Results
-from spikecore._shell.state import Stateful
 from spikecore.backend import MAX_STATIC_STEPS, ParamValue, Spec, Unsupported
 from spikecore.dtypes import NAMES
 from spikecore.lang._derived import normalised as normalised_program
@@ -309,9 +308,12 @@ class NormNeuron(nn.Module):
         """Whether a shortcut behind the neuron is part of its program. One of another shape, dtype or order of memory
         is not, and none where the first output is not spikes: rounded once, the sum would be another one.
         """
-        if self.fused is False or not lie_alike(x, skip):
+        if self.fused is False or is_jit_tracing() or not (is_compiling() or is_plain(skip)):
             return False
-        return self._can_add(x.device.type, bool(self.fused), self.neuron._stamp())
+        strided = x.layout is torch.strided is skip.layout
+        if not (strided and x.shape == skip.shape and x.dtype == skip.dtype and x.device == skip.device):
+            return False
+        return x.stride() == skip.stride() and self._can_add(x.device.type, bool(self.fused), self.neuron._stamp())
 
     # torch.compile runs these two when it meets them and takes what they return as a constant, as in Bound.
 
@@ -446,25 +448,10 @@ class NormNeuron(nn.Module):
         return self._straight(known, x, skip)
 
 
-def lie_alike(x: Tensor, skip: Tensor) -> bool:
-    """Whether a kernel reads both as they are."""
-    if is_jit_tracing() or not (is_compiling() or is_plain(skip)):
-        return False
-    strided = x.layout is torch.strided is skip.layout
-    alike = strided and x.shape == skip.shape and x.dtype == skip.dtype and x.device == skip.device
-    return alike and x.stride() == skip.stride()
-
-
 def neuron_of(layer: nn.Module) -> Optional[Neuron]:
     """The neuron of a layer that is one, or that normalises in front of one."""
     inner = layer.neuron if isinstance(layer, NormNeuron) else layer
     return inner if isinstance(inner, Neuron) else None
-
-
-def stateful_of(layer: nn.Module) -> Optional[Stateful]:
-    """The module that has the state of a layer: the neuron of a :class:`NormNeuron`, else the layer itself."""
-    inner = layer.neuron if isinstance(layer, NormNeuron) else layer
-    return inner if isinstance(inner, Stateful) else None
 
 
 def _added(results: Results, skip: Tensor) -> Results:
