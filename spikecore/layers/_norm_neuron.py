@@ -91,6 +91,7 @@ class NormNeuron(nn.Module):
             )
         if name == "fused" and not (value is None or isinstance(value, bool)):
             raise TypeError(f"NormNeuron: fused={value!r} must be True, False or None (where the backend can)")
+        _check_no_tensor(self, name, value)
         super().__setattr__(name, value)
 
     def forward(self, x: Tensor, *skip: Tensor) -> Any:
@@ -446,6 +447,24 @@ class NormNeuron(nn.Module):
         noted = earlier.noted(runner, named, values, x, neuron)
         known = quick[self._kind(x, skip)] = KnownCall(noted, call, before)
         return self._straight(known, x, skip)
+
+
+class NormPlace(nn.Identity):
+    """What :func:`spikecore.fuse` leaves in the place of a normalisation that a :class:`NormNeuron` has now."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _check_no_tensor(self, name, value)
+        super().__setattr__(name, value)
+
+
+def _check_no_tensor(module: nn.Module, name: str, value: Any) -> None:
+    """Refuse what torch.func.functional_call sets where a name of ``state_dict()`` leads to no parameter."""
+    if isinstance(value, Tensor):
+        raise AttributeError(
+            f"{type(module).__name__} has no tensor {name!r}: in a fused network it belongs to the norm or the neuron "
+            "of a NormNeuron. Give torch.func.functional_call the names of net.named_parameters() and "
+            "net.named_buffers(), or call sc.unfuse(net) first"
+        )
 
 
 def neuron_of(layer: nn.Module) -> Optional[Neuron]:

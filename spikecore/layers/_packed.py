@@ -260,31 +260,33 @@ def _chosen(device_type: str, registry: Registry) -> Resolved:
 _TORCH = Packing()
 
 
-def _register() -> None:
-    """Define the operators, once: a second import, after removal from ``sys.modules``, goes on with them."""
-    lasting = vars(torch.ops.spikecore)
-    if "library of packing" in lasting:
-        return
+def _register() -> torch.library.Library:
+    """Define the operators."""
     library = torch.library.Library("spikecore", "FRAGMENT")
     how = "int[] order, int largest, float unit"
-    schemas = {
-        "pack_spikes": f"(Tensor x, {how}) -> (Tensor, Tensor)",
-        "unpack_spikes": f"(Tensor data, Tensor right, SymInt[] shape, {how}, ScalarType dtype) -> Tensor",
+    operators: Dict[str, Tuple[str, Callable[..., Any], Callable[..., Any]]] = {
+        "pack_spikes": (f"(Tensor x, {how}) -> (Tensor, Tensor)", _pack, _pack_fake),
+        "unpack_spikes": (
+            f"(Tensor data, Tensor right, SymInt[] shape, {how}, ScalarType dtype) -> Tensor",
+            _unpack,
+            _unpack_fake,
+        ),
         # what torch.compile sees of a layer; its kernel for autograd, traced, is made of the other two
-        "kept": "(Tensor x, Tensor weight, Tensor? bias, int largest, float unit, int[] form) -> Tensor",
+        "kept": (
+            "(Tensor x, Tensor weight, Tensor? bias, int largest, float unit, int[] form) -> Tensor",
+            _plain,
+            _plain,
+        ),
     }
-    kernels: Dict[str, Tuple[Callable[..., Any], ...]]
-    kernels = {"pack_spikes": (_pack, _pack_fake), "unpack_spikes": (_unpack, _unpack_fake), "kept": (_plain, _plain)}
-    for name, (function, fake) in kernels.items():
-        library.define(name + schemas[name])
+    for name, (schema, function, fake) in operators.items():
+        library.define(name + schema)
         library.impl(name, function, "CompositeExplicitAutograd")
         torch.library.register_fake(f"spikecore::{name}", fake, lib=library)
     library.impl("kept", _Kept.apply, "Autograd")
-    lasting["library of packing"] = library
+    return library
 
 
-if SUPPORTED:
-    _register()
+_LIBRARY = _register() if SUPPORTED else None
 
 
 # -- into networks
@@ -292,7 +294,7 @@ if SUPPORTED:
 #: Torch's layers, and those that take their place.
 _PACKED: Mapping[Type[nn.Module], Type[nn.Module]] = {nn.Linear: PackedLinear, nn.Conv2d: PackedConv2d}
 #: What gives some of the numbers that it gets, or 0, as often as may be.
-_KEEPING = (nn.Identity, nn.Flatten, nn.Unflatten, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+_KEEPING = (nn.Flatten, nn.Unflatten, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 #: Of a part of a network and what goes into it, what comes out.
 Follow = Callable[[nn.Module, Optional[Whole]], Optional[Whole]]
 
@@ -374,7 +376,7 @@ def _rule(module: nn.Module) -> Optional[Callable[[Any, Optional[Whole], Follow]
         return _in_turn
     if type(module) is nn.AvgPool2d:
         return lambda module, known, follow: of_average(module, known)
-    if type(module) in _KEEPING:
+    if type(module) in _KEEPING or calls_as(module, nn.Identity):
         return lambda module, known, follow: known
     written = next(kind for kind in type(module).__mro__ if "forward" in vars(kind))
     return vars(written).get("follow_spikes")

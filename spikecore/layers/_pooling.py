@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any, Dict, Tuple, Type
+from typing import Any, ClassVar, Dict, Tuple, Type
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,8 @@ Window = Tuple[int, int]
 class _Compact(nn.Module):
     """What both layers have beside torch's."""
 
+    keeps: ClassVar[str]
+
     def forward(self, input: Tensor) -> Tensor:
         """``[B, C, H, W] -> [B, C, H // h, W // w]``."""
         pool: Any = self
@@ -38,29 +40,25 @@ class _Compact(nn.Module):
             return y
         return super().forward(input)  # type: ignore[no-any-return]  # torch's
 
+    def follow_spikes(self, known: Any, follow: Follow) -> Any:
+        """What comes out, for :func:`spikecore.pack`."""
+        return of_average(self, known) if isinstance(self, nn.AvgPool2d) else known
+
+    def extra_repr(self) -> str:
+        """As torch's, and what is kept."""
+        return f"{super().extra_repr()}, keeps {self.keeps}"
+
 
 class CompactMaxPool2d(_Compact, nn.MaxPool2d):
     """:class:`torch.nn.MaxPool2d` that keeps a byte for each maximum."""
 
-    def follow_spikes(self, known: Any, follow: Follow) -> Any:
-        """What comes out, for :func:`spikecore.pack`."""
-        return known
-
-    def extra_repr(self) -> str:
-        """As before, and what is kept."""
-        return f"{super().extra_repr()}, keeps places"
+    keeps = "places"
 
 
 class CompactAvgPool2d(_Compact, nn.AvgPool2d):
     """:class:`torch.nn.AvgPool2d` that keeps nothing but shapes."""
 
-    def follow_spikes(self, known: Any, follow: Follow) -> Any:
-        """What comes out, for :func:`spikecore.pack`."""
-        return of_average(self, known)
-
-    def extra_repr(self) -> str:
-        """As before, and what is kept."""
-        return f"{super().extra_repr()}, keeps nothing"
+    keeps = "nothing"
 
 
 _COMPACT: Dict[Type[nn.Module], Type[nn.Module]] = {nn.MaxPool2d: CompactMaxPool2d, nn.AvgPool2d: CompactAvgPool2d}

@@ -270,6 +270,17 @@ class TestFuse:
             torch.testing.assert_close(mine, its)
         torch.testing.assert_close(dict(net.state_dict()), dict(plain.state_dict()))
 
+    def test_functional_call_says_which_names_it_takes(self):
+        """Plain names lead to no parameter of a fused network; those of its modules do."""
+        net, x = sc.fuse(network()), drive(T, B, 2, 4, 4)
+        with pytest.raises(AttributeError, match=r"NormPlace has no tensor 'weight': .* names of net.named_parameters"):
+            torch.func.functional_call(net, net.state_dict(), (x,))
+        tau = {"1.tau": torch.tensor(3.0)}
+        with pytest.raises(AttributeError, match="NormNeuron has no tensor 'tau'"):
+            torch.func.functional_call(net, tau, (x,))
+        named = {name: value.detach().clone() for name, value in net.named_parameters()}
+        assert torch.equal(torch.func.functional_call(net.eval(), named, (x,)), net(x))
+
     def test_unfuse_undoes_it(self):
         """Modules and numbers are what they were; it can be fused again."""
         net = network()
