@@ -10,7 +10,6 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from spikecore._base.batches import folded, unfolded
 from spikecore._base.errors import a_kind
@@ -121,7 +120,7 @@ def fits(norm: Any, tensors: NormTensors, x: Tensor) -> bool:
 def normalised(norm: Any, x: Tensor, one_step: bool) -> Tensor:
     """``x`` ``[T, B, C, ...]``, or ``[B, C, ...]`` of one step, as torch normalises it."""
     # not norm(x): hooks of a module that a kernel may compute are called in no case
-    y: Tensor = _BatchNorm.forward(norm, x if one_step else folded(x))
+    y: Tensor = type(norm).forward(norm, x if one_step else folded(x))
     return y if one_step else unfolded(y, x.shape[0], x.shape[1])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Callable, List, Optional
 
 from torch import Tensor, nn
@@ -249,10 +248,6 @@ class SpikingSelfAttention(nn.Module):
         makers("SpikingSelfAttention", neuron=neuron, attention_neuron=attention_neuron or neuron, norm=norm)
         if channels % heads:
             raise ValueError(f"SpikingSelfAttention: channels={channels} must be a multiple of heads={heads}")
-        if isinstance(scale, bool) or not isinstance(scale, (int, float)):
-            raise TypeError(f"SpikingSelfAttention: scale={scale!r} must be a number, the factor of the products")
-        if not math.isfinite(scale):
-            raise ValueError(f"SpikingSelfAttention: scale={scale!r} must be finite")
         self.channels, self.heads, self.scale = channels, heads, scale
         first = bias if qkv_bias is None else qkv_bias
         self.query = linear(channels, channels, neuron, norm, first)

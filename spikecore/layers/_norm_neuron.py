@@ -81,7 +81,6 @@ class NormNeuron(nn.Module):
         super().__init__()
         self.norm, self.neuron = norm, neuron
         self.shortcut, self.fused, self.reason = shortcut, fused, None
-        self._check()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "shortcut" and value not in (None, "before", "after"):
@@ -91,12 +90,16 @@ class NormNeuron(nn.Module):
             )
         if name == "fused" and not (value is None or isinstance(value, bool)):
             raise TypeError(f"NormNeuron: fused={value!r} must be True, False or None (where the backend can)")
+        if name == "norm":
+            stats.check_norm("NormNeuron", value)
+        if name == "neuron":
+            _check_neuron(value)
         _check_no_tensor(self, name, value)
         super().__setattr__(name, value)
 
     def forward(self, x: Tensor, *skip: Tensor) -> Any:
         """``[T, B, C, ...] -> [T, B, C, ...]``; with a shortcut also ``skip`` of that shape."""
-        neuron = self._checked_neuron()
+        neuron: Any = self._modules["neuron"]
         if neuron.step == "single" or neuron._carrying:
             outputs, state, _ = self._call((x, *skip), neuron._begin(), (), True, neuron.step == "single")
             neuron._end(state)
@@ -108,7 +111,7 @@ class NormNeuron(nn.Module):
         """The functional core, as :meth:`spikecore.Neuron.run`: ``(output, state)``, or ``(output, state, trace)`` with
         ``record``. Pure but for the running statistics of the normalisation, which move in training.
         """
-        neuron = self._checked_neuron()
+        neuron: Any = self._modules["neuron"]
         names = checks.recorded(type(neuron).__name__, record, neuron.states)
         outputs, end, trace = self._call(inputs, state, names, True, False)
         output = outputs[0] if len(outputs) == 1 else outputs
@@ -122,33 +125,6 @@ class NormNeuron(nn.Module):
     def extra_repr(self) -> str:
         """The shortcut, if there is one."""
         return f"shortcut={self.shortcut!r}" if self.shortcut else ""
-
-    def _checked_neuron(self) -> Any:
-        """The neuron; both modules are checked where another one was put in, as convert_sync_batchnorm does."""
-        neuron = self._modules["neuron"]
-        if self._checked != (self._modules["norm"], neuron):
-            self._check()
-        return neuron
-
-    def _check(self) -> None:
-        """Refuse modules that cannot be one layer."""
-        norm, neuron = self.norm, self.neuron
-        stats.check_norm("NormNeuron", norm)
-        if not isinstance(neuron, Neuron):
-            raise TypeError(f"NormNeuron: neuron={neuron!r} must be a spikecore neuron")
-        if len(neuron.inputs) != 1:
-            raise ValueError(
-                f"NormNeuron: {type(neuron).__name__} has the inputs {', '.join(neuron.inputs)}; which of them to "
-                "normalise is not known: normalise it before the call"
-            )
-        if not calls_as(neuron, Neuron) or "forward" in vars(neuron) or neuron._forward_pre_hooks:
-            # what they do to the input would come before the normalisation: a factor, for one, would be divided out
-            raise ValueError(
-                f"NormNeuron: this {type(neuron).__name__} has a forward of its own or a forward pre-hook, which would "
-                "see the input before it is normalised; leave norm in front of the neuron: "
-                "nn.Sequential(sc.layers.TimeBatched(conv, norm), neuron)"
-            )
-        self.__dict__["_checked"] = (norm, neuron)
 
     # -- a call
 
@@ -447,6 +423,24 @@ class NormNeuron(nn.Module):
         noted = earlier.noted(runner, named, values, x, neuron)
         known = quick[self._kind(x, skip)] = KnownCall(noted, call, before)
         return self._straight(known, x, skip)
+
+
+def _check_neuron(neuron: Any) -> None:
+    """Refuse a module that cannot be one layer with a normalisation."""
+    if not isinstance(neuron, Neuron):
+        raise TypeError(f"NormNeuron: neuron={neuron!r} must be a spikecore neuron")
+    if len(neuron.inputs) != 1:
+        raise ValueError(
+            f"NormNeuron: {type(neuron).__name__} has the inputs {', '.join(neuron.inputs)}; which of them to "
+            "normalise is not known: normalise it before the call"
+        )
+    if not calls_as(neuron, Neuron) or "forward" in vars(neuron) or neuron._forward_pre_hooks:
+        # what they do to the input would come before the normalisation: a factor, for one, would be divided out
+        raise ValueError(
+            f"NormNeuron: this {type(neuron).__name__} has a forward of its own or a forward pre-hook, which would "
+            "see the input before it is normalised; leave norm in front of the neuron: "
+            "nn.Sequential(sc.layers.TimeBatched(conv, norm), neuron)"
+        )
 
 
 class NormPlace(nn.Identity):

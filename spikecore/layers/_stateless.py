@@ -17,7 +17,6 @@ from spikecore.lang._plain import is_compiling
 from spikecore.layers._packed import Follow
 
 _OF_DIMS: Dict[int, Type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
-_FORMS = {1: "[T, B, C] or [T, B, C, L]", 2: "[T, B, C, H, W]", 3: "[T, B, C, D, H, W]"}
 
 
 def counts(owner: str, **values: Any) -> None:
@@ -218,13 +217,6 @@ class TEBN(Stepped):
                 f"TEBN: x must be [T, B, C, ...] with T={self.steps}, the steps that it has factors for, got shape "
                 f"{tuple(x.shape)}"
             )
-        for dims, kind in _OF_DIMS.items():  # a converted norm, such as nn.SyncBatchNorm, is none of these
-            fits = x.ndim - 3 == dims or (x.ndim == 3 and dims == 1)
-            if type(self.norm) is kind and not (fits and x.shape[2] == self.norm.num_features):
-                raise ValueError(
-                    f"TEBN: x must be {_FORMS[dims]} with C={self.norm.num_features} and dims={dims}, got shape "
-                    f"{tuple(x.shape)}"
-                )
         y = unfolded(self.norm(folded(x)), x.shape[0], x.shape[1])
         return y * self.scale.to(y.dtype).reshape(-1, *[1] * (y.ndim - 1))
 
