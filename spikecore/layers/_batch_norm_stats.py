@@ -94,11 +94,10 @@ def takes_batch(norm: Any) -> bool:
 
 def tensors_of(norm: Any) -> NormTensors:
     """The tensors that a batch normalisation has."""
-    own, buffers = norm._parameters, norm._buffers
+    affine, buffers = norm._parameters, norm._buffers
+    statistics = ("running_mean", "running_var", "num_batches_tracked")
     try:
-        return NormTensors(
-            own["weight"], own["bias"], buffers["running_mean"], buffers["running_var"], buffers["num_batches_tracked"]
-        )
+        return NormTensors(affine["weight"], affine["bias"], *[buffers[name] for name in statistics])
     except KeyError:  # one is computed, as by nn.utils.parametrize
         return NormTensors(norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.num_batches_tracked)
 
@@ -131,8 +130,8 @@ def constants(
     move, as torch moves them. Mean and rstd carry no gradient.
     """
     if takes_batch(norm):
-        found = None if statistics is None else _by_kernels(norm, tensors, x, statistics)
-        mean, rstd = found or _by_torch(norm, x, moments)
+        by_kernels = None if statistics is None else _by_kernels(norm, tensors, x, statistics)
+        mean, rstd = by_kernels or _by_torch(norm, x, moments)
     else:
         running: Any = tensors.mean
         compute = compute_dtype(x.dtype)
@@ -154,12 +153,12 @@ def _by_kernels(norm: Any, tensors: NormTensors, x: Tensor, statistics: Statisti
         running = _running_of(norm, tensors, x.device)
         if running is None:
             return None
-    found = statistics(x, norm.eps, running)
-    if found is not None and running is not None:
+    result = statistics(x, norm.eps, running)
+    if result is not None and running is not None:
         for value in running[:3]:
             if value is not None:
                 _written(value)
-    return found
+    return result
 
 
 def _running_of(norm: Any, tensors: NormTensors, device: torch.device) -> Optional[Running]:
@@ -183,12 +182,12 @@ def _by_torch(norm: Any, x: Tensor, moments: Optional[Moments]) -> Tuple[Tensor,
     moves = norm.training and norm.track_running_stats and norm.running_mean is not None
     factor = _counted(norm) if norm.training and norm.track_running_stats else 0.0
     # whether there is such a method is asked by `is None`: whether a method is true, torch.compile of 2.11 cannot ask
-    found = None if is_compiling() or moments is None else moments(x)
+    by_backend = None if is_compiling() or moments is None else moments(x)
     x = _samples(x)
     if x.dtype == torch.float16 and x.device.type == "cpu":
         x = x.to(compute)  # torch 2.0 has no statistics of float16 there
-    if found is not None:
-        mean, variance = found
+    if by_backend is not None:
+        mean, variance = by_backend
     elif is_compiling() or x.device.type not in ("cpu", "cuda"):
         # the operation below does not tell the compiler that it moves the running statistics, and MPS has none
         variance, mean = torch.var_mean(x.to(compute), [d for d in range(x.ndim) if d != 1], correction=0)

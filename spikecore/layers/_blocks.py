@@ -265,15 +265,15 @@ class SpikingSelfAttention(nn.Module):
                 f"SpikingSelfAttention: x must be [T, B, N, C] with C={self.channels}, or [B, N, C] of one step, got "
                 f"shape {tuple(x.shape)}"
             )
-        each = x.shape[-3:-1]
+        sizes = x.shape[-3:-1]
         flat = x.flatten(-3, -2)
         query, key, value = (
-            layer(flat).unflatten(-2, each).unflatten(-1, (self.heads, -1)).transpose(-3, -2)
+            layer(flat).unflatten(-2, sizes).unflatten(-1, (self.heads, -1)).transpose(-3, -2)
             for layer in (self.query, self.key, self.value)
         )
         attended = query @ (key.transpose(-2, -1) @ value) * self.scale
         fired = self.fire(attended.transpose(-3, -2).flatten(-2).flatten(-3, -2))
-        projected: Tensor = self.projected(fired).unflatten(-2, each)
+        projected: Tensor = self.projected(fired).unflatten(-2, sizes)
         return projected
 
     def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:

@@ -144,11 +144,11 @@ class NormNeuron(nn.Module):
         behind = (
             skip if self.shortcut == "after" and skip is not None and (watched or not self._adds(x, skip)) else None
         )
-        given = (x,) if skip is None or behind is not None else (x, skip)
+        taken = (x,) if skip is None or behind is not None else (x, skip)
         if watched:
-            results = observe.recorded(neuron, self._execute, given, state, record, final, single)
+            results = observe.recorded(neuron, self._execute, taken, state, record, final, single)
         else:
-            results = self._execute(given, state, record, final, single)
+            results = self._execute(taken, state, record, final, single)
         return results if behind is None else _added(results, behind)
 
     def _taken(self, inputs: Sequence[Any], one_step: bool) -> Tuple[Tensor, Optional[Tensor]]:
@@ -321,7 +321,7 @@ class NormNeuron(nn.Module):
         if len(kinds) != len(program.params):
             return "the dynamics do not read their input"
         learn = (*learnt, *[name for name, wants in zip(names[2:], affine) if wants])
-        wanted = Spec(dtype, steps, kinds, learn, final)
+        kernel_spec = Spec(dtype, steps, kinds, learn, final)
         resolved = neuron._bind(device_type)
         if resolved.backend.name == REFERENCE and not asked:
             # it runs a program operation by operation, and torch has one operation for the whole of a normalisation
@@ -330,7 +330,7 @@ class NormNeuron(nn.Module):
         lacks = functools.partial(
             lacking,
             program=program,
-            spec=wanted,
+            spec=kernel_spec,
             gradients=gradients,
             state_gradients=state_gradients,
             record=record,
@@ -339,7 +339,7 @@ class NormNeuron(nn.Module):
         missing = (*lacks(has),) or (() if has.normalisation else ("normalisation",))
         if missing:
             return checks.unsupported(resolved, type(neuron).__name__, missing, device_type)
-        calls = Calls(device_type, program, wanted, lacks)
+        calls = Calls(device_type, program, kernel_spec, lacks)
         cache.derived[key] = runner_of(resolved, calls, type(neuron).__name__)
         return ""
 

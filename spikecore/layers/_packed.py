@@ -143,9 +143,9 @@ class _Kept(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         # read once: a checkpointed part is computed again for it
-        kept = ctx.saved_tensors
+        saved = ctx.saved_tensors
         of = _of_convolution if ctx.form else _of_linear
-        return (*of(ctx, kept, grad), None, None, None)
+        return (*of(ctx, saved, grad), None, None, None)
 
 
 def _plain(x: Tensor, weight: Tensor, bias: Optional[Tensor], largest: int, unit: float, form: Form) -> Tensor:
@@ -156,27 +156,27 @@ def _parts(form: Form) -> Tuple[Any, Any, Any, int]:
     return form[:2], form[2:4], form[4:6], form[6]
 
 
-def _unpacked(ctx: Any, kept: Sequence[Tensor]) -> Tensor:
-    x: Tensor = torch.ops.spikecore.unpack_spikes(*kept[:2], *ctx.about)
+def _unpacked(ctx: Any, saved: Sequence[Tensor]) -> Tensor:
+    x: Tensor = torch.ops.spikecore.unpack_spikes(*saved[:2], *ctx.about)
     return x
 
 
-def _of_linear(ctx: Any, kept: Sequence[Tensor], grad: Tensor) -> Tuple[Optional[Tensor], ...]:
-    weight, wants = kept[2], ctx.needs_input_grad
+def _of_linear(ctx: Any, saved: Sequence[Tensor], grad: Tensor) -> Tuple[Optional[Tensor], ...]:
+    weight, wants = saved[2], ctx.needs_input_grad
     flat = grad.reshape(-1, weight.shape[0])
-    of_weight = flat.t() @ _unpacked(ctx, kept).reshape(-1, weight.shape[1]) if wants[1] else None
+    of_weight = flat.t() @ _unpacked(ctx, saved).reshape(-1, weight.shape[1]) if wants[1] else None
     of_input = (flat @ weight).view(ctx.about[0]) if wants[0] else None
     return of_input, of_weight, flat.sum(0) if wants[2] else None
 
 
-def _of_convolution(ctx: Any, kept: Sequence[Tensor], grad: Tensor) -> Tuple[Optional[Tensor], ...]:
-    weight, wants = kept[2], list(ctx.needs_input_grad[:3])
+def _of_convolution(ctx: Any, saved: Sequence[Tensor], grad: Tensor) -> Tuple[Optional[Tensor], ...]:
+    weight, wants = saved[2], list(ctx.needs_input_grad[:3])
     stride, padding, dilation, groups = _parts(ctx.form)
     apart = grad.is_cuda and wants[0]
     how = (stride, padding, dilation, False, [0, 0], groups, [wants[0] and not apart, *wants[1:]])
-    found = torch.ops.aten.convolution_backward(grad, _unpacked(ctx, kept), weight, ctx.sizes, *how)
-    of_input = _of_input(grad, weight, ctx.about[0], ctx.form) if apart else found[0]
-    return of_input, found[1], found[2] if wants[2] else None
+    gradients = torch.ops.aten.convolution_backward(grad, _unpacked(ctx, saved), weight, ctx.sizes, *how)
+    of_input = _of_input(grad, weight, ctx.about[0], ctx.form) if apart else gradients[0]
+    return of_input, gradients[1], gradients[2] if wants[2] else None
 
 
 def _of_input(grad: Tensor, weight: Tensor, shape: torch.Size, form: Form) -> Tensor:
@@ -199,14 +199,14 @@ def _of_input(grad: Tensor, weight: Tensor, shape: torch.Size, form: Form) -> Te
 
 def _pack(x: Tensor, order: List[int], largest: int, unit: float) -> Tuple[Tensor, Tensor]:
     numbers = x.detach().permute(order).reshape(-1)
-    found: Bits = _by_backend(x.device.type, "pack", numbers, Whole(largest, unit))
-    if x.device.type == "cpu" and bool(found.right.isnan()):
+    packed: Bits = _by_backend(x.device.type, "pack", numbers, Whole(largest, unit))
+    if x.device.type == "cpu" and bool(packed.right.isnan()):
         what = "spikes, 0 or 1" if (largest, unit) == (1, 1.0) else f"whole numbers from 0 to {largest}, times {unit}"
         raise ValueError(
             f"x of shape {list(x.shape)} is not what its layer was said to get: {what}. PackedLinear and PackedConv2d "
             "take largest= and unit=; use nn.Linear and nn.Conv2d for other numbers"
         )
-    return found.data, found.right
+    return packed.data, packed.right
 
 
 def _pack_fake(x: Tensor, order: List[int], largest: int, unit: float) -> Tuple[Tensor, Tensor]:
@@ -318,8 +318,8 @@ def pack(net: nn.Module) -> nn.Module:
     """
     _check("pack", net)
     _check_torch()
-    found = packable(net)
-    replace_modules(net, {module: as_kind(module, _PACKED[type(module)], spikes) for module, spikes in found.items()})
+    layers = packable(net)
+    replace_modules(net, {module: as_kind(module, _PACKED[type(module)], spikes) for module, spikes in layers.items()})
     if not is_packed(net):
         warnings.warn(
             "sc.pack(net) found no nn.Linear or nn.Conv2d behind a spiking neuron: it looks in nn.Sequential and in "
@@ -337,7 +337,7 @@ def unpack(net: nn.Module) -> nn.Module:
     """
     _check("unpack", net)
     plain = {packed: kind for kind, packed in _PACKED.items()}
-    replace_modules(net, {one: as_kind(one, plain[type(one)]) for one in net.modules() if type(one) in plain})
+    replace_modules(net, {old: as_kind(old, plain[type(old)]) for old in net.modules() if type(old) in plain})
     return net
 
 
@@ -349,12 +349,12 @@ def is_packed(net: nn.Module) -> bool:
 def packable(net: nn.Module) -> Dict[nn.Module, Whole]:
     """The layers that :func:`pack` replaces, and what goes into each."""
     places = Counter(module for _, module in net.named_modules(remove_duplicate=False))
-    found: Dict[nn.Module, Whole] = {}
+    layers: Dict[nn.Module, Whole] = {}
 
     def follow(module: nn.Module, known: Optional[Whole]) -> Optional[Whole]:
         if type(module) in _PACKED:
             if known is not None and places[module] == 1 and "forward" not in vars(module):
-                found[module] = known
+                layers[module] = known
             return None
         if "forward" not in vars(module):
             rule = _rule(module)
@@ -365,7 +365,7 @@ def packable(net: nn.Module) -> Dict[nn.Module, Whole]:
         return None
 
     follow(net, None)
-    return found
+    return layers
 
 
 def _rule(module: nn.Module) -> Optional[Callable[[Any, Optional[Whole], Follow], Optional[Whole]]]:

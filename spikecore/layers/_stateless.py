@@ -30,9 +30,9 @@ def makers(owner: str, **values: Any) -> None:
     """Functions that make a module for each place: not modules, which all places would share."""
     for name, value in values.items():
         if isinstance(value, nn.Module) or not callable(value):
-            given = f"the module {type(value).__name__}" if isinstance(value, nn.Module) else shown(value)
+            what = f"the module {type(value).__name__}" if isinstance(value, nn.Module) else shown(value)
             raise TypeError(
-                f"{owner}: {name} must be a function that makes a module for each place, got {given}; give one, as in "
+                f"{owner}: {name} must be a function that makes a module for each place, got {what}; give one, as in "
                 "neuron=lambda: sc.LIF(tau=2.0) or norm=lambda channels: nn.BatchNorm2d(channels)"
             )
 
@@ -133,7 +133,7 @@ class TimeBatched(Stepped):
         if self._step == "single":
             taken = "one time step (step='single')"
             way_out = "x must be [B, ...]; for [T, B, ...] call sc.set_step(net, 'multi')"
-        dtypes = sorted({str(one.dtype) for one in self.module.parameters()})
+        dtypes = sorted({str(parameter.dtype) for parameter in self.module.parameters()})
         if "type" in str(error) and dtypes and str(x.dtype) not in dtypes:
             way_out = f"x is {x.dtype}, and the module has parameters of {' and '.join(dtypes)}: give x.to({dtypes[0]})"
             if x.is_floating_point():

@@ -71,6 +71,6 @@ def vgg(
 
 def _height_and_width(size: Any) -> Tuple[int, int]:
     both = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
-    if len(both) != 2 or any(isinstance(one, bool) or not isinstance(one, int) for one in both):
+    if len(both) != 2 or any(isinstance(side, bool) or not isinstance(side, int) for side in both):
         raise TypeError(f"vgg: size={size!r} must be a whole number of pixels, or two: (height, width)")
     return both[0], both[1]

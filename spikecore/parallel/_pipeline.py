@@ -329,7 +329,7 @@ def _summed(outputs: Iterable[Any]) -> Any:
     total: List[Tensor] = []
     for output in outputs:
         values = [v if v.is_floating_point() or v.is_complex() else v.long() for v in flattened(output)]
-        total = [one + other for one, other in zip(total, values)] if total else values
+        total = [so_far + value for so_far, value in zip(total, values)] if total else values
     return parts.filled(output, total)
 
 
