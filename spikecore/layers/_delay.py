@@ -23,7 +23,7 @@ from spikecore._base.errors import a_kind
 from spikecore._shell import checks, modules, parameters, ranges
 from spikecore._shell.modules import is_watched_itself
 from spikecore._shell.state import State, Stateful
-from spikecore.lang._plain import is_compiling, is_jit_tracing, with_traced_sizes
+from spikecore.lang._plain import is_jit_tracing, with_traced_sizes
 
 PARAMS = ("delay", "sigma")
 #: Name of the inputs before a call in the state.
@@ -74,9 +74,9 @@ class Delay(Stateful):
     detached as that of a neuron: a call starts from zeros but in single steps and within :func:`spikecore.carry_state`.
 
     Raises TypeError for a ``linear`` that is no ``nn.Linear``, and for arguments of a wrong type; ValueError for a
-    delay outside its range or of another shape, for a ``sigma`` of fixed delays, and for an input of another width;
-    RuntimeError for a ``linear`` with hooks, which nothing would call; TypeError for an input of another dtype than the
-    weight outside autocast.
+    delay outside its range or of another shape, for a ``sigma`` of fixed delays, for an input of another width, and for
+    a ``linear`` with hooks, which nothing would call; those that it gets later are not called. TypeError for an input
+    of another dtype than the weight outside autocast.
 
     Hammouamri, Khalfaoui-Hassani, Masquelier: Learning Delays in Spiking Neural Networks using Dilated Convolutions
     with Learnable Spacings. ICLR 2024.
@@ -99,7 +99,7 @@ class Delay(Stateful):
         generator: Optional[torch.Generator] = None,
     ) -> None:
         super().__init__(step)
-        self.linear = _checked_linear(linear)
+        self.linear = linear  # type: ignore[assignment]  # checked in __setattr__
         if checks.whole("Delay", "max_delay", max_delay) < 1:
             raise ValueError(f"Delay: max_delay={max_delay} must be 1 or more; without delays use the layer itself")
         self.max_delay = max_delay
@@ -162,13 +162,6 @@ class Delay(Stateful):
     def delayed(self, x: Tensor) -> Delayed:
         """What inputs such as ``x`` ``[T, ..., in_features]`` are multiplied by now."""
         linear: Any = self.linear
-        # another layer may stand there since: one that adds to what its weight gives, or a quantised one
-        if not is_compiling() and (is_watched_itself(linear) or type(linear).forward is not nn.Linear.forward):
-            raise RuntimeError(
-                f"Delay: linear has hooks or a forward of its own ({type(linear).__name__}), which nothing would call, "
-                "since Delay takes its weight and bias; put hooks on the Delay, and compute the weight by "
-                "torch.nn.utils.parametrize"
-            )
         if x.ndim < 2 or x.shape[-1] != linear.in_features:
             single = self.step == "single"
             form = "[..., in_features] of one step" if single else "[T, ..., in_features]"
@@ -180,11 +173,6 @@ class Delay(Stateful):
         tensors = [("delay", delay), *([] if sigma is None else [("sigma", sigma)]), ("linear.weight", weight)]
         checks.same_device("Delay", x.device, tensors)
         modules.check_gathered("Delay", x, tensors)
-        if delay.shape != weight.shape[2 - delay.ndim :]:
-            raise ValueError(
-                f"Delay: linear.weight has shape {list(weight.shape)}, and delay {list(delay.shape)}: another layer "
-                "was put in the place of linear; make a new Delay of it"
-            )
         if x.dtype != weight.dtype and autocast_dtype(x.device.type) is None:
             raise TypeError(
                 f"Delay: x is {x.dtype} and linear.weight is {weight.dtype}; give both one dtype, by x.to(...) or "
@@ -276,6 +264,8 @@ class Delay(Stateful):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("max_delay", "learn") and name in self.__dict__:
             raise AttributeError(f"Delay: {name} is fixed when a Delay is made; make a new one")
+        if name == "linear":
+            _check_linear(value, self._parameters.get("delay", self._buffers.get("delay")))
         before = self._parameters.get(name, self._buffers.get(name)) if name in PARAMS else None
         if before is None:
             if name in PARAMS and name in self._buffers:
@@ -330,7 +320,7 @@ class Delay(Stateful):
             super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def _checked_linear(linear: Any) -> nn.Linear:
+def _check_linear(linear: Any, delay: Optional[Tensor]) -> None:
     if not isinstance(linear, nn.Linear) or type(linear).forward is not nn.Linear.forward:
         raise TypeError(
             f"Delay: linear={checks.shown(linear)} must be an nn.Linear whose forward is torch's, such as "
@@ -338,7 +328,16 @@ def _checked_linear(linear: Any) -> nn.Linear:
         )
     if is_lazy(linear.weight):
         raise TypeError("Delay: linear has no weight before its first call; give nn.Linear with its number of inputs")
-    return linear
+    if is_watched_itself(linear):
+        raise ValueError(
+            "Delay: linear has hooks or a forward of its own, which nothing would call, since Delay takes its weight "
+            "and bias; put hooks on the Delay, and compute the weight by torch.nn.utils.parametrize"
+        )
+    if delay is not None and delay.shape != linear.weight.shape[2 - delay.ndim :]:
+        raise ValueError(
+            f"Delay: linear.weight has shape {list(linear.weight.shape)}, and delay {list(delay.shape)}; make a new "
+            "Delay of another layer"
+        )
 
 
 class Delayed(NamedTuple):
