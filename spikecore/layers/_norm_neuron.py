@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import Any, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from spikecore._base.bits import Whole
 from spikecore._base.errors import a_kind
-from spikecore._base.running import NormalisedCall, Runner, direct_normalised
+from spikecore._base.running import Runner, direct_normalised
 from spikecore._plugins.selection import REFERENCE
 from spikecore._shell import checks, earlier, observe
 from spikecore._shell.automatic import Calls, runner_of
@@ -26,16 +26,6 @@ from spikecore.lang._plain import is_compiling, is_exporting, is_jit_tracing, is
 from spikecore.layers import _batch_norm_stats as stats
 from spikecore.layers._packed import Follow
 from spikecore.neuron import Neuron
-
-
-class KnownCall(NamedTuple):
-    """A call that passed every check."""
-
-    #: Its runner, and the neuron's own parameters.
-    earlier: earlier.Earlier
-    call: NormalisedCall
-    #: How many parameters stand before those of the normalisation.
-    before: int
 
 
 class NormNeuron(nn.Module):
@@ -375,15 +365,15 @@ class NormNeuron(nn.Module):
         if earlier.only_input((x,)) is None:
             return None
         neuron: Any = self._modules["neuron"]
-        known: Optional[KnownCall] = neuron._cache.quick.get(self._kind(x, skip))
+        known: Optional[earlier.Earlier] = neuron._cache.quick.get(self._kind(x, skip))
         return None if known is None else self._straight(known, x, skip)
 
-    def _straight(self, known: KnownCall, x: Tensor, skip: Optional[Tensor]) -> Optional[Results]:
+    def _straight(self, known: earlier.Earlier, x: Tensor, skip: Optional[Tensor]) -> Optional[Results]:
         """The call by the launches of an earlier one; None, with nothing moved, if it is not as that was."""
         norm: Any = self._modules["norm"]
         neuron: Any = self._modules["neuron"]
-        noted, call, before = known
-        values = earlier.values_as_before(noted, neuron, x, False)
+        call: Any = known.call
+        values = earlier.values_as_before(known, neuron, x, False)
         tensors = stats.tensors_of(norm)
         if values is None or not stats.fits(norm, tensors, x):
             return None
@@ -391,14 +381,13 @@ class NormNeuron(nn.Module):
         laid = call.laid(x, skip, [v for v in (*tensors[:read], *values) if isinstance(v, Tensor)])
         if laid is None:
             return None
-        by = stats.constants(
-            norm, tensors, x, getattr(noted.runner, "moments", None), functools.partial(call.statistics, laid)
-        )
-        inputs = (x,) if skip is None else (x, skip)
+        statistics = functools.partial(call.statistics, laid)
+        by = stats.constants(norm, tensors, x, getattr(known.runner, "moments", None), statistics)
+        inputs, before = (x,) if skip is None else (x, skip), len(values) - len(neuron._cache.numbers)
         outputs = call(laid, inputs, (*values[:before], *by, *values[before:]))
         if outputs is None:  # the running statistics have moved: from here on it is the runner's
-            placed = _among(earlier.placed(noted, values), before, by, x.ndim)
-            outputs = noted.runner(inputs, None, placed, ())[0]
+            placed = _among(earlier.placed(known, values), before, by, x.ndim)
+            outputs = known.runner(inputs, None, placed, ())[0]
         self.__dict__["reason"] = ""
         return outputs, None, ()
 
@@ -416,12 +405,11 @@ class NormNeuron(nn.Module):
         tensors when it is computed again. None, with nothing moved, if the runner has no such way for it.
         """
         places = _among(values, before, (x.new_empty(x.shape[2], device="meta"),) * 4, x.ndim)
-        call = direct_normalised(runner, [tuple(v.shape) if isinstance(v, Tensor) else None for v in places])
+        call: Any = direct_normalised(runner, [tuple(v.shape) if isinstance(v, Tensor) else None for v in places])
         if call is None:
             return None
-        neuron = self.neuron
-        noted = earlier.noted(runner, named, values, x, neuron)
-        known = quick[self._kind(x, skip)] = KnownCall(noted, call, before)
+        known = earlier.noted(runner, named, values, x, self.neuron)._replace(call=call)
+        quick[self._kind(x, skip)] = known
         return self._straight(known, x, skip)
 
 
