@@ -25,16 +25,8 @@ _written: Any = getattr(torch.autograd.graph, "increment_version", None)
 BY_KERNELS = _written is not None
 
 
-class Running(NamedTuple):
-    """The running statistics of a batch normalisation, and how far a batch moves them."""
-
-    mean: Tensor
-    variance: Tensor
-    #: Calls so far, to which one is added; None where they are not counted.
-    calls: Optional[Tensor]
-    factor: float
-
-
+#: The running mean and variance, the count of calls (None where they are not counted), and how far a batch moves them.
+Running = Tuple[Tensor, Tensor, Optional[Tensor], float]
 #: Mean and variance of ``[T, B, C, ...]`` per channel, None where torch is to compute them.
 Moments = Callable[[Tensor], Optional[Tuple[Tensor, Tensor]]]
 #: Mean and 1 / sqrt(variance + eps) of ``[T, B, C, ...]`` per channel, by which the running statistics have been moved:
@@ -50,15 +42,6 @@ class NormTensors(NamedTuple):
     mean: Optional[Tensor]
     variance: Optional[Tensor]
     calls: Optional[Tensor]
-
-
-class Constants(NamedTuple):
-    """What an input is normalised by: ``(x - mean) * rstd * weight + bias``, ``[C]`` each."""
-
-    mean: Tensor
-    rstd: Tensor
-    weight: Tensor
-    bias: Tensor
 
 
 def check_norm(owner: str, norm: Any) -> None:
@@ -125,9 +108,10 @@ def normalised(norm: Any, x: Tensor, one_step: bool) -> Tensor:
 
 def constants(
     norm: Any, tensors: NormTensors, x: Tensor, moments: Optional[Moments], statistics: Optional[Statistics]
-) -> Constants:
-    """What ``norm`` normalises ``x`` ``[T, B, C, ...]`` by, which :func:`fits`; in training its running statistics
-    move, as torch moves them. Mean and rstd carry no gradient.
+) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What ``norm`` normalises ``x`` ``[T, B, C, ...]`` by, which :func:`fits`: ``(mean, rstd, weight, bias)`` per
+    channel, for ``(x - mean) * rstd * weight + bias``. In training its running statistics move, as torch moves them.
+    Mean and rstd carry no gradient.
     """
     if takes_batch(norm):
         by_kernels = None if statistics is None else _by_kernels(norm, tensors, x, statistics)
@@ -140,7 +124,7 @@ def constants(
         rstd = torch.rsqrt(tensors.variance.to(compute) + norm.eps)  # type: ignore[union-attr]  # see fits
     # one of the two may be None: torch's batch normalisation takes bias=False
     weight = torch.ones_like(mean) if tensors.weight is None else tensors.weight
-    return Constants(mean, rstd, weight, torch.zeros_like(mean) if tensors.bias is None else tensors.bias)
+    return mean, rstd, weight, torch.zeros_like(mean) if tensors.bias is None else tensors.bias
 
 
 def _by_kernels(norm: Any, tensors: NormTensors, x: Tensor, statistics: Statistics) -> Optional[Tuple[Tensor, Tensor]]:
@@ -172,7 +156,7 @@ def _running_of(norm: Any, tensors: NormTensors, device: torch.device) -> Option
             return None
     if count is not None and (count.is_inference() or count.device != device or count.dtype != torch.int64):
         return None
-    return Running(mean, variance, count, norm.momentum)
+    return mean, variance, count, norm.momentum
 
 
 @torch.no_grad()
