@@ -21,7 +21,7 @@ from torch.utils import checkpoint as torch_checkpoint
 
 from spikecore._base import context
 from spikecore._base.batches import flattened
-from spikecore._base.errors import a_kind
+from spikecore._base.errors import a_kind, check_new_torch
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import in_turn
 from spikecore._shell.state import State, Stateful, carried, put_back
@@ -78,7 +78,7 @@ def checkpoint(
     chosen = _chosen(net, every) if modules is None else _named(net, modules)
     if every is None:
         return _replaced(net, {module: module for module in chosen})
-    _check_torch()
+    check_new_torch("sc.checkpoint")
     return _replaced(net, {module: Checkpointed(module, every, preserve_rng_state) for module in chosen})
 
 
@@ -93,7 +93,7 @@ def checkpoint_contexts(net: nn.Module) -> Callable[[], Contexts]:
     does not say so, and gradients would be wrong. Neurons at rest need nothing. Raises Unsupported before torch 2.6.
     """
     _check_net(net)
-    _check_torch()
+    check_new_torch("sc.checkpoint")
     return _contexts_of([net])
 
 
@@ -187,12 +187,6 @@ def _load_below(module: nn.Module, state_dict: Dict[str, Any], prefix: str, *_: 
 def _check_net(net: Any) -> None:
     if not isinstance(net, nn.Module):
         raise TypeError(f"net={shown(net)} is {a_kind(net)}; give the network (an nn.Module)")
-
-
-def _check_torch() -> None:
-    # context_fn of torch's checkpointing and public hooks around load_state_dict
-    if tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) < (2, 6):
-        raise Unsupported(f"sc.checkpoint needs torch 2.6 or newer; this is {torch.__version__}")
 
 
 def _inner(module: nn.Module) -> nn.Module:
