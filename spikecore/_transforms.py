@@ -21,9 +21,9 @@ from spikecore._shell.checks import shown
 from spikecore._shell.modules import calls_as, in_turn, is_watched_itself
 from spikecore.encode import Constant
 from spikecore.layers import NormNeuron, TimeBatched, Voting
-from spikecore.layers._adding import Adding
 from spikecore.layers._batch_norm_stats import is_plain_norm
-from spikecore.layers._norm_neuron import neuron_of
+from spikecore.layers._blocks import Adding
+from spikecore.layers._norm_neuron import NormPlace, neuron_of
 from spikecore.layers._packed import PackedConv2d, PackedLinear, replace_modules
 from spikecore.layers._pooling import CompactAvgPool2d, CompactMaxPool2d, compact, plain
 from spikecore.neuron import Neuron
@@ -86,7 +86,7 @@ def fuse(net: nn.Module) -> nn.Module:
         adds = neuron.module in ends
         layer = NormNeuron(norm.module, neuron.module, shortcut="after" if adds else None)  # type: ignore[arg-type]
         layer.adds_for_block = adds
-        identity = nn.Identity()
+        identity = NormPlace()
         layer.training, identity.training = neuron.module.training, norm.module.training
         neuron.put(layer)
         norm.put(identity)
@@ -152,7 +152,7 @@ def _is_chain(module: nn.Module) -> bool:
 
 def _does_nothing(module: nn.Module) -> bool:
     """Whether a module gives its input back: an ``nn.Identity`` itself, without hooks or a ``forward`` of its own."""
-    return type(module) is nn.Identity and not is_watched_itself(module)
+    return type(module) in (nn.Identity, NormPlace) and not is_watched_itself(module)
 
 
 def _can_normalise(module: nn.Module) -> bool:
@@ -236,7 +236,7 @@ _OF_ANY = _of(
     *("CELU", "ELU", "GELU", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "Identity", "LeakyReLU"),
     *("LogSigmoid", "Mish", "ReLU", "ReLU6", "SELU", "SiLU", "Sigmoid", "Softplus", "Softshrink", "Softsign"),
     *("Tanh", "Tanhshrink", "Threshold", "Linear", "LayerNorm", "RMSNorm"),
-) | {Voting, PackedLinear}
+) | {NormPlace, Voting, PackedLinear}
 #: Layers of samples ``[B, ...]``, which stand within ``TimeBatched``; flattening, where it keeps the batch.
 _OF_SAMPLES = (
     _of(

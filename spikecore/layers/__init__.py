@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from spikecore.layers._attention import SpikingSelfAttention
-from spikecore.layers._blocks import MSBlock, SEWBlock
+from spikecore.layers._blocks import MSBlock, SEWBlock, SpikingSelfAttention
 from spikecore.layers._delay import Delay
 from spikecore.layers._dropout import SequenceDropout
 from spikecore.layers._norm_neuron import NormNeuron
-from spikecore.layers._norms import TEBN, tdbn
 from spikecore.layers._packed import PackedConv2d, PackedLinear
-from spikecore.layers._time_batched import TimeBatched
-from spikecore.layers._voting import Voting
+from spikecore.layers._stateless import TEBN, TimeBatched, Voting, tdbn
 
 __all__ = [
     "TEBN",

@@ -6,12 +6,10 @@ and batch together.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from spikecore._base.batches import folded, unfolded
 from spikecore._base.errors import a_kind
@@ -27,16 +25,8 @@ _written: Any = getattr(torch.autograd.graph, "increment_version", None)
 BY_KERNELS = _written is not None
 
 
-class Running(NamedTuple):
-    """The running statistics of a batch normalisation, and how far a batch moves them."""
-
-    mean: Tensor
-    variance: Tensor
-    #: Calls so far, to which one is added; None where they are not counted.
-    calls: Optional[Tensor]
-    factor: float
-
-
+#: The running mean and variance, the count of calls (None where they are not counted), and how far a batch moves them.
+Running = Tuple[Tensor, Tensor, Optional[Tensor], float]
 #: Mean and variance of ``[T, B, C, ...]`` per channel, None where torch is to compute them.
 Moments = Callable[[Tensor], Optional[Tuple[Tensor, Tensor]]]
 #: Mean and 1 / sqrt(variance + eps) of ``[T, B, C, ...]`` per channel, by which the running statistics have been moved:
@@ -52,15 +42,6 @@ class NormTensors(NamedTuple):
     mean: Optional[Tensor]
     variance: Optional[Tensor]
     calls: Optional[Tensor]
-
-
-class Constants(NamedTuple):
-    """What an input is normalised by: ``(x - mean) * rstd * weight + bias``, ``[C]`` each."""
-
-    mean: Tensor
-    rstd: Tensor
-    weight: Tensor
-    bias: Tensor
 
 
 def check_norm(owner: str, norm: Any) -> None:
@@ -89,11 +70,6 @@ def is_plain_norm(module: nn.Module) -> bool:
     return type(module) in _DIMS and not is_watched_itself(module)
 
 
-def is_average(norm: Any) -> bool:
-    """Whether the running statistics of a normalisation are averages over all batches so far, and a call moves them."""
-    return bool(norm.training and norm.track_running_stats and norm.momentum is None and norm.running_var is not None)
-
-
 def takes_batch(norm: Any) -> bool:
     """Whether a batch normalisation takes the statistics of its input, rather than the running ones."""
     return bool(norm.training or norm.running_mean is None)
@@ -101,11 +77,10 @@ def takes_batch(norm: Any) -> bool:
 
 def tensors_of(norm: Any) -> NormTensors:
     """The tensors that a batch normalisation has."""
-    own, buffers = norm._parameters, norm._buffers
+    affine, buffers = norm._parameters, norm._buffers
+    statistics = ("running_mean", "running_var", "num_batches_tracked")
     try:
-        return NormTensors(
-            own["weight"], own["bias"], buffers["running_mean"], buffers["running_var"], buffers["num_batches_tracked"]
-        )
+        return NormTensors(affine["weight"], affine["bias"], *[buffers[name] for name in statistics])
     except KeyError:  # one is computed, as by nn.utils.parametrize
         return NormTensors(norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.num_batches_tracked)
 
@@ -126,32 +101,21 @@ def fits(norm: Any, tensors: NormTensors, x: Tensor) -> bool:
 
 def normalised(norm: Any, x: Tensor, one_step: bool) -> Tensor:
     """``x`` ``[T, B, C, ...]``, or ``[B, C, ...]`` of one step, as torch normalises it."""
-    if not one_step:
-        return unfolded(normalised(norm, folded(x), True), x.shape[0], x.shape[1])
-    if not (is_compiling() and is_average(norm)):
-        # not norm(x): hooks of a module that a kernel may compute are called in no case
-        y: Tensor = _BatchNorm.forward(norm, x)
-        return y
-    # running statistics that are averages move by a factor that a compiled graph has as a tensor
-    norm._check_input_dim(x)
-    factor = _counted(norm)
-    # what torch moves zeros by with the factor 1: the statistics themselves
-    mean, variance = torch.zeros_like(norm.running_mean), torch.zeros_like(norm.running_var)
-    y = F.batch_norm(x, mean, variance, norm.weight, norm.bias, True, 1.0, norm.eps)
-    if x.numel():  # torch lets the statistics be after an empty batch
-        _move(norm, mean, variance, factor)
-    return y
+    # not norm(x): hooks of a module that a kernel may compute are called in no case
+    y: Tensor = type(norm).forward(norm, x if one_step else folded(x))
+    return y if one_step else unfolded(y, x.shape[0], x.shape[1])
 
 
 def constants(
     norm: Any, tensors: NormTensors, x: Tensor, moments: Optional[Moments], statistics: Optional[Statistics]
-) -> Constants:
-    """What ``norm`` normalises ``x`` ``[T, B, C, ...]`` by, which :func:`fits`; in training its running statistics
-    move, as torch moves them. Mean and rstd carry no gradient.
+) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What ``norm`` normalises ``x`` ``[T, B, C, ...]`` by, which :func:`fits`: ``(mean, rstd, weight, bias)`` per
+    channel, for ``(x - mean) * rstd * weight + bias``. In training its running statistics move, as torch moves them.
+    Mean and rstd carry no gradient.
     """
     if takes_batch(norm):
-        found = None if statistics is None else _by_kernels(norm, tensors, x, statistics)
-        mean, rstd = found or _by_torch(norm, x, moments)
+        by_kernels = None if statistics is None else _by_kernels(norm, tensors, x, statistics)
+        mean, rstd = by_kernels or _by_torch(norm, x, moments)
     else:
         running: Any = tensors.mean
         compute = compute_dtype(x.dtype)
@@ -160,7 +124,7 @@ def constants(
         rstd = torch.rsqrt(tensors.variance.to(compute) + norm.eps)  # type: ignore[union-attr]  # see fits
     # one of the two may be None: torch's batch normalisation takes bias=False
     weight = torch.ones_like(mean) if tensors.weight is None else tensors.weight
-    return Constants(mean, rstd, weight, torch.zeros_like(mean) if tensors.bias is None else tensors.bias)
+    return mean, rstd, weight, torch.zeros_like(mean) if tensors.bias is None else tensors.bias
 
 
 def _by_kernels(norm: Any, tensors: NormTensors, x: Tensor, statistics: Statistics) -> Optional[Tuple[Tensor, Tensor]]:
@@ -173,12 +137,12 @@ def _by_kernels(norm: Any, tensors: NormTensors, x: Tensor, statistics: Statisti
         running = _running_of(norm, tensors, x.device)
         if running is None:
             return None
-    found = statistics(x, norm.eps, running)
-    if found is not None and running is not None:
+    result = statistics(x, norm.eps, running)
+    if result is not None and running is not None:
         for value in running[:3]:
             if value is not None:
                 _written(value)
-    return found
+    return result
 
 
 def _running_of(norm: Any, tensors: NormTensors, device: torch.device) -> Optional[Running]:
@@ -192,7 +156,7 @@ def _running_of(norm: Any, tensors: NormTensors, device: torch.device) -> Option
             return None
     if count is not None and (count.is_inference() or count.device != device or count.dtype != torch.int64):
         return None
-    return Running(mean, variance, count, norm.momentum)
+    return mean, variance, count, norm.momentum
 
 
 @torch.no_grad()
@@ -202,16 +166,16 @@ def _by_torch(norm: Any, x: Tensor, moments: Optional[Moments]) -> Tuple[Tensor,
     moves = norm.training and norm.track_running_stats and norm.running_mean is not None
     factor = _counted(norm) if norm.training and norm.track_running_stats else 0.0
     # whether there is such a method is asked by `is None`: whether a method is true, torch.compile of 2.11 cannot ask
-    found = None if is_compiling() or moments is None else moments(x)
+    by_backend = None if is_compiling() or moments is None else moments(x)
     x = _samples(x)
     if x.dtype == torch.float16 and x.device.type == "cpu":
         x = x.to(compute)  # torch 2.0 has no statistics of float16 there
-    if found is not None:
-        mean, variance = found
+    if by_backend is not None:
+        mean, variance = by_backend
     elif is_compiling() or x.device.type not in ("cpu", "cuda"):
         # the operation below does not tell the compiler that it moves the running statistics, and MPS has none
         variance, mean = torch.var_mean(x.to(compute), [d for d in range(x.ndim) if d != 1], correction=0)
-    elif moves and norm.running_mean.dtype == compute and not isinstance(factor, Tensor):
+    elif moves and norm.running_mean.dtype == compute:
         mean, variance = torch.batch_norm_update_stats(x, norm.running_mean, norm.running_var, factor)
         return mean, torch.rsqrt(variance + norm.eps)
     else:
@@ -220,7 +184,8 @@ def _by_torch(norm: Any, x: Tensor, moments: Optional[Moments]) -> Tuple[Tensor,
         mean, variance = torch.batch_norm_update_stats(x, like, torch.ones_like(like), 0.0)
     if moves:
         n = x.numel() // x.shape[1]
-        _move(norm, mean, variance * (n / (n - 1)), factor)
+        for running, value in ((norm.running_mean, mean), (norm.running_var, variance * (n / (n - 1)))):
+            running.lerp_(value.to(running.dtype), factor)
     return mean, torch.rsqrt(variance + norm.eps)
 
 
@@ -232,25 +197,11 @@ def _samples(x: Tensor) -> Tensor:
     return (x.transpose(0, 1) if batch_first else x).flatten(0, 1)
 
 
-def _counted(norm: Any) -> Union[float, Tensor]:
+def _counted(norm: Any) -> float:
     """By which part of the way a batch moves the running statistics. The batch is counted first."""
     count = norm.num_batches_tracked
     if count is not None:
         count.add_(1)
     if norm.momentum is not None or count is None or norm.running_var is None:
         return norm.momentum or 0.0
-    if not is_compiling():
-        return 1.0 / float(count)
-    # torch.compile cannot follow a number that is read from memory, so the division stays one of tensors
-    return torch.reciprocal(count.to(compute_dtype(norm.running_var.dtype)))
-
-
-def _move(norm: Any, mean: Tensor, variance: Tensor, factor: Union[float, Tensor]) -> None:
-    """Move the running statistics towards those of a batch."""
-    with torch.no_grad():
-        for running, value in ((norm.running_mean, mean), (norm.running_var, variance)):
-            if isinstance(factor, Tensor):
-                # torch wants the factor in the dtype of what it moves, and 16 bits would round it
-                running.copy_(running.to(factor.dtype).lerp(value.to(factor.dtype), factor))
-            else:
-                running.lerp_(value.to(running.dtype), factor)
+    return 1.0 / float(count)

@@ -1,4 +1,4 @@
-"""Residual blocks of spiking networks."""
+"""Blocks of spiking networks: residual sums of spikes and of potentials, and self-attention."""
 
 from __future__ import annotations
 
@@ -7,17 +7,46 @@ from typing import Callable, List, Optional
 from torch import Tensor, nn
 
 from spikecore._base.bits import Whole, added, multiplied
-from spikecore.layers._adding import Adding
-from spikecore.layers._arguments import counts, makers
-from spikecore.layers._norms import normalised, silenced
+from spikecore._shell.modules import in_turn, is_watched
+from spikecore.layers._norm_neuron import NormNeuron
 from spikecore.layers._packed import Follow
-from spikecore.layers._time_batched import TimeBatched
+from spikecore.layers._stateless import TimeBatched, counts, makers, normalised, silenced
 
 #: Makes the neuron of one place, and the normalisation of so many channels.
 MakeNeuron = Callable[[], nn.Module]
 MakeNorm = Callable[[int], nn.Module]
 
 _CONNECT = ("add", "and", "iand")
+
+
+class Adding(nn.Module):
+    """A module that adds a shortcut to what its ``body`` gives.
+
+    Once :func:`spikecore.fuse` put a ``NormNeuron`` at the end of the body, the sum is computed by its kernel, if
+    nothing sees what the body gives: no hook, no ``forward`` of an object.
+    """
+
+    body: nn.Sequential
+
+    def ending(self) -> Optional[nn.Module]:
+        """The module at the end of the body, None where that is not known."""
+        body = self.body
+        # anything may have been put in its place
+        return [*body][-1] if in_turn(body) and len(body) else None
+
+    def sum(self, x: Tensor, shortcut: Optional[Callable[[Tensor], Tensor]] = None) -> Tensor:
+        """``body(x) + shortcut(x)``, the body computed first; ``body(x) + x`` without a shortcut."""
+        body, last = self.body, self.ending()
+        compiled = getattr(body, "_compiled_call_impl", None) is not None  # torch 2.0 has no Module.compile
+        fused = isinstance(last, NormNeuron) and last.adds_for_block
+        if not fused or compiled or is_watched(body) or is_watched(last):  # type: ignore[arg-type]  # a module
+            joined: Tensor = body(x)
+            return joined + (x if shortcut is None else shortcut(x))
+        y = x
+        for module in [*body][:-1]:
+            y = module(y)
+        joined = last(y, x if shortcut is None else shortcut(x))  # type: ignore[misc]  # as above
+        return joined  # noqa: RET504  # typed above: a call of a module is Any
 
 
 class SEWBlock(Adding):
@@ -70,8 +99,8 @@ class SEWBlock(Adding):
             kinds = [(in_channels, channels, 1, 1), (channels, channels, 3, stride), (channels, out, 1, 1)]
         norms = [norm(kind[1]) for kind in kinds]
         parts: List[nn.Module] = []
-        for kind, one in zip(kinds, norms):
-            parts += [normalised(convolution(*kind), one), neuron()]
+        for kind, norm_of_kind in zip(kinds, norms):
+            parts += [normalised(convolution(*kind), norm_of_kind), neuron()]
         if zero_init:
             silenced(norms[-1])
         self.body = nn.Sequential(*parts)
@@ -153,11 +182,11 @@ class MSBlock(nn.Module):
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or in_channels != channels:
             pooled = pooled_shortcut and stride != 1
-            one = normalised(convolution(in_channels, channels, 1, 1 if pooled else stride), norm(channels))
+            projection = normalised(convolution(in_channels, channels, 1, 1 if pooled else stride), norm(channels))
             # rounded up, as strided convolutions do: of 7 pixels the branch leaves 4, and a pooling that rounds down 3
             # without padding count_include_pad changes no number, and with True torch.compile has wrong gradients here
             pool = nn.AvgPool2d(stride, ceil_mode=True, count_include_pad=False)
-            self.shortcut = nn.Sequential(TimeBatched(pool), one) if pooled else one
+            self.shortcut = nn.Sequential(TimeBatched(pool), projection) if pooled else projection
 
     def forward(self, x: Tensor) -> Tensor:
         """``[T, B, C, H, W]``, or ``[B, C, H, W]`` of one step."""
@@ -174,3 +203,90 @@ class MSBlock(nn.Module):
 def convolution(channels: int, out: int, size: int, stride: int) -> nn.Module:
     """A convolution before a normalisation, which has the bias; pixels stay where the stride is 1."""
     return nn.Conv2d(channels, out, size, stride, size // 2, bias=False)
+
+
+class SpikingSelfAttention(nn.Module):
+    """Self-attention of spikes, without softmax: products of spikes are not negative.
+
+    ::
+
+        q, k, v = neuron(norm(linear(x)))                       three layers
+        a = neuron(scale * q (k^T v))                           in each head, over the tokens of a sample
+        y = neuron(norm(linear(a)))
+
+    ``[T, B, N, C] -> [T, B, N, C]`` with N tokens of C channels, ``[B, N, C]`` of one step. ``q (k^T v)`` is
+    ``(q k^T) v`` with fewer products where there are more tokens than channels in a head; sums of spikes are whole
+    numbers, so both are exact in float32. Batch and tokens are one dimension for layers, normalisation and neurons, as
+    ``[T, B N, C]``: statistics are over time, batch and tokens.
+
+    channels: C, a multiple of ``heads``.
+    neuron, norm: as of :class:`SEWBlock`, ``norm`` of ``[B N, C]``: ``nn.BatchNorm1d``.
+    attention_neuron: makes the neuron behind the products; None takes ``neuron``. The paper's fires at 0.5.
+    scale: the factor of the products, 0.125 in the paper, whatever the number of channels.
+    bias: whether the linear layers have a bias.
+    qkv_bias: the same of the first three; None takes ``bias``. The authors' program for ImageNet has none there.
+
+    Raises TypeError or ValueError for a number that is not whole or below 1, ValueError for channels that are no
+    multiple of ``heads`` and for an input of another shape, TypeError for a module where a function makes them.
+    Source: Zhou, Zhu, He, Wang, Yan, Tian, Yuan: Spikformer: When Spiking Neural Network Meets Transformer. ICLR 2023.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        heads: int,
+        neuron: MakeNeuron,
+        *,
+        attention_neuron: Optional[MakeNeuron] = None,
+        norm: MakeNorm = nn.BatchNorm1d,
+        scale: float = 0.125,
+        bias: bool = True,
+        qkv_bias: Optional[bool] = None,
+    ) -> None:
+        super().__init__()
+        counts("SpikingSelfAttention", channels=channels, heads=heads)
+        makers("SpikingSelfAttention", neuron=neuron, attention_neuron=attention_neuron or neuron, norm=norm)
+        if channels % heads:
+            raise ValueError(f"SpikingSelfAttention: channels={channels} must be a multiple of heads={heads}")
+        self.channels, self.heads, self.scale = channels, heads, scale
+        first = bias if qkv_bias is None else qkv_bias
+        self.query = linear(channels, channels, neuron, norm, first)
+        self.key = linear(channels, channels, neuron, norm, first)
+        self.value = linear(channels, channels, neuron, norm, first)
+        self.fire = (attention_neuron or neuron)()
+        self.projected = linear(channels, channels, neuron, norm, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[T, B, N, C] -> [T, B, N, C]``, or ``[B, N, C]`` of one step."""
+        if not isinstance(x, Tensor):
+            raise TypeError(f"SpikingSelfAttention: x must be a tensor, got {type(x).__name__}")
+        if x.ndim < 3 or x.shape[-1] != self.channels:
+            raise ValueError(
+                f"SpikingSelfAttention: x must be [T, B, N, C] with C={self.channels}, or [B, N, C] of one step, got "
+                f"shape {tuple(x.shape)}"
+            )
+        sizes = x.shape[-3:-1]
+        flat = x.flatten(-3, -2)
+        query, key, value = (
+            layer(flat).unflatten(-2, sizes).unflatten(-1, (self.heads, -1)).transpose(-3, -2)
+            for layer in (self.query, self.key, self.value)
+        )
+        attended = query @ (key.transpose(-2, -1) @ value) * self.scale
+        fired = self.fire(attended.transpose(-3, -2).flatten(-2).flatten(-3, -2))
+        projected: Tensor = self.projected(fired).unflatten(-2, sizes)
+        return projected
+
+    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
+        """What comes out, for :func:`spikecore.pack`."""
+        for layer in (self.query, self.key, self.value):
+            follow(layer, known)
+        return follow(self.projected, follow(self.fire, None))
+
+    def extra_repr(self) -> str:
+        """Heads and scale."""
+        return f"heads={self.heads}, scale={self.scale}"
+
+
+def linear(channels: int, out: int, neuron: MakeNeuron, norm: MakeNorm, bias: bool) -> nn.Module:
+    """A linear layer of tokens ``[T, B N, C]``, normalisation and a neuron."""
+    return nn.Sequential(normalised(nn.Linear(channels, out, bias=bias), norm(out)), neuron())

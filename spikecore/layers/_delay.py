@@ -23,7 +23,7 @@ from spikecore._base.errors import a_kind
 from spikecore._shell import checks, modules, parameters, ranges
 from spikecore._shell.modules import is_watched_itself
 from spikecore._shell.state import State, Stateful
-from spikecore.lang._plain import is_compiling, is_jit_tracing, with_traced_sizes
+from spikecore.lang._plain import is_jit_tracing, with_traced_sizes
 
 PARAMS = ("delay", "sigma")
 #: Name of the inputs before a call in the state.
@@ -74,9 +74,9 @@ class Delay(Stateful):
     detached as that of a neuron: a call starts from zeros but in single steps and within :func:`spikecore.carry_state`.
 
     Raises TypeError for a ``linear`` that is no ``nn.Linear``, and for arguments of a wrong type; ValueError for a
-    delay outside its range or of another shape, for a ``sigma`` of fixed delays, and for an input of another width;
-    RuntimeError for a ``linear`` with hooks, which nothing would call; TypeError for an input of another dtype than the
-    weight outside autocast.
+    delay outside its range or of another shape, for a ``sigma`` of fixed delays, for an input of another width, and for
+    a ``linear`` with hooks, which nothing would call; those that it gets later are not called. TypeError for an input
+    of another dtype than the weight outside autocast.
 
     Hammouamri, Khalfaoui-Hassani, Masquelier: Learning Delays in Spiking Neural Networks using Dilated Convolutions
     with Learnable Spacings. ICLR 2024.
@@ -99,7 +99,7 @@ class Delay(Stateful):
         generator: Optional[torch.Generator] = None,
     ) -> None:
         super().__init__(step)
-        self.linear = _checked_linear(linear)
+        self.linear = linear  # type: ignore[assignment]  # checked in __setattr__
         if checks.whole("Delay", "max_delay", max_delay) < 1:
             raise ValueError(f"Delay: max_delay={max_delay} must be 1 or more; without delays use the layer itself")
         self.max_delay = max_delay
@@ -123,19 +123,18 @@ class Delay(Stateful):
 
     def _first_delay(self, delay: Any, per: Optional[str], generator: Optional[torch.Generator]) -> Tensor:
         weight: Any = self.linear.weight
-        if per is not None and per not in PER:
+        shapes = {None: (weight.shape, weight.shape[1:]), "connection": (weight.shape,), "input": (weight.shape[1:],)}
+        if per not in shapes:
             raise ValueError(f"Delay: per={per!r} must be 'connection' or 'input'")
-        shape = weight.shape[1:] if per == "input" else weight.shape
         like = {"dtype": torch.promote_types(weight.dtype, torch.float32), "device": weight.device}
         if delay is None:
-            return torch.rand(shape, generator=generator, **like) * self.max_delay
+            return torch.rand(shapes[per][0], generator=generator, **like) * self.max_delay
         value = self._inside("delay", delay)
         if not isinstance(value, Tensor):
-            return torch.full(shape, value, **like)
-        if value.shape not in (weight.shape, weight.shape[1:]) or (per is not None and value.shape != shape):
-            either = f"{list(weight.shape)} or {list(weight.shape[1:])}"
-            wanted = either if per is None else f"{list(shape)} for per={per!r}"
-            raise ValueError(f"Delay: delay has shape {list(value.shape)}; give one number, or shape {wanted}")
+            return torch.full(shapes[per][0], value, **like)
+        if value.shape not in shapes[per]:
+            fitting = " or ".join(str(list(shape)) for shape in shapes[per]) + (f" for per={per!r}" if per else "")
+            raise ValueError(f"Delay: delay has shape {list(value.shape)}; give one number, or shape {fitting}")
         # a Parameter may be learnt in several places; any other tensor is the caller's
         shared = isinstance(value, nn.Parameter) and "delay" in self.learn
         return value if shared else value.detach().clone()
@@ -163,62 +162,43 @@ class Delay(Stateful):
     def delayed(self, x: Tensor) -> Delayed:
         """What inputs such as ``x`` ``[T, ..., in_features]`` are multiplied by now."""
         linear: Any = self.linear
-        # another layer may stand there since: one that adds to what its weight gives, or a quantised one
-        if not is_compiling() and (is_watched_itself(linear) or type(linear).forward is not nn.Linear.forward):
-            raise RuntimeError(
-                f"Delay: linear has hooks or a forward of its own ({type(linear).__name__}), which nothing would call, "
-                "since Delay takes its weight and bias; put hooks on the Delay, and compute the weight by "
-                "torch.nn.utils.parametrize"
-            )
         if x.ndim < 2 or x.shape[-1] != linear.in_features:
             single = self.step == "single"
             form = "[..., in_features] of one step" if single else "[T, ..., in_features]"
             shape = list(x.shape[1:] if single else x.shape)
             raise ValueError(f"Delay: x must be {form} with in_features={linear.in_features}, got shape {shape}")
-        learnt, within = "delay" in self.learn, self._ranges()
-        named = [(name, getattr(self, name)) for name in PARAMS if getattr(self, name) is not None]
-        weight, bias = linear.weight, linear.bias  # once: a parametrisation computes it whenever it is read
-        every = [*named, ("linear.weight", weight)]
-        checks.same_device("Delay", x.device, every)
-        modules.check_gathered("Delay", x, every)
-        self._check_weight(x, weight)
-        values = {
-            name: within[name].equation(value, value.dtype) if name in self.learn else value for name, value in named
-        }
-        sigma = values["sigma"] if learnt and self.training else None
-        if sigma is None:
-            # a delay that is NaN has no whole number: it makes its weights NaN, so that it is seen here, too
-            weight = weight + (0 * values["delay"].detach()).to(weight.dtype)
-        return Delayed(weight, bias, values["delay"], sigma, self.max_delay)
-
-    def _check_weight(self, x: Tensor, weight: Tensor) -> None:
-        """Say what would be an error of torch's about tensors that its user does not see."""
         delay: Any = self.delay
-        if delay.shape != weight.shape[2 - delay.ndim :]:
-            raise ValueError(
-                f"Delay: linear.weight has shape {list(weight.shape)}, and delay {list(delay.shape)}: another layer "
-                "was put in the place of linear; make a new Delay of it"
-            )
+        sigma: Any = self.sigma
+        weight, bias = linear.weight, linear.bias  # once: a parametrisation computes it whenever it is read
+        tensors = [("delay", delay), *([] if sigma is None else [("sigma", sigma)]), ("linear.weight", weight)]
+        checks.same_device("Delay", x.device, tensors)
+        modules.check_gathered("Delay", x, tensors)
         if x.dtype != weight.dtype and autocast_dtype(x.device.type) is None:
             raise TypeError(
                 f"Delay: x is {x.dtype} and linear.weight is {weight.dtype}; give both one dtype, by x.to(...) or "
                 "layer.to(...)"
             )
+        ranges_ = self._ranges()
+        delay = ranges_["delay"].equation(delay, delay.dtype) if "delay" in self.learn else delay
+        if sigma is None or not self.training:
+            # a delay that is NaN has no whole number: it makes its weights NaN, so that it is seen here, too
+            return Delayed(weight + (0 * delay.detach()).to(weight.dtype), bias, delay, None, self.max_delay)
+        sigma = ranges_["sigma"].equation(sigma, sigma.dtype) if "sigma" in self.learn else sigma
+        return Delayed(weight, bias, delay, sigma, self.max_delay)
 
     def past_before(self, owner: str, state: Mapping[str, Any], x: Tensor, carried: bool) -> Tensor:
         """The past in a state for a call with ``x``, which is checked; ``owner`` is whose state it is."""
-        past, wanted = state.get(PAST), [*x.shape[1:], self.max_delay]
+        past, shape = state.get(PAST), [*x.shape[1:], self.max_delay]
         if list(state) != [PAST]:
             raise ValueError(f"{owner}: state has {sorted(state)}; give a value for {PAST} and no other")
-        what, way_out = (
-            ("the state carried from the last call", "call sc.reset(net) between sequences of different batches")
-            if carried
-            else ("state", "give the inputs of the last max_delay steps, the newest last")
-        )
+        what, way_out = "state", "give the inputs of the last max_delay steps, the newest last"
+        if carried:
+            what = "the state carried from the last call"
+            way_out = "call sc.reset(net) between sequences of different batches"
         if not isinstance(past, Tensor) or not past.is_floating_point():
             raise TypeError(f"{owner}: {what} has {PAST}={checks.shown(past)}; give a floating-point tensor")
-        if list(past.shape) != wanted:
-            raise ValueError(f"{owner}: {what} has {PAST} of shape {list(past.shape)}, wanted is {wanted}; {way_out}")
+        if list(past.shape) != shape:
+            raise ValueError(f"{owner}: {what} has {PAST} of shape {list(past.shape)}, wanted is {shape}; {way_out}")
         if past.device != x.device:
             raise ValueError(f"{owner}: {what} has {PAST} on {past.device}, the input is on {x.device}; {way_out}")
         return past.to(x.dtype)
@@ -261,19 +241,18 @@ class Delay(Stateful):
 
     def _inside(self, name: str, value: Any) -> Union[float, Tensor]:
         """A number or tensor in the range of the parameter of this name."""
-        found = parameters.checked("Delay", name, value)
-        within = self._ranges()[name]
-        if not isinstance(found, Tensor):
+        checked = parameters.checked("Delay", name, value)
+        interval = self._ranges()[name]
+        fine = True
+        if not isinstance(checked, Tensor):
             # not through a tensor, which torch.device("meta") would make without a value
-            holds = bool(within.holds(found))
-        elif type(found) in (Tensor, nn.Parameter) and found.is_cpu:
+            fine = bool(interval.holds(checked))
+        elif type(checked) in (Tensor, nn.Parameter) and checked.is_cpu:
             # in float32: a module in float32 that becomes float64 has a width that is 2e-10 below the least one
-            holds = bool(within.holds(found.float()).all())
-        else:
-            holds = True
-        if not holds:
-            raise ValueError(f"Delay: {name}={checks.shown(value)} must be {within}, in time steps")
-        return found
+            fine = bool(interval.holds(checked.float()).all())
+        if not fine:
+            raise ValueError(f"Delay: {name}={checks.shown(value)} must be {interval}, in time steps")
+        return checked
 
     def _check_shape(self, name: str, value: Tensor, shape: Any) -> None:
         if value.shape != shape:
@@ -285,10 +264,12 @@ class Delay(Stateful):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("max_delay", "learn") and name in self.__dict__:
             raise AttributeError(f"Delay: {name} is fixed when a Delay is made; make a new one")
+        if name == "linear":
+            _check_linear(value, self._parameters.get("delay", self._buffers.get("delay")))
         before = self._parameters.get(name, self._buffers.get(name)) if name in PARAMS else None
-        if name in self._buffers and before is None and name in PARAMS:
-            raise AttributeError("Delay: fixed delays have no sigma; make a new one with learn=('delay',)")
         if before is None:
+            if name in PARAMS and name in self._buffers:
+                raise AttributeError("Delay: fixed delays have no sigma; make a new one with learn=('delay',)")
             super().__setattr__(name, value)
             return
         value = self._inside(name, value)
@@ -299,26 +280,25 @@ class Delay(Stateful):
                 raise ValueError(f"Delay: {name} is a Parameter of shape {shapes}; give a number")
             super().__setattr__(name, value)
             return
-        if isinstance(value, Tensor) and value.numel() != 1:
-            self._check_shape(name, value, before.shape)
         # in place: what torch compiled or captured reads this memory
         with torch.no_grad():
-            if isinstance(value, Tensor):
-                before.copy_(value if value.numel() != 1 else value.reshape(()))
-            else:
+            if not isinstance(value, Tensor):
                 before.fill_(value)
+            elif value.numel() == 1:
+                before.copy_(value.reshape(()))
+            else:
+                self._check_shape(name, value, before.shape)
+                before.copy_(value)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
-        params = [self._parameters.get(name, self._buffers.get(name)) for name in PARAMS]
-        kept = [value for value in params if value is not None]
-        kept += [value.grad for value in kept if value.grad is not None]
+        params = [value for value in map({**self._parameters, **self._buffers}.get, PARAMS) if value is not None]
+        ours = {id(value) for value in [*params, *[value.grad for value in params]]}
 
         def wide(value: Tensor) -> Tensor:
             # of 17.45 steps bfloat16 makes 17.5, which is rounded to 18, and of 299 steps 300
             moved = fn(value)
             dtype = torch.promote_types(moved.dtype, torch.float32)
-            ours = any(value is each for each in kept)
-            return value.to(moved.device, dtype) if ours and dtype != moved.dtype else moved
+            return value.to(moved.device, dtype) if id(value) in ours and dtype != moved.dtype else moved
 
         return super()._apply(wide, *args, **kwargs)
 
@@ -340,7 +320,7 @@ class Delay(Stateful):
             super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def _checked_linear(linear: Any) -> nn.Linear:
+def _check_linear(linear: Any, delay: Optional[Tensor]) -> None:
     if not isinstance(linear, nn.Linear) or type(linear).forward is not nn.Linear.forward:
         raise TypeError(
             f"Delay: linear={checks.shown(linear)} must be an nn.Linear whose forward is torch's, such as "
@@ -348,7 +328,16 @@ def _checked_linear(linear: Any) -> nn.Linear:
         )
     if is_lazy(linear.weight):
         raise TypeError("Delay: linear has no weight before its first call; give nn.Linear with its number of inputs")
-    return linear
+    if is_watched_itself(linear):
+        raise ValueError(
+            "Delay: linear has hooks or a forward of its own, which nothing would call, since Delay takes its weight "
+            "and bias; put hooks on the Delay, and compute the weight by torch.nn.utils.parametrize"
+        )
+    if delay is not None and delay.shape != linear.weight.shape[2 - delay.ndim :]:
+        raise ValueError(
+            f"Delay: linear.weight has shape {list(linear.weight.shape)}, and delay {list(delay.shape)}; make a new "
+            "Delay of another layer"
+        )
 
 
 class Delayed(NamedTuple):
@@ -414,23 +403,16 @@ def one_by_one(of: Delayed, x: Tensor, past: Optional[Tensor]) -> Callable[[Tens
     """From the input of a step to its output, called for one step after the other of ``x``."""
     looks_up = of.sigma is None and x[:1].numel() // max(x.shape[-1], 1) <= of.longest + 1
     # torch.jit.trace traces a second time without gradients, and compares both traces
-    if x.shape[0] == 1 or (looks_up and not (torch.is_grad_enabled() or is_jit_tracing())):
-        return _Collecting(of, past)
-    return _Sending(of, past)
+    if not (x.shape[0] == 1 or (looks_up and not (torch.is_grad_enabled() or is_jit_tracing()))):
+        return _Sending(of, past)
 
-
-class _Collecting:
-    """The last inputs are kept, and each step is one of :func:`all_steps`."""
-
-    def __init__(self, of: Delayed, past: Optional[Tensor]) -> None:
-        self._of, self._past = of, past
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """``[..., in] -> [..., out]``."""
-        now = x.unsqueeze(0)
-        y = all_steps(self._of, now, self._past)
-        self._past = following(self._of.longest, now, self._past)
+    def of_last_inputs(now: Tensor) -> Tensor:
+        nonlocal past
+        y = all_steps(of, now.unsqueeze(0), past)
+        past = following(of.longest, now.unsqueeze(0), past)
         return y.squeeze(0)
+
+    return of_last_inputs
 
 
 class _Sending:

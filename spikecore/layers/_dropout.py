@@ -62,16 +62,16 @@ class SequenceDropout(Stateful):
             raise ValueError("SequenceDropout: x must be [T, ...] with time first, got a 0-d tensor")
         if not self.training:
             return x
-        one = x if single else (x[0] if len(x) else x.new_empty(x.shape[1:]))
+        step = x if single else (x[0] if len(x) else x.new_empty(x.shape[1:]))
         if not (single or self._carrying):
-            return x * self._drawn(one).to(x.dtype)
+            return x * self._drawn(step).to(x.dtype)
         state = self._begin()
-        mask = self._drawn(one) if state is None else self._checked(state, one)
+        mask = self._drawn(step) if state is None else self._checked(state, step)
         y = x * mask.to(x.dtype)
         self._end({MASK: mask})
         return y
 
-    def _drawn(self, one: Tensor) -> Tensor:
+    def _drawn(self, step: Tensor) -> Tensor:
         """A mask for such a step."""
         if self.generator is not None:
             if is_compiling():
@@ -79,23 +79,23 @@ class SequenceDropout(Stateful):
                     "SequenceDropout: a compiled or exported graph cannot draw from a torch.Generator; leave "
                     "generator= out and seed torch.manual_seed"
                 )
-            if not checks.is_device(self.generator.device, one.device):
+            if not checks.is_device(self.generator.device, step.device):
                 raise ValueError(
-                    f"SequenceDropout: generator is on {self.generator.device} but x is on {one.device}; make it with "
-                    f"torch.Generator(device={str(one.device)!r})"
+                    f"SequenceDropout: generator is on {self.generator.device} but x is on {step.device}; make it with "
+                    f"torch.Generator(device={str(step.device)!r})"
                 )
         # torch's function with a generator takes no sizes that torch.compile keeps open, not even for None
         given: Dict[str, Any] = {} if self.generator is None else {"generator": self.generator}
-        drawn: Tensor = torch.rand(one.shape, device=one.device, **given)
-        return (drawn >= self.p).to(one.dtype) * (1.0 / (1.0 - self.p) if self.p < 1.0 else 0.0)
+        drawn: Tensor = torch.rand(step.shape, device=step.device, **given)
+        return (drawn >= self.p).to(step.dtype) * (1.0 / (1.0 - self.p) if self.p < 1.0 else 0.0)
 
-    def _checked(self, state: Mapping[str, Any], one: Tensor) -> Tensor:
+    def _checked(self, state: Mapping[str, Any], step: Tensor) -> Tensor:
         mask: Tensor = state[MASK]
-        if mask.shape != one.shape or mask.device != one.device:
+        if mask.shape != step.shape or mask.device != step.device:
             raise ValueError(
                 f"SequenceDropout: the mask carried from the last call has shape {list(mask.shape)} on {mask.device}, "
-                f"one step of the input has {list(one.shape)} on {one.device}; call sc.reset(net) between sequences of "
-                "different batches"
+                f"one step of the input has {list(step.shape)} on {step.device}; call sc.reset(net) between sequences "
+                "of different batches"
             )
         return mask
 

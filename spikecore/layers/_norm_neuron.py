@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import Any, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from spikecore._base.bits import Whole
 from spikecore._base.errors import a_kind
-from spikecore._base.running import NormalisedCall, Runner, direct_normalised
+from spikecore._base.running import Runner, direct_normalised
 from spikecore._plugins.selection import REFERENCE
 from spikecore._shell import checks, earlier, observe
 from spikecore._shell.automatic import Calls, runner_of
@@ -19,7 +19,6 @@ from spikecore._shell.binding import SpecKey
 from spikecore._shell.checks import lacking
 from spikecore._shell.modules import calls_as
 from spikecore._shell.observe import Results
-from spikecore._shell.state import Stateful
 from spikecore.backend import MAX_STATIC_STEPS, ParamValue, Spec, Unsupported
 from spikecore.dtypes import NAMES
 from spikecore.lang._derived import normalised as normalised_program
@@ -27,16 +26,6 @@ from spikecore.lang._plain import is_compiling, is_exporting, is_jit_tracing, is
 from spikecore.layers import _batch_norm_stats as stats
 from spikecore.layers._packed import Follow
 from spikecore.neuron import Neuron
-
-
-class KnownCall(NamedTuple):
-    """A call that passed every check."""
-
-    #: Its runner, and the neuron's own parameters.
-    earlier: earlier.Earlier
-    call: NormalisedCall
-    #: How many parameters stand before those of the normalisation.
-    before: int
 
 
 class NormNeuron(nn.Module):
@@ -82,7 +71,6 @@ class NormNeuron(nn.Module):
         super().__init__()
         self.norm, self.neuron = norm, neuron
         self.shortcut, self.fused, self.reason = shortcut, fused, None
-        self._check()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "shortcut" and value not in (None, "before", "after"):
@@ -92,11 +80,16 @@ class NormNeuron(nn.Module):
             )
         if name == "fused" and not (value is None or isinstance(value, bool)):
             raise TypeError(f"NormNeuron: fused={value!r} must be True, False or None (where the backend can)")
+        if name == "norm":
+            stats.check_norm("NormNeuron", value)
+        if name == "neuron":
+            _check_neuron(value)
+        _check_no_tensor(self, name, value)
         super().__setattr__(name, value)
 
     def forward(self, x: Tensor, *skip: Tensor) -> Any:
         """``[T, B, C, ...] -> [T, B, C, ...]``; with a shortcut also ``skip`` of that shape."""
-        neuron = self._checked_neuron()
+        neuron: Any = self._modules["neuron"]
         if neuron.step == "single" or neuron._carrying:
             outputs, state, _ = self._call((x, *skip), neuron._begin(), (), True, neuron.step == "single")
             neuron._end(state)
@@ -108,7 +101,7 @@ class NormNeuron(nn.Module):
         """The functional core, as :meth:`spikecore.Neuron.run`: ``(output, state)``, or ``(output, state, trace)`` with
         ``record``. Pure but for the running statistics of the normalisation, which move in training.
         """
-        neuron = self._checked_neuron()
+        neuron: Any = self._modules["neuron"]
         names = checks.recorded(type(neuron).__name__, record, neuron.states)
         outputs, end, trace = self._call(inputs, state, names, True, False)
         output = outputs[0] if len(outputs) == 1 else outputs
@@ -122,33 +115,6 @@ class NormNeuron(nn.Module):
     def extra_repr(self) -> str:
         """The shortcut, if there is one."""
         return f"shortcut={self.shortcut!r}" if self.shortcut else ""
-
-    def _checked_neuron(self) -> Any:
-        """The neuron; both modules are checked where another one was put in, as convert_sync_batchnorm does."""
-        neuron = self._modules["neuron"]
-        if self._checked != (self._modules["norm"], neuron):
-            self._check()
-        return neuron
-
-    def _check(self) -> None:
-        """Refuse modules that cannot be one layer."""
-        norm, neuron = self.norm, self.neuron
-        stats.check_norm("NormNeuron", norm)
-        if not isinstance(neuron, Neuron):
-            raise TypeError(f"NormNeuron: neuron={neuron!r} must be a spikecore neuron")
-        if len(neuron.inputs) != 1:
-            raise ValueError(
-                f"NormNeuron: {type(neuron).__name__} has the inputs {', '.join(neuron.inputs)}; which of them to "
-                "normalise is not known: normalise it before the call"
-            )
-        if not calls_as(neuron, Neuron) or "forward" in vars(neuron) or neuron._forward_pre_hooks:
-            # what they do to the input would come before the normalisation: a factor, for one, would be divided out
-            raise ValueError(
-                f"NormNeuron: this {type(neuron).__name__} has a forward of its own or a forward pre-hook, which would "
-                "see the input before it is normalised; leave norm in front of the neuron: "
-                "nn.Sequential(sc.layers.TimeBatched(conv, norm), neuron)"
-            )
-        self.__dict__["_checked"] = (norm, neuron)
 
     # -- a call
 
@@ -168,11 +134,11 @@ class NormNeuron(nn.Module):
         behind = (
             skip if self.shortcut == "after" and skip is not None and (watched or not self._adds(x, skip)) else None
         )
-        given = (x,) if skip is None or behind is not None else (x, skip)
+        taken = (x,) if skip is None or behind is not None else (x, skip)
         if watched:
-            results = observe.recorded(neuron, self._execute, given, state, record, final, single)
+            results = observe.recorded(neuron, self._execute, taken, state, record, final, single)
         else:
-            results = self._execute(given, state, record, final, single)
+            results = self._execute(taken, state, record, final, single)
         return results if behind is None else _added(results, behind)
 
     def _taken(self, inputs: Sequence[Any], one_step: bool) -> Tuple[Tensor, Optional[Tensor]]:
@@ -309,9 +275,12 @@ class NormNeuron(nn.Module):
         """Whether a shortcut behind the neuron is part of its program. One of another shape, dtype or order of memory
         is not, and none where the first output is not spikes: rounded once, the sum would be another one.
         """
-        if self.fused is False or not lie_alike(x, skip):
+        if self.fused is False or is_jit_tracing() or not (is_compiling() or is_plain(skip)):
             return False
-        return self._can_add(x.device.type, bool(self.fused), self.neuron._stamp())
+        strided = x.layout is torch.strided is skip.layout
+        if not (strided and x.shape == skip.shape and x.dtype == skip.dtype and x.device == skip.device):
+            return False
+        return x.stride() == skip.stride() and self._can_add(x.device.type, bool(self.fused), self.neuron._stamp())
 
     # torch.compile runs these two when it meets them and takes what they return as a constant, as in Bound.
 
@@ -342,7 +311,7 @@ class NormNeuron(nn.Module):
         if len(kinds) != len(program.params):
             return "the dynamics do not read their input"
         learn = (*learnt, *[name for name, wants in zip(names[2:], affine) if wants])
-        wanted = Spec(dtype, steps, kinds, learn, final)
+        kernel_spec = Spec(dtype, steps, kinds, learn, final)
         resolved = neuron._bind(device_type)
         if resolved.backend.name == REFERENCE and not asked:
             # it runs a program operation by operation, and torch has one operation for the whole of a normalisation
@@ -351,7 +320,7 @@ class NormNeuron(nn.Module):
         lacks = functools.partial(
             lacking,
             program=program,
-            spec=wanted,
+            spec=kernel_spec,
             gradients=gradients,
             state_gradients=state_gradients,
             record=record,
@@ -360,7 +329,7 @@ class NormNeuron(nn.Module):
         missing = (*lacks(has),) or (() if has.normalisation else ("normalisation",))
         if missing:
             return checks.unsupported(resolved, type(neuron).__name__, missing, device_type)
-        calls = Calls(device_type, program, wanted, lacks)
+        calls = Calls(device_type, program, kernel_spec, lacks)
         cache.derived[key] = runner_of(resolved, calls, type(neuron).__name__)
         return ""
 
@@ -396,15 +365,15 @@ class NormNeuron(nn.Module):
         if earlier.only_input((x,)) is None:
             return None
         neuron: Any = self._modules["neuron"]
-        known: Optional[KnownCall] = neuron._cache.quick.get(self._kind(x, skip))
+        known: Optional[earlier.Earlier] = neuron._cache.quick.get(self._kind(x, skip))
         return None if known is None else self._straight(known, x, skip)
 
-    def _straight(self, known: KnownCall, x: Tensor, skip: Optional[Tensor]) -> Optional[Results]:
+    def _straight(self, known: earlier.Earlier, x: Tensor, skip: Optional[Tensor]) -> Optional[Results]:
         """The call by the launches of an earlier one; None, with nothing moved, if it is not as that was."""
         norm: Any = self._modules["norm"]
         neuron: Any = self._modules["neuron"]
-        noted, call, before = known
-        values = earlier.values_as_before(noted, neuron, x, False)
+        call: Any = known.call
+        values = earlier.values_as_before(known, neuron, x, False)
         tensors = stats.tensors_of(norm)
         if values is None or not stats.fits(norm, tensors, x):
             return None
@@ -412,14 +381,13 @@ class NormNeuron(nn.Module):
         laid = call.laid(x, skip, [v for v in (*tensors[:read], *values) if isinstance(v, Tensor)])
         if laid is None:
             return None
-        by = stats.constants(
-            norm, tensors, x, getattr(noted.runner, "moments", None), functools.partial(call.statistics, laid)
-        )
-        inputs = (x,) if skip is None else (x, skip)
+        statistics = functools.partial(call.statistics, laid)
+        by = stats.constants(norm, tensors, x, getattr(known.runner, "moments", None), statistics)
+        inputs, before = (x,) if skip is None else (x, skip), len(values) - len(neuron._cache.numbers)
         outputs = call(laid, inputs, (*values[:before], *by, *values[before:]))
         if outputs is None:  # the running statistics have moved: from here on it is the runner's
-            placed = _among(earlier.placed(noted, values), before, by, x.ndim)
-            outputs = noted.runner(inputs, None, placed, ())[0]
+            placed = _among(earlier.placed(known, values), before, by, x.ndim)
+            outputs = known.runner(inputs, None, placed, ())[0]
         self.__dict__["reason"] = ""
         return outputs, None, ()
 
@@ -437,34 +405,54 @@ class NormNeuron(nn.Module):
         tensors when it is computed again. None, with nothing moved, if the runner has no such way for it.
         """
         places = _among(values, before, (x.new_empty(x.shape[2], device="meta"),) * 4, x.ndim)
-        call = direct_normalised(runner, [tuple(v.shape) if isinstance(v, Tensor) else None for v in places])
+        call: Any = direct_normalised(runner, [tuple(v.shape) if isinstance(v, Tensor) else None for v in places])
         if call is None:
             return None
-        neuron = self.neuron
-        noted = earlier.noted(runner, named, values, x, neuron)
-        known = quick[self._kind(x, skip)] = KnownCall(noted, call, before)
+        known = earlier.noted(runner, named, values, x, self.neuron)._replace(call=call)
+        quick[self._kind(x, skip)] = known
         return self._straight(known, x, skip)
 
 
-def lie_alike(x: Tensor, skip: Tensor) -> bool:
-    """Whether a kernel reads both as they are."""
-    if is_jit_tracing() or not (is_compiling() or is_plain(skip)):
-        return False
-    strided = x.layout is torch.strided is skip.layout
-    alike = strided and x.shape == skip.shape and x.dtype == skip.dtype and x.device == skip.device
-    return alike and x.stride() == skip.stride()
+def _check_neuron(neuron: Any) -> None:
+    """Refuse a module that cannot be one layer with a normalisation."""
+    if not isinstance(neuron, Neuron):
+        raise TypeError(f"NormNeuron: neuron={neuron!r} must be a spikecore neuron")
+    if len(neuron.inputs) != 1:
+        raise ValueError(
+            f"NormNeuron: {type(neuron).__name__} has the inputs {', '.join(neuron.inputs)}; which of them to "
+            "normalise is not known: normalise it before the call"
+        )
+    if not calls_as(neuron, Neuron) or "forward" in vars(neuron) or neuron._forward_pre_hooks:
+        # what they do to the input would come before the normalisation: a factor, for one, would be divided out
+        raise ValueError(
+            f"NormNeuron: this {type(neuron).__name__} has a forward of its own or a forward pre-hook, which would "
+            "see the input before it is normalised; leave norm in front of the neuron: "
+            "nn.Sequential(sc.layers.TimeBatched(conv, norm), neuron)"
+        )
+
+
+class NormPlace(nn.Identity):
+    """What :func:`spikecore.fuse` leaves in the place of a normalisation that a :class:`NormNeuron` has now."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _check_no_tensor(self, name, value)
+        super().__setattr__(name, value)
+
+
+def _check_no_tensor(module: nn.Module, name: str, value: Any) -> None:
+    """Refuse what torch.func.functional_call sets where a name of ``state_dict()`` leads to no parameter."""
+    if isinstance(value, Tensor):
+        raise AttributeError(
+            f"{type(module).__name__} has no tensor {name!r}: in a fused network it belongs to the norm or the neuron "
+            "of a NormNeuron. Give torch.func.functional_call the names of net.named_parameters() and "
+            "net.named_buffers(), or call sc.unfuse(net) first"
+        )
 
 
 def neuron_of(layer: nn.Module) -> Optional[Neuron]:
     """The neuron of a layer that is one, or that normalises in front of one."""
     inner = layer.neuron if isinstance(layer, NormNeuron) else layer
     return inner if isinstance(inner, Neuron) else None
-
-
-def stateful_of(layer: nn.Module) -> Optional[Stateful]:
-    """The module that has the state of a layer: the neuron of a :class:`NormNeuron`, else the layer itself."""
-    inner = layer.neuron if isinstance(layer, NormNeuron) else layer
-    return inner if isinstance(inner, Stateful) else None
 
 
 def _added(results: Results, skip: Tensor) -> Results:

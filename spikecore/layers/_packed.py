@@ -24,18 +24,18 @@ from torch.autograd.function import once_differentiable
 from spikecore._base import bits
 from spikecore._base.bits import Bits, Packing, Whole
 from spikecore._base.context import autocast_dtype, no_autocast
-from spikecore._base.errors import a_kind
+from spikecore._base.errors import a_kind, check_new_torch, is_new_torch
 from spikecore._plugins.registry import AUTO_NAME, Registry, default_registry
 from spikecore._plugins.selection import Request, Resolved, resolve
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import calls_as, in_turn
-from spikecore.backend import BackendError, Unsupported
+from spikecore.backend import BackendError
 from spikecore.dtypes import NAMES
 from spikecore.lang._plain import is_compiling, is_exporting, is_plain
 from spikecore.neuron import Neuron
 
 #: Whether this torch has what packing in compiled graphs needs.
-SUPPORTED = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 6)
+SUPPORTED = is_new_torch()
 #: Stride, padding and dilation of a convolution, two numbers each, and groups; empty for a linear layer.
 Form = Sequence[int]
 
@@ -47,7 +47,7 @@ class _Packed(nn.Module):
     spikes: Whole
 
     def __init__(self, *args: Any, largest: int = 1, unit: float = 1.0, **keywords: Any) -> None:
-        _check_torch()
+        check_new_torch("keeping spikes as bits")
         super().__init__(*args, **keywords)
         self.spikes = Whole(largest, unit)
 
@@ -105,11 +105,6 @@ class PackedConv2d(_Packed, nn.Conv2d):
         return _kept(input, weight, bias, self.spikes, form)
 
 
-def _check_torch() -> None:
-    if not SUPPORTED:
-        raise Unsupported(f"spikes are kept as bits with torch 2.6 or newer; this is {torch.__version__}")
-
-
 def _keeps(x: Tensor, weight: Tensor) -> bool:
     """Whether a call keeps its input, and as bits."""
     plain = not is_exporting() if is_compiling() else is_plain(x) and is_plain(weight)
@@ -143,9 +138,9 @@ class _Kept(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         # read once: a checkpointed part is computed again for it
-        kept = ctx.saved_tensors
+        saved = ctx.saved_tensors
         of = _of_convolution if ctx.form else _of_linear
-        return (*of(ctx, kept, grad), None, None, None)
+        return (*of(ctx, saved, grad), None, None, None)
 
 
 def _plain(x: Tensor, weight: Tensor, bias: Optional[Tensor], largest: int, unit: float, form: Form) -> Tensor:
@@ -156,27 +151,27 @@ def _parts(form: Form) -> Tuple[Any, Any, Any, int]:
     return form[:2], form[2:4], form[4:6], form[6]
 
 
-def _unpacked(ctx: Any, kept: Sequence[Tensor]) -> Tensor:
-    x: Tensor = torch.ops.spikecore.unpack_spikes(*kept[:2], *ctx.about)
+def _unpacked(ctx: Any, saved: Sequence[Tensor]) -> Tensor:
+    x: Tensor = torch.ops.spikecore.unpack_spikes(*saved[:2], *ctx.about)
     return x
 
 
-def _of_linear(ctx: Any, kept: Sequence[Tensor], grad: Tensor) -> Tuple[Optional[Tensor], ...]:
-    weight, wants = kept[2], ctx.needs_input_grad
+def _of_linear(ctx: Any, saved: Sequence[Tensor], grad: Tensor) -> Tuple[Optional[Tensor], ...]:
+    weight, wants = saved[2], ctx.needs_input_grad
     flat = grad.reshape(-1, weight.shape[0])
-    of_weight = flat.t() @ _unpacked(ctx, kept).reshape(-1, weight.shape[1]) if wants[1] else None
+    of_weight = flat.t() @ _unpacked(ctx, saved).reshape(-1, weight.shape[1]) if wants[1] else None
     of_input = (flat @ weight).view(ctx.about[0]) if wants[0] else None
     return of_input, of_weight, flat.sum(0) if wants[2] else None
 
 
-def _of_convolution(ctx: Any, kept: Sequence[Tensor], grad: Tensor) -> Tuple[Optional[Tensor], ...]:
-    weight, wants = kept[2], list(ctx.needs_input_grad[:3])
+def _of_convolution(ctx: Any, saved: Sequence[Tensor], grad: Tensor) -> Tuple[Optional[Tensor], ...]:
+    weight, wants = saved[2], list(ctx.needs_input_grad[:3])
     stride, padding, dilation, groups = _parts(ctx.form)
     apart = grad.is_cuda and wants[0]
     how = (stride, padding, dilation, False, [0, 0], groups, [wants[0] and not apart, *wants[1:]])
-    found = torch.ops.aten.convolution_backward(grad, _unpacked(ctx, kept), weight, ctx.sizes, *how)
-    of_input = _of_input(grad, weight, ctx.about[0], ctx.form) if apart else found[0]
-    return of_input, found[1], found[2] if wants[2] else None
+    gradients = torch.ops.aten.convolution_backward(grad, _unpacked(ctx, saved), weight, ctx.sizes, *how)
+    of_input = _of_input(grad, weight, ctx.about[0], ctx.form) if apart else gradients[0]
+    return of_input, gradients[1], gradients[2] if wants[2] else None
 
 
 def _of_input(grad: Tensor, weight: Tensor, shape: torch.Size, form: Form) -> Tensor:
@@ -199,14 +194,14 @@ def _of_input(grad: Tensor, weight: Tensor, shape: torch.Size, form: Form) -> Te
 
 def _pack(x: Tensor, order: List[int], largest: int, unit: float) -> Tuple[Tensor, Tensor]:
     numbers = x.detach().permute(order).reshape(-1)
-    found: Bits = _by_backend(x.device.type, "pack", numbers, Whole(largest, unit))
-    if x.device.type == "cpu" and bool(found.right.isnan()):
+    packed: Bits = _by_backend(x.device.type, "pack", numbers, Whole(largest, unit))
+    if x.device.type == "cpu" and bool(packed.right.isnan()):
         what = "spikes, 0 or 1" if (largest, unit) == (1, 1.0) else f"whole numbers from 0 to {largest}, times {unit}"
         raise ValueError(
             f"x of shape {list(x.shape)} is not what its layer was said to get: {what}. PackedLinear and PackedConv2d "
             "take largest= and unit=; use nn.Linear and nn.Conv2d for other numbers"
         )
-    return found.data, found.right
+    return packed.data, packed.right
 
 
 def _pack_fake(x: Tensor, order: List[int], largest: int, unit: float) -> Tuple[Tensor, Tensor]:
@@ -260,31 +255,33 @@ def _chosen(device_type: str, registry: Registry) -> Resolved:
 _TORCH = Packing()
 
 
-def _register() -> None:
-    """Define the operators, once: a second import, after removal from ``sys.modules``, goes on with them."""
-    lasting = vars(torch.ops.spikecore)
-    if "library of packing" in lasting:
-        return
+def _register() -> torch.library.Library:
+    """Define the operators."""
     library = torch.library.Library("spikecore", "FRAGMENT")
     how = "int[] order, int largest, float unit"
-    schemas = {
-        "pack_spikes": f"(Tensor x, {how}) -> (Tensor, Tensor)",
-        "unpack_spikes": f"(Tensor data, Tensor right, SymInt[] shape, {how}, ScalarType dtype) -> Tensor",
+    operators: Dict[str, Tuple[str, Callable[..., Any], Callable[..., Any]]] = {
+        "pack_spikes": (f"(Tensor x, {how}) -> (Tensor, Tensor)", _pack, _pack_fake),
+        "unpack_spikes": (
+            f"(Tensor data, Tensor right, SymInt[] shape, {how}, ScalarType dtype) -> Tensor",
+            _unpack,
+            _unpack_fake,
+        ),
         # what torch.compile sees of a layer; its kernel for autograd, traced, is made of the other two
-        "kept": "(Tensor x, Tensor weight, Tensor? bias, int largest, float unit, int[] form) -> Tensor",
+        "kept": (
+            "(Tensor x, Tensor weight, Tensor? bias, int largest, float unit, int[] form) -> Tensor",
+            _plain,
+            _plain,
+        ),
     }
-    kernels: Dict[str, Tuple[Callable[..., Any], ...]]
-    kernels = {"pack_spikes": (_pack, _pack_fake), "unpack_spikes": (_unpack, _unpack_fake), "kept": (_plain, _plain)}
-    for name, (function, fake) in kernels.items():
-        library.define(name + schemas[name])
+    for name, (schema, function, fake) in operators.items():
+        library.define(name + schema)
         library.impl(name, function, "CompositeExplicitAutograd")
         torch.library.register_fake(f"spikecore::{name}", fake, lib=library)
     library.impl("kept", _Kept.apply, "Autograd")
-    lasting["library of packing"] = library
+    return library
 
 
-if SUPPORTED:
-    _register()
+_LIBRARY = _register() if SUPPORTED else None
 
 
 # -- into networks
@@ -292,7 +289,7 @@ if SUPPORTED:
 #: Torch's layers, and those that take their place.
 _PACKED: Mapping[Type[nn.Module], Type[nn.Module]] = {nn.Linear: PackedLinear, nn.Conv2d: PackedConv2d}
 #: What gives some of the numbers that it gets, or 0, as often as may be.
-_KEEPING = (nn.Identity, nn.Flatten, nn.Unflatten, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+_KEEPING = (nn.Flatten, nn.Unflatten, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 #: Of a part of a network and what goes into it, what comes out.
 Follow = Callable[[nn.Module, Optional[Whole]], Optional[Whole]]
 
@@ -315,9 +312,9 @@ def pack(net: nn.Module) -> nn.Module:
     is no such layer.
     """
     _check("pack", net)
-    _check_torch()
-    found = packable(net)
-    replace_modules(net, {module: as_kind(module, _PACKED[type(module)], spikes) for module, spikes in found.items()})
+    check_new_torch("keeping spikes as bits")
+    layers = packable(net)
+    replace_modules(net, {module: as_kind(module, _PACKED[type(module)], spikes) for module, spikes in layers.items()})
     if not is_packed(net):
         warnings.warn(
             "sc.pack(net) found no nn.Linear or nn.Conv2d behind a spiking neuron: it looks in nn.Sequential and in "
@@ -335,7 +332,7 @@ def unpack(net: nn.Module) -> nn.Module:
     """
     _check("unpack", net)
     plain = {packed: kind for kind, packed in _PACKED.items()}
-    replace_modules(net, {one: as_kind(one, plain[type(one)]) for one in net.modules() if type(one) in plain})
+    replace_modules(net, {old: as_kind(old, plain[type(old)]) for old in net.modules() if type(old) in plain})
     return net
 
 
@@ -347,12 +344,12 @@ def is_packed(net: nn.Module) -> bool:
 def packable(net: nn.Module) -> Dict[nn.Module, Whole]:
     """The layers that :func:`pack` replaces, and what goes into each."""
     places = Counter(module for _, module in net.named_modules(remove_duplicate=False))
-    found: Dict[nn.Module, Whole] = {}
+    layers: Dict[nn.Module, Whole] = {}
 
     def follow(module: nn.Module, known: Optional[Whole]) -> Optional[Whole]:
         if type(module) in _PACKED:
             if known is not None and places[module] == 1 and "forward" not in vars(module):
-                found[module] = known
+                layers[module] = known
             return None
         if "forward" not in vars(module):
             rule = _rule(module)
@@ -363,7 +360,7 @@ def packable(net: nn.Module) -> Dict[nn.Module, Whole]:
         return None
 
     follow(net, None)
-    return found
+    return layers
 
 
 def _rule(module: nn.Module) -> Optional[Callable[[Any, Optional[Whole], Follow], Optional[Whole]]]:
@@ -374,7 +371,7 @@ def _rule(module: nn.Module) -> Optional[Callable[[Any, Optional[Whole], Follow]
         return _in_turn
     if type(module) is nn.AvgPool2d:
         return lambda module, known, follow: of_average(module, known)
-    if type(module) in _KEEPING:
+    if type(module) in _KEEPING or calls_as(module, nn.Identity):
         return lambda module, known, follow: known
     written = next(kind for kind in type(module).__mro__ if "forward" in vars(kind))
     return vars(written).get("follow_spikes")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, Optional, TypeVar
+from typing import Dict, List, Optional, TypeVar
 
 from torch import nn
 
@@ -10,10 +10,6 @@ from spikecore._transforms import move_encoders
 from spikecore.encode import Constant
 from spikecore.layers import TimeBatched
 from spikecore.neurons import LIF
-
-#: Makes the neuron of one place, and the normalisation of so many channels.
-MakeNeuron = Callable[[], nn.Module]
-MakeNorm = Callable[[int], nn.Module]
 
 _Config = TypeVar("_Config")
 

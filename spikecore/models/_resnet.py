@@ -8,9 +8,9 @@ from typing import List, Optional
 from torch import nn
 
 from spikecore.layers import MSBlock, SEWBlock, TimeBatched, tdbn
-from spikecore.layers._arguments import counts, makers
-from spikecore.layers._norms import normalised
-from spikecore.models._parts import MakeNeuron, MakeNorm, beginning, lif, made, of_depth, read_out
+from spikecore.layers._blocks import MakeNeuron, MakeNorm
+from spikecore.layers._stateless import counts, makers, normalised
+from spikecore.models._parts import beginning, lif, made, of_depth, read_out
 from spikecore.neurons import LIF
 
 #: Depth -> blocks of each stage, and whether these are bottlenecks.

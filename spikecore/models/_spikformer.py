@@ -8,12 +8,10 @@ from torch import Tensor, nn
 
 from spikecore._base.bits import Whole, added
 from spikecore.layers import SpikingSelfAttention, TimeBatched
-from spikecore.layers._adding import Adding
-from spikecore.layers._arguments import counts, makers
-from spikecore.layers._attention import linear
-from spikecore.layers._norms import normalised
+from spikecore.layers._blocks import Adding, MakeNeuron, MakeNorm, linear
 from spikecore.layers._packed import Follow
-from spikecore.models._parts import MakeNeuron, MakeNorm, beginning, lif, made
+from spikecore.layers._stateless import counts, makers, normalised
+from spikecore.models._parts import beginning, lif, made
 from spikecore.neurons import LIF
 
 #: Size of a patch -> after which of the four convolutions of the stem the image is halved.

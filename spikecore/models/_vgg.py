@@ -7,9 +7,9 @@ from typing import Any, Dict, List, Optional, Tuple, Union
 from torch import nn
 
 from spikecore.layers import TimeBatched
-from spikecore.layers._arguments import counts, makers
-from spikecore.layers._norms import normalised
-from spikecore.models._parts import MakeNeuron, MakeNorm, beginning, lif, made, of_depth
+from spikecore.layers._blocks import MakeNeuron, MakeNorm
+from spikecore.layers._stateless import counts, makers, normalised
+from spikecore.models._parts import beginning, lif, made, of_depth
 
 #: Depth -> the widths of the convolutions between two poolings.
 _WIDTHS: Dict[int, Tuple[Tuple[int, ...], ...]] = {
@@ -71,6 +71,6 @@ def vgg(
 
 def _height_and_width(size: Any) -> Tuple[int, int]:
     both = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
-    if len(both) != 2 or any(isinstance(one, bool) or not isinstance(one, int) for one in both):
+    if len(both) != 2 or any(isinstance(side, bool) or not isinstance(side, int) for side in both):
         raise TypeError(f"vgg: size={size!r} must be a whole number of pixels, or two: (height, width)")
     return both[0], both[1]

@@ -7,34 +7,27 @@ know is given to it as its ``context_fn``, and is in :class:`_Region`:
 - Batch normalisation moves its running statistics once, not again when the region runs again.
 - A ``torch.Generator`` of an encoder or a dropout gives the same numbers again.
 - Layers run again in the mode, training or not, of the first run.
-- Parameters, buffers and states that were written to since would give other numbers, and are refused.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.parameter import is_lazy
 from torch.utils import checkpoint as torch_checkpoint
 
 from spikecore._base import context
 from spikecore._base.batches import flattened
-from spikecore._base.errors import a_kind
+from spikecore._base.errors import a_kind, check_new_torch
 from spikecore._shell.checks import shown
-from spikecore._shell.modules import in_turn, is_shard
+from spikecore._shell.modules import in_turn
 from spikecore._shell.state import State, Stateful, carried, put_back
 from spikecore.backend import Unsupported
 from spikecore.lang._plain import is_compiling
 from spikecore.parallel._pipeline import Pipeline, refuse_compiler
-
-#: ``context_fn`` of torch's checkpointing and public hooks around ``load_state_dict`` are there from this version on.
-_TORCH = (2, 6)
-#: Where torch defines the forward of its norms. A subclass with a forward of its own may read running statistics.
-_NORMS = ("torch.nn.modules.batchnorm", "torch.nn.modules.instancenorm")
 
 _COMPILED = (
     "torch.compile and torch.export cannot follow a network with sc.checkpoint; compile its layers, which are then "
@@ -74,20 +67,18 @@ def checkpoint(
     run again with it; those of an ``nn.Sequential`` that has groups do not run.
 
     Raises TypeError or ValueError for a network without ``modules`` that is none of these, and for an unknown name;
-    Unsupported before torch 2.6. When it runs: RuntimeError for a module that changes a buffer in forward, other than
-    running statistics, and under ``torch.compile`` (compile the layers: ``net[0].compile()``) and ``torch.export``. In
-    backward: RuntimeError for a parameter, buffer or state that was written to since forward, or is another tensor
-    (``torch.func.functional_call``). A call of ``train()`` or ``eval()`` between changes nothing. Other attributes that
-    change between forward and backward, settings of neurons too, are not compared: change them after backward.
+    Unsupported before torch 2.6. When it runs: RuntimeError under ``torch.compile`` (compile the layers:
+    ``net[0].compile()``) and ``torch.export``. A call of ``train()`` or ``eval()`` between forward and backward changes
+    nothing. Parameters, buffers and other attributes are not compared: where they changed since forward, in forward
+    itself too, backward computes with the new ones. Change them after backward.
     """
-    if not isinstance(net, nn.Module):
-        raise TypeError(f"net={shown(net)} is {a_kind(net)}; give the network (an nn.Module)")
+    _check_net(net)
     if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
         raise ValueError(f"every={every!r} must be the number of layers in a group, 1 or more, or None for no groups")
     chosen = _chosen(net, every) if modules is None else _named(net, modules)
     if every is None:
         return _replaced(net, {module: module for module in chosen})
-    _check_torch()
+    check_new_torch("sc.checkpoint")
     return _replaced(net, {module: Checkpointed(module, every, preserve_rng_state) for module in chosen})
 
 
@@ -101,9 +92,8 @@ def checkpoint_contexts(net: nn.Module) -> Callable[[], Contexts]:
     Without it neurons that carry their state go on, when the region is computed again, from the state of then: torch
     does not say so, and gradients would be wrong. Neurons at rest need nothing. Raises Unsupported before torch 2.6.
     """
-    if not isinstance(net, nn.Module):
-        raise TypeError(f"net={shown(net)} is {a_kind(net)}; give the network (an nn.Module)")
-    _check_torch()
+    _check_net(net)
+    check_new_torch("sc.checkpoint")
     return _contexts_of([net])
 
 
@@ -194,10 +184,9 @@ def _load_below(module: nn.Module, state_dict: Dict[str, Any], prefix: str, *_: 
 # -- which modules have groups
 
 
-def _check_torch() -> None:
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    if version < _TORCH:
-        raise Unsupported(f"sc.checkpoint needs torch 2.6 or newer; this is {torch.__version__}")
+def _check_net(net: Any) -> None:
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"net={shown(net)} is {a_kind(net)}; give the network (an nn.Module)")
 
 
 def _inner(module: nn.Module) -> nn.Module:
@@ -242,31 +231,8 @@ def _replaced(net: nn.Module, others: Dict[nn.Module, nn.Module]) -> nn.Module:
 
 # -- one call of a group
 
-
-class _Begun(NamedTuple):
-    """What a run begins with: modes of the modules, states of generators, and what neurons carry, with their states."""
-
-    modes: List[bool]
-    drawn: List[Tensor]
-    carried: List[Tuple[Dict[str, Any], Optional[State]]]
-
-
-class _Noted(NamedTuple):
-    """A tensor of a module as it was; ``version`` is None for one that counts no writes."""
-
-    owner: nn.Module
-    kind: str
-    name: str
-    value: Tensor
-    version: Optional[int]
-
-    def change(self) -> str:
-        """What has happened to it since, in words; "" for nothing."""
-        now = self.value if self.kind == "state" else vars(self.owner)[f"_{self.kind}s"].get(self.name)
-        if now is self.value:
-            return "" if self.version is None or now._version == self.version else "was written to after"
-        # None: FullyShardedDataParallel takes parameters out of their modules for a time
-        return "" if now is None or is_shard(now) else "is another tensor than when"
+#: What a run begins with: modes of the modules, states of generators, and what neurons carry, with their states.
+_Beginning = Tuple[List[bool], List[torch.Tensor], List[Tuple[Dict[str, Any], Optional[State]]]]
 
 
 class _Region:
@@ -274,49 +240,26 @@ class _Region:
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._parts = list(dict.fromkeys(part for module in modules for part in module.modules()))
-        self._norms = [part for part in self._parts if part.training and _is_norm(part)]
+        self._norms = [part for part in self._parts if part.training and isinstance(part, _NormBase)]
         self._neurons = [part for part in self._parts if isinstance(part, Stateful)]
         self._generators = [value for part in self._parts for value in vars(part).values() if _is_generator(value)]
 
     @contextmanager
     def first(self) -> Iterator[None]:
         """Around the first run: note what it begins with."""
-        self._begun = self._now()
-        norms = set(self._norms)
-        buffers = _noted([part for part in self._parts if part not in norms], "buffer")
+        self._beginning = self._now()
         with context.running(context.FIRST):
             yield
-        for buffer in buffers:
-            if buffer.change():
-                raise RuntimeError(
-                    f"{type(buffer.owner).__name__} changes its buffer {buffer.name!r} in forward, and is in a group "
-                    "of sc.checkpoint: computed again, it would begin with the changed value. Leave it out of the "
-                    "groups (modules=[...] names what is computed again)"
-                )
-        # after the run, which gives lazy parameters their shapes, and puts learnt ones into their ranges
-        self._tensors = [*buffers, *_noted(self._parts, "parameter")]
-        for neuron, (_, state) in zip(self._neurons, self._begun.carried):
-            self._tensors += [_note(neuron, "state", name, value) for name, value in (state or {}).items()]
 
     @contextmanager
     def again(self) -> Iterator[None]:
         """Around every other run, in backward: as the first one, and nothing is changed by it."""
-        for noted in self._tensors:
-            change = noted.change()
-            if change:
-                raise RuntimeError(
-                    f"the {noted.kind} {noted.name!r} of {type(noted.owner).__name__}, shape "
-                    f"{tuple(noted.value.shape)}, {change} its group of sc.checkpoint ran first, and the group would "
-                    "be computed again with the new values. Call backward before it changes (optimizer.step(), "
-                    "load_state_dict, the end of torch.func.functional_call); or end the groups with net = "
-                    "sc.checkpoint(net, every=None)"
-                )
         now = self._now()
         statistics = [dict(norm._buffers) for norm in self._norms]
         for norm, buffers in zip(self._norms, statistics):
             norm._buffers.update({name: value if value is None else value.clone() for name, value in buffers.items()})
-        states = [(carries, _as_leaves(state)) for carries, state in self._begun.carried]
-        self._begin(self._begun._replace(carried=states))
+        modes, drawn, carrying = self._beginning
+        self._begin((modes, drawn, [(carries, _as_leaves(state)) for carries, state in carrying]))
         try:
             with context.running(context.AGAIN):
                 yield
@@ -325,21 +268,22 @@ class _Region:
             for norm, buffers in zip(self._norms, statistics):
                 norm._buffers.update(buffers)
 
-    def _now(self) -> _Begun:
-        return _Begun(
+    def _now(self) -> _Beginning:
+        return (
             [part.training for part in self._parts],
             [generator.get_state() for generator in self._generators],
             [(carried(neuron), neuron.state) for neuron in self._neurons],
         )
 
-    def _begin(self, begun: _Begun) -> None:
-        for part, mode in zip(self._parts, begun.modes):
+    def _begin(self, beginning: _Beginning) -> None:
+        modes, drawn, carrying = beginning
+        for part, mode in zip(self._parts, modes):
             if part.training != mode:
                 part.training = mode
-        for generator, drawn in zip(self._generators, begun.drawn):
-            generator.set_state(drawn)
-        for neuron, (carries, state) in zip(self._neurons, begun.carried):
-            put_back(neuron, carries, state)
+        for generator, state in zip(self._generators, drawn):
+            generator.set_state(state)
+        for neuron, (carries, values) in zip(self._neurons, carrying):
+            put_back(neuron, carries, values)
 
 
 class _Again:
@@ -366,27 +310,8 @@ def _contexts_of(modules: Sequence[nn.Module]) -> Callable[[], Contexts]:
     return contexts
 
 
-def _is_norm(module: nn.Module) -> bool:
-    """Whether its running statistics are moved by torch's own forward, which does not read them in training."""
-    return isinstance(module, _NormBase) and type(module).forward.__module__ in _NORMS
-
-
 def _is_generator(value: Any) -> bool:
     return torch.Generator in type(value).__mro__  # isinstance takes ten times as long: its class has one of Python
-
-
-def _noted(modules: Iterable[nn.Module], kind: str) -> List[_Noted]:
-    """The tensors of modules as they are; not shards, which are others while fully_shard has them gathered."""
-    return [
-        _note(module, kind, name, value)
-        for module in modules
-        for name, value in vars(module)[f"_{kind}s"].items()
-        if value is not None and not is_shard(value)
-    ]
-
-
-def _note(owner: nn.Module, kind: str, name: str, value: Tensor) -> _Noted:
-    return _Noted(owner, kind, name, value, None if is_lazy(value) or value.is_inference() else value._version)
 
 
 def _as_leaves(state: Optional[State]) -> Optional[State]:

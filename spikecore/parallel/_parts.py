@@ -23,37 +23,44 @@ from spikecore.backend import Unsupported
 
 # -- stages and their devices
 
-Stages = List[Tuple[nn.Module, torch.device]]
 
-
-def checked_stages(stages: Any) -> Stages:
+def checked_stages(stages: Any) -> List[Tuple[nn.Module, torch.device]]:
     """The stages with their devices. Raises TypeError or ValueError that names the stage and what is wrong with it."""
     if isinstance(stages, (str, nn.Module)) or not isinstance(stages, Iterable):
         raise TypeError(f"Pipeline: stages={shown(stages)} must be a list of pairs, [(stage, device), ...]")
-    pairs = list(stages)
-    if not pairs:
-        raise ValueError("Pipeline: stages=[] has no stage; give a list of pairs, [(stage, device), ...]")
-    placed: Stages = []
-    for position, pair in enumerate(pairs):
+    placed: List[Tuple[nn.Module, torch.device]] = []
+    owners: Dict[nn.Module, int] = {}
+    for position, pair in enumerate(stages):
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
             raise TypeError(
                 f"Pipeline: stages[{position}]={shown(pair)} must be a pair (stage, device), as in (net, 'cuda:0')"
             )
         stage, device = pair
         if not isinstance(stage, nn.Module):
-            given = f"the class {stage.__name__}" if isinstance(stage, type) else a_kind(stage)
-            raise TypeError(f"Pipeline: stage {position} is {given}; give a module (an nn.Module)")
+            kind = f"the class {stage.__name__}" if isinstance(stage, type) else a_kind(stage)
+            raise TypeError(f"Pipeline: stage {position} is {kind}; give a module (an nn.Module)")
         placed.append((stage, _device(position, device)))
-    _check_shared(placed)
+        for name, module in stage.named_modules():
+            first = owners.setdefault(module, position)
+            if first != position:
+                where = name and f", {name!r} in stage {position},"
+                raise ValueError(
+                    f"Pipeline: stages {first} and {position} share {a_kind(module)}{where} which can be on "
+                    "one device and have one state only; make one for each stage, or put both places in one stage"
+                )
+    if not placed:
+        raise ValueError("Pipeline: stages=[] has no stage; give a list of pairs, [(stage, device), ...]")
     return placed
 
 
 def _device(position: int, device: Any) -> torch.device:
     """A device that is here. ``"cuda"`` is the current one, whose number is kept."""
+    names = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    here = f"there {'is' if len(names) == 1 else 'are'} {', '.join(names)} here"
     if not isinstance(device, (str, torch.device)):
         raise TypeError(
             f"Pipeline: the device of stage {position}, {device!r}, must be a torch.device or its name, such as "
-            f"'cuda:0' or 'cpu'; {_here()}"
+            f"'cuda:0' or 'cpu'; {here}"
         )
     if str(device).startswith("ipu"):
         raise ValueError(
@@ -62,46 +69,15 @@ def _device(position: int, device: Any) -> torch.device:
         )
     try:
         place = torch.device(device)
-        if place.type == "cuda":
-            # not by trying: a wrong number is an error of the driver
-            index = torch.cuda.current_device() if place.index is None else place.index
-            if index >= torch.cuda.device_count():
-                raise RuntimeError(f"there is no GPU {index}")
-            return torch.device("cuda", index)
-        return torch.empty(0, device=place).device
+        if place.type != "cuda":
+            return torch.empty(0, device=place).device
+        # not by trying: a wrong number is an error of the driver
+        index = torch.cuda.current_device() if place.index is None else place.index
+        if index >= torch.cuda.device_count():
+            raise RuntimeError(f"there is no GPU {index}")
+        return torch.device("cuda", index)
     except (RuntimeError, AssertionError, ImportError) as error:  # torch raises any of these for what is not there
-        raise ValueError(
-            f"Pipeline: stage {position} asks for {str(device)!r}, which is not there; {_here()}"
-        ) from error
-
-
-def _here() -> str:
-    """The devices of this machine, in words."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    names = ["cpu", *(f"cuda:{index}" for index in range(count))]
-    return f"there {'is' if len(names) == 1 else 'are'} {', '.join(names)} here"
-
-
-def _check_shared(stages: Stages) -> None:
-    """Raise if two stages have a module in common, or a tensor while they are on two devices."""
-    owners: Dict[int, int] = {}
-    tensors: Dict[int, Tuple[int, str]] = {}
-    for position, (stage, device) in enumerate(stages):
-        for name, module in stage.named_modules():
-            first = owners.setdefault(id(module), position)
-            if first != position:
-                where = "" if not name else f", {name!r} in stage {position},"
-                raise ValueError(
-                    f"Pipeline: stages {first} and {position} share {a_kind(module)}{where} which can be on "
-                    "one device and have one state only; make one for each stage, or put both places in one stage"
-                )
-        for name, tensor in (*stage.named_parameters(), *stage.named_buffers()):
-            first, other = tensors.setdefault(id(tensor), (position, name))
-            if stages[first][1] != device:
-                raise ValueError(
-                    f"Pipeline: {other!r} of stage {first} and {name!r} of stage {position} are one tensor, which "
-                    f"cannot be on {stages[first][1]} and {device}; give both stages one device, or each its own"
-                )
+        raise ValueError(f"Pipeline: stage {position} asks for {str(device)!r}, which is not there; {here}") from error
 
 
 # -- sizes
@@ -118,30 +94,25 @@ class Split(NamedTuple):
 
         ``where``: words such as "dimension batch_dim=1 of the input, shape (8, 64, 10)".
         """
+        divisors = ", ".join(str(n) for n in range(1, batch + 1) if batch % n == 0)
         if isinstance(self.split_sizes, tuple):
             total = sum(self.split_sizes)
             if total != batch:
                 raise ValueError(
                     f"split_sizes={list(self.split_sizes)} are {total} together, and the batch is {batch} ({where}); "
-                    f"give sizes whose sum is {batch}, or one that divides it: {_divisors(batch)}"
+                    f"give sizes whose sum is {batch}, or one that divides it: {divisors}"
                 )
             return self.split_sizes
+        name, number, what = "chunks", self.chunks or 1, "numbers of equal parts"
         if self.split_sizes is not None:
-            if batch % self.split_sizes:
-                raise ValueError(
-                    f"split_sizes={self.split_sizes} does not divide the batch of {batch} ({where}); sizes that do: "
-                    f"{_divisors(batch)}; or give a list of sizes whose sum is {batch}, or let the "
-                    "loader drop a short last batch (drop_last=True)"
-                )
-            return (self.split_sizes,) * (batch // self.split_sizes)
-        chunks = 1 if self.chunks is None else self.chunks
-        if batch % chunks:
+            name, number, what = "split_sizes", self.split_sizes, "sizes"
+        if batch % number:
             raise ValueError(
-                f"chunks={chunks} does not divide the batch of {batch} ({where}); numbers of equal parts that do: "
-                f"{_divisors(batch)}; or give split_sizes, a list whose sum is {batch}, or let the loader drop "
-                "a short last batch (drop_last=True)"
+                f"{name}={number} does not divide the batch of {batch} ({where}); {what} that do: {divisors}; or give "
+                f"split_sizes, a list of sizes whose sum is {batch}, or let the loader drop a short last batch "
+                "(drop_last=True)"
             )
-        return (batch // chunks,) * chunks
+        return (batch // number,) * number if name == "chunks" else (number,) * (batch // number)
 
     def words(self) -> str:
         """The split for a ``repr``."""
@@ -156,27 +127,22 @@ def checked_split(chunks: Any, split_sizes: Any) -> Split:
         raise ValueError(
             f"chunks={chunks!r} and split_sizes={split_sizes!r} each say how a batch is split; give one of them"
         )
-    if chunks is not None:
-        return Split(chunks=_count("chunks", chunks, "a number of equal parts"))
-    if split_sizes is None:
-        return Split()
     if isinstance(split_sizes, Sequence) and not isinstance(split_sizes, str):
         if not split_sizes:
             raise ValueError("split_sizes=[] has no part; give the size of each part, or None for one part")
-        return Split(split_sizes=tuple(_count(f"split_sizes[{k}]", n, "a size") for k, n in enumerate(split_sizes)))
-    return Split(split_sizes=_count("split_sizes", split_sizes, "the size of a part, or a list of sizes"))
+        return Split(None, tuple(_count(f"split_sizes[{k}]", n, "a size") for k, n in enumerate(split_sizes)))
+    return Split(
+        _count("chunks", chunks, "a number of equal parts"),
+        _count("split_sizes", split_sizes, "the size of a part, or a list of sizes"),
+    )
 
 
-def _count(name: str, value: Any, what: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
+def _count(name: str, value: Any, what: str) -> Any:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
         raise TypeError(f"{name}={value!r} must be {what}, a whole number, or None")
-    if value < 1:
+    if value is not None and value < 1:
         raise ValueError(f"{name}={value} must be at least 1, or None")
     return value
-
-
-def _divisors(batch: int) -> str:
-    return ", ".join(str(n) for n in range(1, batch + 1) if batch % n == 0)
 
 
 # -- inputs and outputs
@@ -276,23 +242,25 @@ class PartStates:
         try:
             yield
         except BaseException:
-            _put(self._whole)
+            for module, state in self._whole.items():
+                put(module, state)
             raise
 
-    def enter(self, stage: int, part: int) -> None:
-        """Give the neurons of a stage the states of a part."""
-        if self._parts:
-            _put({module: self._parts[module][part] for module in self._stages[stage]})
-
-    def leave(self, stage: int, part: int) -> None:
-        """Take them, as the call of the stage left them."""
-        if self._parts:
-            for module in self._stages[stage]:
-                self._parts[module][part] = module.state
+    @contextmanager
+    def of(self, stage: int, part: int) -> Iterator[None]:
+        """Have the neurons of a stage go on from the states of a part in this block, and keep those they end with."""
+        modules = self._stages[stage] if self._parts else []
+        for module in modules:
+            put(module, self._parts[module][part])
+        yield
+        for module in modules:
+            self._parts[module][part] = module.state
 
     def join(self) -> None:
         """Make the states of the parts those of the whole batch."""
-        _put({module: self._joined(module) for module in self._parts})
+        for module, parts in self._parts.items():
+            states = [state for state in parts if state is not None]
+            put(module, {name: torch.cat([state[name] for state in states]) for name in states[0]} if states else None)
 
     def _cut(self, module: Stateful) -> List[Optional[State]]:
         state = self._whole[module]
@@ -307,12 +275,3 @@ class PartStates:
                 )
         pieces = {name: value.split(list(self._sizes)) for name, value in state.items()}
         return [{name: piece[part] for name, piece in pieces.items()} for part in range(len(self._sizes))]
-
-    def _joined(self, module: Stateful) -> Optional[State]:
-        states = [state for state in self._parts[module] if state is not None]
-        return {name: torch.cat([state[name] for state in states]) for name in states[0]} if states else None
-
-
-def _put(states: Dict[Stateful, Optional[State]]) -> None:
-    for module, state in states.items():
-        put(module, state)

@@ -128,10 +128,8 @@ class Pipeline(nn.Module):
         states = parts.PartStates(list(self), sizes)
 
         def work(stage: int, part: int, value: Any) -> Any:
-            states.enter(stage, part)
-            output = self._call(stage, value)
-            states.leave(stage, part)
-            return output
+            with states.of(stage, part):
+                return self._call(stage, value)
 
         with states.restored():
             outputs = list(ticks(self.devices, len(sizes), inputs_of.__getitem__, work))
@@ -239,11 +237,11 @@ class Pipeline(nn.Module):
         for position, device in enumerate(self.devices):
             after = fn(torch.empty(0, device=device)).device
             if after != device:
-                places: List[str] = [str(one) for one in self.devices]
                 raise RuntimeError(
                     f"this would move stage {position} of a Pipeline from {device} to {after}; its stages are on "
-                    f"{', '.join(places)}. Leave out .to(device), .cuda() and the like; for other devices make another "
-                    "Pipeline of the stages, for one device nn.Sequential(*pipeline).to(device). .to(dtype) works"
+                    f"{', '.join(map(str, self.devices))}. Leave out .to(device), .cuda() and the like; for other "
+                    "devices make another Pipeline of the stages, for one device "
+                    "nn.Sequential(*pipeline).to(device). .to(dtype) works"
                 )
         return super()._apply(fn, *args, **kwargs)
 
@@ -331,7 +329,7 @@ def _summed(outputs: Iterable[Any]) -> Any:
     total: List[Tensor] = []
     for output in outputs:
         values = [v if v.is_floating_point() or v.is_complex() else v.long() for v in flattened(output)]
-        total = [one + other for one, other in zip(total, values)] if total else values
+        total = [so_far + value for so_far, value in zip(total, values)] if total else values
     return parts.filled(output, total)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import in_turn, makes_time, unwrapped
-from spikecore.layers._time_batched import TimeBatched
+from spikecore.layers import TimeBatched
 
 #: Modules of torch.nn with layers that take ``[B, ...]``, and no further dimension in front.
 _OF_SAMPLES = [f"torch.nn.modules.{name}" for name in ("batchnorm", "conv", "flatten", "instancenorm", "pooling")]

@@ -233,8 +233,8 @@ def dimensions(net: nn.Module) -> int:
 def weights_channels_last(net: nn.Module, dims: int) -> List[Tensor]:
     """Lay the weights of convolutions out channels-last, in place; gives these weights."""
     # there is none where a parametrization computes it
-    found = [m._parameters.get("weight") for m in net.modules() if isinstance(m, _CONVOLUTIONS[dims])]
-    weights: List[Tensor] = [weight for weight in found if weight is not None]
+    tensors = [m._parameters.get("weight") for m in net.modules() if isinstance(m, _CONVOLUTIONS[dims])]
+    weights: List[Tensor] = [weight for weight in tensors if weight is not None]
     for weight in weights:
         weight.data = weight.data.contiguous(memory_format=_FORMATS[dims])
     return weights

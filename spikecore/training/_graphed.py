@@ -266,8 +266,8 @@ class _Graphed:
         return _Graph(flattened(inputs), replay, gradients)
 
     def _replay(self, graph: _Graph, whole: Tuple[Any, ...]) -> Any:
-        for buffer, given in zip(graph.inputs, flattened(whole)):
-            buffer.copy_(given.detach() if given.requires_grad else given, non_blocking=True)
+        for buffer, value in zip(graph.inputs, flattened(whole)):
+            buffer.copy_(value.detach() if value.requires_grad else value, non_blocking=True)
         # clones: the next replay writes into the same tensors
         result, states = tree_map(Tensor.clone, graph.replay())
         self._keep(states)
@@ -298,7 +298,7 @@ def _copied(whole: Tuple[Any, ...], device: torch.device) -> Tuple[Any, ...]:
     Which kernels a step loads depends on both (vectorised kernels need alignment). The warm-up must load the same
     kernels as the capture, because none can be loaded during a capture.
     """
-    copies: Tuple[Any, ...] = tree_map(lambda given: given.detach().to(device, non_blocking=True, copy=True), whole)
+    copies: Tuple[Any, ...] = tree_map(lambda value: value.detach().to(device, non_blocking=True, copy=True), whole)
     return copies
 
 

@@ -97,11 +97,11 @@ def _backend_of(net: nn.Module, backend: Optional[str], source: str) -> Backend:
     device = next((p.device.type for p in net.parameters()), "cpu")
     neurons = [module for module in stateful_modules(net) if isinstance(module, Neuron)]
     pipelines = [module for module in net.modules() if isinstance(module, Pipeline)]
-    placed = {part: place.type for one in pipelines for stage, place in one.placed for part in stage.modules()}
+    placed = {part: place.type for whole in pipelines for stage, place in whole.placed for part in stage.modules()}
     chosen = [backend_on(neuron, placed.get(neuron, device)) for neuron in neurons] or [
         resolve(capture(backend, source), device).backend
     ]
-    if len({type(one).training_model for one in chosen}) > 1:
-        names = ", ".join(sorted({one.name for one in chosen}))
+    if len({type(candidate).training_model for candidate in chosen}) > 1:
+        names = ", ".join(sorted({candidate.name for candidate in chosen}))
         raise ValueError(f"the neurons of this network ask for {names}, which train differently; give backend=")
     return chosen[0]

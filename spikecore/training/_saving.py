@@ -45,21 +45,14 @@ def save_checkpoint(path: Union[str, Path], settings: Mapping[str, Any], **parts
     ``.spikecore-*.tmp`` beside it, which may be deleted. It keeps its permissions, also while it is written, and a link
     stays one.
     ``settings`` are what must be the same when training goes on. They and the parts are None, truth values, numbers,
-    texts, and lists, tuples and dicts of these; parts may hold tensors, too.
+    texts, and lists, tuples and dicts of these; parts may hold tensors, too. A setting that is NaN equals none.
 
-    Raises TypeError for a value that :func:`load_checkpoint` could not read back and ValueError for a setting that is
-    NaN, both with the key, and OSError (FileNotFoundError, PermissionError, ...) if there can be no such file. Nothing
-    is written then.
+    Raises TypeError for a value that :func:`load_checkpoint` could not read back, with the key, and OSError
+    (FileNotFoundError, PermissionError, ...) if there can be no such file. Nothing is written then.
     """
     _check_settings(settings)
     for name, part in parts.items():
         for key, value in _leaves(name, part):
-            if is_shard(value):
-                raise TypeError(
-                    f"{key} is a shard of a tensor (DTensor): the file of one process would hold a part of it only. "
-                    "Give whole tensors, which get_state_dict of torch.distributed.checkpoint.state_dict gathers with "
-                    "options=StateDictOptions(full_state_dict=True, cpu_offload=True), called in every process"
-                )
             _check_readable(key, value)
     folder = Path(os.path.realpath(str(path))).parent
     if not folder.is_dir():
@@ -86,7 +79,13 @@ def load_checkpoint(path: Union[str, Path], settings: Mapping[str, Any], parts: 
     if not path.exists():
         raise FileNotFoundError(f"there is no checkpoint {path}; begin without one, or name another file")
     try:
-        content = _read(path)
+        with path.open("rb") as file:
+            # torch.load also takes older formats, which in torch before 2.6 can run code (CVE-2025-32434)
+            if file.read(len(_ZIP)) != _ZIP:
+                raise ValueError("it is no zip file")
+            file.seek(0)
+            # weights_only: a checkpoint from elsewhere must not run code
+            content: Dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
         written = dict(content.pop(_SETTINGS))
         _check_settings(written)
     except PermissionError:
@@ -112,29 +111,14 @@ def load_checkpoint(path: Union[str, Path], settings: Mapping[str, Any], parts: 
     return content
 
 
-def _read(path: Path) -> Dict[str, Any]:
-    with path.open("rb") as file:
-        # torch.load also takes older formats, which in torch before 2.6 can run code (CVE-2025-32434)
-        if file.read(len(_ZIP)) != _ZIP:
-            raise ValueError("it is no zip file")
-        file.seek(0)
-        # weights_only: a checkpoint from elsewhere must not run code
-        content: Dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-    return content
-
-
 def _check_settings(settings: Any) -> None:
-    """Raise unless these can be read back and compared."""
+    """Raise TypeError unless these can be read back and compared."""
     if not isinstance(settings, Mapping):
         raise TypeError(f"settings={shown(settings)} is {a_kind(settings)}; give a dict of name: value")
     for key, value in _leaves(_SETTINGS, dict(settings)):
         if isinstance(value, Tensor):
-            raise TypeError(
-                f"{key}={shown(value)} is a tensor, which does not compare as one value; give value.tolist()"
-            )
+            raise TypeError(f"{key}={shown(value)} is a tensor, which equals no one value; give value.tolist()")
         _check_readable(key, value)
-        if value != value:
-            raise ValueError(f"{key} is NaN, which equals no setting, itself included; leave it out, or give None")
 
 
 def _leaves(key: str, value: Any) -> Iterator[Tuple[str, Any]]:
@@ -152,31 +136,28 @@ def _leaves(key: str, value: Any) -> Iterator[Tuple[str, Any]]:
 
 def _check_readable(key: str, value: Any) -> None:
     """Raise TypeError for a value that ``weights_only`` does not take. What is no usual value is tried."""
+    if is_shard(value):
+        raise TypeError(
+            f"{key} is a shard of a tensor (DTensor): the file of one process would hold a part of it only. "
+            "Give whole tensors, which get_state_dict of torch.distributed.checkpoint.state_dict gathers with "
+            "options=StateDictOptions(full_state_dict=True, cpu_offload=True), called in every process"
+        )
     kind = type(value)
     if kind in _PLAIN or (kind in (Tensor, nn.Parameter) and value.layout is torch.strided and not value.is_meta):
         return
-    if not getattr(value, "is_meta", False) and _is_read_back(value):
-        return
-    if kind.__module__.partition(".")[0] == "numpy":
-        give = "value.item()" if not getattr(value, "shape", ()) else "torch.from_numpy(value) or value.tolist()"
-    else:
-        give = "str(value)" if isinstance(value, (os.PathLike, str)) else "numbers, texts and tensors that say the same"
-    home = kind.__module__.partition("._")[0]  # pathlib, where Python 3.13 says pathlib._local
-    raise TypeError(
-        f"{key}={shown(value)} is a {home}.{kind.__qualname__}, which sc.load_checkpoint could not read back; "
-        f"give {give}"
-    )
-
-
-def _is_read_back(value: Any) -> bool:
     file = io.BytesIO()
     try:
+        if getattr(value, "is_meta", False):
+            raise TypeError("it has no values")
         torch.save(value, file)
         file.seek(0)
         torch.load(file, map_location="cpu", weights_only=True)
-    except Exception:  # what torch and pickle raise depends on the type
-        return False
-    return True
+    except Exception as error:  # what torch and pickle raise depends on the type
+        raise TypeError(
+            f"{key}={shown(value)} is a {kind.__module__}.{kind.__qualname__}, which sc.load_checkpoint could not read "
+            "back; give numbers, texts and tensors that say the same: str(value), of numpy value.item() or "
+            "torch.from_numpy(value)"
+        ) from error
 
 
 # -- the state of a step

@@ -178,7 +178,7 @@ def test_voting():
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6)
     np.testing.assert_allclose(F.avg_pool1d(x, 4).numpy(), expected, rtol=1e-6)
     for wrong, error in ((0, ValueError), (2.5, TypeError), (True, TypeError)):
-        with pytest.raises(error, match=f"Voting: voters must be .*{wrong}"):
+        with pytest.raises(error, match=f"Voting: voters={wrong} must be"):
             Voting(wrong)
     with pytest.raises(ValueError, match=r"a multiple of voters=5, got shape \(4, 3, 12\)"):
         Voting(5)(x)

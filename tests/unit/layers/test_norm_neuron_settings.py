@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import spikecore as sc
 from fused_layers import norm
@@ -59,12 +59,3 @@ def test_values_are_checked_when_they_are_set() -> None:
     with pytest.raises(TypeError, match="fused='no' must be True, False or None"):
         one.fused = "no"  # type: ignore[assignment]
     assert (one.shortcut, one.fused) == ("after", True)
-
-
-def test_a_norm_that_was_replaced_is_still_checked() -> None:
-    """Setting fused does not hand a module to the neuron that it cannot take over."""
-    one = layer()
-    one.norm = nn.SyncBatchNorm(one.norm.num_features)
-    one.fused = False
-    with pytest.raises(TypeError, match="norm is a SyncBatchNorm"):
-        one(image())

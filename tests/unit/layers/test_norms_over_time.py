@@ -111,7 +111,7 @@ def test_tebn_compiled():
 
 def test_wrong_arguments_are_named():
     for wrong, error in ((0, ValueError), (2.0, TypeError), (True, TypeError)):
-        with pytest.raises(error, match=f"TEBN: steps must be .*{wrong}"):
+        with pytest.raises(error, match=f"TEBN: steps={wrong} must be"):
             TEBN(C, wrong)
     for make in (lambda: TEBN(C, T, dims=4), lambda: tdbn(C, dims=4)):
         with pytest.raises(ValueError, match=r"dims must be 1, 2 or 3, as of nn\.BatchNorm1d, 2d and 3d, got 4"):

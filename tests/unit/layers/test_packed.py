@@ -176,7 +176,7 @@ def test_other_numbers_of_a_layer_are_refused(options: Any, text: str) -> None:
 
 
 def test_an_older_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "SUPPORTED", False)
+    monkeypatch.setattr(torch, "__version__", "2.5.1+cpu")
     for make in (lambda: PackedLinear(5, 7), lambda: PackedConv2d(5, 7, 3), lambda: sc.pack(network())):
         with pytest.raises(sc.Unsupported, match=r"torch 2\.6 or newer; this is"):
             make()

@@ -68,16 +68,6 @@ def test_a_module_in_two_stages():
         sc.Pipeline([(shared, "cpu"), (nn.Sequential(nn.ReLU(), shared), "meta")])
 
 
-def test_a_tensor_on_two_devices():
-    """Tied weights need one device, where they are allowed."""
-    a, b = nn.Linear(3, 3), nn.Linear(3, 3)
-    b.weight = a.weight
-    with pytest.raises(ValueError, match=r"'weight' of stage 0 and 'weight' of stage 1 are one tensor.*cpu and meta"):
-        sc.Pipeline([(a, "cpu"), (b, "meta")])
-    tied = sc.Pipeline([(a, "cpu"), (b, "cpu")])
-    assert len(list(tied.parameters())) == 3
-
-
 @pytest.mark.parametrize(
     ("split", "error", "says"),
     [

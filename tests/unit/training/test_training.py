@@ -55,15 +55,6 @@ def test_a_step_is_the_usual_loop(clip):
     assert not torch.equal(next(ours.parameters()), next(net().parameters()))
 
 
-def test_clipping_bounds_the_gradient():
-    """With clip_norm the gradient that the optimiser saw has that norm."""
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    sc.training_model(model, sc.losses.ce_count, optimizer, options=sc.TrainingOptions(clip_norm=1e-3))(*batch())
-    norm = torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in model.parameters()]))
-    assert norm == pytest.approx(1e-3, rel=1e-3)
-
-
 def test_a_scheduler_moves_the_learning_rate():
     """The optimiser is read at every step: a schedule at rate 0 freezes the weights."""
     model = net()
@@ -277,25 +268,6 @@ def test_nothing_keeps_the_graph_alive():
     assert not outputs.requires_grad
     assert not loss.requires_grad
     assert kept[0]() is None
-
-
-def test_several_inputs_are_spread_over_forward():
-    """A tuple of inputs becomes the arguments of the network."""
-
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(6, 3)
-            self.lif = sc.LIF()
-
-        def forward(self, x, gain):
-            return self.lif(self.fc(x) * gain)
-
-    model = Two()
-    step = sc.training_model(model, sc.losses.ce_count, torch.optim.SGD(model.parameters(), 0.1))
-    x, y = batch()
-    outputs, _ = step((x, torch.ones(())), y)
-    assert outputs.shape == (5, 8, 3)
 
 
 def test_inference_is_in_eval_mode_and_restores_every_module():
