@@ -13,8 +13,8 @@ from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Op
 
 from spikecore.lang._expr import Expr, record
 from spikecore.lang._graph import topological
-from spikecore.lang._operations import OPERATION, ROWS
 from spikecore.lang.node import Flat, Node, SpikeRule, const, flat, loop_invariant, parameters, substitute, unflat
+from spikecore.lang.operations import OPERATION, ROWS
 from spikecore.lang.render import TextPrinter, on_one_line
 
 # -- reverse rules, and which cotangents there are

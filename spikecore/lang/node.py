@@ -15,7 +15,7 @@ import hashlib
 from typing import Any, Dict, Iterable, List, NoReturn, Sequence, Tuple, Union
 
 from spikecore.lang._graph import topological
-from spikecore.lang._operations import ROWS
+from spikecore.lang.operations import ROWS
 from spikecore.lang.render import TextPrinter
 
 #: Leaves: op name -> what its attribute is.

@@ -38,12 +38,12 @@ from typing import (
 
 from spikecore._base.errors import Unsupported
 from spikecore.lang._graph import topological
-from spikecore.lang._operations import ATOM as ATOM  # printers take these from here
-from spikecore.lang._operations import PRODUCT as PRODUCT
-from spikecore.lang._operations import ROWS, Templates
-from spikecore.lang._operations import SUM as SUM
-from spikecore.lang._operations import TERNARY as TERNARY
-from spikecore.lang._operations import UNARY as UNARY
+from spikecore.lang.operations import ATOM as ATOM  # printers take these from here
+from spikecore.lang.operations import PRODUCT as PRODUCT
+from spikecore.lang.operations import ROWS, Templates
+from spikecore.lang.operations import SUM as SUM
+from spikecore.lang.operations import TERNARY as TERNARY
+from spikecore.lang.operations import UNARY as UNARY
 
 if TYPE_CHECKING:
     from spikecore.lang.node import Node

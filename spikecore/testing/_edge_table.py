@@ -4,7 +4,7 @@ Rules of this module:
 
 - Many operations go into one program, each with inputs of its own, so that a backend which compiles does so few times
   and no gradient of one operation reaches another.
-- What is right comes from :mod:`spikecore.testing.random_programs._rules` and :mod:`spikecore.testing._oracle`, in
+- What is right comes from :mod:`spikecore.testing._oracle.rules` and :mod:`spikecore.testing._oracle`, in
   NumPy.
 - The sign of a zero counts in values, but for those of :data:`UNSIGNED`. It does not count in gradients. Which NaN
   it is does not count anywhere.
@@ -20,7 +20,7 @@ import numpy as np
 
 import spikecore as sc
 from spikecore.testing._oracle import SURROGATES
-from spikecore.testing.random_programs._rules import BACK, EXACT, VALUE, Array
+from spikecore.testing._oracle.rules import BACK, EXACT, VALUE, Array
 from spikecore.testing.random_programs.edges import FEW, POINTS, TABLE
 
 #: Numbers that are no operands of others: as the constants of a program.

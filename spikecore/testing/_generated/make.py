@@ -12,9 +12,9 @@ import numpy as np
 
 from spikecore.testing._generated.programs import PROGRAMS
 from spikecore.testing._generated.row import Row
+from spikecore.testing._oracle.rules import EXACT, Array
 from spikecore.testing.random_programs._case import Around, Case, rounded, runs_of, settled, values_of
 from spikecore.testing.random_programs._oracle import Cotangents, Run
-from spikecore.testing.random_programs._rules import EXACT, Array
 from spikecore.testing.random_programs._tree import Tree, order
 
 #: A dimension longer than this consists of copies of so many neurons.

@@ -1,7 +1,7 @@
 """What is right: every neuron and surrogate in NumPy, equations and adjoints written by hand.
 
-Nothing here uses spikecore.lang, a backend, torch, or automatic differentiation: an error in one of those cannot hide
-by being made twice.
+Nothing here computes with spikecore.lang, a backend, torch, or automatic differentiation: an error in one of those
+cannot hide by being made twice. The names of operations are the language's.
 """
 
 from spikecore.testing._oracle import normalised, recurrent

@@ -8,6 +8,9 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
 
 import numpy as np
 
+from spikecore.lang.operations import ROWS
+from spikecore.lang.operations import Operation as Row
+from spikecore.testing._oracle.rules import BACK, VALUE
 from spikecore.testing._oracle.surrogates import SURROGATES, Array
 
 _ANY = (-2.5, -1.5, -1.0, -0.5, -0.25, 0.25, 0.5, 0.75, 1.0, 1.5, 2.5, 3.25)
@@ -73,15 +76,20 @@ def _compared(compare: Callable[[Any, Any], Any]) -> Operation:
     )
 
 
-def _logistic(x: Array) -> Array:
-    return np.asarray(1 / (1 + np.exp(-x)))
-
-
-def _erf(x: Array) -> Array:
-    return np.asarray(np.vectorize(math.erf, otypes=[np.float64])(x)).astype(x.dtype)
+def _function(row: Row) -> Operation:
+    """``sc.ops.<name>(x)``, with the value and the rule that random programs have."""
+    value, back = VALUE[row.name], BACK.get(row.name)
+    return Operation(
+        lambda ops, n, x, c: getattr(ops, row.name)(x),
+        lambda x, c: value(x),
+        lambda x, c: back(_one(x, c), value(x), x)[0] if back else _zero(x, c),
+        points=_POSITIVE if row.unbounded else _WITH_ZERO,
+        exact=row.exact,
+    )
 
 
 OPERATIONS: Dict[str, Operation] = {
+    **{row.name: _function(row) for row in ROWS if row.is_function and row.arity == 1 and row.name != "detach"},
     "add": Operation(lambda ops, n, x, c: x + c, lambda x, c: x + c, _one, _one, exact=True),
     "sub": Operation(lambda ops, n, x, c: c - x, lambda x, c: c - x, lambda x, c: -_one(x, c), _one, exact=True),
     "mul": Operation(
@@ -91,34 +99,6 @@ OPERATIONS: Dict[str, Operation] = {
         lambda ops, n, x, c: c / x, lambda x, c: c / x, lambda x, c: -c / x**2, lambda x, c: 1 / x, _ANY, exact=True
     ),
     "neg": Operation(lambda ops, n, x, c: -x, lambda x, c: -x, lambda x, c: -_one(x, c), exact=True),
-    "exp": Operation(lambda ops, n, x, c: ops.exp(x), lambda x, c: np.exp(x), lambda x, c: np.exp(x)),
-    "log": Operation(lambda ops, n, x, c: ops.log(x), lambda x, c: np.log(x), lambda x, c: 1 / x, points=_POSITIVE),
-    "sqrt": Operation(
-        lambda ops, n, x, c: ops.sqrt(x),
-        lambda x, c: np.sqrt(x),
-        lambda x, c: 0.5 / np.sqrt(x),
-        points=_POSITIVE,
-        exact=True,
-    ),
-    "sin": Operation(lambda ops, n, x, c: ops.sin(x), lambda x, c: np.sin(x), lambda x, c: np.cos(x)),
-    "cos": Operation(lambda ops, n, x, c: ops.cos(x), lambda x, c: np.cos(x), lambda x, c: -np.sin(x)),
-    "tanh": Operation(lambda ops, n, x, c: ops.tanh(x), lambda x, c: np.tanh(x), lambda x, c: 1 - np.tanh(x) ** 2),
-    "sigmoid": Operation(
-        lambda ops, n, x, c: ops.sigmoid(x), lambda x, c: _logistic(x), lambda x, c: _logistic(x) * _logistic(-x)
-    ),
-    "softplus": Operation(
-        lambda ops, n, x, c: ops.softplus(x), lambda x, c: np.logaddexp(x, 0.0), lambda x, c: _logistic(x)
-    ),
-    "atan": Operation(lambda ops, n, x, c: ops.atan(x), lambda x, c: np.arctan(x), lambda x, c: 1 / (1 + x * x)),
-    "erf": Operation(
-        lambda ops, n, x, c: ops.erf(x), lambda x, c: _erf(x), lambda x, c: 2 / np.sqrt(np.pi) * np.exp(-x * x)
-    ),
-    # the derivative is 0 at 0
-    "abs": Operation(lambda ops, n, x, c: ops.abs(x), lambda x, c: np.abs(x), lambda x, c: np.sign(x), exact=True),
-    "sign": Operation(lambda ops, n, x, c: ops.sign(x), lambda x, c: np.sign(x), _zero, exact=True),
-    "floor": Operation(lambda ops, n, x, c: ops.floor(x), lambda x, c: np.floor(x), _zero, exact=True),
-    # ties to even: 0.5 -> 0, 1.5 -> 2, 2.5 -> 2
-    "round": Operation(lambda ops, n, x, c: ops.round(x), lambda x, c: np.round(x), _zero, exact=True),
     "power": Operation(
         lambda ops, n, x, c: ops.power(x, c),
         lambda x, c: x**c,

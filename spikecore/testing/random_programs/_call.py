@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from spikecore.testing._compare import Mismatch
+from spikecore.testing._oracle.rules import Array
 from spikecore.testing.random_programs._case import Case
 from spikecore.testing.random_programs._memory import of_one_step, over_time
-from spikecore.testing.random_programs._rules import Array
 from spikecore.testing.random_programs._tree import built
 
 

@@ -8,9 +8,9 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 
 from spikecore import dtypes
+from spikecore.testing._oracle.rules import EXACT, Array
 from spikecore.testing.random_programs._draw import Drawing
 from spikecore.testing.random_programs._oracle import Cotangents, Oracle, Run
-from spikecore.testing.random_programs._rules import EXACT, Array
 from spikecore.testing.random_programs._tree import Tree, order
 
 DTYPES = ("float32", *(name for name in dtypes.DTYPES if name != "float32"))

@@ -6,11 +6,11 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
+from spikecore.testing._oracle.rules import Array
 from spikecore.testing._subnormal import beside
 from spikecore.testing.random_programs._call import Difference
 from spikecore.testing.random_programs._case import Case, rounded
 from spikecore.testing.random_programs._oracle import Run
-from spikecore.testing.random_programs._rules import Array
 from spikecore.testing.random_programs._step import RATE
 
 #: Tolerance of a result: so many times the change that trial errors in its operations caused, plus so many units in the

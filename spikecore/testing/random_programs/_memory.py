@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spikecore.testing.random_programs._rules import Array
+from spikecore.testing._oracle.rules import Array
 
 
 def over_time(value: Array, layout: str, dtype: torch.dtype, device: str) -> Tensor:

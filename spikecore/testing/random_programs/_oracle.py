@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from spikecore.testing.random_programs._rules import BACK, EXACT, VALUE, Array
+from spikecore.testing._oracle.rules import BACK, EXACT, VALUE, Array
 from spikecore.testing.random_programs._tree import Node, Tree, order
 
 #: Relative errors that are tried, in units of the last place: of functions, and of each step of a gradient.

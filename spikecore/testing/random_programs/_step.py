@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import spikecore as sc
+from spikecore.testing._oracle.rules import Array
 from spikecore.testing.random_programs._call import (
     arguments,
     array,
@@ -25,7 +26,6 @@ from spikecore.testing.random_programs._call import (
     results_of,
 )
 from spikecore.testing.random_programs._case import Case
-from spikecore.testing.random_programs._rules import Array
 
 #: The rate at which learnt parameters are changed; a power of two, by which nothing is rounded.
 RATE = 1024.0
