@@ -25,17 +25,16 @@ from spikecore._base import bits
 from spikecore._base.bits import Bits, Packing, Whole
 from spikecore._base.context import autocast_dtype, no_autocast
 from spikecore._base.errors import a_kind
+from spikecore._base.versions import COMPILES, require_compiler
 from spikecore._plugins.registry import AUTO_NAME, Registry, default_registry
 from spikecore._plugins.selection import Request, Resolved, resolve
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import calls_as, in_turn
-from spikecore.backend import BackendError, Unsupported
+from spikecore.backend import BackendError
 from spikecore.dtypes import NAMES
 from spikecore.lang._plain import is_compiling, is_exporting, is_plain
 from spikecore.neuron import Neuron
 
-#: Whether this torch has what packing in compiled graphs needs.
-SUPPORTED = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 6)
 #: Stride, padding and dilation of a convolution, two numbers each, and groups; empty for a linear layer.
 Form = Sequence[int]
 
@@ -47,7 +46,7 @@ class _Packed(nn.Module):
     spikes: Whole
 
     def __init__(self, *args: Any, largest: int = 1, unit: float = 1.0, **keywords: Any) -> None:
-        _check_torch()
+        require_compiler("packing spikes as bits")
         super().__init__(*args, **keywords)
         self.spikes = Whole(largest, unit)
 
@@ -103,11 +102,6 @@ class PackedConv2d(_Packed, nn.Conv2d):
         if input.ndim == 3:
             return _kept(input.unsqueeze(0), weight, bias, self.spikes, form).squeeze(0)
         return _kept(input, weight, bias, self.spikes, form)
-
-
-def _check_torch() -> None:
-    if not SUPPORTED:
-        raise Unsupported(f"spikes are kept as bits with torch 2.6 or newer; this is {torch.__version__}")
 
 
 def _keeps(x: Tensor, weight: Tensor) -> bool:
@@ -283,7 +277,7 @@ def _register() -> None:
     lasting["library of packing"] = library
 
 
-if SUPPORTED:
+if COMPILES:
     _register()
 
 
@@ -315,7 +309,7 @@ def pack(net: nn.Module) -> nn.Module:
     is no such layer.
     """
     _check("pack", net)
-    _check_torch()
+    require_compiler("packing spikes as bits")
     found = packable(net)
     replace_modules(net, {module: as_kind(module, _PACKED[type(module)], spikes) for module, spikes in found.items()})
     if not is_packed(net):

@@ -24,6 +24,7 @@ from torch.utils import checkpoint as torch_checkpoint
 from spikecore._base import context
 from spikecore._base.batches import flattened
 from spikecore._base.errors import a_kind
+from spikecore._base.versions import require_compiler
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import in_turn, is_shard
 from spikecore._shell.state import State, Stateful, carried, put_back
@@ -87,7 +88,7 @@ def checkpoint(
     chosen = _chosen(net, every) if modules is None else _named(net, modules)
     if every is None:
         return _replaced(net, {module: module for module in chosen})
-    _check_torch()
+    require_compiler("sc.checkpoint")
     return _replaced(net, {module: Checkpointed(module, every, preserve_rng_state) for module in chosen})
 
 
@@ -103,7 +104,7 @@ def checkpoint_contexts(net: nn.Module) -> Callable[[], Contexts]:
     """
     if not isinstance(net, nn.Module):
         raise TypeError(f"net={shown(net)} is {a_kind(net)}; give the network (an nn.Module)")
-    _check_torch()
+    require_compiler("sc.checkpoint")
     return _contexts_of([net])
 
 
@@ -192,12 +193,6 @@ def _load_below(module: nn.Module, state_dict: Dict[str, Any], prefix: str, *_: 
 
 
 # -- which modules have groups
-
-
-def _check_torch() -> None:
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    if version < _TORCH:
-        raise Unsupported(f"sc.checkpoint needs torch 2.6 or newer; this is {torch.__version__}")
 
 
 def _inner(module: nn.Module) -> nn.Module:

@@ -1,7 +1,8 @@
 """What holds at NaN, infinities, ties, zeros of both signs and subnormals: every operation, value and gradient.
 
 One neuron per operation, whose output is the operation on its inputs, one step, compared with
-:mod:`spikecore.testing._oracle.rules`. Gradients are those for a cotangent of 1.5, of -1 and of 0: zero times infinity is NaN, and what is 0 by definition is 0.
+:mod:`spikecore.testing._oracle.rules`. Gradients are those for a cotangent of 1.5, of -1
+and of 0: zero times infinity is NaN, and what is 0 by definition is 0.
 """
 
 from __future__ import annotations
