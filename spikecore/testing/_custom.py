@@ -10,9 +10,9 @@ from typing import Any, Dict, Mapping, Tuple
 import numpy as np
 
 import spikecore as sc
-from spikecore.testing import _oracle as oracle
 from spikecore.testing._models import HALVES, QUARTERS, Model, single
 from spikecore.testing._oracle import Array, Derivative, Oracle, Step
+from spikecore.testing._oracle import neurons as oracle
 from spikecore.testing._oracle.through_time import Cotangents
 
 Next = Tuple[Any, Dict[str, Any]]

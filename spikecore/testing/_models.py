@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any, Mapping, Tuple
 
 import spikecore as sc
-from spikecore.testing import _oracle as oracle
 from spikecore.testing._model import ALL_RESETS, HALVES, QUARTERS, Model, single, spread
 from spikecore.testing._models_papers import PAPERS
 from spikecore.testing._models_snntorch import SNNTORCH
+from spikecore.testing._oracle import neurons as oracle
 
 __all__ = ["ALL_RESETS", "BY_NAME", "HALVES", "MODELS", "QUARTERS", "Model", "single", "spread"]
 

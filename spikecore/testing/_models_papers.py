@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Tuple
 
 import spikecore as sc
-from spikecore.testing import _oracle as oracle
 from spikecore.testing._model import HALVES, QUARTERS, Model, single
+from spikecore.testing._oracle import papers as oracle
 
 PAPERS: Tuple[Model, ...] = (
     Model(

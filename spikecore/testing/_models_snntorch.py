@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Mapping, Tuple
 
 import spikecore as sc
-from spikecore.testing import _oracle as oracle
 from spikecore.testing._model import QUARTERS, Model, single
+from spikecore.testing._oracle import snntorch as oracle
 
 _PROMPT: Mapping[str, Any] = {"reset_delay": False}
 

@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from typing import Any, Dict, Tuple, Union
 
 import torch
@@ -62,7 +63,7 @@ def plan_of(case: Dict[str, Any], direction: str) -> Union[ForwardPlan, Backward
     """The plan that a case names."""
     chosen = {"surrogate": getattr(sc.surrogate, case["surrogate"])()} if "surrogate" in case else {}
     own = {"Everything": Everything, "Signs": Signs}
-    make = own.get(case["neuron"]) or getattr(sc, case["neuron"])
+    make = own.get(case["neuron"]) or partial(sc.neurons.example, case["neuron"])
     neuron = make(**case.get("options", {}), **chosen)
     program, kind, final = neuron.program, case.get("kind", "number"), case.get("final", False)
     learn = () if kind == "number" else program.params

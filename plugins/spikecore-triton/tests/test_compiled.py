@@ -8,19 +8,14 @@ from typing import Any, Callable, Dict, List
 
 import pytest
 
-NEURONS = [
-    *({"neuron": name} for name in ("IF", "LIF", "PLIF", "KLIF", "ALIF", "QIF", "EIF", "Izhikevich", "LI")),
-    *({"neuron": name} for name in ("SynapticLeaky", "Alpha", "Lapicque", "TernaryLIF")),
-    *({"neuron": name} for name in ("BRF", "CLIF", "GLIF", "SEAdLIF", "TCLIF")),
-    {"neuron": "Leaky", "options": {"beta": 0.9}},
-    {"neuron": "Synaptic", "options": {"alpha": 0.5, "beta": 0.6}},
-]
+from spikecore.neurons import MODELS
+from spikecore.testing._models import MODELS as CASES
+
+NEURONS = [{"neuron": name} for name in MODELS]
 #: The fixture of conftest.py.
 Build = Callable[[List[Dict[str, Any]]], List[Dict[str, Any]]]
-#: Neurons made of more than + - * /.
-OF_FUNCTIONS = ("PLIF", "EIF", "Alpha", "BRF", "CLIF", "GLIF", "SEAdLIF", "TCLIF")
-#: And those made of them alone.
-ARITHMETIC = [neuron for neuron in NEURONS if neuron["neuron"] not in OF_FUNCTIONS]
+#: Neurons made of + - * / alone.
+ARITHMETIC = [{"neuron": name} for name in sorted({case.neuron.__name__ for case in CASES if case.arithmetic})]
 
 
 def instructions(text: str) -> Counter[str]:
