@@ -89,7 +89,11 @@ def _function(row: Row) -> Operation:
 
 
 OPERATIONS: Dict[str, Operation] = {
-    **{row.name: _function(row) for row in ROWS if row.is_function and row.arity == 1 and row.name != "detach"},
+    **{
+        row.name: _function(row)
+        for row in ROWS
+        if row.name in VALUE and row.is_function and row.arity == 1 and row.name != "detach"
+    },
     "add": Operation(lambda ops, n, x, c: x + c, lambda x, c: x + c, _one, _one, exact=True),
     "sub": Operation(lambda ops, n, x, c: c - x, lambda x, c: c - x, lambda x, c: -_one(x, c), _one, exact=True),
     "mul": Operation(
