@@ -91,7 +91,7 @@ def surrogate_section(kind: Any) -> List[str]:
 
 def neurons() -> Iterator[Any]:
     """Every neuron of :mod:`spikecore.neurons` and of ``sc``, by name."""
-    found = {getattr(sc.neurons, name) for name in sc.neurons.__all__}
+    found = {*sc.neurons.MODELS.values(), sc.neurons.Membrane, sc.neurons.Recurrent}
     public = (getattr(sc, name) for name in sc.__all__)
     found |= {value for value in public if isinstance(value, type) and issubclass(value, sc.Neuron)} - {sc.Neuron}
     yield from sorted(found, key=lambda kind: str(kind.__name__).lower())

@@ -24,6 +24,7 @@ __all__ = [
     "KLIF",
     "LI",
     "LIF",
+    "MODELS",
     "PLIF",
     "QIF",
     "TCLIF",
@@ -37,13 +38,14 @@ __all__ = [
     "Synaptic",
     "SynapticLeaky",
     "TernaryLIF",
+    "example",
 ]
 
 #: The models with equations of their own, by name.
 MODELS: Dict[str, Type[Neuron]] = {
     name: kind
-    for name, kind in ((name, globals()[name]) for name in __all__)
-    if issubclass(kind, Neuron) and kind is not Membrane
+    for name, kind in ((name, globals().get(name)) for name in __all__)
+    if isinstance(kind, type) and issubclass(kind, Neuron) and kind is not Membrane
 }
 
 

@@ -8,14 +8,17 @@ from typing import Any, Callable, Dict, List
 
 import pytest
 
-from spikecore.neurons import MODELS
-from spikecore.testing._models import MODELS as CASES
+from spikecore.lang.operations import ROWS
+from spikecore.neurons import MODELS, example
 
 NEURONS = [{"neuron": name} for name in MODELS]
 #: The fixture of conftest.py.
 Build = Callable[[List[Dict[str, Any]]], List[Dict[str, Any]]]
-#: Neurons made of + - * / alone.
-ARITHMETIC = [{"neuron": name} for name in sorted({case.neuron.__name__ for case in CASES if case.arithmetic})]
+EXACT = {row.name for row in ROWS if row.exact} - {"sqrt"}
+#: Neurons made of + - * / and comparisons alone.
+ARITHMETIC = [
+    {"neuron": name} for name in MODELS if all(node.is_leaf or node.op in EXACT for node in example(name).program.nodes)
+]
 
 
 def instructions(text: str) -> Counter[str]:
