@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Collection, Dict, List, NamedTuple, Tuple
+from typing import Any, Collection, List, Mapping, NamedTuple, Sequence, Tuple
 
 from spikecore.lang._expr import Expr
 from spikecore.lang._program import Program
@@ -26,87 +26,66 @@ from spikecore.lang.node import Node, substitute
 # and a second one, which computes g again, the gradient of x: nothing that is normalised is ever stored.
 
 
-class Normalised(NamedTuple):
-    """A program with batch normalisation in front."""
+class Derived(NamedTuple):
+    """A program made from another one."""
 
     program: Program
-    #: The parameters in front: mean, rstd, weight, bias. They stand before the numbers of surrogates.
+    #: The parameters that it has beside those of the other one.
     names: Tuple[str, ...]
 
 
-class Corrected(NamedTuple):
-    """The program of the second backward pass."""
+def _changed(program: Program, nodes: Mapping[Node, Node], **values: Any) -> Program:
+    """The program with some nodes replaced, and other values of attributes."""
 
-    program: Program
-    #: Its parameters beside those of the first: the gradients of weight and bias, and 1 / n.
-    names: Tuple[str, ...]
+    def replaced(roots: Sequence[Node]) -> List[Node]:
+        return [substitute(root, dict(nodes)) for root in roots]
+
+    same = {name: getattr(program, name) for name in ("inputs", "states", "initial", "params", "numbers")}
+    labels = dict(zip(replaced([*program.labels]), program.labels.values()))
+    outputs, following = replaced(program.outputs), replaced(program.next)
+    return Program(program.name, **{**same, "outputs": outputs, "next": following, "labels": labels, **values})
 
 
 @lru_cache(maxsize=256)
-def normalised(program: Program, shortcut: str, statistics: bool) -> Normalised:
-    """``program`` with its first input normalised.
+def normalised(program: Program, shortcut: str, statistics: bool) -> Derived:
+    """``program`` with its first input normalised, whose parameters in front are mean, rstd, weight and bias.
 
     shortcut: where a second input is added: to what is normalised ("before"), to the first output ("after"), "" for
     nowhere. statistics: whether mean and rstd are functions of the input; else they are given, as the running ones are.
     """
     taken = [*program.inputs, *program.states, *program.params]
-    mean, rstd, weight, bias = names = tuple(
-        _free(f"norm_{name}", taken) for name in ("mean", "rstd", "weight", "bias")
-    )
-    x = Node("input", (), program.inputs[0])
-    y = (Expr(x) - _param(mean)) * (_param(rstd) * _param(weight)) + _param(bias)
+    names = tuple(_free(f"norm_{name}", taken) for name in ("mean", "rstd", "weight", "bias"))
+    mean, rstd, weight, bias = map(_param, names)
+    x = Expr(Node("input", (), program.inputs[0]))
+    y = (x - mean) * (rstd * weight) + bias
     inputs = (*program.inputs, _free("skip", taken)) if shortcut else program.inputs
     skip = Expr(Node("input", (), inputs[-1]))
     if shortcut == "before":
         y = y + skip
-
-    def behind(node: Node) -> Node:
-        return substitute(node, {x: y.node})
-
-    outputs = [behind(node) for node in program.outputs]
+    behind = {x.node: y.node}
+    values = {"inputs": inputs, "params": _before_numbers(program, names), "statistics": names if statistics else ()}
     if shortcut == "after":
-        outputs[0] = (Expr(outputs[0]) + skip).node
-    return Normalised(
-        Program(
-            program.name,
-            inputs=inputs,
-            states=program.states,
-            outputs=outputs,
-            next=[behind(node) for node in program.next],
-            initial=program.initial,
-            params=_before_numbers(program, names),
-            labels={behind(node): label for node, label in program.labels.items()},
-            numbers=program.numbers,
-            statistics=names if statistics else (),
-        ),
-        names,
-    )
+        first, *others = (substitute(node, dict(behind)) for node in program.outputs)
+        values["outputs"] = ((Expr(first) + skip).node, *others)
+    return Derived(_changed(program, behind, **values), names)
 
 
 @lru_cache(maxsize=256)
-def corrected(program: Program) -> Corrected:
-    """The program whose adjoint gives the gradient of the first input of a program with ``statistics``."""
+def corrected(program: Program) -> Derived:
+    """The program whose adjoint gives the gradient of the first input of a program with ``statistics``.
+
+    Its parameters beside those of the other one are the gradients of weight and bias, and 1 / n.
+    """
     taken = [*program.inputs, *program.states, *program.params]
     names = tuple(_free(f"norm_{name}", taken) for name in ("grad_weight", "grad_bias", "share"))
-    mean, rstd, weight, _ = (_param(name) for name in program.statistics)
-    grad_weight, grad_bias, share = (_param(name) for name in names)
+    mean, rstd, weight, _ = map(_param, program.statistics)
+    grad_weight, grad_bias, share = map(_param, names)
     centred = Expr(Node("input", (), program.inputs[0])) - mean
     scale = rstd * weight
     # of parameters alone but for one product and one sum per number
     through = -(scale * (grad_bias * share)) - centred * (scale * rstd * (grad_weight * share))
-    found = Program(
-        program.name,
-        inputs=program.inputs,
-        states=program.states,
-        outputs=program.outputs,
-        next=program.next,
-        initial=program.initial,
-        params=_before_numbers(program, names),
-        labels=program.labels,
-        numbers=program.numbers,
-        seeds=[(centred.node, through.node)],
-    )
-    return Corrected(found, names)
+    seeds = [(centred.node, through.node)]
+    return Derived(_changed(program, {}, params=_before_numbers(program, names), seeds=seeds), names)
 
 
 @lru_cache(maxsize=None)
@@ -152,35 +131,16 @@ def _before_numbers(program: Program, names: Tuple[str, ...]) -> Tuple[str, ...]
 # same, bit for bit. The program keeps the input, which no line reads: a call has its steps, dtype and device from it.
 
 
-class Repeated(NamedTuple):
-    """A program whose inputs are parameters."""
-
-    program: Program
-    #: For each input the parameter in its place; "" for an input that the program does not read. These parameters are
-    #: the first ones of the program, in this order.
-    names: Tuple[str, ...]
-
-
 @lru_cache(maxsize=256)
-def repeated(program: Program) -> Repeated:
-    """``program`` with a parameter in the place of each input that it reads."""
+def repeated(program: Program) -> Derived:
+    """``program`` with a parameter in the place of each input that it reads.
+
+    The names are those of the parameters, one for each input; "" for an input that the program does not read. These
+    parameters are the first ones of the program, in this order.
+    """
     read = {node.attr for node in program.nodes if node.op == "input"}
     taken = {*program.inputs, *program.states, *program.params}
-    names: List[str] = []
-    nodes: Dict[Node, Node] = {}
-    for name in program.inputs:
-        own = _free(f"{name}_constant", taken)
-        names.append(own if name in read else "")
-        nodes[Node("input", (), name)] = Node("param", (), own)
-    made = Program(
-        program.name,
-        inputs=program.inputs,
-        states=program.states,
-        outputs=[substitute(node, nodes) for node in program.outputs],
-        next=[substitute(node, nodes) for node in program.next],
-        initial=program.initial,
-        params=(*filter(None, names), *program.params),
-        labels={substitute(node, nodes): label for node, label in program.labels.items()},
-        numbers=program.numbers,
-    )
-    return Repeated(made, tuple(names))
+    own = [_free(f"{name}_constant", taken) for name in program.inputs]
+    nodes = {Node("input", (), name): Node("param", (), ours) for name, ours in zip(program.inputs, own)}
+    names = tuple(ours if name in read else "" for name, ours in zip(program.inputs, own))
+    return Derived(_changed(program, nodes, params=(*filter(None, names), *program.params)), names)
