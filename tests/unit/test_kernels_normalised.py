@@ -16,7 +16,7 @@ from spikecore._base.versions import COMPILES
 from spikecore.backend import Spec, Unsupported
 from spikecore.kernels import BackwardPlan, Geometry, KernelRunner
 from spikecore.kernels._batch_norm import Moments
-from spikecore.lang._derived import corrected, normalised
+from spikecore.lang._program import corrected, normalised
 from spikecore.layers import NormNeuron, TimeBatched
 from spikecore.testing._loopback import installed
 
