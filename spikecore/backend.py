@@ -34,6 +34,7 @@ from spikecore._base.running import Runner as Runner
 from spikecore._base.running import Tensors as Tensors
 from spikecore._base.running import by_call as by_call
 from spikecore._base.running import one_step as one_step
+from spikecore._base.versions import COMPILES as COMPILES
 from spikecore.dtypes import compute_dtype as compute_dtype
 
 if TYPE_CHECKING:

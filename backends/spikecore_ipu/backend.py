@@ -19,21 +19,9 @@ from spikecore.lang.node import LEAVES, SpikeRule
 from spikecore.training import InferenceStep, Loss, TrainingStep
 from spikecore_ipu import CAPABILITIES
 
-#: Operations whose reference is one PopTorch function, with a handler and a derivative that is torch's. An operation
-#: that is neither here nor written above is refused: PopTorch would stop at it, or derive something else.
-SAME = (
-    *("add", "sub", "mul", "div", "neg", "exp", "log", "sqrt", "sin", "cos", "tanh", "sigmoid", "atan", "erf"),
-    *("abs", "power"),
-    # of a detached value: no gradient
-    *("sign", "floor", "round", "detach"),
-    *("where", "ge", "gt", "le", "lt", "eq", "ne", "and", "or", "not"),
-)
-
-#: Every operation that PopTorch compiles here: op name -> its function.
-PLAIN: Functions = {
-    **{op: TORCH[op] for op in SAME},
-    **RECORDED,
-}
+#: op name -> the function that PopTorch compiles: the reference's, but for those that are written for a recorder. The emulator
+#: knows which functions of torch have a handler, and how PopART differentiates them.
+PLAIN: Functions = {**TORCH, **RECORDED}
 
 
 class IpuBackend(Backend):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import List, Optional
 
-import torch
-
 import spikecore
-from spikecore.backend import ANY_DEVICE, BackendInfo, Capabilities
+from spikecore.backend import ANY_DEVICE, COMPILES, BackendInfo, Capabilities
 
 CAPABILITIES = Capabilities(
     float16=True,
@@ -26,7 +24,7 @@ CAPABILITIES = Capabilities(
     normalisation=True,
     recurrent=True,
     # before, Dynamo could not look through a neuron without a graph break
-    torch_compile=tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 6),
+    torch_compile=COMPILES,
 )
 
 

@@ -27,13 +27,6 @@ import spikecore as sc
 NO_NEURONS = {"Membrane", "Recurrent", "Stochastic"}
 
 
-def made(kind: Any) -> Any:
-    """A neuron of a class with its defaults; an argument without one has what ``params`` says."""
-    wanted = inspect.signature(kind).parameters.values()
-    required = [p.name for p in wanted if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    return kind(**{name: kind.params[name] for name in required})
-
-
 def _documentation(value: Any) -> List[str]:
     return docstrings.with_lists(inspect.cleandoc(value.__doc__ or "").splitlines())
 
@@ -64,7 +57,7 @@ def neuron_section(kind: Any) -> List[str]:
     if name in NO_NEURONS:
         where = "spikecore" if hasattr(sc, name) else "spikecore.neurons"
         return [*lines, f"Arguments and source: :class:`{where}.{name}`.", ""]
-    neuron = made(kind)
+    neuron = sc.neurons.example(kind.__name__) if kind.__name__ in sc.neurons.MODELS else kind()
     picture, current = pictures.of_neuron(neuron)
     lines += _raw(formulas.of_neuron(str(neuron.program), frozenset(neuron.states)))
     lines += _raw(f'<figure class="answer">{picture}<figcaption>{_caption(neuron, current)}</figcaption></figure>')
@@ -98,7 +91,7 @@ def surrogate_section(kind: Any) -> List[str]:
 
 def neurons() -> Iterator[Any]:
     """Every neuron of :mod:`spikecore.neurons` and of ``sc``, by name."""
-    found = {getattr(sc.neurons, name) for name in sc.neurons.__all__}
+    found = {*sc.neurons.MODELS.values(), sc.neurons.Membrane, sc.neurons.Recurrent}
     public = (getattr(sc, name) for name in sc.__all__)
     found |= {value for value in public if isinstance(value, type) and issubclass(value, sc.Neuron)} - {sc.Neuron}
     yield from sorted(found, key=lambda kind: str(kind.__name__).lower())

@@ -52,14 +52,3 @@ def no_tensor(name: str, value: Any) -> str:
             "pad_packed_sequence makes it, and a mask to losses and metrics, sc.functional.mask_of(lengths, T)"
         )
     return f"{name} is {a_kind(value)}; give a tensor"
-
-
-def is_new_torch() -> bool:
-    """Whether this torch has what packing and activation checkpointing need."""
-    return tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) >= (2, 6)
-
-
-def check_new_torch(what: str) -> None:
-    """Raise :class:`Unsupported` for an older torch."""
-    if not is_new_torch():
-        raise Unsupported(f"{what} needs torch 2.6 or newer; this is {torch.__version__}")

@@ -34,8 +34,8 @@ from spikecore._shell.state import Stateful
 from spikecore.backend import MAX_STATIC_STEPS, Backend, Feedback, Runner, Spec, Unsupported
 from spikecore.dtypes import NAMES
 from spikecore.lang import Program
-from spikecore.lang._derived import repeated
 from spikecore.lang._plain import is_compiling, is_exporting
+from spikecore.lang._program import repeated
 
 #: Unique id of a definition until the hash of its program is known.
 _definitions = itertools.count()
@@ -287,7 +287,7 @@ class Bound(Stateful):
     ) -> CallKind:
         """The key of ``runners`` for calls of this kind, whose runner is there afterwards.
 
-        ``constant``: the inputs are parameters of the program, see :mod:`spikecore.lang._derived`.
+        ``constant``: the inputs are parameters of the program, see :mod:`spikecore.lang._program`.
         """
         where = device_type + EXPORTED if is_exporting() else device_type
         key = (where, spec, gradients, state_gradients, record, constant)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 from typing import Any, Dict, Iterable, List, Mapping, Optional, TypeVar
 
 import typer
 from rich.console import Console
 from rich.syntax import Syntax
 
-from spikecore import neurons, surrogate
+from spikecore import surrogate
 from spikecore.backend import BackendError
 from spikecore.dtypes import DTYPES
 from spikecore.inspect import kernel_source
 from spikecore.neuron import Neuron
+from spikecore.neurons import MODELS, example
 
 DIRECTIONS = ("forward", "backward")
 _T = TypeVar("_T")
@@ -25,12 +25,11 @@ def _classes(names: Iterable[str], module: Any, base: type) -> Dict[str, Any]:
     return {name: cls for name, cls in values.items() if isinstance(cls, type) and issubclass(cls, base)}
 
 
-NEURONS = _classes((name for name in neurons.__all__ if name != "Membrane"), neurons, Neuron)
 SURROGATES = _classes((name for name in surrogate.__all__ if name != "Surrogate"), surrogate, surrogate.Surrogate)
 
 
 def kernel(
-    neuron: str = typer.Argument(..., metavar="NEURON", help=f"{', '.join(NEURONS)}."),
+    neuron: str = typer.Argument(..., metavar="NEURON", help=f"{', '.join(MODELS)}."),
     backend: str = typer.Option("cupy", help="The backend that prints; it need not be usable here."),
     dtype: str = typer.Option("float32", help=f"{', '.join(DTYPES)}: of inputs and outputs."),
     surrogate: str = typer.Option("ATan", help=f"{', '.join(SURROGATES)}."),
@@ -56,16 +55,13 @@ def kernel(
 
 
 def _made(name: str, surrogate: str, reset: Optional[str], learn: List[str], given: Mapping[str, Any]) -> Neuron:
-    cls = _one("neuron", name, NEURONS)
-    arguments = inspect.signature(cls).parameters
-    needed = {key: cls.params[key] for key, one in arguments.items() if key in cls.params and one.default is one.empty}
-    options: Dict[str, Any] = {"surrogate": _one("surrogate", surrogate, SURROGATES)(), **needed, **given}
+    _one("neuron", name, MODELS)
+    options: Dict[str, Any] = {"surrogate": _one("surrogate", surrogate, SURROGATES)(), **given}
     if reset is not None:
         options["reset"] = reset
     if learn:
         options["learn"] = tuple(learn)
-    made: Neuron = cls(**options)
-    return made
+    return example(name, **options)
 
 
 def _one(what: str, name: str, known: Mapping[str, _T]) -> _T:

@@ -12,6 +12,8 @@ from typing import Any, Collection, ContextManager, Dict, Iterator, List, Mappin
 import torch
 from torch import Tensor, nn
 
+from spikecore._base.errors import a_kind
+from spikecore._base.versions import COMPILES, require_compiler
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import unwrapped
 from spikecore._shell.observe import Watcher, unwatch, watch
@@ -400,8 +402,9 @@ def _eager() -> ContextManager[Any]:
     # without the compiler nothing is compiled, and to import it takes seconds
     if "torch._dynamo.eval_frame" not in sys.modules:
         return ExitStack()
-    set_stance = getattr(getattr(torch, "compiler", None), "set_stance", None)  # torch 2.6
-    return ExitStack() if set_stance is None else set_stance("force_eager")
+    if any("_orig_mod" in module._modules for module in net.modules()):
+        require_compiler("sc.monitor of a compiled network, whose graph calls no module,")
+    return torch.compiler.set_stance("force_eager") if COMPILES else ExitStack()
 
 
 def _sizes(x: Tensor) -> Tensor:

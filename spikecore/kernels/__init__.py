@@ -1,7 +1,7 @@
 """What every kernel backend shares: the way of a call, layouts, the autograd boundary, registered torch ops.
 
 A kernel backend subclasses :class:`KernelBackend` and supplies two launches, forward and backward, on raw tensors.
-Under ``torch.compile`` it needs torch 2.4 or newer.
+Under ``torch.compile`` it needs torch 2.6 or newer.
 
 Modules from low to high: ``_plan`` (what a kernel is compiled for), ``_layout`` (what it is called with), ``writing``
 (what generated texts share), ``_returned`` (launches that own their results), ``_call`` (from a call to two launches),

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from spikecore._base.caches import RUNNERS, Lock, Recent
+from spikecore._base.versions import COMPILES, require_compiler
 from spikecore.backend import BackendError, ParamValue, Runner, Tensors, Unsupported
 from spikecore.kernels._call import Call, CallPlan, Kernels
 from spikecore.kernels._layout import Layout
@@ -189,8 +190,6 @@ class _Gradients(torch.autograd.Function):
 
 # -- ops of torch
 
-#: Whether this torch can look through registered ops with all that they need.
-SUPPORTED = hasattr(torch.library, "register_autograd")
 #: What a schema of torch calls the types of arguments.
 _TYPES: Dict[Any, str] = {
     str: "str",
@@ -233,8 +232,7 @@ def find(key: str) -> Kernels:
 
 def run_op(key: str, call: Call, numbers: Sequence[Any], tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """The results of a call, through the op. ``numbers`` are the parameters that are none of ``tensors``."""
-    if not SUPPORTED:
-        raise Unsupported(f"torch.compile through a kernel needs torch 2.4 or newer; this is {torch.__version__}")
+    require_compiler("torch.compile through a kernel")
     record, given = list(call.record), call.has_initial_state
     results: Sequence[Tensor] = torch.ops.spikecore.forward(key, list(tensors), numbers, record, given, False)
     return results
@@ -243,7 +241,7 @@ def run_op(key: str, call: Call, numbers: Sequence[Any], tensors: Sequence[Tenso
 def register() -> None:
     """Define the ops, once, where torch is new enough."""
     with _lock:
-        if _library or not SUPPORTED:
+        if _library or not COMPILES:
             return
         library = torch.library.Library("spikecore", "FRAGMENT")
         for name, function, fake in (("forward", _forward, _forward_fake), ("backward", _backward, _backward_fake)):

@@ -3,7 +3,7 @@
 Backward takes one launch in which mean and standard deviation are given, and what the statistics add to the gradient of
 the input: by a launch of the backend (:meth:`~spikecore.kernels.KernelBackend.correction`), or by a second backward
 launch. The first one then finds the gradients of weight and bias, which are sums over a channel, and writes nothing
-else of the size of the input; the second takes them as parameters (:mod:`spikecore.lang._derived`). A backend has no
+else of the size of the input; the second takes them as parameters (:mod:`spikecore.lang._program`). A backend has no
 part in it: both are plans as it knows them.
 """
 
@@ -22,8 +22,8 @@ from spikecore.kernels._call import Call, CallPlan, Kernels
 from spikecore.kernels._layout import Moved, resolved
 from spikecore.kernels._plan import Geometry
 from spikecore.lang import Program
-from spikecore.lang._derived import corrected, moments
 from spikecore.lang._plain import PLAIN, is_transformed
+from spikecore.lang._program import corrected, moments
 
 if TYPE_CHECKING:
     from spikecore.kernels._backend import KernelBackend

@@ -16,8 +16,8 @@ from typing import Any, Callable, Dict, Iterator, NoReturn, Optional, Tuple, Uni
 import torch
 
 from spikecore.lang._numbers import numerator_of, parameter_of
-from spikecore.lang._operations import OPERATION, ROWS
 from spikecore.lang.node import ARITY, CHOICE, LOGIC, Attribute, Node, const
+from spikecore.lang.operations import OPERATION, ROWS
 
 
 class TraceError(TypeError):
@@ -81,8 +81,11 @@ AS_OPERATOR = {
 #: Methods of tensors that change the dtype.
 CASTS = ("float", "double", "half", "bfloat16", "to", "type", "type_as")
 
-#: NumPy's name of an operator -> ours.
-FROM_NUMPY = {"true_divide": "div", **{row.numpy: row.name for row in ROWS if row.numpy}}
+#: NumPy's name of an operator on two numbers -> ours.
+FROM_NUMPY = {
+    "true_divide": "div",
+    **{row.numpy: row.name for row in ROWS if row.numpy and row.arity == 2 and row.kind != "logic"},
+}
 
 #: The definition that is being traced, as ``LIF.dynamics``.
 _definition: ContextVar[str] = ContextVar("spikecore_definition", default="")

@@ -14,11 +14,11 @@ from torch import Tensor
 from spikecore._base.errors import Unsupported
 from spikecore.lang._functions import RECORDED as RECORDED
 from spikecore.lang._graph import topological
-from spikecore.lang._operations import ROWS
 from spikecore.lang._plain import Constants
 from spikecore.lang._plain import is_plain as is_plain  # backends take these two from here
 from spikecore.lang._plain import number as number
 from spikecore.lang.node import Node, SpikeRule
+from spikecore.lang.operations import ROWS
 
 #: op name -> function of tensors; that of ``spike`` is called as ``spike(u, strict, derivative, *values)``, where
 #: ``derivative(u, *values)`` is its derivative.

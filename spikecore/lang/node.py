@@ -15,7 +15,7 @@ import hashlib
 from typing import Any, Dict, Iterable, List, NoReturn, Sequence, Tuple, Union
 
 from spikecore.lang._graph import topological
-from spikecore.lang._operations import ROWS
+from spikecore.lang.operations import ROWS
 from spikecore.lang.render import TextPrinter
 
 #: Leaves: op name -> what its attribute is.
@@ -73,41 +73,40 @@ class SpikeRule:
 Attribute = Union[None, float, int, str, SpikeRule]
 
 
-def _attribute_bytes(attr: Attribute) -> bytes:
-    if isinstance(attr, SpikeRule):
-        return b"spike" + bytes([attr.strict]) + attr.derivative.key
-    if isinstance(attr, float):
-        # hex keeps the sign of zero apart and never rounds
-        return b"float" + attr.hex().encode()
-    return repr(attr).encode()
+class Node(str):
+    """One operation of a graph. Equality and hash are those of the whole expression below it.
 
+    A node is the text of its key, whose hash Python computes once: walks of a graph look nodes up thousands of times.
+    """
 
-class Node:
-    """One operation of a graph. Equality and hash are those of the whole expression below it."""
-
-    __slots__ = ("args", "attr", "key", "op")
+    __slots__ = ("args", "attr", "is_bool", "is_leaf", "key", "op")
 
     op: str
     args: Tuple[Node, ...]
     attr: Attribute
     key: bytes
+    #: Whether the node is a truth value.
+    is_bool: bool
+    #: Whether the node has no arguments by nature.
+    is_leaf: bool
 
-    def __init__(self, op: str, args: Tuple[Node, ...] = (), attr: Attribute = None) -> None:
-        digest = hashlib.blake2b(op.encode(), digest_size=16)
-        digest.update(b"(" + _attribute_bytes(attr))
-        for arg in args:
-            digest.update(arg.key)
-        for name, value in zip(("op", "args", "attr", "key"), (op, args, attr, digest.digest())):
+    def __new__(cls, op: str, args: Tuple[Node, ...] = (), attr: Attribute = None) -> Node:
+        """The node of an operation on other nodes."""
+        if isinstance(attr, SpikeRule):
+            content = b"spike%c" % attr.strict + attr.derivative.key
+        elif isinstance(attr, float):  # hex keeps the sign of zero apart and never rounds
+            content = b"float" + attr.hex().encode()
+        else:
+            content = repr(attr).encode()
+        content = op.encode() + b"(" + content + "".join(args).encode("latin-1")
+        key = hashlib.blake2b(content, digest_size=16).digest()
+        self = super().__new__(cls, key, "latin-1")
+        for name, value in zip(cls.__slots__, (args, attr, op in _BOOLEAN, op in LEAVES, key, op)):
             object.__setattr__(self, name, value)
+        return self
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"a node never changes; {name!r} cannot be set")
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Node) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
 
     def __reduce__(self) -> Tuple[Any, ...]:
         # one in the other, a deep expression would be too deep to pickle
@@ -121,15 +120,7 @@ class Node:
             written += 1
         return TextPrinter().read(self) if not waiting else f"<a long expression, {self.op} of others>"
 
-    @property
-    def is_bool(self) -> bool:
-        """Whether the node is a truth value."""
-        return self.op in _BOOLEAN
-
-    @property
-    def is_leaf(self) -> bool:
-        """Whether the node has no arguments by nature."""
-        return self.op in LEAVES
+    __str__ = __repr__
 
 
 def const(value: Union[int, float]) -> Node:
@@ -150,7 +141,7 @@ def loop_invariant(nodes: Sequence[Node]) -> Tuple[Node, ...]:
     fixed = {node for node in nodes if node.op in ("param", "const")}
     found = []
     for node in nodes:
-        if node.args and all(arg in fixed for arg in node.args):
+        if node.args and fixed.issuperset(node.args):
             fixed.add(node)
             found.append(node)
     return tuple(found)

@@ -19,17 +19,31 @@ import math
 import re
 import struct
 import unicodedata
-from collections import Counter
-from typing import TYPE_CHECKING, Callable, Dict, FrozenSet, Hashable, Iterable, List, Mapping, Sequence, Set, Tuple
+from collections import defaultdict
+from functools import cached_property, lru_cache
+from typing import (
+    TYPE_CHECKING,
+    Callable,
+    DefaultDict,
+    Dict,
+    FrozenSet,
+    Hashable,
+    Iterable,
+    List,
+    Mapping,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 from spikecore._base.errors import Unsupported
 from spikecore.lang._graph import topological
-from spikecore.lang._operations import ATOM as ATOM  # printers take these from here
-from spikecore.lang._operations import PRODUCT as PRODUCT
-from spikecore.lang._operations import ROWS, Templates
-from spikecore.lang._operations import SUM as SUM
-from spikecore.lang._operations import TERNARY as TERNARY
-from spikecore.lang._operations import UNARY as UNARY
+from spikecore.lang.operations import ATOM as ATOM  # printers take these from here
+from spikecore.lang.operations import PRODUCT as PRODUCT
+from spikecore.lang.operations import ROWS, Templates
+from spikecore.lang.operations import SUM as SUM
+from spikecore.lang.operations import TERNARY as TERNARY
+from spikecore.lang.operations import UNARY as UNARY
 
 if TYPE_CHECKING:
     from spikecore.lang.node import Node
@@ -95,6 +109,8 @@ def ascii_name(name: str) -> str:
     can hold anything.
     """
     name = unicodedata.normalize("NFKC", name)[:LONGEST]
+    if name.isascii() and name.isidentifier():
+        return name
     letters = (c if c.isascii() and c.isalnum() else "_" if c.isascii() else f"u{ord(c):x}" for c in name)
     name = "".join(letters)
     return f"u{name}" if not name or name[0].isdigit() else name
@@ -122,7 +138,7 @@ class Symbols:
 
     def wanted(self, text: str) -> str:
         """The text with the names that its symbols would like to have."""
-        return _SYMBOL.sub(lambda match: self.wanted(self._wanted[int(match[1])]), text)
+        return _written(text, lambda number: self.wanted(self._wanted[int(number)]))
 
     def named(
         self,
@@ -144,10 +160,10 @@ class Symbols:
             around = text[max(0, joined.start() - 40) : joined.end() + 40]
             raise ValueError(f"a symbol is part of a longer name, which must be a symbol of its own: {around!r}")
         taken = {*reserved, *_IDENTIFIER.findall(_SYMBOL.sub(" ", text))}
-        chosen: Dict[int, str] = {}
+        chosen: Dict[str, str] = {}
 
         def write(text: str) -> str:
-            return _SYMBOL.sub(lambda match: chosen[int(match[1])], text)
+            return _written(text, chosen.__getitem__)
 
         for number in sorted(self._used(text)):
             wanted = self._wanted[number]
@@ -155,7 +171,7 @@ class Symbols:
             while name in taken:
                 name += "_"
             taken.add(name)
-            chosen[number] = name
+            chosen[str(number)] = name
         return write
 
     def _used(self, text: str) -> Set[int]:
@@ -163,15 +179,23 @@ class Symbols:
         found: Set[int] = set()
         waiting = [text]
         while waiting:
-            new = {int(number) for number in _SYMBOL.findall(waiting.pop())} - found
+            new = set(map(int, _SYMBOL.findall(waiting.pop()))) - found
             found |= new
-            waiting.extend(self._wanted[number] for number in new)
+            waiting += [self._wanted[number] for number in new if "\x02" in self._wanted[number]]
         return found
+
+
+def _written(text: str, name_of: Callable[[str], str]) -> str:
+    """The text with a name in the place of each symbol, by the symbol's number."""
+    parts = _SYMBOL.split(text)
+    parts[1::2] = map(name_of, parts[1::2])
+    return "".join(parts)
 
 
 def on_one_line(text: str) -> str:
     """The text as a comment can hold it: what cannot be printed is escaped, and it does not end with a backslash."""
-    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
     return f"{text}." if text.endswith("\\") else text
 
 
@@ -286,13 +310,12 @@ class Printer:
     def words(self, node: Node) -> Dict[str, str]:
         """What the named places of templates stand for."""
         strict = getattr(node.attr, "strict", False)  # only the rule of a spike has it
-        return {
-            "f": _FUNCTION_SUFFIX[self.real],
-            "math": self.math,
-            "zero": self.number(0.0),
-            "one": self.number(1.0),
-            "compare": ">" if strict else ">=",
-        }
+        return {**self._words, "compare": ">" if strict else ">="}
+
+    @cached_property
+    def _words(self) -> Dict[str, str]:
+        numbers = {"zero": self.number(0.0), "one": self.number(1.0)}
+        return {"f": _FUNCTION_SUFFIX[self.real], "math": self.math, **numbers}
 
     # -- statements
 
@@ -311,20 +334,23 @@ class Printer:
         """Lines that compute the roots. ``names`` has what is named already, and gets what these lines name."""
         order = topological(roots, known=names)
         labels = self._through_transparent(order, labels)
-        uses: Counter[Node] = Counter(roots)
         named = set(roots) if name_roots else set()
+        uses: DefaultDict[Node, int] = defaultdict(int)
+        for root in roots:
+            uses[root] += 1
         for node in reversed(order):
+            through = node.op in self.transparent
             for arg in node.args:
-                uses[arg] += uses[node] if node.op in self.transparent else 1
-                if node.op in self.transparent and node in named:
-                    named.add(arg)
-        counter = sum(name in self._temporaries for name in set(names.values()))
+                uses[arg] += uses[node] if through else 1
+            if through and node in named:
+                named.add(node.args[0])
+        counter = len(self._temporaries.intersection(names.values()))
         lines = []
-        depth: Dict[Node, int] = {}
+        depth: DefaultDict[Node, int] = defaultdict(int)
         for node in order:
             if node.is_leaf:
                 continue
-            depth[node] = 1 + max(depth.get(arg, 0) for arg in node.args)
+            depth[node] = 1 + max(map(depth.__getitem__, node.args))
             if node.op in self.transparent:
                 if node.args[0] in names:
                     names[node] = names[node.args[0]]
@@ -352,16 +378,22 @@ class Printer:
         return {**inherited, **labels}
 
 
+@lru_cache(maxsize=1024, typed=True)
+def _digits_of(bits: bytes) -> str:
+    """The fewest decimal digits that read back as this float32."""
+    (value,) = struct.unpack("f", bits)
+    if not math.isfinite(value):
+        return repr(value)
+    digits = 1
+    while struct.pack("f", float(f"{value:.{digits}g}")) != bits:
+        digits += 1
+    text = f"{value:.{digits}g}"
+    return text if any(mark in text for mark in ".e") else text + ".0"
+
+
 def shortest(value: float, single: bool) -> str:
     """The fewest decimal digits that read back as this float32 (``single``) or float64 value."""
-    if not single:
-        return repr(value)
-    single_value = struct.unpack("f", struct.pack("f", value))[0]
-    if math.isinf(single_value):
-        return repr(single_value)
-    texts = (f"{single_value:.{digits}g}" for digits in range(1, 10))
-    text = next(text for text in texts if struct.unpack("f", struct.pack("f", float(text)))[0] == single_value)
-    return text if any(mark in text for mark in ".e") else text + ".0"
+    return _digits_of(struct.pack("f", value)) if single else repr(value)
 
 
 class TextPrinter(Printer):

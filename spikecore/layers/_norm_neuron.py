@@ -21,8 +21,8 @@ from spikecore._shell.modules import calls_as
 from spikecore._shell.observe import Results
 from spikecore.backend import MAX_STATIC_STEPS, ParamValue, Spec, Unsupported
 from spikecore.dtypes import NAMES
-from spikecore.lang._derived import normalised as normalised_program
 from spikecore.lang._plain import is_compiling, is_exporting, is_jit_tracing, is_plain, is_transforming
+from spikecore.lang._program import normalised as normalised_program
 from spikecore.layers import _batch_norm_stats as stats
 from spikecore.layers._packed import Follow
 from spikecore.neuron import Neuron

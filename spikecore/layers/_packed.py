@@ -24,7 +24,8 @@ from torch.autograd.function import once_differentiable
 from spikecore._base import bits
 from spikecore._base.bits import Bits, Packing, Whole
 from spikecore._base.context import autocast_dtype, no_autocast
-from spikecore._base.errors import a_kind, check_new_torch, is_new_torch
+from spikecore._base.errors import a_kind
+from spikecore._base.versions import COMPILES, require_compiler
 from spikecore._plugins.registry import AUTO_NAME, Registry, default_registry
 from spikecore._plugins.selection import Request, Resolved, resolve
 from spikecore._shell.checks import shown
@@ -34,8 +35,6 @@ from spikecore.dtypes import NAMES
 from spikecore.lang._plain import is_compiling, is_exporting, is_plain
 from spikecore.neuron import Neuron
 
-#: Whether this torch has what packing in compiled graphs needs.
-SUPPORTED = is_new_torch()
 #: Stride, padding and dilation of a convolution, two numbers each, and groups; empty for a linear layer.
 Form = Sequence[int]
 
@@ -47,7 +46,7 @@ class _Packed(nn.Module):
     spikes: Whole
 
     def __init__(self, *args: Any, largest: int = 1, unit: float = 1.0, **keywords: Any) -> None:
-        check_new_torch("keeping spikes as bits")
+        require_compiler("packing spikes as bits")
         super().__init__(*args, **keywords)
         self.spikes = Whole(largest, unit)
 
@@ -281,7 +280,8 @@ def _register() -> torch.library.Library:
     return library
 
 
-_LIBRARY = _register() if SUPPORTED else None
+if COMPILES:
+    _register()
 
 
 # -- into networks
@@ -312,7 +312,7 @@ def pack(net: nn.Module) -> nn.Module:
     is no such layer.
     """
     _check("pack", net)
-    check_new_torch("keeping spikes as bits")
+    require_compiler("packing spikes as bits")
     layers = packable(net)
     replace_modules(net, {module: as_kind(module, _PACKED[type(module)], spikes) for module, spikes in layers.items()})
     if not is_packed(net):

@@ -1,5 +1,9 @@
 """The neuron models, each as its equations."""
 
+import inspect
+from typing import Any, Dict, Type
+
+from spikecore.neuron import Neuron
 from spikecore.neurons._adaptive import ALIF, LI, Synaptic
 from spikecore.neurons._compartments import BRF, TCLIF, SEAdLIF
 from spikecore.neurons._complementary import CLIF, GLIF
@@ -20,6 +24,7 @@ __all__ = [
     "KLIF",
     "LI",
     "LIF",
+    "MODELS",
     "PLIF",
     "QIF",
     "TCLIF",
@@ -33,4 +38,20 @@ __all__ = [
     "Synaptic",
     "SynapticLeaky",
     "TernaryLIF",
+    "example",
 ]
+
+#: The models with equations of their own, by name.
+MODELS: Dict[str, Type[Neuron]] = {
+    name: kind
+    for name, kind in ((name, globals().get(name)) for name in __all__)
+    if isinstance(kind, type) and issubclass(kind, Neuron) and kind is not Membrane
+}
+
+
+def example(name: str, **options: Any) -> Neuron:
+    """The model of this name: with its defaults, and the value in ``params`` of an argument that has no default."""
+    kind: Any = MODELS[name]
+    required = [p.name for p in inspect.signature(kind).parameters.values() if p.default is p.empty]
+    made: Neuron = kind(**{**{name: kind.params[name] for name in required if name in kind.params}, **options})
+    return made

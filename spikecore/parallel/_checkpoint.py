@@ -21,7 +21,8 @@ from torch.utils import checkpoint as torch_checkpoint
 
 from spikecore._base import context
 from spikecore._base.batches import flattened
-from spikecore._base.errors import a_kind, check_new_torch
+from spikecore._base.errors import a_kind
+from spikecore._base.versions import require_compiler
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import in_turn
 from spikecore._shell.state import State, Stateful, carried, put_back
@@ -78,7 +79,7 @@ def checkpoint(
     chosen = _chosen(net, every) if modules is None else _named(net, modules)
     if every is None:
         return _replaced(net, {module: module for module in chosen})
-    check_new_torch("sc.checkpoint")
+    require_compiler("sc.checkpoint")
     return _replaced(net, {module: Checkpointed(module, every, preserve_rng_state) for module in chosen})
 
 
@@ -93,7 +94,7 @@ def checkpoint_contexts(net: nn.Module) -> Callable[[], Contexts]:
     does not say so, and gradients would be wrong. Neurons at rest need nothing. Raises Unsupported before torch 2.6.
     """
     _check_net(net)
-    check_new_torch("sc.checkpoint")
+    require_compiler("sc.checkpoint")
     return _contexts_of([net])
 
 

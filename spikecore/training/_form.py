@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim import optimizer as _torch_optimizer
 
 from spikecore._base.batches import flattened, run_network, tree_map
+from spikecore._base.versions import COMPILES
 from spikecore._shell.modules import is_shard
 from spikecore.backend import Unsupported
 from spikecore.layers._packed import is_packed, pack
@@ -175,7 +176,7 @@ class Form:
             return "the network is under torch.compile already"
         if any(isinstance(module, (nn.parallel.DistributedDataParallel, Pipeline)) for module in modules):
             return "the network is over several devices or processes; compile its parts, with layer.compile()"
-        if not hasattr(getattr(torch, "compiler", None), "is_compiling"):
+        if not COMPILES:
             return f"torch {torch.__version__} is too old to compile neurons"
         if self._trains and any(map(_clips_averages, modules)):
             return (

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import spikecore as sc
+from spikecore._base.versions import COMPILES
 from spikecore.kernels import Layout, RowGeometry, layout_of
 from spikecore.kernels._layout import is_dense
 from spikecore.testing._loopback import installed
@@ -155,7 +156,7 @@ def test_inputs_in_two_layouts() -> None:
         assert torch.equal(neuron(x, y), neuron(x.contiguous(), y.contiguous()))
 
 
-@pytest.mark.skipif(not hasattr(torch.library, "register_autograd"), reason="torch.compile needs torch 2.4 or newer")
+@pytest.mark.skipif(not COMPILES, reason="torch.compile needs torch 2.6 here")
 @pytest.mark.parametrize("learn", [(), ("tau",)])
 def test_a_compiled_call_lies_as_an_eager_one(learn: Any) -> None:
     """Registered ops take the view, too: the same strides, the same bits, forward and backward."""

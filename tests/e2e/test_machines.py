@@ -113,5 +113,5 @@ def test_imported_anew(tmp_path: Path) -> None:
     """After its removal from ``sys.modules``, as test isolation does; networks of the first import live on."""
     torch: Any = pytest.importorskip("torch", reason="spikecore needs torch, so this is never skipped")
     if not hasattr(torch.library, "register_autograd"):
-        pytest.skip("torch.compile through a kernel needs torch 2.4")
+        pytest.skip("torch.compile through a kernel needs torch 2.6")
     run(ANEW)

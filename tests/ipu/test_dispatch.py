@@ -89,17 +89,13 @@ def dispatched(function, *tensors):
     return followed(function, *tensors).missing
 
 
-NEURONS = [
-    *(sc.ALIF, sc.EIF, sc.IF, sc.Izhikevich, sc.KLIF, sc.LI, sc.LIF, sc.Leaky, sc.PLIF, sc.QIF, sc.Synaptic),
-    *(sc.Alpha, sc.Lapicque, sc.SynapticLeaky, sc.BRF, sc.CLIF, sc.GLIF, sc.SEAdLIF, sc.TCLIF, sc.TernaryLIF),
-]
+NEURONS = [*sc.neurons.MODELS.values()]
 SURROGATES = [
     kind
     for kind in vars(surrogate).values()
     if inspect.isclass(kind) and issubclass(kind, surrogate.Surrogate) and kind is not surrogate.Surrogate
 ]
 RESETS = ("hard", "soft", "none")
-REQUIRED = {sc.Leaky: {"beta": 0.9}}
 
 
 def made(neuron, **keywords):
@@ -107,7 +103,7 @@ def made(neuron, **keywords):
     known = inspect.signature(neuron.__init__).parameters
     if any(name in ("reset",) and name not in known for name in keywords):
         return None
-    return neuron(**{**REQUIRED.get(neuron, {}), **keywords}, backend="ipu_on_meta")
+    return sc.neurons.example(neuron.__name__, **keywords, backend="ipu_on_meta")
 
 
 def programs():

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
+from spikecore._base.versions import COMPILES
 from spikecore._plugins.registry import BUILTINS, Registry
 from spikecore.backend import BackendInfo, BackendLoadError, Capabilities, Unsupported
 from spikecore.testing import check_backend
@@ -65,9 +66,7 @@ def test_a_device_cannot_have_more_than_is_declared() -> None:
             Registry(BUILTINS, entry_points=[point]).get("more", "argument")
 
 
-@pytest.mark.skipif(
-    not hasattr(getattr(torch, "compiler", None), "is_compiling"), reason="torch says that it compiles from 2.3 on"
-)
+@pytest.mark.skipif(not COMPILES, reason="torch says that it compiles from 2.3 on")
 class TestCompiling:
     """torch.compile on a backend that does not declare ``torch_compile``: the loopback."""
 

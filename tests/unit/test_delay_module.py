@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 import spikecore as sc
+from spikecore._base.versions import COMPILES
 
 T, B, J, OUT = 6, 2, 3, 4
 
@@ -419,7 +420,7 @@ class TestBesideTorch:
         assert layer.delay.grad.dtype == torch.float32
         assert layer.delay.grad.abs().max() > 0
 
-    @pytest.mark.skipif(not hasattr(getattr(torch, "compiler", None), "is_compiling"), reason="torch 2.3 or newer")
+    @pytest.mark.skipif(not COMPILES, reason="torch.compile needs torch 2.6 here")
     @pytest.mark.parametrize("per", ["connection", "input"])
     def test_compiled_whole(self, per):
         """In one graph, in both modes, and with another width."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from kernel_loop import Loop as KernelLoop
-from spikecore.layers._packed import SUPPORTED
+from spikecore._base.versions import COMPILES
 from spikecore.testing._loopback import installed
 
 
@@ -29,7 +29,7 @@ def spiking(backend: str = "torch") -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 64), sc.LIF(backend=backend), nn.Linear(64, 3))
 
 
-@pytest.mark.skipif(not SUPPORTED, reason="spikes are kept as bits with torch 2.6 or newer")
+@pytest.mark.skipif(not COMPILES, reason="spikes are kept as bits with torch 2.6 or newer")
 def test_spikes_that_are_packed_are_counted_as_bits() -> None:
     """After ``sc.pack`` the row has the bytes of the bits, and packing is not advised again."""
     x, net = 4 * torch.rand(4, 8, 6), spiking()

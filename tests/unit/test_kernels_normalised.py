@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from kernel_loop import LAYOUTS, SHAPE, Loop, bound, image, rows, same
+from spikecore._base.versions import COMPILES
 from spikecore.backend import Spec, Unsupported
 from spikecore.kernels import BackwardPlan, Geometry, KernelRunner
-from spikecore.kernels._autograd import SUPPORTED
 from spikecore.kernels._batch_norm import Moments
-from spikecore.lang._derived import corrected, normalised
+from spikecore.lang._program import corrected, normalised
 from spikecore.layers import NormNeuron, TimeBatched
 from spikecore.testing._loopback import installed
 
@@ -406,7 +406,7 @@ def test_a_fused_network_on_kernels() -> None:
         same(mine, its, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.skipif(not SUPPORTED, reason="needs torch 2.4")
+@pytest.mark.skipif(not COMPILES, reason="torch.compile needs torch 2.6 here")
 @pytest.mark.parametrize("shortcut", [None, "before"])
 def test_compiled_calls_give_what_eager_ones_give(shortcut: Optional[str]) -> None:
     """Without a break in the graph: outputs, gradients, running statistics after two calls."""

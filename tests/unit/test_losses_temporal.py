@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from spikecore import losses
+from spikecore._base.versions import COMPILES
 from spikecore.functional import mask_of
 
 T, B, C = 9, 6, 4
@@ -156,7 +157,7 @@ class TestAsOthers:
         assert loss(torch.empty(T, B, C, device="meta"), y, weight=torch.ones(C)).shape == ()
 
     @pytest.mark.skipif(
-        not hasattr(getattr(torch, "compiler", None), "is_compiling"),
+        not COMPILES,
         reason="before 2.3 torch does not say that it compiles, and the graph breaks",
     )
     def test_compiled(self, loss):

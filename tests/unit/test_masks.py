@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 import spikecore as sc
 from spikecore import losses, metrics
+from spikecore._base.versions import COMPILES
 from spikecore.functional import mask_of
 
 LENGTHS = [3, 7, 1, 5, 7]
@@ -336,7 +337,7 @@ class TestTraining:
         torch.testing.assert_close(*weights)
 
     @pytest.mark.skipif(
-        not hasattr(getattr(torch, "compiler", None), "is_compiling"),
+        not COMPILES,
         reason="before 2.3 torch does not say that it compiles: the mask is read, and the graph breaks there",
     )
     @pytest.mark.parametrize(("function", "name"), EVERY)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
+from spikecore._base.versions import COMPILES
 from spikecore.lang._plain import is_compiling
 
 
@@ -76,7 +77,7 @@ def test_a_target_that_is_no_class(loss, target, shown):
 def test_a_generator_inside_torch_compile():
     """A compiled encoder that draws from a generator says so, without compiling one says nothing."""
     pytest.importorskip("torch._dynamo", reason="this torch has no compiler")
-    if not hasattr(getattr(torch, "compiler", None), "is_compiling"):
+    if not COMPILES:
         pytest.skip("torch cannot say here that it compiles")
     torch._dynamo.reset()
     net = nn.Sequential(sc.encode.Poisson(2, generator=torch.Generator().manual_seed(0)), nn.Linear(3, 2))

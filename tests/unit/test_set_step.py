@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
+from spikecore._base.versions import COMPILES
 from spikecore.layers import NormNeuron, TimeBatched
 
 T, B = 8, 3
@@ -262,7 +263,7 @@ def test_what_does_not_fit_is_named():
 @pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")  # by torch's compiler itself
 def test_compiled():
     """torch.compile takes a stream of single steps, and gives what eager steps do."""
-    if not hasattr(getattr(torch, "compiler", None), "is_compiling"):
+    if not COMPILES:
         pytest.skip("before 2.3 torch does not say that it compiles")
     torch.compiler.reset()
     net = sc.set_step(trained(network()), "single")

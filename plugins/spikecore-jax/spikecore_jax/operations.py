@@ -26,6 +26,7 @@ import numpy as np
 from jax import lax
 
 from spikecore.lang import Node, topological
+from spikecore.lang.operations import ROWS
 from spikecore_jax.tensors import x64
 
 #: Of XLA, for one compiled function.
@@ -115,25 +116,14 @@ class Table(Mapping[str, Callable[..., Any]]):
 
     def _all(self) -> Dict[str, Callable[..., Any]]:
         return {
-            "add": lambda a, b: a + b,
-            "sub": lambda a, b: a - b,
+            **{row.name: getattr(jnp, row.numpy) for row in ROWS if row.numpy},
             "mul": lambda a, b: self.kept(a * b),
             "div": self._div,
-            "neg": lax.neg,
-            "exp": lax.exp,
-            "log": lax.log,
             "sqrt": lambda a: self._rounded(lax.sqrt, a),
-            "sin": lax.sin,
-            "cos": lax.cos,
-            "tanh": lax.tanh,
             "sigmoid": lax.logistic,
             "softplus": lambda a: _maximum(a, jnp.zeros_like(a)) + lax.log1p(lax.exp(-lax.abs(a))),
             "erf": lax.erf,
-            "atan": lax.atan,
-            "abs": lax.abs,
             "sign": _sign,
-            "floor": lax.floor,
-            "round": lambda a: lax.round(a, lax.RoundingMethod.TO_NEAREST_EVEN),
             "power": _power,
             "minimum": _minimum,
             "maximum": _maximum,
@@ -141,16 +131,6 @@ class Table(Mapping[str, Callable[..., Any]]):
             "select": lambda z, a, b: jnp.where(z != 0, a, b),
             "detach": lax.stop_gradient,
             "spike": _spike,
-            "ge": lambda a, b: a >= b,
-            "gt": lambda a, b: a > b,
-            "le": lambda a, b: a <= b,
-            "lt": lambda a, b: a < b,
-            "eq": lambda a, b: a == b,
-            "ne": lambda a, b: a != b,
-            "and": jnp.logical_and,
-            "or": jnp.logical_or,
-            "not": jnp.logical_not,
-            "where": jnp.where,
         }
 
 

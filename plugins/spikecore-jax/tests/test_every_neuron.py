@@ -17,8 +17,7 @@ from spikecore_jax.tensors import x64
 pytestmark = pytest.mark.matrix(turn=0)
 
 T, B, C = 12, 3, 7
-#: Arguments that have no default, and by how much inputs are larger so that there are spikes.
-NEEDED: Dict[str, Dict[str, Any]] = {"Leaky": {"beta": 0.9}, "SynapticLeaky": {"alpha": 0.8, "beta": 0.9}}
+#: By how much inputs are larger so that there are spikes.
 LOUDER = {"BRF": 60.0, "SEAdLIF": 20.0, "LI": 1.0}
 S = sc.surrogate
 
@@ -45,12 +44,13 @@ class Stateless(sc.Neuron):
 
 
 def classes() -> List[str]:
-    found = {name: getattr(sc, name) for name in sc.neurons.__all__ if name not in ("Membrane", "Recurrent")}
-    return [*found, "EscapeNoise"]
+    return [*sc.neurons.MODELS, "EscapeNoise"]
 
 
 def neuron_of(name: str, **options: Any) -> sc.Neuron:
-    neuron: sc.Neuron = getattr(sc, name)(**NEEDED.get(name, {}), channel_dim=-1, **options)
+    if name in sc.neurons.MODELS:
+        return sc.neurons.example(name, channel_dim=-1, **options)
+    neuron: sc.Neuron = getattr(sc, name)(channel_dim=-1, **options)
     return neuron
 
 

@@ -15,29 +15,15 @@ import torch
 import spikecore as sc
 from spikecore.backend import BackendError
 from spikecore.lang import ops
+from spikecore.lang.operations import ROWS
 from spikecore_jax import operations
 from spikecore_jax.tensors import aligned, x64
 
 POINTS = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -3.0, 1e-3, 1e30, -1e30, math.inf, -math.inf, math.nan]
-ONE = (
-    "exp",
-    "log",
-    "sqrt",
-    "sin",
-    "cos",
-    "tanh",
-    "sigmoid",
-    "softplus",
-    "erf",
-    "atan",
-    "abs",
-    "sign",
-    "floor",
-    "round",
-)
+ONE = [row.name for row in ROWS if row.is_function and row.arity == 1 and row.name != "detach"]
+TWO = [row.name for row in ROWS if row.kind == "number" and row.arity == 2]
 #: Right to the bit, zeros' sign included.
-EXACT = ("sqrt", "abs", "sign", "floor", "round", "minimum", "maximum", "add", "sub", "mul", "div")
-TWO = ("minimum", "maximum", "add", "sub", "mul", "div", "power")
+EXACT = {row.name for row in ROWS if row.exact}
 ARITHMETIC = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,

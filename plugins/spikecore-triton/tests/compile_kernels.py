@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from typing import Any, Dict, Tuple, Union
 
 import torch
@@ -27,6 +28,7 @@ from triton.compiler import ASTSource, compile
 import spikecore as sc
 from spikecore.backend import Spec
 from spikecore.kernels import BackwardPlan, ForwardPlan
+from spikecore.lang.operations import ROWS
 from spikecore_triton import packing
 from spikecore_triton.compiler import compiled, options_for
 from spikecore_triton.source import print_kernel
@@ -50,16 +52,8 @@ class Everything(sc.Neuron):
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Any:
         ops, two = sc.ops, x * 0.0 + 2.0
-        v = ops.exp(x) + ops.log(s.v) + ops.sqrt(x) + ops.tanh(x) + ops.sigmoid(-x) + ops.atan(x) + ops.sin(ops.cos(x))
-        v = (
-            v
-            + ops.softplus(x)
-            + ops.erf(x)
-            + abs(x)
-            - ops.sign(v) * ops.floor(x) / ops.round(v)
-            + ops.power(x, p.a)
-            + ops.power(two, 3.0)
-        )
+        v = sum(getattr(ops, row.name)(x + s.v) for row in ROWS if row.is_function and row.arity == 1)
+        v = v - ops.sign(v) * ops.floor(x) / ops.round(v) + ops.power(x, p.a) + ops.power(two, 3.0)
         v = v + ops.minimum(x, p.a) + ops.maximum(v, 1e-42) + ops.clamp(x, -1.0, 1e300) + ops.minimum(1e-40, x)
         v = ops.where(((x > 1.0) | ~(v <= p.a)) & (p.a != 0.25), v, ops.where(p.a < 1e-41, 1e-40, 2.5))
         return self.spike(v - 1.0, strict=True), {"v": ops.select(self.spike(v), -1e-45, ops.detach(v) * p.a)}
@@ -69,7 +63,7 @@ def plan_of(case: Dict[str, Any], direction: str) -> Union[ForwardPlan, Backward
     """The plan that a case names."""
     chosen = {"surrogate": getattr(sc.surrogate, case["surrogate"])()} if "surrogate" in case else {}
     own = {"Everything": Everything, "Signs": Signs}
-    make = own.get(case["neuron"]) or getattr(sc, case["neuron"])
+    make = own.get(case["neuron"]) or partial(sc.neurons.example, case["neuron"])
     neuron = make(**case.get("options", {}), **chosen)
     program, kind, final = neuron.program, case.get("kind", "number"), case.get("final", False)
     learn = () if kind == "number" else program.params

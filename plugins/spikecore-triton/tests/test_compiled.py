@@ -8,19 +8,17 @@ from typing import Any, Callable, Dict, List
 
 import pytest
 
-NEURONS = [
-    *({"neuron": name} for name in ("IF", "LIF", "PLIF", "KLIF", "ALIF", "QIF", "EIF", "Izhikevich", "LI")),
-    *({"neuron": name} for name in ("SynapticLeaky", "Alpha", "Lapicque", "TernaryLIF")),
-    *({"neuron": name} for name in ("BRF", "CLIF", "GLIF", "SEAdLIF", "TCLIF")),
-    {"neuron": "Leaky", "options": {"beta": 0.9}},
-    {"neuron": "Synaptic", "options": {"alpha": 0.5, "beta": 0.6}},
-]
+from spikecore.lang.operations import ROWS
+from spikecore.neurons import MODELS, example
+
+NEURONS = [{"neuron": name} for name in MODELS]
 #: The fixture of conftest.py.
 Build = Callable[[List[Dict[str, Any]]], List[Dict[str, Any]]]
-#: Neurons made of more than + - * /.
-OF_FUNCTIONS = ("PLIF", "EIF", "Alpha", "BRF", "CLIF", "GLIF", "SEAdLIF", "TCLIF")
-#: And those made of them alone.
-ARITHMETIC = [neuron for neuron in NEURONS if neuron["neuron"] not in OF_FUNCTIONS]
+EXACT = {row.name for row in ROWS if row.exact} - {"sqrt"}
+#: Neurons made of + - * / and comparisons alone.
+ARITHMETIC = [
+    {"neuron": name} for name in MODELS if all(node.is_leaf or node.op in EXACT for node in example(name).program.nodes)
+]
 
 
 def instructions(text: str) -> Counter[str]:

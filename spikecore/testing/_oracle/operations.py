@@ -8,7 +8,8 @@ from typing import Any, Callable, Dict, NamedTuple, Sequence
 
 import numpy as np
 
-from spikecore.testing._oracle.rules import Array
+from spikecore.lang.operations import ROWS
+from spikecore.testing._oracle.rules import VALUE, Array
 from spikecore.testing._oracle.through_time import Next, Oracle
 from spikecore.testing._oracle.values import Value, ops, spike
 
@@ -50,11 +51,13 @@ OPERATIONS: Dict[str, Operation] = {
     "mul": _exact(lambda ops, n, x, c: x * c),
     "div": _exact(lambda ops, n, x, c: c / x, _ANY),
     "neg": Operation(lambda ops, n, x, c: -x, exact=True),
-    **{name: _function(name) for name in "exp sin cos tanh sigmoid softplus atan erf".split()},
-    "log": _function("log", _POSITIVE),
-    "sqrt": _function("sqrt", _POSITIVE, exact=True),
     # the derivative of abs is 0 at 0, that of relu, too; round takes ties to even: 0.5 -> 0, 1.5 -> 2, 2.5 -> 2
-    **{name: _function(name, exact=True) for name in "abs sign floor round relu".split()},
+    **{
+        row.name: _function(row.name, _POSITIVE if row.unbounded else _WITH_ZERO, row.exact)
+        for row in ROWS
+        if row.name in VALUE and row.is_function and row.arity == 1 and row.name != "detach"
+    },
+    "relu": _function("relu", exact=True),
     "power": Operation(lambda ops, n, x, c: ops.power(x, c), _POSITIVE, learns=True),
     # a negative base with a whole exponent
     "power-whole": Operation(lambda ops, n, x, c: ops.power(x, 3.0), _ANY),

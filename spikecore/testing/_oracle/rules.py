@@ -5,6 +5,8 @@ Rules of this module:
 - One operation is one rounding to the dtype of its arguments. Functions that no library rounds correctly are computed
   in float64 and rounded then.
 - A cotangent of 0 is multiplied like any other; what ends a path has no rule in :data:`BACK`.
+- Which operations there are, and which of NumPy's functions has the value of one, is said by their rows. The arithmetic
+  is this module's own: nothing here calls a function of the language.
 """
 
 from __future__ import annotations
@@ -15,13 +17,12 @@ from typing import Any, Callable, Dict, Tuple
 import numpy as np
 from numpy.typing import NDArray
 
+from spikecore.lang.operations import ROWS, Operation
+
 Array = NDArray[Any]
 
 #: Operations that every backend rounds as IEEE 754 has it, or that round nothing.
-EXACT = frozenset(
-    "add sub mul div neg sqrt abs sign floor round minimum maximum clamp where select detach spike "
-    "ge gt le lt eq ne and or not".split()
-)
+EXACT = frozenset(row.name for row in ROWS if row.exact)
 
 
 def wide(function: Callable[..., Array]) -> Callable[..., Array]:
@@ -61,45 +62,23 @@ def _sign(x: Array) -> Array:
     return np.asarray(np.where(x > 0, one, np.where(x < 0, -one, 0 * one)))
 
 
-_exp, _log, _power = wide(np.exp), wide(np.log), wide(np.power)
+def _value(row: Operation) -> Callable[..., Any]:
+    function = getattr(np, row.numpy)
+    return function if row.exact else wide(function)
+
 
 #: op -> its value. A spike's is ``spike(u, strict)``.
 VALUE: Dict[str, Callable[..., Any]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.divide,
-    "neg": np.negative,
-    "exp": _exp,
-    "log": _log,
-    "sqrt": np.sqrt,
-    "sin": wide(np.sin),
-    "cos": wide(np.cos),
-    "tanh": wide(np.tanh),
+    **{row.name: _value(row) for row in ROWS if row.numpy},
     "sigmoid": wide(_logistic),
     "softplus": wide(_softplus),
-    "atan": wide(np.arctan),
     "erf": wide(np.vectorize(math.erf, otypes=[np.float64])),
-    "abs": np.abs,
     "sign": _sign,
-    "floor": np.floor,
-    "round": np.rint,
-    "power": _power,
     "minimum": minimum,
     "maximum": maximum,
     "clamp": lambda x, low, high: minimum(maximum(x, low), high),
-    "where": np.where,
     "select": lambda z, a, b: np.where(z != 0, a, b),
     "detach": lambda x: x,
-    "ge": np.greater_equal,
-    "gt": np.greater,
-    "le": np.less_equal,
-    "lt": np.less,
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "and": np.logical_and,
-    "or": np.logical_or,
-    "not": np.logical_not,
 }
 
 
@@ -110,8 +89,8 @@ def _both(g: Array, a: Array, b: Array, a_loses: Array, b_loses: Array) -> Tuple
 
 def _power_back(g: Array, y: Array, x: Array, n: Array) -> Tuple[Array, Array]:
     one, zero = np.ones_like(g), np.zeros_like(g)
-    to_x = np.where(n == 0, zero, g * (n * _power(x, n - one)))
-    return to_x, g * np.where((x == 0) & (n >= 0), zero, y * _log(x))
+    to_x = np.where(n == 0, zero, g * (n * VALUE["power"](x, n - one)))
+    return to_x, g * np.where((x == 0) & (n >= 0), zero, y * VALUE["log"](x))
 
 
 def _clamp_back(g: Array, y: Array, x: Array, low: Array, high: Array) -> Tuple[Array, ...]:
@@ -133,11 +112,11 @@ BACK: Dict[str, Callable[..., Tuple[Any, ...]]] = {
     "exp": lambda g, y, a: (g * y,),
     "log": lambda g, y, a: (g / a,),
     "sqrt": lambda g, y, a: (g / (y + y),),
-    "sin": lambda g, y, a: (g * wide(np.cos)(a),),
-    "cos": lambda g, y, a: (-g * wide(np.sin)(a),),
+    "sin": lambda g, y, a: (g * VALUE["cos"](a),),
+    "cos": lambda g, y, a: (-g * VALUE["sin"](a),),
     "tanh": lambda g, y, a: (g * (1 - y * y),),
     "sigmoid": lambda g, y, a: (g * (1 - y) * y,),
-    "softplus": lambda g, y, a: (g * wide(_logistic)(a),),
+    "softplus": lambda g, y, a: (g * VALUE["sigmoid"](a),),
     "atan": lambda g, y, a: (g / (a * a + 1),),
     "erf": lambda g, y, a: (g * wide(_bell)(a),),
     "abs": lambda g, y, a: (g * _sign(a),),

@@ -1,7 +1,8 @@
 """What holds at NaN, infinities, ties, zeros of both signs and subnormals: every operation, value and gradient.
 
-One neuron per operation, whose output is the operation on its inputs, one step, compared with :mod:`.rules`. Gradients
-are those for a cotangent of 1.5, of -1 and of 0: zero times infinity is NaN, and what is 0 by definition is 0.
+One neuron per operation, whose output is the operation on its inputs, one step, compared with
+:mod:`spikecore.testing._oracle.rules`. Gradients are those for a cotangent of 1.5, of -1
+and of 0: zero times infinity is NaN, and what is 0 by definition is 0.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 
 import spikecore as sc
+from spikecore.lang.operations import ROWS, Operation
 from spikecore.testing._oracle.rules import BACK, EXACT, VALUE, Array
 
 #: Numbers where something happens, and some between.
@@ -53,32 +55,19 @@ class Edge(NamedTuple):
     flat: bool = False
 
 
-def _simple(op: str, arity: int, flat: bool = False) -> Edge:
-    return Edge(op, arity, getattr(sc.ops, op), flat)
+def _edge(row: Operation) -> Edge:
+    """An operation of numbers as a definition writes it: by ``sc.ops``, or by torch's name of an operator."""
+    write = getattr(sc.ops, row.name) if row.is_function else row.torch
+    if row.kind == "comparison":
+        return Edge(row.name, 2, lambda a, b: sc.ops.where(write(a, b), 1.0, 0.0), flat=True)
+    if row.kind == "choice":
+        return Edge(row.name, 3, lambda c, a, b: write(c > 0.25, a, b))
+    return Edge(row.name, row.arity, write, flat=row.gradient is None)
 
 
-def _compared(op: str, write: Callable[..., Any]) -> Edge:
-    return Edge(op, 2, lambda a, b: sc.ops.where(write(a, b), 1.0, 0.0), flat=True)
-
-
-#: Name -> operation.
+#: Name -> operation. Spikes and truth values are no numbers.
 TABLE: Dict[str, Edge] = {
-    **{op: _simple(op, 1) for op in "exp log sqrt sin cos tanh sigmoid softplus atan erf abs".split()},
-    **{op: _simple(op, 1, flat=True) for op in "sign floor round detach".split()},
-    **{op: _simple(op, 2) for op in "power minimum maximum".split()},
-    "clamp": _simple("clamp", 3),
-    "neg": Edge("neg", 1, lambda a: -a),
-    "add": Edge("add", 2, lambda a, b: a + b),
-    "sub": Edge("sub", 2, lambda a, b: a - b),
-    "mul": Edge("mul", 2, lambda a, b: a * b),
-    "div": Edge("div", 2, lambda a, b: a / b),
-    "ge": _compared("ge", lambda a, b: a >= b),
-    "gt": _compared("gt", lambda a, b: a > b),
-    "le": _compared("le", lambda a, b: a <= b),
-    "lt": _compared("lt", lambda a, b: a < b),
-    "eq": _compared("eq", lambda a, b: a == b),
-    "ne": _compared("ne", lambda a, b: a != b),
-    "where": Edge("where", 3, lambda c, a, b: sc.ops.where(c > 0.25, a, b)),
+    row.name: _edge(row) for row in ROWS if row.kind != "logic" and row.name not in ("select", "spike")
 }
 
 

@@ -18,10 +18,7 @@ from torch import Tensor, nn
 import spikecore as sc
 
 Use = Callable[[str], List[Tensor]]
-#: Arguments of the neurons that have no default for one.
-ARGUMENTS: Dict[str, Dict[str, float]] = {"Leaky": {"beta": 0.9}, "Synaptic": {"alpha": 0.5, "beta": 0.6}}
-ARGUMENTS["SynapticLeaky"] = ARGUMENTS["Synaptic"]
-NEURONS = sorted(name for name in sc.neurons.__all__ if name not in ("Membrane", "Recurrent"))
+NEURONS = sorted(sc.neurons.MODELS)
 LOSSES = [name for name in sc.losses.__all__ if not name.startswith("rate_")]
 
 
@@ -32,9 +29,7 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 def neuron(name: str, device: str, **chosen: Any) -> Any:
     """On the device, with everything that can be learnt learnt."""
-    kind = getattr(sc, name)
-    keywords: Dict[str, Any] = {**ARGUMENTS.get(name, {}), **chosen}
-    return kind(**keywords, backend="torch").to(device)
+    return sc.neurons.example(name, **chosen, backend="torch").to(device)
 
 
 def run(name: str, device: str) -> List[Tensor]:

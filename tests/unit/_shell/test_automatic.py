@@ -13,10 +13,11 @@ import torch
 
 import spikecore as sc
 from spikecore._base.caches import SAID
+from spikecore._base.versions import COMPILES
 from spikecore._plugins import registry, selection
 from spikecore._plugins.registry import BUILTINS, Registry, hookimpl
 from spikecore.backend import Backend, BackendError, BackendInfo, BackendUnavailable, Capabilities, Unsupported
-from spikecore.kernels import KernelBackend, _autograd
+from spikecore.kernels import KernelBackend
 from spikecore.testing._loopback import EVERYTHING, Loop
 
 X = torch.full((4, 3), 1.7)
@@ -360,7 +361,7 @@ class TestRepr:
 
 @pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")  # by torch's compiler itself
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="this torch does not compile")
-@pytest.mark.skipif(not _autograd.SUPPORTED, reason="registered ops need torch 2.4")
+@pytest.mark.skipif(not COMPILES, reason="torch.compile needs torch 2.6 here")
 def test_a_compiled_call_follows_to_the_backend_that_took_over(world: World) -> None:
     """Where a kernel fails in an eager call, a compiled one no longer runs the op of the backend that failed."""
     torch._dynamo.reset()

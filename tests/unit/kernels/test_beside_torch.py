@@ -13,18 +13,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import spikecore as sc
 from kernel_loop import LAYOUTS, SHAPE, Gated, Loop, bound, channels_last, gradients, image, same, twins
+from spikecore._base.versions import COMPILES
 from spikecore.backend import Spec, Unsupported
-from spikecore.kernels import KernelRunner, _autograd, layout_of
+from spikecore.kernels import KernelRunner, layout_of
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
-needs_ops = pytest.mark.skipif(not _autograd.SUPPORTED, reason="torch.compile through kernels needs torch 2.4")
+needs_ops = pytest.mark.skipif(not COMPILES, reason="torch.compile needs torch 2.6 here")
 
 
-compiled = pytest.mark.skipif(
-    not (_autograd.SUPPORTED and sys.version_info < (3, 14)), reason="this torch does not compile"
-)
+compiled = pytest.mark.skipif(not (COMPILES and sys.version_info < (3, 14)), reason="this torch does not compile")
 
 
 @needs_ops
@@ -159,7 +158,7 @@ def test_a_used_parametrized_neuron_is_copied() -> None:
     assert torch.equal(copy.deepcopy(neuron)(x), expected)
 
 
-@pytest.mark.skipif(not _autograd.SUPPORTED, reason="registered ops need torch 2.4")
+@pytest.mark.skipif(not COMPILES, reason="torch.compile needs torch 2.6 here")
 def test_a_mode_that_watches_every_op_sees_the_kernel() -> None:
     """Recording a graph records the registered op, and not memory that nothing fills."""
     from torch.fx.experimental.proxy_tensor import make_fx

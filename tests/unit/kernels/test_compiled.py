@@ -11,9 +11,9 @@ from torch import nn
 
 import spikecore as sc
 from kernel_loop import LAYOUTS, SHAPE, Loop, bound, image
-from spikecore.kernels import _autograd
+from spikecore._base.versions import COMPILES
 
-pytestmark = pytest.mark.skipif(not _autograd.SUPPORTED, reason="registered ops need torch 2.4")
+pytestmark = pytest.mark.skipif(not COMPILES, reason="torch.compile needs torch 2.6 here")
 compiled = pytest.mark.skipif(sys.version_info >= (3, 14), reason="this torch does not compile")
 
 #: Whether this torch can leave out guards of modules; 2.0 has no torch.compiler.

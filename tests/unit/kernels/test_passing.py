@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from kernel_loop import SHAPE, Loop, bound, image
+from spikecore._base.versions import COMPILES
 from spikecore.backend import Spec
 from spikecore.kernels import BackwardPlan
-from spikecore.kernels._autograd import SUPPORTED
 from spikecore.kernels._call import added_inputs
 from spikecore.layers import NormNeuron
 from spikecore_torch.backend import TorchBackend
@@ -94,7 +94,7 @@ def layer_of(backend: Any) -> NormNeuron:
     return layer
 
 
-FORMS = ["direct", "runner", *["compiled"] * SUPPORTED]
+FORMS = ["direct", "runner", *["compiled"] * COMPILES]
 
 
 def run(form: str, layer: NormNeuron, x: Tensor, skip: Tensor) -> Tensor:

@@ -12,10 +12,11 @@ from torch import Tensor
 
 import spikecore as sc
 from kernel_loop import LAYOUTS, Gated, Loop, bound, channels_last, gradients, image, same, twins
+from spikecore._base.versions import COMPILES
 from spikecore.backend import Spec
-from spikecore.kernels import BackwardPlan, ForwardPlan, KernelRunner, _autograd
+from spikecore.kernels import BackwardPlan, ForwardPlan, KernelRunner
 
-needs_ops = pytest.mark.skipif(not _autograd.SUPPORTED, reason="torch.compile through kernels needs torch 2.4")
+needs_ops = pytest.mark.skipif(not COMPILES, reason="torch.compile needs torch 2.6 here")
 
 
 def test_inference_saves_nothing() -> None:

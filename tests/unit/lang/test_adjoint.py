@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ import spikecore as sc
 from spikecore.lang import Node, topological
 from spikecore.lang.eager import evaluate
 from spikecore.lang.node import const
+from spikecore.neurons import MODELS, example
 
 T, SHAPE = 6, (4, 3)
 
@@ -60,7 +63,6 @@ NEURONS = {
     **{f"SynapticLeaky {r}": lambda r=r, **o: sc.SynapticLeaky(0.6, 0.8, reset=r, **o) for r in RESETS},
     "CLIF": lambda **o: sc.CLIF(2.5, **o),
     "CLIF detached": lambda **o: sc.CLIF(2.5, detach_reset=True, **o),
-    "GLIF": sc.GLIF,
     **{f"TCLIF {r}": lambda r=r, **o: sc.TCLIF(c1=0.3, c2=-0.2, reset=r, v_reset=-0.2, **o) for r in RESETS},
     "TCLIF detached": lambda **o: sc.TCLIF(detach_reset=True, **o),
     "SEAdLIF": lambda **o: sc.SEAdLIF(tau_u=3.0, tau_w=7.0, q=1.5, threshold=0.4, **o),
@@ -81,6 +83,8 @@ NEURONS = {
     "Gated exponential": lambda **o: Gated(surrogate=sc.surrogate.PiecewiseExp(2.0), **o),
     "Memory": Memory,
 }
+LISTED = {name.split()[0] for name in NEURONS}
+NEURONS.update({name: partial(example, name) for name in MODELS if name not in LISTED})
 #: Those that do not fire.
 SILENT = ("LI", "LI undecayed", "Memory")
 every_neuron = pytest.mark.parametrize("make", NEURONS.values(), ids=NEURONS)

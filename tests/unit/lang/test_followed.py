@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 import spikecore as sc
 from places import check
 from spikecore.lang.eager import TORCH
+from spikecore.lang.operations import ROWS, Operation
 
 VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 DERIVATIVE = sc.surrogate.ATan(2.0).derivative
@@ -43,10 +44,15 @@ def _logic(op: str) -> Case:
     return Case(write, (LEFT,) if op == "not" else (LEFT, RIGHT))
 
 
+def _number(row: Operation) -> Case:
+    """A function of one number; one without a gradient beside a square."""
+    if row.gradient is None:
+        return Case(lambda x: row.torch(x) + x * x, (LEFT,))
+    return Case(row.torch, (ABOVE if row.unbounded else LEFT,))
+
+
 CASES: Dict[str, Case] = {
-    **{op: Case(TORCH[op], (LEFT,)) for op in "neg exp sin cos tanh sigmoid softplus atan erf abs".split()},
-    **{op: Case(TORCH[op], (ABOVE,)) for op in ("log", "sqrt")},
-    **{op: Case(lambda x, op=op: TORCH[op](x) + x * x, (LEFT,)) for op in "sign floor round detach".split()},
+    **{row.name: _number(row) for row in ROWS if row.kind == "number" and row.arity == 1 and row.name != "spike"},
     **{op: Case(TORCH[op], (LEFT, RIGHT)) for op in "add sub mul minimum maximum".split()},
     "div": Case(TORCH["div"], (LEFT, ABOVE)),
     "power": Case(TORCH["power"], (ABOVE, RIGHT)),

@@ -17,6 +17,7 @@ from spikecore.lang import Node, ops, topological
 from spikecore.lang._expr import Expr
 from spikecore.lang.eager import evaluate
 from spikecore.lang.node import OPERATIONS, const
+from spikecore.lang.operations import ROWS
 from spikecore.lang.render import C_TEMPLATES, PRODUCT, SUM, UNARY, Printer
 
 PRELUDE = """
@@ -170,19 +171,14 @@ def step_and_adjoint(neuron):
 
 NEURONS = [step_and_adjoint(neuron) for neuron in EXACT]
 
+FUNCTIONS_OF_ONE = [row for row in ROWS if row.is_function and row.arity == 1 and row.name != "detach"]
 #: Functions that need not be correctly rounded (torch's sqrt on a CPU is not), and those a target defines itself.
 FUNCTIONS = [
     Case([formula.node])
     for formula in (
-        ops.exp(X - V),
-        ops.log(abs(X) + 0.1),
-        ops.sqrt(abs(X)),
-        ops.sin(X) * 2.0 - ops.cos(V * 3.0),
-        ops.tanh(X + V),
+        *(getattr(ops, row.name)(abs(X) + 0.1 if row.unbounded else X - V) for row in FUNCTIONS_OF_ONE),
         -ops.sigmoid(-X),
-        ops.softplus(X * 8.0) - ops.softplus(V),
-        ops.atan(X * V) / 2.0,
-        ops.erf(X - V) * 0.5,
+        ops.sin(X) * 2.0 - ops.cos(V * 3.0),
         ops.power(abs(X) + 0.5, V - 1.0),
         ops.sign(X - 0.25) + ops.round(V * 4.0),
         ops.minimum(X, V) - ops.maximum(X, TAU),

@@ -9,11 +9,12 @@ import spikecore as sc
 from spikecore.lang import Node
 from spikecore.lang._expr import FROM_TORCH, Expr
 from spikecore.lang.node import const
+from spikecore.lang.operations import ROWS
 
 #: torch's name -> the operation it records.
 TORCH_NAMES = {
-    **{name: name for name in "exp log sqrt sin cos tanh sigmoid softplus atan erf abs sign floor round".split()},
-    **{name: name for name in "minimum maximum clamp where detach add sub mul div neg ge gt le lt eq ne".split()},
+    **{row.name: row.name for row in ROWS if row.is_function and row.name in row.names},
+    **{name: name for name in "add sub mul div neg ge gt le lt eq ne".split()},
     "arctan": "atan",
     "absolute": "abs",
     "pow": "power",

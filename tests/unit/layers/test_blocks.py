@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import spikecore as sc
+from spikecore._base.versions import COMPILES
 from spikecore.layers import TEBN, MSBlock, SEWBlock, SpikingSelfAttention, TimeBatched, Voting, tdbn
 
 T, B, C = 4, 3, 6
@@ -245,7 +246,7 @@ class TestInNetworks:
             assert all(value.grad is not None for value in net.parameters())
 
     @pytest.mark.skipif(
-        not hasattr(getattr(torch, "compiler", None), "is_compiling"),
+        not COMPILES,
         reason="before 2.3 torch does not say that it compiles",
     )
     @pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")  # by torch's compiler itself

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
+from spikecore._base.versions import COMPILES
 from spikecore.layers import TEBN, NormNeuron, TimeBatched, tdbn
 
 T, B, C = 4, 3, 5
@@ -99,7 +100,7 @@ def test_tebn_in_a_network():
 
 
 @pytest.mark.skipif(
-    not hasattr(getattr(torch, "compiler", None), "is_compiling"),
+    not COMPILES,
     reason="before 2.3 torch does not say that it compiles",
 )
 def test_tebn_compiled():

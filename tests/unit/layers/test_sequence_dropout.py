@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
+from spikecore._base.versions import COMPILES
 from spikecore.layers import SequenceDropout, TimeBatched
 
 T, B, C = 6, 4, 50
@@ -128,7 +129,7 @@ def test_checkpointed(carried):
 
 
 @pytest.mark.skipif(
-    not hasattr(getattr(torch, "compiler", None), "is_compiling"),
+    not COMPILES,
     reason="before 2.3 torch does not say that it compiles",
 )
 @pytest.mark.parametrize("step", ["multi", "single"])
@@ -164,7 +165,7 @@ def test_wrong_arguments_are_named():
         TimeBatched(SequenceDropout())
 
 
-@pytest.mark.skipif(not hasattr(torch.library, "register_autograd"), reason="torch.compile needs torch 2.4 or newer")
+@pytest.mark.skipif(not COMPILES, reason="torch.compile needs torch 2.6 here")
 def test_compiled_for_any_size():
     """Batches of several sizes share one graph; the mask is one for all steps there, too."""
     layer = torch.compile(SequenceDropout(0.5), backend="eager", dynamic=True)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
+from spikecore._base.versions import COMPILES
 from spikecore.layers import TEBN, MSBlock, SEWBlock, tdbn
 
 #: A network, and its parameters: docs/layers.md says of each what the paper has.
@@ -139,7 +140,7 @@ def _norms(net):
 
 
 @pytest.mark.skipif(
-    not hasattr(getattr(torch, "compiler", None), "is_compiling"),
+    not COMPILES,
     reason="before 2.3 torch does not say that it compiles",
 )
 @pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")  # by torch's compiler itself

@@ -12,6 +12,7 @@ from torch import nn
 
 import spikecore as sc
 from spikecore.lang import TraceError, trace
+from spikecore.neurons import MODELS, example
 
 T, B, C = 12, 5, 7
 
@@ -308,15 +309,12 @@ class TestByHand:
         (AdaptiveLIF(), 1),
         (Gated(), 2),
         (Choosing(rectify=True), 1),
+        *((example(name), 1) for name in MODELS if name not in ("PLIF", "KLIF", "CLIF", "GLIF", "TCLIF")),
         (sc.IF(reset="soft"), 1),
         (sc.LIF(3.0), 1),
         (sc.PLIF(3.0).double(), 1),
         (sc.KLIF(k=1.5).double(), 1),
-        (sc.QIF(), 1),
-        (sc.EIF(), 1),
         (sc.Izhikevich(a=0.3, b=0.2), 1),
-        (sc.Synaptic(), 1),
-        (sc.ALIF(), 1),
         (sc.LI(3.0), 1),
         (sc.Leaky(0.9, reset_delay=False), 1),
         (sc.SynapticLeaky(0.6, 0.8, reset_delay=False), 1),
@@ -326,7 +324,6 @@ class TestByHand:
         (sc.TCLIF().double(), 1),
         (sc.SEAdLIF(q=1.5, threshold=0.4), 1),
         (sc.BRF(1.7, dt=0.5), 1),
-        (sc.TernaryLIF(), 1),
         (sc.Lapicque(R=1.5, C=2.5), 1),
     ]
 

@@ -14,12 +14,7 @@ import torch
 
 import spikecore as sc
 
-NEURONS = {
-    name: getattr(sc.neurons, name)
-    for name in sc.neurons.__all__
-    if name not in ("Membrane", "Recurrent")  # a base class, and feedback around neurons
-}
-NEURONS["EscapeNoise"] = sc.EscapeNoise
+NEURONS = {**sc.neurons.MODELS, "EscapeNoise": sc.EscapeNoise}
 CASES = [
     (name, reset)
     for name, cls in NEURONS.items()

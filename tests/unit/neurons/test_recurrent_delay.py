@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
+from spikecore._base.versions import COMPILES
 
 T, B, C, LONGEST = 9, 2, 4, 3
 PER = ("connection", "input")
@@ -279,7 +280,7 @@ class TestSaid:
         with pytest.raises(RuntimeError, match="its Delay has hooks or a forward of its own, which nothing would call"):
             net(drawn(T, B, C))
 
-    @pytest.mark.skipif(not hasattr(getattr(torch, "compiler", None), "is_compiling"), reason="torch 2.3 or newer")
+    @pytest.mark.skipif(not COMPILES, reason="torch.compile needs torch 2.6 here")
     @pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")  # by torch's compiler itself
     def test_compiled_whole(self):
         """In one graph."""

@@ -397,9 +397,9 @@ class TestRefused:
 
     def test_torch(self, monkeypatch):
         """What torch gives from 2.6 on is asked for in words."""
-        monkeypatch.setattr(torch, "__version__", "2.5.1+cpu")
+        monkeypatch.setattr("spikecore._base.versions.COMPILES", False)
         for make in (lambda: sc.checkpoint(net(), every=2), lambda: sc.parallel.checkpoint_contexts(net())):
-            with pytest.raises(sc.Unsupported, match="sc.checkpoint needs torch 2.6 or newer; this is 2.5.1"):
+            with pytest.raises(sc.Unsupported, match="sc.checkpoint needs torch 2.6 or newer; this is "):
                 make()
 
     def test_an_input_changed_in_place(self):

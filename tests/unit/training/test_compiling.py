@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from graphed import Compiler, Rerun, failure, without_a_gpu
+from spikecore._base.versions import COMPILES
 from spikecore.training._form import CompiledPart, CompiledUpdate, is_usual
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(getattr(torch, "compiler", None), "is_compiling"), reason="this torch is too old to compile neurons"
-)
+pytestmark = pytest.mark.skipif(not COMPILES, reason="this torch is too old to compile neurons")
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from graphed import Compiler, failure, without_a_gpu
+from spikecore._base.versions import COMPILES
 from spikecore.training import _form, _models
 
 OPTIONS = ("channels_last", "compile", "pack_spikes", "graph")
@@ -48,7 +49,7 @@ def trained(net: nn.Module, options: Any, steps: int = 4, conv: bool = True) -> 
 def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
     made = Compiler()
     monkeypatch.setattr(torch, "compile", made)
-    if not hasattr(getattr(torch, "compiler", None), "is_compiling"):
+    if not COMPILES:
         pytest.skip("this torch is too old to compile neurons")
     return made
 
@@ -354,7 +355,7 @@ class TestPooling:
         assert sc.inference_model(net, options=options).form["channels_last"] == "used"
 
 
-@pytest.mark.skipif(not hasattr(torch.library, "register_autograd"), reason="torch.compile needs torch 2.4 here")
+@pytest.mark.skipif(not COMPILES, reason="torch.compile needs torch 2.6 here")
 def test_compiled_by_torch_itself() -> None:
     """No stand-in: a small network, compiled and packed, trains to the weights of the plain one."""
     from kernel_loop import Loop, bound

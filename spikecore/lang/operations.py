@@ -1,8 +1,8 @@
 """The operations of the language: one row each.
 
 :data:`ROWS` is read by everything that knows operations: nodes (arity), ``sc.ops`` and the reference (torch), adjoints
-(gradient), printers (c, python), values that record (names that torch and NumPy have for it), and the suite's lists. A
-target has a line of its own where it has no such function.
+(gradient), printers (c, python), values that record (names that torch and NumPy have for it), tables of other libraries
+(numpy), and the suite's lists. A target has a line of its own where it has no such function.
 """
 
 from __future__ import annotations
@@ -71,19 +71,26 @@ class Operation(NamedTuple):
     kind: str = "number"
     #: Names of ``torch.<name>`` that record the operation.
     names: Tuple[str, ...] = ()
-    #: NumPy's name of an operator.
+    #: NumPy's function of the same values, which JAX has, too; "" where there is none.
     numpy: str = ""
+    #: Whether each bit of the value is fixed: IEEE 754 rounds it, or nothing does.
+    exact: bool = False
     #: Whether the derivative can be infinite, or not a number, at finite arguments of moderate size.
     unbounded: bool = False
     #: Names of the arguments, for messages.
     arguments: str = "x"
+
+    @property
+    def is_function(self) -> bool:
+        """Whether a definition writes it as ``sc.ops.<name>(...)``, and not as an operator or ``self.spike``."""
+        return self.text is None
 
 
 def _operator(
     name: str, torch_: Any, gradient: Optional[Rule], template: Template, numpy: str, **more: Any
 ) -> Operation:
     """What C, Python and people write alike."""
-    return Operation(name, 2, torch_, gradient, template, template, template, numpy=numpy, **more)
+    return Operation(name, 2, torch_, gradient, template, template, template, numpy=numpy, exact=True, **more)
 
 
 def _comparison(name: str, sign: str, numpy: str, binding: int = ORDER) -> Operation:
@@ -91,15 +98,14 @@ def _comparison(name: str, sign: str, numpy: str, binding: int = ORDER) -> Opera
 
 
 def _logic(name: str, arity: int, torch_: Any, c: Template, python: Template) -> Operation:
-    return Operation(name, arity, torch_, None, c, python, python, kind="logic")
+    numpy = f"logical_{name}"
+    return Operation(name, arity, torch_, None, c, python, python, kind="logic", numpy=numpy, exact=True)
 
 
 def _function(name: str, torch_: Any, gradient: Optional[Rule], c: str = "", *names: str, **more: Any) -> Operation:
-    """A function of one number, with C's name where it is another."""
-    python = ATOM, f"{{math}}.{name}({{0}})"
-    return Operation(
-        name, 1, torch_, gradient, (ATOM, f"{c or name}{{f}}({{0}})"), python, names=(name, *names), **more
-    )
+    """A function of one number of the libraries of C, Python and NumPy, with C's name where it is another."""
+    c, python, numpy = f"{c or name}{{f}}({{0}})", f"{{math}}.{name}({{0}})", more.pop("numpy", name)
+    return Operation(name, 1, torch_, gradient, (ATOM, c), (ATOM, python), names=(name, *names), numpy=numpy, **more)
 
 
 def _own(
@@ -113,6 +119,8 @@ def _own(
     return Operation(name, arity, torch_, gradient, call, python_, names=names, arguments=arguments, **more)
 
 
+_MINUS = UNARY, "-{0}"
+
 ROWS: Tuple[Operation, ...] = (
     _operator("add", torch.add, lambda g, y, a: (g, g), (SUM, "{0} + {1}"), "add"),
     _operator("sub", torch.sub, lambda g, y, a: (g, -g), (SUM, "{0} - {1}"), "subtract"),
@@ -125,23 +133,28 @@ ROWS: Tuple[Operation, ...] = (
         "divide",
         unbounded=True,
     ),
-    Operation("neg", 1, torch.neg, lambda g, y, a: (-g,), (UNARY, "-{0}"), (UNARY, "-{0}"), (UNARY, "-{0}")),
+    Operation("neg", 1, torch.neg, lambda g, y, a: (-g,), _MINUS, _MINUS, _MINUS, numpy="negative", exact=True),
     _function("exp", torch.exp, lambda g, y, a: (g * y,)),
     _function("log", torch.log, lambda g, y, a: (g / a[0],), unbounded=True),
-    _function("sqrt", functions.sqrt, lambda g, y, a: (g / (2.0 * y),), unbounded=True),
+    _function("sqrt", functions.sqrt, lambda g, y, a: (g / (2.0 * y),), unbounded=True, exact=True),
     _function("sin", torch.sin, lambda g, y, a: (g * torch.cos(a[0]),)),
     _function("cos", torch.cos, lambda g, y, a: (-g * torch.sin(a[0]),)),
     _function("tanh", torch.tanh, lambda g, y, a: (g * (1.0 - y * y),)),
     _own("sigmoid", torch.sigmoid, lambda g, y, a: (g * (1.0 - y) * y,)),
     _own("softplus", functions.softplus, lambda g, y, a: (g * torch.sigmoid(a[0]),)),
-    _function("atan", torch.atan, lambda g, y, a: (g / (a[0] * a[0] + 1.0),), "", "arctan"),
+    _function("atan", torch.atan, lambda g, y, a: (g / (a[0] * a[0] + 1.0),), "", "arctan", numpy="arctan"),
     _function(
-        "erf", torch.erf, lambda g, y, a: (g * (_TWO_BY_ROOT_PI * torch.exp(-(a[0] * a[0]))),), "", "special_erf"
+        "erf",
+        torch.erf,
+        lambda g, y, a: (g * (_TWO_BY_ROOT_PI * torch.exp(-(a[0] * a[0]))),),
+        "",
+        "special_erf",
+        numpy="",
     ),
-    _function("abs", torch.abs, lambda g, y, a: (g * torch.sign(a[0]),), "fabs", "absolute"),
-    _own("sign", functions.sign, None),
-    _function("floor", functions.floor, None),
-    _function("round", functions.round, None, "rint"),
+    _function("abs", torch.abs, lambda g, y, a: (g * torch.sign(a[0]),), "fabs", "absolute", exact=True),
+    _own("sign", functions.sign, None, exact=True),
+    _function("floor", functions.floor, None, exact=True),
+    _function("round", functions.round, None, "rint", numpy="rint", exact=True),
     Operation(
         "power",
         2,
@@ -161,6 +174,7 @@ ROWS: Tuple[Operation, ...] = (
         lambda g, y, a: _extremum(g, a[0], a[1], a[0] > a[1], a[0] < a[1]),
         "x, y",
         "lesser({0}, {1})",
+        exact=True,
     ),
     _own(
         "maximum",
@@ -168,8 +182,11 @@ ROWS: Tuple[Operation, ...] = (
         lambda g, y, a: _extremum(g, a[0], a[1], a[0] < a[1], a[0] > a[1]),
         "x, y",
         "greater({0}, {1})",
+        exact=True,
     ),
-    _own("clamp", functions.clamp, _clamp, "x, low, high", "lesser(greater({0}, {1}), {2})", names=("clip",)),
+    _own(
+        "clamp", functions.clamp, _clamp, "x, low, high", "lesser(greater({0}, {1}), {2})", names=("clip",), exact=True
+    ),
     Operation(
         "select",
         3,
@@ -177,8 +194,9 @@ ROWS: Tuple[Operation, ...] = (
         None,
         (TERNARY, "{0} != {zero} ? {1} : {2}"),
         (TERNARY, "{1} if {0} != {zero} else {2}"),
+        exact=True,
     ),
-    Operation("detach", 1, functions.detach, None, (ATOM, "{0}"), (ATOM, "{0}"), names=("detach",)),
+    Operation("detach", 1, functions.detach, None, (ATOM, "{0}"), (ATOM, "{0}"), names=("detach",), exact=True),
     Operation(
         "spike",
         1,
@@ -187,6 +205,7 @@ ROWS: Tuple[Operation, ...] = (
         (TERNARY, "{0} {compare} {zero} ? {one} : {zero}"),
         (TERNARY, "{one} if {0} {compare} {zero} else {zero}"),
         (ATOM, "spike({0} {compare} 0)"),
+        exact=True,
     ),
     _comparison("ge", ">=", "greater_equal"),
     _comparison("gt", ">", "greater"),
@@ -207,6 +226,8 @@ ROWS: Tuple[Operation, ...] = (
         (TERNARY, "{1} if {0} else {2}"),
         kind="choice",
         names=("where",),
+        numpy="where",
+        exact=True,
         arguments="condition, x, y",
     ),
 )
