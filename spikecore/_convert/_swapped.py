@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._shell.checks import shown
-from spikecore._shell.compiled import check_exported, check_exported_first
-from spikecore._shell.state import State, keep
+from spikecore._shell.state import State, check_exported, check_exported_first, keep
 from spikecore.lang._plain import is_dynamo_compiling
 from spikecore.neuron import Neuron
 

@@ -73,7 +73,7 @@ def checked_value(neuron: Any, name: str, value: Any) -> Any:
     owner = type(neuron).__name__
     value = checked(owner, name, value)
     # a neuron that is being made or loaded gets several values, which only together need to be inside
-    several = neuron._loading or "_request" not in neuron.__dict__
+    several = neuron._loading or "_dispatch" not in neuron.__dict__
     found = neuron._ranges if several else ranges_with(neuron, {**now(neuron), name: value})
     _require(neuron, name, value, found)
     if found != neuron._ranges:
@@ -110,8 +110,8 @@ def set_parameter(neuron: Any, name: str, value: Any) -> None:
             del neuron.__dict__[name]  # a number before; as a buffer it moves with the neuron
             neuron.register_buffer(name, value)
         else:
-            if "_cache" in neuron.__dict__:
-                neuron._cache.quick = {}  # noted calls compare numbers by value, and -0.0 == 0.0
+            if "_dispatch" in neuron.__dict__:
+                neuron._dispatch.quick = {}  # noted calls compare numbers by value, and -0.0 == 0.0
             # a program takes its parameters as arguments, so nothing is traced again
             nn.Module.__setattr__(neuron, name, value)
     neuron._follow_limits()

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base.errors import a_kind
-from spikecore._shell import checks, compiled, misnamed
+from spikecore._shell import checks, misnamed
 from spikecore.backend import BackendError
-from spikecore.lang._plain import is_batched, is_compiling, is_transforming
+from spikecore.lang._plain import PLAIN, is_batched, is_compiling, is_dynamo_compiling, is_exporting, is_transforming
 
 State = Dict[str, Tensor]
 
@@ -70,7 +70,7 @@ class Stateful(nn.Module):
         """The state that a call of ``forward`` continues from, which is checked."""
         state = self._state
         if is_compiling():
-            compiled.check_exported(type(self).__name__, state)
+            check_exported(type(self).__name__, state)
             self._check_traced(state is None)
         elif state is not None and torch.is_grad_enabled():
             constant = self._constant_states()
@@ -82,23 +82,23 @@ class Stateful(nn.Module):
     def _check_traced(self, at_rest: bool) -> None:
         if not at_rest:
             # what the compiler reads in this graph has not been set yet: a state here is one from before
-            compiled.check_exported_first(type(self).__name__, self._state)
+            check_exported_first(type(self).__name__, self._state)
 
     # torch.compile calls it when it traces, rather than tracing it: it asks for the state of now
     _check_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 
     def _end(self, state: Optional[State]) -> None:
         """Keep the state after a call."""
-        if not is_compiling() and is_transforming() and any(is_batched(value) for value in (state or {}).values()):
-            raise RuntimeError(
-                f"{type(self).__name__} carries its state, which torch.func.vmap would leave with a dimension that it "
-                "hides from later calls; give the state and take it: out, state = neuron.run(x, state=state), where "
-                "x has time first"
-            )
+        if not is_compiling():
+            if is_transforming() and any(is_batched(value) for value in (state or {}).values()):
+                raise RuntimeError(
+                    f"{type(self).__name__} carries its state, which torch.func.vmap would leave with a dimension that "
+                    "it hides from later calls; give the state and take it: out, state = neuron.run(x, state=state), "
+                    "where x has time first"
+                )
+            self.__dict__["_calls"] += 1
         # past nn.Module.__setattr__, which would look for parameters and modules on every step
         self.__dict__["_state"] = state
-        if not is_compiling():
-            self.__dict__["_calls"] += 1
 
     def _state_names(self) -> Optional[Mapping[str, bool]]:
         """The names of its states, and whether each has the shape of one time step; None: they are not declared."""
@@ -160,6 +160,25 @@ class Stateful(nn.Module):
 
 def _moved(converted: Tensor, value: Tensor) -> Tensor:
     return converted if converted.dtype == value.dtype else value.to(converted.device)
+
+
+# What torch.export must know of the state that a module carries.
+
+
+def check_exported(owner: str, state: Optional[Mapping[str, Any]]) -> None:
+    """Refuse a state from before torch.export, which the program would continue from in every call."""
+    # what torch.export computed itself is of a type of its own, but where the compiler reads the source
+    if not is_dynamo_compiling():
+        check_exported_first(owner, state)
+
+
+def check_exported_first(owner: str, state: Optional[Mapping[str, Any]]) -> None:
+    """The same of a state that the exported program has not computed."""
+    if is_exporting() and any(type(value) in PLAIN for value in (state or {}).values()):
+        raise RuntimeError(
+            f"{owner} carries a state, which would be a constant of the exported program, whose calls all begin with "
+            "it; call sc.reset(net) before torch.export"
+        )
 
 
 # What other modules of spikecore, and backends with a training step of their own, do with the state of a module.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from spikecore._base.bits import Whole
 from spikecore._base.errors import a_kind
 from spikecore._shell import checks, observe
-from spikecore._shell.feedback import Matrix, fed_back, under_autocast, why_not
+from spikecore._shell.call import Matrix, fed_back, under_autocast, why_looped
 from spikecore._shell.modules import is_watched, is_watched_itself
 from spikecore._shell.state import State, Stateful, Stepped
 from spikecore.backend import Tensors, Unsupported
@@ -172,7 +172,7 @@ class Recurrent(Stateful):
         matrix: Union[Matrix, str] = "torch.compile traces the call"
         if not is_compiling():
             matrix = self._matrix(x)
-        reason = matrix if isinstance(matrix, str) else why_not(self.neuron, x, given, matrix, record)
+        reason = matrix if isinstance(matrix, str) else why_looped(self.neuron, x, given, matrix, record)
         if not is_compiling():
             self.__dict__["_looped"] = reason
         if isinstance(matrix, Matrix) and not reason:

@@ -263,7 +263,7 @@ def test_the_kernel_reads_and_writes_one_step(backend, monkeypatch):
     """No kernel gets a stride of the input, and none writes a gradient of every step."""
     if backend == "torch":
         pytest.skip("the reference has no kernels")
-    plans, kind = [], HostBackend if backend == "cupy_host" else type(sc.LIF(backend=backend)._bind("cpu").backend)
+    plans, kind = [], HostBackend if backend == "cupy_host" else type(sc.LIF(backend=backend)._dispatch.bind("cpu").backend)
     for direction in ("forward", "backward"):
         found = getattr(kind, direction)
         monkeypatch.setattr(kind, direction, lambda self, plan, found=found: plans.append(plan) or found(self, plan))
