@@ -5,7 +5,7 @@
 - Any other call goes through :func:`execute`: it is checked, its parameters are placed, its runner is found or made,
   and the call is noted for later ones.
 - :func:`arguments` says what the runner of a call must do: which parameters it learns, which gradients it takes. It
-  serves neurons, batch normalisation in front of one (``NormNeuron``), and feedback (:func:`fed_back`).
+  serves neurons, batch normalisation in front of one (``NormNeuron``), and feedback (``Recurrent``).
 """
 
 from __future__ import annotations
@@ -19,24 +19,20 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base.caches import CALLS
-from spikecore._base.context import autocast_dtype
 from spikecore._base.running import BoundCall, bound, in_graph
 from spikecore._shell import checks, modules, observe, parameters
 from spikecore._shell.binding import COMPILED, EAGER, TRANSFORMED, SpecKey, uncompiled, values_of, world
 from spikecore._shell.observe import Results
 from spikecore.backend import (
-    FEEDBACK_BIAS,
-    FEEDBACK_WEIGHT,
     MAX_STATIC_STEPS,
     BackendError,
-    Feedback,
     ParamValue,
     Runner,
     Tensors,
     one_step,
 )
 from spikecore.dtypes import compute_dtype
-from spikecore.lang._plain import PLAIN, is_plain, with_traced_sizes
+from spikecore.lang._plain import with_traced_sizes
 
 
 def call(
@@ -355,72 +351,3 @@ def placed(earlier: Earlier, values: Tuple[ParamValue, ...]) -> Tuple[ParamValue
         if tensor.view != tensor.shape:
             views[tensor.position] = views[tensor.position].view(tensor.view)
     return tuple(views)
-
-
-# -- a neuron whose last output comes back through a matrix
-
-
-class Matrix(NamedTuple):
-    """What outputs come back through: ``y @ weight.T + bias``."""
-
-    weight: Tensor
-    bias: Optional[Tensor]
-
-    @property
-    def tensors(self) -> Tensors:
-        """The tensors that there are."""
-        return (self.weight,) if self.bias is None else (self.weight, self.bias)
-
-
-def why_looped(neuron: Any, x: Tensor, state: Optional[Tensors], matrix: Matrix, record: Sequence[str]) -> str:
-    """Why a call with feedback cannot be one call of the backend, "" if it can.
-
-    ``state``: the states of the neuron in its order, then the last output; None at rest.
-    """
-    if not is_plain(x):
-        return "torch traces or transforms the call, or x is no plain tensor"
-    others = (*(state or ()), *matrix.tensors)
-    if any(type(value) not in PLAIN or value.device != x.device for value in others):
-        return "weight, bias or state is no plain tensor beside x"
-    if any(value.layout is not torch.strided for value in (x, *others)):
-        # a kernel reads memory by strides
-        return "weight, bias, state or x is sparse, or has no strides"
-    width = x.shape[-1] if x.ndim > 1 else 0
-    if matrix.weight.shape != (width, width) or (matrix.bias is not None and matrix.bias.shape != (width,)):
-        return "linear does not keep the shape of a step"
-    if not x.numel():
-        return "x is empty"
-    device, dtype = x.device.type, matrix.weight.dtype
-    mixed = any(value.dtype != dtype for value in matrix.tensors) or torch.promote_types(x.dtype, dtype) != x.dtype
-    if mixed or dtype not in (x.dtype, autocast_dtype(device)):
-        return f"the weight is {dtype} and x is {x.dtype}"
-    backend = neuron._dispatch.bind(device).backend
-    has = backend.capabilities_on(device)
-    # what the loop does without: it collects a record itself, and the matrix is no parameter of its calls
-    learns = torch.is_grad_enabled() and any(value.requires_grad for value in matrix.tensors)
-    wanted = {"recurrent": True, "record": bool(record), "parameter_gradients": learns}
-    missing = [name for name, wants in wanted.items() if wants and not getattr(has, name)]
-    return f"backend {backend.name!r} does not declare {', '.join(missing)}" if missing else ""
-
-
-def fed_back(
-    neuron: Any, x: Tensor, state: Optional[Tensors], matrix: Matrix, record: Sequence[str], final: bool
-) -> Tuple[Tensor, Optional[Tensors], Tensors]:
-    """All steps of ``x`` ``[T, ..., H]``: output, states as they were given if ``final``, recorded states."""
-    behind = [(FEEDBACK_WEIGHT, matrix.weight), (FEEDBACK_BIAS, matrix.bias)]
-    asked = arguments(neuron, (x,), state, final, EAGER, behind=behind)
-    spec, *gradients = asked.kind
-    stamp, dispatch = neuron._stamp(), neuron._dispatch
-    spec = (spec[0], None, *spec[2:5], Feedback(matrix.bias is not None))
-    kind = dispatch.find(x.device.type, spec, *gradients, bool(record), stamp)
-    outputs, end, trace = dispatch.runners[kind]((x,), state, (*asked.values, *matrix.tensors), tuple(record))
-    return outputs[0], end, trace
-
-
-def under_autocast(x: Tensor, matrix: Matrix) -> Matrix:
-    """The matrix as autocast would have its product with an output of the dtype of ``x``."""
-    dtype = autocast_dtype(x.device.type)
-    # autocast leaves float64 as it is
-    if dtype is None or torch.float64 in (x.dtype, *[value.dtype for value in matrix.tensors]):
-        return matrix
-    return Matrix(*[None if value is None else value.to(dtype) for value in matrix])  # type: ignore[arg-type]  # the weight is there

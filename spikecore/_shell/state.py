@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from spikecore._base.errors import a_kind
 from spikecore._shell import checks, misnamed
 from spikecore.backend import BackendError
-from spikecore.lang._plain import PLAIN, is_batched, is_compiling, is_dynamo_compiling, is_exporting, is_transforming
+from spikecore.lang._plain import PLAIN, is_batched, is_compiling, is_exporting, is_transforming
 
 State = Dict[str, Tensor]
 
@@ -70,7 +70,6 @@ class Stateful(nn.Module):
         """The state that a call of ``forward`` continues from, which is checked."""
         state = self._state
         if is_compiling():
-            check_exported(type(self).__name__, state)
             self._check_traced(state is None)
         elif state is not None and torch.is_grad_enabled():
             constant = self._constant_states()
@@ -82,7 +81,7 @@ class Stateful(nn.Module):
     def _check_traced(self, at_rest: bool) -> None:
         if not at_rest:
             # what the compiler reads in this graph has not been set yet: a state here is one from before
-            check_exported_first(type(self).__name__, self._state)
+            check_exported(type(self).__name__, self._state)
 
     # torch.compile calls it when it traces, rather than tracing it: it asks for the state of now
     _check_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
@@ -167,13 +166,7 @@ def _moved(converted: Tensor, value: Tensor) -> Tensor:
 
 def check_exported(owner: str, state: Optional[Mapping[str, Any]]) -> None:
     """Refuse a state from before torch.export, which the program would continue from in every call."""
-    # what torch.export computed itself is of a type of its own, but where the compiler reads the source
-    if not is_dynamo_compiling():
-        check_exported_first(owner, state)
-
-
-def check_exported_first(owner: str, state: Optional[Mapping[str, Any]]) -> None:
-    """The same of a state that the exported program has not computed."""
+    # what torch.export computed itself is of a type of its own
     if is_exporting() and any(type(value) in PLAIN for value in (state or {}).values()):
         raise RuntimeError(
             f"{owner} carries a state, which would be a constant of the exported program, whose calls all begin with "
@@ -230,11 +223,6 @@ def carry_no_more(module: Stateful) -> None:
     module.__dict__["_carrying"] -= 1
     if module.step == "multi" and not module._carrying:
         keep(module, None)
-
-
-def names_of_state(module: Stateful) -> Optional[Mapping[str, bool]]:
-    """The names of the states of ``module``, and whether each has the shape of one time step; None: not declared."""
-    return module._state_names()
 
 
 class Stepped(nn.Module):
