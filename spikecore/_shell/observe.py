@@ -111,6 +111,8 @@ def watch(module: Stateful, watcher: Watcher) -> None:
 def unwatch(module: Stateful, watcher: Watcher) -> None:
     """End one :func:`watch`."""
     module.__dict__["_watchers"] = tuple([other for other in module._watchers if other is not watcher])
+    if not module._watchers:
+        del module.__dict__["_watchers"]
 
 
 def check_replay(modules: Sequence[Stateful]) -> None:
