@@ -135,29 +135,26 @@ def pairs(net: nn.Module) -> List[Pair]:
     for chain in reversed([*net.modules()]):  # innermost chains first
         if not _is_chain(chain):
             continue
-        parts = [part for part in _parts(chain, places) if not _does_nothing(part.module)]
-        for norm, neuron in zip(parts, parts[1:]):
-            if not (is_plain_norm(norm.module) and _can_normalise(neuron.module)) or neuron.module in found:
+        # these give their input back
+        parts = [
+            part
+            for part in _parts(chain, places)
+            if type(part.module) not in (nn.Identity, NormPlace) or is_watched_itself(part.module)
+        ]
+        for norm, behind in zip(parts, parts[1:]):
+            neuron: Any = behind.module
+            # a forward or a hook of its own would see the wrong input
+            takes = calls_as(neuron, Neuron) and len(neuron.inputs) == 1 and not is_watched_itself(neuron)
+            if not (takes and is_plain_norm(norm.module)) or neuron in found:
                 continue
-            steps_fit = norm.folded == (neuron.module.step == "multi")
-            if steps_fit and places[norm.module] == 1 == places[neuron.module]:
-                found[neuron.module] = Pair(norm, neuron, chain)
+            if norm.folded == (neuron.step == "multi") and places[norm.module] == 1 == places[neuron]:
+                found[neuron] = Pair(norm, behind, chain)
     return [*found.values()]
 
 
 def _is_chain(module: nn.Module) -> bool:
     """Whether a module calls its parts one after the other, and nothing sees what is between them."""
     return in_turn(module) and not is_watched_itself(module)
-
-
-def _does_nothing(module: nn.Module) -> bool:
-    """Whether a module gives its input back: an ``nn.Identity`` itself, without hooks or a ``forward`` of its own."""
-    return type(module) in (nn.Identity, NormPlace) and not is_watched_itself(module)
-
-
-def _can_normalise(module: nn.Module) -> bool:
-    """Whether a neuron can stand in a ``NormNeuron``: a forward or a hook of its own would see the wrong input."""
-    return calls_as(module, Neuron) and len(module.inputs) == 1 and not is_watched_itself(module)  # type: ignore[arg-type]
 
 
 def _parts(chain: nn.Module, places: Mapping[nn.Module, int], path: str = "", folded: bool = False) -> Iterator[Place]:
@@ -200,12 +197,10 @@ def _save_plain(names: Dict[str, str], module: nn.Module, state: Dict[str, Any],
 
 def _load_plain(names: Dict[str, str], state: Dict[str, Any], prefix: str, *_: Any) -> None:
     """The hook that loads what has the names of the plain form, or those of the modules."""
-    kept = [(f"{prefix}{neuron}.{part}.", f"{prefix}{neuron}.{part}.") for neuron in names for part in _PARTS]
+    parts = [f"{prefix}{neuron}.{part}." for neuron in names for part in ("norm", "neuron")]
     renamed = [(f"{prefix}{norm}.", f"{prefix}{neuron}.norm.") for neuron, norm in names.items()]
-    _rename(state, [*kept, *renamed, *((f"{prefix}{neuron}.", f"{prefix}{neuron}.neuron.") for neuron in names)])
-
-
-_PARTS = ("norm", "neuron")
+    renamed += [(f"{prefix}{neuron}.", f"{prefix}{neuron}.neuron.") for neuron in names]
+    _rename(state, [*zip(parts, parts), *renamed])
 
 
 def _rename(state: Dict[str, Any], renamed: List[Tuple[str, str]]) -> None:
@@ -264,9 +259,9 @@ def hoist(net: nn.Module) -> nn.Module:
     of convolutions, normalisation, pooling, padding and flattening; and ``nn.Flatten(2)``, which becomes
     ``nn.Flatten(1)``. Dropout is none, nor are subclasses, layers with ``inplace=True`` and modules of your own: the
     encoder stops before them. A neuron behind gets ``repeat=``, in a ``NormNeuron`` as well. Before another module the
-    encoder stands on, under a
-    name of its own: names in ``state_dict`` stay, and so do the values that the network computes, but for one:
-    batch normalisation in training takes its unbiased running variance from B samples instead of T * B equal ones.
+    encoder stands on, under a name of its own: names in ``state_dict`` stay, and so do the values that the network
+    computes, but for one: batch normalisation in training takes its unbiased running variance from B samples instead
+    of T * B equal ones.
     ``TimeBatched`` is replaced by an ``nn.Sequential``, so hooks that it has are lost. A second call changes nothing.
 
     In a ``forward`` of your own, give the layers ``x`` without time, and the neuron behind them ``repeat=T``.
@@ -274,7 +269,7 @@ def hoist(net: nn.Module) -> nn.Module:
     Raises TypeError for what is no module. Warns where there is no encoder that can be moved.
     """
     _check("hoist", net)
-    if not move_encoders(net) and not any(isinstance(one, Neuron) and one.makes_time for one in net.modules()):
+    if not move_encoders(net) and not any(isinstance(part, Neuron) and part.makes_time for part in net.modules()):
         warnings.warn(
             "sc.hoist(net) found no encode.Constant with a layer behind it that sees no time: it takes those that an "
             "nn.Sequential calls. In a forward of your own, give the layers x without time, and the neuron behind them "

@@ -7,7 +7,6 @@ which steps of padded sequences are real, for losses and metrics.
 
 from __future__ import annotations
 
-import itertools
 import operator
 import warnings
 import weakref
@@ -23,7 +22,7 @@ from spikecore._shell import checks, parameters
 from spikecore._shell.binding import ask, request
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import in_turn
-from spikecore._shell.state import Stateful, Stepped, carry, carry_no_more, cut_graph, keep, names_of_state
+from spikecore._shell.state import Stateful, Stepped, carry, carry_no_more, cut_graph, keep
 from spikecore.lang._plain import is_compiling, is_plain
 from spikecore.layers import Delay
 from spikecore.neuron import Neuron
@@ -33,8 +32,11 @@ _searched: MutableMapping[nn.Module, Tuple[int, Dict[nn.Module, Tuple[str, str]]
 #: What has a step mode.
 Timed = Union[Stateful, Stepped]
 
-#: Kinds of torch.nn that compute along one dimension; None counts from the front, too.
-_ALONG = (nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.GLU)
+#: Kinds of torch.nn that count dimensions, and where they have them; None counts from the front, too.
+_COUNTING: Mapping[Any, Tuple[str, ...]] = {
+    nn.Flatten: ("start_dim", "end_dim"),
+    (nn.Unflatten, nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.GLU): ("dim",),
+}
 #: Kinds of torch.nn whose meaning depends on whether there is a time dimension, and what to do.
 _OF_TIME = {
     nn.RNNBase: "it is recurrent itself, and takes all steps in one call",
@@ -84,24 +86,16 @@ _told_twice._dynamo_marked_constant = True  # type: ignore[attr-defined]  # func
 
 def _registered_twice(net: nn.Module) -> Dict[nn.Module, Tuple[str, str]]:
     """The modules that one ``nn.Sequential`` of ``net`` runs twice, each with two of its names."""
-    names: Dict[nn.Module, List[str]] = {}
-    for name, module in net.named_modules(remove_duplicate=False):
-        names.setdefault(module, []).append(name)
     twice: Dict[nn.Module, Tuple[str, str]] = {}
-    for module, places in names.items():
-        for first, second in itertools.combinations(places, 2):
-            if in_turn(net.get_submodule(_common_path(first, second))):
-                twice.setdefault(module, (first, second))
+    for path, chain in net.named_modules():
+        names: Dict[nn.Module, str] = {}
+        # not children(), which leaves out a module that comes a second time
+        for key, part in chain._modules.items() if in_turn(chain) else ():
+            for name, module in part.named_modules(prefix=f"{path}.{key}" if path else key) if part else ():
+                if module in names:
+                    twice.setdefault(module, (names[module], name))
+                names.setdefault(module, name)
     return twice
-
-
-def _common_path(first: str, second: str) -> str:
-    """The path of the innermost module that contains both."""
-    a, b = first.split("."), second.split(".")
-    same = 0
-    while same < min(len(a), len(b)) - 1 and a[same] == b[same]:
-        same += 1
-    return ".".join(a[:same])
 
 
 def _check_counts(modules: Sequence[Stateful]) -> None:
@@ -302,11 +296,9 @@ def _check_step(where: str, module: Timed, step: str) -> None:
 
 
 def _reason(module: nn.Module) -> Optional[str]:
-    if isinstance(module, nn.Flatten) and (module.start_dim >= 0 or module.end_dim >= 0):
-        return "it counts dimensions from the front; put it into sc.layers.TimeBatched(nn.Flatten()), or count from -1"
-    if isinstance(module, nn.Unflatten) and isinstance(module.dim, int) and module.dim >= 0:
-        return "it counts dimensions from the front; put it into sc.layers.TimeBatched, or count from -1"
-    if isinstance(module, _ALONG) and (module.dim is None or module.dim >= 0):
+    """Why a module would mean something else where there is a dimension more or less."""
+    dims = [getattr(module, name) for kind, names in _COUNTING.items() if isinstance(module, kind) for name in names]
+    if any(dim is None or (isinstance(dim, int) and dim >= 0) for dim in dims):
         return "it counts dimensions from the front; put it into sc.layers.TimeBatched, or count from -1"
     return next((why for kind, why in _OF_TIME.items() if isinstance(module, kind)), None)
 
@@ -370,7 +362,7 @@ def load_state_dict_of_state(net: nn.Module, state: Mapping[str, Tensor], strict
             "network with these modules, or strict=False if those without any entry are to begin at rest"
         )
     for prefix, given in taken.items():
-        _check(prefix, given, names_of_state(carriers[prefix]) or {})
+        _check(prefix, given, carriers[prefix]._state_names() or {})
     for prefix, module in carriers.items():
         keep(module, {name: value.detach().clone() for name, value in taken[prefix].items()} or None)
 
@@ -395,7 +387,7 @@ def _carriers(function: str, net: nn.Module) -> Dict[str, Stateful]:
 
 def _known(module: Stateful, prefix: str, state: Mapping[str, Any]) -> Collection[str]:
     """The names of the states of a module; of a class that does not declare them, those that are given."""
-    names = names_of_state(module)
+    names = module._state_names()
     if names is not None:
         return names
     keys = [str(key) for key in state]

@@ -1,36 +1,33 @@
 """The neuron: a thin stateful shell over a pure function of input, state and parameters.
 
-The path of a tensor: ``forward -> _call -> runner``. Most calls are like an earlier one that passed every check
-(:mod:`spikecore._shell.earlier`): ``_call`` finds its runner with one look-up and skips the checks. Any other call goes
-through ``_execute``, which checks it, places the parameters, and finds or compiles the runner of the bound backend for
-the traced program. What a neuron *is* stands in its ``dynamics``; what it holds between calls is in
-:mod:`spikecore._shell.state`, its backend in :mod:`spikecore._shell.binding`.
+The path of a tensor: ``forward -> call -> runner`` (:mod:`spikecore._shell.call`). What a neuron *is* stands in its
+``dynamics``; what it holds between calls is in :mod:`spikecore._shell.state`; its program, backends and runners are in
+its :class:`~spikecore._shell.binding.Dispatch`.
 """
 
 from __future__ import annotations
 
-import operator
 from types import MappingProxyType
-from typing import Any, ClassVar, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, ClassVar, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from spikecore._base.caches import CALLS
-from spikecore._plugins.selection import asked_in_words, capture
-from spikecore._shell import checkpoints, checks, compiled, definition, earlier, modules, observe, parameters, ranges
-from spikecore._shell.binding import Bound
-from spikecore._shell.state import State, Stateful
-from spikecore.backend import MAX_STATIC_STEPS, BackendError, ParamValue, Tensors, one_step
-from spikecore.dtypes import compute_dtype
-from spikecore.lang import ops
-from spikecore.lang._plain import is_compiling, is_followed, with_traced_sizes
+from spikecore._plugins.selection import Resolved, asked_in_words, capture
+from spikecore._shell import checkpoints, checks, parameters, ranges
+from spikecore._shell.binding import Dispatch, ask, constant, request, uncompiled, values_of
+from spikecore._shell.call import call
+from spikecore._shell.state import Stateful
+from spikecore.lang import Program, ops
 from spikecore.surrogate import ATan, Surrogate
 
 __all__ = ["Neuron", "Stateful"]
 
 
-class Neuron(Bound):
+#: Types of values that never change. An attribute that is set to the object that it was has changed nothing.
+_FIXED = (bool, int, float, str, type(None))
+
+
+class Neuron(Stateful):
     """Base class of every neuron. A subclass declares states and parameters and writes one step as arithmetic::
 
         class AdaptiveLIF(sc.Neuron):
@@ -60,6 +57,8 @@ class Neuron(Bound):
     Arithmetic and state are float32, or float64 for float64 input; outputs have the dtype of the input.
     """
 
+    #: name -> default value.
+    params: Mapping[str, Any] = {}
     #: name -> initial value: a number, or the name of a parameter.
     states: Mapping[str, Union[float, str]] = {}
     #: Ranges that parameters must be in and are kept in while they are learnt, ends included: name -> (low, high), with
@@ -78,13 +77,15 @@ class Neuron(Bound):
         "detach_reset": checks.flag,
         "channel_dim": checks.whole,
         "repeat": checks.steps_or_none,
-        **Bound.configuration,
+        **Stateful.configuration,
     }
     #: The ranges now, which ``bounds`` shows, and ``bounds`` as it was given, which stays when ranges follow values.
     _ranges: Dict[str, ranges.Interval]
     _given_bounds: Any
     #: Whether a checkpoint is loaded.
     _loading = False
+    #: What runs calls; there is none yet while the neuron is made.
+    _dispatch: Dispatch
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -116,7 +117,7 @@ class Neuron(Bound):
         parameters.adopt(self, parameters.ranges_with(self, values))
         for name, value in values.items():
             parameters.declare(self, name, parameters.checked_value(self, name, value), name in self.learn)
-        self._ask(capture(backend))
+        self.__dict__["_dispatch"] = Dispatch(capture(backend))
 
     # -- definition
 
@@ -128,22 +129,103 @@ class Neuron(Bound):
         """1 where ``u >= 0`` (``u > 0`` if ``strict``), else 0; its derivative is the surrogate: see `sc.ops.spike`."""
         return ops.spike(u, self.surrogate if surrogate is None else surrogate, strict)
 
-    def _trace(self) -> definition.Traced:
-        names = self.reset_states if self.reset_states is not None else tuple(self.states)
-        return definition.traced(self, names if self.detach_reset else (), self._ranges)
+    @property
+    def program(self) -> Program:
+        """This neuron's dynamics as a program, as they were when they were traced; see :meth:`retrace`."""
+        return self._current().define(self)
+
+    def retrace(self) -> None:
+        """Trace ``dynamics`` again, for what it reads beside attributes of the neuron.
+
+        A program is what ``dynamics`` gave when it was traced: before the first call, and again whenever an attribute
+        of the neuron is set, deleted, registered, loaded or moved. Call this after a change of anything else that it
+        reads: an attribute with a leading underscore, a global, a closure, an attribute of a class, or what a list, a
+        dict, an array, a module or another object holds, an attribute of the neuron or not. Where the program is the
+        same, nothing is compiled again.
+        """
+        self._redefine()
+        self._dispatch.define(self)
 
     def _settings(self) -> Tuple[Any, ...]:
-        """What the program was traced with: configuration, and the ranges of what is learnt."""
+        """What the program is traced with: configuration, and the ranges of what is learnt."""
         learnt = {name: value for name, value in self._parameters.items() if name in self._ranges}
         limits = [(name, self._ranges[name], value.dtype) for name, value in learnt.items() if value is not None]
-        return (*super()._settings(), *limits)
+        return (*map(self.__dict__.get, self.configuration), *limits)
+
+    def _current(self) -> Dispatch:
+        """The dispatch; another one if a setting was written past ``__setattr__``."""
+        dispatch = self._dispatch
+        if dispatch.program is not None and dispatch.settings != self._settings():
+            dispatch = self.__dict__["_dispatch"] = dispatch.anew()
+        return dispatch
+
+    @constant
+    def _settle(self) -> None:
+        self._current().settle(self)
+
+    def _stamp(self) -> str:
+        """The stamp, settled first: torch.compile guards it, and would compile anew where a later call settles it."""
+        self._settle()
+        return self._dispatch.stamp
+
+    @uncompiled
+    def _redefine(self) -> None:
+        """Trace the definition again if it was traced, and forget what calls derived from another one.
+
+        It is traced now and not in the next call, because torch.compile guards the stamp: of a program that is the same
+        nothing is compiled again.
+        """
+        before = self._dispatch
+        if before.program is None:
+            return
+        now = self.__dict__["_dispatch"] = before.anew()
+        try:
+            program = now.define(self)
+        except Exception:  # the next call traces again, and says what is wrong
+            return
+        if program == before.program and self._dispatch is now:
+            self.__dict__["_dispatch"] = before.as_before(now)
 
     def _follow_limits(self) -> None:
         """Trace again if the ranges of what is learnt changed, or what is learnt within one."""
-        if self._cache.program is not None and self._cache.settings != self._settings():
+        dispatch = self.__dict__.get("_dispatch")
+        if dispatch is not None and dispatch.program is not None and dispatch.settings != self._settings():
             self._redefine()
 
+    def _changed(self, name: str) -> None:
+        """An attribute was set, deleted or registered; one with a leading underscore is data, and changes nothing."""
+        before = self.__dict__.get("_dispatch")
+        if before is None or name.startswith("_") or name in self.params:
+            return
+        if name != "training":
+            self._redefine()
+        elif not before.in_both_modes:
+            self._redefine()
+            self._dispatch.in_both_modes = before.program is self._dispatch.program is not None
+
+    # -- backend
+
+    @property
+    def backend(self) -> Optional[str]:
+        """The name that was asked for, by argument or context; None if context, environment and auto decide."""
+        return self._dispatch.request.name
+
+    @backend.setter
+    def backend(self, name: Optional[str]) -> None:
+        ask(self.modules(), request(name, "set_backend()"))
+
+    @property
+    def bound(self) -> Mapping[str, Resolved]:
+        """Device type -> the backend that computes there for this neuron, and why. Empty before the first call."""
+        return dict(self._dispatch.bound)
+
     # -- parameters
+
+    def named_values(self) -> Dict[str, Union[float, Tensor]]:
+        """The value of each parameter of :attr:`program`, by name and in its order: this neuron's own parameters as
+        they are, numbers or tensors, and behind them the numbers of its surrogate.
+        """
+        return dict(values_of(self))
 
     def _declared_bounds(self, values: Mapping[str, Any]) -> Dict[str, ranges.Interval]:
         """The ranges of this neuron's parameters, given their values, before ``bounds`` replaces some."""
@@ -162,7 +244,47 @@ class Neuron(Bound):
                 "learn is fixed when a neuron is made; make a new one, or set a parameter to an nn.Parameter"
             )
         else:
+            before = self.__dict__.get(name, self.__dict__)
             super().__setattr__(name, value)
+            after = self.__dict__.get(name)
+            if after is not before or type(after) not in _FIXED:
+                self._changed(name)
+
+    def __delattr__(self, name: str) -> None:
+        super().__delattr__(name)
+        self._changed(name)
+
+    def register_parameter(self, name: str, param: Optional[nn.Parameter]) -> None:
+        """As of ``nn.Module``; see :meth:`retrace`."""
+        super().register_parameter(name, param)
+        self._changed(name)
+
+    def register_buffer(self, name: str, tensor: Optional[Tensor], persistent: bool = True) -> None:
+        """As of ``nn.Module``; see :meth:`retrace`."""
+        super().register_buffer(name, tensor, persistent)
+        self._changed(name)
+
+    def add_module(self, name: str, module: Optional[nn.Module]) -> None:
+        """As of ``nn.Module``; see :meth:`retrace`."""
+        super().add_module(name, module)
+        self._changed(name)
+
+    def train(self, mode: bool = True) -> Any:
+        """As of ``nn.Module``; ``dynamics`` may read the mode of a module in the neuron, which is set after its own."""
+        super().train(mode)
+        if self._modules:
+            self._redefine()
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
+        result = super()._apply(fn, *args, **kwargs)
+        self._redefine_if_read()
+        return result
+
+    def _redefine_if_read(self) -> None:
+        """After all tensors changed: those in ``params`` are arguments, so that only others can change the program."""
+        if self._modules or not self.params.keys() >= {*self._parameters, *self._buffers}:
+            self._redefine()
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         parameters.project(self)  # an optimiser may have stepped, and what is saved must load again
@@ -181,6 +303,7 @@ class Neuron(Bound):
         def load(entries: Mapping[str, Any]) -> None:
             args = (prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
             super(Neuron, self)._load_from_state_dict(entries, *args)
+            self._redefine_if_read()
 
         checkpoints.load(self, state_dict, prefix, load, unexpected_keys, error_msgs)
 
@@ -191,25 +314,23 @@ class Neuron(Bound):
         return checkpoints.of_snntorch(getattr(self, "reset", None), name, value)
 
     def __getstate__(self) -> Dict[str, Any]:
-        return {**super().__getstate__(), "bounds": dict(self._ranges)}
+        state = {**super().__getstate__(), "bounds": dict(self._ranges)}
+        state["_dispatch"] = state["_dispatch"].request
+        return state
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__({**state, "_dispatch": Dispatch(state["_dispatch"])})
         parameters.adopt(self, state["_ranges"])
 
     # -- calls
 
     def forward(self, *inputs: Tensor) -> Any:
         """Spikes (or whatever ``dynamics`` outputs) for ``[T, *N]``; ``[*N]`` in single steps, or with ``repeat``."""
-        if not (self.step == "single" or self._carrying):
-            plain = is_compiling() and not self._watchers and self.repeat is None
-            if plain and len(inputs) == 1 and isinstance(inputs[0], Tensor):
-                output = self._in_graph(inputs[0])
-                if output is not None:
-                    return output
-            outputs = self._call(inputs, None, False)[0]
+        if self.step == "single" or self._carrying:
+            outputs, state, _ = call(self, inputs, self._begin(), (), True, self.step == "single")
+            self._end(state)
         else:
-            outputs = self._continue(inputs)
+            outputs = call(self, inputs, None, (), False)[0]
         return outputs[0] if len(outputs) == 1 else outputs
 
     def run(self, *inputs: Tensor, state: Optional[Mapping[str, Tensor]] = None, record: Sequence[str] = ()) -> Any:
@@ -221,148 +342,9 @@ class Neuron(Bound):
         to its values after every step, ``[T, *N]``. All are differentiable.
         """
         names = checks.recorded(type(self).__name__, record, self.states)
-        if not names:
-            outputs, final = self._call(inputs, state, final=True)
-            return outputs[0] if len(outputs) == 1 else outputs, final
-        if self._watchers:
-            outputs, final, trace_ = observe.recorded(self, self._compute, inputs, state, names, True, False)
-        else:
-            outputs, final, trace_ = self._execute(inputs, state, names, final=True)
-        return outputs[0] if len(outputs) == 1 else outputs, final, dict(zip(names, trace_))
-
-    def _continue(self, inputs: Sequence[Tensor]) -> Tensors:
-        """Outputs of a call that goes on from the state of the last one."""
-        outputs, state = self._call(inputs, self._begin(), final=True, single=self.step == "single")
-        self._end(state)
-        return outputs
-
-    def _call(
-        self,
-        inputs: Sequence[Tensor],
-        state: Optional[Mapping[str, Tensor]],
-        final: bool,
-        single: bool = False,
-        watched: bool = True,
-    ) -> Tuple[Tensors, Optional[State]]:
-        """A call without a record. If an earlier call of its kind passed the checks, this one skips them.
-
-        ``single``: inputs and outputs are those of one time step, ``[*N]``. ``watched``: whether watchers are told.
-        """
-        if self._watchers and watched:
-            return observe.recorded(self, self._compute, inputs, state, (), final, single)[:2]  # type: ignore[no-any-return]  # of a neuron
-        x, repeat = earlier.only_input(inputs), None if single else self._repeat()
-        one = single or repeat is not None  # whether x is one time step
-        if x is None or not (one or x.ndim):
-            return self._execute(inputs, state, (), final, single)[:2]
-        start = None if state is None else earlier.state_as_before(self.states, state, x, one)
-        if start is None and state is not None:
-            return self._execute(inputs, state, (), final, single)[:2]
-        quick, signature = self._cache.quick, earlier.signature(x, start, final, 0 if single else repeat)
-        found = quick.get(signature)
-        values = None if found is None else earlier.values_as_before(found, self, x, one)
-        if found is None or values is None:
-            return self._execute(inputs, state, (), final, single)[:2]
-        constant: Tensors = ()
-        if repeat is not None:
-            x, constant = over_time(x, repeat, found.constant)
-        if found.call is not None:
-            try:
-                outputs, end = found.call((x,), start, (*constant, *values) if constant else values)
-            except BackendError:  # the runner meets it, too, and does what is to be done then
-                quick.pop(signature, None)
-                return self._execute(inputs, state, (), final, single)[:2]
-        elif single:
-            outputs, end = one_step(found.runner, (x,), start, earlier.placed(found, values))
-        else:
-            outputs, end = found.runner((x,), start, (*constant, *earlier.placed(found, values)), ())[:2]
-        return outputs, dict(zip(self.states, end)) if end is not None else None
-
-    def _compute(
-        self,
-        inputs: Sequence[Tensor],
-        state: Optional[Mapping[str, Tensor]],
-        record: Tuple[str, ...],
-        final: bool,
-        single: bool,
-    ) -> Tuple[Tensors, Optional[State], Tensors]:
-        """A call of which watchers are told; without a record it is as quick as one that is not watched."""
-        if record:
-            return self._execute(inputs, state, record, final, single)
-        return (*self._call(inputs, state, final, single, watched=False), ())
-
-    @with_traced_sizes
-    def _execute(
-        self,
-        inputs: Sequence[Tensor],
-        state: Optional[Mapping[str, Tensor]],
-        record: Tuple[str, ...],
-        final: bool,
-        single: bool = False,
-    ) -> Tuple[Tensors, Optional[State], Tensors]:
-        given, owner = inputs, type(self).__name__
-        repeat = None if single else self._repeat()
-        if single or repeat is not None:
-            inputs = [x.unsqueeze(0) if isinstance(x, Tensor) else x for x in inputs]
-        quick = self._cache.quick  # kept: a concurrent change replaces it, and the new one must not get this entry
-        inputs = checks.inputs(owner, self.inputs, inputs)
-        x = inputs[0]
-        if is_compiling() and self._left_out(x.device.type, self._stamp()):
-            return self._execute_eagerly(given, state, record, final, single)  # type: ignore[no-any-return]  # as here
-        grad = torch.is_grad_enabled()
-        # the inputs that the program has as parameters, and their names
-        constant: Tensors = ()
-        names: Tuple[str, ...] = ()
-        if repeat is not None:
-            learnt = grad and any(value.requires_grad for value in inputs)
-            names = self._constant_names(x.device.type, learnt, self._stamp())
-            inputs, constant = self._over_time(inputs, repeat, names)
-            x = inputs[0]
-        named, values, kinds = self._placed(x)
-        start = checks.state(owner, self.states, state, x, carried=state is not None and state is self._state)
-        gradients = grad and any(value.requires_grad for value in inputs)
-        arguments = (*zip(filter(None, names), constant), *named)
-        learn = tuple(name for name, value in arguments if grad and isinstance(value, Tensor) and value.requires_grad)
-        # a gradient may come in through a state that is handed out
-        state_gradients = grad and (
-            (start is not None and any(value.requires_grad for value in start))
-            or (final and (gradients or bool(learn)))
-        )
-        # index: torch.compile, which may take T for a variable, is to fix it here
-        steps = operator.index(x.shape[0]) if x.shape[0] <= MAX_STATIC_STEPS else None
-        spec = (x.dtype, steps, (*["full"] * len(constant), *kinds), learn, final)
-        kind = self._find(
-            x.device.type, spec, gradients, state_gradients, bool(record), self._stamp(), constant=bool(constant)
-        )
-        self._settle()
-        runner = self._cache.runners[kind]
-        trace_: Tensors = ()
-        # as later calls are run: a checkpointed call must save the same tensors when it is recomputed
-        found, quickly = None, None
-        taken = tuple([value.squeeze(0) for value in inputs]) if single else inputs
-        if len(inputs) == 1 and not (record or is_followed()):
-            found = earlier.noted(runner, named, values, x, self, bool(constant))
-            found, quickly = earlier.first_call(found, taken, start, constant, named, values, single)
-        if quickly is not None:
-            outputs, end = quickly
-        elif single and not (is_compiling() or record):
-            outputs, end = one_step(runner, taken, start, values)
-        else:
-            outputs, end, trace_ = runner(inputs, start, (*constant, *values), record)
-            outputs = tuple([out.squeeze(0) for out in outputs]) if single else outputs
-        if found is not None:
-            if len(quick) >= CALLS:
-                quick.clear()
-            quick[earlier.signature(given[0], start, final, 0 if single else repeat)] = found
-        return outputs, dict(zip(self.states, end)) if end is not None else None, trace_
-
-    def _placed(self, x: Tensor) -> Tuple[Sequence[Tuple[str, Any]], Tuple[ParamValue, ...], Tuple[str, ...]]:
-        """The parameters by name, as they lie over one of the time steps ``x``, and the kind of each."""
-        owner, named = type(self).__name__, self._values()
-        checks.same_device(owner, x.device, named)
-        if not is_compiling():
-            modules.check_gathered(owner, x, named)
-        values, kinds = parameters.place(owner, named, x.shape[1:], self.channel_dim)
-        return named, values, kinds
+        outputs, final, trace = call(self, inputs, state, names, True)
+        output = outputs[0] if len(outputs) == 1 else outputs
+        return (output, final, dict(zip(names, trace))) if names else (output, final)
 
     def _repeat(self) -> Optional[int]:
         """For how many steps a multi-step call repeats its inputs; None where they have time."""
@@ -373,32 +355,13 @@ class Neuron(Bound):
         """Whether inputs have no time, and outputs have: ``repeat`` is set."""
         return self.repeat is not None
 
-    def _over_time(self, inputs: Tensors, repeat: int, names: Tuple[str, ...]) -> Tuple[Tensors, Tensors]:
-        """Inputs ``[1, *N]`` over all steps, and those that the program has as parameters, under their names."""
-        if not names:
-            return tuple([x.expand(repeat, *x.shape[1:]) for x in inputs]), ()
-        each = [over_time(x.squeeze(0), repeat, bool(name)) for x, name in zip(inputs, names)]
-        return tuple([x for x, _ in each]), tuple([value for _, constant in each for value in constant])
-
-    @compiled.uncompiled
-    def _execute_eagerly(
-        self,
-        inputs: Sequence[Tensor],
-        state: Optional[Mapping[str, Tensor]],
-        record: Tuple[str, ...],
-        final: bool,
-        single: bool,
-    ) -> Tuple[Tensors, Optional[State], Tensors]:
-        """``_execute``, as a break in a compiled graph."""
-        return self._execute(inputs, state, record, final, single)
-
     # -- module
 
     def _state_names(self) -> Mapping[str, bool]:
         return dict.fromkeys(self.states, True)
 
     def _constant_states(self) -> Collection[str]:
-        program = self._cache.program
+        program = self._dispatch.program
         return () if program is None else program.constant_states()
 
     def extra_repr(self) -> str:
@@ -410,13 +373,7 @@ class Neuron(Bound):
         own = [name for name in self.configuration if name not in Neuron.configuration]
         told = [name for name in (*own, *Neuron.configuration) if getattr(self, name) != usual.get(name)]
         parts += [f"{name}={getattr(self, name)!r}" for name in told]
-        bound = ", ".join(f"{resolved.backend.name} on {device}" for device, resolved in self._cache.bound.items())
-        asked = asked_in_words(self._request, self._cache.bound.values())
+        resolved = self._dispatch.bound
+        bound = ", ".join(f"{chosen.backend.name} on {device}" for device, chosen in resolved.items())
+        asked = asked_in_words(self._dispatch.request, resolved.values())
         return ", ".join(parts) + f", backend={asked}" + (f" ({bound})" if bound else "")
-
-
-def over_time(x: Tensor, repeat: int, constant: bool) -> Tuple[Tensor, Tensors]:
-    """One step ``[*N]`` as the input ``[repeat, *N]``; ``constant``: and as the parameter that has its gradient."""
-    if not constant:
-        return x.expand(repeat, *x.shape), ()
-    return x.detach().expand(repeat, *x.shape), (x.to(compute_dtype(x.dtype)),)

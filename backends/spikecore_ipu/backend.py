@@ -19,8 +19,8 @@ from spikecore.lang.node import LEAVES, SpikeRule
 from spikecore.training import InferenceStep, Loss, TrainingStep
 from spikecore_ipu import CAPABILITIES
 
-#: op name -> the function that PopTorch compiles: the reference's, but for those that are written for a recorder. The emulator
-#: knows which functions of torch have a handler, and how PopART differentiates them.
+#: op name -> the function that PopTorch compiles: the reference's, but for those written for a recorder.
+#: The emulator knows which functions of torch have a handler, and how PopART differentiates them.
 PLAIN: Functions = {**TORCH, **RECORDED}
 
 

@@ -17,9 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._shell.checks import shown
-from spikecore._shell.compiled import check_exported, check_exported_first
-from spikecore._shell.state import State, keep
-from spikecore.lang._plain import is_dynamo_compiling
+from spikecore._shell.state import State, check_exported, keep
 from spikecore.neuron import Neuron
 
 T = TypeVar("T")
@@ -201,15 +199,12 @@ class Carrying(Named):
 
     def _check_carried(self) -> None:
         """Refuse a state from before torch.export, as a neuron with ``step="single"`` does."""
-        state = self.neuron.state
-        check_exported(type(self).__name__, state)
-        if is_dynamo_compiling():
-            self._check_traced(state is None)
+        self._check_traced(self.neuron.state is None)
 
     def _check_traced(self, at_rest: bool) -> None:
         if not at_rest:
             # what the compiler reads in this graph has not been set yet: a state here is one from before
-            check_exported_first(type(self).__name__, self.neuron.state)
+            check_exported(type(self).__name__, self.neuron.state)
 
     # torch.compile calls it when it traces, rather than tracing it: it asks for the state of now
     _check_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes

@@ -1,76 +1,122 @@
-"""Which backend computes a neuron, and the runners it compiled.
+"""Dispatch: the part of a neuron that has its program, the backends that compute it, and their runners.
 
 Rules of this module:
 
 - What was asked is taken when a neuron is made; the backend is bound when the neuron first meets a device type; a
   runner is compiled for each kind of call. After that a call finds its runner with one look-up.
+- One gate, :func:`world`, says what follows a call. What torch exports or transforms (vmap, grad, jvp, jit.trace) is
+  computed by the reference, whatever backend was asked for: no transform looks through a kernel. An IPU, on which the
+  reference does not compute, is the exception: there the backend itself emits operations of torch.
 - The definition is traced at the first call, and again whenever an attribute of the neuron is set, deleted, registered,
-  loaded or moved, and by :meth:`Bound.retrace`. Calls that passed their checks are forgotten then, and runners too,
-  unless the program is the one that it was. A name with a leading underscore is data, and changes no definition.
-  Nothing else that a definition reads is watched.
+  loaded or moved, and by :meth:`spikecore.Neuron.retrace`. The neuron then gets another :class:`Dispatch`, which has
+  the runners of the one before if the program is the same. A call reads it once: while another thread changes the
+  definition, the call goes on with the one it began with.
 - The parameters of the program are its arguments: each call reads them from the neuron.
-- What is derived is no part of a copy. Threads that come here together find the same runners.
+- A copy of a neuron has a dispatch of its own, in which nothing but the request is that of the neuron.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-import operator
-from contextlib import contextmanager
+import sys
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
-from spikecore._base.running import in_graph
+from spikecore._plugins.registry import AUTO_NAME, default_registry
 from spikecore._plugins.selection import REFERENCE, Request, Resolved, capture, resolve
-from spikecore._shell import checks, compiled
-from spikecore._shell.automatic import Calls, runner_of
-from spikecore._shell.checks import lacking
-from spikecore._shell.definition import Traced
+from spikecore._shell import checks
+from spikecore._shell.automatic import Calls, automatic_runner
+from spikecore._shell.ranges import Interval
 from spikecore._shell.state import Stateful
-from spikecore.backend import MAX_STATIC_STEPS, Backend, Feedback, Runner, Spec, Unsupported
+from spikecore.backend import Backend, Feedback, Runner, Spec, Unsupported
 from spikecore.dtypes import NAMES
-from spikecore.lang import Program
-from spikecore.lang._plain import is_compiling, is_exporting
+from spikecore.lang import Expr, Node, Numbers, Program, topological, trace
+from spikecore.lang._plain import dispatch_modes, is_compiling, is_exporting, is_transforming, tracing_state
 from spikecore.lang._program import repeated
+
+# -- the gate
+
+#: What may follow a call: reverse-mode autograd alone; torch.compile or torch.export; a transform of torch.func,
+#: forward mode or torch.jit.trace; a mode that looks at every operation, for which a runner has operations.
+EAGER, COMPILED, TRANSFORMED, OBSERVED = "eager", "compiled", "transformed", "observed"
+
+
+def world() -> str:
+    """What follows the call that is made now: ``EAGER``, ``COMPILED``, ``TRANSFORMED`` or ``OBSERVED``."""
+    if is_compiling():
+        return COMPILED
+    if is_transforming() or forward_ad._current_level >= 0 or tracing_state() is not None:
+        return TRANSFORMED
+    return OBSERVED if dispatch_modes() else EAGER
+
+
+def uncompiled(function: Callable[..., Any]) -> Any:
+    """Keep torch.compile out of a function, without an import of the compiler, which takes seconds."""
+    guarded = getattr(torch, "_disable_dynamo", lambda same: same)(function)  # imports it when it is called
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (guarded if "torch._dynamo" in sys.modules else function)(*args, **kwargs)
+
+    return call
+
+
+def constant(function: Callable[..., Any]) -> Any:
+    """Have torch.compile run a function when it meets it, and take what it returns as a constant.
+
+    Hashing and loading cannot be traced. What was compiled is used again while the stamp, which torch guards, is the
+    same. As torch.compiler.assume_constant_result, without importing the compiler with spikecore.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+    return function
+
+
+def _must_be_whole() -> bool:
+    """Whether the graph that torch.compile is making now must be whole (``fullgraph=True``), where torch says so."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator  # with the compiler, which is running
+
+    current = getattr(InstructionTranslator, "current_tx", None)
+    try:
+        return current is not None and bool(getattr(current(), "one_graph", False))
+    except AttributeError:  # nothing is traced in this thread
+        return False
+
+
+# -- dispatch
 
 #: Unique id of a definition until the hash of its program is known.
 _definitions = itertools.count()
 _UNTRACED = "definition "
-#: Types of values that never change. An attribute that is set to the object that it was has changed nothing.
-_FIXED = (bool, int, float, str, type(None))
-
 
 #: The fields of a Spec, in order; the last one where there is feedback.
 SpecKey = Union[
     Tuple[torch.dtype, Optional[int], Tuple[str, ...], Tuple[str, ...], bool],
     Tuple[torch.dtype, Optional[int], Tuple[str, ...], Tuple[str, ...], bool, Feedback],
 ]
-#: Behind the type of device in the kind of a call that torch.export traces.
-EXPORTED = " (exported)"
-#: Type of device, fields of the Spec, whether gradients, gradients of the state, and a record are asked for, and
-#: whether the inputs are parameters of the program.
-CallKind = Tuple[str, SpecKey, bool, bool, bool, bool]
+#: Type of device, whether the reference must compute, fields of the Spec, whether gradients, gradients of the state,
+#: and a record are asked for, and whether the inputs are parameters of the program.
+CallKind = Tuple[str, bool, SpecKey, bool, bool, bool, bool]
 
 
-@dataclass
-class DefinitionCache:
-    """All that was derived from a neuron's definition. It is replaced as a whole when the definition changes.
+@dataclass(eq=False)
+class Dispatch:
+    """What runs the calls of a neuron. It is replaced as a whole when the definition or the request changes."""
 
-    A call reads it once: while another thread changes the definition, the call goes on with the one it began with.
-    """
-
-    #: What torch.compile guards: the key of the program once that is known, a unique id before.
-    stamp: str
+    #: Which backend was asked for, by argument or context.
+    request: Request
     #: Device type -> the backend that computes there. It stays when the definition changes.
-    bound: Dict[str, Resolved]
+    bound: Dict[str, Resolved] = field(default_factory=dict)
+    #: What torch.compile guards: the key of the program once that is known, a unique id before.
+    stamp: str = field(default_factory=lambda: f"{_UNTRACED}{next(_definitions)}")
     program: Optional[Program] = None
     #: The numbers of the surrogates: the values of ``program.numbers``, by name.
     numbers: Dict[str, float] = field(default_factory=dict)
-    #: The values of ``configuration`` when it was traced.
+    #: What the program was traced with.
     settings: Tuple[Any, ...] = ()
     #: Whether the program is the same in training and in ``eval()``.
     in_both_modes: bool = False
@@ -78,204 +124,56 @@ class DefinitionCache:
     runners: Dict[CallKind, Runner] = field(default_factory=dict)
     #: The same of programs that other modules make of this one, by keys of their own: ``NormNeuron``.
     derived: Dict[Any, Runner] = field(default_factory=dict)
-    #: Calls that passed every check, by their kind: an :class:`~spikecore._shell.earlier.Earlier`, or what such a
+    #: Calls that passed every check, by their signature: an :class:`~spikecore._shell.call.Earlier`, or what such a
     #: module notes of its calls.
     quick: Dict[Tuple[Any, ...], Any] = field(default_factory=dict)
 
+    def anew(self) -> Dispatch:
+        """A dispatch of the same request and backends, for another definition."""
+        return Dispatch(self.request, self.bound)
 
-class Bound(Stateful):
-    """A stateful module with a program, and backends that run it."""
+    def define(self, neuron: Any) -> Program:
+        """The program of ``neuron``, which is traced if it was not."""
+        if self.program is None:
+            self.settings = neuron._settings()
+            program, self.numbers = _traced(neuron)
+            self.program = program
+            return program
+        return self.program
 
-    #: name -> default value.
-    params: Mapping[str, Any] = {}
-
-    #: What was derived from the definition; no part of a copy. This one is of a neuron that is not made yet.
-    _cache: DefinitionCache = DefinitionCache("", {})
-    _request: Request
-
-    @property
-    def program(self) -> Program:
-        """This neuron's dynamics as a program, as they were when they were traced; see :meth:`retrace`."""
-        return self._traced()
-
-    def retrace(self) -> None:
-        """Trace ``dynamics`` again, for what it reads beside attributes of the neuron.
-
-        A program is what ``dynamics`` gave when it was traced: before the first call, and again whenever an attribute
-        of the neuron is set, deleted, registered, loaded or moved. Call this after a change of anything else that it
-        reads: an attribute with a leading underscore, a global, a closure, an attribute of a class, or what a list, a
-        dict, an array, a module or another object holds, an attribute of the neuron or not. Where the program is the
-        same, nothing is compiled again.
-        """
-        self._redefine()
-        self._traced()
-
-    def _trace(self) -> Traced:
-        """The definition, traced now."""
-        raise NotImplementedError(f"{type(self).__name__} must define _trace")
-
-    def _settings(self) -> Tuple[Any, ...]:
-        return tuple(map(self.__dict__.get, self.configuration))
-
-    def _traced(self) -> Program:
-        """The program, traced now if it was not, or if a setting was written past ``__setattr__``."""
-        if self._cache.program is not None and self._cache.settings != self._settings():
-            self._forget()
-        cache = self._cache
-        if cache.program is None:
-            cache.settings = self._settings()
-            found = self._trace()
-            cache.numbers = found.numbers
-            cache.program = found.program
-            return found.program
-        return cache.program
-
-    @property
-    def backend(self) -> Optional[str]:
-        """The name that was asked for, by argument or context; None if context, environment and auto decide."""
-        return self._request.name
-
-    @backend.setter
-    def backend(self, name: Optional[str]) -> None:
-        ask(self.modules(), request(name, "set_backend()"))
-
-    @property
-    def bound(self) -> Mapping[str, Resolved]:
-        """Device type -> the backend that computes there for this neuron, and why. Empty before the first call."""
-        return dict(self._cache.bound)
-
-    def _ask(self, request: Request) -> None:
-        self.__dict__["_request"] = request
-        self._forget(binding=True)
-
-    def _bind(self, device_type: str) -> Resolved:
-        bound = self._cache.bound
-        if device_type not in bound:
-            bound[device_type] = resolve(self._request, device_type)
-        return bound[device_type]
-
-    def _computes(self, device_type: str) -> Resolved:
-        """The backend of the next call. An exported program is run elsewhere, without spikecore, whose kernels it
-        cannot have: it gets the reference's operations, whatever backend was asked for.
-        """
-        return resolve(request(REFERENCE, "torch.export"), device_type) if is_exporting() else self._bind(device_type)
-
-    def _forget(self, binding: bool = False) -> None:
-        """Drop what was derived from the definition, and with ``binding`` the chosen backends, too."""
-        bound = {} if binding or "_cache" not in self.__dict__ else self._cache.bound
-        self.__dict__["_cache"] = DefinitionCache(f"{_UNTRACED}{next(_definitions)}", bound)
-
-    @compiled.uncompiled
-    def _redefine(self) -> None:
-        """Forget what calls derived, and trace the definition again if it was traced.
-
-        It is traced now and not in the next call, because torch.compile guards the stamp: of a program that is the same
-        nothing is compiled again.
-        """
-        before = self._cache
-        if before.program is None:
-            return
-        self._forget()
-        cache = self._cache
-        try:
-            program = self._traced()
-        except Exception:  # the next call traces again, and says what is wrong
-            return
-        if program == before.program and self._cache is cache:
-            self.__dict__["_cache"] = replace(
-                before, settings=cache.settings, numbers=cache.numbers, in_both_modes=False, quick={}
-            )
-
-    def _changed(self, name: str) -> None:
-        """An attribute was set, deleted or registered; one with a leading underscore is data, and changes nothing."""
-        if name.startswith("_") or name in self.params or "_cache" not in self.__dict__:
-            return
-        before = self._cache
-        if name != "training":
-            self._redefine()
-        elif not before.in_both_modes:
-            self._redefine()
-            self._cache.in_both_modes = before.program is self._cache.program is not None
-
-    def train(self, mode: bool = True) -> Any:
-        """As of ``nn.Module``; ``dynamics`` may read the mode of a module in the neuron, which is set after its own."""
-        super().train(mode)
-        if self._modules:
-            self._redefine()
-        return self
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("_"):
-            super().__setattr__(name, value)
-            return
-        held = self.__dict__
-        before = held.get(name, held)
-        super().__setattr__(name, value)
-        after = held.get(name)
-        if after is not before or type(after) not in _FIXED:
-            self._changed(name)
-
-    def __delattr__(self, name: str) -> None:
-        super().__delattr__(name)
-        self._changed(name)
-
-    def register_parameter(self, name: str, param: Optional[nn.Parameter]) -> None:
-        """As of ``nn.Module``; see :meth:`retrace`."""
-        super().register_parameter(name, param)
-        self._changed(name)
-
-    def register_buffer(self, name: str, tensor: Optional[Tensor], persistent: bool = True) -> None:
-        """As of ``nn.Module``; see :meth:`retrace`."""
-        super().register_buffer(name, tensor, persistent)
-        self._changed(name)
-
-    def add_module(self, name: str, module: Optional[nn.Module]) -> None:
-        """As of ``nn.Module``; see :meth:`retrace`."""
-        super().add_module(name, module)
-        self._changed(name)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
-        result = super()._apply(fn, *args, **kwargs)
-        self._redefine_if_read()
-        return result
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        self._redefine_if_read()
-
-    def _redefine_if_read(self) -> None:
-        """After all tensors changed: those in ``params`` are arguments, so that only others can change the program."""
-        if self._modules or not self.params.keys() >= {*self._parameters, *self._buffers}:
-            self._redefine()
-
-    def _stamp(self) -> str:
-        """The stamp, settled first: torch.compile guards it, and would compile anew where a later call settles it."""
-        if is_compiling():
-            self._settle()
-        return self._cache.stamp
-
-    def _settle(self) -> None:
+    def settle(self, neuron: Any) -> None:
         """Take the program's key as the stamp, so that neurons of one program share what torch.compile makes."""
-        if self._cache.stamp.startswith(_UNTRACED):
-            key = self._traced().key
-            self._cache.stamp = key
+        if self.stamp.startswith(_UNTRACED):
+            key = self.define(neuron).key
+            self.stamp = key
 
-    def __getstate__(self) -> Dict[str, Any]:
-        return {name: value for name, value in super().__getstate__().items() if name != "_cache"}
+    def as_before(self, now: Dispatch) -> Dispatch:
+        """This dispatch with what was traced ``now``, which gave the same program: calls are checked again."""
+        return replace(self, settings=now.settings, numbers=now.numbers, in_both_modes=False, quick={})
 
-    def __setstate__(self, state: Dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._forget(binding=True)
+    def bind(self, device_type: str) -> Resolved:
+        """The backend for a type of device, chosen now if it was not."""
+        if device_type not in self.bound:
+            self.bound[device_type] = resolve(self.request, device_type)
+        return self.bound[device_type]
 
-    # torch.compile runs these when it meets them and takes what they return as a constant: hashing and loading
-    # cannot be traced. What it compiled is used again while ``stamp``, which it guards, is the same.
+    def computes(self, device_type: str, transformed: bool = False) -> Resolved:
+        """The backend of a call: the reference where torch exports or transforms it."""
+        if (transformed or is_exporting()) and default_registry().info(REFERENCE, AUTO_NAME).takes(device_type):
+            return resolve(Request(REFERENCE, "a transform of torch"), device_type)
+        return self.bind(device_type)
 
-    def _used(self, stamp: str) -> Tuple[str, ...]:
+    # ``stamp`` is an argument of what follows so that torch guards it where it takes the results as constants.
+
+    @constant
+    def used(self, stamp: str) -> Tuple[str, ...]:
         """Names of the neuron's own parameters that the program reads; the surrogate's numbers come behind them."""
-        program = self._traced()
-        return program.params[: len(program.params) - len(program.numbers)]
+        program: Any = self.program
+        names: Tuple[str, ...] = program.params[: len(program.params) - len(program.numbers)]
+        return names
 
-    def _find(
+    @constant
+    def find(
         self,
         device_type: str,
         spec: SpecKey,
@@ -283,112 +181,127 @@ class Bound(Stateful):
         state_gradients: bool,
         record: bool,
         stamp: str,
-        constant: bool = False,
+        transformed: bool = False,
+        repeats: bool = False,
     ) -> CallKind:
         """The key of ``runners`` for calls of this kind, whose runner is there afterwards.
 
-        ``constant``: the inputs are parameters of the program, see :mod:`spikecore.lang._program`.
+        ``repeats``: the inputs are parameters of the program, see :mod:`spikecore.lang._program`.
         """
-        where = device_type + EXPORTED if is_exporting() else device_type
-        key = (where, spec, gradients, state_gradients, record, constant)
-        cache = self._cache
-        if key not in cache.runners:
-            program, resolved, wanted = self._traced(), self._computes(device_type), Spec(*spec)
-            if constant:
-                program = repeated(program).program
-            lacks = functools.partial(
-                lacking,
-                program=program,
-                spec=wanted,
-                gradients=gradients,
-                state_gradients=state_gradients,
-                record=record,
-            )
-            calls = Calls(device_type, program, wanted, lacks)
-            cache.runners[key] = runner_of(resolved, calls, type(self).__name__)
+        key = (device_type, transformed or is_exporting(), spec, gradients, state_gradients, record, repeats)
+        if key not in self.runners:
+            program: Any = self.program
+            program = repeated(program).program if repeats else program
+            calls = Calls(device_type, program, Spec(*spec), gradients, state_gradients, record)
+            self.runners[key] = runner_of(self.computes(device_type, transformed), calls)
         return key
 
-    def _constant_names(self, device_type: str, gradients: bool, stamp: str) -> Tuple[str, ...]:
+    @constant
+    def repeated_names(self, device_type: str, gradients: bool, stamp: str, transformed: bool) -> Tuple[str, ...]:
         """For each input of a call with ``repeat`` the parameter in its place, "" if the program does not read it.
         Nothing where the backend has no such parameters, or no gradients of them.
         """
-        has = self._computes(device_type).backend.capabilities_on(device_type)
+        resolved = self.computes(device_type, transformed)
+        has = resolved.backend.capabilities_on(device_type)
         if not has.full_parameters or (gradients and not has.parameter_gradients):
             return ()
-        return repeated(self._traced()).names
+        return repeated(self.program).names
 
-    def named_values(self) -> Dict[str, Union[float, Tensor]]:
-        """The value of each parameter of :attr:`program`, by name and in its order: this neuron's own parameters as
-        they are, numbers or tensors, and behind them the numbers of its surrogate.
-        """
-        self._traced()
-        return dict(self._values())
-
-    def _values(self) -> List[Tuple[str, Any]]:
-        """The parameters of the program, by name: the neuron's own, and the numbers of its surrogate."""
-        return [*[(name, getattr(self, name)) for name in self._used(self._stamp())], *self._cache.numbers.items()]
-
-    def _in_graph(self, x: Tensor) -> Optional[Tensor]:
-        """The output of a call at rest as one op of the graph that torch.compile makes; None for another call.
-
-        Whatever is looked at here or in ``_execute``, torch guards in every call of the graph: a neuron with 260 guards
-        took 12 us for them. What depends on the stamp alone is left to ``_graph_kind``, which torch does not look into.
-        The runner is looked at: neurons of one stamp, and one neuron at two times, may have different backends.
-        """
-        if not x.ndim:  # refused where every call is checked
-            return None
-        values = [value for _, value in self._values()]
-        for value in values:
-            if not isinstance(value, float):
-                return None
-        steps = operator.index(x.shape[0]) if x.shape[0] <= MAX_STATIC_STEPS else None
-        grad = torch.is_grad_enabled()
-        kind = self._graph_kind(
-            x.dtype, x.device.type, x.layout, x.ndim, steps, grad and x.requires_grad, self._stamp()
-        )
-        return None if kind is None else in_graph(self._cache.runners[kind], x, values)
-
-    def _graph_kind(
+    @constant
+    def graph_kind(
         self,
         dtype: torch.dtype,
         device_type: str,
         layout: torch.layout,
-        dims: int,
         steps: Optional[int],
         gradients: bool,
         stamp: str,
     ) -> Optional[CallKind]:
-        """The key of ``runners`` for calls at rest with one such input, whose parameters are numbers; None for a call
-        that is checked as every other.
+        """The key of ``runners`` for calls at rest in a compiled graph, with one input and parameters that are numbers;
+        None for a call that is checked as every other.
         """
-        program = self._traced()
+        program: Any = self.program
         # an input that is refused is refused where every call is checked
-        if dtype not in NAMES or layout is not torch.strided or not dims or steps == 0 or len(program.inputs) != 1:
+        if dtype not in NAMES or layout is not torch.strided or steps == 0 or len(program.inputs) != 1:
             return None
-        if self._left_out(device_type, stamp):
+        if self.leaves_graph(device_type, stamp):
             return None
         spec = (dtype, steps, ("number",) * len(program.params), (), False)
-        return self._find(device_type, spec, gradients, False, False, stamp)
+        kind: CallKind = self.find(device_type, spec, gradients, False, False, stamp)
+        return kind
 
-    def _left_out(self, device_type: str, stamp: str) -> bool:
+    @constant
+    def leaves_graph(self, device_type: str, stamp: str) -> bool:
         """Whether a call breaks the graph that torch.compile makes: the backend does not declare ``torch_compile``.
 
         Raises :class:`Unsupported` where the graph must be whole.
         """
-        resolved = self._computes(device_type)
+        resolved = self.computes(device_type)
         if resolved.backend.capabilities_on(device_type).torch_compile:
             return False
-        if compiled.must_be_whole():
-            raise Unsupported(checks.unsupported(resolved, type(self).__name__, ("torch_compile",), device_type))
+        if _must_be_whole():
+            name = self.program.name if self.program else ""
+            raise Unsupported(checks.unsupported(resolved, name, ("torch_compile",), device_type))
         return True
 
-    # what torch.compiler.assume_constant_result sets, without importing the compiler with spikecore
-    _used._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
-    _find._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as above
-    _settle._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as above
-    _constant_names._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as above
-    _graph_kind._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as above
-    _left_out._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as above
+
+def runner_of(resolved: Resolved, calls: Calls) -> Runner:
+    """The runner of calls of one kind.
+
+    Where a backend was asked for by name and lacks what they need, :class:`Unsupported` says so; a backend that was
+    chosen automatically leaves such calls to the next one.
+    """
+    if resolved.source == AUTO_NAME:
+        return automatic_runner(resolved, calls)
+    missing = calls.lacks(resolved.backend)
+    if missing:
+        raise Unsupported(checks.unsupported(resolved, calls.program.name, missing, calls.device_type))
+    return resolved.backend.runner(calls.program, calls.spec)
+
+
+# -- from a neuron to its program
+
+
+def _traced(neuron: Any) -> Tuple[Program, Dict[str, float]]:
+    """The ``dynamics`` of a neuron as a program, and the values of its numbers. What is learnt is in its range."""
+    ranges: Mapping[str, Interval] = neuron._ranges
+    numbers = Numbers(taken=(*neuron.inputs, *neuron.states, *neuron.params))
+    params = {name: Expr(Node("param", (), name)) for name in neuron.params}
+    for name, value in neuron._parameters.items():
+        if name in ranges and value is not None:
+            params[name] = ranges[name].equation(params[name], value.dtype)
+    reset = neuron.states if neuron.reset_states is None else neuron.reset_states
+    # dynamics sees self.tau as p.tau, since as a number it would be a constant; and what it sets on self is lost
+    twin = object.__new__(type(neuron))
+    twin.__dict__.update(neuron.__dict__)
+    twin.__dict__.update(params)
+    program = trace(
+        twin.dynamics,
+        name=type(neuron).__name__,
+        inputs=neuron.inputs,
+        states=neuron.states,
+        params=params,
+        detached=tuple(reset) if neuron.detach_reset else (),
+        numbers=numbers,
+    )
+    _check_learnt(neuron, program)
+    return program, {name: numbers.values[name] for name in program.numbers}
+
+
+def _check_learnt(neuron: Any, program: Program) -> None:
+    """Raise ValueError if a parameter is to be learnt that only surrogates read: it has no gradient."""
+    nodes = topological([*program.outputs, *program.next, *program.initial])
+    read = {str(node.attr) for node in nodes if node.op == "param"}
+    for name in neuron.learn:
+        if name in program.params and name not in read:
+            raise ValueError(
+                f"{program.name}: learn={tuple(neuron.learn)!r}: only the derivative of a spike reads {name!r}, and no "
+                "gradient flows through that. Let the equations read it, too, as a width that follows a decay factor "
+                f"(Lian et al., 2023); or leave {name!r} out of learn and set it between steps of training"
+            )
+
+
+# -- what others ask of the dispatch of a module
 
 
 def request(backend: Optional[str], source: str) -> Request:
@@ -398,36 +311,31 @@ def request(backend: Optional[str], source: str) -> Request:
     return Request(None, "") if backend is None else capture(backend, source)
 
 
+def dispatch_of(module: nn.Module) -> Optional[Dispatch]:
+    """The dispatch of a neuron; None for another module."""
+    return module.__dict__.get("_dispatch") if isinstance(module, Stateful) else None
+
+
 def ask(modules: Iterable[nn.Module], asked: Request) -> None:
     """Ask for a backend in those modules that have a program."""
     for module in modules:
-        if isinstance(module, Bound):
-            module._ask(asked)
+        if dispatch_of(module) is not None:
+            module.__dict__["_dispatch"] = Dispatch(asked)
 
 
-@contextmanager
-def chosen_anew(modules: Iterable[nn.Module], asked: Optional[Request] = None) -> Iterator[None]:
-    """Within the block neurons choose backends and make runners anew, under ``asked`` if given; then as before."""
-    held = [(module, module._request, module._cache) for module in modules if isinstance(module, Bound)]
-    try:
-        for module, before, _ in held:
-            module._ask(before if asked is None else asked)
-        yield
-    finally:
-        for module, before, cache in held:
-            module.__dict__.update(_request=before, _cache=cache)
-
-
-def backend_on(neuron: Bound, device_type: str) -> Backend:
+def backend_on(neuron: Any, device_type: str) -> Backend:
     """The backend that computes this neuron on devices of this type; it is bound now if it was not."""
-    return neuron._bind(device_type).backend
+    dispatch: Dispatch = neuron._dispatch
+    return dispatch.bind(device_type).backend
 
 
 def numbers_of(module: nn.Module) -> Dict[str, float]:
     """The numbers of a neuron's surrogates, by name; empty for another module, and before its definition is traced."""
-    return module._cache.numbers if isinstance(module, Bound) else {}
+    dispatch = dispatch_of(module)
+    return {} if dispatch is None else dispatch.numbers
 
 
-def values_of(neuron: Bound) -> List[Tuple[str, Any]]:
-    """The parameters of a neuron's program, by name: its own, and the numbers of its surrogate."""
-    return neuron._values()
+def values_of(neuron: Any) -> List[Tuple[str, Union[float, Tensor]]]:
+    """The parameters of a neuron's program, by name: its own, and behind them the numbers of its surrogate."""
+    stamp, dispatch = neuron._stamp(), neuron._dispatch  # in this order: the first may replace the second
+    return [*[(name, getattr(neuron, name)) for name in dispatch.used(stamp)], *dispatch.numbers.items()]

@@ -12,12 +12,12 @@ Rules of this module:
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Mapping, Optional, Set
+from typing import Any, Callable, Dict, List, Mapping, Optional
 
 import torch
 from torch import Tensor, nn
 
-from spikecore._shell import parameters, ranges
+from spikecore._shell import parameters
 from spikecore._shell.ranges import Interval
 
 #: Buffers that every neuron of snnTorch has.
@@ -35,79 +35,94 @@ def load(
     errors: List[str],
 ) -> None:
     """Load a neuron's entries, or none of them; ``load_others`` is what ``nn.Module`` does."""
-    entries = {name: _entry(state_dict, prefix + name) for name in neuron.params}
-    values = {name: getattr(neuron, name) if value is None else value for name, value in entries.items()}
-    after = parameters.ranges_with(neuron, values)
-    refused = _refused(neuron, state_dict, prefix, after)
-    if refused:
-        errors.extend(refused)
+    entries = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
+    # a tensor on the meta device has no values
+    found = {
+        name: value.detach()
+        for name, value in entries.items()
+        if isinstance(value, Tensor) and value.device.type != "meta" and "." not in name
+    }
+    ours = {name: found[name] for name in neuron.params if name in found}
+    places = {*neuron.params, *neuron._parameters, *neuron._buffers}
+    others = {name: neuron._foreign(name, value) for name, value in found.items() if name not in places}
+    after = parameters.ranges_with(
+        neuron, {name: ours[name] if name in ours else getattr(neuron, name) for name in neuron.params}
+    )
+    faults = [fault for name in neuron.params for fault in _faults(neuron, name, prefix, ours.get(name), after)]
+    faults += [f"{prefix}{name} {why}" for name, why in others.items() if why]
+    if faults:
+        errors.extend(faults)
         return
     parameters.adopt(neuron, after)
     neuron.__dict__["_loading"] = True
     try:
-        taken = _take(neuron, state_dict, prefix)
-        load_others(_spread(neuron, state_dict, prefix))
+        taken = [prefix + name for name, value in ours.items() if _set(neuron, name, value, after.get(name))]
+        load_others({**state_dict, **_expanded(neuron, entries, prefix)})
     finally:
         del neuron.__dict__["_loading"]
     parameters.adopt(neuron, parameters.ranges_with(neuron, parameters.now(neuron)))
     neuron._follow_limits()
+    taken += [prefix + name for name, why in others.items() if why is not None]
     unexpected[:] = [key for key in unexpected if key not in taken]
 
 
-def _refused(neuron: Any, state_dict: Mapping[str, Any], prefix: str, after: Mapping[str, Interval]) -> List[str]:
-    """What one neuron refuses of a checkpoint, with the ranges ``after`` it is loaded, one sentence for each entry."""
-    found: List[str] = []
-    for name in neuron.params:
-        value = _entry(state_dict, prefix + name)
-        if value is not None:
-            found += _faults(neuron, name, prefix + name, value, after.get(name))
-        elif after.get(name) != neuron.bounds.get(name):
-            try:
-                ranges.require(
-                    type(neuron).__name__, name, getattr(neuron, name), after.get(name), neuron.follows.get(name, "")
-                )
-            except ValueError as error:
-                found.append(f"{prefix}{name} is not in the checkpoint, and does not fit the rest of it: {error}")
-    for name, value in _foreign(neuron, state_dict, prefix).items():
-        why = neuron._foreign(name, value)
-        if why:
-            found.append(f"{prefix}{name} {why}")
-    return found
+def _faults(neuron: Any, name: str, prefix: str, value: Optional[Tensor], after: Mapping[str, Interval]) -> List[str]:
+    """What is wrong with a parameter's entry, None if there is none, under the ranges ``after`` the checkpoint."""
+    owner, key, within = type(neuron).__name__, prefix + name, after.get(name)
+    if value is None:
+        try:
+            if within != neuron.bounds.get(name):
+                parameters.require_inside(neuron, name, getattr(neuron, name), after)
+        except ValueError as error:
+            return [f"{key} is not in the checkpoint, and does not fit the rest of it: {error}"]
+        return []
+    learnt = neuron._parameters.get(name)
+    if learnt is not None and learnt.ndim == 0 and value.numel() > 1:  # torch before 2.1 would take the first
+        return [
+            f"{key} has shape {list(value.shape)}, and {name} is one learnt value for all here; make the {owner} "
+            f"with {name}=torch.full({tuple(value.shape)}, ...)"
+        ]
+    if within is None or bool(within.holds(value).all()):
+        return []
+    outside = value[~within.holds(value)].flatten()
+    some = ", ".join(f"{number:g}" for number in outside[:3].tolist()) + (", ..." if outside.numel() > 3 else "")
+    return [
+        f"{key} holds {some}, and {name} of {owner} must be {within}; to load it all the same, set "
+        f"bounds=None on the neuron, or bounds={{{name!r}: (low, high)}} for another range"
+    ]
 
 
-def _take(neuron: Any, state_dict: Mapping[str, Any], prefix: str) -> Set[str]:
-    """Set the parameters that are plain numbers, which ``nn.Module`` cannot load, and return the keys of these."""
-    taken: Set[str] = set()
+def _set(neuron: Any, name: str, value: Tensor, within: Optional[Interval]) -> bool:
+    """Set a parameter that ``nn.Module`` cannot load: a number, or a tensor that is not learnt and becomes one of
+    another shape. Whether it stays a number, so that the module has no place for the entry.
+    """
+    buffer = neuron._buffers.get(name)
+    if name in neuron._parameters or (buffer is not None and (buffer.shape == value.shape or value.numel() == 1)):
+        return False
+    number = buffer is None and value.numel() == 1
+    if number:
+        value = value.cpu().double()
+    elif buffer is not None:
+        value = value.to(buffer, copy=True)
+    else:
+        value = value.to(value.dtype if value.is_floating_point() else torch.get_default_dtype(), copy=True)
+    # a value that was inside in a 16-bit type may be a rounding outside in a wider one
+    value = value if within is None else within.nearest(value)
+    setattr(neuron, name, value.item() if number else value)
+    return number
+
+
+def _expanded(neuron: Any, entries: Mapping[str, Any], prefix: str) -> Dict[str, Tensor]:
+    """The entries that are a single value for a parameter of which the neuron has several, as that many values."""
+    expanded: Dict[str, Tensor] = {}
     for name in neuron.params:
-        value = _entry(state_dict, prefix + name)
-        if value is None or name in neuron._parameters:
+        tensor: Any = neuron._parameters.get(name, neuron._buffers.get(name))
+        value: Any = entries.get(name)
+        if not (type(value) in (Tensor, nn.Parameter) and type(tensor) in (Tensor, nn.Parameter)):
             continue
-        held, held_to = neuron._buffers.get(name), neuron.bounds.get(name)
-        if held is None and value.numel() == 1:
-            setattr(neuron, name, _inside(value.cpu().double(), held_to).item())
-            taken.add(prefix + name)
-        elif held is None:
-            dtype = value.dtype if value.is_floating_point() else torch.get_default_dtype()
-            setattr(neuron, name, _inside(value.to(dtype, copy=True), held_to))
-        elif held.shape != value.shape and value.numel() != 1:
-            setattr(neuron, name, _inside(value.to(held, copy=True), held_to))
-    for name, value in _foreign(neuron, state_dict, prefix).items():
-        if neuron._foreign(name, value) is not None:
-            taken.add(prefix + name)
-    return taken
-
-
-def _spread(neuron: Any, state_dict: Mapping[str, Any], prefix: str) -> Mapping[str, Any]:
-    """The entries; a single value for a parameter of which the neuron has several is expanded to that many."""
-    found = {}
-    for name in neuron.params:
-        held: Any = neuron._parameters.get(name, neuron._buffers.get(name))
-        value: Any = state_dict.get(prefix + name)
-        if not (type(value) in (Tensor, nn.Parameter) and type(held) in (Tensor, nn.Parameter)):
-            continue
-        if held.ndim > 0 and value.numel() == 1 and value.shape != held.shape:
-            found[prefix + name] = value.detach().reshape(()).expand(held.shape).clone()
-    return {**state_dict, **found} if found else state_dict
+        if tensor.ndim > 0 and value.numel() == 1 and value.shape != tensor.shape:
+            expanded[prefix + name] = value.detach().reshape(()).expand(tensor.shape).clone()
+    return expanded
 
 
 def of_snntorch(reset: Any, name: str, value: Tensor) -> Optional[str]:
@@ -119,43 +134,6 @@ def of_snntorch(reset: Any, name: str, value: Tensor) -> Optional[str]:
     if name == "reset_mechanism_val":
         theirs = dict(enumerate(("soft", "hard", "none"))).get(int(value))
         return "" if theirs == reset else f"is {int(value)}, which means reset={theirs!r}, not {reset!r}"
-    one = bool((value == 1).all())
-    return "" if one else f"is {value.tolist()}, and spikes are 1 here; multiply the neuron's output by it"
-
-
-def _entry(state_dict: Mapping[str, Any], key: str) -> Optional[Tensor]:
-    value = state_dict.get(key)
-    return value.detach() if isinstance(value, Tensor) and value.device.type != "meta" else None
-
-
-def _foreign(neuron: Any, state_dict: Mapping[str, Any], prefix: str) -> Mapping[str, Tensor]:
-    """Entries under the neuron's name that it has no place for."""
-    names = [key[len(prefix) :] for key in state_dict if key.startswith(prefix)]
-    places = {*neuron.params, *neuron._parameters, *neuron._buffers}
-    entries = {name: _entry(state_dict, prefix + name) for name in names if name not in places}
-    return {name: value for name, value in entries.items() if value is not None and "." not in name}
-
-
-def _faults(neuron: Any, name: str, key: str, value: Tensor, held_to: Optional[Interval]) -> List[str]:
-    held = neuron._parameters.get(name)
-    if held is not None and held.ndim == 0 and value.numel() > 1:
-        # torch before 2.1 would take the first
-        shape = list(value.shape)
-        return [
-            f"{key} has shape {shape}, and {name} is one learnt value for all here; make the {type(neuron).__name__} "
-            f"with {name}=torch.full({tuple(shape)}, ...)"
-        ]
-    inside = None if held_to is None else held_to.holds(value)
-    if inside is None or bool(inside.all()):
-        return []
-    outside = value[~inside].flatten()
-    some = ", ".join(f"{one:g}" for one in outside[:3].tolist()) + (", ..." if outside.numel() > 3 else "")
-    return [
-        f"{key} holds {some}, and {name} of {type(neuron).__name__} must be {held_to}; to load it all the same, set "
-        f"bounds=None on the neuron, or bounds={{{name!r}: (low, high)}} for another range"
-    ]
-
-
-def _inside(value: Tensor, held_to: Optional[Interval]) -> Tensor:
-    # a value that was inside in a 16-bit type may be a rounding outside in a wider one
-    return value if held_to is None else held_to.nearest(value)
+    if bool((value == 1).all()):
+        return ""
+    return f"is {value.tolist()}, and spikes are 1 here; multiply the neuron's output by it"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import keyword
-import unicodedata
 from typing import Any, Callable, Collection, Iterable, Mapping, Optional, Sequence, Tuple
 
 import torch
@@ -46,9 +45,6 @@ def declaration(cls: Any, base: type) -> None:
         for name in declared:
             if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
                 raise TypeError(f"{cls.__name__}.{kind} has {name!r}, which is no usable name; use a plain identifier")
-            read = unicodedata.normalize("NFKC", name)
-            if read != name:  # s.ﬁ in a definition asks for "fi"
-                raise TypeError(f"{cls.__name__}.{kind} has {name!r}, which Python reads as {read!r}; write {read!r}")
     for name, value in cls.states.items():
         if isinstance(value, bool) or not isinstance(value, (int, float, str)):
             raise TypeError(
@@ -94,20 +90,20 @@ Check = Callable[[str, str, Any], Any]
 
 def surrogate(owner: str, name: str, value: Any) -> Surrogate:
     """The surrogate, which must be an object, not a class, a name or a function."""
-    if isinstance(value, Surrogate):
-        for field, number in vars(value).items():
-            if is_given(number):
-                raise TypeError(
-                    f"{owner}: surrogate={value!r}: {field} must be a number; for one that is learnt or a tensor "
-                    "declare a parameter, and write self.spike(u, surrogate=...) with an expression of it in dynamics"
-                )
-        return value
     if isinstance(value, type) and issubclass(value, Surrogate):
         raise TypeError(f"{owner}: surrogate={value.__name__} is the class; give an object, {value.__name__}()")
-    raise TypeError(
-        f"{owner}: surrogate={value!r} must be a spikecore.surrogate.Surrogate, such as ATan(alpha=2.0); "
-        "for one of your own subclass Surrogate and write derivative(self, u)"
-    )
+    if not isinstance(value, Surrogate):
+        raise TypeError(
+            f"{owner}: surrogate={value!r} must be a spikecore.surrogate.Surrogate, such as ATan(alpha=2.0); "
+            "for one of your own subclass Surrogate and write derivative(self, u)"
+        )
+    for field, number in vars(value).items():
+        if is_given(number):
+            raise TypeError(
+                f"{owner}: surrogate={value!r}: {field} must be a number; for one that is learnt or a tensor "
+                "declare a parameter, and write self.spike(u, surrogate=...) with an expression of it in dynamics"
+            )
+    return value
 
 
 def flag(owner: str, name: str, value: Any) -> bool:
@@ -133,28 +129,27 @@ def steps_or_none(owner: str, name: str, value: Any) -> Optional[int]:
     """A number of time steps, or None."""
     if value is None:
         return None
+    what = "or None for inputs that have time"
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(
-            f"{owner}: {name}={shown(value)} must be a number of time steps, or None for inputs that have time"
-        )
+        raise TypeError(f"{owner}: {name}={shown(value)} must be a number of time steps, {what}")
     if value < 1:
-        raise ValueError(f"{owner}: {name}={value} must be 1 or more time steps, or None for inputs that have time")
+        raise ValueError(f"{owner}: {name}={value} must be 1 or more time steps, {what}")
     return value
 
 
 def reset(owner: str, name: str, value: Any) -> str:
     """What a spike does to the membrane potential."""
-    if value not in RESETS:
-        meant = misnamed.hint_of_value(name, value)
-        raise ValueError(f"{owner}: {name}={value!r} must be one of {', '.join(map(repr, RESETS))}{meant}")
-    return str(value)
+    return _choice(owner, name, value, RESETS, f"one of {', '.join(map(repr, RESETS))}")
 
 
 def step(owner: str, name: str, value: Any) -> str:
     """The step mode."""
-    if value not in ("multi", "single"):
-        meant = misnamed.hint_of_value(name, value)
-        raise ValueError(f"{owner}: {name}={value!r} must be 'multi' (input [T, *N]) or 'single' (input [*N]){meant}")
+    return _choice(owner, name, value, ("multi", "single"), "'multi' (input [T, *N]) or 'single' (input [*N])")
+
+
+def _choice(owner: str, name: str, value: Any, choices: Sequence[str], words: str) -> str:
+    if value not in choices:
+        raise ValueError(f"{owner}: {name}={value!r} must be {words}{misnamed.hint_of_value(name, value)}")
     return str(value)
 
 

@@ -17,17 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base import context
-from spikecore._base.caches import Lock
+from spikecore._shell.binding import COMPILED, TRANSFORMED, world
 from spikecore._shell.state import State, Stateful
 from spikecore.backend import Tensors
-from spikecore.lang._plain import is_compiling, is_jit_tracing, is_transforming
 
 #: Outputs of a call, state after it, recorded states.
 Results = Tuple[Tensors, Optional[State], Tensors]
-
-_lock = Lock()
-#: How many watchers there are, in any thread: a replay looks for those of its network only where there are some.
-active = 0
 
 
 class Watcher:
@@ -46,13 +41,6 @@ class Watcher:
         raise NotImplementedError(f"{type(self).__name__} must define take")
 
 
-def _count(change: int) -> None:
-    """Note that there is one watcher more, or less."""
-    global active  # noqa: PLW0603  # a number that every replay reads, as quickly as can be
-    with _lock:
-        active += change
-
-
 def wanted(
     owner: str, watchers: Tuple[Watcher, ...], states: Collection[str], record: Tuple[str, ...]
 ) -> Tuple[str, ...]:
@@ -60,12 +48,13 @@ def wanted(
 
     Raises RuntimeError for a call that cannot be watched.
     """
-    if is_compiling():
+    now = world()
+    if now is COMPILED:
         raise RuntimeError(
             f"{owner} is watched by sc.monitor and is being compiled; call the network itself within the block, or "
             "compile it before the block, which then runs it eagerly (torch 2.6 or newer)"
         )
-    if is_jit_tracing() or is_transforming():
+    if now is TRANSFORMED:
         raise RuntimeError(
             f"{owner} is watched by sc.monitor, and torch.jit.trace or torch.func traces or transforms the call, whose "
             "tensors hold no values to look at; do so outside of the block"
@@ -117,22 +106,18 @@ def refuse_graph(owner: str) -> None:
 def watch(module: Stateful, watcher: Watcher) -> None:
     """Tell ``watcher`` of every call of ``module`` until :func:`unwatch`."""
     module.__dict__["_watchers"] = (*module._watchers, watcher)
-    _count(1)
 
 
 def unwatch(module: Stateful, watcher: Watcher) -> None:
     """End one :func:`watch`."""
-    left = tuple([one for one in module._watchers if one is not watcher])
-    if left:
-        module.__dict__["_watchers"] = left
-    else:
-        module.__dict__.pop("_watchers", None)
-    _count(-1)
+    module.__dict__["_watchers"] = tuple([other for other in module._watchers if other is not watcher])
+    if not module._watchers:
+        del module.__dict__["_watchers"]
 
 
 def check_replay(modules: Sequence[Stateful]) -> None:
     """Raise RuntimeError if one of ``modules`` is watched: a CUDA graph that is replayed calls none of them."""
-    for module in modules if active else ():
+    for module in modules:
         if module._watchers:
             refuse_graph(type(module).__name__)
 

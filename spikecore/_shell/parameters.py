@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from numbers import Real
+from types import MappingProxyType
 from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple, Union
 
 import torch
@@ -47,8 +48,8 @@ def ranges_with(neuron: Any, values: Mapping[str, Any]) -> Dict[str, ranges.Inte
 
 
 def adopt(neuron: Any, found: Dict[str, ranges.Interval]) -> None:
-    """Have a neuron hold these ranges, which its values are inside."""
-    neuron.__dict__.update(_ranges=found, bounds=ranges.Shown(found))
+    """Have a neuron hold these ranges, which its values are inside. ``bounds`` is to be read: it changes as a whole."""
+    neuron.__dict__.update(_ranges=found, bounds=MappingProxyType(found))
 
 
 def set_bounds(neuron: Any, given: Any) -> None:
@@ -60,7 +61,7 @@ def set_bounds(neuron: Any, given: Any) -> None:
         values = now(neuron)
         found = ranges_with(neuron, values)
         for name, value in values.items():
-            _require(neuron, name, value, found)
+            require_inside(neuron, name, value, found)
     except BaseException:
         neuron.__dict__["_given_bounds"] = before
         raise
@@ -73,21 +74,22 @@ def checked_value(neuron: Any, name: str, value: Any) -> Any:
     owner = type(neuron).__name__
     value = checked(owner, name, value)
     # a neuron that is being made or loaded gets several values, which only together need to be inside
-    several = neuron._loading or "_request" not in neuron.__dict__
+    several = neuron._loading or "_dispatch" not in neuron.__dict__
     found = neuron._ranges if several else ranges_with(neuron, {**now(neuron), name: value})
-    _require(neuron, name, value, found)
+    require_inside(neuron, name, value, found)
     if found != neuron._ranges:
         for other in neuron.params:
             if other != name and found.get(other) != neuron._ranges.get(other):
                 try:
-                    _require(neuron, other, getattr(neuron, other), found)
+                    require_inside(neuron, other, getattr(neuron, other), found)
                 except ValueError as error:
                     raise ValueError(f"{owner}: {name} cannot be set to this value first; {error}") from None
         adopt(neuron, found)
     return value
 
 
-def _require(neuron: Any, name: str, value: Any, found: Mapping[str, ranges.Interval]) -> None:
+def require_inside(neuron: Any, name: str, value: Any, found: Mapping[str, ranges.Interval]) -> None:
+    """Raise ValueError for a value outside its range of these."""
     ranges.require(type(neuron).__name__, name, value, found.get(name), neuron.follows.get(name, ""))
 
 
@@ -110,8 +112,8 @@ def set_parameter(neuron: Any, name: str, value: Any) -> None:
             del neuron.__dict__[name]  # a number before; as a buffer it moves with the neuron
             neuron.register_buffer(name, value)
         else:
-            if "_cache" in neuron.__dict__:
-                neuron._cache.quick = {}  # noted calls compare numbers by value, and -0.0 == 0.0
+            if "_dispatch" in neuron.__dict__:
+                neuron._dispatch.quick = {}  # noted calls compare numbers by value, and -0.0 == 0.0
             # a program takes its parameters as arguments, so nothing is traced again
             nn.Module.__setattr__(neuron, name, value)
     neuron._follow_limits()
@@ -149,14 +151,6 @@ def for_parametrization(module: nn.Module, name: str, value: Value) -> Value:
     """A new value of a parameter, as ``torch.nn.utils.parametrize`` takes it if it computes this one."""
     if not parametrize.is_parametrized(module, name):
         return value
-    chain: Any = module.get_submodule(f"parametrizations.{name}")
-    for step in chain:
-        if not hasattr(step, "right_inverse"):
-            raise RuntimeError(
-                f"{type(module).__name__}: {name} is computed by the parametrization {type(step).__name__}, which has "
-                f"no right_inverse to compute its original from a value; give it one, or set "
-                f"neuron.parametrizations.{name}.original"
-            )
     return value if isinstance(value, Tensor) else torch.full_like(getattr(module, name).detach(), value)
 
 

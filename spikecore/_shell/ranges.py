@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -78,39 +78,12 @@ class Interval:
 POSITIVE = Interval(0.0, open=True)
 
 
-class Shown(Mapping[str, Interval]):
-    """The ranges of a neuron, to be read. They can be changed only as a whole, and are checked then."""
-
-    def __init__(self, intervals: Dict[str, Interval]) -> None:
-        self._intervals = intervals
-
-    def __getitem__(self, name: str) -> Interval:
-        return self._intervals[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._intervals)
-
-    def __len__(self) -> int:
-        return len(self._intervals)
-
-    def __repr__(self) -> str:
-        return repr(self._intervals)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        raise TypeError(
-            f"bounds of a neuron is changed as a whole, which checks it: neuron.bounds = {{{name!r}: (low, high)}}; "
-            "ranges that it does not name are then those of the class"
-        )
-
-    def __delitem__(self, name: str) -> None:
-        raise TypeError(f"bounds of a neuron is changed as a whole: neuron.bounds = {{{name!r}: None}} lifts a range")
-
-
 def interval(owner: str, name: str, given: Any) -> Optional[Interval]:
     """A range as it is declared, ``(low, high)`` with None for no end, or None for none at all."""
     if isinstance(given, Interval) or given is None:
         return given
-    if not isinstance(given, (tuple, list)) or len(given) != 2 or not all(map(_is_end, given)):
+    ends = given if isinstance(given, (tuple, list)) and len(given) == 2 else (given,)
+    if len(ends) != 2 or not all(end is None or (isinstance(end, Real) and not isinstance(end, bool)) for end in ends):
         raise TypeError(
             f"{owner}: bounds has {name!r}: {given!r}; give (low, high), each a number or None, or None for no range"
         )
@@ -118,10 +91,6 @@ def interval(owner: str, name: str, given: Any) -> Optional[Interval]:
     if not low < high:
         raise ValueError(f"{owner}: bounds has {name!r}: {given!r}; the low end must be below the high end")
     return None if (low, high) == (-math.inf, math.inf) else Interval(low, high)
-
-
-def _is_end(end: Any) -> bool:
-    return end is None or (isinstance(end, Real) and not isinstance(end, bool))
 
 
 def declaration(cls: Any) -> None:

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base.errors import a_kind
-from spikecore._shell import checks, compiled, misnamed
+from spikecore._shell import checks, misnamed
 from spikecore.backend import BackendError
-from spikecore.lang._plain import is_batched, is_compiling, is_transforming
+from spikecore.lang._plain import PLAIN, is_batched, is_compiling, is_exporting, is_transforming
 
 State = Dict[str, Tensor]
 
@@ -70,7 +70,6 @@ class Stateful(nn.Module):
         """The state that a call of ``forward`` continues from, which is checked."""
         state = self._state
         if is_compiling():
-            compiled.check_exported(type(self).__name__, state)
             self._check_traced(state is None)
         elif state is not None and torch.is_grad_enabled():
             constant = self._constant_states()
@@ -82,23 +81,23 @@ class Stateful(nn.Module):
     def _check_traced(self, at_rest: bool) -> None:
         if not at_rest:
             # what the compiler reads in this graph has not been set yet: a state here is one from before
-            compiled.check_exported_first(type(self).__name__, self._state)
+            check_exported(type(self).__name__, self._state)
 
     # torch.compile calls it when it traces, rather than tracing it: it asks for the state of now
     _check_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 
     def _end(self, state: Optional[State]) -> None:
         """Keep the state after a call."""
-        if not is_compiling() and is_transforming() and any(is_batched(value) for value in (state or {}).values()):
-            raise RuntimeError(
-                f"{type(self).__name__} carries its state, which torch.func.vmap would leave with a dimension that it "
-                "hides from later calls; give the state and take it: out, state = neuron.run(x, state=state), where "
-                "x has time first"
-            )
+        if not is_compiling():
+            if is_transforming() and any(is_batched(value) for value in (state or {}).values()):
+                raise RuntimeError(
+                    f"{type(self).__name__} carries its state, which torch.func.vmap would leave with a dimension that "
+                    "it hides from later calls; give the state and take it: out, state = neuron.run(x, state=state), "
+                    "where x has time first"
+                )
+            self.__dict__["_calls"] += 1
         # past nn.Module.__setattr__, which would look for parameters and modules on every step
         self.__dict__["_state"] = state
-        if not is_compiling():
-            self.__dict__["_calls"] += 1
 
     def _state_names(self) -> Optional[Mapping[str, bool]]:
         """The names of its states, and whether each has the shape of one time step; None: they are not declared."""
@@ -162,6 +161,19 @@ def _moved(converted: Tensor, value: Tensor) -> Tensor:
     return converted if converted.dtype == value.dtype else value.to(converted.device)
 
 
+# What torch.export must know of the state that a module carries.
+
+
+def check_exported(owner: str, state: Optional[Mapping[str, Any]]) -> None:
+    """Refuse a state from before torch.export, which the program would continue from in every call."""
+    # what torch.export computed itself is of a type of its own
+    if is_exporting() and any(type(value) in PLAIN for value in (state or {}).values()):
+        raise RuntimeError(
+            f"{owner} carries a state, which would be a constant of the exported program, whose calls all begin with "
+            "it; call sc.reset(net) before torch.export"
+        )
+
+
 # What other modules of spikecore, and backends with a training step of their own, do with the state of a module.
 
 
@@ -211,11 +223,6 @@ def carry_no_more(module: Stateful) -> None:
     module.__dict__["_carrying"] -= 1
     if module.step == "multi" and not module._carrying:
         keep(module, None)
-
-
-def names_of_state(module: Stateful) -> Optional[Mapping[str, bool]]:
-    """The names of the states of ``module``, and whether each has the shape of one time step; None: not declared."""
-    return module._state_names()
 
 
 class Stepped(nn.Module):

@@ -12,7 +12,6 @@ from typing import Any, Collection, ContextManager, Dict, Iterator, List, Mappin
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.errors import a_kind
 from spikecore._base.versions import COMPILES, require_compiler
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import unwrapped
@@ -349,7 +348,7 @@ def monitor(
     states = _names("record", record, there, "state of a watched neuron")
     seen = Seen(tuple([Layer(name, type(module).__name__, states, spikes, grad) for name, module in modules.items()]))
     with ExitStack() as stack:
-        stack.enter_context(_eager())
+        stack.enter_context(_eager(net))
         for layer, module in zip(seen.layers, modules.values()):
             watch(module, layer)
             stack.callback(unwatch, module, layer)
@@ -397,7 +396,7 @@ def _names(argument: str, value: Any, there: Collection[str], what: str) -> Tupl
     return tuple(dict.fromkeys(value))
 
 
-def _eager() -> ContextManager[Any]:
+def _eager(net: nn.Module) -> ContextManager[Any]:
     """A block within which compiled functions run eagerly: their graphs call no module of the network."""
     # without the compiler nothing is compiled, and to import it takes seconds
     if "torch._dynamo.eval_frame" not in sys.modules:

@@ -35,8 +35,6 @@ def _never() -> bool:
 
 #: Whether torch.compile traces now. Torch says so from 2.3 on; it compiles kernels from 2.4 on, the reference from 2.6.
 is_compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", _never)
-#: Whether the compiler's front end reads Python now, as torch.export(strict=True) has it do.
-is_dynamo_compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_dynamo_compiling", _never)
 #: Whether a transform of torch.func is at work: vmap, grad, jvp and those made of them.
 is_transforming: Callable[[], bool] = torch._C._are_functorch_transforms_active
 #: How many modes look at every op that torch dispatches, such as those that record a graph.

@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import functools
-import operator
-from typing import Any, Mapping, Optional, Sequence, Tuple
+from typing import Any, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from spikecore._base.bits import Whole
 from spikecore._base.errors import a_kind
-from spikecore._base.running import Runner, direct_normalised
+from spikecore._base.running import NormalisedCall, Runner, direct_normalised
 from spikecore._plugins.selection import REFERENCE
-from spikecore._shell import checks, earlier, observe
-from spikecore._shell.automatic import Calls, runner_of
-from spikecore._shell.binding import SpecKey
-from spikecore._shell.checks import lacking
+from spikecore._shell import checks, observe
+from spikecore._shell.automatic import Calls
+from spikecore._shell.binding import COMPILED, EAGER, SpecKey, runner_of, values_of, world
+from spikecore._shell.call import Arguments, Earlier, arguments, execute, noted, placed, values_as_before
 from spikecore._shell.modules import calls_as
 from spikecore._shell.observe import Results
-from spikecore.backend import MAX_STATIC_STEPS, ParamValue, Spec, Unsupported
+from spikecore.backend import MAX_STATIC_STEPS, Spec, Unsupported
 from spikecore.dtypes import NAMES
-from spikecore.lang._plain import is_compiling, is_exporting, is_jit_tracing, is_plain, is_transforming
+from spikecore.lang._plain import PLAIN, is_exporting
 from spikecore.lang._program import normalised as normalised_program
 from spikecore.layers import _batch_norm_stats as stats
 from spikecore.layers._packed import Follow
 from spikecore.neuron import Neuron
+
+#: What :attr:`Spec.learn` calls weight and bias of the normalisation, until its program gives them names.
+AFFINE = ("norm.weight", "norm.bias")
+
+
+class KnownCall(NamedTuple):
+    """A call that passed every check."""
+
+    #: Its runner, and the neuron's own parameters.
+    earlier: Earlier
+    call: NormalisedCall
+    #: How many parameters stand before those of the normalisation.
+    before: int
 
 
 class NormNeuron(nn.Module):
@@ -174,16 +186,18 @@ class NormNeuron(nn.Module):
         """A call as one program where that can be, else normalisation and neuron one after the other."""
         x, skip = inputs[0], inputs[1] if len(inputs) > 1 else None
         neuron: Any = self._modules["neuron"]
-        alone = state is None and not (record or final or single or is_compiling())
+        now = world()
+        dense = type(x) is Tensor and x.layout is torch.strided and not x.is_nested
+        alone = dense and now is EAGER and state is None and not (record or final or single)
         results = self._as_before(x, skip) if alone and self.fused is not False and neuron.repeat is None else None
         if results is None:
-            results = self._as_one(x, skip, state, record, final, single)
+            results = self._as_one(x, skip, state, record, final, single, now, alone)
         if results is not None:
             return results
         y = stats.normalised(self.norm, x, single or neuron.repeat is not None)
         if skip is not None and self.shortcut == "before":
             y = y + skip
-        results = neuron._execute((y,), state, record, final, single)
+        results = execute(neuron, (y,), state, record, final, single, now)
         return _added(results, skip) if skip is not None and self.shortcut == "after" else results
 
     def _as_one(
@@ -194,15 +208,18 @@ class NormNeuron(nn.Module):
         record: Tuple[str, ...],
         final: bool,
         single: bool,
+        now: str,
+        alone: bool,
     ) -> Optional[Results]:
         """The call as one program, None where it is to be computed one after the other."""
         if is_exporting():
-            return None  # the reference computes it, see Bound._computes
+            return None  # the reference computes it, see Dispatch.computes
         neuron: Any = self.neuron
-        quick = neuron._cache.quick  # a concurrent change replaces it, and the new one must not get this call
         steps = x.unsqueeze(0) if single else x
         tensors = stats.tensors_of(self.norm)
-        reason = self._why_apart(x, steps, tensors, single)
+        stamp, dispatch = neuron._stamp(), neuron._dispatch
+        quick = dispatch.quick  # a concurrent change replaces it, and the new one must not get this call
+        reason = self._why_apart(x, steps, tensors, single, now)
         if reason:
             self._refuse(reason)
             return None
@@ -210,28 +227,18 @@ class NormNeuron(nn.Module):
         both = (x,) if skip is None else (x, skip)
         inputs = checks.inputs(owner, ("x", "skip")[: len(both)], [v.unsqueeze(0) for v in both] if single else both)
         steps = inputs[0]
-        named, values, kinds = neuron._placed(steps)
         start = checks.state(owner, neuron.states, state, steps, carried=state is not None and state is neuron._state)
-        grad = torch.is_grad_enabled()
-        learnt = tuple([name for name, value in named if grad and isinstance(value, Tensor) and value.requires_grad])
-        affine = tuple([grad and value is not None and value.requires_grad for value in tensors[:2]])
-        gradients = grad and any(value.requires_grad for value in inputs)
-        state_gradients = grad and (
-            (start is not None and any(value.requires_grad for value in start))
-            or (final and (gradients or bool(learnt) or any(affine)))
-        )
-        fixed = operator.index(steps.shape[0]) if steps.shape[0] <= MAX_STATIC_STEPS else None
-        spec = (steps.dtype, fixed, kinds, learnt, final)
-        how = (self.shortcut if skip is not None else "", stats.takes_batch(self.norm), affine, bool(self.fused))
-        flags = (gradients, state_gradients, bool(record))
-        lacks = self._find(steps.device.type, spec, how, flags, neuron._stamp())
+        asked = arguments(neuron, inputs, start, final, now, behind=[*zip(AFFINE, tensors[:2])])
+        values, kind = asked.values, (*asked.kind, bool(record))
+        how = (self.shortcut or "" if skip is not None else "", stats.takes_batch(self.norm), bool(self.fused))
+        lacks = self._find(steps.device.type, kind, how, stamp)
         if lacks:
             self._refuse(lacks)
             return None
-        runner = neuron._cache.derived[steps.device.type, spec, how, flags]
-        before = len(values) - len(neuron._cache.numbers)
-        if start is None and not (record or final or single or is_compiling()) and earlier.only_input((x,)) is not None:
-            results = self._noted(runner, x, skip, named, values, before, quick)
+        runner = dispatch.derived[steps.device.type, kind, how]
+        before = len(values) - len(dispatch.numbers)
+        if alone and start is None:
+            results = self._noted(runner, x, skip, asked, before, quick)
             if results is not None:
                 return results
         # from here on nothing is refused: the running statistics move once
@@ -250,7 +257,7 @@ class NormNeuron(nn.Module):
             owner = type(self.neuron).__name__
             raise Unsupported(f"{owner} was to normalise within its kernel (fused=True): {reason}")
 
-    def _why_apart(self, x: Tensor, steps: Tensor, tensors: stats.NormTensors, single: bool) -> str:
+    def _why_apart(self, x: Tensor, steps: Tensor, tensors: stats.NormTensors, single: bool, now: str) -> str:
         """Why a call cannot be one program, whatever the backend; "" if it can."""
         norm, neuron = self.norm, self.neuron
         if neuron.repeat is not None and not single:
@@ -258,16 +265,16 @@ class NormNeuron(nn.Module):
             return f"repeat={neuron.repeat} gives it one step, which is normalised once"
         if self.fused is False:
             return "fused=False was asked for"
-        if not is_compiling() and (is_jit_tracing() or is_transforming() or not is_plain(x)):
+        if now is not COMPILED and (now is not EAGER or type(x) not in PLAIN):
             return "torch traces or transforms the call, or x is no plain tensor"
         if x.dtype not in NAMES or x.layout is not torch.strided or not stats.fits(norm, tensors, steps):
             return f"x of shape {list(x.shape)} and {x.dtype} is no plain input of the normalisation"
         if not norm.eps > 0:  # type: ignore[operator]  # a number: a constant channel would be 0 / 0
             return f"eps={norm.eps} of the normalisation is not above 0"
         # parameters per channel are placed along the dimension that is normalised over
-        if neuron.channel_dim != 1 and any(isinstance(value, Tensor) for _, value in neuron._values()):
+        if neuron.channel_dim != 1 and any(isinstance(value, Tensor) for _, value in values_of(neuron)):
             return f"channel_dim={neuron.channel_dim}, and a parameter is a tensor"
-        if is_compiling() and neuron._left_out(x.device.type, neuron._stamp()):
+        if now is COMPILED and neuron._dispatch.leaves_graph(x.device.type, neuron._dispatch.stamp):
             return "the backend does not support torch_compile"
         return ""
 
@@ -275,62 +282,48 @@ class NormNeuron(nn.Module):
         """Whether a shortcut behind the neuron is part of its program. One of another shape, dtype or order of memory
         is not, and none where the first output is not spikes: rounded once, the sum would be another one.
         """
-        if self.fused is False or is_jit_tracing() or not (is_compiling() or is_plain(skip)):
+        if self.fused is False or not lie_alike(x, skip):
             return False
-        strided = x.layout is torch.strided is skip.layout
-        if not (strided and x.shape == skip.shape and x.dtype == skip.dtype and x.device == skip.device):
-            return False
-        return x.stride() == skip.stride() and self._can_add(x.device.type, bool(self.fused), self.neuron._stamp())
+        return self._can_add(x.device.type, bool(self.fused), self.neuron._stamp())
 
-    # torch.compile runs these two when it meets them and takes what they return as a constant, as in Bound.
+    # torch.compile runs these two when it meets them and takes what they return as a constant, as in Dispatch.
 
     def _can_add(self, device_type: str, asked: bool, stamp: str) -> bool:
         """Whether a kernel adds a shortcut to spikes. ``asked``: whether one program was asked for."""
         if self.neuron.program.outputs[0].op != "spike":
             return False
-        backend = self.neuron._bind(device_type).backend
+        backend = self.neuron._dispatch.bind(device_type).backend
         return asked or (backend.name != REFERENCE and backend.capabilities_on(device_type).several_inputs)
 
     def _find(
-        self, device_type: str, spec: SpecKey, how: Tuple[Any, ...], flags: Tuple[bool, bool, bool], stamp: str
+        self, device_type: str, kind: Tuple[SpecKey, bool, bool, bool], how: Tuple[str, bool, bool], stamp: str
     ) -> str:
         """Make the runner of ``derived`` for calls of this kind; gives why there is none, else "".
 
-        how: the shortcut, whether by statistics of the batch, whether weight and bias are learnt, whether one program
-        was asked for.
+        how: the shortcut, whether by statistics of the batch, whether one program was asked for.
         """
-        neuron = self.neuron
-        cache, key = neuron._cache, (device_type, spec, how, flags)
-        if key in cache.derived:
+        dispatch, key = self.neuron._dispatch, (device_type, kind, how)
+        if key in dispatch.derived:
             return ""
-        shortcut, batch, affine, asked = how
-        dtype, steps, kinds, learnt, final = spec[:5]
-        program, names = normalised_program(neuron.program, shortcut, batch)
-        before = len(kinds) - len(cache.numbers)
+        shortcut, batch, asked = how
+        (dtype, steps, kinds, learnt, final, *_), *demands = kind
+        program, names = normalised_program(self.neuron.program, shortcut, batch)
+        before = len(kinds) - len(dispatch.numbers)
         kinds = (*kinds[:before], *["channel"] * len(names), *kinds[before:])
         if len(kinds) != len(program.params):
             return "the dynamics do not read their input"
-        learn = (*learnt, *[name for name, wants in zip(names[2:], affine) if wants])
-        kernel_spec = Spec(dtype, steps, kinds, learn, final)
-        resolved = neuron._bind(device_type)
+        named = dict(zip(AFFINE, names[2:]))
+        spec = Spec(dtype, steps, kinds, tuple([named.get(name, name) for name in learnt]), final)
+        resolved = dispatch.bind(device_type)
         if resolved.backend.name == REFERENCE and not asked:
             # it runs a program operation by operation, and torch has one operation for the whole of a normalisation
             return f"backend {REFERENCE!r} computes one operation after the other, and is quicker so"
-        gradients, state_gradients, record = flags
-        lacks = functools.partial(
-            lacking,
-            program=program,
-            spec=kernel_spec,
-            gradients=gradients,
-            state_gradients=state_gradients,
-            record=record,
-        )
+        calls = Calls(device_type, program, spec, *demands)
         has = resolved.backend.capabilities_on(device_type)
-        missing = (*lacks(has),) or (() if has.normalisation else ("normalisation",))
+        missing = calls.lacks(resolved.backend) or (() if has.normalisation else ("normalisation",))
         if missing:
-            return checks.unsupported(resolved, type(neuron).__name__, missing, device_type)
-        calls = Calls(device_type, program, kernel_spec, lacks)
-        cache.derived[key] = runner_of(resolved, calls, type(neuron).__name__)
+            return checks.unsupported(resolved, program.name, missing, device_type)
+        dispatch.derived[key] = runner_of(resolved, calls)
         return ""
 
     _can_add._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
@@ -339,8 +332,8 @@ class NormNeuron(nn.Module):
     # -- calls at rest for outputs alone, like one that passed every check: straight to the kernels
 
     def _kind(self, x: Tensor, skip: Optional[Tensor]) -> Tuple[Any, ...]:
-        """What decides the runner of such a call, beside the neuron's own parameters. It differs from what
-        :func:`spikecore._shell.earlier.kind_of` gives for any call.
+        """What decides the runner of such a call, beside the neuron's own parameters. It differs from the
+        signatures of the neuron's calls.
         """
         grad, steps = torch.is_grad_enabled(), x.shape[0]
         norm: Any = self._modules["norm"]
@@ -362,18 +355,16 @@ class NormNeuron(nn.Module):
 
     def _as_before(self, x: Tensor, skip: Optional[Tensor]) -> Optional[Results]:
         """A call whose kind passed the checks before; None if it needs them."""
-        if earlier.only_input((x,)) is None:
-            return None
         neuron: Any = self._modules["neuron"]
-        known: Optional[earlier.Earlier] = neuron._cache.quick.get(self._kind(x, skip))
+        known: Optional[KnownCall] = neuron._dispatch.quick.get(self._kind(x, skip))
         return None if known is None else self._straight(known, x, skip)
 
-    def _straight(self, known: earlier.Earlier, x: Tensor, skip: Optional[Tensor]) -> Optional[Results]:
+    def _straight(self, known: KnownCall, x: Tensor, skip: Optional[Tensor]) -> Optional[Results]:
         """The call by the launches of an earlier one; None, with nothing moved, if it is not as that was."""
         norm: Any = self._modules["norm"]
         neuron: Any = self._modules["neuron"]
-        call: Any = known.call
-        values = earlier.values_as_before(known, neuron, x, False)
+        earlier, call, before = known
+        values = values_as_before(earlier, neuron, x, False)
         tensors = stats.tensors_of(norm)
         if values is None or not stats.fits(norm, tensors, x):
             return None
@@ -381,13 +372,14 @@ class NormNeuron(nn.Module):
         laid = call.laid(x, skip, [v for v in (*tensors[:read], *values) if isinstance(v, Tensor)])
         if laid is None:
             return None
-        statistics = functools.partial(call.statistics, laid)
-        by = stats.constants(norm, tensors, x, getattr(known.runner, "moments", None), statistics)
-        inputs, before = (x,) if skip is None else (x, skip), len(values) - len(neuron._cache.numbers)
+        by = stats.constants(
+            norm, tensors, x, getattr(earlier.runner, "moments", None), functools.partial(call.statistics, laid)
+        )
+        inputs = (x,) if skip is None else (x, skip)
         outputs = call(laid, inputs, (*values[:before], *by, *values[before:]))
         if outputs is None:  # the running statistics have moved: from here on it is the runner's
-            placed = _among(earlier.placed(known, values), before, by, x.ndim)
-            outputs = known.runner(inputs, None, placed, ())[0]
+            params = _among(placed(earlier, values), before, by, x.ndim)
+            outputs = earlier.runner(inputs, None, params, ())[0]
         self.__dict__["reason"] = ""
         return outputs, None, ()
 
@@ -396,21 +388,30 @@ class NormNeuron(nn.Module):
         runner: Runner,
         x: Tensor,
         skip: Optional[Tensor],
-        named: Sequence[Tuple[str, Any]],
-        values: Tuple[ParamValue, ...],
+        asked: Arguments,
         before: int,
         quick: Any,
     ) -> Optional[Results]:
         """A call that passed every check, noted and run as later ones are: a checkpointed call must save the same
         tensors when it is computed again. None, with nothing moved, if the runner has no such way for it.
         """
-        places = _among(values, before, (x.new_empty(x.shape[2], device="meta"),) * 4, x.ndim)
-        call: Any = direct_normalised(runner, [tuple(v.shape) if isinstance(v, Tensor) else None for v in places])
+        places = _among(asked.values, before, (x.new_empty(x.shape[2], device="meta"),) * 4, x.ndim)
+        call = direct_normalised(runner, [tuple(v.shape) if isinstance(v, Tensor) else None for v in places])
         if call is None:
             return None
-        known = earlier.noted(runner, named, values, x, self.neuron)._replace(call=call)
-        quick[self._kind(x, skip)] = known
+        neuron = self.neuron
+        known = quick[self._kind(x, skip)] = KnownCall(noted(runner, asked, x, neuron), call, before)
         return self._straight(known, x, skip)
+
+
+def lie_alike(x: Tensor, skip: Tensor) -> bool:
+    """Whether a kernel reads both as they are."""
+    now = world()
+    if now is not COMPILED and (now is not EAGER or type(skip) not in PLAIN):
+        return False
+    strided = x.layout is torch.strided is skip.layout
+    alike = strided and x.shape == skip.shape and x.dtype == skip.dtype and x.device == skip.device
+    return alike and x.stride() == skip.stride()
 
 
 def _check_neuron(neuron: Any) -> None:

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 
 from spikecore._base.bits import Whole
+from spikecore._base.context import autocast_dtype
 from spikecore._base.errors import a_kind
 from spikecore._shell import checks, observe
-from spikecore._shell.feedback import Matrix, fed_back, under_autocast, why_not
+from spikecore._shell.binding import COMPILED, EAGER, world
+from spikecore._shell.call import arguments
 from spikecore._shell.modules import is_watched, is_watched_itself
 from spikecore._shell.state import State, Stateful, Stepped
-from spikecore.backend import Tensors, Unsupported
-from spikecore.lang._plain import is_compiling, with_traced_sizes
+from spikecore.backend import FEEDBACK_BIAS, FEEDBACK_WEIGHT, Feedback, Tensors, Unsupported
+from spikecore.lang._plain import PLAIN, is_compiling, with_traced_sizes
 from spikecore.layers._delay import PAST, Delay, following, one_by_one
 from spikecore.layers._packed import Follow
 from spikecore.neuron import Neuron
 
 #: Name of the fed-back output in the state.
 FEEDBACK = "feedback"
+
+
+class Matrix(NamedTuple):
+    """What outputs come back through: ``y @ weight.T + bias``."""
+
+    weight: Tensor
+    bias: Optional[Tensor]
+
+    @property
+    def tensors(self) -> Tensors:
+        """The tensors that there are."""
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
 
 class Recurrent(Stateful):
@@ -169,11 +183,10 @@ class Recurrent(Stateful):
         given = checks.state("Recurrent", names, state, x, carried)
         if given is not None:
             given = (*given[:-1], given[-1].to(x.dtype))  # an output, not a state of the neuron
-        matrix: Union[Matrix, str] = "torch.compile traces the call"
-        if not is_compiling():
-            matrix = self._matrix(x)
-        reason = matrix if isinstance(matrix, str) else why_not(self.neuron, x, given, matrix, record)
-        if not is_compiling():
+        now = world()
+        matrix: Union[Matrix, str] = "torch.compile traces the call" if now is COMPILED else self._matrix(x)
+        reason = matrix if isinstance(matrix, str) else why_looped(self.neuron, x, given, matrix, record, now)
+        if now is not COMPILED:
             self.__dict__["_looped"] = reason
         if isinstance(matrix, Matrix) and not reason:
             out, end, trace = fed_back(self.neuron, x, given, matrix, record, final)
@@ -290,3 +303,59 @@ def _check_part(kind: str, part: nn.Module) -> None:
             f"Recurrent: {where} with step='multi', which would take the batch of a step for time; call "
             "sc.set_step(linear, 'single') first"
         )
+
+
+def why_looped(
+    neuron: Any, x: Tensor, state: Optional[Tensors], matrix: Matrix, record: Sequence[str], now: str
+) -> str:
+    """Why a call with feedback cannot be one call of the backend, "" if it can.
+
+    ``state``: the states of the neuron in its order, then the last output; None at rest.
+    """
+    if now is not EAGER or type(x) not in PLAIN:
+        return "torch traces or transforms the call, or x is no plain tensor"
+    others = (*(state or ()), *matrix.tensors)
+    if any(type(value) not in PLAIN or value.device != x.device for value in others):
+        return "weight, bias or state is no plain tensor beside x"
+    if any(value.layout is not torch.strided for value in (x, *others)):
+        # a kernel reads memory by strides
+        return "weight, bias, state or x is sparse, or has no strides"
+    width = x.shape[-1] if x.ndim > 1 else 0
+    if matrix.weight.shape != (width, width) or (matrix.bias is not None and matrix.bias.shape != (width,)):
+        return "linear does not keep the shape of a step"
+    if not x.numel():
+        return "x is empty"
+    device, dtype = x.device.type, matrix.weight.dtype
+    mixed = any(value.dtype != dtype for value in matrix.tensors) or torch.promote_types(x.dtype, dtype) != x.dtype
+    if mixed or dtype not in (x.dtype, autocast_dtype(device)):
+        return f"the weight is {dtype} and x is {x.dtype}"
+    backend = neuron._dispatch.bind(device).backend
+    has = backend.capabilities_on(device)
+    # what the loop does without: it collects a record itself, and the matrix is no parameter of its calls
+    learns = torch.is_grad_enabled() and any(value.requires_grad for value in matrix.tensors)
+    wanted = {"recurrent": True, "record": bool(record), "parameter_gradients": learns}
+    missing = [name for name, wants in wanted.items() if wants and not getattr(has, name)]
+    return f"backend {backend.name!r} does not declare {', '.join(missing)}" if missing else ""
+
+
+def fed_back(
+    neuron: Any, x: Tensor, state: Optional[Tensors], matrix: Matrix, record: Sequence[str], final: bool
+) -> Tuple[Tensor, Optional[Tensors], Tensors]:
+    """All steps of ``x`` ``[T, ..., H]``: output, states as they were given if ``final``, recorded states."""
+    behind = [(FEEDBACK_WEIGHT, matrix.weight), (FEEDBACK_BIAS, matrix.bias)]
+    asked = arguments(neuron, (x,), state, final, EAGER, behind=behind)
+    spec, *gradients = asked.kind
+    stamp, dispatch = neuron._stamp(), neuron._dispatch
+    spec = (spec[0], None, *spec[2:5], Feedback(matrix.bias is not None))
+    kind = dispatch.find(x.device.type, spec, *gradients, bool(record), stamp)
+    outputs, end, trace = dispatch.runners[kind]((x,), state, (*asked.values, *matrix.tensors), tuple(record))
+    return outputs[0], end, trace
+
+
+def under_autocast(x: Tensor, matrix: Matrix) -> Matrix:
+    """The matrix as autocast would have its product with an output of the dtype of ``x``."""
+    dtype = autocast_dtype(x.device.type)
+    # autocast leaves float64 as it is
+    if dtype is None or torch.float64 in (x.dtype, *[value.dtype for value in matrix.tensors]):
+        return matrix
+    return Matrix(*[None if value is None else value.to(dtype) for value in matrix])  # type: ignore[arg-type]  # the weight is there

@@ -91,7 +91,7 @@ def lif_of_four_steps() -> Tuple[Program, Spec, Tuple[float, ...]]:
     """The program, the spec and the values of the parameters of a LIF, those of its surrogate included."""
     neuron = sc.LIF()
     program = neuron.program
-    values = (2.0, 1.0, 0.0, *neuron._cache.numbers.values())
+    values = (2.0, 1.0, 0.0, *neuron._dispatch.numbers.values())
     return program, Spec(torch.float32, 4, ("number",) * len(values), final=False), values
 
 

@@ -174,7 +174,7 @@ class Gated(sc.Neuron):
 
 def bound(neuron: sc.Neuron, backend: KernelBackend) -> sc.Neuron:
     """The neuron, computed by this backend."""
-    neuron._cache.bound = {"cpu": Resolved(backend, "test", "test")}
+    neuron._dispatch.bound = {"cpu": Resolved(backend, "test", "test")}
     return neuron
 
 

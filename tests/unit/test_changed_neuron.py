@@ -492,13 +492,13 @@ def test_data_of_ones_own_in_a_full_graph(step: str) -> None:
     neuron.register_forward_hook(lambda module, given, y: setattr(module, "_last", y))
     sc.reset(neuron)
     neuron(drive())
-    cache = neuron._cache
+    cache = neuron._dispatch
     sc.reset(neuron)
     found = torch.compile(neuron, fullgraph=step == "multi", backend="eager")(drive().detach())
     assert torch.equal(neuron._last, found)
-    assert neuron._cache is cache
+    assert neuron._dispatch is cache
     neuron.to("cpu").load_state_dict({})
-    assert neuron._cache is cache
+    assert neuron._dispatch is cache
 
 
 def test_retrace_says_what_is_wrong() -> None:

@@ -288,9 +288,7 @@ class TestDerived:
             lif.tau = 0.5
         lif = sc.LIF(learn=("tau",))
         torch.nn.utils.parametrize.register_parametrization(lif, "tau", nn.Softplus())
-        with pytest.raises(
-            RuntimeError, match=r"LIF: tau is .* Softplus, .*set neuron\.parametrizations\.tau\.original"
-        ):
+        with pytest.raises(RuntimeError, match="Softplus does not implement right_inverse"):
             lif.tau = 3.0
 
 

@@ -202,7 +202,7 @@ def test_what_is_forgotten_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     out = torch.empty_like(x)
     from spikecore.kernels import Geometry
 
-    launches[0](Geometry(3, 5, ()), (x,), (), tuple(v for _, v in neurons[0]._values()), [out], (), (), ())
+    launches[0](Geometry(3, 5, ()), (x,), (), tuple(v for _, v in neurons[0].named_values().items()), [out], (), (), ())
     assert torch.equal(out, sc.IF(backend="torch")(x))
     del launches, kernels
     compiler._functions.clear()

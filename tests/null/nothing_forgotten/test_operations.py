@@ -38,7 +38,6 @@ from spikecore.lang.render import OPERATOR_TEMPLATES, TextPrinter
 from spikecore.testing import _edge_table as edge_table
 from spikecore.testing._oracle import operations as oracle_operations
 from spikecore.testing._oracle import rules
-from spikecore.testing.random_programs import edges
 from spikecore.testing.random_programs._draw import BOUNDED
 
 #: Operations that Python's operators are.

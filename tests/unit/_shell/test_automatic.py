@@ -6,7 +6,7 @@ import sys
 import types
 import warnings
 from dataclasses import replace
-from typing import Any, Callable, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import pytest
 import torch
@@ -140,45 +140,42 @@ def test_what_it_does_not_declare_the_reference_computes(world: World) -> None:
 
 
 def test_a_call_that_it_refuses_goes_on_and_the_next_is_its_own_again(world: World) -> None:
-    """What it refuses while torch follows the call, it is asked again: the reason passes with the transform."""
-    refused = [Unsupported("torch.func cannot look through this")] * 2
+    """With one warning; it is asked again for each call."""
+    refused = [Unsupported("too many neurons")] * 2
     made = world.prefer(answer=lambda: refusing(refused.pop())() if refused else None)
-    lif = sc.LIF()
-    with pytest.warns(RuntimeWarning, match="chosen automatically: torch.func cannot look through this$"):
-        first = torch.func.vmap(lif)(X[None])[0]
-    torch.func.vmap(lif)(X[None])
+    lif, expected = sc.LIF(), sc.LIF(backend="torch")(X)
+    with pytest.warns(RuntimeWarning) as caught:
+        found = [lif(X) for _ in range(2)]
+    assert [str(warning.message).partition(": ")[2] for warning in caught] == ["too many neurons"]
     assert made.calls == [] == refused
-    assert torch.equal(first, lif(X))
+    assert all(torch.equal(one, expected) for one in (*found, lif(X)))
     assert made.calls == ["LIF"]
 
 
-def test_a_plain_call_that_it_refuses_is_not_asked_again(world: World) -> None:
-    """Nor is any other of its kind; one of another shape, state, record or gradient is."""
-    asked: List[int] = []
+TRANSFORMS: Dict[str, Callable[[Any], Any]] = {
+    "vmap": lambda lif: torch.func.vmap(lif)(torch.stack([X, X + 1])),
+    "grad": lambda lif: torch.func.grad(lambda x: lif(x).sum())(X),
+    "jvp": lambda lif: torch.func.jvp(lif, (X,), (X * X,))[1],
+    "jacrev": lambda lif: torch.func.jacrev(lif)(X),
+    "trace": lambda lif: torch.jit.trace(lif, X, check_trace=False)(X + 1),
+    "vmap of a parameter": lambda lif: torch.func.vmap(lambda tau: torch.func.functional_call(lif, {"tau": tau}, (X,)))(
+        torch.tensor([2.0, 3.0])
+    ),
+}
 
-    def answer() -> None:
-        asked.append(1)
-        raise Unsupported("too many neurons")
 
-    world.prefer(answer=answer)
-    lif, expected = sc.LIF(), sc.LIF(backend="torch")(X)
-    with pytest.warns(RuntimeWarning) as caught:
-        found = [lif(X) for _ in range(5)]
-    assert [str(warning.message).partition(": ")[2] for warning in caught] == ["too many neurons"]
-    assert all(torch.equal(one, expected) for one in found)
-    assert len(asked) == 1
-    for _ in range(2):
-        lif(X[:, :2])
-    assert len(asked) == 2
-    for _ in range(2):
-        lif(X.clone().requires_grad_()).sum().backward()
-    assert len(asked) == 3
-    for _ in range(2):
-        lif.run(X)
-    assert len(asked) == 4
-    for _ in range(2):
-        lif.run(X, record=("v",))
-    assert len(asked) == 5
+@pytest.mark.parametrize("backend", [None, "quick"])
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_what_a_transform_follows_the_reference_computes(world: World, name: str, backend: Optional[str]) -> None:
+    """Whatever backend was asked for, and without a word; the next call is the backend's again."""
+    made, transform = world.prefer(), TRANSFORMS[name]
+    lif = sc.LIF(learn=("tau",), backend=backend)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        assert torch.equal(transform(lif), transform(sc.LIF(learn=("tau",), backend="torch")))
+    assert made.calls == []
+    lif(X)
+    assert made.calls == ["LIF"]
 
 
 def test_a_backend_that_cannot_be_used_when_it_compiles_is_passed_over(world: World) -> None:
@@ -416,5 +413,5 @@ def test_statistics_of_an_input_are_those_of_the_chosen_runner(world: World, fai
     world.install(Statistical)
     lif = sc.LIF()
     lif(X)
-    (runner,) = lif._cache.runners.values()
+    (runner,) = lif._dispatch.runners.values()
     assert runner.input_statistics(X, 1e-5, None) is (None if fails else found)  # type: ignore[attr-defined]

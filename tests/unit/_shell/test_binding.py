@@ -77,19 +77,19 @@ def test_a_copy_has_derived_nothing():
     neuron = sc.LIF(backend="torch")
     neuron(X)
     for other in (copy.deepcopy(neuron), pickle.loads(pickle.dumps(neuron))):
-        assert (other.bound, other._cache.program, other.backend) == ({}, None, "torch")
+        assert (other.bound, other._dispatch.program, other.backend) == ({}, None, "torch")
         assert torch.equal(other(X), neuron(X))
 
 
 def test_a_program_is_traced_when_it_is_needed():
     """Not when a neuron is made; after a change of what it reads the old one is gone, and the next call traces."""
     neuron = Leaky()
-    assert neuron._cache.program is None
+    assert neuron._dispatch.program is None
     neuron(X)
-    before = neuron._cache.program
+    before = neuron._dispatch.program
     assert before == neuron.program
     neuron.label = "another"
-    assert neuron._cache.program is before
+    assert neuron._dispatch.program is before
     neuron.gain = 3.0
     assert neuron.program != before
     assert torch.equal(neuron(X), Leaky(3.0)(X))
@@ -122,7 +122,7 @@ def test_neurons_of_one_program_share_their_runner():
     neurons = [sc.LIF(tau=2.0 + k, backend="torch") for k in range(8)]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda neuron: neuron(X), neurons))
-    runners = [runner for neuron in neurons for runner in neuron._cache.runners.values()]
+    runners = [runner for neuron in neurons for runner in neuron._dispatch.runners.values()]
     assert len(runners) == 8
     assert len({id(runner) for runner in runners}) == 1
 
@@ -131,25 +131,25 @@ def test_a_change_back_compiles_nothing():
     """The same program, with other numbers at most, keeps its runners and its stamp, which torch.compile guards."""
     neuron = sc.LIF(surrogate=sc.surrogate.ATan(alpha=2.0))
     neuron(X)
-    stamp, runners = neuron._cache.stamp, neuron._cache.runners
+    stamp, runners = neuron._dispatch.stamp, neuron._dispatch.runners
     assert stamp == neuron.program.key
     neuron.surrogate = sc.surrogate.ATan(alpha=5.0)
-    assert neuron._cache.runners is runners
+    assert neuron._dispatch.runners is runners
     neuron.detach_reset = True
-    assert (neuron._cache.stamp == stamp, neuron._cache.runners is runners) == (False, False)
+    assert (neuron._dispatch.stamp == stamp, neuron._dispatch.runners is runners) == (False, False)
     neuron.detach_reset = False
     neuron(X)
-    assert neuron._cache.stamp == stamp
+    assert neuron._dispatch.stamp == stamp
 
 
 def test_a_parameter_is_an_argument_of_the_program():
     """Setting one, as a number or as a tensor, traces nothing again; the next call has the new value."""
     neuron = Leaky(tau=2.0)
     neuron(X)
-    cache = neuron._cache
+    cache = neuron._dispatch
     neuron.tau = 5.0
-    assert neuron._cache is cache
+    assert neuron._dispatch is cache
     assert torch.equal(neuron(X), Leaky(tau=5.0)(X))
     neuron.tau = torch.tensor([2.0, 3.0, 4.0])
-    assert neuron._cache is cache
+    assert neuron._dispatch is cache
     assert torch.equal(neuron(X), Leaky(tau=torch.tensor([2.0, 3.0, 4.0]))(X))

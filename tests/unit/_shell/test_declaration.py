@@ -43,9 +43,6 @@ class TestDeclaration:
             ({"params": {"step": 1.0}}, r"Mine\.params has 'step', which every neuron uses already; choose another"),
             ({"params": {"run": 1.0}}, r"Mine\.params has 'run', which every neuron uses already"),
             ({"params": {"training": 1.0}}, r"Mine\.params has 'training', which every neuron uses already"),
-            ({"params": {"\ufb01": 1.0}}, r"Mine\.params has '\ufb01', which Python reads as 'fi'; write 'fi'"),
-            ({"states": {"\ufb01": 0.0, "fi": 0.0}}, r"Mine\.states has '\ufb01', which Python reads as 'fi'"),
-            ({"inputs": ("x", "\u00aa")}, r"Mine\.inputs has '\u00aa', which Python reads as 'a'; write 'a'"),
             (
                 {"params": {"gain": 1.0}, "gain": lambda self: 1},
                 r"Mine\.params has 'gain', which the class has",

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from spikecore._shell import definition
+from spikecore._shell import binding
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 COMPILES = pytest.mark.skipif(
@@ -42,13 +42,13 @@ class Scaled(sc.Neuron):
 @pytest.fixture
 def traces(monkeypatch):
     """The neurons whose definition was traced, in this order."""
-    found, traced = [], definition.traced
+    found, traced = [], binding._traced
 
     def noting(neuron, *others):
         found.append(neuron)
         return traced(neuron, *others)
 
-    monkeypatch.setattr(definition, "traced", noting)
+    monkeypatch.setattr(binding, "_traced", noting)
     return found
 
 
@@ -82,17 +82,17 @@ def test_what_a_trace_keeps(traces):
     """Kernels of the same program, and what torch.compile guards: an attribute that no step reads compiles nothing."""
     neuron = Scaled()
     neuron(X)
-    program, runners, stamp = neuron.program, neuron._cache.runners, neuron._cache.stamp
+    program, runners, stamp = neuron.program, neuron._dispatch.runners, neuron._dispatch.stamp
     assert stamp == program.key
     neuron.epoch = 1
     neuron.eval()
     neuron.retrace()
     neuron(X)
-    assert (neuron.program, neuron._cache.runners, neuron._cache.stamp) == (program, runners, stamp)
-    assert neuron._cache.runners is runners
+    assert (neuron.program, neuron._dispatch.runners, neuron._dispatch.stamp) == (program, runners, stamp)
+    assert neuron._dispatch.runners is runners
     neuron.gain = 3.0
     assert neuron.program != program
-    assert neuron._cache.runners is not runners
+    assert neuron._dispatch.runners is not runners
 
 
 def test_a_mistake_in_between(traces):

@@ -95,13 +95,13 @@ class TestTwo:
     def test_another_value_is_the_same_program(self):
         """A surrogate under another attribute is annealed as the neuron's own: its numbers are parameters."""
         neuron = Ternary(backend="torch")
-        before, runners = neuron.program, neuron._cache.runners
+        before, runners = neuron.program, neuron._dispatch.runners
         neuron(drive())
         neuron.lower = S.Sigmoid(alpha=7.0)
         neuron.surrogate = S.ATan(alpha=3.0)
         assert neuron.program == before
-        assert neuron._cache.runners is runners
-        assert sorted(neuron._cache.numbers.values())[-1] == 7.0
+        assert neuron._dispatch.runners is runners
+        assert sorted(neuron._dispatch.numbers.values())[-1] == 7.0
 
     @pytest.mark.parametrize("wrong", [S.ATan, "ATan", torch.sigmoid])
     def test_what_is_no_surrogate_is_refused(self, wrong):

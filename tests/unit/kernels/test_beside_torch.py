@@ -33,7 +33,7 @@ def test_opcheck(chunk: int, layout: str) -> None:
     """The registered op has a schema, a fake and a derivative that torch agrees with, forward and backward."""
     neuron = Gated(tau=torch.full((4,), 2.0), learn=("tau",))
     spec = Spec(torch.float32, None, ("channel", *["number"] * (len(neuron.program.params) - 1)), ("tau",))
-    runner, numbers = KernelRunner(Loop(chunk), neuron.program, spec), [0.5, 0.1, *neuron._cache.numbers.values()]
+    runner, numbers = KernelRunner(Loop(chunk), neuron.program, spec), [0.5, 0.1, *neuron._dispatch.numbers.values()]
     tau = torch.full((1, 4, 1, 1), 2.0, requires_grad=True)
     xs = [LAYOUTS[layout](image(6, seed=s)).requires_grad_() for s in (0, 1)]
     state = [image(1, seed=s)[0].requires_grad_(s == 5) for s in (5, 6)]
@@ -123,19 +123,29 @@ def test_tensors_without_memory_get_shapes() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's about its own tracer
-def test_what_cannot_follow_a_kernel_is_refused_in_words() -> None:
-    """torch.func, tracing and forward-mode derivatives would see memory that nothing fills; they raise, and say why."""
-    neuron = bound(sc.LIF(), Loop())
-    x = image()
-    with pytest.raises(Unsupported, match=r"torch\.func cannot look through the kernels of backend 'loop'"):
-        torch.func.vmap(neuron)(x.unsqueeze(0))
-    with pytest.raises(Unsupported, match=r"torch\.jit\.trace cannot look"):
-        torch.jit.trace(neuron, (x,), check_trace=False)
+def test_what_cannot_follow_a_kernel_is_the_references() -> None:
+    """torch.func, tracing and forward-mode derivatives would see memory that nothing fills: no kernel is launched."""
+    loop = Loop()
+    neuron, reference, x = bound(sc.LIF(), loop), sc.LIF(backend="torch"), image()
+    assert torch.equal(torch.func.vmap(neuron)(x.unsqueeze(0))[0], reference(x))
+    assert torch.equal(torch.jit.trace(neuron, (x,), check_trace=False)(x), reference(x))
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
-        with pytest.raises(Unsupported, match="forward-mode differentiation cannot look"):
-            neuron(dual)
-    assert neuron(x).shape == x.shape
+        tangents = [torch.autograd.forward_ad.unpack_dual(one(dual)).tangent for one in (neuron, reference)]
+        assert torch.equal(*tangents)
+    assert not loop.calls
+    assert torch.equal(neuron(x), reference(x))
+    assert loop.calls
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's about its own tracer
+def test_a_runner_that_is_followed_refuses_in_words() -> None:
+    """As a plugin may call it."""
+    neuron = bound(sc.LIF(), Loop())
+    neuron(image())
+    (runner,), values = neuron._dispatch.runners.values(), tuple(neuron.named_values().values())
+    with pytest.raises(Unsupported, match=r"torch\.func cannot look through the kernels of backend 'loop'"):
+        torch.func.vmap(lambda x: runner((x,), None, values, ())[0][0])(image().unsqueeze(0))
 
 
 @pytest.mark.parametrize("how", ["grad", "jacobian"])

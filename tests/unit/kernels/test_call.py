@@ -243,6 +243,6 @@ def test_copies_share_bound_calls() -> None:
     """A deep copy of all that a neuron found out, which holds locks and kernels, is none of these."""
     neuron = made("scalar")
     neuron(drive())
-    (kept,) = neuron._cache.quick.values()
+    (kept,) = neuron._dispatch.quick.values()
     assert kept.call is not None
     assert copy.deepcopy(kept).call is kept.call

@@ -216,7 +216,7 @@ def test_neurons_of_one_program_with_different_backends_are_compiled_apart() -> 
     neurons = [bound(sc.LIF(), loop) for loop in loops]
     for neuron in neurons:
         neuron(image(3))
-    assert neurons[0]._cache.stamp == neurons[1]._cache.stamp
+    assert neurons[0]._dispatch.stamp == neurons[1]._dispatch.stamp
     calls = [torch.compile(neuron, backend="aot_eager", fullgraph=True) for neuron in neurons]
     assert [counted(call, loops) for call in calls] == [[1, 0], [0, 1]]
     assert [counted(call, loops) for call in calls] == [[1, 0], [0, 1]]

@@ -197,7 +197,7 @@ def test_saved_tensor_hooks_may_restride_what_the_registered_op_saved(hook: str)
     """The registered op keeps the layout of the forward pass, too."""
     neuron = Gated(tau=torch.full((4,), 2.0), learn=("tau",))
     spec = Spec(torch.float32, None, ("channel", *["number"] * (len(neuron.program.params) - 1)), ("tau",))
-    runner, numbers = KernelRunner(Loop(4), neuron.program, spec), [0.5, 0.1, *neuron._cache.numbers.values()]
+    runner, numbers = KernelRunner(Loop(4), neuron.program, spec), [0.5, 0.1, *neuron._dispatch.numbers.values()]
     found = []
     for unpack in (lambda t: t, getattr(Restrided, hook)):
         tau = torch.full((1, 4, 1, 1), 2.0, requires_grad=True)

@@ -144,7 +144,7 @@ class TestThroughTime:
         program = neuron.program
         inputs = [random(T, *SHAPE, seed=i).requires_grad_() for i in range(len(program.inputs))]
         state = [random(*SHAPE, seed=10 + i).requires_grad_() for i in range(len(program.states))]
-        params = [torch.as_tensor(value, dtype=torch.float64) for _, value in neuron._values()]
+        params = [torch.as_tensor(value, dtype=torch.float64) for _, value in neuron.named_values().items()]
 
         out, end = neuron.run(*inputs, state=dict(zip(program.states, state)))
         outs = out if isinstance(out, tuple) else (out,)
@@ -180,7 +180,7 @@ class TestThroughTime:
         x = random(T, *SHAPE, seed=1)
         weight = random(T, *SHAPE, seed=2)
         (expected,) = torch.autograd.grad(neuron.run(x)[0], [neuron.v_reset], weight)
-        params = [torch.as_tensor(value, dtype=torch.float64).detach() for _, value in neuron._values()]
+        params = [torch.as_tensor(value, dtype=torch.float64).detach() for _, value in neuron.named_values().items()]
         rest = [params[program.params.index(node.attr)].expand(SHAPE) for node in program.initial]
         _, _, _, (to_v,), (to_param,) = by_adjoint(
             program, ("v_reset",), [x], rest, params, [weight], [torch.zeros(SHAPE).double()]
@@ -219,7 +219,7 @@ class TestByHand:
             v = h * (1.0 - fired) if reset == "hard" else h - fired
         (expected,) = torch.autograd.grad(torch.stack(spikes), [x], weight)
         program = neuron.program
-        params = [torch.as_tensor(value, dtype=torch.float64).detach() for _, value in neuron._values()]
+        params = [torch.as_tensor(value, dtype=torch.float64).detach() for _, value in neuron.named_values().items()]
         zero = torch.zeros(SHAPE).double()
         _, _, (actual,), _, _ = by_adjoint(program, (), [x.detach()], [zero], params, [weight], [zero])
         assert_close([expected], [actual])

@@ -67,7 +67,7 @@ class TestRepeated:
         owners = [cell.cell_contents for cell in slow.__closure__ if isinstance(cell.cell_contents, nn.Module)]
         for _ in range(4):
             for owner in owners:
-                owner._cache.quick.clear()
+                owner._dispatch.quick.clear()
             assert torch.equal(quick(), slow())
 
 
