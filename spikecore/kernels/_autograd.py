@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from contextlib import nullcontext
 from typing import Any, Callable, Dict, List, MutableMapping, NamedTuple, Optional, Sequence, Tuple, get_type_hints
 
 import torch
@@ -75,14 +74,15 @@ def _gradients(
 ) -> Sequence[Optional[Tensor]]:
     """Gradients of a call's tensors by its kernels, with a graph of their own under ``create_graph=True``."""
     plan, numbers, instead = context
-    further = plan.eager and torch.is_grad_enabled()
     try:
-        with torch.no_grad() if further else nullcontext():
-            found: Sequence[Optional[Tensor]] = plan.backward(numbers, saved, grads, wanted)
+        if not (torch.is_grad_enabled() and plan.eager):
+            return plan.backward(numbers, saved, grads, wanted)  # type: ignore[no-any-return]  # a list of tensors
+        with torch.no_grad():
+            found = plan.backward(numbers, saved, grads, wanted)
     except BackendError as error:
         found = Again(plan, numbers, instead, wanted).gradients(error, grads, saved[: plan.count])
-    if not further:
-        return found
+        if not (torch.is_grad_enabled() and plan.eager):
+            return found
     return Again(plan, numbers, instead, wanted).differentiable(found, grads, saved[: plan.count])
 
 

@@ -194,6 +194,7 @@ class CallPlan:
         if call.single:
             self.results[: kernels.n_outputs] = [_step(form) for form in self.results[: kernels.n_outputs]]
         self.step = form_of(layout.empty((), like, kernels.spec.compute))
+        self.device = x.device
         self.tensors = [form_of(value) for value in tensors]
         self.saved = [*self.tensors, *self.results[self.n_results :]]
         self.is_empty = not x.numel()
@@ -305,36 +306,39 @@ class CallPlan:
         if self.is_empty:
             return [torch.zeros_like(value) if wants else None for value, wants in zip(saved, wanted)]
         there = (grads[0] is not None,) if len(grads) == 1 else tuple([grad is not None for grad in grads])
-        key = (*wanted, there)
+        key = (tuple(wanted), there)
         found = self._backward.get(key)
         if found is None:
-            found = self._backward[key] = Pass(self, tuple(wanted), there)
-        values, checkpoints = saved[: self.count], saved[self.count :]
+            found = self._backward[key] = Pass(self, *key)
         is_dense = self.is_dense and self._as_planned(saved, grads)
+        if is_dense and found.is_straight:
+            gradients = found.straight(numbers, saved, grads[0])
+            if gradients is not None:
+                return gradients
+            is_dense = False
+        values, checkpoints = saved[: self.count], saved[self.count :]
         if not is_dense:
             values, checkpoints, grads = self._refitted(values, checkpoints, grads)
         if not (is_dense and self.as_is):
             values = self.fitted(values)
-        elif found.straight is not None:  # as in forward
-            out = torch.empty_like(values[0])
-            if found.straight((*saved, grads[0], out), numbers) is not None:  # type: ignore[arg-type]  # it is there
-                return [out]
-            is_dense = False
         return found(numbers, values, saved, checkpoints, grads, is_dense)
 
     def _as_planned(self, saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]]) -> bool:
-        """Whether saved tensors and cotangents lie as the call had them: hooks and users may give anything."""
-        for values, forms in ((saved, self.saved), (grads, self.results)):
-            for value, (shape, strides, dtype) in zip(values, forms):
-                if value is None:
-                    continue
-                if value.shape != shape or value.stride() != strides or value.dtype is not dtype:
+        """Whether saved tensors and cotangents lie as the call had them: hooks and users may give anything. Autograd
+        gives a cotangent the shape, the dtype and the device of its result.
+        """
+        device = self.device
+        try:
+            for grad, (_, strides, _) in zip(grads, self.results):
+                if grad is not None and (grad.stride() != strides or not grad.data_ptr() or grad.is_neg()):
                     return False
-                try:
-                    if value.is_neg() or not value.data_ptr() or value.device != saved[0].device:
-                        return False
-                except RuntimeError:  # tensors wrapped by functorch raise on data_ptr()
+            for value, (shape, strides, dtype) in zip(saved, self.saved):
+                if value.stride() != strides or not value.data_ptr() or value.is_neg():
                     return False
+                if value.shape != shape or value.dtype is not dtype or value.device != device:
+                    return False
+        except RuntimeError:  # tensors wrapped by functorch raise on data_ptr()
+            return False
         return True
 
     def _refitted(
@@ -438,6 +442,11 @@ class Pass:
         #: What is filled: gradients of inputs, and of all states if that of any is wanted.
         self.forms = [plan.results[0]] * sum(backward.inputs) + [plan.step] * (kernels.n_states * backward.state)
         self.n_inputs = sum(backward.inputs)
+        #: Where these stand among the tensors of the call; and the parameters, with their indices and views.
+        self.places = [place for place in range(kernels.n_inputs) if wanted[place]]
+        self.places += range(kernels.n_inputs, plan.moving) if backward.state else ()
+        params = zip(range(plan.moving, plan.count), kernels.tensor_params, plan.views)
+        self.summed = [found for found in params if wanted[found[0]]]
         counts = (
             kernels.n_inputs,
             plan.moving - kernels.n_inputs,
@@ -450,9 +459,21 @@ class Pass:
             kernels.n_states * backward.state,
         )
         self.dense = dense_of(self.launch, plan.geometry, counts, kernels.backend.owns_outputs)
-        #: The launch where the gradient of one input, from the cotangent of an output that lies as it, is all.
-        is_one = plan.count == 1 == self.n_inputs and len(present) == 1 == sum(present)
-        self.straight = self.dense if is_one and plan.results[0] == plan.tensors[0] and kernels.reads else None
+        #: Whether :meth:`straight` is for it: one input, and the cotangent of an output that lies as it.
+        is_one = plan.moving == 1 == len(present) == sum(present) and plan.results[0] == plan.tensors[0]
+        self.is_straight = is_one and plan.as_is and kernels.reads and self.dense is not None
+
+    def straight(
+        self, numbers: Sequence[Any], saved: Sequence[Tensor], grad: Optional[Tensor]
+    ) -> Optional[Sequence[Optional[Tensor]]]:
+        """The wanted gradients of the usual call, None where its tensors take another launch."""
+        plan, x = self.plan, saved[0]
+        results = [torch.empty_like(x)] if self.n_inputs else []
+        params = plan.params(numbers, saved) if plan.views else numbers
+        sums = self.dense((x, *saved[plan.count :], grad, *results), params)  # type: ignore[misc, arg-type]  # they are there
+        if sums is None or plan.count == 1:
+            return None if sums is None else results
+        return self._sorted(results, sums, saved)
 
     def __call__(
         self,
@@ -491,23 +512,18 @@ class Pass:
             else:
                 filled = plan.timed(results[: self.n_inputs]), results[self.n_inputs :]
                 sums = self.launch(plan.geometry, *groups, *filled)
-        return self._sorted(results, sums if self.learnt else (), saved)
+        return self._sorted(results, sums, saved)
 
     def _sorted(
         self, results: Sequence[Tensor], sums: Optional[Sequence[Tensor]], saved: Sequence[Tensor]
     ) -> List[Optional[Tensor]]:
         """The gradients of the tensors of the call, each in its place."""
-        plan, n = self.plan, self.plan.kernels.n_inputs
-        each = iter(results)
-        found: List[Optional[Tensor]] = [next(each) if wants else None for wants in self.wanted[:n]]
-        if plan.moving > n:
-            found += each if self.state else [None] * (plan.moving - n)
-        if plan.views:
-            parts = iter(sums or ())
-            where = zip(plan.kernels.tensor_params, saved[plan.moving :], plan.views, self.wanted[plan.moving :])
-            found += [
-                plan.gradient(index, next(parts), value, view) if wants else None for index, value, view, wants in where
-            ]
+        plan = self.plan
+        found: List[Optional[Tensor]] = [None] * plan.count
+        for place, result in zip(self.places, results):
+            found[place] = result
+        for (place, index, view), part in zip(self.summed, sums or ()):
+            found[place] = plan.gradient(index, part, saved[place], view)
         return found
 
 
