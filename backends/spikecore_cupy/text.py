@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import List, Sequence, Union
 
 from spikecore.kernels import BackwardPlan, ForwardPlan
-from spikecore.kernels.writing import FILLED, STORED, Argument, KernelWriter, commented, indented, named
+from spikecore.kernels.writing import FILLED, STORED, Argument, KernelWriter, indented, named
 from spikecore.lang import Node
 from spikecore_cupy.lines import declared, first_neuron, folded, head, wrapped
 from spikecore_cupy.parts import Form, Function, Source
@@ -91,7 +91,7 @@ class TextWriter(KernelWriter):
         top = self.top()
         # every line is known now, so every symbol can choose a name that no line has
         write = self.printer.named([*around, *inside, top, *words, *body])
-        lines = [f"// {self.title()}", "//", *commented(str(self.program), "//"), "", *around, ""]
+        lines = [f"// {self.title()}", "//", *self.listing("//"), "", *around, ""]
         for function in functions:
             lines += [function.head, *wrapped(map(write, function.arguments)), ") {"]
             lines += [*indented(map(write, function.body)), "}", ""]

@@ -8,6 +8,7 @@ A launch finds the values of a kernel's arguments with :class:`Places`.
 from __future__ import annotations
 
 import textwrap
+from functools import lru_cache
 from typing import Callable, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
@@ -220,6 +221,10 @@ def commented(text: str, mark: str) -> List[str]:
     return [f"{mark} {line}".rstrip() for line in text.splitlines()]
 
 
+#: The text of a program, which both of its kernels have as a comment.
+_listing: Callable[[Program], str] = lru_cache(maxsize=64)(str)
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """What a comment calls a dtype: its name without the library's."""
     return str(dtype).partition(".")[2]
@@ -374,3 +379,7 @@ class KernelWriter:
         name = on_one_line(self.program.name).translate({ord(letter): None for letter in without})
         memory, arithmetic = dtype_name(self.plan.dtype), dtype_name(self.plan.compute)
         return f"{name}, {self.direction}: {memory} in memory, {arithmetic} arithmetic."
+
+    def listing(self, mark: str) -> List[str]:
+        """The program as lines of comment, each behind the mark of a target's comments."""
+        return commented(_listing(self.program), mark)

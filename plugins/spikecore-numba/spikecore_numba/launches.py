@@ -139,12 +139,8 @@ class Backward:
             return None
         span, itemsize, kept = self._span(geometry), self._itemsize, self._kept
         width, length, chunks = shape_of_history(widest(steps, span), steps, kept * itemsize)
-        each, size, function, pack = (
-            (length + chunks) * width * itemsize,
-            self._bytes,
-            self.kernel.function,
-            self.kernel.pack,
-        )
+        each, size = (length + chunks) * width * itemsize, self._bytes
+        function, pack = self.kernel.function, self.kernel.pack
         numbers, pointers, filled = self.kernel.dense(counts)
         # behind rows and histories, in one piece of memory
         ends = [size + k * each for k in range(kept)]
