@@ -21,6 +21,7 @@ for a device.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
 
@@ -29,8 +30,15 @@ from torch import Tensor
 
 from spikecore._base.caches import CALLS, Lock, Recent
 from spikecore.backend import Spec
-from spikecore.kernels import _returned as returned
-from spikecore.kernels._layout import Launch, Layout, has_memory, layout_of, resolved
+from spikecore.kernels._layout import (
+    Launch,
+    Layout,
+    has_memory,
+    layout_of,
+    resolved,
+    returned_backward,
+    returned_forward,
+)
 from spikecore.kernels._plan import (
     BackwardPlan,
     ForwardPlan,
@@ -162,7 +170,7 @@ class Kernels:
             sizes = self._sizes.get_or(plan, list)
             if geometry not in sizes and len(sizes) < self.backend.sizes:
                 sizes.append(geometry)
-            sized = plan._replace(geometry=geometry if geometry in sizes else None)
+            sized = replace(plan, geometry=geometry if geometry in sizes else None)
             return self._launches.get_or(sized, lambda: make(sized))
 
 
@@ -237,7 +245,7 @@ class CallPlan:
         moving, params = values[: self.moving], self.params(numbers, values) if self.views else numbers
         if owns_outputs:
             n = self.kernels.n_inputs
-            return returned.forward(self, launch, (self.timed(moving[:n]), moving[n:], params))
+            return returned_forward(self, launch, (self.timed(moving[:n]), moving[n:], params))
         if not self.kernels.reads:
             moving = [*results[:1] * self.kernels.n_inputs, *moving[self.kernels.n_inputs :]]
         if dense is None or not is_dense or dense((*moving, *results), params) is None:
@@ -465,10 +473,10 @@ class Pass:
 
     def straight(
         self, numbers: Sequence[Any], saved: Sequence[Tensor], grad: Optional[Tensor]
-    ) -> Optional[Sequence[Optional[Tensor]]]:
+    ) -> Optional[List[Optional[Tensor]]]:
         """The wanted gradients of the usual call, None where its tensors take another launch."""
         plan, x = self.plan, saved[0]
-        results = [torch.empty_like(x)] if self.n_inputs else []
+        results: List[Any] = [torch.empty_like(x)] if self.n_inputs else []
         params = plan.params(numbers, saved) if plan.views else numbers
         sums = self.dense((x, *saved[plan.count :], grad, *results), params)  # type: ignore[misc, arg-type]  # they are there
         if sums is None or plan.count == 1:
@@ -508,7 +516,7 @@ class Pass:
             trace = [grad for grad in grads[m:] if grad is not None]
             groups = (inputs, moving[kernels.n_inputs :], params, checkpoints, plan.timed(outputs), ends, trace)
             if kernels.backend.owns_outputs:
-                results, sums = returned.backward(self, groups)
+                results, sums = returned_backward(self, groups)
             else:
                 filled = plan.timed(results[: self.n_inputs]), results[self.n_inputs :]
                 sums = self.launch(plan.geometry, *groups, *filled)

@@ -19,7 +19,6 @@ from spikecore.testing.naming import identifiers, usable
 from spikecore_cupy import feedback_launcher
 from spikecore_cupy.device import headers
 from spikecore_cupy.feedback import HEADER
-from spikecore_cupy.feedback_launcher import print_feedback, shapes_for
 from spikecore_cupy.feedback_shape import (
     MEMORY,
     Shape,
@@ -32,6 +31,7 @@ from spikecore_cupy.feedback_shape import (
     takes,
 )
 from spikecore_cupy.host import HostClustersBackend, reason
+from spikecore_cupy.launcher import print_feedback, shapes_for
 
 pytestmark = [pytest.mark.kernels, pytest.mark.skipif(reason() is not None, reason=str(reason()))]
 
