@@ -410,29 +410,9 @@ class CallPlan:
         """Inputs or outputs, with a dimension of time."""
         return [value.unsqueeze(0) for value in values] if self.call.single else values
 
-    def gradient(self, index: int, part: Tensor, value: Tensor, view: Tuple[int, ...]) -> Tensor:
-        """The gradient of a parameter from its parts, as a backward launch gives them."""
-        kind, layout = self.kernels.spec.params[index], self.layout
-        if part.shape == value.shape and kind != "full":
-            return part
-        if kind == "full":
-            # a parameter of shape [1, C, H, W] is the same for a whole batch: its gradient is the sum over it
-            whole = layout.dense_in_order(part)
-            as_step = view == layout.shape
-            if as_step and layout.holds(value.view(view)):
-                return whole.view(value.shape)
-            return whole.sum_to_size(view).contiguous().view(value.shape)
-        return summed(kind, part, value, self.geometry.channels[index])
-
     def _geometry(self, x: Tensor) -> Geometry:
         kernels, layout = self.kernels, self.layout
-        channels: List[Tuple[int, int]] = []
-        if self.views:
-            channels = [(0, 0)] * len(kernels.spec.params)
-            for index, view in zip(kernels.tensor_params, self.views):
-                if kernels.spec.params[index] == "channel":
-                    channels[index] = layout.channels_along(view)
-        geometry = Geometry(x.shape[0], x.numel() // x.shape[0], tuple(channels))
+        geometry = Geometry(x.shape[0], x.numel() // x.shape[0], channels_of(kernels, layout, self.views))
         return RowGeometry(*geometry, layout.rows) if layout.outer else geometry
 
 
@@ -450,11 +430,15 @@ class Pass:
         #: What is filled: gradients of inputs, and of all states if that of any is wanted.
         self.forms = [plan.results[0]] * sum(backward.inputs) + [plan.step] * (kernels.n_states * backward.state)
         self.n_inputs = sum(backward.inputs)
-        #: Where these stand among the tensors of the call; and the parameters, with their indices and views.
+        #: Where these stand among the tensors of the call; and the parameters, with their kinds, views and channels.
         self.places = [place for place in range(kernels.n_inputs) if wanted[place]]
         self.places += range(kernels.n_inputs, plan.moving) if backward.state else ()
         params = zip(range(plan.moving, plan.count), kernels.tensor_params, plan.views)
-        self.summed = [found for found in params if wanted[found[0]]]
+        self.summed = [
+            (place, kernels.spec.params[index], view, plan.geometry.channels[index])
+            for place, index, view in params
+            if wanted[place]
+        ]
         counts = (
             kernels.n_inputs,
             plan.moving - kernels.n_inputs,
@@ -530,8 +514,8 @@ class Pass:
         found: List[Optional[Tensor]] = [None] * plan.count
         for place, result in zip(self.places, results):
             found[place] = result
-        for (place, index, view), part in zip(self.summed, sums or ()):
-            found[place] = plan.gradient(index, part, saved[place], view)
+        for (place, kind, view, channels), part in zip(self.summed, sums or ()):
+            found[place] = gradient(kind, part, saved[place], view, plan.layout, channels)
         return found
 
 
@@ -567,20 +551,40 @@ def fitted_param(kind: str, value: Tensor, view: Sequence[int], layout: Layout) 
     return layout.fit(value.view(view).expand(layout.shape) if value.shape != layout.shape else value)
 
 
-def summed(kind: str, grad: Tensor, value: Tensor, channels: Tuple[int, int]) -> Tensor:
-    """The gradient of a parameter of kind "scalar" or "channel" from its parts.
+def channels_of(kernels: Kernels, layout: Layout, views: Sequence[Sequence[int]]) -> Tuple[Tuple[int, int], ...]:
+    """:attr:`Geometry.channels` for parameters of these views; empty where every parameter is a number."""
+    kinds = kernels.spec.params
+    channels = [(0, 0)] * len(kinds) if views else []
+    for index, view in zip(kernels.tensor_params, views):
+        if kinds[index] == "channel":
+            channels[index] = layout.channels_along(view)
+    return tuple(channels)
 
-    ``channels``: how those of the parameter lie, see :attr:`spikecore.kernels.Geometry.channels`.
+
+def gradient(
+    kind: str, part: Tensor, value: Tensor, view: Sequence[int], layout: Layout, channels: Sequence[int]
+) -> Tensor:
+    """The gradient of a parameter from its parts, as a backward launch gives them.
+
+    ``view``: its shape over the neurons of one time step. ``channels``: how those of one of kind "channel" lie.
     """
+    if kind == "full":
+        # a parameter of shape [1, C, H, W] is the same for a whole batch: its gradient is the sum over it
+        whole = layout.dense_in_order(part)
+        if view == layout.shape and layout.holds(value.view(view)):
+            return whole.view(value.shape)
+        return whole.sum_to_size(view).contiguous().view(value.shape)
+    if part.shape == value.shape:
+        return part
     if kind == "channel":
         # in the order of memory neurons lie as [outer, channels, inner]
         inner, count = channels
-        if grad.numel() != count:  # else whole sums
-            grad = grad.reshape(-1, count, inner).sum((0, 2)) if inner != 1 else grad.reshape(-1, count).sum(0)
-    elif grad.numel() != 1:
+        if part.numel() != count:  # else whole sums
+            part = part.reshape(-1, count, inner).sum((0, 2)) if inner != 1 else part.reshape(-1, count).sum(0)
+    elif part.numel() != 1:
         # partial sums, one for each block or each neuron, as the backend likes
-        grad = grad.sum()
-    return grad if grad.shape == value.shape else grad.reshape(value.shape)
+        part = part.sum()
+    return part.reshape(value.shape)
 
 
 def dense_of(launch: Any, geometry: Geometry, counts: Sequence[int], owns_outputs: bool) -> Optional[Dense]:

@@ -221,12 +221,8 @@ class Layout(NamedTuple):
             inner *= self.shape[d]
         return inner
 
-    def channels_of(self, value: Tensor) -> Tuple[int, int]:
-        """How a parameter ``[1, C, 1, ...]`` lies: (neurons between neighbouring channels, channels)."""
-        return self.channels_along(value.shape)
-
     def channels_along(self, view: Sequence[int]) -> Tuple[int, int]:
-        """The same for a parameter of this shape ``[1, C, 1, ...]``."""
+        """How a parameter of this shape ``[1, C, 1, ...]`` lies: (neurons between neighbouring channels, channels)."""
         # all dimensions but that of the channels are 1; with one channel it is any
         dim = max(range(len(view)), key=lambda d: view[d])
         return self.inner_of(dim), view[dim]
@@ -279,12 +275,6 @@ def layout_of(x: Tensor, rows: bool = False) -> Layout:
     return Layout(shape, None)
 
 
-def is_dense(value: Tensor) -> bool:
-    """Whether the values of a tensor lie in memory without gaps, in any order of its dimensions."""
-    strides = value.stride()
-    return _is_dense(value.shape, sorted(range(value.ndim), key=lambda d: -strides[d]), strides)
-
-
 def _outer(shape: Sequence[int], order: Sequence[int], strides: Sequence[int]) -> int:
     """How many of the dimensions, outermost in memory first, lie apart, at one distance from row to row; the others are
     dense. 0 where all are dense, -1 where there is no such distance.
@@ -317,14 +307,11 @@ def resolved(tensors: Sequence[Any]) -> Sequence[Any]:
     Raises ``ValueError`` for one that has no memory and no values either. Where a tensor is on another device than the
     call, even "meta", is for others to say.
     """
-    return (
-        tensors
-        if has_memory(tensors)
-        else [
-            None if tensor is None else _with_memory(tensor.resolve_neg() if tensor.is_neg() else tensor)
-            for tensor in tensors
-        ]
-    )
+    if has_memory(tensors):
+        return tensors
+    return [
+        value if value is None else _with_memory(value.resolve_neg() if value.is_neg() else value) for value in tensors
+    ]
 
 
 def has_memory(tensors: Sequence[Any]) -> bool:
@@ -343,22 +330,18 @@ def _with_memory(tensor: Tensor) -> Tensor:
         return tensor
     if tensor._is_zerotensor():
         return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    try:
-        there = tensor.data_ptr() != 0
-    except RuntimeError:
-        there = False
-    if not there and is_batched_by_autograd(tensor):
+    if has_memory((tensor,)):
+        return tensor
+    if is_batched_by_autograd(tensor):
         raise Unsupported(
             "a kernel was given the gradients of several outputs at once (is_grads_batched=True of autograd.grad, "
             "vectorize=True of jacobian) and takes those of one; ask for one after the other, or choose backend='torch'"
         )
-    if not there:
-        raise ValueError(
-            f"a kernel was given a {tensor.dtype} tensor of shape {list(tensor.shape)} that has no memory: its storage "
-            "was freed (untyped_storage().resize_(0)), or it stands for another tensor (a FakeTensor, a tensor kept "
-            "from inside torch.func); give a tensor with values"
-        )
-    return tensor
+    raise ValueError(
+        f"a kernel was given a {tensor.dtype} tensor of shape {list(tensor.shape)} that has no memory: its storage "
+        "was freed (untyped_storage().resize_(0)), or it stands for another tensor (a FakeTensor, a tensor kept "
+        "from inside torch.func); give a tensor with values"
+    )
 
 
 # Launches that return their results, as those of array compilers do, instead of filling tensors. Every tensor comes and

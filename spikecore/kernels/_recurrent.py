@@ -23,7 +23,7 @@ from spikecore._base.context import no_autocast
 from spikecore.backend import MAX_STATIC_STEPS, ParamValue, Spec, Tensors
 from spikecore.dtypes import compute_dtype
 from spikecore.kernels._autograd import KernelCall
-from spikecore.kernels._call import Call, Kernels, fitted_param, summed
+from spikecore.kernels._call import Call, Kernels, channels_of, fitted_param, gradient
 from spikecore.kernels._layout import Launch, Layout, resolved
 from spikecore.kernels._plan import Geometry, saved_states
 from spikecore.kernels._runner import KernelRunner
@@ -113,8 +113,12 @@ class FedPlan:
         gu, to_state, sums = self._way(fed).backward(fed, kept, asked)
         result: List[Optional[Tensor]] = [gu if wanted[0] else None]
         result += [*to_state, _through(gu[0], fed.weight)] if asked.state else [None] * (moving - 1)
+        kinds, layout = kernels.spec.params, Layout(fed.shape[1:], None)
         for index, value, total in zip(kernels.tensor_params, tensors[moving:], sums):
-            result.append(None if total is None else self._summed(index, total, value, fed.shape[1:]))
+            channels = fed.channels[index] if fed.channels else ()
+            result.append(
+                None if total is None else gradient(kinds[index], total, value, value.shape, layout, channels)
+            )
         to_weight, *to_bias = wanted[self.weight :]
         rows = gu.reshape(-1, fed.shape[-1]).to(fed.weight.dtype)
         result.append(_of_weight(rows, fed, out) if to_weight else None)  # type: ignore[arg-type]  # kept for it
@@ -133,25 +137,15 @@ class FedPlan:
         *state, first = [value.contiguous() for value in tensors[1 : self.moving]]
         weight, *bias = tensors[self.weight :]
         layout, params = Layout(shape[1:], None), [*numbers[: len(spec.params)]]
-        channels = [(0, 0)] * len(params) if kernels.n_own else []
-        for index, value in zip(kernels.tensor_params, tensors[self.moving : self.weight]):
+        own = tensors[self.moving : self.weight]
+        channels = channels_of(kernels, layout, [value.shape for value in own])
+        for index, value in zip(kernels.tensor_params, own):
             kind = spec.params[index]
-            if kind == "channel":
-                channels[index] = layout.channels_along(value.shape)
             params[index] = fitted_param(kind, value, value.shape, layout)
             if kind == "full" and kernels.backend.owns_outputs:
                 params[index] = params[index].reshape(-1)
         call = Call(self.call.record, True)
-        return FeedbackCall(
-            call, shape, state, first, tuple(params), tuple(channels), weight, bias[0] if bias else None
-        )
-
-    def _summed(self, index: int, grad: Tensor, value: Tensor, shape: Tuple[int, ...]) -> Tensor:
-        kind = self.kernels.spec.params[index]
-        if kind == "full":
-            return grad.reshape(shape).sum_to_size(value.shape).contiguous()
-        layout = Layout(shape, None)
-        return summed(kind, grad, value, layout.channels_along(value.shape) if kind == "channel" else (0, 0))
+        return FeedbackCall(call, shape, state, first, tuple(params), channels, weight, bias[0] if bias else None)
 
 
 class FedRunner(KernelRunner):
