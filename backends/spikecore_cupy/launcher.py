@@ -19,7 +19,7 @@ from spikecore_cupy.feedback import FeedbackBackwardWriter, FeedbackForwardWrite
 from spikecore_cupy.feedback_shape import MEMORY, Shape, for_batch, length_of, shapes_of
 from spikecore_cupy.forms import beside_of, form_of, in_chunks, span_of
 from spikecore_cupy.source import print_kernel
-from spikecore_cupy.sums import Totals, arrangement
+from spikecore_cupy.sums import Arrangement, Totals, arrangement
 from spikecore_cupy.text import Form, Source
 
 #: Layers of so many neurons have kernels of their own where steps begin beside a sector; launches of fewer are short.
@@ -126,15 +126,9 @@ class Launcher:
         length = 0 if self.fixed else chunk_length(steps, self._longest)
         x, params = groups[0][0], groups[self._params]
         powers = self._multiplies(neurons, params)
-        arranged = None
-        if self._totals is not None:
-            arranged = arrangement(width, *channels[self._learnt_at[0]], self._threads)
+        arranged, threads, span, blocks = self._arranged(width, neurons, channels)
         key = (width, length, powers, arranged is not None)
         kernel = self._kernels.get(key) or self._compiled(*key)
-        threads = self._threads if arranged is None else arranged.block
-        span = self._span(neurons, channels, width * threads)
-        # rounded up: the last block has threads without neurons
-        blocks = -(-span // (threads * width))
         sums: Sequence[Tensor] = ()
         if arranged is not None:
             sums = x.new_empty((len(self.learnt), blocks * arranged.numbers), dtype=self.compute)
@@ -174,24 +168,17 @@ class Launcher:
             width = self._narrowed(neurons, width)
             while neurons % width:
                 width //= 2
-        arranged = None
-        if self._totals is not None:
-            arranged = arrangement(width, *channels[self._learnt_at[0]], self._threads)
-        threads = self._threads if arranged is None else arranged.block
-        span = self._span(neurons, channels, width * threads)
+        arranged, threads, span, blocks = self._arranged(width, neurons, channels)
         if self._grouped:
             constants.append(span)
-        blocks = -(-span // (threads * width))
         kept = 0 if arranged is None else blocks * arranged.numbers
         if arranged is not None:
             constants += [arranged.lanes, arranged.period]
         length = 0 if self.fixed else chunk_length(steps, self._longest)
         # a network has layers of many sizes, which have few widths and lengths: the text is printed once for each
         by_powers: List[Any] = [None, None]
-        sizes, unaligned = (
-            (neurons,) if self.fixed else (neurons, steps),
-            31 if self._form.staged else width * self._align - 1,
-        )
+        sizes = (neurons,) if self.fixed else (neurons, steps)
+        unaligned = 31 if self._form.staged else width * self._align - 1
         word = torch.finfo(self.compute).bits // 8
 
         def launch(tensors: Sequence[Tensor], params: Sequence[Any]) -> Optional[Sequence[Tensor]]:
@@ -229,6 +216,17 @@ class Launcher:
             return self._totals(parts, channels[self._learnt_at[0]][1], arranged.inner)  # type: ignore[union-attr]  # there are parts
 
         return launch
+
+    def _arranged(self, width: int, neurons: int, channels: Channels) -> Tuple[Optional[Arrangement], int, int, int]:
+        """For so many neurons: how sums per channel are arranged, threads of a block, how far apart the groups of a
+        thread are, and blocks. The last block may have threads without neurons.
+        """
+        arranged = None
+        if self._totals is not None:
+            arranged = arrangement(width, *channels[self._learnt_at[0]], self._threads)
+        threads = self._threads if arranged is None else arranged.block
+        span = self._span(neurons, channels, width * threads)
+        return arranged, threads, span, -(-span // (threads * width))
 
     def _large_beside(self, neurons: int) -> Optional[Launcher]:
         """What launches large layers whose steps begin beside a sector; None for other layers."""
