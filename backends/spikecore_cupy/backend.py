@@ -21,13 +21,12 @@ from spikecore.lang import Program
 from spikecore_cupy import CAPABILITIES
 from spikecore_cupy.chunks import longest
 from spikecore_cupy.device import Kernel
-from spikecore_cupy.feedback_launcher import FeedbackLauncher, print_feedback, shapes_for
 from spikecore_cupy.feedback_shape import length_of, takes
 from spikecore_cupy.forms import form_of
-from spikecore_cupy.launcher import Launcher
+from spikecore_cupy.launcher import FeedbackLauncher, Launcher, print_feedback, shapes_for
 from spikecore_cupy.packing import Packer
 from spikecore_cupy.source import print_kernel
-from spikecore_cupy.statistics import Statistics
+from spikecore_cupy.sums import Statistics
 
 #: Neurons of a row in the text of a kernel with feedback that people are shown.
 SHOWN = 128

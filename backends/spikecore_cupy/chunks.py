@@ -1,22 +1,38 @@
-"""Many steps in chunks of nearly equal lengths.
+"""Steps in chunks of nearly equal lengths, groups of neurons of a thread, and steps that go through shared memory.
 
-A chunk has T steps or one less, the longer chunks first, so that every number of steps is computed by unrolled loops.
+Chunks: each has T steps or one less, the longer first, so that every number of steps is computed by unrolled loops.
 (A last chunk of a few steps, in a loop, waited for memory at each of them: 25 steps took a third longer than 32.)
-
 Measured on an H200 and left out: to issue the loads of the next chunk within this one, in the places that its steps
 leave (forward the same, backward 5 to 25 % slower, for it takes up to half as many registers again), and a text for
 each of the two lengths (the same where all chunks are equal, up to 9 % slower where they are not).
+
+Groups: a thread may have several groups of neighbouring neurons, far from one another, one after the other. It then
+reads parameters per channel once for all of them, and adds up its parts of a gradient.
+
+Staging: with a number of neurons that is no multiple of a sector's numbers, steps begin anywhere. Wide accesses are
+then not aligned, and sectors that two blocks write in parts cost memory a read and two writes. A block then copies
+steps to shared memory and back, whole packs at a time. (On an H200 LIF over 100 steps of an odd number of neurons ran
+at 0.63 of a copy's speed in float32 and 0.52 in bfloat16, read number by number.)
 """
 
 from __future__ import annotations
 
 from typing import List, Sequence
 
+import torch
+
 from spikecore.backend import Spec
 from spikecore.kernels.writing import indented
 from spikecore.lang import Program
-from spikecore_cupy.parts import Stream
-from spikecore_cupy.staging import LENGTH, WHOLE, StagingWriter
+from spikecore_cupy.text import Stream, over_steps
+from spikecore_cupy.writer import Writer
+
+#: The condition under which a chunk has all T steps, and how many steps it has.
+WHOLE = "whole"
+LENGTH = f"{WHOLE} ? T : T - 1"
+#: How many chunks there are, and how many of them have T steps.
+_COUNTS = "const int chunks = (steps + T - 1) / T, longer = steps - chunks * (T - 1);"
+_IS_WHOLE = f"const bool {WHOLE} = chunk < longer;"
 
 
 def longest(program: Program, spec: Spec) -> int:
@@ -38,8 +54,14 @@ def chunk_length(steps: int, most: int) -> int:
     return -(-steps // count)
 
 
-class ChunkWriter(StagingWriter):
+class ChunkWriter(Writer):
     """Writes loads and loops over steps: of one chunk whose length is a constant, or of any number of chunks."""
+
+    #: Names of the buffers in shared memory, and tensors of all steps that are written from them, one each.
+    _buffers: Sequence[str] = ()
+    _written: Sequence[str] = ()
+
+    # -- chunks
 
     def loads(self, streams: Sequence[Stream], stores: int) -> List[str]:
         """All loads of a chunk, before its first step: so that memory is not waited for one step at a time."""
@@ -69,7 +91,104 @@ class ChunkWriter(StagingWriter):
         loop = "for (int chunk = chunks - 1; chunk >= 0; --chunk) {"
         return [_COUNTS, "int begin = steps;", loop, *indented(inner), "}"]
 
+    # -- steps in shared memory, where the form says so
 
-#: How many chunks there are, and how many of them have T steps.
-_COUNTS = "const int chunks = (steps + T - 1) / T, longer = steps - chunks * (T - 1);"
-_IS_WHOLE = f"const bool {WHOLE} = chunk < longer;"
+    def over_steps(self, lines: Sequence[str], backwards: bool = False) -> List[str]:
+        """A loop over the steps of a chunk."""
+        return over_steps(lines, "" if self.fixed else WHOLE, backwards)
+
+    def staged_loads(self, streams: Sequence[Stream], stores: int) -> List[str]:
+        """Lines that copy the steps of a chunk to shared memory, where the threads of the block find them. There are
+        buffers for so many tensors that are stored, too.
+        """
+        others = [self.unique(f"rows{k}") for k in range(len(streams), stores)]
+        self._buffers, self._written = [*(stream.name for stream in streams), *others], []
+        lines = []
+        for k, name in enumerate(self._buffers):
+            place = f"{self.unique('shared')}.at + {k} * T * ROW, {'0' if self.fixed else 'begin'}, {self.part}"
+            lines.append(f"const Staged<{self.stored}, V, T, ROW> {name}({place});")
+        for stream in streams:
+            tensor = self.argument(stream.tensor, "pointer", stream.group, stream.number)
+            lines += self.over_steps([f"{stream.name}.read({tensor}, t);"])
+            lines.append(f"{stream.name}.read_ends({tensor}, {self._length});")
+        return [*lines, "copied_in();"]
+
+    def numbers(self, streams: Sequence[Stream]) -> List[str]:
+        """Lines of a step before its first neuron: what it needs of shared memory, so that this is waited for once."""
+        if not self.form.staged:
+            return []
+        return [f"const auto {self.of_step(stream.name)} = {stream.name}.get(t);" for stream in streams]
+
+    def store_step(self, name: str, group: str, index: int, value: str) -> str:
+        """The line that stores this thread's numbers of a step."""
+        if not self.form.staged:
+            return self.store(self.all(name, group, index), value)
+        # where an input was: its numbers of this step have been read, by this thread
+        buffer = self._buffers[len(self._written)]
+        self._written = [*self._written, self.argument(name, "pointer", group, index)]
+        return f"{buffer}.put(t, {value});"
+
+    def written(self) -> List[str]:
+        """Lines that copy what a chunk stored from shared memory."""
+        if not self.form.staged:
+            return []
+        lines = ["BLOCK_WAIT();"]
+        for buffer, tensor in zip(self._buffers, self._written):
+            lines += self.over_steps([f"{buffer}.write({tensor}, t);"])
+            lines.append(f"{buffer}.write_ends({tensor}, {self._length});")
+        # the next chunk is copied to the same memory
+        return lines if self.fixed else [*lines, "BLOCK_WAIT();"]
+
+    def neurons_of_a_thread(self) -> List[str]:
+        """The lines that say which neurons a thread has, and what its block shares, before any other."""
+        if not self.form.staged:
+            return super().neurons_of_a_thread()
+        size = f"{len(self._buffers)} * T * ROW"
+        shared = f"BLOCK_SHARED Shared<{self.stored}, {size}> {self.unique('shared')};"
+        return [shared, f"const Part<V> {self.part}(neurons);"]
+
+    def beside(self) -> Sequence[str]:
+        """How far apart steps are in shared memory."""
+        if not self.form.staged:
+            return ()
+        row = self.form.width * self.form.threads + 256 // torch.finfo(self.plan.dtype).bits
+        return [f"constexpr int ROW = {row};  // numbers of a step in shared memory"]
+
+    @property
+    def _length(self) -> str:
+        return "T" if self.fixed else LENGTH
+
+    # -- groups of neurons
+
+    def takes_groups(self, learnt: Sequence[str]) -> bool:
+        """Whether a thread has several groups of neighbouring neurons: where it adds up gradients of the ``learnt``
+        parameters, and where it reads parameters per channel, which then are read once for all of them.
+        """
+        # A gradient for each neuron is no sum over groups, be it that of a parameter that no formula here reads.
+        if any(self.kinds[name] == "full" for name in learnt):
+            return False
+        if any(leaf in self.used for leaf in self.params_of("full")):
+            return False
+        if learnt or any(leaf in self.used for leaf in self.params_of("channel")):
+            self.first = self.unique("first")
+            return True
+        return False
+
+    def over_groups(self, lines: Sequence[str]) -> List[str]:
+        """The lines for each group of neurons of a thread."""
+        span = self.argument("span", "span")
+        if self.form.down:
+            # the last neurons first
+            begin = f"{self.first} + (neurons - 1 - {self.first}) / {span} * {span}"
+            return [f"for (long long i = {begin}; i >= 0; i -= {span}) {{", *indented(lines), "}"]
+        return [f"for (long long i = {self.first}; i < neurons; i += {span}) {{", *indented(lines), "}"]
+
+    def block_sum(self, total: str, number: int) -> List[str]:
+        """Lines that add up, over the threads of a block, what each has of a sum per channel, and store it."""
+        tensor = self.argument(f"{total}s", "sum", "grad_params", number)
+        lanes, period = self.argument("lanes", "lanes"), self.argument("period", "period")
+        parts = self.unique("parts")
+        return [
+            f"block_totals({parts}, {total}, {lanes}, {period});",
+            f"block_store({tensor}, {total}, {lanes}, {period});",
+        ]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from math import frexp
-from typing import Dict, FrozenSet, Mapping, NamedTuple, Sequence, Tuple, Union
+from typing import Any, Dict, FrozenSet, Mapping, NamedTuple, Sequence, Tuple, Union
 
 from spikecore.kernels import BackwardPlan, ForwardPlan, smallest_cut, with_reciprocals
 from spikecore.kernels.writing import input_leaf
@@ -153,3 +153,20 @@ def repeated_divisions(roots: Sequence[Node]) -> FrozenSet[Node]:
 
 def _power_of_two(node: Node) -> bool:
     return isinstance(node.attr, float) and frexp(node.attr)[0] in (0.5, -0.5)
+
+
+# A division takes eight instructions, and a branch for numbers beside the usual, across which no other instruction is
+# moved: the neurons of a thread are computed one after the other. Where a divisor is a power of two, the product with
+# its reciprocal is the same number, and takes one.
+
+
+def divisors(plan: Plan) -> Tuple[Node, ...]:
+    """The parameters that are numbers of a call and that a step divides by."""
+    numbers = {Node("param", (), name) for name, kind in plan.kinds.items() if kind == "number"}
+    return tuple({n.args[1]: None for n in plan.program.nodes if n.op == "div" and n.args[1] in numbers})
+
+
+def is_power_of_two(value: Any) -> bool:
+    """Whether every quotient by a number is the product with its reciprocal: both are exact, or rounded alike."""
+    # so that the reciprocal is an ordinary float32
+    return bool(2.0**-60 <= value <= 2.0**60) and frexp(value)[0] == 0.5

@@ -20,7 +20,7 @@ import torch
 
 from spikecore.backend import BackendError
 from spikecore.kernels import KERNELS, Lock, Recent, cache
-from spikecore_cupy.lines import BLOCK
+from spikecore_cupy.text import BLOCK
 
 #: What every kernel includes; kernels with feedback include another one, too.
 HEADER = "spikecore.cuh"

@@ -21,7 +21,7 @@ from spikecore.lang import Program
 from spikecore_cupy.backend import CupyBackend
 from spikecore_cupy.custom import ElementwiseKernel, ScanKernel
 from spikecore_cupy.device import HEADER, headers, layout_of, packaged, single
-from spikecore_cupy.lines import BLOCK
+from spikecore_cupy.text import BLOCK
 
 _KIND = "cupy-host"
 #: Nothing that reorders or contracts arithmetic. The headers are those of C alone: NVRTC has no others either, and

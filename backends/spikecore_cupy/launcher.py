@@ -9,17 +9,18 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor
 
+from spikecore.backend import BackendError
 from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry, RowGeometry
 from spikecore.kernels.writing import Places
 from spikecore_cupy.chunks import chunk_length, longest
-from spikecore_cupy.derivative import normalises
+from spikecore_cupy.derivative import divisors, is_power_of_two, normalises
 from spikecore_cupy.device import shared
-from spikecore_cupy.divisors import divisors, is_power_of_two
-from spikecore_cupy.forms import beside_of, form_of, in_chunks
-from spikecore_cupy.parts import Form
+from spikecore_cupy.feedback import FeedbackBackwardWriter, FeedbackForwardWriter
+from spikecore_cupy.feedback_shape import MEMORY, Shape, for_batch, length_of, shapes_of
+from spikecore_cupy.forms import beside_of, form_of, in_chunks, span_of
 from spikecore_cupy.source import print_kernel
-from spikecore_cupy.spans import span_of
-from spikecore_cupy.sums import Totals, arrangement
+from spikecore_cupy.sums import Arrangement, Totals, arrangement
+from spikecore_cupy.text import Form, Source
 
 #: Layers of so many neurons have kernels of their own where steps begin beside a sector; launches of fewer are short.
 BESIDE = 2**16
@@ -125,15 +126,9 @@ class Launcher:
         length = 0 if self.fixed else chunk_length(steps, self._longest)
         x, params = groups[0][0], groups[self._params]
         powers = self._multiplies(neurons, params)
-        arranged = None
-        if self._totals is not None:
-            arranged = arrangement(width, *channels[self._learnt_at[0]], self._threads)
+        arranged, threads, span, blocks = self._arranged(width, neurons, channels)
         key = (width, length, powers, arranged is not None)
         kernel = self._kernels.get(key) or self._compiled(*key)
-        threads = self._threads if arranged is None else arranged.block
-        span = self._span(neurons, channels, width * threads)
-        # rounded up: the last block has threads without neurons
-        blocks = -(-span // (threads * width))
         sums: Sequence[Tensor] = ()
         if arranged is not None:
             sums = x.new_empty((len(self.learnt), blocks * arranged.numbers), dtype=self.compute)
@@ -173,24 +168,17 @@ class Launcher:
             width = self._narrowed(neurons, width)
             while neurons % width:
                 width //= 2
-        arranged = None
-        if self._totals is not None:
-            arranged = arrangement(width, *channels[self._learnt_at[0]], self._threads)
-        threads = self._threads if arranged is None else arranged.block
-        span = self._span(neurons, channels, width * threads)
+        arranged, threads, span, blocks = self._arranged(width, neurons, channels)
         if self._grouped:
             constants.append(span)
-        blocks = -(-span // (threads * width))
         kept = 0 if arranged is None else blocks * arranged.numbers
         if arranged is not None:
             constants += [arranged.lanes, arranged.period]
         length = 0 if self.fixed else chunk_length(steps, self._longest)
         # a network has layers of many sizes, which have few widths and lengths: the text is printed once for each
         by_powers: List[Any] = [None, None]
-        sizes, unaligned = (
-            (neurons,) if self.fixed else (neurons, steps),
-            31 if self._form.staged else width * self._align - 1,
-        )
+        sizes = (neurons,) if self.fixed else (neurons, steps)
+        unaligned = 31 if self._form.staged else width * self._align - 1
         word = torch.finfo(self.compute).bits // 8
 
         def launch(tensors: Sequence[Tensor], params: Sequence[Any]) -> Optional[Sequence[Tensor]]:
@@ -229,6 +217,17 @@ class Launcher:
 
         return launch
 
+    def _arranged(self, width: int, neurons: int, channels: Channels) -> Tuple[Optional[Arrangement], int, int, int]:
+        """For so many neurons: how sums per channel are arranged, threads of a block, how far apart the groups of a
+        thread are, and blocks. The last block may have threads without neurons.
+        """
+        arranged = None
+        if self._totals is not None:
+            arranged = arrangement(width, *channels[self._learnt_at[0]], self._threads)
+        threads = self._threads if arranged is None else arranged.block
+        span = self._span(neurons, channels, width * threads)
+        return arranged, threads, span, -(-span // (threads * width))
+
     def _large_beside(self, neurons: int) -> Optional[Launcher]:
         """What launches large layers whose steps begin beside a sector; None for other layers."""
         return self._of_beside if self._beside and BESIDE <= neurons < _FEWER else None
@@ -239,7 +238,7 @@ class Launcher:
         return Launcher(self.kernel, self.plan, self.groups, self.learnt, beside=form)
 
     def _multiplied(self) -> float:
-        """Of how many neurons at most the steps may multiply by reciprocals (:mod:`spikecore_cupy.divisors`).
+        """Of how many neurons at most the steps may multiply by reciprocals (:mod:`spikecore_cupy.derivative`).
 
         Backward in 16 bits of few, unless there are few steps: without the branches of divisions the compiler computes
         all steps of a thread side by side, and takes so many registers that too few threads run at once. LIF, 16 steps
@@ -290,3 +289,74 @@ class Launcher:
         kernel = shared(self.kernel, source.name, source.text, source.types)
         self._kernels[width, length, powers, sums] = kernel
         return kernel
+
+
+def shapes_for(plan: Plan, width: int, clusters: bool = True) -> Sequence[Shape]:
+    """How the kernels of a plan may be laid out for rows of so many neurons, the layout with most blocks first."""
+    found = shapes_of(width, plan.dtype, clusters)
+    if not found:
+        raise BackendError(f"a feedback of {width} neurons does not fit the registers of a cluster")
+    return [shape._replace(length=length_of(plan.program, plan.spec)) for shape in found]
+
+
+def print_feedback(plan: Plan, shape: Shape) -> Tuple[Source, Shape]:
+    """The kernel of a plan with feedback, and its shape with what depends on the plan."""
+    if isinstance(plan, ForwardPlan):
+        writer: Union[FeedbackForwardWriter, FeedbackBackwardWriter] = FeedbackForwardWriter(plan, shape)
+    else:
+        writer = FeedbackBackwardWriter(plan, shape)
+    return writer.source(), writer.shape
+
+
+class FeedbackLauncher:
+    """The kernels of a plan with feedback, one for each shape."""
+
+    def __init__(self, kernel: Callable[..., Any], plan: Plan, groups: Sequence[str], learnt: Sequence[str]) -> None:
+        self.kernel, self.plan, self.groups, self.learnt = kernel, plan, groups, learnt
+        self._params = groups.index("params")
+        self._kernels: Dict[Shape, _Printed] = {}
+
+    def __call__(self, geometry: Geometry, *groups: Any) -> Sequence[Tensor]:
+        """Launch on these tensors; gives the parameters' gradients in parts."""
+        steps, neurons, channels = geometry
+        params, x = groups[self._params], groups[0][0]
+        width, device = params[len(self.plan.program.params)].shape[0], x.get_device()
+        printed = self._printed(width, neurons // width, device)
+        shape = printed.shape
+        blocks = -(-(neurons // width) // shape.rows) * shape.cluster
+        pointers = [groups[group][index].data_ptr() for group, index in printed.pointers]
+        sums: Sequence[Tensor] = ()
+        if self.learnt:
+            counts = [blocks if kind == "scalar" else neurons for kind in self.learnt]
+            sums = [x.new_empty(count, dtype=self.plan.compute) for count in counts]
+        pointers += [sums[index].data_ptr() for _, index in printed.sums]
+        strides = [groups[group][index].stride(0) for group, index in printed.strides]
+        strides += [channels[index][which] for index, which in printed.channels]
+        numbers = [params[index] for _, index in printed.numbers]
+        printed.kernel(blocks, device, (neurons, steps, *pointers, *strides, *numbers), shape.threads)
+        return sums
+
+    def _printed(self, width: int, batch: int, device: int) -> _Printed:
+        clusters = self.kernel.clusters(device)  # type: ignore[attr-defined]  # a class of kernels
+        shapes = shapes_for(self.plan, width, clusters)
+        shape = for_batch(shapes, batch, self.kernel.multiprocessors(device))  # type: ignore[attr-defined]
+        found = self._kernels.get(shape)
+        if found is None:
+            found = self._kernels[shape] = _Printed(self.kernel, self.plan, shape, shapes[0], self.groups)
+        return found
+
+
+class _Printed:
+    """A kernel, its shape, and where its arguments are."""
+
+    def __init__(
+        self, kernel: Callable[..., Any], plan: Plan, shape: Shape, first: Shape, groups: Sequence[str]
+    ) -> None:
+        source, self.shape = print_feedback(plan, shape)
+        if self.shape.memory > MEMORY:
+            # what backward keeps is known now, and more blocks have room for it
+            source, self.shape = print_feedback(plan, first)
+        places = Places(source.arguments, groups)
+        self.pointers, self.sums = places.of("pointer"), places.of("sum")
+        self.strides, self.numbers, self.channels = places.of("stride"), places.of("number"), places.channels()
+        self.kernel = shared(kernel, source.name, source.text, source.types, self.shape.memory)

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from spikecore.backend import Bits, Whole, compute_dtype
 from spikecore_cupy.device import shared
-from spikecore_cupy.lines import head
-from spikecore_cupy.printer import TYPES
+from spikecore_cupy.text import TYPES, head
 
 #: Bytes that a thread reads before it computes, so that enough is in flight.
 IN_FLIGHT = 64

@@ -1,15 +1,203 @@
-"""The text of a kernel: its arguments with their types, and its functions and lines, each symbol with its name."""
+"""The text of a kernel in CUDA C++: expressions, lines, functions, arguments with their types, symbols with names."""
 
 from __future__ import annotations
 
-from typing import List, Sequence, Union
+import textwrap
+from typing import Any, Collection, Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Tuple, Union
+
+import torch
 
 from spikecore.kernels import BackwardPlan, ForwardPlan
-from spikecore.kernels.writing import FILLED, STORED, Argument, KernelWriter, commented, indented, named
+from spikecore.kernels.writing import (
+    FILLED,
+    STORED,
+    Argument,
+    KernelPrinter,
+    KernelWriter,
+    filled,
+    indented,
+    named,
+    negated_choice,
+)
 from spikecore.lang import Node
-from spikecore_cupy.lines import declared, first_neuron, folded, head, wrapped
-from spikecore_cupy.parts import Form, Function, Source
-from spikecore_cupy.printer import TYPES, CudaPrinter
+from spikecore.lang.render import ATOM, PRODUCT
+from spikecore_cupy.derivative import FUSED
+
+#: Threads of a block.
+BLOCK = 128
+
+
+#: A long name is longer than a line, and stays whole.
+_WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
+
+
+def first_neuron(name: str = "i") -> str:
+    """The first line of a kernel's body: the first of the neighbouring neurons of a thread, which has V of them."""
+    return f"const long long {name} = V * (blockIdx.x * (long long)blockDim.x + threadIdx.x);"
+
+
+def head(name: str, blocks: int = 0, threads: int = BLOCK) -> str:
+    """The first line of a kernel, before its arguments. The compiler may use all registers that a block leaves it, or
+    those that so many blocks of a multiprocessor leave each.
+    """
+    bounds = f"{threads}, {blocks}" if blocks else f"{threads}"
+    return f'extern "C" __global__ void __launch_bounds__({bounds}) {name}('
+
+
+def declared(kind: str, name: str, restrict: bool = True) -> str:
+    """An argument of a kernel. With ``restrict`` no pointer shares memory with another one, so that loads may come
+    before stores.
+    """
+    if "*" not in kind:
+        return f"const {kind} {name}"
+    return f"{kind}{' __restrict__' if restrict else ''} {name}"
+
+
+def over_neurons(lines: Sequence[str]) -> List[str]:
+    """A loop over the neurons of a thread."""
+    head = ["#pragma unroll", "for (int j = 0; j < V; ++j)"]
+    # a loop of one line needs no braces
+    if len(lines) == 1:
+        return [*head, f"    {lines[0]}"]
+    return [head[0], f"{head[1]} {{", *indented(lines), "}"]
+
+
+def over_steps(lines: Sequence[str], whole: str = "", backwards: bool = False) -> List[str]:
+    """An unrolled loop over the steps of a chunk; its last step only where ``whole`` holds, if that is given."""
+    head = "for (int t = T - 1; t >= 0; --t)" if backwards else "for (int t = 0; t < T; ++t)"
+    guard = f"if (t < T - 1 || {whole}) " if whole and lines else ""
+    if len(lines) == 1:
+        return ["#pragma unroll", f"{head} {guard}{lines[0]}"]
+    inner = [f"{guard}{{", *indented(lines), "}"] if guard else list(lines)
+    return ["#pragma unroll", f"{head} {{", *indented(inner), "}"]
+
+
+def wrapped(words: Iterable[str]) -> List[str]:
+    """Words between commas, as lines."""
+    return filled(", ".join(word.replace(" ", "\0") for word in words).split(" "), 112)
+
+
+def folded(line: str) -> List[str]:
+    """A line that is too long for a page, as several."""
+    # a comment would go on without its mark
+    if len(line) <= 120 or line.startswith("//"):
+        return [line]
+    begin = line[: len(line) - len(line.lstrip())]
+    return textwrap.wrap(line.strip(), 120, initial_indent=begin, subsequent_indent=begin + "    ", **_WHOLE_WORDS)
+
+
+class Form(NamedTuple):
+    """How a kernel is written: what changes its speed and none of its results."""
+
+    #: Neighbouring neurons that a thread computes.
+    width: int
+    #: Steps of a chunk, or one more than them, where the number of steps is no constant of the kernel.
+    length: int = 12
+    #: Blocks that a multiprocessor should hold at least, for which the compiler leaves out registers; 0 for any number.
+    blocks: int = 0
+    #: Whether rows of neurons lie apart in the tensors of all steps.
+    rows: bool = False
+    #: Threads of a block at most.
+    threads: int = BLOCK
+    #: Whether the gradients of parameters per channel are summed over the threads of a block.
+    sums: bool = False
+    #: Whether a thread computes its groups of neurons from the last to the first.
+    down: bool = False
+    #: Whether the numbers that steps divide by are powers of two (:mod:`spikecore_cupy.derivative`).
+    powers: bool = False
+    #: Whether steps, which may begin beside a sector of memory, go through shared memory.
+    staged: bool = False
+    #: Whether the threads of a block begin every chunk together.
+    together: bool = False
+    #: Blocks of a launch at most, whose threads have several groups of neurons then; 0 for any number.
+    grid: int = 0
+    #: Whether the adjoint computes again what a step gave, where that saves registers.
+    again: bool = False
+
+
+class Source(NamedTuple):
+    """A printed kernel. It takes ``neurons``, ``steps`` unless they are fixed, and its arguments, in this order."""
+
+    name: str
+    text: str
+    #: Whether the number of steps is a constant of the text.
+    fixed: bool
+    arguments: Tuple[Argument, ...]
+    #: C types of all that it takes.
+    types: Tuple[str, ...]
+
+
+class Function(NamedTuple):
+    """A device function: its name, its arguments as they are declared, its lines, and the values that it takes."""
+
+    name: str
+    arguments: List[str]
+    body: List[str]
+    takes: Tuple[Node, ...]
+    #: What stands before its type.
+    template: str = ""
+
+    @property
+    def head(self) -> str:
+        """What stands before its arguments."""
+        return f"{self.template}__device__ __forceinline__ void {self.name}("
+
+
+class Stream(NamedTuple):
+    """A tensor of all steps that a kernel reads: what its numbers are called and their type, and which tensor it is."""
+
+    name: str
+    kind: str
+    tensor: str
+    group: str
+    number: int
+
+
+#: dtype -> its name in kernels.
+TYPES: Dict[torch.dtype, str] = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+}
+
+
+class CudaPrinter(KernelPrinter):
+    """CUDA C++ that NVRTC compiles without contraction (``--fmad=false``) and with IEEE division and square root.
+
+    ``approximate`` are divisions that may be off by two units in the last place, ``numbers`` the parameters that are
+    numbers of surrogates, of which an approximate division is as quick as of a constant, ``powers`` parameters that are
+    powers of two, ``repeated`` exact divisions of every step by what is the same at each of them.
+    """
+
+    def __init__(
+        self,
+        compute: torch.dtype,
+        approximate: FrozenSet[Node] = frozenset(),
+        numbers: Collection[str] = (),
+        powers: Collection[Node] = (),
+        repeated: Collection[Node] = (),
+    ) -> None:
+        super().__init__(TYPES[compute])
+        #: The text of a repeated division.
+        self.division = "divided({0}, {1})"
+        self.approximate, self.numbers, self.powers, self.repeated = approximate, numbers, powers, repeated
+
+    def template(self, node: Node) -> Tuple[int, str]:
+        if node.op == FUSED:
+            return ATOM, "multiply_add({0}, {1}, {2})"
+        if node.op == "div" and node.args[1] in self.powers:
+            return PRODUCT, "{0} * ({one} / {1})"
+        if node in self.repeated:
+            return ATOM, self.division
+        if node not in self.approximate:
+            binding, text = super().template(node)
+            index = negated_choice(node)
+            return binding, text if index is None else text.replace(f"{{{index}}}", f"opaque({{{index}}})")
+        above = node.args[0]
+        number = above.attr != 0.0 if above.op == "const" else above.op == "param" and above.attr in self.numbers
+        return ATOM, "quotient({0}, {1})" if number else "full_quotient({0}, {1})"
+
 
 #: Kinds of arguments, in the order that a kernel has them. A ``"sum"`` is a pointer to a parameter's gradient.
 ORDER = ("pointer", "sum", "stride", "row", "inner", "channels", "span", "columns", "lanes", "period", "number")
@@ -91,7 +279,7 @@ class TextWriter(KernelWriter):
         top = self.top()
         # every line is known now, so every symbol can choose a name that no line has
         write = self.printer.named([*around, *inside, top, *words, *body])
-        lines = [f"// {self.title()}", "//", *commented(str(self.program), "//"), "", *around, ""]
+        lines = [f"// {self.title()}", "//", *self.listing("//"), "", *around, ""]
         for function in functions:
             lines += [function.head, *wrapped(map(write, function.arguments)), ") {"]
             lines += [*indented(map(write, function.body)), "}", ""]

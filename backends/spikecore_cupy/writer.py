@@ -13,12 +13,8 @@ import torch
 from spikecore.kernels import BackwardPlan, ForwardPlan
 from spikecore.kernels.writing import FILLED, input_leaf
 from spikecore.lang import Node, topological
-from spikecore_cupy.derivative import normalises, repeated_divisions
-from spikecore_cupy.divisors import divisors
-from spikecore_cupy.lines import over_neurons
-from spikecore_cupy.parts import Form, Function, Stream
-from spikecore_cupy.printer import CudaPrinter
-from spikecore_cupy.text import TextWriter
+from spikecore_cupy.derivative import divisors, normalises, repeated_divisions
+from spikecore_cupy.text import CudaPrinter, Form, Function, Stream, TextWriter, over_neurons
 
 
 class Writer(TextWriter):

@@ -3,9 +3,9 @@
 A kernel backend subclasses :class:`KernelBackend` and supplies two launches, forward and backward, on raw tensors.
 Under ``torch.compile`` it needs torch 2.6 or newer.
 
-Modules from low to high: ``_plan`` (what a kernel is compiled for), ``_layout`` (what it is called with), ``writing``
-(what generated texts share), ``_returned`` (launches that own their results), ``_call`` (from a call to two launches),
-``_autograd``, ``_batch_norm``, ``_runner``, ``_recurrent``, ``_backend``. ``cache`` needs none of them.
+Modules from low to high: ``_plan`` (what a kernel is compiled for), ``_layout`` (what it is called with, and what it
+returns), ``writing`` (what generated texts share), ``_call`` (from a call to two launches), ``_autograd``,
+``_batch_norm``, ``_runner``, ``_recurrent``, ``_backend``. ``cache`` needs none of them.
 """
 
 from spikecore._base.caches import KERNELS, Lock, Recent

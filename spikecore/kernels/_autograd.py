@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from contextlib import nullcontext
-from typing import Any, Callable, Dict, List, MutableMapping, NamedTuple, Optional, Sequence, Tuple, get_type_hints
+from typing import Any, Callable, Dict, List, MutableMapping, Optional, Sequence, Tuple, get_type_hints
 
 import torch
 from torch import Tensor
@@ -78,23 +77,29 @@ def _gradients(
     plan, numbers, instead = context
     further = plan.eager and torch.is_grad_enabled()
     try:
-        with torch.no_grad() if further else nullcontext():
-            found: Sequence[Optional[Tensor]] = plan.backward(numbers, saved, grads, wanted)
+        if not further:
+            return plan.backward(numbers, saved, grads, wanted)  # type: ignore[no-any-return]  # a list
+        with torch.no_grad():
+            found = plan.backward(numbers, saved, grads, wanted)
     except BackendError as error:
         found = Again(plan, numbers, instead, wanted).gradients(error, grads, saved[: plan.count])
     if not further:
-        return found
+        return found  # type: ignore[no-any-return]  # a list
     return Again(plan, numbers, instead, wanted).differentiable(found, grads, saved[: plan.count])
 
 
-class Again(NamedTuple):
-    """A backward pass whose call another runner computes anew."""
+class Again:
+    """A backward pass whose call another runner computes anew.
 
-    plan: Any
-    numbers: Sequence[Any]
-    instead: Instead
-    #: For each tensor of the call, whether its gradient is wanted.
-    wanted: Sequence[bool]
+    As a plan of its own it is the call that gives the gradients that a kernel computed, as functions of cotangents and
+    tensors. Its tensors are these gradients, the cotangents of the first call, and the tensors of that.
+    """
+
+    added, drops, eager, count = (), True, False, 0
+
+    def __init__(self, plan: Any, numbers: Sequence[Any], instead: Instead, wanted: Sequence[bool]) -> None:
+        self.plan, self.numbers, self.instead, self.wanted = plan, numbers, instead, wanted
+        self.n_results = sum(wanted)
 
     def gradients(
         self, error: BackendError, grads: Sequence[Optional[Tensor]], tensors: Sequence[Tensor]
@@ -122,8 +127,27 @@ class Again(NamedTuple):
         """The gradients that were found, as functions of the cotangents and of the call's tensors."""
         # kernels compute the gradients of all states if that of any is wanted; drop the others
         there = [grad for grad, wants in zip(found, self.wanted) if wants]
-        results = iter(_Gradients.apply(self, len(there), len(grads), *there, *grads, *tensors))
+        results = iter(KernelCall.apply((self, (), None), *there, *grads, *tensors))
         return [next(results) if wants else None for wants in self.wanted]
+
+    def forward(self, numbers: Sequence[Any], tensors: Sequence[Tensor]) -> List[Tensor]:
+        """The gradients."""
+        return [tensor.clone() for tensor in tensors[: self.n_results]]
+
+    def kept(self, tensors: Sequence[Tensor], results: Sequence[Tensor]) -> Sequence[Tensor]:
+        """What second derivatives are computed from."""
+        return tensors[self.n_results :]
+
+    def restored(self, kept: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The same."""
+        return kept
+
+    def backward(
+        self, numbers: Sequence[Any], saved: Sequence[Any], grads: Sequence[Optional[Tensor]], wanted: Sequence[bool]
+    ) -> List[Optional[Tensor]]:
+        """Second derivatives: of the gradients none, of the cotangents and the tensors of the first call."""
+        first = len(saved) - len(self.wanted)
+        return [*[None] * self.n_results, *self.derivatives(saved[:first], saved[first:], grads)]
 
     def derivatives(
         self, grads: Sequence[Optional[Tensor]], tensors: Sequence[Tensor], cotangents: Sequence[Optional[Tensor]]
@@ -169,23 +193,6 @@ def _grad(pairs: Sequence[Tuple[Tensor, Tensor]], of: Sequence[Tensor], create_g
         return [None] * len(of)
     results, grads = zip(*pairs)
     return torch.autograd.grad(results, of, grads, create_graph=create_graph, allow_unused=True)
-
-
-class _Gradients(torch.autograd.Function):
-    """Gradients that a kernel found, and what they depend on: the first of ``tensors``, then the call's cotangents and
-    its tensors. A second derivative is computed from these.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, again: Again, found: int, grads: int, *tensors: Any) -> Tuple[Tensor, ...]:
-        ctx.again, ctx.found, ctx.grads = again, found, grads
-        ctx.save_for_backward(*tensors[found:])
-        return tuple([tensor.clone() for tensor in tensors[:found]])
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> Tuple[Optional[Tensor], ...]:
-        saved, none = ctx.saved_tensors, [None] * (3 + ctx.found)
-        return (*none, *ctx.again.derivatives(saved[: ctx.grads], saved[ctx.grads :], cotangents))
 
 
 # -- ops of torch

@@ -22,7 +22,7 @@ class KernelBackend(Backend):
     whatever their shape.
 
     Where ``owns_outputs`` is true a launch gets no tensors to fill and returns its results (see
-    :mod:`spikecore.kernels._returned`). All tensors then come and go flat: ``[T, N]`` of all steps, ``[N]`` of one.
+    :mod:`spikecore.kernels._layout`). All tensors then come and go flat: ``[T, N]`` of all steps, ``[N]`` of one.
     """
 
     #: Backward recomputes states in chunks of this many steps from checkpoints that forward writes; 0 for none. See

@@ -124,6 +124,14 @@ class Lie(NamedTuple):
     channels: Optional[Geometry]
 
 
+def channels_of(kernels: Kernels, x: Tensor) -> Optional[Geometry]:
+    """The sizes of an input ``[T, B, C, ...]`` and how its channels lie; None where no kernel finds its statistics."""
+    layout = kernels.layout(x)
+    if layout.outer or not x.numel() or not layout.holds(x[0]):
+        return None
+    return Geometry(x.shape[0], x.numel() // x.shape[0], ((layout.inner_of(1), x.shape[2]),))
+
+
 class NormalisedCalls:
     """Calls at rest of neurons with batch normalisation in front, whose parameters have one form.
 
@@ -159,13 +167,7 @@ class NormalisedCalls:
             if type(value) not in PLAIN or value.dtype is not self.kernels.spec.compute or not value.is_contiguous():
                 return None
         form = (x.shape, x.stride())
-        return self._lies.get(form) or self._lies.put(form, self._lie(form, x))
-
-    def _lie(self, form: Any, x: Tensor) -> Lie:
-        layout = self.kernels.layout(x)
-        if layout.outer or not layout.holds(x[0]):
-            return Lie(form, None)
-        return Lie(form, Geometry(x.shape[0], x.numel() // x.shape[0], ((layout.inner_of(1), x.shape[2]),)))
+        return self._lies.get(form) or self._lies.put(form, Lie(form, channels_of(self.kernels, x)))
 
     def statistics(self, laid: Lie, x: Tensor, eps: float, running: Optional[Moved]) -> Optional[Tuple[Tensor, Tensor]]:
         """Mean and 1 / sqrt(variance + eps) of an input per channel, by which the running ones were moved; None where

@@ -21,6 +21,7 @@ for a device.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
 
@@ -29,8 +30,15 @@ from torch import Tensor
 
 from spikecore._base.caches import CALLS, Lock, Recent
 from spikecore.backend import Spec
-from spikecore.kernels import _returned as returned
-from spikecore.kernels._layout import Launch, Layout, has_memory, layout_of, resolved
+from spikecore.kernels._layout import (
+    Launch,
+    Layout,
+    has_memory,
+    layout_of,
+    resolved,
+    returned_backward,
+    returned_forward,
+)
 from spikecore.kernels._plan import (
     BackwardPlan,
     ForwardPlan,
@@ -162,7 +170,7 @@ class Kernels:
             sizes = self._sizes.get_or(plan, list)
             if geometry not in sizes and len(sizes) < self.backend.sizes:
                 sizes.append(geometry)
-            sized = plan._replace(geometry=geometry if geometry in sizes else None)
+            sized = replace(plan, geometry=geometry if geometry in sizes else None)
             return self._launches.get_or(sized, lambda: make(sized))
 
 
@@ -194,6 +202,7 @@ class CallPlan:
         if call.single:
             self.results[: kernels.n_outputs] = [_step(form) for form in self.results[: kernels.n_outputs]]
         self.step = form_of(layout.empty((), like, kernels.spec.compute))
+        self.device = x.device
         self.tensors = [form_of(value) for value in tensors]
         self.saved = [*self.tensors, *self.results[self.n_results :]]
         self.is_empty = not x.numel()
@@ -236,7 +245,7 @@ class CallPlan:
         moving, params = values[: self.moving], self.params(numbers, values) if self.views else numbers
         if owns_outputs:
             n = self.kernels.n_inputs
-            return returned.forward(self, launch, (self.timed(moving[:n]), moving[n:], params))
+            return returned_forward(self, launch, (self.timed(moving[:n]), moving[n:], params))
         if not self.kernels.reads:
             moving = [*results[:1] * self.kernels.n_inputs, *moving[self.kernels.n_inputs :]]
         if dense is None or not is_dense or dense((*moving, *results), params) is None:
@@ -305,36 +314,39 @@ class CallPlan:
         if self.is_empty:
             return [torch.zeros_like(value) if wants else None for value, wants in zip(saved, wanted)]
         there = (grads[0] is not None,) if len(grads) == 1 else tuple([grad is not None for grad in grads])
-        key = (*wanted, there)
+        key = (tuple(wanted), there)
         found = self._backward.get(key)
         if found is None:
-            found = self._backward[key] = Pass(self, tuple(wanted), there)
-        values, checkpoints = saved[: self.count], saved[self.count :]
+            found = self._backward[key] = Pass(self, *key)
         is_dense = self.is_dense and self._as_planned(saved, grads)
+        if is_dense and found.is_straight:
+            gradients = found.straight(numbers, saved, grads[0])
+            if gradients is not None:
+                return gradients
+            is_dense = False
+        values, checkpoints = saved[: self.count], saved[self.count :]
         if not is_dense:
             values, checkpoints, grads = self._refitted(values, checkpoints, grads)
         if not (is_dense and self.as_is):
             values = self.fitted(values)
-        elif found.straight is not None:  # as in forward
-            out = torch.empty_like(values[0])
-            if found.straight((*saved, grads[0], out), numbers) is not None:  # type: ignore[arg-type]  # it is there
-                return [out]
-            is_dense = False
         return found(numbers, values, saved, checkpoints, grads, is_dense)
 
     def _as_planned(self, saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]]) -> bool:
-        """Whether saved tensors and cotangents lie as the call had them: hooks and users may give anything."""
-        for values, forms in ((saved, self.saved), (grads, self.results)):
-            for value, (shape, strides, dtype) in zip(values, forms):
-                if value is None:
-                    continue
-                if value.shape != shape or value.stride() != strides or value.dtype is not dtype:
+        """Whether saved tensors and cotangents lie as the call had them: hooks and users may give anything. Autograd
+        gives a cotangent the shape, the dtype and the device of its result.
+        """
+        device = self.device
+        try:
+            for grad, (_, strides, _) in zip(grads, self.results):
+                if grad is not None and (grad.stride() != strides or not grad.data_ptr() or grad.is_neg()):
                     return False
-                try:
-                    if value.is_neg() or not value.data_ptr() or value.device != saved[0].device:
-                        return False
-                except RuntimeError:  # tensors wrapped by functorch raise on data_ptr()
+            for value, (shape, strides, dtype) in zip(saved, self.saved):
+                if value.stride() != strides or not value.data_ptr() or value.is_neg():
                     return False
+                if value.shape != shape or value.dtype is not dtype or value.device != device:
+                    return False
+        except RuntimeError:  # tensors wrapped by functorch raise on data_ptr()
+            return False
         return True
 
     def _refitted(
@@ -398,29 +410,9 @@ class CallPlan:
         """Inputs or outputs, with a dimension of time."""
         return [value.unsqueeze(0) for value in values] if self.call.single else values
 
-    def gradient(self, index: int, part: Tensor, value: Tensor, view: Tuple[int, ...]) -> Tensor:
-        """The gradient of a parameter from its parts, as a backward launch gives them."""
-        kind, layout = self.kernels.spec.params[index], self.layout
-        if part.shape == value.shape and kind != "full":
-            return part
-        if kind == "full":
-            # a parameter of shape [1, C, H, W] is the same for a whole batch: its gradient is the sum over it
-            whole = layout.dense_in_order(part)
-            as_step = view == layout.shape
-            if as_step and layout.holds(value.view(view)):
-                return whole.view(value.shape)
-            return whole.sum_to_size(view).contiguous().view(value.shape)
-        return summed(kind, part, value, self.geometry.channels[index])
-
     def _geometry(self, x: Tensor) -> Geometry:
         kernels, layout = self.kernels, self.layout
-        channels: List[Tuple[int, int]] = []
-        if self.views:
-            channels = [(0, 0)] * len(kernels.spec.params)
-            for index, view in zip(kernels.tensor_params, self.views):
-                if kernels.spec.params[index] == "channel":
-                    channels[index] = layout.channels_along(view)
-        geometry = Geometry(x.shape[0], x.numel() // x.shape[0], tuple(channels))
+        geometry = Geometry(x.shape[0], x.numel() // x.shape[0], channels_of(kernels, layout, self.views))
         return RowGeometry(*geometry, layout.rows) if layout.outer else geometry
 
 
@@ -438,6 +430,15 @@ class Pass:
         #: What is filled: gradients of inputs, and of all states if that of any is wanted.
         self.forms = [plan.results[0]] * sum(backward.inputs) + [plan.step] * (kernels.n_states * backward.state)
         self.n_inputs = sum(backward.inputs)
+        #: Where these stand among the tensors of the call; and the parameters, with their kinds, views and channels.
+        self.places = [place for place in range(kernels.n_inputs) if wanted[place]]
+        self.places += range(kernels.n_inputs, plan.moving) if backward.state else ()
+        params = zip(range(plan.moving, plan.count), kernels.tensor_params, plan.views)
+        self.summed = [
+            (place, kernels.spec.params[index], view, plan.geometry.channels[index])
+            for place, index, view in params
+            if wanted[place]
+        ]
         counts = (
             kernels.n_inputs,
             plan.moving - kernels.n_inputs,
@@ -450,9 +451,21 @@ class Pass:
             kernels.n_states * backward.state,
         )
         self.dense = dense_of(self.launch, plan.geometry, counts, kernels.backend.owns_outputs)
-        #: The launch where the gradient of one input, from the cotangent of an output that lies as it, is all.
-        is_one = plan.count == 1 == self.n_inputs and len(present) == 1 == sum(present)
-        self.straight = self.dense if is_one and plan.results[0] == plan.tensors[0] and kernels.reads else None
+        #: Whether :meth:`straight` is for it: one input, and the cotangent of an output that lies as it.
+        is_one = plan.moving == 1 == len(present) == sum(present) and plan.results[0] == plan.tensors[0]
+        self.is_straight = is_one and plan.as_is and kernels.reads and self.dense is not None
+
+    def straight(
+        self, numbers: Sequence[Any], saved: Sequence[Tensor], grad: Optional[Tensor]
+    ) -> Optional[List[Optional[Tensor]]]:
+        """The wanted gradients of the usual call, None where its tensors take another launch."""
+        plan, x = self.plan, saved[0]
+        results: List[Any] = [torch.empty_like(x)] if self.n_inputs else []
+        params = plan.params(numbers, saved) if plan.views else numbers
+        sums = self.dense((x, *saved[plan.count :], grad, *results), params)  # type: ignore[misc, arg-type]  # they are there
+        if sums is None or plan.count == 1:
+            return None if sums is None else results
+        return self._sorted(results, sums, saved)
 
     def __call__(
         self,
@@ -487,27 +500,22 @@ class Pass:
             trace = [grad for grad in grads[m:] if grad is not None]
             groups = (inputs, moving[kernels.n_inputs :], params, checkpoints, plan.timed(outputs), ends, trace)
             if kernels.backend.owns_outputs:
-                results, sums = returned.backward(self, groups)
+                results, sums = returned_backward(self, groups)
             else:
                 filled = plan.timed(results[: self.n_inputs]), results[self.n_inputs :]
                 sums = self.launch(plan.geometry, *groups, *filled)
-        return self._sorted(results, sums if self.learnt else (), saved)
+        return self._sorted(results, sums, saved)
 
     def _sorted(
         self, results: Sequence[Tensor], sums: Optional[Sequence[Tensor]], saved: Sequence[Tensor]
     ) -> List[Optional[Tensor]]:
         """The gradients of the tensors of the call, each in its place."""
-        plan, n = self.plan, self.plan.kernels.n_inputs
-        each = iter(results)
-        found: List[Optional[Tensor]] = [next(each) if wants else None for wants in self.wanted[:n]]
-        if plan.moving > n:
-            found += each if self.state else [None] * (plan.moving - n)
-        if plan.views:
-            parts = iter(sums or ())
-            where = zip(plan.kernels.tensor_params, saved[plan.moving :], plan.views, self.wanted[plan.moving :])
-            found += [
-                plan.gradient(index, next(parts), value, view) if wants else None for index, value, view, wants in where
-            ]
+        plan = self.plan
+        found: List[Optional[Tensor]] = [None] * plan.count
+        for place, result in zip(self.places, results):
+            found[place] = result
+        for (place, kind, view, channels), part in zip(self.summed, sums or ()):
+            found[place] = gradient(kind, part, saved[place], view, plan.layout, channels)
         return found
 
 
@@ -543,20 +551,40 @@ def fitted_param(kind: str, value: Tensor, view: Sequence[int], layout: Layout) 
     return layout.fit(value.view(view).expand(layout.shape) if value.shape != layout.shape else value)
 
 
-def summed(kind: str, grad: Tensor, value: Tensor, channels: Tuple[int, int]) -> Tensor:
-    """The gradient of a parameter of kind "scalar" or "channel" from its parts.
+def channels_of(kernels: Kernels, layout: Layout, views: Sequence[Sequence[int]]) -> Tuple[Tuple[int, int], ...]:
+    """:attr:`Geometry.channels` for parameters of these views; empty where every parameter is a number."""
+    kinds = kernels.spec.params
+    channels = [(0, 0)] * len(kinds) if views else []
+    for index, view in zip(kernels.tensor_params, views):
+        if kinds[index] == "channel":
+            channels[index] = layout.channels_along(view)
+    return tuple(channels)
 
-    ``channels``: how those of the parameter lie, see :attr:`spikecore.kernels.Geometry.channels`.
+
+def gradient(
+    kind: str, part: Tensor, value: Tensor, view: Sequence[int], layout: Layout, channels: Sequence[int]
+) -> Tensor:
+    """The gradient of a parameter from its parts, as a backward launch gives them.
+
+    ``view``: its shape over the neurons of one time step. ``channels``: how those of one of kind "channel" lie.
     """
+    if kind == "full":
+        # a parameter of shape [1, C, H, W] is the same for a whole batch: its gradient is the sum over it
+        whole = layout.dense_in_order(part)
+        if view == layout.shape and layout.holds(value.view(view)):
+            return whole.view(value.shape)
+        return whole.sum_to_size(view).contiguous().view(value.shape)
+    if part.shape == value.shape:
+        return part
     if kind == "channel":
         # in the order of memory neurons lie as [outer, channels, inner]
         inner, count = channels
-        if grad.numel() != count:  # else whole sums
-            grad = grad.reshape(-1, count, inner).sum((0, 2)) if inner != 1 else grad.reshape(-1, count).sum(0)
-    elif grad.numel() != 1:
+        if part.numel() != count:  # else whole sums
+            part = part.reshape(-1, count, inner).sum((0, 2)) if inner != 1 else part.reshape(-1, count).sum(0)
+    elif part.numel() != 1:
         # partial sums, one for each block or each neuron, as the backend likes
-        grad = grad.sum()
-    return grad if grad.shape == value.shape else grad.reshape(value.shape)
+        part = part.sum()
+    return part.reshape(value.shape)
 
 
 def dense_of(launch: Any, geometry: Geometry, counts: Sequence[int], owns_outputs: bool) -> Optional[Dense]:

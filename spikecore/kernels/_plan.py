@@ -9,7 +9,8 @@ program a kernel needs.
 from __future__ import annotations
 
 from collections import deque
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import (
     Any,
     Callable,
@@ -66,10 +67,10 @@ class RowGeometry(Geometry):
         return made
 
 
-class _OfSpec:
+@dataclass(frozen=True)
+class _Plan:
     """What a plan of either direction takes from its program and its spec."""
 
-    __slots__ = ()
     program: Program
     spec: Spec
 
@@ -89,17 +90,8 @@ class _OfSpec:
         return dict(zip(self.program.params, self.spec.params))
 
 
-class _ForwardFields(NamedTuple):  # apart from the plan, since a NamedTuple takes no further base
-    program: Program
-    spec: Spec
-    record: Tuple[str, ...] = ()
-    has_initial_state: bool = False
-    final: bool = False
-    checkpoints: bool = False
-    geometry: Optional[Geometry] = None
-
-
-class ForwardPlan(_ForwardFields, _OfSpec):
+@dataclass(frozen=True)
+class ForwardPlan(_Plan):
     """A forward kernel: all steps of a program.
 
     record: names of the states whose value after every step is written.
@@ -109,7 +101,11 @@ class ForwardPlan(_ForwardFields, _OfSpec):
     geometry: the sizes of every call of this kernel, if they are fixed.
     """
 
-    __slots__ = ()
+    record: Tuple[str, ...] = ()
+    has_initial_state: bool = False
+    final: bool = False
+    checkpoints: bool = False
+    geometry: Optional[Geometry] = None
 
     @property
     def roots(self) -> Tuple[Node, ...]:
@@ -154,20 +150,8 @@ class ForwardPlan(_ForwardFields, _OfSpec):
         return outputs, following
 
 
-class _BackwardFields(NamedTuple):
-    program: Program
-    spec: Spec
-    has_initial_state: bool
-    outputs: Tuple[bool, ...]
-    trace: Tuple[str, ...]
-    final: Union[bool, Tuple[str, ...]]
-    inputs: Tuple[bool, ...]
-    state: bool
-    learn: Tuple[str, ...]
-    geometry: Optional[Geometry] = None
-
-
-class BackwardPlan(_BackwardFields, _OfSpec):
+@dataclass(frozen=True)
+class BackwardPlan(_Plan):
     """A backward kernel: the adjoint of a program from the last step to the first.
 
     has_initial_state: whether the initial state is an argument; otherwise it is ``program.initial``.
@@ -181,7 +165,14 @@ class BackwardPlan(_BackwardFields, _OfSpec):
     geometry: as in :class:`ForwardPlan`.
     """
 
-    __slots__ = ()
+    has_initial_state: bool
+    outputs: Tuple[bool, ...]
+    trace: Tuple[str, ...]
+    final: Union[bool, Tuple[str, ...]]
+    inputs: Tuple[bool, ...]
+    state: bool
+    learn: Tuple[str, ...]
+    geometry: Optional[Geometry] = None
 
     @property
     def arriving(self) -> Tuple[int, ...]:
@@ -217,24 +208,39 @@ class BackwardPlan(_BackwardFields, _OfSpec):
         ``learn``, of one number per neuron. Where a parameter is one for several neurons, sum over these.
         """
         values = [*inputs, *state, *params, *grad_outputs, *grad_state]
-        found = _backward(self._replace(geometry=None))(values, functions, None)
+        found = self._step(values, functions, None)
         grads, carried, learnt = split(found, len(self.wanted), len(self.program.states), len(self.learn))
         return grads, carried, learnt
 
-    @property
+    @cached_property
+    def _step(self) -> Step:
+        cotangents = [Node("out_grad", (), index) for index in self.arriving]
+        cotangents += [Node("next_grad", (), name) for name in self.program.states]
+        inputs = [self.adjoint.inputs[index] for index in self.wanted]
+        return Step([*self.program.leaves, *cotangents], [*inputs, *self.adjoint.states, *self.adjoint.params])
+
+    @cached_property
     def adjoint(self) -> Adjoint:
         """The adjoint of one step, without what this plan does not need; an input gradient not wanted is 0."""
-        return _adjoint(self._replace(geometry=None))
+        found = self.program.adjoint(self.learn, self.outputs, self.trace, self.final)
+        # what only an unwanted gradient is computed from would be carried and recomputed all the same
+        inputs = [node if wants else const(0.0) for node, wants in zip(found.inputs, self.inputs)]
+        return Adjoint(tuple(inputs), found.states, found.params)
 
-    @property
+    @cached_property
     def carried_cotangents(self) -> Tuple[str, ...]:
-        """Names of the states whose cotangents a kernel carries from step to step."""
-        return _carried_cotangents(self._replace(geometry=None))
+        """Names of the states whose cotangents a kernel carries from step to step: a wanted gradient is computed from
+        it, or from one that is computed from it.
+        """
+        of_state = dict(zip(self.program.states, self.adjoint.states))
+        start = set(of_state) if self.state else leaves_of("next_grad", [*self.adjoint.inputs, *self.adjoint.params])
+        return in_order(self.program.states, closure(start, "next_grad", of_state))
 
-    @property
+    @cached_property
     def recomputed_states(self) -> Tuple[str, ...]:
         """Names of the states whose values a kernel recomputes: the adjoint, or such a state, is computed from them."""
-        return _recomputed_states(self._replace(geometry=None))
+        following = dict(zip(self.program.states, self.program.next))
+        return in_order(self.program.states, closure(leaves_of("state", self.roots), "state", following))
 
     @property
     def following(self) -> Dict[str, Node]:
@@ -255,20 +261,17 @@ class BackwardPlan(_BackwardFields, _OfSpec):
         """Names of the states whose checkpoints forward has written; the recomputed states are among them."""
         return saved_states(self.program, self.spec, self.has_initial_state)
 
-    @property
+    @cached_property
     def cut(self) -> Tuple[Node, ...]:
         """The fewest values of a forward step from which the adjoint of that step can be computed."""
         return smallest_cut(self.roots)
 
-    @property
+    @cached_property
     def roots(self) -> Tuple[Node, ...]:
         """What one step of the adjoint computes: gradients of inputs and parameters, cotangents of carried states."""
         adjoint, carried = self.adjoint, self.carried_cotangents
         states = [node for name, node in zip(self.program.states, adjoint.states) if name in carried]
         return (*[adjoint.inputs[index] for index in self.wanted], *states, *adjoint.params)
-
-
-# A writer asks for these at every state and line, and a program may have thousands of operations.
 
 
 @lru_cache(maxsize=64)
@@ -279,37 +282,6 @@ def _initial(program: Program) -> Step:
 @lru_cache(maxsize=64)
 def _forward(program: Program) -> Step:
     return Step(program.leaves, [*program.outputs, *program.next])
-
-
-@lru_cache(maxsize=64)
-def _backward(plan: BackwardPlan) -> Step:
-    cotangents = [Node("out_grad", (), index) for index in plan.arriving]
-    cotangents += [Node("next_grad", (), name) for name in plan.program.states]
-    found = plan.adjoint
-    inputs = [found.inputs[index] for index in plan.wanted]
-    return Step([*plan.program.leaves, *cotangents], [*inputs, *found.states, *found.params])
-
-
-@lru_cache(maxsize=64)
-def _adjoint(plan: BackwardPlan) -> Adjoint:
-    found = plan.program.adjoint(plan.learn, plan.outputs, plan.trace, plan.final)
-    # what only an unwanted gradient is computed from would be carried and recomputed all the same
-    inputs = [node if wants else const(0.0) for node, wants in zip(found.inputs, plan.inputs)]
-    return Adjoint(tuple(inputs), found.states, found.params)
-
-
-@lru_cache(maxsize=64)
-def _carried_cotangents(plan: BackwardPlan) -> Tuple[str, ...]:
-    # a cotangent is carried if a wanted gradient is computed from it, or from one that is computed from it
-    of_state = dict(zip(plan.program.states, plan.adjoint.states))
-    start = set(of_state) if plan.state else leaves_of("next_grad", [*plan.adjoint.inputs, *plan.adjoint.params])
-    return in_order(plan.program.states, closure(start, "next_grad", of_state))
-
-
-@lru_cache(maxsize=64)
-def _recomputed_states(plan: BackwardPlan) -> Tuple[str, ...]:
-    following = dict(zip(plan.program.states, plan.program.next))
-    return in_order(plan.program.states, closure(leaves_of("state", plan.roots), "state", following))
 
 
 @lru_cache(maxsize=256)

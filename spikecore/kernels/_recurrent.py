@@ -19,15 +19,13 @@ from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequenc
 import torch
 from torch import Tensor
 
-from spikecore._base.caches import CALLS, Recent
 from spikecore._base.context import no_autocast
 from spikecore.backend import MAX_STATIC_STEPS, ParamValue, Spec, Tensors
 from spikecore.dtypes import compute_dtype
 from spikecore.kernels._autograd import KernelCall
-from spikecore.kernels._call import Call, Kernels, fitted_param, summed
-from spikecore.kernels._exact_product import SpikesTimes, is_quicker
+from spikecore.kernels._call import Call, Kernels, channels_of, fitted_param, gradient
 from spikecore.kernels._layout import Launch, Layout, resolved
-from spikecore.kernels._plan import BackwardPlan, ForwardPlan, Geometry, saved_states
+from spikecore.kernels._plan import Geometry, saved_states
 from spikecore.kernels._runner import KernelRunner
 from spikecore.lang import Program
 
@@ -115,8 +113,12 @@ class FedPlan:
         gu, to_state, sums = self._way(fed).backward(fed, kept, asked)
         result: List[Optional[Tensor]] = [gu if wanted[0] else None]
         result += [*to_state, _through(gu[0], fed.weight)] if asked.state else [None] * (moving - 1)
+        kinds, layout = kernels.spec.params, Layout(fed.shape[1:], None)
         for index, value, total in zip(kernels.tensor_params, tensors[moving:], sums):
-            result.append(None if total is None else self._summed(index, total, value, fed.shape[1:]))
+            channels = fed.channels[index] if fed.channels else ()
+            result.append(
+                None if total is None else gradient(kinds[index], total, value, value.shape, layout, channels)
+            )
         to_weight, *to_bias = wanted[self.weight :]
         rows = gu.reshape(-1, fed.shape[-1]).to(fed.weight.dtype)
         result.append(_of_weight(rows, fed, out) if to_weight else None)  # type: ignore[arg-type]  # kept for it
@@ -135,25 +137,15 @@ class FedPlan:
         *state, first = [value.contiguous() for value in tensors[1 : self.moving]]
         weight, *bias = tensors[self.weight :]
         layout, params = Layout(shape[1:], None), [*numbers[: len(spec.params)]]
-        channels = [(0, 0)] * len(params) if kernels.n_own else []
-        for index, value in zip(kernels.tensor_params, tensors[self.moving : self.weight]):
+        own = tensors[self.moving : self.weight]
+        channels = channels_of(kernels, layout, [value.shape for value in own])
+        for index, value in zip(kernels.tensor_params, own):
             kind = spec.params[index]
-            if kind == "channel":
-                channels[index] = layout.channels_along(value.shape)
             params[index] = fitted_param(kind, value, value.shape, layout)
             if kind == "full" and kernels.backend.owns_outputs:
                 params[index] = params[index].reshape(-1)
         call = Call(self.call.record, True)
-        return FeedbackCall(
-            call, shape, state, first, tuple(params), tuple(channels), weight, bias[0] if bias else None
-        )
-
-    def _summed(self, index: int, grad: Tensor, value: Tensor, shape: Tuple[int, ...]) -> Tensor:
-        kind = self.kernels.spec.params[index]
-        if kind == "full":
-            return grad.reshape(shape).sum_to_size(value.shape).contiguous()
-        layout = Layout(shape, None)
-        return summed(kind, grad, value, layout.channels_along(value.shape) if kind == "channel" else (0, 0))
+        return FeedbackCall(call, shape, state, first, tuple(params), channels, weight, bias[0] if bias else None)
 
 
 class FedRunner(KernelRunner):
@@ -255,114 +247,74 @@ Results = Tuple[Tensor, List[Tensor], List[Tensor], List[Tensor]]
 Gradients = Tuple[Tensor, Sequence[Tensor], List[Optional[Tensor]]]
 
 
-def filling_forward(launch: Launch) -> Launch:
-    """A forward launch of a backend with ``owns_outputs``, as one that fills contiguous tensors."""
+def filling(launch: Launch, count: int) -> Launch:
+    """A launch of a backend with ``owns_outputs`` as one that fills its last ``count`` groups of contiguous tensors."""
 
-    def fills(geometry: Geometry, inputs: Any, state: Any, params: Any, *filled: Any) -> None:
-        groups = launch(geometry, *_flat(geometry, inputs, state), params)
-        for targets, values in zip(filled, groups):
+    def fills(geometry: Geometry, *groups: Any) -> Any:
+        steps, neurons, _ = geometry
+        flat = list(groups[:-count])
+        for index, sizes in (
+            (0, (steps, neurons)),
+            (1, (neurons,)),
+            (4, (steps, neurons)),
+            (5, (neurons,)),
+            (6, (steps, neurons)),
+        ):
+            if index < len(flat):
+                flat[index] = tuple([value.view(sizes) for value in flat[index]])
+        results = launch(geometry, *flat)
+        for targets, values in zip(groups[-count:], results):
             for target, value in zip(targets, values):
                 target.copy_(value.view_as(target))
+        return results[count] if len(results) > count else None
 
     return fills
-
-
-def filling_backward(launch: Launch, learnt: int) -> Launch:
-    """A backward launch of a backend with ``owns_outputs``, as one that fills contiguous tensors."""
-
-    def fills(geometry: Geometry, inputs: Any, state: Any, params: Any, kept: Any, *given: Any) -> Any:
-        outputs, final, trace, to_inputs, to_state = given
-        late = [*_flat(geometry, outputs, final), *_flat(geometry, trace, ())[:1]]
-        groups = launch(geometry, *_flat(geometry, inputs, state), params, kept, *late)
-        for targets, values in zip((to_inputs, to_state), groups):
-            for target, value in zip(targets, values):
-                target.copy_(value.view_as(target))
-        return groups[2] if learnt else ()
-
-    return fills
-
-
-def _flat(geometry: Geometry, moving: Any, state: Any) -> List[Any]:
-    """Contiguous tensors of all steps and of one, flat."""
-    steps, neurons = geometry.steps, geometry.neurons
-    return [tuple([x.view(steps, neurons) for x in moving]), tuple([x.view(neurons) for x in state])]
 
 
 class FeedbackLaunch:
     """One launch for all steps, of a backend that feeds back by itself."""
 
     def __init__(self, backend: KernelBackend, program: Program, spec: Spec) -> None:
-        self.backend, self.program = backend, program
         learn = tuple([name for name in spec.learn if name in program.params])
-        self.final, self.spec = spec.final, replace(spec, learn=learn)
-        self._forwards: Recent[Any, Launch] = Recent(CALLS)
-        self._backwards: Recent[Any, Launch] = Recent(CALLS)
+        self.kernels = Kernels(backend, program, replace(spec, learn=learn))
 
     def forward(self, fed: FeedbackCall, x: Tensor, save: bool) -> Results:
         """All steps of ``x``."""
-        key = (fed.call.record, save)
-        launch = self._forwards.get(key)
-        if launch is None:
-            plan = ForwardPlan(self.program, self.spec, fed.call.record, True, self.final, save)
-            launch = self._forwards.put(key, self.backend.forward(plan))
-        compute, shape = self.spec.compute, fed.shape
+        kernels, geometry, shape = self.kernels, self._geometry(fed), fed.shape
+        launch = kernels.launch(kernels.forward_plan(fed.call, save), geometry)
+        compute, chunk = kernels.spec.compute, kernels.chunk
         x = x.contiguous()
         out = torch.empty_like(x)
-        states = len(self.program.states) if self.final else 0
-        final = [x.new_empty(shape[1:], dtype=compute) for _ in range(states)]
+        final = [x.new_empty(shape[1:], dtype=compute) for _ in range(kernels.n_final)]
         trace = [x.new_empty(shape, dtype=compute) for _ in fed.call.record]
-        kept = [torch.empty_like(x), *self._checkpoints(x)] if save else []
+        kept = [torch.empty_like(x)] if save else []
+        if save and chunk:
+            saved = saved_states(kernels.program, kernels.spec, True)
+            kept += [x.new_empty(((shape[0] - 1) // chunk, *shape[1:]), dtype=compute) for _ in saved]
         bias = () if fed.bias is None else (fed.bias.contiguous(),)
         params = (*fed.params, fed.weight.t().contiguous(), *bias)
-        launch(self._geometry(fed), (x,), (*fed.state, fed.first), params, (out,), final, trace, kept)
+        launch(geometry, (x,), (*fed.state, fed.first), params, (out,), final, trace, kept)
         return out, final, trace, kept
 
     def backward(self, fed: FeedbackCall, kept: Sequence[Tensor], asked: Wanted) -> Gradients:
         """All steps, from the last to the first; ``kept`` is what :meth:`forward` kept."""
-        us, *checkpoints = kept
-        record = fed.call.record
-        trace = tuple([name for name, grad in zip(record, asked.trace) if grad is not None])
-        final = tuple([name for name, grad in zip(self.program.states, asked.final) if grad is not None])
-        tensors = [name for name, kind in zip(self.program.params, self.spec.params) if kind != "number"]
-        learn = tuple([name for name, wants in zip(tensors, asked.learn) if wants])
-        key = (trace, final, asked.state, learn)
-        launch = self._backwards.get(key)
-        if launch is None:
-            plan = BackwardPlan(
-                self.program,
-                self.spec,
-                has_initial_state=True,
-                outputs=(True,),
-                trace=trace,
-                final=final if len(final) < len(self.program.states) and final else bool(final),
-                inputs=(True,),
-                state=asked.state,
-                learn=learn,
-            )
-            launch = self._backwards.put(key, self.backend.backward(plan))
-        compute, step = self.spec.compute, fed.shape[1:]
-        new = us.new_empty
+        (us, *checkpoints), kernels, geometry = kept, self.kernels, self._geometry(fed)
+        present = (True, *[grad is not None for grad in (*asked.final, *asked.trace)])
+        plan = kernels.backward_plan(fed.call, present, (True, *[asked.state] * kernels.n_states, *asked.learn))
+        launch = kernels.launch(plan, geometry)
+        compute, step, new = kernels.spec.compute, fed.shape[1:], us.new_empty
         grad = new(step).zero_().expand(fed.shape) if asked.output is None else _steps(asked.output)
-        ends = [new(step, dtype=compute).zero_() if g is None else g.contiguous() for g in asked.final] if final else []
+        ends = [new(step, dtype=compute).zero_() if g is None else g.contiguous() for g in asked.final]
         traces = [_steps(g) for g in asked.trace if g is not None]
         gus = torch.empty_like(us, memory_format=torch.contiguous_format)
-        to_state = [new(step, dtype=compute) for _ in self.program.states] if asked.state else []
+        to_state = [new(step, dtype=compute) for _ in range(kernels.n_states)] if asked.state else []
         params = (*fed.params, fed.weight.contiguous())
         sums = launch(
-            self._geometry(fed), (us.contiguous(),), fed.state, params, (None, *checkpoints), (grad,), ends, traces,
-            (gus,), to_state,
+            geometry, (us.contiguous(),), fed.state, params, (None, *checkpoints), (grad,), ends if plan.final else (),
+            traces, (gus,), to_state,
         )  # fmt: skip
         each = iter(sums if sums is not None else ())
         return gus, to_state, [next(each) if wants else None for wants in asked.learn]
-
-    def _checkpoints(self, x: Tensor) -> List[Tensor]:
-        """Memory for the states before every chunk of steps but the first, of a backend with chunks."""
-        each = self.backend.chunk_of(self.program, self.spec)
-        count = -(-x.shape[0] // each) - 1 if each else 0
-        if not each:
-            return []
-        shape = (max(count, 0), *x.shape[1:])
-        return [x.new_empty(shape, dtype=self.spec.compute) for _ in saved_states(self.program, self.spec, True)]
 
     def _geometry(self, fed: FeedbackCall) -> Geometry:
         steps, neurons, channels = fed.geometry(fed.shape[0])
@@ -398,7 +350,7 @@ class FeedbackSteps:
     def _forward(self, fed: FeedbackCall, call: Call, steps: int) -> Launch:
         kernels = self.kernels(steps)
         launch = kernels.launch(kernels.forward_plan(call, False), fed.geometry(steps))
-        return filling_forward(launch) if self.backend.owns_outputs else launch
+        return filling(launch, 4) if self.backend.owns_outputs else launch
 
     def forward(self, fed: FeedbackCall, x: Tensor, save: bool) -> Results:
         """All steps of ``x``."""
@@ -440,7 +392,7 @@ class FeedbackSteps:
         present = (True, *[name in live for name in program.states], *[grad is not None for grad in asked.trace])
         plan = self.kernels(1).backward_plan(fed.call, present, (True, *[True] * len(program.states), *asked.learn))
         launch = self.kernels(1).launch(plan, fed.geometry(1))
-        launch = filling_backward(launch, len(plan.learn)) if self.backend.owns_outputs else launch
+        launch = filling(launch, 2) if self.backend.owns_outputs else launch
         gus, to_out = new(us.shape), new([1, *shape])
         sets = [[new(shape, dtype=compute).zero_() for _ in program.states] for _ in range(2)]
         for first, grad in zip(sets[0], asked.final):
@@ -496,7 +448,7 @@ def chunk_of(steps: int) -> int:
 
 class _Product:
     """What one step gives to the next: ``y @ W.T + b``, with the bits of ``torch.nn.functional.linear``; where spikes
-    are multiplied as exact parts, with its accuracy (:mod:`spikecore.kernels._exact_product`).
+    are multiplied as exact parts, with its accuracy (:class:`SpikesTimes`).
     """
 
     def __init__(self, fed: FeedbackCall, spikes: bool) -> None:
@@ -544,3 +496,86 @@ class _Back:
             torch.mm(rows, self.weight, out=out)
         else:
             torch.addmm(arriving.reshape(self.rows), rows, self.weight, out=out)
+
+
+# Products of spikes and float32 matrices on tensor cores, which multiply bfloat16.
+#
+# A float32 number is the sum of three of bfloat16, 8 bits each, and a spike is one of bfloat16: products of a spike and
+# a part are exact, and their sums are float32, as those of a float32 product. So ``y @ W.t() + b`` is one product of
+# ``[y y y 1]`` and the parts of ``[W b]`` side by side, the smallest first. Bits below 2^-133 are lost.
+#
+# cuBLAS sums across blocks in the type of the result, so torch's switch for reduced precision changes nothing here. An
+# infinite weight has no further parts: times 0 it is NaN, times 1 it is infinite, as in a float32 product.
+
+#: Width of a matrix from which on its product is taken so. A kernel with feedback takes narrower ones on most GPUs.
+WIDE = 512
+#: Multiplications of a step (rows times width squared) from which on it is, and steps: of 32 rows of 520 neurons and 32
+#: steps a training step takes 0.98 of the time, of 100 steps 0.92, of 128 rows of 1024 neurons 0.69 and 0.67 (H200,
+#: device). Of 16 steps of 32 rows the split of the weight, some fifty small launches, is not made up for (1.05).
+WORK, STEPS = 2**23, 32
+#: Numbers behind the three copies of a row of spikes that are 1. With a width that is a multiple of 8, too, every row
+#: begins at a multiple of 16 bytes, without which cuBLAS has slower kernels.
+BESIDE = 8
+
+
+def is_quicker(weight: Tensor, rows: int, steps: int) -> bool:
+    """Whether tensor cores take the products of so many steps of so many rows of spikes: large ones of float32, on a
+    CUDA GPU whose tensor cores have bfloat16, by a torch whose ``mm`` gives float32 for it (from 2.8 on).
+
+    Where products of float32 may be rounded to TF32, they are quicker still, and what was asked for.
+    """
+    width = weight.shape[0]
+    if weight.dtype != torch.float32 or weight.device.type != "cuda" or torch.version.cuda is None:
+        return False
+    if width < WIDE or width % 8 or rows * width * width < WORK or steps < STEPS:
+        return False
+    if not hasattr(torch.ops.aten.mm, "dtype") or torch.cuda.get_device_capability(weight.device) < (8, 0):
+        return False
+    return not _may_round()
+
+
+def _may_round() -> bool:
+    matmul = torch.backends.cuda.matmul
+    try:
+        # from torch 2.9 on, where reading the older name raises once the newer one was set
+        return bool(matmul.fp32_precision == "tf32")
+    except (AttributeError, AssertionError):  # an older torch raises either for a name that it does not know
+        return bool(matmul.allow_tf32)
+
+
+def multiplied(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b`` of bfloat16, in float32."""
+    return torch.mm(a, b, out_dtype=torch.float32)
+
+
+def parts_of(x: Tensor) -> List[Tensor]:
+    """Three tensors of bfloat16 whose sum is x, the smallest first."""
+    found: List[Tensor] = []
+    for _ in range(3):
+        # cut off, not rounded: the largest numbers would become infinite
+        first = (x.view(torch.int32) & -65536).view(torch.float32)
+        found.insert(0, first.to(torch.bfloat16))
+        # of an infinite number nothing is left
+        x = (x - first).masked_fill_(x.isinf(), 0.0)
+    return found
+
+
+class SpikesTimes:
+    """``y @ W.t() + b`` for spikes ``y [B, H]``, step after step."""
+
+    def __init__(self, weight: Tensor, bias: Optional[Tensor], batch: int) -> None:
+        width = weight.shape[0]
+        beside = weight.new_zeros((width, BESIDE))
+        if bias is not None:
+            # its three parts, each times a 1
+            for k, part in enumerate(parts_of(bias)):
+                beside[:, k] = part
+        self.factor = torch.cat([*parts_of(weight), beside.to(torch.bfloat16)], 1).t()
+        self.rows = torch.empty((batch, 3 * width + BESIDE), dtype=torch.bfloat16, device=weight.device)
+        self.rows[:, 3 * width :] = 1.0
+        self.spikes = self.rows[:, : 3 * width].view(batch, 3, width)
+
+    def __call__(self, spikes: Tensor) -> Tensor:
+        """For the spikes ``[B, H]`` of a step."""
+        self.spikes.copy_(spikes[:, None])
+        return multiplied(self.rows, self.factor)

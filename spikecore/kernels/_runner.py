@@ -14,10 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from spikecore.backend import BackendError, ParamValue, Runner, Spec, Tensors, Unsupported
 from spikecore.kernels._autograd import Instead, KernelCall, apply, key_of, register, run_op
-from spikecore.kernels._batch_norm import Moments, NormalisedCalls, NormalisingKernels
+from spikecore.kernels._batch_norm import Moments, NormalisedCalls, NormalisingKernels, channels_of
 from spikecore.kernels._call import Call, CallPlan, Kernels
 from spikecore.kernels._layout import Moved, StatisticsLaunch, has_memory, resolved
-from spikecore.kernels._plan import Geometry
 from spikecore.lang import Program
 from spikecore.lang._plain import (
     PLAIN,
@@ -236,8 +235,5 @@ class KernelRunner:
         """
         (x,) = resolved((x,))
         launch: Optional[StatisticsLaunch] = self.kernels.backend.statistics(self.spec)
-        layout = self.kernels.layout(x)
-        if launch is None or layout.outer or not x.numel() or not layout.holds(x[0]):
-            return None
-        lies = (layout.inner_of(1), x.shape[2])
-        return launch(Geometry(x.shape[0], x.numel() // x.shape[0], (lies,)), x, eps, running)
+        geometry = channels_of(self.kernels, x)
+        return None if launch is None or geometry is None else launch(geometry, x, eps, running)

@@ -8,6 +8,7 @@ A launch finds the values of a kernel's arguments with :class:`Places`.
 from __future__ import annotations
 
 import textwrap
+from functools import lru_cache, partial
 from typing import Callable, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
@@ -121,29 +122,10 @@ class Places:
         return [(a.number, which) for which, kind in enumerate(kinds) for a in self._arguments if a.kind == kind]
 
 
-def input_leaf(name: str) -> Node:
-    """An input of the step."""
-    return Node("input", (), name)
-
-
-def state_leaf(name: str) -> Node:
-    """A state before the step."""
-    return Node("state", (), name)
-
-
-def param_leaf(name: str) -> Node:
-    """A parameter."""
-    return Node("param", (), name)
-
-
-def output_cotangent(index: int) -> Node:
-    """The cotangent of an output of the step."""
-    return Node("out_grad", (), index)
-
-
-def state_cotangent(name: str) -> Node:
-    """The cotangent of a state after the step."""
-    return Node("next_grad", (), name)
+#: Leaves of a step: an input, a state before it, a parameter, each by its name.
+input_leaf, state_leaf, param_leaf = (partial(Node, op, ()) for op in ("input", "state", "param"))
+#: The cotangents of an output of the step, by its number, and of a state after the step, by its name.
+output_cotangent, state_cotangent = (partial(Node, op, ()) for op in ("out_grad", "next_grad"))
 
 
 def cotangent_leaves(program: Program) -> List[Node]:
@@ -218,6 +200,10 @@ def filled(words: Iterable[str], width: int) -> List[str]:
 def commented(text: str, mark: str) -> List[str]:
     """The lines of a text as lines of comment, each behind the mark of a target's comments."""
     return [f"{mark} {line}".rstrip() for line in text.splitlines()]
+
+
+#: The text of a program, which both of its kernels have as a comment.
+_listing: Callable[[Program], str] = lru_cache(maxsize=64)(str)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -374,3 +360,7 @@ class KernelWriter:
         name = on_one_line(self.program.name).translate({ord(letter): None for letter in without})
         memory, arithmetic = dtype_name(self.plan.dtype), dtype_name(self.plan.compute)
         return f"{name}, {self.direction}: {memory} in memory, {arithmetic} arithmetic."
+
+    def listing(self, mark: str) -> List[str]:
+        """The program as lines of comment, each behind the mark of a target's comments."""
+        return commented(_listing(self.program), mark)

@@ -31,8 +31,8 @@ from spikecore.testing._custom import CUSTOM
 from spikecore.testing._models import BY_NAME, MODELS, Model
 from spikecore_cupy.device import OPTIONS, Kernel, compiled, headers
 from spikecore_cupy.forms import form_of
-from spikecore_cupy.parts import Form
 from spikecore_cupy.source import print_kernel
+from spikecore_cupy.text import Form
 
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("nvrtc")]
 

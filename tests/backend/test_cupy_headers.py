@@ -16,8 +16,7 @@ from spikecore_cupy import ElementwiseKernel, ScanKernel
 from spikecore_cupy.device import headers
 from spikecore_cupy.feedback import HEADER
 from spikecore_cupy.packing import printed
-from spikecore_cupy.statistics import Statistics
-from spikecore_cupy.sums import Totals
+from spikecore_cupy.sums import Statistics, Totals
 
 pytestmark = pytest.mark.kernels
 

@@ -225,8 +225,8 @@ def test_gradients_of_a_parameter_whose_value_nobody_reads(layer, learn, kind):
 @pytest.mark.parametrize("learn", [("drive",), ("tau", "drive"), ("drive", "offset")], ids="-".join)
 def test_groups_of_a_thread_lie_in_the_same_channels(monkeypatch, learn):
     """In a layer of several groups, gradients of a channel are sums over it alone, be the value read or not."""
-    monkeypatch.setattr("spikecore_cupy.spans.SPAN", 8)
-    monkeypatch.setattr("spikecore_cupy.spans.SMALL", 0)
+    monkeypatch.setattr("spikecore_cupy.forms.SPAN", 8)
+    monkeypatch.setattr("spikecore_cupy.forms.SMALL", 0)
     x = torch.rand(9, 6, 5, 7, generator=torch.Generator().manual_seed(0)) * 2
     found = []
     for backend in ("cupy_host", "torch"):

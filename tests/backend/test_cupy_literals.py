@@ -13,7 +13,7 @@ import spikecore as sc
 from spikecore.testing._loopback import installed
 from spikecore_cupy import ElementwiseKernel
 from spikecore_cupy.host import HostBackend, HostElementwiseKernel, reason
-from spikecore_cupy.printer import CudaPrinter
+from spikecore_cupy.text import CudaPrinter
 
 pytestmark = [pytest.mark.kernels, pytest.mark.skipif(reason() is not None, reason=str(reason()))]
 DTYPES = [torch.float32, torch.float64, torch.float16]

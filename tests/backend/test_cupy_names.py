@@ -20,9 +20,8 @@ from spikecore.testing._loopback import installed
 from spikecore.testing.naming import assert_like_torch, awkward, identifiers, namings, plans, usable
 from spikecore_cupy.device import HEADER, headers
 from spikecore_cupy.host import HostBackend, reason
-from spikecore_cupy.parts import Form
-from spikecore_cupy.printer import CudaPrinter
 from spikecore_cupy.source import print_kernel
+from spikecore_cupy.text import CudaPrinter, Form
 
 pytestmark = pytest.mark.kernels
 

@@ -17,10 +17,9 @@ from spikecore.layers import NormNeuron
 from spikecore.testing._loopback import installed
 from spikecore_cupy import launcher
 from spikecore_cupy.device import OPTIONS, headers
-from spikecore_cupy.forms import form_of
+from spikecore_cupy.forms import form_of, span_of
 from spikecore_cupy.host import HostBackend, reason
-from spikecore_cupy.parts import Form
-from spikecore_cupy.spans import span_of
+from spikecore_cupy.text import Form
 
 pytestmark = [pytest.mark.kernels, pytest.mark.skipif(reason() is not None, reason=str(reason()))]
 #: With what is kept in registers and with what is computed again, where nobody asks otherwise.

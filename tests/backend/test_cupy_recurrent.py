@@ -16,10 +16,9 @@ from spikecore.dtypes import DTYPES, compute_dtype
 from spikecore.kernels import BackwardPlan, ForwardPlan
 from spikecore.testing._loopback import installed
 from spikecore.testing.naming import identifiers, usable
-from spikecore_cupy import feedback_launcher
+from spikecore_cupy import launcher
 from spikecore_cupy.device import headers
 from spikecore_cupy.feedback import HEADER
-from spikecore_cupy.feedback_launcher import print_feedback, shapes_for
 from spikecore_cupy.feedback_shape import (
     MEMORY,
     Shape,
@@ -32,6 +31,7 @@ from spikecore_cupy.feedback_shape import (
     takes,
 )
 from spikecore_cupy.host import HostClustersBackend, reason
+from spikecore_cupy.launcher import print_feedback, shapes_for
 
 pytestmark = [pytest.mark.kernels, pytest.mark.skipif(reason() is not None, reason=str(reason()))]
 
@@ -113,7 +113,7 @@ def test_every_layout_gives_the_loop(
 ) -> None:
     """Outputs, states and records to the bit."""
     shape = Shape(width, *layout, parts_of(torch.float32))
-    monkeypatch.setattr(feedback_launcher, "shapes_of", lambda *_: (shape,))
+    monkeypatch.setattr(launcher, "shapes_of", lambda *_: (shape,))
     net = layer(sc.ALIF(learn=("threshold",), backend="torch"), width, torch.float32)
     compare(host, net, drawn(steps, batch, width) * 2, ("v", "a"), 1e-6)
 
@@ -143,7 +143,7 @@ def test_more_rows_for_a_cluster_change_no_bit(host: str, monkeypatch: pytest.Mo
     with torch.no_grad():
         net.linear.weight.copy_(drawn(12, 12))
     found = results(net, x, ("v",))
-    monkeypatch.setattr(feedback_launcher, "for_batch", lambda shapes, *_: shapes[0]._replace(tiles=2))
+    monkeypatch.setattr(launcher, "for_batch", lambda shapes, *_: shapes[0]._replace(tiles=2))
     again = results(net, x, ("v",))
     assert all(torch.equal(a, b) for a, b in zip(found[0], again[0]))
     assert torch.equal(found[1]["x"], again[1]["x"])
@@ -201,7 +201,7 @@ def test_a_cluster_of_fewer_blocks_changes_no_bit(host: str, monkeypatch: pytest
         chosen[:] = [shapes[0], shapes[-1]]
         return shapes[-1]
 
-    monkeypatch.setattr(feedback_launcher, "for_batch", fewest)
+    monkeypatch.setattr(launcher, "for_batch", fewest)
     again = results(net, x, ("v",))
     assert [shape.cluster for shape in chosen] == [2, 1]
     assert all(torch.equal(a, b) for a, b in zip(found[0], again[0]))

@@ -11,7 +11,6 @@ from torch import Tensor
 import spikecore as sc
 from spikecore._base.versions import COMPILES
 from spikecore.kernels import Layout, RowGeometry, layout_of
-from spikecore.kernels._layout import is_dense
 from spikecore.testing._loopback import installed
 from spikecore_cupy.host import HostBackend, reason
 
@@ -131,12 +130,6 @@ def test_short_rows_and_gaps_are_copied() -> None:
     assert in_rows(torch.randn(3, 5, 8).transpose(0, 1))
     assert not in_rows(torch.randn(5, 3, 20)[:, :, :10])
     assert not in_rows(torch.randn(5, 3, 20))
-
-
-@pytest.mark.parametrize("name", list(VIEWS))
-def test_direct_calls_take_views_without_gaps(name: str) -> None:
-    """Of what lies between the rows of a part of a batch they would fill nothing; the runner takes such a view."""
-    assert is_dense(VIEWS[name]) is (name not in ("a batch of part", "one step"))
 
 
 def test_inputs_in_two_layouts() -> None:

@@ -10,10 +10,9 @@ from spikecore.backend import Spec
 from spikecore.kernels import Geometry
 from spikecore.layers import NormNeuron
 from spikecore.testing._loopback import installed
-from spikecore_cupy.divisors import is_power_of_two
+from spikecore_cupy.derivative import is_power_of_two
 from spikecore_cupy.host import HostBackend, HostBlocks, HostBlocksBackend, HostKernel, reason
-from spikecore_cupy.statistics import Statistics
-from spikecore_cupy.sums import Totals, arrangement
+from spikecore_cupy.sums import Statistics, Totals, arrangement
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 8])

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from spikecore_cupy import feedback_launcher
+from spikecore_cupy import launcher
 from spikecore_cupy.feedback_shape import shapes
 
 pytestmark = pytest.mark.gpu
@@ -82,7 +82,7 @@ def test_sizes(model: str, steps: int, batch: int, width: int) -> None:
 @pytest.mark.parametrize("shape", shapes(96, torch.float32), ids=lambda shape: str(tuple(shape[1:4])))
 def test_every_layout(monkeypatch: pytest.MonkeyPatch, shape: Any) -> None:
     """All numbers of blocks, warps and rows that a kernel of this width may have."""
-    monkeypatch.setattr(feedback_launcher, "shapes_of", lambda *_: (shape,))
+    monkeypatch.setattr(launcher, "shapes_of", lambda *_: (shape,))
     # a program of its own, since kernels are kept for each shape but runners for each program
     compare(layer(sc.LIF(tau=2.0, learn=("tau",)), 96), drawn(19, 21, 96) * 2, ("v",))
 

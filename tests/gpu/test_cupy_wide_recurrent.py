@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from spikecore.kernels import _exact_product
+from spikecore.kernels import _recurrent
 
 pytestmark = pytest.mark.gpu
 STEPS, BATCH = 40, 256
@@ -22,13 +22,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> List[int]:
     if not hasattr(torch.ops.aten.mm, "dtype") or torch.cuda.get_device_capability() < (8, 0):
         pytest.skip("needs tensor cores with bfloat16, and torch 2.8")
     found: List[int] = []
-    multiplied = _exact_product.multiplied
+    multiplied = _recurrent.multiplied
 
     def counted(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         found.append(b.shape[1])
         return multiplied(a, b)
 
-    monkeypatch.setattr(_exact_product, "multiplied", counted)
+    monkeypatch.setattr(_recurrent, "multiplied", counted)
     return found
 
 
@@ -62,7 +62,7 @@ def test_a_product_is_as_near_as_that_of_float32(width: int) -> None:
     weight, bias = drawn(width, width) / width**0.5, drawn(width, seed=1)
     spikes = (drawn(BATCH, width, seed=2) > 1).float()
     exact = torch.addmm(bias.double(), spikes.double(), weight.double().t())
-    found = _exact_product.SpikesTimes(weight, bias, BATCH)(spikes)
+    found = _recurrent.SpikesTimes(weight, bias, BATCH)(spikes)
     assert (found - exact).norm() <= 3e-7 * exact.norm()
 
 

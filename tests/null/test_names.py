@@ -14,8 +14,8 @@ from spikecore.neuron import Neuron
 from spikecore.testing.naming import Naming, frame, identifiers, namings, plans, same_but_for_names, usable
 from spikecore_cupy.device import headers
 from spikecore_cupy.feedback import HEADER
-from spikecore_cupy.parts import Form
 from spikecore_cupy.source import print_kernel
+from spikecore_cupy.text import Form
 
 #: What kernels name beside users' values.
 GENERATED = [f"{letter}{k}" for letter in "tk" for k in range(6)] + (

@@ -4,12 +4,10 @@ Rules of this package:
 
 - A kernel is declared: every value has a name, a role and a kind (:mod:`declared`), and never changes.
 - Arithmetic is float32, or float64 where a tensor is; 16-bit numbers are stored only.
-- What a call gets wrong is said before a launch, by name (:mod:`given`). Nothing is copied and nothing synchronises.
+- What a call gets wrong is said before a launch, by name (:mod:`declared`). Nothing is copied and nothing synchronises.
 - A kernel has no gradient of its own: a ``torch.autograd.Function`` puts two together.
 """
 
-from spikecore_cupy.custom.elementwise import ElementwiseKernel
-from spikecore_cupy.custom.kernel import CustomKernel
-from spikecore_cupy.custom.scan import ScanKernel
+from spikecore_cupy.custom.kernel import CustomKernel, ElementwiseKernel, ScanKernel
 
 __all__ = ["CustomKernel", "ElementwiseKernel", "ScanKernel"]

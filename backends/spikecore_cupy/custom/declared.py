@@ -1,16 +1,19 @@
-"""What a kernel takes and gives: names, roles, kinds, and the C types that follow from the dtype of a call."""
+"""What a kernel takes and gives: names, roles, kinds, C types, and the checks of what a call gives."""
 
 from __future__ import annotations
 
 import keyword
 import re
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Type, Union
+from numbers import Integral, Real
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type, Union
 
 import torch
+from torch import Tensor
 
 from spikecore.dtypes import NARROW
+from spikecore.kernels import Layout, layout_of
 from spikecore.lang.render import C_TEMPLATES, C_WORDS
-from spikecore_cupy.printer import TYPES
+from spikecore_cupy.text import TYPES
 
 #: A dtype, None for the floating-point dtype of the call, or the type of a number.
 Kind = Union[torch.dtype, Type[float], Type[int], None]
@@ -161,3 +164,164 @@ class Typed:
 
 def _bytes(dtype: torch.dtype) -> int:
     return torch.empty((), dtype=dtype).element_size()
+
+
+_GRADIENT = (
+    "a kernel has no gradient, and here autograd is recording: call it in a torch.autograd.Function, "
+    "under torch.no_grad(), or with tensor.detach()"
+)
+
+
+class Sizes(NamedTuple):
+    """What the tensors of a call have in common: ``like`` is the first of all elements, called ``name``."""
+
+    name: str
+    like: Tensor
+    layout: Layout
+    #: None where the kernel has no time.
+    steps: Optional[int]
+
+    @property
+    def neurons(self) -> int:
+        """How many elements one step has."""
+        found = 1
+        for size in self.layout.shape:
+            found *= size
+        return found
+
+    def empty(self, dtype: torch.dtype, one_step: bool) -> Tensor:
+        """A new tensor in the layout of the call."""
+        lead = () if one_step or self.steps is None else (self.steps,)
+        return self.layout.empty(lead, self.like, dtype)
+
+
+def check_names(kernel: str, values: Sequence[Declared], given: Mapping[str, Any]) -> None:
+    """Every value that is given is declared, and every one that must be given is."""
+    unknown = [name for name in given if not any(value.name == name for value in values)]
+    if unknown:
+        raise TypeError(f"kernel {kernel} has no {', '.join(map(repr, unknown))}; {_known(values)}")
+    needed = [v.name for v in values if v.role in ("input", "param", "number") and v.name not in given]
+    if needed:
+        raise TypeError(f"kernel {kernel} misses {', '.join(map(repr, needed))}; {_known(values)}")
+    for value in values:
+        if value.name in given:
+            _check_type(kernel, value, given[value.name])
+
+
+def _known(values: Sequence[Declared]) -> str:
+    takes = of_role(values, "input", "param", "number")
+    may = of_role(values, "state", "output", "end")
+    return f"it takes {', '.join(takes) or 'nothing'}, and may be given {', '.join(may)}"
+
+
+def _check_type(kernel: str, value: Declared, given: Any) -> None:
+    number = isinstance(given, Real) and not isinstance(given, bool)
+    if value.role == "number":
+        if not number or (value.kind is int and not isinstance(given, Integral)):
+            wanted = "a whole number" if value.kind is int else "a number (declare a dtype for a tensor)"
+            raise TypeError(f"kernel {kernel}: {value.name} must be {wanted}, not {_described(given)}")
+        if value.kind is int and not -(2**63) <= given < 2**63:
+            raise ValueError(f"kernel {kernel}: {value.name}={given} does not fit 64 bits")
+    elif not isinstance(given, Tensor) and not (number and value.role == "state"):
+        wanted = "a number or a tensor" if value.role == "state" else "a tensor"
+        raise TypeError(f"kernel {kernel}: {value.name} must be {wanted}, not {_described(given)}")
+    if isinstance(given, Tensor) and given.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError(f"kernel {kernel}: {value.name} requires grad: {_GRADIENT}")
+
+
+def _described(given: Any) -> str:
+    if isinstance(given, Tensor):
+        return f"a {given.dtype} tensor {list(given.shape)}"
+    return f"{given!r} ({type(given).__name__})"
+
+
+def dtype_of(kernel: str, values: Sequence[Declared], given: Mapping[str, Any]) -> torch.dtype:
+    """The dtype of a call: that of the tensors declared without one, else the first of ``TYPES`` that is declared."""
+    roles = ("input", "param", "output")
+    free = [v.name for v in values if v.role in roles and v.kind is None and v.name in given]
+    for name in free:
+        if given[name].dtype not in TYPES:
+            raise TypeError(f"kernel {kernel}: {name} is {given[name].dtype}; right are {', '.join(map(str, TYPES))}")
+        if given[name].dtype != given[free[0]].dtype:
+            raise TypeError(
+                f"kernel {kernel}: {name} is {given[name].dtype} and {free[0]} is {given[free[0]].dtype}; "
+                "tensors declared without a dtype must have the same one"
+            )
+    floating = [kind for kind in TYPES if any(v.role in roles and v.kind is kind for v in values)]
+    first: torch.dtype = given[free[0]].dtype if free else floating[0] if floating else torch.float32
+    return first
+
+
+def sizes_of(kernel: str, values: Sequence[Declared], given: Mapping[str, Any], timed: bool, device: str) -> Sizes:
+    """The sizes and the layout of a call, from its first tensor of all elements."""
+    full = [v.name for role in ("input", "output") for v in values if v.role == role and v.name in given]
+    if not full:
+        raise TypeError(f"kernel {kernel}: no input and no output is given, and nothing else says the sizes")
+    name, like = full[0], given[full[0]]
+    if like.device.type != device:
+        where = "an NVIDIA GPU" if device == "cuda" else device
+        raise ValueError(f"kernel {kernel}: {name} is on {like.device}; kernels run on {where}: .to({device!r})")
+    if timed and not like.dim():
+        raise ValueError(f"kernel {kernel}: {name} has no dimension; right is [T, *N], time first")
+    steps = like if timed else like[None]
+    return Sizes(name, like, layout_of(steps), steps.shape[0] if timed else None)
+
+
+def check_tensors(kernel: str, values: Sequence[Declared], given: Mapping[str, Any], typed: Typed, of: Sizes) -> None:
+    """Every tensor has its dtype, the device, its shape, and lies as the first one does."""
+    for value in values:
+        tensor = given.get(value.name)
+        if isinstance(tensor, Tensor):
+            what = f"kernel {kernel}: {value.name}"
+            if tensor.dtype != typed.dtypes[value.name]:
+                raise TypeError(f"{what} is {tensor.dtype}; right is {typed.dtypes[value.name]}")
+            if tensor.device != of.like.device:
+                raise ValueError(f"{what} is on {tensor.device} and {of.name} is on {of.like.device}")
+            _check_place(what, value.role, tensor, of)
+
+
+def _check_place(what: str, role: str, tensor: Tensor, of: Sizes) -> None:
+    full = role in ("input", "output")
+    wanted = tuple(of.like.shape) if full else of.layout.shape
+    single = role == "param" and tensor.numel() == 1
+    if tensor.shape != wanted and not single:
+        either = " or one number" if role == "param" else ""
+        raise ValueError(f"{what} has shape {list(tensor.shape)}; right is {list(wanted)}{either}, as {of.name} says")
+    timed = full and of.steps is not None
+    # a copy is made only where this raises
+    dense = single or (of.layout.fit_steps if timed else of.layout.fit)(tensor) is tensor
+    if dense and timed and role == "output" and tensor.shape[0] > 1:
+        dense = tensor.stride(0) == of.neurons
+    if not dense:
+        each = "each step " if timed and role == "input" else ""
+        like = "" if tensor is of.like else f", in the order that {of.name} has with strides {of.like.stride()}"
+        raise ValueError(
+            f"{what} has strides {tensor.stride()}; {each}must lie in memory without gaps{like}: "
+            "a contiguous copy does, .contiguous()"
+        )
+
+
+def check_apart(kernel: str, tensors: Mapping[str, Tensor], fills: Sequence[str], in_place: bool) -> None:
+    """No tensor that is filled shares memory with another; with ``in_place``, it may be an input itself."""
+    spans = {name: _span(tensor) for name, tensor in tensors.items()}
+    for filled in fills:
+        for name, span in spans.items():
+            here = spans[filled]
+            same = in_place and span == here and name not in fills
+            if name != filled and span[0] < here[1] and here[0] < span[1] and not same:
+                rule = "may be an input itself, or share no memory with it" if in_place else "must share no memory"
+                raise ValueError(f"kernel {kernel}: {filled} shares memory with {name}; what a kernel fills {rule}")
+
+
+def _span(tensor: Tensor) -> Tuple[int, int]:
+    """The first byte of a tensor, and the first behind it."""
+    if not tensor.numel():
+        return 0, 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def split(given: Mapping[str, Any]) -> Tuple[Dict[str, Tensor], Dict[str, Any]]:
+    """The tensors of a call, and its numbers."""
+    tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+    return tensors, {name: value for name, value in given.items() if name not in tensors}

@@ -1,21 +1,30 @@
-"""What both kinds of kernels share: a declaration, its text, and calls."""
+"""Both kinds of kernels: the same function of every element, and the same step over time."""
 
 from __future__ import annotations
 
 from collections import namedtuple
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 from spikecore.backend import BackendUnavailable
+from spikecore.kernels.writing import indented
 from spikecore.lang import Program
-from spikecore_cupy.custom import given as checks
-from spikecore_cupy.custom.core import Body, Core, core_of_program, core_of_text, recorded
-from spikecore_cupy.custom.declared import Declared, Typed, checked_name, of_role
-from spikecore_cupy.custom.text import CustomWriter, Printed
+from spikecore_cupy.custom import declared as checks
+from spikecore_cupy.custom.declared import Declared, Typed, checked_name, declared, of_role, states
+from spikecore_cupy.custom.text import (
+    Body,
+    Core,
+    CustomWriter,
+    Printed,
+    core_of_program,
+    core_of_text,
+    recorded,
+    section,
+)
 from spikecore_cupy.device import Kernel, reason, shared
-from spikecore_cupy.printer import TYPES
+from spikecore_cupy.text import TYPES
 
 
 class CustomKernel:
@@ -168,3 +177,106 @@ class CustomKernel:
         while width > 1 and (stride_bits % width or any(t.data_ptr() % (width * t.element_size()) for t in packed)):
             width //= 2
         return width
+
+
+class ElementwiseKernel(CustomKernel):
+    """A function of every element of tensors of one shape, compiled for NVIDIA GPUs::
+
+        double = ElementwiseKernel("double", inputs=["x"], outputs=["y"], body="y = x + x;")
+        y = double(x=x)          # or double(x=x, y=y), which fills y; y may be x
+
+    Parameters
+    ----------
+    name: of the kernel, in its source and in profiles.
+    inputs, outputs: names, or a mapping of names to dtypes. Without one (None) a tensor has the dtype of the call:
+        float16, bfloat16, float32 or float64. Integers and bool can be declared.
+    body: a C text in these names, or a function of expressions, called once with its values by name, that returns the
+        output or a tuple of them.
+    params: names of numbers, or a mapping of names to ``float``, ``int``, or a dtype or None for a tensor, which has
+        the shape of the inputs or one number.
+    header: C text before the kernel, such as functions that the body calls.
+
+    A C text may read ``i``, the place of the element in memory, and ``N``, how many there are; ``real`` is the type of
+    arithmetic. An output that it does not set is 0.
+    """
+
+    access = 16
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        inputs: Any = (),
+        outputs: Any,
+        body: Body,
+        params: Any = (),
+        header: str = "",
+    ) -> None:
+        roles: Mapping[str, Any] = {"input": inputs, "param": params, "output": outputs}
+        values = [value for role, given in roles.items() for value in declared(name, role, given)]
+        super().__init__(name, values, body, header)
+
+    def _lines(self, writer: CustomWriter) -> List[str]:
+        return [*writer.opening(), *section("step"), *writer.step(timed=False)]
+
+
+#: Steps whose loads the compiler may put before the first use.
+UNROLL = 4
+
+
+class ScanKernel(CustomKernel):
+    """A step over the time of tensors ``[T, *N]``, compiled for NVIDIA GPUs::
+
+        cumsum = ScanKernel("cumsum", inputs=["x"], state={"sum": 0.0}, outputs=["y"], body="sum += x; y = sum;")
+        y = cumsum(x=x)
+
+    All as in :class:`~spikecore_cupy.ElementwiseKernel`, and:
+
+    Parameters
+    ----------
+    state: a mapping of names to first values. A call may give others, as numbers or as tensors ``[*N]``. States are
+        float32, or float64 where a tensor is.
+    final: states that are given back, after the outputs, as ``<name>_end``: what they are after the last step.
+    params: a tensor among them has the shape ``[*N]`` of one step, or one number.
+    reverse: from the last step to the first.
+    body: a C text that changes its states in place, or a function of expressions that returns
+        ``(outputs, {state: next value})``, as ``dynamics`` of a neuron does.
+
+    A C text may also read ``t``, the step, and ``T``, how many there are. Results share no memory with other tensors.
+    """
+
+    timed = True
+    places = ("i", "N", "t", "T")
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        inputs: Any = (),
+        outputs: Any = (),
+        body: Body,
+        state: Mapping[str, float] = {},  # never written to
+        final: Sequence[str] = (),
+        params: Any = (),
+        reverse: bool = False,
+        header: str = "",
+    ) -> None:
+        roles: Mapping[str, Any] = {"input": inputs, "param": params, "output": outputs}
+        values = [value for role, given in roles.items() for value in declared(name, role, given)]
+        self.reverse = reverse
+        super().__init__(name, [*values, *states(name, state, final)], body, header)
+
+    def _lines(self, writer: CustomWriter) -> List[str]:
+        steps = writer.argument("T", "T", "int", "T")
+        loop = f"int t = {steps} - 1; t >= 0; --t" if self.reverse else f"int t = 0; t < {steps}; ++t"
+        return [
+            *writer.opening(),
+            *writer.starting(),
+            *section("step"),
+            f"#pragma unroll {UNROLL}",
+            f"for ({loop}) {{",
+            *indented(writer.step(timed=True)),
+            "}",
+            *section("tail"),
+            *writer.ending(),
+        ]

@@ -98,9 +98,14 @@ def _environment() -> Tuple[str, ...]:
         *ours,
         *versions,
         llvm.get_process_triple(),
-        llvm.get_host_cpu_name(),
-        llvm.get_host_cpu_features().flatten(),
+        *_processor(),
     )
+
+
+@functools.lru_cache(maxsize=None)
+def _processor() -> Tuple[str, str]:
+    """Its name, and its features."""
+    return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
 
 
 # -- text to machine code
@@ -229,13 +234,8 @@ def _target() -> Any:
 
 def _machine() -> Any:
     """A new one each time: an engine owns the machine that it gets, and ends it."""
-    return _target().create_target_machine(
-        cpu=llvm.get_host_cpu_name(),
-        features=llvm.get_host_cpu_features().flatten(),
-        opt=3,
-        reloc="default",
-        codemodel="jitdefault",
-    )
+    name, features = _processor()
+    return _target().create_target_machine(name, features, opt=3, reloc="default", codemodel="jitdefault")
 
 
 def _resolved(symbol: str) -> bool:

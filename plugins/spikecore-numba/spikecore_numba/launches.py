@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from operator import itemgetter
+from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -31,9 +32,11 @@ SPANNED = 1 << 14
 NARROW = 128
 
 #: A launch of contiguous tensors: of all but those that are parameters in a row, and the parameters.
-Dense = Callable[[Sequence[Tensor], Sequence[Any]], Optional[Sequence[Tensor]]]
+Dense = Callable[[Sequence[Tensor], Sequence[Any]], Sequence[Tensor]]
+_Pick = Callable[[Sequence[Any]], Sequence[Any]]
 
 _scratch = Scratch()
+data_ptr = Tensor.data_ptr
 
 
 class Forward:
@@ -61,21 +64,22 @@ class Forward:
 
         over_blocks(work, -(-neurons // width), work_size, groups)
 
-    def dense(self, geometry: Geometry, counts: Sequence[int]) -> Dense:
-        """The launch of contiguous tensors of these sizes, where one thread computes them: what does not depend on
-        where they are is found now.
+    def dense(self, geometry: Geometry, counts: Sequence[int]) -> Optional[Dense]:
+        """The launch of contiguous tensors of these sizes where one thread computes them, else None: what does not
+        depend on where they are is prepared now.
         """
         steps, neurons, _ = geometry
         if steps * neurons >= WORTHWHILE or self.plan.spec.feedback is not None:
-            return _not_here
-        width, size = widest(steps, neurons), self._bytes
-        values, function, pack = self.kernel.dense_values(geometry, counts), self.kernel.function, self.kernel.pack
+            return None
+        width, size, function, pack = widest(steps, neurons), self._bytes, self.kernel.function, self.kernel.pack
+        numbers, pointers, _ = self.kernel.dense(counts)
         sizes = (0, -(-neurons // width), steps, neurons, width)
+        constants = self.kernel.sizes(geometry)
 
         def launch(tensors: Sequence[Tensor], params: Sequence[Any]) -> Sequence[Tensor]:
             scratch = _scratch.memory(size)
-            before, after = values(tensors, params)
-            function(pack(*sizes, scratch.data_ptr(), *before, *after))
+            addresses = map(data_ptr, pointers((*tensors, *params)))
+            function(pack(*sizes, scratch.data_ptr(), *constants, *numbers(params), *addresses))
             return ()
 
         return launch
@@ -121,43 +125,49 @@ class Backward:
         # threads of its own
         for k, (index, kind) in enumerate(self._learnt):
             if kind != "full":
-                inner, channels = geometry.channels[index] if kind == "channel" else (span, 1)
+                inner, channels = self._channels(geometry, index, kind)
                 total = sums[k].new_empty(channels)
                 self._add_up(span, inner, channels, sums[k].data_ptr(), total)
                 sums[k] = total
         return sums
 
-    def dense(self, geometry: Geometry, counts: Sequence[int]) -> Dense:
+    def dense(self, geometry: Geometry, counts: Sequence[int]) -> Optional[Dense]:
         """As that of :class:`Forward`."""
         steps, neurons, _ = geometry
         full = "full" in [kind for _, kind in self._learnt]
         if steps * neurons >= WORTHWHILE or self.plan.spec.feedback is not None or full:
-            return _not_here
+            return None
         span, itemsize, kept = self._span(geometry), self._itemsize, self._kept
         width, length, chunks = shape_of_history(widest(steps, span), steps, kept * itemsize)
-        each, further, size = (length + chunks) * width * itemsize, self._further(length, chunks, span), self._bytes
-        values, function, pack = self.kernel.dense_values(geometry, counts), self.kernel.function, self.kernel.pack
-        sizes, learnt = (0, -(-span // width), steps, neurons, width), self._learnt
+        each, size = (length + chunks) * width * itemsize, self._bytes
+        function, pack = self.kernel.function, self.kernel.pack
+        numbers, pointers, filled = self.kernel.dense(counts)
         # behind rows and histories, in one piece of memory
-        ends = [size + k * each for k in range(kept + 1)]
-        whole = ends[-1] + len(learnt) * span * itemsize
+        ends = [size + k * each for k in range(kept)]
+        parts = [size + kept * each + k * span * itemsize for k in range(len(self._learnt) + 1)]
+        sizes = (0, -(-span // width), steps, neurons, width)
+        constants = (*self._further(length, chunks, span), *self.kernel.sizes(geometry))
+        sums = [(index, *self._channels(geometry, index, kind), at) for (index, kind), at in zip(self._learnt, parts)]
 
         def launch(tensors: Sequence[Tensor], params: Sequence[Any]) -> Sequence[Tensor]:
-            scratch = _scratch.memory(whole)
+            scratch = _scratch.memory(parts[-1])
             address = scratch.data_ptr()
-            sums = [address + ends[-1] + k * span * itemsize for k in range(len(learnt))]
-            before, after = values(tensors, params, sums)
-            histories = [address + end for end in ends[:-1]]
-            function(pack(*sizes, address, *further, *before, *histories, *after))
-            found = []
-            for (index, kind), parts in zip(learnt, sums):
-                inner, channels = geometry.channels[index] if kind == "channel" else (span, 1)
+            histories = [address + end for end in ends]
+            addresses = [*map(data_ptr, pointers((*tensors, *params)))]
+            for place, number in filled:
+                addresses.insert(place, address + parts[number])
+            function(pack(*sizes, address, *constants, *numbers(params), *histories, *addresses))
+            totals = []
+            for index, inner, channels, at in sums:
                 total = torch.empty_like(params[index])
-                self._add_up(span, inner, channels, parts, total)
-                found.append(total)
-            return found
+                self._add_up(span, inner, channels, address + at, total)
+                totals.append(total)
+            return totals
 
         return launch
+
+    def _channels(self, geometry: Geometry, index: int, kind: str) -> Tuple[int, int]:
+        return geometry.channels[index] if kind == "channel" else (self._span(geometry), 1)
 
     def _span(self, geometry: Geometry) -> int:
         return span_of(self.plan, geometry) if self._grouped else geometry.neurons
@@ -170,10 +180,6 @@ class Backward:
     def _add_up(self, span: int, inner: int, channels: int, parts: int, total: Tensor) -> None:
         if self._totals is not None:
             self._totals.run(self._totals.pack(span, inner, channels, parts, total.data_ptr()))
-
-
-def _not_here(tensors: Sequence[Tensor], params: Sequence[Any]) -> None:
-    """Of tensors that are worth several threads."""
 
 
 class Kernel:
@@ -197,35 +203,29 @@ class Kernel:
         before += [groups[group][index] for group, index in self._numbers]
         return before, [groups[group][index].data_ptr() for group, index in self._pointers]
 
-    def dense_values(self, geometry: Geometry, counts: Sequence[int]) -> Callable[..., Tuple[List[Any], List[int]]]:
-        """What gives the same from contiguous tensors in a row, so many of each group, parameters, and the addresses of
-        the sums that it fills.
+    def sizes(self, geometry: Geometry) -> List[int]:
+        """How channel parameters lie, and the strides of contiguous tensors."""
+        channels = [geometry.channels[index][which] for index, which in self._channels]
+        return [*channels, *[geometry.neurons] * len(self._strides)]
+
+    def dense(self, counts: Sequence[int]) -> Tuple[_Pick, _Pick, List[Tuple[int, int]]]:
+        """For tensors in a row, so many of each group: what picks the numbers among the parameters, what picks its
+        pointers among tensors and parameters, and where among the pointers which sum of a parameter stands.
         """
-        starts: Dict[int, int] = {group: sum(counts[:group]) for group in range(len(counts))}
-        constants = [geometry.channels[index][which] for index, which in self._channels]
-        constants += [geometry.neurons] * len(self._strides)
-        numbers = [index for _, index in self._numbers]
-        # parameters and sums are not among the tensors
-        sources = [
-            (0 if group == PARAMS else 1 if group == len(counts) else 2, starts.get(group, 0), index)
-            for group, index in self._pointers
-        ]
-        order = [(source, index if source < 2 else start + index) for source, start, index in sources]
-
-        def values(
-            tensors: Sequence[Tensor], params: Sequence[Any], sums: Sequence[int] = ()
-        ) -> Tuple[List[Any], List[int]]:
-            after = [
-                tensors[index].data_ptr() if source == 2 else sums[index] if source else params[index].data_ptr()
-                for source, index in order
-            ]
-            return [*constants, *[params[index] for index in numbers]], after
-
-        return values
+        starts = [sum(counts[:group]) for group in range(len(counts))]
+        starts[PARAMS] = sum(counts)
+        pointers = [starts[group] + index for group, index in self._pointers if group < len(counts)]
+        sums = [(place, index) for place, (group, index) in enumerate(self._pointers) if group == len(counts)]
+        return _picker([index for _, index in self._numbers]), _picker(pointers), sums
 
     def run(self, *arguments: Any) -> None:
         """Run it, without the GIL."""
         self.function(self.pack(*arguments))
+
+
+def _picker(indices: Sequence[int]) -> _Pick:
+    """What gives the items at these places, as :func:`operator.itemgetter` does for two or more."""
+    return itemgetter(*indices) if len(indices) > 1 else lambda items: [items[index] for index in indices]
 
 
 def bytes_of(dtype: torch.dtype) -> int:

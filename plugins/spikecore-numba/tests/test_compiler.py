@@ -132,11 +132,13 @@ def test_key_knows_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert key == compiler._key(source, ("int64",))
     assert key != compiler._key(source, ("float64",))
     for name in ("get_host_cpu_name", "get_process_triple"):
-        compiler._environment.cache_clear()
+        for cached in (compiler._environment, compiler._processor):
+            cached.cache_clear()
         with monkeypatch.context() as patch:
             patch.setattr(compiler.llvm, name, lambda: "other")
             assert key != compiler._key(source, ("int64",))
-    compiler._environment.cache_clear()
+    for cached in (compiler._environment, compiler._processor):
+        cached.cache_clear()
 
 
 def test_annealing_compiles_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

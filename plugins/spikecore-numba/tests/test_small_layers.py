@@ -45,7 +45,7 @@ def test_the_bits_are_those_of_all_launches(kind, steps, dtype, monkeypatch):
     found = results(neuron, x)
     assert [grad.shape for grad in found[2:]] == [parameter.shape for parameter in neuron.parameters()]
     for direction in (launches.Forward, launches.Backward):
-        monkeypatch.setattr(direction, "dense", lambda *_: launches._not_here)
+        monkeypatch.setattr(direction, "dense", lambda *_: None)
     for one, other in zip(found, results(NEURONS[kind](), x)):
         assert torch.equal(one, other)
 

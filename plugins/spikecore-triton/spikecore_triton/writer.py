@@ -14,7 +14,6 @@ from spikecore.kernels.writing import (
     FILLED,
     Argument,
     KernelWriter,
-    commented,
     filled,
     indented,
     named,
@@ -203,7 +202,7 @@ class Writer(KernelWriter):
             f'"""{self.title(without=_QUOTES)}"""\n',
             *imports,
             "",
-            *commented(str(self.program), "#"),
+            *self.listing("#"),
         ]
         kernel = [f"def {write(self.name)}(", *filled(map(write, signature), 116), "):", *indented(map(write, body))]
         parts = [[*map(write, function)] for function in self._functions]

@@ -11,7 +11,7 @@ from torch import nn
 
 import spikecore as sc
 from kernel_loop import Loop
-from spikecore.kernels import _exact_product, _recurrent
+from spikecore.kernels import _recurrent
 from spikecore.testing._loopback import installed
 
 
@@ -31,7 +31,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> List[int]:
         calls.append(a.shape[0])
         return (a.double() @ b.double()).float()
 
-    monkeypatch.setattr(_exact_product, "multiplied", multiplied)
+    monkeypatch.setattr(_recurrent, "multiplied", multiplied)
     monkeypatch.setattr(_recurrent, "is_quicker", lambda weight, rows, steps: weight.dtype == torch.float32)
     return calls
 
@@ -41,7 +41,7 @@ def test_three_parts_are_the_number() -> None:
     special = [0.0, -0.0, float("inf"), -float("inf"), float("nan"), 3.4028234663852886e38, -3.4e38, 2.0**-133]
     odd = torch.tensor([0x7F800001, -1], dtype=torch.int32).view(torch.float32)  # NaN whose high bits say infinite
     x = torch.cat([drawn(500), torch.tensor(special), drawn(50) * 2.0**-60, odd])
-    parts = _exact_product.parts_of(x)
+    parts = _recurrent.parts_of(x)
     assert [part.dtype for part in parts] == [torch.bfloat16] * 3
     assert torch.equal(sum(part.float() for part in parts).nan_to_num(1.25), x.nan_to_num(1.25))
 
@@ -49,7 +49,7 @@ def test_three_parts_are_the_number() -> None:
 def test_bits_below_the_smallest_part_are_lost() -> None:
     """Nothing else of a subnormal number is."""
     x = torch.arange(1, 2**12, dtype=torch.int32).mul(1999).view(torch.float32)
-    found = sum(part.double() for part in _exact_product.parts_of(x))
+    found = sum(part.double() for part in _recurrent.parts_of(x))
     assert float((found - x.double()).abs().max()) < 2.0**-133
 
 
@@ -57,7 +57,7 @@ def test_bits_below_the_smallest_part_are_lost() -> None:
 def test_parts_of_a_view(seen: str) -> None:
     """A parametrisation may give a weight in any layout."""
     x = drawn(6, 6).t() if seen == "transposed" else drawn(6, 1).expand(6, 6)
-    assert torch.equal(sum(part.float() for part in _exact_product.parts_of(x)), x)
+    assert torch.equal(sum(part.float() for part in _recurrent.parts_of(x)), x)
 
 
 def gpu(width: int, dtype: torch.dtype = torch.float32, device: str = "cuda") -> Any:
@@ -70,7 +70,7 @@ def test_which_products_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     monkeypatch.setattr(torch.ops.aten.mm, "dtype", object(), raising=False)
-    is_quicker = _exact_product.is_quicker
+    is_quicker = _recurrent.is_quicker
     assert is_quicker(gpu(1024), 256, 100)
     assert is_quicker(gpu(1000), 256, 100)
     assert not is_quicker(gpu(1001), 256, 100)
@@ -104,9 +104,9 @@ def test_products_that_may_round_to_tf32_do(monkeypatch: pytest.MonkeyPatch, ask
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     monkeypatch.setattr(torch.ops.aten.mm, "dtype", object(), raising=False)
-    assert _exact_product.is_quicker(gpu(1024), 256, 100)
+    assert _recurrent.is_quicker(gpu(1024), 256, 100)
     monkeypatch.setattr(torch.backends.cuda, "matmul", asked)
-    assert not _exact_product.is_quicker(gpu(1024), 256, 100)
+    assert not _recurrent.is_quicker(gpu(1024), 256, 100)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -115,7 +115,7 @@ def test_a_step_is_the_product_of_float32(taken: List[int], bias: bool) -> None:
     weight, more = drawn(9, 9), drawn(9, seed=1) if bias else None
     spikes = (drawn(5, 9, seed=2) > 0).float()
     exact = spikes.double() @ weight.double().t() + (0.0 if more is None else more.double())
-    found = _exact_product.SpikesTimes(weight, more, 5)(spikes)
+    found = _recurrent.SpikesTimes(weight, more, 5)(spikes)
     assert torch.equal(found, exact.float())
     assert taken == [5]
 

@@ -27,8 +27,8 @@ from spikecore.kernels.writing import (
     named,
 )
 from spikecore.lang import Node, Program
-from spikecore_cupy.parts import Form
 from spikecore_cupy.source import print_kernel
+from spikecore_cupy.text import Form
 
 
 def plans(*kinds: str) -> Tuple[ForwardPlan, BackwardPlan]:

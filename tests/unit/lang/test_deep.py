@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+from dataclasses import replace
 from typing import Any, Dict, Tuple
 
 import pytest
@@ -14,8 +15,8 @@ import spikecore as sc
 from spikecore.lang import Node, Program
 from spikecore.lang.render import DEEPEST, Printer
 from spikecore.testing.naming import plans
-from spikecore_cupy.parts import Form
 from spikecore_cupy.source import print_kernel
+from spikecore_cupy.text import Form
 
 
 class Deep(sc.Neuron):
@@ -85,9 +86,9 @@ def test_no_line_of_a_kernel_is_nested_deeply(direction: int, kind: str) -> None
     """Nor one that computes with parameters alone, one for all neurons or one for each."""
     neuron: Any = type("Deeper", (Deep,), {"depth": 400})()
     plan = plans(neuron)[direction]
-    plan = plan._replace(spec=plan.spec.__class__(plan.dtype, None, (kind,), ("a",) * (kind != "number"), final=True))
+    plan = replace(plan, spec=plan.spec.__class__(plan.dtype, None, (kind,), ("a",) * (kind != "number"), final=True))
     if direction:
-        plan = plan._replace(learn=plan.spec.learn)
+        plan = replace(plan, learn=plan.spec.learn)
     text = print_kernel(plan, Form(2)).text
     assert max(nested(line) for line in text.split(";")) <= DEEPEST + 4
 
