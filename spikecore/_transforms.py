@@ -118,8 +118,9 @@ def unfuse(net: nn.Module) -> nn.Module:
     for chain in [*net.modules()]:
         names = vars(chain).get(_NAMES, {})
         for neuron, norm in names.items():
-            layer = chain.get_submodule(neuron)
-            if isinstance(layer, NormNeuron):  # anything may have been put in its place
+            there = dict(chain.named_modules())  # modules may have been replaced, inserted or removed
+            layer = there.get(neuron)
+            if isinstance(layer, NormNeuron) and isinstance(there.get(norm), NormPlace):
                 _put(chain, neuron, layer.neuron)
                 _put(chain, norm, layer.norm)
         names.clear()
@@ -258,7 +259,7 @@ def hoist(net: nn.Module) -> nn.Module:
     Layers that see no time are linear layers, activations and ``nn.LayerNorm``, as they are; ``TimeBatched`` of these,
     of convolutions, normalisation, pooling, padding and flattening; and ``nn.Flatten(2)``, which becomes
     ``nn.Flatten(1)``. Dropout is none, nor are subclasses, layers with ``inplace=True`` and modules of your own: the
-    encoder stops before them. A neuron behind gets ``repeat=``, in a ``NormNeuron`` as well. Before another module the
+    encoder stops before them, and before what has hooks. A neuron behind gets ``repeat=``, in a ``NormNeuron`` as well. Before another module the
     encoder stands on, under a name of its own: names in ``state_dict`` stay, and so do the values that the network
     computes, but for one: batch normalisation in training takes its unbiased running variance from B samples instead
     of T * B equal ones.
@@ -305,7 +306,9 @@ def _hoist_in(parts: List[Place], places: Mapping[nn.Module, int]) -> bool:
         return False
     encoder: Any = parts[at].module
     behind = parts[at + 1 :]
-    layers = [*takewhile(lambda place: _without_time(place.module) is not None, behind)]
+    layers = [
+        *takewhile(lambda place: not _has_hooks(place.module) and _without_time(place.module) is not None, behind)
+    ]
     following = behind[len(layers)] if len(behind) > len(layers) else None
     neuron = None if following is None or places[following.module] > 1 else _repeating(following.module)
     if not (layers or neuron):
@@ -326,7 +329,13 @@ def _repeating(module: nn.Module) -> Optional[Neuron]:
     """The neuron of one input that can make the time steps of an encoder, None if there is none."""
     neuron = neuron_of(module)
     plain_call = calls_as(module, NormNeuron) or calls_as(module, Neuron)
-    return neuron if plain_call and neuron and len(neuron.inputs) == 1 and neuron.repeat is None else None
+    takes = plain_call and neuron is not None and len(neuron.inputs) == 1 and neuron.repeat is None
+    return neuron if takes and not _has_hooks(module) else None
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    """Whether a hook would see one step where it saw all, or the other way round."""
+    return any(map(is_watched_itself, module.modules()))
 
 
 def _without_time(module: nn.Module) -> Optional[nn.Module]:

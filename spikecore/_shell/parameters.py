@@ -105,6 +105,11 @@ def set_parameter(neuron: Any, name: str, value: Any) -> None:
         nn.Module.__setattr__(neuron, name, checked_value(neuron, name, value))
     else:
         value = for_parametrization(neuron, name, checked_value(neuron, name, value))
+        if isinstance(value, Tensor) and isinstance(held, nn.Parameter):
+            raise TypeError(
+                f"{type(neuron).__name__}: {name} is learnt, and a tensor cannot take its place; give a number, which "
+                f"fills it, nn.Parameter(value), or neuron.{name}.data.copy_(value)"
+            )
         if isinstance(value, float) and held is not None:
             with torch.no_grad():
                 held.fill_(value)

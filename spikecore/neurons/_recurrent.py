@@ -13,7 +13,7 @@ from spikecore._base.errors import a_kind
 from spikecore._shell import checks, observe
 from spikecore._shell.binding import COMPILED, EAGER, world
 from spikecore._shell.call import arguments
-from spikecore._shell.modules import is_watched, is_watched_itself
+from spikecore._shell.modules import calls_as, is_watched, is_watched_itself
 from spikecore._shell.state import State, Stateful, Stepped
 from spikecore.backend import FEEDBACK_BIAS, FEEDBACK_WEIGHT, Feedback, Tensors, Unsupported
 from spikecore.lang._plain import PLAIN, is_compiling, with_traced_sizes
@@ -76,6 +76,11 @@ class Recurrent(Stateful):
             raise TypeError(f"Recurrent: neuron={neuron!r} must be a spikecore neuron")
         if not isinstance(linear, nn.Module):
             raise TypeError(f"Recurrent: linear={linear!r} must be a module, such as nn.Linear(C, C)")
+        if not calls_as(neuron, Neuron) or "forward" in vars(neuron) or neuron._forward_pre_hooks:
+            raise ValueError(
+                f"Recurrent: this {type(neuron).__name__} has a forward of its own or a forward pre-hook, which would "
+                "not be called; write what it does in dynamics, or in linear"
+            )
         if len(neuron.inputs) != 1 or len(neuron.program.outputs) != 1:
             raise ValueError(f"Recurrent: {type(neuron).__name__} must have one input and one output to feed back")
         if FEEDBACK in neuron.states:

@@ -300,7 +300,7 @@ def _suspects(s: Subject, cotangents: Mapping[str, Tensor], groups: Sequence[Any
     found: Dict[str, Any] = {}
     if name == s.twin.inputs[0]:
         found.update(s.gradient_suspects(*groups))
-    if len(cotangents) > 1 or name in s.params:
+    if list(cotangents) != ["output 0"] or name in s.params:
         found.update(of_parts(s, name, cotangents))
     if name in s.params and list(cotangents) == ["output 0"]:
         found.update(s.parameter_suspects(name, cotangents["output 0"]))

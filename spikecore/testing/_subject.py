@@ -214,6 +214,8 @@ class Subject:
         """States are the oracle's, and have the dtype of arithmetic."""
         held = torch.float64 if self.dtype_name == "float64" else torch.float32
         for name, value in actual.items():
+            if name not in expected:  # the last output of a neuron with feedback
+                continue
             if value.dtype != held:
                 raise Mismatch(f"{what} {name} of {self.of} has dtype {value.dtype}, expected {held}")
             tolerance = EXACT if exact else TOLERANCES[self.dtype_name, "potential"]

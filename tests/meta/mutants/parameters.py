@@ -57,7 +57,7 @@ def started(backend: str) -> object:
 @mutant(
     "parameters/channel-lif",
     "parameters/channel-dim1",
-    says=("spikes of LIF",),
+    says=("spikes, with a gradient wanted, of LIF",),
     shows=call(li(tau=CHANNELS), loss=()),
 )
 class ChannelsAlongTheWrongDimension(Loop):
