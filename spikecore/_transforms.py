@@ -259,10 +259,10 @@ def hoist(net: nn.Module) -> nn.Module:
     Layers that see no time are linear layers, activations and ``nn.LayerNorm``, as they are; ``TimeBatched`` of these,
     of convolutions, normalisation, pooling, padding and flattening; and ``nn.Flatten(2)``, which becomes
     ``nn.Flatten(1)``. Dropout is none, nor are subclasses, layers with ``inplace=True`` and modules of your own: the
-    encoder stops before them, and before what has hooks. A neuron behind gets ``repeat=``, in a ``NormNeuron`` as well. Before another module the
-    encoder stands on, under a name of its own: names in ``state_dict`` stay, and so do the values that the network
-    computes, but for one: batch normalisation in training takes its unbiased running variance from B samples instead
-    of T * B equal ones.
+    encoder stops before them, and before what has hooks. A neuron behind gets ``repeat=``, in a ``NormNeuron`` as well.
+    Before another module the encoder stands on, under a name of its own: names in ``state_dict`` stay, and so do the
+    values that the network computes, but for one: batch normalisation in training takes its unbiased running variance
+    from B samples instead of T * B equal ones.
     ``TimeBatched`` is replaced by an ``nn.Sequential``, so hooks that it has are lost. A second call changes nothing.
 
     In a ``forward`` of your own, give the layers ``x`` without time, and the neuron behind them ``repeat=T``.
@@ -306,9 +306,7 @@ def _hoist_in(parts: List[Place], places: Mapping[nn.Module, int]) -> bool:
         return False
     encoder: Any = parts[at].module
     behind = parts[at + 1 :]
-    layers = [
-        *takewhile(lambda place: not _has_hooks(place.module) and _without_time(place.module) is not None, behind)
-    ]
+    layers = [*takewhile(_sees_no_time, behind)]
     following = behind[len(layers)] if len(behind) > len(layers) else None
     neuron = None if following is None or places[following.module] > 1 else _repeating(following.module)
     if not (layers or neuron):
@@ -331,6 +329,11 @@ def _repeating(module: nn.Module) -> Optional[Neuron]:
     plain_call = calls_as(module, NormNeuron) or calls_as(module, Neuron)
     takes = plain_call and neuron is not None and len(neuron.inputs) == 1 and neuron.repeat is None
     return neuron if takes and not _has_hooks(module) else None
+
+
+def _sees_no_time(place: Place) -> bool:
+    """Whether the layer at a place computes the same for one step as for each of many."""
+    return not _has_hooks(place.module) and _without_time(place.module) is not None
 
 
 def _has_hooks(module: nn.Module) -> bool:
