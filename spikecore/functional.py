@@ -22,7 +22,7 @@ from spikecore._shell import checks, parameters
 from spikecore._shell.binding import ask, request
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import in_turn
-from spikecore._shell.state import Stateful, Stepped, carry, carry_no_more, cut_graph, keep
+from spikecore._shell.state import Stateful, Stepped, carry, carry_no_more, cut_graph, keep, names_of_state
 from spikecore.lang._plain import is_compiling, is_plain
 from spikecore.layers import Delay
 from spikecore.neuron import Neuron
@@ -362,7 +362,7 @@ def load_state_dict_of_state(net: nn.Module, state: Mapping[str, Tensor], strict
             "network with these modules, or strict=False if those without any entry are to begin at rest"
         )
     for prefix, given in taken.items():
-        _check(prefix, given, carriers[prefix]._state_names() or {})
+        _check(prefix, given, names_of_state(carriers[prefix]) or {})
     for prefix, module in carriers.items():
         keep(module, {name: value.detach().clone() for name, value in taken[prefix].items()} or None)
 
@@ -387,7 +387,7 @@ def _carriers(function: str, net: nn.Module) -> Dict[str, Stateful]:
 
 def _known(module: Stateful, prefix: str, state: Mapping[str, Any]) -> Collection[str]:
     """The names of the states of a module; of a class that does not declare them, those that are given."""
-    names = module._state_names()
+    names = names_of_state(module)
     if names is not None:
         return names
     keys = [str(key) for key in state]

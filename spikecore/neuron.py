@@ -314,8 +314,8 @@ class Neuron(Stateful):
         return checkpoints.of_snntorch(getattr(self, "reset", None), name, value)
 
     def __getstate__(self) -> Dict[str, Any]:
-        state = {**super().__getstate__(), "bounds": dict(self._ranges)}
-        state["_dispatch"] = state["_dispatch"].request
+        state = {**super().__getstate__(), "_dispatch": self._dispatch.request}
+        del state["bounds"]  # a view of the ranges
         return state
 
     def __setstate__(self, state: Dict[str, Any]) -> None:

@@ -257,10 +257,13 @@ class Registry:
             raise BackendError(f"SPIKECORE_NO_PLUGINS={flag!r} must be 1, which blocks plugins, or 0, empty or unset")
         if self._plugins is None:
             with self._lock:
-                points = installed() if self._entry_points is None else map(_with_distribution, self._entry_points)
-                plugins = [_builtin(*item) for item in self.builtins.items()] + [_plugin(*pair) for pair in points]
-                self._plugins = tuple(next((u for u in self._used if u == plugin), plugin) for plugin in plugins)
+                self._plugins = self._plugins or self._found()
         return self._plugins
+
+    def _found(self) -> Tuple[Plugin, ...]:
+        points = installed() if self._entry_points is None else map(_with_distribution, self._entry_points)
+        plugins = [_builtin(*item) for item in self.builtins.items()] + [_plugin(*pair) for pair in points]
+        return tuple(next((used for used in self._used if used == plugin), plugin) for plugin in plugins)
 
     def _verdict(self, plugin: Plugin) -> Tuple[str, str]:
         """State and detail of a plugin that must not be loaded, else two empty strings."""

@@ -172,9 +172,6 @@ class _Automatic:
         call = direct_normalised(self._runner, views)
         return None if call is None else _Normalised(self, call)
 
-    def __deepcopy__(self, memo: Any) -> _Automatic:
-        return self  # copies of a neuron share its runners, as they share its backend
-
     def _instead(self, error: BackendError) -> Runner:
         # every error is warned of, but the other runner is made once; of two that threads make at once, either will do
         behind = _behind(self._resolved, self._calls, error)

@@ -292,10 +292,11 @@ def _check_learnt(neuron: Any, program: Program) -> None:
     """Raise ValueError if a parameter is to be learnt that only surrogates read: it has no gradient."""
     nodes = topological([*program.outputs, *program.next, *program.initial])
     read = {str(node.attr) for node in nodes if node.op == "param"}
-    for name in neuron.learn:
+    learnt = tuple(dict.fromkeys((*neuron.learn, *neuron._parameters)))
+    for name in learnt:
         if name in program.params and name not in read:
             raise ValueError(
-                f"{program.name}: learn={tuple(neuron.learn)!r}: only the derivative of a spike reads {name!r}, and no "
+                f"{program.name}: learn={learnt!r}: only the derivative of a spike reads {name!r}, and no "
                 "gradient flows through that. Let the equations read it, too, as a width that follows a decay factor "
                 f"(Lian et al., 2023); or leave {name!r} out of learn and set it between steps of training"
             )

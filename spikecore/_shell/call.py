@@ -74,7 +74,7 @@ def call(
     if earlier.call is not None:
         try:
             outputs, end = earlier.call((x,), start, (*constant, *values) if constant else values)
-        except BackendError:  # the runner meets it, too, and does what is to be done then
+        except BackendError:  # the runner raises it again, or falls back
             quick.pop(signature, None)
             return execute(neuron, inputs, state, record, final, single, now)
     elif single:
@@ -104,7 +104,7 @@ def execute(
     stamp, dispatch = neuron._stamp(), neuron._dispatch
     quick = dispatch.quick  # a concurrent change replaces it, and the new one must not get this call
     if now is COMPILED and dispatch.leaves_graph(device, stamp):
-        return _execute_eagerly(neuron, given, state, record, final, single)  # type: ignore[no-any-return]  # as here
+        return _call_eagerly(neuron, given, state, record, final, single)  # type: ignore[no-any-return]  # as call
     # the inputs that the program has as parameters, and their names
     constant: Tensors = ()
     names: Tuple[str, ...] = ()
@@ -141,10 +141,8 @@ def execute(
     return outputs, dict(zip(neuron.states, end)) if end is not None else None, trace
 
 
-@uncompiled
-def _execute_eagerly(neuron: Any, *rest: Any) -> Results:
-    """``execute``, as a break in a compiled graph."""
-    return execute(neuron, *rest, world())  # type: ignore[call-arg]  # these are all but the last one
+#: A break in a compiled graph.
+_call_eagerly = uncompiled(call)
 
 
 def _over_time(x: Tensor, repeat: int, constant: bool) -> Tuple[Tensor, Tensors]:
@@ -315,7 +313,7 @@ def _first_call(
         if bound_call is None:
             return earlier, None
         return earlier._replace(call=bound_call), bound_call(inputs, start, params)
-    except BackendError:  # the runner meets it, too, and does what is to be done then
+    except BackendError:  # the runner raises it again, or falls back
         return None, None
 
 

@@ -177,6 +177,11 @@ def check_exported(owner: str, state: Optional[Mapping[str, Any]]) -> None:
 # What other modules of spikecore, and backends with a training step of their own, do with the state of a module.
 
 
+def names_of_state(module: Stateful) -> Optional[Mapping[str, bool]]:
+    """The names of the states of a module, and which are of one time step; None for a class that declares none."""
+    return module._state_names()
+
+
 def keep(module: Stateful, state: Optional[State]) -> None:
     """Have the next call of ``module`` continue from ``state``; None: from rest."""
     # past nn.Module.__setattr__, which would look for parameters and modules on every step

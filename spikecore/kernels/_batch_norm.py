@@ -148,9 +148,6 @@ class NormalisedCalls:
         self._lies: Recent[Any, Lie] = Recent(CALLS)
         self._plans: Recent[Any, CallPlan] = Recent(CALLS)
 
-    def __deepcopy__(self, memo: Any) -> NormalisedCalls:
-        return self  # as runners, which copies of a neuron share
-
     def laid(self, x: Tensor, skip: Optional[Tensor], tensors: Sequence[Any]) -> Optional[Lie]:
         """How ``x`` lies; None for a call that is left to the runner. ``tensors`` are the parameters that are there
         before the statistics are.
@@ -188,7 +185,7 @@ class NormalisedCalls:
             if plan.save:
                 return apply((plan, params, self.instead), *tensors)  # type: ignore[no-any-return]  # a tuple of tensors
             return tuple(plan.forward(params, tensors))
-        except BackendError:  # the runner meets it, too, and does what is to be done then
+        except BackendError:  # the runner raises it again, or falls back
             return None
 
 

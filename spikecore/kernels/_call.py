@@ -218,9 +218,6 @@ class CallPlan:
         self._straight: Optional[Dense] = None
         self._backward: Dict[Any, Pass] = {}
 
-    def __deepcopy__(self, memo: Any) -> CallPlan:
-        return self  # as runners, which copies of a neuron share
-
     # -- forward
 
     def forward(self, numbers: Sequence[Any], tensors: Sequence[Tensor]) -> List[Tensor]:

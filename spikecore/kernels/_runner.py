@@ -65,9 +65,6 @@ class KernelRunner:
         twin.instead = instead
         return twin
 
-    def __deepcopy__(self, memo: Any) -> KernelRunner:
-        return self  # torch.nn.utils.parametrize copies a neuron with its runners, which copies can share
-
     # -- calls
 
     def __call__(

@@ -343,6 +343,8 @@ class NormNeuron(nn.Module):
             bool(self.fused),
             x.dtype,
             x.ndim,
+            x.shape[2],
+            norm.eps > 0,
             steps if steps <= MAX_STATIC_STEPS else None,
             x.device,
             grad,

@@ -280,8 +280,8 @@ def _register() -> torch.library.Library:
     return library
 
 
-if COMPILES:
-    _register()
+#: Which torch forgets with the object.
+_LIBRARY = _register() if COMPILES else None
 
 
 # -- into networks

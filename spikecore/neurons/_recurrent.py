@@ -76,11 +76,6 @@ class Recurrent(Stateful):
             raise TypeError(f"Recurrent: neuron={neuron!r} must be a spikecore neuron")
         if not isinstance(linear, nn.Module):
             raise TypeError(f"Recurrent: linear={linear!r} must be a module, such as nn.Linear(C, C)")
-        if not calls_as(neuron, Neuron) or "forward" in vars(neuron) or neuron._forward_pre_hooks:
-            raise ValueError(
-                f"Recurrent: this {type(neuron).__name__} has a forward of its own or a forward pre-hook, which would "
-                "not be called; write what it does in dynamics, or in linear"
-            )
         if len(neuron.inputs) != 1 or len(neuron.program.outputs) != 1:
             raise ValueError(f"Recurrent: {type(neuron).__name__} must have one input and one output to feed back")
         if FEEDBACK in neuron.states:
@@ -92,6 +87,11 @@ class Recurrent(Stateful):
             raise ValueError("Recurrent: neuron has step='single'; give the step mode to Recurrent(step=...) instead")
         if neuron.repeat is not None:
             raise ValueError(f"Recurrent: neuron has repeat={neuron.repeat}; give it to Recurrent(repeat=...) instead")
+        if not calls_as(neuron, Neuron) or "forward" in vars(neuron) or neuron._forward_pre_hooks:
+            raise ValueError(
+                f"Recurrent: this {type(neuron).__name__} has a forward of its own or a forward pre-hook, which would "
+                "not be called; write what it does in dynamics, or in linear"
+            )
         self.neuron = neuron
         self.linear = linear
         self.repeat = repeat

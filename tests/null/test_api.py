@@ -73,8 +73,8 @@ def test_what_is_used_from_outside_is_listed() -> None:
 def test_no_module_uses_what_is_private_to_another() -> None:
     """``_name`` of one module is used by that module, by classes that inherit it through ``self``, and nowhere else.
 
-    The parts of a neuron, in ``_shell``, and the layer that computes a normalisation with it share what it holds.
+    The parts of a neuron, in ``_shell``, and layers that compute normalisation or feedback with it share what it holds.
     """
-    parts = ("spikecore._shell.", "spikecore.layers._norm_neuron:")
+    parts = ("spikecore._shell.", "spikecore.layers._norm_neuron:", "spikecore.neurons._recurrent:")
     uses_ = [use for use in foreign_privates() if not use.where.startswith(parts)]
     assert [use for use in uses_ if use.what not in OF_OTHERS] == []

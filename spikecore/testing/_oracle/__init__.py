@@ -1,6 +1,7 @@
 """What is right: every neuron and surrogate in NumPy, and operation by operation back through time.
 
-Nothing here uses spikecore.lang, a backend or torch: an error in one of those cannot hide by being made twice.
+Nothing here computes with spikecore.lang, a backend or torch: an error in one of those cannot hide by being made twice.
+Which operations there are, and what NumPy calls them, is said by their rows in :mod:`spikecore.lang.operations`.
 """
 
 from spikecore.testing._oracle import normalised, recurrent

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -237,12 +236,3 @@ def test_a_launch_of_dense_tensors(T: int, takes: bool) -> None:
         neuron = bound(NEURONS[kind](), Dense(4))
         assert all(torch.equal(a, b) for a, b in zip(results(neuron, drive(T)), results(made(kind), drive(T))))
     assert counted == (["dense"] * 4 if takes else ["dense", "all"] * 4)
-
-
-def test_copies_share_bound_calls() -> None:
-    """A deep copy of all that a neuron found out, which holds locks and kernels, is none of these."""
-    neuron = made("scalar")
-    neuron(drive())
-    (kept,) = neuron._dispatch.quick.values()
-    assert kept.call is not None
-    assert copy.deepcopy(kept).call is kept.call
