@@ -75,8 +75,8 @@ def test_kernels_pack(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*args: Any) -> Any:
         raise RuntimeError("packed by operations of PyTorch")
 
-    monkeypatch.setattr(bits, "packed", refused)
-    monkeypatch.setattr(bits, "unpacked", refused)
+    monkeypatch.setattr(bits.Packing, "pack", refused)
+    monkeypatch.setattr(bits.Packing, "unpack", refused)
     net, x = _network(), torch.rand(8, 3, 32, 32, device="cuda")
     _step(net, x, True, True)
     monkeypatch.setenv("SPIKECORE_BACKEND", "torch")

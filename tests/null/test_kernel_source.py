@@ -14,7 +14,8 @@ import spikecore as sc
 import warm
 from spikecore import cli
 from spikecore._plugins import registry
-from spikecore.cli._kernel import NEURONS, SURROGATES
+from spikecore.cli._kernel import SURROGATES
+from spikecore.neurons import MODELS as NEURONS
 from spikecore.testing._loopback import installed
 from spikecore_cupy import CAPABILITIES, device
 from spikecore_cupy.backend import CupyBackend
