@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 
 import pytest
@@ -169,6 +170,20 @@ class TestCalls:
         """It is no longer there."""
         with pytest.raises(AttributeError, match=r"sc.hoist\(copy.deepcopy\(net\)\)"):
             sc.unhoist(nn.Linear(2, 2))
+
+    def test_hooks_stop_the_encoder(self):
+        """They see every step, of a layer and of a neuron."""
+        for hooked in (0, 1):
+            layers = [nn.Linear(4, 4), sc.LIF()]
+            seen = []
+            layers[hooked].register_forward_hook(lambda module, args, out, seen=seen: seen.append(args[0].shape[0]))
+            net = nn.Sequential(sc.encode.Constant(T), *layers)
+            with (
+                pytest.warns(UserWarning, match="found no encode.Constant") if hooked == 0 else contextlib.nullcontext()
+            ):
+                sc.hoist(net)
+            net(torch.rand(B, 4))
+            assert seen == [T]
 
 
 class TestConstant:

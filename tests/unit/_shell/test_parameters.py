@@ -298,3 +298,12 @@ class TestMoving:
         optimizer.step()
         assert lif.tau > 2.0
         assert lif(x).mean() < loss
+
+
+def test_a_tensor_in_the_place_of_a_learnt_parameter_says_what_to_give() -> None:
+    """A number fills it, an nn.Parameter replaces it."""
+    neuron = sc.LIF(2.0, learn=("tau",))
+    with pytest.raises(TypeError, match=r"LIF: tau is learnt, and a tensor cannot take its place; give a number"):
+        neuron.tau = torch.tensor(3.0)
+    neuron.tau = 3.0
+    assert neuron.tau.item() == 3.0

@@ -453,3 +453,18 @@ class TestAround:
         found, x.grad = x.grad, None
         layer(x).sum().backward()
         assert torch.equal(x.grad, found)
+
+
+@pytest.mark.parametrize("widths", [(4, 8), (8, 4)])
+def test_one_neuron_behind_norms_of_other_widths(widths: Any) -> None:
+    """Each layer, and one that gets another norm, gives what a fresh one gives, on the backend of kernels."""
+    neuron = bound(sc.LIF(2.0), Loop(4))
+    layer = NormNeuron(nn.BatchNorm2d(widths[0]), neuron)
+    for width in widths:
+        layer.norm = nn.BatchNorm2d(width)
+        x = torch.randn(3, 2, width, 3, 2, generator=torch.Generator().manual_seed(width)) * 2
+        fresh = NormNeuron(nn.BatchNorm2d(width), bound(sc.LIF(2.0), Loop(4)))
+        assert all(torch.equal(layer(x), fresh(x)) for _ in range(2))
+    layer.norm.eps = 0.0
+    with pytest.raises(ValueError, match="eps"):
+        layer(x)

@@ -252,6 +252,15 @@ class TestErrors:
         ):
             Recurrent(sc.LIF(), linear)
 
+    def test_neuron_whose_own_forward_would_not_be_called(self):
+        """Steps are those of its dynamics."""
+        twice = type("Twice", (sc.LIF,), {"forward": lambda self, x: super(sc.LIF, self).forward(2 * x)})
+        hooked = sc.LIF()
+        hooked.register_forward_pre_hook(lambda module, args: (2 * args[0],))
+        for neuron, name in ((twice(), "Twice"), (hooked, "LIF")):
+            with pytest.raises(ValueError, match=f"^Recurrent: this {name} has a forward of its own or a forward pre-"):
+                sc.Recurrent(neuron, nn.Linear(3, 3))
+
     def test_two_inputs(self):
         """One input, one output."""
         with pytest.raises(ValueError, match="^Recurrent: TwoInputs must have one input and one output to feed back$"):
