@@ -254,8 +254,11 @@ def _chosen(device_type: str, registry: Registry) -> Resolved:
 _TORCH = Packing()
 
 
-def _register() -> torch.library.Library:
-    """Define the operators."""
+def _register() -> None:
+    """Define the operators, once: a second import, after removal from ``sys.modules``, goes on with them."""
+    lasting = vars(torch.ops.spikecore)
+    if "library of packing" in lasting:
+        return
     library = torch.library.Library("spikecore", "FRAGMENT")
     how = "int[] order, int largest, float unit"
     operators: Dict[str, Tuple[str, Callable[..., Any], Callable[..., Any]]] = {
@@ -277,11 +280,11 @@ def _register() -> torch.library.Library:
         library.impl(name, function, "CompositeExplicitAutograd")
         torch.library.register_fake(f"spikecore::{name}", fake, lib=library)
     library.impl("kept", _Kept.apply, "Autograd")
-    return library
+    lasting["library of packing"] = library  # torch forgets the operators with it
 
 
-#: Which torch forgets with the object.
-_LIBRARY = _register() if COMPILES else None
+if COMPILES:
+    _register()
 
 
 # -- into networks
