@@ -1,4 +1,4 @@
-"""Locks across forks: the child finds them free."""
+"""Locks across forks: the parent waits, the child finds them free."""
 
 from __future__ import annotations
 
@@ -56,12 +56,43 @@ def test_locks_that_nobody_has_are_forgotten() -> None:
 
 
 @forks
-def test_a_lock_that_another_thread_holds_is_free_in_the_child() -> None:
-    """The parent goes on with the lock as it was."""
-    assert run("""
+def test_a_fork_waits_for_the_holder_and_the_child_is_free() -> None:
+    """What the lock guards is whole in the child: the fork happens after the other thread is done with it."""
+    assert (
+        run("""
 import os, threading
 from spikecore._base.caches import Lock
-lock, inside, go = Lock(), threading.Event(), threading.Event()
+lock, inside, work = Lock(), threading.Event(), []
+
+def hold():
+    with lock:
+        work.append("begun")
+        inside.set()
+        for _ in range(2_000_000):
+            pass
+        work.append("done")
+
+other = threading.Thread(target=hold)
+other.start()
+inside.wait()
+if os.fork() == 0:
+    with lock:
+        print(work, flush=True)
+    os._exit(0)
+os.wait()
+with lock:
+    print(work)
+""").splitlines()
+        == ["['begun', 'done']"] * 2
+    )
+
+
+#: A fork while another thread holds ``lock``, and then what the parent does; the child says which locks are free there.
+HELD = """
+import os, threading
+{before}
+from spikecore._base.caches import Lock
+lock, second, inside, go = Lock(patience={patience}), Lock(), threading.Event(), threading.Event()
 
 def hold():
     with lock:
@@ -72,14 +103,48 @@ other = threading.Thread(target=hold)
 other.start()
 inside.wait()
 if os.fork() == 0:
-    print(lock.acquire(timeout=0), flush=True)
+    print(lock.acquire(timeout=0), second.acquire(timeout=0), flush=True)
     os._exit(0)
 os.wait()
-print(lock.acquire(timeout=0))
+{parent}
+"""
+
+
+@forks
+def test_a_fork_waits_no_longer_than_it_must() -> None:
+    """A lock that is held for ever delays a fork by its patience; the child finds it free, the parent as it was."""
+    parent = """
+print(lock.acquire(timeout=0), second.acquire(timeout=0))
 go.set()
 other.join()
 print(lock.acquire(timeout=0))
-""").splitlines() == ["True", "False", "True"]
+"""
+    found = run(HELD.format(before="", patience=0.05, parent=parent)).splitlines()
+    assert found == ["True True", "False True", "True"]
+
+
+@forks
+def test_a_fork_does_not_wait_for_a_lock_without_patience() -> None:
+    """It takes the other locks all the same, so that what those guard is whole in the child."""
+    before = """
+found = []
+
+def look():
+    found.append(second.acquire(timeout=0))
+
+def look_on_a_thread():
+    third = threading.Thread(target=look)
+    third.start()
+    third.join()
+
+os.register_at_fork(before=look_on_a_thread)  # called after that of spikecore, which is registered later
+"""
+    parent = """
+go.set()
+other.join()
+print(found, lock.acquire(timeout=0), second.acquire(timeout=0))
+"""
+    assert run(HELD.format(before=before, patience=0, parent=parent)).splitlines() == ["True True", "[False] True True"]
 
 
 @forks
