@@ -354,7 +354,7 @@ class _Printed:
     ) -> None:
         source, self.shape = print_feedback(plan, shape)
         if self.shape.memory > MEMORY:
-            # what backward keeps is known now, and more blocks have room for it
+            # what backward keeps is known now, and more blocks fit
             source, self.shape = print_feedback(plan, first)
         places = Places(source.arguments, groups)
         self.pointers, self.sums = places.of("pointer"), places.of("sum")

@@ -122,7 +122,7 @@ class _Automatic:
         """See :func:`spikecore.backend.one_step`."""
         try:
             return one_step(self._runner, inputs, state, params)
-        except BackendError:  # __call__ meets it, too, and does what is to be done then
+        except BackendError:  # __call__ raises it again, or falls back
             return by_call(self, inputs, state, params)
 
     def in_graph(self, x: Tensor, numbers: Sequence[float]) -> Optional[Tensor]:

@@ -9,8 +9,8 @@ Rules of this module:
   reference does not compute, is the exception: there the backend itself emits operations of torch.
 - The definition is traced at the first call, and again whenever an attribute of the neuron is set, deleted, registered,
   loaded or moved, and by :meth:`spikecore.Neuron.retrace`. The neuron then gets another :class:`Dispatch`, which has
-  the runners of the one before if the program is the same. A call reads it once: while another thread changes the
-  definition, the call goes on with the one it began with.
+  the runners of the one before if the program is the same. A call that has its runner goes on with it while another
+  thread changes the definition.
 - The parameters of the program are its arguments: each call reads them from the neuron.
 - A copy of a neuron has a dispatch of its own, in which nothing but the request is that of the neuron.
 """

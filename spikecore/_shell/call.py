@@ -23,14 +23,7 @@ from spikecore._base.running import BoundCall, bound, in_graph
 from spikecore._shell import checks, modules, observe, parameters
 from spikecore._shell.binding import COMPILED, EAGER, TRANSFORMED, SpecKey, uncompiled, values_of, world
 from spikecore._shell.observe import Results
-from spikecore.backend import (
-    MAX_STATIC_STEPS,
-    BackendError,
-    ParamValue,
-    Runner,
-    Tensors,
-    one_step,
-)
+from spikecore.backend import MAX_STATIC_STEPS, BackendError, ParamValue, Runner, Tensors, one_step
 from spikecore.dtypes import compute_dtype
 from spikecore.lang._plain import with_traced_sizes
 
@@ -104,7 +97,7 @@ def execute(
     stamp, dispatch = neuron._stamp(), neuron._dispatch
     quick = dispatch.quick  # a concurrent change replaces it, and the new one must not get this call
     if now is COMPILED and dispatch.leaves_graph(device, stamp):
-        return _call_eagerly(neuron, given, state, record, final, single)  # type: ignore[no-any-return]  # as call
+        return _call_eagerly(neuron, given, state, record, final, single, False)  # type: ignore[no-any-return]  # as call
     # the inputs that the program has as parameters, and their names
     constant: Tensors = ()
     names: Tuple[str, ...] = ()
@@ -141,7 +134,7 @@ def execute(
     return outputs, dict(zip(neuron.states, end)) if end is not None else None, trace
 
 
-#: A break in a compiled graph.
+#: A break in a compiled graph, of a call whose watchers are told already.
 _call_eagerly = uncompiled(call)
 
 

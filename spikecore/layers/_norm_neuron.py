@@ -14,7 +14,7 @@ from spikecore._base.running import NormalisedCall, Runner, direct_normalised
 from spikecore._plugins.selection import REFERENCE
 from spikecore._shell import checks, observe
 from spikecore._shell.automatic import Calls
-from spikecore._shell.binding import COMPILED, EAGER, SpecKey, runner_of, values_of, world
+from spikecore._shell.binding import COMPILED, EAGER, SpecKey, constant, runner_of, values_of, world
 from spikecore._shell.call import Arguments, Earlier, arguments, execute, noted, placed, values_as_before
 from spikecore._shell.modules import calls_as
 from spikecore._shell.observe import Results
@@ -284,10 +284,10 @@ class NormNeuron(nn.Module):
         """
         if self.fused is False or not lie_alike(x, skip):
             return False
-        return self._can_add(x.device.type, bool(self.fused), self.neuron._stamp())
+        added: bool = self._can_add(x.device.type, bool(self.fused), self.neuron._stamp())
+        return added
 
-    # torch.compile runs these two when it meets them and takes what they return as a constant, as in Dispatch.
-
+    @constant
     def _can_add(self, device_type: str, asked: bool, stamp: str) -> bool:
         """Whether a kernel adds a shortcut to spikes. ``asked``: whether one program was asked for."""
         if self.neuron.program.outputs[0].op != "spike":
@@ -295,6 +295,7 @@ class NormNeuron(nn.Module):
         backend = self.neuron._dispatch.bind(device_type).backend
         return asked or (backend.name != REFERENCE and backend.capabilities_on(device_type).several_inputs)
 
+    @constant
     def _find(
         self, device_type: str, kind: Tuple[SpecKey, bool, bool, bool], how: Tuple[str, bool, bool], stamp: str
     ) -> str:
@@ -325,9 +326,6 @@ class NormNeuron(nn.Module):
             return checks.unsupported(resolved, program.name, missing, device_type)
         dispatch.derived[key] = runner_of(resolved, calls)
         return ""
-
-    _can_add._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
-    _find._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as above
 
     # -- calls at rest for outputs alone, like one that passed every check: straight to the kernels
 
