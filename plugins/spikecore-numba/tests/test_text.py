@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
-from typing import Any, Dict
+from typing import Dict
 
 import pytest
 import torch
@@ -34,12 +34,12 @@ def test_lif_reads_as_a_person_would_write_it(direction: str) -> None:
     assert source(sc.LIF())[direction] == expected
 
 
-NEURONS = [sc.LIF(), sc.ALIF(), sc.PLIF(), sc.Izhikevich(), sc.LI(), sc.Synaptic(), sc.Leaky(0.9), sc.EIF()]
+NEURONS = [sc.LIF(), sc.ALIF(), sc.PLIF(), sc.LI(), sc.EIF()]
 
 
 @pytest.mark.parametrize("neuron", NEURONS, ids=lambda n: type(n).__name__)
 @pytest.mark.parametrize("kind", ["number", "scalar", "channel", "full"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_every_name_is_used(neuron: sc.Neuron, kind: str, dtype: torch.dtype) -> None:
     """No argument, import or variable is dead."""
     kinds = {} if kind == "number" else dict.fromkeys(neuron.program.params, kind)
@@ -51,36 +51,6 @@ def test_every_name_is_used(neuron: sc.Neuron, kind: str, dtype: torch.dtype) ->
         made |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
         made |= {node.asname or node.name for node in ast.walk(tree) if isinstance(node, ast.alias)} - {"numpy"}
         assert not made - read
-
-
-class Awkward(sc.Neuron):
-    """Names that kernels use themselves, or would like to."""
-
-    inputs = ("xs", "t")
-    states = {"v": 0.0, "V": 0.0, "scratch": 0.5}
-    params = {"count": 2.0, "float32": 1.0, "begin": 0.5}
-
-    def dynamics(self, inputs: Any, s: Any, p: Any) -> Any:
-        first, i = inputs
-        outs = first * p.count + s.V
-        xss = outs - i * p.begin
-        steps = s.v * p.float32 + xss
-        return self.spike(steps - 1.0), {"v": steps, "V": outs * 0.5, "scratch": s.scratch * p.begin + i}
-
-
-def test_awkward_names_do_no_harm() -> None:
-    """A definition may call its values what it likes."""
-    x = torch.randn(5, 3, 9, generator=torch.Generator().manual_seed(0))
-    found = []
-    for backend in ("numba", "torch"):
-        count, begin = torch.full((9,), 2.0), torch.tensor(0.5)
-        neuron = Awkward(count=count, begin=begin, learn=("count", "begin"), channel_dim=-1, backend=backend)
-        leaf = x.clone().requires_grad_()
-        out, end = neuron.run(leaf, leaf * 0.3)
-        (out.sum() + end["v"].sum() + end["V"].square().sum() + end["scratch"].sum()).backward()
-        found.append([out, *end.values(), leaf.grad, neuron.count.grad, neuron.begin.grad])
-    for ours, theirs in zip(*found):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-4)
 
 
 def test_a_linear_neuron_recomputes_nothing() -> None:
