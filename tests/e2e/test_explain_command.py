@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-import warm
 from spikecore import cli
 
 NET = """
@@ -47,17 +45,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(*arguments: str) -> Any:
     return CliRunner().invoke(cli.app, ["explain", *arguments])
-
-
-def test_nothing_is_written_beside_it() -> None:
-    """torch's profiler writes to stderr that it starts, if nobody keeps it from doing so."""
-    program = (
-        "import os, torch, spikecore as sc\n"
-        "print(len(sc.explain(sc.LIF(backend='torch'), torch.rand(4, 2, 3)).layers), 'KINETO_LOG_LEVEL' in os.environ)"
-    )
-    env = {name: value for name, value in os.environ.items() if name != "KINETO_LOG_LEVEL"}
-    done = warm.run("-c", program, check=True, env=env)
-    assert (done.stdout, done.stderr) == ("1 False\n", "")
 
 
 def test_a_module_and_a_file(here: Path) -> None:

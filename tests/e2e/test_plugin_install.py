@@ -16,7 +16,8 @@ import pytest
 
 import spikecore
 import warm
-from spikecore.backend import BACKEND_API
+
+pytestmark = pytest.mark.slow
 
 PYPROJECT = """
 [build-system]
@@ -169,44 +170,6 @@ def test_installed_plugins_are_listed_without_import(process: Process) -> None:
     assert rows["torch", "spikecore"]["state"] == "installed"
 
 
-def test_table_is_for_people(process: Process) -> None:
-    """Without ``--json`` the command draws a table with the same names."""
-    output = process.run("-m", "spikecore", "backends", COLUMNS="200")
-    assert all(name in output for name in ("good", "spikecore-good 0.3.1", "shadowed", "provided by"))
-
-
-def test_probing_tries_each_and_survives_the_broken(process: Process) -> None:
-    """With ``--probe`` the good are ready with their capabilities, the bad failed, the doubtful never imported."""
-    output = process.run("-m", "spikecore", "backends", "--json", "--probe")
-    rows = {row["name"]: row for row in rows_of(output) if row["distribution"] != "spikecore"}
-    good, broken = rows["good"], rows["broken"]
-    assert (good["state"], good["api"], good["devices"], good["capabilities"]) == ("ready", 1, ["cpu"], ["float32"])
-    assert "ModuleNotFoundError: No module named 'no_such_library'" in broken["detail"]
-    assert (broken["state"], rows["old"]["state"], rows["loud"]["state"]) == ("failed", "failed", "ready")
-    # what a plugin prints goes where errors go, and leaves the list readable for programs
-    assert "imported" not in output
-    imported = {word for word in process.stderr.split() if word.startswith("spikecore_")}
-    assert {"spikecore_good", "spikecore_loud"} <= imported
-    assert not imported & {"spikecore_shadow", "spikecore_a", "spikecore_b"}
-
-
-def test_chosen_by_argument_context_and_environment(process: Process) -> None:
-    """Each of the three ways gets a plugin, the earlier ones win, and only what is chosen is imported."""
-    lines = process.code(
-        'attempt(lambda: resolve(capture("good"), "cpu"))',
-        'with use_backend("good"): attempt(lambda: resolve(capture(None), "cpu"))',
-        'attempt(lambda: resolve(capture(None), "cpu"))',
-        SPIKECORE_BACKEND="loud",
-    )
-    assert lines == [
-        "imported spikecore_good",
-        "good from spikecore_good, asked for by argument",
-        "good from spikecore_good, asked for by use_backend()",
-        "imported spikecore_loud",
-        "loud from spikecore_loud, asked for by SPIKECORE_BACKEND",
-    ]
-
-
 def test_neurons_run_on_it(process: Process) -> None:
     """A neuron is computed by the plugin it names, was made under, or finds in the environment, and says so."""
     lines = process.code(
@@ -234,91 +197,3 @@ def test_neurons_run_on_it(process: Process) -> None:
         "of those loaded, torch could",
         "because of None",
     ]
-
-
-@pytest.mark.parametrize(
-    "environ", [{"SPIKECORE_BLOCK": "loud"}, {"SPIKECORE_BLOCK": "spikecore-loud"}, {"SPIKECORE_NO_PLUGINS": "1"}]
-)
-def test_blocked_before_import(process: Process, environ: Dict[str, str]) -> None:
-    """Neither asking by name nor probing runs a line of a blocked plugin, and the error names the variable."""
-    lines = process.code(
-        'attempt(lambda: resolve(capture("loud"), "cpu"))',
-        'print(*(row.state for row in default_registry().status(probe=True) if row.name == "loud"))',
-        **environ,
-    )
-    (variable,) = environ
-    assert lines[0].startswith(f"BackendUnavailable: backend 'loud' (from argument) is blocked by {variable}; ")
-    assert lines[1] == "because of None"
-    assert lines[-1] == "blocked"
-    # that it would have been seen is shown by the tests above
-    assert "imported spikecore_loud" not in lines
-
-
-def test_broken_plugin_harms_only_itself(process: Process) -> None:
-    """Asked for by name it fails with its ImportError chained; another plugin works in the same process."""
-    lines = process.code(
-        'attempt(lambda: resolve(capture("broken"), "cpu"))',
-        'attempt(lambda: resolve(capture("good"), "cpu"))',
-    )
-    assert lines == [
-        "BackendLoadError: backend 'broken' (spikecore-broken 0.1) failed to load: "
-        "ModuleNotFoundError: No module named 'no_such_library'; SPIKECORE_BLOCK=broken skips it",
-        "because of ModuleNotFoundError(\"No module named 'no_such_library'\")",
-        "imported spikecore_good",
-        "good from spikecore_good, asked for by argument",
-    ]
-
-
-def test_duplicate_name_is_an_error_with_a_way_out(process: Process) -> None:
-    """Two distributions of one name are both named, none is imported, and blocking one leaves the other."""
-    asking = 'attempt(lambda: resolve(capture("twice"), "cpu"))'
-    assert process.code(asking)[0] == (
-        "BackendLoadError: backend name 'twice' is provided by spikecore-a 1.0 and spikecore-b 2.1; "
-        "uninstall one, or set SPIKECORE_BLOCK=spikecore-b"
-    )
-    assert process.code(asking, SPIKECORE_BLOCK="spikecore-b") == [
-        "imported spikecore_a",
-        "twice from spikecore_a, asked for by argument",
-    ]
-
-
-def test_built_in_is_not_shadowed(process: Process) -> None:
-    """Asked for by name and chosen by auto, 'torch' is the built-in; the plugin of that name is not imported."""
-    asked, chosen = process.code(
-        'attempt(lambda: resolve(capture("torch"), "cpu"))', 'attempt(lambda: resolve(capture(None), "cpu"))'
-    )
-    assert asked.startswith("torch from spikecore_torch")
-    assert asked.endswith(", asked for by argument")
-    assert chosen.startswith("torch from spikecore_torch")
-    assert chosen.endswith(", auto: the built-in for cpu tensors")
-
-
-def test_too_old_plugin_is_told_to_upgrade(process: Process) -> None:
-    """A plugin for API 0 is refused with both versions and the distribution to upgrade."""
-    assert process.code('attempt(lambda: resolve(capture("old"), "cpu"))')[1] == (
-        "BackendLoadError: backend 'old' (spikecore-old 0.0.1) speaks backend API 0; this spikecore speaks 1.0 to "
-        f"{'.'.join(map(str, BACKEND_API))}; upgrade spikecore-old"
-    )
-
-
-def test_unknown_name_has_a_close_match(process: Process) -> None:
-    """A misspelt environment variable names what was meant and what is known, plugins included, importing none."""
-    error, _ = process.code('attempt(lambda: resolve(capture(None), "cpu"))', SPIKECORE_BACKEND="godo")
-    start, known = error.split("Known: ")
-    assert start == "UnknownBackend: unknown backend 'godo' (from SPIKECORE_BACKEND); did you mean 'good'? "
-    assert {"broken", "good", "loud", "old", "torch"} <= set(known.split(", "))
-    assert "twice" not in known
-
-
-def test_importing_spikecore_imports_no_heavy_library(process: Process) -> None:
-    """Beyond what torch brings, ``import spikecore`` loads no accelerator or command-line library and no backend."""
-    lines = (
-        "import sys, torch",
-        "before = set(sys.modules)",
-        "import spikecore, spikecore._plugins.registry, spikecore._plugins.selection",
-        "print(*{name.partition('.')[0] for name in set(sys.modules) - before})",
-    )
-    new = set(process.run("-c", "\n".join(lines)).split())
-    assert "spikecore" in new
-    assert not new & {"cupy", "poptorch", "triton", "numba", "typer", "rich", "matplotlib", "tensorboard", "tqdm"}
-    assert not {name for name in new if name.startswith("spikecore_")}

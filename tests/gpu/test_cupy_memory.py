@@ -53,30 +53,6 @@ def test_any_view_may_go_in(view: str, dtype: torch.dtype, noise: Noise) -> None
         torch.testing.assert_close(ours, theirs, **tolerance)
 
 
-@pytest.mark.parametrize("view", ["transposed", "channels-last"])
-def test_results_lie_as_the_input(view: str, noise: Noise) -> None:
-    """Outputs and input gradients have the strides of a dense input."""
-    shape, look = VIEWS[view]
-    x = look(noise(shape[0], 64 * shape[1], *shape[2:])).detach().requires_grad_()
-    out = sc.LIF(backend="cupy")(x)
-    assert out.stride() == x.stride()
-    (grad,) = torch.autograd.grad(out, [x], torch.ones_like(out))
-    assert grad.stride() == x.stride()
-
-
-def test_channel_parameters_follow_the_view(noise: Noise) -> None:
-    """With channels-last inputs every channel still has its own parameter, and its own gradient."""
-    x = noise(20, 3, 5, 7, 8)
-    found = []
-    for change in (lambda x: x, lambda x: x.contiguous()):
-        neuron = sc.LIF(torch.linspace(1.5, 4.0, 8), learn=("tau",), backend="cupy").to("cuda")
-        out = neuron(change(x.permute(0, 1, 4, 2, 3)))
-        (out * torch.linspace(-1, 1, 20, device=x.device).view(20, 1, 1, 1, 1)).sum().backward()
-        found.append((out, neuron.tau.grad))
-    assert torch.equal(found[0][0], found[1][0])
-    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("steps", [3, 17])
 def test_indices_go_beyond_32_bits(steps: int, noise: Noise) -> None:
     """Tensors of more than 2**31 numbers are read and written to their ends, forward and backward."""
@@ -133,12 +109,3 @@ def test_a_training_step_needs_two_of_its_input(steps: int, dtype: torch.dtype, 
     training_step(neuron, x, weight)
     size = x.numel() * x.element_size()
     assert peak(lambda: training_step(neuron, x, weight)) <= 2.17 * size
-
-
-@pytest.mark.parametrize("steps", [16, 128])
-def test_inference_needs_one_of_its_input(steps: int, noise: Noise) -> None:
-    """Without gradients nothing but the spikes is written."""
-    x, neuron = noise(steps, 2**25 // steps), sc.LIF(backend="cupy")
-    with torch.no_grad():
-        neuron(x)
-        assert peak(lambda: neuron(x)) <= 1.01 * x.numel() * x.element_size()

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from spikecore.training import _form
 
 pytestmark = [
     pytest.mark.gpu,
@@ -86,39 +85,6 @@ def test_a_schedule(tensor):
     assert not [one for one in told if "runs as it is" in str(one.message)]
     assert step.form["compile"] == "used" if tensor else "the update: lr changed" in step.form["compile"]
     assert step.form["graph"] == "used"
-
-
-def test_a_loss_that_cannot_be_compiled():
-    """Runs as it is, with its reason; the rest is compiled and captured."""
-
-    def loss(outputs, targets):
-        torch._dynamo.graph_break()
-        return sc.losses.ce_count(outputs, targets)
-
-    net, plain = _net(), _net()
-    with pytest.warns(RuntimeWarning, match="compile: the loss runs as it is, because torch.compile raised"):
-        step, _ = _trained(net, torch.optim.Adam(net.parameters(), 0.01), sc.CudaOptions(fast=True), loss=loss)
-    _trained(plain, torch.optim.Adam(plain.parameters(), 0.01), None, loss=loss)
-    _near(net, plain)
-    assert step.form["compile"].startswith("used, but for the loss: torch.compile raised")
-    assert step.form["graph"] == "used"
-
-
-def test_loss_and_update_are_compiled(monkeypatch):
-    """No other kernels than those of the compiler and of the neuron are captured for them."""
-    made = []
-    plain = _form.CompiledPart.__call__
-
-    def called(self, *arguments):
-        made.append(self)
-        return plain(self, *arguments)
-
-    monkeypatch.setattr(_form.CompiledPart, "__call__", called)
-    net = _net()
-    _trained(net, torch.optim.Adam(net.parameters(), 0.01), sc.CudaOptions(fast=True), steps=5)
-    assert len(set(made)) == 2
-    assert len(made) == 2 * 3  # two steps and the capture
-    assert not any(one.why for one in made)
 
 
 @pytest.mark.filterwarnings("ignore:fast=True. channels_last is left out, because torch before:RuntimeWarning")

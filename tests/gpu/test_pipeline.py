@@ -92,13 +92,6 @@ def test_steps_go_on(places: List[str]) -> None:
     assert_same_gradients(many, one)
 
 
-def test_a_number_that_is_not_there() -> None:
-    """The error names the GPUs that are there."""
-    count = torch.cuda.device_count()
-    with pytest.raises(ValueError, match=f"asks for 'cuda:{count}', which is not there; there are cpu, cuda:0"):
-        sc.Pipeline([(nn.ReLU(), f"cuda:{count}")])
-
-
 #: Trains the network of ``examples/cifar10_pipeline.py`` on the devices named, and prints the most memory that a device
 #: had, in bytes; with a limit, of which no device may have more.
 CIFAR10 = """

@@ -8,22 +8,9 @@ import pytest
 
 import spikecore as sc
 from places import check
-from public_names import Used, foreign_privates, modules, page, plain, texts_outside, uses
+from public_names import Used, modules, page, plain, texts_outside, uses
 
 LISTED = page()
-#: Names that other libraries give: torch to modules, tensors and a module of its own, Python to named tuples, PopTorch
-#: to blocks.
-OF_OTHERS = {
-    "_apply",
-    "_buffers",
-    "_embedding_bag",
-    "_modules",
-    "_parameters",
-    "_replace",
-    "_stages_manager",
-    "_trace",
-    "_version",
-}
 #: Modules of spikecore that tests of a plugin break on purpose, or put back, to see what the plugin then does.
 FOR_TESTS = {
     "plugins/spikecore-numba/tests/test_automatic.py": ("spikecore._plugins.registry", "spikecore._plugins.selection"),
@@ -68,13 +55,3 @@ def test_what_is_used_from_outside_is_listed() -> None:
             if what not in LISTED and name not in LISTED.get(module, LISTED["spikecore"])[1]:
                 lacking.append(Used(what, line))
     assert lacking == []
-
-
-def test_no_module_uses_what_is_private_to_another() -> None:
-    """``_name`` of one module is used by that module, by classes that inherit it through ``self``, and nowhere else.
-
-    The parts of a neuron, in ``_shell``, and layers that compute normalisation or feedback with it share what it holds.
-    """
-    parts = ("spikecore._shell.", "spikecore.layers._norm_neuron:", "spikecore.neurons._recurrent:")
-    uses_ = [use for use in foreign_privates() if not use.where.startswith(parts)]
-    assert [use for use in uses_ if use.what not in OF_OTHERS] == []

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable, Iterator, List
+from typing import Any, Callable, List
 
 import pytest
 
-import warm
 from spikecore._plugins.registry import Registry, hookimpl
 from spikecore.backend import Backend, BackendError, BackendInfo, BackendLoadError, Capabilities
 
@@ -49,14 +46,6 @@ class Plugin:
         """Make the backend."""
         self.step("make")
         return type("Fake", (Backend,), {"name": self.name, "capabilities": CAN})()
-
-
-@pytest.fixture(autouse=True)
-def _ctrl_c() -> Iterator[None]:
-    """Python's own handler of Ctrl-C, which a shell's background job begins without."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
@@ -104,15 +93,6 @@ def test_whatever_a_plugin_raises_is_its_own_error(
     assert caught.value.__cause__ is error
 
 
-def test_a_real_ctrl_c_while_a_plugin_loads_is_the_users(registry: Callable[..., Registry]) -> None:
-    """KeyboardInterrupt passes, and nothing is held against the plugin."""
-    pressed: List[Callable[[], Any]] = [lambda: signal.raise_signal(signal.SIGINT)]
-    made = registry(Plugin("slow", load=lambda: pressed.pop()() if pressed else None))
-    with pytest.raises(KeyboardInterrupt):
-        made.get("slow", "argument")
-    assert made.get("slow", "argument").name == "slow"
-
-
 @pytest.mark.parametrize("step", ["load", "hook", "probe", "make"])
 def test_a_plugin_that_asks_for_itself_gets_an_error(registry: Callable[..., Registry], step: str) -> None:
     """Neither endless recursion nor waiting for itself: a sentence, in the plugin's hands."""
@@ -128,73 +108,9 @@ def test_a_plugin_that_asks_for_itself_gets_an_error(registry: Callable[..., Reg
     assert seen == [f"backend 'me' {LOADING}"]
 
 
-def test_two_plugins_that_load_each_other_get_an_error(registry: Callable[..., Registry]) -> None:
-    """The error names both."""
-    made = registry(
-        Plugin("a", load=lambda: made.get("b", "argument")), Plugin("b", load=lambda: made.get("a", "argument"))
-    )
-    with pytest.raises(BackendLoadError, match="backend 'a' .*failed to load: BackendLoadError: backend 'b'"):
-        made.get("a", "argument")
-
-
 def test_lists_do_not_wait_for_a_plugin_that_loads(registry: Callable[..., Registry]) -> None:
     """Its module or probe may wait for a thread that lists backends."""
     with ThreadPoolExecutor(1) as pool:
         made = registry(Plugin("slow", probe=lambda: pool.submit(made.status).result(timeout=60) and None))
         assert made.names() == ["slow"]
         assert made.get("slow", "argument").name == "slow"
-
-
-FORKED = """
-import os, sys, threading, types
-from spikecore.backend import Backend, BackendError, BackendInfo, Capabilities
-from spikecore._plugins.registry import Registry, hookimpl
-
-inside, go = threading.Event(), threading.Event()
-
-class Fake(Backend):
-    name = "slow"
-
-class Plugin:
-    name = value = "slow"
-    dist = None
-    def load(self):
-        if threading.current_thread() is not threading.main_thread():
-            inside.set()
-            go.wait()
-        return self
-    @hookimpl
-    def spikecore_backends(self):
-        return [BackendInfo("slow", "fake_slow:Fake", ("cpu",), Capabilities(), lambda: None)]
-
-module = types.ModuleType("fake_slow")
-module.Fake = Fake
-sys.modules["fake_slow"] = module
-registry = Registry({"torch": "spikecore_torch"}, entry_points=[Plugin()], environ={})
-loader = threading.Thread(target=registry.get, args=("slow", "argument"))
-loader.start()
-inside.wait()
-child = os.fork()
-if child == 0:
-    print(registry.get("torch", "argument").name, flush=True)
-    try:
-        registry.get("slow", "argument")
-    except BackendError as error:
-        print(error, flush=True)
-    os._exit(0)
-os.waitpid(child, 0)
-go.set()
-loader.join()
-print(registry.get("slow", "argument").name)
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_a_fork_while_another_thread_loads_leaves_the_child_able_to_ask() -> None:
-    """In the child other backends load, and the half loaded one is an error in words; the parent goes on."""
-    done = warm.run("-c", FORKED, timeout=120)
-    assert done.stdout.splitlines() == [
-        "torch",
-        f"backend 'slow' {LOADING}",
-        "slow",
-    ], done.stderr

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import types
-from typing import Any, Callable, Dict, Iterable
+from typing import Any, Callable, Dict
 
 import pytest
 
 from registry_world import Point, World, hooked, states
-from spikecore._plugins.registry import hookimpl
 from spikecore.backend import (
     BACKEND_API,
     OLDEST_API,
     Api,
-    BackendInfo,
     BackendLoadError,
     BackendUnavailable,
     Capabilities,
@@ -26,36 +24,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return World(monkeypatch)
 
 
-def test_the_note_is_asked_for_where_the_backend_is_usable(world: World) -> None:
-    """What serves in place of what the name says is asked after the probe, and only if that found nothing."""
-    note = {"note": lambda: "an emulator"}
-    registry = world.registry(
-        Point("foo", world.plugin("foo", **note)),
-        Point("bar", world.plugin("bar", probe=lambda: "no device", **note)),
-    )
-    details = {row.name: (row.state, row.detail) for row in registry.status(probe=True)}
-    assert (details["foo"], details["bar"]) == (("ready", "an emulator"), ("unavailable", "no device"))
-
-
 class TestDescription:
-    def test_one_module_may_provide_two_backends(self, world: World) -> None:
-        """Two entry points of one distribution can lead to one module that describes both."""
-        infos = [world.info("a"), world.info("b")]
-        module = hooked(lambda: infos)
-        registry = world.registry(Point("a", module, "spikecore-ab"), Point("b", module, "spikecore-ab"))
-        assert [registry.get(name, "argument").name for name in "ab"] == ["a", "b"]
-
-    def test_plugin_may_be_an_object_and_its_hook_a_generator(self, world: World) -> None:
-        """An entry point may lead to an instance with the hook as a method, and the hook may yield."""
-        info = world.info("foo")
-
-        class Plugin:
-            @hookimpl
-            def spikecore_backends(self) -> Iterable[BackendInfo]:
-                yield info
-
-        assert world.registry(Point("foo", Plugin())).get("foo", "argument").name == "foo"
-
     @pytest.mark.parametrize(
         ("make", "text"),
         [

@@ -65,24 +65,6 @@ def test_the_formula_of_a_neuron(monkeypatch: pytest.MonkeyPatch) -> None:
     assert text.count("<mfrac>") == 1
 
 
-def test_arguments_in_a_docstring_become_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines ``name: ...`` with their continuations become definitions; a sentence with a colon stays one."""
-    with_lists = extension("docstrings", monkeypatch).with_lists
-    given = [
-        "Sums.",
-        "",
-        "Parameters",
-        "----------",
-        "x, y: values",
-        "    of one shape",
-        "out: where",
-        "",
-        "Note: text.",
-    ]
-    wanted = ["Sums.", "", "``x, y``", "    values", "    of one shape", "``out``", "    where", "", "Note: text.", ""]
-    assert with_lists(given) == wanted
-
-
 @pytest.mark.parametrize(
     ("url", "link", "wanted"),
     [
@@ -117,16 +99,6 @@ def test_the_pictures_of_the_readme_are_of_this_code() -> None:
         assert picture.BADGES.read_text(encoding="utf-8") == picture.badges()
     finally:
         del sys.modules["picture"]
-
-
-@pytest.mark.parametrize("name", ["sphinx", "myst_parser", "furo", "sphinx_copybutton"])
-def test_the_extra_docs_is_what_the_site_is_built_with(name: str) -> None:
-    """``make docs`` installs what conf.py names: the extension is there, and is named there."""
-    pytest.importorskip("sphinx", reason="the extra docs is not installed")
-    pytest.importorskip("myst_parser", reason="the extra docs is not installed")
-    pytest.importorskip("furo", reason="the extra docs is not installed")
-    pytest.importorskip("sphinx_copybutton", reason="the extra docs is not installed")
-    assert f'"{name}' in (DOCS / "conf.py").read_text(encoding="utf-8") or name == "sphinx"
 
 
 def test_every_neuron_and_surrogate_has_its_section(monkeypatch: pytest.MonkeyPatch) -> None:

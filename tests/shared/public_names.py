@@ -31,11 +31,6 @@ class Listed(NamedTuple):
     names: Dict[str, str]
 
 
-def is_private(name: str) -> bool:
-    """Whether a name begins with ``_`` and is none that Python gives a meaning to."""
-    return name.startswith("_") and not name.endswith("__") and name.strip("_") != ""
-
-
 def modules() -> Dict[str, Path]:
     """Every module of this repository's packages, templates of projects left out: name -> file."""
     found = {}
@@ -115,61 +110,3 @@ def uses(text: str, where: str, known: Set[str]) -> Iterator[Used]:
                     break
             if not reached.endswith("__"):
                 yield Used(reached, f"{where}:{node.lineno}")
-
-
-def private_names(tree: ast.AST) -> Set[str]:
-    """The private names that a module defines: functions, classes, variables and members."""
-    found = private_members(tree)
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            found.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-    return {name for name in found if is_private(name)}
-
-
-def private_members(tree: ast.AST) -> Set[str]:
-    """The private names that a module defines in classes, or sets on ``self`` or ``cls``."""
-    found: Set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef):
-            for item in node.body:
-                if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                    found.add(item.name)
-                targets = item.targets if isinstance(item, ast.Assign) else [getattr(item, "target", None)]
-                found.update(target.id for target in targets if isinstance(target, ast.Name))
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_own(node.value):
-            found.add(node.attr)
-    return {name for name in found if is_private(name)}
-
-
-def _is_own(value: ast.expr) -> bool:
-    if isinstance(value, ast.Call):
-        return isinstance(value.func, ast.Name) and value.func.id == "super"
-    return isinstance(value, ast.Name) and value.id in ("self", "cls")
-
-
-def foreign_privates() -> List[Used]:
-    """Uses of a private name in a module that does not define it, while another module here does.
-
-    Found are ``from module import _name``, ``value._name``, and ``getattr(value, "_name")``; ``self``, ``cls`` and
-    ``super()`` may reach what their base defines. A member counts as defined where a class has it, or ``self`` gets it.
-    """
-    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in modules().items()}
-    defined = {name: private_members(tree) for name, tree in trees.items()}
-    everywhere = set().union(*(private_names(tree) for tree in trees.values()))
-    found = []
-    for module, tree in trees.items():
-        foreign = everywhere - defined[module]
-        for node in ast.walk(tree):
-            names: List[str] = []
-            if isinstance(node, ast.ImportFrom):
-                within = f"{node.module}." if node.level == 0 else ""
-                names = [n.name for n in node.names if is_private(n.name) and f"{within}{n.name}" not in trees]
-            elif isinstance(node, ast.Attribute) and not _is_own(node.value):
-                names = [node.attr]
-            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.endswith("attr"):
-                texts = [a.value for a in node.args[1:2] if isinstance(a, ast.Constant) and isinstance(a.value, str)]
-                names = [] if _is_own(node.args[0]) else texts
-            found += [Used(name, f"{module}:{node.lineno}") for name in names if name in foreign]
-    return found
