@@ -22,6 +22,12 @@ import warm
 from spikecore._scaffold import project
 
 pytestmark = pytest.mark.slow
+#: A neuron beside the reference, and who computed it.
+RUNS = """
+import torch, spikecore as sc
+x, neuron = torch.rand(4, 2, 3), sc.IF()
+print(torch.equal(neuron(x), sc.IF(backend="torch")(x)), neuron.extra_repr().rpartition("backend=")[2])
+"""
 PIP = ["pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--no-build-isolation"]
 
 
@@ -85,6 +91,26 @@ def conformance(site: Path, *arguments: str, name: str = "tape") -> Dict[str, An
     done = run(site, "spikecore", "conformance", name, "--json", *arguments, check=False)
     assert done.stdout, done.stderr
     return json.loads(done.stdout)
+
+
+def test_it_is_listed_without_import_and_runs(site: Path) -> None:
+    """From metadata alone, with name and version; a neuron that asks for it is computed by it."""
+    module = site / "spikecore_tape" / "__init__.py"
+    text = module.read_text(encoding="utf-8")
+    module.write_text(f"{text}\nprint('imported')\n", encoding="utf-8")
+    try:
+        listed = run(site, "spikecore", "backends", "--json").stdout
+        assert "imported" not in listed
+        (row,) = [row for row in json.loads(listed) if row["name"] == "tape"]
+        assert (row["state"], row["distribution"], row["version"]) == ("installed", "spikecore-tape", "0.1.0")
+        probed = run(site, "spikecore", "backends", "--json", "--probe")
+        (row,) = [row for row in json.loads(probed.stdout) if row["name"] == "tape"]
+        assert row["state"] == "ready"
+        assert "imported" in probed.stderr  # where errors go, so that the list is readable for programs
+    finally:
+        module.write_text(text, encoding="utf-8")
+    done = warm.run("-c", RUNS, env={**os.environ, "PYTHONPATH": str(site), "SPIKECORE_BACKEND": "tape"})
+    assert done.stdout == "True tape from SPIKECORE_BACKEND (tape on cpu)\n", done.stderr
 
 
 def test_its_test_file_passes(site: Path) -> None:

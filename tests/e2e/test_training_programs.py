@@ -32,7 +32,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 def process(*args: str) -> Any:
     """A program in a process of its own."""
-    return warm.start(EXAMPLES / args[0], *args[1:], env=ENVIRONMENT, imported=warm.PROGRAMS)
+    return warm.start(EXAMPLES / args[0], *args[1:], env=ENVIRONMENT)
 
 
 def ended_at(step: int, number: int, *args: str) -> subprocess.CompletedProcess[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, List, Tuple
 
 import pytest
@@ -119,23 +118,3 @@ def test_backward_may_run_in_any_thread(noise: Noise) -> None:
     assert same((out.detach(), *found[0]), expected)
     assert seen
     assert threading.get_ident() not in seen
-
-
-def test_threads_share_a_neuron(noise: Noise) -> None:
-    """Eight threads that meet a new kind of call together, each on a stream of its own, all get what is right."""
-    shapes = [(steps, 1000 + k) for k, steps in enumerate((3, 3, 5, 5, 20, 20, 20, 20))]
-    inputs = [noise(*shape, seed=k) for k, shape in enumerate(shapes)]
-    neuron = learner(surrogate=sc.surrogate.ATan(alpha=3.25))  # a program that no other test compiles
-    torch.cuda.synchronize()
-
-    def work(x: Tensor) -> Tuple[Tensor, ...]:
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            results = [step(neuron, x) for _ in range(10)]
-        stream.synchronize()
-        assert all(same(one, results[0]) for one in results)
-        return results[0]
-
-    with ThreadPoolExecutor(len(inputs)) as pool:
-        for x, found in zip(inputs, pool.map(work, inputs)):
-            assert same(found, step(neuron, x))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from pathlib import Path
 from typing import Any, Callable, List, Tuple
@@ -61,66 +60,12 @@ def compilations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> List[int]:
     return count
 
 
-@pytest.fixture
-def new_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], CupyBackend]:
-    """Makes a backend that finds no kernel in memory, as in a new process."""
-
-    def make() -> CupyBackend:
-        monkeypatch.setattr(device, "_kernels", Recent(KERNELS))
-        return CupyBackend()
-
-    return make
-
-
 def lif_of_four_steps() -> Tuple[Program, Spec, Tuple[float, ...]]:
     """The program, the spec and the values of the parameters of a LIF, those of its surrogate included."""
     neuron = sc.LIF()
     program = neuron.program
     values = (2.0, 1.0, 0.0, *neuron._dispatch.numbers.values())
     return program, Spec(torch.float32, 4, ("number",) * len(values), final=False), values
-
-
-def test_kernels_are_kept_on_disk(
-    compilations: List[int], new_process: Callable[[], CupyBackend], tmp_path: Path, noise: Noise
-) -> None:
-    """The first use compiles each kernel once, and keeps its code; other processes and sizes compile nothing."""
-    program, spec, values = lif_of_four_steps()
-
-    def use(backend: CupyBackend, size: int) -> Tensor:
-        x = noise(4, size).requires_grad_()
-        (out,), _, _ = backend.runner(program, spec)((x,), None, values, ())
-        out.sum().backward()
-        torch.cuda.synchronize()
-        return out
-
-    first = CupyBackend()
-    out = use(first, 1000)
-    made = len(compilations)
-    assert made == 2
-    assert len(list((tmp_path / "compiled-kernels").glob("cupy.*.cubin"))) == 2
-    use(first, 2000)
-    use(first, 123456)
-    assert torch.equal(use(new_process(), 1000), out)
-    use(new_process(), 4000)
-    assert len(compilations) == made
-
-
-@pytest.mark.filterwarnings("ignore")  # torch's about torch
-@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
-@pytest.mark.parametrize("steps", [4, 20])
-def test_compiled_is_as_eager(compiler: str, steps: int, noise: Noise) -> None:
-    """``torch.compile(fullgraph=True)`` gives the spikes and gradients of the eager call, to the bit."""
-    if compiler == "inductor":
-        pytest.importorskip("triton", reason="inductor needs Triton")
-        logging.getLogger("torch._inductor").setLevel(logging.ERROR)
-    neuron = sc.LIF(2.5, learn=("tau",), backend="cupy").to("cuda")
-    torch._dynamo.reset()
-    x, weight = noise(steps, 3, 40).requires_grad_(), noise(steps, 3, 40, seed=1)
-    found = []
-    for call in (neuron, torch.compile(neuron, fullgraph=True, backend=compiler)):
-        out = call(x)
-        found.append((out, *torch.autograd.grad(out, [x, neuron.tau], weight)))
-    assert all(torch.equal(a, b) for a, b in zip(*found))
 
 
 def test_the_text_that_is_shown_is_the_text_that_runs(

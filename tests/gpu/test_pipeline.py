@@ -67,31 +67,6 @@ def test_parts(places: List[str], split: Any, every: Any) -> None:
     assert torch.isfinite(loss).item()
 
 
-@PLACES
-@pytest.mark.parametrize("step", ["multi", "single"])
-def test_constant_input(places: List[str], step: str) -> None:
-    """A constant input streamed through the stages gives the loop's numbers."""
-    one, many = nn.Sequential(*stages("single")).cuda(), sc.Pipeline([*zip(stages(step), places)])
-    x = inputs()[0]
-    wanted, found = sum(one(x.cuda()) for _ in range(T)), many.constant_forward(x, T)
-    assert torch.equal(found.cpu(), wanted.cpu())
-    wanted.square().sum().backward()
-    found.square().sum().backward()
-    assert_same_gradients(many, one)
-
-
-@PLACES
-def test_steps_go_on(places: List[str]) -> None:
-    """Single steps go on from the states of their parts, while many launches are on their way."""
-    one = nn.Sequential(*stages("single")).cuda()
-    many = sc.Pipeline([*zip(stages("single"), places)], chunks=4, batch_dim=0)
-    wanted, found = [one(x.cuda()) for x in inputs()], [many(x) for x in inputs()]
-    assert torch.equal(torch.stack(found).cpu(), torch.stack(wanted).cpu())
-    torch.stack(wanted).square().sum().backward()
-    torch.stack(found).square().sum().backward()
-    assert_same_gradients(many, one)
-
-
 #: Trains the network of ``examples/cifar10_pipeline.py`` on the devices named, and prints the most memory that a device
 #: had, in bytes; with a limit, of which no device may have more.
 CIFAR10 = """

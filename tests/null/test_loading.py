@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import types
-from typing import Any, Callable, Dict
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable, Dict, List
 
 import pytest
 
@@ -12,6 +13,7 @@ from spikecore.backend import (
     BACKEND_API,
     OLDEST_API,
     Api,
+    BackendError,
     BackendLoadError,
     BackendUnavailable,
     Capabilities,
@@ -129,3 +131,70 @@ class TestProbe:
         registry = world.registry(Point("foo", world.plugin("foo", probe=lambda: answer)))
         with pytest.raises(BackendUnavailable, match="must return None or a reason in words, got"):
             registry.get("foo", "argument")
+
+
+# -- whatever a plugin does while it loads
+
+
+class Escape(BaseException):
+    """What a test framework's Skipped or a library's time limit is: no Exception."""
+
+
+STEPS = ["load", "hook", "probe", "make"]
+ERRORS = [SystemExit(3), GeneratorExit(), Escape("skipped"), pytest.skip.Exception("no")]
+
+
+def acting(world: World, name: str, step: str, act: Callable[[], Any]) -> Point:
+    """An entry point of a good backend that does something in one step of loading."""
+    info = world.info(
+        name,
+        making=act if step == "make" else lambda: None,
+        probe=lambda: act() if step == "probe" else None,
+    )
+    module = hooked(lambda: (act() if step == "hook" else None) or [info])
+    return Point(name, module, during=act if step == "load" else lambda: None)
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_whatever_a_plugin_raises_is_its_own_error(world: World, step: str, error: BaseException) -> None:
+    """No exception ends the list of backends or reaches another backend; asked for by name it is the cause."""
+
+    def fail() -> None:
+        raise error
+
+    registry = world.registry(acting(world, "bad", step, fail), Point("good", world.plugin("good")))
+    rows = {row.name: row for row in registry.status(probe=True)}
+    assert rows["bad"].state == ("unavailable" if step == "probe" else "failed")
+    assert type(error).__name__ in rows["bad"].detail
+    assert rows["good"].state == "ready"
+    with pytest.raises(BackendError, match=rf"backend 'bad' .*{type(error).__name__}") as caught:
+        registry.get("bad", "argument")
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_plugin_that_asks_for_itself_gets_an_error(world: World, step: str) -> None:
+    """Neither endless recursion nor waiting for itself: a sentence, in the plugin's hands."""
+    seen: List[str] = []
+
+    def ask() -> None:
+        with pytest.raises(BackendLoadError) as caught:
+            registry.get("me", "argument")
+        seen.append(str(caught.value))
+
+    registry = world.registry(acting(world, "me", step, ask))
+    assert registry.get("me", "argument").name == "me"
+    assert seen == [
+        "backend 'me' is being loaded already: its own module, probe or factory asks for it, or this process was "
+        "forked while another thread loaded it"
+    ]
+
+
+def test_lists_do_not_wait_for_a_plugin_that_loads(world: World) -> None:
+    """Its module or probe may wait for a thread that lists backends."""
+    with ThreadPoolExecutor(1) as pool:
+        ask = lambda: pool.submit(registry.status).result(timeout=60) and None  # noqa: E731  # registry is made below
+        registry = world.registry(acting(world, "slow", "probe", ask))
+        assert registry.names() == ["slow", "torch"]
+        assert registry.get("slow", "argument").name == "slow"

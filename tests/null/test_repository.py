@@ -141,57 +141,6 @@ class TestChangelog:
             assert path.read_text(encoding="utf-8").strip(), f"{path.name} is empty"
 
 
-class TestSize:
-    @pytest.fixture
-    def tree(self, tmp_path: Path) -> Path:
-        """A checkout with two packages of spikecore and a plugin."""
-        texts = {
-            "spikecore/__init__.py": "from spikecore.b import c\n",
-            "spikecore/_a/__init__.py": "",
-            "spikecore/_a/_private.py": (
-                "import inspect\nimport sys\nimport torch\n\n\n"
-                "class Route(torch.autograd.Function):\n    frame = sys._getframe(1).f_back\n\n\n"
-                "stack = inspect.stack()\n"
-                "compiling = torch.compiler.is_compiling()\n"
-            ),
-            "spikecore/b/__init__.py": "",
-            "spikecore/b/c.py": "from spikecore._a import _private\nfrom spikecore._a._private import stack\n",
-            "spikecore/b/d.py": "from spikecore._a import Route\nfrom spikecore.b._e import e\n",
-            "spikecore/testing/__init__.py": "import sys\nframe = sys._getframe()\n",
-            "plugins/one/pyproject.toml": "",
-            "plugins/one/one/__init__.py": "\n",
-            "plugins/one/tests/test_one.py": "\n\n",
-            "tests/test_two.py": "\n",
-        }
-        for name, text in texts.items():
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_text(text)
-        return tmp_path
-
-    def test_a_package_above_its_budget_fails(self, tree: Path) -> None:
-        """So does one without a row, and a row without a package; a package to come may have its aim."""
-        size = script("size")
-        rows = {name: size.Row(size.size(files).lines, len(files), None) for name, files in size.packages(tree).items()}
-        assert size.check(tree, rows)[1] == []
-        assert size.size(size.packages(tree)["tests"]) == (3, 2)
-        rows["spikecore/b"] = size.Row(3, 3, 2)
-        rows["spikecore/_a"] = size.Row(None, None, 1000)
-        rows["spikecore/old"] = size.Row(5, 1, None)
-        rows["spikecore/new"] = size.Row(None, None, 5)
-        del rows["plugins/one"]
-        assert size.check(tree, rows)[1] == [
-            "plugins/one has no row in .ci/budgets.toml: add one",
-            "spikecore/b has 4 lines, and its budget is 3: "
-            "make it smaller, or raise the budget in .ci/budgets.toml and say why",
-            "there is no spikecore/old any more: delete its row in .ci/budgets.toml",
-        ]
-
-    def test_every_package_has_a_budget(self) -> None:
-        """The table of the repository names the packages that there are."""
-        size = script("size")
-        assert [fault for fault in size.check(ROOT, size.budgets())[1] if "row" in fault] == []
-
-
 class TestLinksOfADistribution:
     def test_relative_links_lead_into_the_repository(self, package: Any) -> None:
         """Links are resolved from the folder of the page, pictures to the file itself; others are as they were."""
