@@ -162,25 +162,6 @@ def test_every_width_has_a_shape_that_fits_or_none(dtype: torch.dtype) -> None:
             assert shape in shapes(width, dtype)
 
 
-def test_a_cluster_of_fewer_blocks_changes_no_bit(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The batch decides how many there are."""
-    net, x = layer(sc.LIF(tau=2.0, backend=host), 70, torch.float32), drawn(9, 3, 70)
-    with torch.no_grad():
-        net.linear.weight.copy_(drawn(70, 70))
-    found = results(net, x, ("v",))
-    chosen: List[Shape] = []
-
-    def fewest(shapes: Sequence[Shape], *_: Any) -> Shape:
-        chosen[:] = [shapes[0], shapes[-1]]
-        return shapes[-1]
-
-    monkeypatch.setattr(launcher, "for_batch", fewest)
-    again = results(net, x, ("v",))
-    assert [shape.cluster for shape in chosen] == [2, 1]
-    assert all(torch.equal(a, b) for a, b in zip(found[0], again[0]))
-    assert torch.equal(found[1]["x"], again[1]["x"])
-
-
 def test_what_takes_a_launch_for_each_step() -> None:
     """Wide layers, float64, and programs that keep more of a step than shared memory holds of two."""
     program = sc.LIF().program

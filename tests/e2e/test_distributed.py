@@ -178,41 +178,6 @@ class TestPrograms:
         assert engines.difference(weights(folder / f"{name}-other"), weights(folder / name)) <= CLOSE
 
 
-def curves(folder: Path) -> Dict[str, Any]:
-    """What TensorBoard shows of a run: name -> (step, value) of each point."""
-    accumulator = pytest.importorskip(
-        "tensorboard.backend.event_processing.event_accumulator", reason="the training programs need the extra `train`"
-    )
-    events = accumulator.EventAccumulator(str(folder)).Reload()
-    return {name: [(one.step, one.value) for one in events.Scalars(name)] for name in events.Tags()["scalars"]}
-
-
-def test_stopped_after_a_batch(tmp_path):
-    """Stopped after the last of an epoch's three batches, each program goes on to the weights and the curves of one in
-    one go.
-    """
-    pytest.importorskip("safetensors", reason="the training programs need the extra `train`")
-    jobs: Dict[str, Any] = {}
-    servers = several.rendezvous(3 * len(PROGRAMS))
-    ports = [one.port for one in servers]
-    for name in PROGRAMS:
-        short, out = [*SHORT[:-1], "3", "--out"], str(tmp_path / name)
-        signals = {0: (6, int(signal.SIGTERM))}
-        jobs[f"{name} in one go"] = several.program, (ports.pop(), {}, name, *short, f"{out}-whole"), {}
-        jobs[f"{name} stopped"] = several.program, (ports.pop(), signals, name, *short, out), {}
-        jobs[f"{name} resumed"] = several.program, (ports.pop(), {}, name, "--resume", *short, out), {}
-    results = several.run(tmp_path, 1, jobs)
-    for what, found in results.items():
-        assert isinstance(found, dict), found
-        assert found["code"] == int(what.endswith("stopped")), found["said"]
-    for name in PROGRAMS:
-        assert "stopped: 1 epochs and 3 batches are in " in results[f"{name} stopped"]["said"]
-        assert engines.difference(weights(tmp_path / name), weights(tmp_path / f"{name}-whole")) == 0.0
-        found = curves(tmp_path / name)
-        assert [step for step, _ in found["loss"]] == [1, 2]
-        assert found == curves(tmp_path / f"{name}-whole")
-
-
 #: Runs a program with Ctrl-C as a terminal has it: a shell's background job ignores it, and so would what it starts.
 LISTENING = """
 import os, signal, sys

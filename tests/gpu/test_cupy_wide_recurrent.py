@@ -88,30 +88,3 @@ def test_bits_where_sums_are_exact(calls: List[int], width: int) -> None:
     sc.set_backend(net, "torch")
     assert found.any()
     assert torch.equal(found, net.run(x, state=state)[0])
-
-
-def test_in_a_captured_graph(calls: List[int]) -> None:
-    """Nothing synchronises, and memory is the graph's own."""
-    net, x = layer(1024, "cupy"), drawn(STEPS, BATCH, 1024, seed=3) * 2
-    expected = results(net, x)
-    given = x.clone().requires_grad_()
-    leaves, cotangents = [given, *net.parameters()], [drawn(*expected[k].shape, seed=k) for k in range(2)]
-
-    def both() -> List[torch.Tensor]:
-        out, state = net.run(given)
-        values = [out, state["v"]]
-        return [*(value.detach() for value in values), *torch.autograd.grad(values, leaves, cotangents)]
-
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        both()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = both()
-    for value in found:
-        value.zero_()
-    graph.replay()
-    torch.cuda.synchronize()
-    assert all(torch.equal(a, b) for a, b in zip(found, expected))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any, Dict, List, Tuple
 
@@ -12,14 +11,11 @@ from typer.testing import CliRunner
 
 import spikecore as sc
 from spikecore import cli
-from spikecore._plugins import registry
 from spikecore.cli._kernel import SURROGATES
 from spikecore.neurons import MODELS as NEURONS
 from spikecore.testing._loopback import installed
-from spikecore_cupy import CAPABILITIES, device
+from spikecore_cupy import CAPABILITIES
 from spikecore_cupy.backend import CupyBackend
-
-ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def shown(*arguments: str) -> str:
@@ -60,16 +56,6 @@ def test_both_kernels_are_there(dtype: str) -> None:
     for direction, text in texts.items():
         assert f"__global__ void __launch_bounds__(128) lif_{direction}(" in text
         assert text.startswith(f"// LIF, {direction}: {dtype} in memory")
-
-
-def test_an_unusable_backend_stays_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Having shown its text, it is refused for computing as before."""
-    monkeypatch.setattr(device, "reason", lambda: "there is no GPU")
-    monkeypatch.setattr(registry, "_defaults", [registry.Registry(registry.BUILTINS, entry_points=())])
-    neuron = sc.LIF(backend="cupy")
-    assert sc.kernel_source(neuron)
-    with pytest.raises(sc.BackendUnavailable, match="not usable here: there is no GPU"):
-        neuron(torch.zeros(2, 3))
 
 
 def test_parameters_are_as_in_the_neuron() -> None:
@@ -150,18 +136,6 @@ def test_piped_it_is_the_text_alone() -> None:
     assert shown(*command) == f"{texts['forward']}\n{texts['backward']}"
     for direction, text in texts.items():
         assert shown(*command, "--direction", direction) == text
-
-
-def test_on_a_terminal_it_has_colours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without them it is the same text, lines whole however narrow the terminal is."""
-    plain = shown("ALIF")
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("COLUMNS", "40")
-    coloured = shown("ALIF")
-    assert coloured != plain
-    assert ANSI.sub("", coloured) == plain
 
 
 def test_every_neuron_and_surrogate_may_be_asked_for() -> None:

@@ -65,27 +65,6 @@ def test_the_formula_of_a_neuron(monkeypatch: pytest.MonkeyPatch) -> None:
     assert text.count("<mfrac>") == 1
 
 
-@pytest.mark.parametrize(
-    ("url", "link", "wanted"),
-    [
-        ("", "[e](../examples/ecg.py)", "{download}`e <../examples/ecg.py>`"),
-        ("", "[c](../examples/common)", "c"),
-        ("https://host/r", "[e](../examples/ecg.py)", "[e](https://host/r/blob/HEAD/examples/ecg.py)"),
-        (
-            "",
-            "[s](speed.md#precision) [g](gallery.rst) [b](#below)",
-            "[s](speed.md#precision) [g](gallery.rst) [b](#below)",
-        ),
-    ],
-)
-def test_links_that_leave_the_pages(url: str, link: str, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file outside is a link to the repository, else a copy, else text; links among pages stay."""
-    outside = extension("outside", monkeypatch)
-    assert outside.with_links(link, DOCS / "guide.md", DOCS, url) == wanted
-    fenced = f"```sh\n{link}\n```\n"
-    assert outside.with_links(fenced, DOCS / "guide.md", DOCS, url) == fenced
-
-
 def test_the_pictures_of_the_readme_are_of_this_code() -> None:
     """The definition's kernel, times and verdicts: ``python docs/picture.py`` writes the files again."""
     spec = importlib.util.spec_from_file_location("picture", DOCS / "picture.py")
