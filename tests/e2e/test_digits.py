@@ -143,21 +143,6 @@ def test_a_stopped_run_goes_on_to_the_same_weights(short, tmp_path):
     assert points(tmp_path)["loss"] == [1, 2]  # no epoch is missing, none is there twice
 
 
-def test_the_tutorial_without_its_data(tmp_path):
-    """The error names options that the program has, and --help what is taken without any."""
-    program = EXAMPLES / "mnist_ipu.py"
-    done = warm.run(program, "--data", tmp_path, imported=warm.PROGRAMS)
-    assert done.returncode == 2
-    assert done.stderr.endswith(
-        ". Give the folder of these files with --data, or leave out --data for scikit-learn's digits\n"
-    )
-    wide = {**os.environ, "COLUMNS": "200"}  # no word is broken
-    told = warm.run(program, "--help", env=wide, check=True, imported=warm.PROGRAMS).stdout
-    assert "folder with the files of MNIST; without it, scikit-learn's digits" in " ".join(told.split())
-    assert "images of a step (default: 120)" in " ".join(told.split())
-    assert "(default: None)" not in told
-
-
 def test_the_tutorial_goes_on_to_the_same_weights(tmp_path):
     """The example for IPUs, killed and resumed, too."""
     args = ("mnist_ipu.py", "--epochs", "2", "--batch-size", "72", "--out")

@@ -99,13 +99,6 @@ class TestTwoProcesses:
         check(two[f"pipeline {schedule} {encoder}"])
 
 
-@pipelines
-def test_four_stages(tmp_path):
-    """A stage may be a layer: of four, some hold no neuron, and some nothing else."""
-    job = engines.pipeline, (str(tmp_path / "store"), "torch", "1f1b", True), {}
-    check(several.run(tmp_path, 4, {"pipeline": job})["pipeline"])
-
-
 PROGRAMS = ["ddp.py", *(["fsdp.py"] if TORCH >= (2, 6) else []), *(["pipelining.py"] if TORCH >= (2, 5) else [])]
 #: Ten steps.
 SHORT = ["--device", "cpu", "--backend", "torch", "--hidden", "64", "--epochs", "2", "--limit", "5"]
@@ -117,22 +110,18 @@ def programs(tmp_path_factory):
     pytest.importorskip("safetensors", reason="the training programs need the extra `train`")
     folder = tmp_path_factory.mktemp("programs")
     listed: Dict[str, Any] = {}
-    servers = several.rendezvous(4 * len(PROGRAMS))
+    servers = several.rendezvous(3 * len(PROGRAMS))
     ports = [one.port for one in servers]
     for number, name in enumerate(PROGRAMS):
-        other = PROGRAMS[number - 1]
         more = [["--schedule", kind] for kind in ("gpipe", "1f1b")] if name == "pipelining.py" else [[], []]
         signals = {1: (7, int(signal.SIGTERM if number else signal.SIGINT))}
         out = ["--out", str(folder / name)]
         listed[f"{name} in one go"] = ({}, name, *SHORT, *more[0], *out)
         listed[f"{name} stopped"] = (signals, name, *SHORT, *more[1], *out[:1], f"{out[1]}-stopped")
-        listed[f"{name} copied"] = [f"{folder / name}-{what}" for what in ("stopped", "other")]
         listed[f"{name} resumed"] = ({}, name, *SHORT, *more[1], "--resume", *out[:1], f"{out[1]}-stopped")
-        listed[f"{name} resumed by {other}"] = ({}, other, *SHORT, "--resume", *out[:1], f"{out[1]}-other")
     jobs: Dict[str, Any] = {}
     for name, args in listed.items():
-        copying = isinstance(args, list)
-        jobs[name] = (several.copied, args, {}) if copying else (several.program, (ports.pop(), *args), {})
+        jobs[name] = several.program, (ports.pop(), *args), {}
     return several.run(folder, 2, jobs), folder
 
 
@@ -168,14 +157,6 @@ class TestPrograms:
         assert resumed["code"] == 0, resumed["said"]
         found = engines.difference(weights(folder / f"{name}-stopped"), weights(folder / name))
         assert found == 0.0 if name != "pipelining.py" else found <= CLOSE  # there with the other schedule
-
-    def test_another_engine_goes_on(self, programs, name):
-        """The checkpoint is of whole tensors under the network's names, which every engine loads."""
-        results, folder = programs
-        resumed = results[f"{name} resumed by {PROGRAMS[PROGRAMS.index(name) - 1]}"]
-        assert isinstance(resumed, dict), resumed
-        assert resumed["code"] == 0, resumed["said"]
-        assert engines.difference(weights(folder / f"{name}-other"), weights(folder / name)) <= CLOSE
 
 
 #: Runs a program with Ctrl-C as a terminal has it: a shell's background job ignores it, and so would what it starts.

@@ -175,21 +175,6 @@ class TestProgram:
         assert ended.value.code == 2
         assert says in capsys.readouterr().err
 
-    def test_a_training_that_diverges(self, small, tmp_path, run, monkeypatch):
-        """It ends at the step, with a sentence, and keeps no such weights."""
-        from common import heartbeats
-
-        drawn = heartbeats.made_up
-
-        def infinite(number: int, seed: int) -> Any:
-            part = drawn(number, seed)
-            return part._replace(spikes=torch.full_like(part.spikes, float("inf")))
-
-        monkeypatch.setattr(heartbeats, "made_up", infinite)
-        with pytest.raises(SystemExit, match="training diverged in epoch 1, .* the input has .* infinities"):
-            run(*self.ARGS, "--out", str(tmp_path))
-        assert list(tmp_path.iterdir()) == []
-
 
 class TestFiles:
     def write(self, folder: Path, number: int = 3, steps: int = 6) -> Any:

@@ -146,16 +146,6 @@ def test_a_download_is_kept(published, tmp_path, name):
     assert torch.equal(first.test.tensors[0], again.test.tensors[0])
 
 
-@pytest.mark.parametrize("name", ["mnist", "cifar10"])
-def test_a_download_of_something_else(published, tmp_path, name):
-    """What does not have the MD5 of the set is not kept, under no name."""
-    for path in published.iterdir():
-        path.write_bytes(b"a page that asks for a password")
-    said = refused(name, tmp_path / "data", download=True)
-    assert "gave 31 bytes whose MD5 is " in said
-    assert [path for path in (tmp_path / "data").rglob("*") if path.is_file()] == []
-
-
 def python2_pickle(pixels: np.ndarray, labels: list) -> bytes:
     """A batch as Python 2 wrote it with protocol 2: texts of bytes, NumPy under its old name. Written by hand."""
 

@@ -157,17 +157,6 @@ def test_a_run_that_is_stopped_while_it_tests(whole, tmp_path, run, signalled):
     assert differences(tmp_path, whole) == []
 
 
-def test_a_second_signal_ends_at_once(tmp_path, run, signalled):
-    """Without waiting for the step; what was kept before stays."""
-    args = ["mnist.py", *SHORT, "--out", str(tmp_path)]
-    for kept in ("nothing is kept", f"the last checkpoint is {tmp_path / 'checkpoint.pt'}"):
-        for _ in range(2):
-            signalled("_prepared", 3 if kept == "nothing is kept" else 22)
-        with pytest.raises(SystemExit, match=f"stopped at once: {re.escape(kept)}"):
-            run(*args)
-    assert torch.load(str(tmp_path / "checkpoint.pt"), weights_only=True)["epoch"] == 1
-
-
 def test_the_same_program_on_an_ipu(tmp_path, run, signalled, monkeypatch):
     """SPIKECORE_BACKEND alone makes mnist.py train on the emulated IPU; stopped, it goes on to the same weights."""
     monkeypatch.setenv("SPIKECORE_BACKEND", "ipu")

@@ -155,21 +155,6 @@ class TestOnAGpu:
             runs.append((results, model.state_dict()))
         assert same(*runs)
 
-    def test_an_encoder_with_a_generator(self):
-        """A generator of an encoder goes on from replay to replay."""
-        runs = []
-        for graphed in (False, True):
-            generator = torch.Generator("cuda").manual_seed(3)
-            model = nn.Sequential(sc.encode.Poisson(5, generator=generator), net("cuda"))
-            train, *_ = training(model, options=GRAPH if graphed else None)
-            torch.cuda.manual_seed(0)
-            results = []
-            for i in range(8):
-                x, y = batch(i, device="cuda")
-                results.append(train(x[0] / 3, y))
-            runs.append((results, model.state_dict(), generator.get_state()))
-        assert same(*runs)
-
     def healthy(self):
         """The process draws, frees and captures as if nothing had happened."""
         before = torch.cuda.current_stream()
@@ -179,23 +164,6 @@ class TestOnAGpu:
         runs, train = self.both(OPTIMIZERS["Adam"], steps=10)
         assert same(*runs)
         assert train._graphs
-
-    def test_a_loss_that_reads_a_value(self):
-        """It is seen before a capture is tried; the message has the line."""
-
-        def loss(outputs, y):
-            value = sc.losses.ce_count(outputs, y)
-            return value * 2 if value.item() > 1e9 else value
-
-        model = net("cuda")
-        train, *_ = training(model, loss)
-        for i in range(3):
-            train(*batch(i, device="cuda"))
-        before = copy.deepcopy(model.state_dict())
-        with pytest.raises(sc.Unsupported, match=r"wait for the GPU at .*test_cuda_graph.py:\d+"):
-            train(*batch(device="cuda"))
-        assert same(before, model.state_dict())
-        self.healthy()
 
     @pytest.mark.parametrize("how", ["a wait", "an exception"])
     def test_a_capture_that_fails(self, how):

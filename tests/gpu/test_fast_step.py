@@ -85,20 +85,3 @@ def test_a_schedule(tensor):
     assert not [one for one in told if "runs as it is" in str(one.message)]
     assert step.form["compile"] == "used" if tensor else "the update: lr changed" in step.form["compile"]
     assert step.form["graph"] == "used"
-
-
-@pytest.mark.filterwarnings("ignore:fast=True. channels_last is left out, because torch before:RuntimeWarning")
-def test_pooling_with_padding_has_its_gradient_in_any_layout():
-    """The kernel of torch before July 2026 gives gradients of padded pooling to the wrong pixels, channels-last."""
-    torch.manual_seed(0)
-    pool = nn.AvgPool2d(3, 2, 1)
-    net = nn.Sequential(sc.layers.TimeBatched(nn.Conv2d(2, 4, 3)), sc.LI(tau=2.0), sc.layers.TimeBatched(pool)).to(
-        "cuda"
-    )
-    plain = copy.deepcopy(net)
-    x = torch.randn(3, 5, 2, 12, 12, generator=torch.Generator().manual_seed(1))
-    for one, options in ((net, sc.CudaOptions(fast=True)), (plain, None)):
-        optimizer = torch.optim.SGD(one.parameters(), 0.1)
-        sc.training_model(one, lambda y, t: (y**2).sum(), optimizer, options=options)(x, torch.zeros(1))
-    for found, expected in zip(net.parameters(), plain.parameters()):
-        torch.testing.assert_close(found.grad, expected.grad, rtol=1e-3, atol=1e-3)

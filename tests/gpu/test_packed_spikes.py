@@ -84,19 +84,3 @@ def test_places_go_beyond_32_bits() -> None:
     back = packing.unpack(found, Whole(1), count, torch.float16)
     assert bool((back[ones] == 1).all())
     assert back.sum(dtype=torch.float32).item() == len(ones)
-
-
-def test_a_captured_step_trains_to_the_same_weights() -> None:
-    """CudaOptions(graph=True, pack_spikes=True) beside the eager, plain step."""
-    found = []
-    for options in (sc.TrainingOptions(), sc.CudaOptions(graph=True, pack_spikes=True)):
-        net = _network()
-        optimizer = torch.optim.SGD(net.parameters(), 0.1)
-        step = sc.training_model(
-            net, lambda out, y: nn.functional.cross_entropy(out.mean(0), y), optimizer, options=options
-        )
-        generator = torch.Generator().manual_seed(0)
-        for _ in range(6):
-            _, loss = step(torch.rand(8, 3, 32, 32, generator=generator), torch.arange(8))
-        found.append(loss)
-    torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-3)

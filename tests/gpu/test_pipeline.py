@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any, List
 
 import pytest
@@ -65,40 +63,3 @@ def test_parts(places: List[str], split: Any, every: Any) -> None:
     outputs, loss = step(inputs(), torch.randint(0, 4, (B,)))
     assert outputs.device == torch.device(places[-1])
     assert torch.isfinite(loss).item()
-
-
-#: Trains the network of ``examples/cifar10_pipeline.py`` on the devices named, and prints the most memory that a device
-#: had, in bytes; with a limit, of which no device may have more.
-CIFAR10 = """
-import sys, torch
-import spikecore as sc
-from spikecore.bench import _pipeline
-limit, places = int(sys.argv[1]), [torch.device("cuda", int(k)) for k in sys.argv[2].split(",")]
-for device in set(places):
-    if limit:
-        whole = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(limit / whole, device)
-case = _pipeline.Case("constant", 64, 16, 0.0)
-call, peak = _pipeline._trained(case, None, places, _pipeline.WIDTH, _pipeline.STEPS)
-for i in range(3):
-    outputs, loss = call(i)
-assert torch.isfinite(loss).item()
-print("peak", peak)
-"""
-
-
-def test_four_gpus_hold_what_one_does_not() -> None:
-    """With B = 64 and T = 50: under a limit of two thirds of what it needs on one GPU it trains on four."""
-    if torch.cuda.device_count() < 4:
-        pytest.skip(f"needs 4 GPUs, and {torch.cuda.device_count()} are here")
-
-    def trained(limit: int, places: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", CIFAR10, str(limit), places]
-        return subprocess.run(command, check=False, capture_output=True, text=True)
-
-    free = trained(0, "0,0,0,0,0")
-    assert free.returncode == 0, free.stderr
-    limit = int(free.stdout.split()[-1]) * 2 // 3
-    alone, shared = trained(limit, "0,0,0,0,0"), trained(limit, "0,1,2,0,3")
-    assert "OutOfMemoryError" in alone.stderr
-    assert shared.returncode == 0, shared.stderr
