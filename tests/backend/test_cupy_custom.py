@@ -14,7 +14,7 @@ from spikecore_cupy import ElementwiseKernel, ScanKernel, host
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(params=[pytest.param("cpu", marks=pytest.mark.kernels), pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request, monkeypatch):
     """Where tensors are; on the CPU, kernels are built by g++."""
     if request.param == "cpu":

@@ -48,7 +48,8 @@ def compare(
         values = [*outs, *state.values(), *(value for part in trace for value in part.values())]
         cotangents = [torch.cos(torch.arange(value.numel()).view(value.shape) + k) for k, value in enumerate(values)]
         wanted = [*leaves, *neuron.parameters()]
-        grads = torch.autograd.grad(values, wanted, [c.to(v.dtype) for c, v in zip(cotangents, values)])
+        seeds = [c.to(v.dtype) for c, v in zip(cotangents, values)]
+        grads = torch.autograd.grad(values, wanted, seeds, retain_graph=True)
         results.append([*values, *grads])
     for ours, reference in zip(*results):
         assert ours.shape == reference.shape
