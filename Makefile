@@ -52,7 +52,7 @@ DOCS_INSTALLED := $(VENV)/.docs-installed
 
 # What `make test` leaves out: whole programs, and of each matrix of combinations all but a share. The commit chooses the
 # share (tests/shared/shares.py). The emulator of PopTorch has its own tests, which a change of it needs.
-WITHOUT := -m 'not gpu and not peers and not kernels and not slow' --ignore $(EMULATOR)/tests
+WITHOUT := -m 'not gpu and not peers and not kernels and not slow' -o testpaths=tests
 SHARE ?= 12
 # What the oldest Python and torch are promised for: see docs/decisions/0027-two-floors.md.
 FLOOR := $(EMULATOR)/tests tests/ipu tests/backend tests/null \

@@ -44,7 +44,7 @@ def ended_at(step: int, number: int, *args: str) -> subprocess.CompletedProcess[
         assert read, f"it ended before step {step}:\n{seen}"
         seen += read
     one.send_signal(number)
-    out, rest = one.communicate(timeout=60)
+    out, rest = one.communicate(timeout=300)
     return subprocess.CompletedProcess(one.args, one.returncode, out, seen + rest)
 
 
@@ -67,7 +67,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in one go."""
     out = tmp_path_factory.mktemp("whole")
     one = process("mnist.py", *SHORT, "--out", str(out))
-    _, errors = one.communicate(timeout=120)
+    _, errors = one.communicate(timeout=300)
     assert one.returncode == 0, errors
     return out
 
