@@ -161,6 +161,19 @@ class TestRights:
         assert names(folder) == [KEY]
 
     @posix
+    def test_a_named_pipe_is_not_waited_for(self, folder: Path) -> None:
+        """In the place of an entry, or of the tag."""
+        cache.write("cpu", KEY, b"code")
+        file(folder).unlink()
+        os.mkfifo(str(file(folder)), 0o600)
+        assert cache.read("cpu", KEY) is None
+        assert cache.kinds() == {}
+        (folder / "CACHEDIR.TAG").unlink()
+        os.mkfifo(str(folder / "CACHEDIR.TAG"), 0o600)
+        cache.write("cpu", OTHER, b"other")
+        assert cache.read("cpu", OTHER) is None
+
+    @posix
     def test_links_are_not_followed(self, folder: Path, tmp_path: Path) -> None:
         """Neither to a file nor to the folder. An entry takes the place of a link, and what that leads to stays."""
         cache.write("cpu", KEY, b"code")
@@ -231,6 +244,17 @@ class TestFilesOfTheUser:
         assert sorted(folder.iterdir()) == before
         assert folder.stat().st_mode & 0o777 == 0o750
         assert cache.reason().endswith("spikecore did not make it, as its CACHEDIR.TAG would say")
+
+    def test_files_among_the_entries(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A name like that of an entry makes none."""
+        cache.write("cpu", KEY, b"code")
+        file(folder, OTHER).write_text("notes")
+        (folder / f"pack-{0:040x}.pack").write_text("objects")
+        monkeypatch.setenv("SPIKECORE_CACHE_SIZE", "0")
+        cache.trim()
+        cache.write("cpu", KEY, b"code")
+        assert cache.clear() == (0, 0)
+        assert names(folder) == [OTHER, f"pack-{0:040x}.pack"]
 
 
 class TestCommand:
