@@ -50,17 +50,26 @@ NVRTC_INSTALLED := $(VENV)/.nvrtc-installed
 PACKAGING_INSTALLED := $(VENV)/.packaging-installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
 
+# What `make test` leaves out: whole programs, and of each matrix of combinations all but a share. The commit chooses the
+# share (tests/shared/shares.py). The emulator of PopTorch has its own tests, which a change of it needs.
+WITHOUT := -m 'not gpu and not peers and not kernels and not slow' -o testpaths=tests
+SHARE ?= 12
+# What the oldest Python and torch are promised for: see docs/decisions/0027-two-floors.md.
+FLOOR := $(EMULATOR)/tests tests/ipu tests/backend tests/null \
+    $(wildcard $(addprefix tests/unit/,lang _shell neurons layers models test_*.py training))
+
 # What `make check` gives to mypy, two at a time.
 TYPED := spikecore spikecore-numba spikecore-triton spikecore-jax
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-plugins test-kernels check test-docs test-peers test-floor docs size package clean distclean $(addprefix types-,$(TYPED))
+.PHONY: help setup demo test test-all test-plugins test-kernels check test-docs test-peers test-floor docs size package clean distclean $(addprefix types-,$(TYPED))
 
 help:
 	@echo 'make demo         train a spiking network on handwritten digits, on the CPU kernels of the numba plugin'
 	@echo '                                                                  ARGS="--backend torch --epochs 5"'
-	@echo 'make test         the tests that need no GPU and no other library ARGS="tests/unit -k lif"'
+	@echo 'make test         what a change needs, in some minutes            ARGS="tests/unit -k lif"'
 	@echo '                                                                  PARALLEL= in one process'
+	@echo 'make test-all     all tests that need no GPU and no other library'
 	@echo 'make test-plugins the tests of the plugins, which it installs'
 	@echo 'make test-kernels compile every kind of CUDA kernel, and run them on the CPU; needs g++ and no GPU'
 	@echo 'make check        lint, format, import contracts, types, and the budgets of lines and files'
@@ -68,7 +77,7 @@ help:
 	@echo 'make test-docs    what the pages show, and whether their links and lists are right'
 	@echo 'make docs         build the documentation site, in build/docs/; a warning is an error'
 	@echo 'make test-peers   compare with other libraries, which it installs'
-	@echo 'make test-floor   the tests on Python 3.8 and torch 2.0.1, the oldest supported'
+	@echo 'make test-floor   what Python 3.8 and torch 2.0.1, the oldest supported, must do'
 	@echo 'make package      build and inspect wheels and source distributions, in dist/; needs no torch'
 	@echo 'make setup        only set up $(VENV)'
 	@echo 'make clean        remove caches and build output (distclean: the environments too)'
@@ -83,6 +92,9 @@ demo: $(NUMBA_INSTALLED)
 	@SPIKECORE_BACKEND="$${SPIKECORE_BACKEND-$$(cat $(NUMBA_INSTALLED))}" $(BIN)/python examples/digits.py $(ARGS)
 
 test: $(INSTALLED)
+	@MATRIX_SHARE="$${MATRIX_SHARE-$(SHARE)}" $(BIN)/python -m pytest $(PARALLEL) $(WITHOUT) $(ARGS)
+
+test-all: $(INSTALLED)
 	@$(BIN)/python -m pytest $(PARALLEL) $(SUPPORT) $(ARGS)
 
 # Most of the time is compilation, which every core can share. Triton's kernels run in its interpreter where there is no
@@ -116,7 +128,7 @@ $(addprefix types-,$(filter-out spikecore,$(TYPED))): types-%: $(INSTALLED)
 size: $(INSTALLED)
 	@$(BIN)/python .ci/size.py $(ARGS)
 
-# A part of `make test`, which is all that a change of a page needs.
+# All that a change of a page needs.
 test-docs: $(INSTALLED)
 	@$(BIN)/python -m pytest tests/e2e/test_docs.py tests/e2e/test_backend_guide.py tests/null/test_backend_page.py \
 	    tests/null/test_plugins_page.py tests/null/test_api.py tests/null/test_repository.py $(ARGS)
@@ -137,8 +149,8 @@ test-floor:
 	    echo '    pyenv install 3.8 && make test-floor FLOOR_PYTHON="$$(pyenv prefix 3.8)/bin/python"'; \
 	    echo '    uv python install 3.8 && make test-floor FLOOR_PYTHON="$$(uv python find 3.8)"'; \
 	    echo '    apt install python3.8 python3.8-venv      (Ubuntu 20.04)'; exit 1; }
-	@$(MAKE) --no-print-directory test VENV=.venv-floor EXTRAS=testing,train \
-	    PYTHON='$(FLOOR_PYTHON)' TORCH='$(FLOOR_TORCH)' PARALLEL= SUPPORT= ARGS='$(ARGS)'
+	@$(MAKE) --no-print-directory test-all VENV=.venv-floor EXTRAS=testing,train \
+	    PYTHON='$(FLOOR_PYTHON)' TORCH='$(FLOOR_TORCH)' PARALLEL= SUPPORT= ARGS='$(or $(ARGS),$(FLOOR))'
 
 package: $(PACKAGING_INSTALLED)
 	@$(BIN)/python .ci/package.py --url '$(URL)'

@@ -9,7 +9,7 @@ from typing import Iterator
 import pytest
 
 from each_test import pytest_pycollect_makemodule, pytest_pyfunc_call, pytest_runtest_setup  # noqa: F401
-from shares import pytest_collection_modifyitems  # noqa: F401
+from shares import pytest_collection_modifyitems, pytest_report_header  # noqa: F401
 from spikecore._plugins import selection
 from spikecore._plugins.registry import PLUGINS
 

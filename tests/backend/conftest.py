@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Iterator
+
 import pytest
 
+from spikecore.testing._loopback import installed
 from spikecore.testing._runner import required
+from spikecore_cupy import host
 
 
 @pytest.fixture(scope="module")
@@ -19,3 +23,12 @@ def nvrtc() -> None:
         if required("cupy_host"):
             pytest.fail(said, pytrace=False)
         pytest.skip(said)
+
+
+@pytest.fixture(scope="module")
+def on_host() -> Iterator[str]:
+    """The name of the backend whose kernels g++ builds for the CPU."""
+    if host.reason():
+        pytest.skip(str(host.reason()))
+    with installed(host.HostBackend, devices=("cpu",)) as name:
+        yield name

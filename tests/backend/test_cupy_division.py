@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any, Tuple
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-import spikecore as sc
-from spikecore.backend import Spec
-from spikecore.kernels import BackwardPlan, ForwardPlan
-from spikecore_cupy.derivative import repeated_divisions
-from spikecore_cupy.forms import form_of
 from spikecore_cupy.host import HostKernel, reason
-from spikecore_cupy.source import print_kernel
 
 pytestmark = [pytest.mark.kernels, pytest.mark.skipif(reason() is not None, reason=str(reason()))]
 
@@ -107,39 +99,3 @@ def test_quotients_nearest_to_the_middle_of_two_numbers(divide: HostKernel) -> N
                     assert differing(divide, x[fits], large[fits]).tolist() == []
                     x = x + odd
     assert tested > 100_000
-
-
-def plans(neuron: sc.Neuron, dtype: torch.dtype, steps: Any) -> Tuple[ForwardPlan, BackwardPlan]:
-    """Forward and backward of a neuron whose parameters are numbers."""
-    program = neuron.program
-    spec = Spec(dtype, steps, tuple("number" for _ in program.params), (), False)
-    backward = BackwardPlan(program, spec, False, (True,), (), False, (True,), False, ())
-    return ForwardPlan(program, spec, checkpoints=steps is None), backward
-
-
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.float64, torch.bfloat16], ids=["float32", "float64", "bfloat16"]
-)
-def test_only_divisions_of_every_step_in_float32_are_rewritten(dtype: torch.dtype) -> None:
-    """The reciprocal that the adjoint multiplies by is divided plainly, once, and float64 divides as ever."""
-    for plan in plans(sc.LIF(), dtype, 4):
-        text = print_kernel(plan, form_of(plan)).text
-        divided = re.findall(r"^(?!//).*\S / tau\b", text, re.M)
-        assert ("divided(" in text) == (dtype != torch.float64)
-        plainly = dtype == torch.float64 or (dtype == torch.bfloat16 and isinstance(plan, BackwardPlan))
-        assert bool(divided) == plainly
-
-
-def test_a_power_of_two_is_left_to_the_compiler() -> None:
-    """It multiplies by its reciprocal; a division by what changes from step to step is none by a fixed number."""
-
-    class Halved(sc.Neuron):
-        states = {"v": 0.0}
-        params = {"tau": 3.0}
-
-        def dynamics(self, x: Any, s: Any, p: Any) -> Any:
-            h = s.v / 2.0 + x / 3.0 + x / p.tau + x / (1.0 + s.v * s.v)
-            return self.spike(h - 1.0), {"v": h}
-
-    found = repeated_divisions([*Halved().program.next, *Halved().program.outputs])
-    assert sorted(str(node.args[1].attr) for node in found) == ["3.0", "tau"]

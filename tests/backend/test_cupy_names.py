@@ -9,17 +9,16 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Iterator, List
+from typing import List
 
 import pytest
 import torch
 
 import spikecore_cupy
+from cuda_texts import QUICK, built
 from spikecore.lang.render import C_WORDS
-from spikecore.testing._loopback import installed
 from spikecore.testing.naming import assert_like_torch, awkward, identifiers, namings, plans, usable
 from spikecore_cupy.device import HEADER, headers
-from spikecore_cupy.host import HostBackend, reason
 from spikecore_cupy.source import print_kernel
 from spikecore_cupy.text import CudaPrinter, Form
 
@@ -47,15 +46,6 @@ def everything() -> List[str]:
     return usable(found)
 
 
-@pytest.fixture
-def on_host() -> Iterator[None]:
-    """The backend whose kernels g++ builds."""
-    if reason():
-        pytest.skip(str(reason()))
-    with installed(HostBackend, devices=("cpu",)):
-        yield
-
-
 @pytest.mark.usefixtures("on_host")
 @pytest.mark.parametrize("steps", [5, 19])
 def test_names_that_were_missed(steps: int) -> None:
@@ -74,23 +64,10 @@ def test_every_name_of_the_headers() -> None:
 @pytest.mark.usefixtures("nvrtc")
 def test_nvrtc_compiles_every_name() -> None:
     """Forward and backward, for the type of arithmetic and for 16 bits."""
-    from cupy_backends.cuda.libs import nvrtc
-
-    # the text is what matters: without optimising, and to PTX alone, it takes a tenth of a second
-    options = ("-std=c++17", "-default-device", "-arch=compute_90", "-G")
     for k, naming in enumerate(namings(everything(), 120)):
         neuron = naming.neuron()(surrogate=naming.surrogate())
         for plan in plans(neuron, 2 if k % 2 else None, torch.float16 if k % 3 else torch.float64):
-            source = print_kernel(plan, Form(2))
-            included = headers(source.text)
-            files, names = [one.encode() for one in included.values()], [one.encode() for one in included]
-            program = nvrtc.createProgram(source.text, "kernel.cu", files, names)
-            try:
-                nvrtc.compileProgram(program, options)
-            except nvrtc.NVRTCError:
-                pytest.fail(f"{naming}: {nvrtc.getProgramLog(program)}\nof\n{source.text}", pytrace=False)
-            finally:
-                nvrtc.destroyProgram(program)
+            built(print_kernel(plan, Form(2)).text, base=QUICK)
 
 
 def test_no_name_is_a_macro_of_the_compiler() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Iterator, List, Sequence
 
 import pytest
@@ -15,36 +14,13 @@ from spikecore.kernels import ForwardPlan, Geometry
 from spikecore.kernels.writing import FORWARD_GROUPS
 from spikecore.testing._loopback import installed
 from spikecore_cupy import launcher as cupy_launcher
-from spikecore_cupy.forms import SHARED, beside_of
+from spikecore_cupy.forms import beside_of
 from spikecore_cupy.host import HostBackend, HostBlocks, HostKernel, reason
 from spikecore_cupy.launcher import Launcher
-from spikecore_cupy.source import print_kernel
 
 pytestmark = [pytest.mark.kernels, pytest.mark.skipif(reason() is not None, reason=str(reason()))]
 
-dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-
-
-class Pair(sc.Neuron):
-    """Two inputs, two outputs, and a parameter of each neuron."""
-
-    inputs = ("x", "y")
-    states = {"v": 0.0}
-    params = {"a": 0.5}
-
-    def dynamics(self, x, s, p):
-        h = s.v * p.a + x.x * x.y
-        return (self.spike(h - 0.5), h), {"v": h}
-
-
-class Source(sc.Neuron):
-    """More outputs than inputs."""
-
-    states = {"v": 0.0}
-
-    def dynamics(self, x, s, p):
-        h = s.v * 0.5 + x
-        return (self.spike(h - 0.5), h, h * h), {"v": h}
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
 
 #: The names of the kernels for steps that begin beside a sector that were launched, in this test.
@@ -133,36 +109,22 @@ def drawn(dtype: torch.dtype, *shape: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("make", [sc.LIF, sc.ALIF])
 def test_any_number_of_neurons(make: Any, dtype: torch.dtype) -> None:
     """Steps of one chunk and of several, in blocks of one thread, whose parts begin and end in every place."""
-    for neurons in (1, 2, 3, 5, 7, 9, 13, 18, 33):
+    for neurons in (1, 2, 5, 9, 18):
         for steps in (1, 3, 37):
             check(lambda name: make(backend=name), "watched", [drawn(dtype, steps, neurons)])
     # forward and backward, of a fixed and of any number of steps
     assert set(LAUNCHED) == {f"{make.__name__.lower()}_{way}" for way in ("forward", "backward")}
     # backward of an even number reads pairs
-    assert len(LAUNCHED) == (9 + 7) * 3
+    assert len(LAUNCHED) == (5 + 3) * 3
 
 
 @pytest.mark.usefixtures("_on_blocks")
 @dtypes
-@pytest.mark.parametrize(("neurons", "steps"), [(7, 3), (131, 20), (1029, 3), (1537, 18)])
+@pytest.mark.parametrize(("neurons", "steps"), [(7, 3), (1029, 3), (131, 20)])
 def test_all_threads_of_a_block(neurons: int, steps: int, dtype: torch.dtype) -> None:
     """Threads find in shared memory what others copied, in whole blocks and in the last one."""
     check(lambda name: sc.LIF(backend=name), "watched_blocks", [drawn(dtype, steps, neurons)])
     assert LAUNCHED == ["lif_forward", "lif_backward"]
-
-
-@on_threads
-@dtypes
-@pytest.mark.parametrize("steps", [3, 20])
-def test_states_parameters_inputs_and_outputs(steps: int, dtype: torch.dtype) -> None:
-    """What is no step of a tensor is read and written beside shared memory; every tensor of all steps has its own."""
-    a = torch.rand(13, generator=torch.Generator().manual_seed(2))
-    check(lambda name: sc.LIF(backend=name), "watched", [drawn(dtype, steps, 13)], drawn(torch.float32, 13, seed=3))
-    pair = [drawn(dtype, steps, 13, seed=seed) for seed in (0, 1)]
-    check(lambda name: Pair(a=a, backend=name), "watched", pair)
-    check(lambda name: Source(backend=name), "watched", pair[:1])
-    # three outputs of a long chunk are more than shared memory holds
-    assert {"lif", "pair", *(["source"] if steps == 3 else [])} <= {name.split("_")[0] for name in LAUNCHED}
 
 
 @dtypes
@@ -206,20 +168,3 @@ def test_other_calls_are_not_staged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cupy_launcher, "BESIDE", 8)
     sc.LIF(backend="watched")(drawn(torch.float32, 3, 7))
     assert set(LAUNCHED) == {"plif_forward"}
-
-
-@dtypes
-def test_shared_memory_is_enough(dtype: torch.dtype) -> None:
-    """Of any block for the forms that there are; a program that needs more is not staged."""
-    for make in (sc.LIF, sc.ALIF, sc.Synaptic, Source):
-        program = make().program
-        for steps in (1, 8, 16, None):
-            spec = Spec(dtype, steps, ("number",) * len(program.params), (), False)
-            plan = ForwardPlan(program, spec, checkpoints=steps is None)
-            found = beside_of(plan)
-            if found is None:
-                assert make is Source
-                continue
-            text = print_kernel(plan, found.form).text
-            buffers, row = (int(re.search(what, text)[1]) for what in (r"(\d+) \* T \* ROW> shared", r"ROW = (\d+)"))
-            assert buffers * (steps or found.form.length) * row * (torch.finfo(dtype).bits // 8) <= SHARED

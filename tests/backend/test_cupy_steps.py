@@ -1,8 +1,10 @@
-"""Any number of steps: chunks of nearly equal lengths give the values of the reference, forward and backward."""
+"""Any number of steps and of neurons: chunks of nearly equal lengths, how many neurons a thread computes, and where a
+step multiplies by a reciprocal.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Iterator, List, Set
+from typing import Any, List, Optional, Set, Type, Union
 
 import pytest
 import torch
@@ -12,21 +14,16 @@ import spikecore as sc
 from spikecore.backend import Spec
 from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry, layout_of
 from spikecore.kernels._call import Call, Kernels
-from spikecore.testing._loopback import installed
+from spikecore.kernels.writing import BACKWARD_GROUPS, FORWARD_GROUPS
 from spikecore_cupy import launcher as cupy_launcher
 from spikecore_cupy.backend import CupyBackend
 from spikecore_cupy.chunks import chunk_length
 from spikecore_cupy.forms import form_of
-from spikecore_cupy.host import HostBackend, HostKernel, reason
+from spikecore_cupy.host import HostBackend, HostKernel
+from spikecore_cupy.launcher import Launcher
 from spikecore_cupy.source import print_kernel
 
-pytestmark = [pytest.mark.kernels, pytest.mark.skipif(reason() is not None, reason=str(reason()))]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _on_host() -> Iterator[None]:
-    with installed(HostBackend, devices=("cpu",)):
-        yield
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("on_host")]
 
 
 def results(make: Any, backend: str, x: Tensor) -> List[Tensor]:
@@ -46,8 +43,8 @@ def results(make: Any, backend: str, x: Tensor) -> List[Tensor]:
     ids=["LIF", "ALIF", "PLIF"],
 )
 def test_every_number_of_steps(make: Any, dtype: torch.dtype) -> None:
-    """From one to seventy: spikes and states have the bits of the reference, gradients are as near as rounding."""
-    for steps in range(1, 71):
+    """Around the ends of chunks: spikes and states have the bits of the reference, gradients are near it."""
+    for steps in (1, 2, 9, 15, 16, 17, 18, 23, 24, 25, 33, 37, 48, 49, 70):
         # odd sizes take single numbers, even ones pairs
         x = torch.randn(steps, 3 + steps % 2, generator=torch.Generator().manual_seed(steps)).add(0.5).to(dtype)
         ours, reference = (results(make, name, x) for name in ("cupy_host", "torch"))
@@ -96,22 +93,6 @@ def test_forward_and_backward_have_the_same_chunks(make: Any, learn: Any, dtype:
         assert [len(one) for one in results[1:]] == [between] * len(forward.saved)
 
 
-def test_kernels_are_as_many_as_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two hundred numbers of steps have four kernels forward."""
-    texts: Set[str] = set()
-
-    class Seen(HostKernel):
-        def __init__(self, name: str, text: str, *more: Any) -> None:
-            texts.add(text)
-            super().__init__(name, text, *more)
-
-    monkeypatch.setattr(HostBackend, "kernel", Seen)
-    neuron = sc.LIF(backend="cupy_host")
-    for steps in range(17, 217):
-        neuron(torch.zeros(steps, 4))
-    assert len(texts) == 4
-
-
 def test_sizes_in_turn_print_no_text_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers of different sizes share a launch; at every call of a compiled network their texts were printed."""
     printed: List[str] = []
@@ -135,7 +116,62 @@ def test_sizes_in_turn_print_no_text_again(monkeypatch: pytest.MonkeyPatch) -> N
     assert printed == ["ForwardPlan"]
 
 
-def test_text_of_many_steps_is_that_of_the_longest_chunks() -> None:
-    """What people read has chunks of twelve steps in float32."""
-    spec = sc.kernel_source(sc.LIF(), "cupy", steps=25)
-    assert all("constexpr int T = 12;  // time steps of a chunk, or one less" in text for text in spec.values())
+class Kernel(HostKernel):
+    """As on a GPU: blocks of many threads."""
+
+    block = 128
+
+
+def launcher(
+    dtype: torch.dtype, backward: bool = False, kernel: Type[HostKernel] = Kernel, steps: Optional[int] = None
+) -> Launcher:
+    """That of LIF's forward or backward kernel, by default for any number of steps."""
+    program = sc.LIF().program
+    spec = Spec(dtype, steps, ("number",) * len(program.params), (), False)
+    plan: Union[ForwardPlan, BackwardPlan] = ForwardPlan(program, spec, (), checkpoints=steps is None)
+    if backward:
+        nothing = {"trace": (), "final": False, "state": False, "learn": ()}
+        plan = BackwardPlan(program, spec, has_initial_state=False, outputs=(True,), inputs=(True,), **nothing)
+    return Launcher(kernel, plan, BACKWARD_GROUPS if backward else FORWARD_GROUPS, ())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "widths"),
+    [
+        (torch.float32, {1000: 1, 2**17 - 2: 1, 2**17: 2, 2**17 + 1: 1, 2**24: 2}),
+        (torch.bfloat16, {1000: 1, 2**16 - 4: 1, 2**16: 2, 2**18 - 4: 2, 2**18: 4, 2**18 + 2: 2, 2**24: 4}),
+        (torch.float64, {1000: 1, 2**24: 1}),
+    ],
+    ids=["float32", "bfloat16", "float64"],
+)
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+def test_few_neurons_have_threads_of_fewer_numbers(backward: bool, dtype: torch.dtype, widths: Any) -> None:
+    """On a GPU; on a CPU, where this saves nothing, every size has the widest, so that tests meet it."""
+    on_gpu, on_cpu = launcher(dtype, backward), launcher(dtype, backward, HostKernel)
+    for neurons, expected in widths.items():
+        width = on_gpu._narrowed(neurons, on_gpu._form.width)
+        assert on_gpu._fitting(width, neurons, 0) == expected, neurons
+        assert on_cpu._narrowed(neurons, on_cpu._form.width) == max(widths.values())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "steps", "most"),
+    [
+        (torch.float32, None, 2**24),
+        (torch.float32, 16, 2**24),
+        (torch.float64, None, 2**24),
+        (torch.bfloat16, 10, 2**24),
+        (torch.bfloat16, 11, 2**17),
+        (torch.float16, None, 2**17),
+    ],
+)
+def test_where_steps_multiply_by_a_reciprocal(dtype: torch.dtype, steps: Optional[int], most: int) -> None:
+    """Where tau is a power of two; backward in 16 bits only few steps, or of few neurons."""
+    names = sc.LIF().program.params
+    twos, threes = ([value if name == "tau" else 1.0 for name in names] for value in (2.0, 3.0))
+    forward, backward = (launcher(dtype, which, steps=steps) for which in (False, True))
+    for neurons in (1, 2**17, 2**17 + 1, 2**24):
+        assert forward._multiplies(neurons, twos)
+        assert backward._multiplies(neurons, twos) is (neurons <= most)
+        assert not forward._multiplies(neurons, threes)
+        assert not backward._multiplies(neurons, threes)

@@ -1,25 +1,44 @@
-"""cupy's sums over channels: which threads of a block belong together, what blocks leave, statistics of an input."""
+"""cupy's sums over channels: which threads of a block belong together, what blocks leave, statistics of an input, and
+kernels that normalise.
+"""
 
 from __future__ import annotations
 
+from typing import Any, List
+
 import pytest
 import torch
+from torch import Tensor
 
+import cuda_texts
 import spikecore as sc
+from cuda_texts import spills
 from spikecore.backend import Spec
+from spikecore.bench._workloads import TwoStates
 from spikecore.kernels import Geometry
 from spikecore.layers import NormNeuron
 from spikecore.testing._loopback import installed
-from spikecore_cupy.derivative import is_power_of_two
+from spikecore_cupy import launcher
+from spikecore_cupy.forms import form_of
 from spikecore_cupy.host import HostBackend, HostBlocks, HostBlocksBackend, HostKernel, reason
 from spikecore_cupy.sums import Statistics, Totals, arrangement
+from spikecore_cupy.text import Form
+
+#: Marks of tests that build kernels by g++.
+MARKS = (pytest.mark.kernels, pytest.mark.skipif(reason() is not None, reason=str(reason())))
 
 
-@pytest.mark.parametrize("width", [1, 2, 4, 8])
-@pytest.mark.parametrize("most", [1, 128, 256])
+def on_cpu(test):
+    """Puts the marks on a test."""
+    for mark in MARKS:
+        test = mark(test)
+    return test
+
+
+@pytest.mark.parametrize("width", [1, 4, 8])
+@pytest.mark.parametrize("most", [1, 128])
 @pytest.mark.parametrize(
-    ("inner", "channels"),
-    [(1, 64), (1, 96), (1, 7), (1, 4096), (1024, 64), (16, 512), (49, 64), (196, 48), (3136, 64), (997, 3), (1, 1)],
+    ("inner", "channels"), [(1, 96), (1, 7), (1, 4096), (1024, 64), (49, 64), (196, 48), (997, 3), (1, 1)]
 )
 def test_numbers_of_a_block_are_each_of_one_channel(width, most, inner, channels):
     """What the threads of a block add up, as block_totals() does, lies in one channel: the one that the arrangement
@@ -43,18 +62,8 @@ def test_numbers_of_a_block_are_each_of_one_channel(width, most, inner, channels
             assert of == {(number + k) // found.inner % channels}
 
 
-def test_channels_that_fit_no_block_are_not_arranged():
-    """Neurons of a thread in two channels, and rows of a prime number of threads."""
-    assert arrangement(4, 1, 6, 128) is None
-    assert arrangement(4, 6, 8, 128) is None
-    assert arrangement(1, 997, 8, 128) is None
-
-
-@pytest.mark.kernels
-@pytest.mark.skipif(reason() is not None, reason=str(reason()))
-@pytest.mark.parametrize(
-    ("channels", "inner", "numbers"), [(5, 1, 40), (64, 1, 640), (3, 1, 7), (4, 3, 36), (2, 5, 25)]
-)
+@on_cpu
+@pytest.mark.parametrize(("channels", "inner", "numbers"), [(64, 1, 640), (3, 1, 7), (4, 3, 36), (2, 5, 25)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kernel", [HostKernel, HostBlocks])
 def test_totals_are_the_sums_of_each_channel(channels, inner, numbers, dtype, kernel):
@@ -78,11 +87,10 @@ def _lies(x):
     return (1 if x.stride(2) == 1 else x[0, 0, 0].numel(), x.shape[2])
 
 
-@pytest.mark.kernels
-@pytest.mark.skipif(reason() is not None, reason=str(reason()))
+@on_cpu
 @pytest.mark.parametrize("layout", ["first", "last"])
-@pytest.mark.parametrize("sizes", [(4, 3, 8, 4, 4), (1, 2, 3, 5, 5), (7, 2, 6, 3, 1), (5, 3, 24, 6, 4)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("sizes", [(4, 3, 8, 4, 4), (7, 2, 6, 3, 1), (5, 3, 24, 6, 4)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("kernel", [HostKernel, HostBlocks])
 def test_statistics_are_those_of_float64(dtype, sizes, layout, kernel):
     """Mean, 1 / standard deviation and moved running statistics, far from 0 and beside numbers far off."""
@@ -99,29 +107,10 @@ def test_statistics_are_those_of_float64(dtype, sizes, layout, kernel):
     assert calls.item() == 5
 
 
-@pytest.mark.kernels
-@pytest.mark.skipif(reason() is not None, reason=str(reason()))
-@pytest.mark.parametrize("layout", ["first", "last"])
-@pytest.mark.parametrize(("steps", "batch"), [(1, 2), (3, 1), (5, 7), (11, 40), (8, 70)])
-@pytest.mark.parametrize("kernel", [HostKernel, HostBlocks])
-def test_statistics_of_steps_that_lie_apart(kernel, steps, batch, layout):
-    """What lies between them is not read; a thread goes from the groups of one step to those of the next."""
-    x = _image(torch.float32, layout, (steps, batch + 2, 8, 8, 8))
-    x[:, batch:] = float("nan")
-    x = x[:, :batch]
-    geometry = Geometry(steps, x[0].numel(), (_lies(x),))
-    mean, rstd = Statistics(kernel, Spec(torch.float32, steps, ()))(geometry, x, 1e-5, None)
-    numbers = x.double().transpose(0, 2).flatten(1)
-    torch.testing.assert_close(mean.double(), numbers.mean(1), rtol=2e-5, atol=1e-6)
-    torch.testing.assert_close(rstd.double(), (numbers.var(1, unbiased=False) + 1e-5).rsqrt(), rtol=2e-5, atol=1e-6)
-
-
-@pytest.mark.kernels
-@pytest.mark.skipif(reason() is not None, reason=str(reason()))
-@pytest.mark.parametrize("layout", ["first", "last"])
+@on_cpu
 @pytest.mark.parametrize("odd", [float("nan"), float("inf")])
-@pytest.mark.parametrize("kernel", [HostKernel, HostBlocks])
-def test_statistics_of_nan_are_nan(kernel, odd, layout):
+@pytest.mark.parametrize(("kernel", "layout"), [(HostKernel, "last"), (HostBlocks, "first")])
+def test_statistics_of_nan_are_nan(kernel, layout, odd):
     """Of the channel with it alone, the running variance included: 0 in its place would look like a number."""
     x = torch.randn(4, 3, 8, 4, 4, generator=torch.Generator().manual_seed(1))
     x[1, 2, 5, 0, 3] = odd
@@ -135,19 +124,7 @@ def test_statistics_of_nan_are_nan(kernel, odd, layout):
         assert (~one.isfinite()).nonzero().flatten().tolist() == [5]
 
 
-@pytest.mark.kernels
-@pytest.mark.skipif(reason() is not None, reason=str(reason()))
-def test_statistics_without_running_ones_move_nothing():
-    """And sizes that blocks cannot add up are left to others."""
-    x = _image(torch.float32, "last")
-    geometry = Geometry(4, x[0].numel(), (_lies(x),))
-    find = Statistics(HostKernel, Spec(torch.float32, 4, ()))
-    mean, _rstd = find(geometry, x, 1e-5, None)
-    torch.testing.assert_close(mean, x.mean((0, 1, 3, 4)), rtol=1e-5, atol=1e-4)
-
-
-@pytest.mark.kernels
-@pytest.mark.skipif(reason() is not None, reason=str(reason()))
+@on_cpu
 def test_autograd_knows_that_running_statistics_moved():
     """A graph that saved them, of a call in eval mode, is refused as after a call of torch's own normalisation."""
     with installed(HostBackend, devices=("cpu",)) as name:
@@ -160,29 +137,7 @@ def test_autograd_knows_that_running_statistics_moved():
         assert int(norm.num_batches_tracked) == 2
 
 
-def test_powers_of_two():
-    """Numbers by which a division is a product, for every number that is divided."""
-    assert [is_power_of_two(value) for value in (2.0, 0.5, 1.0, 64, 2.0**60)] == [True] * 5
-    others = (3.0, 0.0, -2.0, 2.5, 2.0**61, 2.0**-70, float("inf"), float("nan"))
-    assert not any(is_power_of_two(value) for value in others)
-
-
-@pytest.mark.kernels
-@pytest.mark.skipif(reason() is not None, reason=str(reason()))
-@pytest.mark.parametrize("tau", [2.0, 3.0])
-def test_a_division_by_a_power_of_two_is_a_product_of_the_same_bits(tau, monkeypatch):
-    """A neuron that normalises gives the potentials that it gives with divisions, and divides by any other number."""
-    found = []
-    for choose in (is_power_of_two, lambda value: False):
-        monkeypatch.setattr("spikecore_cupy.launcher.is_power_of_two", choose)
-        with installed(HostBackend, devices=("cpu",)) as name:
-            layer = NormNeuron(torch.nn.BatchNorm2d(8), sc.LI(tau=tau, backend=name), fused=True)
-            found.append(layer(_image(torch.float32, "last")))
-    assert torch.equal(*found)
-
-
-@pytest.mark.kernels
-@pytest.mark.skipif(reason() is not None, reason=str(reason()))
+@on_cpu
 @pytest.mark.parametrize("layout", ["first", "last"])
 @pytest.mark.parametrize("sizes", [(4, 5, 8, 4, 4), (4, 3, 24, 6, 4), (18, 2, 8, 4, 2), (2, 2, 6, 3, 1)], ids=str)
 def test_blocks_of_many_threads_compute_the_same(sizes, layout):
@@ -207,3 +162,106 @@ def test_blocks_of_many_threads_compute_the_same(sizes, layout):
     for mine, again, its in zip(*found):
         assert torch.equal(mine, again)
         torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-4)
+
+
+# -- kernels that normalise: what is computed again, and how blocks share the images of a batch
+
+#: With what is kept in registers and with what is computed again, where nobody asks otherwise.
+STEPS = [4, 10, 33]
+NEURONS = {"LIF": sc.LIF, "soft": lambda **o: sc.LIF(reset="soft", **o), "two states": TwoStates}
+
+
+def _drawn(steps: int, dtype: torch.dtype) -> Tensor:
+    x = torch.randn(steps, 2, 8, 2, 4, generator=torch.Generator().manual_seed(steps)) * 2 + 1
+    return x.to(dtype)
+
+
+def _results(make: Any, x: Tensor, backend: str) -> List[Tensor]:
+    norm = torch.nn.BatchNorm2d(x.shape[2])
+    with torch.no_grad():
+        norm.weight.copy_(torch.linspace(0.5, 1.5, x.shape[2]))
+    layer = NormNeuron(norm, make(backend=backend), fused=True if backend != "torch" else None)
+    leaf = x.clone().requires_grad_()
+    y = layer(leaf)
+    y.backward(torch.linspace(-1.0, 2.0, y.numel()).view(y.shape).to(y.dtype))
+    return [y, leaf.grad, *(parameter.grad for parameter in layer.parameters())]  # type: ignore[list-item]  # there
+
+
+@on_cpu
+@pytest.mark.matrix(turn=0)
+@pytest.mark.parametrize("neuron", NEURONS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("steps", STEPS)
+def test_what_is_computed_again_has_the_same_bits(
+    steps: int, dtype: torch.dtype, neuron: str, monkeypatch: Any
+) -> None:
+    """A kernel that computes again what a step gave, and one that keeps it, give the same bits, and the numbers of the
+    reference for the same input in float32.
+    """
+    x, found = _drawn(steps, dtype), []
+    for again in (False, True):
+
+        def form(plan: Any, again: bool = again) -> Form:
+            return form_of(plan)._replace(again=again)
+
+        monkeypatch.setattr(launcher, "form_of", form)
+        with installed(HostBackend, devices=("cpu",)) as name:
+            found.append(_results(NEURONS[neuron], x, name))
+    near = {"rtol": 2e-2, "atol": 2e-2} if dtype != torch.float32 else {"rtol": 1e-4, "atol": 1e-4}
+    for kept, computed, reference in zip(*found, _results(NEURONS[neuron], x.float(), "torch")):
+        assert torch.equal(kept, computed)
+        torch.testing.assert_close(kept.float(), reference, **near)
+
+
+@on_cpu
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize(("steps", "neuron"), [(6, "LIF"), (16, "LIF"), (32, "LIF"), (20, "two states")])
+def test_registers_do_for_a_thread(steps: int, neuron: str, monkeypatch: Any) -> None:
+    """Compiled for an H100, backward kernels in bfloat16 keep no more of a thread in memory than a few numbers."""
+    printed: List[str] = []
+    shared = launcher.shared
+
+    def seen(kernel: Any, name: str, text: str, types: Any) -> Any:
+        printed.append(text)
+        return shared(kernel, name, text, types)
+
+    monkeypatch.setattr(launcher, "shared", seen)
+    with installed(HostBackend, devices=("cpu",)) as name:
+        _results(NEURONS[neuron], _drawn(steps, torch.bfloat16), name)
+    backward = [text for text in printed if "_backward(" in text]
+    assert len(backward) == 2
+    for text in backward:
+        (whole, *_) = spills(cuda_texts.built(text, "-arch=sm_90", "--ptxas-options=-v")[1])
+        assert whole[1] <= 32
+
+
+class Driven(sc.Neuron):
+    """A bias of each channel, twice: the gradient of ``b`` has a constant factor."""
+
+    states = {"v": 0.0}
+    params = {"tau": 2.0, "b": 0.1, "threshold": 1.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        """One step."""
+        h = s.v + (x - s.v) / p.tau + 2.0 * p.b
+        z = self.spike(h - p.threshold)
+        return z, {"v": sc.ops.select(z, 0.0, h)}
+
+
+@on_cpu
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("steps", [4, 40])
+def test_a_constant_factor_of_a_gradient(steps: int, dtype: torch.dtype, fused: bool) -> None:
+    """What every part of a channel's gradient is multiplied by may be a constant: KeyError in 16 bits, and fused."""
+    found = []
+    for backend, x in (("cupy_host", _drawn(steps, dtype)), ("torch", _drawn(steps, dtype).float())):
+        with installed(HostBackend, devices=("cpu",)):
+            neuron = Driven(b=torch.full((8,), 0.1), learn=("b",), backend=backend)
+            net = NormNeuron(torch.nn.BatchNorm2d(8), neuron) if fused else neuron
+            y = net(x)
+            y.backward(torch.linspace(-1.0, 2.0, y.numel()).view(y.shape).to(y.dtype))
+            found.append([y.float(), neuron.b.grad])
+    near = {"rtol": 2e-2, "atol": 2e-2} if dtype != torch.float32 else {"rtol": 1e-4, "atol": 1e-4}
+    for mine, reference in zip(*found):
+        torch.testing.assert_close(mine, reference, **near)

@@ -16,13 +16,11 @@ from spikecore import functional
 from spikecore._plugins import registry, selection
 from spikecore._plugins.registry import Registry, hookimpl
 from spikecore._shell import checks
-from spikecore._shell.checks import lacking
 from spikecore.backend import Backend, BackendInfo, Capabilities, Spec, Unsupported
 from spikecore_torch import CAPABILITIES, spikecore_backends
 from spikecore_torch.backend import TorchBackend
 
 T, B, C = 6, 3, 4
-DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
 def values(*shape, seed=0, dtype=torch.float64):
@@ -88,30 +86,6 @@ class TestRunner:
                 torch.testing.assert_close(outputs[1][t], h)
             torch.testing.assert_close(end, (v, n))
 
-    def test_nothing_recorded(self):
-        """With nothing to record the trace is empty."""
-        assert runner(Everything().program)(self.inputs, None, (2.0, 0.25), ())[2] == ()
-
-    @pytest.mark.parametrize("final", [True, False])
-    def test_final_state_may_be_left_out(self, final):
-        """Where nobody reads the final state outputs are the same, and the state is right or None."""
-        program = sc.LIF().program
-        outputs, state, _ = runner(program, final=final)((values(T, B),), None, (2.0, 1.0, 0.0), ())
-        expected, end, _ = runner(program)((values(T, B),), None, (2.0, 1.0, 0.0), ())
-        assert torch.equal(outputs[0], expected[0])
-        assert state is None or torch.equal(state[0], end[0])
-
-    @pytest.mark.parametrize("dtype", DTYPES)
-    def test_dtypes(self, dtype):
-        """Outputs in the input's dtype; states and trace in float32, or float64 for float64."""
-        spec = Spec(dtype=dtype, steps=T, params=("number",) * 5)
-        assert spec.compute == (torch.float64 if dtype == torch.float64 else torch.float32)
-        x, state = values(T, B, dtype=dtype), (values(B, dtype=spec.compute),)
-        for start in (None, state):
-            outputs, end, trace = runner(sc.LI().program, dtype)((x,), start, (2.0, 0.0), ("v",))
-            assert (outputs[0].dtype, end[0].dtype, trace[0].dtype) == (dtype, spec.compute, spec.compute)
-            assert torch.equal(outputs[0], trace[0].to(dtype))
-
     @pytest.mark.parametrize("kind", ["number", "scalar"])
     def test_half_input_meets_numbers_in_float32(self, kind):
         """Between float16 input and a parameter nothing is rounded to float16: 300 * 300 / 300 is 300."""
@@ -127,31 +101,6 @@ class TestRunner:
         (out,), _, _ = runner(Scaled().program, torch.float16, params=(kind,))((x,), None, (gain,), ())
         assert torch.equal(out, x)
 
-    @pytest.mark.parametrize("dtype", DTYPES)
-    def test_parameters_of_any_dtype(self, dtype):
-        """A parameter tensor of any floating dtype is taken in the precision of arithmetic."""
-        tau = torch.tensor(2.5, dtype=dtype)
-        outputs, _, _ = runner(sc.LI().program, torch.float32)((values(T, B).float(),), None, (tau, 0.0), ())
-        expected, _, _ = runner(sc.LI().program, torch.float32)((values(T, B).float(),), None, (2.5, 0.0), ())
-        assert torch.equal(outputs[0], expected[0])
-
-    @pytest.mark.parametrize("shape", [(), (C,), (1, C), (B, 1), (B, C)])
-    def test_parameters_that_broadcast(self, shape):
-        """A parameter tensor broadcasts against one time step, in a rest value, too."""
-        start = values(*shape, seed=3) if shape else torch.tensor(0.3).double()
-        program = Everything().program
-        outputs, _, _ = runner(program)(self.inputs, None, (2.0, start), ())
-        expected, _, _ = runner(program)(self.inputs, (start.expand(B, C), torch.ones(B, C).double()), (2.0, start), ())
-        assert all(torch.equal(mine, theirs) for mine, theirs in zip(outputs, expected))
-
-    def test_a_number_equals_a_tensor(self):
-        """A float and a 0-d tensor of that value give the same bits."""
-        x = values(T, 500).float()
-        for tau in (2.5, 1.3, 3.7):
-            number = runner(sc.LIF().program, torch.float32)((x,), None, (tau, 1.0, 0.0), ("v",))
-            tensor = runner(sc.LIF().program, torch.float32)((x,), None, (torch.tensor(tau), 1.0, 0.0), ("v",))
-            assert torch.equal(number[2][0], tensor[2][0])
-
     def test_rounding_is_that_of_ieee_division(self):
         """``x / tau`` is one correctly rounded division, never a multiplication by a rounded reciprocal."""
         x = values(1, 5000).float()
@@ -159,35 +108,6 @@ class TestRunner:
         exact = (x.double() / 3.0).float()
         assert torch.equal(out, exact)
         assert not torch.equal(x * torch.tensor(1 / 3.0), exact)
-
-    @pytest.mark.parametrize("steps", [0, 1, 16, 17])
-    def test_any_number_of_steps(self, steps):
-        """The step count of the call decides, with a spec that fixes it and with one that does not."""
-        x = values(steps, B)
-        for spec in (steps, None):
-            outputs, state, trace = runner(sc.LI().program, steps=spec)((x,), None, (2.0, 0.5), ("v",))
-            assert outputs[0].shape == trace[0].shape == (steps, B)
-            assert torch.equal(state[0], trace[0][-1] if steps else torch.full((B,), 0.5).double())
-
-    def test_one_runner_takes_any_size(self):
-        """Sizes are no part of what a runner is compiled for."""
-        one = runner(sc.LI().program)
-        for shape in ((T, B), (T, 5), (T, 2, 3), (T,), (T, 0)):
-            assert one((values(*shape),), None, (2.0, 0.0), ())[0][0].shape == shape
-
-    def test_gradients(self):
-        """Differentiable in inputs, state and parameters, through outputs, state and trace (gradcheck, no spikes)."""
-        neuron = sc.Izhikevich(threshold=50.0, a=0.3, surrogate=sc.surrogate.Rectangular())
-        names = [name for name in neuron.program.params if name not in neuron.program.numbers]
-        p = [torch.tensor(float(getattr(neuron, name))).double().requires_grad_() for name in names]
-        x, v, w = (values(*shape, seed=i).mul(0.2).requires_grad_() for i, shape in enumerate([(4, 2), (2,), (2,)]))
-        one = runner(neuron.program, params=("scalar",) * len(names), learn=names)
-
-        def function(x, v, w, *p):
-            _, state, trace = one((x,), (v, w), p, ("v",))
-            return (*state, *trace)
-
-        assert torch.autograd.gradcheck(function, (x, v, w, *p))
 
     def test_results_may_be_written_to(self):
         """What a runner gives belongs to the caller: writing to it changes no later result."""
@@ -221,21 +141,6 @@ class TestBackendObject:
         assert backend.runner(again, Spec(dtype=torch.float32, steps=4, params=("number",) * 5)) is one
         assert backend.runner(program, Spec(dtype=torch.float64, steps=4, params=("number",) * 5)) is not one
         assert backend.runner(sc.LIF(reset="soft").program, spec) is not one
-
-    def test_default_of_the_base(self):
-        """A backend that forgot compile says so."""
-        spec = Spec(dtype=torch.float32, steps=4, params=("number",) * 5)
-        with pytest.raises(Unsupported, match=r"does not implement compile\(\)"):
-            Backend().runner(sc.LIF().program, spec)
-
-    def test_auto_takes_it_on_a_cpu(self, monkeypatch):
-        """Nobody having asked for another, CPU tensors run on it, and it is the same object for all."""
-        monkeypatch.delenv("SPIKECORE_BACKEND", raising=False)
-        asked, auto = sc.LIF(backend="torch"), sc.IF()
-        for neuron in (asked, auto):
-            neuron(torch.zeros(1, 1))
-        assert auto.bound["cpu"].backend is asked.bound["cpu"].backend
-        assert auto.bound["cpu"].backend.name == "torch"
 
 
 class Recorder(Backend):
@@ -329,20 +234,6 @@ class TestUnsupported:
         with torch.no_grad():
             assert lif(x.clone().requires_grad_()).shape == (2, 3)
 
-    def test_gradient_of_the_second_input(self, poor):
-        """A gradient that only the second input wants counts."""
-        poor(float32=True, several_inputs=True, several_outputs=True)
-        with pytest.raises(Unsupported, match="does not support gradients"):
-            Two(backend="poor")(torch.zeros(2), torch.zeros(2, requires_grad=True))
-
-    def test_nobody_could(self, poor):
-        """Where no other backend does it either, the message says that."""
-        poor(builtins={}, **BASIC)
-        with pytest.raises(
-            Unsupported, match="does not support float64, which this call of LIF needs; no other one loaded does"
-        ):
-            sc.LIF(backend="poor")(torch.zeros(2, 3).double())
-
     def test_a_supported_call_runs_on_it(self, poor):
         """What it declares it is asked for: with the spec of the call, once per kind of call."""
         here = poor(**BASIC, parameter_gradients=True, state_gradients=True, channel_parameters=True)
@@ -376,12 +267,3 @@ class TestUnsupported:
         monkeypatch.setenv("SPIKECORE_BACKEND", "poor")
         with pytest.raises(Unsupported, match=r"^backend 'poor' \(from SPIKECORE_BACKEND\) does not support float64"):
             sc.LIF()(torch.zeros(2, 3).double())
-
-    def test_lacking_asks_for_no_more_than_a_call_needs(self):
-        """A plain call needs its dtype only."""
-        spec = Spec(dtype=torch.float32, steps=4, params=("number", "scalar"))
-        program = sc.LI().program
-        assert lacking(Capabilities(), program, spec) == ("float32",)
-        assert lacking(Capabilities(float32=True), program, spec) == ()
-        wants = {"gradients": True, "state_gradients": True, "record": True}
-        assert lacking(Capabilities(float32=True), program, spec, **wants) == tuple(wants)

@@ -13,17 +13,21 @@ import os
 import shutil
 import subprocess
 import tempfile
-import zipfile
 from pathlib import Path
 from typing import Any, Dict, Optional
 
 import pytest
 
 import warm
-from spikecore._scaffold import project, rendered
-from spikecore.backend import BACKEND_API
+from spikecore._scaffold import project
 
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
+#: A neuron beside the reference, and who computed it.
+RUNS = """
+import torch, spikecore as sc
+x, neuron = torch.rand(4, 2, 3), sc.IF()
+print(torch.equal(neuron(x), sc.IF(backend="torch")(x)), neuron.extra_repr().rpartition("backend=")[2])
+"""
 PIP = ["pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--no-build-isolation"]
 
 
@@ -89,31 +93,38 @@ def conformance(site: Path, *arguments: str, name: str = "tape") -> Dict[str, An
     return json.loads(done.stdout)
 
 
-def test_it_has_about_seventy_lines() -> None:
-    """What the page calls a complete backend stays readable in one go."""
-    assert len(rendered("backend", "tape").splitlines()) <= 70
+def test_it_is_listed_without_import_and_runs(site: Path) -> None:
+    """From metadata alone, with name and version; a neuron that asks for it is computed by it."""
+    module = site / "spikecore_tape" / "__init__.py"
+    text = module.read_text(encoding="utf-8")
+    module.write_text(f"{text}\nprint('imported')\n", encoding="utf-8")
+    try:
+        listed = run(site, "spikecore", "backends", "--json").stdout
+        assert "imported" not in listed
+        (row,) = [row for row in json.loads(listed) if row["name"] == "tape"]
+        assert (row["state"], row["distribution"], row["version"]) == ("installed", "spikecore-tape", "0.1.0")
+        probed = run(site, "spikecore", "backends", "--json", "--probe")
+        (row,) = [row for row in json.loads(probed.stdout) if row["name"] == "tape"]
+        assert row["state"] == "ready"
+        assert "imported" in probed.stderr  # where errors go, so that the list is readable for programs
+    finally:
+        module.write_text(text, encoding="utf-8")
+    done = warm.run("-c", RUNS, env={**os.environ, "PYTHONPATH": str(site), "SPIKECORE_BACKEND": "tape"})
+    assert done.stdout == "True tape from SPIKECORE_BACKEND (tape on cpu)\n", done.stderr
 
 
 def test_its_test_file_passes(site: Path) -> None:
-    """The conformance class of the page passes under pytest, in every tier, with the backend required."""
-    done = run(site, "pytest", "-q", "-p", "no:cacheprovider", "--spikecore-require=tape", "test_conformance.py")
+    """The conformance class of the page passes under pytest, here in three families, with the backend required."""
+    some = ("-k", "forward or gradient or double", "--spikecore-require=tape")
+    done = run(site, "pytest", "-q", "-p", "no:cacheprovider", *some, "test_conformance.py")
     assert " passed, " in done.stdout
     assert "2 xfailed" in done.stdout
 
 
-def test_the_command_agrees(site: Path) -> None:
-    """From the shell the core tier passes, undeclared capabilities are counted apart, and nothing fails."""
-    report = conformance(site, "--tier", "core", "--tier", "parameters")
-    assert report["counts"]["failed"] == report["counts"]["error"] == 0
-    assert report["verdict"] == "partial"
-    assert report["counts"]["passed"] > 300
-    assert report["counts"]["unsupported"] > 50
-
-
 def test_a_kernel_backend_passes_as_it_is_written(tmp_path: Path) -> None:
-    """With --kernel the project passes four tiers, the core tier among them, with nothing undeclared."""
+    """With --kernel the project passes the core tier, with nothing undeclared."""
     site = installed(tmp_path, "flat", kernel=True)
-    report = conformance(site, *(f"--tier={tier}" for tier in ("core", "parameters", "state", "layouts")), name="flat")
+    report = conformance(site, "--tier=core", name="flat")
     counts = {outcome: count for outcome, count in report["counts"].items() if count}
     assert set(counts) == {"passed"}
     assert counts["passed"] > 400
@@ -195,17 +206,6 @@ def test_a_plugin_of_an_older_minor_version_works(tmp_path: Path) -> None:
     assert {result["outcome"] for result in report["results"]} == {"passed", "unsupported"}
 
 
-def test_a_plugin_of_a_newer_minor_version_is_refused(tmp_path: Path) -> None:
-    """What it relies on would be ignored in silence, so it is refused, and the sentence says what to upgrade."""
-    template = project("old")["spikecore_old/__init__.py"]
-    site = installed(tmp_path, "old", template, OF_VERSION_1.replace("api=1", "api=(1, 99)"))
-    (result,) = conformance(site, "--case", "bits/lif-hard", name="old")["results"]
-    assert result["message"] == (
-        "backend 'old' (spikecore-old 0.1.0) speaks backend API 1.99; this spikecore speaks 1.0 to "
-        f"{'.'.join(map(str, BACKEND_API))}; upgrade spikecore"
-    )
-
-
 # -- cases of a plugin
 
 CASES = """
@@ -264,7 +264,6 @@ def test_a_plugin_adds_cases_of_its_own(tmp_path: Path) -> None:
     ("prefix", "tier", "words"),
     [
         ("other", "own", "case 'other/right' must begin with 'tape/'"),
-        ("tape", "core", "case 'tape/right' is of tier 'core', which is the suite's; choose another, as 'own'"),
         ("tape", "mine", "case 'tape/right' of tier 'mine': the id is taken, or there is no such tier"),
     ],
 )
@@ -275,26 +274,3 @@ def test_cases_that_cannot_be_are_an_error_of_the_plugin(tmp_path: Path, prefix:
     (result,) = report["results"]
     assert result["outcome"] == "error"
     assert words in result["message"]
-
-
-def test_the_wheel_has_the_templates(tmp_path: Path) -> None:
-    """What new-backend writes is in the wheel of spikecore."""
-    source = tmp_path / "source"
-    source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE", "spikecore_pytest.py"):
-        shutil.copy(ROOT / name, source)
-    for name in ("spikecore", "backends"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    wheel = [
-        "pip",
-        "wheel",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-index",
-        "--no-deps",
-        "--no-build-isolation",
-    ]
-    run(tmp_path, *wheel, "--wheel-dir", str(tmp_path), str(source))
-    (made,) = tmp_path.glob("spikecore-*.whl")
-    there = {name.rpartition("/")[2] for name in zipfile.ZipFile(made).namelist() if "scaffold/templates/" in name}
-    assert there == {path.name for path in (ROOT / "spikecore" / "_scaffold" / "templates").iterdir()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import runpy
@@ -19,24 +18,20 @@ from torch import distributed
 import engines
 import several
 from engines import TORCH
-from programs import runner
 
 if not (distributed.is_available() and getattr(distributed, "is_gloo_available", lambda: True)()):
     pytest.skip("this build of torch has no gloo, with which CPUs talk", allow_module_level=True)
 
-BACKENDS = ["torch", *(["numba"] if all(map(importlib.util.find_spec, ("numba", "spikecore_numba"))) else [])]
+pytestmark = pytest.mark.slow
 #: Of weights, relative to the largest one of their tensor.
 CLOSE = 1e-6
 shards = pytest.mark.skipif(TORCH < (2, 6), reason="before torch 2.6 fully_shard is private")
 pipelines = pytest.mark.skipif(TORCH < (2, 5), reason="torch has torch.distributed.pipelining from 2.5 on")
-NO_STATIC_GRAPH = "torch 2.0 refuses several calls in one graph with static_graph=True"
 
 DDP = {
     "as it comes": ("training_model", {}),
     "with static_graph": ("multi", {"static_graph": True}),
-    "searching unused parameters": ("multi", {"find_unused_parameters": True}),
     "over single steps": ("single", {}),
-    "over single steps with static_graph": ("single", {"static_graph": True}),
     "with accumulated gradients": ("accumulated", {}),
     "with a parameter that leaves its range": ("ranges", {}),
 }
@@ -45,25 +40,21 @@ FSDP = {
     "each layer": ("each", "multi", True),
     "each layer, kept gathered": ("each", "multi", False),
     "over single steps": ("each", "single", True),
-    "over single steps, kept gathered": ("each", "single", False),
 }
+#: Schedules of torch's pipelines, with time from an encoder and with time first.
+SCHEDULES = [("gpipe", True), ("1f1b", False)]
 
 
 def jobs(folder: Path) -> Dict[str, Any]:
     """What two processes do, in this order."""
-    listed: List[Any] = []
-    for backend in BACKENDS:
-        listed += [(f"ddp {name} {backend}", engines.ddp, (backend, how), more) for name, (how, more) in DDP.items()]
-        for static in (False, True):
-            listed.append((f"ddp carried {static} {backend}", engines.ddp_carried, (backend, static), {}))
-        if TORCH >= (2, 6):
-            listed += [(f"fsdp {name} {backend}", engines.fsdp, (backend, *how), {}) for name, how in FSDP.items()]
-            listed.append((f"fsdp ranges {backend}", engines.fsdp_ranges, (backend,), {}))
-        if TORCH >= (2, 5):
-            for schedule in ("gpipe", "1f1b"):
-                for encoder in (True, False):
-                    name = f"pipeline {schedule} {encoder} {backend}"
-                    listed.append((name, engines.pipeline, (backend, schedule, encoder), {}))
+    listed: List[Any] = [(f"ddp {name}", engines.ddp, ("torch", how), more) for name, (how, more) in DDP.items()]
+    listed += [(f"ddp carried {static}", engines.ddp_carried, ("torch", static), {}) for static in (False, True)]
+    if TORCH >= (2, 6):
+        listed += [(f"fsdp {name}", engines.fsdp, ("torch", *how), {}) for name, how in FSDP.items()]
+        listed.append(("fsdp ranges", engines.fsdp_ranges, ("torch",), {}))
+    if TORCH >= (2, 5):
+        for schedule, encoder in SCHEDULES:
+            listed.append((f"pipeline {schedule} {encoder}", engines.pipeline, ("torch", schedule, encoder), {}))
     stores = [f"{folder}/store-{number}" for number in range(len(listed))]
     return {name: (job, (store, *args), more) for store, (name, job, args, more) in zip(stores, listed)}
 
@@ -80,48 +71,32 @@ def check(found: Any) -> None:
     assert found <= CLOSE
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 class TestTwoProcesses:
     """Weights after ten steps are those of one process."""
 
     @pytest.mark.parametrize("how", DDP)
-    def test_replicas(self, two, backend, how):
+    def test_replicas(self, two, how):
         """DistributedDataParallel."""
-        if how == "over single steps with static_graph" and TORCH < (2, 1):
-            pytest.skip(NO_STATIC_GRAPH)
-        check(two[f"ddp {how} {backend}"])
+        check(two[f"ddp {how}"])
 
     @pytest.mark.parametrize("static_graph", [False, True])
-    def test_carried(self, two, backend, static_graph):
+    def test_carried(self, two, static_graph):
         """Gradients through two calls of DistributedDataParallel, of which the second goes on from the first."""
         if static_graph and TORCH < (2, 1):
-            pytest.skip(NO_STATIC_GRAPH)
-        check(two[f"ddp carried {static_graph} {backend}"])
+            pytest.skip("torch 2.0 refuses several calls in one graph with static_graph=True")
+        check(two[f"ddp carried {static_graph}"])
 
     @shards
-    @pytest.mark.parametrize("how", FSDP)
-    def test_shards(self, two, backend, how):
-        """FSDP2; neurons compute with gathered, plain parameters."""
-        check(two[f"fsdp {how} {backend}"])
-
-    @shards
-    def test_shards_in_range(self, two, backend):
-        """FSDP2 with a learnt time constant that leaves its range."""
-        check(two[f"fsdp ranges {backend}"])
+    @pytest.mark.parametrize("how", [*FSDP, "ranges"])
+    def test_shards(self, two, how):
+        """FSDP2; neurons compute with gathered, plain parameters, which may leave their range."""
+        check(two[f"fsdp {how}"])
 
     @pipelines
-    @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-    @pytest.mark.parametrize("encoder", [True, False])
-    def test_pipeline(self, two, backend, schedule, encoder):
-        """Both schedules, with time from an encoder and with time first; outputs as well."""
-        check(two[f"pipeline {schedule} {encoder} {backend}"])
-
-
-@pipelines
-def test_four_stages(tmp_path):
-    """A stage may be a layer: of four, some hold no neuron, and some nothing else."""
-    job = engines.pipeline, (str(tmp_path / "store"), "torch", "1f1b", True), {}
-    check(several.run(tmp_path, 4, {"pipeline": job})["pipeline"])
+    @pytest.mark.parametrize(("schedule", "encoder"), SCHEDULES)
+    def test_pipeline(self, two, schedule, encoder):
+        """Weights, and outputs as well."""
+        check(two[f"pipeline {schedule} {encoder}"])
 
 
 PROGRAMS = ["ddp.py", *(["fsdp.py"] if TORCH >= (2, 6) else []), *(["pipelining.py"] if TORCH >= (2, 5) else [])]
@@ -135,22 +110,18 @@ def programs(tmp_path_factory):
     pytest.importorskip("safetensors", reason="the training programs need the extra `train`")
     folder = tmp_path_factory.mktemp("programs")
     listed: Dict[str, Any] = {}
-    servers = several.rendezvous(4 * len(PROGRAMS))
+    servers = several.rendezvous(3 * len(PROGRAMS))
     ports = [one.port for one in servers]
     for number, name in enumerate(PROGRAMS):
-        other = PROGRAMS[number - 1]
         more = [["--schedule", kind] for kind in ("gpipe", "1f1b")] if name == "pipelining.py" else [[], []]
         signals = {1: (7, int(signal.SIGTERM if number else signal.SIGINT))}
         out = ["--out", str(folder / name)]
         listed[f"{name} in one go"] = ({}, name, *SHORT, *more[0], *out)
         listed[f"{name} stopped"] = (signals, name, *SHORT, *more[1], *out[:1], f"{out[1]}-stopped")
-        listed[f"{name} copied"] = [f"{folder / name}-{what}" for what in ("stopped", "other")]
         listed[f"{name} resumed"] = ({}, name, *SHORT, *more[1], "--resume", *out[:1], f"{out[1]}-stopped")
-        listed[f"{name} resumed by {other}"] = ({}, other, *SHORT, "--resume", *out[:1], f"{out[1]}-other")
     jobs: Dict[str, Any] = {}
     for name, args in listed.items():
-        copying = isinstance(args, list)
-        jobs[name] = (several.copied, args, {}) if copying else (several.program, (ports.pop(), *args), {})
+        jobs[name] = several.program, (ports.pop(), *args), {}
     return several.run(folder, 2, jobs), folder
 
 
@@ -186,66 +157,6 @@ class TestPrograms:
         assert resumed["code"] == 0, resumed["said"]
         found = engines.difference(weights(folder / f"{name}-stopped"), weights(folder / name))
         assert found == 0.0 if name != "pipelining.py" else found <= CLOSE  # there with the other schedule
-
-    def test_another_engine_goes_on(self, programs, name):
-        """The checkpoint is of whole tensors under the network's names, which every engine loads."""
-        results, folder = programs
-        resumed = results[f"{name} resumed by {PROGRAMS[PROGRAMS.index(name) - 1]}"]
-        assert isinstance(resumed, dict), resumed
-        assert resumed["code"] == 0, resumed["said"]
-        assert engines.difference(weights(folder / f"{name}-other"), weights(folder / name)) <= CLOSE
-
-
-def curves(folder: Path) -> Dict[str, Any]:
-    """What TensorBoard shows of a run: name -> (step, value) of each point."""
-    accumulator = pytest.importorskip(
-        "tensorboard.backend.event_processing.event_accumulator", reason="the training programs need the extra `train`"
-    )
-    events = accumulator.EventAccumulator(str(folder)).Reload()
-    return {name: [(one.step, one.value) for one in events.Scalars(name)] for name in events.Tags()["scalars"]}
-
-
-@pytest.mark.parametrize("batch", [3, 1], ids=["last", "first"])
-def test_stopped_after_a_batch(tmp_path, batch):
-    """Stopped after the first or the last of an epoch's three batches, each program goes on to the weights and the
-    curves of one in one go.
-    """
-    pytest.importorskip("safetensors", reason="the training programs need the extra `train`")
-    jobs: Dict[str, Any] = {}
-    servers = several.rendezvous(3 * len(PROGRAMS))
-    ports = [one.port for one in servers]
-    for name in PROGRAMS:
-        short, out = [*SHORT[:-1], "3", "--out"], str(tmp_path / name)
-        signals = {0: (3 + batch, int(signal.SIGTERM))}
-        jobs[f"{name} in one go"] = several.program, (ports.pop(), {}, name, *short, f"{out}-whole"), {}
-        jobs[f"{name} stopped"] = several.program, (ports.pop(), signals, name, *short, out), {}
-        jobs[f"{name} resumed"] = several.program, (ports.pop(), {}, name, "--resume", *short, out), {}
-    results = several.run(tmp_path, 1, jobs)
-    for what, found in results.items():
-        assert isinstance(found, dict), found
-        assert found["code"] == int(what.endswith("stopped")), found["said"]
-    for name in PROGRAMS:
-        assert f"stopped: 1 epochs and {batch} batches are in " in results[f"{name} stopped"]["said"]
-        assert engines.difference(weights(tmp_path / name), weights(tmp_path / f"{name}-whole")) == 0.0
-        found = curves(tmp_path / name)
-        assert [step for step, _ in found["loss"]] == [1, 2]
-        assert found == curves(tmp_path / f"{name}-whole")
-
-
-def test_a_checkpoint_of_another_version(tmp_path, monkeypatch, capsys):
-    """What a checkpoint lacks is named, with the file and the way out, be it a part or a weight."""
-    run = runner(monkeypatch, capsys)
-    args = ["ddp.py", "--device", "cpu", "--epochs", "1", "--limit", "1", "--out", str(tmp_path)]
-    run(*args)
-    whole = torch.load(str(tmp_path / "checkpoint.pt"), weights_only=True)
-    lacks = {
-        "losses": ({name: part for name, part in whole.items() if name != "losses"}, "checkpoint.pt has no 'losses'"),
-        "weight": ({**whole, "net": {}}, "the checkpoint has no 0.2.weight"),
-    }
-    for content, says in lacks.values():
-        torch.save(content, str(tmp_path / "checkpoint.pt"))
-        with pytest.raises(SystemExit, match=f"^--resume: .*{says}.*another version of the program wrote it; go on"):
-            run(*args, "--resume")
 
 
 #: Runs a program with Ctrl-C as a terminal has it: a shell's background job ignores it, and so would what it starts.

@@ -52,30 +52,3 @@ def test_photographs_are_moved_and_mirrored():
     same = (changed[:, None] == possible[None]).flatten(2).all(2)
     assert torch.equal(same.sum(1), torch.ones(1000, dtype=torch.long))
     assert same.any(0).all()
-
-
-def test_affine_maps_move_a_dot_no_further_than_they_say():
-    """One in the middle by a twelfth of the size and what scale and shear add; one beside it turns, too."""
-    from common import augment
-
-    size, number = 48, 200
-    place = torch.arange(size, dtype=torch.float32) - (size - 1) / 2
-    for off in (0, 6):
-        image = torch.zeros(number, 1, size, size)
-        image[:, :, size // 2 - 1 : size // 2 + 1, size // 2 - 1 + off : size // 2 + 1 + off] = 1.0
-        seen = augment.affine(image, seeded())[:, 0]
-        mass = seen.sum((1, 2))
-        down, right = (seen.sum(2) * place).sum(1) / mass, (seen.sum(1) * place).sum(1) / mass
-        assert down.abs().max() < (size / 12 + 0.3 * off) * 1.4
-        assert (right - off).abs().max() < (size / 12 + 0.4 * off) * 1.4
-        assert down.std() > 1.0
-        assert right.std() > 1.0
-
-
-def test_noise_is_gaussian_where_it_is_not_cut_off():
-    """On grey images its deviation is 0.1 and its mean 0."""
-    from common import augment
-
-    drawn = augment.noise(torch.full((100, 1, 28, 28), 0.5), seeded()) - 0.5
-    assert abs(drawn.mean().item()) < 0.002
-    assert abs(drawn.std().item() - 0.1) < 0.002

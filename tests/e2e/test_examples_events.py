@@ -76,18 +76,6 @@ def test_nmnist(tonic, tmp_path):
         assert torch.equal(read, frames(written, 5, 34))
 
 
-def test_nmnist_times_that_overflow(tonic, tmp_path):
-    """An event of row 240 is none: 8192 microseconds are added to all times after it."""
-    from common import events
-
-    written = recording(0, 34)
-    write_nmnist(tmp_path)
-    later = [(x, y, t + 2**13, p) for x, y, t, p in written[25:]]
-    content = nmnist_bytes([*written[:25], (0, 240, 0, 0), *written[25:]])
-    (tmp_path / "NMNIST" / "Train" / "0" / "00002.bin").write_bytes(content)
-    assert torch.equal(events.load("nmnist", 4, tmp_path).training[0][0], frames([*written[:25], *later], 4, 34))
-
-
 def test_dvs_gesture(tonic, tmp_path):
     """As tonic keeps it: an array of x, y, polarity and milliseconds for each gesture, in the folder of its user."""
     from common import events
@@ -170,6 +158,7 @@ def test_moving_digits_are_events():
     assert torch.equal(labels, data.digits().training.tensors[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["digits", "nmnist"])
 def test_the_program(name, tmp_path, monkeypatch, capsys, request):
     """It trains on either, end to end."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import signal
 import subprocess
@@ -17,6 +16,7 @@ import warm
 from programs import EXAMPLES, points, runner
 
 pytest.importorskip("safetensors", reason="the training programs need the extra `train`")
+pytestmark = pytest.mark.slow
 
 #: Automatic choice of built-ins, whatever is installed beside them; a progress bar that reports every step.
 ENVIRONMENT = {**os.environ, "SPIKECORE_BLOCK": "numba,triton", "TQDM_MININTERVAL": "0"}
@@ -32,7 +32,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 def process(*args: str) -> Any:
     """A program in a process of its own."""
-    return warm.start(EXAMPLES / args[0], *args[1:], env=ENVIRONMENT, imported=warm.PROGRAMS)
+    return warm.start(EXAMPLES / args[0], *args[1:], env=ENVIRONMENT)
 
 
 def ended_at(step: int, number: int, *args: str) -> subprocess.CompletedProcess[str]:
@@ -44,7 +44,7 @@ def ended_at(step: int, number: int, *args: str) -> subprocess.CompletedProcess[
         assert read, f"it ended before step {step}:\n{seen}"
         seen += read
     one.send_signal(number)
-    out, rest = one.communicate(timeout=60)
+    out, rest = one.communicate(timeout=300)
     return subprocess.CompletedProcess(one.args, one.returncode, out, seen + rest)
 
 
@@ -67,16 +67,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in one go."""
     out = tmp_path_factory.mktemp("whole")
     one = process("mnist.py", *SHORT, "--out", str(out))
-    _, errors = one.communicate(timeout=120)
+    _, errors = one.communicate(timeout=300)
     assert one.returncode == 0, errors
     return out
 
 
-def test_a_run_killed_at_three_moments_goes_on_to_the_same_weights(whole, tmp_path, run):
-    """SIGKILL at three random steps, each time --resume: the checkpoint is that of the run in one go, to the bit."""
-    seed = random.randrange(10**6)
-    print(f"the moments are of seed {seed}")
-    moments = sorted(random.Random(seed).sample(range(1, 20), 3))
+def test_a_run_killed_at_two_moments_goes_on_to_the_same_weights(whole, tmp_path, run):
+    """SIGKILL in each epoch, each time --resume: the checkpoint is that of the run in one go, to the bit."""
+    moments = (4, 17)
     args = ["mnist.py", *SHORT, "--out", str(tmp_path)]
     for moment in moments:
         resume = ["--resume"] if (tmp_path / "checkpoint.pt").exists() else []
@@ -87,11 +85,10 @@ def test_a_run_killed_at_three_moments_goes_on_to_the_same_weights(whole, tmp_pa
     assert differences(tmp_path, whole) == [], moments
 
 
-@pytest.mark.parametrize(("number", "moment"), [(signal.SIGINT, 4), (signal.SIGTERM, 13)])
-def test_a_stopped_run_keeps_the_steps_it_has_done(whole, tmp_path, run, number, moment):
-    """Ctrl-C or `kill` within an epoch: a checkpoint with its batches, and --resume goes on to the same weights."""
-    args = ["mnist.py", *SHORT, "--out", str(tmp_path)]
-    ended = ended_at(moment, number, *args)
+def test_a_stopped_run_keeps_the_steps_it_has_done(whole, tmp_path, run):
+    """`kill` within an epoch: a checkpoint with its batches, and --resume goes on to the same weights."""
+    args, moment = ["mnist.py", *SHORT, "--out", str(tmp_path)], 13
+    ended = ended_at(moment, signal.SIGTERM, *args)
     assert ended.returncode == 130
     assert "Traceback" not in ended.stderr
     said = re.search(r"stopped: (\d+) epochs and (\d+) batches are in (\S+); go on with --resume", ended.stderr)
@@ -103,42 +100,11 @@ def test_a_stopped_run_keeps_the_steps_it_has_done(whole, tmp_path, run, number,
     assert (tmp_path / "learning-curve.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_all_that_a_run_writes_may_be_read_by_the_same(whole):
-    """The best weights have the permissions of the checkpoint, those of any new file."""
-    assert (whole / "best.safetensors").stat().st_mode == (whole / "checkpoint.pt").stat().st_mode
-
-
 def test_other_options_are_refused_by_name(whole, run):
     """--resume with options that change the numbers names each of them, before anything is trained."""
     args = ["mnist.py", *SHORT, "--out", str(whole), "--resume"]
     with pytest.raises(SystemExit, match="lr=0.01 \\(now 0.5\\), seed=0 \\(now 7\\); give the same"):
         run(*args, "--lr", "0.5", "--seed", "7")
-
-
-def test_a_finished_run_may_be_resumed_and_moved(whole, run, tmp_path):
-    """Where files are is no setting: the finished run, moved, prints its results again."""
-    moved = tmp_path / "moved"
-    moved.mkdir()
-    (moved / "checkpoint.pt").write_bytes((whole / "checkpoint.pt").read_bytes())
-    text = run("mnist.py", *SHORT, "--out", str(moved), "--resume", "--workers", "1")
-    assert "of 320 images of scikit-learn's digits never trained on" in text
-    assert "torch on cpu (auto: the built-in for cpu tensors)" in text
-
-
-def test_the_best_weights_are_safetensors(whole):
-    """They load into the network, and say of which run and epoch they are."""
-    from safetensors import safe_open
-
-    with safe_open(str(whole / "best.safetensors"), "pt") as file:
-        about, weights = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    kept = torch.load(str(whole / "checkpoint.pt"), weights_only=True)
-    assert {name: value.shape for name, value in weights.items()} == {
-        name: value.shape for name, value in kept["step"]["net"].items()
-    }
-    best = max(kept["curves"]["test accuracy"])
-    assert float(about["test accuracy"]) == best
-    assert int(about["epoch"]) == kept["curves"]["test accuracy"].index(best) + 1
-    assert (about["encoder"], about["T"], about["data"]) == ("poisson", "4", "digits")
 
 
 @pytest.mark.parametrize(
@@ -181,46 +147,14 @@ def signalled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return at
 
 
-@pytest.mark.parametrize("call", [1, 2])
-def test_a_run_that_is_stopped_while_it_tests(whole, tmp_path, run, signalled, call):
+def test_a_run_that_is_stopped_while_it_tests(whole, tmp_path, run, signalled):
     """The batches of the epoch are done then: it goes on with the test, to the same weights, curves and streams."""
     args = ["mnist.py", *SHORT, "--out", str(tmp_path)]
-    signalled("_test", call)
-    with pytest.raises(SystemExit, match=f"stopped: {call - 1} epochs and 10 batches are in "):
+    signalled("_test", 2)
+    with pytest.raises(SystemExit, match="stopped: 1 epochs and 10 batches are in "):
         run(*args)
     run(*args, "--resume")
     assert differences(tmp_path, whole) == []
-
-
-def test_a_second_signal_ends_at_once(tmp_path, run, signalled):
-    """Without waiting for the step; what was kept before stays."""
-    args = ["mnist.py", *SHORT, "--out", str(tmp_path)]
-    for kept in ("nothing is kept", f"the last checkpoint is {tmp_path / 'checkpoint.pt'}"):
-        for _ in range(2):
-            signalled("_prepared", 3 if kept == "nothing is kept" else 22)
-        with pytest.raises(SystemExit, match=f"stopped at once: {re.escape(kept)}"):
-            run(*args)
-    assert torch.load(str(tmp_path / "checkpoint.pt"), weights_only=True)["epoch"] == 1
-
-
-def test_signals_are_as_they_were_afterwards(monkeypatch):
-    """Handlers are put back; one that was ignored, as for a background job of a shell, is ignored all along."""
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    from common.saving import Stop
-
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with Stop() as stop:
-            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-            assert not stop.asked
-            os.kill(os.getpid(), signal.SIGTERM)
-            assert stop.asked
-            with pytest.raises(KeyboardInterrupt):
-                os.kill(os.getpid(), signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGINT, before[0])
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_the_same_program_on_an_ipu(tmp_path, run, signalled, monkeypatch):
@@ -243,24 +177,18 @@ def test_options_that_a_backend_has_not(tmp_path, run, monkeypatch, capsys):
         run("mnist.py", *TINY, "--batch-size", "40", "--out", str(tmp_path), "--precision", "bfloat16")
     assert ended.value.code == 2
     assert "--precision and --graph are not for this backend" in capsys.readouterr().err
-
-
-def test_a_network_that_a_backend_does_not_compile(tmp_path, run, monkeypatch, capsys):
-    """--compile beside an IPU, which never sees a compiled network, is refused rather than ignored."""
-    monkeypatch.setenv("SPIKECORE_BACKEND", "ipu")
     with pytest.raises(SystemExit):
         run("mnist.py", *TINY, "--batch-size", "40", "--out", str(tmp_path), "--compile")
     says = "does nothing with backend ipu" if hasattr(torch.nn.Module, "compile") else "needs torch 2.3"
     assert f"--compile {says}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("lost", ["seen", "curves", "step"])
-def test_a_checkpoint_of_another_version(whole, run, tmp_path, lost):
+def test_a_checkpoint_of_another_version(whole, run, tmp_path):
     """What a file has not, where another version of the program wrote it, is named, with the file and the way out."""
     content = torch.load(str(whole / "checkpoint.pt"), weights_only=True)
-    del content[lost]
+    del content["curves"]
     torch.save(content, str(tmp_path / "checkpoint.pt"))
-    says = f"{tmp_path}/checkpoint.pt has no '{lost}', but .*: another version of the program wrote it; go on with"
+    says = f"{tmp_path}/checkpoint.pt has no 'curves', but .*: another version of the program wrote it; go on with"
     with pytest.raises(SystemExit, match=f"--resume: {says}"):
         run("mnist.py", *SHORT, "--out", str(tmp_path), "--resume")
 
@@ -272,13 +200,9 @@ def test_a_checkpoint_of_another_version(whole, run, tmp_path, lost):
         (["--device", "nowhere"], "--device nowhere: "),
         (["--batch-size", "5000"], "--batch-size 5000 is more than the 1437 samples to train on"),
         (["--tau", "0.5"], "tau=0.5 must be at least 1"),
-        (["--T", "0"], "argument --T: 0 must be 1 or more"),
         (["--epochs", "few"], "argument --epochs: invalid whole number value: 'few'"),
-        (["--lr", "-1"], "Invalid learning rate: -1.0"),
         (["--backend", "nothing"], "unknown backend 'nothing'"),
         (["--seed", str(2**64)], "argument --seed: 18446744073709551616 must be from -2**63 to 2**64 - 1"),
-        (["--seed", "one"], "argument --seed: invalid whole number value: 'one'"),
-        (["--out", __file__], f"argument --out: {__file__} is a file; give a folder"),
         (["--out", f"{__file__}/runs"], f"argument --out: {__file__} is a file; give a folder"),
     ],
 )

@@ -14,68 +14,6 @@ pytestmark = pytest.mark.gpu
 
 Noise = Callable[..., Tensor]
 
-#: What makes other views of numbers: name -> (shape of the numbers, the view).
-VIEWS = {
-    "transposed": ((20, 6, 40), lambda x: x.transpose(1, 2)),
-    "channels-last": ((20, 3, 5, 7, 8), lambda x: x.permute(0, 1, 4, 2, 3)),
-    "time-last": ((3, 40, 20), lambda x: x.permute(2, 0, 1)),
-    "expanded": ((1, 3, 40), lambda x: x.expand(20, 3, 40)),
-    "batch-expanded": ((20, 1, 40), lambda x: x.expand(20, 3, 40)),
-    "one-off": ((20 * 120 + 1,), lambda x: x[1:].view(20, 3, 40)),
-    "part-of-a-batch": ((20, 9, 40), lambda x: x[:, 2:5]),
-    "odd-part": ((20, 361), lambda x: x[:, 1:121]),
-    "every-second": ((20, 6, 80), lambda x: x[:, ::2, 1::2]),
-    "later-steps": ((41, 3, 40), lambda x: x[1::2]),
-    "backwards-in-batch": ((20, 3, 40), lambda x: x.flip(1)),
-}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
-@pytest.mark.parametrize("view", VIEWS)
-def test_any_view_may_go_in(view: str, dtype: torch.dtype, noise: Noise) -> None:
-    """A view gives what its copy gives, and so do gradients that arrive as such a view."""
-    shape, look = VIEWS[view]
-    base, weight = noise(*shape, dtype=dtype), noise(*shape, dtype=dtype, low=-1.0, high=1.0, seed=1)
-    found = []
-    for change in (lambda x: x, lambda x: x.contiguous()):
-        neuron = sc.LIF(2.5, learn=("tau",), backend="cupy").to("cuda")
-        leaf = base.clone().requires_grad_()
-        out, state, trace = neuron.run(change(look(leaf)), record=("v",))
-        grad, tau = torch.autograd.grad(out, [leaf, neuron.tau], change(look(weight)), retain_graph=True)
-        (traced,) = torch.autograd.grad(trace["v"], [leaf], change(look(weight.to(trace["v"].dtype))))
-        found.append((out, state["v"], trace["v"], grad, traced, tau))
-    assert found[0][0].any()
-    for ours, theirs in zip(*(one[:3] for one in found)):
-        assert torch.equal(ours, theirs)
-    # an expanded element's gradient, and tau's, is a sum that may be added in another order
-    tolerance = {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.float16 else {"rtol": 1e-4, "atol": 1e-4}
-    for ours, theirs in zip(*(one[3:] for one in found)):
-        torch.testing.assert_close(ours, theirs, **tolerance)
-
-
-@pytest.mark.parametrize("view", ["transposed", "channels-last"])
-def test_results_lie_as_the_input(view: str, noise: Noise) -> None:
-    """Outputs and input gradients have the strides of a dense input."""
-    shape, look = VIEWS[view]
-    x = look(noise(shape[0], 64 * shape[1], *shape[2:])).detach().requires_grad_()
-    out = sc.LIF(backend="cupy")(x)
-    assert out.stride() == x.stride()
-    (grad,) = torch.autograd.grad(out, [x], torch.ones_like(out))
-    assert grad.stride() == x.stride()
-
-
-def test_channel_parameters_follow_the_view(noise: Noise) -> None:
-    """With channels-last inputs every channel still has its own parameter, and its own gradient."""
-    x = noise(20, 3, 5, 7, 8)
-    found = []
-    for change in (lambda x: x, lambda x: x.contiguous()):
-        neuron = sc.LIF(torch.linspace(1.5, 4.0, 8), learn=("tau",), backend="cupy").to("cuda")
-        out = neuron(change(x.permute(0, 1, 4, 2, 3)))
-        (out * torch.linspace(-1, 1, 20, device=x.device).view(20, 1, 1, 1, 1)).sum().backward()
-        found.append((out, neuron.tau.grad))
-    assert torch.equal(found[0][0], found[1][0])
-    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-4, atol=1e-4)
-
 
 @pytest.mark.parametrize("steps", [3, 17])
 def test_indices_go_beyond_32_bits(steps: int, noise: Noise) -> None:
@@ -133,12 +71,3 @@ def test_a_training_step_needs_two_of_its_input(steps: int, dtype: torch.dtype, 
     training_step(neuron, x, weight)
     size = x.numel() * x.element_size()
     assert peak(lambda: training_step(neuron, x, weight)) <= 2.17 * size
-
-
-@pytest.mark.parametrize("steps", [16, 128])
-def test_inference_needs_one_of_its_input(steps: int, noise: Noise) -> None:
-    """Without gradients nothing but the spikes is written."""
-    x, neuron = noise(steps, 2**25 // steps), sc.LIF(backend="cupy")
-    with torch.no_grad():
-        neuron(x)
-        assert peak(lambda: neuron(x)) <= 1.01 * x.numel() * x.element_size()

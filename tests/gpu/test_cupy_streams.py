@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, List, Tuple
 
 import pytest
 import torch
@@ -56,22 +53,6 @@ def test_kernels_wait_for_the_current_stream(noise: Noise) -> None:
         found = step(neuron, x)
     stream.synchronize()
     assert same(found, expected)
-
-
-def test_other_streams_wait_for_kernels(noise: Noise) -> None:
-    """An event behind a call on the current stream is behind its kernels."""
-    neuron, x = sc.LIF(backend="cupy"), noise(16, 4_000_000)
-    expected = neuron(x).sum(0)
-    event, stream = torch.cuda.Event(), torch.cuda.Stream()
-    torch.cuda._sleep(A_WHILE)
-    out = neuron(x)
-    event.record()
-    with torch.cuda.stream(stream):
-        event.wait()
-        found = out.sum(0)
-    stream.synchronize()
-    out.record_stream(stream)
-    assert torch.equal(found, expected)
 
 
 def test_calls_do_not_wait_for_the_device(noise: Noise) -> None:
@@ -137,72 +118,3 @@ def test_backward_may_run_in_any_thread(noise: Noise) -> None:
     assert same((out.detach(), *found[0]), expected)
     assert seen
     assert threading.get_ident() not in seen
-
-
-def test_threads_share_a_neuron(noise: Noise) -> None:
-    """Eight threads that meet a new kind of call together, each on a stream of its own, all get what is right."""
-    shapes = [(steps, 1000 + k) for k, steps in enumerate((3, 3, 5, 5, 20, 20, 20, 20))]
-    inputs = [noise(*shape, seed=k) for k, shape in enumerate(shapes)]
-    neuron = learner(surrogate=sc.surrogate.ATan(alpha=3.25))  # a program that no other test compiles
-    torch.cuda.synchronize()
-
-    def work(x: Tensor) -> Tuple[Tensor, ...]:
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            results = [step(neuron, x) for _ in range(10)]
-        stream.synchronize()
-        assert all(same(one, results[0]) for one in results)
-        return results[0]
-
-    with ThreadPoolExecutor(len(inputs)) as pool:
-        for x, found in zip(inputs, pool.map(work, inputs)):
-            assert same(found, step(neuron, x))
-
-
-def test_a_graph_of_autograd_is_differentiated_twice(noise: Noise) -> None:
-    """With ``retain_graph`` the second backward pass gives the gradients of the first; without it PyTorch refuses."""
-    neuron, x = learner(), noise(20, 1001).requires_grad_()
-    loss = (neuron(x) * x.detach()).sum()
-    first, second = (torch.autograd.grad(loss, [x, neuron.tau], retain_graph=again) for again in (True, False))
-    assert same(first, second)
-    with pytest.raises(RuntimeError, match="a second time"):
-        torch.autograd.grad(loss, [x])
-
-
-def network() -> nn.Module:
-    """Two layers of neurons; batch first, as DistributedDataParallel's loaders give it."""
-
-    class BatchFirst(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = nn.Sequential(nn.Linear(30, 40), learner(), nn.Linear(40, 10), learner())
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.body(x.transpose(0, 1)).transpose(0, 1)
-            return out
-
-    torch.manual_seed(0)
-    return BatchFirst().to("cuda")
-
-
-def trained(net: nn.Module, x: Tensor, wrapped: Optional[nn.Module] = None) -> List[Tensor]:
-    """The gradients of a network's parameters, through a wrapper around it."""
-    ((wrapped or net)(x).sum(1) * torch.linspace(-1, 1, 10, device=x.device)).sum().backward()
-    return [parameter.grad for parameter in net.parameters()]
-
-
-@pytest.mark.filterwarnings("ignore")  # torch's about torch
-@pytest.mark.parametrize("library", ["gloo", "nccl"])
-def test_distributed_data_parallel(library: str, tmp_path: Path, noise: Noise) -> None:
-    """``DistributedDataParallel``, here of one process, gives the gradients of the network alone, several times."""
-    net, x = network(), noise(8, 20, 30)
-    expected = trained(copy.deepcopy(net), x)
-    torch.distributed.init_process_group(library, init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        wrapped = nn.parallel.DistributedDataParallel(net)
-        for _ in range(3):
-            net.zero_grad(set_to_none=True)
-            for ours, theirs in zip(trained(net, x, wrapped), expected):
-                torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-    finally:
-        torch.distributed.destroy_process_group()

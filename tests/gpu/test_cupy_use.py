@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from pathlib import Path
 from typing import Any, Callable, List, Tuple
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import spikecore as sc
 from spikecore._base.caches import KERNELS, Recent
@@ -43,21 +42,6 @@ def test_auto_takes_it_on_a_gpu(noise: Noise) -> None:
     assert "cupy on cuda" in repr(neuron)
 
 
-@pytest.mark.usefixtures("fresh")
-def test_blocked_it_is_replaced_with_one_warning(monkeypatch: pytest.MonkeyPatch, noise: Noise) -> None:
-    """With SPIKECORE_BLOCK=cupy the reference computes; one warning says why and names the way out."""
-    monkeypatch.setenv("SPIKECORE_BLOCK", "cupy")
-    neurons, x = [sc.LIF(), sc.IF()], noise(4, 3)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for neuron in neurons:
-            neuron(x)
-    said = [str(one.message) for one in caught if issubclass(one.category, RuntimeWarning)]
-    assert len(said) == 1
-    assert all(word in said[0] for word in ("'torch'", "SPIKECORE_BLOCK", "'cupy'", "SPIKECORE_BACKEND=torch"))
-    assert [neuron.bound["cuda"].backend.name for neuron in neurons] == ["torch", "torch"]
-
-
 @pytest.fixture
 def compilations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> List[int]:
     """An empty cache in ``tmp_path``; one entry more for every compilation."""
@@ -76,100 +60,12 @@ def compilations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> List[int]:
     return count
 
 
-@pytest.fixture
-def new_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], CupyBackend]:
-    """Makes a backend that finds no kernel in memory, as in a new process."""
-
-    def make() -> CupyBackend:
-        monkeypatch.setattr(device, "_kernels", Recent(KERNELS))
-        return CupyBackend()
-
-    return make
-
-
 def lif_of_four_steps() -> Tuple[Program, Spec, Tuple[float, ...]]:
     """The program, the spec and the values of the parameters of a LIF, those of its surrogate included."""
     neuron = sc.LIF()
     program = neuron.program
     values = (2.0, 1.0, 0.0, *neuron._dispatch.numbers.values())
     return program, Spec(torch.float32, 4, ("number",) * len(values), final=False), values
-
-
-def test_kernels_are_kept_on_disk(
-    compilations: List[int], new_process: Callable[[], CupyBackend], tmp_path: Path, noise: Noise
-) -> None:
-    """The first use compiles each kernel once, and keeps its code; other processes and sizes compile nothing."""
-    program, spec, values = lif_of_four_steps()
-
-    def use(backend: CupyBackend, size: int) -> Tensor:
-        x = noise(4, size).requires_grad_()
-        (out,), _, _ = backend.runner(program, spec)((x,), None, values, ())
-        out.sum().backward()
-        torch.cuda.synchronize()
-        return out
-
-    first = CupyBackend()
-    out = use(first, 1000)
-    made = len(compilations)
-    assert made == 2
-    assert len(list((tmp_path / "compiled-kernels").glob("cupy.*.cubin"))) == 2
-    use(first, 2000)
-    use(first, 123456)
-    assert torch.equal(use(new_process(), 1000), out)
-    use(new_process(), 4000)
-    assert len(compilations) == made
-
-
-def test_a_broken_entry_is_compiled_again(
-    compilations: List[int], new_process: Callable[[], CupyBackend], tmp_path: Path, noise: Noise
-) -> None:
-    """What is on disk and is not whole does no harm."""
-    program, spec, values = lif_of_four_steps()
-    call = ((noise(4, 1000),), None, values, ())
-    out = CupyBackend().runner(program, spec)(*call)[0][0]
-    (entry,) = (tmp_path / "compiled-kernels").glob("*.cubin")
-    entry.write_bytes(entry.read_bytes()[:-100])
-    assert torch.equal(new_process().runner(program, spec)(*call)[0][0], out)
-    assert len(compilations) == 2
-
-
-@pytest.mark.filterwarnings("ignore")  # torch's about torch
-@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
-@pytest.mark.parametrize("steps", [4, 20])
-def test_compiled_is_as_eager(compiler: str, steps: int, noise: Noise) -> None:
-    """``torch.compile(fullgraph=True)`` gives the spikes and gradients of the eager call, to the bit."""
-    if compiler == "inductor":
-        pytest.importorskip("triton", reason="inductor needs Triton")
-        logging.getLogger("torch._inductor").setLevel(logging.ERROR)
-    neuron = sc.LIF(2.5, learn=("tau",), backend="cupy").to("cuda")
-    torch._dynamo.reset()
-    x, weight = noise(steps, 3, 40).requires_grad_(), noise(steps, 3, 40, seed=1)
-    found = []
-    for call in (neuron, torch.compile(neuron, fullgraph=True, backend=compiler)):
-        out = call(x)
-        found.append((out, *torch.autograd.grad(out, [x, neuron.tau], weight)))
-    assert all(torch.equal(a, b) for a, b in zip(*found))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_autocast(dtype: torch.dtype, noise: Noise) -> None:
-    """Under autocast a neuron takes what the layer before it gives, and gives spikes of the same dtype."""
-    torch.manual_seed(0)
-    linear = nn.Linear(30, 40).to("cuda")
-    x, found = noise(20, 8, 30), []
-    for backend in ("cupy", "torch"):
-        linear.zero_grad(set_to_none=True)
-        neuron = sc.LIF(backend=backend)
-        with torch.autocast(x.device.type, dtype=dtype):
-            current = linear(x)
-            spikes = neuron(current)
-            loss = (spikes.float().mean(0) * torch.linspace(-1, 1, 40, device=x.device)).sum()
-        loss.backward()
-        assert current.dtype == spikes.dtype == dtype
-        found.append((spikes, linear.weight.grad))
-    assert found[0][0].any()
-    assert torch.equal(found[0][0], found[1][0])
-    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-2, atol=1e-3)
 
 
 def test_the_text_that_is_shown_is_the_text_that_runs(

@@ -56,16 +56,6 @@ def results(net: Any, x: torch.Tensor) -> List[torch.Tensor]:
     return [out.detach(), state["v"].detach(), *torch.autograd.grad(given, [x, *net.parameters()], cotangents)]
 
 
-@pytest.mark.parametrize("width", [512, 520, 1000, 1024, 2048])
-def test_a_product_is_as_near_as_that_of_float32(width: int) -> None:
-    """To float64. Without the smallest parts it would be 4e-6."""
-    weight, bias = drawn(width, width) / width**0.5, drawn(width, seed=1)
-    spikes = (drawn(BATCH, width, seed=2) > 1).float()
-    exact = torch.addmm(bias.double(), spikes.double(), weight.double().t())
-    found = _recurrent.SpikesTimes(weight, bias, BATCH)(spikes)
-    assert (found - exact).norm() <= 3e-7 * exact.norm()
-
-
 @pytest.mark.parametrize("backend", ["cupy", "triton"])
 @pytest.mark.parametrize(("width", "bias"), [(1000, True), (1024, True), (1024, False), (1032, True)])
 def test_results_are_those_of_the_float64_loop(calls: List[int], width: int, bias: bool, backend: str) -> None:
@@ -98,38 +88,3 @@ def test_bits_where_sums_are_exact(calls: List[int], width: int) -> None:
     sc.set_backend(net, "torch")
     assert found.any()
     assert torch.equal(found, net.run(x, state=state)[0])
-
-
-@pytest.mark.parametrize(("width", "batch", "steps"), [(1001, 256, 40), (1024, 1, 40), (1024, 256, 1), (1024, 0, 40)])
-def test_what_is_multiplied_as_ever(calls: List[int], width: int, batch: int, steps: int) -> None:
-    """Rows that are not aligned, and what is too little."""
-    net, x = layer(width, "cupy"), drawn(steps, batch, width, seed=3) * 2
-    assert net(x).shape == x.shape
-    assert not calls
-
-
-def test_in_a_captured_graph(calls: List[int]) -> None:
-    """Nothing synchronises, and memory is the graph's own."""
-    net, x = layer(1024, "cupy"), drawn(STEPS, BATCH, 1024, seed=3) * 2
-    expected = results(net, x)
-    given = x.clone().requires_grad_()
-    leaves, cotangents = [given, *net.parameters()], [drawn(*expected[k].shape, seed=k) for k in range(2)]
-
-    def both() -> List[torch.Tensor]:
-        out, state = net.run(given)
-        values = [out, state["v"]]
-        return [*(value.detach() for value in values), *torch.autograd.grad(values, leaves, cotangents)]
-
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        both()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = both()
-    for value in found:
-        value.zero_()
-    graph.replay()
-    torch.cuda.synchronize()
-    assert all(torch.equal(a, b) for a, b in zip(found, expected))

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from spikecore.training import _form
 
 pytestmark = [
     pytest.mark.gpu,
@@ -86,53 +85,3 @@ def test_a_schedule(tensor):
     assert not [one for one in told if "runs as it is" in str(one.message)]
     assert step.form["compile"] == "used" if tensor else "the update: lr changed" in step.form["compile"]
     assert step.form["graph"] == "used"
-
-
-def test_a_loss_that_cannot_be_compiled():
-    """Runs as it is, with its reason; the rest is compiled and captured."""
-
-    def loss(outputs, targets):
-        torch._dynamo.graph_break()
-        return sc.losses.ce_count(outputs, targets)
-
-    net, plain = _net(), _net()
-    with pytest.warns(RuntimeWarning, match="compile: the loss runs as it is, because torch.compile raised"):
-        step, _ = _trained(net, torch.optim.Adam(net.parameters(), 0.01), sc.CudaOptions(fast=True), loss=loss)
-    _trained(plain, torch.optim.Adam(plain.parameters(), 0.01), None, loss=loss)
-    _near(net, plain)
-    assert step.form["compile"].startswith("used, but for the loss: torch.compile raised")
-    assert step.form["graph"] == "used"
-
-
-def test_loss_and_update_are_compiled(monkeypatch):
-    """No other kernels than those of the compiler and of the neuron are captured for them."""
-    made = []
-    plain = _form.CompiledPart.__call__
-
-    def called(self, *arguments):
-        made.append(self)
-        return plain(self, *arguments)
-
-    monkeypatch.setattr(_form.CompiledPart, "__call__", called)
-    net = _net()
-    _trained(net, torch.optim.Adam(net.parameters(), 0.01), sc.CudaOptions(fast=True), steps=5)
-    assert len(set(made)) == 2
-    assert len(made) == 2 * 3  # two steps and the capture
-    assert not any(one.why for one in made)
-
-
-@pytest.mark.filterwarnings("ignore:fast=True. channels_last is left out, because torch before:RuntimeWarning")
-def test_pooling_with_padding_has_its_gradient_in_any_layout():
-    """The kernel of torch before July 2026 gives gradients of padded pooling to the wrong pixels, channels-last."""
-    torch.manual_seed(0)
-    pool = nn.AvgPool2d(3, 2, 1)
-    net = nn.Sequential(sc.layers.TimeBatched(nn.Conv2d(2, 4, 3)), sc.LI(tau=2.0), sc.layers.TimeBatched(pool)).to(
-        "cuda"
-    )
-    plain = copy.deepcopy(net)
-    x = torch.randn(3, 5, 2, 12, 12, generator=torch.Generator().manual_seed(1))
-    for one, options in ((net, sc.CudaOptions(fast=True)), (plain, None)):
-        optimizer = torch.optim.SGD(one.parameters(), 0.1)
-        sc.training_model(one, lambda y, t: (y**2).sum(), optimizer, options=options)(x, torch.zeros(1))
-    for found, expected in zip(net.parameters(), plain.parameters()):
-        torch.testing.assert_close(found.grad, expected.grad, rtol=1e-3, atol=1e-3)

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore._base import bits
 from spikecore.backend import Whole
-from spikecore.layers import _packed as packed
 
 pytestmark = pytest.mark.gpu
 
@@ -69,23 +67,6 @@ def test_nothing_waits_for_the_gpu() -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_kernels_pack(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the backend that a GPU gets; the operations of PyTorch are asked where the environment says so."""
-
-    def refused(*args: Any) -> Any:
-        raise RuntimeError("packed by operations of PyTorch")
-
-    monkeypatch.setattr(bits.Packing, "pack", refused)
-    monkeypatch.setattr(bits.Packing, "unpack", refused)
-    net, x = _network(), torch.rand(8, 3, 32, 32, device="cuda")
-    _step(net, x, True, True)
-    monkeypatch.setenv("SPIKECORE_BACKEND", "torch")
-    packed._chosen.cache_clear()
-    with pytest.raises(RuntimeError, match="packed by operations of PyTorch"):
-        _step(net, x, True, True)
-    packed._chosen.cache_clear()
-
-
 def test_places_go_beyond_32_bits() -> None:
     """More than 2**31 numbers are packed and unpacked to their end."""
     count = (1 << 31) + 13
@@ -103,33 +84,3 @@ def test_places_go_beyond_32_bits() -> None:
     back = packing.unpack(found, Whole(1), count, torch.float16)
     assert bool((back[ones] == 1).all())
     assert back.sum(dtype=torch.float32).item() == len(ones)
-
-
-@pytest.mark.parametrize("largest", [1, 3, 15, 255], ids=str)
-def test_other_numbers_give_a_gradient_of_nan(largest: int) -> None:
-    """Nothing is raised, where that would wait; outputs and the gradient of the input are right."""
-    layer = sc.layers.PackedLinear(64, 8, largest=largest).cuda()
-    x = torch.zeros(4, 64, device="cuda", requires_grad=True)
-    with torch.no_grad():
-        x[2, 3] = 0.75
-    y = layer(x)
-    y.sum().backward()
-    assert torch.equal(y, nn.functional.linear(x, layer.weight, layer.bias))
-    assert layer.weight.grad.isnan().any()  # type: ignore[union-attr]  # there was a backward pass
-    torch.testing.assert_close(x.grad, layer.weight.sum(0).expand(4, 64))
-
-
-def test_a_captured_step_trains_to_the_same_weights() -> None:
-    """CudaOptions(graph=True, pack_spikes=True) beside the eager, plain step."""
-    found = []
-    for options in (sc.TrainingOptions(), sc.CudaOptions(graph=True, pack_spikes=True)):
-        net = _network()
-        optimizer = torch.optim.SGD(net.parameters(), 0.1)
-        step = sc.training_model(
-            net, lambda out, y: nn.functional.cross_entropy(out.mean(0), y), optimizer, options=options
-        )
-        generator = torch.Generator().manual_seed(0)
-        for _ in range(6):
-            _, loss = step(torch.rand(8, 3, 32, 32, generator=generator), torch.arange(8))
-        found.append(loss)
-    torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-3)

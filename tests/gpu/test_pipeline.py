@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any, List
 
 import pytest
@@ -65,72 +63,3 @@ def test_parts(places: List[str], split: Any, every: Any) -> None:
     outputs, loss = step(inputs(), torch.randint(0, 4, (B,)))
     assert outputs.device == torch.device(places[-1])
     assert torch.isfinite(loss).item()
-
-
-@PLACES
-@pytest.mark.parametrize("step", ["multi", "single"])
-def test_constant_input(places: List[str], step: str) -> None:
-    """A constant input streamed through the stages gives the loop's numbers."""
-    one, many = nn.Sequential(*stages("single")).cuda(), sc.Pipeline([*zip(stages(step), places)])
-    x = inputs()[0]
-    wanted, found = sum(one(x.cuda()) for _ in range(T)), many.constant_forward(x, T)
-    assert torch.equal(found.cpu(), wanted.cpu())
-    wanted.square().sum().backward()
-    found.square().sum().backward()
-    assert_same_gradients(many, one)
-
-
-@PLACES
-def test_steps_go_on(places: List[str]) -> None:
-    """Single steps go on from the states of their parts, while many launches are on their way."""
-    one = nn.Sequential(*stages("single")).cuda()
-    many = sc.Pipeline([*zip(stages("single"), places)], chunks=4, batch_dim=0)
-    wanted, found = [one(x.cuda()) for x in inputs()], [many(x) for x in inputs()]
-    assert torch.equal(torch.stack(found).cpu(), torch.stack(wanted).cpu())
-    torch.stack(wanted).square().sum().backward()
-    torch.stack(found).square().sum().backward()
-    assert_same_gradients(many, one)
-
-
-def test_a_number_that_is_not_there() -> None:
-    """The error names the GPUs that are there."""
-    count = torch.cuda.device_count()
-    with pytest.raises(ValueError, match=f"asks for 'cuda:{count}', which is not there; there are cpu, cuda:0"):
-        sc.Pipeline([(nn.ReLU(), f"cuda:{count}")])
-
-
-#: Trains the network of ``examples/cifar10_pipeline.py`` on the devices named, and prints the most memory that a device
-#: had, in bytes; with a limit, of which no device may have more.
-CIFAR10 = """
-import sys, torch
-import spikecore as sc
-from spikecore.bench import _pipeline
-limit, places = int(sys.argv[1]), [torch.device("cuda", int(k)) for k in sys.argv[2].split(",")]
-for device in set(places):
-    if limit:
-        whole = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(limit / whole, device)
-case = _pipeline.Case("constant", 64, 16, 0.0)
-call, peak = _pipeline._trained(case, None, places, _pipeline.WIDTH, _pipeline.STEPS)
-for i in range(3):
-    outputs, loss = call(i)
-assert torch.isfinite(loss).item()
-print("peak", peak)
-"""
-
-
-def test_four_gpus_hold_what_one_does_not() -> None:
-    """With B = 64 and T = 50: under a limit of two thirds of what it needs on one GPU it trains on four."""
-    if torch.cuda.device_count() < 4:
-        pytest.skip(f"needs 4 GPUs, and {torch.cuda.device_count()} are here")
-
-    def trained(limit: int, places: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", CIFAR10, str(limit), places]
-        return subprocess.run(command, check=False, capture_output=True, text=True)
-
-    free = trained(0, "0,0,0,0,0")
-    assert free.returncode == 0, free.stderr
-    limit = int(free.stdout.split()[-1]) * 2 // 3
-    alone, shared = trained(limit, "0,0,0,0,0"), trained(limit, "0,1,2,0,3")
-    assert "OutOfMemoryError" in alone.stderr
-    assert shared.returncode == 0, shared.stderr

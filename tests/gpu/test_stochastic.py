@@ -7,7 +7,6 @@ import torch
 
 import spikecore as sc
 from escape import check_escape
-from spikecore.backend import Unsupported
 from spikecore.stochastic import uniform
 
 pytestmark = pytest.mark.gpu
@@ -61,13 +60,3 @@ def test_each_replay_of_a_graph_draws_anew():
     torch.cuda.manual_seed(5)
     assert all(torch.equal(one, neuron(x)) for one in replayed)
     assert not torch.equal(replayed[0], replayed[1])
-
-
-@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
-def test_a_generator_of_the_cpu_is_refused_in_a_graph():
-    """Each replay would have the same numbers."""
-    neuron, x = Drawn(backend="torch", generator=torch.Generator()).cuda(), torch.zeros(4, 50, device="cuda")
-    neuron(x)
-    graph = torch.cuda.graph(torch.cuda.CUDAGraph())
-    with pytest.raises(Unsupported, match="a CUDA graph would draw the same numbers"), graph:
-        neuron(x)

@@ -1,40 +1,69 @@
-"""docs/api.md is the list of what is public: modules, names, and nothing private used by others."""
+"""docs/api.md is the list of what is public: modules and names; backends, plugins, examples and pages use no others."""
 
 from __future__ import annotations
 
 import importlib
+import re
+from typing import Dict, Iterator, List, NamedTuple, Tuple
 
 import pytest
 
 import spikecore as sc
-from places import check
-from public_names import Used, foreign_privates, modules, page, plain, texts_outside, uses
+from places import ROOT, check, page
 
-LISTED = page()
-#: Names that other libraries give: torch to modules, tensors and a module of its own, Python to named tuples, PopTorch
-#: to blocks.
-OF_OTHERS = {
-    "_apply",
-    "_buffers",
-    "_embedding_bag",
-    "_modules",
-    "_parameters",
-    "_replace",
-    "_stages_manager",
-    "_trace",
-    "_version",
+#: Modules that tests of a plugin break on purpose, or put back, to see what the plugin then does.
+FOR_TESTS = ("plugins/spikecore-numba/tests/test_automatic.py", "plugins/spikecore-numba/tests/test_explain.py")
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).replace(".__init__", ""): path
+    for path in sorted((ROOT / "spikecore").rglob("*.py"))
 }
-#: Modules of spikecore that tests of a plugin break on purpose, or put back, to see what the plugin then does.
-FOR_TESTS = {
-    "plugins/spikecore-numba/tests/test_automatic.py": ("spikecore._plugins.registry", "spikecore._plugins.selection"),
-    "plugins/spikecore-numba/tests/test_explain.py": ("spikecore._plugins.selection",),
-}
+
+
+class Listed(NamedTuple):
+    """A module of the page: its sentence, and its names, each with one."""
+
+    sentence: str
+    names: Dict[str, str]
+
+
+def listed() -> Dict[str, Listed]:
+    """The modules of the page: a heading of its name, a sentence, and a table of names."""
+    modules: Dict[str, Listed] = {}
+    parts = re.split(r"(?m)^#+ (.*)$", page("docs/api.md"))
+    for heading, body in zip(parts[1::2], parts[2::2]):
+        name = re.fullmatch(r"`([a-z_.]+)`(?:, imported as `sc`)?", heading)
+        if name is None:
+            continue
+        names = {}
+        for cell, sentence in re.findall(r"(?m)^\| (`.*?`) \| (.*) \|$", body):
+            names.update(dict.fromkeys(re.findall(r"`(\w+)`", cell), sentence))
+        modules[name.group(1)] = Listed(body.strip().partition("\n\n")[0], names)
+    return modules
+
+
+LISTED = listed()
+
+
+def plain(name: str) -> bool:
+    """Whether a module's name has no part that begins with ``_``."""
+    return not any(part.startswith("_") for part in name.split("."))
+
+
+def imports() -> Iterator[Tuple[str, str, List[str]]]:
+    """File, module and names of each ``from spikecore... import ...`` outside ``spikecore/``, pages included."""
+    folders = ("backends/**/*.py", "plugins/**/*.py", "examples/**/*.py", "docs/**/*.py", "*.md", "docs/*.md")
+    for path in (path for pattern in (*folders, "plugins/*/README.md") for path in sorted(ROOT.glob(pattern))):
+        text = path.read_text(encoding="utf-8")
+        for module, listed_, line in re.findall(
+            r"(?m)^\s*from (spikecore(?:\.\w+)*) import (?:\(([^)]*)\)|(.*))", text
+        ):
+            names = re.sub(r"#.*", "", listed_ or line).split(",")
+            yield str(path.relative_to(ROOT)), module, [name.split(" as ")[0].strip() for name in names if name.strip()]
 
 
 def test_every_module_with_a_plain_name_is_listed() -> None:
     """A module that nobody outside may import begins with ``_``, or a package above it does."""
-    there = [name for name in modules() if name.partition(".")[0] == "spikecore" and plain(name)]
-    assert [name for name in there if name not in LISTED] == []
+    assert [name for name in MODULES if plain(name) and name not in LISTED] == []
 
 
 @pytest.mark.parametrize("name", LISTED)
@@ -51,30 +80,13 @@ def test_a_listed_module_has_the_names_it_is_listed_with(name: str) -> None:
         check(f"docs/api.md: `{name}`", module.__all__, names)
 
 
-def test_what_is_imported_as_sc_is_listed() -> None:
-    """Every name of ``sc`` has its row."""
-    check("docs/api.md: `spikecore`", sc.__all__, LISTED["spikecore"].names)
-
-
-def test_what_is_used_from_outside_is_listed() -> None:
-    """Backends, plugins with their tests, examples and pages use listed modules, and of these listed names."""
-    known = {name for name in modules() if name.partition(".")[0] == "spikecore"}
+def test_what_is_imported_from_outside_is_listed() -> None:
+    """Backends, plugins with their tests, examples and pages import listed modules, and of these listed names."""
     lacking = []
-    for text, where in texts_outside():
-        for what, line in uses(text, where, known):
-            module, _, name = what.rpartition(".")
-            if what.startswith(FOR_TESTS.get(where, ())):
-                continue
-            if what not in LISTED and name not in LISTED.get(module, LISTED["spikecore"])[1]:
-                lacking.append(Used(what, line))
+    for file, module, names in imports():
+        for name in names:
+            known = module in LISTED and name in LISTED[module].names
+            if not known and f"{module}.{name}" not in LISTED and file not in FOR_TESTS:
+                lacking.append(f"{file}: {module}.{name}")
     assert lacking == []
-
-
-def test_no_module_uses_what_is_private_to_another() -> None:
-    """``_name`` of one module is used by that module, by classes that inherit it through ``self``, and nowhere else.
-
-    The parts of a neuron, in ``_shell``, and layers that compute normalisation or feedback with it share what it holds.
-    """
-    parts = ("spikecore._shell.", "spikecore.layers._norm_neuron:", "spikecore.neurons._recurrent:")
-    uses_ = [use for use in foreign_privates() if not use.where.startswith(parts)]
-    assert [use for use in uses_ if use.what not in OF_OTHERS] == []
+    assert sorted(sc.__all__) == sorted(LISTED["spikecore"].names)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +11,7 @@ from torch import nn
 
 import spikecore as sc
 from spikecore._base.versions import COMPILES
-from spikecore._plugins.registry import BUILTINS, Registry
-from spikecore.backend import BackendInfo, BackendLoadError, Capabilities, Unsupported
+from spikecore.backend import Capabilities, Unsupported
 from spikecore.testing import check_backend
 from spikecore.testing._loopback import EVERYTHING, Loopback, installed
 
@@ -43,27 +41,6 @@ def test_the_suite_asks_for_the_device_under_test() -> None:
         results = check_backend("partial", cases=["record/several"])
     assert {result.outcome for result in results} == {"unsupported"}
     assert {result.lacking for result in results} == {("record",)}
-
-
-def test_a_device_cannot_have_more_than_is_declared() -> None:
-    """Lists of backends show what is declared: a device that would have more fails to load."""
-    can = Capabilities(float32=True)
-    made = type(
-        "More", (Loopback,), {"name": "more", "capabilities": can, "capabilities_on": lambda self, d: EVERYTHING}
-    )
-    module = types.ModuleType("more_backend")
-    vars(module).update(More=made)
-
-    class Plugin:
-        @sc.hookimpl
-        def spikecore_backends(self) -> Any:
-            return [BackendInfo("more", "more_backend:More", ("cpu",), can, lambda: None)]
-
-    point = types.SimpleNamespace(name="more", value="more_backend", dist=None, load=Plugin)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(__import__("sys").modules, "more_backend", module)
-        with pytest.raises(BackendLoadError, match="'cpu'. has .*float16, .*, which its BackendInfo does not declare"):
-            Registry(BUILTINS, entry_points=[point]).get("more", "argument")
 
 
 @pytest.mark.skipif(not COMPILES, reason="torch says that it compiles from 2.3 on")
@@ -118,18 +95,3 @@ def test_the_suite_places_its_tensors_by_the_backend() -> None:
     assert [result.outcome for result in results] == ["passed"] * 2
     assert torch.Size([]) in Placing.seen  # a learnt parameter
     assert torch.Size([12, 3, 7]) in Placing.seen
-
-
-def test_placing_changes_nothing_but_the_place() -> None:
-    """Another dtype is an error of the backend that names place()."""
-
-    class Wrong(Placing):
-        name = "wrong"
-
-        def place(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-            return tensor.double()
-
-    with installed(Wrong):
-        (result,) = check_backend("wrong", cases=["forward/lif-hard"])
-    assert result.outcome == "failed"
-    assert "place() of backend 'wrong' made a torch.float64 tensor [12, 3, 7]" in result.message

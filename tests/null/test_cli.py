@@ -6,15 +6,14 @@ import inspect
 import json
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, List
 
 import pytest
 from typer.models import OptionInfo
 from typer.testing import CliRunner
 
-import spikecore
-from spikecore import Capabilities, cli
+from spikecore import cli
 from spikecore._plugins.registry import BackendStatus
 from spikecore.cli import _backends
 
@@ -55,28 +54,6 @@ def test_a_line_per_backend_with_its_details(probes: List[bool]) -> None:
     assert probes == [False]
 
 
-def test_narrow_screen_cuts_no_word(probes: List[bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    """On eighty columns, and on fifty, every word of every field is whole, in lines that fit."""
-    long = replace(ROWS[0], capabilities=tuple(Capabilities.__dataclass_fields__), detail="the emulator serves " * 9)
-    monkeypatch.setattr(_backends, "list_backends", lambda probe: [long, *ROWS[1:]])
-    for columns in (80, 50):
-        monkeypatch.setenv("COLUMNS", str(columns))
-        output = invoke("backends")
-        assert max(map(len, output.splitlines())) <= columns
-        assert "…" not in output
-        for row in (long, *ROWS[1:]):
-            words = " ".join(
-                (row.name, row.state, row.distribution, row.version, *row.capabilities, row.detail)
-            ).split()
-            assert set(words) <= {word.strip("(),") for word in output.split()} | set(output.split())
-
-
-def test_the_order_of_automatic_choice_is_shown(probes: List[bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under the list stands what is chosen where nobody asks, for each device."""
-    monkeypatch.setattr(_backends, "automatic_order", lambda device: (f"best of {device}", "torch"))
-    assert "cpu: best of cpu, torch; cuda: best of cuda, torch; " in invoke("backends")
-
-
 def test_what_a_plugin_prints_does_not_spoil_the_json(monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes where errors go."""
 
@@ -115,12 +92,6 @@ def test_probe_is_passed_on(probes: List[bool]) -> None:
     assert probes == [True, True]
 
 
-def test_each_command_has_its_line() -> None:
-    """The list of commands says what a command's own help begins with."""
-    for name, line in cli.COMMANDS.items():
-        assert " ".join(cli.load(name).help.split()).startswith(line), name
-
-
 @pytest.mark.parametrize("option", ["--help", "--version"])
 def test_the_command_starts_without_torch(option: str) -> None:
     """Nothing of it is needed to list commands, or to say a version."""
@@ -131,15 +102,6 @@ def test_the_command_starts_without_torch(option: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_main_runs_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The console script's function reads the command line."""
-    monkeypatch.setattr(sys, "argv", ["spikecore", "--version"])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    assert caught.value.code == 0
-    assert capsys.readouterr().out == f"spikecore {spikecore.__version__}\n"
 
 
 def test_options_with_a_metavar_say_their_names() -> None:

@@ -76,12 +76,3 @@ def test_the_way_out_is_named(world: World) -> None:
     registry = Registry(BUILTINS, entry_points=(), environ={})
     with pytest.raises(sc.BackendUnavailable, match=r"CuPy is not installed \(pip install 'spikecore\[cuda13\]'"):
         registry.get("cupy", "argument")
-
-
-def test_listing_says_so_too(world: World) -> None:
-    """``sc.backends(probe=True)`` shows the reason; no row fails."""
-    world(driver=12080)
-    rows = {row.name: row for row in Registry(BUILTINS, entry_points=(), environ={}).status(probe=True)}
-    assert rows["cupy"].state == "unavailable"
-    assert "install the CuPy that fits the driver" in rows["cupy"].detail
-    assert rows["torch"].state == "ready"

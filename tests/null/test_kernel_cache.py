@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import errno
-import gc
 import json
 import logging
 import os
-import threading
 import time
-import weakref
 from pathlib import Path
 from typing import Any, Callable, List, Optional
 
@@ -86,11 +82,6 @@ class TestContent:
         file(folder).write_bytes(file(folder).read_bytes()[:cut])
         assert cache.read("cpu", KEY) is None
 
-    def test_a_key_is_of_its_parts(self) -> None:
-        """Parts that meet elsewhere are other parts."""
-        assert cache.key_of("ab", "c") != cache.key_of("a", "bc")
-        assert cache.key_of("ab", "c") == cache.key_of("ab", "c")
-
     def test_comments_mean_nothing(self) -> None:
         """Texts that differ in a docstring, in comments and in empty lines are one kernel; others are not."""
         python = '"""LIF."""\n\n# ATan(alpha)\n\ndef f(x):\n    # a step\n    return x\n'
@@ -151,19 +142,6 @@ class TestRights:
         assert cache.read("cpu", KEY) == b"code"
 
     @posix
-    def test_a_named_pipe_is_not_waited_for(self, folder: Path) -> None:
-        """In the place of an entry, or of the tag."""
-        cache.write("cpu", KEY, b"code")
-        file(folder).unlink()
-        os.mkfifo(str(file(folder)), 0o600)
-        assert cache.read("cpu", KEY) is None
-        assert cache.kinds() == {}
-        (folder / "CACHEDIR.TAG").unlink()
-        os.mkfifo(str(folder / "CACHEDIR.TAG"), 0o600)
-        cache.write("cpu", OTHER, b"other")
-        assert cache.read("cpu", OTHER) is None
-
-    @posix
     @pytest.mark.parametrize("what", ["base", "folder", "file"])
     def test_what_belongs_to_others_is_neither_read_nor_removed(
         self, folder: Path, what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -183,6 +161,19 @@ class TestRights:
         assert names(folder) == [KEY]
 
     @posix
+    def test_a_named_pipe_is_not_waited_for(self, folder: Path) -> None:
+        """In the place of an entry, or of the tag."""
+        cache.write("cpu", KEY, b"code")
+        file(folder).unlink()
+        os.mkfifo(str(file(folder)), 0o600)
+        assert cache.read("cpu", KEY) is None
+        assert cache.kinds() == {}
+        (folder / "CACHEDIR.TAG").unlink()
+        os.mkfifo(str(folder / "CACHEDIR.TAG"), 0o600)
+        cache.write("cpu", OTHER, b"other")
+        assert cache.read("cpu", OTHER) is None
+
+    @posix
     def test_links_are_not_followed(self, folder: Path, tmp_path: Path) -> None:
         """Neither to a file nor to the folder. An entry takes the place of a link, and what that leads to stays."""
         cache.write("cpu", KEY, b"code")
@@ -198,15 +189,6 @@ class TestRights:
         cache.write("cpu", OTHER, b"other")
         assert cache.read("cpu", OTHER) is None
 
-    def test_a_relative_xdg_folder_is_ignored(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        """As the XDG rules want; an absolute one is taken."""
-        monkeypatch.delenv("SPIKECORE_CACHE_DIR", raising=False)
-        monkeypatch.delenv("LOCALAPPDATA", raising=False)
-        monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-        assert cache.folder() == Path.home() / ".cache" / "spikecore" / "compiled-kernels"
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        assert cache.folder() == tmp_path / "spikecore" / "compiled-kernels"
-
 
 class TestSize:
     def test_what_was_not_used_for_longest_goes(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,12 +202,6 @@ class TestSize:
         cache.trim()
         assert names(folder) == [keys[0], keys[2]]
 
-    def test_zero_keeps_nothing(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Without a limit above 0 nothing is written."""
-        monkeypatch.setenv("SPIKECORE_CACHE_SIZE", "0")
-        cache.write("cpu", KEY, b"code")
-        assert not folder.exists()
-
     @pytest.mark.parametrize("size", ["much", "-1", "nan", "inf"])
     def test_a_limit_that_is_no_number(self, folder: Path, monkeypatch: pytest.MonkeyPatch, size: str) -> None:
         """Ends no call: a warning names the setting, its value and what is allowed, and the default counts."""
@@ -234,11 +210,6 @@ class TestSize:
         with pytest.warns(RuntimeWarning, match=text):
             cache.write("cpu", KEY, b"code")
         assert cache.read("cpu", KEY) == b"code"
-
-    def test_an_empty_limit_is_none_given(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """As of every variable."""
-        monkeypatch.setenv("SPIKECORE_CACHE_SIZE", " ")
-        assert cache.limit() == 512 * 2**20
 
     def test_files_of_killed_processes_go(self, folder: Path) -> None:
         """An hour later; what is being written now stays, and so does every file that is not ours."""
@@ -256,23 +227,6 @@ class TestSize:
 
 class TestFilesOfTheUser:
     """What spikecore did not write is neither changed nor removed."""
-
-    def test_folders_beside(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Whatever they and their files are called: a kind of kernels, a hash."""
-        for kind in ("cpu", "numba", "cupy"):
-            beside = folder.parent / kind
-            beside.mkdir(parents=True)
-            (beside / f"pack-{0:040x}.pack").write_text("objects")
-            beside.chmod(0o750)
-        folder.parent.chmod(0o755)
-        cache.write("cpu", KEY, b"code")
-        assert cache.read("cpu", KEY) == b"code"
-        monkeypatch.setenv("SPIKECORE_CACHE_SIZE", "0")
-        cache.trim()
-        assert cache.clear() == (0, 0)
-        for kind in ("cpu", "numba", "cupy"):
-            assert [path.name for path in (folder.parent / kind).iterdir()] == [f"pack-{0:040x}.pack"]
-            assert (folder.parent / kind).stat().st_mode & 0o777 == 0o750
 
     @pytest.mark.parametrize("tag", [None, "", "Signature: 8a477f597d28d172789f06886806bc55\n"])
     def test_a_folder_of_the_same_name(self, folder: Path, tag: Optional[str]) -> None:
@@ -302,67 +256,6 @@ class TestFilesOfTheUser:
         assert cache.clear() == (0, 0)
         assert names(folder) == [OTHER, f"pack-{0:040x}.pack"]
 
-    def test_an_empty_folder_is_used(self, folder: Path) -> None:
-        """As one is left after somebody removed all that was in it."""
-        folder.mkdir(parents=True)
-        folder.parent.chmod(0o755)
-        cache.write("cpu", KEY, b"code")
-        assert cache.read("cpu", KEY) == b"code"
-
-
-def _full(*arguments: Any, **options: Any) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def _no_home() -> Path:
-    raise KeyError("getpwuid(): uid not found: 54321")  # of Python 3.8; RuntimeError later
-
-
-class TestTrouble:
-    """Whatever happens to a cache, calls go on."""
-
-    def test_a_disk_that_was_full_once(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The tag comes with its folder or not at all, and nothing is left behind."""
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "replace", _full)
-            cache.write("cpu", KEY, b"code")
-        assert list(folder.parent.iterdir()) == []
-        cache.write("cpu", KEY, b"code")
-        assert cache.read("cpu", KEY) == b"code"
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "replace", _full)
-            cache.write("cpu", OTHER, b"other")
-        assert names(folder) == [KEY]
-        assert cache.clear()[0] == 1
-
-    @pytest.mark.parametrize("error", [OSError("disk"), RuntimeError("home"), KeyError("uid"), ValueError("null")])
-    def test_any_error(self, folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-        """Costs the cache."""
-
-        def fail() -> Path:
-            raise error
-
-        monkeypatch.setattr(cache, "folder", fail)
-        cache.write("cpu", KEY, b"code")
-        assert cache.read("cpu", KEY) is None
-        assert (cache.kinds(), cache.clear()) == ({}, (0, 0))
-        cache.trim()
-
-    def test_no_home(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The command says so, and does not fail."""
-        for name in ("SPIKECORE_CACHE_DIR", "XDG_CACHE_HOME", "LOCALAPPDATA"):
-            monkeypatch.delenv(name, raising=False)
-        monkeypatch.setattr(Path, "home", _no_home)
-        cache.write("cpu", KEY, b"code")
-        assert cache.read("cpu", KEY) is None
-        for arguments in ([], ["--clear"]):
-            result = CliRunner().invoke(cli.app, ["cache", *arguments])
-            assert result.exit_code == 0
-            assert "no kernels are kept: KeyError" in result.output
-        said = json.loads(CliRunner().invoke(cli.app, ["cache", "--json"]).output)
-        assert (said["folder"], said["kinds"]) == (None, {})
-        assert "uid not found" in said["reason"]
-
 
 class TestCommand:
     def said(self, *arguments: str) -> str:
@@ -388,36 +281,6 @@ class TestCommand:
         assert self.said("--clear") == f"removed 2 files, 0.0 MiB, from {folder}\n"
         assert names(folder) == []
 
-    @pytest.mark.parametrize(("entries", "new"), [(0, ""), (1, "new ")])
-    def test_a_folder_that_cannot_be_written_to(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch, entries: int, new: str
-    ) -> None:
-        """The command says so, whether the folder is there or is to be made; what is in it is listed."""
-        if entries:
-            cache.write("cpu", KEY, b"code")
-
-        def refuse(dir: Path) -> Any:
-            raise OSError(errno.EROFS, "Read-only file system", str(dir))
-
-        monkeypatch.setattr("tempfile.TemporaryFile", refuse)  # root may write in a folder without the right
-        path = folder if entries else folder.parent.parent
-        text = f"no {new}kernels are kept: OSError: [Errno {errno.EROFS}] Read-only file system: '{path}'"
-        lines = self.said().splitlines()
-        assert lines[0] == f"{text}; SPIKECORE_CACHE_DIR names another folder"
-        assert lines[1:] == ["  cpu: 1 files, 0.0 MiB"] * entries
-        assert json.loads(self.said("--json"))["reason"] in text
-
-    def test_a_bad_limit(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Is said in a sentence."""
-        monkeypatch.setenv("SPIKECORE_CACHE_SIZE", "much")
-        result = CliRunner().invoke(cli.app, ["cache"])
-        assert result.exit_code == 2
-        assert "SPIKECORE_CACHE_SIZE='much'" in " ".join(result.output.replace("│", " ").split())
-
-
-class Value:
-    """Something that can be watched."""
-
 
 class TestRecent:
     def test_what_was_not_used_for_longest_goes(self) -> None:
@@ -432,34 +295,8 @@ class TestRecent:
         recent.put("d", 5)
         assert (list(recent), recent.get("a")) == (["a", "d"], 4)
 
-    def test_what_is_forgotten_is_freed(self) -> None:
-        """With its last user."""
-        recent: Recent[int, Any] = Recent(1)
-        value = recent.get_or(0, Value)
-        gone = weakref.ref(value)
-        recent.put(1, Value())
-        assert gone() is value
-        del value
-        gc.collect()
-        assert gone() is None
-        recent.clear()
-        assert len(recent) == 0
 
-    def test_threads(self) -> None:
-        """That use it at the same time break nothing."""
-        recent: Recent[int, int] = Recent(3)
-        wrong: List[Any] = []
-
-        def use(seed: int) -> None:
-            for k in range(3000):
-                key = (k * seed) % 7
-                if recent.get_or(key, lambda key=key: key) != key:  # type: ignore[misc]  # mypy infers no default
-                    wrong.append(key)
-
-        threads = [threading.Thread(target=use, args=(seed,)) for seed in (1, 2, 3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not wrong
-        assert len(recent) == 3
+def test_a_key_is_of_its_parts() -> None:
+    """Parts that meet elsewhere are other parts."""
+    assert cache.key_of("ab", "c") != cache.key_of("a", "bc")
+    assert cache.key_of("ab", "c") == cache.key_of("ab", "c")

@@ -67,32 +67,12 @@ def test_checkers_see_the_names_that_the_table_has() -> None:
     assert set(public) <= sc._PUBLIC
 
 
-def test_dir_names_everything() -> None:
-    """Also what was not used yet."""
-    code = "import spikecore as sc; assert {*sc.__all__, 'kernels'} <= set(dir(sc)); assert 'LIF' not in vars(sc)"
-    assert warm.run("-c", code, timeout=120).returncode == 0
-
-
-@pytest.mark.parametrize("name", sorted(sc._PUBLIC))
-def test_public_modules_are_attributes(name: str) -> None:
+def test_public_modules_are_attributes() -> None:
     """``sc.training`` needs no import of its own."""
-    done = warm.run("-c", f"import spikecore as sc; assert sc.{name}.__name__ == 'spikecore.{name}'", timeout=120)
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_star_imports_every_name() -> None:
-    """``from spikecore import *`` has what ``__all__`` has."""
-    names: Dict[str, object] = {}
-    exec("from spikecore import *", names)
-    assert set(sc.__all__) <= set(names)
-
-
-def test_a_name_that_is_not_there_is_said() -> None:
-    """As Python says it; names that are gone say what to write now."""
-    with pytest.raises(AttributeError, match=r"module 'spikecore' has no attribute 'nothing'"):
-        sc.nothing  # type: ignore[attr-defined]  # noqa: B018
-    with pytest.raises(AttributeError, match=r"sc\.pack\(net\)"):
-        sc.packed_spikes  # type: ignore[attr-defined]  # noqa: B018
+    names = sorted(sc._PUBLIC)
+    code = f"import spikecore as sc; print([n for n in {names} if getattr(sc, n).__name__ != f'spikecore.{{n}}'])"
+    done = warm.run("-c", code, timeout=120)
+    assert done.stdout == "[]\n", done.stderr
 
 
 def test_a_neuron_needs_no_compiler() -> None:
@@ -100,7 +80,7 @@ def test_a_neuron_needs_no_compiler() -> None:
     assert "torch._dynamo" not in loaded("import torch, spikecore as sc; sc.LIF(backend='torch')(torch.rand(3, 2, 4))")
 
 
-@pytest.mark.parametrize("name", ["ops", "functional", "nir", "LIF", "explain", "fuse", "Delay", "training_model"])
+@pytest.mark.parametrize("name", ["ops", "nir", "explain", "training_model"])
 def test_a_name_by_itself(name: str) -> None:
     """In a process that uses nothing else of spikecore."""
     loaded(f"import spikecore as sc; sc.{name}")

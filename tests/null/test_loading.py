@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import types
-from typing import Any, Callable, Dict, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable, Dict, List
 
 import pytest
 
 from registry_world import Point, World, hooked, states
-from spikecore._plugins.registry import hookimpl
 from spikecore.backend import (
     BACKEND_API,
     OLDEST_API,
     Api,
-    BackendInfo,
+    BackendError,
     BackendLoadError,
     BackendUnavailable,
     Capabilities,
@@ -26,36 +26,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return World(monkeypatch)
 
 
-def test_the_note_is_asked_for_where_the_backend_is_usable(world: World) -> None:
-    """What serves in place of what the name says is asked after the probe, and only if that found nothing."""
-    note = {"note": lambda: "an emulator"}
-    registry = world.registry(
-        Point("foo", world.plugin("foo", **note)),
-        Point("bar", world.plugin("bar", probe=lambda: "no device", **note)),
-    )
-    details = {row.name: (row.state, row.detail) for row in registry.status(probe=True)}
-    assert (details["foo"], details["bar"]) == (("ready", "an emulator"), ("unavailable", "no device"))
-
-
 class TestDescription:
-    def test_one_module_may_provide_two_backends(self, world: World) -> None:
-        """Two entry points of one distribution can lead to one module that describes both."""
-        infos = [world.info("a"), world.info("b")]
-        module = hooked(lambda: infos)
-        registry = world.registry(Point("a", module, "spikecore-ab"), Point("b", module, "spikecore-ab"))
-        assert [registry.get(name, "argument").name for name in "ab"] == ["a", "b"]
-
-    def test_plugin_may_be_an_object_and_its_hook_a_generator(self, world: World) -> None:
-        """An entry point may lead to an instance with the hook as a method, and the hook may yield."""
-        info = world.info("foo")
-
-        class Plugin:
-            @hookimpl
-            def spikecore_backends(self) -> Iterable[BackendInfo]:
-                yield info
-
-        assert world.registry(Point("foo", Plugin())).get("foo", "argument").name == "foo"
-
     @pytest.mark.parametrize(
         ("make", "text"),
         [
@@ -160,3 +131,70 @@ class TestProbe:
         registry = world.registry(Point("foo", world.plugin("foo", probe=lambda: answer)))
         with pytest.raises(BackendUnavailable, match="must return None or a reason in words, got"):
             registry.get("foo", "argument")
+
+
+# -- whatever a plugin does while it loads
+
+
+class Escape(BaseException):
+    """What a test framework's Skipped or a library's time limit is: no Exception."""
+
+
+STEPS = ["load", "hook", "probe", "make"]
+ERRORS = [SystemExit(3), GeneratorExit(), Escape("skipped"), pytest.skip.Exception("no")]
+
+
+def acting(world: World, name: str, step: str, act: Callable[[], Any]) -> Point:
+    """An entry point of a good backend that does something in one step of loading."""
+    info = world.info(
+        name,
+        making=act if step == "make" else lambda: None,
+        probe=lambda: act() if step == "probe" else None,
+    )
+    module = hooked(lambda: (act() if step == "hook" else None) or [info])
+    return Point(name, module, during=act if step == "load" else lambda: None)
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_whatever_a_plugin_raises_is_its_own_error(world: World, step: str, error: BaseException) -> None:
+    """No exception ends the list of backends or reaches another backend; asked for by name it is the cause."""
+
+    def fail() -> None:
+        raise error
+
+    registry = world.registry(acting(world, "bad", step, fail), Point("good", world.plugin("good")))
+    rows = {row.name: row for row in registry.status(probe=True)}
+    assert rows["bad"].state == ("unavailable" if step == "probe" else "failed")
+    assert type(error).__name__ in rows["bad"].detail
+    assert rows["good"].state == "ready"
+    with pytest.raises(BackendError, match=rf"backend 'bad' .*{type(error).__name__}") as caught:
+        registry.get("bad", "argument")
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_plugin_that_asks_for_itself_gets_an_error(world: World, step: str) -> None:
+    """Neither endless recursion nor waiting for itself: a sentence, in the plugin's hands."""
+    seen: List[str] = []
+
+    def ask() -> None:
+        with pytest.raises(BackendLoadError) as caught:
+            registry.get("me", "argument")
+        seen.append(str(caught.value))
+
+    registry = world.registry(acting(world, "me", step, ask))
+    assert registry.get("me", "argument").name == "me"
+    assert seen == [
+        "backend 'me' is being loaded already: its own module, probe or factory asks for it, or this process was "
+        "forked while another thread loaded it"
+    ]
+
+
+def test_lists_do_not_wait_for_a_plugin_that_loads(world: World) -> None:
+    """Its module or probe may wait for a thread that lists backends."""
+    with ThreadPoolExecutor(1) as pool:
+        ask = lambda: pool.submit(registry.status).result(timeout=60) and None  # noqa: E731  # registry is made below
+        registry = world.registry(acting(world, "slow", "probe", ask))
+        assert registry.names() == ["slow", "torch"]
+        assert registry.get("slow", "argument").name == "slow"

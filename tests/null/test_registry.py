@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Iterable, List, Optional
+from typing import List, Optional
 
 import pytest
 
 import spikecore
 from registry_world import Point, World, states
-from spikecore._plugins.registry import BUILTINS, Registry, default_registry
 from spikecore.backend import BACKEND_API, Backend, BackendLoadError, BackendUnavailable
 
 
@@ -24,22 +22,6 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 class TestListing:
-    def test_importing_and_constructing_read_no_metadata(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The installed distributions are not looked at before somebody asks."""
-
-        def unread() -> Iterable[Any]:
-            raise AssertionError("metadata was read")
-
-        monkeypatch.setattr(importlib.metadata, "distributions", unread)
-        registry = Registry(BUILTINS)
-        with pytest.raises(AssertionError, match="metadata was read"):
-            registry.names()
-
-    def test_default_registry_is_one_object_with_the_built_ins(self) -> None:
-        """Everybody gets the same default registry, and it knows the table of built-ins."""
-        assert default_registry() is default_registry()
-        assert dict(default_registry().builtins) == dict(BUILTINS)
-
     def test_listing_imports_nothing(self, world: World) -> None:
         """Names and states come from metadata alone, with distribution and version."""
         point = Point("foo", world.plugin("foo"), "spikecore-foo", "0.3.1")
@@ -59,13 +41,6 @@ class TestListing:
         foo = registry.status()[0]
         assert (foo.state, foo.api, foo.devices) == ("ready", BACKEND_API, ("cpu", "cuda"))
         assert foo.capabilities == ("float32", "gradients")
-
-    def test_described_but_not_probed_is_installed(self, world: World) -> None:
-        """Reading a description does not make a backend ready."""
-        registry = world.registry(Point("foo", world.plugin("foo")))
-        registry.info("foo", "argument")
-        foo = registry.status()[0]
-        assert (foo.state, foo.devices) == ("installed", ("cpu",))
 
     def test_probing_tries_every_backend_and_is_contained(self, world: World) -> None:
         """One list shows good, unusable, broken, misbuilt and blocked backends beside each other."""
@@ -92,13 +67,6 @@ class TestListing:
         assert "OSError: libpoptorch.so" in rows["d"].detail
         assert blocked.loads == 0
 
-    def test_first_is_true_once_until_refresh(self, world: World) -> None:
-        """What is said once can be said again after a refresh."""
-        registry = world.registry()
-        assert [registry.first("a"), registry.first("a"), registry.first("b")] == [True, False, True]
-        registry.refresh()
-        assert registry.first("a")
-
 
 class TestLoading:
     def test_only_the_name_asked_for_is_loaded(self, world: World) -> None:
@@ -107,12 +75,6 @@ class TestLoading:
         registry = world.registry(foo, bar)
         assert registry.get("foo", "argument").name == "foo"
         assert (foo.loads, bar.loads, world.made) == (1, 0, ["foo"])
-
-    def test_description_does_not_import_the_factory(self, world: World) -> None:
-        """``info`` and ``probe`` leave the backend itself alone."""
-        registry = world.registry(Point("foo", world.plugin("foo", factory="absent_module:Foo")))
-        assert registry.info("foo", "argument").devices == ("cpu",)
-        assert registry.probe("foo", "argument") is None
 
     def test_threads_get_one_object(self, world: World) -> None:
         """Sixteen threads that ask at once load once and share one backend."""
@@ -170,13 +132,6 @@ class TestProbe:
         )
         assert world.made == []
         assert registry.probe("cupy", "argument") == "cupy is not installed"
-
-    def test_automatic_choice_is_not_called_explicit(self, world: World) -> None:
-        """When auto asked, the message does not say that the choice was explicit."""
-        registry = world.registry(cupy=world.plugin("cupy", probe=lambda: "no device"))
-        with pytest.raises(BackendUnavailable) as caught:
-            registry.get("cupy", "auto")
-        assert str(caught.value) == "backend 'cupy' (from auto) is not usable here: no device"
 
     def test_probe_runs_once_until_refresh(self, world: World) -> None:
         """A driver is asked once; after ``refresh`` it is asked again, and the backend works when it is there."""

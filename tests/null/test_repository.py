@@ -16,8 +16,6 @@ import spikecore
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-#: The section of the extras.
-EXTRAS = PYPROJECT.partition("[project.optional-dependencies]\n")[2].partition("\n[")[0]
 EVERYTHING = {
     "demo_wheel/__init__.py": "",
     "demo_wheel/py.typed": "",
@@ -80,10 +78,6 @@ def wheel_of(folder: Path, files: Dict[str, str]) -> Path:
 
 
 class TestWorkflows:
-    def test_there_are_workflows(self) -> None:
-        """The tests below have something to hold for."""
-        assert [path.name for path in WORKFLOWS] == ["ci.yml", "peers.yml"]
-
     @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
     def test_every_command_is_a_make_target(self, path: Path) -> None:
         """Every job runs targets that the Makefile has, and no command of its own that could not be repeated here."""
@@ -104,60 +98,12 @@ class TestWorkflows:
         for path in WORKFLOWS:
             assert re.findall(r"TORCH: (\S+)", path.read_text(encoding="utf-8")) == [ours], path
 
-    @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-    def test_nothing_more_is_allowed_than_reading(self, path: Path) -> None:
-        """The one grant is to read the repository, no job adds to it, and no checkout leaves credentials behind."""
-        text = path.read_text(encoding="utf-8")
-        assert re.findall(r"(?m)^( *)permissions:\n((?:\1 +.*\n)+)", text) == [("", "  contents: read\n")]
-        assert text.count("actions/checkout@") == text.count("persist-credentials: false")
-
-    def test_every_job_has_an_end_and_every_action_a_major_version(self) -> None:
-        """A hanging job is ended before GitHub's six hours, and no action follows a branch."""
-        for path in [*WORKFLOWS, *(ROOT / ".github/actions").glob("*/action.yml")]:
-            text = path.read_text(encoding="utf-8")
-            assert text.count("runs-on:") == text.count("timeout-minutes:"), path
-            used = re.findall(r"uses: (\S+)", text)
-            assert [action for action in used if not re.fullmatch(r"\./\S+|\S+@v\d+", action)] == [], path
-
 
 class TestMetadata:
     def test_the_citation_is_of_this_version(self) -> None:
         """CITATION.cff names the version of the code."""
         text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
         assert re.findall(r"(?m)^version: (.*)$", text) == [spikecore.__version__]
-
-    def test_every_extra_is_of_use(self) -> None:
-        """What an extra installs is imported or looked for by something here, or is a tool of make or pytest."""
-        names = {n.lower() for n in re.findall(r'"([A-Za-z][\w-]*)[>=<;]', EXTRAS)}
-        tools = {"pytest", "pytest-xdist", "pre-commit", "ruff", "mypy", "import-linter"}
-        imported = {"scikit-learn": "sklearn", "cupy-cuda12x": "cupy", "cupy-cuda13x": "cupy"}
-        imported.update({name: name.replace("-", "_") for name in ("myst-parser", "sphinx-copybutton")})
-        code = "\n".join(
-            path.read_text(encoding="utf-8")
-            for folder in ("spikecore", "backends", "examples", "tests")
-            for path in (ROOT / folder).rglob("*.py")
-        )
-        using = r'\b(?:from |import |import_module\("|importorskip\("|find_spec\(")'
-        unused = [name for name in names - tools if not re.search(rf"{using}{imported.get(name, name)}\b", code)]
-        assert unused == []
-
-
-class TestInstall:
-    def test_the_readme_says_how_before_it_begins(self) -> None:
-        """A newcomer who copies block after block installs first."""
-        text = (ROOT / "README.md").read_text(encoding="utf-8")
-        install, begin = text.index("\n## Install\n"), text.index("\n## Quick start\n")
-        assert "\npip install . " in text[install:begin]
-
-    @pytest.mark.parametrize("page", ["README.md", *sorted(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))])
-    def test_what_pip_is_told_to_install_is_here(self, page: str) -> None:
-        """Extras are declared, and folders have a project."""
-        extras = re.findall(r"(?m)^(\w+) = \[", EXTRAS)
-        text = (ROOT / page).read_text(encoding="utf-8")
-        named = re.findall(r"pip install (?:-e )?'(?:\.|spikecore)\[([\w,]+)\]'", text)
-        assert {extra for names in named for extra in names.split(",")} <= set(extras)
-        for folder in re.findall(r"pip install (?:-e )?\./([\w./-]+)", text):
-            assert (ROOT / folder / "pyproject.toml").is_file(), folder
 
 
 class TestSite:
@@ -179,21 +125,6 @@ class TestContributing:
         """CONTRIBUTING.md is read from top to bottom: 12 KB at most."""
         assert (ROOT / "CONTRIBUTING.md").stat().st_size <= 12 * 1024
 
-    def test_every_module_has_its_sentence(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Each module's docstring begins with a sentence, from which ``make docs`` writes the list of modules."""
-        monkeypatch.syspath_prepend(str(ROOT / "docs/_ext"))
-        modules = importlib.import_module("module_list")
-        rows = [row for _, _, rows in modules.packages(ROOT) for row in rows]
-        assert len(rows) > 100
-        assert [row for row in rows if not row[1].endswith((".", "?"))] == []
-
-    def test_every_file_that_is_named_exists(self) -> None:
-        """The files and folders that the page names are where it says."""
-        page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-        named = set(re.findall(r"`((?:spikecore|backends|plugins|tests|docs)/[\w./-]+)`", page))
-        assert len(named) > 20
-        assert [name for name in sorted(named) if not (ROOT / name).exists() and "NAME" not in name] == []
-
 
 class TestChangelog:
     FOLDER = ROOT / "changelog.d"
@@ -209,73 +140,6 @@ class TestChangelog:
             )
             assert path.read_text(encoding="utf-8").strip(), f"{path.name} is empty"
 
-    def test_no_line_is_written_into_the_changelog(self) -> None:
-        """What is not released yet stands in fragments: the page has releases alone."""
-        page = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-        assert "Unreleased" not in page
-        assert "<!-- towncrier release notes start -->" in page
-
-
-class TestSize:
-    @pytest.fixture
-    def tree(self, tmp_path: Path) -> Path:
-        """A checkout with two packages of spikecore and a plugin."""
-        texts = {
-            "spikecore/__init__.py": "from spikecore.b import c\n",
-            "spikecore/_a/__init__.py": "",
-            "spikecore/_a/_private.py": (
-                "import inspect\nimport sys\nimport torch\n\n\n"
-                "class Route(torch.autograd.Function):\n    frame = sys._getframe(1).f_back\n\n\n"
-                "stack = inspect.stack()\n"
-                "compiling = torch.compiler.is_compiling()\n"
-            ),
-            "spikecore/b/__init__.py": "",
-            "spikecore/b/c.py": "from spikecore._a import _private\nfrom spikecore._a._private import stack\n",
-            "spikecore/b/d.py": "from spikecore._a import Route\nfrom spikecore.b._e import e\n",
-            "spikecore/testing/__init__.py": "import sys\nframe = sys._getframe()\n",
-            "plugins/one/pyproject.toml": "",
-            "plugins/one/one/__init__.py": "\n",
-            "plugins/one/tests/test_one.py": "\n\n",
-            "tests/test_two.py": "\n",
-        }
-        for name, text in texts.items():
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_text(text)
-        return tmp_path
-
-    def test_what_is_counted(self, tree: Path) -> None:
-        """Each figure counts what the docstring says, in the library alone."""
-        size = script("size")
-        asts = [*size.nodes(tree)]
-        assert sum(size.is_route(node) for _, node in asts) == 1
-        assert sum(size.uses_stack(node) for _, node in asts) == 3
-        assert sum(size.asks(node) for _, node in asts) == 1
-        private = [(str(path), size.private_imports(path, node)) for path, node in asts]
-        assert [entry for entry in private if entry[1]] == [("spikecore/b/c.py", 1), ("spikecore/b/c.py", 1)]
-
-    def test_a_package_above_its_budget_fails(self, tree: Path) -> None:
-        """So does one without a row, and a row without a package; a package to come may have its aim."""
-        size = script("size")
-        rows = {name: size.Row(size.size(files).lines, len(files), None) for name, files in size.packages(tree).items()}
-        assert size.check(tree, rows)[1] == []
-        assert size.size(size.packages(tree)["tests"]) == (3, 2)
-        rows["spikecore/b"] = size.Row(3, 3, 2)
-        rows["spikecore/_a"] = size.Row(None, None, 1000)
-        rows["spikecore/old"] = size.Row(5, 1, None)
-        rows["spikecore/new"] = size.Row(None, None, 5)
-        del rows["plugins/one"]
-        assert size.check(tree, rows)[1] == [
-            "plugins/one has no row in .ci/budgets.toml: add one",
-            "spikecore/b has 4 lines, and its budget is 3: "
-            "make it smaller, or raise the budget in .ci/budgets.toml and say why",
-            "there is no spikecore/old any more: delete its row in .ci/budgets.toml",
-        ]
-
-    def test_every_package_has_a_budget(self) -> None:
-        """The table of the repository names the packages that there are."""
-        size = script("size")
-        assert [fault for fault in size.check(ROOT, size.budgets())[1] if "row" in fault] == []
-
 
 class TestLinksOfADistribution:
     def test_relative_links_lead_into_the_repository(self, package: Any) -> None:
@@ -285,26 +149,6 @@ class TestLinksOfADistribution:
             "[a](https://host/blob/1/plugins/own/docs/x.md#here) [b](https://host/blob/1/README.md) "
             "[c](https://other/y) [d](#below) ![e](https://host/raw/1/plugins/own/p.png)"
         )
-
-    def test_without_a_repository_a_link_is_its_text(self, package: Any) -> None:
-        """A link that nobody could follow is none."""
-        page = "see [the guide](docs/guide.md). ![a picture](p.svg)"
-        assert package.with_absolute_links(page, "", None) == "see the guide. a picture"
-
-    def test_the_address_given_goes_before_the_one_declared(self, package: Any) -> None:
-        """``URL=`` wins over ``[project.urls]``; without both there is no address."""
-        declared = {"project": {"urls": {"Repository": "https://declared/"}}}
-        assert package.repository("https://given/", declared) == "https://given"
-        assert package.repository("", declared) == "https://declared"
-        assert package.repository("", {"project": {}}) is None
-
-    @pytest.mark.parametrize("page", ["README.md", *(f"plugins/{p.name}/README.md" for p in ROOT.glob("plugins/*"))])
-    def test_no_readme_keeps_a_relative_link(self, package: Any, page: str) -> None:
-        """The pages that an index shows have links that the script finds, and none is left."""
-        text = (ROOT / page).read_text(encoding="utf-8")
-        done = package.with_absolute_links(text, page.rpartition("/")[0], "https://host/blob/1")
-        assert re.findall(r"\]\((?!https:|#)[^)]*\)", done) == []
-        assert not re.search(r"(?m)^\[[^\]]+\]: (?!https)", text), "the script does not know links by reference"
 
 
 class TestInspection:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-import warnings
 from typing import Any, List
 
 import pytest
@@ -14,7 +13,7 @@ from selection_world import NOTHING, World
 from spikecore._plugins import selection
 from spikecore._plugins.registry import BackendStatus
 from spikecore._plugins.selection import Request, backends, capture, resolve, use_backend
-from spikecore.backend import BackendLoadError, BackendUnavailable, UnknownBackend
+from spikecore.backend import BackendUnavailable, UnknownBackend
 
 
 @pytest.fixture
@@ -46,16 +45,6 @@ class TestRequest:
         plugins = [row for row in world.registry.status() if row.name in ("broken", "numba", "triton")]
         assert [row.state for row in plugins] == ["installed", "blocked", "installed"]
 
-    def test_nothing_asked_is_no_request(self) -> None:
-        """Without argument and context there is no request."""
-        assert capture(None) == NOTHING
-
-    def test_argument_wins_over_context(self) -> None:
-        """The argument is the request; the context is taken when the argument is None."""
-        with use_backend("cupy"):
-            assert capture("torch") == Request("torch", "argument")
-            assert capture(None) == Request("cupy", "use_backend()")
-
     def test_contexts_nest_and_end(self) -> None:
         """The innermost block counts, and each block ends where it ends, by an error too."""
 
@@ -69,20 +58,6 @@ class TestRequest:
                 broken_block()
             assert capture(None).name == "numba"
         assert capture(None) == NOTHING
-
-    def test_empty_context_is_no_request(self) -> None:
-        """``use_backend(None)`` takes back what the block around asked for."""
-        with use_backend("numba"), use_backend(None):
-            assert capture(None) == NOTHING
-
-    def test_context_holds_from_entering(self) -> None:
-        """Making the object changes nothing, and what it restores is what held when it was entered."""
-        block = use_backend("cupy")
-        assert capture(None) == NOTHING
-        with use_backend("numba"):
-            with block:
-                assert capture(None).name == "cupy"
-            assert capture(None).name == "numba"
 
     @pytest.mark.parametrize("name", [3, b"torch", ["torch"], True, 0])
     def test_name_must_be_a_string(self, name: Any) -> None:
@@ -134,28 +109,6 @@ class TestPrecedence:
             ("torch", "auto", "auto: the built-in for cpu tensors"),
         ]
 
-    def test_captured_context_outlives_its_block(self, world: World) -> None:
-        """A request taken inside a block holds after it, against another block."""
-        with use_backend("numba"):
-            request = capture(None)
-        with use_backend("torch"):
-            assert world.resolve(request).backend.name == "numba"
-
-    def test_a_block_does_not_reach_what_was_made_before(self, world: World) -> None:
-        """A request that was captured outside a block is not changed by it."""
-        request = capture(None)
-        with use_backend("numba"):
-            assert world.resolve(request).source == "auto"
-
-    def test_auto_ends_the_search(self, world: World) -> None:
-        """``"auto"`` as argument, context or environment keeps what comes after it from being asked."""
-        world.environ["SPIKECORE_BACKEND"] = "numba"
-        assert world.resolve(capture("auto")).source == "auto"
-        with use_backend("auto"):
-            assert world.resolve(capture(None)).backend.name == "torch"
-        world.environ["SPIKECORE_BACKEND"] = "auto"
-        assert world.resolve().backend.name == "torch"
-
     def test_environment_is_the_process_environment_of_now(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         """Without ``environ`` the variable is read at each call, and blanks around the name do not count."""
         monkeypatch.setenv("SPIKECORE_BACKEND", " numba ")
@@ -183,12 +136,6 @@ class TestExplicit:
         with use_backend("cupy"), pytest.raises(BackendUnavailable, match=r"\(from use_backend\(\)\) is not usable"):
             world.resolve(capture(None), "cuda")
 
-    def test_broken_backend_raises_its_cause(self, world: World) -> None:
-        """The import error of the plugin is chained."""
-        with pytest.raises(BackendLoadError, match="ImportError: no libbroken") as caught:
-            world.resolve(capture("broken"))
-        assert isinstance(caught.value.__cause__, ImportError)
-
     @pytest.mark.parametrize(
         ("name", "device", "text"),
         [
@@ -211,17 +158,6 @@ class TestExplicit:
         with pytest.raises(BackendUnavailable) as caught:
             world.resolve(capture(name), device)
         assert str(caught.value) == text
-
-    def test_reference_takes_every_device(self, world: World) -> None:
-        """A backend of devices ``("*",)`` takes what comes."""
-        assert world.resolve(capture("torch"), "mps").backend.name == "torch"
-
-    def test_explicit_choice_is_silent(self, world: World) -> None:
-        """Asking for the reference on cuda warns of nothing, even where the preferred backend is unusable."""
-        world.reasons["cupy"] = "cupy is not installed"
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert world.resolve(capture("torch"), "cuda", cuda="cupy").backend.name == "torch"
 
 
 def test_backends_lists_the_default_registry(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from typing import Dict
 
 import pytest
 
 from selection_world import REAL_AUTO, Point, World
-from spikecore._plugins.selection import Request
 from spikecore.backend import BackendUnavailable
 
 
@@ -45,32 +43,6 @@ class TestAuto:
         assert chosen == again
         assert (chosen.backend.name, chosen.source) == ("torch", "auto")
         assert chosen.reason.startswith("auto: the reference, for cuda tensors; backend 'cupy' (from auto) is not")
-
-    def test_fallback_names_no_plugin_that_could_not(self, world: World) -> None:
-        """A plugin for the device that does not work here is not recommended."""
-        world.reasons.update(cupy="cupy is not installed", triton="no driver")
-        with pytest.warns(RuntimeWarning, match="cupy is not installed; SPIKECORE_BACKEND=torch"):
-            world.resolve(device_type="cuda", cuda="cupy")
-
-    def test_broken_preferred_backend_is_a_fallback_too(self, world: World) -> None:
-        """Automatic choice never raises for the preferred backend's sake."""
-        with pytest.warns(
-            RuntimeWarning, match="failed to load: ModuleNotFoundError: No module named 'no_such_module'"
-        ):
-            assert world.resolve(device_type="cuda", cuda="absent").backend.name == "torch"
-
-    def test_plugins_of_others_are_never_chosen(self, world: World) -> None:
-        """Not even where the table names them: the name of an entry point alone could be anybody's."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            for name in ("numba", "broken"):
-                assert world.resolve(device_type="cpu", cpu=name).backend.name == "torch"
-
-    def test_blocked_preferred_backend_is_a_fallback_too(self, world: World) -> None:
-        """SPIKECORE_BLOCK takes a built-in out of automatic choice."""
-        world.environ["SPIKECORE_BLOCK"] = "cupy"
-        with pytest.warns(RuntimeWarning, match="is blocked by SPIKECORE_BLOCK"):
-            assert world.resolve(device_type="cuda", cuda="cupy").backend.name == "torch"
 
     def test_unusable_reference_raises(self, world: World) -> None:
         """Where the reference itself is out there is nothing left, and the error says why."""
@@ -116,13 +88,6 @@ class TestOurOwn:
         world.registry._entry_points = (Point("numba", None, distribution, module),)
         assert world.resolve(cpu="numba").backend.name == "torch"
 
-    def test_the_distributions_name_may_be_spelt_in_any_way(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """As package indexes compare names."""
-        world = World(monkeypatch, ours=("numba",))
-        (point,) = [point for point in world.registry._entry_points or () if point.name == "numba"]
-        point.dist.metadata["Name"] = "Spikecore_Numba"
-        assert world.resolve(cpu="numba").backend.name == "numba"
-
     def test_one_that_does_not_work_is_passed_over_with_a_warning(self, ours: World) -> None:
         """Once, with the reason and how to silence it; the next in the order computes."""
         ours.reasons["numba"] = "numba 0.1 is too old"
@@ -153,12 +118,6 @@ class TestOurOwn:
     def test_blocking_overrules_in_silence(self, ours: World, environ: Dict[str, str]) -> None:
         """Who blocks a plugin has chosen; there is nothing to warn of."""
         ours.environ.update(environ)
-        assert ours.resolve(cpu="numba").backend.name == "torch"
-
-    def test_an_argument_and_the_environment_overrule(self, ours: World) -> None:
-        """As they overrule every automatic choice."""
-        assert ours.resolve(Request("torch", "argument"), cpu="numba").backend.name == "torch"
-        ours.environ["SPIKECORE_BACKEND"] = "torch"
         assert ours.resolve(cpu="numba").backend.name == "torch"
 
     def test_a_name_that_two_provide_is_not_chosen(self, ours: World) -> None:

@@ -1,4 +1,4 @@
-"""What a share of a matrix of tests leaves out."""
+"""Which cases of a matrix of tests run."""
 
 from __future__ import annotations
 
@@ -12,78 +12,90 @@ import pytest
 import shares
 from spikecore.testing import CASES, TIERS
 
-IDS = [case.id for case in CASES if case.tier in TIERS]
+CASES_OF_TIERS = [case for case in CASES if case.tier in TIERS]
+IDS = [case.id for case in CASES_OF_TIERS]
 
 
-def item(case: str, **mark: Any) -> Any:
-    """As pytest collects it: one without a mark if none is given."""
-    found = SimpleNamespace(kwargs=mark) if mark else None
-    return SimpleNamespace(
-        callspec=SimpleNamespace(id=case), get_closest_marker=lambda name: found, nodeid=f"t[{case}]"
-    )
+def kept(monkeypatch: pytest.MonkeyPatch, variable: str, cases: List[Any], **mark: Any) -> List[str]:
+    """The ids that a run with this variable keeps of a test; pytest is told of the others."""
+
+    def item(case: Any) -> Any:
+        id = getattr(case, "id", case)
+        call = SimpleNamespace(id=id, params={"case": case})
+        return SimpleNamespace(
+            callspec=call, nodeid=f"t[{id}]", get_closest_marker=lambda _: SimpleNamespace(kwargs=mark)
+        )
+
+    told: List[Any] = []
+
+    def pytest_deselected(items: List[Any]) -> None:
+        told.extend(items)
+
+    hook = SimpleNamespace(pytest_deselected=pytest_deselected)
+    config: Any = SimpleNamespace(hook=hook)
+    plain: Any = SimpleNamespace(get_closest_marker=lambda _: None, nodeid="plain")
+    items = [*map(item, cases), plain]
+    monkeypatch.setenv("MATRIX_SHARE", variable)
+    shares.pytest_collection_modifyitems(config, items)
+    assert len(items) + len(told) == len(cases) + 1
+    assert items.pop() is plain
+    return [one.callspec.id for one in items]
 
 
-class Kept:
-    """The ids that a run of this share keeps, and what pytest was told of."""
-
-    def __init__(self) -> None:
-        self.deselected: List[Any] = []
-        self.hook = self
-
-    def pytest_deselected(self, items: List[Any]) -> None:
-        """What pytest counts and prints."""
-        self.deselected += items
-
-    def of(self, items: List[Any]) -> List[str]:
-        """Changes a copy of the list, as the hook changes pytest's."""
-        left = [SimpleNamespace(**vars(item)) for item in items]
-        shares.pytest_collection_modifyitems(self, left)  # type: ignore[arg-type]  # what it uses of a config and items
-        return [item.nodeid.partition("[")[2].rstrip("]") or item.nodeid for item in left]
-
-
-def test_the_turns_together_run_every_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numba, cupy's kernels on the CPU and triton have one turn each: no case runs on none of them."""
-    monkeypatch.setenv("MATRIX_SHARE", "3")
-    kept = [Kept().of([item(case, turn=turn) for case in IDS]) for turn in range(3)]
-    assert {case for part in kept for case in part} == set(IDS)
-    assert all(len(IDS) / 4 < len(part) < len(IDS) / 2 for part in kept)
-    # each turn has something of each family
+@pytest.mark.parametrize("shift", [{"variable": "{}/3", "turn": "0"}, {"variable": "1/3", "turn": "{}"}], ids=str)
+def test_the_shares_together_run_every_case(shift: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of three commits, and those of three backends at one commit."""
+    parts = []
+    for k in range(3):
+        share = shift["variable"].format(k + 1)
+        parts.append(kept(monkeypatch, share, CASES_OF_TIERS, turn=int(shift["turn"].format(k))))
+    assert {case for part in parts for case in part} == set(IDS)
+    assert all(len(IDS) / 4 < len(part) < len(IDS) / 2 for part in parts)
+    # each share has something of each family
     families = Counter(case.split("/")[0] for case in IDS)
-    often = {name for name, cases in families.items() if cases >= 3}
-    assert often
-    assert all(often <= {case.split("/")[0] for case in part} for part in kept)
+    large = {name for name, cases in families.items() if cases >= 3}
+    assert large
+    assert all(large <= {case.split("/")[0] for case in part} for part in parts)
 
 
-@pytest.mark.parametrize("turn", [0, 1, 2])
-def test_every_value_of_a_product_runs(turn: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("share", ["1/3", "2/3", "3/3"])
+def test_every_value_of_a_product_runs(share: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By chance alone a neuron, a dtype or a kind of parameter would be in no case of the share."""
-    monkeypatch.setenv("MATRIX_SHARE", "3")
     values = [[f"neuron{n}" for n in range(24)], ["hard", "soft"], ["float32", "bfloat16"]]
     ids = ["-".join(case) for case in itertools.product(*values)]
-    kept = Kept().of([item(case, turn=turn) for case in ids])
-    assert {word for case in kept for word in case.split("-")} == {word for row in values for word in row}
-    assert len(kept) < len(ids) / 2
+    found = kept(monkeypatch, share, ids)
+    assert {word for case in found for word in case.split("-")} == {word for row in values for word in row}
+    assert len(found) < len(ids) / 2
     # in the order of collection, which pytest-xdist compares between its processes
-    assert kept == [case for case in ids if case in kept]
+    assert found == [case for case in ids if case in found]
 
 
-def test_what_is_no_matrix_runs_and_what_is_left_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a mark, or without parameters, a test always runs; pytest prints how many were left out."""
+def test_a_tier_may_always_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The core tier of the reference, whatever the share."""
+    found = kept(monkeypatch, "12", CASES_OF_TIERS, tier="core")
+    core = {case.id for case in CASES_OF_TIERS if case.tier == "core"}
+    assert core <= set(found)
+    assert len(found) < len(core) + (len(IDS) - len(core)) / 4
+
+
+def test_the_commit_chooses_the_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The header names it as the variable that runs it again. Without a commit it is the first."""
+    monkeypatch.setattr(shares, "of_commit", lambda: 3 * 10**40 + 1)
     monkeypatch.setenv("MATRIX_SHARE", "3")
-    run, plain = Kept(), SimpleNamespace(get_closest_marker=lambda name: SimpleNamespace(kwargs={}), nodeid="plain")
-    items = [*(item(case) for case in IDS[:9]), plain]
-    assert run.of(items) == [*IDS[:9], "plain"]
-    assert not run.deselected
-    few = [item(case, turn=0) for case in IDS[:30]]
-    assert len(run.of(few)) + len(run.deselected) == 30
+    assert shares.pytest_report_header() == "of each test marked matrix runs share 2/3 (MATRIX_SHARE)"
+    found = kept(monkeypatch, "3", IDS)
+    assert found == kept(monkeypatch, "2/3", IDS) != kept(monkeypatch, "1/3", IDS)
+    monkeypatch.undo()
+    assert shares.of_commit() > 0 or not (shares.Path(shares.__file__).parents[2] / ".git").exists()
 
 
 def test_without_the_variable_everything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a value that is no share is refused."""
-    every = [item(case, turn=1) for case in IDS]
-    monkeypatch.delenv("MATRIX_SHARE", raising=False)
-    assert Kept().of(every) == IDS
-    for wrong in ("0", "1/3", ""):
+    """A value that is no share is refused."""
+    assert kept(monkeypatch, "1", IDS) == IDS
+    monkeypatch.delenv("MATRIX_SHARE")
+    assert shares.chosen() == (0, 1)
+    assert shares.pytest_report_header() is None
+    for wrong in ("0", "4/3", "0/3", "a third", ""):
         monkeypatch.setenv("MATRIX_SHARE", wrong)
-        with pytest.raises(pytest.UsageError, match=f"MATRIX_SHARE='{wrong}' must be a whole number from 1 on"):
-            Kept().of(every)
+        with pytest.raises(pytest.UsageError, match=f"MATRIX_SHARE='{wrong}' must be 3, for a third of a matrix"):
+            shares.chosen()

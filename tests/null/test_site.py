@@ -65,45 +65,6 @@ def test_the_formula_of_a_neuron(monkeypatch: pytest.MonkeyPatch) -> None:
     assert text.count("<mfrac>") == 1
 
 
-def test_arguments_in_a_docstring_become_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines ``name: ...`` with their continuations become definitions; a sentence with a colon stays one."""
-    with_lists = extension("docstrings", monkeypatch).with_lists
-    given = [
-        "Sums.",
-        "",
-        "Parameters",
-        "----------",
-        "x, y: values",
-        "    of one shape",
-        "out: where",
-        "",
-        "Note: text.",
-    ]
-    wanted = ["Sums.", "", "``x, y``", "    values", "    of one shape", "``out``", "    where", "", "Note: text.", ""]
-    assert with_lists(given) == wanted
-
-
-@pytest.mark.parametrize(
-    ("url", "link", "wanted"),
-    [
-        ("", "[e](../examples/ecg.py)", "{download}`e <../examples/ecg.py>`"),
-        ("", "[c](../examples/common)", "c"),
-        ("https://host/r", "[e](../examples/ecg.py)", "[e](https://host/r/blob/HEAD/examples/ecg.py)"),
-        (
-            "",
-            "[s](speed.md#precision) [g](gallery.rst) [b](#below)",
-            "[s](speed.md#precision) [g](gallery.rst) [b](#below)",
-        ),
-    ],
-)
-def test_links_that_leave_the_pages(url: str, link: str, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file outside is a link to the repository, else a copy, else text; links among pages stay."""
-    outside = extension("outside", monkeypatch)
-    assert outside.with_links(link, DOCS / "guide.md", DOCS, url) == wanted
-    fenced = f"```sh\n{link}\n```\n"
-    assert outside.with_links(fenced, DOCS / "guide.md", DOCS, url) == fenced
-
-
 def test_the_pictures_of_the_readme_are_of_this_code() -> None:
     """The definition's kernel, times and verdicts: ``python docs/picture.py`` writes the files again."""
     spec = importlib.util.spec_from_file_location("picture", DOCS / "picture.py")
@@ -117,16 +78,6 @@ def test_the_pictures_of_the_readme_are_of_this_code() -> None:
         assert picture.BADGES.read_text(encoding="utf-8") == picture.badges()
     finally:
         del sys.modules["picture"]
-
-
-@pytest.mark.parametrize("name", ["sphinx", "myst_parser", "furo", "sphinx_copybutton"])
-def test_the_extra_docs_is_what_the_site_is_built_with(name: str) -> None:
-    """``make docs`` installs what conf.py names: the extension is there, and is named there."""
-    pytest.importorskip("sphinx", reason="the extra docs is not installed")
-    pytest.importorskip("myst_parser", reason="the extra docs is not installed")
-    pytest.importorskip("furo", reason="the extra docs is not installed")
-    pytest.importorskip("sphinx_copybutton", reason="the extra docs is not installed")
-    assert f'"{name}' in (DOCS / "conf.py").read_text(encoding="utf-8") or name == "sphinx"
 
 
 def test_every_neuron_and_surrogate_has_its_section(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
-from typing import Any, Callable, Collection, Dict, Iterable, Iterator, Set, Tuple
-
-import pytest
+from typing import Callable, Collection, Iterable, Iterator, Set, Tuple
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/spikecore_*/__init__.py"))
@@ -62,23 +59,9 @@ def at_least(wanted: Callable[[], Iterable[str]], there: Callable[[], Collection
     return wanted, there, True
 
 
-def every(places: Dict[str, Place]) -> Any:
-    """One test for each place."""
-    return pytest.mark.parametrize("place", places)
-
-
-def hold(places: Dict[str, Place], place: str) -> None:
-    """Check one of them."""
-    wanted, there, others = places[place]
-    check(place, wanted(), there(), others)
-
-
-# -- what Python says of the source, without importing what needs an accelerator
-
-
-def sources() -> Iterator[Tuple[str, ast.Module]]:
-    """The modules of the core, the backends and the plugins that are backends."""
+def sources() -> Iterator[Tuple[str, str]]:
+    """Files of the core, the backends and the plugins that are backends, and their text."""
     for folder in (ROOT / "spikecore", ROOT / "backends", *PLUGINS):
         for path in sorted(folder.rglob("*.py")):
             if "templates" not in path.parts:
-                yield str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))
+                yield str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")

@@ -22,18 +22,27 @@ class Distribution:
 
 
 class Point:
-    """An entry point that counts how often it was loaded; loading raises what it was given if that is an error."""
+    """An entry point that counts how often it was loaded; ``during`` is called then, and may raise."""
 
-    def __init__(self, name: str, plugin: object, distribution: str = "", version: str = "1.0") -> None:
+    def __init__(
+        self,
+        name: str,
+        plugin: object,
+        distribution: str = "",
+        version: str = "1.0",
+        during: Callable[[], object] = lambda: None,
+    ) -> None:
         self.name = name
         self.value = f"plugin_{name}"
         self.dist = Distribution(distribution or f"spikecore-{name}", version)
         self.plugin = plugin
+        self.during = during
         self.loads = 0
 
     def load(self) -> object:
         """The plugin."""
         self.loads += 1
+        self.during()
         if isinstance(self.plugin, Exception):
             raise self.plugin
         return self.plugin
@@ -47,10 +56,11 @@ class World:
         self.made: List[str] = []
         self.environ: Dict[str, str] = {}
 
-    def info(self, name: str, **changes: Any) -> BackendInfo:
-        """A good description of a good backend, with changes."""
+    def info(self, name: str, making: Callable[[], object] = lambda: None, **changes: Any) -> BackendInfo:
+        """A good description of a good backend, with changes; ``making`` is called when the backend is made."""
 
         def build(backend: Any) -> None:
+            making()
             self.made.append(name)
             Backend.__init__(backend)
 

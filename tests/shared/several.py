@@ -7,7 +7,6 @@ import datetime
 import io
 import os
 import runpy
-import shutil
 import signal
 import sys
 import traceback
@@ -70,12 +69,6 @@ def group(rank: int, world: int, store: str) -> Any:
     yield
     distributed.barrier()
     distributed.destroy_process_group()
-
-
-def copied(rank: int, world: int, source: str, target: str) -> None:
-    """A folder, copied by process 0."""
-    if rank == 0:
-        shutil.copytree(source, target)
 
 
 def rendezvous(count: int) -> List[distributed.TCPStore]:

@@ -1,7 +1,7 @@
 """Python processes that begin with torch imported, which takes most of the time of a short one.
 
 :func:`run` is ``subprocess.run([sys.executable, *arguments], capture_output=True, text=True)``, and :func:`start` is
-``subprocess.Popen`` of the same. The process is a fork of one that imported torch and pytest, and what ``imported``
+``subprocess.Popen``. The process of :func:`run` is a fork of one that imported torch and pytest, and what ``imported``
 names, and computed nothing: its modules, its environment and its exit are its own. What must itself import torch, or
 start with other settings of Python or of OpenMP, is an ordinary process.
 """
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, TextIO, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 #: Variables that torch, OpenMP and Python read when they are loaded: where they differ, a fork would be too late.
 EARLY = ("OMP_", "MKL_", "KMP_", "GOMP_", "LD_", "TORCH", "PYTORCH", "CUDA", "PYTHON", "MPL")
@@ -65,62 +65,15 @@ def run(
     return done
 
 
-def start(
-    *arguments: Union[str, Path], env: Optional[Dict[str, str]] = None, imported: Sequence[str] = ()
-) -> Union[Started, subprocess.Popen[str]]:
-    """The process, which runs; what it writes to stderr may be read at once. It takes Ctrl-C, even where a shell runs
-    pytest in the background.
-    """
-    command = [sys.executable, *map(str, arguments)]
-    environment = {**(os.environ if env is None else env)}
-    if _can(environment):
-        return Started(command, environment, imported)
+def start(*arguments: Union[str, Path], env: Optional[Dict[str, str]] = None) -> subprocess.Popen[str]:
+    """An ordinary process, which runs. It takes Ctrl-C, even where a shell runs pytest in the background."""
     # a process ignores the signals that the one which starts it ignores, as a shell's background job ignores Ctrl-C
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         pipe = subprocess.PIPE
-        return subprocess.Popen(command, stderr=pipe, stdout=pipe, text=True, env=environment)
+        return subprocess.Popen([sys.executable, *map(str, arguments)], stderr=pipe, stdout=pipe, text=True, env=env)
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-class Started:
-    """A process that :func:`start` gives, with what its users need of :class:`subprocess.Popen`."""
-
-    def __init__(self, command: List[str], environment: Dict[str, str], imported: Sequence[str]) -> None:
-        self.args, self.imported = command, imported
-        self.returncode: Optional[int] = None
-        self._folder = tempfile.TemporaryDirectory()
-        out, error = Path(self._folder.name, "out"), Path(self._folder.name, "error")
-        os.mkfifo(str(error))
-        self.pid = _begun(imported, command[1:], os.getcwd(), environment, str(out), str(error), None)
-        self._out = out
-        self.stderr: TextIO = open(str(error), encoding="utf-8")  # noqa: SIM115  # communicate() closes it
-
-    def send_signal(self, number: int) -> None:
-        """Send it a signal."""
-        os.kill(self.pid, number)
-
-    def communicate(self, timeout: Optional[float] = None) -> Tuple[str, str]:
-        """Wait for its end; the rest of what it wrote. After ``timeout`` seconds it is killed."""
-        rest = ""
-
-        def late(number: int, frame: Any) -> None:
-            os.kill(self.pid, signal.SIGKILL)
-            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-
-        before = signal.signal(signal.SIGALRM, late)
-        signal.setitimer(signal.ITIMER_REAL, timeout or 0.0)
-        try:
-            rest = self.stderr.read()
-            self.returncode = _asked(self.imported, {"wait": self.pid})
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
-            signal.signal(signal.SIGALRM, before)
-            self.stderr.close()
-        out = self._out.read_text("utf-8")
-        self._folder.cleanup()
-        return out, rest
 
 
 def _can(environment: Dict[str, str]) -> bool:

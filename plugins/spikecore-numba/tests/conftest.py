@@ -7,7 +7,7 @@ import os
 import pytest
 
 from each_test import pytest_pycollect_makemodule, pytest_pyfunc_call, pytest_runtest_setup  # noqa: F401
-from shares import pytest_collection_modifyitems  # noqa: F401
+from shares import pytest_collection_modifyitems, pytest_report_header  # noqa: F401
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -17,6 +17,7 @@ import torch
 
 import shares
 from each_test import pytest_pycollect_makemodule, pytest_pyfunc_call, pytest_runtest_setup  # noqa: F401
+from shares import pytest_report_header  # noqa: F401
 
 GPU = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
 
