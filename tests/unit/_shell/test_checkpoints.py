@@ -33,9 +33,9 @@ class TestSaved:
         assert state["1.tau"].item() == 1.0
         net.load_state_dict(state)
 
-    @pytest.mark.parametrize("strict", [True, False])
-    @pytest.mark.parametrize("learn", [("tau",), ()])
-    @pytest.mark.parametrize("value", [0.0, -1.0, NAN, -INF])
+    @pytest.mark.parametrize(
+        ("value", "learn", "strict"), [(0.0, ("tau",), True), (NAN, (), False), (-INF, ("tau",), False)]
+    )
     def test_value_outside_is_refused(self, value, learn, strict):
         """The error has key, value, range and way out, and of the neuron nothing is loaded."""
         net = nn.Sequential(sc.LIF(torch.tensor([2.0, 3.0]), threshold=torch.tensor(1.0), learn=learn))
@@ -52,15 +52,6 @@ class TestSaved:
         net[0].bounds = None
         net.load_state_dict(state)
         assert torch.equal(net[0].tau, state["0.tau"]) or value != value
-
-    def test_checkpoint_from_before_ranges(self):
-        """Keys and shapes are what they were, and values inside arrive to the bit."""
-        lif = sc.LIF(torch.full((3,), 2.0), learn=("tau", "threshold"))
-        old = {"tau": torch.tensor([1.0, 1.1, 9.9]), "threshold": torch.tensor(0.3)}
-        lif.load_state_dict(old)
-        lif(drive(4, 2, 3))
-        assert all(torch.equal(value, old[name]) for name, value in lif.state_dict().items())
-        assert list(lif.state_dict()) == list(old)
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
     def test_rounded_ends(self, dtype):
@@ -92,9 +83,9 @@ class TestSaved:
         with pytest.raises(RuntimeError, match=r'Unexpected key\(s\) in state_dict: "tua"'):
             sc.LIF(2.0).load_state_dict({"tua": torch.tensor(3.0)})
 
-    @pytest.mark.parametrize("assign", [False, True])
-    @pytest.mark.parametrize("learn", [("tau",), ()])
-    @pytest.mark.parametrize("shape", [(), (1,)])
+    @pytest.mark.parametrize(
+        ("shape", "learn", "assign"), [((), ("tau",), False), ((1,), (), False), ((1,), ("tau",), True)]
+    )
     def test_a_single_value_for_every_channel(self, shape, learn, assign):
         """A value that was one for all, in an old checkpoint, is that of each channel here; outside it is refused."""
         if assign and TORCH < (2, 1):
@@ -132,11 +123,10 @@ def snntorch_state(**changes):
 class TestOfSnnTorch:
     """Leaky takes what ``snntorch.Leaky`` saves."""
 
-    @pytest.mark.parametrize("strict", [True, False])
-    def test_fixed_values(self, strict):
+    def test_fixed_values(self):
         """Fixed beta and threshold become ours: numbers, or tensors where there is one for each channel."""
         net = nn.ModuleDict({"lif1": sc.Leaky(0.5)})
-        result = net.load_state_dict(snntorch_state(threshold=torch.tensor([0.5, 0.7, 0.9])), strict=strict)
+        result = net.load_state_dict(snntorch_state(threshold=torch.tensor([0.5, 0.7, 0.9])))
         assert (result.missing_keys, result.unexpected_keys) == ([], [])
         assert net["lif1"].beta == pytest.approx(0.77)
         assert isinstance(net["lif1"].beta, float)
@@ -144,24 +134,14 @@ class TestOfSnnTorch:
         x = drive(6, 2, 3)
         assert torch.equal(net["lif1"](x), sc.Leaky(net["lif1"].beta, threshold=torch.tensor([0.5, 0.7, 0.9]))(x))
 
-    def test_whole_numbers(self):
-        """``threshold=1`` is an integer there."""
-        leaky = sc.Leaky(0.5)
-        state = {name[len("lif1.") :]: value for name, value in snntorch_state(threshold=2, beta=1).items()}
-        leaky.load_state_dict(state)
-        assert (leaky.beta, leaky.threshold) == (1.0, 2.0)
-
-    @pytest.mark.parametrize("learn", [("beta",), ("beta", "threshold")])
-    def test_learnt_values(self, learn):
-        """Where ours learns they are the start."""
-        net = nn.ModuleDict({"lif1": sc.Leaky(0.5, learn=learn)})
-        net.load_state_dict(snntorch_state(threshold=0.6))
+    def test_learnt_values(self):
+        """Where ours learns they are the start; whole numbers are numbers."""
+        net = nn.ModuleDict({"lif1": sc.Leaky(0.5, learn=("beta",))})
+        net.load_state_dict(snntorch_state(threshold=2))
         assert isinstance(net["lif1"].beta, nn.Parameter)
         assert net["lif1"].beta.item() == pytest.approx(0.77)
-        threshold = net["lif1"].threshold
-        assert (threshold if isinstance(threshold, float) else threshold.item()) == pytest.approx(0.6)
+        assert net["lif1"].threshold == 2.0
 
-    @pytest.mark.parametrize("strict", [True, False])
     @pytest.mark.parametrize(
         ("changes", "text"),
         [
@@ -171,11 +151,11 @@ class TestOfSnnTorch:
             ({"beta": 1.03}, r"lif1\.beta holds 1\.03, and beta of Leaky must be in \[0, 1\]"),
         ],
     )
-    def test_what_means_something_else(self, changes, text, strict):
+    def test_what_means_something_else(self, changes, text):
         """An entry that this neuron cannot be is refused, and nothing of it is loaded."""
         net = nn.ModuleDict({"lif1": sc.Leaky(0.5)})
         with pytest.raises(RuntimeError, match=text):
-            net.load_state_dict(snntorch_state(**changes), strict=strict)
+            net.load_state_dict(snntorch_state(**changes), strict=False)
         assert net["lif1"].beta == 0.5
 
     def test_unknown_entries(self):
