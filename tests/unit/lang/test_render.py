@@ -8,7 +8,6 @@ import random
 import shutil
 import subprocess
 
-import numpy as np
 import pytest
 import torch
 
@@ -18,7 +17,7 @@ from spikecore.lang._expr import Expr
 from spikecore.lang.eager import evaluate
 from spikecore.lang.node import OPERATIONS, const
 from spikecore.lang.operations import ROWS
-from spikecore.lang.render import C_TEMPLATES, PRODUCT, SUM, UNARY, Printer
+from spikecore.lang.render import Printer
 
 PRELUDE = """
 #include <cmath>
@@ -144,18 +143,14 @@ class Writer:
         return Case(roots, dict(zip(named, ["h", "float", "x", "t1"])))
 
 
-RANDOM = [Writer(seed).case() for seed in range(200)]
+RANDOM = [Writer(seed).case() for seed in range(48)]
 
 #: Neurons whose step is made of + - * / alone; the surrogate's derivative is, too.
 EXACT = [
     sc.LIF(),
     sc.LIF(reset="soft", decay_input=False, detach_reset=True),
-    sc.Leaky(0.9),
     sc.Leaky(0.9, reset="hard", reset_delay=False),
     sc.KLIF(scale_reset=True),
-    sc.Synaptic(detach_reset=True),
-    sc.ALIF(reset="soft"),
-    sc.QIF(),
     sc.Izhikevich(),
 ]
 
@@ -234,75 +229,17 @@ class TestCompiled:
                 assert_same_bits(expected, actual, case.cpp(index, real))
 
     @both_types
-    @pytest.mark.parametrize("index", range(len(EXACT_CASES), len(CASES)))
-    def test_functions_agree(self, library, real, index):
+    def test_functions_agree(self, library, real):
         """The other functions are those of the target's mathematical library, a few roundings from torch's."""
-        case = CASES[index]
-        values = [value.clamp(-20.0, 20.0) for value in case.points(real, seed=index)]
         rtol = 1e-6 if real == "float" else 1e-14
-        for expected, actual in zip(case.expected(values), computed(library, index, real, values)):
-            torch.testing.assert_close(actual, expected, rtol=rtol, atol=rtol)
+        for index in range(len(EXACT_CASES), len(CASES)):
+            case = CASES[index]
+            values = [value.clamp(-20.0, 20.0) for value in case.points(real, seed=index)]
+            for expected, actual in zip(case.expected(values), computed(library, index, real, values)):
+                torch.testing.assert_close(
+                    actual, expected, rtol=rtol, atol=rtol, msg=lambda m, c=case: f"{c.roots}: {m}"
+                )
 
     def test_cases_use_every_operation(self):
         """Between them, the cases print every operation of the language."""
         assert set(OPERATIONS) == {node.op for case in CASES for node in topological(case.roots) if node.args}
-
-    def test_random_programs_are_worth_it(self):
-        """Most random programs are deep, share values and end in numbers."""
-        sizes = [sum(bool(node.args) for node in topological(case.roots)) for case in RANDOM]
-        finite = [case.expected(case.points("double", seed=i))[0].isfinite().any() for i, case in enumerate(RANDOM)]
-        assert sorted(sizes)[len(sizes) // 2] > 20
-        assert sum(map(bool, finite)) > len(RANDOM) // 2
-
-
-class NumpyPrinter(Printer):
-    """NumPy as a target: other templates, another declaration, another literal, and nothing else."""
-
-    templates = {
-        **C_TEMPLATES,
-        **{op: (8, f"np.{op}({{0}})") for op in "exp log sqrt sin cos tanh abs floor sign".split()},
-        "atan": (8, "np.arctan({0})"),
-        "round": (8, "np.rint({0})"),
-        "and": (PRODUCT, "{0} & {1}"),
-        "or": (SUM, "{0} | {1}"),
-        "not": (UNARY, "~{0}"),
-        "where": (8, "np.where({0}, {1}, {2})"),
-        "select": (8, "np.where({0} != {zero}, {1}, {2})"),
-        "spike": (8, "np.where({0} {compare} {zero}, {one}, {zero})"),
-    }
-    declaration = "{name} = {value}"
-    infinity, nan = "np.float32(np.inf)", "np.float32(np.nan)"
-
-    def literal(self, digits):
-        """A float32, which keeps the arithmetic in single precision."""
-        return f"np.float32({digits})"
-
-
-def clamp(x, low, high):
-    """What the target defines itself."""
-    raised = np.where(x < low, low, x)
-    return np.where(raised > high, high, raised)
-
-
-class TestAnotherTarget:
-    def test_templates_alone_make_a_target(self):
-        """A subclass with other class attributes prints Python that runs and gives torch's float32 bits."""
-        for index in EXACT_CASES:
-            case = CASES[index]
-            values = case.points("float", seed=index)
-            lines, results = case.text(NumpyPrinter("float"))
-            space = {NumpyPrinter().leaf(leaf): value.numpy() for leaf, value in zip(case.leaves, values)}
-            space.update(np=np, clamp=clamp)
-            with np.errstate(all="ignore"):
-                exec("\n".join(lines), space)
-                found = [eval(result, space) for result in results]
-            for expected, actual in zip(case.expected(values), found):
-                assert np.asarray(actual).dtype == np.float32
-                assert_same_bits(
-                    expected, torch.from_numpy(np.array(actual)).expand(POINTS), "\n".join([*lines, *results])
-                )
-
-
-def named(printer, lines):
-    """Lines with names."""
-    return [*map(printer.named(lines), lines)]
