@@ -74,7 +74,7 @@ def test_forward_saves_nothing_for_a_linear_neuron() -> None:
     assert len(bound(sc.LIF(), Loop(chunk=4))(x).grad_fn.saved_tensors) == 2
 
 
-@pytest.mark.parametrize("neuron", [sc.LIF(), sc.ALIF(), sc.Izhikevich(), sc.LI(), Gated(), Counting()], ids=repr)
+@pytest.mark.parametrize("neuron", [sc.Izhikevich(), Gated(), Counting()], ids=repr)
 def test_what_is_saved_is_enough_for_every_backward_pass(neuron: sc.Neuron) -> None:
     """Whatever cotangents arrive and gradients are wanted: what the pass recomputes was saved."""
     program, either = neuron.program, (False, True)
@@ -122,14 +122,6 @@ class Restrided:
         return tensor.contiguous()
 
     @staticmethod
-    def large(tensor: Tensor) -> Tensor:
-        return tensor.contiguous() if tensor.numel() > 3000 else tensor
-
-    @staticmethod
-    def small(tensor: Tensor) -> Tensor:
-        return tensor if tensor.numel() > 3000 else tensor.contiguous()
-
-    @staticmethod
     def apart(tensor: Tensor) -> Tensor:
         return torch.stack([tensor, tensor], -1)[..., 0]
 
@@ -138,9 +130,8 @@ class Restrided:
         return torch.cat([tensor, tensor], -1)[..., : tensor.shape[-1]] if tensor.ndim else tensor
 
 
-@pytest.mark.parametrize("hook", ["every", "large", "small", "apart", "late"])
-@pytest.mark.parametrize("layout", ["contiguous", "channels-last", "batch last", "part of a batch", "one step"])
-@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("hook", ["every", "apart", "late"])
+@pytest.mark.parametrize(("layout", "given"), [("contiguous", False), ("channels-last", True), ("one step", False)])
 def test_saved_tensor_hooks_may_restride(hook: str, layout: str, given: bool) -> None:
     """Whichever saved tensors come back with other strides, gradients are those without hooks."""
     found = []
@@ -178,11 +169,10 @@ def test_saved_tensor_hooks_of_a_simple_call() -> None:
 @pytest.mark.parametrize(
     "hook", [lambda t: t.half(), lambda t: t[:1], lambda t: t.to("meta")], ids=["half", "cut", "device"]
 )
-@pytest.mark.parametrize("layout", ["contiguous", "channels-last"])
-def test_saved_tensor_hooks_may_not_change_numbers(hook: Any, layout: str) -> None:
+def test_saved_tensor_hooks_may_not_change_numbers(hook: Any) -> None:
     """A hook that gives back another dtype, shape or device is refused in words."""
     neuron = bound(sc.LIF(), Loop(4))
-    x = LAYOUTS[layout](image(9)).requires_grad_()
+    x = image(9).requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, hook):
         y = neuron(x)
     with pytest.raises(
@@ -192,7 +182,7 @@ def test_saved_tensor_hooks_may_not_change_numbers(hook: Any, layout: str) -> No
 
 
 @needs_ops
-@pytest.mark.parametrize("hook", ["every", "large", "small", "apart"])
+@pytest.mark.parametrize("hook", ["every", "apart"])
 def test_saved_tensor_hooks_may_restride_what_the_registered_op_saved(hook: str) -> None:
     """The registered op keeps the layout of the forward pass, too."""
     neuron = Gated(tau=torch.full((4,), 2.0), learn=("tau",))

@@ -13,16 +13,13 @@ import spikecore as sc
 from kernel_loop import Gated, bound
 from spikecore.backend import Spec, Unsupported
 from spikecore.kernels import BackwardPlan, ForwardPlan
-from spikecore.lang import Expr, Node, Program
-from spikecore.lang.eager import StraightLine, number
+from spikecore.lang import Program
 from spikecore_torch.backend import TorchBackend
 
 T, SHAPE = 5, (3, 4)
 
 NEURONS = {
     "LIF": lambda **options: sc.LIF(learn=("tau",), **options),
-    "ALIF": lambda **options: sc.ALIF(learn=("beta",), **options),
-    "Izhikevich": sc.Izhikevich,
     "Gated": lambda **options: Gated(learn=("tau", "start"), **options),
 }
 
@@ -156,27 +153,6 @@ def test_steps_make_a_call(name: str, kind: str) -> None:
         np.testing.assert_allclose(got, wanted.detach().numpy(), rtol=1e-11, atol=1e-11)
     if kind == "torch":
         assert all(torch.equal(torch.stack(row), out) for row, out in zip(outputs, call.outputs))
-
-
-def test_expressions_give_expressions() -> None:
-    """The functions of a program's own leaves are the program and its adjoint; two steps compose to one expression."""
-    forward, backward = plans(sc.LIF(), record=False)
-    program = forward.program
-    x, v = (Expr(leaf) for leaf in program.leaves[:2])
-    params = [Expr(leaf) for leaf in program.leaves[2:]]
-    outputs, state = forward.forward_step([x], [v], params)
-    assert [value.node for value in (*outputs, *state)] == [*program.outputs, *program.next]
-    grads = [Expr(Node("out_grad", (), 0))], [Expr(Node("next_grad", (), "v"))]
-    to_inputs, to_state, _ = backward.backward_step([x], [v], params, *grads)
-    assert [value.node for value in (*to_inputs, *to_state)] == [*backward.adjoint.inputs, *backward.adjoint.states]
-    twice, _ = forward.forward_step([x], state, params)
-    numbers = [0.5 + 0.25 * k for k in range(len(program.params))]
-    first = [torch.full((), 1.5), torch.full((), 0.25)]
-    _, after = forward.forward_step(first[:1], first[1:], numbers)
-    expected, _ = forward.forward_step(first[:1], after, numbers)
-    like = first[0]
-    values = [*first, *(number(value, like) for value in numbers)]
-    assert torch.equal(StraightLine(program.leaves, [twice[0].node])(values, like)[0], expected[0])
 
 
 def test_a_state_at_rest_is_a_function_of_the_parameters() -> None:
