@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-
 import pytest
 import torch
 from torch import nn
@@ -13,7 +10,6 @@ import spikecore as sc
 from spikecore._base.versions import COMPILES
 from spikecore._shell.ranges import Interval
 
-INF = float("inf")
 NAN = float("nan")
 EPS = torch.finfo(torch.float32).eps
 
@@ -77,14 +73,6 @@ class TestDeclared:
         assert getattr(neuron, name) is parameter
         assert parameter.item() == nearest
         assert torch.equal(out, neuron(drive(4, 2, 3)))
-
-    def test_ends_are_inside(self):
-        """The ends of a closed range are values like others."""
-        sc.LIF(1.0, threshold=0.0)
-        sc.Leaky(0.0)
-        sc.Leaky(1.0)
-        sc.LIF(tau=INF)
-        sc.EIF(threshold=-50.0)
 
     def test_own_neuron(self):
         """A class declares pairs, with None for no end, and its bases' ranges hold unless it replaces or lifts them."""
@@ -202,17 +190,6 @@ class TestFollowing:
         lif.v_reset = 0.0
         assert lif.bounds["threshold"] == Interval(0.0)
 
-    def test_a_range_that_was_given_stays(self):
-        """It follows nothing, in a copy as well; None stays none."""
-        for lif in (sc.LIF(bounds={"threshold": (0.5, None)}), sc.LIF(bounds=None)):
-            for one in (lif, pickle.loads(pickle.dumps(lif))):
-                before = dict(one.bounds)
-                one.v_reset = -65.0
-                assert one.bounds == before
-        lif = copy.deepcopy(sc.LIF())
-        lif.v_reset = -65.0
-        lif.threshold = -50.0
-
     @pytest.mark.parametrize(
         "made", [{"learn": ("threshold",)}, {"threshold": torch.ones(2), "v_reset": torch.zeros(2)}]
     )
@@ -228,31 +205,9 @@ class TestFollowing:
         with pytest.raises(RuntimeError, match=r"threshold holds -70, and threshold of LIF must be at least -65"):
             lif.load_state_dict({"threshold": torch.tensor(-70.0)}, strict=False)
 
-    def test_a_learnt_one(self):
-        """Of a learnt ``v_reset`` below 0 every threshold is saved and loads, wherever it moved."""
-        lif = sc.LIF(threshold=-50.0, v_reset=-65.0, learn=("threshold", "v_reset"))
-        for by in (-30.0, 30.0):
-            state = copy.deepcopy(pushed(lif, "v_reset", by).state_dict())
-            sc.LIF(threshold=-50.0, v_reset=-65.0, learn=("threshold", "v_reset")).load_state_dict(state)
-
 
 class TestLearnt:
     """Inside nothing changes; outside a call computes with the nearest value inside, with derivative 1."""
-
-    def test_values_and_gradients_inside_are_those_without_ranges(self):
-        """Optimiser steps inside the range are equal to the bit, values and gradients."""
-        nets = [
-            sc.LIF(torch.linspace(1.5, 4, 3), learn=("tau", "threshold"), **free) for free in ({}, {"bounds": None})
-        ]
-        optimizers = [torch.optim.Adam(net.parameters(), 0.01) for net in nets]
-        for seed in range(2):
-            for net, optimizer in zip(nets, optimizers):
-                optimizer.zero_grad()
-                net(drive(8, 2, 3, seed=seed)).sum().backward()
-                optimizer.step()
-            for one, other in zip(nets[0].parameters(), nets[1].parameters()):
-                assert torch.equal(one, other)
-                assert torch.equal(one.grad, other.grad)
 
     def test_a_decay_above_1_is_not_stuck(self):
         """One that was pushed to 1.03 counts as 1 and has the gradient of 1, so that it can come back."""
@@ -289,18 +244,6 @@ class TestLearnt:
             assert neuron.run(drive(3, 2))[1]["v"].isnan().all()
             assert getattr(neuron, name).isnan()
 
-    def test_graph_in_flight(self):
-        """Calls between a forward and its backward pass, in training or without gradients, leave its gradient."""
-        x, lif = drive(6, 2, 3), sc.LIF(1.2, learn=("tau",))
-        (wanted,) = torch.autograd.grad(lif(x).sum(), lif.tau)
-        out = lif(x).sum() + lif.tau**2
-        with torch.no_grad():
-            lif(x)
-        lif(x)
-        lif.state_dict()
-        out.backward()
-        torch.testing.assert_close(lif.tau.grad, wanted + 2 * lif.tau.detach())
-
     def test_other_calls(self):
         """Single steps, Recurrent, no_grad, inference mode, frozen and assigned parameters are in range, too."""
         x = drive(4, 2, 3)
@@ -322,50 +265,6 @@ class TestLearnt:
         assigned.tau = nn.Parameter(torch.tensor(3.0))
         with torch.inference_mode():
             assert torch.equal(pushed(assigned, "tau", -5.0)(x), wanted)
-
-    def test_shared(self):
-        """A Parameter of two neurons ends in what their ranges have in common."""
-        tau = nn.Parameter(torch.tensor(4.0))
-        net = nn.Sequential(sc.LIF(tau), sc.LIF(tau, bounds={"tau": (3.0, 5.0)}))
-        for by, end in ((-9.0, 3.0), (9.0, 5.0)):
-            pushed(net[0], "tau", by)
-            sc.project(net)
-            assert tau.item() == end
-
-    def test_where_a_state_begins(self):
-        """A parameter that states begin at is in range there, too, with gradients and without."""
-        x, options = drive(6, 2, 3), {"learn": ("v_reset",), "bounds": {"v_reset": (-0.5, 0.25)}}
-        outside, at_the_end = pushed(sc.LIF(**options), "v_reset", -3.0), sc.LIF(v_reset=-0.5, **options)
-        grads = []
-        for neuron in (outside, at_the_end):
-            _, state = neuron.run(x)
-            grads += torch.autograd.grad(state["v"].sum(), neuron.v_reset)
-        assert torch.equal(*grads)
-        with torch.no_grad():
-            assert torch.equal(outside(x), at_the_end(x))
-
-    def test_width_of_a_surrogate(self):
-        """What a surrogate reads of a learnt parameter is in range, too."""
-
-        class Wide(sc.Neuron):
-            states = {"v": 0.0}
-            params = {"tau": 2.0}
-            bounds = {"tau": (1.0, None)}
-
-            def dynamics(self, x, s, p):
-                v = s.v + (x - s.v) / p.tau
-                return self.spike(v - 1.0, surrogate=sc.surrogate.ATan(alpha=1.0 / self.tau)), {"v": v}
-
-        x, grads = drive(6, 2, 3).requires_grad_(), []
-        for neuron in (pushed(Wide(learn=("tau",)), "tau", -1.5), Wide(tau=1.0)):
-            grads += torch.autograd.grad(neuron(x).sum(), x)
-        assert torch.equal(*grads)
-
-    def test_a_tensor_that_is_not_learnt(self):
-        """Changed in place it is used as it is: a look at every call would be one that nobody asked for."""
-        lif = sc.LIF(torch.full((3,), 2.0))
-        lif.tau.fill_(0.5)
-        assert torch.equal(lif(drive(4, 2, 3)), sc.LIF(0.5, bounds=None)(drive(4, 2, 3)))
 
     def test_a_step_of_training_leaves_parameters_inside(self):
         """A parameter that left its range is at its end after the step, before any other call."""
@@ -391,52 +290,6 @@ class TestTransformed:
         assert torch.equal(got, want)
         assert (tau.item(), lif.tau.item()) == (0.25, 2.0)
 
-    def test_functional_call_without_ends(self):
-        """A threshold above a ``v_reset`` that is learnt below 0 has no range: torch, which clamps to one end at least,
-        raised, and so did torch.compile, which calls the neuron in this way.
-        """
-        lif, x = sc.LIF(learn=("threshold", "v_reset"), v_reset=-0.5), drive(6, 3, 2)
-        stand_ins = {name: value.detach().clone().requires_grad_() for name, value in lif.named_parameters()}
-        out, expected = torch.func.functional_call(lif, stand_ins, (x,)), lif(x)
-        assert torch.equal(out, expected)
-        grads = torch.autograd.grad(out.sum(), list(stand_ins.values()))
-        for one, other in zip(grads, torch.autograd.grad(expected.sum(), [getattr(lif, name) for name in stand_ins])):
-            assert torch.equal(one, other)
-
-    def test_torch_func(self):
-        """``grad``, ``vmap`` and ``grad`` of the input alone work, inside the range to the bit of autograd."""
-        x, lif = drive(6, 2, 3), sc.LI(2.5, learn=("tau",), backend="torch")
-
-        def loss(tau):
-            return torch.func.functional_call(lif, {"tau": tau}, (x,)).sum()
-
-        (want,) = torch.autograd.grad(lif(x).sum(), lif.tau)
-        torch.testing.assert_close(torch.func.grad(loss)(torch.tensor(2.5)), want)
-        values = torch.func.vmap(loss)(torch.tensor([-1.0, 1.0, 2.5]))
-        torch.testing.assert_close(values, torch.stack([sc.LI(t)(x).sum() for t in (1.0, 1.0, 2.5)]))
-        pushed(lif, "tau", -9.0)
-        by_x = torch.func.grad(lambda value: lif(value).sum())(x)
-        plain = x.clone().requires_grad_()
-        torch.testing.assert_close(by_x, torch.autograd.grad(sc.LI(1.0)(plain).sum(), plain)[0])
-
-    def test_parametrised(self):
-        """A parametrisation of torch's own decides alone what the parameter is."""
-        lif = sc.LI(2.0, learn=("tau",), bounds={"tau": (1.0, 4.0)})
-        torch.nn.utils.parametrize.register_parametrization(lif, "tau", nn.Softplus(), unsafe=True)
-        with torch.no_grad():
-            lif.parametrizations.tau.original.fill_(8.0)
-        assert torch.equal(lif(drive(4, 2)), sc.LI(nn.functional.softplus(torch.tensor(8.0)))(drive(4, 2)))
-
-    @pytest.mark.filterwarnings("ignore")  # torch warns of what it takes for constants, and of jit itself
-    def test_traced(self):
-        """A traced program holds the range, and changes no parameter."""
-        lif = pushed(sc.LI(2.0, learn=("tau",), backend="torch"), "tau", -9.0)
-        with torch.no_grad():
-            traced = torch.jit.trace(lif, drive(4, 2))
-            lif.tau.fill_(-7.0)
-            assert torch.equal(traced(drive(4, 2)), sc.LI(1.0)(drive(4, 2)))
-        assert lif.tau.item() == -7.0
-
     @pytest.mark.skipif(not COMPILES, reason="the reference compiles from torch 2.6 on")
     # torch.compile makes an object of every autograd.Function it meets, of which torch itself warns
     @pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
@@ -451,25 +304,3 @@ class TestTransformed:
             if out.requires_grad:
                 grads += torch.autograd.grad(out.sum(), lif.tau)
         assert torch.equal(*grads)
-
-    @pytest.mark.skipif(not COMPILES, reason="before torch 2.6 fully_shard is private")
-    @pytest.mark.filterwarnings("ignore")  # of a process group on one CPU
-    def test_sharded(self):
-        """Under fully_shard calls compute with values inside, and what is saved is inside."""
-        from torch import distributed
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-
-        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-        try:
-            net = nn.Sequential(sc.LI(torch.full((6,), 1.2), learn=("tau",)))
-            fully_shard(net, mesh=init_device_mesh("cpu", (1,)))
-            net(drive(4, 2, 6)).sum().backward()
-            net[0].tau.grad.mul_(0.0).add_(1.0)
-            torch.optim.SGD([net[0].tau], 1.0).step()
-            assert torch.equal(net(drive(4, 2, 6)), sc.LI(1.0)(drive(4, 2, 6)))
-            state = net.state_dict()
-            assert state["0.tau"].full_tensor().tolist() == [1.0] * 6
-            net.load_state_dict(state)
-        finally:
-            distributed.destroy_process_group()

@@ -1,10 +1,9 @@
-"""State that a neuron carries from call to call: single steps, carry_state, reset, detach, copies, and its one place."""
+"""State that a neuron carries from call to call: single steps, carry_state, reset, detach, copies, its one place."""
 
 from __future__ import annotations
 
 import copy
 import io
-import pickle
 import warnings
 
 import pytest
@@ -14,7 +13,6 @@ from torch import nn
 
 import spikecore as sc
 from shell_nets import Block, grads, network, neurons, values
-from spikecore._base.versions import COMPILES
 
 T, B, C = 10, 3, 4
 
@@ -29,13 +27,6 @@ class TestSingleStep:
         for _ in range(2):
             assert torch.equal(torch.stack([net(now) for now in x]), expected)
             sc.reset(net)
-
-    def test_gradient_flows_through_carried_state(self):
-        """Without sc.detach, backpropagation reaches all steps since the last reset."""
-        x = values(T, B, C).requires_grad_()
-        net = network(step="single")
-        stepwise = torch.autograd.grad(torch.stack([net(now) for now in x]).sum(), [x, *net.parameters()])
-        torch.testing.assert_close(stepwise, grads(network(), x), rtol=1e-12, atol=1e-12)
 
     def test_state_is_readable(self):
         """``state`` has the values that the next call continues from; None at rest."""
@@ -118,13 +109,6 @@ class TestResetAndDetach:
 class TestCarryState:
     """``with sc.carry_state(net)``."""
 
-    def test_equals_one_long_call(self):
-        """Chunks in a row, of any lengths, equal the whole."""
-        net, x = Block(), values(T, B, C)
-        with sc.carry_state(net):
-            parts = [net(chunk) for chunk in x.split([1, 0, 5, 4])]
-        assert torch.equal(torch.cat(parts), net(x))
-
     def test_gradient_flows_across_calls(self):
         """Backpropagation goes through the chunks to the first."""
         net, x = network(), values(T, B, C).requires_grad_()
@@ -154,14 +138,6 @@ class TestCarryState:
             third = net(x[6:])
         assert torch.equal(torch.cat([first, second, third]), net(x))
 
-    def test_of_a_part(self):
-        """Around a part, the rest of the net still starts at rest."""
-        net, x = nn.Sequential(sc.LIF(1.7), sc.LIF(1.7)), values(T, B) + 1
-        with sc.carry_state(net[0]):
-            parts = torch.cat([net(chunk) for chunk in x.split(5)])
-        expected = torch.cat([net[1](chunk) for chunk in net[0](x).split(5)])
-        assert torch.equal(parts, expected)
-
     def test_exception_inside(self):
         """An exception ends the block as leaving it does."""
         net, x = Block(), values(T, B, C)
@@ -176,26 +152,6 @@ class TestCarryState:
             fail()
         assert not any(neuron.continues or neuron.state for neuron in neurons(net))
         assert torch.equal(net(x), expected)
-
-    def test_single_step_neurons_keep_theirs(self):
-        """What a single-step neuron carries is neither cleared nor dropped by a block."""
-        lif = sc.LIF(step="single")
-        lif(torch.tensor([1.0]))
-        with sc.carry_state(lif):
-            lif(torch.tensor([1.0]))
-        assert lif.state["v"].tolist() == [0.75]
-
-    def test_copy_made_inside_is_not_inside(self):
-        """A copy taken in the block starts at rest, in the block and after."""
-        lif, x = sc.LIF(1.7), values(T, B)
-        expected = lif(x)
-        with sc.carry_state(lif):
-            lif(x)
-            for twin in (copy.deepcopy(lif), pickle.loads(pickle.dumps(lif))):
-                assert twin.state is None
-                assert not twin.continues
-                assert torch.equal(twin(x), expected)
-                assert torch.equal(twin(x), expected)
 
     def test_changed_batch(self):
         """Another batch shape on carried state is an error that says sc.reset; the state stays as it was."""
@@ -230,27 +186,20 @@ class TestPlaces:
         assert list(net.buffers()) == []
         assert list(sc.LIF(step="single").state_dict()) == []
 
-    @pytest.mark.parametrize("how", ["deepcopy", "torch.save"])
-    def test_survives_copies(self, how):
+    def test_survives_copies(self):
         """A copy has the values without the graph, goes on alike, and is independent."""
-        net = self.stateful()
-        if how == "deepcopy":
-            twin = copy.deepcopy(net)
-        else:
-            file = io.BytesIO()
-            torch.save(net, file)
-            file.seek(0)
-            options = {} if torch.__version__ < "2.1" else {"weights_only": False}
-            twin = torch.load(file, **options)
-        for mine, theirs in zip(neurons(net), neurons(twin)):
-            assert torch.equal(mine.state["v"], theirs.state["v"])
-            assert mine.state["v"].requires_grad
-            assert not theirs.state["v"].requires_grad
+        net, file = self.stateful(), io.BytesIO()
+        torch.save(net, file)
+        file.seek(0)
+        options = {} if torch.__version__ < "2.1" else {"weights_only": False}
         x = values(B, C, seed=1)
-        assert torch.equal(net(x), twin(x))
-        sc.reset(twin)
-        assert net[1].state is not None
-        assert repr(twin[1]) == repr(net[1])
+        for twin in (copy.deepcopy(net), torch.load(file, **options)):
+            for mine, theirs in zip(neurons(net), neurons(twin)):
+                assert torch.equal(mine.state["v"], theirs.state["v"])
+                assert not theirs.state["v"].requires_grad
+            assert torch.equal(copy.deepcopy(net)(x), twin(x))
+            sc.reset(twin)
+            assert net[1].state is not None
 
     def test_moves_with_the_net(self):
         """``.to(device)`` takes the state along."""
@@ -269,14 +218,6 @@ class TestPlaces:
         assert lif.tau.dtype != torch.float32
         assert lif.state["v"].dtype == torch.float32
         assert torch.equal(lif.state["v"], before)
-
-    def test_moving_keeps_the_graph(self):
-        """A conversion between two steps does not cut backpropagation."""
-        neuron, x = sc.LI(step="single"), torch.ones(2, requires_grad=True)
-        neuron(x)
-        neuron.half()
-        neuron.state["v"].sum().backward()
-        assert x.grad.tolist() == [0.5, 0.5]
 
 
 def shared(lif):
@@ -310,24 +251,6 @@ class TestRegistered:
         with pytest.raises(ValueError, match="'1' and '3'"), sc.carry_state(net):
             raise AssertionError("entered")
 
-    def test_under_two_names_that_are_one_place(self):
-        """A second name for convenience is no second place."""
-
-        class Body(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.lif = sc.LIF()
-                self.body = nn.Sequential(nn.Linear(C, C), self.lif)
-                self.neurons = nn.ModuleList([self.lif])
-
-            def forward(self, x):
-                return self.body(x)
-
-        net = Body()
-        with sc.carry_state(net):
-            net(torch.rand(T, B, C))
-            net(torch.rand(T, B, C))
-
 
 class Places(nn.Module):
     """Two neurons, the first of which may be called at two places."""
@@ -349,40 +272,21 @@ class TestCalled:
 
     TWICE = f"^{COUNT}, and other neurons of the network 3 times"
 
-    def ways(self):
-        """Reset, the end of carried state, and a training step, after three steps or chunks."""
+    @pytest.mark.parametrize("step", ["single", "multi"])
+    def test_two_places(self, step):
+        """The neuron, both counts and the ways out are in the warning, of reset or the end of carried state."""
 
-        def reset(twice):
-            net = Places(twice)
-            for x in torch.rand(3, B, C):
-                net(x)
-            sc.reset(net)
-
-        def carried(twice):
-            net = Places(twice, step="multi")
+        def run(twice):
+            net = Places(twice, step)
+            if step == "single":
+                for x in torch.rand(3, B, C):
+                    net(x)
+                sc.reset(net)
+                return
             with sc.carry_state(net):
                 for x in torch.rand(3, T, B, C):
                     net(x)
 
-        def step(twice):
-            class Loop(nn.Module):
-                def __init__(self):
-                    super().__init__()
-                    self.fc, self.net = nn.Linear(C, C), Places(twice)
-
-                def forward(self, x):
-                    return torch.stack([self.net(self.fc(x_t)) for x_t in x])
-
-            net = Loop()
-            made = sc.training_model(net, sc.losses.ce_max_membrane, torch.optim.SGD(net.parameters(), 0.1))
-            made(torch.rand(3, B, C), torch.zeros(B, dtype=torch.long))
-
-        return reset, carried, step
-
-    @pytest.mark.parametrize("way", [0, 1, 2], ids=["reset", "carry_state", "training_model"])
-    def test_two_places(self, way):
-        """The neuron, both counts and the ways out are in the warning; at one place there is none."""
-        run = self.ways()[way]
         with pytest.warns(RuntimeWarning, match=self.TWICE + ".*make a neuron for each place.*checkpoint_contexts"):
             run(True)
         with warnings.catch_warnings():
@@ -424,31 +328,3 @@ class TestTransforms:
         stepwise = torch.func.vmap(lambda x_t, v: lif.run(x_t.unsqueeze(0), state={"v": v})[0].squeeze(0))
         lif(x[0])
         torch.testing.assert_close(stepwise(x[1], lif.state["v"]), lif(x[1]))
-
-
-@pytest.mark.skipif(not COMPILES, reason="torch.compile of neurons needs torch 2.6 here")
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # the compiler's own
-def test_a_compiled_reset_knows_of_no_other_network():
-    """Each network that was reset since compiled the graph anew, since it stood in a table of all of them."""
-    from torch._dynamo.testing import CompileCounter
-
-    class Steps(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.lif = sc.LIF(step="single", backend="torch")
-
-        def forward(self, x):
-            sc.reset(self)
-            return torch.stack([self.lif(now) for now in x])
-
-    net, others, counter, x = Steps(), [Steps() for _ in range(3)], CompileCounter(), torch.rand(T, B, C)
-    torch._dynamo.reset()
-    used = torch.compile(net, backend=counter)
-    with torch.no_grad():
-        first = used(x)
-        compiled = counter.frame_count
-        for other in others:
-            other(x)
-            assert torch.equal(used(x), first)
-        assert counter.frame_count == compiled
-        assert torch.equal(net(x), first)

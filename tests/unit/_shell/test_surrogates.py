@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import spikecore as sc
-from spikecore.lang import ops
 from spikecore_torch.backend import TorchBackend
 
 S = sc.surrogate
@@ -96,29 +95,6 @@ class Deciding(sc.Surrogate):
         return self.alpha * u
 
 
-@dataclass(frozen=True)
-class Scaled(sc.Surrogate):
-    """A surrogate around another."""
-
-    inner: sc.Surrogate
-    factor: float = 1.0
-
-    def derivative(self, u):
-        return self.factor * self.inner.derivative(u)
-
-
-class Plain(sc.Surrogate):
-    """With attributes and no fields, and arithmetic of every kind."""
-
-    def __init__(self, k):
-        self.k = k
-
-    def derivative(self, u):
-        k = self.k
-        total = +k + abs(-k) * 2 - 3 / k + k**2 + 2**k - (1 - k) + ops.sqrt(k) + k / 4.0 + True * k
-        return ops.where(u > 0.0, total, k // 2 + k % 2)
-
-
 def test_what_python_decides_is_decided_for_every_value():
     """An ``if`` or a function of ``math`` on a number is right for each surrogate."""
     assert torch.equal(slope(Deciding(0.5)), 0.5 * U)
@@ -126,48 +102,18 @@ def test_what_python_decides_is_decided_for_every_value():
         torch.testing.assert_close(slope(Deciding(alpha)), alpha**0.5 / (1 + U * U))
 
 
-@pytest.mark.parametrize("k", [1.25, 3.0])
-def test_arithmetic_is_followed(k):
-    """The operators of Python give what they give on floats; what is not followed is a constant."""
-    total = k + k * 2 - 3 / k + k**2 + 2**k - (1 - k) + math.sqrt(k) + k / 4.0 + k
-    expected = torch.where(U > 0, torch.tensor(total), torch.tensor(k // 2 + k % 2))
-    assert torch.equal(slope(Plain(k)), expected)
-    # the whole sum is one number that the host computes, and the other branch a constant
-    assert len(Once(surrogate=Plain(k)).program.numbers) == 1
-
-
-def test_surrogates_in_surrogates():
-    """The numbers of an inner surrogate are followed as well."""
-    one, other = Scaled(S.ATan(3.0), 2.0), Scaled(S.ATan(1.0), 0.5)
-    assert Once(surrogate=one).program == Once(surrogate=other).program
-    for surrogate in (one, other):
-        torch.testing.assert_close(slope(surrogate), slope(surrogate.inner) * surrogate.factor)
-
-
 class Ternary(sc.Neuron):
-    """Spikes of +1 and -1."""
+    """Spikes of +1, whose surrogate has a width from parameters, and of -1 with a surrogate of their own."""
 
     states = {"v": 0.0}
-    params = {"tau": 2.0, "above": 1.0, "below": 1.5}
+    params = {"tau": 2.0, "above": 1.0, "alpha": 2.0}
     lower = S.Sigmoid(alpha=2.0)
 
     def dynamics(self, x, s, p):
         h = s.v + (x - s.v) / p.tau
-        up = self.spike(h - p.above)
-        down = self.spike(-h - p.below, surrogate=self.lower)
-        return up - down, {"v": h - up * p.above + down * p.below}
-
-
-class Width(sc.Neuron):
-    """LIF whose surrogate has a width of its own."""
-
-    states = {"v": 0.0}
-    params = {"tau": 2.0, "alpha": 2.0}
-
-    def dynamics(self, x, s, p):
-        h = s.v + (x - s.v) / p.tau
-        z = self.spike(h - 1.0, surrogate=S.ATan(alpha=3.0 * p.alpha / p.tau))
-        return z, {"v": h - z}
+        up = self.spike(h - p.above, surrogate=S.ATan(alpha=3.0 * p.alpha / p.tau))
+        down = self.spike(-h - 1.5, surrogate=self.lower)
+        return up - down, {"v": h - up * p.above + down * 1.5}
 
 
 class Step(torch.autograd.Function):
@@ -201,69 +147,40 @@ def gradients(out, *leaves):
     return [out.detach(), *torch.autograd.grad(out, leaves, torch.cos(torch.arange(out.numel())).view(out.shape))]
 
 
-class TestTwo:
-    def loop(self, x, tau, above, below, sharp):
-        v, out = torch.zeros_like(x[0]), []
-        for now in x:
-            h = v + (now - v) / tau
-            up = Step.apply(h - above, atan(h - above, 2.0))
-            down = Step.apply(-h - below, logistic(-h - below, sharp))
-            v = h - up * above + down * below
-            out.append(up - down)
-        return torch.stack(out)
+class TestOfSpikes:
+    """Spikes of one neuron with surrogates of their own, and numbers that are expressions of parameters."""
 
-    def test_each_spike_has_its_own_derivative(self):
-        """Values and gradients are those of a loop with both derivatives, also after one surrogate is exchanged."""
-        neuron, x = Ternary(learn=("tau", "above", "below"), backend="torch"), drawn()
+    @pytest.mark.parametrize("alpha", [2.5, [0.5, 1.0, 2.0, 4.0, 8.0]], ids=["shared", "per channel"])
+    def test_each_spike_has_its_own_derivative(self, alpha):
+        """Those of a loop, also after one surrogate is exchanged; no gradient flows to tau through the width."""
+        alpha, x = torch.tensor(alpha), drawn()
+        neuron = Ternary(alpha=alpha, learn=("tau", "above"), backend="torch")
         for sharp in (2.0, 5.0):
             neuron.lower = S.Sigmoid(alpha=sharp)
-            numbers = [parameter.detach().clone().requires_grad_() for parameter in neuron.parameters()]
-            right = gradients(self.loop(x, *numbers, sharp), x, *numbers)
+            tau, above = (parameter.detach().clone().requires_grad_() for parameter in neuron.parameters())
+            v, out = torch.zeros_like(x[0]), []
+            for now in x:
+                h = v + (now - v) / tau
+                up = Step.apply(h - above, atan(h - above, 3.0 * alpha / tau))
+                down = Step.apply(-h - 1.5, logistic(-h - 1.5, sharp))
+                v = h - up * above + down * 1.5
+                out.append(up - down)
+            right = gradients(torch.stack(out), x, tau, above)
             found = gradients(neuron(x), x, *neuron.parameters())
             assert set(found[0].unique().tolist()) == {-1.0, 0.0, 1.0}
             for one, other in zip(found, right):
                 torch.testing.assert_close(one, other)
 
-    @pytest.mark.parametrize("wrong", [S.ATan, "ATan", torch.sigmoid])
-    def test_what_is_no_surrogate_is_refused(self, wrong):
-        """A class, a name and a function are refused by what they are."""
-        neuron = Ternary(backend="torch")
-        neuron.lower = wrong
-        with pytest.raises(TypeError, match=r"spike: surrogate=.* must be a surrogate, such as sc.surrogate.ATan\("):
-            neuron(drawn())
-
-
-class TestWidths:
-    def loop(self, x, tau, alpha):
-        v, out = torch.zeros_like(x[0]), []
-        for now in x:
-            h = v + (now - v) / tau
-            z = Step.apply(h - 1.0, atan(h - 1.0, 3.0 * alpha / tau))
-            v = h - z
-            out.append(z)
-        return torch.stack(out)
-
-    @pytest.mark.parametrize("alpha", [2.5, [0.5, 1.0, 2.0, 4.0, 8.0]], ids=["shared", "per channel"])
-    def test_the_width_is_the_parameters_and_takes_no_gradient(self, alpha):
-        """Gradients are those of a loop whose derivative is a number: none flows to tau through the width."""
-        alpha, x = torch.tensor(alpha), drawn()
-        neuron = Width(alpha=alpha, learn=("tau",), backend="torch")
-        tau = neuron.tau.detach().clone().requires_grad_()
-        right = gradients(self.loop(x, tau, alpha), x, tau)
-        found = gradients(neuron(x), x, neuron.tau)
-        for one, other in zip(found, right):
-            torch.testing.assert_close(one, other)
-
     def test_only_what_the_equations_read_is_learnt(self):
         """A parameter that only a surrogate reads has no gradient, so that learning it is an error and not a 0."""
-        message = r"Width: learn=\('alpha',\): only the derivative of a spike reads 'alpha', and no gradient flows"
+        message = r"Ternary: learn=\('alpha',\): only the derivative of a spike reads 'alpha', and no gradient flows"
         with pytest.raises(ValueError, match=message):
-            Width(learn=("alpha",), backend="torch")(drawn())
+            Ternary(learn=("alpha",), backend="torch")(drawn())
 
     def test_of_a_state_it_is_refused(self):
         """A width may not depend on a state or an input."""
 
-        class Wrong(Width):
+        class Wrong(Ternary):
             def dynamics(self, x, s, p):
                 return self.spike(x, surrogate=S.ATan(alpha=s.v + 1.0)), {"v": x}
 
@@ -276,12 +193,3 @@ class TestWidths:
         """A tensor belongs into a parameter, which the surrogate of a spike reads."""
         with pytest.raises(TypeError, match=r"LIF: surrogate=ATan\(.*: alpha must be a number; for one that is learn"):
             sc.LIF(surrogate=S.ATan(alpha=torch.tensor(2.0)))
-
-    def test_by_hand_a_tensor_is_a_number(self):
-        """In a call by hand the number of a surrogate is a tensor, of any shape, without a gradient."""
-        u = torch.linspace(-1.0, 1.0, 5, dtype=torch.float64, requires_grad=True)
-        alpha = torch.linspace(1.0, 5.0, 5, requires_grad=True)
-        z = sc.ops.spike(u, S.ATan(alpha=alpha))
-        z.sum().backward()
-        torch.testing.assert_close(u.grad, atan(u, alpha.double()))
-        assert alpha.grad is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pkgutil
 import types
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, Dict, List, Optional, Tuple
 
 import pytest
@@ -14,7 +13,6 @@ from torch import nn
 
 import spikecore as sc
 from kernel_loop import Loop, bound
-from spikecore.kernels import _recurrent
 from spikecore.testing._loopback import installed
 from spikecore_torch.backend import TorchBackend
 
@@ -105,30 +103,6 @@ def test_values_and_gradients_are_those_of_the_reference(
             torch.testing.assert_close(ours, one, rtol=1e-10, atol=1e-12)
 
 
-def test_a_start_that_is_learnt_gets_its_gradient() -> None:
-    """The initial state is a parameter, through all steps."""
-
-    class Started(sc.Neuron):
-        states = {"v": "start"}
-        params = {"start": 0.25, "threshold": 1.0}
-
-        def dynamics(self, x: Any, s: Any, p: Any) -> Any:
-            h = 0.5 * s.v + x
-            z = self.spike(h - p.threshold)
-            return z, {"v": h - z}
-
-    grads = []
-    for backend in (Loop(), TorchBackend()):
-        net = net_of(Started(learn=("start",)), 3, torch.float64)
-        bound(net.neuron, backend)
-        out = net(torch.linspace(-1, 2, 30, dtype=torch.float64).view(5, 2, 3))
-        (out * torch.linspace(0, 1, 30).view(5, 2, 3)).sum().backward()
-        grads.append(net.neuron.start.grad)
-        assert net.looped == ""
-    assert grads[0].item() != 0.0
-    torch.testing.assert_close(grads[0], grads[1])
-
-
 def test_what_is_kept_for_backward() -> None:
     """What the neuron was given at each step, and states after every root of the steps; the input itself is not."""
     kept: List[Tuple[int, ...]] = []
@@ -175,124 +149,3 @@ def test_backward_within_autocast() -> None:
                 found.append(torch.autograd.grad(out.sum(), [*net.parameters(), *state.values()]))
     for plain, within in zip(*found):
         assert torch.equal(plain, within)
-
-
-def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
-    """Normal numbers of many sizes."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator) * torch.randn(*shape, generator=generator).mul(8).exp2()
-
-
-@pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> List[int]:
-    """As on a GPU whose tensor cores take products of any size; gives the rows of each product."""
-    calls: List[int] = []
-
-    def multiplied(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        assert a.dtype == b.dtype == torch.bfloat16
-        calls.append(a.shape[0])
-        return (a.double() @ b.double()).float()
-
-    monkeypatch.setattr(_recurrent, "multiplied", multiplied)
-    monkeypatch.setattr(_recurrent, "is_quicker", lambda weight, rows, steps: weight.dtype == torch.float32)
-    return calls
-
-
-def test_three_parts_are_the_number() -> None:
-    """To the bit, with infinite ones, NaN of any bits, the largest, and subnormal ones down to 2^-133."""
-    special = [0.0, -0.0, float("inf"), -float("inf"), float("nan"), 3.4028234663852886e38, -3.4e38, 2.0**-133]
-    odd = torch.tensor([0x7F800001, -1], dtype=torch.int32).view(torch.float32)  # NaN whose high bits say infinite
-    x = torch.cat([drawn(500), torch.tensor(special), drawn(50) * 2.0**-60, odd])
-    parts = _recurrent.parts_of(x)
-    assert [part.dtype for part in parts] == [torch.bfloat16] * 3
-    assert torch.equal(sum(part.float() for part in parts).nan_to_num(1.25), x.nan_to_num(1.25))
-
-
-def gpu(width: int, dtype: torch.dtype = torch.float32, device: str = "cuda") -> Any:
-    """What is read of a weight."""
-    return SimpleNamespace(shape=(width, width), dtype=dtype, device=torch.device(device))
-
-
-def test_which_products_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large ones of float32 with aligned rows, for as many steps as make up for the split."""
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
-    monkeypatch.setattr(torch.ops.aten.mm, "dtype", object(), raising=False)
-    is_quicker = _recurrent.is_quicker
-    assert is_quicker(gpu(1024), 256, 100)
-    assert is_quicker(gpu(1000), 256, 100)
-    assert not is_quicker(gpu(1001), 256, 100)
-    assert not is_quicker(gpu(1024), 1, 100)
-    assert not is_quicker(gpu(1024), 0, 100)
-    assert not is_quicker(gpu(1024), 256, 4)
-    assert not is_quicker(gpu(256), 10**6, 100)
-    assert not is_quicker(gpu(1024, torch.float16), 256, 100)
-    assert not is_quicker(gpu(1024, torch.float64), 256, 100)
-    assert not is_quicker(gpu(1024, device="cpu"), 256, 100)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (7, 5))
-    assert not is_quicker(gpu(1024), 256, 100)
-
-
-def test_products_that_may_round_to_tf32_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They were asked for, by the older name or the newer one."""
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
-    monkeypatch.setattr(torch.ops.aten.mm, "dtype", object(), raising=False)
-    for asked in (SimpleNamespace(allow_tf32=True), SimpleNamespace(fp32_precision="tf32")):
-        monkeypatch.setattr(torch.backends.cuda, "matmul", asked)
-        assert not _recurrent.is_quicker(gpu(1024), 256, 100)
-
-
-def test_a_step_is_the_product_of_float32(taken: List[int]) -> None:
-    """Rounded once."""
-    weight, more = drawn(9, 9), drawn(9, seed=1)
-    spikes = (drawn(5, 9, seed=2) > 0).float()
-    exact = spikes.double() @ weight.double().t() + more.double()
-    found = _recurrent.SpikesTimes(weight, more, 5)(spikes)
-    assert torch.equal(found, exact.float())
-    assert taken == [5]
-
-
-@pytest.mark.parametrize(("first", "deterministic"), [(0.375, False), (1.0, True)])
-def test_a_layer_gives_what_it_gives_without(taken: List[int], first: float, deterministic: bool) -> None:
-    """Values to the bit with weights whose sums are exact; the first output may be any number."""
-    linear = nn.Linear(7, 7)
-    with torch.no_grad():
-        for k, value in enumerate(linear.parameters()):
-            value.copy_(drawn(*value.shape, seed=k).clamp(-2, 2).mul(8).round() / 8)
-    net = sc.Recurrent(sc.LIF(2.0), linear, fused=True)
-    x = drawn(20, 3, 7).clamp(-3, 3)
-
-    def called(backend: str) -> Any:
-        net.zero_grad()
-        sc.set_backend(net, backend)
-        given = x.clone().requires_grad_()
-        state = {name: value.detach() for name, value in net.run(x[:1])[1].items()}
-        state["feedback"] = torch.full((3, 7), first)
-        out, final, trace = net.run(given, state=state, record=("v",))
-        (out * out.detach().cumsum(0)).sum().backward()
-        values = [out.detach(), *(one.detach() for one in [*final.values(), *trace.values()])]
-        return values, [given.grad, *(p.grad for p in net.parameters())]
-
-    torch.use_deterministic_algorithms(deterministic)
-    try:
-        with installed(Loop, devices=("cpu",)) as name:
-            values, gradients = called("torch")
-            assert not taken
-            again, others = called(name)
-            assert len(taken) == 19  # the first step's is as ever
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert values[0].count_nonzero()
-    assert all(torch.equal(a, b) for a, b in zip(again, values))
-    assert all((a - b).norm() <= 1e-6 * b.norm() for a, b in zip(others, gradients))
-
-
-@pytest.mark.parametrize("neuron", [sc.LI(2.0), sc.TernaryLIF()], ids=lambda n: type(n).__name__)
-def test_other_outputs_are_multiplied_as_ever(taken: List[int], neuron: Any) -> None:
-    """Those of a leaky integrator have more bits than a part; of ternary spikes nothing says that they are short."""
-    with installed(Loop, devices=("cpu",)) as name:
-        net = sc.Recurrent(neuron, nn.Linear(7, 7), fused=True)
-        sc.set_backend(net, name)
-        net(drawn(40, 3, 7))
-    assert not taken

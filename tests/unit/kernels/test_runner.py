@@ -10,9 +10,8 @@ from torch import Tensor
 
 import spikecore as sc
 from kernel_loop import LAYOUTS, SHAPE, Gated, Loop, bound, channels_last, gradients, image, same, twins
-from spikecore.backend import BackendError, Spec
+from spikecore.backend import BackendError
 from spikecore.kernels import KernelRunner, layout_of
-from spikecore.kernels._layout import Layout
 
 
 @pytest.mark.parametrize(
@@ -86,20 +85,6 @@ def test_empty_and_small(shape: Tuple[int, ...]) -> None:
     same(*found)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_dtypes(dtype: torch.dtype) -> None:
-    """Outputs and input gradients have the input's dtype; state and parameter gradients that of arithmetic."""
-    ours, theirs = twins(lambda: sc.LIF(learn=("tau",)))
-    found = []
-    for neuron in (ours, theirs):
-        x = image(dtype=dtype).requires_grad_()
-        y, end = neuron.run(x)
-        g = gradients([y, end["v"]], [x, neuron.tau], [image(dtype=dtype, seed=2), torch.ones_like(end["v"])])
-        assert (y.dtype, end["v"].dtype, g[0].dtype) == (dtype, sc.backend.compute_dtype(dtype), dtype)
-        found.append([y, end["v"], *g])
-    same(*found, rtol=1e-2, atol=1e-2) if dtype != torch.float64 else same(*found)
-
-
 def test_gradient_for_some_only() -> None:
     """Each input, state and parameter alone gets its gradient, and no work is done for the others."""
     ours, theirs = twins(lambda: Gated(tau=torch.tensor(2.0), learn=("tau",)))
@@ -118,39 +103,6 @@ def test_gradient_for_some_only() -> None:
                 found.append(gradients([b, end["v"]], [target], [image(seed=7), image(1, seed=8)[0]]))
         if found:
             same(*found, rtol=1e-4, atol=1e-5)
-
-
-def test_a_program_has_one_name_everywhere() -> None:
-    """The key of the registered ops depends on backend, program and spec alone."""
-    spec = Spec(torch.float32, None, ("number",) * 5)
-    key = KernelRunner(Loop(), sc.LIF().program, spec).key
-    assert key == KernelRunner(Loop(), sc.LIF(3.0).program, spec).key
-    assert key != KernelRunner(Loop(), sc.LIF(reset="soft").program, spec).key
-    assert key != KernelRunner(Loop(), sc.LIF().program, Spec(torch.float32, 4, ("number",) * 5)).key
-
-
-def test_layout_finds_the_channel() -> None:
-    """Neuron i in the order of memory belongs to channel (i // inner) % C."""
-    for name in ("contiguous", "channels-last", "batch last"):
-        x = LAYOUTS[name](image())
-        layout = layout_of(x)
-        labels = torch.arange(4).view(1, 4, 1, 1).expand(SHAPE)
-        memory = labels.permute(layout.order).flatten() if layout.order else labels.flatten()
-        inner = layout.inner_of(1)
-        assert torch.equal((torch.arange(memory.numel()) // inner) % 4, memory), name
-    assert Layout((2, 3), None).inner_of(0) == 3
-
-
-def test_a_view_of_opposite_numbers_is_taken_for_what_it_says() -> None:
-    """An input and a cotangent whose memory holds the opposite of their values."""
-    neuron, reference = twins(sc.LIF)
-    x, grad = image().requires_grad_(), image(seed=1)
-    for one in (neuron, reference):
-        one(torch._neg_view(-x)).backward(torch._neg_view(-grad))
-    ours, x.grad = x.grad, None
-    assert ours is not None
-    reference(x).backward(2 * grad)
-    same(ours, x.grad)
 
 
 def test_no_steps_give_a_state_of_its_own() -> None:
@@ -243,33 +195,6 @@ def test_other_orders(kind: str, order: str, monkeypatch: Any) -> None:
 class TestUnusual:
     """What is unusual about a call does not change its numbers."""
 
-    @pytest.mark.parametrize("kind", ["numbers", "channels"])
-    def test_a_cotangent_of_any_layout(self, kind: str) -> None:
-        """One number for all, as sum() gives it, one step for all, a transposed one, a negated one."""
-        x = drive()
-        dense = torch.rand(x.shape)
-        for cotangent in (
-            torch.tensor(0.5).expand(x.shape),
-            dense[:1].expand(x.shape),
-            dense.transpose(1, 3).contiguous().transpose(1, 3),
-            torch.complex(dense, dense).conj().imag,
-        ):
-            neuron = made(kind)
-            found = results(neuron, x, cotangent)
-            wanted = results(neuron, x, cotangent.resolve_neg().contiguous())
-            assert all(torch.equal(a, b) for a, b in zip(found, wanted))
-
-    @pytest.mark.parametrize("kind", ["numbers", "channels"])
-    def test_an_input_of_any_layout(self, kind: str) -> None:
-        """Transposed, and negated without its values being written."""
-        x = drive()
-        neuron = made(kind)
-        wanted = neuron(x)
-        assert torch.equal(neuron(x.transpose(1, 3).contiguous().transpose(1, 3)), wanted)
-        assert torch.equal(neuron(torch.complex(-x, -x).conj().imag), wanted)
-        assert neuron(x[:0]).shape == (0, 3, C, 2)
-        assert neuron(x[:, :0]).shape == (6, 0, C, 2)
-
     def test_second_derivatives_are_refused(self) -> None:
         """The first is the kernel's also under create_graph=True, for a channel's parameter in its own shape."""
         x = drive().requires_grad_()
@@ -286,41 +211,3 @@ class TestUnusual:
         neuron = made("scalar").half()
         found = results(neuron, drive())
         assert [g.dtype for g in found[2:]] == [torch.float16] * 2
-
-
-@pytest.mark.parametrize(("T", "takes"), [(3, True), (6, True), (6, False)])
-def test_a_launch_of_dense_tensors(T: int, takes: bool) -> None:
-    """A backend may give one for tensors of one size; where it does not take them, the launch of all tensors runs."""
-    counted = []
-
-    class Sized:
-        def __init__(self, launch: Any, groups: int) -> None:
-            self.launch, self.groups = launch, groups
-
-        def __call__(self, *args: Any) -> Any:
-            counted.append("all")
-            return self.launch(*args)
-
-        def dense(self, geometry: Any, counts: Any) -> Any:
-            assert len(counts) == self.groups
-
-            def launch(tensors: Any, params: Any) -> Any:
-                counted.append("dense")
-                each = iter(tensors)
-                groups = [[next(each) for _ in range(count)] for count in counts]
-                groups[2] = params
-                return (self.launch(geometry, *groups) or ()) if takes else None
-
-            return launch
-
-    class Dense(Loop):
-        def forward(self, plan: Any) -> Any:
-            return Sized(super().forward(plan), 7)
-
-        def backward(self, plan: Any) -> Any:
-            return Sized(super().backward(plan), 9)
-
-    for kind in ("numbers", "channels"):
-        neuron = bound(NEURONS[kind](), Dense(4))
-        assert all(torch.equal(a, b) for a, b in zip(results(neuron, drive(T)), results(made(kind), drive(T))))
-    assert counted == (["dense"] * 4 if takes else ["dense", "all"] * 4)

@@ -10,7 +10,6 @@ import torch
 import spikecore as sc
 from spikecore.lang import Node, topological
 from spikecore.lang.eager import evaluate
-from spikecore.lang.node import const
 from spikecore.neurons import example
 
 T, SHAPE = 6, (4, 3)
@@ -136,46 +135,8 @@ class TestThroughTime:
         assert len(expected) == len(actual)
         assert_close(expected, actual)
 
-    def test_a_parameter_sets_the_state_at_rest(self):
-        """At rest, what reaches the initial state goes on to the parameter that it is."""
-        neuron = sc.LIF(2.5, v_reset=-0.2, learn=("v_reset",), backend="torch").double()
-        program = neuron.program
-        x = random(T, *SHAPE, seed=1)
-        weight = random(T, *SHAPE, seed=2)
-        (expected,) = torch.autograd.grad(neuron.run(x)[0], [neuron.v_reset], weight)
-        params = [torch.as_tensor(value, dtype=torch.float64).detach() for _, value in neuron.named_values().items()]
-        rest = [params[program.params.index(node.attr)].expand(SHAPE) for node in program.initial]
-        _, _, _, (to_v,), (to_param,) = by_adjoint(
-            program, ("v_reset",), [x], rest, params, [weight], [torch.zeros(SHAPE).double()]
-        )
-        assert_close([expected], [to_param + to_v.sum()])
-
-
-class TestByHand:
-    def test_lif(self):
-        """One step of LIF has the derivatives of the paper."""
-        program = sc.LIF(surrogate=sc.surrogate.StraightThrough()).program
-        adjoint = program.adjoint(("tau",))
-        x, v, tau, threshold, v_reset, g_out, g_v = 0.5, 0.25, 2.0, 0.3, -1.0, 3.0, 5.0
-        h = v + (x - (v - v_reset)) / tau
-        to_h = g_out + g_v * ((v_reset - h) + (1.0 if h < threshold else 0.0))
-        expected = (to_h / tau, to_h * (1 - 1 / tau), -to_h * (x - (v - v_reset)) / tau**2)
-        leaves = [*program.leaves, Node("out_grad", (), 0), Node("next_grad", (), "v")]
-        numbers = (x, v, tau, threshold, v_reset, g_out, g_v)
-        values = {leaf: torch.tensor(number).double() for leaf, number in zip(leaves, numbers)}
-        actual = evaluate([*adjoint.inputs, *adjoint.states, *adjoint.params], values, values[leaves[0]])
-        assert pytest.approx(expected, rel=1e-12) == [value.item() for value in actual]
-
 
 class TestStructure:
-    def test_nothing_flows_through_detach(self):
-        """Where the output is detached, its cotangent is in no expression, and its parameter's gradient is 0."""
-        adjoint = Memory().program.adjoint(("k",))
-        assert (const(0.0),) == adjoint.params
-        needed = topological([*adjoint.inputs, *adjoint.states])
-        assert "out_grad" not in {node.op for node in needed}
-        assert {"next_grad"} == {node.op for node in needed if node.is_leaf and node.op != "const"}
-
     def test_a_cotangent_that_does_not_arrive_is_in_no_expression(self):
         """What does not arrive has no leaf, and a state that no cotangent leads to has none."""
         program = sc.LIF().program
@@ -202,6 +163,10 @@ class TestStructure:
             ({"outputs": [True, True]}, r"has 1 outputs, give one value for each"),
             ({"trace": ["u"]}, r"trace=\('u',\): the states"),
             ({"final": ["u"]}, r"final=\('u',\): the states"),
+            (
+                {"learn": ("tau", "beta")},
+                r"beta is no parameter of <Program LIF \w+>: \('tau', 'threshold', 'v_reset'\)",
+            ),
             ({"final": "v"}, r"final='v' is one text; give a list of names of states, \['v'\]"),
         ],
     )
@@ -209,10 +174,3 @@ class TestStructure:
         """Another number of outputs and the name of no state are errors that name the argument."""
         with pytest.raises(ValueError, match=words):
             sc.LIF().program.adjoint(**asked)
-
-    @pytest.mark.parametrize("learn", [("beta",), ("tau", "beta"), ("v",)])
-    def test_unknown_parameter(self, learn):
-        """A name that is no parameter is an error that names it and lists what there is."""
-        message = rf"{learn[-1]} is no parameter of <Program LIF \w+>: \('tau', 'threshold', 'v_reset'\)"
-        with pytest.raises(ValueError, match=message):
-            sc.LIF().program.adjoint(learn)

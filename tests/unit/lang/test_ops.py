@@ -12,7 +12,6 @@ import torch
 
 from derivatives import assert_equal, by_rules, by_torch, columns, recorded, weights
 from spikecore import surrogate
-from spikecore.lang import _functions as _root
 from spikecore.lang import ops, topological
 from spikecore.lang.eager import TORCH
 from spikecore.lang.node import OPERATIONS
@@ -97,25 +96,6 @@ ROWS = {
         [(1.0, 0.0), (-1.0, -0.0), (0.0, 0.0), (0.0, 2.0), (1.0, INF), (INF, INF), (1e300, 1e-300), (1e-300, 1e300)],
     ),
     "neg": same(lambda a: -a, ORDINARY, [*ZEROS, *INFINITIES, *HUGE]),
-    "exp": Row(ops.exp, torch.exp, math.exp, ORDINARY, [*ZEROS, *INFINITIES, (700.0,), (800.0,), (-700.0,), (-800.0,)]),
-    "log": Row(ops.log, torch.log, math.log, POSITIVE, [*ZEROS, (-1.0,), (INF,), (1e300,), (1e-300,), (5e-324,)]),
-    "sqrt": Row(ops.sqrt, torch.sqrt, math.sqrt, POSITIVE, [*ZEROS, (-1.0,), (INF,), (1e300,), (1e-300,)]),
-    "tanh": Row(ops.tanh, torch.tanh, math.tanh, ORDINARY, [*ZEROS, *INFINITIES, *HUGE, (20.0,), (-20.0,)]),
-    "sigmoid": Row(
-        ops.sigmoid,
-        torch.sigmoid,
-        lambda x: 1.0 / (1.0 + math.exp(-x)),
-        ORDINARY,
-        [*ZEROS, *INFINITIES, *HUGE, (40.0,), (-40.0,), (800.0,), (-800.0,)],
-    ),
-    "softplus": Row(
-        ops.softplus,
-        lambda x: torch.logaddexp(x, torch.zeros_like(x)),
-        lambda x: max(x, 0.0) + math.log1p(math.exp(-abs(x))),
-        ORDINARY,
-        [*ZEROS, *INFINITIES, *HUGE, (NAN,), (19.5,), (20.5,), (40.0,), (-40.0,), (800.0,), (-700.0,)],
-    ),
-    "erf": Row(ops.erf, torch.erf, math.erf, ORDINARY, [*ZEROS, *INFINITIES, *HUGE, (NAN,), (6.0,), (-6.0,), (30.0,)]),
     "sign": Row(
         ops.sign, torch.sign, lambda x: math.copysign(1.0, x), ORDINARY, [*ZEROS, *INFINITIES, *HUGE, (5e-324,)]
     ),
@@ -220,7 +200,7 @@ ROWS = {
 def function(row: Operation) -> Row:
     """A row for a function of one number that has no special points: Python's value is the suite's."""
     value, smooth = VALUE[row.name], POSITIVE if row.unbounded else ORDINARY
-    edges = [*ZEROS, *INFINITIES, *HUGE, (NAN,)]
+    edges = [*ZEROS, *INFINITIES, *HUGE, (NAN,), (20.0,), (-20.0,), (800.0,), (-800.0,)]
     return Row(getattr(ops, row.name), row.torch, lambda x: float(value(np.float64(x))), smooth, edges)
 
 
@@ -368,14 +348,8 @@ class TestSpike:
         value, _ = by_rules(lambda u: ops.spike(u, surrogate.ATan(), strict), args, torch.ones(7).double())
         assert [at_zero, at_zero, 1.0, 0.0, 0.0, 1.0, 0.0] == value.tolist()
 
-    def test_number_in_number_out(self):
-        """A spike of a Python number is a Python number."""
-        assert [ops.spike(0.0, surrogate.ATan(), strict) for strict in (False, True, True)] == [1.0, 0.0, 0.0]
-        assert isinstance(ops.spike(0.5, surrogate.ATan()), float)
-
 
 BINADE = 1 << 23
-LITTLE = torch.arange(1, 64, dtype=torch.int32)
 
 
 def every(first, count=2 * BINADE):
@@ -389,39 +363,7 @@ def nearest(x):
     return torch.from_numpy(np.sqrt(x.numpy()))
 
 
-def beside(x, units):
-    """Numbers so many units in the last place from these."""
-    kind = torch.int32 if x.dtype == torch.float32 else torch.int64
-    return (x.view(kind) + units).view(x.dtype)
-
-
 def test_every_number():
     """All float32 of [1, 4), through float64, as on a CPU."""
     x = every(1.0)
     assert torch.equal(TORCH["sqrt"](x), nearest(x))
-
-
-@pytest.mark.parametrize("units", [-3, -1, 0, 2])
-def test_a_root_that_is_some_units_off(units):
-    """Up to three, as SYCL allows: every 16th number, and those whose roots are nearest to a midpoint."""
-    x = torch.cat([every(1.0)[::16], every(1.0, 64), beside(torch.tensor([4.0]), -LITTLE)])
-    right = nearest(x)
-    y = beside(right, units)
-    assert torch.equal(y + _root.correction(x, y), right)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("units", [-1, 1])
-def test_numbers_of_every_size(dtype, units):
-    """Subnormal and the largest ones included; of float64 as many as of float32."""
-    generator = torch.Generator().manual_seed(7)
-    if dtype == torch.float32:
-        drawn = torch.randint(1, 0x7F800000, (1 << 20,), generator=generator).to(torch.int32).view(dtype)
-    else:
-        drawn = torch.randint(1, 0x7FF << 52, (1 << 20,), generator=generator).view(dtype)
-    limits = torch.finfo(dtype)
-    small = limits.tiny * limits.eps
-    x = torch.cat([drawn, torch.tensor([small, 3 * small, limits.tiny, limits.max], dtype=dtype)])
-    right = nearest(x)
-    y = beside(right, units)
-    assert torch.equal(y + _root.correction(x, y), right)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+from typing import Callable, Dict, NamedTuple, Tuple
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import forward_ad
 
 import spikecore as sc
@@ -15,7 +14,6 @@ from places import check
 from spikecore.lang.eager import TORCH
 from spikecore.lang.operations import ROWS, Operation
 
-VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 DERIVATIVE = sc.surrogate.ATan(2.0).derivative
 #: Some numbers, with ties, zeros, and bounds that are met.
 LEFT = torch.tensor([0.5, 1.0, -1.5, 2.0, 0.0, 0.75], dtype=torch.float64)
@@ -71,7 +69,7 @@ CASES["sqrt of float32"] = Case(TORCH["sqrt"], (ABOVE.float(),))
 
 def test_the_table_is_whole() -> None:
     """Every operation of the language is in it."""
-    check("tests/unit/lang/test_followed.py: CASES", TORCH, CASES, others=True)
+    check("tests/unit/lang/test_transforms.py: CASES", TORCH, CASES, others=True)
 
 
 def tangents(args: Tuple[Tensor, ...], seed: int = 0) -> Tuple[Tensor, ...]:
@@ -119,20 +117,6 @@ def test_vmap(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_second_derivatives_in_mixed_modes(name: str) -> None:
-    """Forward over reverse, and reverse over forward, are reverse over reverse."""
-    case = CASES[name]
-
-    def value(*args: Tensor) -> Tensor:
-        return (case.write(*args) * sum(args)).sum()
-
-    func, x = torch.func, case.args
-    expected = func.jacrev(func.jacrev(value))(*x)
-    torch.testing.assert_close(func.jacfwd(func.jacrev(value))(*x), expected)
-    torch.testing.assert_close(func.jacrev(func.jacfwd(value))(*x), expected)
-
-
-@pytest.mark.parametrize("name", CASES)
 def test_forward_mode_within_forward_mode(name: str) -> None:
     """It is right, or refused: of an autograd.Function torch would give 0."""
     case = CASES[name]
@@ -148,47 +132,6 @@ def test_forward_mode_within_forward_mode(name: str) -> None:
             twice(*case.args)
     else:
         torch.testing.assert_close(twice(*case.args), torch.func.hessian(value)(*case.args))
-
-
-class Everything(nn.Module):
-    """All operations, each on its own numbers."""
-
-    def forward(self, *args: Tensor) -> List[Tensor]:
-        """Their results."""
-        each = iter(args)
-        return [case.write(*(next(each) for _ in case.args)) for case in CASES.values()]
-
-
-def everything() -> Tuple[Tensor, ...]:
-    return tuple(arg for case in CASES.values() for arg in case.args)
-
-
-compiles = pytest.mark.skipif(
-    VERSION < (2, 6) or sys.version_info >= (3, 14), reason="the reference compiles from torch 2.6 on, to Python 3.13"
-)
-
-
-@compiles
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch's compiler itself
-def test_compile() -> None:
-    """One graph of all of them gives the same values and gradients."""
-    torch._dynamo.reset()
-    results: List[List[Tensor]] = []
-    for run in (Everything(), torch.compile(Everything(), fullgraph=True, backend="aot_eager")):
-        args = [arg.clone().requires_grad_() for arg in everything()]
-        found = run(*args)
-        grads = torch.autograd.grad(sum((out * out).sum() for out in found), args, allow_unused=True)
-        results.append([*found, *(torch.zeros_like(a) if g is None else g for a, g in zip(args, grads))])
-    for mine, theirs in zip(*results):
-        torch.testing.assert_close(mine, theirs, rtol=1e-14, atol=1e-14)
-
-
-@compiles
-def test_export() -> None:
-    """An exported program of all of them computes the same bits."""
-    program = torch.export.export(Everything(), everything())
-    found: Any = program.module()(*everything())
-    assert all(map(torch.equal, found, Everything()(*everything())))
 
 
 class TestNeurons:
