@@ -15,17 +15,12 @@ from kernel_loop import Loop, bound
 from spikecore.backend import BackendError, Spec, Unsupported
 from spikecore.kernels import ForwardPlan
 from spikecore.kernels._call import added_inputs
-from spikecore.kernels.writing import (
-    input_leaf,
-)
+from spikecore.kernels.writing import input_leaf
 from spikecore.lang import Node, Program
 from spikecore.testing._loopback import installed
 from spikecore_cupy.source import print_kernel
 from spikecore_cupy.text import Form
 from spikecore_torch.backend import TorchBackend
-
-T, CHUNK = 6, 4
-
 
 _module: Any = types.ModuleType("flat")
 _text = (pkgutil.get_data("spikecore._scaffold", "templates/kernel.template") or b"").decode()

@@ -18,19 +18,25 @@ BACKENDS: Dict[str, Callable[[], Loop]] = {"torch's statistics": lambda: Loop(4)
 
 
 @pytest.mark.parametrize(
-    ("neuron", "backend"), [*((name, "its own") for name in NEURONS), ("channels", "torch's statistics")]
+    ("neuron", "backend", "shortcut"),
+    [
+        *((name, "its own", None) for name in NEURONS),
+        ("channels", "torch's statistics", None),
+        ("numbers", "its own", "before"),
+        ("channels", "its own", "after"),
+    ],
 )
 @pytest.mark.parametrize("training", [True, False])
-def test_outputs_gradients_and_running_statistics(neuron: str, backend: str, training: bool) -> None:
+def test_outputs_gradients_and_running_statistics(neuron: str, backend: str, shortcut: Any, training: bool) -> None:
     """Bit for bit as through all checks: three calls, with checkpoints and without."""
-    pair = layers(neuron, backend=BACKENDS[backend])
+    pair = layers(neuron, shortcut, backend=BACKENDS[backend])
     if backend != "its own":
         pair[1] = copy.deepcopy(pair[0])
         bound(pair[1].neuron, _slow_without())
     for layer in pair:
         layer.train(training)
     for seed, steps in enumerate((3, 6, 6)):
-        agree(pair, image(steps, seed=seed))
+        agree(pair, image(steps, seed=seed), *[image(steps, seed=9)] * (shortcut is not None))
 
 
 def _slow_without() -> Slow:

@@ -28,8 +28,14 @@ def layer(dtype=torch.float64):
     return nn.Linear(C, C).to(dtype)
 
 
+def built(linear: Any = None, neuron: Any = None, **options: Any) -> Any:
+    """A recurrent layer in float64 that is always the same."""
+    torch.manual_seed(0)
+    return sc.Recurrent(neuron or sc.LIF(1.7), linear or nn.Linear(C, C), **options).double()
+
+
 class TestValues:
-    """Against a loop written by hand."""
+    """A loop over the steps, and one call of the backend."""
 
     def test_any_module_that_keeps_the_shape(self):
         """A convolution, an elementwise gain, an identity."""
@@ -166,17 +172,6 @@ class TestErrors:
             single(x[0, :2])
 
 
-def built(linear: Any = None, neuron: Any = None, **options: Any) -> Any:
-    """A recurrent layer in float64 that is always the same."""
-    torch.manual_seed(0)
-    return sc.Recurrent(neuron or sc.LIF(1.7), linear or nn.Linear(C, C), **options).double()
-
-
-def drawn(*shape: int) -> torch.Tensor:
-    """Normal numbers around 0.5."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.5
-
-
 class Masked(nn.Module):
     """The lower triangle."""
 
@@ -218,7 +213,7 @@ def hooked() -> nn.Module:
 def test_what_no_matrix_can_be_is_a_loop(net: Any, says: str) -> None:
     """It says so, and where one call was asked for it is refused."""
     made = net()
-    x = drawn(T, C, B) if isinstance(made.linear, nn.Conv1d) else drawn(T, B, C)
+    x = values(T, C, B) if isinstance(made.linear, nn.Conv1d) else values(T, B, C)
     out = made(x)
     assert (made.looped, out.shape) == (says, x.shape)
     assert f"steps=a loop ({says})" in repr(made)
@@ -236,7 +231,7 @@ def test_a_backend_without_it_is_given_single_steps() -> None:
         name = "plain"
         capabilities = replace(EVERYTHING, recurrent=False)
 
-    x = drawn(T, B, C)
+    x = values(T, B, C)
     with installed(Plain) as name:
         net = built(neuron=sc.LIF(1.7, backend=name))
         assert torch.equal(net(x), built()(x))
@@ -259,7 +254,7 @@ def test_a_parametrisation_is_computed_once_a_call() -> None:
     net = built(linear)
     parametrize.register_parametrization(linear, "weight", Counted())
     calls.clear()
-    net(drawn(T, B, C)).sum().backward()
+    net(values(T, B, C)).sum().backward()
     assert (net.looped, len(calls)) == ("", 1)
     grad = linear.parametrizations.weight.original.grad
     assert grad.tril().any()
@@ -270,18 +265,18 @@ def test_dtypes_that_do_not_fit_are_left_to_the_loop() -> None:
     """Where torch multiplies, it is its product; where it does not, it is its error."""
     net = built()
     with pytest.raises(RuntimeError, match="dtype"):
-        net(drawn(T, B, C).float())
+        net(values(T, B, C).float())
     assert net.looped == "the weight is torch.float64 and x is torch.float32"
     single = built().float()
     with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(RuntimeError, match="dtype"):
-        single(drawn(T, B, C))
+        single(values(T, B, C))
     assert single.looped == "the weight is torch.float32 and x is torch.float64"
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = single(drawn(T, B, C).float())
+        out = single(values(T, B, C).float())
         single.fused = False
-        assert torch.equal(single(drawn(T, B, C).float()), out)
+        assert torch.equal(single(values(T, B, C).float()), out)
     assert out.dtype == torch.float32
     single.fused = None
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        single(drawn(T, B, C).float())
+        single(values(T, B, C).float())
     assert single.looped == ""
