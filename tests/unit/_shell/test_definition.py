@@ -12,10 +12,10 @@ from torch import nn
 import spikecore as sc
 from spikecore._base import versions
 
-compiled = pytest.mark.skipif(
+compiles = pytest.mark.skipif(
     not versions.COMPILES or sys.version_info >= (3, 14), reason="this torch does not compile a neuron"
 )
-X = torch.full((3, 2), 0.75)
+X, N = torch.full((3, 2), 0.75), 5
 
 
 class Scaled(sc.Neuron):
@@ -99,13 +99,7 @@ def test_threads_that_change_and_call():
     assert torch.equal(neuron(X), X * 40.0)
 
 
-# What a definition sees.
-
-
-# With torch.compile, which guards the stamp of a program.
-
-
-@compiled
+@compiles
 @pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize(
     "make",
@@ -125,9 +119,6 @@ def test_a_call_without_torch_compile_in_between_compiles_nothing_anew(make):
         compiled(x)
         plain(x)
     assert counter.frame_count == 1
-
-
-N = 5
 
 
 class TestChecksThatCanFail:

@@ -119,6 +119,18 @@ class TestNormNeuron:
         sc.reset(layer), sc.reset(plain)
         assert torch.equal(layer(x), plain(x))
 
+    def test_run_is_that_of_the_normalised_input(self):
+        """Output, state and trace, from rest and from a state."""
+        normed, neuron = norm(), lif()
+        plain, layer = Plain(normed, neuron), NormNeuron(normed, neuron)
+        state = None
+        for seed in range(2):
+            x = drive(T, B, *SHAPES[2], seed=seed)
+            found = layer.run(x, state=state, record=("v",))
+            expected = plain.neuron.run(TimeBatched(plain.norm)(x), state=state, record=("v",))
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+            state = expected[1]
+
     def test_what_cannot_be_one_layer_is_refused_in_words(self):
         """Each argument by name, with the way out."""
         with pytest.raises(TypeError, match="norm is a SyncBatchNorm, whose statistics are those of all processes"):

@@ -132,7 +132,7 @@ class TestFuse:
         )
 
     def test_the_network_computes_the_same(self) -> None:
-        """Also where the first layer is computed once."""
+        """Also where the first layer is computed once; sc.unfuse puts torch's layers back."""
         plain = self.network()
         net = sc.fuse(copy.deepcopy(plain))
         assert repr(net).count("keeps places") == 3
@@ -140,3 +140,4 @@ class TestFuse:
         x = torch.rand(16, 2, 32, 32)
         mine, its = (torch.autograd.grad(one(x).square().sum(), [*one.parameters()]) for one in (net, plain))
         torch.testing.assert_close(mine, its)
+        assert [type(module) for module in sc.unfuse(net).modules()] == [type(module) for module in plain.modules()]

@@ -19,7 +19,7 @@ def seeded(**keywords):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_one_mask_for_all_steps(dtype):
-    """y[t] = x[t] mask / (1 - p); each sample has its own; the next call draws anew."""
+    """y[t] = x[t] mask / (1 - p); each sample has its own; the next call draws anew, in eval() none does."""
     layer, x = seeded(), torch.rand(T, B, C).to(dtype) + 0.5
     first, second = layer(x), layer(x)
     assert first.dtype == dtype
@@ -31,6 +31,7 @@ def test_one_mask_for_all_steps(dtype):
         assert 0.15 < dropped[0].float().mean() < 0.45
     assert not torch.equal(first[:, 0] == 0, first[:, 1] == 0)
     assert not torch.equal(first, second)
+    assert layer.eval()(x) is x
 
 
 def test_the_mask_stays_in_single_steps():
