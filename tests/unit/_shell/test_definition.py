@@ -1,9 +1,7 @@
-"""When a definition is traced, what it sees of its neuron, and what a trace that gives the same program keeps."""
+"""Calls one after the other: what changes between them counts, and a definition is traced again when it must be."""
 
 from __future__ import annotations
 
-import abc
-import cProfile
 import sys
 import threading
 
@@ -12,13 +10,12 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from spikecore._shell import binding
+from spikecore._base import versions
 
-TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
-COMPILES = pytest.mark.skipif(
-    TORCH < (2, 6) or sys.version_info >= (3, 14), reason="this torch does not compile a neuron"
+compiles = pytest.mark.skipif(
+    not versions.COMPILES or sys.version_info >= (3, 14), reason="this torch does not compile a neuron"
 )
-X = torch.full((3, 2), 0.75)
+X, N = torch.full((3, 2), 0.75), 5
 
 
 class Scaled(sc.Neuron):
@@ -39,30 +36,27 @@ class Scaled(sc.Neuron):
         return self.gain
 
 
-@pytest.fixture
-def traces(monkeypatch):
-    """The neurons whose definition was traced, in this order."""
-    found, traced = [], binding._traced
-
-    def noting(neuron, *others):
-        found.append(neuron)
-        return traced(neuron, *others)
-
-    monkeypatch.setattr(binding, "_traced", noting)
-    return found
-
-
-def test_what_is_traced_again(traces):
+def test_what_is_traced_again():
     """Each change once, from the first call on; no parameter, no equal number, and a mode once for all."""
-    neuron = Scaled()
+    traces = []
+
+    class Counted(Scaled):
+        def factor(self):
+            traces.append(self.gain)
+            return self.gain
+
+    neuron = Counted()
     neuron.gain = 2.0
     assert traces == []
     for _ in range(3):
         neuron(X)
-    assert len(traces) == 1
+    assert traces == [2.0]
+    key = neuron.program.key
     neuron.epoch = 5
     neuron.channel_dim = 0
-    assert len(traces) == 3
+    neuron(X)
+    assert neuron.program.key == key  # no step reads them, so nothing is compiled again
+    traces.clear()
     for _ in range(3):
         neuron.tau = neuron.tau + 1.0
         neuron.tau = nn.Parameter(torch.tensor(2.0))
@@ -71,45 +65,13 @@ def test_what_is_traced_again(traces):
         neuron.epoch, neuron.channel_dim = 5, 0
         neuron.train()
         neuron.log.append(neuron(X))
-    assert len(traces) == 3
+    assert traces == []
     for _ in range(3):
         neuron.eval()(X)
         neuron.train()(X)
-    assert len(traces) == 4
-
-
-def test_what_a_trace_keeps(traces):
-    """Kernels of the same program, and what torch.compile guards: an attribute that no step reads compiles nothing."""
-    neuron = Scaled()
-    neuron(X)
-    program, runners, stamp = neuron.program, neuron._dispatch.runners, neuron._dispatch.stamp
-    assert stamp == program.key
-    neuron.epoch = 1
-    neuron.eval()
-    neuron.retrace()
-    neuron(X)
-    assert (neuron.program, neuron._dispatch.runners, neuron._dispatch.stamp) == (program, runners, stamp)
-    assert neuron._dispatch.runners is runners
-    neuron.gain = 3.0
-    assert neuron.program != program
-    assert neuron._dispatch.runners is not runners
-
-
-def test_a_mistake_in_between(traces):
-    """A definition that cannot be traced says so in the call, and is forgotten once it can."""
-    neuron = Scaled()
-    neuron(X)
+    assert traces == [2.0]
     neuron.gain = "three"
     with pytest.raises(sc.TraceError, match="a str is not part of the language"):
-        neuron(X)
-    neuron.gain = 3.0
-    assert torch.equal(neuron(X), X * 3.0)
-
-
-def test_while_a_profiler_runs():
-    """The trace has a hook of its own, and goes without it then."""
-    neuron = Scaled()
-    with cProfile.Profile():
         neuron(X)
     neuron.gain = 3.0
     assert torch.equal(neuron(X), X * 3.0)
@@ -137,137 +99,12 @@ def test_threads_that_change_and_call():
     assert torch.equal(neuron(X), X * 40.0)
 
 
-def test_a_second_surrogate():
-    """A surrogate of the neuron's own, under a private name, gives the gradient once it is set."""
-
-    class Two(sc.Neuron):
-        states = {"v": 0.0}
-
-        def __init__(self):
-            super().__init__()
-            self.other = sc.surrogate.ATan(2.0)
-
-        def dynamics(self, x, s, p):
-            z = sc.ops.spike(x - 1.0, self.other)
-            return z, {"v": z}
-
-    def gradient(neuron):
-        x = X.clone().requires_grad_()
-        return torch.autograd.grad(neuron(x).sum(), x)[0]
-
-    neuron = Two()
-    before = gradient(neuron)
-    key = neuron.program.key
-    neuron.other = sc.surrogate.ATan(5.0)
-    assert neuron.program.key == key  # its number is an argument
-    assert not torch.equal(gradient(neuron), before)
-    neuron.other = sc.surrogate.Sigmoid(4.0)
-    assert neuron.program.key != key
-
-
-# What a definition sees.
-
-
-def test_what_the_definition_sees_of_itself():
-    """Its class is that of the neuron, its class hooks do not run, and what it sets on itself is lost."""
-    made = []
-
-    class Registered(Scaled):
-        def __init_subclass__(cls, **kwargs):
-            super().__init_subclass__(**kwargs)
-            made.append(cls)
-
-    class Looks(Registered):
-        calls = 0
-
-        def dynamics(self, x, s, p):
-            self.calls += 1
-            self._more = self.calls
-            assert self.__class__ is type(self) is Looks
-            assert super().factor is not None
-            v = x * (2.0 if self._more == 1 else 3.0)
-            return v, {"v": v}
-
-    neuron = Looks()
-    assert torch.equal(neuron(X), X * 2.0)
-    assert made == [Looks]
-    assert "_more" not in vars(neuron)
-
-
-@pytest.mark.parametrize("how", ["metaclass", "abstract", "getattr", "getattribute", "vars"])
-def test_unusual_classes(how):
-    """A class may do what it likes with names."""
-
-    class Meta(type):
-        pass
-
-    class Unusual(Scaled, metaclass={"metaclass": Meta, "abstract": abc.ABCMeta}.get(how, type)):
-        def factor(self):
-            return self.also if how == "getattr" else vars(self)["gain"] if how == "vars" else self.gain
-
-    if how == "getattr":
-        Unusual.__getattr__ = lambda self, name: (
-            self.__dict__["gain"] if name == "also" else nn.Module.__getattr__(self, name)
-        )
-    if how == "getattribute":
-        Unusual.__getattribute__ = object.__getattribute__
-    neuron = Unusual()
-    assert torch.equal(neuron(X), X)
-    neuron.gain = 3.0
-    assert torch.equal(neuron(X), X * 3.0)
-
-
-# With torch.compile, which guards the stamp of a program.
-
-
-@COMPILES
-@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
-def test_under_torch_compile():
-    """What leaves the program as it is has torch.compile compile nothing."""
-    from torch._dynamo.testing import CompileCounter
-
-    torch._dynamo.reset()
-    counter, neuron = CompileCounter(), Scaled()
-    neuron(X)
-    compiled = torch.compile(neuron, backend=counter)
-    for k in range(5):
-        neuron.epoch = k
-        neuron.log.append(k)
-        compiled(X)
-    assert counter.frame_count == 1
-    neuron.gain = 3.0
-    assert torch.equal(compiled(X), X * 3.0)
-
-
-@COMPILES
-@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
-def test_an_attribute_that_compiled_code_sets():
-    """It is set outside of the graph, and the next call computes with it."""
-
-    class Grows(Scaled):
-        def forward(self, x):
-            y = super().forward(x)
-            self.gain = self.gain + 1.0
-            return y
-
-    torch._dynamo.reset()
-    neuron = Grows()
-    compiled = torch.compile(neuron, backend="eager")
-    for gain in (1.0, 2.0, 3.0):
-        assert torch.equal(compiled(X), X * gain)
-
-
-def _recorded():
-    neuron = sc.LIF()
-    return lambda x: neuron.run(x, record=("v",))
-
-
-@COMPILES
+@compiles
 @pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize(
     "make",
-    [sc.LIF, lambda: sc.PLIF(2.0), _recorded, lambda: sc.layers.NormNeuron(torch.nn.BatchNorm1d(4), sc.LIF())],
-    ids=["LIF", "PLIF", "recorded", "NormNeuron"],
+    [lambda: sc.PLIF(2.0), lambda: sc.layers.NormNeuron(torch.nn.BatchNorm1d(4), sc.LIF())],
+    ids=["PLIF", "NormNeuron"],
 )
 def test_a_call_without_torch_compile_in_between_compiles_nothing_anew(make):
     """The first compiled call of a neuron guarded a stamp that the first plain call replaced: a validation without
@@ -282,3 +119,69 @@ def test_a_call_without_torch_compile_in_between_compiles_nothing_anew(make):
         compiled(x)
         plain(x)
     assert counter.frame_count == 1
+
+
+class TestChecksThatCanFail:
+    """A carried call that is not as the last one was is checked as the first one was."""
+
+    def neuron(self, **kwargs):
+        """A single-step neuron that was called three times with [4, N]."""
+        lif = sc.LIF(step="single", backend="torch", **kwargs)
+        for _ in range(3):
+            lif(torch.rand(4, N))
+        return lif
+
+    def test_another_dtype(self):
+        """The state follows the precision of the input, as it does in a neuron that was never called."""
+        lif, x = self.neuron(), torch.rand(4, N).double()
+        expected = lif.run(x.unsqueeze(0), state=lif.state)[0][0]
+        assert torch.equal(lif(x), expected)
+        assert lif.state["v"].dtype == torch.float64
+
+    def test_a_parameter_elsewhere(self):
+        """A parameter that was moved alone is refused."""
+        lif = self.neuron(learn=("tau",))
+        lif._parameters["tau"] = nn.Parameter(torch.tensor(2.0, device="meta"))
+        with pytest.raises(ValueError, match="tau is on meta and the input is on cpu"):
+            lif(torch.rand(4, N))
+
+    def test_a_parameter_that_no_longer_fits(self):
+        """One value per channel is refused where there are other channels."""
+        lif = sc.LIF(torch.full((N,), 2.0), backend="torch")
+        lif(torch.rand(3, 4, N)), lif(torch.rand(3, 2, N))
+        with pytest.raises(ValueError, match="tau has 5 values, which does not fit"):
+            lif(torch.rand(3, 4, N + 1))
+
+
+class TestWhatChangesBetweenCalls:
+    """Nothing of an earlier call outlives what it was made of."""
+
+    def test_a_parameter_is_replaced(self):
+        """A new parameter, a moved one and a loaded one count at the next call."""
+        lif, x = sc.LIF(learn=("tau",), backend="torch"), torch.rand(6, 4, N) * 2
+        lif(x), lif(x)
+        lif.tau = nn.Parameter(torch.tensor(5.0))
+        assert torch.equal(lif(x), sc.LIF(5.0, backend="torch")(x))
+        lif.load_state_dict({"tau": torch.tensor(3.0)})
+        assert torch.equal(lif(x), sc.LIF(3.0, backend="torch")(x))
+        lif.double()
+        assert torch.equal(lif(x), sc.LIF(3.0, backend="torch")(x))
+
+    def test_parameters_of_a_functional_call(self):
+        """torch.func.functional_call's parameters are those of its call alone."""
+        lif, x = sc.LIF(learn=("tau",), backend="torch"), torch.rand(6, 4, N) * 2
+        usual = lif(x).detach()
+        lif(x)
+        out = torch.func.functional_call(lif, {"tau": torch.tensor(7.0)}, (x,))
+        assert torch.equal(out, sc.LIF(7.0, backend="torch")(x))
+        assert torch.equal(lif(x), usual)
+
+    def test_gradients_are_wanted_later(self):
+        """A state that needs a gradient gets one after calls whose states needed none."""
+        lif, x = sc.LIF(backend="torch"), torch.rand(3, 4, N)
+        state = {"v": torch.rand(4, N)}
+        lif.run(x, state=state), lif.run(x, state=state)
+        state["v"].requires_grad_()
+        out, end = lif.run(x, state=state)
+        (out.sum() + end["v"].sum()).backward()
+        assert state["v"].grad is not None

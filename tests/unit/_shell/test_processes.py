@@ -15,7 +15,6 @@ T, B, C = 5, 4, 6
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of process groups of one CPU
 shards = pytest.mark.skipif(TORCH < (2, 6), reason="before torch 2.6 fully_shard is private")
-pipelines = pytest.mark.skipif(TORCH < (2, 5), reason="torch has torch.distributed.pipelining from 2.5 on")
 
 
 @pytest.fixture
@@ -35,14 +34,10 @@ def training(net: nn.Module):
     return sc.training_model(net, sc.losses.ce_rate, torch.optim.SGD(net.parameters(), 1e-2))
 
 
-def batch():
-    return torch.rand(T, B, C) * 3, torch.randint(0, 3, (B,))
-
-
 class TestNames:
     """A step's weights have the names of the network itself, so that any process loads them."""
 
-    @pytest.mark.parametrize("wrap", [nn.parallel.DistributedDataParallel, nn.DataParallel, torch.compile])
+    @pytest.mark.parametrize("wrap", [nn.parallel.DistributedDataParallel, torch.compile])
     def test_wrapped(self, group, wrap):
         """What a wrapped network saved, one that is not wrapped loads, and the other way round."""
         step, plain = training(wrap(network())), training(network())
@@ -54,14 +49,6 @@ class TestNames:
         plain.net[1].tau.data.fill_(4.0)
         step.load_state_dict(plain.state_dict())
         assert step.state_dict()["net"]["1.tau"].item() == 4.0
-
-    def test_prefixed(self, group):
-        """A state with the names of the wrapped network loads as well."""
-        step = training(nn.parallel.DistributedDataParallel(network()))
-        weights = {name: value + 1.0 for name, value in step.net.state_dict().items()}
-        assert "module.1.tau" in weights
-        step.load_state_dict({**step.state_dict(), "net": weights})
-        assert step.state_dict()["net"]["1.tau"].item() == 3.0
 
     def test_refused_as_a_whole(self, group):
         """A state that does not fit changes nothing, and the error has the names of the network itself."""
@@ -86,11 +73,10 @@ class TestShards:
             fully_shard(part, mesh=mesh)
         return net
 
-    @pytest.mark.parametrize("make", [lambda tau: sc.LIF(tau, learn=("tau",)), sc.PLIF])
-    def test_one_learnt_value(self, group, make):
+    def test_one_learnt_value(self, group):
         """A learnt value for all neurons, of shape [1] as fully_shard wants it, has the gradient of a 0-d one."""
         x = torch.rand(T, B, C) * 3
-        net, plain = self.sharded(nn.Sequential(make(torch.tensor([2.5])))), make(torch.tensor(2.5))
+        net, plain = self.sharded(nn.Sequential(sc.PLIF(torch.tensor([2.5])))), sc.PLIF(torch.tensor(2.5))
         for _ in range(2):
             net.zero_grad()
             net(x).square().sum().backward()
@@ -113,24 +99,6 @@ class TestShards:
         x = torch.rand(T, B, C) * 3
         assert torch.equal(net[1].run(x)[0], sc.LIF()(x))
 
-    @pytest.mark.parametrize("wrap", ["each layer", "the network", "ddp"])
-    def test_layers_that_are_computed_again(self, group, wrap):
-        """Gathered and scattered parameters are no changed ones for sc.checkpoint, in one step or several."""
-        net, plain, (x, _) = network(), network(), batch()
-        net = sc.checkpoint(net, every=2)
-        if wrap == "ddp":
-            held: nn.Module = nn.parallel.DistributedDataParallel(net)
-        else:
-            held = self.sharded(net, *(net if wrap == "each layer" else []))
-        for _ in range(2):
-            for model in (held, plain):
-                model.zero_grad()
-                (model(x).square().sum() + model(2 * x).sum()).backward()
-                torch.optim.SGD(model.parameters(), 0.1).step()
-        for one, other in zip(held.parameters(), plain.parameters()):
-            value = one.full_tensor() if hasattr(one, "full_tensor") else one
-            assert torch.allclose(value, other, rtol=1e-5, atol=1e-6)
-
     def test_checkpoint(self, group, tmp_path):
         """A shard is no part of a checkpoint, which would have the values of one process only; whole tensors are."""
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -141,53 +109,3 @@ class TestShards:
         whole = get_model_state_dict(net, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
         sc.save_checkpoint(tmp_path / "run.pt", {}, net=whole)
         network().load_state_dict(sc.load_checkpoint(tmp_path / "run.pt", {})["net"])
-
-    def test_graph(self, group):
-        """Whole steps as CUDA graphs are refused."""
-        net = self.sharded(network())
-        with pytest.raises(sc.Unsupported, match="a network under fully_shard cannot be captured"):
-            sc.inference_model(net, options=sc.CudaOptions(graph=True))
-
-
-class Steps(nn.Module):
-    """Single steps over time within one call, from rest, as a stage of a pipeline must be."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = network(step="single")
-
-    def forward(self, x):
-        sc.reset(self)
-        return torch.stack([self.net(now) for now in x])
-
-
-@pipelines
-class TestPipelining:
-    """Micro-batches are parts of the batch, never of time, and begin at rest."""
-
-    def schedule(self, stage: nn.Module, parts: int = 2, **options):
-        from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-
-        return ScheduleGPipe(
-            PipelineStage(stage, 0, 1, torch.device("cpu")), parts, loss_fn=sc.losses.ce_rate, **options
-        )
-
-    def over_batch(self):
-        from torch.distributed.pipelining.microbatch import TensorChunkSpec
-
-        return {"args_chunk_spec": (TensorChunkSpec(1),), "output_merge_spec": TensorChunkSpec(1)}
-
-    @pytest.mark.parametrize("stage", [network, Steps])
-    def test_gradients(self, group, stage):
-        """Outputs and gradients are those of the whole batch, twice in a row."""
-        x, y = batch()
-        one, whole = stage(), stage()
-        schedule = self.schedule(one, **self.over_batch())
-        for _ in range(2):
-            one.zero_grad()
-            out = schedule.step(x, target=y)
-        expected = whole(x)
-        sc.losses.ce_rate(expected, y).backward()
-        torch.testing.assert_close(out, expected)
-        for ours, theirs in zip(one.parameters(), whole.parameters()):
-            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-6, atol=1e-7)

@@ -1,10 +1,10 @@
-"""State that a neuron carries from call to call: single steps, carry_state, reset, detach, copies and moves."""
+"""State that a neuron carries from call to call: single steps, carry_state, reset, detach, copies, its one place."""
 
 from __future__ import annotations
 
 import copy
 import io
-import pickle
+import warnings
 
 import pytest
 import torch
@@ -27,13 +27,6 @@ class TestSingleStep:
         for _ in range(2):
             assert torch.equal(torch.stack([net(now) for now in x]), expected)
             sc.reset(net)
-
-    def test_gradient_flows_through_carried_state(self):
-        """Without sc.detach, backpropagation reaches all steps since the last reset."""
-        x = values(T, B, C).requires_grad_()
-        net = network(step="single")
-        stepwise = torch.autograd.grad(torch.stack([net(now) for now in x]).sum(), [x, *net.parameters()])
-        torch.testing.assert_close(stepwise, grads(network(), x), rtol=1e-12, atol=1e-12)
 
     def test_state_is_readable(self):
         """``state`` has the values that the next call continues from; None at rest."""
@@ -61,24 +54,6 @@ def partial_set_backend(net):
 class TestResetAndDetach:
     """sc.reset and sc.detach."""
 
-    def test_reset_reaches_this_net_only(self):
-        """Every neuron inside, however nested, and none outside."""
-        net, other = Block(step="single"), Block(step="single")
-        both = nn.ModuleList([net, other])
-        for one in both:
-            one(values(B, C))
-        sc.reset(net)
-        assert [neuron.state is None for neuron in neurons(both)] == [True] * 3 + [False] * 3
-        sc.reset(both)
-        assert all(neuron.state is None for neuron in neurons(both))
-
-    def test_reset_takes_a_neuron(self):
-        """A neuron is a net of one."""
-        lif = sc.LIF(step="single")
-        lif(torch.ones(1))
-        sc.reset(lif)
-        assert lif.state is None
-
     def test_detach_keeps_values_and_cuts_the_graph(self):
         """In this net only: the values stay, gradient stops."""
         net, other = network("single"), network("single")
@@ -92,7 +67,7 @@ class TestResetAndDetach:
         assert all(torch.equal(neuron.state["v"], v) for neuron, v in zip(neurons(net), before))
 
     @pytest.mark.parametrize("function", [sc.reset, sc.detach, lambda net: sc.carry_state(net).__enter__()])
-    @pytest.mark.parametrize("net", [None, "net", [sc.LIF()], sc.LIF])
+    @pytest.mark.parametrize("net", [None, sc.LIF])
     def test_no_module(self, function, net):
         """Anything but a module is named."""
         with pytest.raises(TypeError, match=r"^net=.* is a \w+; give the network or neuron itself \(an nn\.Module\)$"):
@@ -106,16 +81,33 @@ class TestResetAndDetach:
                 function(net)
             assert [warning.filename for warning in seen] == [__file__]
 
+    @pytest.mark.parametrize("where", ["read", "kept"])
+    def test_equations_that_detach(self, where):
+        """Rules that are local in time, as OTTT's (Xiao et al., 2022): each step goes backward without sc.detach."""
+
+        class Local(sc.Neuron):
+            states = {"v": 0.0}
+            params = {"decay": 0.5}
+
+            def dynamics(self, x, s, p):
+                v = p.decay * (sc.ops.detach(s.v) if where == "read" else s.v) + x
+                z = self.spike(v - 1.0)
+                return z, {"v": v - z if where == "read" else sc.ops.detach(v - z)}
+
+        found = []
+        for detaches in (False, True):
+            torch.manual_seed(0)
+            net = nn.Sequential(nn.Linear(3, 3), Local(learn=("decay",), step="single"))
+            for x in torch.rand(4, 2, 3) * 3.0:
+                net(x).sum().backward()
+                if detaches:
+                    sc.detach(net)
+            found.append([value.grad for value in net.parameters()])
+        assert all(map(torch.equal, *found))
+
 
 class TestCarryState:
     """``with sc.carry_state(net)``."""
-
-    def test_equals_one_long_call(self):
-        """Chunks in a row, of any lengths, equal the whole."""
-        net, x = Block(), values(T, B, C)
-        with sc.carry_state(net):
-            parts = [net(chunk) for chunk in x.split([1, 0, 5, 4])]
-        assert torch.equal(torch.cat(parts), net(x))
 
     def test_gradient_flows_across_calls(self):
         """Backpropagation goes through the chunks to the first."""
@@ -124,24 +116,6 @@ class TestCarryState:
             out = torch.cat([net(chunk) for chunk in x.split(4)])
         found = torch.autograd.grad(out.sum(), [x, *net.parameters()])
         torch.testing.assert_close(found, grads(net, x), rtol=1e-12, atol=1e-12)
-
-    def test_truncated_backpropagation(self):
-        """With sc.detach between chunks each has its own backward pass, from the state as a constant."""
-        net, x = network(), values(T, B, C)
-        first, second = (chunk.clone().requires_grad_() for chunk in x.split(5))
-        with sc.carry_state(net):
-            net(first).sum().backward()
-            sc.detach(net)
-            net(second).sum().backward()
-        hand = network()
-        with torch.no_grad():
-            middle = hand[0](first)
-            spikes, lif_state = hand[1].run(middle)
-            _, leaky_state = hand[3].run(hand[2](spikes))
-        again = second.detach().requires_grad_()
-        spikes, _ = hand[1].run(hand[0](again), state=lif_state)
-        hand[3].run(hand[2](spikes), state=leaky_state)[0].sum().backward()
-        torch.testing.assert_close(second.grad, again.grad, rtol=1e-12, atol=1e-12)
 
     def test_starts_at_rest_and_leaves_nothing(self):
         """The first call in a block starts at rest, and after it so does every call."""
@@ -164,14 +138,6 @@ class TestCarryState:
             third = net(x[6:])
         assert torch.equal(torch.cat([first, second, third]), net(x))
 
-    def test_of_a_part(self):
-        """Around a part, the rest of the net still starts at rest."""
-        net, x = nn.Sequential(sc.LIF(1.7), sc.LIF(1.7)), values(T, B) + 1
-        with sc.carry_state(net[0]):
-            parts = torch.cat([net(chunk) for chunk in x.split(5)])
-        expected = torch.cat([net[1](chunk) for chunk in net[0](x).split(5)])
-        assert torch.equal(parts, expected)
-
     def test_exception_inside(self):
         """An exception ends the block as leaving it does."""
         net, x = Block(), values(T, B, C)
@@ -186,34 +152,6 @@ class TestCarryState:
             fail()
         assert not any(neuron.continues or neuron.state for neuron in neurons(net))
         assert torch.equal(net(x), expected)
-
-    def test_reset_inside(self):
-        """sc.reset starts a new sequence, and a new batch shape, within the block."""
-        net, x = Block(), values(T, B, C)
-        with sc.carry_state(net):
-            net(x)
-            sc.reset(net)
-            assert torch.equal(net(x[:, :1]), Block()(x[:, :1]))
-
-    def test_single_step_neurons_keep_theirs(self):
-        """What a single-step neuron carries is neither cleared nor dropped by a block."""
-        lif = sc.LIF(step="single")
-        lif(torch.tensor([1.0]))
-        with sc.carry_state(lif):
-            lif(torch.tensor([1.0]))
-        assert lif.state["v"].tolist() == [0.75]
-
-    def test_copy_made_inside_is_not_inside(self):
-        """A copy taken in the block starts at rest, in the block and after."""
-        lif, x = sc.LIF(1.7), values(T, B)
-        expected = lif(x)
-        with sc.carry_state(lif):
-            lif(x)
-            for twin in (copy.deepcopy(lif), pickle.loads(pickle.dumps(lif))):
-                assert twin.state is None
-                assert not twin.continues
-                assert torch.equal(twin(x), expected)
-                assert torch.equal(twin(x), expected)
 
     def test_changed_batch(self):
         """Another batch shape on carried state is an error that says sc.reset; the state stays as it was."""
@@ -230,15 +168,6 @@ class TestCarryState:
                 assert torch.equal(net.state["v"], kept)
                 sc.reset(net)
                 assert net(values(*shape[:-1], 3)).shape[-1] == 3
-
-    def test_changed_device(self):
-        """So is another device."""
-        lif = sc.LIF(step="single")
-        lif(torch.zeros(2))
-        with pytest.raises(
-            ValueError, match=r"carried from the last call has v on cpu, the input is on meta; call sc\.reset"
-        ):
-            lif(torch.zeros(2, device="meta"))
 
 
 class TestPlaces:
@@ -257,48 +186,20 @@ class TestPlaces:
         assert list(net.buffers()) == []
         assert list(sc.LIF(step="single").state_dict()) == []
 
-    def test_loading_leaves_it_alone(self):
-        """load_state_dict changes parameters only."""
-        net = self.stateful()
-        before = net[1].state["v"].clone()
-        net.load_state_dict(network().state_dict())
-        assert torch.equal(net[1].state["v"], before)
-
-    @pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
-    def test_survives_copies(self, how):
+    def test_survives_copies(self):
         """A copy has the values without the graph, goes on alike, and is independent."""
-        net = self.stateful()
-        if how == "deepcopy":
-            twin = copy.deepcopy(net)
-        elif how == "pickle":
-            twin = pickle.loads(pickle.dumps(net))
-        else:
-            file = io.BytesIO()
-            torch.save(net, file)
-            file.seek(0)
-            options = {} if torch.__version__ < "2.1" else {"weights_only": False}
-            twin = torch.load(file, **options)
-        for mine, theirs in zip(neurons(net), neurons(twin)):
-            assert torch.equal(mine.state["v"], theirs.state["v"])
-            assert mine.state["v"].requires_grad
-            assert not theirs.state["v"].requires_grad
+        net, file = self.stateful(), io.BytesIO()
+        torch.save(net, file)
+        file.seek(0)
+        options = {} if torch.__version__ < "2.1" else {"weights_only": False}
         x = values(B, C, seed=1)
-        assert torch.equal(net(x), twin(x))
-        sc.reset(twin)
-        assert net[1].state is not None
-        assert repr(twin[1]) == repr(net[1])
-
-    def test_copy_of_a_used_neuron_computes(self):
-        """Bound backends and compiled programs are found anew in a copy."""
-        lif, x = (
-            sc.LIF(1.7, surrogate=sc.surrogate.Erf(), detach_reset=True, channel_dim=-1, backend="torch"),
-            values(T, B),
-        )
-        expected = lif(x)
-        twin = pickle.loads(pickle.dumps(lif))
-        assert torch.equal(twin(x), expected)
-        assert twin.extra_repr() == lif.extra_repr()
-        assert twin.channel_dim == -1
+        for twin in (copy.deepcopy(net), torch.load(file, **options)):
+            for mine, theirs in zip(neurons(net), neurons(twin)):
+                assert torch.equal(mine.state["v"], theirs.state["v"])
+                assert not theirs.state["v"].requires_grad
+            assert torch.equal(copy.deepcopy(net)(x), twin(x))
+            sc.reset(twin)
+            assert net[1].state is not None
 
     def test_moves_with_the_net(self):
         """``.to(device)`` takes the state along."""
@@ -308,67 +209,122 @@ class TestPlaces:
         assert lif.state["v"].device.type == "meta"
         assert lif(torch.ones(2, device="meta")).device.type == "meta"
 
-    @pytest.mark.parametrize("convert", [lambda n: n.half(), lambda n: n.to(torch.bfloat16), lambda n: n.double()])
-    def test_keeps_its_dtype_and_every_bit(self, convert):
+    def test_keeps_its_dtype_and_every_bit(self):
         """Turning the parameters into another dtype leaves the state's as it is, and its values exact."""
         lif = sc.LIF(1.7, learn=("tau",), step="single")
         lif(torch.full((2,), 1 / 3))
         before = lif.state["v"]
-        convert(lif)
+        lif.half()
         assert lif.tau.dtype != torch.float32
         assert lif.state["v"].dtype == torch.float32
         assert torch.equal(lif.state["v"], before)
 
-    def test_moving_keeps_the_graph(self):
-        """A conversion between two steps does not cut backpropagation."""
-        neuron, x = sc.LI(step="single"), torch.ones(2, requires_grad=True)
-        neuron(x)
-        neuron.half()
-        neuron.state["v"].sum().backward()
-        assert x.grad.tolist() == [0.5, 0.5]
+
+def shared(lif):
+    return nn.Sequential(nn.Linear(C, C), lif, nn.Linear(C, C), lif)
 
 
-class Read(sc.Neuron):
-    """Reads its potential without a gradient, as OTTT does (Xiao et al., 2022), and keeps one of the input's."""
+class TestRegistered:
+    """One neuron under two names."""
 
-    states = {"v": 0.0, "count": 0.0}
-    params = {"decay": 0.5}
+    @pytest.mark.parametrize(
+        "function",
+        [
+            sc.reset,
+            lambda net: sc.carry_state(net).__enter__(),
+            lambda net: sc.training_model(net, sc.losses.ce_count, torch.optim.SGD(net.parameters(), 0.1)),
+            sc.inference_model,
+        ],
+        ids=["reset", "carry_state", "training_model", "inference_model"],
+    )
+    def test_single_step(self, function):
+        """Whatever is done to the network, both names are told."""
+        net = shared(sc.LIF(step="single"))
+        with pytest.raises(ValueError, match="^LIF carries its state and is in the network twice, as '1' and '3'"):
+            function(net)
 
-    def dynamics(self, x, s, p):
-        v = p.decay * sc.ops.detach(s.v) + x
-        z = self.spike(v - 1.0)
-        return z, {"v": v - sc.ops.detach(z), "count": s.count + 1.0}
+    def test_that_would_carry(self):
+        """At rest one neuron may be used twice; carrying it may not."""
+        net, x = shared(sc.LIF()), torch.rand(T, B, C)
+        assert torch.equal(net(x), net(x))
+        sc.reset(net)
+        with pytest.raises(ValueError, match="'1' and '3'"), sc.carry_state(net):
+            raise AssertionError("entered")
 
 
-class Kept(Read):
-    """Keeps its potential without a gradient."""
+class Places(nn.Module):
+    """Two neurons, the first of which may be called at two places."""
 
-    def dynamics(self, x, s, p):
-        v = p.decay * s.v + x
-        z = self.spike(v - 1.0)
-        return z, {"v": sc.ops.detach(v - z), "count": sc.ops.detach(s.count + z)}
+    def __init__(self, twice=True, step="single"):
+        super().__init__()
+        self.lif, self.last, self.twice = sc.LIF(step=step), sc.LI(step=step), twice
 
-
-@pytest.fixture(params=["torch", "numba"])
-def backend(request):
-    if request.param == "numba":
-        pytest.importorskip("spikecore_numba", reason="needs the plugin spikecore-numba")
-    return request.param
+    def forward(self, x):
+        hidden = self.lif(x)
+        return self.last(self.lif(hidden) if self.twice else hidden)
 
 
-class TestEquationsThatDetach:
-    """Rules that are local in time: no gradient passes from step to step, and nobody calls ``sc.detach``."""
+COUNT = "LIF carries its state and was called 6 times since the last reset"
 
-    @pytest.mark.parametrize("kind", [Read, Kept])
-    def test_each_step_goes_backward(self, backend, kind):
-        """Gradients are those that ``sc.detach`` after each step gives."""
-        found = []
-        for detaches in (False, True):
-            torch.manual_seed(0)
-            net = nn.Sequential(nn.Linear(3, 3), kind(learn=("decay",), step="single", backend=backend))
-            for x in torch.rand(4, 2, 3) * 3.0:
-                net(x).sum().backward()
-                if detaches:
-                    sc.detach(net)
-            found.append([value.grad for value in net.parameters()])
-        assert all(map(torch.equal, *found))
+
+class TestCalled:
+    """One neuron called at two places is called twice as often as the others: a warning where the counts end."""
+
+    TWICE = f"^{COUNT}, and other neurons of the network 3 times"
+
+    @pytest.mark.parametrize("step", ["single", "multi"])
+    def test_two_places(self, step):
+        """The neuron, both counts and the ways out are in the warning, of reset or the end of carried state."""
+
+        def run(twice):
+            net = Places(twice, step)
+            if step == "single":
+                for x in torch.rand(3, B, C):
+                    net(x)
+                sc.reset(net)
+                return
+            with sc.carry_state(net):
+                for x in torch.rand(3, T, B, C):
+                    net(x)
+
+        with pytest.warns(RuntimeWarning, match=self.TWICE + ".*make a neuron for each place.*checkpoint_contexts"):
+            run(True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            run(False)
+
+    def test_a_region_that_torch_runs_again(self):
+        """A part of a network in torch's checkpointing, without its contexts, is called more often; with them not."""
+        for contexts in (False, True):
+            net = Places(twice=False)
+            options = {"context_fn": sc.parallel.checkpoint_contexts(net.lif)} if contexts else {}
+            for x in torch.rand(3, B, C, requires_grad=True).unbind():
+                net.last(torch.utils.checkpoint.checkpoint(net.lif, x, use_reentrant=False, **options)).sum().backward()
+                sc.detach(net)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                sc.reset(net)
+            assert (
+                [str(warning.message)[:40] for warning in caught] == []
+                if contexts
+                else ["LIF carries its state and was called 6 t"]
+            )
+
+
+class TestTransforms:
+    """``torch.func.vmap`` runs all examples as one call, whose state has a dimension that no later call knows."""
+
+    @pytest.mark.parametrize("recurrent", [False, True])
+    def test_no_state_of_vmap_is_kept(self, recurrent):
+        """A neuron that carries its state raises, and stays as it was; with the state as an argument it works."""
+        lif = sc.LIF(step="single", backend="torch")
+        net = sc.Recurrent(sc.LIF(backend="torch"), nn.Identity(), step="single") if recurrent else lif
+        x = torch.rand(T, B, C)
+        with pytest.raises(
+            RuntimeError, match=r"carries its state, which torch\.func\.vmap .*neuron\.run\(x, state=state"
+        ):
+            torch.func.vmap(net)(x[1])
+        assert net.state is None
+        stepwise = torch.func.vmap(lambda x_t, v: lif.run(x_t.unsqueeze(0), state={"v": v})[0].squeeze(0))
+        lif(x[0])
+        torch.testing.assert_close(stepwise(x[1], lif.state["v"]), lif(x[1]))

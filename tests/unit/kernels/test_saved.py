@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from typing import Any
 
 import pytest
@@ -12,11 +11,7 @@ from torch import Tensor
 
 import spikecore as sc
 from kernel_loop import LAYOUTS, Gated, Loop, bound, channels_last, gradients, image, same, twins
-from spikecore._base.versions import COMPILES
-from spikecore.backend import Spec
-from spikecore.kernels import BackwardPlan, ForwardPlan, KernelRunner
-
-needs_ops = pytest.mark.skipif(not COMPILES, reason="torch.compile needs torch 2.6 here")
+from spikecore.kernels import ForwardPlan
 
 
 def test_inference_saves_nothing() -> None:
@@ -67,33 +62,6 @@ def test_forward_saves_the_states_that_backward_reads_and_no_other(given: bool) 
     same(*found, rtol=1e-4, atol=1e-4)
 
 
-def test_forward_saves_nothing_for_a_linear_neuron() -> None:
-    """Its gradient depends on no state."""
-    x = image(20).requires_grad_()
-    assert len(bound(sc.LI(), Loop(chunk=4))(x).grad_fn.saved_tensors) == 1
-    assert len(bound(sc.LIF(), Loop(chunk=4))(x).grad_fn.saved_tensors) == 2
-
-
-@pytest.mark.parametrize("neuron", [sc.LIF(), sc.ALIF(), sc.Izhikevich(), sc.LI(), Gated(), Counting()], ids=repr)
-def test_what_is_saved_is_enough_for_every_backward_pass(neuron: sc.Neuron) -> None:
-    """Whatever cotangents arrive and gradients are wanted: what the pass recomputes was saved."""
-    program, either = neuron.program, (False, True)
-    spec = Spec(torch.float32, None, ("scalar",) * len(program.params), program.params)
-    for given, final, out, into, learnt in itertools.product(either, repeat=5):
-        plan = BackwardPlan(
-            program,
-            spec,
-            has_initial_state=given,
-            outputs=(True,) * (len(program.outputs) - 1) + (out,),
-            trace=program.states if final else (),
-            final=final,
-            inputs=(into,) * len(program.inputs),
-            state=given and not into,
-            learn=program.params[:1] if learnt else (),
-        )
-        assert set(plan.recomputed_states) <= set(plan.saved)
-
-
 def test_input_changed_in_place_is_noticed() -> None:
     """Backward refuses an input that changed since forward."""
     neuron = bound(sc.LIF(), Loop())
@@ -105,29 +73,12 @@ def test_input_changed_in_place_is_noticed() -> None:
         y.sum().backward()
 
 
-def test_backward_twice_through_a_kept_graph() -> None:
-    """retain_graph works, and gives the same."""
-    neuron = bound(sc.LIF(), Loop())
-    x = torch.ones(4, 3, requires_grad=True)
-    y = neuron(x).sum()
-    first = torch.autograd.grad(y, x, retain_graph=True)
-    same(first, torch.autograd.grad(y, x))
-
-
 class Restrided:
     """Saved-tensor hooks that give back tensors with other strides, as offloading to the host does."""
 
     @staticmethod
     def every(tensor: Tensor) -> Tensor:
         return tensor.contiguous()
-
-    @staticmethod
-    def large(tensor: Tensor) -> Tensor:
-        return tensor.contiguous() if tensor.numel() > 3000 else tensor
-
-    @staticmethod
-    def small(tensor: Tensor) -> Tensor:
-        return tensor if tensor.numel() > 3000 else tensor.contiguous()
 
     @staticmethod
     def apart(tensor: Tensor) -> Tensor:
@@ -138,9 +89,8 @@ class Restrided:
         return torch.cat([tensor, tensor], -1)[..., : tensor.shape[-1]] if tensor.ndim else tensor
 
 
-@pytest.mark.parametrize("hook", ["every", "large", "small", "apart", "late"])
-@pytest.mark.parametrize("layout", ["contiguous", "channels-last", "batch last", "part of a batch", "one step"])
-@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("hook", ["every", "apart", "late"])
+@pytest.mark.parametrize(("layout", "given"), [("contiguous", False), ("channels-last", True), ("one step", False)])
 def test_saved_tensor_hooks_may_restride(hook: str, layout: str, given: bool) -> None:
     """Whichever saved tensors come back with other strides, gradients are those without hooks."""
     found = []
@@ -160,49 +110,16 @@ def test_saved_tensor_hooks_may_restride(hook: str, layout: str, given: bool) ->
     same(found[1], found[0], rtol=0, atol=0)
 
 
-def test_saved_tensor_hooks_of_a_simple_call() -> None:
-    """One input, outputs alone: the same holds on the short way."""
-    found = []
-    for hook in (Restrided.apart, None):
-        neuron = bound(sc.LIF(), Loop(4))
-        x = image(38).requires_grad_()
-        if hook is None:
-            y = neuron(x)
-        else:
-            with torch.autograd.graph.saved_tensors_hooks(lambda t: t, hook):
-                y = neuron(x)
-        found.append(torch.autograd.grad(y, x, image(38, seed=2))[0])
-    same(found[0], found[1], rtol=0, atol=0)
-
-
 @pytest.mark.parametrize(
     "hook", [lambda t: t.half(), lambda t: t[:1], lambda t: t.to("meta")], ids=["half", "cut", "device"]
 )
-@pytest.mark.parametrize("layout", ["contiguous", "channels-last"])
-def test_saved_tensor_hooks_may_not_change_numbers(hook: Any, layout: str) -> None:
+def test_saved_tensor_hooks_may_not_change_numbers(hook: Any) -> None:
     """A hook that gives back another dtype, shape or device is refused in words."""
     neuron = bound(sc.LIF(), Loop(4))
-    x = LAYOUTS[layout](image(9)).requires_grad_()
+    x = image(9).requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, hook):
         y = neuron(x)
     with pytest.raises(
         RuntimeError, match="LIF: a saved-tensor hook gave back .* must have the dtype, shape and device"
     ):
         y.backward(image(9, seed=2))
-
-
-@needs_ops
-@pytest.mark.parametrize("hook", ["every", "large", "small", "apart"])
-def test_saved_tensor_hooks_may_restride_what_the_registered_op_saved(hook: str) -> None:
-    """The registered op keeps the layout of the forward pass, too."""
-    neuron = Gated(tau=torch.full((4,), 2.0), learn=("tau",))
-    spec = Spec(torch.float32, None, ("channel", *["number"] * (len(neuron.program.params) - 1)), ("tau",))
-    runner, numbers = KernelRunner(Loop(4), neuron.program, spec), [0.5, 0.1, *neuron._dispatch.numbers.values()]
-    found = []
-    for unpack in (lambda t: t, getattr(Restrided, hook)):
-        tau = torch.full((1, 4, 1, 1), 2.0, requires_grad=True)
-        xs = [channels_last(image(38, seed=s)).requires_grad_() for s in (0, 1)]
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
-            outs = torch.ops.spikecore.forward(runner.key, [*xs, tau], numbers, [], False, True)
-        found.append(gradients(outs[:2], [*xs, tau], [image(38, seed=8), image(38, seed=9)]))
-    same(found[1], found[0], rtol=0, atol=0)

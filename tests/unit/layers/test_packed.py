@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import spikecore as sc
-from spikecore._base.bits import Packing, added, averaged, multiplied
+from spikecore._base.bits import Packing
 from spikecore._base.versions import COMPILES
 from spikecore._plugins.selection import Resolved
 from spikecore.backend import BackendError, Whole
@@ -70,21 +70,20 @@ def check_same(plain: nn.Module, packed: nn.Module, x: Tensor, bits: int = 1, ha
     assert all(one.numel() <= 1 for one in kept if one.shape != plain.weight.shape and one.dtype != torch.uint8)
 
 
-@pytest.mark.parametrize("half", [False, True], ids=["float32", "autocast"])
-@pytest.mark.parametrize("shape", [(5,), (3, 5), (4, 3, 5), (2, 4, 3, 5)], ids=str)
-@pytest.mark.parametrize("bias", [True, False])
-def test_linear_layers_are_those_of_torch(bias: bool, shape: Any, half: bool) -> None:
+@pytest.mark.parametrize(
+    ("shape", "bias", "half"),
+    [((5,), True, False), ((3, 5), False, False), ((4, 3, 5), True, True), ((2, 4, 3, 5), True, False)],
+)
+def test_linear_layers_are_those_of_torch(shape: Any, bias: bool, half: bool) -> None:
     check_same(nn.Linear(5, 7, bias=bias), PackedLinear(5, 7, bias=bias), zeros_and_ones(*shape), half=half)
 
 
 @pytest.mark.parametrize(
     ("options", "dtype", "half"),
     [
-        ({"kernel_size": 3, "padding": 1}, torch.float32, False),
         ({"kernel_size": 3, "padding": 1}, torch.float32, True),
         ({"kernel_size": 3, "padding": "same", "bias": False}, HALF, False),
         ({"kernel_size": (3, 2), "dilation": (1, 2), "groups": 2}, torch.float64, False),
-        ({"kernel_size": 1, "stride": (2, 3), "bias": False}, torch.float32, False),
     ],
     ids=str,
 )
@@ -103,30 +102,10 @@ def test_convolutions_are_those_of_torch(options: Any, dtype: torch.dtype, half:
         check_same(plain, packed, x, half=half)
 
 
-def test_other_paddings_and_one_image() -> None:
-    for mode in ("circular", "reflect", "replicate"):
-        plain, packed = (kind(2, 3, 3, padding=1, padding_mode=mode) for kind in (nn.Conv2d, PackedConv2d))
-        packed.load_state_dict(plain.state_dict())
-        x = zeros_and_ones(2, 6, 5)
-        for mine, its in zip(results(packed, x)[0], results(plain, x)[0]):
-            assert torch.equal(mine, its)
-
-
 @pytest.mark.parametrize(("largest", "unit", "bits"), [(3, 1.0, 2), (4, 0.25, 4), (255, 2.0, 8)])
 def test_sums_and_averages_take_more_bits(largest: int, unit: float, bits: int) -> None:
     x = zeros_and_ones(4, 3, 5, largest=largest) * unit
     check_same(nn.Linear(5, 7), PackedLinear(5, 7, largest=largest, unit=unit), x, bits)
-
-
-def test_a_convolution_on_a_gpu_computes_the_weights_gradient_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The input's is a transposed convolution, which wants no input; here with a CPU's numbers."""
-    monkeypatch.setattr(Tensor, "is_cuda", True)
-    for options in ({"padding": 1}, {"stride": (2, 3), "padding": (0, 2)}, {"dilation": (1, 2), "groups": 2}):
-        plain, packed = (kind(4, 6, 3, **options) for kind in (nn.Conv2d, PackedConv2d))
-        packed.load_state_dict(plain.state_dict())
-        x = zeros_and_ones(2, 4, 7, 8)
-        for mine, its in zip(results(packed, x)[0], results(plain, x)[0]):
-            torch.testing.assert_close(mine, its)
 
 
 def test_other_numbers_raise_on_a_cpu() -> None:
@@ -140,14 +119,6 @@ def test_other_numbers_raise_on_a_cpu() -> None:
         PackedLinear(5, 7, largest=3)(x)
 
 
-def test_other_numbers_give_nan_elsewhere() -> None:
-    """What backward reads where nobody may wait: never other numbers in silence."""
-    x = zeros_and_ones(40)
-    x[7] = 0.5
-    reference = Packing()
-    assert reference.unpack(reference.pack(x, Whole(1)), Whole(1), 40, x.dtype).isnan().all()
-
-
 def test_what_is_not_kept_is_not_packed() -> None:
     """Without gradients, a frozen weight, torch.func: torch's layer, whatever the numbers are."""
     layer, x = PackedLinear(5, 7), torch.rand(3, 5)
@@ -156,14 +127,6 @@ def test_what_is_not_kept_is_not_packed() -> None:
     assert torch.equal(torch.func.functional_call(copy.deepcopy(layer).requires_grad_(False), {}, (x,)), expected)
     found = torch.func.grad(lambda w: torch.func.functional_call(layer, {"weight": w}, (x,)).sum())(layer.weight)
     assert torch.equal(found, x.sum(0).expand(7, 5))
-
-
-def test_second_derivatives_are_refused() -> None:
-    layer = PackedLinear(5, 7)
-    y = layer(zeros_and_ones(3, 5).requires_grad_())
-    (first,) = torch.autograd.grad(y.square().sum(), [layer.weight], create_graph=True)
-    with pytest.raises(RuntimeError, match="differentiate twice"):
-        first.square().sum().backward()
 
 
 @pytest.mark.parametrize(
@@ -176,35 +139,20 @@ def test_other_numbers_of_a_layer_are_refused(options: Any, text: str) -> None:
             make()
 
 
-def test_an_older_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spikecore._base.versions.COMPILES", False)
-    for make in (lambda: PackedLinear(5, 7), lambda: PackedConv2d(5, 7, 3), lambda: sc.pack(network())):
-        with pytest.raises(sc.Unsupported, match=r"torch 2\.6 or newer; this is"):
-            make()
-
-
-def test_parametrisations_hooks_subclasses_and_copies_work() -> None:
-    class Mine(PackedLinear):
-        def forward(self, input: Tensor) -> Tensor:
-            return 2 * super().forward(input)
-
+def test_parametrisations_hooks_and_copies_work() -> None:
     torch.manual_seed(0)
-    layer = nn.utils.parametrizations.weight_norm(Mine(5, 7))
+    layer = nn.utils.parametrizations.weight_norm(PackedLinear(5, 7))
     x, seen = zeros_and_ones(3, 5), []
     layer.register_forward_hook(lambda module, args, y: seen.append(y))
     y, kept = saved_by(lambda: layer(x))
     assert any(one.dtype == torch.uint8 for one in kept)
-    assert torch.equal(y, 2 * nn.functional.linear(x, layer.weight, layer.bias))
+    assert torch.equal(y, nn.functional.linear(x, layer.weight, layer.bias))
     assert seen[0] is y
     y.sum().backward()
-    original = layer.parametrizations.weight.original0
-    assert original.grad is not None
-    for copied in (
-        copy.deepcopy(PackedLinear(5, 7, largest=3)),
-        pickle.loads(pickle.dumps(PackedLinear(5, 7, largest=3))),
-    ):
-        assert copied.spikes == Whole(3)
-        assert repr(copied) == "PackedLinear(in_features=5, out_features=7, bias=True, largest=3)"
+    assert layer.parametrizations.weight.original0.grad is not None
+    copied = pickle.loads(pickle.dumps(PackedLinear(5, 7, largest=3)))
+    assert copied.spikes == Whole(3)
+    assert repr(copied) == "PackedLinear(in_features=5, out_features=7, bias=True, largest=3)"
 
 
 # -- which backend packs
@@ -316,8 +264,7 @@ def test_blocks_and_networks_of_the_field() -> None:
     """What each keeps, and the gradients of the plain network."""
     lif = lambda: sc.LIF(threshold=0.1, backend="torch")  # noqa: E731
     cases = {
-        "sew": (sc.models.sew_resnet(18, steps=1, neuron=lif, small=True, classes=3), 19),
-        "ms": (sc.models.ms_resnet(18, steps=1, neuron=lif, small=True, classes=3), 16),
+        "ms": (nn.Sequential(lif(), sc.layers.MSBlock(3, 3, lif), nn.Linear(16, 2)), 2),
         "spikformer": (sc.models.spikformer(1, 16, heads=2, steps=1, neuron=lif, attention_neuron=lif), 10),
         "and": (nn.Sequential(lif(), SEWBlock(3, 3, lif, connect="and"), nn.Linear(16, 2)), 3),
         "iand": (nn.Sequential(lif(), SEWBlock(3, 3, lif, connect="iand"), nn.Linear(16, 2)), 3),
@@ -335,23 +282,6 @@ def test_blocks_and_networks_of_the_field() -> None:
             assert torch.equal(mine.grad, its.grad), name
 
 
-class Own(nn.Module):
-    """A forward of one's own, which nothing is known of."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.chain = nn.Sequential(nn.Linear(4, 4), sc.LIF(), nn.Linear(4, 4))
-        self.lif, self.last = sc.LIF(), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.last(self.lif(self.chain(x)))
-        return out
-
-
-class Twice(nn.Linear):
-    """A subclass, whose forward may do anything."""
-
-
 def test_what_is_left_as_it_is() -> None:
     linear = nn.Linear(4, 4)
     own_forward = nn.Linear(4, 4)
@@ -361,8 +291,6 @@ def test_what_is_left_as_it_is() -> None:
         "three values": [sc.TernaryLIF(), nn.Linear(4, 4)],
         "scaled": [sc.LIF(), nn.Dropout(), nn.Linear(4, 4)],
         "an average of nine": [sc.LIF(), TimeBatched(nn.AvgPool2d(3), nn.Conv2d(4, 4, 1))],
-        "an average of fewer": [sc.LIF(), TimeBatched(nn.AvgPool2d(2, ceil_mode=True), nn.Conv2d(4, 4, 1))],
-        "a subclass": [sc.LIF(), Twice(4, 4)],
         "parametrised": [sc.LIF(), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))],
         "a forward of its own": [sc.LIF(), own_forward],
         "twice": [sc.LIF(), linear, sc.LIF(), linear],
@@ -373,69 +301,34 @@ def test_what_is_left_as_it_is() -> None:
         with pytest.warns(RuntimeWarning, match="found no nn.Linear or nn.Conv2d behind a spiking neuron"):
             sc.pack(net)
         assert said(net) == [], name
-    assert said(sc.pack(Own())) == ["chain.2: 1 x 1"]
-
-
-def test_hooks_stay_and_first_layers_are_computed_once() -> None:
-    """``sc.hoist`` takes a packed layer as it takes torch's."""
-    net = nn.Sequential(sc.LIF(backend="torch"), nn.Linear(4, 4), sc.LIF(backend="torch"), nn.Linear(4, 2))
-    seen: List[Any] = []
-    net[1].register_forward_hook(lambda module, args, y: seen.append(type(module)))
-    sc.pack(net)(torch.rand(3, 2, 4))
-    assert seen == [PackedLinear]
-    first = sc.hoist(nn.Sequential(sc.encode.Constant(5), PackedLinear(4, 3), sc.LIF(backend="torch")))
-    assert first[2].repeat == 5
-    assert first(zeros_and_ones(2, 4)).shape == (5, 2, 3)
-
-
-def test_what_is_no_network_and_the_old_name() -> None:
-    for function in (sc.pack, sc.unpack):
-        with pytest.raises(TypeError, match="give the network itself"):
-            function("net")  # type: ignore[arg-type]
-    with pytest.raises(AttributeError, match=r"sc\.packed_spikes\(\) is gone: sc\.pack\(net\) puts in layers"):
-        sc.packed_spikes  # noqa: B018  # the name is what is asked for
-
-
-def test_what_sums_and_products_hold() -> None:
-    quarters = Whole(4, 0.25)
-    assert added(Whole(1), Whole(2)) == Whole(3)
-    assert added(quarters, Whole(1)) == Whole(8, 0.25)
-    assert multiplied(quarters, Whole(2)) == Whole(8, 0.25)
-    assert averaged(Whole(3), 4) == Whole(12, 0.25)
-    assert (
-        added(Whole(255), Whole(1)) is added(None, Whole(1)) is averaged(Whole(1), 9) is averaged(Whole(1), 256) is None
-    )
 
 
 # -- steps of training
 
 
-@pytest.mark.parametrize("where", ["torch", "spikecore"])
-def test_checkpointed_parts_give_the_same(where: str) -> None:
+def test_checkpointed_parts_give_the_same() -> None:
     """Nothing of them is kept, bits neither."""
     found = []
     for net in (network(), sc.pack(network())):
-        call = sc.checkpoint(net, every=3) if where == "spikecore" else net
-        if where == "torch":
-            out, kept = saved_by(lambda: checkpoint(net, images(), use_reentrant=False))  # noqa: B023  # called at once
-            assert all(one.dtype != torch.uint8 for one in kept)
-        else:
-            out = call(images())
+        out, kept = saved_by(lambda: checkpoint(net, images(), use_reentrant=False))  # noqa: B023  # called at once
+        assert all(one.dtype != torch.uint8 for one in kept)
         out.square().sum().backward()
         found.append([p.grad for p in net.parameters()])
     for mine, its in zip(*found):
         assert torch.equal(mine, its)
 
 
-@pytest.mark.parametrize("options", [sc.TrainingOptions, sc.CudaOptions])
-def test_a_step_packs_the_network_that_it_is_given(options: Any) -> None:
+def test_a_step_packs_the_network_that_it_is_given() -> None:
     """With the weights of the plain step; a network without a place for it is refused."""
     found = []
     for pack in (False, True):
         net = network()
         optimizer = torch.optim.Adam(net.parameters(), 1e-2)
         step = sc.training_model(
-            net, sc.losses.ce_count, optimizer, options=options(autocast=HALF, pack_spikes=pack, channels_last=True)
+            net,
+            sc.losses.ce_count,
+            optimizer,
+            options=sc.TrainingOptions(autocast=HALF, pack_spikes=pack, channels_last=True),
         )
         for _ in range(2):
             step(images(), torch.tensor([0, 1, 2]))
@@ -446,7 +339,10 @@ def test_a_step_packs_the_network_that_it_is_given(options: Any) -> None:
     none = nn.Sequential(nn.Linear(4, 3), sc.LI())
     with pytest.raises(sc.Unsupported, match=r"pack_spikes=True cannot be: no nn\.Linear or nn\.Conv2d of it stands"):
         sc.training_model(
-            none, sc.losses.ce_rate, torch.optim.SGD(none.parameters(), 0.1), options=options(pack_spikes=True)
+            none,
+            sc.losses.ce_rate,
+            torch.optim.SGD(none.parameters(), 0.1),
+            options=sc.TrainingOptions(pack_spikes=True),
         )
 
 
@@ -457,7 +353,7 @@ def test_a_compiled_graph_keeps_bits() -> None:
     net = nn.Sequential(PackedLinear(16, 8), nn.Tanh(), nn.Linear(8, 2))
     x = zeros_and_ones(4, 6, 16)
     expected = torch.autograd.grad(net(x).square().sum(), [*net.parameters()])
-    run = torch.compile(net, fullgraph=True)
+    run = torch.compile(net, fullgraph=True, backend="aot_eager")
     out, kept = saved_by(lambda: run(x))
     assert [one.numel() for one in kept if one.dtype == torch.uint8] == [4 * 6 * 16 // 8]
     assert all(one.data_ptr() != x.data_ptr() for one in kept)

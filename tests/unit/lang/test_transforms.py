@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+from typing import Callable, Dict, NamedTuple, Tuple
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import forward_ad
 
 import spikecore as sc
@@ -15,7 +14,6 @@ from places import check
 from spikecore.lang.eager import TORCH
 from spikecore.lang.operations import ROWS, Operation
 
-VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 DERIVATIVE = sc.surrogate.ATan(2.0).derivative
 #: Some numbers, with ties, zeros, and bounds that are met.
 LEFT = torch.tensor([0.5, 1.0, -1.5, 2.0, 0.0, 0.75], dtype=torch.float64)
@@ -71,7 +69,7 @@ CASES["sqrt of float32"] = Case(TORCH["sqrt"], (ABOVE.float(),))
 
 def test_the_table_is_whole() -> None:
     """Every operation of the language is in it."""
-    check("tests/unit/lang/test_followed.py: CASES", TORCH, CASES, others=True)
+    check("tests/unit/lang/test_transforms.py: CASES", TORCH, CASES, others=True)
 
 
 def tangents(args: Tuple[Tensor, ...], seed: int = 0) -> Tuple[Tensor, ...]:
@@ -103,28 +101,6 @@ def test_forward_mode(name: str) -> None:
     torch.testing.assert_close(sum(jacobian @ tangent for jacobian, tangent in zip(jacobians, along)), expected)
 
 
-@pytest.mark.parametrize("which", [(0,), (1,), (2,), (0, 2)])
-@pytest.mark.parametrize("name", ["select", "clamp", "minimum", "maximum"])
-def test_forward_mode_in_some_arguments(name: str, which: Tuple[int, ...]) -> None:
-    """An argument without a tangent adds nothing, not even zero times infinity."""
-    case = CASES[name]
-    count = len(case.args)
-    which = tuple(k for k in which if k < count) or (0,)
-    infinite = torch.full_like(LEFT, float("inf"))
-    args = [infinite if name == "select" and k and k not in which else arg for k, arg in enumerate(case.args)]
-    if name == "select" and 0 in which:
-        args = list(case.args)
-    moving = [args[k] for k in which]
-
-    def write(*moved: Tensor) -> Tensor:
-        places = dict(zip(which, moved))
-        return case.write(*(places.get(k, arg) for k, arg in enumerate(args)))
-
-    along = tangents(tuple(moving), seed=1)
-    found = torch.func.jvp(write, tuple(moving), along)[1]
-    torch.testing.assert_close(found, by_reverse_mode(Case(write, tuple(moving)), along))
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_vmap(name: str) -> None:
     """Mapped over one dimension, over another, and under a gradient, an operation computes the same bits."""
@@ -138,20 +114,6 @@ def test_vmap(name: str) -> None:
     each = torch.func.vmap(torch.func.grad(lambda *a: case.write(*a).sum(), argnums=tuple(range(len(args)))))(*args)
     for mine, theirs in zip(each, grads):
         assert torch.equal(mine, torch.zeros_like(mine) if theirs is None else theirs)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_second_derivatives_in_mixed_modes(name: str) -> None:
-    """Forward over reverse, and reverse over forward, are reverse over reverse."""
-    case = CASES[name]
-
-    def value(*args: Tensor) -> Tensor:
-        return (case.write(*args) * sum(args)).sum()
-
-    func, x = torch.func, case.args
-    expected = func.jacrev(func.jacrev(value))(*x)
-    torch.testing.assert_close(func.jacfwd(func.jacrev(value))(*x), expected)
-    torch.testing.assert_close(func.jacrev(func.jacfwd(value))(*x), expected)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -172,61 +134,12 @@ def test_forward_mode_within_forward_mode(name: str) -> None:
         torch.testing.assert_close(twice(*case.args), torch.func.hessian(value)(*case.args))
 
 
-class Everything(nn.Module):
-    """All operations, each on its own numbers."""
-
-    def forward(self, *args: Tensor) -> List[Tensor]:
-        """Their results."""
-        each = iter(args)
-        return [case.write(*(next(each) for _ in case.args)) for case in CASES.values()]
-
-
-def everything() -> Tuple[Tensor, ...]:
-    return tuple(arg for case in CASES.values() for arg in case.args)
-
-
-compiles = pytest.mark.skipif(
-    VERSION < (2, 6) or sys.version_info >= (3, 14), reason="the reference compiles from torch 2.6 on, to Python 3.13"
-)
-
-
-@compiles
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch's compiler itself
-def test_compile() -> None:
-    """One graph of all of them gives the same values and gradients."""
-    torch._dynamo.reset()
-    results: List[List[Tensor]] = []
-    for run in (Everything(), torch.compile(Everything(), fullgraph=True, backend="aot_eager")):
-        args = [arg.clone().requires_grad_() for arg in everything()]
-        found = run(*args)
-        grads = torch.autograd.grad(sum((out * out).sum() for out in found), args, allow_unused=True)
-        results.append([*found, *(torch.zeros_like(a) if g is None else g for a, g in zip(args, grads))])
-    for mine, theirs in zip(*results):
-        torch.testing.assert_close(mine, theirs, rtol=1e-14, atol=1e-14)
-
-
-@compiles
-def test_export() -> None:
-    """An exported program of all of them computes the same bits."""
-    program = torch.export.export(Everything(), everything())
-    found: Any = program.module()(*everything())
-    assert all(map(torch.equal, found, Everything()(*everything())))
-
-
 class TestNeurons:
     """The reference follows its operations; kernels refuse, and where they were chosen automatically it computes."""
 
-    NEURONS: Dict[str, Callable[..., sc.Neuron]] = {
-        "LIF": lambda **k: sc.LIF(2.5, **k),
-        "ALIF": lambda **k: sc.ALIF(torch.full((3,), 2.5), channel_dim=-1, **k),
-        "EIF": sc.EIF,
-        "PLIF": lambda **k: sc.PLIF(2.0, **k),
-    }
-
-    @pytest.mark.parametrize("name", NEURONS)
-    def test_a_tangent_is_that_times_the_surrogate_derivative(self, name: str) -> None:
+    def test_a_tangent_is_that_times_the_surrogate_derivative(self) -> None:
         """Forward mode gives the product with the Jacobian of reverse mode, in a function and within a dual level."""
-        neuron = self.NEURONS[name](backend="torch")
+        neuron = sc.ALIF(torch.full((3,), 2.5), channel_dim=-1, backend="torch")
         x = torch.linspace(-1.0, 3.0, 24, dtype=torch.float64).reshape(4, 2, 3)
         (along,) = tangents((x,))
         jacobian = torch.autograd.functional.jacobian(neuron, x)
@@ -239,12 +152,9 @@ class TestNeurons:
             dual = neuron(forward_ad.make_dual(x, along))
             torch.testing.assert_close(forward_ad.unpack_dual(dual).tangent, expected)
 
-    def test_a_learnt_parameter_keeps_its_bits(self) -> None:
-        """In forward mode it is not projected in place: the call computes with the nearest value inside."""
-        neuron = sc.LIF(2.0, learn=("tau",), backend="torch")
-        with torch.no_grad():
-            neuron.tau.fill_(0.5)
-        x = torch.ones(3, 2)
-        with forward_ad.dual_level():
-            forward_ad.unpack_dual(neuron(forward_ad.make_dual(x, x)))
-        assert neuron.tau.item() == 0.5
+    def test_a_first_call_in_inference_mode(self) -> None:
+        """The constants that it made serve training afterwards."""
+        neuron = sc.LIF(surrogate=sc.surrogate.ATan(2.0123), backend="torch")
+        with torch.inference_mode():
+            neuron(torch.rand(2, 3))
+        neuron(torch.rand(2, 3, requires_grad=True)).sum().backward()
