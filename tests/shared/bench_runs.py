@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import List
 
 from spikecore.bench._report import Report, Row
@@ -49,25 +48,3 @@ class Mutant(Loopback):
 
     name = "mutant"
     loop = Half
-
-
-class Counting:
-    """What a worker holds: its turns take as many seconds as it was told, and a call."""
-
-    def __init__(self, settings: Settings, seconds: float) -> None:
-        if seconds < 0:
-            raise ValueError("no time\nsecond line")
-        if seconds > 100:
-            os._exit(3)
-        self.seconds = seconds + settings.repetitions
-
-    def told(self) -> float:
-        """What the other process is told."""
-        return self.seconds
-
-    def turn(self, row: str, begin: int, calls: int) -> float:
-        """Seconds of some calls."""
-        assert row == "row"
-        if begin > 10:
-            raise RuntimeError("too late")
-        return self.seconds * calls

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from spikecore.encode import Constant, Delta, Encoder, Latency, Poisson
+from spikecore.encode import Constant, Delta, Latency, Poisson
 
-DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+DTYPES = [torch.bfloat16, torch.float32]
 
 
 def values(*shape, seed=0, dtype=torch.float32):
@@ -30,33 +30,17 @@ class TestEvery:
     """What holds for all encoders."""
 
     @pytest.mark.parametrize("encoder", [Poisson(6), Latency(6), Latency(6, linear=True), Constant(6)])
-    @pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4), (0, 3)])
+    @pytest.mark.parametrize("shape", [(2, 3, 4), (0, 3)])
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_adds_time_in_front(self, encoder, shape, dtype):
         """[*N] becomes [steps, *N] in the same dtype and on the same device."""
         out = encoder(values(*shape).to(dtype))
         assert (out.shape, out.dtype, out.device.type) == ((6, *shape), dtype, "cpu")
 
-    @pytest.mark.parametrize("shape", [(5,), (0, 3), (5, 2, 3)])
-    @pytest.mark.parametrize("dtype", DTYPES)
-    def test_delta_keeps_the_shape(self, shape, dtype):
-        """Delta maps [T, ...] to [T, ...] in the same dtype."""
-        out = Delta()(values(*shape).to(dtype))
-        assert (out.shape, out.dtype) == (shape, dtype)
-
     @pytest.mark.parametrize("encoder", [Poisson(6), Latency(6, normalize=True), Constant(6), Delta(off_spikes=True)])
     def test_nothing_is_read_on_the_host(self, encoder):
         """An encoder runs on meta tensors, which have no values to read."""
         assert encoder(torch.empty(4, 3, device="meta")).device.type == "meta"
-
-    @pytest.mark.parametrize("make", [lambda g: Latency(6, generator=g), lambda g: Constant(6, generator=g)])
-    def test_deterministic_encoders_draw_nothing(self, make):
-        """A generator given to Latency, Constant or Delta stays where it was."""
-        generator = seeded(3)
-        before = generator.get_state()
-        make(generator)(values(4))
-        Delta(generator=generator)(values(4))
-        assert torch.equal(generator.get_state(), before)
 
     @pytest.mark.parametrize("make", [Poisson, Latency, Constant])
     def test_wrong_steps_are_named(self, make):
@@ -86,15 +70,6 @@ class TestEvery:
         assert repr(nn.Sequential(Poisson(5, gain=0.5))[0]) == "Poisson(steps=5, gain=0.5, offset=0.0)"
         assert repr(Delta(0.2)) == "Delta(threshold=0.2, off_spikes=False, padding=False)"
 
-    def test_subclass_needs_encode(self):
-        """A subclass that forgets encode says so."""
-
-        class Lazy(Encoder):
-            pass
-
-        with pytest.raises(NotImplementedError, match=r"Lazy must define encode\(x\)"):
-            Lazy()(values(2))
-
 
 class TestPoisson:
     """Bernoulli spikes, step by step."""
@@ -107,19 +82,6 @@ class TestPoisson:
         rate = Poisson(steps, generator=seeded())(p).double().mean(0)
         deviation = (p.double() * (1 - p.double()) / steps).sqrt()
         assert ((rate - p.double()).abs() < 5 * deviation).all()
-
-    def test_steps_and_elements_are_independent(self):
-        """Neighbouring steps and neighbouring elements are uncorrelated, within five standard deviations."""
-        x = (Poisson(5000, generator=seeded(1))(torch.full((4,), 0.5)) - 0.5).numpy() * 2
-        assert abs((x[1:] * x[:-1]).mean()) < 5 / math.sqrt(4 * 4999)
-        assert abs((x[:, 1:] * x[:, :-1]).mean()) < 5 / math.sqrt(3 * 5000)
-
-    @pytest.mark.parametrize("dtype", DTYPES)
-    def test_certainties_are_certain(self, dtype):
-        """Probability 0 and below never spikes, 1 and above always; spikes are 0 or 1."""
-        out = Poisson(4000, generator=seeded())(torch.tensor([-1.0, 0.0, 0.5, 1.0, 3.0], dtype=dtype))
-        assert out.sum(0, dtype=torch.float64)[[0, 1, 3, 4]].tolist() == [0, 0, 4000, 4000]
-        assert set(out.flatten().tolist()) == {0.0, 1.0}
 
     def test_zero_is_certain_even_when_zero_is_drawn(self, monkeypatch):
         """Uniform numbers include 0, one in 2^24 of them: probability 0 does not spike there."""
@@ -144,21 +106,6 @@ class TestPoisson:
         assert not torch.equal(first, Poisson(20, generator=seeded(8))(x))
         assert torch.equal(torch.get_rng_state(), undisturbed)
 
-    def test_without_generator_the_global_stream_decides(self):
-        """torch.manual_seed fixes the spikes of an encoder without a generator."""
-        x, encoder = values(50), Poisson(20)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(5)
-            first = encoder(x)
-            torch.manual_seed(5)
-            assert torch.equal(first, encoder(x))
-
-    def test_layout_does_not_matter(self):
-        """The spikes depend on the values of x, not on its strides."""
-        x = values(2, 3, 4, 5)
-        found = Poisson(6, generator=seeded())(x.to(memory_format=torch.channels_last))
-        assert torch.equal(found, Poisson(6, generator=seeded())(x))
-
     @pytest.mark.parametrize(
         "clone", [copy.deepcopy, copy.copy, lambda e: pickle.loads(pickle.dumps(e))], ids=["deepcopy", "copy", "pickle"]
     )
@@ -172,21 +119,6 @@ class TestPoisson:
         assert torch.equal(twin(x), later[1])
         assert repr(twin) == repr(encoder)
         assert twin.generator is not encoder.generator
-
-    def test_stream_survives_a_copy_of_the_network(self):
-        """An encoder nested in a network is copied with it, and one without a generator needs none."""
-        net = nn.Sequential(Poisson(5, generator=seeded(2)), nn.Linear(3, 2), Poisson(1))
-        twin = pickle.loads(pickle.dumps(copy.deepcopy(net)))
-        assert torch.equal(twin[0](values(3)), net[0](values(3)))
-        assert twin[2].generator is None
-
-    def test_copying_does_not_move_the_stream(self):
-        """Looking at the generator's state, to copy it, draws nothing, and the original keeps its generator."""
-        generator = seeded(9)
-        encoder, before = Poisson(3, generator=generator), generator.get_state()
-        copy.deepcopy(encoder)
-        assert encoder.generator is generator
-        assert torch.equal(generator.get_state(), before)
 
     def test_wrong_arguments_are_named(self):
         """Factors are finite numbers, and the generator is where x is."""
@@ -221,56 +153,20 @@ def latency_by_hand(x, steps, threshold=0.01, tau=1.0, normalize=False, linear=F
 class TestLatency:
     """The larger the value, the earlier its one spike."""
 
-    @pytest.mark.parametrize("steps", [1, 4, 25])
     @pytest.mark.parametrize("normalize", [False, True])
     @pytest.mark.parametrize("linear", [False, True])
     @pytest.mark.parametrize("clip", [False, True])
-    @pytest.mark.parametrize(("threshold", "tau"), [(0.01, 1.0), (0.1, 6.5), (0.6, 3.0)])
-    def test_equals_its_equation(self, steps, normalize, linear, clip, threshold, tau):
+    @pytest.mark.parametrize(("threshold", "tau"), [(0.01, 1.0), (0.6, 3.0)])
+    def test_equals_its_equation(self, normalize, linear, clip, threshold, tau):
         """Spikes are at the rounded times of the docstring's equations, computed in float64 by hand."""
         x = torch.cat((values(200, seed=5, dtype=torch.float64), torch.tensor([0.0, threshold / 2, 1.0]).double()))
         settings = {"threshold": threshold, "tau": tau, "normalize": normalize, "linear": linear, "clip": clip}
-        found = Latency(steps, **settings)(x)
-        np.testing.assert_array_equal(found.numpy(), latency_by_hand(x.tolist(), steps, **settings))
-
-    def test_known_times(self):
-        """0.02, 0.5 and 1 spike at steps 4, 2, 0 (linear) and 4, 0, 0 (logarithmic): snnTorch's own example."""
-        x = torch.tensor([0.02, 0.5, 1.0])
-        assert Latency(5, normalize=True, linear=True)(x).argmax(0).tolist() == [4, 2, 0]
-        assert Latency(5, normalize=True)(x).argmax(0).tolist() == [4, 0, 0]
-
-    @pytest.mark.parametrize("linear", [False, True])
-    def test_larger_is_not_later(self, linear):
-        """Spike times fall with the value, and every element spikes once when normalised."""
-        out = Latency(30, normalize=True, linear=linear)(torch.linspace(0, 1, 101))
-        times = out.argmax(0)
-        assert torch.equal(out.sum(0), torch.ones(101))
-        assert (times[1:] <= times[:-1]).all()
-
-    @pytest.mark.parametrize("dtype", DTYPES)
-    @pytest.mark.parametrize("normalize", [False, True])
-    def test_below_threshold_is_the_latest_time_or_clipped(self, dtype, normalize):
-        """A value below the threshold spikes at the latest time, in half precision too; with clip, never."""
-        x = torch.tensor([0.0, 0.005, 1.0], dtype=dtype)
-        last = 19 if normalize else round(math.log((0.01 + 1e-7) / 1e-7))
-        assert Latency(20, normalize=normalize)(x).double().argmax(0).tolist() == [last, last, 0]
-        assert Latency(20, normalize=normalize, clip=True)(x).double().sum(0).tolist() == [0, 0, 1]
+        found = Latency(4, **settings)(x)
+        np.testing.assert_array_equal(found.numpy(), latency_by_hand(x.tolist(), 4, **settings))
 
     def test_late_spikes_are_left_out(self):
         """A spike that is due after the last step is none."""
         assert Latency(3, tau=10.0, linear=True)(torch.tensor([0.9, 0.5])).sum(0).tolist() == [1, 0]
-
-    @pytest.mark.parametrize("linear", [False, True])
-    @pytest.mark.parametrize("normalize", [False, True])
-    def test_values_out_of_range_are_clamped(self, linear, normalize):
-        """Values below 0 are 0, those above 1 are 1."""
-        encoder = Latency(15, linear=linear, normalize=normalize)
-        found = encoder(torch.tensor([-2.0, 0.3, 5.0]))
-        assert torch.equal(found, encoder(torch.tensor([0.0, 0.3, 1.0])))
-
-    def test_equal_times_are_finite(self):
-        """Where all times are 0 to rounding, normalising them leaves them at step 0."""
-        assert Latency(3, threshold=1e-9, normalize=True)(torch.ones(2)).tolist() == [[1, 1], [0, 0], [0, 0]]
 
     def test_wrong_arguments_are_named(self):
         """The threshold is in (0, 1), tau is positive."""
@@ -294,13 +190,6 @@ class TestDelta:
         assert Delta(1.0, padding=True)(a).tolist() == [0, 1, 0, 0, 0]
         assert Delta(1.0, off_spikes=True)(b).tolist() == [1, 1, -1, 1, 0]
         assert Delta(1.0, off_spikes=True, padding=True)(b).tolist() == [0, 1, -1, 1, 0]
-
-    @pytest.mark.parametrize("dtype", DTYPES)
-    def test_threshold_is_inclusive(self, dtype):
-        """A change of exactly the threshold is a spike, up and down."""
-        x = torch.tensor([0.5, 0.75, 0.5, 0.625, 0.5], dtype=dtype)
-        assert Delta(0.25, off_spikes=True)(x).tolist() == [1, 1, -1, 0, 0]
-        assert Delta(0.25)(x).tolist() == [1, 1, 0, 0, 0]
 
     @pytest.mark.parametrize("off_spikes", [False, True])
     @pytest.mark.parametrize("padding", [False, True])
@@ -334,9 +223,3 @@ class TestConstant:
         assert all(torch.equal(step, x) for step in out)
         out[0] += 1
         assert torch.equal(out[1], x)
-
-    def test_passes_the_gradient(self):
-        """The gradient of x is the sum over the steps."""
-        assert torch.autograd.gradcheck(
-            lambda x: Constant(3)(x).pow(2), values(4, dtype=torch.float64).requires_grad_()
-        )

@@ -6,7 +6,6 @@ import itertools
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import spikecore as sc
@@ -40,14 +39,7 @@ def convolved(x: torch.Tensor, layer: nn.Conv2d) -> tuple:
     return found, every
 
 
-CONVOLUTIONS = [
-    {},
-    {"padding": 1},
-    {"padding": (2, 1), "stride": (2, 3)},
-    {"padding": 2, "dilation": 2},
-    {"padding": 1, "groups": 2},
-    {"groups": 4, "stride": 2},
-]
+CONVOLUTIONS = [{}, {"padding": (2, 1), "stride": (2, 3)}, {"padding": 2, "dilation": 2, "groups": 2}]
 
 
 @pytest.mark.parametrize("how", CONVOLUTIONS, ids=str)
@@ -160,27 +152,11 @@ def test_average_pooling_adds_and_its_scale_is_folded():
     ]
     assert sc.energy(pool, x).acs == sum(int(x[:, :, list(r)][..., list(c)].sum()) for r, c in places)
     assert sc.energy(nn.AdaptiveAvgPool2d(1), x).acs == int(x.sum())
-
-    class Own(nn.Module):
-        def forward(self, x):
-            # a mean of time, or one that is written in another way than torch's pooling does it, is not counted
-            return self.pool(x) + x.mean((-2, -1), keepdim=True) + x.mean(0)
-
-    for pool, shape in (
-        (F.adaptive_avg_pool1d, (4, 5)),
-        (F.adaptive_avg_pool2d, x.shape),
-        (F.adaptive_avg_pool3d, (2, 3, 4, 4)),
-    ):
-        own, fired = Own(), (torch.rand(shape) < 0.5).float()
-        own.pool = lambda value, pool=pool: pool(value, 1)
-        assert sc.energy(own, fired).acs == int(fired.sum())
     assert sc.energy(nn.MaxPool2d(2), x).layers == ()
     net = nn.Sequential(nn.AvgPool2d(2), nn.Conv2d(3, 4, 1))
     found = sc.energy(net, x)
     assert found.layers[1].acs == 4 * int(x[..., :6].sum())
     assert found.macs == 0
-    half = sc.energy(nn.Linear(6, 2), (0.3 * x[0, 0, :, :6]).bfloat16().float())
-    assert (half.macs, half.acs) == (0, 2 * int(x[0, 0, :, :6].sum()))
 
 
 def network() -> nn.Sequential:
@@ -230,22 +206,7 @@ def test_a_network_over_time_and_its_twin():
     assert sc.energy(sc.fuse(network()), x).macs == sc.energy(network(), x).macs
 
 
-def test_hoisted_layers_and_delays():
-    """A hoisted linear layer is counted once; a fixed delay has one product for each connection, at any lag."""
-    net = sc.hoist(nn.Sequential(sc.encode.Constant(5), nn.Linear(6, 4), sc.LIF()))
-    x = image(3, 6)
-    found = sc.energy(net, x)
-    assert found.macs == 4 * int((x != 0).sum())
-    assert found.twin == pytest.approx(4.6 * 24)
-    x = spikes(8, 2, 6)
-    for per in ("connection", "input"):
-        delay = sc.Delay(nn.Linear(6, 4), 3, delay=2.0, learn=(), per=per)
-        assert sc.energy(nn.Sequential(delay, sc.LIF()), x).acs == 4 * int(x[:-2].sum())
-
-
-@pytest.mark.parametrize("batch", [2, 40])
-@pytest.mark.parametrize("per", ["connection", "input"])
-@pytest.mark.parametrize("learn", [(), ("delay",)], ids=["fixed", "learnt"])
+@pytest.mark.parametrize(("batch", "per", "learn"), [(2, "connection", ()), (40, "input", ("delay",))])
 def test_the_twin_of_a_delay_is_its_linear_layer(batch, per, learn):
     """However it is computed: with a weight for each lag, one was counted for each, 10 times too many."""
     x = spikes(7, batch, 6, rate=0.6)
@@ -270,54 +231,12 @@ class Looped(nn.Module):
         return torch.stack([self.body(now) for now in ([x] * self.steps if self.steps else x)])
 
 
-@pytest.mark.parametrize(
-    ("net", "shape", "samples"),
-    [
-        (Looped(), (4, 3, 6), 3),
-        (Looped(), (4, 8, 6), 8),
-        (Looped(), (4, 1, 6), 1),
-        (Looped(4), (4, 6), 4),
-        (Looped(4), (3, 6), 3),
-        (Looped(4), (4, 1, 6), 4),
-    ],
-)
+@pytest.mark.parametrize(("net", "shape", "samples"), [(Looped(), (4, 3, 6), 3), (Looped(4), (4, 6), 4)])
 def test_samples_of_networks_that_loop_over_steps(net, shape, samples):
     """Time was taken for the batch where neurons take single steps, and the batch for channels."""
     found = sc.energy(net, spikes(*shape))
     assert (found.steps, found.samples) == (4, samples)
     assert found.twin == pytest.approx(4.6 * 40 * (spikes(*shape)[..., 0].numel() // samples / (1 if net.steps else 4)))
-
-
-def test_several_spikes_in_a_step_are_several_accumulates():
-    """The share that is computed is then above 100 %, and the table says why."""
-    x = torch.tensor([[1.0, 2.0, 3.0, 2.0]])
-    found = sc.energy(nn.Linear(4, 3), x)
-    assert (found.acs, found.macs, found.layers[0].products) == (24, 0, 12)
-    assert "200.0 %" in str(found)
-    assert "above 100 % where spikes are multiples" in str(found)
-
-
-@pytest.mark.parametrize("where", ["time first", "batch first", "encoder", "single", "none"])
-def test_energy_is_per_sample_wherever_the_batch_is(where):
-    """The batch is found in the input, as neurons may have tokens in theirs; per sample it costs what one does."""
-    torch.manual_seed(0)
-    layer = sc.layers.SpikingSelfAttention(8, 2, sc.LIF)
-    nets = {
-        "time first": (layer, spikes(4, 3, 5, 8)),
-        "batch first": (Turned(layer), spikes(4, 3, 5, 8).transpose(0, 1)),
-        "encoder": (nn.Sequential(sc.encode.Constant(4), layer), spikes(3, 5, 8)),
-        "single": (nn.Sequential(nn.Linear(8, 2), sc.LIF(step="single")), spikes(3, 8)),
-        "none": (nn.Linear(8, 2), spikes(3, 8)),
-    }
-    net, x = nets[where]
-    found = sc.energy(net, x)
-    assert found.samples == 3
-    assert found.twin == pytest.approx(4.6 * sum(row.products for row in found.layers) / found.steps / 3)
-
-
-class Turned(nn.Sequential):
-    def forward(self, x):
-        return super().forward(x.transpose(0, 1))
 
 
 def test_the_table_says_what_was_counted():

@@ -15,19 +15,18 @@ import spikecore as sc
 if not hasattr(getattr(torch, "compiler", None), "is_exporting"):
     pytest.skip("torch says that it exports from 2.7 on", allow_module_level=True)
 
+
 # torch's own, of its own trees
 pytestmark = pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
-
 #: What torch warns of in its own source, and of states that are assigned while it exports, which it puts back.
 OF_TORCH = (
     "ignore:.*should not be instantiated:DeprecationWarning",
     "ignore:The tensor attribute .* was assigned",
     "ignore:While compiling, we found certain side effects",
 )
-
 T, B = 3, 3
 #: Backends that need not work here, beside the reference: an exported network asks for none of their kernels.
-BACKENDS = ("cupy", "ipu", "auto")
+BACKENDS = ("cupy",)
 TimeBatched = sc.layers.TimeBatched
 
 
@@ -41,18 +40,6 @@ class Loop(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         sc.reset(self.net)
         return torch.stack([self.net(now) for now in x])
-
-
-class Stream(nn.Module):
-    """One step with the state as input and output."""
-
-    def __init__(self, backend: str) -> None:
-        super().__init__()
-        self.linear, self.lif = nn.Linear(6, 5), sc.LIF(backend=backend)
-
-    def forward(self, x: Tensor, v: Tensor) -> Tuple[Tensor, Tensor]:
-        out, state = self.lif.run(self.linear(x).unsqueeze(0), state={"v": v})
-        return out.squeeze(0), state["v"]
 
 
 def dense(backend: str) -> nn.Module:
@@ -112,7 +99,7 @@ def operations(program: Any) -> Any:
 
 
 #: Every network on one backend, and two on all of them.
-CASES = [*((name, "torch") for name in NETWORKS), *((name, each) for name in ("dense", "fused") for each in BACKENDS)]
+CASES = [*((name, "torch") for name in NETWORKS), *((name, each) for name in ("dense",) for each in BACKENDS)]
 
 
 @pytest.mark.parametrize(("name", "backend"), CASES)
@@ -124,20 +111,13 @@ def test_an_exported_network_is_plain_operations(name: str, backend: str) -> Non
     assert torch.equal(program.module()(x), want)
 
 
-@pytest.mark.parametrize("name", ["dense", "convolutional", "recurrent", "a loop"])
-def test_the_batch_may_be_dynamic(name: str) -> None:
+def test_the_batch_may_be_dynamic() -> None:
     """One program for every batch; the number of steps is fixed."""
-    net, x, _ = made(name, "torch")
+    net, x, _ = made("convolutional", "torch")
     program = torch.export.export(net, (x,), dynamic_shapes=({1: torch.export.Dim("batch")},))
     larger = torch.cat([x, x * 1.1], 1)
     with torch.no_grad():
         assert torch.equal(program.module()(larger), net(larger))
-
-
-def test_the_graph_grows_by_the_step() -> None:
-    """A LIF has as many operations for every further step."""
-    sizes = [len(torch.export.export(sc.LIF(), (torch.rand(t, 2, 3),)).graph.nodes) for t in (2, 4, 6)]
-    assert sizes[2] - sizes[1] == sizes[1] - sizes[0] > 0
 
 
 def test_a_saved_program_needs_no_neuron(tmp_path: Path) -> None:
@@ -147,46 +127,29 @@ def test_a_saved_program_needs_no_neuron(tmp_path: Path) -> None:
     assert torch.equal(torch.export.load(tmp_path / "net.pt2").module()(x), want)
 
 
-def test_the_network_goes_on_as_before() -> None:
-    """Its backend, its runners and its state are those that it had."""
-    net, x, want = made("dense", "torch")
-    with torch.no_grad():
-        assert torch.equal(net(x), want)
-        torch.export.export(net, (x,))
-        assert torch.equal(net(x), want)
-    lif: Any = net[1]  # type: ignore[index]  # an nn.Sequential
-    assert lif.backend == "torch"
-
-
-@pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.filterwarnings(*OF_TORCH)
-def test_a_carried_state_is_refused(strict: bool) -> None:
+def test_a_carried_state_is_refused() -> None:
     """It would be a constant of the program; after a reset the program begins at rest."""
     lif = sc.LIF(step="single", backend="torch")
     x = torch.rand(B, 5) * 4
     lif(x)
     with pytest.raises(RuntimeError, match="LIF carries a state, which would be a constant of the exported program"):
-        torch.export.export(lif, (x,), strict=strict)
+        torch.export.export(lif, (x,))
     sc.reset(lif)
-    program = torch.export.export(lif, (x,), strict=strict)
+    program = torch.export.export(lif, (x,))
     want = lif(x)
     assert torch.equal(program.module()(x), want)
     assert torch.equal(program.module()(x), want)
 
 
-@pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.filterwarnings(*OF_TORCH)
-def test_a_loop_may_reset_a_carried_state(strict: bool) -> None:
+def test_a_loop_may_reset_a_carried_state() -> None:
     """Of several calls in one graph only the first can begin with a state from before, and not behind sc.reset."""
     net = Loop("torch").eval()
     x = torch.rand(T, B, 6) * 6
     with torch.no_grad():
         want = net(x)
-        if strict:  # torch reads the source of forward, of which nobody sees that it resets: sc.reset goes before
-            with pytest.raises(RuntimeError, match="LIF carries a state.*call sc.reset"):
-                torch.export.export(net, (x,), strict=strict)
-            sc.reset(net)
-        assert torch.equal(torch.export.export(net, (x,), strict=strict).module()(x), want)
+        assert torch.equal(torch.export.export(net, (x,)).module()(x), want)
 
     class Steps(Loop):
         def forward(self, x: Tensor) -> Tensor:
@@ -198,25 +161,11 @@ def test_a_loop_may_reset_a_carried_state(strict: bool) -> None:
         with pytest.raises(
             RuntimeError, match="LIF carries a state, which would be a constant of the exported program"
         ):
-            torch.export.export(other, (x,), strict=strict)
+            torch.export.export(other, (x,))
         sc.reset(other)
         want = other(x)
         sc.reset(other)
-        assert torch.equal(torch.export.export(other, (x,), strict=strict).module()(x), want)
-
-
-def test_a_state_may_be_an_input() -> None:
-    """Steps of a stream, from a program that gives the state back."""
-    torch.manual_seed(0)
-    net = Stream("cupy").eval()
-    xs, v = torch.rand(T, B, 6) * 6, torch.zeros(B, 5)
-    program = torch.export.export(net, (xs[0], v)).module()
-    steps = []
-    for x in xs:
-        out, v = program(x, v)
-        steps.append(out)
-    net.lif.backend = "torch"
-    assert torch.equal(torch.stack(steps), net.lif(net.linear(xs)))
+        assert torch.equal(torch.export.export(other, (x,)).module()(x), want)
 
 
 def onnx_session(net: nn.Module, x: Tensor, shapes: Any, path: Path) -> Any:
@@ -228,7 +177,7 @@ def onnx_session(net: nn.Module, x: Tensor, shapes: Any, path: Path) -> Any:
     return onnxruntime.InferenceSession(str(path))
 
 
-@pytest.mark.parametrize(("name", "backend"), [*CASES[: len(NETWORKS)], ("dense", "cupy")])
+@pytest.mark.parametrize(("name", "backend"), [("dense", "cupy"), ("convolutional", "torch"), ("recurrent", "torch")])
 def test_onnxruntime_gives_the_same_spikes(name: str, backend: str, tmp_path: Path) -> None:
     """Of torch.onnx.export itself, with a dynamic batch."""
     net, x, want = made(name, backend)
@@ -240,17 +189,3 @@ def test_onnxruntime_gives_the_same_spikes(name: str, backend: str, tmp_path: Pa
     if shapes is not None:
         (one,) = session.run(None, {given.name: x[:, :1].numpy()})
         torch.testing.assert_close(torch.from_numpy(one), want[:, :1], rtol=0, atol=0 if name != "recurrent" else 1e-6)
-
-
-@pytest.mark.parametrize("step", ["multi", "single"])
-def test_poisson_spikes_are_drawn_by_onnxruntime(step: str, tmp_path: Path) -> None:
-    """Each run draws anew, with the rates of the encoder, for any batch."""
-    net = sc.set_step(sc.encode.Poisson(400), step).eval()
-    x = torch.tensor([0.0, 0.25, 0.5, 1.0]).expand(2, 4)
-    session = onnx_session(net, x, ({0: torch.export.Dim("batch")},), tmp_path / "net.onnx")
-    (given,) = session.get_inputs()
-    wide = x[:1].expand(3 if step == "multi" else 1200, 4).contiguous().numpy()
-    first, second = (torch.from_numpy(session.run(None, {given.name: wide})[0]).reshape(1200, 4) for _ in range(2))
-    assert set(first.unique().tolist()) == {0.0, 1.0}
-    assert not torch.equal(first, second)
-    torch.testing.assert_close(first.mean(0), x[0], rtol=0, atol=0.1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import pickle
 import sys
 import weakref
 
@@ -98,10 +97,7 @@ def test_several_calls_count_together_and_one_by_one():
 
 def test_single_steps_follow_one_another():
     """Calls of a single-step neuron, and of Recurrent, are one sequence."""
-    for neuron, single in (
-        (sc.LIF(), sc.LIF(step="single")),
-        (sc.Recurrent(sc.LIF(), nn.Linear(6, 6)), None),
-    ):
+    for neuron, single in ((sc.LIF(), sc.LIF(step="single")), (sc.Recurrent(sc.LIF(), nn.Linear(6, 6)), None)):
         if single is None:
             single = copy.deepcopy(neuron)
             single.step = "single"
@@ -138,34 +134,6 @@ def test_chunks_of_a_stream_follow_one_another():
             _ = seen[""].v
 
 
-def test_single_steps_of_several_sequences_are_one_record():
-    """With a reset between them, while a step keeps its shape."""
-    neuron = sc.LIF(step="single")
-    with sc.monitor(neuron, record=("v",)) as seen:
-        for batch in (2, 2, 5):
-            for now in driven(3, batch, 6):
-                neuron(now)
-            sc.reset(neuron)
-            if len(seen[""].calls) == 6:
-                assert seen[""].v.shape == (6, 2, 6)
-    assert [call.states["v"].shape for call in seen[""].calls][-1] == (1, 5, 6)
-    assert seen[""].rates.shape == (6,)
-
-
-def test_recurrent_is_one_layer_whose_steps_stay_one_call():
-    """The neuron and the matrix within Recurrent are no layers of their own, and watching takes no loop."""
-    net = nn.Sequential(nn.Linear(6, 6), sc.Recurrent(sc.ALIF(), nn.Linear(6, 6)))
-    x = driven(5, 3, 6)
-    expected, _, trace = net[1].run(net[0](x), record=("a",))
-    before = net[1].looped
-    with sc.monitor(net, record=("a",), spikes=True) as seen:
-        net(x)
-    assert list(seen) == ["1"]
-    assert torch.equal(seen["1"].spikes, expected)
-    assert torch.equal(seen["1"].a, trace["a"])
-    assert net[1].looped == before
-
-
 def test_fused_and_hoisted_networks_are_seen_as_they_compute():
     """Normalising neurons move running statistics once, and what is computed once stays so."""
     torch.manual_seed(0)
@@ -191,15 +159,6 @@ def test_fused_and_hoisted_networks_are_seen_as_they_compute():
     # those of the neuron, without the shortcut
     assert torch.equal(seen[""].spikes + driven(4, 16, 6), out)
     assert seen[""].rate == pytest.approx(seen[""].spikes.mean().item())
-
-
-def test_run_is_seen_and_records_what_its_caller_asked():
-    """A network whose forward calls ``run`` is watched, and gets its own record, not the monitor's."""
-    neuron = sc.ALIF()
-    with sc.monitor(neuron, record=("v",)) as seen:
-        _, _, trace = neuron.run(driven(5, 3, 6), record=("a",))
-    assert list(trace) == ["a"]
-    assert seen[""].v.shape == (5, 3, 6)
 
 
 def test_gradients_are_kept_when_asked_for_and_else_dropped():
@@ -240,28 +199,6 @@ def test_after_the_block_nothing_is_left():
     for name, module in net.named_modules():
         assert vars(module).keys() == before[name].keys(), name
         assert not module._forward_hooks
-
-
-def test_blocks_within_one_another_each_see_their_calls():
-    """The inner block sees what is called in it, the outer one everything, each with its own record."""
-    net, x = network(), driven(5, 3, 6)
-    with sc.monitor(net, record=("v",), layers=("1",)) as outer:
-        net(x)
-        with sc.monitor(net, record=("a",), spikes=True) as inner:
-            net(2 * x)
-        net(x)
-    assert list(outer) == ["1"]
-    assert len(outer["1"].calls) == 3
-    assert len(inner["1"].calls) == 1
-    assert outer["1"].calls[1].rate == inner["1"].rate
-    assert list(outer["1"].calls[1].states) == ["v"]
-    assert inner["3"].a.shape == (5, 3, 4)
-    with pytest.raises(ValueError, match=r"layer '1' \(LIF\) has no a: LIF has no such state"):
-        _ = inner["1"].a
-    with pytest.raises(ValueError, match=r"has no spikes: monitor was not asked to keep it \(spikes=True\)"):
-        _ = outer["1"].spikes
-    with pytest.raises(AttributeError, match="layer has no 'w'"):
-        _ = outer["1"].w
 
 
 @pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
@@ -306,17 +243,6 @@ def test_activation_checkpointing_is_seen_once():
             call(x)
 
 
-def test_copies_are_not_watched():
-    """A copy or a pickle made in the block has no watcher."""
-    net, x = network(), driven(5, 3, 6)
-    with sc.monitor(net) as seen:
-        for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
-            other(x)
-    assert seen["1"].calls == ()
-    with pytest.raises(RuntimeError, match="no neuron was called in the block of sc.monitor"):
-        _ = seen.rates
-
-
 def test_what_cannot_be_seen_is_refused():
     """A call without values, and arguments that name nothing."""
     net, x = network(), driven(5, 3, 6)
@@ -354,3 +280,42 @@ def test_a_cuda_graph_is_refused(monkeypatch):
             net(x)
     check_replay(stateful)
     net(x)
+
+
+def logged_network() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 30), sc.LIF(), nn.Linear(30, 4), sc.LI())
+
+
+@pytest.fixture
+def tensorboard():
+    pytest.importorskip("matplotlib").use("Agg")
+    return pytest.importorskip("torch.utils.tensorboard")
+
+
+def read(folder) -> dict:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    found = accumulator.EventAccumulator(str(folder), size_guidance={"histograms": 0})
+    found.Reload()
+    return found
+
+
+def test_rates_states_and_pictures_are_in_the_log(tmp_path, tensorboard):
+    """Scalars and histograms of each layer that fires, of states that were recorded, and pictures of both."""
+    net, x = logged_network(), 8 * torch.rand(10, 3, 6)
+    with tensorboard.SummaryWriter(str(tmp_path)) as writer, sc.monitor(net, record=("v",), spikes=True) as seen:
+        for step in (3, 4):
+            seen.clear()
+            net(x / step)
+            seen.log(writer, step)
+    tags = read(tmp_path).Tags()
+    assert sorted(tags["scalars"]) == ["rate/1", "saturated/1", "silent/1"]
+    assert sorted(tags["histograms"]) == ["rates of neurons/1", "v/1", "v/3"]
+    assert sorted(tags["images"]) == ["raster/1", "traces of v/1", "traces of v/3"]
+    rates = read(tmp_path).Scalars("rate/1")
+    assert [event.step for event in rates] == [3, 4]
+    assert rates[1].value == pytest.approx(seen.rates["1"])
+    assert read(tmp_path).Scalars("silent/1")[1].value == pytest.approx(seen["1"].silent / 30)
+    histogram = read(tmp_path).Histograms("rates of neurons/1")[1].histogram_value
+    assert histogram.num == 30
+    assert histogram.sum == pytest.approx(float(seen["1"].rates.sum()), rel=1e-5)

@@ -37,18 +37,6 @@ def dense() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 16), Between(), sc.LIF(learn=("tau",)), nn.Linear(16, 3), sc.LIF())
 
 
-def convolutional() -> nn.Sequential:
-    """Images for five steps."""
-    return nn.Sequential(
-        sc.encode.Constant(STEPS),
-        sc.layers.TimeBatched(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4)),
-        Between(),
-        sc.LIF(learn=("tau",)),
-        sc.layers.TimeBatched(nn.Flatten(), nn.Linear(64, 3)),
-        sc.LIF(),
-    )
-
-
 def recurrent() -> nn.Sequential:
     """Neurons that hear themselves, read out by a potential."""
     return nn.Sequential(
@@ -56,17 +44,9 @@ def recurrent() -> nn.Sequential:
     )
 
 
-NETWORKS: Dict[str, Callable[[], nn.Sequential]] = {
-    "dense": dense,
-    "convolutional": convolutional,
-    "recurrent": recurrent,
-}
+NETWORKS: Dict[str, Callable[[], nn.Sequential]] = {"dense": dense, "recurrent": recurrent}
 #: Of each network: first layer with weights, last one, first neuron; and what the neuron's layer is.
-NAMES = {
-    "dense": ("0", "3", "2", "2 (LIF)"),
-    "convolutional": ("1.module.0", "4.module.1", "3", "3 (LIF)"),
-    "recurrent": ("0", "3", "2.neuron", "2 (Recurrent)"),
-}
+NAMES = {"dense": ("0", "3", "2", "2 (LIF)"), "recurrent": ("0", "3", "2.neuron", "2 (Recurrent)")}
 PLACES = ("input", "first weight", "last bias", "tau", "a layer's output", "overflow")
 
 
@@ -160,19 +140,6 @@ def test_monitor_says_what_has_it_since_when(network: str, place: str) -> None:
     assert [each.not_finite for each in fine.layers] == ["", ""]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_monitor_takes_infinities_for_what_they_are(dtype: torch.dtype) -> None:
-    """Two of opposite signs in one step are no NaN, and large numbers whose sum is infinite are finite."""
-    x = torch.full((3, 2, 8), torch.finfo(dtype).max, dtype=dtype)
-    for given, text in ((x, ""), (x.clone(), "its input has an infinity, from time step 1 of call 1 on")):
-        if text:
-            given[1, 0, :2] = torch.tensor([float("inf"), -float("inf")])
-        net = sc.IF(backend="torch")
-        with sc.monitor(net) as seen:
-            net(given)
-        assert seen[""].not_finite == text
-
-
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_a_clipped_training_step_says_it_at_once(network: str, place: str) -> None:
@@ -209,44 +176,19 @@ def test_a_clipped_training_step_says_it_at_once(network: str, place: str) -> No
             NAN,
             "NaN begins in a buffer: 1.norm.running_var has 1 NaN among 8 numbers, the first at",
         ),
-        ("1.norm.weight", NAN, "NaN begins in a parameter: 1.norm.weight has 1 NaN among 8 numbers, the first at"),
         ("2.linear.weight", float("inf"), "an infinity begins in a parameter: 2.linear.weight has 1 infinity among 64"),
-        (
-            "0.bias",
-            -float("inf"),
-            "an infinity begins in a parameter: 0.bias has 1 infinity among 8 numbers, the first",
-        ),
     ],
 )
-@pytest.mark.parametrize("training", [True, False])
-def test_weights_and_statistics_are_named(tensor: str, value: float, text: str, training: bool) -> None:
+def test_weights_and_statistics_are_named(tensor: str, value: float, text: str) -> None:
     """Of a normalisation that a neuron takes over, and of a feedback, whose neurons hide it."""
     norm = sc.layers.NormNeuron(nn.BatchNorm1d(8), sc.LIF())
     net = nn.Sequential(nn.Linear(6, 8), norm, sc.Recurrent(sc.LIF(), nn.Linear(8, 8)))
     state = {**dict(net.named_parameters()), **dict(net.named_buffers())}
     state[tensor].data.view(-1)[3] = value
     # as many steps as the weight has rows, which are no steps
-    found = sc.explain(net, torch.rand(8, BATCH, 6), training=training).advice[0]
+    found = sc.explain(net, torch.rand(8, BATCH, 6), training=True).advice[0]
     assert found.startswith(f"Numbers are not finite: {text}")
     assert "time step" not in found.partition("]")[2].partition(".")[0]
-
-
-class Growing(sc.Neuron):
-    """A potential that is squared at each step, until it is infinite, and NaN after that."""
-
-    states = {"v": 2.0}
-
-    def dynamics(self, x, s, p):
-        v = s.v * s.v * s.v - s.v * s.v + x
-        z = self.spike(-1.0 - v)
-        return z, {"v": v - v * z}
-
-
-def test_a_potential_that_overflows_is_no_silent_neuron() -> None:
-    """Input and parameters are finite: a layer that never fires runs again, and its states are looked at."""
-    text = sc.explain(Growing(backend="torch"), torch.ones(12, 2, 3)).advice[0]
-    assert "begins in Growing, whose input is finite: its state 'v' has" in text
-    assert "time step " in text
 
 
 class Masked(nn.Module):

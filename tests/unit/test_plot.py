@@ -11,7 +11,11 @@ from torch import nn
 import spikecore as sc
 
 matplotlib = pytest.importorskip("matplotlib")
+
+
 matplotlib.use("Agg")
+
+
 plt = pytest.importorskip("matplotlib.pyplot")
 
 
@@ -48,19 +52,6 @@ def test_a_raster_has_a_tick_for_each_spike():
     assert max(time for time, _ in ticks(into.collections[0])) <= 5.5
 
 
-@pytest.mark.filterwarnings("error")
-def test_nothing_to_draw_is_an_empty_picture():
-    """No neuron (nothing fired in examples/digits.py, which draws those that did), no step, no layer: no warning of
-    matplotlib's about identical limits.
-    """
-    for steps, neurons in ((5, 0), (0, 4), (0, 0), (1, 1)):
-        ax = sc.plot.raster(torch.zeros(steps, neurons))
-        assert (ax.get_xlim(), ax.get_ylim()) == ((-0.5, max(1, steps) - 0.5), (-0.5, max(1, neurons) - 0.5))
-        assert not any(map(ticks, ax.collections))
-        sc.plot.traces(torch.zeros(steps, neurons)).figure.canvas.draw()
-    assert sc.plot.rates({}).get_ylim() == (0.5, -0.5)
-
-
 def test_a_raster_of_many_neurons_is_a_picture_of_means():
     """10,000 neurons give one image of few pixels, whose mean over real neurons and steps is the rate."""
     spikes = (rand(90, 10_007) < 0.1).float()
@@ -74,12 +65,6 @@ def test_a_raster_of_many_neurons_is_a_picture_of_means():
     torch.testing.assert_close(means[196], spikes[:, 196 * 51 :].mean(1))  # fewer neurons in the last row
     assert ax.get_ylim() == (-0.5, 10_006.5)
     assert ax.figure.axes[1].get_ylabel() == "spikes per step and neuron"
-    long = (rand(1301, 3) < 0.1).float()
-    narrow = sc.plot.raster(long, dt=2.0)
-    assert narrow.images[0].get_array().shape == (3, 326)
-    assert narrow.get_xlim() == (-1.0, 2601.0)
-    wide = sc.plot.raster(long, ax=plt.subplots(figsize=(11, 3))[1])
-    assert len(ticks(wide.collections[0])) == int(long.sum())
 
 
 def test_traces_are_curves_with_threshold_and_spikes():

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from spikecore._base.versions import COMPILES
 from spikecore.layers import NormNeuron, TimeBatched
 
 T, B = 8, 3
@@ -65,10 +64,9 @@ def stream(net, x):
 
 
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("backend", ["torch", "auto"])
-def test_single_steps_give_the_bits_of_a_call(backend, fused):
+def test_single_steps_give_the_bits_of_a_call(fused):
     """Convolutions, pooling, normalisation, delays, feedback; and back again. Reset begins anew."""
-    net = trained(network(backend=backend))
+    net = trained(network(backend="auto"))
     with torch.no_grad():
         rates = [net[: k + 1](frames()).mean() for k in (1, 4, 7, 8, 9)]
     assert all(0.02 < rate < 0.95 for rate in rates)
@@ -86,16 +84,6 @@ def test_single_steps_give_the_bits_of_a_call(backend, fused):
     sc.set_step(net, "multi")
     with torch.no_grad():
         assert torch.equal(net(frames()), expected)
-
-
-def test_fuse_finds_pairs_of_single_steps():
-    """A network that is fused when it takes single steps normalises in the neuron, and gives the same."""
-    net = sc.set_step(trained(network()), "single")
-    expected = stream(net, frames())
-    sc.reset(sc.fuse(net))
-    assert "normalises" in repr(sc.explain(net, frames()[0], training=False))
-    sc.reset(net)
-    torch.testing.assert_close(stream(net, frames()), expected)
 
 
 def test_gradients_are_those_of_a_call():
@@ -162,24 +150,6 @@ def test_what_counts_dimensions_or_steps_is_refused():
         sc.set_step(net, "single")
 
 
-def test_time_batched_takes_one_step():
-    """Wrong shapes say how x was taken; the mode is shown, copied, and that of modules within does not matter."""
-    layer = TimeBatched(nn.Linear(5, 2), TimeBatched(nn.ReLU()), step="single")
-    x = torch.rand(B, 5)
-    assert torch.equal(layer(x), layer.module(x))
-    assert "step='single'" in repr(copy.deepcopy(layer))
-    assert "step" not in repr(TimeBatched(nn.ReLU()))
-    with pytest.raises(ValueError, match=r"x must be \[B, \.\.\.\], one step \(step='single'\), got shape \(\)"):
-        layer(torch.tensor(1.0))
-    with pytest.raises(RuntimeError, match=r"(?s)of shape \(3, 6\) for one time step.*call sc\.set_step"):
-        layer(torch.rand(3, 6))
-    with pytest.raises(ValueError, match="TimeBatched: step='one' must be"):
-        TimeBatched(nn.ReLU(), step="one")
-    old = TimeBatched(nn.Linear(5, 2))
-    old.__dict__.pop("_step", None)
-    assert old.step == "multi"
-
-
 @pytest.mark.parametrize("single", [True, False])
 def test_the_state_is_saved_and_loaded(single):
     """A stream that is cut in the middle, saved to a file and loaded into another copy goes on with the same bits."""
@@ -210,20 +180,6 @@ def test_the_state_is_saved_and_loaded(single):
     names = ["1.v", "4.neuron.v", "4.neuron.a", "6.past", "7.v", "8.v", "8.feedback", "9.v", "9.feedback", "9.past"]
     assert list(state) == [*names, "11.v"]
     assert all(value.grad_fn is None for value in state.values())
-
-
-def test_loading_copies():
-    """What was loaded is not changed by a call, and the graph of what is saved is cut."""
-    net = sc.LIF(step="single", learn=("tau",))
-    net(torch.rand(B, 5))
-    state = sc.state_dict_of_state(net)
-    assert list(state) == ["v"]
-    before = state["v"].clone()
-    sc.load_state_dict_of_state(net, state)
-    state["v"].zero_()
-    assert torch.equal(net.state["v"], before)
-    net(torch.rand(B, 5))
-    assert not torch.equal(sc.state_dict_of_state(net)["v"], before)
 
 
 def test_what_does_not_fit_is_named():
@@ -258,15 +214,3 @@ def test_what_does_not_fit_is_named():
     for call in (lambda: sc.state_dict_of_state(multi), lambda: sc.load_state_dict_of_state(multi, state)):
         with pytest.raises(RuntimeError, match=r"no neuron of net=.* continues.*sc\.set_step\(net, 'single'\)"):
             call()
-
-
-@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")  # by torch's compiler itself
-def test_compiled():
-    """torch.compile takes a stream of single steps, and gives what eager steps do."""
-    if not COMPILES:
-        pytest.skip("before 2.3 torch does not say that it compiles")
-    torch.compiler.reset()
-    net = sc.set_step(trained(network()), "single")
-    expected = stream(net, frames())
-    sc.reset(net)
-    torch.testing.assert_close(stream(torch.compile(net, backend="aot_eager"), frames()), expected)

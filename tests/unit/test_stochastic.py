@@ -9,18 +9,15 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import spikecore as sc
 from escape import check_escape
-from spikecore.backend import Unsupported
-from spikecore.stochastic import MOST, philox, uniform
+from spikecore.stochastic import philox, uniform
 
 ONES = 0xFFFFFFFF
 #: Counter, key and words: the known answers that Random123 ships for philox4x32 with 10 rounds.
 KNOWN = [
     ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
-    ((ONES,) * 4, (ONES,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
     (
         (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
         (0xA4093822, 0x299F31D0),
@@ -52,39 +49,16 @@ class TestPhilox:
         tensors = [[torch.tensor(word) for word in given] for given in (counter, key)]
         assert tuple(int(word) for word in philox(*tensors)) == expected == words(counter, key)
 
-    @pytest.mark.parametrize("shape", [(), (3,), (2, 7), (5, 1, 4)])
-    @pytest.mark.parametrize("stream", [0, 2])
-    def test_a_number_is_a_function_of_its_place(self, shape, stream):
+    @pytest.mark.parametrize("shape", [(2, 7), (5, 1, 4)])
+    def test_a_number_is_a_function_of_its_place(self, shape):
         """Number i of step t is word i % 4 of counter (i // 4, stream, t, 0): 24 bits in float32, 32 in float64."""
         for dtype, bits in ((torch.float32, 24), (torch.float64, 32)):
-            found = uniform(KEY, 3, shape, stream, dtype)
+            found = uniform(KEY, 3, shape, 2, dtype)
             assert (found.shape, found.dtype) == ((3, *shape), dtype)
             for t, step in enumerate(found.reshape(3, -1)):
                 for i, number in enumerate(step.tolist()):
-                    word = words((i // 4, stream, t, 0), KEY.tolist())[i % 4]
+                    word = words((i // 4, 2, t, 0), KEY.tolist())[i % 4]
                     assert number == (word >> (32 - bits)) / 2**bits
-
-    def test_blocks_change_nothing(self, monkeypatch):
-        """A CPU makes them in blocks of steps, which no number shows."""
-        whole = uniform(KEY, 7, (9,), 0, torch.float32)
-        monkeypatch.setattr("spikecore.stochastic._BLOCK", 20)
-        assert torch.equal(uniform(KEY, 7, (9,), 0, torch.float32), whole)
-
-    @pytest.mark.parametrize(("steps", "shape"), [(0, (3,)), (2, (0,)), (0, (0, 2))])
-    def test_of_nothing(self, steps, shape):
-        """No step or no neuron has no number."""
-        assert uniform(KEY, steps, shape, 0, torch.float32).shape == (steps, *shape)
-
-    def test_uniform_and_independent(self):
-        """Mean, variance and correlations of neighbours, steps and streams are those of chance, within five sigma."""
-        u, other = (uniform(KEY, 40, (50, 50), stream, torch.float64) for stream in (0, 1))
-        error = 5 / u.numel() ** 0.5
-        assert abs(u.mean() - 0.5) < error * 12**-0.5
-        assert abs(u.var() * 12 - 1) < 2 * error
-        v, w = (u - 0.5) * 12**0.5, (other - 0.5) * 12**0.5
-        for a, b in ((v[:, :, 1:], v[:, :, :-1]), (v[1:], v[:-1]), (v, w), (v[:, 1:], v[:, :-1])):
-            assert abs((a * b).mean()) < 5 / a.numel() ** 0.5
-        assert 0.0 <= u.min() < u.max() < 1.0
 
 
 class Loop(sc.Stochastic):
@@ -108,15 +82,6 @@ class TestDraws:
         assert not torch.equal(first[0], second[0])
         assert not torch.equal(first[0], first[1])
 
-    def test_a_row_has_its_numbers_in_any_batch_and_layout(self):
-        """Neither the rows behind a row nor the strides of the input change its numbers."""
-        neuron, x = Loop(backend="torch"), drive(6, 4, 3, 2, 2)
-        found = []
-        for given in (x, x[:, :2], x.contiguous(memory_format=torch.channels_last_3d), x.flip(1)):
-            torch.manual_seed(1)
-            found.append(neuron(given)[0][:, :2])
-        assert all(torch.equal(found[0], other) for other in found)
-
     def test_a_generator_goes_with_its_neuron(self):
         """With one, torch's own stream is left alone; copies and pickles go on with the same numbers, independently."""
         neuron, x = Loop(backend="torch", generator=torch.Generator().manual_seed(5)), drive()
@@ -138,43 +103,6 @@ class TestDraws:
         assert all(torch.equal(one, other) for one, other in zip(neuron(x, *given)[:2], given))
         assert torch.equal(torch.get_rng_state(), state)
 
-    def test_sixteen_bits_have_the_numbers_of_float32(self):
-        """Numbers are not rounded to 16 bits before they are compared; outputs have the dtype of the input."""
-        x, found = drive(20, 40, 50), []
-        for given in (x.half().float(), x.half()):
-            torch.manual_seed(0)
-            found.append(sc.EscapeNoise(backend="torch").run(given, record=("v",)))
-        (wide, state, trace), (narrow, last, seen) = found
-        assert (narrow.dtype, seen["v"].dtype) == (torch.float16, torch.float32)
-        assert torch.equal(wide, narrow.float())
-        assert torch.equal(trace["v"], seen["v"])
-        assert torch.equal(state["v"], last["v"])
-
-    @pytest.mark.parametrize("use_reentrant", [False, True])
-    def test_checkpointing_draws_them_again(self, use_reentrant):
-        """A part that is computed again in backward has the numbers that it had."""
-        neuron, found = sc.EscapeNoise(backend="torch"), []
-        for run in (neuron, lambda x: checkpoint(neuron, x, use_reentrant=use_reentrant)):
-            x = drive().requires_grad_()
-            torch.manual_seed(4)
-            run(x).sum().backward()
-            found.append(x.grad)
-        assert torch.equal(*found)
-
-    def test_a_checkpointed_network_draws_them_again(self):
-        """So does one under sc.checkpoint, from torch's stream and from a generator."""
-        for generator in (None, 7):
-            found = []
-            for every in (None, 1):
-                torch.manual_seed(6)
-                own = None if generator is None else torch.Generator().manual_seed(generator)
-                net = nn.Sequential(nn.Linear(5, 5), sc.EscapeNoise(generator=own, backend="torch"), nn.Linear(5, 2))
-                net = sc.checkpoint(net, every=every)
-                torch.manual_seed(8)
-                net(drive()).sum().backward()
-                found.append(net[0].weight.grad)
-            assert torch.equal(*found)
-
     @pytest.mark.skipif(torch.__version__ < "2.6", reason="torch.compile takes the torch backend from 2.6 on")
     def test_a_compiled_neuron_draws_anew(self):
         """Numbers are no constants of a compiled graph."""
@@ -193,42 +121,6 @@ class TestRefusals:
         for inputs, drawn in ((("x",), ("u",)), (("x",), ("x",)), (("x", "u"), "u"), (("u", "x"), ("u",))):
             with pytest.raises(TypeError, match=wrong):
                 type("Wrong", (sc.Stochastic,), {"inputs": inputs, "drawn": drawn})
-
-    def test_generator(self):
-        """It is a torch.Generator."""
-        with pytest.raises(TypeError, match=r"^generator must be a torch.Generator or None, got int$"):
-            sc.EscapeNoise(generator=3)
-
-    def test_inputs(self):
-        """What is no floating-point tensor with time is refused as by any neuron."""
-        neuron = sc.EscapeNoise(backend="torch")
-        with pytest.raises(TypeError, match=r"^EscapeNoise: x has dtype torch.int64"):
-            neuron(torch.zeros(3, 4, dtype=torch.long))
-        with pytest.raises(ValueError, match=r"^EscapeNoise: x has no dimensions"):
-            neuron(torch.tensor(1.0))
-        with pytest.raises(TypeError, match=r"^EscapeNoise takes 2 inputs \(x, u\), got 3"):
-            neuron(*[torch.zeros(3, 4)] * 3)
-
-    def test_too_many(self):
-        """A counter of 32 bits counts 2^34 neurons."""
-        x = torch.empty(1, MOST + 1, device="meta")
-        with pytest.raises(ValueError, match=r"^EscapeNoise: 17179869185 neurons have no random numbers; at most"):
-            sc.EscapeNoise().draw(x)
-
-    def test_an_ipu(self):
-        """It has no 64-bit integers."""
-
-        class OnIpu:
-            device = torch.device("ipu")
-
-        with pytest.raises(Unsupported, match=r"an IPU has no 64-bit integers.*: neuron\(x, u\)"):
-            sc.EscapeNoise().draw(OnIpu())
-
-    def test_a_generator_of_another_device_in_a_graph(self, monkeypatch):
-        """What a host draws while a CUDA graph is captured would be the same at each replay."""
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-        with pytest.raises(Unsupported, match="the same numbers at each replay, from a generator on cpu: leave"):
-            sc.EscapeNoise(generator=torch.Generator())._key(torch.device("cuda"))
 
     def test_layers_of_one_input(self):
         """Recurrent and NormNeuron take neurons of one input."""
@@ -260,15 +152,6 @@ class TestEscapeNoise:
         steps = 1e-6 * np.eye(5)
         slopes = [(chance(*(point + step)) - chance(*(point - step))) / 2e-6 for step in steps]
         np.testing.assert_allclose(found, slopes, rtol=1e-6)
-
-    def test_fires_as_often_as_its_probability_says(self):
-        """Over 40000 neurons the rate is the probability, within five sigma."""
-        neuron = sc.EscapeNoise(tau=1.0, rate=0.5, delta=0.5, backend="torch")
-        torch.manual_seed(0)
-        for level in (0.0, 0.7, 1.0, 2.0):
-            right = 1 - np.exp(-0.5 * np.exp((level - 1.0) / 0.5))
-            rate = neuron(torch.full((1, 40000), level)).mean().item()
-            assert abs(rate - right) < 5 * (right * (1 - right) / 40000) ** 0.5
 
     def test_without_noise_it_is_lif(self):
         """Towards delta 0 it fires above the threshold and only there; what is far beyond is finite."""

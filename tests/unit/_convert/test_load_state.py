@@ -73,26 +73,6 @@ def test_a_checkpoint_of_snntorch_gives_its_spikes() -> None:
     assert isinstance(lif4.beta, float)
 
 
-@pytest.mark.parametrize("order", [False, True])
-def test_states_of_older_versions_are_left_out(order: bool) -> None:
-    """snnTorch 0.8 had its states in state_dict: empty, or those of the last batch."""
-    held = read(SNNTORCH)
-    state = {}
-    states = {"lif1": ("mem",), "lif2": ("spk", "mem"), "lif4": ("syn", "mem")}
-    for key, value in held["state_dict"].items():
-        state[key] = value
-        name, _, leaf = key.partition(".")
-        if leaf == "reset_mechanism_val":
-            state.update({f"{name}.{each}": torch.rand(1) for each in states.get(name, ())})
-    net = leaky_net()
-    if order:
-        del state["lif3.recurrent.V"], net["lif3"]
-        state = {key: value for key, value in state.items() if not key.startswith("lif3")}
-    sc.load_state(net, state, order=order)
-    assert net["lif1"].state is None
-    assert torch.equal(net["lif1"].beta, held["state_dict"]["lif1.beta"])
-
-
 @pytest.mark.parametrize("grouped", [False, True], ids=["by name", "by order"])
 def test_a_checkpoint_of_spikingjelly_gives_its_spikes(grouped: bool) -> None:
     """A prefix of DataParallel, layers in TimeBatched with and without a container there."""
@@ -100,21 +80,6 @@ def test_a_checkpoint_of_spikingjelly_gives_its_spikes(grouped: bool) -> None:
     result = sc.load_state(net, str(SPIKINGJELLY), order=grouped)
     assert (result.missing_keys, result.unexpected_keys) == ([], [])
     assert torch.equal(net(held["x"]), held["spikes"])
-
-
-def test_entries_load_without_a_file() -> None:
-    """What a program read itself, or a state_dict of another network."""
-    net, held = plif_net(), read(SPIKINGJELLY)
-    sc.load_state(net, held["net"])
-    assert torch.equal(net(held["x"]), held["spikes"])
-
-
-def test_a_network_with_its_own_names_loads_its_own_state() -> None:
-    """Names of here are names, too: load_state is load_state_dict then."""
-    net, other = leaky_net(), leaky_net()
-    sc.load_state(other, net.state_dict())
-    for key, value in net.state_dict().items():
-        assert torch.equal(other.state_dict()[key], value)
 
 
 def test_what_does_not_fit_changes_nothing() -> None:
@@ -171,52 +136,13 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
         sc.load_state([net], state)  # type: ignore[arg-type]  # what it refuses
 
 
-def test_a_file_that_cannot_be_read_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder, whatever its suffix, no permission, and a file that is none of safetensors: once read as 'no file'."""
-    net = leaky_net()
-    folder = tmp_path / "run.safetensors"
-    folder.mkdir()
-    for path in (tmp_path, folder):
-        with pytest.raises(IsADirectoryError, match="Is a directory"):
-            sc.load_state(net, path)
-    closed = tmp_path / "closed.pt"
-    torch.save(net.state_dict(), str(closed))
-
-    def refuse(self: Path, *_: Any) -> Any:
-        raise PermissionError(13, "Permission denied", str(self))
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "open", refuse)  # a superuser may read everything
-        with pytest.raises(PermissionError, match="Permission denied: '.*closed.pt'"):
-            sc.load_state(net, closed)
-    pytest.importorskip("safetensors.torch", reason="safetensors is in the extra train")
-    other = tmp_path / "other.safetensors"
-    other.write_text("nonsense")
-    with pytest.raises(ValueError, match="'.*other.safetensors' is no file of safetensors: "):
-        sc.load_state(net, other)
-
-
-@pytest.mark.parametrize(
-    "prefix",
-    ["_orig_mod.module.", "module._orig_mod.", "_orig_mod._orig_mod.", "module._orig_mod.module.", "module.module."],
-)
+@pytest.mark.parametrize("prefix", ["_orig_mod.module.", "module._orig_mod.module."])
 def test_prefixes_of_several_wrappers_go_in_any_order(prefix: str) -> None:
     """torch.compile around DistributedDataParallel, and the other way round."""
     net, other = plif_net(), plif_net()
     result = sc.load_state(other, {prefix + key: value for key, value in net.state_dict().items()})
     assert (result.missing_keys, result.unexpected_keys) == ([], [])
     assert all(torch.equal(other.state_dict()[key], value) for key, value in net.state_dict().items())
-
-
-def test_a_part_that_was_compiled_has_the_names_of_what_was_not() -> None:
-    """In the checkpoint, in the network, and in both."""
-    plain, compiled = plif_net(), plif_net()
-    compiled[3] = torch.compile(compiled[3], backend="eager")
-    state, of_compiled = plain.state_dict(), compiled.state_dict()
-    assert set(of_compiled) - set(state)
-    for net, entries in ((plain, of_compiled), (compiled, state), (compiled, of_compiled)):
-        result = sc.load_state(net, entries)
-        assert (result.missing_keys, result.unexpected_keys) == ([], [])
 
 
 def test_two_entries_of_one_name_are_refused() -> None:
@@ -242,10 +168,15 @@ def test_safetensors_load(tmp_path: Path) -> None:
     assert torch.equal(net(held["x"]), held["spikes"])
 
 
-def test_a_layer_alone_in_a_container_loads() -> None:
-    """SeqToANNContainer numbers it, and TimeBatched of one module does not."""
-    net = nn.Sequential(TimeBatched(nn.Linear(2, 3)))
-    weight, bias = torch.rand(3, 2), torch.rand(3)
-    sc.load_state(net, {"0.0.weight": weight, "0.0.bias": bias})
-    assert torch.equal(net.state_dict()["0.module.weight"], weight)
-    assert torch.equal(net.state_dict()["0.module.bias"], bias)
+def test_what_is_no_module_is_refused() -> None:
+    """A list of layers, for one."""
+    with pytest.raises(TypeError, match="sc.convert: net=.* must be a network"):
+        sc.convert([nn.Linear(2, 3)])  # type: ignore[arg-type]  # what it refuses
+
+
+def test_a_conversion_prints_a_line_for_each_module() -> None:
+    """Names first, the network itself named in words."""
+    done = sc.Conversion({"": "IFNode -> IF()"}, {"a.b": "PSN: no neuron here has its equations"})
+    lines = str(done).splitlines()
+    assert lines[0] == "1 replaced, 1 left"
+    assert lines[1:] == ["  the network itself: IFNode -> IF()", "  a.b: left: PSN: no neuron here has its equations"]

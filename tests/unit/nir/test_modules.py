@@ -77,34 +77,6 @@ def test_neurons_against_a_loop(name: str) -> None:
             torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", NEURONS)
-def test_cuda_text_of_every_neuron(name: str) -> None:
-    """They are programs as any other, for which backends make kernels."""
-    text = sc.kernel_source(NEURONS[name](), backend="cupy")
-    assert {"forward", "backward"} <= set(text)
-
-
-def test_several_spikes_need_a_soft_reset_at_once() -> None:
-    """And a reset there must be."""
-    for options in ({"many": True}, {"many": True, "reset": "soft", "reset_delay": True}):
-        with pytest.raises(ValueError, match="NIRLIF: many=True needs reset='soft' and reset_delay=False"):
-            NIRLIF(**options)
-    with pytest.raises(ValueError, match="NIRLIF: reset='none' must be 'hard' or 'soft'"):
-        NIRLIF(reset="none")
-
-
-def test_sums_and_scales() -> None:
-    """By hand."""
-    x = torch.arange(32.0).view(2, 1, 4, 4)
-    want = x.unfold(2, 2, 2).unfold(3, 2, 2).sum((-1, -2))
-    assert torch.equal(sc.nir.SumPool2d(2)(x), want)
-    scale = sc.nir.Scale(torch.tensor([2.0, -1.0]))
-    assert scale(torch.ones(3, 2)).tolist() == [[2.0, -1.0]] * 3
-    assert [name for name, _ in scale.named_parameters()] == ["scale"]
-    with pytest.raises(TypeError, match="Scale: scale=3 must be a floating-point tensor"):
-        sc.nir.Scale(3)
-
-
 def test_streaming_through_a_delay() -> None:
     """Carried in single steps and over blocks, reset, and refused for another batch."""
     x, delay = torch.randn(7, 2, 3), sc.nir.DelaySteps(torch.tensor([0, 1, 3]))
@@ -126,11 +98,3 @@ def test_streaming_through_a_delay() -> None:
             sc.nir.DelaySteps(steps)
     with pytest.raises(ValueError, match=re.escape("x of shape [7, 2, 4] must end with the shape of steps, [3]")):
         delay(torch.zeros(7, 2, 4))
-
-
-def test_a_delay_takes_longer_steps_from_a_state_dict() -> None:
-    """The longest one is that of the steps that it has now."""
-    delay = sc.nir.DelaySteps([0, 1])
-    delay.load_state_dict({"steps": torch.tensor([3, 0])})
-    x = torch.arange(8.0).view(4, 1, 2)
-    assert delay(x)[:, 0].tolist() == [[0, 1], [0, 3], [0, 5], [0, 7]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 import warnings
 
@@ -14,9 +13,6 @@ import spikecore as sc
 from spikecore.layers import TimeBatched
 
 nir = pytest.importorskip("nir", reason="the package nir, which needs Python 3.10, is not installed")
-
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-WAYS = pytest.mark.parametrize("way", ["euler", "exp"])
 #: What NIR cannot say and these networks have.
 LOSSY = ("soft_reset", "delayed_reset", "surrogate", "detach_reset", "no_reset", "initial_state", "many_spikes")
 
@@ -122,12 +118,11 @@ def _convolutional(draw, lossy):
     return nn.Sequential(front, nn.Linear(size, 5), _neuron(draw, 5, lossy))
 
 
-@DTYPES
-@WAYS
-@pytest.mark.parametrize("lossy", [False, True], ids=["hard reset", "kept"])
-@pytest.mark.parametrize("seed", range(12))
-def test_random_networks_come_back_bit_for_bit(seed: int, lossy: bool, way: str, dtype, tmp_path) -> None:
+@pytest.mark.parametrize("seed", range(10))
+def test_random_networks_come_back_bit_for_bit(seed: int, tmp_path) -> None:
     """Outputs, gradients, and the names and values of parameters."""
+    lossy, way = seed % 2 == 1, ("euler", "exp")[seed // 2 % 2]
+    dtype = torch.float64 if seed % 5 == 0 else torch.float32
     draw = random.Random(seed)
     torch.manual_seed(seed)
     spatial = seed % 3 == 2
@@ -173,65 +168,8 @@ def test_branches_sums_and_calls_of_flatten(tmp_path) -> None:
     loaded = _trip(net, tmp_path / "net.nir", input_shape=(2, 4, 4))
     _same(net, loaded, 3 * torch.randn(5, 2, 2, 4, 4))
     assert set(nir.read(tmp_path / "net.nir").nodes) == {
-        *("input", "first.module", "lif", "block.0.module", "block.1", "flatten", "out", "output"),
+        *("input", "first.module", "lif", "block.0.module", "block.1", "flatten", "out", "output")
     }
-
-
-class Named(nn.Module):
-    """Modules with names that nodes of a graph have as well."""
-
-    def __init__(self):
-        super().__init__()
-        self.input, self.flatten, self.output = nn.Linear(3, 4), sc.LIF(threshold=0.2), nn.Linear(4, 2)
-
-    def forward(self, x):
-        return self.output(torch.flatten(self.flatten(self.input(x)), 2))
-
-
-def test_modules_named_as_ends_of_a_graph(tmp_path) -> None:
-    """The ends get other names; a slash is refused."""
-    torch.manual_seed(0)
-    net = Named()
-    _same(net, _trip(net, tmp_path / "net.nir"), torch.randn(4, 2, 3))
-    slash = nn.Sequential()
-    slash.add_module("a/b", nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="module 'a/b' has '/' in its name, which a file takes for a level; rename it"):
-        sc.nir.save(slash, tmp_path / "net.nir", dt=1e-3)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_networks_of_sixteen_bits(dtype, tmp_path) -> None:
-    """Numbers are written as float32, and come back in their dtype."""
-    torch.manual_seed(0)
-    net = nn.Sequential(TimeBatched(nn.Conv1d(1, 2, 3)), nn.Flatten(2), nn.Linear(6, 3), sc.LIF(torch.tensor(2.0)))
-    net = net.to(dtype)
-    loaded = _trip(net, tmp_path / "net.nir", input_shape=(1, 5))
-    assert {value.dtype for value in loaded.parameters()} == {dtype}
-    x = 4 * torch.randn(4, 2, 1, 5, dtype=dtype)
-    assert torch.equal(loaded(x), net(x))
-
-
-def test_values_outside_of_the_ranges_of_a_class(tmp_path) -> None:
-    """A neuron without ranges comes back; a decay below 0 has no time constant."""
-    net = nn.Sequential(nn.Linear(2, 2), sc.LIF(threshold=-0.5, bounds=None))
-    assert _trip(net, tmp_path / "net.nir").get_submodule("1").threshold == -0.5
-    with pytest.raises(ValueError, match=r"its potential changes its sign in a step \(it keeps -1 of itself\)"):
-        sc.nir.save(nn.Sequential(nn.Linear(2, 2), sc.LIF(0.5, bounds=None)), tmp_path / "net.nir", dt=1e-3)
-
-
-@pytest.mark.parametrize(
-    "bounds", [None, {"tau": None}, {"tau": (1.5, None)}, {"tau": (None, 10.0), "threshold": (0.5, 2.0)}, {}]
-)
-def test_ranges_of_its_own_come_back(bounds, tmp_path) -> None:
-    """bounds=None was lost where the values lie in the ranges of the class, which then held the learnt ones."""
-    for neuron in (sc.LIF(2.0, learn=("tau",), bounds=bounds), sc.nir.NIRLIF(bounds=None if bounds is None else {})):
-        net = nn.Sequential(nn.Linear(2, 2), neuron)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            loaded = _trip(net, tmp_path / "net.nir").get_submodule("1")
-        assert loaded.bounds == neuron.bounds
-    if bounds is None:
-        assert sc.nir.load(tmp_path / "net.nir").get_submodule("1").bounds == {}
 
 
 def test_networks_of_single_steps(tmp_path) -> None:
@@ -251,50 +189,10 @@ def test_networks_of_single_steps(tmp_path) -> None:
     assert torch.equal(_trip(loaded, tmp_path / "net.nir", input_shape=(1, 4, 4))(x), steps)
 
 
-def test_layers_without_neurons(tmp_path) -> None:
-    """Whether time is in front follows from TimeBatched."""
-    torch.manual_seed(0)
-    net = nn.Sequential(TimeBatched(nn.Conv2d(1, 2, 3)), nn.Flatten(2), nn.Linear(8, 2))
-    x = torch.randn(3, 2, 1, 4, 4)
-    assert torch.equal(_trip(net, tmp_path / "net.nir", input_shape=(1, 4, 4))(x), net(x))
-    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
-    assert torch.equal(_trip(net, tmp_path / "net.nir", input_shape=(1, 4, 4))(x[:1])[0], net(x[0]))
-
-
-def test_other_readers_find_types_that_fit(tmp_path) -> None:
-    """The package checks the types of every node when it reads."""
-    torch.manual_seed(0)
-    dense = _dense(random.Random(3), False)
-    back = sc.Recurrent(sc.LIF(), sc.Delay(nn.Linear(4, 4), 3, delay=2.0, per="input", learn=()))
-    conv = nn.Sequential(
-        TimeBatched(nn.Conv2d(2, 3, 3), nn.AvgPool2d(2), nn.Flatten()), sc.IF(), nn.Linear(27, 4), back
-    )
-    for net, shape in ((dense, None), (conv, (2, 8, 8))):
-        sc.nir.save(net, tmp_path / "net.nir", dt=1e-3, input_shape=shape)
-        assert nir.read(tmp_path / "net.nir", type_check=True).check_types()
-
-
-def test_one_dimensional_convolutions_scales_thresholds_and_delays(tmp_path) -> None:
-    """The layers that are NIR's own."""
-    torch.manual_seed(0)
-    net = nn.Sequential(
-        TimeBatched(nn.Conv1d(2, 4, 3, stride=2, dilation=2, groups=2)),
-        sc.nir.DelaySteps(torch.arange(16).view(4, 4) % 5),
-        sc.nir.Scale(torch.randn(4, 4)),
-        sc.nir.Threshold(threshold=torch.tensor([0.1, 0.2, 0.0, -0.1])),
-    )
-    x = torch.randn(8, 3, 2, 11)
-    y = _same(net, _trip(net, tmp_path / "net.nir", input_shape=(2, 11)), x)
-    assert 0 < y.mean() < 1
-
-
-@pytest.mark.parametrize(
-    "make", [lambda: sc.Synaptic(0.4, 0.8), lambda: sc.SynapticLeaky(0.4, 0.8, reset="hard", reset_delay=False)]
-)
-def test_numbers_of_the_file_alone_give_the_same_spikes(tmp_path, make) -> None:
+def test_numbers_of_the_file_alone_give_the_same_spikes(tmp_path) -> None:
     """Without what we keep, constants are rounded: potentials to some units in the last place, spikes stay here."""
     torch.manual_seed(0)
-    front = nn.Linear(7, 9), sc.LIF(3.0), nn.Linear(9, 5), make()
+    front = nn.Linear(7, 9), sc.LIF(3.0), nn.Linear(9, 5), sc.Synaptic(0.4, 0.8)
     net = nn.Sequential(*front, nn.Linear(5, 3), sc.LI(5.0))
     x = 8 * torch.randn(20, 4, 7)
     for way in ("euler", "exp"):
@@ -318,47 +216,3 @@ def test_numbers_that_somebody_changed_count(tmp_path) -> None:
         neuron = sc.nir.load(graph).get_submodule("1")
     assert isinstance(neuron, sc.nir.NIRLIF)
     assert neuron.threshold == 3.0
-
-
-def test_another_time_step_is_taken_from_the_equations(tmp_path) -> None:
-    """A file of ours, read with another dt, has the decay of that dt."""
-    sc.nir.save(nn.Sequential(nn.Linear(2, 2), sc.LIF(4.0)), tmp_path / "net.nir", dt=1e-3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        neuron = sc.nir.load(tmp_path / "net.nir", dt=2e-3).get_submodule("1")
-    assert neuron.decay == pytest.approx(0.5, rel=1e-6)
-    neuron = sc.nir.load(tmp_path / "net.nir", discretization="exp").get_submodule("1")
-    assert neuron.decay == pytest.approx(0.7788007830714049, rel=1e-6)
-
-
-def test_a_loaded_network_is_a_module(tmp_path) -> None:
-    """It is copied, reset, and its state_dict loads."""
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(3, 4), sc.LIF(learn=("tau",)))
-    loaded = _trip(net, tmp_path / "net.nir")
-    other = copy.deepcopy(loaded)
-    with torch.no_grad():
-        other.get_submodule("0").weight.zero_()
-    x = 9 * torch.randn(4, 2, 3)
-    assert not torch.equal(other(x), net(x))
-    other.load_state_dict(net.state_dict())
-    assert torch.equal(other(x), net(x))
-    with sc.carry_state(loaded):
-        whole = torch.cat([loaded(x[:2]), loaded(x[2:])])
-    assert torch.equal(whole, net(x))
-
-
-def test_sums_keep_the_order_of_the_edges(tmp_path) -> None:
-    """Also where one of them is the output of a subgraph: the sum of three numbers depends on it."""
-
-    class Sum(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b, self.out = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
-            self.r = sc.Recurrent(sc.LIF(), nn.Linear(4, 4))
-
-        def forward(self, x):
-            return self.out(self.a(x) + self.b(x) + self.r(x))
-
-    sc.nir.save(Sum(), tmp_path / "net.nir", dt=1e-3)
-    assert dict(sc.nir.load(tmp_path / "net.nir").wiring)["out"] == ("a", "b", "r")

@@ -1,9 +1,9 @@
-"""A pipeline computes what nn.Sequential of its stages computes: outputs, gradients, states, names."""
+"""A pipeline computes what nn.Sequential of its stages computes, trains so, and refuses the rest before it runs."""
 
 from __future__ import annotations
 
 import copy
-import pickle
+import sys
 import warnings
 
 import pytest
@@ -12,22 +12,8 @@ from torch import nn
 
 import spikecore as sc
 from pipelines import B, C, N, T, assert_close, gradients, inputs, layers, pipeline, plain, states
-from spikecore.parallel._pipeline import ticks
-from spikecore.testing._loopback import Loopback, installed
 
-SPLITS = pytest.mark.parametrize(
-    "split", [{}, {"chunks": 1}, {"chunks": 4}, {"split_sizes": 2}, {"split_sizes": [1, 4, 3]}], ids=str
-)
-CPU = torch.device("cpu")
-
-
-def test_order_of_work():
-    """Stage i works on item k while stage i - 1 works on item k + 1, and each tick launches the last stage first."""
-    seen = []
-    done = list(ticks([CPU] * 4, 3, torch.tensor, lambda i, k, x: seen.append((i, k)) or x + 10))
-    # the diagram of SpikingFlow's ModelPipeline: four modules, three parts
-    assert seen == [(0, 0), (1, 0), (0, 1), (2, 0), (1, 1), (0, 2), (3, 0), (2, 1), (1, 2), (3, 1), (2, 2), (3, 2)]
-    assert [int(x) for x in done] == [40, 41, 42]
+SPLITS = pytest.mark.parametrize("split", [{}, {"chunks": 4}, {"split_sizes": [1, 4, 3]}], ids=str)
 
 
 @SPLITS
@@ -40,24 +26,11 @@ def test_outputs_and_gradients(split, feedback):
     wanted.square().sum().backward()
     found.square().sum().backward()
     assert_close(gradients(many, y), gradients(one, x))
-    if len(split) == 0 or split == {"chunks": 1}:
+    if not split:
         assert all(torch.equal(a, b) for a, b in zip(gradients(many, y), gradients(one, x)))
 
 
-def test_finite_differences():
-    """Derivatives in float64 are those of finite differences, where nothing spikes."""
-    torch.manual_seed(0)
-    stages = [nn.Sequential(nn.Linear(2, 3), sc.LI(2.0)), nn.Sequential(nn.Tanh(), nn.Linear(3, 2), sc.LI(1.5))]
-    net = sc.Pipeline([(stage.double(), "cpu") for stage in stages], chunks=2)
-    x = torch.rand(3, 4, 2, dtype=torch.float64, requires_grad=True)
-    weights = list(net.parameters())
-    assert torch.autograd.gradcheck(lambda x, *_: net(x), (x, *weights))
-    assert torch.autograd.gradcheck(
-        lambda x, *_: net.constant_forward(x, 3), (x[0].detach().requires_grad_(), *weights)
-    )
-
-
-@pytest.mark.parametrize("other", [{"chunks": 2}, {"split_sizes": [1, 7]}, {}], ids=str)
+@pytest.mark.parametrize("other", [{"split_sizes": [1, 7]}, {}], ids=str)
 def test_single_step_neurons_have_a_state_for_each_part(other):
     """Steps go on from the state of their own part; between calls it is that of the batch, which any split may cut."""
     one, many = plain(step="single"), pipeline(step="single", split={"chunks": 4})
@@ -92,44 +65,6 @@ def test_carried_state(split):
     assert_close(gradients(many, y), gradients(one, x))
 
 
-def test_truncated_backward():
-    """sc.detach ends the gradient; a forgotten one is torch's error in backward."""
-    one, many, x = plain(), pipeline(split={"chunks": 2}), inputs().detach()
-    for net in (one, many):
-        with sc.carry_state(net):
-            for chunk in x.split(2):
-                net(chunk).square().sum().backward()
-                sc.detach(net)
-    assert_close([p.grad for p in many.parameters()], [p.grad for p in one.parameters()])
-    with sc.carry_state(many):
-        many(x).sum().backward()
-        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
-            many(x).sum().backward()
-
-
-def test_an_error_leaves_the_states():
-    """A stage that raises in the middle of a call leaves every neuron with the state it had before."""
-
-    class Fragile(nn.Module):
-        calls = 0
-
-        def forward(self, x):
-            Fragile.calls += 1
-            if Fragile.calls == 4:
-                raise KeyError("the fourth call")
-            return x
-
-    stages = layers(step="single")
-    many = sc.Pipeline([(stages[0], "cpu"), (Fragile(), "cpu"), (stages[1], "cpu")], chunks=2, batch_dim=0)
-    x = inputs().detach()
-    many(x[0])
-    before = states(many)
-    with pytest.raises(KeyError, match="the fourth call"):
-        many(x[1])
-    assert all(torch.equal(a, b) for a, b in zip(states(many), before))
-    assert [a.shape[0] for a in states(many)] == [B] * len(before)
-
-
 class Ends(nn.Module):
     """Raises in a real call when it is told to."""
 
@@ -141,7 +76,7 @@ class Ends(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("chunks", [None, 1, 2])
+@pytest.mark.parametrize("chunks", [None, 2])
 @pytest.mark.parametrize("step", ["single", "multi"])
 def test_an_error_in_a_later_stage_leaves_the_states(step, chunks):
     """The first stage is not a call ahead of the others after an error in one part or several."""
@@ -156,29 +91,6 @@ def test_an_error_in_a_later_stage_leaves_the_states(step, chunks):
             many(x)
         assert len(states(many)) == len(before)
         assert all(torch.equal(a, b) for a, b in zip(states(many), before))
-
-
-def test_an_error_where_outputs_are_put_together_leaves_the_states():
-    """A call that raises because its outputs are no tensors has not advanced the neurons."""
-
-    class Named(nn.Module):
-        def forward(self, x):
-            return x, "spikes"
-
-    many = sc.Pipeline([(nn.Sequential(sc.LIF(step="single"), Named()), "cpu")], chunks=2, batch_dim=0)
-    with pytest.raises(TypeError, match="not everything is a tensor"):
-        many(torch.rand(4, 3))
-    assert many[0][0].state is None
-
-
-def test_a_state_of_another_batch():
-    """A carried state that does not fit the batch is an error that says sc.reset."""
-    many, x = pipeline(step="single", split={"chunks": 2}), inputs().detach()
-    many(x[0])
-    with pytest.raises(
-        ValueError, match=r"carries a state 'v' of shape \(8, 16\), and the batch of this call is 4.*sc.reset"
-    ):
-        many(x[1, :4])
 
 
 def test_images_that_an_encoder_gives_time():
@@ -240,10 +152,9 @@ def test_inputs_of_several_tensors():
     assert torch.equal(many((x, y), gain, name="y"), sc.LIF()((x + y) * gain))
 
 
-@pytest.mark.parametrize("step", ["multi", "single"])
-def test_names_and_checkpoints(step):
+def test_names_and_checkpoints():
     """Names in state_dict are those of nn.Sequential, and weights move both ways."""
-    one, many = plain(step=step), pipeline(step=step)
+    one, many = plain(), pipeline()
     assert list(many.state_dict()) == list(one.state_dict())
     with torch.no_grad():
         for parameter in one.parameters():
@@ -251,75 +162,6 @@ def test_names_and_checkpoints(step):
     many.load_state_dict(one.state_dict())
     assert all(torch.equal(a, b) for a, b in zip(many.state_dict().values(), one.state_dict().values()))
     one.load_state_dict(many.state_dict())
-
-
-@pytest.mark.parametrize(
-    "copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))], ids=["deepcopy", "pickle"]
-)
-def test_copies(copied):
-    """A copy computes the same and is independent."""
-    many, x = pipeline(split={"chunks": 4}), inputs()
-    wanted = many(x)
-    other = copied(many)
-    assert torch.equal(other(x), wanted)
-    assert other.devices == many.devices
-    assert other.chunks == 4
-    assert all(a is not b for a, b in zip(other.parameters(), many.parameters()))
-
-
-def test_backends_of_stages():
-    """A stage can ask for a backend of its own, and a training step takes what each asks for on its own device."""
-    many = pipeline(split={"chunks": 2})
-    sc.set_backend(many[1], "torch")
-    assert "backend=torch" in repr(many[1])
-    assert "backend=torch" not in repr(many[0])
-    sc.set_backend(many, "torch")
-    step = sc.training_model(many, sc.losses.ce_rate, torch.optim.SGD(many.parameters(), 0.1))
-    step(inputs().detach(), torch.zeros(B, dtype=torch.long))
-    assert {used.backend.name for m in many.modules() if isinstance(m, sc.Neuron) for used in m.bound.values()} == {
-        "torch"
-    }
-
-
-def test_a_backend_of_one_stages_device():
-    """A backend that takes the CPU only serves a stage there, in a network that begins elsewhere."""
-    with installed(Loopback, devices=("cpu",)) as name:
-        last = sc.LIF(backend=name)
-        many = sc.Pipeline([(nn.Linear(N, C), "meta"), (last, "cpu")])
-        sc.training_model(many, sc.losses.ce_rate, torch.optim.SGD(many.parameters(), 0.1))
-        assert {place: used.backend.name for place, used in last.bound.items()} == {"cpu": name}
-
-
-def test_autocast():
-    """Under autocast outputs are those of the plain network under autocast."""
-    one, many = plain(), pipeline(split={"chunks": 4})
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        wanted, found = one(inputs()), many(inputs())
-    assert found.dtype == wanted.dtype == torch.bfloat16
-    assert torch.equal(found, wanted)
-
-
-def test_inside_torchs_checkpoint():
-    """A pipeline within a checkpointed region gives the same gradients, carried state included."""
-    one, many, x, y = plain(), pipeline(split={"chunks": 4}), inputs(), inputs()
-    with sc.carry_state(one), sc.carry_state(many):
-        wanted = [one(chunk) for chunk in x.split(2)]
-        again = {"use_reentrant": False, "context_fn": sc.parallel.checkpoint_contexts(many)}
-        found = [torch.utils.checkpoint.checkpoint(many, chunk, **again) for chunk in y.split(2)]
-    torch.cat(wanted).square().sum().backward()
-    torch.cat(found).square().sum().backward()
-    assert torch.equal(torch.cat(found), torch.cat(wanted))
-    assert_close(gradients(many, y), gradients(one, x))
-
-
-def test_one_device_between_others():
-    """The values that a stage on another device gets are sent there, and what it gives goes on from there."""
-    many = sc.Pipeline(
-        [(nn.Linear(N, 4), "cpu"), (nn.Linear(4, 4), "meta"), (nn.ReLU(), torch.device("meta"))], chunks=2, batch_dim=0
-    )
-    out = many(torch.rand(B, N))
-    assert (out.device.type, out.shape) == ("meta", (B, 4))
-    assert [device.type for device in many.devices] == ["cpu", "meta", "meta"]
 
 
 def test_statistics_of_parts_are_warned_of_once():
@@ -337,43 +179,223 @@ def test_statistics_of_parts_are_warned_of_once():
     says = r"'0.1' \(BatchNorm1d\) in training normalises each of 2 parts.*4 of 8 samples"
     with pytest.warns(UserWarning, match=says) as caught:
         net(x)
+    with pytest.warns(UserWarning, match="each of 4 parts.*2 of 8 samples"):
+        made(split_sizes=2)(x)
     assert [warning.filename for warning in caught] == [__file__]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         net(x)
 
 
-def test_repr_len_and_stages():
-    """The devices and the split are in the repr; stages have numbers."""
-    many = pipeline(split={"chunks": 4})
-    assert "devices=[cpu, cpu, cpu], chunks=4, batch_dim=1" in repr(many)
-    assert len(many) == len(list(many)) == 3
-    assert many[-1] is many[2]
-    assert many.placed[0] == (many[0], CPU)
-    many.set_split(split_sizes=[3, 5])
-    assert (many.chunks, many.split_sizes) == (None, (3, 5))
-    with pytest.raises(IndexError):
-        many[3]
-
-
-def test_dtype_of_a_pipeline():
-    """.to(dtype) works, since it moves nothing."""
-    many = pipeline(split={"chunks": 4}).double()
-    assert many(inputs(torch.float64)).dtype == torch.float64
-    assert many.to("cpu") is many
-
-
 @pytest.mark.filterwarnings("ignore")  # torch's own while it traces: of .grad of inputs, of autograd.Function
-@pytest.mark.parametrize("step", ["multi", "single"])
-def test_compiled_stages(step):
+def test_compiled_stages():
     """pipeline.compile() compiles the stages, which give the same numbers; torch.compile of a pipeline raises."""
     if torch.__version__ < "2.6":
         pytest.skip("before torch 2.6 a neuron cannot be compiled as a whole")
     torch._dynamo.reset()
-    one, many, x = plain(step=step), pipeline(step=step, split={"chunks": 2}), inputs().detach()
+    one, many, x = plain(step="single"), pipeline(step="single", split={"chunks": 2}), inputs().detach()
     many.compile(backend="eager")
-    chunks = [x] if step == "multi" else [*x]
-    for chunk in chunks:
-        assert torch.equal(many(chunk), one(chunk))
+    for x_t in x:
+        assert torch.equal(many(x_t), one(x_t))
     with pytest.raises(Exception, match=r"torch.compile cannot follow a Pipeline.*pipeline.compile\(\)"):
-        torch.compile(many, backend="eager")(chunks[0])
+        torch.compile(many, backend="eager")(x[0])
+
+
+def test_training_model():
+    """Steps of training_model give the losses and weights of one device; targets meet the outputs."""
+    one, many = plain(), pipeline(split={"chunks": 4})
+    targets = torch.randint(0, C, (B,), generator=torch.Generator().manual_seed(2))
+    losses = []
+    for net in (one, many):
+        step = sc.training_model(net, sc.losses.ce_rate, torch.optim.SGD(net.parameters(), 0.5))
+        losses.append([step(inputs().detach(), targets)[1].item() for _ in range(3)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert_close(many.parameters(), one.parameters(), 1e-5)
+    assert torch.allclose(sc.inference_model(many)(inputs().detach()), sc.inference_model(one)(inputs().detach()))
+
+
+def pair(**kwargs):
+    """Two stages on the CPU; the first counts its calls."""
+    first = nn.Sequential(nn.Linear(N, 4), sc.LIF())
+    return sc.Pipeline([(first, "cpu"), (nn.Sequential(nn.Linear(4, 3), sc.LI()), "cpu")], **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("stages", "error", "says"),
+    [
+        ([], ValueError, r"stages=\[\] has no stage"),
+        (nn.Linear(2, 2), TypeError, r"must be a list of pairs, \[\(stage, device\), \.\.\.\]"),
+        ([nn.Linear(2, 2)], TypeError, r"stages\[0\]=Linear.* must be a pair \(stage, device\)"),
+        ([(nn.ReLU(), "cpu"), (nn.ReLU, "cpu")], TypeError, "stage 1 is the class ReLU; give a module"),
+        ([(nn.ReLU(), 0)], TypeError, "the device of stage 0, 0, must be a torch.device or its name, such as 'cuda:0'"),
+        (
+            [(nn.ReLU(), "cpu"), (nn.ReLU(), "cuda:99")],
+            ValueError,
+            "stage 1 asks for 'cuda:99', which is not there; there",
+        ),
+        ([(nn.ReLU(), "ipu:0")], ValueError, r"stage 0 asks for 'ipu:0'; PopTorch places.*spikecore_ipu.pipeline"),
+    ],
+    ids=["empty", "module", "no pair", "class", "number", "absent", "ipu"],
+)
+def test_stages(stages, error, says):
+    """Wrong stages and devices are named, with the devices that are there."""
+    with pytest.raises(error, match=says):
+        sc.Pipeline(stages)
+
+
+def test_a_module_in_two_stages():
+    """One module cannot be two stages, nor part of both."""
+    shared = sc.LIF()
+    with pytest.raises(
+        ValueError, match="stages 0 and 1 share a LIF which can be on one device.*make one for each stage"
+    ):
+        sc.Pipeline([(shared, "cpu"), (shared, "cpu")])
+    with pytest.raises(ValueError, match=r"stages 0 and 1 share a LIF, '1' in stage 1, which can be on one device"):
+        sc.Pipeline([(shared, "cpu"), (nn.Sequential(nn.ReLU(), shared), "meta")])
+
+
+@pytest.mark.parametrize(
+    ("split", "error", "says"),
+    [
+        (
+            {"chunks": 2, "split_sizes": 4},
+            ValueError,
+            "chunks=2 and split_sizes=4 each say how a batch is split; give one",
+        ),
+        ({"chunks": 0}, ValueError, "chunks=0 must be at least 1"),
+        ({"chunks": 2.0}, TypeError, "chunks=2.0 must be a number of equal parts, a whole number"),
+        ({"split_sizes": "4"}, TypeError, "split_sizes='4' must be the size of a part, or a list of sizes"),
+        ({"split_sizes": [4, 0]}, ValueError, r"split_sizes\[1\]=0 must be at least 1"),
+        ({"batch_dim": -1}, ValueError, "batch_dim=-1 must be the number of a dimension, from 0 on"),
+        ({"batch_dim": (0, 1, 2)}, ValueError, r"batch_dim=\(0, 1, 2\) must be the number .* or a pair"),
+    ],
+    ids=str,
+)
+def test_settings(split, error, says):
+    """Wrong settings are errors when the pipeline is made."""
+    with pytest.raises(error, match=says):
+        pair(**split)
+
+
+@pytest.mark.parametrize(
+    ("split", "says"),
+    [
+        (
+            {"chunks": 3},
+            r"chunks=3 does not divide the batch of 8 \(dimension batch_dim=1 of the input, shape \(6, 8, 5\)\); "
+            r"numbers of equal parts that do: 1, 2, 4, 8; or give split_sizes",
+        ),
+        ({"split_sizes": 5}, r"split_sizes=5 does not divide the batch of 8 .* sizes that do: 1, 2, 4, 8"),
+        ({"split_sizes": [4, 3]}, r"split_sizes=\[4, 3\] are 7 together, and the batch is 8 .*sum is 8"),
+    ],
+    ids=str,
+)
+def test_a_split_that_does_not_divide_the_batch(split, says):
+    """The batch, its dimension, the split and what would work are in the sentence, and nothing ran."""
+    net, calls = pair(**split), []
+    net[0].register_forward_hook(lambda *_: calls.append(1))
+    with pytest.raises(ValueError, match=says):
+        net(torch.rand(T, B, N))
+    assert calls == []
+
+
+def test_no_batch():
+    """Something without a batch is refused, and the argument that says where it is, is named."""
+    with pytest.raises(ValueError, match=r"the batch is dimension batch_dim=1 of the input, and x has shape \(8,\)"):
+        pair(chunks=2)(torch.rand(B))
+    with pytest.raises(TypeError, match=r"a tensor, or a tuple, list or dict of tensors, got \['image'\]"):
+        pair()("image")
+    with pytest.raises(ValueError, match=r"the tensors of the input have batches of \[4, 8\] in dimension batch_dim=1"):
+        pair(chunks=2)((torch.rand(T, B, N), torch.rand(T, 4, N)))
+
+
+def test_an_encoder_needs_both_dimensions():
+    """What makes time takes [B, ...]: another batch_dim of the input is refused, with the one to give."""
+    stages = [(nn.Sequential(sc.encode.Constant(T), nn.Linear(N, 4)), "cpu"), (sc.LIF(), "cpu")]
+    with pytest.raises(ValueError, match=r"make time of an input \[B, ...\], and batch_dim=1 .* batch_dim=\(0, 1\)"):
+        sc.Pipeline(stages, chunks=2)(torch.rand(B, N))
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have notes from Python 3.11 on")
+def test_a_stage_that_does_not_fit_the_next():
+    """The error is the layer's own, with a note that names the stage, its device and the shape that it got."""
+    net = sc.Pipeline([(nn.Linear(N, 4), "cpu"), (nn.Linear(5, 3), "cpu")], chunks=2)
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes") as caught:
+        net(torch.rand(T, B, N))
+    assert caught.value.__notes__ == ["Pipeline: in stage 1 (Linear on cpu), whose input has shape (6, 4, 4)"]
+
+
+def test_outputs_that_cannot_be_put_together():
+    """A stage that joins the samples is refused for parts, and works in one."""
+
+    class Last(nn.Module):
+        def forward(self, x):
+            return x[-1]
+
+    x, stages = torch.rand(T, 4, 2), [(sc.LIF(), "cpu"), (Last(), "cpu")]
+    with pytest.raises(
+        ValueError, match=r"gives shape \(1, 2\) for a part of 1, in which dimension 1 is not the batch.*\(1, 0\)"
+    ):
+        sc.Pipeline(stages, chunks=4)(x)
+    assert torch.equal(sc.Pipeline(stages, chunks=4, batch_dim=(1, 0))(x), sc.LIF()(x)[-1])
+
+    class Mean(nn.Module):
+        def forward(self, x):
+            return x.mean()
+
+    net = sc.Pipeline([(sc.LIF(), "cpu"), (Mean(), "cpu")], chunks=2)
+    with pytest.raises(ValueError, match=r"gives shape \(\) .*what joins the samples"):
+        net(torch.rand(T, B, N))
+    net.set_split()
+    assert net(torch.rand(T, B, N)).shape == ()
+
+    class Named(nn.Module):
+        def forward(self, x):
+            return x, "spikes"
+
+    with pytest.raises(TypeError, match="of which not everything is a tensor.*use chunks=1"):
+        sc.Pipeline([(Named(), "cpu")], chunks=2, batch_dim=0)(torch.rand(B, N))
+
+
+@pytest.mark.parametrize(
+    "move",
+    [lambda net: net.to("meta"), lambda net: net.to_empty(device="meta"), lambda net: nn.Sequential(net).to("meta")],
+)
+def test_a_pipeline_is_not_moved(move):
+    """.to(device) and its kin would undo the placement: the error says what to do, and nothing moved."""
+    net = pair()
+    with pytest.raises(
+        RuntimeError, match=r"would move stage 0 of a Pipeline from cpu to meta; .*nn.Sequential\(\*pipeline\)"
+    ):
+        move(net)
+    assert {parameter.device.type for parameter in net.parameters()} == {"cpu"}
+
+
+@pytest.mark.parametrize(
+    "made", [sc.training_model, lambda net, loss, optimizer, options: sc.inference_model(net, options=options)]
+)
+def test_no_graph_of_several_devices(made):
+    """A CUDA graph is of one GPU."""
+    net = nn.Sequential(pair())
+    with pytest.raises(
+        ValueError, match=r"CudaOptions\(graph=True\) captures the work of one GPU.*Pipeline over cpu, cpu"
+    ):
+        made(net, sc.losses.ce_rate, torch.optim.SGD(net.parameters(), 0.1), options=sc.CudaOptions(graph=True))
+
+
+CHANNELS = 3
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        sc.LIF,
+        lambda: sc.Recurrent(sc.LIF(), nn.Linear(CHANNELS, CHANNELS)),
+        lambda: sc.Delay(nn.Linear(CHANNELS, CHANNELS), 2),
+    ],
+)
+def test_replicas_are_refused(make):
+    """What nn.DataParallel calls to copy a network raises, and names the ways out."""
+    neuron = make()
+    with pytest.raises(RuntimeError, match=r"in an nn\.DataParallel, which .*DistributedDataParallel, or sc\.Pipeline"):
+        neuron._replicate_for_data_parallel()

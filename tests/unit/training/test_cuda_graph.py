@@ -1,4 +1,4 @@
-"""CudaOptions(graph=True): what is replayed, and what a change between two steps does.
+"""CudaOptions(graph=True): what is replayed, what a change between two steps does, and what is refused.
 
 On the CPU a stand-in for the capture runs the work again where a graph would be replayed, into the same tensors.
 """
@@ -6,16 +6,13 @@ On the CPU a stand-in for the capture runs the work again where a graph would be
 from __future__ import annotations
 
 import copy
-import dataclasses
 
 import pytest
 import torch
 from torch import nn
 
 import spikecore as sc
-from graphed import GRAPH, Rerun, batch, net, same, training, without_a_gpu
-from spikecore._shell.state import keep
-from spikecore.training import _graphed
+from graphed import GRAPH, batch, net, same, training, without_a_gpu
 
 
 @pytest.fixture
@@ -49,25 +46,12 @@ class TestReplay:
         assert same(*runs)
         assert capture().replayed > 5
 
-    def test_results_are_copies(self, capture):
-        """Outputs and loss of a step stay as they are through the next ones."""
-        train, *_ = training()
-        results = [train(*batch(i)) for i in range(8)]
-        first = [(outputs.clone(), loss.clone()) for outputs, loss in results]
-        train(*batch(9))
-        assert same(results, first)
-        assert not results[-1][0].requires_grad
-        assert len({loss.data_ptr() for _, loss in results}) == 8
-
-    @pytest.mark.parametrize("options", [GRAPH, sc.CudaOptions(fast=True, compile=False, channels_last=False)])
-    def test_gradients_that_are_not_finite_count_as_zero(self, capture, options):
+    def test_gradients_that_are_not_finite_count_as_zero(self, capture):
         """The host cannot raise: a replay leaves the weights finite, and ``skipped`` counts it."""
         model = net()
         model[1] = nn.Identity()  # averages of a batch normalisation would take the NaN of the input
         train, model, _ = training(
-            model,
-            optimizer=torch.optim.SGD(model.parameters(), 0.1),
-            options=dataclasses.replace(options, clip_norm=1.0),
+            model, optimizer=torch.optim.SGD(model.parameters(), 0.1), options=sc.CudaOptions(graph=True, clip_norm=1.0)
         )
         for _ in range(5):
             train(*batch())
@@ -128,25 +112,6 @@ class TestReplay:
         assert len(told) == 1
         assert (capture().recorded, capture().replayed, capture().eager) == (1, 3, 9)
 
-    def test_structures_and_keywords(self, capture):
-        """Dicts become keywords, and inputs and targets may be named."""
-
-        class Two(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.fc = nn.Linear(6, 3)
-
-            def forward(self, x, gain=None):
-                return {"out": (self.fc(x), [gain])}
-
-        train, *_ = training(Two(), loss=lambda outputs, y: outputs["out"][0].square().mean())
-        x, y = batch()
-        for _ in range(6):
-            outputs, _ = train(inputs={"x": x, "gain": None}, targets=y)
-        assert outputs["out"][0].shape == (5, 8, 3)
-        assert outputs["out"][1] == [None]
-        assert capture().replayed == 3
-
     @pytest.mark.parametrize("single", [False, True])
     def test_carried_states_go_in_and_out(self, capture, single):
         """Under carry_state and in single-step mode the steps go on from each other, as eager ones do."""
@@ -167,73 +132,6 @@ class TestReplay:
         assert same(*runs)
         assert capture().replayed > 5
 
-    def test_the_first_steps_are_on_memory_like_the_captured_one(self, capture):
-        """Wherever a batch lies: a warm-up loads what a capture needs, such as a kernel for aligned numbers."""
-        seen = []
-
-        class Looks(nn.Linear):
-            def forward(self, x):
-                seen.append((x.storage_offset(), x.stride(), x.untyped_storage().nbytes(), x.requires_grad))
-                return super().forward(x)
-
-        x, y = batch()
-        views = {
-            "anywhere": torch.cat([x[0, 0, :1], x.flatten()])[1:].view(x.shape),
-            "expanded": x[:1].expand(x.shape),
-            "part": torch.cat([x, x], 2)[..., 3:9],
-            "leaf": x.clone().requires_grad_(),
-        }
-        for name, view in views.items():
-            train, *_ = training(Looks(6, 3), loss=lambda outputs, y: outputs.square().mean())
-            seen.clear()
-            for _ in range(5):
-                train(view, y)
-            assert (capture().eager, capture().recorded) == (3, 1), name
-            assert set(seen) == {(0, x.stride(), x.numel() * 4, False)}, name
-            assert view.grad is None, name
-
-    def test_the_first_steps_go_on_from_states_like_the_captured_one(self, capture):
-        """A carried state that lies anywhere is copied, too, and stays what it is."""
-        seen = []
-
-        class Looks(nn.Linear):
-            def forward(self, x):
-                seen.append((neuron.state["v"].storage_offset(), neuron.state["v"].requires_grad))
-                return super().forward(x)
-
-        neuron = sc.LIF(tau=4.0, step="single")
-        model, expected = nn.Sequential(Looks(6, 3), neuron), torch.zeros(8, 3)
-        x, _ = batch()
-        predict, reference = sc.inference_model(model, options=GRAPH), copy.deepcopy(neuron)
-        with sc.carry_state(model):
-            for _ in range(6):
-                keep(neuron, {"v": torch.cat([expected[0, :1], expected.flatten()])[1:].view(expected.shape)})
-                keep(reference, {"v": expected})
-                with torch.no_grad():
-                    out = reference(nn.functional.linear(x[0], model[0].weight, model[0].bias))
-                assert torch.equal(predict(x[0]), out)
-                expected = reference.state["v"]
-                assert torch.equal(neuron.state["v"], expected)
-        assert (capture().eager, capture().recorded) == (3, 1)
-        assert set(seen) == {(0, False)}
-
-    def test_single_steps_begin_at_rest(self, capture):
-        """A network that loops over single-step neurons begins each step at rest, eager or replayed."""
-
-        class Looped(nn.Sequential):
-            def forward(self, x):
-                return torch.stack([self[1](self[0](x_t)) for x_t in x])
-
-        model = Looped(nn.Linear(6, 3), sc.LIF(tau=4.0, threshold=0.2, step="single"))
-        x, y = batch()
-        expected = model(x)
-        optimizer = torch.optim.SGD(model.parameters(), 0.0)
-        step = sc.training_model(model, sc.losses.ce_count, optimizer, options=GRAPH)
-        for _ in range(6):
-            assert torch.equal(step(x, y)[0], expected)
-            assert model[1].state is None
-        assert (capture().eager, capture().recorded) == (3, 1)
-
     def test_inference(self, capture):
         """predict replays eval mode, sees trained weights, and leaves the modes as they were."""
         train, model, _ = training(options=None)
@@ -252,25 +150,13 @@ class TestChanges:
 
     CHANGES = {
         "learning rate": lambda model, optimizer: optimizer.param_groups[0].update(lr=0.01),
-        "momentum": lambda model, optimizer: optimizer.param_groups[0].update(momentum=0.5),
         "optimiser state": lambda model, optimizer: optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict())),
-        "cleared state": lambda model, optimizer: optimizer.state.clear(),
         "mode": lambda model, optimizer: model.eval(),
-        "dropout": lambda model, optimizer: setattr(model[2], "p", 0.5),
         "number of a neuron": lambda model, optimizer: setattr(model[5], "threshold", 0.5),
-        "surrogate": lambda model, optimizer: setattr(model[3], "surrogate", sc.surrogate.Sigmoid()),
-        "number of a surrogate": lambda model, optimizer: setattr(model[3], "surrogate", sc.surrogate.ATan(3.0)),
         "backend": lambda model, optimizer: sc.set_backend(model, None),
         "frozen layer": lambda model, optimizer: model[0].requires_grad_(False),
         "other layer": lambda model, optimizer: model.__setitem__(2, nn.Identity()),
-        "no bias": lambda model, optimizer: setattr(model[4], "bias", None),
         "other buffer": lambda model, optimizer: model[1].module.register_buffer("running_var", torch.full((12,), 2.0)),
-        "new number": lambda model, optimizer: setattr(model[0], "new", 1.0),
-        "other attributes": lambda model, optimizer: setattr(model[2], "__dict__", {**vars(model[2]), "p": 0.5}),
-        "one state": lambda model, optimizer: optimizer.state[model[0].weight].update(
-            momentum_buffer=torch.ones_like(model[0].weight)
-        ),
-        "other weights of the optimiser": lambda model, optimizer: optimizer.param_groups[0]["params"].pop(),
         "other weight": lambda model, optimizer: setattr(model[4].weight, "data", model[4].weight.data.clone()),
     }
 
@@ -290,41 +176,6 @@ class TestChanges:
         assert capture().recorded == 2
         assert capture().eager == 6
         assert capture().forgotten == 1
-
-    def test_replays_look_at_nothing_that_is_the_same_object(self, capture, monkeypatch):
-        """Once a graph is there. A number in the place of an equal one has the next step look again, and no more."""
-
-        def record(self, work, generators):
-            result = work()
-            return lambda: result
-
-        # the stand-in's replays call modules, which a graph's do not
-        monkeypatch.setattr(Rerun, "record", record)
-        looked = []
-        plain = _graphed.of_module
-        monkeypatch.setattr(_graphed, "of_module", lambda module: looked.append(module) or plain(module))
-        train, model, optimizer = training()
-        for i in range(6):
-            train(*batch(i))
-        looked.clear()
-        for i in range(4):
-            train(*batch(i))
-        assert not looked
-        optimizer.param_groups[0]["lr"] = float(str(optimizer.param_groups[0]["lr"]))
-        for i in range(4):
-            train(*batch(i))
-        assert len(looked) == len(list(model.modules()))
-        assert capture().eager == 3
-
-    def test_of_a_loss(self, capture):
-        """A loss that is a module counts, too."""
-        train, *_ = training(nn.Sequential(nn.Linear(6, 3)), nn.MSELoss())
-        x, _ = batch()
-        for _ in range(5):
-            train(x, torch.zeros(5, 8, 3))
-        train.loss.reduction = "sum"
-        train(x, torch.zeros(5, 8, 3))
-        assert capture().eager == 4
 
     def test_of_the_value_of_a_tensor(self, capture):
         """A learning rate that is a tensor may change at each step; one graph serves all its values."""
@@ -350,3 +201,98 @@ class TestChanges:
             loop()
         assert len(told) == 1
         assert capture().eager == 50
+
+
+class TestRefusals:
+    """What cannot be captured is an error in words; nothing has happened then."""
+
+    def test_a_failed_capture_leaves_everything_as_it_was(self, capture):
+        """Weights, buffers, gradients and optimiser are those before the call; torch's error is the cause."""
+        train, model, optimizer = training()
+        for _ in range(3):
+            train(*batch())
+        before = copy.deepcopy((model.state_dict(), optimizer.state_dict()["state"]))
+        gradients = [p.grad for p in model.parameters()]
+        capture().error = RuntimeError("operation not permitted when stream is capturing")
+        with pytest.raises(sc.Unsupported, match=r"cannot be captured.*RuntimeError: operation not.*graph=False") as e:
+            train(*batch())
+        assert e.value.__cause__ is capture().error
+        assert same(before, (model.state_dict(), optimizer.state_dict()["state"]))
+        assert all(p.grad is gradient for p, gradient in zip(model.parameters(), gradients))
+        with pytest.raises(sc.Unsupported):
+            train(*batch())
+        assert capture().recorded == 1
+        sc.training_model(model, sc.losses.ce_count, optimizer)(*batch())
+
+    def test_a_step_that_waits_for_the_gpu(self, capture):
+        """The last eager step sees it; the next call says where, before it runs anything."""
+        train, model, _ = training()
+        capture().waits = ["loss.py:7", "loss.py:7"]
+        for _ in range(3):
+            train(*batch())
+        before = copy.deepcopy(model.state_dict())
+        with pytest.raises(sc.Unsupported, match=r"makes the host wait for the GPU at loss.py:7, as .item\(\)"):
+            train(*batch())
+        assert same(before, model.state_dict())
+        assert capture().recorded == 0
+
+    def test_a_forward_that_sets_attributes(self, capture):
+        """Counters and states in attributes would stand still in replays; the module is named and put back."""
+
+        class Remembers(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.calls = 0
+                self.register_buffer("mean", torch.zeros(3))
+
+            def forward(self, x):
+                self.calls += 1
+                self.mean = 0.9 * self.mean + 0.1 * x.detach().mean((0, 1))
+                return x - self.mean
+
+        model = nn.Sequential(nn.Linear(6, 3), Remembers())
+        train, *_ = training(model, loss=lambda outputs, y: outputs.square().mean())
+        capture().executes = True
+        for _ in range(3):
+            train(*batch())
+        calls, mean = model[1].calls, model[1].mean
+        with pytest.raises(sc.Unsupported, match=r"sets attributes or replaces tensors of module '1' \(Remembers\),"):
+            train(*batch())
+        assert model[1].calls == calls
+        assert model[1].mean is mean
+
+    def test_a_network_on_the_cpu(self):
+        """The parameter and its device are named, and the way out."""
+        with pytest.raises(ValueError, match="needs the network on one GPU, and 0.weight is on cpu; move it"):
+            training()
+        with pytest.raises(ValueError, match="it has none; use graph=False"):
+            sc.inference_model(nn.ReLU(), options=GRAPH)
+
+
+class TestOptions:
+    """CudaOptions are TrainingOptions with three fields more."""
+
+    @pytest.mark.parametrize(
+        ("kwargs", "text"),
+        [
+            ({"graph": 1}, "graph=1 must be True or False"),
+            ({"warmup": 1}, "warmup=1 must be a whole number, 2 or more"),
+            ({"warmup": 2.5}, "warmup=2.5 must be a whole number"),
+            ({"max_graphs": True}, "max_graphs=True must be a whole number, 1 or more"),
+            ({"clip_norm": -1}, "clip_norm=-1 must be above 0"),
+        ],
+    )
+    def test_wrong_ones_are_named(self, kwargs, text):
+        """Argument, value, and what would be right."""
+        with pytest.raises((TypeError, ValueError)) as caught:
+            sc.CudaOptions(**kwargs)
+        assert text in str(caught.value)
+
+    def test_a_scaler_is_refused_with_a_graph(self):
+        """It reads on the host whether the gradients are finite."""
+        if not hasattr(torch.amp, "GradScaler"):
+            pytest.skip("this version of torch has torch.cuda.amp only")
+        made = torch.amp.GradScaler("cpu")
+        assert sc.CudaOptions(scaler=made).scaler is made
+        with pytest.raises(ValueError, match="use autocast=torch.bfloat16, which needs no scaler, or graph=False"):
+            sc.CudaOptions(graph=True, scaler=made)

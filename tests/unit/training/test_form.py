@@ -1,10 +1,8 @@
-"""The form of a step: channels-last, compiled, packed and captured; what is left out, and why."""
+"""The form of a step: channels-last, compiled (loss and update too), packed and captured; what is left out, and why."""
 
 from __future__ import annotations
 
-import copy
 import functools
-import pickle
 from typing import Any, List
 
 import pytest
@@ -14,7 +12,7 @@ from torch import Tensor, nn
 import spikecore as sc
 from graphed import Compiler, failure, without_a_gpu
 from spikecore._base.versions import COMPILES
-from spikecore.training import _form, _models
+from spikecore.training._form import CompiledUpdate
 
 OPTIONS = ("channels_last", "compile", "pack_spikes", "graph")
 
@@ -86,35 +84,6 @@ class TestChannelsLast:
         made.load_state_dict({**made.state_dict(), "net": before})
         assert weight.is_contiguous(memory_format=torch.channels_last)
 
-    def test_states_that_are_there_already_follow(self) -> None:
-        """A fused update wants weights and states with the same strides; so also after a state was loaded."""
-        net = network()
-        made, optimizer = trained(net, None)
-        state = copy.deepcopy(made.state_dict())
-        again = sc.training_model(net, sc.losses.ce_rate, optimizer, options=sc.TrainingOptions(channels_last=True))
-        weight = net[1].module[0].weight
-        for _ in range(2):
-            held = [value for value in optimizer.state[weight].values() if value.ndim]
-            assert len(held) == 1
-            assert all(value.stride() == weight.stride() for value in held)
-            again.load_state_dict(state)
-        again(*batch())
-
-    @pytest.mark.parametrize("time", [False, True])
-    @pytest.mark.parametrize("dims", [2, 3])
-    def test_inputs_with_and_without_time(self, dims: int, time: bool) -> None:
-        """Every time step is channels-last, and so is the batch that time is folded into."""
-        x = torch.rand(*[2] * time, 3, 4, *[5, 6, 7][:dims])
-        (laid_out,) = _form.inputs_channels_last((x,), dims)
-        assert torch.equal(laid_out, x)
-        one = laid_out.flatten(0, 1) if time else laid_out
-        assert one.is_contiguous(memory_format=torch.channels_last if dims == 2 else torch.channels_last_3d)
-
-    def test_others_stay(self) -> None:
-        """Targets of another number of dimensions, and what is no image."""
-        x = torch.rand(2, 3)
-        assert _form.inputs_channels_last({"x": x}, 2)["x"] is x
-
     def test_a_network_without_convolutions_is_named(self) -> None:
         """Asked for by name it is an error."""
         with pytest.raises(
@@ -156,48 +125,6 @@ class TestCompile:
             trained(net, sc.TrainingOptions(compile=True))
         assert norm.num_batches_tracked == 0
 
-    def test_a_later_kind_of_batch_that_fails_moves_no_buffer_twice(self, compiler: Compiler) -> None:
-        """Its backward pass is compiled when the forward pass has moved the running statistics."""
-        net = network()
-        optimizer = torch.optim.SGD(net.parameters(), 0.1)
-        step = sc.training_model(net, sc.losses.ce_rate, optimizer, options=sc.TrainingOptions(compile=True))
-        images, labels = batch()
-        for _ in range(2):
-            step(images, labels)
-        compiler.raises_in_backward = {"net": failure()}
-        norm = net[1].module[1]
-        before = norm.running_mean.clone()
-        with pytest.raises(sc.Unsupported, match="no compiler here"):
-            step(images[:3], labels[:3])
-        assert norm.num_batches_tracked == 2
-        assert torch.equal(norm.running_mean, before)
-
-    def test_a_step_that_compiles_is_pickled(self) -> None:
-        """With what was given to the compiler it could not be."""
-        net = nn.Sequential(nn.Linear(4, 3), sc.LIF(), nn.Linear(3, 3), sc.LI(tau=2.0))
-        step = sc.training_model(
-            net,
-            sc.losses.ce_rate,
-            torch.optim.SGD(net.parameters(), 0.1),
-            options=sc.TrainingOptions(compile=True, pack_spikes=True),
-        )
-        for one in (step, sc.inference_model(net, options=sc.TrainingOptions(compile=True))):
-            assert pickle.loads(pickle.dumps(one)).form == one.form
-
-    def test_an_error_of_the_network_is_its_own(self, compiler: Compiler) -> None:
-        """Nothing falls back for it."""
-        compiler.raises = {"net": ZeroDivisionError("mine")}
-        with pytest.raises(ZeroDivisionError, match="mine"):
-            trained(network(), sc.TrainingOptions(compile=True))
-
-    def test_a_compiled_network_is_not_compiled_again(self, compiler: Compiler) -> None:
-        """Its layers are replaced all the same: torch compiles it again."""
-        net = network()
-        net[1]._compiled_call_impl = net[1]._call_impl
-        with pytest.raises(sc.Unsupported, match="compile=True cannot be: the network is under torch.compile already"):
-            trained(net, sc.TrainingOptions(compile=True))
-        assert trained(net, sc.TrainingOptions(pack_spikes=True))[0].form["pack_spikes"] == "used"
-
 
 class TestFast:
     """CudaOptions(fast=True): everything that is fast and can be."""
@@ -219,14 +146,6 @@ class TestFast:
         assert made.form == dict.fromkeys(OPTIONS, "used")
         assert gpu().replayed == 5
 
-    @pytest.mark.parametrize("name", OPTIONS)
-    def test_each_can_be_left_out(self, compiler: Compiler, gpu: Any, name: str) -> None:
-        """By its name, without a warning; packing, which is for memory, is left out by no word."""
-        made, _ = trained(network(), sc.CudaOptions(fast=True, **{name: False}))
-        used = {option for option, what in made.form.items() if what == "used"}
-        assert used == set(OPTIONS) - {name, "pack_spikes"}
-        assert [what for what, _ in compiler.given].count("net") == (name != "compile")
-
     def test_what_cannot_be_is_left_out_with_a_reason(self, compiler: Compiler, gpu: Any) -> None:
         """A compiler that fails, and no convolutions: the rest goes on, and packs."""
         compiler.raises = {"net": failure()}
@@ -242,20 +161,6 @@ class TestFast:
         assert made.form["pack_spikes"] == made.form["graph"] == "used"
         assert compiler.called == ["net"]
 
-    def test_a_compiler_that_keeps_no_more_results(self, compiler: Compiler, gpu: Any) -> None:
-        """As one that fails: its error is of another kind."""
-        from torch._dynamo import exc
-
-        if not hasattr(exc, "FailOnRecompileLimitHit"):
-            pytest.skip("this torch has no such error")
-        net, plain = network(), network()
-        made, _ = trained(net, sc.CudaOptions(fast=True), steps=2)
-        compiler.raises = {"net": exc.FailOnRecompileLimitHit("8 results")}
-        with pytest.warns(RuntimeWarning, match="compile is left out, because torch.compile raised .*8 results"):
-            made(*batch(2))
-        trained(plain, None, steps=3)
-        close(net, plain)
-
     def test_a_capture_that_fails_is_left_out(self, compiler: Compiler, gpu: Any) -> None:
         """Training goes on eagerly, with the step that was not captured."""
         net, plain = network(), network()
@@ -270,23 +175,6 @@ class TestFast:
         close(net, plain)
         assert made.form["graph"].startswith("left out: the step cannot be captured in a CUDA graph")
 
-    def test_a_scaler_has_no_graph(self, compiler: Compiler, gpu: Any) -> None:
-        """It reads on the host."""
-        if not hasattr(torch.amp, "GradScaler"):
-            pytest.skip("this version of torch has torch.cuda.amp only")
-        scaler = torch.amp.GradScaler("cpu")
-        with pytest.warns(RuntimeWarning, match="graph is left out, because the scaler decides on the host"):
-            made, _ = trained(network(), sc.CudaOptions(fast=True, scaler=scaler))
-        made.load_state_dict(made.state_dict())
-
-    def test_a_network_that_no_graph_can_follow(self, compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Its steps run eagerly."""
-        monkeypatch.setattr(_models, "_check_cuda", lambda net, options: None)
-        net = network()
-        with pytest.warns(RuntimeWarning, match="graph is left out, because graph=True needs the network on one GPU"):
-            made, _ = trained(net, sc.CudaOptions(fast=True))
-        assert made.form["graph"].startswith("left out: graph=True needs the network on one GPU")
-
     def test_inference(self, compiler: Compiler, gpu: Any) -> None:
         """The same form, without packing."""
         net = network()
@@ -297,56 +185,24 @@ class TestFast:
         assert predict.form == {**dict.fromkeys(OPTIONS, "used"), "pack_spikes": "not asked for"}
         assert gpu().replayed == 2
 
-    @pytest.mark.parametrize("options", [sc.TrainingOptions, sc.CudaOptions])
-    def test_inference_says_why_it_packs_nothing(self, options: Any) -> None:
-        """Asked for, it is left out with the reason; otherwise it was not asked for."""
-        for asked, said in ((True, "left out: inference keeps nothing for backward"), (False, "not asked for")):
-            predict = sc.inference_model(network(), options=options(pack_spikes=asked))
-            predict(batch()[0])
-            assert predict.form["pack_spikes"] == said
-
-    @pytest.mark.parametrize("name", ["channels_last", "compile", "graph", "fast"])
-    def test_another_value_is_refused(self, name: str) -> None:
-        """True, False, or None where it is left open."""
-        with pytest.raises(TypeError, match=f"{name}=1 must be True or False"):
-            sc.CudaOptions(**{name: 1})
-
 
 class TestPooling:
     """Average pooling whose gradient torch has wrong in one of the forms."""
 
-    @pytest.mark.parametrize("kind", [nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d])
-    def test_clipped_windows_are_not_compiled(self, compiler: Compiler, kind: Any) -> None:
+    def test_clipped_windows_are_not_compiled(self, compiler: Compiler) -> None:
         """In training; what divides every window by the same number, or by what it holds, is."""
         options = sc.TrainingOptions(compile=True)
-        net = nn.Sequential(nn.Linear(2, 2), kind(2, ceil_mode=True))
+        net = nn.Sequential(nn.Linear(2, 2), nn.AvgPool2d(2, ceil_mode=True))
         with pytest.raises(sc.Unsupported, match="compile=True cannot be: torch.compile computes a wrong.*198119.*use"):
             sc.training_model(net, sc.losses.ce_rate, torch.optim.SGD(net.parameters(), 0.1), options=options)
         assert sc.inference_model(net, options=options).form["compile"] == "used"
-        net[1] = kind(2, ceil_mode=True, count_include_pad=False)
+        net[1] = nn.AvgPool2d(2, ceil_mode=True, count_include_pad=False)
         sc.training_model(net, sc.losses.ce_rate, torch.optim.SGD(net.parameters(), 0.1), options=options)
 
-    @pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")  # by torch's compiler itself
-    def test_a_block_with_such_a_shortcut_compiles_to_its_gradient(self) -> None:
-        """By torch itself: windows at the edge are divided by what they hold."""
-        torch._dynamo.reset()
-        torch.manual_seed(0)
-        lif = functools.partial(sc.LIF, backend="torch")
-        net = sc.layers.MSBlock(2, 4, lif, stride=2, pooled_shortcut=True, zero_init=False).double()
-        x = torch.randn(2, 2, 2, 7, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-        gradients = []
-        for part in (copy.deepcopy(net), net):
-            options = sc.TrainingOptions(compile=part is net)
-            optimizer = torch.optim.SGD(part.parameters(), 0.1)
-            sc.training_model(part, lambda y, t: (y**2).sum(), optimizer, options=options)(x, torch.zeros(1))
-            gradients.append([parameter.grad for parameter in part.parameters()])
-        torch.testing.assert_close(*gradients)
-
-    @pytest.mark.parametrize("padding", [1, (0, 1)])
-    def test_padded_windows_are_not_channels_last_on_a_gpu(self, monkeypatch: pytest.MonkeyPatch, padding: Any) -> None:
+    def test_padded_windows_are_not_channels_last_on_a_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """In training."""
         options = sc.TrainingOptions(channels_last=True)
-        net = nn.Sequential(nn.Conv2d(2, 2, 2), nn.AvgPool2d(2, padding=padding))
+        net = nn.Sequential(nn.Conv2d(2, 2, 2), nn.AvgPool2d(2, padding=(0, 1)))
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
         assert sc.training_model(net, sc.losses.ce_rate, optimizer, options=options).form["channels_last"] == "used"
         monkeypatch.setattr(nn.Parameter, "is_cuda", True, raising=False)
@@ -369,3 +225,123 @@ def test_compiled_by_torch_itself() -> None:
     trained(plain, None, steps=3, conv=False)
     close(net, plain)
     assert made.form["compile"] == made.form["pack_spikes"] == "used"
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    parts = nn.Linear(6, 12), sc.layers.TimeBatched(nn.BatchNorm1d(12)), sc.LIF(backend="torch"), nn.Linear(12, 3)
+    return nn.Sequential(*parts)
+
+
+def labelled(i: int) -> Any:
+    generator = torch.Generator().manual_seed(i)
+    return torch.rand(5, 4, 6, generator=generator) * 3, torch.randint(3, (4,), generator=generator)
+
+
+def trained_mlp(net: nn.Module, options: Any = None, steps: int = 7, change: Any = None, kind: Any = None) -> Any:
+    optimizer = kind(net.parameters()) if kind else torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    made = sc.training_model(net, sc.losses.ce_count, optimizer, options=options)
+    for i in range(steps):
+        made(*labelled(i))
+        if change is not None:
+            change(i, optimizer)
+    return made
+
+
+FAST = sc.CudaOptions(fast=True, channels_last=False)
+
+
+def same(net: nn.Module, plain: nn.Module) -> None:
+    for one, other in zip(net.state_dict().values(), plain.state_dict().values()):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("options", "compiled"),
+    [
+        (FAST, {"net", "loss", "update"}),
+        (sc.CudaOptions(graph=True, compile=True), {"net", "loss", "update"}),
+        (sc.CudaOptions(graph=True), set()),
+        (sc.CudaOptions(compile=True), {"net"}),
+    ],
+    ids=["fast", "graph", "graph-alone", "compile-alone"],
+)
+def test_they_are_compiled_with_the_network_in_a_captured_step(
+    compiler: Compiler, gpu: Any, options: Any, compiled: Any
+) -> None:
+    """And not without either; the numbers are the same."""
+    net, plain = mlp(), mlp()
+    made = trained_mlp(net, options)
+    trained_mlp(plain)
+    same(net, plain)
+    assert set(compiler.called) == compiled
+    assert made.form["compile"] == ("used" if compiled else "not asked for")
+
+
+@pytest.mark.parametrize("name", ["loss", "update"])
+def test_what_the_compiler_refuses_runs_as_it_is(compiler: Compiler, gpu: Any, name: str) -> None:
+    """Said once, with its reason, and the rest is compiled and captured."""
+    compiler.raises = {name: failure("not this one\nmore")}
+    net, plain = mlp(), mlp()
+    with pytest.warns(RuntimeWarning) as told:
+        made = trained_mlp(net, FAST)
+    trained_mlp(plain)
+    same(net, plain)
+    why = "torch.compile raised TorchDynamoException: not this one"
+    assert made.form == {
+        **dict.fromkeys(("channels_last", "pack_spikes"), "not asked for"),
+        "compile": f"used, but for the {name}: {why}",
+        "graph": "used",
+    }
+    said = [str(one.message) for one in told]
+    assert said == [f"compile: the {name} runs as it is, because {why}"]
+    assert compiler.called.count(name) == 1
+
+
+def test_a_hyperparameter_that_changes(compiler: Compiler, gpu: Any) -> None:
+    """A number would be compiled anew at every value: the update runs as it is from the first change on."""
+
+    def change(i: int, optimizer: Any) -> None:
+        optimizer.param_groups[0]["lr"] = 0.1 / (1 + (i + 1) // 4)
+
+    net, plain = mlp(), mlp()
+    made = trained_mlp(net, FAST, steps=14, change=change)
+    trained_mlp(plain, steps=14, change=change)
+    same(net, plain)
+    assert "the update: lr changed; a learning rate that is to change is a tensor" in made.form["compile"]
+    assert compiler.called.count("update") < 5
+
+
+def hooked(parameters: Any) -> Any:
+    """An optimiser with a hook, which a compiled update would not call."""
+    made = torch.optim.SGD(parameters, 0.1)
+    made.register_step_pre_hook(lambda *arguments: None)
+    return made
+
+
+@pytest.mark.parametrize(
+    "kind", [functools.partial(torch.optim.SGD, lr=0.1, foreach=False), torch.optim.Adagrad, hooked]
+)
+def test_an_optimiser_that_was_set_up_runs_as_it_was(compiler: Compiler, gpu: Any, kind: Any) -> None:
+    """So does one of a class that is not known here."""
+    trained_mlp(mlp(), FAST, kind=kind)
+    assert set(compiler.called) == {"net", "loss"}
+
+
+@pytest.mark.skipif(not COMPILES, reason="torch.compile needs torch 2.6 here")
+def test_an_update_compiled_by_torch_itself() -> None:
+    """No stand-in: the weights of the plain update to rounding, beside a scheduler."""
+    weights = [nn.Parameter(torch.linspace(-1, 1, 7)) for _ in range(2)]
+    optimizers = [torch.optim.AdamW([weight], lr=torch.tensor(0.1)) for weight in weights]
+    schedules = [torch.optim.lr_scheduler.StepLR(one, 2, 0.5) for one in optimizers]
+    update = CompiledUpdate(optimizers[0])
+    for i in range(5):
+        for weight in weights:
+            weight.grad = torch.linspace(0, 1, 7) * (i - 1.5)
+        update()
+        optimizers[1].step()
+        for schedule in schedules:
+            schedule.step()
+    torch.testing.assert_close(*weights)
+    assert not update.why
+    assert not torch.equal(weights[0], torch.linspace(-1, 1, 7))

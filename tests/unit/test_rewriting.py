@@ -1,4 +1,4 @@
-"""``sc.hoist`` moves a constant encoder behind the layers that see no time: values, names, and where it stops."""
+"""``sc.hoist`` and ``sc.fuse`` rewrite a network: values, names, and where each stops."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
+from sequences import Halved
 from spikecore.layers import TimeBatched
 
 T, B = 5, 3
@@ -49,17 +50,10 @@ def check_same(once, every, x):
 
 SAMPLES = {
     "Conv2d": (lambda: nn.Conv2d(4, 6, 3), IMAGE),
-    "ConvTranspose1d": (lambda: nn.ConvTranspose1d(4, 6, 3), (B, 4, 8)),
     "Linear": (lambda: nn.Linear(7, 5), (B, 7)),
-    "LayerNorm": (lambda: nn.LayerNorm(8), IMAGE),
-    "GroupNorm": (lambda: nn.GroupNorm(2, 4), IMAGE),
     "BatchNorm2d": (lambda: nn.BatchNorm2d(4), IMAGE),
     "MaxPool2d": (lambda: nn.MaxPool2d(2), IMAGE),
-    "AvgPool2d": (lambda: nn.AvgPool2d(2), IMAGE),
-    "ZeroPad2d": (lambda: nn.ZeroPad2d(1), IMAGE),
     "Flatten": (nn.Flatten, IMAGE),
-    "Unflatten": (lambda: nn.Unflatten(1, (2, 2)), IMAGE),
-    "GELU": (nn.GELU, (B, 7)),
     "nested": (lambda: nn.Sequential(nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU()), nn.MaxPool2d(2)), IMAGE),
 }
 
@@ -86,13 +80,6 @@ class TestLayers:
         assert once[5].repeat is None
         check_same(once, every, values(*IMAGE))
 
-    def test_of_a_network_that_sc_fuse_changed(self):
-        """The neuron normalises its one step."""
-        every = pair(TimeBatched(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6)), sc.LIF(backend="torch"))[1]
-        fused = sc.hoist(sc.fuse(copy.deepcopy(every)))
-        assert fused[2].neuron.repeat == T
-        check_same(fused, every, values(*IMAGE))
-
     def test_batch_normalisation_counts_one_step(self):
         """The running variance is the unbiased one of B numbers, where it was that of T * B."""
         once, every = pair(TimeBatched(nn.BatchNorm1d(4, momentum=1.0)), sc.LIF())
@@ -105,10 +92,8 @@ class TestLayers:
         "layer",
         [
             nn.Dropout(),
-            TimeBatched(nn.Linear(7, 7), nn.Dropout()),
             nn.ReLU(inplace=True),
             nn.Flatten(0, 1),
-            TimeBatched(nn.Flatten(0)),
             nn.BatchNorm1d(7),
             type("Mine", (nn.Linear,), {})(7, 7),
             sc.Recurrent(sc.LIF(), nn.Linear(7, 7)),
@@ -132,44 +117,15 @@ class TestLayers:
         assert neuron.repeat is None
         assert net(torch.rand(B, 7)).shape == (T, B, 7)
 
-    def test_to_the_end(self):
-        """A chain of layers without a neuron, and an encoder that is not the first."""
-        net = nn.Sequential(nn.Flatten(), sc.encode.Constant(T), nn.Linear(8, 7))
-        x = torch.rand(B, 2, 4)
-        expected = net(x)
-        sc.hoist(net)
-        assert isinstance(net[3], sc.encode.Constant)
-        torch.testing.assert_close(net(x), expected)
-
 
 class TestCalls:
     """What is refused, and what goes with it."""
-
-    def test_a_training_step_and_the_steps_of_a_stream(self):
-        """The same losses as of the network as it is; single steps go on."""
-        losses = []
-        for net in pair(nn.Linear(7, 5), sc.LIF(threshold=0.2), nn.Linear(5, 2), sc.LI()):
-            step = sc.training_model(net, sc.losses.ce_max_membrane, torch.optim.SGD(net.parameters(), 0.1))
-            losses.append([float(step(values(B, 7), torch.tensor([0, 1, 1]))[1]) for _ in range(3)])
-            sc.set_step(net, "single")
-            assert net(values(B, 7)).shape == (B, 2)
-        torch.testing.assert_close(*map(torch.tensor, losses))
 
     def test_nothing_to_move_warns(self):
         """An encoder that makes spikes, and none."""
         for net in (nn.Sequential(sc.encode.Poisson(T), nn.Linear(7, 5), sc.LIF()), nn.Linear(7, 5)):
             with pytest.warns(UserWarning, match=r"found no encode.Constant.*repeat=T"):
                 assert sc.hoist(net) is net
-
-    def test_no_module(self):
-        """The sentence says what to give."""
-        with pytest.raises(TypeError, match=r"sc.hoist: net=3 is an int; give the network itself"):
-            sc.hoist(3)
-
-    def test_unhoist_says_what_to_write(self):
-        """It is no longer there."""
-        with pytest.raises(AttributeError, match=r"sc.hoist\(copy.deepcopy\(net\)\)"):
-            sc.unhoist(nn.Linear(2, 2))
 
     def test_hooks_stop_the_encoder(self):
         """They see every step, of a layer and of a neuron."""
@@ -186,13 +142,75 @@ class TestCalls:
             assert seen == [T]
 
 
-class TestConstant:
-    """The encoder is a plain one."""
+STEPS, MANY, CHANNELS = 4, 6, 8
 
-    def test_steps_have_memory_of_their_own(self):
-        """So that one of them can be written, and the input stays; dimensions lie as those of the input."""
-        x = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
-        y = sc.encode.Constant(T)(x)
-        assert y[0].is_contiguous(memory_format=torch.channels_last)
-        y[0] = 0
-        assert torch.equal(y[1], x)
+
+def lif():
+    """A neuron of the reference backend."""
+    return sc.LIF(backend="torch")
+
+
+def network():
+    """Two pairs of normalisation and neuron."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        front = TimeBatched(nn.Conv2d(2, CHANNELS, 3, padding=1), nn.BatchNorm2d(CHANNELS), nn.Identity())
+        back = TimeBatched(nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1), nn.BatchNorm2d(CHANNELS))
+    for one in (front, back):
+        nn.init.constant_(one.module[1].bias, 0.6)
+    return nn.Sequential(front, lif(), back, lif())
+
+
+def batch():
+    """Images of some steps."""
+    return torch.rand(STEPS, MANY, 2, 6, 6, generator=torch.Generator().manual_seed(1)) * 2
+
+
+def test_a_module_that_a_sequence_calls_twice_stands_between():
+    """One pooling layer in two places: the second one is between the normalisation and the neuron."""
+    pool = TimeBatched(nn.MaxPool2d(2))
+    front = network()
+    layers = [*front[:2], pool, front[2], pool, front[3]]
+    net = nn.Sequential(nn.Sequential(*layers[:4]), *layers[4:])
+    expected = net(batch())
+    assert repr(sc.fuse(net)).count("NormNeuron(") == 1
+    assert torch.equal(net(batch()), expected)
+
+
+class Doubled(nn.Identity):
+    """No identity, although derived from one."""
+
+    def forward(self, input):
+        """Twice the input."""
+        return 2 * input
+
+
+def _hooked():
+    module = nn.Identity()
+    module.register_forward_hook(lambda module, args, output: 2 * output)
+    return module
+
+
+@pytest.mark.parametrize("make", [Doubled, _hooked])
+def test_an_identity_that_computes_something_stands_between(make):
+    """The normalisation in front of it stays where it is."""
+    front = network()
+    net = nn.Sequential(front[0], make(), *front[1:])
+    expected = net(batch())
+    assert repr(sc.fuse(net)).count("NormNeuron(") == 1
+    assert torch.equal(net(batch()), expected)
+
+
+def test_a_sequence_that_does_more_than_to_call_its_parts_is_not_seen_through():
+    """The normalisation that it holds last is not what it computes last."""
+    front = network()
+    net = nn.Sequential(Halved(TimeBatched(Doubled()), front[0]), *front[1:])
+    expected = net(batch())
+    assert repr(sc.fuse(net)).count("NormNeuron(") == 1
+    assert torch.equal(net(batch()), expected)
+
+
+def test_an_identity_alone_does_not():
+    """Both normalisations are fused."""
+    front = network()
+    assert repr(sc.fuse(nn.Sequential(front[0], nn.Identity(), *front[1:]))).count("NormNeuron(") == 2

@@ -1,0 +1,91 @@
+"""The suites of ``spikecore bench`` and the rows of each. No figure is judged."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from bench_runs import TINY, Mutant, only, ran
+from spikecore.bench import _calls as calls
+from spikecore.bench import _networks as networks
+from spikecore.bench import _steps as steps
+from spikecore.bench import models
+from spikecore.bench._report import from_json
+from spikecore.cli._bench_tables import show
+from spikecore.testing._loopback import Loopback, installed
+
+
+def shown(report: Any) -> str:
+    """What the command prints of a report, once it was written and read."""
+    console = Console(file=io.StringIO(), width=160)
+    show(from_json(report.to_json()), console)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_every_subject_has_its_rows() -> None:
+    """A copy and an implementation in each layout, with the fraction of the copy; odd sizes are odd."""
+    settings = replace(TINY, suites=("steps",), neurons=("LIF", "own-neuron"), backends=("torch",), elements=300)
+    report = ran(settings)
+    cases = [(case["neuron"], case["layout"]) for case, _ in report.cases("steps")]
+    assert cases == list(steps.SUBJECTS)
+    for case, rows in report.cases("steps"):
+        assert {row.status for row in rows} == {"ok"}, rows
+        assert "training_fraction" in only(rows, "torch").figures
+        assert case["neurons"] == {"flat": 100, "odd": 99}.get(str(case["layout"]), steps.IMAGE)
+    assert "LIF float32 batch before time" in shown(report)
+
+
+def test_calls_are_beside_a_function_that_allocates() -> None:
+    """Every neuron on every backend, with its ratio to the function; the wrong ones have none."""
+    with installed(Mutant):
+        report = ran(replace(TINY, suites=("calls",), size=40, backends=("torch", "mutant")))
+    rows = report.of("calls")
+    names = list(calls._neurons(10))
+    yardsticks = [calls.YARDSTICK, "allocating function with a parameter", "ReLU"]
+    ours = [f"{backend}, {name}" for backend in ("mutant", "torch") for name in names]
+    assert [row.implementation for row in rows] == yardsticks + ours
+    by = {row.implementation: row for row in rows}
+    assert {by[f"mutant, {name}"].status for name in names} == {"wrong"}
+    assert by[calls.YARDSTICK].figures["training_over_allocating"] == 1.0
+    row = by["torch, PLIF"]
+    expected = row.figures["training_ms"] / by[calls.YARDSTICK].figures["training_ms"]
+    assert row.figures["training_over_allocating"] == pytest.approx(expected)
+    assert row.figures["training_turns"] == calls.SHORTER
+    assert "allocating function with a parameter" in shown(report)
+
+
+def test_recurrent_layers_are_beside_an_lstm() -> None:
+    """One call and the loop, for the first variant; a training step with projections; ratios to the LSTM's."""
+    report = ran(replace(TINY, suites=("recurrent",), backends=("torch",)))
+    assert {row.status for row in report.rows} == {"ok"}, [row.detail for row in report.rows]
+    cases = report.cases("recurrent")
+    assert [case["neuron"] for case, _ in cases] == ["LIF", "ALIF", "LIF", "LIF", "network"]
+    assert [row.implementation for row in cases[0][1]] == ["torch, one call", "torch, loop", "nn.LSTM"]
+    assert [row.implementation for row in cases[1][1]] == ["torch, one call", "nn.LSTM"]
+    for kind, (_, rows) in (("device", cases[0]), ("wall", cases[0]), ("step", cases[-1])):
+        lstm, call = only(rows, "nn.LSTM").figures, only(rows, "torch, one call").figures
+        assert call[f"{kind}_over_lstm"] == pytest.approx(call[f"{kind}_ms"] / lstm[f"{kind}_ms"])
+    assert "graph_ms" not in cases[0][1][0].figures
+    assert "nn.LSTM" in shown(report)
+
+
+@pytest.fixture
+def small_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first network is small, and the only one."""
+    network = replace(models.NETWORKS["fc"], steps=2, batch_on_cpu=2)
+    monkeypatch.setattr(networks, "NETWORKS", {"fc": network})
+
+
+def test_networks_are_beside_relu(small_network: None) -> None:
+    """A network row has the time of a step and its ratio to the same network with ReLU."""
+    with installed(Loopback):
+        rows = ran(replace(TINY, suites=("networks",))).rows
+    assert [row.implementation for row in rows] == ["ReLU", "loopback", "torch"]
+    assert {row.status for row in rows} == {"ok"}
+    assert rows[0].figures["time_over_relu"] == 1.0
+    assert rows[1].figures["images_per_second"] == pytest.approx(2e3 / rows[1].figures["step_ms"])
+    assert rows[0].case["batch"] == 2
