@@ -1,4 +1,4 @@
-"""Backends that are wrong on purpose: the case that ``mutants.txt`` names passes on the plain loop and fails on each."""
+"""Backends that are wrong on purpose: the case that ``mutants.txt`` names passes on the plain loop, not on them."""
 
 from __future__ import annotations
 
