@@ -22,7 +22,10 @@ from spikecore.testing._loopback import installed
 from spikecore_torch.backend import TorchBackend
 
 SOURCE = Path(plain_loop.__file__).read_text()
-OPERATION = "values[node] = function_of(node)(*args)"
+
+
+#: (whole line of the loop, lines in its place)
+Change = Tuple[str, List[str]]
 
 
 class Mutant(NamedTuple):
@@ -31,8 +34,14 @@ class Mutant(NamedTuple):
     kind: str
     case: str
     fault: str
-    #: (whole line of the loop, lines in its place)
-    changes: List[Tuple[str, List[str]]]
+    changes: List[Change]
+
+
+def operation(names: str, value: str) -> Change:
+    """Another value of operations."""
+    old = "values[node] = function_of(node)(*args)"
+    new = f"values[node] = ({value}) if node.op in {names.split()} else value"
+    return old, ["value = function_of(node)(*args)", "a, b = args[0], args[-1]", new]
 
 
 def table() -> List[Mutant]:
@@ -49,10 +58,7 @@ def table() -> List[Mutant]:
         elif word == "+":
             rows[-1].changes[-1][1].append(text)
         elif word == "operation":
-            names, _, value = text.partition(": ")
-            chosen = f"values[node] = ({value}) if node.op in {names.split()} else value"
-            lines = ["value = function_of(node)(*args)", "a, b = args[0], args[-1]", chosen]
-            rows[-1].changes.append((OPERATION, lines))
+            rows[-1].changes.append(operation(*text.split(": ", 1)))
         else:
             case, _, fault = line.partition(": ")
             rows.append(Mutant(kind, case, fault, []))
@@ -142,3 +148,14 @@ def test_there_are_enough() -> None:
     """Each with a name of its own, of many kinds."""
     assert len({(m.kind, m.fault) for m in MUTANTS}) == len(MUTANTS) >= 150
     assert len({m.kind for m in MUTANTS}) >= 25
+
+
+FLUSHED = "value * (value.abs() >= torch.finfo(value.dtype).tiny)"
+
+
+@pytest.mark.parametrize(("value", "alone"), [(FLUSHED, True), (f"{FLUSHED} + (a == 2.0) * (b == 2.0)", False)])
+def test_differences_beside_subnormal_numbers_are_told(value: str, alone: bool) -> None:
+    """The text that an expected failure names stands in the message where it is true of all differences."""
+    result = result_of(planted(Mutant("", "", "flushes", [operation("add", value)])), "edges/add")
+    assert result.outcome == "failed"
+    assert ("each of these is beside a subnormal number" in result.message) == alone, result.message

@@ -149,9 +149,9 @@ def whole_vectors(context: Context) -> None:
 
 
 def feedback_changed(context: Context) -> None:
-    """Half of the last output comes back, then a quarter."""
+    """In one call half of the last output comes back, in the next a quarter."""
     linear = context.place(torch.nn.Linear(3, 3, bias=False))
-    net = sc.Recurrent(sc.LI(tau=2.0, backend=context.name), linear)
+    net = sc.Recurrent(sc.LI(tau=2.0, backend=context.name), linear, fused=True)
     x = np.random.default_rng(38).integers(-8, 9, (STEPS, 2, 3)) / 8.0
     for weight in (0.5, 0.25):
         with torch.no_grad():
