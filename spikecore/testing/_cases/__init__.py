@@ -9,6 +9,7 @@ from spikecore.testing._cases import (
     devices,
     drawn,
     edges,
+    found_by_mutants,
     graphs,
     halves,
     language,
@@ -65,6 +66,7 @@ for _tier in (
     packed,
     devices,
     machinery,
+    found_by_mutants,
     compiled,
     random,
 ):
