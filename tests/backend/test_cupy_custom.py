@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from importlib.util import find_spec
 
 import pytest
@@ -317,6 +318,12 @@ def test_the_source_of_an_expression_is_the_expression():
     assert "//   step  t1 = v + (x - v) / tau" in source
     assert "    const float t1 = v + (x - v) / tau;\n" in source
     assert "    new_v = z != 0.0f ? 0.0f : t1;\n" in source
+
+
+def test_a_kernel_never_changes_so_a_copy_is_itself():
+    """A module that holds one can be copied."""
+    kernel = heaviside()
+    assert copy.deepcopy({"kernel": kernel})["kernel"] is kernel
 
 
 def test_importing_the_package_imports_no_kernels():

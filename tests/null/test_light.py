@@ -75,6 +75,17 @@ def test_public_modules_are_attributes() -> None:
     assert done.stdout == "[]\n", done.stderr
 
 
+def test_a_name_that_is_not_there_is_said() -> None:
+    """As Python says it; names that are gone say what to write now. A star imports all others."""
+    with pytest.raises(AttributeError, match=r"module 'spikecore' has no attribute 'nothing'"):
+        sc.nothing  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match=r"sc\.pack\(net\)"):
+        sc.packed_spikes  # type: ignore[attr-defined]  # noqa: B018
+    names: Dict[str, object] = {}
+    exec("from spikecore import *", names)
+    assert set(sc.__all__) <= set(names)
+
+
 def test_a_neuron_needs_no_compiler() -> None:
     """``torch._dynamo``, which takes seconds to import, is imported by nobody who does not compile."""
     assert "torch._dynamo" not in loaded("import torch, spikecore as sc; sc.LIF(backend='torch')(torch.rand(3, 2, 4))")
