@@ -186,6 +186,11 @@ class TestPlaces:
         assert list(net.buffers()) == []
         assert list(sc.LIF(step="single").state_dict()) == []
 
+    def test_goes_by_its_names(self):
+        """A state may be given in any order."""
+        state = {"a": torch.full((1,), 3.0), "v": torch.zeros(1)}
+        assert sc.ALIF(rho=0.5).run(torch.zeros(1, 1), state=state)[1]["a"].item() == 1.5
+
     def test_survives_copies(self):
         """A copy has the values without the graph, goes on alike, and is independent."""
         net, file = self.stateful(), io.BytesIO()

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from kernel_loop import LAYOUTS, SHAPE, Gated, Loop, bound, image, same
+from kernel_loop import LAYOUTS, SHAPE, Gated, Loop, bound, channels_last, image, same
 from spikecore._base.versions import COMPILES
 from spikecore.backend import Spec, Unsupported
 from spikecore.kernels import KernelRunner, layout_of

@@ -85,11 +85,15 @@ class Restrided:
         return torch.stack([tensor, tensor], -1)[..., 0]
 
     @staticmethod
+    def spaced(tensor: Tensor) -> Tensor:
+        return torch.stack([tensor, tensor], 1)[:, 0] if tensor.ndim > 1 else tensor
+
+    @staticmethod
     def late(tensor: Tensor) -> Tensor:
         return torch.cat([tensor, tensor], -1)[..., : tensor.shape[-1]] if tensor.ndim else tensor
 
 
-@pytest.mark.parametrize("hook", ["every", "apart", "late"])
+@pytest.mark.parametrize("hook", ["every", "apart", "spaced", "late"])
 @pytest.mark.parametrize(("layout", "given"), [("contiguous", False), ("channels-last", True), ("one step", False)])
 def test_saved_tensor_hooks_may_restride(hook: str, layout: str, given: bool) -> None:
     """Whichever saved tensors come back with other strides, gradients are those without hooks."""

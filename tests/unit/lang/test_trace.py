@@ -101,6 +101,17 @@ class TestIdentity:
         assert Cell().program == Cell(surrogate=sc.surrogate.ATan(alpha=3.0)).program
         assert Cell().program != Cell(surrogate=sc.surrogate.Sigmoid()).program
 
+    def test_names_that_no_expression_has_count(self):
+        """States that nobody reads, and the order of states and parameters, are what a runner goes by."""
+
+        def step(x, s, p):
+            return x * p.k + p.tau, dict.fromkeys(s, x)
+
+        base = program(step, states={"a": 0.0, "b": 0.0}, params=("k", "tau"))
+        assert base != program(step, states={"a": 0.0, "c": 0.0}, params=("k", "tau"))
+        assert base != program(step, states={"b": 0.0, "a": 0.0}, params=("k", "tau"))
+        assert base != program(step, states={"a": 0.0, "b": 0.0}, params=("tau", "k"))
+
     def test_programs_and_nodes_never_change(self):
         """Setting anything on a program or a node is an error."""
         made = Cell().program

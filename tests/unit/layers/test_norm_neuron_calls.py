@@ -45,10 +45,6 @@ def _slow_without() -> Slow:
     return made
 
 
-def _double(layer: NormNeuron) -> None:
-    layer.double()
-
-
 def _in_place(tensor: Callable[[NormNeuron], Tensor]) -> Callable[[NormNeuron], None]:
     def change(layer: NormNeuron) -> None:
         with torch.no_grad():
@@ -84,7 +80,7 @@ CHANGES: Dict[str, Callable[[NormNeuron], Any]] = {
     "eval": lambda layer: layer.eval(),
     "another norm": _set("norm", lambda: norm(eps=0.2)),
     "loaded": lambda layer: layer.norm.load_state_dict(norm().state_dict()),
-    "double": _double,
+    "double": lambda layer: layer.double(),
 }
 
 

@@ -142,17 +142,6 @@ class TestTogether:
                 sc.Lapicque(beta)
 
 
-class TestBRF:
-    """The boundary that the neuron is balanced at."""
-
-    def test_amplitude_stays_at_the_boundary(self):
-        """With no further damping a free oscillation neither grows nor decays: its energy stays for 2000 steps."""
-        neuron = sc.BRF(8.0, 0.0, threshold=1e9)
-        start = {"v": torch.ones(1).double(), "y": torch.zeros(1).double(), "q": torch.zeros(1).double()}
-        _, state = neuron.run(torch.zeros(2000, 1, dtype=torch.float64), state=start)
-        assert (state["v"] ** 2 + state["y"] ** 2).item() == pytest.approx(1.0, abs=1e-9)
-
-
 def test_seadlif_resets_without_a_gradient():
     """The new potential gives no gradient to the spike that reset it, with or without detach_reset."""
     x = torch.full((1, 1), 40.0, dtype=torch.float64, requires_grad=True)
