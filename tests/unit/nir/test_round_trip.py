@@ -192,7 +192,7 @@ def test_networks_of_single_steps(tmp_path) -> None:
 def test_numbers_of_the_file_alone_give_the_same_spikes(tmp_path) -> None:
     """Without what we keep, constants are rounded: potentials to some units in the last place, spikes stay here."""
     torch.manual_seed(0)
-    front = nn.Linear(7, 9), sc.LIF(3.0), nn.Linear(9, 5), sc.Synaptic(0.4, 0.8)
+    front = nn.Linear(7, 9), sc.LIF(3.0, decay_input=False), nn.Linear(9, 5), sc.Synaptic(0.4, 0.8)
     net = nn.Sequential(*front, nn.Linear(5, 3), sc.LI(5.0))
     x = 8 * torch.randn(20, 4, 7)
     for way in ("euler", "exp"):
