@@ -116,6 +116,16 @@ def test_order_says_what_has_no_place() -> None:
         sc.load_state(plif_net(grouped=True)[:4], held, order=True)
 
 
+def test_order_passes_over_neurons_without_entries() -> None:
+    """Whose numbers are none of the checkpoint."""
+    net, theirs = (
+        nn.Sequential(nn.Linear(2, 3), sc.IF(), nn.Linear(3, 2)),
+        nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)),
+    )
+    sc.load_state(net, theirs.state_dict(), order=True)
+    assert all(map(torch.equal, net.state_dict().values(), theirs.state_dict().values()))
+
+
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     """A file that is not there, one that is none, one with more than tensors, and several states in one."""
     net = leaky_net()

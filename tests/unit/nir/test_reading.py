@@ -127,6 +127,13 @@ def test_gains_of_conventions(rule: str, gain: float) -> None:
     assert (loaded.decay, loaded.gain) == (pytest.approx(np.exp(-0.25)), pytest.approx(3 * (1 - np.exp(-0.25))))
 
 
+def test_a_convention_with_a_time_step() -> None:
+    """dt= beside the name of a library is the time step of its convention."""
+    one = np.ones(1)
+    graph = _graph(nir.LIF(tau=2 * one, r=one, v_leak=0 * one, v_threshold=one))
+    assert sc.nir.load(graph, convention="norse", dt=0.5).get_submodule("lif").decay == pytest.approx(0.75)
+
+
 def test_layers_of_a_graph() -> None:
     """Every layer, in float64, and names with dots."""
     rng = np.random.default_rng(1)

@@ -189,10 +189,15 @@ def test_networks_of_single_steps(tmp_path) -> None:
     assert torch.equal(_trip(loaded, tmp_path / "net.nir", input_shape=(1, 4, 4))(x), steps)
 
 
-def test_numbers_of_the_file_alone_give_the_same_spikes(tmp_path) -> None:
+@pytest.mark.parametrize(
+    "neuron",
+    [sc.Synaptic(0.4, 0.8), sc.SynapticLeaky(0.4, 0.8, reset="hard", reset_delay=False)],
+    ids=["cuba", "leaky"],
+)
+def test_numbers_of_the_file_alone_give_the_same_spikes(tmp_path, neuron) -> None:
     """Without what we keep, constants are rounded: potentials to some units in the last place, spikes stay here."""
     torch.manual_seed(0)
-    front = nn.Linear(7, 9), sc.LIF(3.0), nn.Linear(9, 5), sc.Synaptic(0.4, 0.8)
+    front = nn.Linear(7, 9), sc.LIF(3.0, decay_input=False), nn.Linear(9, 5), neuron
     net = nn.Sequential(*front, nn.Linear(5, 3), sc.LI(5.0))
     x = 8 * torch.randn(20, 4, 7)
     for way in ("euler", "exp"):
