@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +15,6 @@ from spikecore.testing._compare import Mismatch, same
 from spikecore.testing._hints import different, hints
 from spikecore.testing._loopback import Loop, Loopback, installed
 from spikecore.testing._tolerances import EXACT, Tolerance
-
-sys.path.insert(0, str(Path(__file__).parent))
-from mutants import MUTANTS
 
 RNG = np.random.default_rng(7)
 RIGHT = RNG.normal(size=(6, 4, 4))
@@ -201,64 +196,6 @@ def test_faults_are_led_to(fault: str, case: str, words: str) -> None:
         (result,) = check_backend(name, cases=[case])
     assert result.outcome == "failed", result
     assert words in result.message, result.message
-
-
-@pytest.mark.parametrize(
-    ("mutant", "case", "words"),
-    [
-        (
-            "PartialSumsOfTheFirstBlocks",
-            "layouts/size-65539-neurons",
-            "those of the first 32768 neurons alone, of 65539: is it summed over all blocks?",
-        ),
-        (
-            "LastPartialSumForgotten",
-            "layouts/size-65539-neurons",
-            "those of the first 65536 neurons alone, of 65539",
-        ),
-        (
-            "OneTapeForAllCalls",
-            "sequences/two-calls-lif-hard",
-            "run backwards before any other call, this call is right: what two calls keep for their backward passes is "
-            "mixed",
-        ),
-        (
-            "TraceOrOutput",
-            "wanted/everything",
-            "without the cotangent of traces: is it dropped where others come?",
-        ),
-        (
-            "TraceCotangentStridesIgnored",
-            "layouts/cotangent-of-trace-transposed",
-            "for the cotangent of trace b and trace c, whose strides were ignored: memory was read as if contiguous",
-        ),
-        (
-            "ParameterGradientOfTheLastChunk",
-            "state/steps-64-scalar",
-            "those of the last 32 steps alone: is it summed over all 64?",
-        ),
-        (
-            "TraceAloneIsOfTheFirst",
-            "wanted/second-trace-recorded-alone",
-            "for the cotangent of trace b, taken for that of a",
-        ),
-        ("SharedScratchInBackward", "robust/threads-gradient", "one after the other these calls are right: threads"),
-        (
-            "DoubleParameterAsFloat32",
-            "parameters/scalar-float64-on-float64",
-            "a parameter of float64 is read and gets its gradient in float64",
-        ),
-        ("AbsentCotangentIsZero", "wanted/absent-final-state", "build the adjoint for those that arrive"),
-    ],
-)
-def test_mutants_are_led_to(mutant: str, case: str, words: str) -> None:
-    """By the hint of the case that catches them."""
-    (found,) = [one for one in MUTANTS if one.name == mutant]
-    with installed(found.backend) as name:
-        (result,) = check_backend(name, cases=[case])
-    assert result.outcome == "failed", result
-    assert words in result.message, result.message
-    assert result.message.count("hint:") == 1
 
 
 def test_one_number_is_half_of_another_only_where_it_is() -> None:

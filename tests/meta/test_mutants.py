@@ -35,6 +35,8 @@ class Mutant(NamedTuple):
     case: str
     fault: str
     changes: List[Change]
+    #: What the message must say.
+    says: str = ""
 
 
 def operation(names: str, value: str) -> Change:
@@ -59,6 +61,8 @@ def table() -> List[Mutant]:
             rows[-1].changes[-1][1].append(text)
         elif word == "operation":
             rows[-1].changes.append(operation(*text.split(": ", 1)))
+        elif word == "says":
+            rows[-1] = rows[-1]._replace(says=text)
         else:
             case, _, fault = line.partition(": ")
             rows.append(Mutant(kind, case, fault, []))
@@ -142,6 +146,7 @@ def test_the_case_catches_it(mutant: Mutant) -> None:
     result = result_of(planted(mutant), mutant.case)
     caught = result.outcome == "failed" or (result.outcome == "error" and "planted" in result.message)
     assert caught, f"{mutant.fault} is not caught by {mutant.case}: {result.outcome} {result.message}"
+    assert mutant.says in result.message
 
 
 def test_there_are_enough() -> None:
