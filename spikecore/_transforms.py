@@ -359,7 +359,7 @@ def _is_of_samples(module: nn.Module) -> bool:
         return all(map(_is_of_samples, module.children()))
     first = getattr(module, "start_dim", getattr(module, "dim", 0)) if isinstance(module, _FLATTENING) else 1
     known = type_before_parametrizations(module) in _OF_SAMPLES and not getattr(module, "inplace", False)
-    return known and int(first) > 0
+    return known and isinstance(first, int) and first > 0  # nn.Unflatten may have the name of a dimension
 
 
 _FLATTENING = (nn.Flatten, nn.Unflatten)

@@ -32,7 +32,7 @@ def one_step(
 
 
 #: ``call(inputs, state, params) -> (outputs, final states)`` for calls of one signature: see :func:`bound`.
-BoundCall = Callable[[Tensors, Optional[Tensors], Tuple[ParamValue, ...]], Tuple[Tensors, Optional[Tensors]]]
+BoundCall = Callable[[Tensors, Optional[Tensors], Sequence[ParamValue]], Tuple[Tensors, Optional[Tensors]]]
 
 
 def bound(

@@ -143,7 +143,7 @@ class _Automatic:
         if call is None:
             return None
 
-        def automatic(inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]) -> Any:
+        def automatic(inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]) -> Any:
             if self._runner is not runner:
                 raise Unsupported("another backend computes by now")
             return call(inputs, state, params)

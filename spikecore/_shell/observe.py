@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base import context
-from spikecore._shell.binding import COMPILED, TRANSFORMED, world
 from spikecore._shell.state import State, Stateful
 from spikecore.backend import Tensors
+from spikecore.lang._plain import COMPILED, TRANSFORMED, world
 
 #: Outputs of a call, state after it, recorded states.
 Results = Tuple[Tensors, Optional[State], Tensors]
@@ -48,13 +48,13 @@ def wanted(
 
     Raises RuntimeError for a call that cannot be watched.
     """
-    now = world()
-    if now is COMPILED:
+    mode = world()
+    if mode is COMPILED:
         raise RuntimeError(
             f"{owner} is watched by sc.monitor and is being compiled; call the network itself within the block, or "
             "compile it before the block, which then runs it eagerly (torch 2.6 or newer)"
         )
-    if now is TRANSFORMED:
+    if mode is TRANSFORMED:
         raise RuntimeError(
             f"{owner} is watched by sc.monitor, and torch.jit.trace or torch.func traces or transforms the call, whose "
             "tensors hold no values to look at; do so outside of the block"

@@ -117,8 +117,6 @@ def set_parameter(neuron: Any, name: str, value: Any) -> None:
             del neuron.__dict__[name]  # a number before; as a buffer it moves with the neuron
             neuron.register_buffer(name, value)
         else:
-            if "_dispatch" in neuron.__dict__:
-                neuron._dispatch.quick = {}  # noted calls compare numbers by value, and -0.0 == 0.0
             # a program takes its parameters as arguments, so nothing is traced again
             nn.Module.__setattr__(neuron, name, value)
     neuron._follow_limits()

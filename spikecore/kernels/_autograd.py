@@ -25,7 +25,7 @@ from spikecore._base.versions import COMPILES, require_compiler
 from spikecore.backend import BackendError, ParamValue, Runner, Tensors, Unsupported
 from spikecore.kernels._call import Call, CallPlan, Kernels
 from spikecore.kernels._layout import Layout
-from spikecore.lang._plain import PLAIN, is_followed
+from spikecore.lang._plain import EAGER, PLAIN, world
 
 #: Gives the runner of another backend for the error of this one; None where this one was asked for by name.
 Instead = Optional[Callable[[BackendError], Runner]]
@@ -42,19 +42,15 @@ class KernelCall(torch.autograd.Function):
         plan, numbers, _ = ctx.context = context
         results = plan.forward(numbers, tensors)
         # tensors go through torch, which frees them after backward and finds those that were changed in place
-        if plan.drops or len(results) > plan.n_results:
-            ctx.save_for_backward(*plan.kept(tensors, results))
-        else:
-            ctx.save_for_backward(*tensors)
+        ctx.save_for_backward(*plan.kept(tensors, results))
         # a cotangent that does not arrive is None, and the backward kernel has no argument for it
         ctx.set_materialize_grads(False)
         return tuple(results[: plan.n_results])
 
     @staticmethod
     def backward(ctx: Any, *grads: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
-        plan, wanted, saved = ctx.context[0], ctx.needs_input_grad[1:], ctx.saved_tensors
-        if plan.drops:
-            saved = plan.restored(saved)
+        plan, wanted = ctx.context[0], ctx.needs_input_grad[1:]
+        saved = plan.restored(ctx.saved_tensors)
         if not plan.added:
             return (None, *_gradients(ctx.context, wanted, saved, grads))
         left = plan.left(wanted)
@@ -95,7 +91,7 @@ class Again:
     tensors. Its tensors are these gradients, the cotangents of the first call, and the tensors of that.
     """
 
-    added, drops, eager, count = (), True, False, 0
+    added, eager, count = (), False, 0
 
     def __init__(self, plan: Any, numbers: Sequence[Any], instead: Instead, wanted: Sequence[bool]) -> None:
         self.plan, self.numbers, self.instead, self.wanted = plan, numbers, instead, wanted
@@ -271,7 +267,6 @@ class _Op(CallPlan):
     def __init__(self, key: str, tensors: Sequence[Tensor], record: List[str], has_initial_state: bool) -> None:
         self.key, self.kernels, self.arguments = key, find(key), (record, has_initial_state)
         self.call, self.count, self.added = Call(tuple(record), has_initial_state), len(tensors), self.kernels.added
-        self.drops = bool(self.added)
         self.n_results, self.layout = self.kernels.n_results(self.call), self.kernels.layout(tensors[0])
         self.keeps = True in self.left([value.requires_grad for value in tensors])
 
@@ -307,7 +302,7 @@ def _forward_autograd(
     """
     if torch.is_grad_enabled() and True in [value.requires_grad for value in tensors]:
         return list(KernelCall.apply((_Op(key, tensors, record, has_initial_state), numbers, None), *tensors))
-    if all(type(value) in PLAIN for value in tensors) and not is_followed():
+    if all(type(value) in PLAIN for value in tensors) and world() is EAGER:
         return _forward(key, tensors, numbers, record, has_initial_state, save)
     with torch._C._AutoDispatchBelowAutograd():
         results: List[Tensor] = torch.ops.spikecore.forward(key, tensors, numbers, record, has_initial_state, save)

@@ -22,7 +22,7 @@ from spikecore.kernels._call import Call, CallPlan, Kernels
 from spikecore.kernels._layout import Moved, resolved
 from spikecore.kernels._plan import Geometry
 from spikecore.lang import Program
-from spikecore.lang._plain import PLAIN, is_transformed
+from spikecore.lang._plain import PLAIN
 from spikecore.lang._program import corrected, moments
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class NormalisedCalls:
         before the statistics are.
         """
         every = (x, *tensors) if skip is None else (x, skip, *tensors)
-        if is_transformed() or not x.numel() or resolved(every) is not every:
+        if not x.numel() or resolved(every) is not every:
             return None
         # kernels read a shortcut's memory as they read the input's
         if skip is not None and not (

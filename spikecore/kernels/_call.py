@@ -43,7 +43,6 @@ from spikecore.kernels._plan import (
     BackwardPlan,
     ForwardPlan,
     Geometry,
-    RowGeometry,
     every_gradient,
     leaves_of,
     saved_states,
@@ -184,8 +183,6 @@ class CallPlan:
         self, kernels: Kernels, call: Call, tensors: Sequence[Tensor], wants: Tuple[bool, ...], views: Any = None
     ) -> None:
         self.kernels, self.call, self.added = kernels, call, kernels.added
-        #: Whether autograd keeps fewer tensors than a call has.
-        self.drops = bool(self.added)
         self.count, self.moving, self.n_results = len(tensors), kernels.n_moving(call), kernels.n_results(call)
         #: Whether the call is a node of autograd, and whether a kernel has to find any of its gradients.
         self.save, self.keeps = True in wants, True in self.left(wants)
@@ -280,7 +277,7 @@ class CallPlan:
     def kept(self, tensors: Sequence[Tensor], results: Sequence[Tensor]) -> Sequence[Tensor]:
         """What autograd keeps of a call for backward: its tensors but those that are only added, and checkpoints."""
         if not self.added:
-            return (*tensors, *results[self.n_results :])
+            return (*tensors, *results[self.n_results :]) if len(results) > self.n_results else tensors
         if not self.keeps:
             return ()
         dropped = [index for index, _ in self.added]
@@ -290,6 +287,8 @@ class CallPlan:
         """As many tensors as a call had. In the place of a dropped one stands the first input, which has its shape and
         dtype: whoever gets these tensors may look at shapes, and must not read its numbers.
         """
+        if not self.added:
+            return kept
         tensors = [*kept]
         for index, _ in self.added if kept else ():
             tensors.insert(index, kept[0])
@@ -409,8 +408,8 @@ class CallPlan:
 
     def _geometry(self, x: Tensor) -> Geometry:
         kernels, layout = self.kernels, self.layout
-        geometry = Geometry(x.shape[0], x.numel() // x.shape[0], channels_of(kernels, layout, self.views))
-        return RowGeometry(*geometry, layout.rows) if layout.outer else geometry
+        channels, rows = channels_of(kernels, layout, self.views), layout.rows if layout.outer else (0, 0)
+        return Geometry(x.shape[0], x.numel() // x.shape[0], channels, rows)
 
 
 class Pass:
@@ -590,7 +589,7 @@ def dense_of(launch: Any, geometry: Geometry, counts: Sequence[int], owns_output
     The launch of a backend may have a method ``dense(geometry, counts)`` that gives it. It takes tensors with time and
     without, which are dense from end to end.
     """
-    make = None if owns_outputs or isinstance(geometry, RowGeometry) else getattr(launch, "dense", None)
+    make = None if owns_outputs or geometry.rows[0] else getattr(launch, "dense", None)
     return None if make is None else make(geometry, counts)
 
 

@@ -357,7 +357,7 @@ Expected = Tuple[str, Optional[Tuple[int, ...]], torch.dtype]
 
 def returned_forward(plan: CallPlan, launch: Launch, groups: Sequence[Any]) -> List[Tensor]:
     """The results of a forward launch of inputs, states and parameters."""
-    kernels, (steps, neurons, _) = plan.kernels, plan.geometry
+    kernels, (steps, neurons) = plan.kernels, plan.geometry[:2]
     stored, compute, checkpoints = kernels.spec.dtype, kernels.spec.compute, plan.results[plan.n_results :]
     expected: List[List[Expected]] = [
         [(f"output {i}", (steps, neurons), stored) for i in range(kernels.n_outputs)],
@@ -373,7 +373,7 @@ def returned_forward(plan: CallPlan, launch: Launch, groups: Sequence[Any]) -> L
 def returned_backward(one: Pass, groups: Sequence[Any]) -> Tuple[List[Tensor], Sequence[Tensor]]:
     """Gradients of inputs and states, and parts of those of parameters, of a backward launch of these groups."""
     plan, kernels = one.plan, one.plan.kernels
-    steps, neurons, _ = plan.geometry
+    steps, neurons = plan.geometry[:2]
     inputs, _, _, checkpoints, outputs, final, trace = groups
     late = [[_rows(value, neurons) for value in group] for group in (checkpoints, outputs)]
     late += [[_row(value, neurons) for value in final], [_rows(value, neurons) for value in trace]]

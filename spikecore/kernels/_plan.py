@@ -48,23 +48,9 @@ class Geometry(NamedTuple):
     #: For each parameter of kind "channel": (neurons between neighbouring channels, channels); else (0, 0). Neuron
     #: ``i`` belongs to channel ``(i // inner) % channels``. Empty where every parameter is a number.
     channels: Tuple[Tuple[int, int], ...]
-
-
-class RowGeometry(Geometry):
-    """Sizes of one call whose tensors of all steps may lie in rows: for backends with ``rows``.
-
-    ``rows``: neurons of a row, and the dimension of such a tensor whose stride goes from row to row.
-    """
-
-    rows: Tuple[int, int]
-
-    def __new__(
-        cls, steps: int, neurons: int, channels: Tuple[Tuple[int, int], ...], rows: Tuple[int, int]
-    ) -> RowGeometry:
-        """The sizes, and how rows lie."""
-        made = super().__new__(cls, steps, neurons, channels)
-        made.rows = rows
-        return made
+    #: The neurons of a row, and the dimension of a tensor of all steps whose stride goes from row to row: for backends
+    #: with ``rows``. (0, 0) for tensors that are dense in each step.
+    rows: Tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class FedPlan:
     another runner reads that may have to compute the call anew.
     """
 
-    added, eager, drops = (), True, True
+    added, eager = (), True
 
     def __init__(
         self, kernels: FedKernels, call: Call, tensors: Sequence[Tensor], wants: Sequence[bool], whole: bool
@@ -251,7 +251,7 @@ def filling(launch: Launch, count: int) -> Launch:
     """A launch of a backend with ``owns_outputs`` as one that fills its last ``count`` groups of contiguous tensors."""
 
     def fills(geometry: Geometry, *groups: Any) -> Any:
-        steps, neurons, _ = geometry
+        steps, neurons = geometry[:2]
         flat = list(groups[:-count])
         for index, sizes in (
             (0, (steps, neurons)),
@@ -317,7 +317,7 @@ class FeedbackLaunch:
         return gus, to_state, [next(each) if wants else None for wants in asked.learn]
 
     def _geometry(self, fed: FeedbackCall) -> Geometry:
-        steps, neurons, channels = fed.geometry(fed.shape[0])
+        steps, neurons, channels, _ = fed.geometry(fed.shape[0])
         # behind the parameters stand weight and bias
         return Geometry(steps, neurons, (*channels, (0, 0), (0, 0)) if channels else channels)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from spikecore._base.running import BoundCall
 from spikecore.backend import BackendError, ParamValue, Runner, Spec, Tensors, Unsupported
 from spikecore.kernels._autograd import Instead, KernelCall, apply, key_of, register, run_op
 from spikecore.kernels._batch_norm import Moments, NormalisedCalls, NormalisingKernels, channels_of
@@ -19,13 +20,14 @@ from spikecore.kernels._call import Call, CallPlan, Kernels
 from spikecore.kernels._layout import Moved, StatisticsLaunch, has_memory, resolved
 from spikecore.lang import Program
 from spikecore.lang._plain import (
+    EAGER,
     PLAIN,
     dispatch_modes,
     has_tangent,
     is_compiling,
-    is_followed,
     is_jit_tracing,
     is_transforming,
+    world,
 )
 from spikecore.lang.eager import StraightLine
 from spikecore.lang.node import parameters
@@ -38,8 +40,6 @@ WORTHWHILE = 1 << 20
 #: A tensor of another type, be it a state or a parameter, goes through torch's dispatcher, which handles its type.
 #: A FakeTensor beside a plain input stands for no values, and is refused as a tensor without memory.
 _PLAIN = frozenset((*PLAIN, FakeTensor))
-#: ``call(inputs, state, params)`` for calls of one signature; it gives outputs and final states.
-BoundCall = Callable[[Tensors, Optional[Tensors], Sequence[ParamValue]], Tuple[Tensors, Optional[Tensors]]]
 
 
 class KernelRunner:
@@ -86,7 +86,7 @@ class KernelRunner:
         single: bool,
     ) -> Optional[BoundCall]:
         """See :func:`spikecore._base.running.bound`."""
-        if not inputs[0].numel() or is_followed():
+        if not inputs[0].numel() or world() is not EAGER:
             return None
         call, tensors, _ = self._arranged(inputs, state, params, Call(single=single))
         if not (all(type(value) in PLAIN for value in tensors) and has_memory(tensors)):

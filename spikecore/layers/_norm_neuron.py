@@ -14,13 +14,13 @@ from spikecore._base.running import NormalisedCall, Runner, direct_normalised
 from spikecore._plugins.selection import REFERENCE
 from spikecore._shell import checks, observe
 from spikecore._shell.automatic import Calls
-from spikecore._shell.binding import COMPILED, EAGER, SpecKey, constant, runner_of, values_of, world
-from spikecore._shell.call import Arguments, Earlier, arguments, execute, noted, placed, values_as_before
+from spikecore._shell.binding import Dispatch, SpecKey, runner_of
+from spikecore._shell.call import Arguments, NotedCall, arguments, execute
 from spikecore._shell.modules import calls_as
 from spikecore._shell.observe import Results
 from spikecore.backend import MAX_STATIC_STEPS, Spec, Unsupported
 from spikecore.dtypes import NAMES
-from spikecore.lang._plain import PLAIN, is_exporting
+from spikecore.lang._plain import COMPILED, EAGER, PLAIN, compile_time, is_exporting, world
 from spikecore.lang._program import normalised as normalised_program
 from spikecore.layers import _batch_norm_stats as stats
 from spikecore.layers._packed import Follow
@@ -30,12 +30,14 @@ from spikecore.neuron import Neuron
 AFFINE = ("norm.weight", "norm.bias")
 
 
-class KnownCall(NamedTuple):
+class NotedNormCall(NamedTuple):
     """A call that passed every check."""
 
     #: Its runner, and the neuron's own parameters.
-    earlier: Earlier
+    noted: NotedCall
     call: NormalisedCall
+    #: One time step of the input, which tensors of the neuron were placed on.
+    step: torch.Size
     #: How many parameters stand before those of the normalisation.
     before: int
 
@@ -102,7 +104,7 @@ class NormNeuron(nn.Module):
     def forward(self, x: Tensor, *skip: Tensor) -> Any:
         """``[T, B, C, ...] -> [T, B, C, ...]``; with a shortcut also ``skip`` of that shape."""
         neuron: Any = self._modules["neuron"]
-        if neuron.step == "single" or neuron._carrying:
+        if neuron.continues:
             outputs, state, _ = self._call((x, *skip), neuron._begin(), (), True, neuron.step == "single")
             neuron._end(state)
         else:
@@ -141,16 +143,16 @@ class NormNeuron(nn.Module):
         """A call with these inputs; ``single``: they are those of one time step."""
         neuron: Any = self._modules["neuron"]
         x, skip = self._taken(inputs, single or neuron.repeat is not None)
-        watched = bool(neuron._watchers)
+        mode, watched = world(), bool(neuron._watchers)
         # what of the shortcut is added behind the program, by torch: a monitor sees the spikes
-        behind = (
-            skip if self.shortcut == "after" and skip is not None and (watched or not self._adds(x, skip)) else None
-        )
+        is_behind = self.shortcut == "after" and skip is not None and (watched or not self._adds(x, skip, mode))
+        behind = skip if is_behind else None
         taken = (x,) if skip is None or behind is not None else (x, skip)
+        execute_it = functools.partial(self._execute, mode)
         if watched:
-            results = observe.recorded(neuron, self._execute, taken, state, record, final, single)
+            results = observe.recorded(neuron, execute_it, taken, state, record, final, single)
         else:
-            results = self._execute(taken, state, record, final, single)
+            results = execute_it(taken, state, record, final, single)
         return results if behind is None else _added(results, behind)
 
     def _taken(self, inputs: Sequence[Any], one_step: bool) -> Tuple[Tensor, Optional[Tensor]]:
@@ -177,6 +179,7 @@ class NormNeuron(nn.Module):
 
     def _execute(
         self,
+        mode: str,
         inputs: Sequence[Tensor],
         state: Optional[Mapping[str, Tensor]],
         record: Tuple[str, ...],
@@ -186,18 +189,17 @@ class NormNeuron(nn.Module):
         """A call as one program where that can be, else normalisation and neuron one after the other."""
         x, skip = inputs[0], inputs[1] if len(inputs) > 1 else None
         neuron: Any = self._modules["neuron"]
-        now = world()
         dense = type(x) is Tensor and x.layout is torch.strided and not x.is_nested
-        alone = dense and now is EAGER and state is None and not (record or final or single)
-        results = self._as_before(x, skip) if alone and self.fused is not False and neuron.repeat is None else None
+        alone = dense and mode is EAGER and state is None and not (record or final or single)
+        results = self._as_noted(x, skip) if alone and self.fused is not False and neuron.repeat is None else None
         if results is None:
-            results = self._as_one(x, skip, state, record, final, single, now, alone)
+            results = self._as_one(x, skip, state, record, final, single, mode, alone)
         if results is not None:
             return results
         y = stats.normalised(self.norm, x, single or neuron.repeat is not None)
         if skip is not None and self.shortcut == "before":
             y = y + skip
-        results = execute(neuron, (y,), state, record, final, single, now)
+        results = execute(neuron, (y,), state, record, final, single, mode)
         return _added(results, skip) if skip is not None and self.shortcut == "after" else results
 
     def _as_one(
@@ -208,7 +210,7 @@ class NormNeuron(nn.Module):
         record: Tuple[str, ...],
         final: bool,
         single: bool,
-        now: str,
+        mode: str,
         alone: bool,
     ) -> Optional[Results]:
         """The call as one program, None where it is to be computed one after the other."""
@@ -217,9 +219,8 @@ class NormNeuron(nn.Module):
         neuron: Any = self.neuron
         steps = x.unsqueeze(0) if single else x
         tensors = stats.tensors_of(self.norm)
-        stamp, dispatch = neuron._stamp(), neuron._dispatch
-        quick = dispatch.quick  # a concurrent change replaces it, and the new one must not get this call
-        reason = self._why_apart(x, steps, tensors, single, now)
+        dispatch: Dispatch = neuron._settled()
+        reason = self._why_apart(dispatch, x, steps, tensors, single, mode)
         if reason:
             self._refuse(reason)
             return None
@@ -228,17 +229,17 @@ class NormNeuron(nn.Module):
         inputs = checks.inputs(owner, ("x", "skip")[: len(both)], [v.unsqueeze(0) for v in both] if single else both)
         steps = inputs[0]
         start = checks.state(owner, neuron.states, state, steps, carried=state is not None and state is neuron._state)
-        asked = arguments(neuron, inputs, start, final, now, behind=[*zip(AFFINE, tensors[:2])])
+        asked = arguments(neuron, dispatch, inputs, start, final, mode, behind=[*zip(AFFINE, tensors[:2])])
         values, kind = asked.values, (*asked.kind, bool(record))
         how = (self.shortcut or "" if skip is not None else "", stats.takes_batch(self.norm), bool(self.fused))
-        lacks = self._find(steps.device.type, kind, how, stamp)
+        lacks = self._find(steps.device.type, kind, how, dispatch.stamp)
         if lacks:
             self._refuse(lacks)
             return None
         runner = dispatch.derived[steps.device.type, kind, how]
         before = len(values) - len(dispatch.numbers)
         if alone and start is None:
-            results = self._noted(runner, x, skip, asked, before, quick)
+            results = self._note(dispatch, runner, x, skip, asked, before)
             if results is not None:
                 return results
         # from here on nothing is refused: the running statistics move once
@@ -257,7 +258,9 @@ class NormNeuron(nn.Module):
             owner = type(self.neuron).__name__
             raise Unsupported(f"{owner} was to normalise within its kernel (fused=True): {reason}")
 
-    def _why_apart(self, x: Tensor, steps: Tensor, tensors: stats.NormTensors, single: bool, now: str) -> str:
+    def _why_apart(
+        self, dispatch: Dispatch, x: Tensor, steps: Tensor, tensors: stats.NormTensors, single: bool, mode: str
+    ) -> str:
         """Why a call cannot be one program, whatever the backend; "" if it can."""
         norm, neuron = self.norm, self.neuron
         if neuron.repeat is not None and not single:
@@ -265,29 +268,30 @@ class NormNeuron(nn.Module):
             return f"repeat={neuron.repeat} gives it one step, which is normalised once"
         if self.fused is False:
             return "fused=False was asked for"
-        if now is not COMPILED and (now is not EAGER or type(x) not in PLAIN):
+        if mode is not COMPILED and (mode is not EAGER or type(x) not in PLAIN):
             return "torch traces or transforms the call, or x is no plain tensor"
         if x.dtype not in NAMES or x.layout is not torch.strided or not stats.fits(norm, tensors, steps):
             return f"x of shape {list(x.shape)} and {x.dtype} is no plain input of the normalisation"
         if not norm.eps > 0:  # type: ignore[operator]  # a number: a constant channel would be 0 / 0
             return f"eps={norm.eps} of the normalisation is not above 0"
         # parameters per channel are placed along the dimension that is normalised over
-        if neuron.channel_dim != 1 and any(isinstance(value, Tensor) for _, value in values_of(neuron)):
+        if neuron.channel_dim != 1 and any(
+            isinstance(value, Tensor) for _, value in dispatch.values(neuron, dispatch.stamp)
+        ):
             return f"channel_dim={neuron.channel_dim}, and a parameter is a tensor"
-        if now is COMPILED and neuron._dispatch.leaves_graph(x.device.type, neuron._dispatch.stamp):
+        if mode is COMPILED and dispatch.leaves_graph(x.device.type, dispatch.stamp):
             return "the backend does not support torch_compile"
         return ""
 
-    def _adds(self, x: Tensor, skip: Tensor) -> bool:
+    def _adds(self, x: Tensor, skip: Tensor, mode: str) -> bool:
         """Whether a shortcut behind the neuron is part of its program. One of another shape, dtype or order of memory
         is not, and none where the first output is not spikes: rounded once, the sum would be another one.
         """
-        if self.fused is False or not lie_alike(x, skip):
+        if self.fused is False or not _lie_alike(x, skip, mode):
             return False
-        added: bool = self._can_add(x.device.type, bool(self.fused), self.neuron._stamp())
-        return added
+        return self._can_add(x.device.type, bool(self.fused), self.neuron._settled().stamp)
 
-    @constant
+    @compile_time
     def _can_add(self, device_type: str, asked: bool, stamp: str) -> bool:
         """Whether a kernel adds a shortcut to spikes. ``asked``: whether one program was asked for."""
         if self.neuron.program.outputs[0].op != "spike":
@@ -295,7 +299,7 @@ class NormNeuron(nn.Module):
         backend = self.neuron._dispatch.bind(device_type).backend
         return asked or (backend.name != REFERENCE and backend.capabilities_on(device_type).several_inputs)
 
-    @constant
+    @compile_time
     def _find(
         self, device_type: str, kind: Tuple[SpecKey, bool, bool, bool], how: Tuple[str, bool, bool], stamp: str
     ) -> str:
@@ -353,44 +357,44 @@ class NormNeuron(nn.Module):
             norm.training or norm._buffers.get("running_mean") is None,
         )
 
-    def _as_before(self, x: Tensor, skip: Optional[Tensor]) -> Optional[Results]:
+    def _as_noted(self, x: Tensor, skip: Optional[Tensor]) -> Optional[Results]:
         """A call whose kind passed the checks before; None if it needs them."""
         neuron: Any = self._modules["neuron"]
-        known: Optional[KnownCall] = neuron._dispatch.quick.get(self._kind(x, skip))
+        known: Optional[NotedNormCall] = neuron._dispatch.noted.get(self._kind(x, skip))
         return None if known is None else self._straight(known, x, skip)
 
-    def _straight(self, known: KnownCall, x: Tensor, skip: Optional[Tensor]) -> Optional[Results]:
+    def _straight(self, known: NotedNormCall, x: Tensor, skip: Optional[Tensor]) -> Optional[Results]:
         """The call by the launches of an earlier one; None, with nothing moved, if it is not as that was."""
         norm: Any = self._modules["norm"]
         neuron: Any = self._modules["neuron"]
-        earlier, call, before = known
-        values = values_as_before(earlier, neuron, x, False)
+        noted, call, step, before = known
+        values = noted.values(neuron)
         tensors = stats.tensors_of(norm)
-        if values is None or not stats.fits(norm, tensors, x):
+        if values is None or (noted.tensors and x.shape[1:] != step) or not stats.fits(norm, tensors, x):
             return None
         read = 2 if stats.takes_batch(norm) else 3  # in eval mode the running mean as well
         laid = call.laid(x, skip, [v for v in (*tensors[:read], *values) if isinstance(v, Tensor)])
         if laid is None:
             return None
         by = stats.constants(
-            norm, tensors, x, getattr(earlier.runner, "moments", None), functools.partial(call.statistics, laid)
+            norm, tensors, x, getattr(noted.runner, "moments", None), functools.partial(call.statistics, laid)
         )
         inputs = (x,) if skip is None else (x, skip)
         outputs = call(laid, inputs, (*values[:before], *by, *values[before:]))
         if outputs is None:  # the running statistics have moved: from here on it is the runner's
-            params = _among(placed(earlier, values), before, by, x.ndim)
-            outputs = earlier.runner(inputs, None, params, ())[0]
+            params = _among(noted.placed(values), before, by, x.ndim)
+            outputs = noted.runner(inputs, None, params, ())[0]
         self.__dict__["reason"] = ""
         return outputs, None, ()
 
-    def _noted(
+    def _note(
         self,
+        dispatch: Dispatch,
         runner: Runner,
         x: Tensor,
         skip: Optional[Tensor],
         asked: Arguments,
         before: int,
-        quick: Any,
     ) -> Optional[Results]:
         """A call that passed every check, noted and run as later ones are: a checkpointed call must save the same
         tensors when it is computed again. None, with nothing moved, if the runner has no such way for it.
@@ -399,15 +403,14 @@ class NormNeuron(nn.Module):
         call = direct_normalised(runner, [tuple(v.shape) if isinstance(v, Tensor) else None for v in places])
         if call is None:
             return None
-        neuron = self.neuron
-        known = quick[self._kind(x, skip)] = KnownCall(noted(runner, asked, x, neuron), call, before)
+        known = NotedNormCall(NotedCall(runner, asked, self.neuron), call, x.shape[1:], before)
+        dispatch.note(self._kind(x, skip), known)
         return self._straight(known, x, skip)
 
 
-def lie_alike(x: Tensor, skip: Tensor) -> bool:
+def _lie_alike(x: Tensor, skip: Tensor, mode: str) -> bool:
     """Whether a kernel reads both as they are."""
-    now = world()
-    if now is not COMPILED and (now is not EAGER or type(skip) not in PLAIN):
+    if mode is not COMPILED and (mode is not EAGER or type(skip) not in PLAIN):
         return False
     strided = x.layout is torch.strided is skip.layout
     alike = strided and x.shape == skip.shape and x.dtype == skip.dtype and x.device == skip.device

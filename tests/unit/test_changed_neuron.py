@@ -171,7 +171,7 @@ CHANGES = {
     "surrogate annealed": Change(lif(), put(surrogate=S.ATan(5.0)), lif(surrogate=S.ATan(5.0))),
     "settings past setattr": Change(
         lif(TAUS),
-        lambda n: n.__dict__.update(reset="soft", channel_dim=0, surrogate=S.ATan(5.0)),
+        then(lambda n: n.__dict__.update(reset="soft", channel_dim=0, surrogate=S.ATan(5.0)), sc.Neuron.retrace),
         lif(TAUS, reset="soft", channel_dim=0, surrogate=S.ATan(5.0)),
     ),
     "bounds": Change(

@@ -67,7 +67,7 @@ class TestRepeated:
         owners = [cell.cell_contents for cell in slow.__closure__ if isinstance(cell.cell_contents, nn.Module)]
         for _ in range(4):
             for owner in owners:
-                owner._dispatch.quick.clear()
+                owner._dispatch.noted.clear()
             assert torch.equal(quick(), slow())
 
 
@@ -174,3 +174,40 @@ class TestWhatChangesBetweenCalls:
         out, end = lif.run(x, state=state)
         (out.sum() + end["v"].sum()).backward()
         assert state["v"].grad is not None
+
+
+class Setting(dict):
+    """A state that sets a surrogate while a call reads it, as another thread may."""
+
+    def __init__(self, neuron, surrogate):
+        super().__init__(v=torch.zeros(5))
+        self.neuron, self.surrogate = neuron, surrogate
+
+    def __getitem__(self, name):
+        self.neuron.surrogate = self.surrogate
+        return super().__getitem__(name)
+
+
+@pytest.mark.parametrize("after", [sc.surrogate.Sigmoid(), sc.surrogate.ATan(5.0)], ids=["another", "numbers"])
+def test_a_surrogate_set_during_a_call_is_for_the_next_one(after):
+    """A call has one definition and its numbers; numbers of one for the program of another were an IndexError."""
+    x = torch.rand(3, 5, requires_grad=True)
+    plain, changed, other = sc.LIF(backend="torch"), sc.LIF(backend="torch"), sc.LIF(surrogate=after, backend="torch")
+    outs = [plain(x), changed.run(x, state=Setting(changed, after))[0], changed(x), other(x)]
+    first, during, then, expected = (torch.autograd.grad(out.sum(), x)[0] for out in outs)
+    assert torch.equal(first, during)
+    assert torch.equal(then, expected)
+
+
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+def test_a_number_that_is_set_at_each_step_checks_nothing_again(backend, monkeypatch):
+    """A schedule of tau: numbers are arguments of a kernel. A step took 156 us."""
+    if backend == "numba":
+        pytest.importorskip("spikecore_numba", reason="the plugin is not installed")
+    lif, x = sc.LIF(backend=backend), torch.rand(3, 5)
+    lif(x)
+    expected = [sc.LIF(tau=tau, threshold=tau / 4, backend=backend)(x) for tau in (2.5, 7.0)]
+    blocked(monkeypatch)
+    for tau, out in zip((2.5, 7.0), expected):
+        lif.tau, lif.threshold = tau, tau / 4
+        assert torch.equal(lif(x), out)

@@ -293,7 +293,7 @@ def test_a_shortcut_of_another_dtype_or_device(dtype: torch.dtype) -> None:
     pair = layers(shortcut="before")
     x, skip = image(6), image(6, seed=1)
     agree(pair, x, skip)
-    direct = next(iter(pair[0].neuron._dispatch.quick.values())).call
+    direct = next(iter(pair[0].neuron._dispatch.noted.values())).call
     laid = direct.laid(x, skip, [])
     assert laid is not None
     assert direct.laid(x, skip.to(dtype), []) is None
