@@ -24,11 +24,11 @@ def one_step(
     A runner may have a method ``one_step(inputs, state, params)`` that is quicker than a call with one time step and
     gives the same bits.
     """
-    quick = getattr(runner, "one_step", None)
-    if quick is None:
+    step = getattr(runner, "one_step", None)
+    if step is None:
         return by_call(runner, inputs, state, params)
-    found: Tuple[Tensors, Optional[Tensors]] = quick(inputs, state, params)
-    return found
+    results: Tuple[Tensors, Optional[Tensors]] = step(inputs, state, params)
+    return results
 
 
 #: ``call(inputs, state, params) -> (outputs, final states)`` for calls of one signature: see :func:`bound`.
@@ -53,8 +53,8 @@ def bound(
     Only runners of :mod:`spikecore.kernels` have the method ``bind``, which is no part of the contract.
     """
     make = getattr(runner, "bind", None)
-    found: Optional[BoundCall] = None if make is None else make(inputs, state, params, views, single)
-    return found
+    call: Optional[BoundCall] = None if make is None else make(inputs, state, params, views, single)
+    return call
 
 
 class NormalisedCall(Protocol):
@@ -84,8 +84,8 @@ def direct_normalised(runner: Runner, views: Sequence[Optional[Tuple[int, ...]]]
     Only runners of :mod:`spikecore.kernels` have the method, which is no part of the contract.
     """
     make = getattr(runner, "direct_normalised", None)
-    found: Optional[NormalisedCall] = None if make is None else make(views)
-    return found
+    call: Optional[NormalisedCall] = None if make is None else make(views)
+    return call
 
 
 def in_graph(runner: Runner, x: Tensor, numbers: Sequence[float]) -> Optional[Tensor]:
@@ -95,8 +95,8 @@ def in_graph(runner: Runner, x: Tensor, numbers: Sequence[float]) -> Optional[Te
     Only runners of :mod:`spikecore.kernels` have the method ``in_graph(x, numbers)``, which is no part of the contract.
     """
     make = getattr(runner, "in_graph", None)
-    found: Optional[Tensor] = None if make is None else make(x, numbers)
-    return found
+    output: Optional[Tensor] = None if make is None else make(x, numbers)
+    return output
 
 
 def by_call(

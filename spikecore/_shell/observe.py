@@ -135,8 +135,8 @@ def recorded(
     told = neuron._watchers
     names = wanted(type(neuron).__name__, told, neuron.states, record)
     outputs, end, trace = execute(inputs, state, names, final, single)
-    given, at_once = tuple(inputs), outputs
+    timed_inputs, timed_outputs = tuple(inputs), outputs
     if single:
-        given, at_once = (tuple([value.unsqueeze(0) for value in values]) for values in (inputs, outputs))
-    tell(neuron, told, given, at_once, dict(zip(names, trace)), single)
+        timed_inputs, timed_outputs = (tuple([value.unsqueeze(0) for value in values]) for values in (inputs, outputs))
+    tell(neuron, told, timed_inputs, timed_outputs, dict(zip(names, trace)), single)
     return outputs, end, trace[: len(record)]

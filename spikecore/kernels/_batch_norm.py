@@ -61,29 +61,29 @@ class NormalisingPlan(CallPlan):
     kernels: NormalisingKernels
 
     def backward(
-        self, numbers: Sequence[Any], saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]], wanted: Sequence[bool]
+        self, numbers: Sequence[Any], saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]], needs: Sequence[bool]
     ) -> List[Optional[Tensor]]:
         """See :meth:`CallPlan.backward`."""
-        if self.is_empty or not wanted[0]:
-            return super().backward(numbers, saved, grads, wanted)
+        if self.is_empty or not needs[0]:
+            return super().backward(numbers, saved, grads, needs)
         kernels, moving = self.kernels, self.moving
         grads = self.read(resolved(grads))  # both passes read one copy
-        params, learns = kernels.tensor_params, wanted[moving:]
+        params, learns = kernels.tensor_params, needs[moving:]
         # the gradient of the input needs those of weight and bias, whether or not they are learnt
         first = [wants or index in kernels.statistics[2:] for index, wants in zip(params, learns)]
-        inputs = wanted[:moving] if kernels.correct is not None else [False] * moving
-        found = super().backward(numbers, saved, grads, (*inputs, *first))
-        sums = dict(zip(params, found[moving:]))
+        inputs = needs[:moving] if kernels.correct is not None else [False] * moving
+        gradients = super().backward(numbers, saved, grads, (*inputs, *first))
+        sums = dict(zip(params, gradients[moving:]))
         if kernels.correct is not None:
             values = dict(zip(params, saved[moving : self.count]))
             mean, rstd, weight, bias = kernels.statistics
             channels: List[Any] = [values[mean], values[rstd], values[weight], sums[weight], sums[bias]]
             x = self.layout.fit_steps(resolved(saved[:1])[0])
             lies = Geometry(*self.geometry[:2], ((self.layout.inner_of(1), values[mean].numel()),))
-            kernels.correct(lies, x, found[0], [value.reshape(-1).contiguous() for value in channels])  # type: ignore[arg-type]  # wanted
-            moved = found[:moving]
+            kernels.correct(lies, x, gradients[0], [value.reshape(-1).contiguous() for value in channels])  # type: ignore[arg-type]  # wanted
+            moved = gradients[:moving]
         else:
-            moved = self._again(numbers, saved, grads, wanted, sums)
+            moved = self._again(numbers, saved, grads, needs, sums)
         return [*moved, *[sums[index] if wants else None for index, wants in zip(params, learns)]]
 
     def _again(
@@ -91,24 +91,24 @@ class NormalisingPlan(CallPlan):
         numbers: Sequence[Any],
         saved: Sequence[Tensor],
         grads: Sequence[Optional[Tensor]],
-        wanted: Sequence[bool],
+        needs: Sequence[bool],
         sums: Dict[int, Optional[Tensor]],
     ) -> List[Optional[Tensor]]:
         """Gradients of inputs and states by the second pass."""
         kernels, moving = self.kernels, self.moving
         second, names = kernels.second()
-        given = dict(zip(kernels.program.params, self.params(numbers, saved)))
+        values = dict(zip(kernels.program.params, self.params(numbers, saved)))
         views = dict(zip([kernels.program.params[index] for index in kernels.tensor_params], self.views))
         weight, bias = (sums[index] for index in kernels.statistics[2:])
         share = weight.numel() / saved[0].numel()  # type: ignore[union-attr]  # it was wanted
-        given.update(zip(names, (weight, bias, share)))
+        values.update(zip(names, (weight, bias, share)))
         views.update(dict.fromkeys(names[:2], views[kernels.program.params[kernels.statistics[2]]]))
-        every = [given[name] for name in second.program.params]
+        every = [values[name] for name in second.program.params]
         placed = [every[index] for index in second.tensor_params]
         tensors = [*saved[:moving], *placed]
         where = tuple([views[second.program.params[index]] for index in second.tensor_params])
         plan = second.plan(self.call, tensors, (True,) * len(tensors), where)
-        asked = (*wanted[:moving], *[False] * len(placed))
+        asked = (*needs[:moving], *[False] * len(placed))
         return plan.backward(every, [*tensors, *saved[self.count :]], grads, asked)[:moving]
 
 
@@ -209,9 +209,9 @@ class Moments:
             some = some.narrow(dim, 0, min(FEW, some.shape[dim]))
         shift = some.transpose(0, 1).flatten(1).to(self.kernels.spec.compute).median(1).values
         view = shift.view(1, -1, *[1] * (x.ndim - 3))
-        tensors, wanted = (x, view, view, view), (False, False, True, True)
+        tensors, needs = (x, view, view, view), (False, False, True, True)
         with torch.no_grad():
-            found = self.kernels.plan(Call(), tensors, wanted).backward((None,) * 3, tensors, (None,), wanted)
+            gradients = self.kernels.plan(Call(), tensors, needs).backward((None,) * 3, tensors, (None,), needs)
         share = shift.numel() / x.numel()
-        away, squares = (value.view(-1) * share for value in found[2:])  # type: ignore[union-attr]  # they were wanted
+        away, squares = (value.view(-1) * share for value in gradients[2:])  # type: ignore[union-attr]  # they were wanted
         return shift + away, torch.addcmul(squares, away, away, value=-1.0).clamp_(min=0.0)

@@ -125,13 +125,13 @@ class Kernels:
 
     def results(self, call: Call, layout: Layout, x: Tensor, save: bool) -> List[Tensor]:
         """What a call fills, as allocated: its results and, to ``save`` for backward, checkpoints. ``x`` has time."""
-        compute, chunk, given = self.spec.compute, self.chunk, call.has_initial_state
+        compute, chunk, has_initial_state = self.spec.compute, self.chunk, call.has_initial_state
         results = [layout.empty_steps(x, self.spec.dtype) for _ in range(self.n_outputs)]
         results += [layout.empty((), x, compute) for _ in range(self.n_final)]
         results += [layout.empty_steps(x, compute) for _ in call.record]
         # one chunk starts from what the call starts from: it needs no checkpoint
         if save and chunk and x.shape[0] > chunk:
-            saved = saved_states(self.program, self.spec, given)
+            saved = saved_states(self.program, self.spec, has_initial_state)
             results += [layout.empty(((x.shape[0] - 1) // chunk,), x, compute) for _ in saved]
         return results
 
@@ -141,8 +141,8 @@ class Kernels:
             self.program, self.spec, call.record, call.has_initial_state, self.spec.final, checkpoints=checkpoints
         )
 
-    def backward_plan(self, call: Call, present: Sequence[bool], wanted: Sequence[bool]) -> BackwardPlan:
-        """The backward kernel for cotangents of the ``present`` results that finds the ``wanted`` gradients."""
+    def backward_plan(self, call: Call, present: Sequence[bool], needs: Sequence[bool]) -> BackwardPlan:
+        """The backward kernel for cotangents of the ``present`` results that finds the needed gradients."""
         n, m, moving = self.n_outputs, self.n_outputs + self.n_final, self.n_moving(call)
         final = tuple([name for name, there in zip(self.program.states, present[n:m]) if there])
         return BackwardPlan(
@@ -152,9 +152,9 @@ class Kernels:
             outputs=tuple(present[:n]),
             trace=tuple([name for name, there in zip(call.record, present[m:]) if there]),
             final=final if 0 < len(final) < self.n_final else bool(final),
-            inputs=tuple(wanted[: self.n_inputs]),
-            state=any(wanted[self.n_inputs : moving]),
-            learn=tuple([self.program.params[i] for i, w in zip(self.tensor_params, wanted[moving:]) if w]),
+            inputs=tuple(needs[: self.n_inputs]),
+            state=any(needs[self.n_inputs : moving]),
+            learn=tuple([self.program.params[i] for i, w in zip(self.tensor_params, needs[moving:]) if w]),
         )
 
     def launch(self, plan: Union[ForwardPlan, BackwardPlan], geometry: Geometry) -> Launch:
@@ -294,29 +294,29 @@ class CallPlan:
             tensors.insert(index, kept[0])
         return tensors
 
-    def left(self, wanted: Sequence[bool]) -> Sequence[bool]:
-        """Which of the ``wanted`` gradients are no cotangent that is passed on."""
+    def left(self, needs: Sequence[bool]) -> Sequence[bool]:
+        """Which of the needed gradients are no cotangent that is passed on."""
         dropped = [index for index, _ in self.added]
-        return [wants and index not in dropped for index, wants in enumerate(wanted)] if dropped else wanted
+        return [wants and index not in dropped for index, wants in enumerate(needs)] if dropped else needs
 
     def backward(
-        self, numbers: Sequence[Any], saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]], wanted: Sequence[bool]
+        self, numbers: Sequence[Any], saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]], needs: Sequence[bool]
     ) -> List[Optional[Tensor]]:
-        """The ``wanted`` gradients of a call's tensors, from what was kept of it and the cotangents of its results.
+        """The needed gradients of a call's tensors, from what was kept of it and the cotangents of its results.
 
         Saved tensors may lie elsewhere by now, each in its own way: saved-tensor hooks, such as those that move tensors
         to the host, give back tensors with other strides.
         """
         if self.is_empty:
-            return [torch.zeros_like(value) if wants else None for value, wants in zip(saved, wanted)]
+            return [torch.zeros_like(value) if wants else None for value, wants in zip(saved, needs)]
         there = (grads[0] is not None,) if len(grads) == 1 else tuple([grad is not None for grad in grads])
-        key = (tuple(wanted), there)
-        found = self._backward.get(key)
-        if found is None:
-            found = self._backward[key] = Pass(self, *key)
+        key = (tuple(needs), there)
+        backward_pass = self._backward.get(key)
+        if backward_pass is None:
+            backward_pass = self._backward[key] = Pass(self, *key)
         is_dense = self.is_dense and self._as_planned(saved, grads)
-        if is_dense and found.is_straight:
-            gradients = found.straight(numbers, saved, grads[0])
+        if is_dense and backward_pass.is_straight:
+            gradients = backward_pass.straight(numbers, saved, grads[0])
             if gradients is not None:
                 return gradients
             is_dense = False
@@ -325,7 +325,7 @@ class CallPlan:
             values, checkpoints, grads = self._refitted(values, checkpoints, grads)
         if not (is_dense and self.as_is):
             values = self.fitted(values)
-        return found(numbers, values, saved, checkpoints, grads, is_dense)
+        return backward_pass(numbers, values, saved, checkpoints, grads, is_dense)
 
     def _as_planned(self, saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]]) -> bool:
         """Whether saved tensors and cotangents lie as the call had them: hooks and users may give anything. Autograd
@@ -415,10 +415,10 @@ class CallPlan:
 class Pass:
     """One kind of backward pass of a plan: by which cotangents arrive, and which gradients are wanted."""
 
-    def __init__(self, plan: CallPlan, wanted: Tuple[bool, ...], present: Sequence[bool]) -> None:
+    def __init__(self, plan: CallPlan, needs: Tuple[bool, ...], present: Sequence[bool]) -> None:
         kernels, call = plan.kernels, plan.call
-        self.plan, self.wanted = plan, wanted
-        backward = kernels.backward_plan(call, present, wanted)
+        self.plan, self.wanted = plan, needs
+        backward = kernels.backward_plan(call, present, needs)
         self.final, self.state = bool(backward.final), backward.state
         #: The parameters whose gradient is found, and their kinds.
         self.learnt = [(name, backward.kinds[name]) for name in backward.learn]
@@ -427,13 +427,13 @@ class Pass:
         self.forms = [plan.results[0]] * sum(backward.inputs) + [plan.step] * (kernels.n_states * backward.state)
         self.n_inputs = sum(backward.inputs)
         #: Where these stand among the tensors of the call; and the parameters, with their kinds, views and channels.
-        self.places = [place for place in range(kernels.n_inputs) if wanted[place]]
+        self.places = [place for place in range(kernels.n_inputs) if needs[place]]
         self.places += range(kernels.n_inputs, plan.moving) if backward.state else ()
         params = zip(range(plan.moving, plan.count), kernels.tensor_params, plan.views)
         self.summed = [
             (place, kernels.spec.params[index], view, plan.geometry.channels[index])
             for place, index, view in params
-            if wanted[place]
+            if needs[place]
         ]
         counts = (
             kernels.n_inputs,
@@ -507,12 +507,12 @@ class Pass:
     ) -> List[Optional[Tensor]]:
         """The gradients of the tensors of the call, each in its place."""
         plan = self.plan
-        found: List[Optional[Tensor]] = [None] * plan.count
+        gradients: List[Optional[Tensor]] = [None] * plan.count
         for place, result in zip(self.places, results):
-            found[place] = result
+            gradients[place] = result
         for (place, kind, view, channels), part in zip(self.summed, sums or ()):
-            found[place] = gradient(kind, part, saved[place], view, plan.layout, channels)
-        return found
+            gradients[place] = gradient(kind, part, saved[place], view, plan.layout, channels)
+        return gradients
 
 
 def form_of(value: Tensor) -> Form:

@@ -267,11 +267,11 @@ def layout_of(x: Tensor, rows: bool = False) -> Layout:
         return Layout(shape, None if natural else order)
     outer = _outer(shape, order, strides) if rows else 0
     if outer:
-        found = Layout(shape, None if natural else order, outer)
-        columns, dim = found.rows
+        layout = Layout(shape, None if natural else order, outer)
+        columns, dim = layout.rows
         # memory is read in sectors of 32 bytes; rows that lie apart for another reason than time are copied
         if columns * x.element_size() >= 32 and x.stride(0) < x.stride(dim):
-            return found
+            return layout
     return Layout(shape, None)
 
 
@@ -279,25 +279,25 @@ def _outer(shape: Sequence[int], order: Sequence[int], strides: Sequence[int]) -
     """How many of the dimensions, outermost in memory first, lie apart, at one distance from row to row; the others are
     dense. 0 where all are dense, -1 where there is no such distance.
     """
-    wanted, count = 1, 0
+    dense_stride, count = 1, 0
     for k, d in reversed(list(enumerate(order))):
         if shape[d] == 1:
             continue
-        if strides[d] != wanted:
+        if strides[d] != dense_stride:
             if count:
                 return -1
-            wanted, count = strides[d], k + 1
-        wanted *= shape[d]
+            dense_stride, count = strides[d], k + 1
+        dense_stride *= shape[d]
     return count
 
 
 def _is_dense(shape: Sequence[int], order: Sequence[int], strides: Sequence[int]) -> bool:
-    wanted = 1
+    dense_stride = 1
     for d in reversed(order):
         # torch allows any stride for a dimension of size 1
-        if shape[d] != 1 and strides[d] != wanted:
+        if shape[d] != 1 and strides[d] != dense_stride:
             return False
-        wanted *= shape[d]
+        dense_stride *= shape[d]
     return True
 
 
@@ -365,27 +365,28 @@ def returned_forward(plan: CallPlan, launch: Launch, groups: Sequence[Any]) -> L
         [(f"recorded {name}", (steps, neurons), compute) for name in plan.call.record],
         [(f"checkpoint {i}", (shape[0], neurons), compute) for i, (shape, _, _) in enumerate(checkpoints)],
     ]
-    found = launch(plan.geometry, *_flat(kernels, neurons, groups))
-    rows = _checked(kernels, "forward", found, expected, groups[0][0].device)
+    results = launch(plan.geometry, *_flat(kernels, neurons, groups))
+    rows = _checked(kernels, "forward", results, expected, groups[0][0].device)
     return [_own(value, form) for value, form in zip([value for row in rows for value in row], plan.results)]
 
 
-def returned_backward(one: Pass, groups: Sequence[Any]) -> Tuple[List[Tensor], Sequence[Tensor]]:
+def returned_backward(backward_pass: Pass, groups: Sequence[Any]) -> Tuple[List[Tensor], Sequence[Tensor]]:
     """Gradients of inputs and states, and parts of those of parameters, of a backward launch of these groups."""
-    plan, kernels = one.plan, one.plan.kernels
+    plan, kernels = backward_pass.plan, backward_pass.plan.kernels
     steps, neurons = plan.geometry[:2]
     inputs, _, _, checkpoints, outputs, final, trace = groups
     late = [[_rows(value, neurons) for value in group] for group in (checkpoints, outputs)]
     late += [[_row(value, neurons) for value in final], [_rows(value, neurons) for value in trace]]
-    stored, compute, parts = kernels.spec.dtype, kernels.spec.compute, one.learnt
+    stored, compute, parts = kernels.spec.dtype, kernels.spec.compute, backward_pass.learnt
+    n_states = len(backward_pass.forms) - backward_pass.n_inputs
     expected: List[List[Expected]] = [
-        [(f"gradient of input {i}", (steps, neurons), stored) for i in range(one.n_inputs)],
-        [(f"gradient of state {i}", (neurons,), compute) for i in range(len(one.forms) - one.n_inputs)],
+        [(f"gradient of input {i}", (steps, neurons), stored) for i in range(backward_pass.n_inputs)],
+        [(f"gradient of state {i}", (neurons,), compute) for i in range(n_states)],
         [(f"gradient of parameter {name}", None if kind == "scalar" else (neurons,), compute) for name, kind in parts],
     ]
-    found = one.launch(plan.geometry, *_flat(kernels, neurons, groups[:3]), *late)
-    to_inputs, to_states, to_params = _checked(kernels, "backward", found, expected, inputs[0].device)
-    results = [_own(value, form) for value, form in zip((*to_inputs, *to_states), one.forms)]
+    returned = backward_pass.launch(plan.geometry, *_flat(kernels, neurons, groups[:3]), *late)
+    to_inputs, to_states, to_params = _checked(kernels, "backward", returned, expected, inputs[0].device)
+    results = [_own(value, form) for value, form in zip((*to_inputs, *to_states), backward_pass.forms)]
     return results, [value.contiguous() for value in to_params]
 
 

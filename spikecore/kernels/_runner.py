@@ -53,8 +53,8 @@ class KernelRunner:
         #: Whether the initial state depends on a learnt parameter, so that autograd must see how.
         self.learnt_initial = any(node.attr in spec.learn for node in parameters(program.initial))
         #: The key where a call at rest whose parameters are numbers is one op with one result, else "".
-        one = len(program.inputs) == 1 == len(program.outputs) and not (spec.final or self.learnt_initial)
-        self.graph_key = self.key if one and not backend.owns_outputs else ""
+        is_one_op = len(program.inputs) == 1 == len(program.outputs) and not (spec.final or self.learnt_initial)
+        self.graph_key = self.key if is_one_op and not backend.owns_outputs else ""
         self.initial = StraightLine(program.leaves[len(program.inputs) + len(program.states) :], program.initial)
         self.instead: Instead = None
         self._moments: Optional[Moments] = None

@@ -185,8 +185,8 @@ def choice(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
     a, b = a.resolve_neg().view(bits), b.resolve_neg().view(bits)
     if not a.shape and b.shape == z.shape and not a.item():
         # a reset to 0, whose bits are all 0; a NaN among the spikes equals no 0 here, and differs from it below
-        kept = torch.eq(z, zero, out=torch.empty_like(z)).to(bits).neg_()  # all bits 1 or all 0
-        return kept.bitwise_and_(b).view(z.dtype)
+        mask = torch.eq(z, zero, out=torch.empty_like(z)).to(bits).neg_()  # all bits 1 or all 0
+        return mask.bitwise_and_(b).view(z.dtype)
     mask = torch.ne(z, zero, out=torch.empty_like(z)).to(bits).neg_()
     return (mask & (a ^ b)).bitwise_xor_(b).view(z.dtype)
 
@@ -272,9 +272,9 @@ class Held:
         if any(isinstance(value, Tensor) for value in params):
             return compute(values, like)
         with torch.inference_mode(False):
-            found = compute(values, like)
-        self._last = params, found
-        return found
+            before = compute(values, like)
+        self._last = params, before
+        return before
 
     def _as_tensor(self, position: int, value: Union[float, Tensor], like: Tensor) -> Tensor:
         if isinstance(value, Tensor):

@@ -12,7 +12,7 @@ from spikecore._base.context import autocast_dtype
 from spikecore._base.errors import a_kind
 from spikecore._shell import checks, observe
 from spikecore._shell.call import arguments
-from spikecore._shell.modules import calls_as, is_watched, is_watched_itself
+from spikecore._shell.modules import calls_as, has_hooks, has_own_hooks
 from spikecore._shell.state import State, Stateful, Stepped
 from spikecore.backend import FEEDBACK_BIAS, FEEDBACK_WEIGHT, Feedback, Tensors, Unsupported
 from spikecore.lang._plain import COMPILED, EAGER, PLAIN, is_compiling, with_traced_sizes, world
@@ -211,7 +211,7 @@ class Recurrent(Stateful):
             return f"linear is {kind.__module__}.{kind.__qualname__}, and one call takes the forward of nn.Linear only"
         if "forward" in linear.__dict__:
             return "linear has a forward of its own"
-        if is_watched(linear):
+        if has_hooks(linear):
             return "linear has hooks, which are called at every step"
         if type(self.neuron).run is not Neuron.run:
             return f"{type(self.neuron).__name__} has a run() of its own"
@@ -223,7 +223,7 @@ class Recurrent(Stateful):
             if not is_compiling():
                 self._check_linear(self.neuron, self.linear)  # modules may have come into it, or a step been set
             return self.linear
-        if not is_compiling() and is_watched_itself(self.linear):
+        if not is_compiling() and has_own_hooks(self.linear):
             raise RuntimeError(
                 "Recurrent: its Delay has hooks or a forward of its own, which nothing would call; put hooks on the "
                 "Recurrent"
