@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Optional, Protocol, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Callable, Optional, Sequence, Tuple, Union
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,37 +54,6 @@ def bound(
     """
     make = getattr(runner, "bind", None)
     call: Optional[BoundCall] = None if make is None else make(inputs, state, params, views, single)
-    return call
-
-
-class NormalisedCall(Protocol):
-    """Calls of a program with batch normalisation in front: see :func:`direct_normalised`."""
-
-    def laid(self, x: Tensor, skip: Optional[Tensor], tensors: Sequence[Tensor]) -> Any:
-        """How the tensors of a call lie; None for a call that is left to the runner. ``tensors`` are the parameters
-        that are there before the statistics are.
-        """
-        ...
-
-    def statistics(self, laid: Any, x: Tensor, eps: float, running: Any) -> Optional[Tuple[Tensor, Tensor]]:
-        """Mean and 1 / sqrt(variance + eps) of an input, by which the running ones were moved; None where others are to
-        find them. Nothing was moved then.
-        """
-        ...
-
-    def __call__(self, laid: Any, inputs: Tensors, params: Tuple[ParamValue, ...]) -> Optional[Tensors]:
-        """The outputs; None for a call that is left to the runner."""
-        ...
-
-
-def direct_normalised(runner: Runner, views: Sequence[Optional[Tuple[int, ...]]]) -> Optional[NormalisedCall]:
-    """The quick way of a runner for calls at rest of a program with batch normalisation in front, of which the outputs
-    alone are asked for. ``views`` are as for :func:`bound`; tensors come in the shape of the view or as ``[C]``.
-
-    Only runners of :mod:`spikecore.kernels` have the method, which is no part of the contract.
-    """
-    make = getattr(runner, "direct_normalised", None)
-    call: Optional[NormalisedCall] = None if make is None else make(views)
     return call
 
 

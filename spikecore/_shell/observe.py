@@ -41,7 +41,7 @@ class Watcher:
         raise NotImplementedError(f"{type(self).__name__} must define take")
 
 
-def wanted(
+def states_to_record(
     owner: str, watchers: Tuple[Watcher, ...], states: Collection[str], record: Tuple[str, ...]
 ) -> Tuple[str, ...]:
     """The states that a call has to record: those in ``record``, and what the watchers want beside these.
@@ -133,7 +133,7 @@ def recorded(
 ) -> Any:
     """A call ``execute`` of a neuron that is watched; its watchers are told of it."""
     told = neuron._watchers
-    names = wanted(type(neuron).__name__, told, neuron.states, record)
+    names = states_to_record(type(neuron).__name__, told, neuron.states, record)
     outputs, end, trace = execute(inputs, state, names, final, single)
     timed_inputs, timed_outputs = tuple(inputs), outputs
     if single:

@@ -10,19 +10,16 @@ part in it: both are plans as it knows them.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
-from spikecore._base.caches import CALLS, Recent
-from spikecore.backend import BackendError, ParamValue, Spec, Tensors
-from spikecore.kernels._autograd import Instead, apply
+from spikecore.backend import Spec
 from spikecore.kernels._call import Call, CallPlan, Kernels
-from spikecore.kernels._layout import Moved, resolved
+from spikecore.kernels._layout import resolved
 from spikecore.kernels._plan import Geometry
 from spikecore.lang import Program
-from spikecore.lang._plain import PLAIN
 from spikecore.lang._program import corrected, moments
 
 if TYPE_CHECKING:
@@ -115,78 +112,12 @@ class NormalisingPlan(CallPlan):
 NormalisingKernels.plans = NormalisingPlan
 
 
-class Lie(NamedTuple):
-    """How an input lies: its shape and strides, and for the statistics the neurons between neighbouring channels, and
-    channels; None where no kernel finds them.
-    """
-
-    form: Any
-    channels: Optional[Geometry]
-
-
 def channels_of(kernels: Kernels, x: Tensor) -> Optional[Geometry]:
     """The sizes of an input ``[T, B, C, ...]`` and how its channels lie; None where no kernel finds its statistics."""
     layout = kernels.layout(x)
     if layout.outer or not x.numel() or not layout.holds(x[0]):
         return None
     return Geometry(x.shape[0], x.numel() // x.shape[0], ((layout.inner_of(1), x.shape[2]),))
-
-
-class NormalisedCalls:
-    """Calls at rest of neurons with batch normalisation in front, whose parameters have one form.
-
-    spec: that of the runner. views: for each parameter of the program the shape that it has over the neurons of one
-    time step; None for a number.
-    """
-
-    def __init__(
-        self, kernels: Kernels, spec: Spec, instead: Instead, views: Sequence[Optional[Tuple[int, ...]]]
-    ) -> None:
-        self.kernels, self.instead = kernels, instead
-        self.views = tuple([view for view in views if view is not None])
-        self._launch = kernels.backend.statistics(spec)
-        self._lies: Recent[Any, Lie] = Recent(CALLS)
-        self._plans: Recent[Any, CallPlan] = Recent(CALLS)
-
-    def laid(self, x: Tensor, skip: Optional[Tensor], tensors: Sequence[Any]) -> Optional[Lie]:
-        """How ``x`` lies; None for a call that is left to the runner. ``tensors`` are the parameters that are there
-        before the statistics are.
-        """
-        every = (x, *tensors) if skip is None else (x, skip, *tensors)
-        if not x.numel() or resolved(every) is not every:
-            return None
-        # kernels read a shortcut's memory as they read the input's
-        if skip is not None and not (
-            type(skip) is Tensor and skip.dtype is x.dtype and skip.device == x.device and skip.stride() == x.stride()
-        ):
-            return None
-        for value in tensors:
-            if type(value) not in PLAIN or value.dtype is not self.kernels.spec.compute or not value.is_contiguous():
-                return None
-        form = (x.shape, x.stride())
-        return self._lies.get(form) or self._lies.put(form, Lie(form, channels_of(self.kernels, x)))
-
-    def statistics(self, laid: Lie, x: Tensor, eps: float, running: Optional[Moved]) -> Optional[Tuple[Tensor, Tensor]]:
-        """Mean and 1 / sqrt(variance + eps) of an input per channel, by which the running ones were moved; None where
-        the backend has no kernel for that.
-        """
-        return None if self._launch is None or laid.channels is None else self._launch(laid.channels, x, eps, running)
-
-    def __call__(self, laid: Lie, inputs: Tensors, params: Tuple[ParamValue, ...]) -> Optional[Tensors]:
-        """Outputs of a call; None if it is for the runner."""
-        tensors: Tuple[Any, ...] = (*inputs, *[params[index] for index in self.kernels.tensor_params])
-        grad = torch.is_grad_enabled()
-        wants = tuple([grad and value.requires_grad for value in tensors])
-        key = (laid.form, inputs[0].device, wants)
-        try:
-            plan = self._plans.get(key)
-            if plan is None:
-                plan = self._plans.put(key, self.kernels.plan(Call(), tensors, wants, self.views))
-            if plan.save:
-                return apply((plan, params, self.instead), *tensors)  # type: ignore[no-any-return]  # a tuple of tensors
-            return tuple(plan.forward(params, tensors))
-        except BackendError:  # the runner raises it again, or falls back
-            return None
 
 
 #: So many samples, and places along each further dimension, are enough to tell where the numbers of a channel lie.

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from spikecore._base.bits import Whole
 from spikecore._base.errors import a_kind
-from spikecore._base.running import NormalisedCall, Runner, direct_normalised
+from spikecore._base.running import Runner, bound
 from spikecore._plugins.selection import REFERENCE
 from spikecore._shell import checks, observe
 from spikecore._shell.automatic import Calls
 from spikecore._shell.binding import Dispatch, SpecKey, runner_of
-from spikecore._shell.call import Arguments, NotedCall, arguments, execute
+from spikecore._shell.call import NotedCall, arguments, execute
 from spikecore._shell.modules import calls_as
 from spikecore._shell.observe import Results
-from spikecore.backend import MAX_STATIC_STEPS, Spec, Unsupported
+from spikecore.backend import BackendError, Spec, Tensors, Unsupported
 from spikecore.dtypes import NAMES
 from spikecore.lang._plain import COMPILED, EAGER, PLAIN, compile_time, is_exporting, world
 from spikecore.lang._program import normalised as normalised_program
@@ -28,18 +28,6 @@ from spikecore.neuron import Neuron
 
 #: What :attr:`Spec.learn` calls weight and bias of the normalisation, until its program gives them names.
 AFFINE = ("norm.weight", "norm.bias")
-
-
-class NotedNormCall(NamedTuple):
-    """A call that passed every check."""
-
-    #: Its runner, and the neuron's own parameters.
-    noted: NotedCall
-    call: NormalisedCall
-    #: One time step of the input, which tensors of the neuron were placed on.
-    step: torch.Size
-    #: How many parameters stand before those of the normalisation.
-    before: int
 
 
 class NormNeuron(nn.Module):
@@ -189,11 +177,13 @@ class NormNeuron(nn.Module):
         """A call as one program where that can be, else normalisation and neuron one after the other."""
         x, skip = inputs[0], inputs[1] if len(inputs) > 1 else None
         neuron: Any = self._modules["neuron"]
-        dense = type(x) is Tensor and x.layout is torch.strided and not x.is_nested
-        alone = dense and mode is EAGER and state is None and not (record or final or single)
-        results = self._as_noted(x, skip) if alone and self.fused is not False and neuron.repeat is None else None
+        dense = all(type(v) is Tensor and v.layout is torch.strided and not v.is_nested for v in inputs)
+        alike = skip is None or skip.dtype is x.dtype
+        may_note = dense and alike and mode is EAGER and state is None and not (record or final or single)
+        tensors = stats.tensors_of(self.norm)
+        results = self._as_noted(inputs, tensors) if may_note and self.fused is not False else None
         if results is None:
-            results = self._as_one(x, skip, state, record, final, single, mode, alone)
+            results = self._as_one(x, skip, tensors, state, record, final, single, mode, may_note)
         if results is not None:
             return results
         y = stats.normalised(self.norm, x, single or neuron.repeat is not None)
@@ -206,19 +196,19 @@ class NormNeuron(nn.Module):
         self,
         x: Tensor,
         skip: Optional[Tensor],
+        tensors: stats.NormTensors,
         state: Optional[Mapping[str, Tensor]],
         record: Tuple[str, ...],
         final: bool,
         single: bool,
         mode: str,
-        alone: bool,
+        may_note: bool,
     ) -> Optional[Results]:
         """The call as one program, None where it is to be computed one after the other."""
         if is_exporting():
             return None  # the reference computes it, see Dispatch.computes
         neuron: Any = self.neuron
         steps = x.unsqueeze(0) if single else x
-        tensors = stats.tensors_of(self.norm)
         dispatch: Dispatch = neuron._settled()
         reason = self._why_apart(dispatch, x, steps, tensors, single, mode)
         if reason:
@@ -238,15 +228,20 @@ class NormNeuron(nn.Module):
             return None
         runner = dispatch.derived[steps.device.type, kind, how]
         before = len(values) - len(dispatch.numbers)
-        if alone and start is None:
-            results = self._note(dispatch, runner, x, skip, asked, before)
-            if results is not None:
-                return results
         # from here on nothing is refused: the running statistics move once
-        moments, statistics = getattr(runner, "moments", None), getattr(runner, "input_statistics", None)
-        by = stats.constants(self.norm, tensors, steps, moments, statistics)
-        outputs, end, trace = runner(inputs, start, _among(values, before, by, steps.ndim), record)
+        by = self._constants(runner, tensors, steps)
         self.__dict__["reason"] = ""
+        placed = _among(values, before, by, steps.ndim)
+        if may_note:
+            noted = NotedCall(runner, asked, neuron)
+            params = _among([value for _, value in asked.named], before, by)
+            views = [tuple(value.shape) if isinstance(value, Tensor) else None for value in placed]
+            noted.call = bound(runner, inputs, None, params, views, False)
+            if noted.call is not None:
+                dispatch.note(self._signature(inputs, tensors), (noted, before))
+                # as later ones: a checkpointed call must save the same tensors when it is computed again
+                return self._by_plan(noted, inputs, params, placed), None, ()
+        outputs, end, trace = runner(inputs, start, placed, record)
         if single:
             outputs = tuple([out.squeeze(0) for out in outputs])
         return outputs, dict(zip(neuron.states, end)) if end is not None else None, trace
@@ -333,79 +328,42 @@ class NormNeuron(nn.Module):
 
     # -- calls at rest for outputs alone, like one that passed every check: straight to the kernels
 
-    def _kind(self, x: Tensor, skip: Optional[Tensor]) -> Tuple[Any, ...]:
-        """What decides the runner of such a call, beside the neuron's own parameters. It differs from the
-        signatures of the neuron's calls.
+    def _signature(self, inputs: Sequence[Tensor], tensors: stats.NormTensors) -> Tuple[Any, ...]:
+        """What decides how such a call is computed, beside the neuron's own parameters. It differs from the signatures
+        of the neuron's calls.
         """
-        grad, steps = torch.is_grad_enabled(), x.shape[0]
         norm: Any = self._modules["norm"]
-        weight, bias = norm._parameters.get("weight"), norm._parameters.get("bias")
-        return (
-            self.shortcut,
-            bool(self.fused),
-            x.dtype,
-            x.ndim,
-            x.shape[2],
-            norm.eps > 0,
-            steps if steps <= MAX_STATIC_STEPS else None,
-            x.device,
-            grad,
-            grad and x.requires_grad,
-            None if skip is None else grad and skip.requires_grad,
-            weight is not None and weight.requires_grad,
-            bias is not None and bias.requires_grad,
-            norm.training or norm._buffers.get("running_mean") is None,
-        )
+        grad = torch.is_grad_enabled()
+        affine = [None if v is None else (type(v), v.dtype, v.stride(), v.requires_grad) for v in tensors[:3]]
+        forms = [(v.shape, v.stride(), v.dtype, v.device, grad and v.requires_grad) for v in inputs]
+        return (self.shortcut, bool(self.fused), norm.eps > 0, stats.takes_batch(norm), grad, *affine, *forms)
 
-    def _as_noted(self, x: Tensor, skip: Optional[Tensor]) -> Optional[Results]:
-        """A call whose kind passed the checks before; None if it needs them."""
-        neuron: Any = self._modules["neuron"]
-        known: Optional[NotedNormCall] = neuron._dispatch.noted.get(self._kind(x, skip))
-        return None if known is None else self._straight(known, x, skip)
-
-    def _straight(self, known: NotedNormCall, x: Tensor, skip: Optional[Tensor]) -> Optional[Results]:
-        """The call by the launches of an earlier one; None, with nothing moved, if it is not as that was."""
+    def _as_noted(self, inputs: Tensors, tensors: stats.NormTensors) -> Optional[Results]:
+        """A call like one that passed the checks; None, with nothing moved, if there was none."""
         norm: Any = self._modules["norm"]
         neuron: Any = self._modules["neuron"]
-        noted, call, step, before = known
-        values = noted.values(neuron)
-        tensors = stats.tensors_of(norm)
-        if values is None or (noted.tensors and x.shape[1:] != step) or not stats.fits(norm, tensors, x):
+        noted, before = neuron._dispatch.noted.get(self._signature(inputs, tensors), (None, 0))
+        values = None if noted is None else noted.values(neuron)
+        if values is None or not stats.fits(norm, tensors, inputs[0]):
             return None
-        read = 2 if stats.takes_batch(norm) else 3  # in eval mode the running mean as well
-        laid = call.laid(x, skip, [v for v in (*tensors[:read], *values) if isinstance(v, Tensor)])
-        if laid is None:
-            return None
-        by = stats.constants(
-            norm, tensors, x, getattr(noted.runner, "moments", None), functools.partial(call.statistics, laid)
-        )
-        inputs = (x,) if skip is None else (x, skip)
-        outputs = call(laid, inputs, (*values[:before], *by, *values[before:]))
-        if outputs is None:  # the running statistics have moved: from here on it is the runner's
-            params = _among(noted.placed(values), before, by, x.ndim)
-            outputs = noted.runner(inputs, None, params, ())[0]
+        by, ndim = self._constants(noted.runner, tensors, inputs[0]), inputs[0].ndim
         self.__dict__["reason"] = ""
-        return outputs, None, ()
+        placed = _among(noted.placed(values), before, by, ndim)
+        return self._by_plan(noted, inputs, _among(values, before, by), placed), None, ()
 
-    def _note(
-        self,
-        dispatch: Dispatch,
-        runner: Runner,
-        x: Tensor,
-        skip: Optional[Tensor],
-        asked: Arguments,
-        before: int,
-    ) -> Optional[Results]:
-        """A call that passed every check, noted and run as later ones are: a checkpointed call must save the same
-        tensors when it is computed again. None, with nothing moved, if the runner has no such way for it.
-        """
-        places = _among(asked.values, before, (x.new_empty(x.shape[2], device="meta"),) * 4, x.ndim)
-        call = direct_normalised(runner, [tuple(v.shape) if isinstance(v, Tensor) else None for v in places])
-        if call is None:
-            return None
-        known = NotedNormCall(NotedCall(runner, asked, self.neuron), call, x.shape[1:], before)
-        dispatch.note(self._kind(x, skip), known)
-        return self._straight(known, x, skip)
+    def _by_plan(self, noted: NotedCall, inputs: Tensors, params: Tuple[Any, ...], placed: Tuple[Any, ...]) -> Tensors:
+        """The outputs of a noted call. ``params`` are as the modules have them, ``placed`` as the runner takes them."""
+        call: Any = noted.call
+        try:
+            outputs: Tensors = call(inputs, None, params)[0]
+        except BackendError:  # the runner raises it again, or falls back; the running statistics have moved
+            outputs = noted.runner(inputs, None, placed, ())[0]
+        return outputs
+
+    def _constants(self, runner: Runner, tensors: stats.NormTensors, x: Tensor) -> Tuple[Tensor, ...]:
+        """What is normalised by, found by the runner where it can; the running statistics move."""
+        moments, statistics = getattr(runner, "moments", None), getattr(runner, "input_statistics", None)
+        return stats.constants(self._modules["norm"], tensors, x, moments, statistics)
 
 
 def _lie_alike(x: Tensor, skip: Tensor, mode: str) -> bool:
@@ -465,9 +423,11 @@ def _added(results: Results, skip: Tensor) -> Results:
     return (outputs[0] + skip, *outputs[1:]), end, trace
 
 
-def _among(values: Sequence[Any], before: int, by: Sequence[Tensor], ndim: int) -> Tuple[Any, ...]:
-    """A neuron's parameters, placed over one time step, with those of the normalisation of an input of so many
-    dimensions behind the first ones.
+def _among(values: Sequence[Any], before: int, by: Sequence[Tensor], ndim: int = 0) -> Tuple[Any, ...]:
+    """A neuron's parameters, with those of the normalisation behind the first ones; ``ndim``: placed over one time step
+    of an input of so many dimensions.
     """
-    view = (1, -1, *[1] * (ndim - 3))
-    return (*values[:before], *[value.view(view) for value in by], *values[before:])
+    if ndim:
+        view = (1, -1, *[1] * (ndim - 3))
+        by = [value.view(view) for value in by]
+    return (*values[:before], *by, *values[before:])

@@ -167,7 +167,7 @@ class Recurrent(Stateful):
         told = self._watchers
         if not told:
             return self._computed(x, state, record, final)
-        names = observe.wanted("Recurrent", told, self.neuron.states, record)
+        names = observe.states_to_record("Recurrent", told, self.neuron.states, record)
         out, end, trace = self._computed(x, state, names, final)
         observe.tell(self, told, (x,), (out,), trace, self.step == "single")
         return out, end, {name: trace[name] for name in record}

@@ -194,7 +194,7 @@ def test_a_backend_may_finish_the_gradient_of_the_input(
 ) -> None:
     """Then there is one backward pass over the steps; results are those of two layers, of final states, too."""
     if not direct:
-        monkeypatch.setattr(KernelRunner, "direct_normalised", lambda *_: None)
+        monkeypatch.setattr(KernelRunner, "bind", lambda *_: None)
     backend = Correcting()
     mine, its = pair(backend, shortcut=shortcut)
     given = [LAYOUTS[layout](image(6, seed=seed)) for seed in range(2 if shortcut else 1)]

@@ -293,12 +293,10 @@ def test_a_shortcut_of_another_dtype_or_device(dtype: torch.dtype) -> None:
     pair = layers(shortcut="before")
     x, skip = image(6), image(6, seed=1)
     agree(pair, x, skip)
-    direct = next(iter(pair[0].neuron._dispatch.noted.values())).call
-    laid = direct.laid(x, skip, [])
-    assert laid is not None
-    assert direct.laid(x, skip.to(dtype), []) is None
-    assert direct.laid(x, skip.to("meta"), []) is None
     equal(*[[layer(x, skip.to(dtype))] for layer in pair])
+    for layer in pair:
+        with pytest.raises(ValueError, match="skip is on meta and x is on cpu"):
+            layer(x, skip.to("meta"))
 
 
 def test_a_wrong_input_is_refused_as_before() -> None:
