@@ -234,13 +234,13 @@ class NormNeuron(nn.Module):
         placed = _among(values, before, by, steps.ndim)
         if may_note:
             noted = NotedCall(runner, asked, neuron)
-            params = _among([value for _, value in asked.named], before, by)
+            own = tuple([value for _, value in asked.named])
             views = [tuple(value.shape) if isinstance(value, Tensor) else None for value in placed]
-            noted.call = bound(runner, inputs, None, params, views, False)
+            noted.call = bound(runner, inputs, None, _among(own, before, by), views, False)
             if noted.call is not None:
                 dispatch.note(self._signature(inputs, tensors), (noted, before))
                 # as later ones: a checkpointed call must save the same tensors when it is computed again
-                return self._by_plan(noted, inputs, params, placed), None, ()
+                return _by_plan(noted, inputs, own, before, by), None, ()
         outputs, end, trace = runner(inputs, start, placed, record)
         if single:
             outputs = tuple([out.squeeze(0) for out in outputs])
@@ -346,19 +346,9 @@ class NormNeuron(nn.Module):
         values = None if noted is None else noted.values(neuron)
         if values is None or not stats.fits(norm, tensors, inputs[0]):
             return None
-        by, ndim = self._constants(noted.runner, tensors, inputs[0]), inputs[0].ndim
+        by = self._constants(noted.runner, tensors, inputs[0])
         self.__dict__["reason"] = ""
-        placed = _among(noted.placed(values), before, by, ndim)
-        return self._by_plan(noted, inputs, _among(values, before, by), placed), None, ()
-
-    def _by_plan(self, noted: NotedCall, inputs: Tensors, params: Tuple[Any, ...], placed: Tuple[Any, ...]) -> Tensors:
-        """The outputs of a noted call. ``params`` are as the modules have them, ``placed`` as the runner takes them."""
-        call: Any = noted.call
-        try:
-            outputs: Tensors = call(inputs, None, params)[0]
-        except BackendError:  # the runner raises it again, or falls back; the running statistics have moved
-            outputs = noted.runner(inputs, None, placed, ())[0]
-        return outputs
+        return _by_plan(noted, inputs, values, before, by), None, ()
 
     def _constants(self, runner: Runner, tensors: stats.NormTensors, x: Tensor) -> Tuple[Tensor, ...]:
         """What is normalised by, found by the runner where it can; the running statistics move."""
@@ -421,6 +411,17 @@ def _added(results: Results, skip: Tensor) -> Results:
     """The results of a call, with ``skip`` added to its first output."""
     outputs, end, trace = results
     return (outputs[0] + skip, *outputs[1:]), end, trace
+
+
+def _by_plan(noted: NotedCall, inputs: Tensors, values: Any, before: int, by: Sequence[Tensor]) -> Tensors:
+    """The outputs of a noted call with the neuron's parameters ``values``, normalised ``by`` these."""
+    call: Any = noted.call
+    try:
+        outputs: Tensors = call(inputs, None, _among(values, before, by))[0]
+    except BackendError:  # the runner raises it again, or falls back; the running statistics have moved
+        placed = _among(noted.placed(values), before, by, inputs[0].ndim)
+        outputs = noted.runner(inputs, None, placed, ())[0]
+    return outputs
 
 
 def _among(values: Sequence[Any], before: int, by: Sequence[Tensor], ndim: int = 0) -> Tuple[Any, ...]:
