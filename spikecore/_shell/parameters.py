@@ -104,7 +104,9 @@ def set_parameter(neuron: Any, name: str, value: Any) -> None:
             return
         nn.Module.__setattr__(neuron, name, checked_value(neuron, name, value))
     else:
-        value = for_parametrization(neuron, name, checked_value(neuron, name, value))
+        value = checked_value(neuron, name, value)
+        if isinstance(value, float) and parametrize.is_parametrized(neuron, name):
+            value = torch.full_like(getattr(neuron, name).detach(), value)  # a parametrization takes tensors
         if isinstance(value, Tensor) and isinstance(before, nn.Parameter):
             raise TypeError(
                 f"{type(neuron).__name__}: {name} is learnt, and a tensor cannot take its place; give a number, which "
@@ -148,13 +150,6 @@ def shown(value: Value) -> str:
     if isinstance(value, Tensor) and (value.ndim or value.device.type != "cpu"):
         return f"tensor{list(value.shape)}"
     return f"{value.item() if isinstance(value, Tensor) else value:g}"
-
-
-def for_parametrization(module: nn.Module, name: str, value: Value) -> Value:
-    """A new value of a parameter, as ``torch.nn.utils.parametrize`` takes it if it computes this one."""
-    if not parametrize.is_parametrized(module, name):
-        return value
-    return value if isinstance(value, Tensor) else torch.full_like(getattr(module, name).detach(), value)
 
 
 def require(owner: str, condition: str, holds: Any, **values: Any) -> None:

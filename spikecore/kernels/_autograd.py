@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from typing import Any, Callable, Dict, List, MutableMapping, Optional, Sequence, Tuple, get_type_hints
+from typing import Any, Callable, Dict, List, MutableMapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -193,16 +193,12 @@ def _grad(pairs: Sequence[Tuple[Tensor, Tensor]], of: Sequence[Tensor], create_g
 
 # -- ops of torch
 
-#: What a schema of torch calls the types of arguments.
-_TYPES: Dict[Any, str] = {
-    str: "str",
-    bool: "bool",
-    List[str]: "str[]",
-    List[bool]: "bool[]",
-    List[int]: "int[]",
-    List[float]: "float[]",
-    List[Tensor]: "Tensor[]",
-    List[Optional[Tensor]]: "Tensor?[]",
+#: The arguments of both ops. ``order`` is that of the layout of forward, in which checkpoints lie.
+_CALL = "float[] numbers, str[] record, bool has_initial_state"
+_SCHEMAS = {
+    "forward": f"(str key, Tensor[] tensors, {_CALL}, bool save) -> Tensor[]",
+    "backward": f"(str key, Tensor[] tensors, Tensor[] checkpoints, Tensor?[] grads, {_CALL}, bool[] needs, "
+    "int[] order) -> Tensor[]",
 }
 #: What stays as long as torch's ops do. A second import, after removal from ``sys.modules``, goes on with it.
 _LASTING: Dict[str, Any] = vars(torch.ops.spikecore)
@@ -248,10 +244,9 @@ def register() -> None:
             return
         library = torch.library.Library("spikecore", "FRAGMENT")
         for name, function, fake in (("forward", _forward, _forward_fake), ("backward", _backward, _backward_fake)):
-            arguments = [f"{_TYPES[kind]} {n}" for n, kind in get_type_hints(function).items() if n != "return"]
             # kernels read strides, so a compiler must not hand over other strides than the shapes were computed from
             tags = (torch.Tag.needs_fixed_stride_order,)
-            library.define(f"{name}({', '.join(arguments)}) -> Tensor[]", tags=tags)
+            library.define(name + _SCHEMAS[name], tags=tags)
             # for every device, and without a derivative
             library.impl(name, function, "CompositeExplicitAutograd")
             torch.library.register_fake(f"spikecore::{name}", fake, lib=library)

@@ -168,7 +168,7 @@ class NormNeuron(nn.Module):
     def _execute(
         self,
         mode: str,
-        inputs: Sequence[Tensor],
+        inputs: Tensors,
         state: Optional[Mapping[str, Tensor]],
         record: Tuple[str, ...],
         final: bool,
