@@ -335,8 +335,9 @@ class Neuron(Stateful):
 
     def forward(self, *inputs: Tensor) -> Any:
         """Spikes (or whatever ``dynamics`` outputs) for ``[T, *N]``; ``[*N]`` in single steps, or with ``repeat``."""
-        if self.continues:
-            outputs, state, _ = call(self, inputs, self._begin(), (), True, self.step == "single")
+        single = self.step == "single"
+        if single or self._carrying:  # continues, without a call of its own
+            outputs, state, _ = call(self, inputs, self._begin(), (), True, single)
             self._end(state)
         else:
             outputs = call(self, inputs, None, (), False)[0]

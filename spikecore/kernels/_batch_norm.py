@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from spikecore.backend import Spec
-from spikecore.kernels._call import Call, CallPlan, Kernels
-from spikecore.kernels._layout import resolved
+from spikecore.kernels._call import Call, CallPlan, Kernels, resolved
 from spikecore.kernels._plan import Geometry
 from spikecore.lang import Program
 from spikecore.lang._program import corrected, moments

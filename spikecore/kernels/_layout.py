@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from spikecore._base.errors import a_kind
-from spikecore.backend import BackendError, Unsupported
+from spikecore.backend import BackendError
 from spikecore.kernels._plan import Geometry
-from spikecore.lang._plain import is_batched_by_autograd
 
 if TYPE_CHECKING:
     from spikecore.kernels._call import CallPlan, Form, Kernels, Pass
@@ -301,47 +300,48 @@ def _is_dense(shape: Sequence[int], order: Sequence[int], strides: Sequence[int]
     return True
 
 
-def resolved(tensors: Sequence[Any]) -> Sequence[Any]:
-    """The tensors (or None), each with memory that holds its values.
+def fits_param(kind: str, value: Tensor, layout: Layout) -> bool:
+    """Whether a kernel reads a parameter where it lies: see :func:`fitted_param`."""
+    if kind == "channel":
+        return value.ndim == 1 and value.is_contiguous()
+    return kind != "full" or (value.shape == layout.shape and layout.holds(value))
 
-    Raises ``ValueError`` for one that has no memory and no values either. Where a tensor is on another device than the
-    call, even "meta", is for others to say.
+
+def fitted_param(kind: str, value: Tensor, view: Sequence[int], layout: Layout) -> Tensor:
+    """A parameter where a kernel reads it; ``view`` is its shape over the neurons of one time step."""
+    if fits_param(kind, value, layout):
+        return value
+    if kind == "channel":
+        # a kernel finds a neuron's channel by division, so the channels must be dense
+        return value.reshape(-1).contiguous()
+    # one of shape [1, C, H, W] is the same for a whole batch, but a kernel reads a number per neuron
+    return layout.fit(value.view(view).expand(layout.shape) if value.shape != layout.shape else value)
+
+
+def gradient(
+    kind: str, part: Tensor, value: Tensor, view: Sequence[int], layout: Layout, channels: Sequence[int]
+) -> Tensor:
+    """The gradient of a parameter from its parts, as a backward launch gives them.
+
+    ``view``: its shape over the neurons of one time step. ``channels``: how those of one of kind "channel" lie.
     """
-    if has_memory(tensors):
-        return tensors
-    return [
-        value if value is None else _with_memory(value.resolve_neg() if value.is_neg() else value) for value in tensors
-    ]
-
-
-def has_memory(tensors: Sequence[Any]) -> bool:
-    """Whether the memory of each of the tensors (or None) holds its values."""
-    try:
-        for value in tensors:
-            if value is not None and (value.is_neg() or not value.data_ptr()):
-                return False
-    except RuntimeError:  # tensors wrapped by functorch raise on data_ptr()
-        return False
-    return True
-
-
-def _with_memory(tensor: Tensor) -> Tensor:
-    if tensor.numel() == 0 or tensor.device.type == "meta":
-        return tensor
-    if tensor._is_zerotensor():
-        return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    if has_memory((tensor,)):
-        return tensor
-    if is_batched_by_autograd(tensor):
-        raise Unsupported(
-            "a kernel was given the gradients of several outputs at once (is_grads_batched=True of autograd.grad, "
-            "vectorize=True of jacobian) and takes those of one; ask for one after the other, or choose backend='torch'"
-        )
-    raise ValueError(
-        f"a kernel was given a {tensor.dtype} tensor of shape {list(tensor.shape)} that has no memory: its storage "
-        "was freed (untyped_storage().resize_(0)), or it stands for another tensor (a FakeTensor, a tensor kept "
-        "from inside torch.func); give a tensor with values"
-    )
+    if kind == "full":
+        # a parameter of shape [1, C, H, W] is the same for a whole batch: its gradient is the sum over it
+        whole = layout.dense_in_order(part)
+        if view == layout.shape and layout.holds(value.view(view)):
+            return whole.view(value.shape)
+        return whole.sum_to_size(view).contiguous().view(value.shape)
+    if part.shape == value.shape:
+        return part
+    if kind == "channel":
+        # in the order of memory neurons lie as [outer, channels, inner]
+        inner, count = channels
+        if part.numel() != count:  # else whole sums
+            part = part.reshape(-1, count, inner).sum((0, 2)) if inner != 1 else part.reshape(-1, count).sum(0)
+    elif part.numel() != 1:
+        # partial sums, one for each block or each neuron, as the backend likes
+        part = part.sum()
+    return part.reshape(value.shape)
 
 
 # Launches that return their results, as those of array compilers do, instead of filling tensors. Every tensor comes and

@@ -23,8 +23,8 @@ from spikecore._base.context import no_autocast
 from spikecore.backend import MAX_STATIC_STEPS, ParamValue, Spec, Tensors
 from spikecore.dtypes import compute_dtype
 from spikecore.kernels._autograd import KernelCall
-from spikecore.kernels._call import Call, Kernels, channels_of, fitted_param, gradient
-from spikecore.kernels._layout import Launch, Layout, resolved
+from spikecore.kernels._call import Call, Kernels, channels_of, resolved
+from spikecore.kernels._layout import Launch, Layout, fitted_param, gradient
 from spikecore.kernels._plan import Geometry, saved_states
 from spikecore.kernels._runner import KernelRunner
 from spikecore.lang import Program

@@ -17,8 +17,8 @@ from spikecore._base.running import BoundCall
 from spikecore.backend import BackendError, ParamValue, Runner, Spec, Tensors, Unsupported
 from spikecore.kernels._autograd import Instead, KernelCall, apply, key_of, register, run_op
 from spikecore.kernels._batch_norm import Moments, NormalisingKernels, channels_of
-from spikecore.kernels._call import Call, CallPlan, Kernels
-from spikecore.kernels._layout import Moved, StatisticsLaunch, has_memory, resolved
+from spikecore.kernels._call import Call, CallPlan, Kernels, has_memory, resolved
+from spikecore.kernels._layout import Moved, StatisticsLaunch
 from spikecore.kernels._plan import Geometry
 from spikecore.lang import Program
 from spikecore.lang._plain import (
