@@ -35,7 +35,7 @@ from spikecore.backend import Feedback, Runner, Spec, Unsupported
 from spikecore.dtypes import NAMES
 from spikecore.lang import Expr, Node, Numbers, Program, topological, trace
 from spikecore.lang._plain import compile_time, is_exporting
-from spikecore.lang._program import repeated
+from spikecore.lang._program import normalised, repeated
 
 # -- dispatch
 
@@ -48,6 +48,8 @@ SpecKey = Union[
     Tuple[torch.dtype, Optional[int], Tuple[str, ...], Tuple[str, ...], bool],
     Tuple[torch.dtype, Optional[int], Tuple[str, ...], Tuple[str, ...], bool, Feedback],
 ]
+#: What the kind of a call calls weight and bias of a normalisation, until its program gives them names.
+AFFINE = ("norm.weight", "norm.bias")
 #: Type of device, whether the reference must compute, fields of the Spec, whether gradients, gradients of the state,
 #: and a record are asked for, and whether the inputs are parameters of the program.
 CallKind = Tuple[str, bool, SpecKey, bool, bool, bool, bool]
@@ -190,6 +192,48 @@ class Dispatch:
             return ""
         name = self.program.name if self.program else ""
         return checks.unsupported(resolved, name, ("torch_compile",), device_type)
+
+    @compile_time
+    def adds_to_spikes(self, device_type: str, asked: bool, stamp: str) -> bool:
+        """Whether a kernel adds a shortcut to spikes. ``asked``: whether one program was asked for."""
+        program: Any = self.program
+        if program.outputs[0].op != "spike":
+            return False
+        backend = self.bind(device_type).backend
+        return asked or (backend.name != REFERENCE and backend.capabilities_on(device_type).several_inputs)
+
+    @compile_time
+    def find_normalised(
+        self, device_type: str, kind: Tuple[SpecKey, bool, bool, bool], how: Tuple[str, bool, bool], stamp: str
+    ) -> str:
+        """Make the runner of ``derived`` for calls of this kind with batch normalisation in front.
+
+        Gives why there is none, else "". ``how``: the shortcut, whether by statistics of the batch, whether one program
+        was asked for.
+        """
+        key = (device_type, kind, how)
+        if key in self.derived:
+            return ""
+        shortcut, batch, asked = how
+        (dtype, steps, kinds, learnt, final, *_), *demands = kind
+        program, names = normalised(self.program, shortcut, batch)
+        before = len(kinds) - len(self.numbers)
+        kinds = (*kinds[:before], *["channel"] * len(names), *kinds[before:])
+        if len(kinds) != len(program.params):
+            return "the dynamics do not read their input"
+        named = dict(zip(AFFINE, names[2:]))
+        spec = Spec(dtype, steps, kinds, tuple([named.get(name, name) for name in learnt]), final)
+        resolved = self.bind(device_type)
+        if resolved.backend.name == REFERENCE and not asked:
+            # it runs a program operation by operation, and torch has one operation for the whole of a normalisation
+            return f"backend {REFERENCE!r} computes one operation after the other, and is quicker so"
+        calls = Calls(device_type, program, spec, *demands)
+        has = resolved.backend.capabilities_on(device_type)
+        missing = calls.lacks(resolved.backend) or (() if has.normalisation else ("normalisation",))
+        if missing:
+            return checks.unsupported(resolved, program.name, missing, device_type)
+        self.derived[key] = runner_of(resolved, calls)
+        return ""
 
     def values(self, neuron: Any, stamp: str) -> List[Tuple[str, Union[float, Tensor]]]:
         """The parameters of the program, by name: those of the neuron, and behind them the numbers of its surrogate."""

@@ -11,23 +11,17 @@ from torch import Tensor, nn
 from spikecore._base.bits import Whole
 from spikecore._base.errors import a_kind
 from spikecore._base.running import Runner, bound
-from spikecore._plugins.selection import REFERENCE
 from spikecore._shell import checks, observe
-from spikecore._shell.automatic import Calls
-from spikecore._shell.binding import Dispatch, SpecKey, runner_of
+from spikecore._shell.binding import AFFINE, Dispatch
 from spikecore._shell.call import NotedCall, arguments, execute
 from spikecore._shell.modules import calls_as
 from spikecore._shell.observe import Results
-from spikecore.backend import BackendError, Spec, Tensors, Unsupported
+from spikecore.backend import BackendError, Tensors, Unsupported
 from spikecore.dtypes import NAMES
-from spikecore.lang._plain import COMPILED, EAGER, PLAIN, compile_time, is_exporting, world
-from spikecore.lang._program import normalised as normalised_program
+from spikecore.lang._plain import COMPILED, EAGER, PLAIN, is_exporting, world
 from spikecore.layers import _batch_norm_stats as stats
 from spikecore.layers._packed import Follow
 from spikecore.neuron import Neuron
-
-#: What :attr:`Spec.learn` calls weight and bias of the normalisation, until its program gives them names.
-AFFINE = ("norm.weight", "norm.bias")
 
 
 class NormNeuron(nn.Module):
@@ -222,7 +216,7 @@ class NormNeuron(nn.Module):
         asked = arguments(neuron, dispatch, inputs, start, final, mode, behind=[*zip(AFFINE, tensors[:2])])
         values, kind = asked.values, (*asked.kind, bool(record))
         how = (self.shortcut or "" if skip is not None else "", stats.takes_batch(self.norm), bool(self.fused))
-        lacks = self._find(steps.device.type, kind, how, dispatch.stamp)
+        lacks = dispatch.find_normalised(steps.device.type, kind, how, dispatch.stamp)
         if lacks:
             self._refuse(lacks)
             return None
@@ -284,47 +278,8 @@ class NormNeuron(nn.Module):
         """
         if self.fused is False or not _lie_alike(x, skip, mode):
             return False
-        return self._can_add(x.device.type, bool(self.fused), self.neuron._settled().stamp)
-
-    @compile_time
-    def _can_add(self, device_type: str, asked: bool, stamp: str) -> bool:
-        """Whether a kernel adds a shortcut to spikes. ``asked``: whether one program was asked for."""
-        if self.neuron.program.outputs[0].op != "spike":
-            return False
-        backend = self.neuron._dispatch.bind(device_type).backend
-        return asked or (backend.name != REFERENCE and backend.capabilities_on(device_type).several_inputs)
-
-    @compile_time
-    def _find(
-        self, device_type: str, kind: Tuple[SpecKey, bool, bool, bool], how: Tuple[str, bool, bool], stamp: str
-    ) -> str:
-        """Make the runner of ``derived`` for calls of this kind; gives why there is none, else "".
-
-        how: the shortcut, whether by statistics of the batch, whether one program was asked for.
-        """
-        dispatch, key = self.neuron._dispatch, (device_type, kind, how)
-        if key in dispatch.derived:
-            return ""
-        shortcut, batch, asked = how
-        (dtype, steps, kinds, learnt, final, *_), *demands = kind
-        program, names = normalised_program(self.neuron.program, shortcut, batch)
-        before = len(kinds) - len(dispatch.numbers)
-        kinds = (*kinds[:before], *["channel"] * len(names), *kinds[before:])
-        if len(kinds) != len(program.params):
-            return "the dynamics do not read their input"
-        named = dict(zip(AFFINE, names[2:]))
-        spec = Spec(dtype, steps, kinds, tuple([named.get(name, name) for name in learnt]), final)
-        resolved = dispatch.bind(device_type)
-        if resolved.backend.name == REFERENCE and not asked:
-            # it runs a program operation by operation, and torch has one operation for the whole of a normalisation
-            return f"backend {REFERENCE!r} computes one operation after the other, and is quicker so"
-        calls = Calls(device_type, program, spec, *demands)
-        has = resolved.backend.capabilities_on(device_type)
-        missing = calls.lacks(resolved.backend) or (() if has.normalisation else ("normalisation",))
-        if missing:
-            return checks.unsupported(resolved, program.name, missing, device_type)
-        dispatch.derived[key] = runner_of(resolved, calls)
-        return ""
+        dispatch: Dispatch = self.neuron._settled()
+        return dispatch.adds_to_spikes(x.device.type, bool(self.fused), dispatch.stamp)
 
     # -- calls at rest for outputs alone, like one that passed every check: straight to the kernels
 
