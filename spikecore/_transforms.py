@@ -18,7 +18,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 
 from spikecore._base.errors import a_kind
 from spikecore._shell.checks import shown
-from spikecore._shell.modules import calls_as, in_turn, is_watched_itself
+from spikecore._shell.modules import calls_as, has_own_hooks, in_turn
 from spikecore.encode import Constant
 from spikecore.layers import NormNeuron, TimeBatched, Voting
 from spikecore.layers._batch_norm_stats import is_plain_norm
@@ -140,12 +140,12 @@ def pairs(net: nn.Module) -> List[Pair]:
         parts = [
             part
             for part in _parts(chain, places)
-            if type(part.module) not in (nn.Identity, NormPlace) or is_watched_itself(part.module)
+            if type(part.module) not in (nn.Identity, NormPlace) or has_own_hooks(part.module)
         ]
         for norm, behind in zip(parts, parts[1:]):
             neuron: Any = behind.module
             # a forward or a hook of its own would see the wrong input
-            takes = calls_as(neuron, Neuron) and len(neuron.inputs) == 1 and not is_watched_itself(neuron)
+            takes = calls_as(neuron, Neuron) and len(neuron.inputs) == 1 and not has_own_hooks(neuron)
             if not (takes and is_plain_norm(norm.module)) or neuron in found:
                 continue
             if norm.folded == (neuron.step == "multi") and places[norm.module] == 1 == places[neuron]:
@@ -155,7 +155,7 @@ def pairs(net: nn.Module) -> List[Pair]:
 
 def _is_chain(module: nn.Module) -> bool:
     """Whether a module calls its parts one after the other, and nothing sees what is between them."""
-    return in_turn(module) and not is_watched_itself(module)
+    return in_turn(module) and not has_own_hooks(module)
 
 
 def _parts(chain: nn.Module, places: Mapping[nn.Module, int], path: str = "", folded: bool = False) -> Iterator[Place]:
@@ -165,7 +165,7 @@ def _parts(chain: nn.Module, places: Mapping[nn.Module, int], path: str = "", fo
         if part is None:
             continue
         place = Place(part, chain, name, path + name, folded)
-        if not folded and type(part) is TimeBatched and places[part] == 1 and not is_watched_itself(part):
+        if not folded and type(part) is TimeBatched and places[part] == 1 and not has_own_hooks(part):
             place = Place(part.module, part, "module", f"{place.path}.module", part.step == "multi")
         if _is_chain(place.module) and places[part] == 1 == places[place.module]:
             yield from _parts(place.module, places, f"{place.path}.", place.folded)
@@ -338,7 +338,7 @@ def _sees_no_time(place: Place) -> bool:
 
 def _has_hooks(module: nn.Module) -> bool:
     """Whether a hook would see one step where it saw all, or the other way round."""
-    return any(map(is_watched_itself, module.modules()))
+    return any(map(has_own_hooks, module.modules()))
 
 
 def _without_time(module: nn.Module) -> Optional[nn.Module]:
@@ -359,7 +359,7 @@ def _is_of_samples(module: nn.Module) -> bool:
         return all(map(_is_of_samples, module.children()))
     first = getattr(module, "start_dim", getattr(module, "dim", 0)) if isinstance(module, _FLATTENING) else 1
     known = type_before_parametrizations(module) in _OF_SAMPLES and not getattr(module, "inplace", False)
-    return known and int(first) > 0
+    return known and isinstance(first, int) and first > 0  # nn.Unflatten may have the name of a dimension
 
 
 _FLATTENING = (nn.Flatten, nn.Unflatten)

@@ -10,7 +10,7 @@ from typing import Dict, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 
-from spikecore.lang._plain import is_followed
+from spikecore.lang._plain import EAGER, world
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -64,7 +64,7 @@ def has_float64(device_type: str) -> bool:
     """
     known = _FLOAT64.get(device_type)
     if known is None:
-        if is_followed():
+        if world() is not EAGER:
             return True
         known = _FLOAT64[device_type] = _tried(device_type)
     return known

@@ -23,7 +23,7 @@ from spikecore._shell.binding import ask, request
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import in_turn
 from spikecore._shell.state import Stateful, Stepped, carry, carry_no_more, cut_graph, keep, names_of_state
-from spikecore.lang._plain import is_compiling, is_plain
+from spikecore.lang._plain import compile_time, is_compiling, is_plain
 from spikecore.layers import Delay
 from spikecore.neuron import Neuron
 
@@ -63,6 +63,9 @@ def check_places(net: nn.Module, carries: bool = False) -> List[Stateful]:
     return modules
 
 
+# traced, it would guard what is known of all networks: another one that is reset would compile the graph anew, and one
+# that goes while it is traced was an IndexError of torch's
+@compile_time
 def _told_twice(net: nn.Module, now: int, carries: bool) -> str:
     """What is wrong where one of the ``now`` modules with state is at two places of ``net``, "" where none is."""
     # a search of names takes far longer than a reset, and a network that was searched rarely changes
@@ -77,11 +80,6 @@ def _told_twice(net: nn.Module, now: int, carries: bool) -> str:
                 "each would go on from the other's state; make a neuron for each place"
             )
     return ""
-
-
-# torch.compile calls it when it traces. Traced, it would guard what is known of all networks: another one that is reset
-# would compile the graph anew, and one that goes while it is traced was an IndexError of torch's
-_told_twice._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 
 
 def _registered_twice(net: nn.Module) -> Dict[nn.Module, Tuple[str, str]]:
@@ -315,8 +313,9 @@ def _outermost(net: nn.Module, name: str = "") -> Iterator[Tuple[str, nn.Module]
 def state_dict_of_state(net: nn.Module) -> Dict[str, Tensor]:
     """The state that the next call of ``net`` continues from, by name, as a flat dict of tensors for ``torch.save``.
 
-    The keys are ``"<name of the module>.<name of the state>"``, such as ``"1.v"``, with names as ``state_dict()`` has
-    them; the values are copies without a graph, on the device of the state. A neuron at rest has no entry, so that a
+    The keys are ``"<name of the module>.<name of the state>"``, such as ``"1.v"``, with names of
+    ``net.named_modules()``; of a network that :func:`spikecore.fuse` changed they are those of its fused form. The
+    values are copies without a graph, on the device of the state. A neuron at rest has no entry, so that a
     network after ``sc.reset(net)`` gives ``{}``. Parameters are not among them: ``net.state_dict()`` has those.
     :func:`load_state_dict_of_state` puts them back.
 

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from spikecore._plugins.selection import Resolved, asked_in_words, capture
 from spikecore._shell import checkpoints, checks, parameters, ranges
-from spikecore._shell.binding import Dispatch, ask, constant, request, uncompiled, values_of
+from spikecore._shell.binding import Dispatch, ask, request
 from spikecore._shell.call import call
 from spikecore._shell.state import Stateful
 from spikecore.lang import Program, ops
+from spikecore.lang._plain import compile_time, is_compiling, uncompiled
 from spikecore.surrogate import ATan, Surrogate
 
 __all__ = ["Neuron", "Stateful"]
@@ -159,14 +160,21 @@ class Neuron(Stateful):
             dispatch = self.__dict__["_dispatch"] = dispatch.anew()
         return dispatch
 
-    @constant
+    @compile_time
     def _settle(self) -> None:
         self._current().settle(self)
 
-    def _stamp(self) -> str:
-        """The stamp, settled first: torch.compile guards it, and would compile anew where a later call settles it."""
-        self._settle()
-        return self._dispatch.stamp
+    def _settled(self) -> Dispatch:
+        """The dispatch of one call, which reads it once: another thread may put another one in its place.
+
+        Its stamp is settled, since torch.compile guards it and would compile anew where a later call settles it.
+        """
+        if is_compiling():
+            self._settle()
+            return self._dispatch
+        dispatch = self._current()
+        dispatch.settle(self)
+        return dispatch
 
     @uncompiled
     def _redefine(self) -> None:
@@ -225,7 +233,8 @@ class Neuron(Stateful):
         """The value of each parameter of :attr:`program`, by name and in its order: this neuron's own parameters as
         they are, numbers or tensors, and behind them the numbers of its surrogate.
         """
-        return dict(values_of(self))
+        dispatch = self._settled()
+        return dict(dispatch.values(self, dispatch.stamp))
 
     def _declared_bounds(self, values: Mapping[str, Any]) -> Dict[str, ranges.Interval]:
         """The ranges of this neuron's parameters, given their values, before ``bounds`` replaces some."""
@@ -326,8 +335,9 @@ class Neuron(Stateful):
 
     def forward(self, *inputs: Tensor) -> Any:
         """Spikes (or whatever ``dynamics`` outputs) for ``[T, *N]``; ``[*N]`` in single steps, or with ``repeat``."""
-        if self.step == "single" or self._carrying:
-            outputs, state, _ = call(self, inputs, self._begin(), (), True, self.step == "single")
+        single = self.step == "single"
+        if single or self._carrying:  # continues, without a call of its own
+            outputs, state, _ = call(self, inputs, self._begin(), (), True, single)
             self._end(state)
         else:
             outputs = call(self, inputs, None, (), False)[0]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from spikecore.backend import BackendError
-from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry, RowGeometry
+from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry
 from spikecore.kernels.writing import Places
 from spikecore_cupy.chunks import chunk_length, longest
 from spikecore_cupy.derivative import divisors, is_power_of_two, normalises
@@ -87,15 +87,12 @@ class Launcher:
 
     def __call__(self, geometry: Geometry, *groups: Any) -> Sequence[Tensor]:
         """Launch on these tensors; gives the parameters' gradients in parts."""
-        steps, neurons, channels = geometry
-        columns = apart = 0
-        if isinstance(geometry, RowGeometry):
-            if not self._form.rows:
-                # a text of its own: where steps are dense, the division by a row's length would cost time
-                if self._of_rows is None:
-                    self._of_rows = Launcher(self.kernel, self.plan, self.groups, self.learnt, rows=True)
-                return self._of_rows(geometry, *groups)
-            columns, apart = geometry.rows
+        steps, neurons, channels, (columns, apart) = geometry
+        if columns and not self._form.rows:
+            # a text of its own: where steps are dense, the division by a row's length would cost time
+            if self._of_rows is None:
+                self._of_rows = Launcher(self.kernel, self.plan, self.groups, self.learnt, rows=True)
+            return self._of_rows(geometry, *groups)
         # a power of two divides every one of some numbers where it divides their bits together
         addresses, stride_bits = 0, neurons | columns
         pointers, strides = [], []
@@ -154,7 +151,7 @@ class Launcher:
 
     def dense(self, geometry: Geometry, counts: Sequence[int]) -> Callable[[Sequence[Tensor], Sequence[Any]], Any]:
         """The launch of dense tensors: all that does not depend on where they are is found now."""
-        steps, neurons, channels = geometry
+        steps, neurons, channels, _ = geometry
         beside = self._large_beside(neurons) if neurons % self._unit else None
         if beside is not None:
             return beside.dense(geometry, counts)
@@ -318,7 +315,7 @@ class FeedbackLauncher:
 
     def __call__(self, geometry: Geometry, *groups: Any) -> Sequence[Tensor]:
         """Launch on these tensors; gives the parameters' gradients in parts."""
-        steps, neurons, channels = geometry
+        steps, neurons, channels, _ = geometry
         params, x = groups[self._params], groups[0][0]
         width, device = params[len(self.plan.program.params)].shape[0], x.get_device()
         printed = self._printed(width, neurons // width, device)

@@ -69,26 +69,26 @@ class Bits(NamedTuple):
     right: Tensor
 
 
-def added(one: Optional[Whole], other: Optional[Whole]) -> Optional[Whole]:
+def added(a: Optional[Whole], b: Optional[Whole]) -> Optional[Whole]:
     """What holds a sum of two; None where one is not known, or a byte does not hold it."""
-    if one is None or other is None:
+    if a is None or b is None:
         return None
-    unit = min(one.unit, other.unit)
-    return _bounded((one.largest * one.unit + other.largest * other.unit) / unit, unit)
+    unit = min(a.unit, b.unit)
+    return _bounded((a.largest * a.unit + b.largest * b.unit) / unit, unit)
 
 
-def multiplied(one: Optional[Whole], other: Optional[Whole]) -> Optional[Whole]:
+def multiplied(a: Optional[Whole], b: Optional[Whole]) -> Optional[Whole]:
     """What holds a product of two; None as for a sum."""
-    if one is None or other is None:
+    if a is None or b is None:
         return None
-    return _bounded(one.largest * other.largest, one.unit * other.unit)
+    return _bounded(a.largest * b.largest, a.unit * b.unit)
 
 
-def averaged(one: Optional[Whole], count: int) -> Optional[Whole]:
+def averaged(whole: Optional[Whole], count: int) -> Optional[Whole]:
     """What holds averages of ``count`` numbers; None unless dividing is exact: ``count`` is a power of 2."""
-    if one is None or count & (count - 1):
+    if whole is None or count & (count - 1):
         return None
-    return _bounded(one.largest * count, one.unit / count)
+    return _bounded(whole.largest * count, whole.unit / count)
 
 
 def _bounded(largest: float, unit: float) -> Optional[Whole]:

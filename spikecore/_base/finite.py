@@ -68,7 +68,7 @@ def named_leaves(what: str, value: Any) -> List[Tuple[str, Tensor]]:
         return [pair for key, part in value.items() for pair in named_leaves(f"{what}[{key!r}]", part)]
     if isinstance(value, (tuple, list)):
         return [pair for i, part in enumerate(value) for pair in named_leaves(f"{what}[{i}]", part)]
-    return [(what, one) for one in leaves(value, Tensor)]
+    return [(what, tensor) for tensor in leaves(value, Tensor)]
 
 
 def _is_looked_at(x: Tensor) -> bool:

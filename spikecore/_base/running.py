@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Optional, Protocol, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Callable, Optional, Sequence, Tuple, Union
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,15 +24,15 @@ def one_step(
     A runner may have a method ``one_step(inputs, state, params)`` that is quicker than a call with one time step and
     gives the same bits.
     """
-    quick = getattr(runner, "one_step", None)
-    if quick is None:
+    step = getattr(runner, "one_step", None)
+    if step is None:
         return by_call(runner, inputs, state, params)
-    found: Tuple[Tensors, Optional[Tensors]] = quick(inputs, state, params)
-    return found
+    results: Tuple[Tensors, Optional[Tensors]] = step(inputs, state, params)
+    return results
 
 
 #: ``call(inputs, state, params) -> (outputs, final states)`` for calls of one signature: see :func:`bound`.
-BoundCall = Callable[[Tensors, Optional[Tensors], Tuple[ParamValue, ...]], Tuple[Tensors, Optional[Tensors]]]
+BoundCall = Callable[[Tensors, Optional[Tensors], Sequence[ParamValue]], Tuple[Tensors, Optional[Tensors]]]
 
 
 def bound(
@@ -53,39 +53,8 @@ def bound(
     Only runners of :mod:`spikecore.kernels` have the method ``bind``, which is no part of the contract.
     """
     make = getattr(runner, "bind", None)
-    found: Optional[BoundCall] = None if make is None else make(inputs, state, params, views, single)
-    return found
-
-
-class NormalisedCall(Protocol):
-    """Calls of a program with batch normalisation in front: see :func:`direct_normalised`."""
-
-    def laid(self, x: Tensor, skip: Optional[Tensor], tensors: Sequence[Tensor]) -> Any:
-        """How the tensors of a call lie; None for a call that is left to the runner. ``tensors`` are the parameters
-        that are there before the statistics are.
-        """
-        ...
-
-    def statistics(self, laid: Any, x: Tensor, eps: float, running: Any) -> Optional[Tuple[Tensor, Tensor]]:
-        """Mean and 1 / sqrt(variance + eps) of an input, by which the running ones were moved; None where others are to
-        find them. Nothing was moved then.
-        """
-        ...
-
-    def __call__(self, laid: Any, inputs: Tensors, params: Tuple[ParamValue, ...]) -> Optional[Tensors]:
-        """The outputs; None for a call that is left to the runner."""
-        ...
-
-
-def direct_normalised(runner: Runner, views: Sequence[Optional[Tuple[int, ...]]]) -> Optional[NormalisedCall]:
-    """The quick way of a runner for calls at rest of a program with batch normalisation in front, of which the outputs
-    alone are asked for. ``views`` are as for :func:`bound`; tensors come in the shape of the view or as ``[C]``.
-
-    Only runners of :mod:`spikecore.kernels` have the method, which is no part of the contract.
-    """
-    make = getattr(runner, "direct_normalised", None)
-    found: Optional[NormalisedCall] = None if make is None else make(views)
-    return found
+    call: Optional[BoundCall] = None if make is None else make(inputs, state, params, views, single)
+    return call
 
 
 def in_graph(runner: Runner, x: Tensor, numbers: Sequence[float]) -> Optional[Tensor]:
@@ -95,8 +64,8 @@ def in_graph(runner: Runner, x: Tensor, numbers: Sequence[float]) -> Optional[Te
     Only runners of :mod:`spikecore.kernels` have the method ``in_graph(x, numbers)``, which is no part of the contract.
     """
     make = getattr(runner, "in_graph", None)
-    found: Optional[Tensor] = None if make is None else make(x, numbers)
-    return found
+    output: Optional[Tensor] = None if make is None else make(x, numbers)
+    return output
 
 
 def by_call(

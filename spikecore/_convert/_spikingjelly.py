@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from spikecore import surrogate
 from spikecore._convert._swapped import Carrying, Left, Named, Swapped, become, built, not_converted, swapped
-from spikecore._shell.modules import is_watched_itself
+from spikecore._shell.modules import has_own_hooks
 from spikecore.neuron import Neuron
 from spikecore.neurons import EIF, IF, KLIF, LI, LIF, PLIF, QIF, Izhikevich, Synaptic
 
@@ -162,7 +162,7 @@ class Steps(Swapped):
         y = x_seq.movedim(self._time, 0)
         for module in self:  # type: ignore[attr-defined]  # an nn.Sequential
             plain = isinstance(module, Node) and not module.store_v_seq
-            if plain and not is_watched_itself(module):
+            if plain and not has_own_hooks(module):
                 y = module.all_steps(y)
             else:
                 y = torch.stack([module(now) for now in y.unbind(0)])

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from spikecore._shell.checks import shown
 from spikecore._shell.state import State, check_exported, keep
+from spikecore.lang._plain import compile_time
 from spikecore.neuron import Neuron
 
 T = TypeVar("T")
@@ -201,13 +202,11 @@ class Carrying(Named):
         """Refuse a state from before torch.export, as a neuron with ``step="single"`` does."""
         self._check_traced(self.neuron.state is None)
 
+    @compile_time  # it asks for the state of now
     def _check_traced(self, at_rest: bool) -> None:
         if not at_rest:
             # what the compiler reads in this graph has not been set yet: a state here is one from before
             check_exported(type(self).__name__, self.neuron.state)
-
-    # torch.compile calls it when it traces, rather than tracing it: it asks for the state of now
-    _check_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 
     def _follow(self) -> None:
         """Take the neuron's state, if something else than this module changed it."""

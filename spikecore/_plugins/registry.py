@@ -261,8 +261,16 @@ class Registry:
         return self._plugins
 
     def _found(self) -> Tuple[Plugin, ...]:
-        points = installed() if self._entry_points is None else map(_with_distribution, self._entry_points)
-        plugins = [_builtin(*item) for item in self.builtins.items()] + [_plugin(*pair) for pair in points]
+        plugins = [
+            Plugin(name, module, "spikecore", __version__, True, partial(importlib.import_module, module))
+            for name, module in self.builtins.items()
+        ]
+        points = self._entry_points
+        for distribution, point in (
+            installed() if points is None else ((getattr(point, "dist", None), point) for point in points)
+        ):
+            name, version = (distribution.metadata["Name"], distribution.version) if distribution else ("", "")
+            plugins.append(Plugin(point.name, point.value, name or "", version or "", False, point.load))
         return tuple(next((used for used in self._used if used == plugin), plugin) for plugin in plugins)
 
     def _verdict(self, plugin: Plugin) -> Tuple[str, str]:
@@ -412,19 +420,6 @@ def installed() -> Iterator[Tuple[Any, Any]]:
     for distribution, points in first.values():
         for point in points:
             yield distribution, point
-
-
-def _with_distribution(point: Any) -> Tuple[Any, Any]:
-    return getattr(point, "dist", None), point
-
-
-def _builtin(name: str, module: str) -> Plugin:
-    return Plugin(name, module, "spikecore", __version__, True, partial(importlib.import_module, module))
-
-
-def _plugin(distribution: Any, point: Any) -> Plugin:
-    name, version = (distribution.metadata["Name"], distribution.version) if distribution else ("", "")
-    return Plugin(point.name, point.value, name or "", version or "", False, point.load)
 
 
 def _hint(name: str, known: List[str]) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence
 
 from torch import Tensor
 
-from spikecore._base.running import BoundCall, NormalisedCall, bound, direct_normalised, in_graph
+from spikecore._base.running import BoundCall, bound, in_graph
 from spikecore._plugins.registry import default_registry
 from spikecore._plugins.selection import Resolved, alternatives
 from spikecore._shell import checks
@@ -143,7 +143,7 @@ class _Automatic:
         if call is None:
             return None
 
-        def automatic(inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]) -> Any:
+        def automatic(inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]) -> Any:
             if self._runner is not runner:
                 raise Unsupported("another backend computes by now")
             return call(inputs, state, params)
@@ -167,11 +167,6 @@ class _Automatic:
         except BackendError:  # before a kernel runs, so nothing was moved; the call itself meets it, too
             return None
 
-    def direct_normalised(self, views: Sequence[Optional[Tuple[int, ...]]]) -> Optional[NormalisedCall]:
-        """See :func:`spikecore._base.running.direct_normalised`."""
-        call = direct_normalised(self._runner, views)
-        return None if call is None else _Normalised(self, call)
-
     def _instead(self, error: BackendError) -> Runner:
         # every error is warned of, but the other runner is made once; of two that threads make at once, either will do
         behind = _behind(self._resolved, self._calls, error)
@@ -180,22 +175,3 @@ class _Automatic:
         if not isinstance(error, Unsupported):
             self._runner = self._other  # no later call can succeed either
         return self._other
-
-
-class _Normalised:
-    """A call that normalises, of a runner for as long as it is the runner of ``automatic``."""
-
-    def __init__(self, automatic: _Automatic, call: NormalisedCall) -> None:
-        self._automatic, self._call, self._runner = automatic, call, automatic._runner
-
-    def laid(self, x: Tensor, skip: Optional[Tensor], tensors: Sequence[Tensor]) -> Any:
-        return self._call.laid(x, skip, tensors) if self._automatic._runner is self._runner else None
-
-    def statistics(self, laid: Any, x: Tensor, eps: float, running: Any) -> Optional[Tuple[Tensor, Tensor]]:
-        try:
-            return self._call.statistics(laid, x, eps, running)
-        except BackendError:  # as in _statistics
-            return None
-
-    def __call__(self, laid: Any, inputs: Tensors, params: Tuple[ParamValue, ...]) -> Optional[Tensors]:
-        return self._call(laid, inputs, params)

@@ -4,9 +4,9 @@ Rules of this module:
 
 - What was asked is taken when a neuron is made; the backend is bound when the neuron first meets a device type; a
   runner is compiled for each kind of call. After that a call finds its runner with one look-up.
-- One gate, :func:`world`, says what follows a call. What torch exports or transforms (vmap, grad, jvp, jit.trace) is
-  computed by the reference, whatever backend was asked for: no transform looks through a kernel. An IPU, on which the
-  reference does not compute, is the exception: there the backend itself emits operations of torch.
+- What torch exports or transforms (vmap, grad, jvp, jit.trace) is computed by the reference, whatever backend was asked
+  for: no transform looks through a kernel. :func:`spikecore.lang._plain.world` says what follows a call. An IPU, on
+  which the reference does not compute, is the exception: there the backend itself emits operations of torch.
 - The definition is traced at the first call, and again whenever an attribute of the neuron is set, deleted, registered,
   loaded or moved, and by :meth:`spikecore.Neuron.retrace`. The neuron then gets another :class:`Dispatch`, which has
   the runners of the one before if the program is the same. A call that has its runner goes on with it while another
@@ -17,75 +17,25 @@ Rules of this module:
 
 from __future__ import annotations
 
-import functools
 import itertools
-import sys
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple, Union
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
+from spikecore._base.caches import CALLS
 from spikecore._plugins.registry import AUTO_NAME, default_registry
 from spikecore._plugins.selection import REFERENCE, Request, Resolved, capture, resolve
 from spikecore._shell import checks
 from spikecore._shell.automatic import Calls, automatic_runner
 from spikecore._shell.ranges import Interval
 from spikecore._shell.state import Stateful
-from spikecore.backend import Backend, Feedback, Runner, Spec, Unsupported
+from spikecore.backend import Feedback, Runner, Spec, Unsupported
 from spikecore.dtypes import NAMES
 from spikecore.lang import Expr, Node, Numbers, Program, topological, trace
-from spikecore.lang._plain import dispatch_modes, is_compiling, is_exporting, is_transforming, tracing_state
-from spikecore.lang._program import repeated
-
-# -- the gate
-
-#: What may follow a call: reverse-mode autograd alone; torch.compile or torch.export; a transform of torch.func,
-#: forward mode or torch.jit.trace; a mode that looks at every operation, for which a runner has operations.
-EAGER, COMPILED, TRANSFORMED, OBSERVED = "eager", "compiled", "transformed", "observed"
-
-
-def world() -> str:
-    """What follows the call that is made now: ``EAGER``, ``COMPILED``, ``TRANSFORMED`` or ``OBSERVED``."""
-    if is_compiling():
-        return COMPILED
-    if is_transforming() or forward_ad._current_level >= 0 or tracing_state() is not None:
-        return TRANSFORMED
-    return OBSERVED if dispatch_modes() else EAGER
-
-
-def uncompiled(function: Callable[..., Any]) -> Any:
-    """Keep torch.compile out of a function, without an import of the compiler, which takes seconds."""
-    guarded = getattr(torch, "_disable_dynamo", lambda same: same)(function)  # imports it when it is called
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return (guarded if "torch._dynamo" in sys.modules else function)(*args, **kwargs)
-
-    return call
-
-
-def constant(function: Callable[..., Any]) -> Any:
-    """Have torch.compile run a function when it meets it, and take what it returns as a constant.
-
-    Hashing and loading cannot be traced. What was compiled is used again while the stamp, which torch guards, is the
-    same. As torch.compiler.assume_constant_result, without importing the compiler with spikecore.
-    """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
-    return function
-
-
-def _must_be_whole() -> bool:
-    """Whether the graph that torch.compile is making now must be whole (``fullgraph=True``), where torch says so."""
-    from torch._dynamo.symbolic_convert import InstructionTranslator  # with the compiler, which is running
-
-    current = getattr(InstructionTranslator, "current_tx", None)
-    try:
-        return current is not None and bool(getattr(current(), "one_graph", False))
-    except AttributeError:  # nothing is traced in this thread
-        return False
-
+from spikecore.lang._plain import compile_time, is_exporting
+from spikecore.lang._program import normalised, repeated
 
 # -- dispatch
 
@@ -98,6 +48,8 @@ SpecKey = Union[
     Tuple[torch.dtype, Optional[int], Tuple[str, ...], Tuple[str, ...], bool],
     Tuple[torch.dtype, Optional[int], Tuple[str, ...], Tuple[str, ...], bool, Feedback],
 ]
+#: What the kind of a call calls weight and bias of a normalisation, until its program gives them names.
+AFFINE = ("norm.weight", "norm.bias")
 #: Type of device, whether the reference must compute, fields of the Spec, whether gradients, gradients of the state,
 #: and a record are asked for, and whether the inputs are parameters of the program.
 CallKind = Tuple[str, bool, SpecKey, bool, bool, bool, bool]
@@ -124,9 +76,9 @@ class Dispatch:
     runners: Dict[CallKind, Runner] = field(default_factory=dict)
     #: The same of programs that other modules make of this one, by keys of their own: ``NormNeuron``.
     derived: Dict[Any, Runner] = field(default_factory=dict)
-    #: Calls that passed every check, by their signature: an :class:`~spikecore._shell.call.Earlier`, or what such a
+    #: Calls that passed every check, by their signature: a :class:`~spikecore._shell.call.NotedCall`, or what such a
     #: module notes of its calls.
-    quick: Dict[Tuple[Any, ...], Any] = field(default_factory=dict)
+    noted: Dict[Tuple[Any, ...], Any] = field(default_factory=dict)
 
     def anew(self) -> Dispatch:
         """A dispatch of the same request and backends, for another definition."""
@@ -149,7 +101,7 @@ class Dispatch:
 
     def as_before(self, now: Dispatch) -> Dispatch:
         """This dispatch with what was traced ``now``, which gave the same program: calls are checked again."""
-        return replace(self, settings=now.settings, numbers=now.numbers, in_both_modes=False, quick={})
+        return replace(self, settings=now.settings, numbers=now.numbers, in_both_modes=False, noted={})
 
     def bind(self, device_type: str) -> Resolved:
         """The backend for a type of device, chosen now if it was not."""
@@ -165,14 +117,14 @@ class Dispatch:
 
     # ``stamp`` is an argument of what follows so that torch guards it where it takes the results as constants.
 
-    @constant
+    @compile_time
     def used(self, stamp: str) -> Tuple[str, ...]:
         """Names of the neuron's own parameters that the program reads; the surrogate's numbers come behind them."""
         program: Any = self.program
         names: Tuple[str, ...] = program.params[: len(program.params) - len(program.numbers)]
         return names
 
-    @constant
+    @compile_time
     def find(
         self,
         device_type: str,
@@ -196,7 +148,7 @@ class Dispatch:
             self.runners[key] = runner_of(self.computes(device_type, transformed), calls)
         return key
 
-    @constant
+    @compile_time
     def repeated_names(self, device_type: str, gradients: bool, stamp: str, transformed: bool) -> Tuple[str, ...]:
         """For each input of a call with ``repeat`` the parameter in its place, "" if the program does not read it.
         Nothing where the backend has no such parameters, or no gradients of them.
@@ -207,7 +159,7 @@ class Dispatch:
             return ()
         return repeated(self.program).names
 
-    @constant
+    @compile_time
     def graph_kind(
         self,
         dtype: torch.dtype,
@@ -230,19 +182,68 @@ class Dispatch:
         kind: CallKind = self.find(device_type, spec, gradients, False, False, stamp)
         return kind
 
-    @constant
-    def leaves_graph(self, device_type: str, stamp: str) -> bool:
-        """Whether a call breaks the graph that torch.compile makes: the backend does not declare ``torch_compile``.
-
-        Raises :class:`Unsupported` where the graph must be whole.
+    @compile_time
+    def leaves_graph(self, device_type: str, stamp: str) -> str:
+        """Why a call breaks the graph that torch.compile makes, "" if it does not: its backend does not declare
+        ``torch_compile``.
         """
         resolved = self.computes(device_type)
         if resolved.backend.capabilities_on(device_type).torch_compile:
+            return ""
+        name = self.program.name if self.program else ""
+        return checks.unsupported(resolved, name, ("torch_compile",), device_type)
+
+    @compile_time
+    def adds_to_spikes(self, device_type: str, asked: bool, stamp: str) -> bool:
+        """Whether a kernel adds a shortcut to spikes. ``asked``: whether one program was asked for."""
+        program: Any = self.program
+        if program.outputs[0].op != "spike":
             return False
-        if _must_be_whole():
-            name = self.program.name if self.program else ""
-            raise Unsupported(checks.unsupported(resolved, name, ("torch_compile",), device_type))
-        return True
+        backend = self.bind(device_type).backend
+        return asked or (backend.name != REFERENCE and backend.capabilities_on(device_type).several_inputs)
+
+    @compile_time
+    def find_normalised(
+        self, device_type: str, kind: Tuple[SpecKey, bool, bool, bool], how: Tuple[str, bool, bool], stamp: str
+    ) -> str:
+        """Make the runner of ``derived`` for calls of this kind with batch normalisation in front.
+
+        Gives why there is none, else "". ``how``: the shortcut, whether by statistics of the batch, whether one program
+        was asked for.
+        """
+        key = (device_type, kind, how)
+        if key in self.derived:
+            return ""
+        shortcut, batch, asked = how
+        (dtype, steps, kinds, learnt, final, *_), *demands = kind
+        program, names = normalised(self.program, shortcut, batch)
+        before = len(kinds) - len(self.numbers)
+        kinds = (*kinds[:before], *["channel"] * len(names), *kinds[before:])
+        if len(kinds) != len(program.params):
+            return "the dynamics do not read their input"
+        named = dict(zip(AFFINE, names[2:]))
+        spec = Spec(dtype, steps, kinds, tuple([named.get(name, name) for name in learnt]), final)
+        resolved = self.bind(device_type)
+        if resolved.backend.name == REFERENCE and not asked:
+            # it runs a program operation by operation, and torch has one operation for the whole of a normalisation
+            return f"backend {REFERENCE!r} computes one operation after the other, and is quicker so"
+        calls = Calls(device_type, program, spec, *demands)
+        has = resolved.backend.capabilities_on(device_type)
+        missing = calls.lacks(resolved.backend) or (() if has.normalisation else ("normalisation",))
+        if missing:
+            return checks.unsupported(resolved, program.name, missing, device_type)
+        self.derived[key] = runner_of(resolved, calls)
+        return ""
+
+    def values(self, neuron: Any, stamp: str) -> List[Tuple[str, Union[float, Tensor]]]:
+        """The parameters of the program, by name: those of the neuron, and behind them the numbers of its surrogate."""
+        return [*[(name, getattr(neuron, name)) for name in self.used(stamp)], *self.numbers.items()]
+
+    def note(self, signature: Tuple[Any, ...], call: Any) -> None:
+        """Have later calls of this signature find ``call`` in :attr:`noted`."""
+        if len(self.noted) >= CALLS:
+            self.noted.clear()
+        self.noted[signature] = call
 
 
 def runner_of(resolved: Resolved, calls: Calls) -> Runner:
@@ -322,21 +323,3 @@ def ask(modules: Iterable[nn.Module], asked: Request) -> None:
     for module in modules:
         if dispatch_of(module) is not None:
             module.__dict__["_dispatch"] = Dispatch(asked)
-
-
-def backend_on(neuron: Any, device_type: str) -> Backend:
-    """The backend that computes this neuron on devices of this type; it is bound now if it was not."""
-    dispatch: Dispatch = neuron._dispatch
-    return dispatch.bind(device_type).backend
-
-
-def numbers_of(module: nn.Module) -> Dict[str, float]:
-    """The numbers of a neuron's surrogates, by name; empty for another module, and before its definition is traced."""
-    dispatch = dispatch_of(module)
-    return {} if dispatch is None else dispatch.numbers
-
-
-def values_of(neuron: Any) -> List[Tuple[str, Union[float, Tensor]]]:
-    """The parameters of a neuron's program, by name: its own, and behind them the numbers of its surrogate."""
-    stamp, dispatch = neuron._stamp(), neuron._dispatch  # in this order: the first may replace the second
-    return [*[(name, getattr(neuron, name)) for name in dispatch.used(stamp)], *dispatch.numbers.items()]

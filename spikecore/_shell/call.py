@@ -1,7 +1,8 @@
 """The way of a call of a neuron: from its tensors to a runner of its :class:`~spikecore._shell.binding.Dispatch`.
 
 - :func:`call` asks once what follows the call, and passes the answer on. A call in eager mode whose signature is that
-  of one that passed every check, and whose parameters are as those were, goes straight to its plan.
+  of one that passed every check, and whose tensors are as those were, goes straight to its plan. Numbers are arguments
+  of a kernel, and no part of a signature.
 - Any other call goes through :func:`execute`: it is checked, its parameters are placed, its runner is found or made,
   and the call is noted for later ones.
 - :func:`arguments` says what the runner of a call must do: which parameters it learns, which gradients it takes. It
@@ -11,21 +12,21 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 from operator import itemgetter
-from typing import Any, Callable, Collection, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from spikecore._base.caches import CALLS
 from spikecore._base.running import BoundCall, bound, in_graph
 from spikecore._shell import checks, modules, observe, parameters
-from spikecore._shell.binding import COMPILED, EAGER, TRANSFORMED, SpecKey, uncompiled, values_of, world
+from spikecore._shell.binding import Dispatch, SpecKey
 from spikecore._shell.observe import Results
 from spikecore.backend import MAX_STATIC_STEPS, BackendError, ParamValue, Runner, Tensors, one_step
 from spikecore.dtypes import compute_dtype
-from spikecore.lang._plain import with_traced_sizes
+from spikecore.lang._plain import COMPILED, EAGER, TRANSFORMED, compile_time, with_traced_sizes, world
 
 
 def call(
@@ -44,36 +45,36 @@ def call(
     if neuron._watchers and watched:
         compute = functools.partial(call, neuron, watched=False)
         return observe.recorded(neuron, compute, inputs, state, record, final, single)  # type: ignore[no-any-return]
-    now, repeat = world(), None if single else neuron._repeat()
-    one = single or repeat is not None  # whether an input is one time step
+    mode, repeat = world(), None if single else neuron._repeat()
+    is_step = single or repeat is not None  # whether an input is one time step
     x: Any = inputs[0] if len(inputs) == 1 else None
-    if now is COMPILED and isinstance(x, Tensor) and state is None and not (one or final or record):
+    if mode is COMPILED and isinstance(x, Tensor) and state is None and not (is_step or final or record):
         output = _in_graph(neuron, x)
         if output is not None:
             return (output,), None, ()
-    if now is not EAGER or record or type(x) is not Tensor or x.layout is not torch.strided or x.is_nested:
-        return execute(neuron, inputs, state, record, final, single, now)
-    start = None if state is None else _state_as_before(neuron.states, state, x, one)
-    if not (one or x.ndim) or (start is None and state is not None):
-        return execute(neuron, inputs, state, record, final, single, now)
-    quick, signature = neuron._dispatch.quick, _signature(x, start, final, 0 if single else repeat)
-    earlier = quick.get(signature)
-    values = None if earlier is None else values_as_before(earlier, neuron, x, one)
-    if earlier is None or values is None:
-        return execute(neuron, inputs, state, record, final, single, now)
-    constant: Tensors = ()
+    if mode is not EAGER or record or type(x) is not Tensor or x.layout is not torch.strided or x.is_nested:
+        return execute(neuron, inputs, state, record, final, single, mode)
+    start = None if state is None else _state_as_it_is(neuron.states, state, x, is_step)
+    if not (is_step or x.ndim) or (start is None and state is not None):
+        return execute(neuron, inputs, state, record, final, single, mode)
+    noted_calls, signature = neuron._dispatch.noted, _signature(x, start, final, 0 if single else repeat)
+    noted = noted_calls.get(signature)
+    values = None if noted is None else noted.values(neuron)
+    if values is None:
+        return execute(neuron, inputs, state, record, final, single, mode)
+    repeated: Tensors = ()
     if repeat is not None:
-        x, constant = _over_time(x, repeat, earlier.constant)
-    if earlier.call is not None:
+        x, repeated = _over_time(x, repeat, noted.repeats)
+    if noted.call is not None:
         try:
-            outputs, end = earlier.call((x,), start, (*constant, *values) if constant else values)
+            outputs, end = noted.call((x,), start, (*repeated, *values) if repeated else values)
         except BackendError:  # the runner raises it again, or falls back
-            quick.pop(signature, None)
-            return execute(neuron, inputs, state, record, final, single, now)
+            noted_calls.pop(signature, None)
+            return execute(neuron, inputs, state, record, final, single, mode)
     elif single:
-        outputs, end = one_step(earlier.runner, (x,), start, placed(earlier, values))
+        outputs, end = one_step(noted.runner, (x,), start, noted.placed(values))
     else:
-        outputs, end = earlier.runner((x,), start, (*constant, *placed(earlier, values)), ())[:2]
+        outputs, end = noted.runner((x,), start, (*repeated, *noted.placed(values)), ())[:2]
     return outputs, dict(zip(neuron.states, end)) if end is not None else None, ()
 
 
@@ -85,62 +86,72 @@ def execute(
     record: Tuple[str, ...],
     final: bool,
     single: bool,
-    now: str,
+    mode: str,
 ) -> Results:
-    """A call that passes every check. ``now`` is what :func:`~spikecore._shell.binding.world` says."""
-    given, owner = inputs, type(neuron).__name__
+    """A call that passes every check. ``mode`` is what :func:`~spikecore.lang._plain.world` says."""
+    as_called, owner = inputs, type(neuron).__name__
     repeat = None if single else neuron._repeat()
     if single or repeat is not None:
         inputs = [x.unsqueeze(0) if isinstance(x, Tensor) else x for x in inputs]
     inputs = checks.inputs(owner, neuron.inputs, inputs)
     device = inputs[0].device.type
-    stamp, dispatch = neuron._stamp(), neuron._dispatch
-    quick = dispatch.quick  # a concurrent change replaces it, and the new one must not get this call
-    if now is COMPILED and dispatch.leaves_graph(device, stamp):
-        return _call_eagerly(neuron, given, state, record, final, single, False)  # type: ignore[no-any-return]  # as call
+    dispatch: Dispatch = neuron._settled()
+    stamp = dispatch.stamp
+    if mode is COMPILED:
+        reason = dispatch.leaves_graph(device, stamp)
+        if reason:
+            _leave_graph(reason)
+            return _leaving[reason](neuron, as_called, state, record, final, single, False)
     # the inputs that the program has as parameters, and their names
-    constant: Tensors = ()
+    repeated: Tensors = ()
     names: Tuple[str, ...] = ()
     if repeat is not None:
         learnt = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-        names = dispatch.repeated_names(device, learnt, stamp, now is TRANSFORMED)
+        names = dispatch.repeated_names(device, learnt, stamp, mode is TRANSFORMED)
         steps = [_over_time(x.squeeze(0), repeat, bool(name)) for x, name in zip(inputs, names or [""] * len(inputs))]
         inputs = tuple([x for x, _ in steps])
-        constant = tuple([value for _, values in steps for value in values])
+        repeated = tuple([value for _, values in steps for value in values])
     x = inputs[0]
     start = checks.state(owner, neuron.states, state, x, carried=state is not None and state is neuron._state)
-    asked = arguments(neuron, inputs, start, final, now, front=[*zip(filter(None, names), constant)])
+    asked = arguments(neuron, dispatch, inputs, start, final, mode, front=[*zip(filter(None, names), repeated)])
     kind = dispatch.find(
-        device, *asked.kind, bool(record), stamp, transformed=now is TRANSFORMED, repeats=bool(constant)
+        device, *asked.kind, bool(record), stamp, transformed=mode is TRANSFORMED, repeats=bool(repeated)
     )
     runner, values = dispatch.runners[kind], asked.values
     trace: Tensors = ()
     taken = tuple([x.squeeze(0) for x in inputs]) if single else inputs
-    earlier, results = None, None
-    if now is EAGER and len(inputs) == 1 and not record:
-        earlier = noted(runner, asked, x, neuron, bool(constant))
-        earlier, results = _first_call(earlier, taken, start, constant, asked, single)
+    noted, results = None, None
+    if mode is EAGER and len(inputs) == 1 and not record:
+        noted = NotedCall(runner, asked, neuron, bool(repeated))
+        noted, results = _first_call(noted, taken, start, repeated, asked, single)
     if results is not None:
         outputs, end = results
-    elif single and not (now is COMPILED or record):
+    elif single and not (mode is COMPILED or record):
         outputs, end = one_step(runner, taken, start, values)
     else:
-        outputs, end, trace = runner(inputs, start, (*constant, *values), record)
+        outputs, end, trace = runner(inputs, start, (*repeated, *values), record)
         outputs = tuple([out.squeeze(0) for out in outputs]) if single else outputs
-    if earlier is not None:
-        if len(quick) >= CALLS:
-            quick.clear()
-        quick[_signature(given[0], start, final, 0 if single else repeat)] = earlier
+    if noted is not None:
+        dispatch.note(_signature(as_called[0], start, final, 0 if single else repeat), noted)
     return outputs, dict(zip(neuron.states, end)) if end is not None else None, trace
 
 
-#: A break in a compiled graph, of a call whose watchers are told already.
-_call_eagerly = uncompiled(call)
+#: Why a call leaves the graph that torch.compile makes -> :func:`call`, which torch does not follow and says so.
+_leaving: Dict[str, Callable[..., Results]] = {}
 
 
-def _over_time(x: Tensor, repeat: int, constant: bool) -> Tuple[Tensor, Tensors]:
-    """One step ``[*N]`` as the input ``[repeat, *N]``; ``constant``: and as the parameter that has its gradient."""
-    if not constant:
+@compile_time
+def _leave_graph(reason: str) -> None:
+    """Have ``call`` in :data:`_leaving`. Torch raises with this reason where the graph must be whole."""
+    if reason not in _leaving:
+        disable = torch.compiler.disable
+        told = {"reason": reason} if "reason" in inspect.signature(disable).parameters else {}  # from torch 2.7 on
+        _leaving[reason] = disable(call, **told)
+
+
+def _over_time(x: Tensor, repeat: int, as_parameter: bool) -> Tuple[Tensor, Tensors]:
+    """One step ``[*N]`` as the input ``[repeat, *N]``; ``as_parameter``: and as the parameter that has its gradient."""
+    if not as_parameter:
         return x.expand(repeat, *x.shape), ()
     return x.detach().expand(repeat, *x.shape), (x.to(compute_dtype(x.dtype)),)
 
@@ -157,10 +168,11 @@ class Arguments(NamedTuple):
 
 def arguments(
     neuron: Any,
+    dispatch: Dispatch,
     inputs: Tensors,
     start: Optional[Tensors],
     final: bool,
-    now: str,
+    mode: str,
     front: Sequence[Tuple[str, Any]] = (),
     behind: Sequence[Tuple[str, Any]] = (),
 ) -> Arguments:
@@ -168,9 +180,9 @@ def arguments(
 
     ``front``: inputs that are parameters of the program. ``behind``: other tensors that may be learnt.
     """
-    x, owner, named = inputs[0], type(neuron).__name__, values_of(neuron)
+    x, owner, named = inputs[0], type(neuron).__name__, dispatch.values(neuron, dispatch.stamp)
     checks.same_device(owner, x.device, named)
-    if now is not COMPILED:
+    if mode is not COMPILED:
         modules.check_gathered(owner, x, named)
     values, kinds = parameters.place(owner, named, x.shape[1:], neuron.channel_dim)
     grad = torch.is_grad_enabled()
@@ -196,13 +208,13 @@ def _in_graph(neuron: Any, x: Tensor) -> Optional[Tensor]:
     """
     if not x.ndim:  # refused where every call is checked
         return None
-    values: Any = [value for _, value in values_of(neuron)]
+    dispatch = neuron._settled()
+    values: Any = [value for _, value in dispatch.values(neuron, dispatch.stamp)]
     for value in values:
         if not isinstance(value, float):
             return None
     steps = operator.index(x.shape[0]) if x.shape[0] <= MAX_STATIC_STEPS else None
     gradients = torch.is_grad_enabled() and x.requires_grad
-    dispatch = neuron._dispatch
     kind = dispatch.graph_kind(x.dtype, x.device.type, x.layout, steps, gradients, dispatch.stamp)
     return None if kind is None else in_graph(dispatch.runners[kind], x, values)
 
@@ -225,22 +237,70 @@ class PlacedTensor(NamedTuple):
     view: Tuple[int, ...]
 
 
-class Earlier(NamedTuple):
-    """A call that passed every check."""
+class NotedCall:
+    """A call that passed every check, for later ones of its signature."""
 
-    runner: Runner
-    #: What reads the settings and the parameters that are numbers from the attributes of a neuron, and what it read.
-    read: Callable[[Mapping[str, Any]], Tuple[Any, ...]]
-    seen: Tuple[Any, ...]
-    #: The parameters: numbers, and None for each of ``tensors``.
-    values: Tuple[Any, ...]
-    tensors: Tuple[PlacedTensor, ...]
-    #: One time step of the input, which tensors were placed on; None if all parameters are numbers.
-    shape: Optional[torch.Size]
-    #: Whether the input is the first parameter of the program, because it is the same at every step.
-    constant: bool
-    #: What runs the call; None where that is the runner.
-    call: Optional[BoundCall] = None
+    def __init__(self, runner: Runner, asked: Arguments, neuron: Any, repeats: bool = False) -> None:
+        self.runner = runner
+        #: Whether the input is the first parameter of the program, because it is the same at every step.
+        self.repeats = repeats
+        #: What runs the call; None where that is the runner.
+        self.call: Optional[BoundCall] = None
+        self.tensors = tuple(
+            PlacedTensor(
+                position,
+                name,
+                "_parameters" if name in neuron._parameters else "_buffers",
+                value.shape,
+                value.stride(),
+                value.dtype,
+                value.device,
+                value.requires_grad,
+                tuple(placed.shape),
+            )
+            for position, ((name, value), placed) in enumerate(zip(asked.named, asked.values))
+            if isinstance(value, Tensor) and isinstance(placed, Tensor)
+        )
+        numbers = [(name, value) for name, value in asked.named if not isinstance(value, Tensor)]
+        #: What reads the numbers of the neuron from its attributes, and those of the surrogate.
+        self._read = _reader([name for name, _ in numbers if name in neuron.params])
+        self._of_surrogate = tuple([value for name, value in numbers if name not in neuron.params])
+
+    def values(self, neuron: Any) -> Optional[Tuple[ParamValue, ...]]:
+        """The parameters as the neuron has them; None if there is another tensor than there was."""
+        attributes = neuron.__dict__
+        try:
+            numbers = (*self._read(attributes), *self._of_surrogate)
+        except KeyError:  # one was deleted, or is a tensor now
+            return None
+        if not self.tensors:
+            return numbers
+        values = list(numbers)
+        for position, name, table, shape, strides, dtype, device, learnt, _ in self.tensors:
+            value: Optional[Tensor] = attributes[table].get(name)
+            if value is None or value.shape != shape or value.dtype is not dtype:
+                return None
+            if value.stride() != strides or value.device != device or value.requires_grad is not learnt:
+                return None
+            values.insert(position, value)  # in ascending order, so each has its place
+        return tuple(values)
+
+    def placed(self, values: Tuple[ParamValue, ...]) -> Tuple[ParamValue, ...]:
+        """What :meth:`values` gave, as the runner takes it."""
+        if not self.tensors:
+            return values
+        views: List[Any] = list(values)
+        for tensor in self.tensors:
+            if tensor.view != tensor.shape:
+                views[tensor.position] = views[tensor.position].view(tensor.view)
+        return tuple(views)
+
+
+def _reader(names: Sequence[str]) -> Callable[[Mapping[str, Any]], Tuple[Any, ...]]:
+    """What gives the values of these keys of a mapping."""
+    if len(names) > 1:
+        return itemgetter(*names)
+    return lambda mapping: tuple([mapping[name] for name in names])
 
 
 def _signature(x: Tensor, start: Optional[Tensors], final: bool, steps: Optional[int]) -> Tuple[Any, ...]:
@@ -253,14 +313,14 @@ def _signature(x: Tensor, start: Optional[Tensors], final: bool, steps: Optional
     return (x.shape, x.stride(), x.dtype, x.device, grad and x.requires_grad, grad, final, steps, state)
 
 
-def _state_as_before(names: Collection[str], state: Mapping[str, Any], x: Tensor, one: bool) -> Optional[Tensors]:
+def _state_as_it_is(names: Collection[str], state: Mapping[str, Any], x: Tensor, is_step: bool) -> Optional[Tensors]:
     """A state in the order of ``names`` if there is nothing to check or convert about it, else None.
 
-    ``one``: the input is one time step.
+    ``is_step``: the input is one time step.
     """
     if type(state) is not dict or len(state) != len(names):
         return None
-    shape, dtype, device = x.shape if one else x.shape[1:], compute_dtype(x.dtype), x.device
+    shape, dtype, device = x.shape if is_step else x.shape[1:], compute_dtype(x.dtype), x.device
     start = tuple([state.get(name) for name in names])
     for value in start:
         if type(value) is not Tensor or value.shape != shape or value.dtype != dtype or value.device != device:
@@ -270,75 +330,16 @@ def _state_as_before(names: Collection[str], state: Mapping[str, Any], x: Tensor
     return start  # type: ignore[return-value]  # no None among them
 
 
-def noted(runner: Runner, asked: Arguments, x: Tensor, neuron: Any, constant: bool = False) -> Earlier:
-    """A call that passed every check, with its parameters as they are and as they were placed."""
-    tensors = tuple(
-        PlacedTensor(
-            position,
-            name,
-            "_parameters" if name in neuron._parameters else "_buffers",
-            value.shape,
-            value.stride(),
-            value.dtype,
-            value.device,
-            value.requires_grad,
-            tuple(placed.shape),
-        )
-        for position, ((name, value), placed) in enumerate(zip(asked.named, asked.values))
-        if isinstance(value, Tensor) and isinstance(placed, Tensor)
-    )
-    names = [*neuron.configuration, *[name for name in neuron.params if not isinstance(getattr(neuron, name), Tensor)]]
-    read = itemgetter(*[name for name in names if name in neuron.__dict__])
-    numbers = tuple([None if isinstance(value, Tensor) else value for value in asked.values])
-    return Earlier(runner, read, read(neuron.__dict__), numbers, tensors, x.shape[1:] if tensors else None, constant)
-
-
 def _first_call(
-    earlier: Earlier, inputs: Tensors, start: Optional[Tensors], constant: Tensors, asked: Arguments, single: bool
-) -> Tuple[Optional[Earlier], Optional[Tuple[Tensors, Optional[Tensors]]]]:
+    noted: NotedCall, inputs: Tensors, start: Optional[Tensors], repeated: Tensors, asked: Arguments, single: bool
+) -> Tuple[Optional[NotedCall], Optional[Tuple[Tensors, Optional[Tensors]]]]:
     """The call bound to its plan, and its results, which are computed as those of later calls: a checkpointed call must
     save the same tensors when it is computed again. Without results where the call is the runner's.
     """
-    params = (*constant, *[value for _, value in asked.named])
-    views = [tuple(value.shape) if isinstance(value, Tensor) else None for value in (*constant, *asked.values)]
+    params = (*repeated, *[value for _, value in asked.named])
+    views = [tuple(value.shape) if isinstance(value, Tensor) else None for value in (*repeated, *asked.values)]
     try:
-        bound_call = bound(earlier.runner, inputs, start, params, views, single)
-        if bound_call is None:
-            return earlier, None
-        return earlier._replace(call=bound_call), bound_call(inputs, start, params)
+        noted.call = bound(noted.runner, inputs, start, params, views, single)
+        return noted, None if noted.call is None else noted.call(inputs, start, params)
     except BackendError:  # the runner raises it again, or falls back
         return None, None
-
-
-def values_as_before(earlier: Earlier, neuron: nn.Module, x: Tensor, one: bool) -> Optional[Tuple[ParamValue, ...]]:
-    """The parameters as the neuron has them; None if one is not as it was. ``one``: the input is one time step."""
-    attributes = neuron.__dict__
-    try:
-        if earlier.read(attributes) != earlier.seen:
-            return None
-    except KeyError:  # one was deleted, or is a tensor now
-        return None
-    if not earlier.tensors:
-        return earlier.values
-    if (x.shape if one else x.shape[1:]) != earlier.shape:
-        return None
-    values = list(earlier.values)
-    for position, name, table, shape, strides, dtype, device, learnt, _ in earlier.tensors:
-        value: Optional[Tensor] = attributes[table].get(name)
-        if value is None or value.shape != shape or value.dtype is not dtype:
-            return None
-        if value.stride() != strides or value.device != device or value.requires_grad is not learnt:
-            return None
-        values[position] = value
-    return tuple(values)
-
-
-def placed(earlier: Earlier, values: Tuple[ParamValue, ...]) -> Tuple[ParamValue, ...]:
-    """The parameters that :func:`values_as_before` gave, as the runner takes them."""
-    if not earlier.tensors:
-        return values
-    views: List[Any] = list(values)
-    for tensor in earlier.tensors:
-        if tensor.view != tensor.shape:
-            views[tensor.position] = views[tensor.position].view(tensor.view)
-    return tuple(views)

@@ -37,14 +37,14 @@ def load(
     """Load a neuron's entries, or none of them; ``load_others`` is what ``nn.Module`` does."""
     entries = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
     # a tensor on the meta device has no values
-    found = {
+    tensors = {
         name: value.detach()
         for name, value in entries.items()
         if isinstance(value, Tensor) and value.device.type != "meta" and "." not in name
     }
-    ours = {name: found[name] for name in neuron.params if name in found}
+    ours = {name: tensors[name] for name in neuron.params if name in tensors}
     places = {*neuron.params, *neuron._parameters, *neuron._buffers}
-    others = {name: neuron._foreign(name, value) for name, value in found.items() if name not in places}
+    others = {name: neuron._foreign(name, value) for name, value in tensors.items() if name not in places}
     after = parameters.ranges_with(
         neuron, {name: ours[name] if name in ours else getattr(neuron, name) for name in neuron.params}
     )
@@ -60,7 +60,7 @@ def load(
         load_others({**state_dict, **_expanded(neuron, entries, prefix)})
     finally:
         del neuron.__dict__["_loading"]
-    parameters.adopt(neuron, parameters.ranges_with(neuron, parameters.now(neuron)))
+    parameters.adopt(neuron, parameters.ranges_with(neuron, parameters.current(neuron)))
     neuron._follow_limits()
     taken += [prefix + name for name, why in others.items() if why is not None]
     unexpected[:] = [key for key in unexpected if key not in taken]

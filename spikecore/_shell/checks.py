@@ -72,9 +72,9 @@ def declaration(cls: Any, base: type) -> None:
             )
 
 
-def known_keywords(cls: Any, given: Mapping[str, Any]) -> None:
+def known_keywords(cls: Any, keywords: Mapping[str, Any]) -> None:
     """Refuse a keyword that is no parameter of this neuron class."""
-    for name in given:
+    for name in keywords:
         if name not in cls.params:
             own = [key for base in cls.__mro__ for key in getattr(base.__init__, "__kwdefaults__", None) or ()]
             hint = misnamed.hint(name, [*cls.params, *COMMON, *own]) or misnamed.of_others(cls, name)
@@ -230,37 +230,37 @@ def same_device(owner: str, device: torch.device, named: Sequence[Tuple[str, Any
 
 
 def state(
-    owner: str, names: Collection[str], given: Optional[Mapping[str, Any]], x: Tensor, carried: bool
+    owner: str, names: Collection[str], start: Optional[Mapping[str, Any]], x: Tensor, carried: bool
 ) -> Optional[Tensors]:
     """A state as tensors in the order of ``names``, in the dtype of arithmetic; None at rest."""
-    if given is None:
+    if start is None:
         return None
-    if not isinstance(given, Mapping):
-        raise TypeError(f"{owner}: state is {a_kind(given)}; give a dict with {', '.join(names)}, or None for rest")
-    if set(given) != set(names):
+    if not isinstance(start, Mapping):
+        raise TypeError(f"{owner}: state is {a_kind(start)}; give a dict with {', '.join(names)}, or None for rest")
+    if set(start) != set(names):
         raise ValueError(
-            f"{owner}: state has {sorted(given)}; give a value for each of {', '.join(names)} and no other"
+            f"{owner}: state has {sorted(start)}; give a value for each of {', '.join(names)} and no other"
         )
-    wanted, dtype = x.shape[1:], compute_dtype(x.dtype)
+    step_shape, dtype = x.shape[1:], compute_dtype(x.dtype)
     what, way_out = (
         ("the state carried from the last call", "call sc.reset(net) between sequences of different batches")
         if carried
         else ("state", "give it one time step's shape and the input's device")
     )
     for name in names:
-        value = given[name]
+        value = start[name]
         if not isinstance(value, Tensor) or not value.is_floating_point():
             raise TypeError(f"{owner}: {what} has {name}={shown(value)}; give a floating-point tensor")
         if value.is_nested or value.layout is not torch.strided:
             raise TypeError(f"{owner}: {what} has {name} of layout {value.layout}; give a dense tensor")
-        if value.shape != wanted:
+        if value.shape != step_shape:
             raise ValueError(
                 f"{owner}: {what} has {name} of shape {list(value.shape)}, one time step of the input has "
-                f"{list(wanted)}; {way_out}"
+                f"{list(step_shape)}; {way_out}"
             )
         if value.device != x.device:
             raise ValueError(f"{owner}: {what} has {name} on {value.device}, the input is on {x.device}; {way_out}")
-    return tuple(given[name].to(dtype) for name in names)
+    return tuple(start[name].to(dtype) for name in names)
 
 
 def lacking(
@@ -273,7 +273,7 @@ def lacking(
     record: bool = False,
 ) -> Tuple[str, ...]:
     """Names of the capabilities that running ``program`` under ``spec`` takes and these do not have."""
-    wanted: Sequence[Tuple[str, bool]] = (
+    needs: Sequence[Tuple[str, bool]] = (
         (NAMES[spec.dtype], True),
         ("gradients", gradients),
         ("parameter_gradients", bool(spec.learn)),
@@ -286,7 +286,7 @@ def lacking(
         ("several_inputs", len(program.inputs) > 1),
         ("several_outputs", len(program.outputs) > 1),
     )
-    return tuple(name for name, wants in wanted if wants and not getattr(capabilities, name))
+    return tuple(name for name, wants in needs if wants and not getattr(capabilities, name))
 
 
 def unsupported(resolved: Resolved, owner: str, lacks: Sequence[str], device_type: str = "") -> str:
@@ -304,10 +304,10 @@ def unsupported(resolved: Resolved, owner: str, lacks: Sequence[str], device_typ
     )
 
 
-def _offers(name: str, wanted: Sequence[str], device_type: str) -> bool:
+def _offers(name: str, capabilities: Sequence[str], device_type: str) -> bool:
     try:
         backend = default_registry().get(name, AUTO_NAME)  # raises if it is not usable here
     except BackendError:
         return False
     able = backend.capabilities_on(device_type) if device_type else backend.capabilities
-    return all(getattr(able, capability) for capability in wanted)
+    return all(getattr(able, capability) for capability in capabilities)

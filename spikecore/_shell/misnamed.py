@@ -112,12 +112,12 @@ def check_new(module: nn.Module, name: str, value: Any, own: Collection[str]) ->
 def of_others(cls: Type[nn.Module], name: str) -> str:
     """A sentence on which neurons of spikecore have a parameter or a setting of this name, as :func:`hint`."""
     waiting: List[Any] = [base for base in cls.__mro__ if base.__module__ == "spikecore.neuron"][-1:]
-    found: Set[str] = set()
+    owners: Set[str] = set()
     public = sys.modules["spikecore"]
     while waiting:
         base = waiting.pop()
         waiting += base.__subclasses__()
         named: Any = getattr(public, base.__name__, object)
         if named is base and (name in base.params or name in base.configuration):
-            found.add(f"sc.{base.__name__}")
-    return f"{', '.join(sorted(found))} {'has' if len(found) == 1 else 'have'} it. " if found else ""
+            owners.add(f"sc.{base.__name__}")
+    return f"{', '.join(sorted(owners))} {'has' if len(owners) == 1 else 'have'} it. " if owners else ""

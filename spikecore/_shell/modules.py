@@ -27,21 +27,17 @@ def observing(hook: _Hook) -> _Hook:
     return hook
 
 
-def has_forward_hooks(module: nn.Module) -> bool:
-    """Whether a module has forward hooks, but for those that only observe."""
-    hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-    return any(not hasattr(hook, _OBSERVES) for hook in hooks)
-
-
-def is_watched_itself(module: nn.Module) -> bool:
+def has_own_hooks(module: nn.Module) -> bool:
     """Whether a hook of this module, or a ``forward`` of its own, sees what it computes."""
     backward: Union[Any, bool] = module._backward_hooks or getattr(module, "_backward_pre_hooks", None)
-    return bool(backward) or "forward" in vars(module) or has_forward_hooks(module)
+    forward = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    hooked = bool(backward) or any(not hasattr(hook, _OBSERVES) for hook in forward)
+    return hooked or "forward" in vars(module)
 
 
-def is_watched(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
     """The same, with hooks of all modules."""
-    return is_watched_itself(module) or any(getattr(_module, name, ()) for name in _GLOBAL)
+    return has_own_hooks(module) or any(getattr(_module, name, ()) for name in _GLOBAL)
 
 
 def calls_as(module: nn.Module, base: Type[nn.Module]) -> bool:

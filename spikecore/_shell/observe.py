@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base import context
-from spikecore._shell.binding import COMPILED, TRANSFORMED, world
 from spikecore._shell.state import State, Stateful
 from spikecore.backend import Tensors
+from spikecore.lang._plain import COMPILED, TRANSFORMED, world
 
 #: Outputs of a call, state after it, recorded states.
 Results = Tuple[Tensors, Optional[State], Tensors]
@@ -41,20 +41,20 @@ class Watcher:
         raise NotImplementedError(f"{type(self).__name__} must define take")
 
 
-def wanted(
+def states_to_record(
     owner: str, watchers: Tuple[Watcher, ...], states: Collection[str], record: Tuple[str, ...]
 ) -> Tuple[str, ...]:
     """The states that a call has to record: those in ``record``, and what the watchers want beside these.
 
     Raises RuntimeError for a call that cannot be watched.
     """
-    now = world()
-    if now is COMPILED:
+    mode = world()
+    if mode is COMPILED:
         raise RuntimeError(
             f"{owner} is watched by sc.monitor and is being compiled; call the network itself within the block, or "
             "compile it before the block, which then runs it eagerly (torch 2.6 or newer)"
         )
-    if now is TRANSFORMED:
+    if mode is TRANSFORMED:
         raise RuntimeError(
             f"{owner} is watched by sc.monitor, and torch.jit.trace or torch.func traces or transforms the call, whose "
             "tensors hold no values to look at; do so outside of the block"
@@ -133,10 +133,10 @@ def recorded(
 ) -> Any:
     """A call ``execute`` of a neuron that is watched; its watchers are told of it."""
     told = neuron._watchers
-    names = wanted(type(neuron).__name__, told, neuron.states, record)
+    names = states_to_record(type(neuron).__name__, told, neuron.states, record)
     outputs, end, trace = execute(inputs, state, names, final, single)
-    given, at_once = tuple(inputs), outputs
+    timed_inputs, timed_outputs = tuple(inputs), outputs
     if single:
-        given, at_once = (tuple([value.unsqueeze(0) for value in values]) for values in (inputs, outputs))
-    tell(neuron, told, given, at_once, dict(zip(names, trace)), single)
+        timed_inputs, timed_outputs = (tuple([value.unsqueeze(0) for value in values]) for values in (inputs, outputs))
+    tell(neuron, told, timed_inputs, timed_outputs, dict(zip(names, trace)), single)
     return outputs, end, trace[: len(record)]

@@ -35,7 +35,7 @@ def declare(module: Any, name: str, value: Any, learn: bool) -> None:
         setattr(module, name, value)
 
 
-def now(neuron: Any) -> Dict[str, Any]:
+def current(neuron: Any) -> Dict[str, Any]:
     """The parameters of a neuron, without those that were deleted: torch.nn.utils takes one away and sets another."""
     return {name: getattr(neuron, name) for name in neuron.params if hasattr(neuron, name)}
 
@@ -47,25 +47,25 @@ def ranges_with(neuron: Any, values: Mapping[str, Any]) -> Dict[str, ranges.Inte
     return ranges.overridden(cls.__name__, neuron.params, bounds, neuron._given_bounds)
 
 
-def adopt(neuron: Any, found: Dict[str, ranges.Interval]) -> None:
+def adopt(neuron: Any, intervals: Dict[str, ranges.Interval]) -> None:
     """Have a neuron hold these ranges, which its values are inside. ``bounds`` is to be read: it changes as a whole."""
-    neuron.__dict__.update(_ranges=found, bounds=MappingProxyType(found))
+    neuron.__dict__.update(_ranges=intervals, bounds=MappingProxyType(intervals))
 
 
-def set_bounds(neuron: Any, given: Any) -> None:
+def set_bounds(neuron: Any, bounds: Any) -> None:
     """Change the ranges of a neuron as a whole; its values must be inside, learnt ones are put there."""
     project(neuron)
     before = neuron._given_bounds
-    neuron.__dict__["_given_bounds"] = dict(given) if isinstance(given, Mapping) else given
+    neuron.__dict__["_given_bounds"] = dict(bounds) if isinstance(bounds, Mapping) else bounds
     try:
-        values = now(neuron)
-        found = ranges_with(neuron, values)
+        values = current(neuron)
+        intervals = ranges_with(neuron, values)
         for name, value in values.items():
-            require_inside(neuron, name, value, found)
+            require_inside(neuron, name, value, intervals)
     except BaseException:
         neuron.__dict__["_given_bounds"] = before
         raise
-    adopt(neuron, found)
+    adopt(neuron, intervals)
     neuron._follow_limits()
 
 
@@ -75,50 +75,50 @@ def checked_value(neuron: Any, name: str, value: Any) -> Any:
     value = checked(owner, name, value)
     # a neuron that is being made or loaded gets several values, which only together need to be inside
     several = neuron._loading or "_dispatch" not in neuron.__dict__
-    found = neuron._ranges if several else ranges_with(neuron, {**now(neuron), name: value})
-    require_inside(neuron, name, value, found)
-    if found != neuron._ranges:
+    intervals = neuron._ranges if several else ranges_with(neuron, {**current(neuron), name: value})
+    require_inside(neuron, name, value, intervals)
+    if intervals != neuron._ranges:
         for other in neuron.params:
-            if other != name and found.get(other) != neuron._ranges.get(other):
+            if other != name and intervals.get(other) != neuron._ranges.get(other):
                 try:
-                    require_inside(neuron, other, getattr(neuron, other), found)
+                    require_inside(neuron, other, getattr(neuron, other), intervals)
                 except ValueError as error:
                     raise ValueError(f"{owner}: {name} cannot be set to this value first; {error}") from None
-        adopt(neuron, found)
+        adopt(neuron, intervals)
     return value
 
 
-def require_inside(neuron: Any, name: str, value: Any, found: Mapping[str, ranges.Interval]) -> None:
+def require_inside(neuron: Any, name: str, value: Any, intervals: Mapping[str, ranges.Interval]) -> None:
     """Raise ValueError for a value outside its range of these."""
-    ranges.require(type(neuron).__name__, name, value, found.get(name), neuron.follows.get(name, ""))
+    ranges.require(type(neuron).__name__, name, value, intervals.get(name), neuron.follows.get(name, ""))
 
 
 def set_parameter(neuron: Any, name: str, value: Any) -> None:
     """Set a parameter of a neuron. One that is learnt or a tensor takes the value in its own memory."""
-    held = neuron._parameters.get(name, neuron._buffers.get(name))
+    before = neuron._parameters.get(name, neuron._buffers.get(name))
     if isinstance(value, nn.Parameter):
         # FSDP puts its gathered copy in the place of a shard before a call, and the shard back: nobody's new value
-        if modules.is_shard(value) or modules.is_shard(held):
+        if modules.is_shard(value) or modules.is_shard(before):
             value = checked(type(neuron).__name__, name, value)
             nn.Module.__setattr__(neuron, name, value)
             return
         nn.Module.__setattr__(neuron, name, checked_value(neuron, name, value))
     else:
-        value = for_parametrization(neuron, name, checked_value(neuron, name, value))
-        if isinstance(value, Tensor) and isinstance(held, nn.Parameter):
+        value = checked_value(neuron, name, value)
+        if isinstance(value, float) and parametrize.is_parametrized(neuron, name):
+            value = torch.full_like(getattr(neuron, name).detach(), value)  # a parametrization takes tensors
+        if isinstance(value, Tensor) and isinstance(before, nn.Parameter):
             raise TypeError(
                 f"{type(neuron).__name__}: {name} is learnt, and a tensor cannot take its place; give a number, which "
                 f"fills it, nn.Parameter(value), or neuron.{name}.data.copy_(value)"
             )
-        if isinstance(value, float) and held is not None:
+        if isinstance(value, float) and before is not None:
             with torch.no_grad():
-                held.fill_(value)
+                before.fill_(value)
         elif isinstance(value, Tensor) and isinstance(neuron.__dict__.get(name), float):
             del neuron.__dict__[name]  # a number before; as a buffer it moves with the neuron
             neuron.register_buffer(name, value)
         else:
-            if "_dispatch" in neuron.__dict__:
-                neuron._dispatch.quick = {}  # noted calls compare numbers by value, and -0.0 == 0.0
             # a program takes its parameters as arguments, so nothing is traced again
             nn.Module.__setattr__(neuron, name, value)
     neuron._follow_limits()
@@ -150,13 +150,6 @@ def shown(value: Value) -> str:
     if isinstance(value, Tensor) and (value.ndim or value.device.type != "cpu"):
         return f"tensor{list(value.shape)}"
     return f"{value.item() if isinstance(value, Tensor) else value:g}"
-
-
-def for_parametrization(module: nn.Module, name: str, value: Value) -> Value:
-    """A new value of a parameter, as ``torch.nn.utils.parametrize`` takes it if it computes this one."""
-    if not parametrize.is_parametrized(module, name):
-        return value
-    return value if isinstance(value, Tensor) else torch.full_like(getattr(module, name).detach(), value)
 
 
 def require(owner: str, condition: str, holds: Any, **values: Any) -> None:

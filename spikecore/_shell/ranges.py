@@ -78,18 +78,18 @@ class Interval:
 POSITIVE = Interval(0.0, open=True)
 
 
-def interval(owner: str, name: str, given: Any) -> Optional[Interval]:
+def interval(owner: str, name: str, bounds: Any) -> Optional[Interval]:
     """A range as it is declared, ``(low, high)`` with None for no end, or None for none at all."""
-    if isinstance(given, Interval) or given is None:
-        return given
-    ends = given if isinstance(given, (tuple, list)) and len(given) == 2 else (given,)
+    if isinstance(bounds, Interval) or bounds is None:
+        return bounds
+    ends = bounds if isinstance(bounds, (tuple, list)) and len(bounds) == 2 else (bounds,)
     if len(ends) != 2 or not all(end is None or (isinstance(end, Real) and not isinstance(end, bool)) for end in ends):
         raise TypeError(
-            f"{owner}: bounds has {name!r}: {given!r}; give (low, high), each a number or None, or None for no range"
+            f"{owner}: bounds has {name!r}: {bounds!r}; give (low, high), each a number or None, or None for no range"
         )
-    low, high = (default if end is None else float(end) for end, default in zip(given, (-math.inf, math.inf)))
+    low, high = (default if end is None else float(end) for end, default in zip(bounds, (-math.inf, math.inf)))
     if not low < high:
-        raise ValueError(f"{owner}: bounds has {name!r}: {given!r}; the low end must be below the high end")
+        raise ValueError(f"{owner}: bounds has {name!r}: {bounds!r}; the low end must be below the high end")
     return None if (low, high) == (-math.inf, math.inf) else Interval(low, high)
 
 
@@ -105,8 +105,8 @@ def declaration(cls: Any) -> None:
             if name not in cls.params:
                 known = ", ".join(cls.params) or "none"
                 raise TypeError(f"{cls.__name__}.{kind} has {name!r}, which is no parameter; parameters: {known}")
-    for name, given in bounds.items():
-        interval(cls.__name__, name, given)
+    for name, ends in bounds.items():
+        interval(cls.__name__, name, ends)
 
 
 def declared(cls: Any) -> Dict[str, Interval]:
@@ -115,20 +115,22 @@ def declared(cls: Any) -> Dict[str, Interval]:
     for base in reversed(cls.__mro__):
         ranges.update(dict.fromkeys(vars(base).get("positive", ()), POSITIVE))
         bounds = vars(base).get("bounds", {})
-        ranges.update({name: interval(cls.__name__, name, given) for name, given in bounds.items()})
+        ranges.update({name: interval(cls.__name__, name, ends) for name, ends in bounds.items()})
     return {name: within for name, within in ranges.items() if within is not None and name in cls.params}
 
 
 def overridden(
-    owner: str, params: Mapping[str, Any], bounds: Mapping[str, Interval], given: Any
+    owner: str, params: Mapping[str, Any], bounds: Mapping[str, Interval], overrides: Any
 ) -> Dict[str, Interval]:
     """Declared ranges with those that an instance is given: a dict replaces those it names, None lifts all."""
-    if given is None:
+    if overrides is None:
         return {}
-    if not isinstance(given, Mapping):
-        raise TypeError(f"{owner}: bounds={given!r} must be a dict of parameter: (low, high), or None for no ranges")
+    if not isinstance(overrides, Mapping):
+        raise TypeError(
+            f"{owner}: bounds={overrides!r} must be a dict of parameter: (low, high), or None for no ranges"
+        )
     ranges: Dict[str, Optional[Interval]] = dict(bounds)
-    for name, ends in given.items():
+    for name, ends in overrides.items():
         if name not in params:
             raise ValueError(f"{owner}: bounds names {name!r}, which is no parameter; parameters: {', '.join(params)}")
         ranges[name] = interval(owner, name, ends)

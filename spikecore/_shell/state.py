@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from spikecore._base.errors import a_kind
 from spikecore._shell import checks, misnamed
 from spikecore.backend import BackendError
-from spikecore.lang._plain import PLAIN, is_batched, is_compiling, is_exporting, is_transforming
+from spikecore.lang._plain import PLAIN, compile_time, is_batched, is_compiling, is_exporting, is_transforming
 
 State = Dict[str, Tensor]
 
 
 #: The attribute that counts calls that continued since the last reset, on which no result depends.
-CALLS = "_calls"
+CALL_COUNT = "_calls"
 
 
 class Stateful(nn.Module):
@@ -78,13 +78,11 @@ class Stateful(nn.Module):
                 self.__dict__["_state"] = state
         return state
 
+    @compile_time  # it asks for the state of now
     def _check_traced(self, at_rest: bool) -> None:
         if not at_rest:
             # what the compiler reads in this graph has not been set yet: a state here is one from before
             check_exported(type(self).__name__, self._state)
-
-    # torch.compile calls it when it traces, rather than tracing it: it asks for the state of now
-    _check_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 
     def _end(self, state: Optional[State]) -> None:
         """Keep the state after a call."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from spikecore._plugins.selection import REFERENCE, automatic_order
-from spikecore._shell.modules import calls_as, is_watched_itself, makes_time
+from spikecore._shell.modules import calls_as, has_own_hooks, makes_time
 from spikecore._shell.ranges import Interval
 from spikecore._transforms import pairs
 from spikecore.inspect._monitor import adds_behind, neuron_of, stateful_of
@@ -282,7 +282,7 @@ def _follows(row: Row, before: Layer) -> bool:
     return (
         is_plain_norm(norm)
         and calls_as(row.module, Neuron)
-        and not is_watched_itself(row.module)
+        and not has_own_hooks(row.module)
         # one of them that is called more often stands beside something else, too
         and before.calls == row.layer.calls
         and prod(before.shape) == prod(row.layer.shape)

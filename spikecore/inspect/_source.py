@@ -10,7 +10,6 @@ from torch import Tensor
 from spikecore._plugins.registry import default_registry
 from spikecore._plugins.selection import Resolved
 from spikecore._shell import checks
-from spikecore._shell.binding import values_of
 from spikecore._shell.checks import lacking
 from spikecore.backend import MAX_STATIC_STEPS, Backend, BackendError, Spec, Unsupported
 from spikecore.dtypes import DTYPES
@@ -41,7 +40,7 @@ def kernel_source(
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps={steps!r} must be a whole number, 1 or more")
     program = neuron.program
-    values = [value for _, value in values_of(neuron)]
+    values = [*neuron.named_values().values()]
     spec = Spec(
         dtype=dtype,
         steps=steps if steps <= MAX_STATIC_STEPS else None,

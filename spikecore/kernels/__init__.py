@@ -31,7 +31,6 @@ from spikecore.kernels._plan import (
     ForwardPlan,
     Functions,
     Geometry,
-    RowGeometry,
     smallest_cut,
     with_reciprocals,
 )
@@ -59,7 +58,6 @@ __all__ = [
     "Recent",
     "ReturningBackwardLaunch",
     "ReturningForwardLaunch",
-    "RowGeometry",
     "StatisticsLaunch",
     "layout_of",
     "smallest_cut",

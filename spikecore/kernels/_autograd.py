@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from typing import Any, Callable, Dict, List, MutableMapping, Optional, Sequence, Tuple, get_type_hints
+from typing import Any, Callable, Dict, List, MutableMapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from spikecore._base.versions import COMPILES, require_compiler
 from spikecore.backend import BackendError, ParamValue, Runner, Tensors, Unsupported
 from spikecore.kernels._call import Call, CallPlan, Kernels
 from spikecore.kernels._layout import Layout
-from spikecore.lang._plain import PLAIN, is_followed
+from spikecore.lang._plain import EAGER, PLAIN, world
 
 #: Gives the runner of another backend for the error of this one; None where this one was asked for by name.
 Instead = Optional[Callable[[BackendError], Runner]]
@@ -42,28 +42,24 @@ class KernelCall(torch.autograd.Function):
         plan, numbers, _ = ctx.context = context
         results = plan.forward(numbers, tensors)
         # tensors go through torch, which frees them after backward and finds those that were changed in place
-        if plan.drops or len(results) > plan.n_results:
-            ctx.save_for_backward(*plan.kept(tensors, results))
-        else:
-            ctx.save_for_backward(*tensors)
+        ctx.save_for_backward(*plan.kept(tensors, results))
         # a cotangent that does not arrive is None, and the backward kernel has no argument for it
         ctx.set_materialize_grads(False)
         return tuple(results[: plan.n_results])
 
     @staticmethod
     def backward(ctx: Any, *grads: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
-        plan, wanted, saved = ctx.context[0], ctx.needs_input_grad[1:], ctx.saved_tensors
-        if plan.drops:
-            saved = plan.restored(saved)
+        plan, needs = ctx.context[0], ctx.needs_input_grad[1:]
+        saved = plan.restored(ctx.saved_tensors)
         if not plan.added:
-            return (None, *_gradients(ctx.context, wanted, saved, grads))
-        left = plan.left(wanted)
-        found: List[Optional[Tensor]] = [None] * len(left)
+            return (None, *_gradients(ctx.context, needs, saved, grads))
+        left = plan.left(needs)
+        gradients: List[Optional[Tensor]] = [None] * len(left)
         if True in left:
-            found = [*_gradients(ctx.context, left, saved, grads)]
+            gradients = [*_gradients(ctx.context, left, saved, grads)]
         for index, output in plan.added:
-            found[index] = grads[output] if wanted[index] else None
-        return (None, *found)
+            gradients[index] = grads[output] if needs[index] else None
+        return (None, *gradients)
 
 
 #: ``KernelCall.apply`` without what torch does there for tensors of ended functorch transforms, which have no memory.
@@ -71,21 +67,21 @@ apply = super(torch.autograd.Function, KernelCall).apply
 
 
 def _gradients(
-    context: Any, wanted: Sequence[bool], saved: Tensors, grads: Sequence[Optional[Tensor]]
+    context: Any, needs: Sequence[bool], saved: Tensors, grads: Sequence[Optional[Tensor]]
 ) -> Sequence[Optional[Tensor]]:
     """Gradients of a call's tensors by its kernels, with a graph of their own under ``create_graph=True``."""
     plan, numbers, instead = context
     further = plan.eager and torch.is_grad_enabled()
     try:
         if not further:
-            return plan.backward(numbers, saved, grads, wanted)  # type: ignore[no-any-return]  # a list
+            return plan.backward(numbers, saved, grads, needs)  # type: ignore[no-any-return]  # a list
         with torch.no_grad():
-            found = plan.backward(numbers, saved, grads, wanted)
+            gradients = plan.backward(numbers, saved, grads, needs)
     except BackendError as error:
-        found = Again(plan, numbers, instead, wanted).gradients(error, grads, saved[: plan.count])
+        gradients = Again(plan, numbers, instead, needs).gradients(error, grads, saved[: plan.count])
     if not further:
-        return found  # type: ignore[no-any-return]  # a list
-    return Again(plan, numbers, instead, wanted).differentiable(found, grads, saved[: plan.count])
+        return gradients  # type: ignore[no-any-return]  # a list
+    return Again(plan, numbers, instead, needs).differentiable(gradients, grads, saved[: plan.count])
 
 
 class Again:
@@ -95,11 +91,11 @@ class Again:
     tensors. Its tensors are these gradients, the cotangents of the first call, and the tensors of that.
     """
 
-    added, drops, eager, count = (), True, False, 0
+    added, eager, count = (), False, 0
 
-    def __init__(self, plan: Any, numbers: Sequence[Any], instead: Instead, wanted: Sequence[bool]) -> None:
-        self.plan, self.numbers, self.instead, self.wanted = plan, numbers, instead, wanted
-        self.n_results = sum(wanted)
+    def __init__(self, plan: Any, numbers: Sequence[Any], instead: Instead, needs: Sequence[bool]) -> None:
+        self.plan, self.numbers, self.instead, self.wanted = plan, numbers, instead, needs
+        self.n_results = sum(needs)
 
     def gradients(
         self, error: BackendError, grads: Sequence[Optional[Tensor]], tensors: Sequence[Tensor]
@@ -116,17 +112,17 @@ class Again:
             local = [tensor.detach().requires_grad_(wants) for tensor, wants in zip(tensors, self.wanted)]
             results = self._results(runner, local)
         pairs = [(a, b) for a, b in zip(results, grads) if b is not None]
-        found = iter(_grad(pairs, [tensor for tensor in local if tensor.requires_grad]))
+        gradients = iter(_grad(pairs, [tensor for tensor in local if tensor.requires_grad]))
         # no path to an input gives None here; kernels give zeros
-        each = [(tensor, next(found) if tensor.requires_grad else None) for tensor in local]
+        each = [(tensor, next(gradients) if tensor.requires_grad else None) for tensor in local]
         return [torch.zeros_like(t) if t.requires_grad and grad is None else grad for t, grad in each]
 
     def differentiable(
-        self, found: Sequence[Optional[Tensor]], grads: Sequence[Optional[Tensor]], tensors: Sequence[Tensor]
+        self, gradients: Sequence[Optional[Tensor]], grads: Sequence[Optional[Tensor]], tensors: Sequence[Tensor]
     ) -> List[Optional[Tensor]]:
         """The gradients that were found, as functions of the cotangents and of the call's tensors."""
         # kernels compute the gradients of all states if that of any is wanted; drop the others
-        there = [grad for grad, wants in zip(found, self.wanted) if wants]
+        there = [grad for grad, wants in zip(gradients, self.wanted) if wants]
         results = iter(KernelCall.apply((self, (), None), *there, *grads, *tensors))
         return [next(results) if wants else None for wants in self.wanted]
 
@@ -143,7 +139,7 @@ class Again:
         return kept
 
     def backward(
-        self, numbers: Sequence[Any], saved: Sequence[Any], grads: Sequence[Optional[Tensor]], wanted: Sequence[bool]
+        self, numbers: Sequence[Any], saved: Sequence[Any], grads: Sequence[Optional[Tensor]], needs: Sequence[bool]
     ) -> List[Optional[Tensor]]:
         """Second derivatives: of the gradients none, of the cotangents and the tensors of the first call."""
         first = len(saved) - len(self.wanted)
@@ -197,16 +193,12 @@ def _grad(pairs: Sequence[Tuple[Tensor, Tensor]], of: Sequence[Tensor], create_g
 
 # -- ops of torch
 
-#: What a schema of torch calls the types of arguments.
-_TYPES: Dict[Any, str] = {
-    str: "str",
-    bool: "bool",
-    List[str]: "str[]",
-    List[bool]: "bool[]",
-    List[int]: "int[]",
-    List[float]: "float[]",
-    List[Tensor]: "Tensor[]",
-    List[Optional[Tensor]]: "Tensor?[]",
+#: The arguments of both ops. ``order`` is that of the layout of forward, in which checkpoints lie.
+_CALL = "float[] numbers, str[] record, bool has_initial_state"
+_SCHEMAS = {
+    "forward": f"(str key, Tensor[] tensors, {_CALL}, bool save) -> Tensor[]",
+    "backward": f"(str key, Tensor[] tensors, Tensor[] checkpoints, Tensor?[] grads, {_CALL}, bool[] needs, "
+    "int[] order) -> Tensor[]",
 }
 #: What stays as long as torch's ops do. A second import, after removal from ``sys.modules``, goes on with it.
 _LASTING: Dict[str, Any] = vars(torch.ops.spikecore)
@@ -240,8 +232,8 @@ def find(key: str) -> Kernels:
 def run_op(key: str, call: Call, numbers: Sequence[Any], tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """The results of a call, through the op. ``numbers`` are the parameters that are none of ``tensors``."""
     require_compiler("torch.compile through a kernel")
-    record, given = list(call.record), call.has_initial_state
-    results: Sequence[Tensor] = torch.ops.spikecore.forward(key, list(tensors), numbers, record, given, False)
+    about = (list(call.record), call.has_initial_state, False)
+    results: Sequence[Tensor] = torch.ops.spikecore.forward(key, list(tensors), numbers, *about)
     return results
 
 
@@ -252,10 +244,9 @@ def register() -> None:
             return
         library = torch.library.Library("spikecore", "FRAGMENT")
         for name, function, fake in (("forward", _forward, _forward_fake), ("backward", _backward, _backward_fake)):
-            arguments = [f"{_TYPES[kind]} {n}" for n, kind in get_type_hints(function).items() if n != "return"]
             # kernels read strides, so a compiler must not hand over other strides than the shapes were computed from
             tags = (torch.Tag.needs_fixed_stride_order,)
-            library.define(f"{name}({', '.join(arguments)}) -> Tensor[]", tags=tags)
+            library.define(name + _SCHEMAS[name], tags=tags)
             # for every device, and without a derivative
             library.impl(name, function, "CompositeExplicitAutograd")
             torch.library.register_fake(f"spikecore::{name}", fake, lib=library)
@@ -271,7 +262,6 @@ class _Op(CallPlan):
     def __init__(self, key: str, tensors: Sequence[Tensor], record: List[str], has_initial_state: bool) -> None:
         self.key, self.kernels, self.arguments = key, find(key), (record, has_initial_state)
         self.call, self.count, self.added = Call(tuple(record), has_initial_state), len(tensors), self.kernels.added
-        self.drops = bool(self.added)
         self.n_results, self.layout = self.kernels.n_results(self.call), self.kernels.layout(tensors[0])
         self.keeps = True in self.left([value.requires_grad for value in tensors])
 
@@ -284,19 +274,19 @@ class _Op(CallPlan):
         return results
 
     def backward(
-        self, numbers: Sequence[Any], saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]], wanted: Sequence[bool]
+        self, numbers: Sequence[Any], saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]], needs: Sequence[bool]
     ) -> List[Optional[Tensor]]:
         """See :meth:`CallPlan.backward`."""
         # copied here and not within the op, so that the compiler writes them as they are to be read: cotangents of a
         # global average pooling, contiguous, were copied six times to channels-last, 1.5 % of a step of SEW-ResNet18
         tensors, checkpoints, arriving = list(saved[: self.count]), list(saved[self.count :]), self.read(grads)
         layout = self.layout.encoded
-        found = iter(
+        gradients = iter(
             torch.ops.spikecore.backward(
-                self.key, tensors, checkpoints, arriving, numbers, *self.arguments, list(wanted), layout
+                self.key, tensors, checkpoints, arriving, numbers, *self.arguments, list(needs), layout
             )
         )
-        return [next(found) if wants else None for wants in wanted]
+        return [next(gradients) if wants else None for wants in needs]
 
 
 def _forward_autograd(
@@ -307,7 +297,7 @@ def _forward_autograd(
     """
     if torch.is_grad_enabled() and True in [value.requires_grad for value in tensors]:
         return list(KernelCall.apply((_Op(key, tensors, record, has_initial_state), numbers, None), *tensors))
-    if all(type(value) in PLAIN for value in tensors) and not is_followed():
+    if all(type(value) in PLAIN for value in tensors) and world() is EAGER:
         return _forward(key, tensors, numbers, record, has_initial_state, save)
     with torch._C._AutoDispatchBelowAutograd():
         results: List[Tensor] = torch.ops.spikecore.forward(key, tensors, numbers, record, has_initial_state, save)
@@ -337,7 +327,7 @@ def _backward(
     numbers: List[float],
     record: List[str],
     has_initial_state: bool,
-    wanted: List[bool],
+    needs: List[bool],
     order: List[int],
 ) -> List[Tensor]:
     kernels, layout = find(key), Layout.decoded(tensors[0].shape[1:], order)
@@ -345,9 +335,9 @@ def _backward(
     if kernels.layout(tensors[0]) != layout:
         tensors = [layout.fit_steps(tensors[0]), *tensors[1:]]
     plan = kernels.plan(Call(tuple(record), has_initial_state), tensors, (True,) * len(tensors))
-    found = plan.backward(kernels.placed(numbers), [*tensors, *checkpoints], grads, wanted)
+    gradients = plan.backward(kernels.placed(numbers), [*tensors, *checkpoints], grads, needs)
     # an op returns no None; the wanted ones are put back into their places by _Op
-    return [grad for grad, wants in zip(found, wanted) if wants and grad is not None]
+    return [grad for grad, wants in zip(gradients, needs) if wants and grad is not None]
 
 
 def _backward_fake(
@@ -358,16 +348,16 @@ def _backward_fake(
     numbers: List[float],
     record: List[str],
     has_initial_state: bool,
-    wanted: List[bool],
+    needs: List[bool],
     order: List[int],
 ) -> List[Tensor]:
     kernels, x = find(key), tensors[0]
     layout, moving = Layout.decoded(x.shape[1:], order), kernels.n_moving(Call(tuple(record), has_initial_state))
     results = []
     for i, value in enumerate(tensors):
-        if wanted[i] and i < kernels.n_inputs:
+        if needs[i] and i < kernels.n_inputs:
             results.append(layout.empty_steps(x, kernels.spec.dtype))
-        elif wanted[i]:
+        elif needs[i]:
             is_step = i < moving or (tuple(value.shape) == layout.shape and layout.holds(value))
             results.append(layout.empty((), x, kernels.spec.compute) if is_step else value.new_empty(value.shape))
     return results

@@ -34,7 +34,7 @@ class KernelBackend(Backend):
     #: others share the one without. 0 for one kernel that runs with any sizes.
     sizes: int = 0
     #: Whether launches take tensors of all steps whose rows lie apart: ``[B, T, ...]`` seen as ``[T, B, ...]``. The
-    #: geometry of such a call is a :class:`RowGeometry`. All tensors of all steps then have strides of their own, those
+    #: geometry of such a call has ``rows``. All tensors of all steps then have strides of their own, those
     #: that are filled, too: ``stride(0)`` from step to step and ``stride(rows[1])`` from row to row.
     rows: bool = False
 

@@ -10,19 +10,15 @@ part in it: both are plans as it knows them.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
-from spikecore._base.caches import CALLS, Recent
-from spikecore.backend import BackendError, ParamValue, Spec, Tensors
-from spikecore.kernels._autograd import Instead, apply
-from spikecore.kernels._call import Call, CallPlan, Kernels
-from spikecore.kernels._layout import Moved, resolved
+from spikecore.backend import Spec
+from spikecore.kernels._call import Call, CallPlan, Kernels, resolved
 from spikecore.kernels._plan import Geometry
 from spikecore.lang import Program
-from spikecore.lang._plain import PLAIN, is_transformed
 from spikecore.lang._program import corrected, moments
 
 if TYPE_CHECKING:
@@ -61,29 +57,29 @@ class NormalisingPlan(CallPlan):
     kernels: NormalisingKernels
 
     def backward(
-        self, numbers: Sequence[Any], saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]], wanted: Sequence[bool]
+        self, numbers: Sequence[Any], saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]], needs: Sequence[bool]
     ) -> List[Optional[Tensor]]:
         """See :meth:`CallPlan.backward`."""
-        if self.is_empty or not wanted[0]:
-            return super().backward(numbers, saved, grads, wanted)
+        if self.is_empty or not needs[0]:
+            return super().backward(numbers, saved, grads, needs)
         kernels, moving = self.kernels, self.moving
         grads = self.read(resolved(grads))  # both passes read one copy
-        params, learns = kernels.tensor_params, wanted[moving:]
+        params, learns = kernels.tensor_params, needs[moving:]
         # the gradient of the input needs those of weight and bias, whether or not they are learnt
         first = [wants or index in kernels.statistics[2:] for index, wants in zip(params, learns)]
-        inputs = wanted[:moving] if kernels.correct is not None else [False] * moving
-        found = super().backward(numbers, saved, grads, (*inputs, *first))
-        sums = dict(zip(params, found[moving:]))
+        inputs = needs[:moving] if kernels.correct is not None else [False] * moving
+        gradients = super().backward(numbers, saved, grads, (*inputs, *first))
+        sums = dict(zip(params, gradients[moving:]))
         if kernels.correct is not None:
             values = dict(zip(params, saved[moving : self.count]))
             mean, rstd, weight, bias = kernels.statistics
             channels: List[Any] = [values[mean], values[rstd], values[weight], sums[weight], sums[bias]]
             x = self.layout.fit_steps(resolved(saved[:1])[0])
             lies = Geometry(*self.geometry[:2], ((self.layout.inner_of(1), values[mean].numel()),))
-            kernels.correct(lies, x, found[0], [value.reshape(-1).contiguous() for value in channels])  # type: ignore[arg-type]  # wanted
-            moved = found[:moving]
+            kernels.correct(lies, x, gradients[0], [value.reshape(-1).contiguous() for value in channels])  # type: ignore[arg-type]  # wanted
+            moved = gradients[:moving]
         else:
-            moved = self._again(numbers, saved, grads, wanted, sums)
+            moved = self._again(numbers, saved, grads, needs, sums)
         return [*moved, *[sums[index] if wants else None for index, wants in zip(params, learns)]]
 
     def _again(
@@ -91,37 +87,28 @@ class NormalisingPlan(CallPlan):
         numbers: Sequence[Any],
         saved: Sequence[Tensor],
         grads: Sequence[Optional[Tensor]],
-        wanted: Sequence[bool],
+        needs: Sequence[bool],
         sums: Dict[int, Optional[Tensor]],
     ) -> List[Optional[Tensor]]:
         """Gradients of inputs and states by the second pass."""
         kernels, moving = self.kernels, self.moving
         second, names = kernels.second()
-        given = dict(zip(kernels.program.params, self.params(numbers, saved)))
+        values = dict(zip(kernels.program.params, self.params(numbers, saved)))
         views = dict(zip([kernels.program.params[index] for index in kernels.tensor_params], self.views))
         weight, bias = (sums[index] for index in kernels.statistics[2:])
         share = weight.numel() / saved[0].numel()  # type: ignore[union-attr]  # it was wanted
-        given.update(zip(names, (weight, bias, share)))
+        values.update(zip(names, (weight, bias, share)))
         views.update(dict.fromkeys(names[:2], views[kernels.program.params[kernels.statistics[2]]]))
-        every = [given[name] for name in second.program.params]
+        every = [values[name] for name in second.program.params]
         placed = [every[index] for index in second.tensor_params]
         tensors = [*saved[:moving], *placed]
         where = tuple([views[second.program.params[index]] for index in second.tensor_params])
         plan = second.plan(self.call, tensors, (True,) * len(tensors), where)
-        asked = (*wanted[:moving], *[False] * len(placed))
+        asked = (*needs[:moving], *[False] * len(placed))
         return plan.backward(every, [*tensors, *saved[self.count :]], grads, asked)[:moving]
 
 
 NormalisingKernels.plans = NormalisingPlan
-
-
-class Lie(NamedTuple):
-    """How an input lies: its shape and strides, and for the statistics the neurons between neighbouring channels, and
-    channels; None where no kernel finds them.
-    """
-
-    form: Any
-    channels: Optional[Geometry]
 
 
 def channels_of(kernels: Kernels, x: Tensor) -> Optional[Geometry]:
@@ -130,63 +117,6 @@ def channels_of(kernels: Kernels, x: Tensor) -> Optional[Geometry]:
     if layout.outer or not x.numel() or not layout.holds(x[0]):
         return None
     return Geometry(x.shape[0], x.numel() // x.shape[0], ((layout.inner_of(1), x.shape[2]),))
-
-
-class NormalisedCalls:
-    """Calls at rest of neurons with batch normalisation in front, whose parameters have one form.
-
-    spec: that of the runner. views: for each parameter of the program the shape that it has over the neurons of one
-    time step; None for a number.
-    """
-
-    def __init__(
-        self, kernels: Kernels, spec: Spec, instead: Instead, views: Sequence[Optional[Tuple[int, ...]]]
-    ) -> None:
-        self.kernels, self.instead = kernels, instead
-        self.views = tuple([view for view in views if view is not None])
-        self._launch = kernels.backend.statistics(spec)
-        self._lies: Recent[Any, Lie] = Recent(CALLS)
-        self._plans: Recent[Any, CallPlan] = Recent(CALLS)
-
-    def laid(self, x: Tensor, skip: Optional[Tensor], tensors: Sequence[Any]) -> Optional[Lie]:
-        """How ``x`` lies; None for a call that is left to the runner. ``tensors`` are the parameters that are there
-        before the statistics are.
-        """
-        every = (x, *tensors) if skip is None else (x, skip, *tensors)
-        if is_transformed() or not x.numel() or resolved(every) is not every:
-            return None
-        # kernels read a shortcut's memory as they read the input's
-        if skip is not None and not (
-            type(skip) is Tensor and skip.dtype is x.dtype and skip.device == x.device and skip.stride() == x.stride()
-        ):
-            return None
-        for value in tensors:
-            if type(value) not in PLAIN or value.dtype is not self.kernels.spec.compute or not value.is_contiguous():
-                return None
-        form = (x.shape, x.stride())
-        return self._lies.get(form) or self._lies.put(form, Lie(form, channels_of(self.kernels, x)))
-
-    def statistics(self, laid: Lie, x: Tensor, eps: float, running: Optional[Moved]) -> Optional[Tuple[Tensor, Tensor]]:
-        """Mean and 1 / sqrt(variance + eps) of an input per channel, by which the running ones were moved; None where
-        the backend has no kernel for that.
-        """
-        return None if self._launch is None or laid.channels is None else self._launch(laid.channels, x, eps, running)
-
-    def __call__(self, laid: Lie, inputs: Tensors, params: Tuple[ParamValue, ...]) -> Optional[Tensors]:
-        """Outputs of a call; None if it is for the runner."""
-        tensors: Tuple[Any, ...] = (*inputs, *[params[index] for index in self.kernels.tensor_params])
-        grad = torch.is_grad_enabled()
-        wants = tuple([grad and value.requires_grad for value in tensors])
-        key = (laid.form, inputs[0].device, wants)
-        try:
-            plan = self._plans.get(key)
-            if plan is None:
-                plan = self._plans.put(key, self.kernels.plan(Call(), tensors, wants, self.views))
-            if plan.save:
-                return apply((plan, params, self.instead), *tensors)  # type: ignore[no-any-return]  # a tuple of tensors
-            return tuple(plan.forward(params, tensors))
-        except BackendError:  # the runner raises it again, or falls back
-            return None
 
 
 #: So many samples, and places along each further dimension, are enough to tell where the numbers of a channel lie.
@@ -209,9 +139,9 @@ class Moments:
             some = some.narrow(dim, 0, min(FEW, some.shape[dim]))
         shift = some.transpose(0, 1).flatten(1).to(self.kernels.spec.compute).median(1).values
         view = shift.view(1, -1, *[1] * (x.ndim - 3))
-        tensors, wanted = (x, view, view, view), (False, False, True, True)
+        tensors, needs = (x, view, view, view), (False, False, True, True)
         with torch.no_grad():
-            found = self.kernels.plan(Call(), tensors, wanted).backward((None,) * 3, tensors, (None,), wanted)
+            gradients = self.kernels.plan(Call(), tensors, needs).backward((None,) * 3, tensors, (None,), needs)
         share = shift.numel() / x.numel()
-        away, squares = (value.view(-1) * share for value in found[2:])  # type: ignore[union-attr]  # they were wanted
+        away, squares = (value.view(-1) * share for value in gradients[2:])  # type: ignore[union-attr]  # they were wanted
         return shift + away, torch.addcmul(squares, away, away, value=-1.0).clamp_(min=0.0)

@@ -29,13 +29,14 @@ import torch
 from torch import Tensor
 
 from spikecore._base.caches import CALLS, Lock, Recent
-from spikecore.backend import Spec
+from spikecore.backend import Spec, Unsupported
 from spikecore.kernels._layout import (
     Launch,
     Layout,
-    has_memory,
+    fits_param,
+    fitted_param,
+    gradient,
     layout_of,
-    resolved,
     returned_backward,
     returned_forward,
 )
@@ -43,12 +44,12 @@ from spikecore.kernels._plan import (
     BackwardPlan,
     ForwardPlan,
     Geometry,
-    RowGeometry,
     every_gradient,
     leaves_of,
     saved_states,
 )
 from spikecore.lang import Program
+from spikecore.lang._plain import is_batched_by_autograd
 
 if TYPE_CHECKING:
     from spikecore.kernels._backend import KernelBackend
@@ -126,13 +127,13 @@ class Kernels:
 
     def results(self, call: Call, layout: Layout, x: Tensor, save: bool) -> List[Tensor]:
         """What a call fills, as allocated: its results and, to ``save`` for backward, checkpoints. ``x`` has time."""
-        compute, chunk, given = self.spec.compute, self.chunk, call.has_initial_state
+        compute, chunk, has_initial_state = self.spec.compute, self.chunk, call.has_initial_state
         results = [layout.empty_steps(x, self.spec.dtype) for _ in range(self.n_outputs)]
         results += [layout.empty((), x, compute) for _ in range(self.n_final)]
         results += [layout.empty_steps(x, compute) for _ in call.record]
         # one chunk starts from what the call starts from: it needs no checkpoint
         if save and chunk and x.shape[0] > chunk:
-            saved = saved_states(self.program, self.spec, given)
+            saved = saved_states(self.program, self.spec, has_initial_state)
             results += [layout.empty(((x.shape[0] - 1) // chunk,), x, compute) for _ in saved]
         return results
 
@@ -142,8 +143,8 @@ class Kernels:
             self.program, self.spec, call.record, call.has_initial_state, self.spec.final, checkpoints=checkpoints
         )
 
-    def backward_plan(self, call: Call, present: Sequence[bool], wanted: Sequence[bool]) -> BackwardPlan:
-        """The backward kernel for cotangents of the ``present`` results that finds the ``wanted`` gradients."""
+    def backward_plan(self, call: Call, present: Sequence[bool], needs: Sequence[bool]) -> BackwardPlan:
+        """The backward kernel for cotangents of the ``present`` results that finds the needed gradients."""
         n, m, moving = self.n_outputs, self.n_outputs + self.n_final, self.n_moving(call)
         final = tuple([name for name, there in zip(self.program.states, present[n:m]) if there])
         return BackwardPlan(
@@ -153,9 +154,9 @@ class Kernels:
             outputs=tuple(present[:n]),
             trace=tuple([name for name, there in zip(call.record, present[m:]) if there]),
             final=final if 0 < len(final) < self.n_final else bool(final),
-            inputs=tuple(wanted[: self.n_inputs]),
-            state=any(wanted[self.n_inputs : moving]),
-            learn=tuple([self.program.params[i] for i, w in zip(self.tensor_params, wanted[moving:]) if w]),
+            inputs=tuple(needs[: self.n_inputs]),
+            state=any(needs[self.n_inputs : moving]),
+            learn=tuple([self.program.params[i] for i, w in zip(self.tensor_params, needs[moving:]) if w]),
         )
 
     def launch(self, plan: Union[ForwardPlan, BackwardPlan], geometry: Geometry) -> Launch:
@@ -184,8 +185,6 @@ class CallPlan:
         self, kernels: Kernels, call: Call, tensors: Sequence[Tensor], wants: Tuple[bool, ...], views: Any = None
     ) -> None:
         self.kernels, self.call, self.added = kernels, call, kernels.added
-        #: Whether autograd keeps fewer tensors than a call has.
-        self.drops = bool(self.added)
         self.count, self.moving, self.n_results = len(tensors), kernels.n_moving(call), kernels.n_results(call)
         #: Whether the call is a node of autograd, and whether a kernel has to find any of its gradients.
         self.save, self.keeps = True in wants, True in self.left(wants)
@@ -280,7 +279,7 @@ class CallPlan:
     def kept(self, tensors: Sequence[Tensor], results: Sequence[Tensor]) -> Sequence[Tensor]:
         """What autograd keeps of a call for backward: its tensors but those that are only added, and checkpoints."""
         if not self.added:
-            return (*tensors, *results[self.n_results :])
+            return (*tensors, *results[self.n_results :]) if len(results) > self.n_results else tensors
         if not self.keeps:
             return ()
         dropped = [index for index, _ in self.added]
@@ -290,34 +289,36 @@ class CallPlan:
         """As many tensors as a call had. In the place of a dropped one stands the first input, which has its shape and
         dtype: whoever gets these tensors may look at shapes, and must not read its numbers.
         """
+        if not self.added:
+            return kept
         tensors = [*kept]
         for index, _ in self.added if kept else ():
             tensors.insert(index, kept[0])
         return tensors
 
-    def left(self, wanted: Sequence[bool]) -> Sequence[bool]:
-        """Which of the ``wanted`` gradients are no cotangent that is passed on."""
+    def left(self, needs: Sequence[bool]) -> Sequence[bool]:
+        """Which of the needed gradients are no cotangent that is passed on."""
         dropped = [index for index, _ in self.added]
-        return [wants and index not in dropped for index, wants in enumerate(wanted)] if dropped else wanted
+        return [wants and index not in dropped for index, wants in enumerate(needs)] if dropped else needs
 
     def backward(
-        self, numbers: Sequence[Any], saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]], wanted: Sequence[bool]
+        self, numbers: Sequence[Any], saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]], needs: Sequence[bool]
     ) -> List[Optional[Tensor]]:
-        """The ``wanted`` gradients of a call's tensors, from what was kept of it and the cotangents of its results.
+        """The needed gradients of a call's tensors, from what was kept of it and the cotangents of its results.
 
         Saved tensors may lie elsewhere by now, each in its own way: saved-tensor hooks, such as those that move tensors
         to the host, give back tensors with other strides.
         """
         if self.is_empty:
-            return [torch.zeros_like(value) if wants else None for value, wants in zip(saved, wanted)]
+            return [torch.zeros_like(value) if wants else None for value, wants in zip(saved, needs)]
         there = (grads[0] is not None,) if len(grads) == 1 else tuple([grad is not None for grad in grads])
-        key = (tuple(wanted), there)
-        found = self._backward.get(key)
-        if found is None:
-            found = self._backward[key] = Pass(self, *key)
+        key = (tuple(needs), there)
+        backward_pass = self._backward.get(key)
+        if backward_pass is None:
+            backward_pass = self._backward[key] = Pass(self, *key)
         is_dense = self.is_dense and self._as_planned(saved, grads)
-        if is_dense and found.is_straight:
-            gradients = found.straight(numbers, saved, grads[0])
+        if is_dense and backward_pass.is_straight:
+            gradients = backward_pass.straight(numbers, saved, grads[0])
             if gradients is not None:
                 return gradients
             is_dense = False
@@ -326,7 +327,7 @@ class CallPlan:
             values, checkpoints, grads = self._refitted(values, checkpoints, grads)
         if not (is_dense and self.as_is):
             values = self.fitted(values)
-        return found(numbers, values, saved, checkpoints, grads, is_dense)
+        return backward_pass(numbers, values, saved, checkpoints, grads, is_dense)
 
     def _as_planned(self, saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]]) -> bool:
         """Whether saved tensors and cotangents lie as the call had them: hooks and users may give anything. Autograd
@@ -409,17 +410,17 @@ class CallPlan:
 
     def _geometry(self, x: Tensor) -> Geometry:
         kernels, layout = self.kernels, self.layout
-        geometry = Geometry(x.shape[0], x.numel() // x.shape[0], channels_of(kernels, layout, self.views))
-        return RowGeometry(*geometry, layout.rows) if layout.outer else geometry
+        channels, rows = channels_of(kernels, layout, self.views), layout.rows if layout.outer else (0, 0)
+        return Geometry(x.shape[0], x.numel() // x.shape[0], channels, rows)
 
 
 class Pass:
     """One kind of backward pass of a plan: by which cotangents arrive, and which gradients are wanted."""
 
-    def __init__(self, plan: CallPlan, wanted: Tuple[bool, ...], present: Sequence[bool]) -> None:
+    def __init__(self, plan: CallPlan, needs: Tuple[bool, ...], present: Sequence[bool]) -> None:
         kernels, call = plan.kernels, plan.call
-        self.plan, self.wanted = plan, wanted
-        backward = kernels.backward_plan(call, present, wanted)
+        self.plan, self.wanted = plan, needs
+        backward = kernels.backward_plan(call, present, needs)
         self.final, self.state = bool(backward.final), backward.state
         #: The parameters whose gradient is found, and their kinds.
         self.learnt = [(name, backward.kinds[name]) for name in backward.learn]
@@ -428,13 +429,13 @@ class Pass:
         self.forms = [plan.results[0]] * sum(backward.inputs) + [plan.step] * (kernels.n_states * backward.state)
         self.n_inputs = sum(backward.inputs)
         #: Where these stand among the tensors of the call; and the parameters, with their kinds, views and channels.
-        self.places = [place for place in range(kernels.n_inputs) if wanted[place]]
+        self.places = [place for place in range(kernels.n_inputs) if needs[place]]
         self.places += range(kernels.n_inputs, plan.moving) if backward.state else ()
         params = zip(range(plan.moving, plan.count), kernels.tensor_params, plan.views)
         self.summed = [
             (place, kernels.spec.params[index], view, plan.geometry.channels[index])
             for place, index, view in params
-            if wanted[place]
+            if needs[place]
         ]
         counts = (
             kernels.n_inputs,
@@ -508,12 +509,12 @@ class Pass:
     ) -> List[Optional[Tensor]]:
         """The gradients of the tensors of the call, each in its place."""
         plan = self.plan
-        found: List[Optional[Tensor]] = [None] * plan.count
+        gradients: List[Optional[Tensor]] = [None] * plan.count
         for place, result in zip(self.places, results):
-            found[place] = result
+            gradients[place] = result
         for (place, kind, view, channels), part in zip(self.summed, sums or ()):
-            found[place] = gradient(kind, part, saved[place], view, plan.layout, channels)
-        return found
+            gradients[place] = gradient(kind, part, saved[place], view, plan.layout, channels)
+        return gradients
 
 
 def form_of(value: Tensor) -> Form:
@@ -530,22 +531,47 @@ def _empty(forms: Sequence[Form], device: torch.device) -> List[Tensor]:
     return [torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in forms]
 
 
-def fits_param(kind: str, value: Tensor, layout: Layout) -> bool:
-    """Whether a kernel reads a parameter where it lies: see :func:`fitted_param`."""
-    if kind == "channel":
-        return value.ndim == 1 and value.is_contiguous()
-    return kind != "full" or (value.shape == layout.shape and layout.holds(value))
+def resolved(tensors: Sequence[Any]) -> Sequence[Any]:
+    """The tensors (or None), each with memory that holds its values.
+
+    Raises ``ValueError`` for one that has no memory and no values either. Where a tensor is on another device than the
+    call, even "meta", is for others to say.
+    """
+    if has_memory(tensors):
+        return tensors
+    return [
+        value if value is None else _with_memory(value.resolve_neg() if value.is_neg() else value) for value in tensors
+    ]
 
 
-def fitted_param(kind: str, value: Tensor, view: Sequence[int], layout: Layout) -> Tensor:
-    """A parameter where a kernel reads it; ``view`` is its shape over the neurons of one time step."""
-    if fits_param(kind, value, layout):
-        return value
-    if kind == "channel":
-        # a kernel finds a neuron's channel by division, so the channels must be dense
-        return value.reshape(-1).contiguous()
-    # one of shape [1, C, H, W] is the same for a whole batch, but a kernel reads a number per neuron
-    return layout.fit(value.view(view).expand(layout.shape) if value.shape != layout.shape else value)
+def has_memory(tensors: Sequence[Any]) -> bool:
+    """Whether the memory of each of the tensors (or None) holds its values."""
+    try:
+        for value in tensors:
+            if value is not None and (value.is_neg() or not value.data_ptr()):
+                return False
+    except RuntimeError:  # tensors wrapped by functorch raise on data_ptr()
+        return False
+    return True
+
+
+def _with_memory(tensor: Tensor) -> Tensor:
+    if tensor.numel() == 0 or tensor.device.type == "meta":
+        return tensor
+    if tensor._is_zerotensor():
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    if has_memory((tensor,)):
+        return tensor
+    if is_batched_by_autograd(tensor):
+        raise Unsupported(
+            "a kernel was given the gradients of several outputs at once (is_grads_batched=True of autograd.grad, "
+            "vectorize=True of jacobian) and takes those of one; ask for one after the other, or choose backend='torch'"
+        )
+    raise ValueError(
+        f"a kernel was given a {tensor.dtype} tensor of shape {list(tensor.shape)} that has no memory: its storage "
+        "was freed (untyped_storage().resize_(0)), or it stands for another tensor (a FakeTensor, a tensor kept "
+        "from inside torch.func); give a tensor with values"
+    )
 
 
 def channels_of(kernels: Kernels, layout: Layout, views: Sequence[Sequence[int]]) -> Tuple[Tuple[int, int], ...]:
@@ -558,39 +584,13 @@ def channels_of(kernels: Kernels, layout: Layout, views: Sequence[Sequence[int]]
     return tuple(channels)
 
 
-def gradient(
-    kind: str, part: Tensor, value: Tensor, view: Sequence[int], layout: Layout, channels: Sequence[int]
-) -> Tensor:
-    """The gradient of a parameter from its parts, as a backward launch gives them.
-
-    ``view``: its shape over the neurons of one time step. ``channels``: how those of one of kind "channel" lie.
-    """
-    if kind == "full":
-        # a parameter of shape [1, C, H, W] is the same for a whole batch: its gradient is the sum over it
-        whole = layout.dense_in_order(part)
-        if view == layout.shape and layout.holds(value.view(view)):
-            return whole.view(value.shape)
-        return whole.sum_to_size(view).contiguous().view(value.shape)
-    if part.shape == value.shape:
-        return part
-    if kind == "channel":
-        # in the order of memory neurons lie as [outer, channels, inner]
-        inner, count = channels
-        if part.numel() != count:  # else whole sums
-            part = part.reshape(-1, count, inner).sum((0, 2)) if inner != 1 else part.reshape(-1, count).sum(0)
-    elif part.numel() != 1:
-        # partial sums, one for each block or each neuron, as the backend likes
-        part = part.sum()
-    return part.reshape(value.shape)
-
-
 def dense_of(launch: Any, geometry: Geometry, counts: Sequence[int], owns_outputs: bool) -> Optional[Dense]:
     """A launch of dense tensors of these sizes, so many in each of the groups of :mod:`spikecore.kernels._layout`.
 
     The launch of a backend may have a method ``dense(geometry, counts)`` that gives it. It takes tensors with time and
     without, which are dense from end to end.
     """
-    make = None if owns_outputs or isinstance(geometry, RowGeometry) else getattr(launch, "dense", None)
+    make = None if owns_outputs or geometry.rows[0] else getattr(launch, "dense", None)
     return None if make is None else make(geometry, counts)
 
 

@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from spikecore._base.errors import a_kind
-from spikecore.backend import BackendError, Unsupported
+from spikecore.backend import BackendError
 from spikecore.kernels._plan import Geometry
-from spikecore.lang._plain import is_batched_by_autograd
 
 if TYPE_CHECKING:
     from spikecore.kernels._call import CallPlan, Form, Kernels, Pass
@@ -267,11 +266,11 @@ def layout_of(x: Tensor, rows: bool = False) -> Layout:
         return Layout(shape, None if natural else order)
     outer = _outer(shape, order, strides) if rows else 0
     if outer:
-        found = Layout(shape, None if natural else order, outer)
-        columns, dim = found.rows
+        layout = Layout(shape, None if natural else order, outer)
+        columns, dim = layout.rows
         # memory is read in sectors of 32 bytes; rows that lie apart for another reason than time are copied
         if columns * x.element_size() >= 32 and x.stride(0) < x.stride(dim):
-            return found
+            return layout
     return Layout(shape, None)
 
 
@@ -279,69 +278,70 @@ def _outer(shape: Sequence[int], order: Sequence[int], strides: Sequence[int]) -
     """How many of the dimensions, outermost in memory first, lie apart, at one distance from row to row; the others are
     dense. 0 where all are dense, -1 where there is no such distance.
     """
-    wanted, count = 1, 0
+    dense_stride, count = 1, 0
     for k, d in reversed(list(enumerate(order))):
         if shape[d] == 1:
             continue
-        if strides[d] != wanted:
+        if strides[d] != dense_stride:
             if count:
                 return -1
-            wanted, count = strides[d], k + 1
-        wanted *= shape[d]
+            dense_stride, count = strides[d], k + 1
+        dense_stride *= shape[d]
     return count
 
 
 def _is_dense(shape: Sequence[int], order: Sequence[int], strides: Sequence[int]) -> bool:
-    wanted = 1
+    dense_stride = 1
     for d in reversed(order):
         # torch allows any stride for a dimension of size 1
-        if shape[d] != 1 and strides[d] != wanted:
+        if shape[d] != 1 and strides[d] != dense_stride:
             return False
-        wanted *= shape[d]
+        dense_stride *= shape[d]
     return True
 
 
-def resolved(tensors: Sequence[Any]) -> Sequence[Any]:
-    """The tensors (or None), each with memory that holds its values.
+def fits_param(kind: str, value: Tensor, layout: Layout) -> bool:
+    """Whether a kernel reads a parameter where it lies: see :func:`fitted_param`."""
+    if kind == "channel":
+        return value.ndim == 1 and value.is_contiguous()
+    return kind != "full" or (value.shape == layout.shape and layout.holds(value))
 
-    Raises ``ValueError`` for one that has no memory and no values either. Where a tensor is on another device than the
-    call, even "meta", is for others to say.
+
+def fitted_param(kind: str, value: Tensor, view: Sequence[int], layout: Layout) -> Tensor:
+    """A parameter where a kernel reads it; ``view`` is its shape over the neurons of one time step."""
+    if fits_param(kind, value, layout):
+        return value
+    if kind == "channel":
+        # a kernel finds a neuron's channel by division, so the channels must be dense
+        return value.reshape(-1).contiguous()
+    # one of shape [1, C, H, W] is the same for a whole batch, but a kernel reads a number per neuron
+    return layout.fit(value.view(view).expand(layout.shape) if value.shape != layout.shape else value)
+
+
+def gradient(
+    kind: str, part: Tensor, value: Tensor, view: Sequence[int], layout: Layout, channels: Sequence[int]
+) -> Tensor:
+    """The gradient of a parameter from its parts, as a backward launch gives them.
+
+    ``view``: its shape over the neurons of one time step. ``channels``: how those of one of kind "channel" lie.
     """
-    if has_memory(tensors):
-        return tensors
-    return [
-        value if value is None else _with_memory(value.resolve_neg() if value.is_neg() else value) for value in tensors
-    ]
-
-
-def has_memory(tensors: Sequence[Any]) -> bool:
-    """Whether the memory of each of the tensors (or None) holds its values."""
-    try:
-        for value in tensors:
-            if value is not None and (value.is_neg() or not value.data_ptr()):
-                return False
-    except RuntimeError:  # tensors wrapped by functorch raise on data_ptr()
-        return False
-    return True
-
-
-def _with_memory(tensor: Tensor) -> Tensor:
-    if tensor.numel() == 0 or tensor.device.type == "meta":
-        return tensor
-    if tensor._is_zerotensor():
-        return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    if has_memory((tensor,)):
-        return tensor
-    if is_batched_by_autograd(tensor):
-        raise Unsupported(
-            "a kernel was given the gradients of several outputs at once (is_grads_batched=True of autograd.grad, "
-            "vectorize=True of jacobian) and takes those of one; ask for one after the other, or choose backend='torch'"
-        )
-    raise ValueError(
-        f"a kernel was given a {tensor.dtype} tensor of shape {list(tensor.shape)} that has no memory: its storage "
-        "was freed (untyped_storage().resize_(0)), or it stands for another tensor (a FakeTensor, a tensor kept "
-        "from inside torch.func); give a tensor with values"
-    )
+    if kind == "full":
+        # a parameter of shape [1, C, H, W] is the same for a whole batch: its gradient is the sum over it
+        whole = layout.dense_in_order(part)
+        if view == layout.shape and layout.holds(value.view(view)):
+            return whole.view(value.shape)
+        return whole.sum_to_size(view).contiguous().view(value.shape)
+    if part.shape == value.shape:
+        return part
+    if kind == "channel":
+        # in the order of memory neurons lie as [outer, channels, inner]
+        inner, count = channels
+        if part.numel() != count:  # else whole sums
+            part = part.reshape(-1, count, inner).sum((0, 2)) if inner != 1 else part.reshape(-1, count).sum(0)
+    elif part.numel() != 1:
+        # partial sums, one for each block or each neuron, as the backend likes
+        part = part.sum()
+    return part.reshape(value.shape)
 
 
 # Launches that return their results, as those of array compilers do, instead of filling tensors. Every tensor comes and
@@ -357,7 +357,7 @@ Expected = Tuple[str, Optional[Tuple[int, ...]], torch.dtype]
 
 def returned_forward(plan: CallPlan, launch: Launch, groups: Sequence[Any]) -> List[Tensor]:
     """The results of a forward launch of inputs, states and parameters."""
-    kernels, (steps, neurons, _) = plan.kernels, plan.geometry
+    kernels, (steps, neurons) = plan.kernels, plan.geometry[:2]
     stored, compute, checkpoints = kernels.spec.dtype, kernels.spec.compute, plan.results[plan.n_results :]
     expected: List[List[Expected]] = [
         [(f"output {i}", (steps, neurons), stored) for i in range(kernels.n_outputs)],
@@ -365,27 +365,28 @@ def returned_forward(plan: CallPlan, launch: Launch, groups: Sequence[Any]) -> L
         [(f"recorded {name}", (steps, neurons), compute) for name in plan.call.record],
         [(f"checkpoint {i}", (shape[0], neurons), compute) for i, (shape, _, _) in enumerate(checkpoints)],
     ]
-    found = launch(plan.geometry, *_flat(kernels, neurons, groups))
-    rows = _checked(kernels, "forward", found, expected, groups[0][0].device)
+    results = launch(plan.geometry, *_flat(kernels, neurons, groups))
+    rows = _checked(kernels, "forward", results, expected, groups[0][0].device)
     return [_own(value, form) for value, form in zip([value for row in rows for value in row], plan.results)]
 
 
-def returned_backward(one: Pass, groups: Sequence[Any]) -> Tuple[List[Tensor], Sequence[Tensor]]:
+def returned_backward(backward_pass: Pass, groups: Sequence[Any]) -> Tuple[List[Tensor], Sequence[Tensor]]:
     """Gradients of inputs and states, and parts of those of parameters, of a backward launch of these groups."""
-    plan, kernels = one.plan, one.plan.kernels
-    steps, neurons, _ = plan.geometry
+    plan, kernels = backward_pass.plan, backward_pass.plan.kernels
+    steps, neurons = plan.geometry[:2]
     inputs, _, _, checkpoints, outputs, final, trace = groups
     late = [[_rows(value, neurons) for value in group] for group in (checkpoints, outputs)]
     late += [[_row(value, neurons) for value in final], [_rows(value, neurons) for value in trace]]
-    stored, compute, parts = kernels.spec.dtype, kernels.spec.compute, one.learnt
+    stored, compute, parts = kernels.spec.dtype, kernels.spec.compute, backward_pass.learnt
+    n_states = len(backward_pass.forms) - backward_pass.n_inputs
     expected: List[List[Expected]] = [
-        [(f"gradient of input {i}", (steps, neurons), stored) for i in range(one.n_inputs)],
-        [(f"gradient of state {i}", (neurons,), compute) for i in range(len(one.forms) - one.n_inputs)],
+        [(f"gradient of input {i}", (steps, neurons), stored) for i in range(backward_pass.n_inputs)],
+        [(f"gradient of state {i}", (neurons,), compute) for i in range(n_states)],
         [(f"gradient of parameter {name}", None if kind == "scalar" else (neurons,), compute) for name, kind in parts],
     ]
-    found = one.launch(plan.geometry, *_flat(kernels, neurons, groups[:3]), *late)
-    to_inputs, to_states, to_params = _checked(kernels, "backward", found, expected, inputs[0].device)
-    results = [_own(value, form) for value, form in zip((*to_inputs, *to_states), one.forms)]
+    returned = backward_pass.launch(plan.geometry, *_flat(kernels, neurons, groups[:3]), *late)
+    to_inputs, to_states, to_params = _checked(kernels, "backward", returned, expected, inputs[0].device)
+    results = [_own(value, form) for value, form in zip((*to_inputs, *to_states), backward_pass.forms)]
     return results, [value.contiguous() for value in to_params]
 
 

@@ -48,23 +48,9 @@ class Geometry(NamedTuple):
     #: For each parameter of kind "channel": (neurons between neighbouring channels, channels); else (0, 0). Neuron
     #: ``i`` belongs to channel ``(i // inner) % channels``. Empty where every parameter is a number.
     channels: Tuple[Tuple[int, int], ...]
-
-
-class RowGeometry(Geometry):
-    """Sizes of one call whose tensors of all steps may lie in rows: for backends with ``rows``.
-
-    ``rows``: neurons of a row, and the dimension of such a tensor whose stride goes from row to row.
-    """
-
-    rows: Tuple[int, int]
-
-    def __new__(
-        cls, steps: int, neurons: int, channels: Tuple[Tuple[int, int], ...], rows: Tuple[int, int]
-    ) -> RowGeometry:
-        """The sizes, and how rows lie."""
-        made = super().__new__(cls, steps, neurons, channels)
-        made.rows = rows
-        return made
+    #: The neurons of a row, and the dimension of a tensor of all steps whose stride goes from row to row: for backends
+    #: with ``rows``. (0, 0) for tensors that are dense in each step.
+    rows: Tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -145,8 +131,8 @@ class ForwardPlan(_Plan):
         (:class:`spikecore.lang.Expr`), or whatever a table of ``functions`` computes with (op name -> function, see
         ``spikecore.kernels.Functions``).
         """
-        found = _forward(self.program)([*inputs, *state, *params], functions, None)
-        outputs, following = split(found, len(self.program.outputs), len(self.program.states))
+        values = _forward(self.program)([*inputs, *state, *params], functions, None)
+        outputs, following = split(values, len(self.program.outputs), len(self.program.states))
         return outputs, following
 
 
@@ -208,8 +194,8 @@ class BackwardPlan(_Plan):
         ``learn``, of one number per neuron. Where a parameter is one for several neurons, sum over these.
         """
         values = [*inputs, *state, *params, *grad_outputs, *grad_state]
-        found = self._step(values, functions, None)
-        grads, carried, learnt = split(found, len(self.wanted), len(self.program.states), len(self.learn))
+        results = self._step(values, functions, None)
+        grads, carried, learnt = split(results, len(self.wanted), len(self.program.states), len(self.learn))
         return grads, carried, learnt
 
     @cached_property
@@ -222,10 +208,10 @@ class BackwardPlan(_Plan):
     @cached_property
     def adjoint(self) -> Adjoint:
         """The adjoint of one step, without what this plan does not need; an input gradient not wanted is 0."""
-        found = self.program.adjoint(self.learn, self.outputs, self.trace, self.final)
+        every = self.program.adjoint(self.learn, self.outputs, self.trace, self.final)
         # what only an unwanted gradient is computed from would be carried and recomputed all the same
-        inputs = [node if wants else const(0.0) for node, wants in zip(found.inputs, self.inputs)]
-        return Adjoint(tuple(inputs), found.states, found.params)
+        inputs = [node if wants else const(0.0) for node, wants in zip(every.inputs, self.inputs)]
+        return Adjoint(tuple(inputs), every.states, every.params)
 
     @cached_property
     def carried_cotangents(self) -> Tuple[str, ...]:
@@ -351,19 +337,19 @@ def _node_of(value: Any) -> Node:
 
 def _evaluated(roots: Sequence[Node], values: Dict[Node, Any], functions: Functions) -> List[Any]:
     """The values of the roots, each operation by its function in the table."""
-    found = dict(values)
+    known = dict(values)
     for node in topological(roots, known=values):
         if node.op == "const":
-            found[node] = float(node.attr)  # type: ignore[arg-type]  # of a constant it is a number
+            known[node] = float(node.attr)  # type: ignore[arg-type]  # of a constant it is a number
             continue
         function = functions.get(node.op)
         if function is None:
             raise Unsupported(f"the table of functions has none for the operation {node.op!r}; known: {[*functions]}")
-        args = [found[arg] for arg in node.args]
+        args = [known[arg] for arg in node.args]
         if isinstance(node.attr, SpikeRule):
-            args += [node.attr.strict, _derivative(node.attr, functions), *(found[p] for p in node.attr.params)]
-        found[node] = function(*args)
-    return [found[root] for root in roots]
+            args += [node.attr.strict, _derivative(node.attr, functions), *(known[p] for p in node.attr.params)]
+        known[node] = function(*args)
+    return [known[root] for root in roots]
 
 
 def _derivative(rule: SpikeRule, functions: Functions) -> Callable[..., Any]:
@@ -388,14 +374,14 @@ def leaves_of(op: str, roots: Iterable[Node]) -> Set[str]:
 
 def closure(names: Iterable[str], op: str, rule: Mapping[str, Node]) -> FrozenSet[str]:
     """The names, and those of the leaves that their rules use, and so on."""
-    found: Set[str] = set()
+    closed: Set[str] = set()
     waiting: List[str] = list(names)
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found.add(name)
+        if name not in closed:
+            closed.add(name)
             waiting.extend(leaves_of(op, [rule[name]]))
-    return frozenset(found)
+    return frozenset(closed)
 
 
 def in_order(names: Sequence[str], chosen: Iterable[str]) -> Tuple[str, ...]:
@@ -463,18 +449,18 @@ def _varying(order: Sequence[Node]) -> Set[Node]:
 def _steps(place: _Place, users: Dict[Node, List[Node]], sizes: Dict[Node, int], flow: _Flow) -> List[_Place]:
     """Where one more unit of flow can go from a place. A condition may be computed, but not kept."""
     node, exit_ = place
-    found: List[_Place] = []
+    further: List[_Place] = []
     if exit_:
-        found += [(user, 0) for user in users[node]]
+        further += [(user, 0) for user in users[node]]
         if flow.get(((node, 0), place)):
-            found.append((node, 0))
+            further.append((node, 0))
     else:
         # a condition has unlimited capacity, so that no minimum cut contains it: kernels keep numbers, no truth values
         if node.is_bool or flow.get((place, (node, 1)), 0) < sizes[node]:
-            found.append((node, 1))
+            further.append((node, 1))
         # residual edges: flow that came in from an argument can be sent another way
-        found += [(arg, 1) for arg in node.args if flow.get(((arg, 1), place))]
-    return found
+        further += [(arg, 1) for arg in node.args if flow.get(((arg, 1), place))]
+    return further
 
 
 def _augment(
@@ -512,14 +498,14 @@ def _reaching(last: Set[Node], users: Dict[Node, List[Node]], sizes: Dict[Node, 
         for place in ((node, 0), (node, 1)):
             for further in _steps(place, users, sizes, flow):
                 back.setdefault(further, []).append(place)
-    found: Set[_Place] = {(node, 1) for node in last}
-    waiting = list(found)
+    reaching: Set[_Place] = {(node, 1) for node in last}
+    waiting = list(reaching)
     while waiting:
         for place in back.get(waiting.pop(), ()):
-            if place not in found:
-                found.add(place)
+            if place not in reaching:
+                reaching.add(place)
                 waiting.append(place)
-    return found
+    return reaching
 
 
 def with_reciprocals(order: Sequence[Node], exact: Collection[Node], fixed: Collection[Node]) -> Dict[Node, Node]:

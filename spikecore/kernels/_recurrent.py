@@ -23,8 +23,8 @@ from spikecore._base.context import no_autocast
 from spikecore.backend import MAX_STATIC_STEPS, ParamValue, Spec, Tensors
 from spikecore.dtypes import compute_dtype
 from spikecore.kernels._autograd import KernelCall
-from spikecore.kernels._call import Call, Kernels, channels_of, fitted_param, gradient
-from spikecore.kernels._layout import Launch, Layout, resolved
+from spikecore.kernels._call import Call, Kernels, channels_of, resolved
+from spikecore.kernels._layout import Launch, Layout, fitted_param, gradient
 from spikecore.kernels._plan import Geometry, saved_states
 from spikecore.kernels._runner import KernelRunner
 from spikecore.lang import Program
@@ -56,7 +56,7 @@ class FedPlan:
     another runner reads that may have to compute the call anew.
     """
 
-    added, eager, drops = (), True, True
+    added, eager = (), True
 
     def __init__(
         self, kernels: FedKernels, call: Call, tensors: Sequence[Tensor], wants: Sequence[bool], whole: bool
@@ -89,15 +89,15 @@ class FedPlan:
         return kept if self.whole else (kept[self.count - 1 + self.output], *kept)
 
     def backward(
-        self, numbers: Sequence[Any], saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]], wanted: Sequence[bool]
+        self, numbers: Sequence[Any], saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]], needs: Sequence[bool]
     ) -> List[Optional[Tensor]]:
         """Gradients of the tensors of a call; None where not wanted."""
         # within autocast a product of float32 would be one of half types, to which the sums behind it do not fit
         with no_autocast(saved[0].device.type):
-            return self._found(numbers, resolved(saved), resolved(grads), wanted)
+            return self._found(numbers, resolved(saved), resolved(grads), needs)
 
     def _found(
-        self, numbers: Sequence[Any], saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]], wanted: Sequence[bool]
+        self, numbers: Sequence[Any], saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]], needs: Sequence[bool]
     ) -> List[Optional[Tensor]]:
         kernels, moving, n_final = self.kernels, self.moving, self.kernels.n_final
         tensors, (*kept,) = saved[: self.count], saved[self.count :]
@@ -108,10 +108,10 @@ class FedPlan:
             # the last output is the state "feedback", too
             to_out = to_out.contiguous().clone() if to_out is not None else torch.zeros_like(kept[0])
             to_out[-1] += final[-1]
-        learn = tuple(wanted[moving : self.weight])
-        asked = Wanted(to_out, tuple(final[:-1]), tuple(grads[1 + n_final :]), any(wanted[1:moving]), learn)
+        learn = tuple(needs[moving : self.weight])
+        asked = Wanted(to_out, tuple(final[:-1]), tuple(grads[1 + n_final :]), any(needs[1:moving]), learn)
         gu, to_state, sums = self._way(fed).backward(fed, kept, asked)
-        result: List[Optional[Tensor]] = [gu if wanted[0] else None]
+        result: List[Optional[Tensor]] = [gu if needs[0] else None]
         result += [*to_state, _through(gu[0], fed.weight)] if asked.state else [None] * (moving - 1)
         kinds, layout = kernels.spec.params, Layout(fed.shape[1:], None)
         for index, value, total in zip(kernels.tensor_params, tensors[moving:], sums):
@@ -119,7 +119,7 @@ class FedPlan:
             result.append(
                 None if total is None else gradient(kinds[index], total, value, value.shape, layout, channels)
             )
-        to_weight, *to_bias = wanted[self.weight :]
+        to_weight, *to_bias = needs[self.weight :]
         rows = gu.reshape(-1, fed.shape[-1]).to(fed.weight.dtype)
         result.append(_of_weight(rows, fed, out) if to_weight else None)  # type: ignore[arg-type]  # kept for it
         return [*result, *[_of_bias(gu).to(fed.weight.dtype) if wants else None for wants in to_bias]]
@@ -251,7 +251,7 @@ def filling(launch: Launch, count: int) -> Launch:
     """A launch of a backend with ``owns_outputs`` as one that fills its last ``count`` groups of contiguous tensors."""
 
     def fills(geometry: Geometry, *groups: Any) -> Any:
-        steps, neurons, _ = geometry
+        steps, neurons = geometry[:2]
         flat = list(groups[:-count])
         for index, sizes in (
             (0, (steps, neurons)),
@@ -317,7 +317,7 @@ class FeedbackLaunch:
         return gus, to_state, [next(each) if wants else None for wants in asked.learn]
 
     def _geometry(self, fed: FeedbackCall) -> Geometry:
-        steps, neurons, channels = fed.geometry(fed.shape[0])
+        steps, neurons, channels, _ = fed.geometry(fed.shape[0])
         # behind the parameters stand weight and bias
         return Geometry(steps, neurons, (*channels, (0, 0), (0, 0)) if channels else channels)
 
@@ -341,11 +341,11 @@ class FeedbackSteps:
     def kernels(self, steps: int) -> Kernels:
         """What runs so many steps without feedback."""
         fixed = steps if steps <= MAX_STATIC_STEPS else None
-        found = self._kernels.get(fixed)
-        if found is None:
+        kernels = self._kernels.get(fixed)
+        if kernels is None:
             made = Kernels(self.backend, self.program, replace(self.spec, steps=fixed))
-            found = self._kernels.setdefault(fixed, made)
-        return found
+            kernels = self._kernels.setdefault(fixed, made)
+        return kernels
 
     def _forward(self, fed: FeedbackCall, call: Call, steps: int) -> Launch:
         kernels = self.kernels(steps)
@@ -373,9 +373,10 @@ class FeedbackSteps:
             u = us[t if save else 0]
             torch.add(x[t], product(last), out=u)
             chunk, inside = divmod(t + 1, each)
-            following = [one[chunk - 1] for one in kept] if kept and not inside and chunk <= count else spare[t % 2]
+            is_kept = kept and not inside and chunk <= count
+            following = [values[chunk - 1] for values in kept] if is_kept else spare[t % 2]
             last = out[t]
-            traced = [one[t : t + 1] for one in trace]
+            traced = [values[t : t + 1] for values in trace]
             launch(geometry, (u[None],), now, fed.params, (last[None],), following, traced, ())
             now = following
         return out, list(now) if self.final else [], trace, [us, *kept] if save else []
@@ -426,7 +427,7 @@ class FeedbackSteps:
         # the last chunk has what the others leave over, so that none is short
         chunk = min(t // each, max(1, fed.shape[0] // each) - 1)
         start, new = chunk * each, us.new_empty
-        first = [one[chunk - 1] for one in checkpoints] if chunk else fed.state
+        first = [values[chunk - 1] for values in checkpoints] if chunk else fed.state
         steps = t - start
         if not steps:
             return start, [first]
@@ -436,7 +437,7 @@ class FeedbackSteps:
         launch = self._forward(fed, Call(names, True), steps)
         outputs = (new([steps, *shape]),)
         launch(fed.geometry(steps), (us[start:t],), first, fed.params, outputs, final, trace, ())
-        return start, [first, *[[one[k] for one in trace] for k in range(steps)]]
+        return start, [first, *[[values[k] for values in trace] for k in range(steps)]]
 
 
 def chunk_of(steps: int) -> int:
@@ -550,14 +551,14 @@ def multiplied(a: Tensor, b: Tensor) -> Tensor:
 
 def parts_of(x: Tensor) -> List[Tensor]:
     """Three tensors of bfloat16 whose sum is x, the smallest first."""
-    found: List[Tensor] = []
+    parts: List[Tensor] = []
     for _ in range(3):
         # cut off, not rounded: the largest numbers would become infinite
         first = (x.view(torch.int32) & -65536).view(torch.float32)
-        found.insert(0, first.to(torch.bfloat16))
+        parts.insert(0, first.to(torch.bfloat16))
         # of an infinite number nothing is left
         x = (x - first).masked_fill_(x.isinf(), 0.0)
-    return found
+    return parts
 
 
 class SpikesTimes:

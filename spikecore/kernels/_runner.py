@@ -12,20 +12,24 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from spikecore._base.caches import CALLS, Recent
+from spikecore._base.running import BoundCall
 from spikecore.backend import BackendError, ParamValue, Runner, Spec, Tensors, Unsupported
 from spikecore.kernels._autograd import Instead, KernelCall, apply, key_of, register, run_op
-from spikecore.kernels._batch_norm import Moments, NormalisedCalls, NormalisingKernels, channels_of
-from spikecore.kernels._call import Call, CallPlan, Kernels
-from spikecore.kernels._layout import Moved, StatisticsLaunch, has_memory, resolved
+from spikecore.kernels._batch_norm import Moments, NormalisingKernels, channels_of
+from spikecore.kernels._call import Call, CallPlan, Kernels, has_memory, resolved
+from spikecore.kernels._layout import Moved, StatisticsLaunch
+from spikecore.kernels._plan import Geometry
 from spikecore.lang import Program
 from spikecore.lang._plain import (
+    EAGER,
     PLAIN,
     dispatch_modes,
     has_tangent,
     is_compiling,
-    is_followed,
     is_jit_tracing,
     is_transforming,
+    world,
 )
 from spikecore.lang.eager import StraightLine
 from spikecore.lang.node import parameters
@@ -38,8 +42,6 @@ WORTHWHILE = 1 << 20
 #: A tensor of another type, be it a state or a parameter, goes through torch's dispatcher, which handles its type.
 #: A FakeTensor beside a plain input stands for no values, and is refused as a tensor without memory.
 _PLAIN = frozenset((*PLAIN, FakeTensor))
-#: ``call(inputs, state, params)`` for calls of one signature; it gives outputs and final states.
-BoundCall = Callable[[Tensors, Optional[Tensors], Sequence[ParamValue]], Tuple[Tensors, Optional[Tensors]]]
 
 
 class KernelRunner:
@@ -53,11 +55,14 @@ class KernelRunner:
         #: Whether the initial state depends on a learnt parameter, so that autograd must see how.
         self.learnt_initial = any(node.attr in spec.learn for node in parameters(program.initial))
         #: The key where a call at rest whose parameters are numbers is one op with one result, else "".
-        one = len(program.inputs) == 1 == len(program.outputs) and not (spec.final or self.learnt_initial)
-        self.graph_key = self.key if one and not backend.owns_outputs else ""
+        is_one_op = len(program.inputs) == 1 == len(program.outputs) and not (spec.final or self.learnt_initial)
+        self.graph_key = self.key if is_one_op and not backend.owns_outputs else ""
         self.initial = StraightLine(program.leaves[len(program.inputs) + len(program.states) :], program.initial)
         self.instead: Instead = None
         self._moments: Optional[Moments] = None
+        #: What finds the statistics of an input, and how the channels of inputs lie, by shape and strides.
+        self._statistics: Optional[StatisticsLaunch] = backend.statistics(spec) if program.statistics else None
+        self._channels: Recent[Any, Optional[Geometry]] = Recent(CALLS)
 
     def with_other(self, instead: Callable[[BackendError], Runner]) -> KernelRunner:
         """A copy of this runner. Where its backward fails, the runner ``instead(error)`` computes the gradients."""
@@ -86,7 +91,7 @@ class KernelRunner:
         single: bool,
     ) -> Optional[BoundCall]:
         """See :func:`spikecore._base.running.bound`."""
-        if not inputs[0].numel() or is_followed():
+        if not inputs[0].numel() or world() is not EAGER:
             return None
         call, tensors, _ = self._arranged(inputs, state, params, Call(single=single))
         if not (all(type(value) in PLAIN for value in tensors) and has_memory(tensors)):
@@ -211,12 +216,6 @@ class KernelRunner:
 
     # -- batch normalisation
 
-    def direct_normalised(self, views: Sequence[Optional[Tuple[int, ...]]]) -> Optional[NormalisedCalls]:
-        """See :func:`spikecore._base.running.direct_normalised`."""
-        if self.kernels.n_outputs > 1 or self.spec.final or self.learnt_initial or "full" in self.spec.params:
-            return None
-        return NormalisedCalls(self.kernels, self.spec, self.instead, views)
-
     def moments(self, x: Tensor) -> Optional[Tuple[Tensor, Tensor]]:
         """Mean and variance of an input ``[T, B, C, ...]`` per channel; None where torch's own way is as quick."""
         # on a GPU torch's kernels for channels innermost read at an eighth of the memory's speed
@@ -230,7 +229,11 @@ class KernelRunner:
         """Mean and 1 / sqrt(variance + eps) of an input ``[T, B, C, ...]`` per channel, by which the running ones were
         moved; None where the backend has no kernel for that.
         """
+        if self._statistics is None:
+            return None
         (x,) = resolved((x,))
-        launch: Optional[StatisticsLaunch] = self.kernels.backend.statistics(self.spec)
-        geometry = channels_of(self.kernels, x)
-        return None if launch is None or geometry is None else launch(geometry, x, eps, running)
+        lies = x.shape, x.stride()
+        geometry = self._channels.get(lies)
+        if geometry is None:
+            geometry = self._channels.put(lies, channels_of(self.kernels, x))
+        return None if geometry is None else self._statistics(geometry, x, eps, running)

@@ -1,4 +1,4 @@
-"""Fast paths of the reference for plain tensors, which nothing but reverse-mode autograd may be tracking.
+"""What follows a computation, which :func:`world` says, and the reference's fast paths where only reverse mode does.
 
 A tensor is not plain under a transform of torch.func, while torch.compile or torch.jit traces, in forward mode, under a
 dispatch mode, and where it is of a subclass.
@@ -119,25 +119,48 @@ def has_tangent(tensors: Sequence[Tensor]) -> bool:
     return in_forward_mode() and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
 
 
-def is_followed() -> bool:
-    """Whether anything but reverse-mode autograd may be tracking what is computed now."""
-    return (
-        is_compiling()
-        or is_transforming()
-        or bool(dispatch_modes())
-        or forward_ad._current_level >= 0
-        or tracing_state() is not None
-    )
+#: What may follow a computation: reverse-mode autograd alone; torch.compile or torch.export; a transform of torch.func,
+#: forward mode or torch.jit.trace; a mode that looks at every operation, for which a runner has operations.
+EAGER, COMPILED, TRANSFORMED, OBSERVED = "eager", "compiled", "transformed", "observed"
 
 
-def is_transformed() -> bool:
-    """As :func:`is_followed`, where nothing is compiled or traced by torch.jit."""
-    return is_transforming() or bool(dispatch_modes()) or forward_ad._current_level >= 0
+def world() -> str:
+    """What follows what is computed now: ``EAGER``, ``COMPILED``, ``TRANSFORMED`` or ``OBSERVED``."""
+    if is_compiling():
+        return COMPILED
+    if is_transforming() or forward_ad._current_level >= 0 or tracing_state() is not None:
+        return TRANSFORMED
+    return OBSERVED if dispatch_modes() else EAGER
 
 
 def is_plain(x: Tensor) -> bool:
     """Whether only reverse-mode autograd may be tracking what is computed from ``x``."""
-    return type(x) in PLAIN and not is_followed()
+    return type(x) in PLAIN and world() is EAGER
+
+
+# How torch.compile meets functions of spikecore.
+
+
+def uncompiled(function: Callable[..., Any]) -> Any:
+    """Keep torch.compile out of a function, without an import of the compiler, which takes seconds."""
+    guarded = getattr(torch, "_disable_dynamo", lambda same: same)(function)  # imports it when it is called
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (guarded if "torch._dynamo" in sys.modules else function)(*args, **kwargs)
+
+    return call
+
+
+def compile_time(function: _Function) -> _Function:
+    """Have torch.compile run a function when it meets it, and take what it returns as a constant.
+
+    For what cannot be traced, such as hashing and loading, and for errors. What was compiled is used again as long as
+    the arguments, which torch guards, are the same. As torch.compiler.assume_constant_result, without importing the
+    compiler with spikecore.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+    return function
 
 
 #: dtype -> the integers of that size.
@@ -162,8 +185,8 @@ def choice(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
     a, b = a.resolve_neg().view(bits), b.resolve_neg().view(bits)
     if not a.shape and b.shape == z.shape and not a.item():
         # a reset to 0, whose bits are all 0; a NaN among the spikes equals no 0 here, and differs from it below
-        kept = torch.eq(z, zero, out=torch.empty_like(z)).to(bits).neg_()  # all bits 1 or all 0
-        return kept.bitwise_and_(b).view(z.dtype)
+        mask = torch.eq(z, zero, out=torch.empty_like(z)).to(bits).neg_()  # all bits 1 or all 0
+        return mask.bitwise_and_(b).view(z.dtype)
     mask = torch.ne(z, zero, out=torch.empty_like(z)).to(bits).neg_()
     return (mask & (a ^ b)).bitwise_xor_(b).view(z.dtype)
 
@@ -249,9 +272,9 @@ class Held:
         if any(isinstance(value, Tensor) for value in params):
             return compute(values, like)
         with torch.inference_mode(False):
-            found = compute(values, like)
-        self._last = params, found
-        return found
+            before = compute(values, like)
+        self._last = params, before
+        return before
 
     def _as_tensor(self, position: int, value: Union[float, Tensor], like: Tensor) -> Tensor:
         if isinstance(value, Tensor):

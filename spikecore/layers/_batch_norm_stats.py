@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from spikecore._base.batches import folded, unfolded
 from spikecore._base.errors import a_kind
-from spikecore._shell.modules import is_watched_itself
+from spikecore._shell.modules import has_own_hooks
 from spikecore.dtypes import compute_dtype
 from spikecore.lang._plain import is_compiling
 
@@ -57,7 +57,7 @@ def check_norm(owner: str, norm: Any) -> None:
             f"{owner}: norm is {a_kind(norm)}; a neuron can take over nn.BatchNorm1d, nn.BatchNorm2d and "
             f"nn.BatchNorm3d themselves. Of another kind, {way_out}"
         )
-    if is_watched_itself(norm):
+    if has_own_hooks(norm):
         # nn.utils.weight_norm and prune make the weight in such a hook
         raise ValueError(
             f"{owner}: norm is {a_kind(norm)} with hooks or a forward of its own, which a neuron that "
@@ -67,7 +67,7 @@ def check_norm(owner: str, norm: Any) -> None:
 
 def is_plain_norm(module: nn.Module) -> bool:
     """Whether a module is a batch normalisation that a neuron's kernel can compute."""
-    return type(module) in _DIMS and not is_watched_itself(module)
+    return type(module) in _DIMS and not has_own_hooks(module)
 
 
 def takes_batch(norm: Any) -> bool:

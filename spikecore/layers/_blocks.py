@@ -7,7 +7,7 @@ from typing import Callable, List, Optional
 from torch import Tensor, nn
 
 from spikecore._base.bits import Whole, added, multiplied
-from spikecore._shell.modules import in_turn, is_watched
+from spikecore._shell.modules import has_hooks, in_turn
 from spikecore.layers._norm_neuron import NormNeuron
 from spikecore.layers._packed import Follow
 from spikecore.layers._stateless import TimeBatched, counts, makers, normalised, silenced
@@ -39,7 +39,7 @@ class Adding(nn.Module):
         body, last = self.body, self.ending()
         compiled = getattr(body, "_compiled_call_impl", None) is not None  # torch 2.0 has no Module.compile
         fused = isinstance(last, NormNeuron) and last.adds_for_block
-        if not fused or compiled or is_watched(body) or is_watched(last):  # type: ignore[arg-type]  # a module
+        if not fused or compiled or has_hooks(body) or has_hooks(last):  # type: ignore[arg-type]  # a module
             joined: Tensor = body(x)
             return joined + (x if shortcut is None else shortcut(x))
         y = x

@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 from spikecore._base.context import autocast_dtype
 from spikecore._base.errors import a_kind
 from spikecore._shell import checks, modules, parameters, ranges
-from spikecore._shell.modules import is_watched_itself
+from spikecore._shell.modules import has_own_hooks
 from spikecore._shell.state import State, Stateful
 from spikecore.lang._plain import is_jit_tracing, with_traced_sizes
 
@@ -328,7 +328,7 @@ def _check_linear(linear: Any, delay: Optional[Tensor]) -> None:
         )
     if is_lazy(linear.weight):
         raise TypeError("Delay: linear has no weight before its first call; give nn.Linear with its number of inputs")
-    if is_watched_itself(linear):
+    if has_own_hooks(linear):
         raise ValueError(
             "Delay: linear has hooks or a forward of its own, which nothing would call, since Delay takes its weight "
             "and bias; put hooks on the Delay, and compute the weight by torch.nn.utils.parametrize"

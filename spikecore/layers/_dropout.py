@@ -85,8 +85,8 @@ class SequenceDropout(Stateful):
                     f"torch.Generator(device={str(step.device)!r})"
                 )
         # torch's function with a generator takes no sizes that torch.compile keeps open, not even for None
-        given: Dict[str, Any] = {} if self.generator is None else {"generator": self.generator}
-        drawn: Tensor = torch.rand(step.shape, device=step.device, **given)
+        options: Dict[str, Any] = {} if self.generator is None else {"generator": self.generator}
+        drawn: Tensor = torch.rand(step.shape, device=step.device, **options)
         return (drawn >= self.p).to(step.dtype) * (1.0 / (1.0 - self.p) if self.p < 1.0 else 0.0)
 
     def _checked(self, state: Mapping[str, Any], step: Tensor) -> Tensor:

@@ -3,41 +3,25 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from spikecore._base.bits import Whole
 from spikecore._base.errors import a_kind
-from spikecore._base.running import NormalisedCall, Runner, direct_normalised
-from spikecore._plugins.selection import REFERENCE
+from spikecore._base.running import Runner, bound
 from spikecore._shell import checks, observe
-from spikecore._shell.automatic import Calls
-from spikecore._shell.binding import COMPILED, EAGER, SpecKey, constant, runner_of, values_of, world
-from spikecore._shell.call import Arguments, Earlier, arguments, execute, noted, placed, values_as_before
+from spikecore._shell.binding import AFFINE, Dispatch
+from spikecore._shell.call import NotedCall, arguments, execute
 from spikecore._shell.modules import calls_as
 from spikecore._shell.observe import Results
-from spikecore.backend import MAX_STATIC_STEPS, Spec, Unsupported
+from spikecore.backend import BackendError, Tensors, Unsupported
 from spikecore.dtypes import NAMES
-from spikecore.lang._plain import PLAIN, is_exporting
-from spikecore.lang._program import normalised as normalised_program
+from spikecore.lang._plain import COMPILED, EAGER, PLAIN, is_exporting, world
 from spikecore.layers import _batch_norm_stats as stats
 from spikecore.layers._packed import Follow
 from spikecore.neuron import Neuron
-
-#: What :attr:`Spec.learn` calls weight and bias of the normalisation, until its program gives them names.
-AFFINE = ("norm.weight", "norm.bias")
-
-
-class KnownCall(NamedTuple):
-    """A call that passed every check."""
-
-    #: Its runner, and the neuron's own parameters.
-    earlier: Earlier
-    call: NormalisedCall
-    #: How many parameters stand before those of the normalisation.
-    before: int
 
 
 class NormNeuron(nn.Module):
@@ -102,7 +86,7 @@ class NormNeuron(nn.Module):
     def forward(self, x: Tensor, *skip: Tensor) -> Any:
         """``[T, B, C, ...] -> [T, B, C, ...]``; with a shortcut also ``skip`` of that shape."""
         neuron: Any = self._modules["neuron"]
-        if neuron.step == "single" or neuron._carrying:
+        if neuron.continues:
             outputs, state, _ = self._call((x, *skip), neuron._begin(), (), True, neuron.step == "single")
             neuron._end(state)
         else:
@@ -141,16 +125,16 @@ class NormNeuron(nn.Module):
         """A call with these inputs; ``single``: they are those of one time step."""
         neuron: Any = self._modules["neuron"]
         x, skip = self._taken(inputs, single or neuron.repeat is not None)
-        watched = bool(neuron._watchers)
+        mode, watched = world(), bool(neuron._watchers)
         # what of the shortcut is added behind the program, by torch: a monitor sees the spikes
-        behind = (
-            skip if self.shortcut == "after" and skip is not None and (watched or not self._adds(x, skip)) else None
-        )
+        is_behind = self.shortcut == "after" and skip is not None and (watched or not self._adds(x, skip, mode))
+        behind = skip if is_behind else None
         taken = (x,) if skip is None or behind is not None else (x, skip)
+        execute_it = functools.partial(self._execute, mode)
         if watched:
-            results = observe.recorded(neuron, self._execute, taken, state, record, final, single)
+            results = observe.recorded(neuron, execute_it, taken, state, record, final, single)
         else:
-            results = self._execute(taken, state, record, final, single)
+            results = execute_it(taken, state, record, final, single)
         return results if behind is None else _added(results, behind)
 
     def _taken(self, inputs: Sequence[Any], one_step: bool) -> Tuple[Tensor, Optional[Tensor]]:
@@ -177,7 +161,8 @@ class NormNeuron(nn.Module):
 
     def _execute(
         self,
-        inputs: Sequence[Tensor],
+        mode: str,
+        inputs: Tensors,
         state: Optional[Mapping[str, Tensor]],
         record: Tuple[str, ...],
         final: bool,
@@ -186,40 +171,40 @@ class NormNeuron(nn.Module):
         """A call as one program where that can be, else normalisation and neuron one after the other."""
         x, skip = inputs[0], inputs[1] if len(inputs) > 1 else None
         neuron: Any = self._modules["neuron"]
-        now = world()
-        dense = type(x) is Tensor and x.layout is torch.strided and not x.is_nested
-        alone = dense and now is EAGER and state is None and not (record or final or single)
-        results = self._as_before(x, skip) if alone and self.fused is not False and neuron.repeat is None else None
+        dense = all(type(v) is Tensor and v.layout is torch.strided and not v.is_nested for v in inputs)
+        alike = skip is None or skip.dtype is x.dtype
+        may_note = dense and alike and mode is EAGER and state is None and not (record or final or single)
+        tensors = stats.tensors_of(self.norm)
+        results = self._as_noted(inputs, tensors) if may_note and self.fused is not False else None
         if results is None:
-            results = self._as_one(x, skip, state, record, final, single, now, alone)
+            results = self._as_one(x, skip, tensors, state, record, final, single, mode, may_note)
         if results is not None:
             return results
         y = stats.normalised(self.norm, x, single or neuron.repeat is not None)
         if skip is not None and self.shortcut == "before":
             y = y + skip
-        results = execute(neuron, (y,), state, record, final, single, now)
+        results = execute(neuron, (y,), state, record, final, single, mode)
         return _added(results, skip) if skip is not None and self.shortcut == "after" else results
 
     def _as_one(
         self,
         x: Tensor,
         skip: Optional[Tensor],
+        tensors: stats.NormTensors,
         state: Optional[Mapping[str, Tensor]],
         record: Tuple[str, ...],
         final: bool,
         single: bool,
-        now: str,
-        alone: bool,
+        mode: str,
+        may_note: bool,
     ) -> Optional[Results]:
         """The call as one program, None where it is to be computed one after the other."""
         if is_exporting():
             return None  # the reference computes it, see Dispatch.computes
         neuron: Any = self.neuron
         steps = x.unsqueeze(0) if single else x
-        tensors = stats.tensors_of(self.norm)
-        stamp, dispatch = neuron._stamp(), neuron._dispatch
-        quick = dispatch.quick  # a concurrent change replaces it, and the new one must not get this call
-        reason = self._why_apart(x, steps, tensors, single, now)
+        dispatch: Dispatch = neuron._settled()
+        reason = self._why_apart(dispatch, x, steps, tensors, single, mode)
         if reason:
             self._refuse(reason)
             return None
@@ -228,24 +213,29 @@ class NormNeuron(nn.Module):
         inputs = checks.inputs(owner, ("x", "skip")[: len(both)], [v.unsqueeze(0) for v in both] if single else both)
         steps = inputs[0]
         start = checks.state(owner, neuron.states, state, steps, carried=state is not None and state is neuron._state)
-        asked = arguments(neuron, inputs, start, final, now, behind=[*zip(AFFINE, tensors[:2])])
+        asked = arguments(neuron, dispatch, inputs, start, final, mode, behind=[*zip(AFFINE, tensors[:2])])
         values, kind = asked.values, (*asked.kind, bool(record))
         how = (self.shortcut or "" if skip is not None else "", stats.takes_batch(self.norm), bool(self.fused))
-        lacks = self._find(steps.device.type, kind, how, stamp)
+        lacks = dispatch.find_normalised(steps.device.type, kind, how, dispatch.stamp)
         if lacks:
             self._refuse(lacks)
             return None
         runner = dispatch.derived[steps.device.type, kind, how]
         before = len(values) - len(dispatch.numbers)
-        if alone and start is None:
-            results = self._noted(runner, x, skip, asked, before, quick)
-            if results is not None:
-                return results
         # from here on nothing is refused: the running statistics move once
-        moments, statistics = getattr(runner, "moments", None), getattr(runner, "input_statistics", None)
-        by = stats.constants(self.norm, tensors, steps, moments, statistics)
-        outputs, end, trace = runner(inputs, start, _among(values, before, by, steps.ndim), record)
+        by = self._constants(runner, tensors, steps)
         self.__dict__["reason"] = ""
+        placed = _among(values, before, by, steps.ndim)
+        if may_note:
+            noted = NotedCall(runner, asked, neuron)
+            own = tuple([value for _, value in asked.named])
+            views = [tuple(value.shape) if isinstance(value, Tensor) else None for value in placed]
+            noted.call = bound(runner, inputs, None, _among(own, before, by), views, False)
+            if noted.call is not None:
+                dispatch.note(self._signature(inputs, tensors), (noted, before))
+                # as later ones: a checkpointed call must save the same tensors when it is computed again
+                return _by_plan(noted, inputs, own, before, by), None, ()
+        outputs, end, trace = runner(inputs, start, placed, record)
         if single:
             outputs = tuple([out.squeeze(0) for out in outputs])
         return outputs, dict(zip(neuron.states, end)) if end is not None else None, trace
@@ -257,7 +247,9 @@ class NormNeuron(nn.Module):
             owner = type(self.neuron).__name__
             raise Unsupported(f"{owner} was to normalise within its kernel (fused=True): {reason}")
 
-    def _why_apart(self, x: Tensor, steps: Tensor, tensors: stats.NormTensors, single: bool, now: str) -> str:
+    def _why_apart(
+        self, dispatch: Dispatch, x: Tensor, steps: Tensor, tensors: stats.NormTensors, single: bool, mode: str
+    ) -> str:
         """Why a call cannot be one program, whatever the backend; "" if it can."""
         norm, neuron = self.norm, self.neuron
         if neuron.repeat is not None and not single:
@@ -265,149 +257,63 @@ class NormNeuron(nn.Module):
             return f"repeat={neuron.repeat} gives it one step, which is normalised once"
         if self.fused is False:
             return "fused=False was asked for"
-        if now is not COMPILED and (now is not EAGER or type(x) not in PLAIN):
+        if mode is not COMPILED and (mode is not EAGER or type(x) not in PLAIN):
             return "torch traces or transforms the call, or x is no plain tensor"
         if x.dtype not in NAMES or x.layout is not torch.strided or not stats.fits(norm, tensors, steps):
             return f"x of shape {list(x.shape)} and {x.dtype} is no plain input of the normalisation"
         if not norm.eps > 0:  # type: ignore[operator]  # a number: a constant channel would be 0 / 0
             return f"eps={norm.eps} of the normalisation is not above 0"
         # parameters per channel are placed along the dimension that is normalised over
-        if neuron.channel_dim != 1 and any(isinstance(value, Tensor) for _, value in values_of(neuron)):
+        if neuron.channel_dim != 1 and any(
+            isinstance(value, Tensor) for _, value in dispatch.values(neuron, dispatch.stamp)
+        ):
             return f"channel_dim={neuron.channel_dim}, and a parameter is a tensor"
-        if now is COMPILED and neuron._dispatch.leaves_graph(x.device.type, neuron._dispatch.stamp):
+        if mode is COMPILED and dispatch.leaves_graph(x.device.type, dispatch.stamp):
             return "the backend does not support torch_compile"
         return ""
 
-    def _adds(self, x: Tensor, skip: Tensor) -> bool:
+    def _adds(self, x: Tensor, skip: Tensor, mode: str) -> bool:
         """Whether a shortcut behind the neuron is part of its program. One of another shape, dtype or order of memory
         is not, and none where the first output is not spikes: rounded once, the sum would be another one.
         """
-        if self.fused is False or not lie_alike(x, skip):
+        if self.fused is False or not _lie_alike(x, skip, mode):
             return False
-        added: bool = self._can_add(x.device.type, bool(self.fused), self.neuron._stamp())
-        return added
-
-    @constant
-    def _can_add(self, device_type: str, asked: bool, stamp: str) -> bool:
-        """Whether a kernel adds a shortcut to spikes. ``asked``: whether one program was asked for."""
-        if self.neuron.program.outputs[0].op != "spike":
-            return False
-        backend = self.neuron._dispatch.bind(device_type).backend
-        return asked or (backend.name != REFERENCE and backend.capabilities_on(device_type).several_inputs)
-
-    @constant
-    def _find(
-        self, device_type: str, kind: Tuple[SpecKey, bool, bool, bool], how: Tuple[str, bool, bool], stamp: str
-    ) -> str:
-        """Make the runner of ``derived`` for calls of this kind; gives why there is none, else "".
-
-        how: the shortcut, whether by statistics of the batch, whether one program was asked for.
-        """
-        dispatch, key = self.neuron._dispatch, (device_type, kind, how)
-        if key in dispatch.derived:
-            return ""
-        shortcut, batch, asked = how
-        (dtype, steps, kinds, learnt, final, *_), *demands = kind
-        program, names = normalised_program(self.neuron.program, shortcut, batch)
-        before = len(kinds) - len(dispatch.numbers)
-        kinds = (*kinds[:before], *["channel"] * len(names), *kinds[before:])
-        if len(kinds) != len(program.params):
-            return "the dynamics do not read their input"
-        named = dict(zip(AFFINE, names[2:]))
-        spec = Spec(dtype, steps, kinds, tuple([named.get(name, name) for name in learnt]), final)
-        resolved = dispatch.bind(device_type)
-        if resolved.backend.name == REFERENCE and not asked:
-            # it runs a program operation by operation, and torch has one operation for the whole of a normalisation
-            return f"backend {REFERENCE!r} computes one operation after the other, and is quicker so"
-        calls = Calls(device_type, program, spec, *demands)
-        has = resolved.backend.capabilities_on(device_type)
-        missing = calls.lacks(resolved.backend) or (() if has.normalisation else ("normalisation",))
-        if missing:
-            return checks.unsupported(resolved, program.name, missing, device_type)
-        dispatch.derived[key] = runner_of(resolved, calls)
-        return ""
+        dispatch: Dispatch = self.neuron._settled()
+        return dispatch.adds_to_spikes(x.device.type, bool(self.fused), dispatch.stamp)
 
     # -- calls at rest for outputs alone, like one that passed every check: straight to the kernels
 
-    def _kind(self, x: Tensor, skip: Optional[Tensor]) -> Tuple[Any, ...]:
-        """What decides the runner of such a call, beside the neuron's own parameters. It differs from the
-        signatures of the neuron's calls.
+    def _signature(self, inputs: Sequence[Tensor], tensors: stats.NormTensors) -> Tuple[Any, ...]:
+        """What decides how such a call is computed, beside the neuron's own parameters. It differs from the signatures
+        of the neuron's calls.
         """
-        grad, steps = torch.is_grad_enabled(), x.shape[0]
         norm: Any = self._modules["norm"]
-        weight, bias = norm._parameters.get("weight"), norm._parameters.get("bias")
-        return (
-            self.shortcut,
-            bool(self.fused),
-            x.dtype,
-            x.ndim,
-            x.shape[2],
-            norm.eps > 0,
-            steps if steps <= MAX_STATIC_STEPS else None,
-            x.device,
-            grad,
-            grad and x.requires_grad,
-            None if skip is None else grad and skip.requires_grad,
-            weight is not None and weight.requires_grad,
-            bias is not None and bias.requires_grad,
-            norm.training or norm._buffers.get("running_mean") is None,
-        )
+        grad = torch.is_grad_enabled()
+        affine = [None if v is None else (type(v), v.dtype, v.stride(), v.requires_grad) for v in tensors[:3]]
+        forms = [(v.shape, v.stride(), v.dtype, v.device, grad and v.requires_grad) for v in inputs]
+        return (self.shortcut, bool(self.fused), norm.eps > 0, stats.takes_batch(norm), grad, *affine, *forms)
 
-    def _as_before(self, x: Tensor, skip: Optional[Tensor]) -> Optional[Results]:
-        """A call whose kind passed the checks before; None if it needs them."""
-        neuron: Any = self._modules["neuron"]
-        known: Optional[KnownCall] = neuron._dispatch.quick.get(self._kind(x, skip))
-        return None if known is None else self._straight(known, x, skip)
-
-    def _straight(self, known: KnownCall, x: Tensor, skip: Optional[Tensor]) -> Optional[Results]:
-        """The call by the launches of an earlier one; None, with nothing moved, if it is not as that was."""
+    def _as_noted(self, inputs: Tensors, tensors: stats.NormTensors) -> Optional[Results]:
+        """A call like one that passed the checks; None, with nothing moved, if there was none."""
         norm: Any = self._modules["norm"]
         neuron: Any = self._modules["neuron"]
-        earlier, call, before = known
-        values = values_as_before(earlier, neuron, x, False)
-        tensors = stats.tensors_of(norm)
-        if values is None or not stats.fits(norm, tensors, x):
+        noted, before = neuron._dispatch.noted.get(self._signature(inputs, tensors), (None, 0))
+        values = None if noted is None else noted.values(neuron)
+        if values is None or not stats.fits(norm, tensors, inputs[0]):
             return None
-        read = 2 if stats.takes_batch(norm) else 3  # in eval mode the running mean as well
-        laid = call.laid(x, skip, [v for v in (*tensors[:read], *values) if isinstance(v, Tensor)])
-        if laid is None:
-            return None
-        by = stats.constants(
-            norm, tensors, x, getattr(earlier.runner, "moments", None), functools.partial(call.statistics, laid)
-        )
-        inputs = (x,) if skip is None else (x, skip)
-        outputs = call(laid, inputs, (*values[:before], *by, *values[before:]))
-        if outputs is None:  # the running statistics have moved: from here on it is the runner's
-            params = _among(placed(earlier, values), before, by, x.ndim)
-            outputs = earlier.runner(inputs, None, params, ())[0]
+        by = self._constants(noted.runner, tensors, inputs[0])
         self.__dict__["reason"] = ""
-        return outputs, None, ()
+        return _by_plan(noted, inputs, values, before, by), None, ()
 
-    def _noted(
-        self,
-        runner: Runner,
-        x: Tensor,
-        skip: Optional[Tensor],
-        asked: Arguments,
-        before: int,
-        quick: Any,
-    ) -> Optional[Results]:
-        """A call that passed every check, noted and run as later ones are: a checkpointed call must save the same
-        tensors when it is computed again. None, with nothing moved, if the runner has no such way for it.
-        """
-        places = _among(asked.values, before, (x.new_empty(x.shape[2], device="meta"),) * 4, x.ndim)
-        call = direct_normalised(runner, [tuple(v.shape) if isinstance(v, Tensor) else None for v in places])
-        if call is None:
-            return None
-        neuron = self.neuron
-        known = quick[self._kind(x, skip)] = KnownCall(noted(runner, asked, x, neuron), call, before)
-        return self._straight(known, x, skip)
+    def _constants(self, runner: Runner, tensors: stats.NormTensors, x: Tensor) -> Tuple[Tensor, ...]:
+        """What is normalised by, found by the runner where it can; the running statistics move."""
+        moments, statistics = getattr(runner, "moments", None), getattr(runner, "input_statistics", None)
+        return stats.constants(self._modules["norm"], tensors, x, moments, statistics)
 
 
-def lie_alike(x: Tensor, skip: Tensor) -> bool:
+def _lie_alike(x: Tensor, skip: Tensor, mode: str) -> bool:
     """Whether a kernel reads both as they are."""
-    now = world()
-    if now is not COMPILED and (now is not EAGER or type(skip) not in PLAIN):
+    if mode is not COMPILED and (mode is not EAGER or type(skip) not in PLAIN):
         return False
     strided = x.layout is torch.strided is skip.layout
     alike = strided and x.shape == skip.shape and x.dtype == skip.dtype and x.device == skip.device
@@ -462,9 +368,22 @@ def _added(results: Results, skip: Tensor) -> Results:
     return (outputs[0] + skip, *outputs[1:]), end, trace
 
 
-def _among(values: Sequence[Any], before: int, by: Sequence[Tensor], ndim: int) -> Tuple[Any, ...]:
-    """A neuron's parameters, placed over one time step, with those of the normalisation of an input of so many
-    dimensions behind the first ones.
+def _by_plan(noted: NotedCall, inputs: Tensors, values: Any, before: int, by: Sequence[Tensor]) -> Tensors:
+    """The outputs of a noted call with the neuron's parameters ``values``, normalised ``by`` these."""
+    call: Any = noted.call
+    try:
+        outputs: Tensors = call(inputs, None, _among(values, before, by))[0]
+    except BackendError:  # the runner raises it again, or falls back; the running statistics have moved
+        placed = _among(noted.placed(values), before, by, inputs[0].ndim)
+        outputs = noted.runner(inputs, None, placed, ())[0]
+    return outputs
+
+
+def _among(values: Sequence[Any], before: int, by: Sequence[Tensor], ndim: int = 0) -> Tuple[Any, ...]:
+    """A neuron's parameters, with those of the normalisation behind the first ones; ``ndim``: placed over one time step
+    of an input of so many dimensions.
     """
-    view = (1, -1, *[1] * (ndim - 3))
-    return (*values[:before], *[value.view(view) for value in by], *values[before:])
+    if ndim:
+        view = (1, -1, *[1] * (ndim - 3))
+        by = [value.view(view) for value in by]
+    return (*values[:before], *by, *values[before:])

@@ -11,12 +11,11 @@ from spikecore._base.bits import Whole
 from spikecore._base.context import autocast_dtype
 from spikecore._base.errors import a_kind
 from spikecore._shell import checks, observe
-from spikecore._shell.binding import COMPILED, EAGER, world
 from spikecore._shell.call import arguments
-from spikecore._shell.modules import calls_as, is_watched, is_watched_itself
+from spikecore._shell.modules import calls_as, has_hooks, has_own_hooks
 from spikecore._shell.state import State, Stateful, Stepped
 from spikecore.backend import FEEDBACK_BIAS, FEEDBACK_WEIGHT, Feedback, Tensors, Unsupported
-from spikecore.lang._plain import PLAIN, is_compiling, with_traced_sizes
+from spikecore.lang._plain import COMPILED, EAGER, PLAIN, is_compiling, with_traced_sizes, world
 from spikecore.layers._delay import PAST, Delay, following, one_by_one
 from spikecore.layers._packed import Follow
 from spikecore.neuron import Neuron
@@ -168,7 +167,7 @@ class Recurrent(Stateful):
         told = self._watchers
         if not told:
             return self._computed(x, state, record, final)
-        names = observe.wanted("Recurrent", told, self.neuron.states, record)
+        names = observe.states_to_record("Recurrent", told, self.neuron.states, record)
         out, end, trace = self._computed(x, state, names, final)
         observe.tell(self, told, (x,), (out,), trace, self.step == "single")
         return out, end, {name: trace[name] for name in record}
@@ -188,10 +187,10 @@ class Recurrent(Stateful):
         given = checks.state("Recurrent", names, state, x, carried)
         if given is not None:
             given = (*given[:-1], given[-1].to(x.dtype))  # an output, not a state of the neuron
-        now = world()
-        matrix: Union[Matrix, str] = "torch.compile traces the call" if now is COMPILED else self._matrix(x)
-        reason = matrix if isinstance(matrix, str) else why_looped(self.neuron, x, given, matrix, record, now)
-        if now is not COMPILED:
+        mode = world()
+        matrix: Union[Matrix, str] = "torch.compile traces the call" if mode is COMPILED else self._matrix(x)
+        reason = matrix if isinstance(matrix, str) else why_looped(self.neuron, x, given, matrix, record, mode)
+        if mode is not COMPILED:
             self.__dict__["_looped"] = reason
         if isinstance(matrix, Matrix) and not reason:
             out, end, trace = fed_back(self.neuron, x, given, matrix, record, final)
@@ -212,7 +211,7 @@ class Recurrent(Stateful):
             return f"linear is {kind.__module__}.{kind.__qualname__}, and one call takes the forward of nn.Linear only"
         if "forward" in linear.__dict__:
             return "linear has a forward of its own"
-        if is_watched(linear):
+        if has_hooks(linear):
             return "linear has hooks, which are called at every step"
         if type(self.neuron).run is not Neuron.run:
             return f"{type(self.neuron).__name__} has a run() of its own"
@@ -224,7 +223,7 @@ class Recurrent(Stateful):
             if not is_compiling():
                 self._check_linear(self.neuron, self.linear)  # modules may have come into it, or a step been set
             return self.linear
-        if not is_compiling() and is_watched_itself(self.linear):
+        if not is_compiling() and has_own_hooks(self.linear):
             raise RuntimeError(
                 "Recurrent: its Delay has hooks or a forward of its own, which nothing would call; put hooks on the "
                 "Recurrent"
@@ -311,13 +310,13 @@ def _check_part(kind: str, part: nn.Module) -> None:
 
 
 def why_looped(
-    neuron: Any, x: Tensor, state: Optional[Tensors], matrix: Matrix, record: Sequence[str], now: str
+    neuron: Any, x: Tensor, state: Optional[Tensors], matrix: Matrix, record: Sequence[str], mode: str
 ) -> str:
     """Why a call with feedback cannot be one call of the backend, "" if it can.
 
     ``state``: the states of the neuron in its order, then the last output; None at rest.
     """
-    if now is not EAGER or type(x) not in PLAIN:
+    if mode is not EAGER or type(x) not in PLAIN:
         return "torch traces or transforms the call, or x is no plain tensor"
     others = (*(state or ()), *matrix.tensors)
     if any(type(value) not in PLAIN or value.device != x.device for value in others):
@@ -348,11 +347,11 @@ def fed_back(
 ) -> Tuple[Tensor, Optional[Tensors], Tensors]:
     """All steps of ``x`` ``[T, ..., H]``: output, states as they were given if ``final``, recorded states."""
     behind = [(FEEDBACK_WEIGHT, matrix.weight), (FEEDBACK_BIAS, matrix.bias)]
-    asked = arguments(neuron, (x,), state, final, EAGER, behind=behind)
+    dispatch = neuron._settled()
+    asked = arguments(neuron, dispatch, (x,), state, final, EAGER, behind=behind)
     spec, *gradients = asked.kind
-    stamp, dispatch = neuron._stamp(), neuron._dispatch
     spec = (spec[0], None, *spec[2:5], Feedback(matrix.bias is not None))
-    kind = dispatch.find(x.device.type, spec, *gradients, bool(record), stamp)
+    kind = dispatch.find(x.device.type, spec, *gradients, bool(record), dispatch.stamp)
     outputs, end, trace = dispatch.runners[kind]((x,), state, (*asked.values, *matrix.tensors), tuple(record))
     return outputs[0], end, trace
 

@@ -19,7 +19,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from spikecore._base.files import replacing
 from spikecore._shell import checks
-from spikecore._shell.modules import is_watched_itself, unwrapped
+from spikecore._shell.modules import has_own_hooks, unwrapped
 from spikecore._shell.state import Stateful, Stepped
 from spikecore.encode import Encoder
 from spikecore.layers import TimeBatched
@@ -286,7 +286,7 @@ class Drawn:
                 f"{owner} is called twice, first as {self._done[id(module)]!r}; make a layer for each place"
             )
         self._done[id(module)] = name
-        if is_watched_itself(module):
+        if has_own_hooks(module):
             raise ValueError(f"{owner} has hooks or a forward of its own, which a graph would not have; remove them")
         name = name or type(module).__name__.lower()
         if type(module) in FORMS:

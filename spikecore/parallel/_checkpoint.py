@@ -237,13 +237,23 @@ _Beginning = Tuple[List[bool], List[torch.Tensor], List[Tuple[Dict[str, Any], Op
 
 
 class _Region:
-    """One call of some modules: its first run, and every other one as that was."""
+    """One call of some modules: its :meth:`first` run, and as a context every other one, in backward, as that was.
+
+    There may be several of these: ``retain_graph=True``, regions within context.
+    """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._entered: List[ContextManager[None]] = []
         self._parts = list(dict.fromkeys(part for module in modules for part in module.modules()))
         self._norms = [part for part in self._parts if part.training and isinstance(part, _NormBase)]
         self._neurons = [part for part in self._parts if isinstance(part, Stateful)]
-        self._generators = [value for part in self._parts for value in vars(part).values() if _is_generator(value)]
+        self._generators = [
+            # isinstance takes ten times as long: its class has one of Python
+            value
+            for part in self._parts
+            for value in vars(part).values()
+            if torch.Generator in type(value).__mro__
+        ]
 
     @contextmanager
     def first(self) -> Iterator[None]:
@@ -252,9 +262,17 @@ class _Region:
         with context.running(context.FIRST):
             yield
 
+    def __enter__(self) -> None:
+        block = self._again()
+        block.__enter__()
+        self._entered.append(block)
+
+    def __exit__(self, *error: Any) -> Any:
+        return self._entered.pop().__exit__(*error)
+
     @contextmanager
-    def again(self) -> Iterator[None]:
-        """Around every other run, in backward: as the first one, and nothing is changed by it."""
+    def _again(self) -> Iterator[None]:
+        """As the first run, and nothing is changed by it."""
         now = self._now()
         statistics = [dict(norm._buffers) for norm in self._norms]
         for norm, buffers in zip(self._norms, statistics):
@@ -287,32 +305,12 @@ class _Region:
             put_back(neuron, carries, values)
 
 
-class _Again:
-    """The block of a run in backward, of which there may be several: ``retain_graph=True``, regions within context."""
-
-    def __init__(self, region: _Region) -> None:
-        self._region = region
-        self._entered: List[ContextManager[None]] = []
-
-    def __enter__(self) -> None:
-        block = self._region.again()
-        block.__enter__()
-        self._entered.append(block)
-
-    def __exit__(self, *error: Any) -> Any:
-        return self._entered.pop().__exit__(*error)
-
-
 def _contexts_of(modules: Sequence[nn.Module]) -> Callable[[], Contexts]:
     def contexts() -> Contexts:
         region = _Region(modules)
-        return region.first(), _Again(region)
+        return region.first(), region
 
     return contexts
-
-
-def _is_generator(value: Any) -> bool:
-    return torch.Generator in type(value).__mro__  # isinstance takes ten times as long: its class has one of Python
 
 
 def _as_leaves(state: Optional[State]) -> Optional[State]:

@@ -27,7 +27,7 @@ from spikecore._base.batches import flattened, to_device, tree_map
 from spikecore._shell.modules import makes_time
 from spikecore._shell.state import Stateful, carry, carry_no_more
 from spikecore.functional import check_places, stateful_modules, to_rest
-from spikecore.lang._plain import is_compiling
+from spikecore.lang._plain import compile_time, is_compiling
 from spikecore.parallel import _parts as parts
 
 
@@ -38,13 +38,12 @@ class _Inputs(NamedTuple):
     named: Dict[str, Any]
 
 
+@compile_time  # traced, it would be an error of torch's
 def refuse_compiler(text: str) -> None:
     """Raise RuntimeError where the compiler traces."""
     raise RuntimeError(text)
 
 
-# torch.compile calls it when it traces, rather than tracing it, so that the error is this one
-refuse_compiler._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 _COMPILED = (
     "torch.compile cannot follow a Pipeline, whose stages run in an order of their own; compile the stages: "
     "pipeline.compile(), or pipeline[0].compile()"

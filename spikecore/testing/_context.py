@@ -102,7 +102,7 @@ class Witness:
 
 
 #: What a runner may have beside being called.
-_QUICK = ("moments", "input_statistics", "one_step", "bind", "direct_normalised")
+_QUICK = ("moments", "input_statistics", "one_step", "bind")
 
 
 class _Counted:
@@ -129,12 +129,7 @@ class _Counted:
         found = getattr(self.runner, name)
         if name == "bind":
             return lambda *given: self._counting(found(*given))
-        if name == "direct_normalised":
-            return lambda views: self._counting_normalised(found(views))
         return self._counting(found) if name == "one_step" else found
-
-    def _counting_normalised(self, call: Any) -> Any:
-        return None if call is None else _CountedNormalised(call, self.name, self.calls)
 
     def _counting(self, call: Any) -> Any:
         def counting(*args: Any) -> Any:
@@ -142,18 +137,6 @@ class _Counted:
             return call(*args)
 
         return counting if call is not None else None
-
-
-class _CountedNormalised:
-    """The same of a runner's direct calls that normalise."""
-
-    def __init__(self, call: Any, name: str, calls: List[str]) -> None:
-        self.call, self.name, self.calls = call, name, calls
-        self.laid, self.statistics = call.laid, call.statistics
-
-    def __call__(self, *args: Any) -> Any:
-        self.calls.append(self.name)
-        return self.call(*args)
 
 
 class Context:

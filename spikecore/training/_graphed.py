@@ -27,11 +27,11 @@ from torch import Tensor, nn
 
 from spikecore._base.batches import flattened, to_device, tree_map
 from spikecore._base.errors import a_kind
-from spikecore._shell.binding import numbers_of
+from spikecore._shell.binding import dispatch_of
 from spikecore._shell.checks import is_device, shown
 from spikecore._shell.modules import is_shard
 from spikecore._shell.observe import check_replay
-from spikecore._shell.state import CALLS, keep
+from spikecore._shell.state import CALL_COUNT, keep
 from spikecore.backend import Unsupported
 from spikecore.functional import stateful_modules, to_rest
 from spikecore.training._capture import Capture
@@ -373,9 +373,10 @@ def of_module(module: nn.Module) -> List[Any]:
     facts = [
         value if type(value) in _SETTINGS else _place(value)
         for name, value in module.__dict__.items()
-        if type(value) in _WATCHED and name != CALLS
+        if type(value) in _WATCHED and name != CALL_COUNT
     ]
-    facts += numbers_of(module).items()  # of a neuron: the surrogate's fields
+    dispatch = dispatch_of(module)
+    facts += dispatch.numbers.items() if dispatch else ()  # the surrogate's fields
     # requires_grad: backward was captured for the gradients that were wanted then
     for tensors in (module._parameters, module._buffers):
         facts += [None if tensor is None else (tensor.data_ptr(), tensor.requires_grad) for tensor in tensors.values()]

@@ -11,7 +11,7 @@ from torch import nn
 
 from spikecore._base.errors import a_kind
 from spikecore._plugins.selection import backend_named, capture, resolve
-from spikecore._shell.binding import ask, backend_on, request
+from spikecore._shell.binding import ask, request
 from spikecore._shell.checks import shown
 from spikecore.backend import Backend
 from spikecore.functional import check_places, stateful_modules
@@ -98,7 +98,7 @@ def _backend_of(net: nn.Module, backend: Optional[str], source: str) -> Backend:
     neurons = [module for module in stateful_modules(net) if isinstance(module, Neuron)]
     pipelines = [module for module in net.modules() if isinstance(module, Pipeline)]
     placed = {part: place.type for whole in pipelines for stage, place in whole.placed for part in stage.modules()}
-    chosen = [backend_on(neuron, placed.get(neuron, device)) for neuron in neurons] or [
+    chosen = [neuron._dispatch.bind(placed.get(neuron, device)).backend for neuron in neurons] or [
         resolve(capture(backend, source), device).backend
     ]
     if len({type(candidate).training_model for candidate in chosen}) > 1:

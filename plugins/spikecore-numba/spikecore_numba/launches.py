@@ -50,7 +50,7 @@ class Forward:
     def __call__(self, geometry: Geometry, *groups: Any) -> None:
         """Launch on these tensors."""
         kernel, scratch_bytes = self.kernel, self._bytes
-        steps, neurons, _ = geometry
+        steps, neurons = geometry[:2]
         width, work_size = blocks_of(self.plan, geometry, groups)
         before, after = kernel.values(geometry, groups)
         # only what the kernel is the first to write: memory that was written has its pages already
@@ -68,7 +68,7 @@ class Forward:
         """The launch of contiguous tensors of these sizes where one thread computes them, else None: what does not
         depend on where they are is prepared now.
         """
-        steps, neurons, _ = geometry
+        steps, neurons = geometry[:2]
         if steps * neurons >= WORTHWHILE or self.plan.spec.feedback is not None:
             return None
         width, size, function, pack = widest(steps, neurons), self._bytes, self.kernel.function, self.kernel.pack
@@ -100,7 +100,7 @@ class Backward:
     def __call__(self, geometry: Geometry, *groups: Any) -> List[Tensor]:
         """Launch on these tensors; gives the parameters' gradients."""
         kernel, scratch_bytes, itemsize, kept = self.kernel, self._bytes, self._itemsize, self._kept
-        steps, neurons, _ = geometry
+        steps, neurons = geometry[:2]
         span = self._span(geometry)
         sums = [groups[INPUTS][0].new_empty(span, dtype=self.plan.compute) for _ in self._learnt]
         before, after = kernel.values(geometry, (*groups, sums))
@@ -133,7 +133,7 @@ class Backward:
 
     def dense(self, geometry: Geometry, counts: Sequence[int]) -> Optional[Dense]:
         """As that of :class:`Forward`."""
-        steps, neurons, _ = geometry
+        steps, neurons = geometry[:2]
         full = "full" in [kind for _, kind in self._learnt]
         if steps * neurons >= WORTHWHILE or self.plan.spec.feedback is not None or full:
             return None
@@ -243,7 +243,7 @@ def widest(steps: int, neurons: int) -> int:
 
 def blocks_of(plan: Union[ForwardPlan, BackwardPlan], geometry: Geometry, groups: Sequence[Any]) -> Tuple[int, int]:
     """Neurons of a block at most, and how much work a launch is."""
-    steps, neurons, _ = geometry
+    steps, neurons = geometry[:2]
     if plan.spec.feedback is None:
         return widest(steps, neurons), steps * neurons
     # a block is a row of the batch, whose neurons need one another; what comes back is a sum over all of them

@@ -45,12 +45,14 @@ def device() -> str:
 
 
 @pytest.fixture(scope="session")
-def built() -> Callable[[List[Dict[str, Any]]], List[Dict[str, Any]]]:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[List[Dict[str, Any]]], List[Dict[str, Any]]]:
     """What compilers make of cases of compile_kernels.py, in a process without the interpreter."""
+    cache = os.environ.get("SPIKECORE_CACHE_DIR")  # not set without pytest's cache
+    folder = Path(cache) if cache else tmp_path_factory.mktemp("kernels")
 
     def compiled(cases: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
         env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-        env["TRITON_CACHE_DIR"] = str(Path(os.environ["SPIKECORE_CACHE_DIR"]) / "compiled")
+        env["TRITON_CACHE_DIR"] = str(folder / "compiled")
         program = str(Path(__file__).with_name("compile_kernels.py"))
         command = [sys.executable, program, json.dumps(cases)]
         done = subprocess.run(command, check=False, capture_output=True, text=True, env=env)

@@ -17,7 +17,6 @@ import torch
 import spikecore as sc
 from spikecore._plugins import registry, selection
 from spikecore._plugins.registry import BUILTINS, Registry, hookimpl
-from spikecore._shell.binding import backend_on
 from spikecore.backend import Backend, BackendError, BackendInfo, BackendUnavailable, Capabilities, Unsupported
 from spikecore.kernels import KernelBackend
 from spikecore.testing._loopback import EVERYTHING, Loop
@@ -305,7 +304,6 @@ def test_a_neuron_is_bound_at_its_first_call():
     assert {device: (found.backend.name, found.source) for device, found in neuron.bound.items()} == {
         "cpu": ("torch", "argument")
     }
-    assert backend_on(neuron, "cpu") is neuron.bound["cpu"].backend
 
 
 def test_a_copy_has_derived_nothing():

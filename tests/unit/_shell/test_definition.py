@@ -185,3 +185,26 @@ class TestWhatChangesBetweenCalls:
         out, end = lif.run(x, state=state)
         (out.sum() + end["v"].sum()).backward()
         assert state["v"].grad is not None
+
+
+class Setting(dict):
+    """A state that sets a surrogate while a call reads it, as another thread may."""
+
+    def __init__(self, neuron, surrogate):
+        super().__init__(v=torch.zeros(5))
+        self.neuron, self.surrogate = neuron, surrogate
+
+    def __getitem__(self, name):
+        self.neuron.surrogate = self.surrogate
+        return super().__getitem__(name)
+
+
+@pytest.mark.parametrize("after", [sc.surrogate.Sigmoid(), sc.surrogate.ATan(5.0)], ids=["another", "numbers"])
+def test_a_surrogate_set_during_a_call_is_for_the_next_one(after):
+    """A call has one definition and its numbers; numbers of one for the program of another were an IndexError."""
+    x = torch.rand(3, 5, requires_grad=True)
+    plain, changed, other = sc.LIF(backend="torch"), sc.LIF(backend="torch"), sc.LIF(surrogate=after, backend="torch")
+    outs = [plain(x), changed.run(x, state=Setting(changed, after))[0], changed(x), other(x)]
+    first, during, then, expected = (torch.autograd.grad(out.sum(), x)[0] for out in outs)
+    assert torch.equal(first, during)
+    assert torch.equal(then, expected)
