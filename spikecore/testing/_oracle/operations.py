@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, NamedTuple, Sequence
 import numpy as np
 
 from spikecore.lang.operations import ROWS
-from spikecore.testing._oracle.rules import VALUE, Array
+from spikecore.testing._oracle.rules import BACK, EXACT, VALUE, Array
 from spikecore.testing._oracle.through_time import Next, Oracle
 from spikecore.testing._oracle.values import Value, ops, spike
 
@@ -33,8 +33,13 @@ class Operation(NamedTuple):
     learns: bool = False
 
 
-def _function(name: str, points: Sequence[float] = _WITH_ZERO, exact: bool = False) -> Operation:
-    return Operation(lambda ops, n, x, c: getattr(ops, name)(x), points, exact)
+def _function(name: str) -> Operation:
+    """A function of one number, at positive points where its derivative is not finite at all others."""
+    x = np.array(_WITH_ZERO)
+    with np.errstate(all="ignore"):
+        (slope,) = BACK[name](np.ones_like(x), VALUE[name](x), x) if name in BACK else (x,)
+    points = _WITH_ZERO if np.isfinite(slope).all() else _POSITIVE
+    return Operation(lambda ops, n, x, c: getattr(ops, name)(x), points, name in EXACT)
 
 
 def _exact(written: Callable[[Any, Any, Any, Any], Any], points: Sequence[float] = _WITH_ZERO) -> Operation:
@@ -52,12 +57,8 @@ OPERATIONS: Dict[str, Operation] = {
     "div": _exact(lambda ops, n, x, c: c / x, _ANY),
     "neg": Operation(lambda ops, n, x, c: -x, exact=True),
     # the derivative of abs is 0 at 0, that of relu, too; round takes ties to even: 0.5 -> 0, 1.5 -> 2, 2.5 -> 2
-    **{
-        row.name: _function(row.name, _POSITIVE if row.unbounded else _WITH_ZERO, row.exact)
-        for row in ROWS
-        if row.name in VALUE and row.is_function and row.arity == 1 and row.name != "detach"
-    },
-    "relu": _function("relu", exact=True),
+    **{row.name: _function(row.name) for row in ROWS if row.is_function and row.arity == 1 and row.name != "detach"},
+    "relu": Operation(lambda ops, n, x, c: ops.relu(x), exact=True),
     "power": Operation(lambda ops, n, x, c: ops.power(x, c), _POSITIVE, learns=True),
     # a negative base with a whole exponent
     "power-whole": Operation(lambda ops, n, x, c: ops.power(x, 3.0), _ANY),
