@@ -6,12 +6,11 @@ definition that did it and what to write instead; the line is in Python's traceb
 
 from __future__ import annotations
 
-import math
 import operator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from numbers import Real
-from typing import Any, Callable, Dict, Iterator, NoReturn, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, NoReturn, Optional, Union
 
 import torch
 
@@ -44,9 +43,6 @@ FROM_TORCH: Dict[str, Union[str, Callable[..., Any]]] = {
     "logical_or": operator.or_,
     "logical_not": operator.invert,
 }
-
-#: Operation -> its last arguments where they are left out.
-DEFAULTS: Dict[str, Tuple[float, ...]] = {"clamp": (-math.inf, math.inf)}
 
 #: Methods of tensors that are operators here.
 AS_OPERATOR = {
@@ -168,7 +164,7 @@ def lift(value: Any, role: str = "value") -> Node:
 def _binary(op: str, swap: bool = False) -> Callable[[Expr, Any], Expr]:
     def method(self: Expr, other: Any, *modulo: Any) -> Expr:
         if modulo:
-            raise TraceError(f"pow with a modulus is not part of the language{here()}; write sc.ops.power(x, n)")
+            raise TraceError(f"pow with a modulus is not part of the language{here()}; write sc.ops.power(x, exponent)")
         known = numerator_of(other) if op == "div" and swap else None
         left, right = self.node, known or lift(other, f"operand of {op}")
         return Expr(make(op, right, left) if swap else make(op, left, right))
@@ -297,7 +293,7 @@ class Expr:
             extra = f" with {', '.join(kwargs)}" if kwargs else ""
             raise TraceError(f"torch.{name}{extra} is not part of the language{here()}; {_SEE_OPS}")
         if isinstance(found, str):
-            return record(found, *args, *DEFAULTS.get(found, ())[len(args) - 1 :])
+            return record(found, *args, *OPERATION[found].defaults[len(args) - 1 :])
         return found(*args)
 
 

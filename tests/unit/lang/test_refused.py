@@ -137,7 +137,7 @@ REFUSED = {
     "trunc": (lambda x, s, p: math.trunc(x), NUMBER),
     "pow with a modulus": (
         lambda x, s, p: pow(x, 2, 3),
-        "pow with a modulus is not part of the language{here}; write sc.ops.power(x, n)",
+        "pow with a modulus is not part of the language{here}; write sc.ops.power(x, exponent)",
     ),
     "an item is set": (lambda x, s, p: operator.setitem(x, 0, 1.0), IN_PLACE),
     "an item is deleted": (lambda x, s, p: operator.delitem(x, 0), IN_PLACE),
