@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Set
@@ -62,6 +63,11 @@ def page() -> Dict[str, Listed]:
         names = {}
         for cell, sentence in re.findall(r"(?m)^\| (`.*?`) \| (.*) \|$", body):
             names.update(dict.fromkeys(re.findall(r"`(\w+)`", cell), sentence))
+        for table, sentence in re.findall(r"(?m)^\| all of `([\w.]+)` \| (.*) \|$", body):
+            where, _, attribute = table.rpartition(".")
+            there = importlib.import_module(name.group(1))
+            keys = getattr(importlib.import_module(where), attribute)
+            names.update({key: sentence for key in keys if hasattr(there, key)})
         found[name.group(1)] = Listed(body.strip().partition("\n\n")[0], names)
     return found
 

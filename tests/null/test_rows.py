@@ -1,4 +1,4 @@
-"""Whoever adds an operation is told every place that lacks it: see :mod:`places`."""
+"""Rows: what an operation says of itself is right, each target has a function for it, and defaults stand once."""
 
 from __future__ import annotations
 
@@ -9,42 +9,23 @@ import itertools
 import math
 import re
 from pathlib import Path
-from typing import Any, Dict, Set
+from typing import Any, Dict
 
 import numpy as np
 import pytest
 import torch
 
-from places import (
-    PLUGINS,
-    ROOT,
-    Place,
-    after,
-    at_least,
-    check,
-    every,
-    exactly,
-    hold,
-    page,
-    quoted,
-    sources,
-)
+import spikecore as sc
+from places import PLUGINS, ROOT, check, page, sources
 from spikecore.backend import Spec, Unsupported
-from spikecore.lang import Node, Program, ops
-from spikecore.lang._program import FLAT, UNBOUNDED
+from spikecore.lang import Node, Program
+from spikecore.lang._program import UNBOUNDED
 from spikecore.lang.eager import StraightLine
-from spikecore.lang.node import ARITHMETIC, COMPARISONS, LOGIC, OPERATIONS
-from spikecore.lang.render import OPERATOR_TEMPLATES, TextPrinter
+from spikecore.lang.node import ARITHMETIC
+from spikecore.lang.operations import ROWS
+from spikecore.lang.render import TextPrinter
 from spikecore.testing import _edge_table as edge_table
-from spikecore.testing._oracle import operations as oracle_operations
 from spikecore.testing._oracle import rules
-from spikecore.testing.random_programs._draw import BOUNDED
-
-#: Operations that Python's operators are.
-OPERATORS = {*OPERATOR_TEMPLATES, "and", "or", "not"} - {"detach"}
-#: Those that no gradient flows through, and what has a rule of its own.
-WITHOUT_RULE = {*FLAT, *COMPARISONS, *LOGIC, "spike"}
-
 
 # -- printers, without importing what needs an accelerator
 
@@ -85,62 +66,16 @@ def module(place: str) -> str:
     return str(getattr(importlib.import_module(PRINTERS[place]), kind).math)
 
 
-def drawn() -> Set[str]:
-    """The operations that random programs are made of."""
-    return {*BOUNDED, *re.findall(r"\w+", page("spikecore/testing/random_programs/_draw.py"))} & set(OPERATIONS)
-
-
-def with_a_rule() -> Set[str]:
-    """The operations that a gradient flows through."""
-    return set(OPERATIONS) - WITHOUT_RULE
-
-
-OPERATION_PLACES: Dict[str, Place] = {
-    "spikecore/lang/ops.py: functions": at_least(
-        lambda: set(OPERATIONS) - OPERATORS, lambda: [name for name in dir(ops) if callable(getattr(ops, name))]
-    ),
-    "spikecore/testing/_oracle/operations.py: OPERATIONS": at_least(
-        # every case of a comparison has a where
-        lambda: set(OPERATIONS) - {"where"},
-        lambda: oracle_operations.OPERATIONS,
-    ),
-    "spikecore/testing/_oracle/rules.py: VALUE": exactly(lambda: set(OPERATIONS) - {"spike"}, lambda: rules.VALUE),
-    "spikecore/testing/_oracle/rules.py: BACK": exactly(with_a_rule, lambda: rules.BACK),
-    "spikecore/testing/random_programs/_draw.py: Drawing": exactly(lambda: OPERATIONS, drawn),
-    "spikecore/testing/_edge_table.py: edges": at_least(
-        lambda: {"select", "spike", *LOGIC},
-        lambda: [edge.name for group in edge_table.GROUPS.values() for edge in group],
-    ),
-    "docs/api.md: `spikecore.lang.ops`": at_least(
-        lambda: set(OPERATIONS) - OPERATORS,
-        lambda: quoted(after(page("docs/api.md"), "### `spikecore.lang.ops`", "\n### ")),
-    ),
-    "docs/backends.md: ### Operations": at_least(
-        lambda: ARITHMETIC, lambda: re.findall(r"^\| `(\w+)` \| \d \|", page("docs/backends.md"), re.MULTILINE)
-    ),
-    "docs/backends.md: what holds at special numbers": at_least(
-        lambda: set(ARITHMETIC) - {"spike", "select", "detach"},
-        lambda: re.findall(r"^\| `(\w+)\(", page("docs/backends.md"), re.MULTILINE),
-    ),
-}
+def test_the_oracle_has_rules_for_every_operation() -> None:
+    """Written apart from the rows: a value, and the cotangents where the row has a gradient."""
+    check("spikecore/testing/_oracle/rules.py: VALUE", {row.name for row in ROWS} - {"spike"}, rules.VALUE)
+    check("spikecore/testing/_oracle/rules.py: EXACT", {row.name for row in ROWS if row.exact}, rules.EXACT)
+    with_a_rule = {row.name for row in ROWS if row.gradient} | {"select"}
+    check("spikecore/testing/_oracle/rules.py: BACK", with_a_rule, rules.BACK)
 
 
 class TestOperations:
     """An operation is a row of :data:`spikecore.lang.operations.ROWS`."""
-
-    @every(OPERATION_PLACES)
-    def test_every_operation_is_in(self, place: str) -> None:
-        """The place has a row for each operation."""
-        hold(OPERATION_PLACES, place)
-
-    @pytest.mark.parametrize("place", PRINTERS)
-    def test_every_operation_has_a_text_in(self, place: str, beside: None) -> None:
-        """Each printer, found in the source, writes every operation; C's functions are not inherited by others."""
-        check(place, OPERATIONS, templates(place))
-
-    def test_the_printers_were_found(self) -> None:
-        """The readable text's, and one for each plugin that prints; the CUDA printer has C's templates."""
-        assert len(PRINTERS) >= 1 + len([path for path in PLUGINS if (path / "printer.py").exists()]) >= 3
 
     @pytest.mark.parametrize("place", [place for place in PRINTERS if place.startswith("plugins/")])
     def test_every_function_of_a_text_is_there(self, place: str, beside: None) -> None:
@@ -175,7 +110,7 @@ class TestOperations:
                 parts = back(np.ones_like(grid[0]), rules.VALUE[op](*args), *args)
             if any(part is not None and not np.isfinite(part).all() for part in parts):
                 found.add(op)
-        check("spikecore/lang/operations.py: unbounded", found, UNBOUNDED)
+        check("spikecore/lang/ops.py: unbounded", found, UNBOUNDED)
 
     def test_an_operation_without_a_text_is_refused_by_name(self) -> None:
         """A printer that does not know an operation raises Unsupported, which names both."""
@@ -195,6 +130,14 @@ class TestOperations:
             Unsupported, match="'ipu' cannot lower Novel: PopTorch has no handler for the operation 'nov"
         ):
             IpuBackend().compile(NOVEL_PROGRAM, Spec(torch.float32, 1, ()))
+
+
+@pytest.mark.parametrize("name", sc.neurons.MODELS)
+def test_defaults_of_a_neuron_stand_once(name: str) -> None:
+    """What a neuron has without arguments is what its ``params`` say (QIF's ``v_reset`` was 0 there)."""
+    made = sc.neurons.example(name)
+    with torch.no_grad():
+        assert {param: float(getattr(made, param)) for param in made.params} == dict(made.params)
 
 
 NOVEL = Node("novel", (Node("input", (), "x"),))
