@@ -171,12 +171,15 @@ def step_and_adjoint(neuron):
 
 NEURONS = [step_and_adjoint(neuron) for neuron in EXACT]
 
-FUNCTIONS_OF_ONE = [row for row in ROWS if row.is_function and row.arity == 1 and row.name != "detach"]
+FUNCTIONS_OF_NUMBERS = [row for row in ROWS if row.is_function and row.arity < 3 and row.name != "detach"]
 #: Functions that need not be correctly rounded (torch's sqrt on a CPU is not), and those a target defines itself.
 FUNCTIONS = [
     Case([formula.node])
     for formula in (
-        *(getattr(ops, row.name)(abs(X) + 0.1 if row.unbounded else X - V) for row in FUNCTIONS_OF_ONE),
+        *(
+            getattr(ops, row.name)(*(abs(X) + 0.1 if row.unbounded else X - V, abs(V) + 0.1)[: row.arity])
+            for row in FUNCTIONS_OF_NUMBERS
+        ),
         -ops.sigmoid(-X),
         ops.sin(X) * 2.0 - ops.cos(V * 3.0),
         ops.power(abs(X) + 0.5, V - 1.0),
