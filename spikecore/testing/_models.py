@@ -428,11 +428,13 @@ def _at_defaults(name: str, neuron: Type[Neuron]) -> Model:
     """The model of a neuron that has no row above: with its defaults, or what the oracle has as ``values``."""
     twin: Any = getattr(oracle, name)
     nodes = sc.neurons.example(name).program.nodes
+    # surrogates jump at -1, which is a potential of 0 below a threshold of 1
+    off = {param: 0.9 * neuron.params[param] for param in neuron.params if param == "threshold"}
     return Model(
         name.lower(),
         neuron,
         twin,
-        single(**{**neuron.params, **twin.values}),
+        single(**{**neuron.params, **off, **twin.values}),
         twin.drive,
         resets=ALL_RESETS if "reset" in inspect.signature(neuron).parameters else ("none",),
         exact_resets=(),
