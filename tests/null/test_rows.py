@@ -21,8 +21,7 @@ from spikecore.backend import Spec, Unsupported
 from spikecore.lang import Node, Program
 from spikecore.lang._program import UNBOUNDED
 from spikecore.lang.eager import StraightLine
-from spikecore.lang.node import ARITHMETIC
-from spikecore.lang.operations import ROWS
+from spikecore.lang.operations import OPERATION, ROWS
 from spikecore.lang.render import TextPrinter
 from spikecore.testing import _edge_table as edge_table
 from spikecore.testing._oracle import rules
@@ -104,7 +103,7 @@ class TestOperations:
         points = (-2.5, -1.0, -0.0, 0.0, 0.5, 1.0, 2.0, 10.0)
         found = set()
         for op, back in rules.BACK.items():
-            grid = [np.array(column) for column in zip(*itertools.product(points, repeat=ARITHMETIC.get(op, 3)))]
+            grid = [np.array(column) for column in zip(*itertools.product(points, repeat=OPERATION[op].arity))]
             args = [grid[0] > 0, *grid[1:]] if op == "where" else grid
             with np.errstate(all="ignore"):
                 parts = back(np.ones_like(grid[0]), rules.VALUE[op](*args), *args)
