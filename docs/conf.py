@@ -30,6 +30,7 @@ extensions = [
     "sphinx_copybutton",
     "docstrings",
     "gallery",
+    "operation_table",
     "outside",
     "reference",
 ]

@@ -12,163 +12,73 @@ from typing import TYPE_CHECKING, Dict, List, Mapping
 from spikecore._version import __version__ as __version__
 
 if TYPE_CHECKING:  # the same names once more, for type checkers and editors
-    from spikecore import encode, functional, layers, losses, metrics, models, nir, plot, stochastic, surrogate
-    from spikecore._convert import Conversion, convert, load_state
-    from spikecore._plugins.registry import BackendStatus, hookimpl
-    from spikecore._plugins.selection import backends, use_backend
-    from spikecore._transforms import fuse, hoist, unfuse
-    from spikecore.backend import (
-        Backend,
-        BackendError,
-        BackendInfo,
-        BackendLoadError,
-        BackendUnavailable,
-        Capabilities,
-        UnknownBackend,
-        Unsupported,
-    )
-    from spikecore.functional import (
-        carry_state,
-        detach,
-        load_state_dict_of_state,
-        project,
-        reset,
-        set_backend,
-        set_step,
-        state_dict_of_state,
-    )
-    from spikecore.inspect import Energy, Explanation, Seen, energy, explain, kernel_source, monitor
-    from spikecore.lang import Program, TraceError, ops
-    from spikecore.layers._delay import Delay
-    from spikecore.layers._packed import pack, unpack
-    from spikecore.neuron import Neuron
-    from spikecore.neurons import (
-        ALIF,
-        BRF,
-        CLIF,
-        EIF,
-        GLIF,
-        IF,
-        KLIF,
-        LI,
-        LIF,
-        PLIF,
-        QIF,
-        TCLIF,
-        Alpha,
-        Izhikevich,
-        Lapicque,
-        Leaky,
-        Recurrent,
-        SEAdLIF,
-        Synaptic,
-        SynapticLeaky,
-        TernaryLIF,
-    )
-    from spikecore.parallel import Pipeline, checkpoint
-    from spikecore.stochastic import EscapeNoise, Stochastic
-    from spikecore.surrogate import Surrogate
-    from spikecore.training import (
-        CudaOptions,
-        DataLoader,
-        InferenceStep,
-        TrainingOptions,
-        TrainingStep,
-        inference_model,
-        load_checkpoint,
-        save_checkpoint,
-        training_model,
-    )
+    from spikecore import encode as encode
+    from spikecore import functional as functional
+    from spikecore import layers as layers
+    from spikecore import losses as losses
+    from spikecore import metrics as metrics
+    from spikecore import models as models
+    from spikecore import nir as nir
+    from spikecore import plot as plot
+    from spikecore import stochastic as stochastic
+    from spikecore import surrogate as surrogate
+    from spikecore._convert import Conversion as Conversion
+    from spikecore._convert import convert as convert
+    from spikecore._convert import load_state as load_state
+    from spikecore._plugins.registry import BackendStatus as BackendStatus
+    from spikecore._plugins.registry import hookimpl as hookimpl
+    from spikecore._plugins.selection import backends as backends
+    from spikecore._plugins.selection import use_backend as use_backend
+    from spikecore._transforms import fuse as fuse
+    from spikecore._transforms import hoist as hoist
+    from spikecore._transforms import unfuse as unfuse
+    from spikecore.backend import Backend as Backend
+    from spikecore.backend import BackendError as BackendError
+    from spikecore.backend import BackendInfo as BackendInfo
+    from spikecore.backend import BackendLoadError as BackendLoadError
+    from spikecore.backend import BackendUnavailable as BackendUnavailable
+    from spikecore.backend import Capabilities as Capabilities
+    from spikecore.backend import UnknownBackend as UnknownBackend
+    from spikecore.backend import Unsupported as Unsupported
+    from spikecore.functional import carry_state as carry_state
+    from spikecore.functional import detach as detach
+    from spikecore.functional import load_state_dict_of_state as load_state_dict_of_state
+    from spikecore.functional import project as project
+    from spikecore.functional import reset as reset
+    from spikecore.functional import set_backend as set_backend
+    from spikecore.functional import set_step as set_step
+    from spikecore.functional import state_dict_of_state as state_dict_of_state
+    from spikecore.inspect import Energy as Energy
+    from spikecore.inspect import Explanation as Explanation
+    from spikecore.inspect import Seen as Seen
+    from spikecore.inspect import energy as energy
+    from spikecore.inspect import explain as explain
+    from spikecore.inspect import kernel_source as kernel_source
+    from spikecore.inspect import monitor as monitor
+    from spikecore.lang import Program as Program
+    from spikecore.lang import TraceError as TraceError
+    from spikecore.lang import ops as ops
+    from spikecore.layers._delay import Delay as Delay
+    from spikecore.layers._packed import pack as pack
+    from spikecore.layers._packed import unpack as unpack
+    from spikecore.neuron import Neuron as Neuron
+    from spikecore.neurons import *
+    from spikecore.parallel import Pipeline as Pipeline
+    from spikecore.parallel import checkpoint as checkpoint
+    from spikecore.stochastic import EscapeNoise as EscapeNoise
+    from spikecore.stochastic import Stochastic as Stochastic
+    from spikecore.surrogate import Surrogate as Surrogate
+    from spikecore.training import CudaOptions as CudaOptions
+    from spikecore.training import DataLoader as DataLoader
+    from spikecore.training import InferenceStep as InferenceStep
+    from spikecore.training import TrainingOptions as TrainingOptions
+    from spikecore.training import TrainingStep as TrainingStep
+    from spikecore.training import inference_model as inference_model
+    from spikecore.training import load_checkpoint as load_checkpoint
+    from spikecore.training import save_checkpoint as save_checkpoint
+    from spikecore.training import training_model as training_model
 
-__all__ = [
-    "ALIF",
-    "BRF",
-    "CLIF",
-    "EIF",
-    "GLIF",
-    "IF",
-    "KLIF",
-    "LI",
-    "LIF",
-    "PLIF",
-    "QIF",
-    "TCLIF",
-    "Alpha",
-    "Backend",
-    "BackendError",
-    "BackendInfo",
-    "BackendLoadError",
-    "BackendStatus",
-    "BackendUnavailable",
-    "Capabilities",
-    "Conversion",
-    "CudaOptions",
-    "DataLoader",
-    "Delay",
-    "Energy",
-    "EscapeNoise",
-    "Explanation",
-    "InferenceStep",
-    "Izhikevich",
-    "Lapicque",
-    "Leaky",
-    "Neuron",
-    "Pipeline",
-    "Program",
-    "Recurrent",
-    "SEAdLIF",
-    "Seen",
-    "Stochastic",
-    "Surrogate",
-    "Synaptic",
-    "SynapticLeaky",
-    "TernaryLIF",
-    "TraceError",
-    "TrainingOptions",
-    "TrainingStep",
-    "UnknownBackend",
-    "Unsupported",
-    "backends",
-    "carry_state",
-    "checkpoint",
-    "convert",
-    "detach",
-    "encode",
-    "energy",
-    "explain",
-    "functional",
-    "fuse",
-    "hoist",
-    "hookimpl",
-    "inference_model",
-    "kernel_source",
-    "layers",
-    "load_checkpoint",
-    "load_state",
-    "load_state_dict_of_state",
-    "losses",
-    "metrics",
-    "models",
-    "monitor",
-    "nir",
-    "ops",
-    "pack",
-    "plot",
-    "project",
-    "reset",
-    "save_checkpoint",
-    "set_backend",
-    "set_step",
-    "state_dict_of_state",
-    "stochastic",
-    "surrogate",
-    "training_model",
-    "unfuse",
-    "unpack",
-    "use_backend",
-]
-
-#: Module -> names of ``sc`` that it has.
+#: Module -> names of ``sc`` that it has, beside the models of ``spikecore.neurons``.
 _NAMES: Mapping[str, str] = {
     "spikecore._convert": "Conversion convert load_state",
     "spikecore.layers._delay": "Delay",
@@ -185,10 +95,6 @@ _NAMES: Mapping[str, str] = {
     ),
     "spikecore.lang": "Program TraceError ops",
     "spikecore.neuron": "Neuron",
-    "spikecore.neurons": (
-        "ALIF BRF CLIF EIF GLIF IF KLIF LI LIF PLIF QIF TCLIF Alpha Izhikevich Lapicque Leaky Recurrent "
-        "SEAdLIF Synaptic SynapticLeaky TernaryLIF"
-    ),
     "spikecore.parallel": "Pipeline checkpoint",
     "spikecore.stochastic": "EscapeNoise Stochastic",
     "spikecore.surrogate": "Surrogate",
@@ -203,6 +109,8 @@ _PUBLIC = frozenset(
     "backend bench dtypes encode functional interpreter kernels lang layers losses metrics models neuron neurons nir "
     "parallel plot stochastic surrogate testing training".split()
 )
+#: Those of them that a user of ``sc`` needs.
+_LISTED = "encode functional layers losses metrics models nir plot stochastic surrogate".split()
 
 #: Names that are gone, and what to write now.
 _GONE = {
@@ -211,18 +119,30 @@ _GONE = {
 }
 
 
+def _models() -> Dict[str, object]:
+    """The models and what is around them, by name: a class in a module of ``spikecore.neurons`` is in no list here."""
+    neurons = import_module("spikecore.neurons")
+    return {**neurons.MODELS, "Recurrent": neurons.Recurrent}
+
+
 if not TYPE_CHECKING:  # a checker would take every name for one of these
 
     def __getattr__(name: str) -> object:
+        if name == "__all__":
+            return sorted([*_MODULES, *_models(), *_LISTED])
         if name in _PUBLIC:
             return import_module(f"{__name__}.{name}")
         if name == "ops":  # a module of its package
             import_module(f"{__name__}.lang.ops")
-        if name not in _MODULES:
+        if name in _MODULES:
+            value = getattr(import_module(_MODULES[name]), name)
+        elif name[:1].isupper() and name in _models():
+            value = _models()[name]
+        else:
             raise AttributeError(_GONE.get(name, f"module {__name__!r} has no attribute {name!r}"))
-        value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+        globals()[name] = value
         return value
 
 
 def __dir__() -> List[str]:
-    return sorted({*globals(), *_MODULES, *_PUBLIC})
+    return sorted({*globals(), *_MODULES, *_models(), *_PUBLIC})

@@ -1,6 +1,6 @@
 """The dtypes that inputs and outputs may have: the one table, which every other list of dtypes is held against.
 
-To add one, add its row here. ``tests/null/test_nothing_forgotten.py`` then names each place that lacks one: the
+To add one, add its row here. ``tests/null/test_dtypes.py`` then names each place that lacks one: the
 capability, the types of each target, tolerances, the levels of generated cases, the documentation.
 """
 

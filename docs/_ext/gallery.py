@@ -35,7 +35,8 @@ def _raw(html: str) -> List[str]:
     return ["", ".. raw:: html", "", *(f"   {line}" for line in html.splitlines()), ""]
 
 
-def _table(head: List[str], rows: List[List[str]]) -> List[str]:
+def table(head: List[str], rows: List[List[str]]) -> List[str]:
+    """A table in reStructuredText; nothing without rows."""
     if not rows:
         return []
     lines = ["", ".. list-table::", "   :header-rows: 1", ""]
@@ -63,10 +64,9 @@ def neuron_section(kind: Any) -> List[str]:
     lines += _raw(f'<figure class="answer">{picture}<figcaption>{_caption(neuron, current)}</figcaption></figure>')
     rows = []
     for param in kind.params:
-        unit, meaning = units.of_parameter(name, param)
-        about = f"{meaning}; {unit}{_range(neuron.bounds, param)}"
+        about = f"{units.of_parameter(kind, param)}{_range(neuron.bounds, param)}"
         rows.append([f"``{param}``", f"{kind.params[param]:g}", about])
-    lines += _table(["parameter", "default", "is; unit; range"], rows)
+    lines += table(["parameter", "default", "is; unit; range"], rows)
     return [*lines, f"Arguments and source: :class:`spikecore.{name}`.", ""]
 
 
@@ -82,10 +82,11 @@ def surrogate_section(kind: Any) -> List[str]:
     lines += _raw(f'<figure class="answer">{pictures.of_surrogate(surrogate)}</figure>')
     rows = []
     for field in fields(surrogate):
-        unit, meaning = units.of_field(name, field.name)
         allowed = "; above 0" if field.name in kind.positive else ""
-        rows.append([f"``{field.name}``", f"{getattr(surrogate, field.name):g}", f"{meaning}; {unit}{allowed}"])
-    lines += _table(["field", "default", "is; unit; range"], rows)
+        rows.append(
+            [f"``{field.name}``", f"{getattr(surrogate, field.name):g}", f"{units.of_field(kind, field.name)}{allowed}"]
+        )
+    lines += table(["field", "default", "is; unit; range"], rows)
     return [*lines, f"Arguments and source: :class:`spikecore.surrogate.{name}`.", ""]
 
 
@@ -105,7 +106,7 @@ def surrogates() -> Iterator[Any]:
             yield value
 
 
-class _Gallery(Directive):
+class Sections(Directive):
     """Sections, one for each class."""
 
     def sections(self) -> Iterator[List[str]]:
@@ -113,6 +114,7 @@ class _Gallery(Directive):
         raise NotImplementedError
 
     def run(self) -> List[nodes.Node]:
+        """The sections, parsed."""
         began, holder = time.perf_counter(), nodes.section()
         holder.document = self.state.document
         with sc.use_backend("torch"):  # the reference, whatever is installed
@@ -124,7 +126,7 @@ class _Gallery(Directive):
         return holder.children
 
 
-class NeuronGallery(_Gallery):
+class NeuronGallery(Sections):
     """Every neuron."""
 
     def sections(self) -> Iterator[List[str]]:
@@ -132,7 +134,7 @@ class NeuronGallery(_Gallery):
         return map(neuron_section, neurons())
 
 
-class SurrogateGallery(_Gallery):
+class SurrogateGallery(Sections):
     """Every surrogate."""
 
     def sections(self) -> Iterator[List[str]]:
@@ -144,7 +146,7 @@ def _redraw(app: Any, env: Any, *_: Any) -> List[str]:
     """The gallery is drawn in every build, since what it shows are classes and no file of this folder."""
     return [
         name
-        for name in ("gallery", "surrogates")
+        for name in ("gallery", "surrogates", "operations")
         if name in env.all_docs and (Path(app.srcdir) / f"{name}.rst").exists()
     ]
 

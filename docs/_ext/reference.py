@@ -30,8 +30,17 @@ def listed(page: Path) -> Listed:
             names: Dict[str, str] = {}
             for cell, sentence in re.findall(r"(?m)^\| (`.*?`) \| (.*) \|$", body):
                 names.update(dict.fromkeys(re.findall(r"`(\w+)`", cell), sentence))
+            for table, sentence in re.findall(r"(?m)^\| all of `([\w.]+)` \| (.*) \|$", body):
+                names.update(dict.fromkeys(_all_of(table, name.group(1)), sentence))
             found[name.group(1)] = (" ".join(body.strip().partition("\n\n")[0].split()), names)
     return found
+
+
+def _all_of(table: str, module: str) -> List[str]:
+    """The keys of a table, ``package.TABLE``, that the module has under these names."""
+    where, _, name = table.rpartition(".")
+    keys = getattr(importlib.import_module(where), name)
+    return [key for key in keys if hasattr(importlib.import_module(module), key)]
 
 
 def _entry(module: str, name: str, value: Any) -> List[str]:

@@ -1,11 +1,14 @@
 """What the gallery says of each parameter of a neuron and each field of a surrogate: its unit, and what it is.
 
-Time constants are in time steps, potentials in the unit that the threshold is given in.
+The names that several classes share have a row here; of any other name the docstring of the class says it. Time
+constants are in time steps, potentials in the unit that the threshold is given in.
 """
 
 from __future__ import annotations
 
-from typing import Tuple
+import inspect
+import re
+from typing import Any, Mapping, Tuple
 
 POTENTIAL, STEPS, FRACTION, NUMBER = "potential", "time steps", "per time step", "number"
 
@@ -78,17 +81,22 @@ FIELDS = {
 }
 
 
-def of_parameter(owner: str, name: str) -> Tuple[str, str]:
-    """Unit and meaning of a parameter of a neuron; a page without them is not built."""
-    found = PARAMETERS.get(f"{owner}.{name}") or PARAMETERS.get(name)
-    if found is None:
-        raise LookupError(f"docs/_ext/units.py has no unit of {owner}'s parameter {name}: add it to PARAMETERS")
-    return found
+def of_parameter(kind: Any, name: str) -> str:
+    """Meaning and unit of a parameter of a neuron."""
+    return _of(kind, name, PARAMETERS)
 
 
-def of_field(owner: str, name: str) -> Tuple[str, str]:
-    """Unit and meaning of a field of a surrogate; a page without them is not built."""
-    found = FIELDS.get(f"{owner}.{name}") or FIELDS.get(name)
-    if found is None:
-        raise LookupError(f"docs/_ext/units.py has no unit of {owner}'s field {name}: add it to FIELDS")
-    return found
+def of_field(kind: Any, name: str) -> str:
+    """Meaning and unit of a field of a surrogate."""
+    return _of(kind, name, FIELDS)
+
+
+def _of(kind: Any, name: str, table: Mapping[str, Tuple[str, str]]) -> str:
+    """What the table says of a name, or else what the docstring of the class does; a page without is not built."""
+    row = table.get(f"{kind.__name__}.{name}") or table.get(name)
+    if row is not None:
+        return "; ".join(row[::-1])
+    entry = re.search(rf"(?m)^(?:\w+, )*{name}(?:, \w+)*: ([^;\n]+)", inspect.cleandoc(kind.__doc__ or ""))
+    if entry is None:
+        raise LookupError(f"write a line '{name}: what it is' into the docstring of {kind.__name__}")
+    return entry.group(1).rstrip(".")

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import difflib
-from typing import Any, Dict, Iterable, List, Mapping, Optional, TypeVar
+from typing import Any, Dict, List, Mapping, Optional, TypeVar
 
 import typer
 from rich.console import Console
 from rich.syntax import Syntax
 
-from spikecore import surrogate
 from spikecore.backend import BackendError
 from spikecore.dtypes import DTYPES
 from spikecore.inspect import kernel_source
 from spikecore.neuron import Neuron
 from spikecore.neurons import MODELS, example
+from spikecore.surrogate import SURROGATES
 
 DIRECTIONS = ("forward", "backward")
 _T = TypeVar("_T")
-
-
-def _classes(names: Iterable[str], module: Any, base: type) -> Dict[str, Any]:
-    values = {name: getattr(module, name) for name in names}
-    return {name: cls for name, cls in values.items() if isinstance(cls, type) and issubclass(cls, base)}
-
-
-SURROGATES = _classes((name for name in surrogate.__all__ if name != "Surrogate"), surrogate, surrogate.Surrogate)
 
 
 def kernel(

@@ -1,10 +1,12 @@
 """The expression language: values that record, programs, their adjoints, and their text."""
 
+from spikecore.lang import ops as ops  # declares the operations, which the others read
 from spikecore.lang._expr import Expr, TraceError
 from spikecore.lang._graph import topological
 from spikecore.lang._numbers import Numbers
 from spikecore.lang._program import Adjoint, Program
 from spikecore.lang._trace import trace
+from spikecore.lang.eager import apply as _apply  # noqa: F401  # answers what is called in ops
 from spikecore.lang.node import Node, SpikeRule, loop_invariant
 
 __all__ = [

@@ -6,7 +6,6 @@ definition that did it and what to write instead; the line is in Python's traceb
 
 from __future__ import annotations
 
-import math
 import operator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -24,59 +23,33 @@ class TraceError(TypeError):
     """A definition uses something the language does not have, or misses something it needs."""
 
 
+#: torch's name -> the formula that ``torch.<name>(...)`` on traced values records, and what to write in its place.
+_FORMULAS: Dict[str, Tuple[Callable[..., Any], str]] = {
+    "add": (operator.add, "x + y"),
+    **dict.fromkeys(("sub", "subtract"), (operator.sub, "x - y")),
+    **dict.fromkeys(("mul", "multiply"), (operator.mul, "x * y")),
+    **dict.fromkeys(("div", "divide", "true_divide"), (operator.truediv, "x / y")),
+    **dict.fromkeys(("neg", "negative"), (operator.neg, "-x")),
+    "square": (lambda a: a * a, "x * x"),
+    "reciprocal": (lambda a: 1.0 / a, "1.0 / x"),
+    "relu": (lambda a: torch.where(a <= 0.0, 0.0, a), "sc.ops.relu(x)"),
+    **{row.name: (getattr(operator, row.name), row.c[1].format("x", "y")) for row in ROWS if row.kind == "comparison"},
+    "logical_and": (operator.and_, "x & y"),
+    "logical_or": (operator.or_, "x | y"),
+    "logical_not": (operator.invert, "~x"),
+}
 #: What ``torch.<name>(...)`` on a traced value records: torch's name -> the operation, or a formula of its arguments.
 FROM_TORCH: Dict[str, Union[str, Callable[..., Any]]] = {
     **{name: row.name for row in ROWS for name in row.names},
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "multiply": operator.mul,
-    "div": operator.truediv,
-    "divide": operator.truediv,
-    "true_divide": operator.truediv,
-    "neg": operator.neg,
-    "negative": operator.neg,
-    "square": lambda a: a * a,
-    "reciprocal": lambda a: 1.0 / a,
-    "relu": lambda a: torch.where(a <= 0.0, 0.0, a),
-    **{row.name: getattr(operator, row.name) for row in ROWS if row.kind == "comparison"},
-    "logical_and": operator.and_,
-    "logical_or": operator.or_,
-    "logical_not": operator.invert,
+    **{name: formula for name, (formula, _) in _FORMULAS.items()},
 }
-
-#: Operation -> its last arguments where they are left out.
-DEFAULTS: Dict[str, Tuple[float, ...]] = {"clamp": (-math.inf, math.inf)}
-
-#: Methods of tensors that are operators here.
-AS_OPERATOR = {
-    "add": "x + y",
-    "sub": "x - y",
-    "subtract": "x - y",
-    "mul": "x * y",
-    "multiply": "x * y",
-    "div": "x / y",
-    "divide": "x / y",
-    "true_divide": "x / y",
-    "neg": "-x",
-    "negative": "-x",
-    "square": "x * x",
-    "reciprocal": "1.0 / x",
+#: What to write in the place of methods of tensors.
+INSTEAD = {
+    **{name: text for name, (_, text) in _FORMULAS.items()},
     "rsqrt": "1.0 / sc.ops.sqrt(x)",
-    "ge": "x >= y",
-    "gt": "x > y",
-    "le": "x <= y",
-    "lt": "x < y",
-    "eq": "x == y",
-    "ne": "x != y",
-    "logical_and": "x & y",
-    "logical_or": "x | y",
-    "logical_not": "~x",
-    "relu": "sc.ops.relu(x)",
     "clamp_min": "sc.ops.maximum(x, low)",
     "clamp_max": "sc.ops.minimum(x, high)",
 }
-
 
 #: Methods of tensors that change the dtype.
 CASTS = ("float", "double", "half", "bfloat16", "to", "type", "type_as")
@@ -168,7 +141,7 @@ def lift(value: Any, role: str = "value") -> Node:
 def _binary(op: str, swap: bool = False) -> Callable[[Expr, Any], Expr]:
     def method(self: Expr, other: Any, *modulo: Any) -> Expr:
         if modulo:
-            raise TraceError(f"pow with a modulus is not part of the language{here()}; write sc.ops.power(x, n)")
+            raise TraceError(f"pow with a modulus is not part of the language{here()}; write sc.ops.power(x, exponent)")
         known = numerator_of(other) if op == "div" and swap else None
         left, right = self.node, known or lift(other, f"operand of {op}")
         return Expr(make(op, right, left) if swap else make(op, left, right))
@@ -192,8 +165,8 @@ def _instead_of_method(name: str, node: Node) -> str:
         return COMPARISON_AS_NUMBER
     if plain in CASTS:
         return f"leave .{name}(...) out: traced values have the dtype of the inputs"
-    if plain in AS_OPERATOR:
-        return f"write {AS_OPERATOR[plain]}"
+    if plain in INSTEAD:
+        return f"write {INSTEAD[plain]}"
     op = FROM_TORCH.get(plain)
     return f"write sc.ops.{op}({OPERATION[op].arguments})" if isinstance(op, str) else _SEE_OPS
 
@@ -297,7 +270,7 @@ class Expr:
             extra = f" with {', '.join(kwargs)}" if kwargs else ""
             raise TraceError(f"torch.{name}{extra} is not part of the language{here()}; {_SEE_OPS}")
         if isinstance(found, str):
-            return record(found, *args, *DEFAULTS.get(found, ())[len(args) - 1 :])
+            return record(found, *args, *OPERATION[found].defaults[len(args) - 1 :])
         return found(*args)
 
 

@@ -34,7 +34,7 @@ def _never() -> bool:
 # Which parts of torch, beside reverse-mode autograd, may be tracking a computation: torch has no one test for all.
 
 #: Whether torch.compile traces now. Torch says so from 2.3 on; it compiles kernels from 2.4 on, the reference from 2.6.
-is_compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", _never)
+is_compiling: Callable[[], bool] = getattr(_COMPILER, "is_compiling", _never)
 #: Whether a transform of torch.func is at work: vmap, grad, jvp and those made of them.
 is_transforming: Callable[[], bool] = torch._C._are_functorch_transforms_active
 #: How many modes look at every op that torch dispatches, such as those that record a graph.

@@ -111,49 +111,6 @@ def differentiable_leaves(roots: Iterable[Node]) -> Set[Node]:
     return {node for node in seen if node.is_leaf and node.op != "const"}
 
 
-def reached(
-    states: Sequence[str],
-    following: Sequence[Node],
-    outputs: Iterable[Node],
-    trace: Iterable[str],
-    final: Iterable[str],
-) -> Reach:
-    """What is reached if cotangents arrive for these outputs, these recorded states, and these final states.
-
-    ``following`` are the expressions of the states after the step, one for each name of ``states``.
-    """
-    next_of = dict(zip(states, following))
-    leaves = differentiable_leaves(outputs)
-    waiting = [*final, *trace]
-    waiting += [str(leaf.attr) for leaf in leaves if leaf.op == "state"]
-    live: Set[str] = set()
-    while waiting:
-        name = waiting.pop()
-        if name not in live:
-            live.add(name)
-            found = differentiable_leaves([next_of[name]])
-            leaves |= found
-            waiting += [str(leaf.attr) for leaf in found if leaf.op == "state"]
-    return Reach(frozenset(live), frozenset(leaves))
-
-
-def constant_states(
-    states: Sequence[str], following: Sequence[Node], outputs: Iterable[Node], initial: Iterable[Node]
-) -> FrozenSet[str]:
-    """The states that no gradient passes from one call to the next.
-
-    Either no result of a step has a derivative by the state, or its next value has none by an input or a parameter.
-    """
-    read = differentiable_leaves([*outputs, *following])
-    learnt = {name for name, value in zip(states, initial) if value.op != "const"}
-
-    def moves(name: str) -> bool:
-        found = reached(states, following, (), (), [name])
-        return any(leaf.op in ("input", "param") for leaf in found.leaves) or bool(found.live & learnt)
-
-    return frozenset(name for name in states if Node("state", (), name) not in read or not moves(name))
-
-
 # -- programs
 
 
@@ -429,15 +386,33 @@ def _adjoint(
 
 @lru_cache(maxsize=256)
 def _constant_states(program: Program) -> FrozenSet[str]:
-    """See :meth:`Program.constant_states`."""
-    return constant_states(program.states, program.next, program.outputs, program.initial)
+    """No result of a step has a derivative by the state, or its next value has none by an input or a parameter."""
+    states, following = program.states, program.next
+    read = differentiable_leaves([*program.outputs, *following])
+    learnt = {name for name, value in zip(states, program.initial) if value.op != "const"}
+
+    def moves(name: str) -> bool:
+        reach = program.reach([False] * len(program.outputs), (), [name])
+        return any(leaf.op in ("input", "param") for leaf in reach.leaves) or bool(reach.live & learnt)
+
+    return frozenset(name for name in states if Node("state", (), name) not in read or not moves(name))
 
 
 @lru_cache(maxsize=1024)
 def _reach(program: Program, outputs: Tuple[bool, ...], trace: Tuple[str, ...], final: Tuple[str, ...]) -> Reach:
     """See :meth:`Program.reach`."""
-    arriving = [node for node, there in zip(program.outputs, outputs) if there]
-    return reached(program.states, program.next, arriving, trace, final)
+    next_of = dict(zip(program.states, program.next))
+    leaves = differentiable_leaves(node for node, there in zip(program.outputs, outputs) if there)
+    waiting = [*final, *trace, *(str(leaf.attr) for leaf in leaves if leaf.op == "state")]
+    live: Set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name not in live:
+            live.add(name)
+            behind = differentiable_leaves([next_of[name]])
+            leaves |= behind
+            waiting += [str(leaf.attr) for leaf in behind if leaf.op == "state"]
+    return Reach(frozenset(live), frozenset(leaves))
 
 
 # -- batch normalisation in front of a program, and the program of its second backward pass

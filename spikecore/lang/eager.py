@@ -1,17 +1,22 @@
-"""The operations of the language computed with PyTorch: what each one means, value and derivative.
+"""The operations of the language computed with PyTorch, and what ``sc.ops`` does with its arguments.
 
-:data:`TORCH` defines the language for everybody: ``sc.ops`` on tensors, the torch backend, and the tests of every other
-backend. :data:`RECORDED` has the operations whose derivative is written into the forward pass, for PopTorch and
-``torch.jit.trace``, which record that pass alone.
+:data:`TORCH` defines the language for everybody, value and derivative: ``sc.ops`` on tensors, the torch backend, and
+the tests of every other backend. :data:`RECORDED` has the operations whose derivative is written into the forward pass,
+for PopTorch and ``torch.jit.trace``, which record that pass alone.
 """
 
 from __future__ import annotations
 
-from typing import Callable, List, Mapping, Sequence, Tuple
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
+import torch
 from torch import Tensor
 
 from spikecore._base.errors import Unsupported
+from spikecore.lang import _numbers as numbers
+from spikecore.lang import operations
+from spikecore.lang._expr import Expr, TraceError, here, lift, make, record, refusing_no_grad
 from spikecore.lang._functions import RECORDED as RECORDED
 from spikecore.lang._graph import topological
 from spikecore.lang._plain import Constants
@@ -19,6 +24,9 @@ from spikecore.lang._plain import is_plain as is_plain  # backends take these tw
 from spikecore.lang._plain import number as number
 from spikecore.lang.node import Node, SpikeRule
 from spikecore.lang.operations import ROWS
+
+if TYPE_CHECKING:
+    from spikecore.surrogate import Surrogate
 
 #: op name -> function of tensors; that of ``spike`` is called as ``spike(u, strict, derivative, *values)``, where
 #: ``derivative(u, *values)`` is its derivative.
@@ -91,3 +99,62 @@ class StraightLine:
 def evaluate(roots: Sequence[Node], values: Mapping[Node, Tensor], like: Tensor) -> List[Tensor]:
     """Values of some expressions, given those of their leaves."""
     return StraightLine(list(values), roots)(list(values.values()), like)
+
+
+# -- functions of the language
+
+
+def apply(op: str, *args: Any) -> Any:
+    """What a function of ``sc.ops`` gives: it records traced values, and computes tensors and numbers."""
+    if op == "spike":
+        return _spike(*args)
+    if any(isinstance(arg, Expr) for arg in args):
+        return record(op, *args)
+    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    if not tensors:
+        # on the CPU, whatever torch's default device is: not all have float64
+        values = [
+            torch.tensor(arg, dtype=torch.bool if isinstance(arg, bool) else torch.float64, device="cpu")
+            for arg in args
+        ]
+        return numbers.computed(op, args, TORCH[op](*values).item())
+    # numbers take the dtype of the floating-point tensors, or the default one beside a mask alone
+    floating = [arg for arg in tensors if arg.is_floating_point()]
+    dtype = floating[0].dtype if floating else torch.get_default_dtype()
+    device = tensors[0].device  # and not new_tensor(), which torch 2.0 refuses inside torch.func.grad
+    values = [arg if isinstance(arg, torch.Tensor) else torch.full((), arg, dtype=dtype, device=device) for arg in args]
+    return TORCH[op](*values)
+
+
+def _spike(u: Any, surrogate: Surrogate, strict: bool) -> Any:
+    if not callable(getattr(surrogate, "derivative", None)) or isinstance(surrogate, type):
+        raise TypeError(f"spike: surrogate={surrogate!r} must be a surrogate, such as sc.surrogate.ATan(alpha=2.0)")
+    # a traced program has parameters for the surrogate's numbers; computed now, they are the numbers themselves
+    followed = numbers.current() if isinstance(u, Expr) else None
+    asked = surrogate if followed is None else followed.copy_of(surrogate)
+    values: Dict[Node, torch.Tensor] = {}
+    if isinstance(u, torch.Tensor):
+        asked, values = numbers.with_tensors(surrogate, Expr)
+    # no gradient flows through a derivative, with and without torch.no_grad()
+    with refusing_no_grad(False) if isinstance(u, Expr) else nullcontext():
+        derivative = lift(asked.derivative(Expr(Node("argument", (), "u"))), "surrogate derivative")
+    if derivative.is_bool:
+        raise TraceError(f"{surrogate!r}.derivative gives a comparison{here()}; return sc.ops.where(comparison, a, b)")
+    if not isinstance(u, (Expr, torch.Tensor)):
+        return float(u > 0 if strict else u >= 0)
+    others = [leaf for leaf in topological([derivative]) if leaf.op in ("input", "state")]
+    if others:
+        raise TraceError(
+            f"the derivative of {type(surrogate).__name__} depends on {others[0].op} {others[0].attr!r}{here()}; the "
+            "numbers of a surrogate may be expressions of parameters only"
+        )
+    if followed is None:
+        rule = SpikeRule(strict, derivative, repr(surrogate))
+    else:
+        rule = SpikeRule(strict, derivative, followed.label(surrogate), followed.recipes(derivative))
+    if isinstance(u, Expr):
+        return Expr(make("spike", u.node, attr=rule))
+    return SpikeFunction(rule)(u, *[values[leaf].detach().to(u.dtype) for leaf in rule.params])
+
+
+operations.apply = apply

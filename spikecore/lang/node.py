@@ -32,17 +32,13 @@ LEAVES = {
 #: Every operation that is not a leaf: op name -> number of arguments.
 ARITY = {row.name: row.arity for row in ROWS}
 OPERATIONS = tuple(ARITY)
-#: Operations on numbers that give a number: op name -> number of arguments.
-ARITHMETIC = {row.name: row.arity for row in ROWS if row.kind == "number"}
-#: Comparisons: two numbers give a truth value.
-COMPARISONS = tuple(row.name for row in ROWS if row.kind == "comparison")
 #: Truth values in, truth value out.
 LOGIC = {row.name: row.arity for row in ROWS if row.kind == "logic"}
 #: The choice by a truth value.
 CHOICE = "where"
 
-_BOOLEAN = frozenset(COMPARISONS) | frozenset(LOGIC)
-
+#: What gives a truth value.
+_BOOLEAN = frozenset(row.name for row in ROWS if row.kind in ("comparison", "logic"))
 
 #: How many operations a repr writes out.
 _LONGEST_REPR = 100

@@ -1,18 +1,14 @@
-"""The operations of the language: one row each.
+"""What an operation of the language is: one row, from which all that knows operations reads.
 
-:data:`ROWS` is read by everything that knows operations: nodes (arity), ``sc.ops`` and the reference (torch), adjoints
-(gradient), printers (c, python), values that record (names that torch and NumPy have for it), tables of other libraries
-(numpy), and the suite's lists. A target has a line of its own where it has no such function.
+:mod:`spikecore.lang.ops` declares them, each once. :data:`ROWS` is read by nodes (arity), the reference (torch),
+adjoints (gradient), printers (c, python), values that record (names that torch and NumPy have for it), tables of other
+libraries (numpy), the pages, and the suite's lists. A target has a line of its own where it has no such function.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
-
-import torch
-
-from spikecore.lang import _functions as functions
+import inspect
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
 
 #: How tightly operators bind, loosest first. A template's arguments are put in parentheses when they bind less tightly.
 TERNARY, OR, AND, EQUALITY, ORDER, SUM, PRODUCT, UNARY, ATOM = range(9)
@@ -26,30 +22,6 @@ Templates = Dict[str, Template]
 #: rule(g, y, args): what the arguments of a node get of its cotangent g, None for nothing; y is the node's value. The
 #: values record, so a rule is written with operators and torch's functions.
 Rule = Callable[[Any, Any, Sequence[Any]], Sequence[Any]]
-
-#: The derivative of ``erf`` at 0.
-_TWO_BY_ROOT_PI = 2.0 / math.sqrt(math.pi)
-
-
-def _extremum(g: Any, a: Any, b: Any, a_loses: Any, b_loses: Any) -> Sequence[Any]:
-    shared = torch.where(a == b, g / 2.0, g)
-    return torch.where(a_loses, 0.0, shared), torch.where(b_loses, 0.0, shared)
-
-
-def _power(g: Any, y: Any, args: Sequence[Any]) -> Sequence[Any]:
-    x, n = args
-    to_x = torch.where(n == 0.0, 0.0, g * (n * x ** (n - 1.0)))
-    to_n = g * torch.where((x == 0.0) & (n >= 0.0), 0.0, y * torch.log(x))
-    return to_x, to_n
-
-
-def _clamp(g: Any, y: Any, args: Sequence[Any]) -> Sequence[Any]:
-    x, low, high = args
-    return (
-        torch.where((x >= low) & (x <= high), g, 0.0),
-        torch.where((low < high) & (x < low), g, 0.0),
-        torch.where((x > high) | (high < low), g, 0.0),
-    )
 
 
 class Operation(NamedTuple):
@@ -77,8 +49,11 @@ class Operation(NamedTuple):
     exact: bool = False
     #: Whether the derivative can be infinite, or not a number, at finite arguments of moderate size.
     unbounded: bool = False
-    #: Names of the arguments, for messages.
+    #: Names of the arguments, for messages, and what the last ones are where they are left out.
     arguments: str = "x"
+    defaults: Tuple[float, ...] = ()
+    #: What it is, in a sentence.
+    doc: str = ""
 
     @property
     def is_function(self) -> bool:
@@ -86,150 +61,74 @@ class Operation(NamedTuple):
         return self.text is None
 
 
-def _operator(
-    name: str, torch_: Any, gradient: Optional[Rule], template: Template, numpy: str, **more: Any
-) -> Operation:
-    """What C, Python and people write alike."""
-    return Operation(name, 2, torch_, gradient, template, template, template, numpy=numpy, exact=True, **more)
+#: Every operation that is not a leaf, in the order in which they are declared, and by name.
+ROWS: List[Operation] = []
+OPERATION: Dict[str, Operation] = {}
+
+#: Computes an operation on tensors and numbers, or records it: called as ``apply(name, *arguments)``.
+#: :mod:`spikecore.lang.eager` sets it, which is above the modules that read the rows.
+apply: Callable[..., Any]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def _comparison(name: str, sign: str, numpy: str, binding: int = ORDER) -> Operation:
-    return _operator(name, getattr(torch, name), None, (binding, f"{{0}} {sign} {{1}}"), numpy, kind="comparison")
+def declare(*args: Any, **fields: Any) -> None:
+    """Add a row."""
+    row = Operation(*args, **fields)
+    ROWS.append(row)
+    OPERATION[row.name] = row
 
 
-def _logic(name: str, arity: int, torch_: Any, c: Template, python: Template) -> Operation:
-    numpy = f"logical_{name}"
-    return Operation(name, arity, torch_, None, c, python, python, kind="logic", numpy=numpy, exact=True)
+def operator(
+    name: str,
+    torch_: Callable[..., Any],
+    gradient: Optional[Rule],
+    template: Template,
+    numpy: str,
+    python: Optional[Template] = None,
+    **fields: Any,
+) -> None:
+    """Declare an operator of one or two arguments; ``python``: how Python and people write it, where C does not."""
+    arity, text = 1 + ("{1}" in template[1]), python or template
+    declare(name, arity, torch_, gradient, template, text, text, numpy=numpy, exact=True, **fields)
 
 
-def _function(name: str, torch_: Any, gradient: Optional[Rule], c: str = "", *names: str, **more: Any) -> Operation:
-    """A function of one number of the libraries of C, Python and NumPy, with C's name where it is another."""
-    c, python, numpy = f"{c or name}{{f}}({{0}})", f"{{math}}.{name}({{0}})", more.pop("numpy", name)
-    return Operation(name, 1, torch_, gradient, (ATOM, c), (ATOM, python), names=(name, *names), numpy=numpy, **more)
+def function(
+    torch_: Callable[..., Any],
+    gradient: Optional[Rule] = None,
+    *,
+    c: Union[str, Template] = "",
+    python: Union[str, Template] = "",
+    own: bool = False,
+    names: Optional[Tuple[str, ...]] = None,
+    numpy: Optional[str] = None,
+    **fields: Any,
+) -> Callable[[_Function], _Function]:
+    """Declare the operation that the function below is, which gives name, arguments, defaults and sentence.
 
+    It is one of the libraries of C, Python and NumPy, with these names where they are others; ``own``: one that targets
+    write themselves, since a template of operators would write an argument twice. A template says another text.
+    """
 
-def _own(
-    name: str, torch_: Any, gradient: Optional[Rule], arguments: str = "x", python: str = "", **more: Any
-) -> Operation:
-    """A function that targets write themselves: a template of operators would write an argument twice."""
-    arity = arguments.count(",") + 1
-    call = ATOM, f"{name}({', '.join(f'{{{i}}}' for i in range(arity))})"
-    names = (name, *more.pop("names", ()))
-    python_ = (ATOM, python) if python else call
-    return Operation(name, arity, torch_, gradient, call, python_, names=names, arguments=arguments, **more)
+    def declared(written: _Function) -> _Function:
+        name, parameters = written.__name__, inspect.signature(written).parameters.values()
+        places = ", ".join(f"{{{i}}}" for i in range(len(parameters)))
+        of_c = c if isinstance(c, tuple) else (ATOM, f"{c or name}{'' if own else '{f}'}({places})")
+        call = f"{'' if own else '{math}.'}{python or name}({places})"
+        declare(
+            name,
+            len(parameters),
+            torch_,
+            gradient,
+            of_c,
+            python if isinstance(python, tuple) else (ATOM, call),
+            names=(name,) if names is None else names,
+            numpy=("" if own else name) if numpy is None else numpy,
+            arguments=", ".join(p.name for p in parameters),
+            defaults=tuple(p.default for p in parameters if p.default is not p.empty),
+            doc=inspect.cleandoc(written.__doc__ or ""),
+            **fields,
+        )
+        return written
 
-
-_MINUS = UNARY, "-{0}"
-
-ROWS: Tuple[Operation, ...] = (
-    _operator("add", torch.add, lambda g, y, a: (g, g), (SUM, "{0} + {1}"), "add"),
-    _operator("sub", torch.sub, lambda g, y, a: (g, -g), (SUM, "{0} - {1}"), "subtract"),
-    _operator("mul", torch.mul, lambda g, y, a: (g * a[1], g * a[0]), (PRODUCT, "{0} * {1}"), "multiply"),
-    _operator(
-        "div",
-        torch.div,
-        lambda g, y, a: (g / a[1], -g * (y / a[1])),
-        (PRODUCT, "{0} / {1}"),
-        "divide",
-        unbounded=True,
-    ),
-    Operation("neg", 1, torch.neg, lambda g, y, a: (-g,), _MINUS, _MINUS, _MINUS, numpy="negative", exact=True),
-    _function("exp", torch.exp, lambda g, y, a: (g * y,)),
-    _function("log", torch.log, lambda g, y, a: (g / a[0],), unbounded=True),
-    _function("sqrt", functions.sqrt, lambda g, y, a: (g / (2.0 * y),), unbounded=True, exact=True),
-    _function("sin", torch.sin, lambda g, y, a: (g * torch.cos(a[0]),)),
-    _function("cos", torch.cos, lambda g, y, a: (-g * torch.sin(a[0]),)),
-    _function("tanh", torch.tanh, lambda g, y, a: (g * (1.0 - y * y),)),
-    _own("sigmoid", torch.sigmoid, lambda g, y, a: (g * (1.0 - y) * y,)),
-    _own("softplus", functions.softplus, lambda g, y, a: (g * torch.sigmoid(a[0]),)),
-    _function("atan", torch.atan, lambda g, y, a: (g / (a[0] * a[0] + 1.0),), "", "arctan", numpy="arctan"),
-    _function(
-        "erf",
-        torch.erf,
-        lambda g, y, a: (g * (_TWO_BY_ROOT_PI * torch.exp(-(a[0] * a[0]))),),
-        "",
-        "special_erf",
-        numpy="",
-    ),
-    _function("abs", torch.abs, lambda g, y, a: (g * torch.sign(a[0]),), "fabs", "absolute", exact=True),
-    _own("sign", functions.sign, None, exact=True),
-    _function("floor", functions.floor, None, exact=True),
-    _function("round", functions.round, None, "rint", numpy="rint", exact=True),
-    Operation(
-        "power",
-        2,
-        torch.pow,
-        _power,
-        (ATOM, "pow{f}({0}, {1})"),
-        (ATOM, "{math}.pow({0}, {1})"),
-        names=("pow",),
-        numpy="power",
-        unbounded=True,
-        arguments="x, n",
-    ),
-    # Python's min and max differ from the language in ties and NaNs
-    _own(
-        "minimum",
-        functions.minimum,
-        lambda g, y, a: _extremum(g, a[0], a[1], a[0] > a[1], a[0] < a[1]),
-        "x, y",
-        "lesser({0}, {1})",
-        exact=True,
-    ),
-    _own(
-        "maximum",
-        functions.maximum,
-        lambda g, y, a: _extremum(g, a[0], a[1], a[0] < a[1], a[0] > a[1]),
-        "x, y",
-        "greater({0}, {1})",
-        exact=True,
-    ),
-    _own(
-        "clamp", functions.clamp, _clamp, "x, low, high", "lesser(greater({0}, {1}), {2})", names=("clip",), exact=True
-    ),
-    Operation(
-        "select",
-        3,
-        functions.select,
-        None,
-        (TERNARY, "{0} != {zero} ? {1} : {2}"),
-        (TERNARY, "{1} if {0} != {zero} else {2}"),
-        exact=True,
-    ),
-    Operation("detach", 1, functions.detach, None, (ATOM, "{0}"), (ATOM, "{0}"), names=("detach",), exact=True),
-    Operation(
-        "spike",
-        1,
-        functions.spike,
-        None,
-        (TERNARY, "{0} {compare} {zero} ? {one} : {zero}"),
-        (TERNARY, "{one} if {0} {compare} {zero} else {zero}"),
-        (ATOM, "spike({0} {compare} 0)"),
-        exact=True,
-    ),
-    _comparison("ge", ">=", "greater_equal"),
-    _comparison("gt", ">", "greater"),
-    _comparison("le", "<=", "less_equal"),
-    _comparison("lt", "<", "less"),
-    _comparison("eq", "==", "equal", EQUALITY),
-    _comparison("ne", "!=", "not_equal", EQUALITY),
-    # Python's `and` and `or` would branch; `&` and `|` bind more tightly than comparisons, which then have parentheses
-    _logic("and", 2, torch.logical_and, (AND, "{0} && {1}"), (PRODUCT, "{0} & {1}")),
-    _logic("or", 2, torch.logical_or, (OR, "{0} || {1}"), (SUM, "{0} | {1}")),
-    _logic("not", 1, torch.logical_not, (UNARY, "!{0}"), (UNARY, "~{0}")),
-    Operation(
-        "where",
-        3,
-        torch.where,
-        lambda g, y, a: (None, torch.where(a[0], g, 0.0), torch.where(a[0], 0.0, g)),
-        (TERNARY, "{0} ? {1} : {2}"),
-        (TERNARY, "{1} if {0} else {2}"),
-        kind="choice",
-        names=("where",),
-        numpy="where",
-        exact=True,
-        arguments="condition, x, y",
-    ),
-)
-#: Every operation that is not a leaf: op name -> its row.
-OPERATION: Dict[str, Operation] = {row.name: row for row in ROWS}
+    return declared

@@ -1,156 +1,226 @@
-"""The functions of the language: ``sc.ops``.
+"""The operations of the language, one declaration each, and its functions: ``sc.ops``.
 
-Each takes traced values, torch tensors or numbers. With a traced value among its arguments it records; with a tensor it
-computes, so that a definition can be called by hand; with numbers only it returns a number.
+A function takes traced values, torch tensors or numbers. With a traced value among its arguments it records; with a
+tensor it computes, so that a definition can be called by hand; with numbers only it returns a number.
+
+A rule of a gradient is written with operators and torch's functions, since its values record.
 """
 
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Dict
+from typing import TYPE_CHECKING, Any, Sequence
 
 import torch
 
-from spikecore.lang import _numbers as numbers
-from spikecore.lang import eager
-from spikecore.lang._expr import Expr, TraceError, here, lift, make, record, refusing_no_grad
-from spikecore.lang._graph import topological
-from spikecore.lang.node import Node, SpikeRule
+from spikecore.lang import _functions as functions
+from spikecore.lang import operations
+from spikecore.lang.operations import AND, ATOM, EQUALITY, OR, ORDER, PRODUCT, SUM, TERNARY, UNARY, function, operator
 
 if TYPE_CHECKING:
     from spikecore.surrogate import Surrogate
 
 Value = Any
 
+# -- arithmetic
 
-def _apply(op: str, *args: Value) -> Value:
-    if any(isinstance(arg, Expr) for arg in args):
-        return record(op, *args)
-    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-    if not tensors:
-        # on the CPU, whatever torch's default device is: not all have float64
-        values = [
-            torch.tensor(arg, dtype=torch.bool if isinstance(arg, bool) else torch.float64, device="cpu")
-            for arg in args
-        ]
-        return numbers.computed(op, args, eager.TORCH[op](*values).item())
-    # numbers take the dtype of the floating-point tensors, or the default one beside a mask alone
-    floating = [arg for arg in tensors if arg.is_floating_point()]
-    dtype = floating[0].dtype if floating else torch.get_default_dtype()
-    device = tensors[0].device  # and not new_tensor(), which torch 2.0 refuses inside torch.func.grad
-    values = [arg if isinstance(arg, torch.Tensor) else torch.full((), arg, dtype=dtype, device=device) for arg in args]
-    return eager.TORCH[op](*values)
+operator("add", torch.add, lambda g, y, a: (g, g), (SUM, "{0} + {1}"), "add")
+operator("sub", torch.sub, lambda g, y, a: (g, -g), (SUM, "{0} - {1}"), "subtract")
+operator("mul", torch.mul, lambda g, y, a: (g * a[1], g * a[0]), (PRODUCT, "{0} * {1}"), "multiply")
+operator(
+    "div",
+    torch.div,
+    lambda g, y, a: (g / a[1], -g * (y / a[1])),
+    (PRODUCT, "{0} / {1}"),
+    "divide",
+    unbounded=True,
+)
+operator("neg", torch.neg, lambda g, y, a: (-g,), (UNARY, "-{0}"), "negative")
+
+# -- functions of one number
 
 
+@function(torch.exp, lambda g, y, a: (g * y,))
 def exp(x: Value) -> Value:
     """e to the power ``x``."""
-    return _apply("exp", x)
+    return operations.apply("exp", x)
 
 
+@function(torch.log, lambda g, y, a: (g / a[0],), unbounded=True)
 def log(x: Value) -> Value:
     """Natural logarithm."""
-    return _apply("log", x)
+    return operations.apply("log", x)
 
 
+@function(functions.sqrt, lambda g, y, a: (g / (2.0 * y),), unbounded=True, exact=True)
 def sqrt(x: Value) -> Value:
     """Square root; correctly rounded on every backend, but for an IPU's."""
-    return _apply("sqrt", x)
+    return operations.apply("sqrt", x)
 
 
+@function(torch.sin, lambda g, y, a: (g * torch.cos(a[0]),))
 def sin(x: Value) -> Value:
     """Sine of ``x`` in radians."""
-    return _apply("sin", x)
+    return operations.apply("sin", x)
 
 
+@function(torch.cos, lambda g, y, a: (-g * torch.sin(a[0]),))
 def cos(x: Value) -> Value:
     """Cosine of ``x`` in radians."""
-    return _apply("cos", x)
+    return operations.apply("cos", x)
 
 
+@function(torch.tanh, lambda g, y, a: (g * (1.0 - y * y),))
 def tanh(x: Value) -> Value:
     """Hyperbolic tangent."""
-    return _apply("tanh", x)
+    return operations.apply("tanh", x)
 
 
+@function(torch.sigmoid, lambda g, y, a: (g * (1.0 - y) * y,), own=True)
 def sigmoid(x: Value) -> Value:
     """``1 / (1 + exp(-x))``."""
-    return _apply("sigmoid", x)
+    return operations.apply("sigmoid", x)
 
 
+@function(functions.softplus, lambda g, y, a: (g * torch.sigmoid(a[0]),), own=True)
 def softplus(x: Value) -> Value:
     """``log(1 + exp(x))``, a smooth ``relu``: near ``x`` for a large one, and never infinite for a finite one."""
-    return _apply("softplus", x)
+    return operations.apply("softplus", x)
 
 
+@function(torch.atan, lambda g, y, a: (g / (a[0] * a[0] + 1.0),), names=("atan", "arctan"), numpy="arctan")
 def atan(x: Value) -> Value:
     """Arc tangent, in radians."""
-    return _apply("atan", x)
+    return operations.apply("atan", x)
 
 
+#: The derivative of ``erf`` at 0.
+_TWO_BY_ROOT_PI = 2.0 / math.sqrt(math.pi)
+
+
+@function(
+    torch.erf,
+    lambda g, y, a: (g * (_TWO_BY_ROOT_PI * torch.exp(-(a[0] * a[0]))),),
+    names=("erf", "special_erf"),
+    numpy="",
+)
 def erf(x: Value) -> Value:
     """Error function, ``2/sqrt(pi)`` times the integral of ``exp(-t*t)`` from 0 to ``x``."""
-    return _apply("erf", x)
+    return operations.apply("erf", x)
 
 
+@function(torch.abs, lambda g, y, a: (g * torch.sign(a[0]),), c="fabs", names=("abs", "absolute"), exact=True)
 def abs(x: Value) -> Value:
     """Absolute value; derivative 0 at 0."""
-    return _apply("abs", x)
+    return operations.apply("abs", x)
 
 
+@function(functions.sign, own=True, exact=True)
 def sign(x: Value) -> Value:
-    """-1, 0 or 1; derivative 0."""
-    return _apply("sign", x)
+    """-1, 0 or 1, and 0 for NaN; derivative 0."""
+    return operations.apply("sign", x)
 
 
+@function(functions.floor, exact=True)
 def floor(x: Value) -> Value:
-    """Largest whole number not above ``x``; derivative 0."""
-    return _apply("floor", x)
+    """Largest whole number not above ``x``; derivative 0, and the path of a gradient ends."""
+    return operations.apply("floor", x)
 
 
+@function(functions.round, c="rint", numpy="rint", exact=True)
 def round(x: Value) -> Value:
     """Nearest whole number, ties to even; derivative 0."""
-    return _apply("round", x)
+    return operations.apply("round", x)
 
 
+# -- functions of several numbers
+
+
+def _power(g: Any, y: Any, args: Sequence[Any]) -> Sequence[Any]:
+    x, n = args
+    to_x = torch.where(n == 0.0, 0.0, g * (n * x ** (n - 1.0)))
+    to_n = g * torch.where((x == 0.0) & (n >= 0.0), 0.0, y * torch.log(x))
+    return to_x, to_n
+
+
+@function(torch.pow, _power, c="pow", python="pow", names=("pow",), unbounded=True)
 def power(x: Value, exponent: Value) -> Value:
-    """``x ** exponent``. For a square, ``x * x`` is exact on every backend and ``power`` is not."""
-    return _apply("power", x, exponent)
+    """``x ** exponent``, as C's ``pow``. For a square, ``x * x`` is exact on every backend and ``power`` is not."""
+    return operations.apply("power", x, exponent)
 
 
+def _extremum(g: Any, a: Any, b: Any, a_loses: Any, b_loses: Any) -> Sequence[Any]:
+    shared = torch.where(a == b, g / 2.0, g)
+    return torch.where(a_loses, 0.0, shared), torch.where(b_loses, 0.0, shared)
+
+
+# Python's min and max differ from the language in ties and NaNs
+@function(
+    functions.minimum,
+    lambda g, y, a: _extremum(g, a[0], a[1], a[0] > a[1], a[0] < a[1]),
+    own=True,
+    python="lesser",
+    exact=True,
+)
 def minimum(a: Value, b: Value) -> Value:
     """The smaller one; a tie gives half the gradient to each. NaN if one is NaN."""
-    return _apply("minimum", a, b)
+    return operations.apply("minimum", a, b)
 
 
+@function(
+    functions.maximum,
+    lambda g, y, a: _extremum(g, a[0], a[1], a[0] < a[1], a[0] > a[1]),
+    own=True,
+    python="greater",
+    exact=True,
+)
 def maximum(a: Value, b: Value) -> Value:
     """The larger one; a tie gives half the gradient to each. NaN if one is NaN."""
-    return _apply("maximum", a, b)
+    return operations.apply("maximum", a, b)
 
 
+def _clamp(g: Any, y: Any, args: Sequence[Any]) -> Sequence[Any]:
+    x, low, high = args
+    return (
+        torch.where((x >= low) & (x <= high), g, 0.0),
+        torch.where((low < high) & (x < low), g, 0.0),
+        torch.where((x > high) | (high < low), g, 0.0),
+    )
+
+
+@function(
+    functions.clamp,
+    _clamp,
+    own=True,
+    python=(ATOM, "lesser(greater({0}, {1}), {2})"),
+    names=("clamp", "clip"),
+    exact=True,
+)
 def clamp(x: Value, low: Value = -math.inf, high: Value = math.inf) -> Value:
     """``min(max(x, low), high)``; derivative 1 within and at the bounds, 0 outside."""
-    return _apply("clamp", x, low, high)
+    return operations.apply("clamp", x, low, high)
 
 
-def relu(x: Value) -> Value:
-    """``x`` where it is above 0, else 0, as ``where(x <= 0, 0, x)``; derivative 0 at 0, as torch's. NaN for NaN."""
-    return where(x <= 0.0, 0.0, x)
+# -- spikes and choices
 
 
-def where(condition: Value, a: Value, b: Value) -> Value:
-    """``a`` where the comparison holds, else ``b``; gradient to ``a`` and ``b`` only."""
-    return _apply("where", condition, a, b)
-
-
+@function(
+    functions.select,
+    c=(TERNARY, "{0} != {zero} ? {1} : {2}"),
+    python=(TERNARY, "{1} if {0} != {zero} else {2}"),
+    names=(),
+    numpy="",
+    exact=True,
+)
 def select(z: Value, a: Value, b: Value) -> Value:
     """``a`` where the 0/1 spike ``z`` is 1, else ``b``, exactly; the gradient is that of ``z*a + (1-z)*b``."""
-    return _apply("select", z, a, b)
+    return operations.apply("select", z, a, b)
 
 
+@function(functions.detach, c=(ATOM, "{0}"), python=(ATOM, "{0}"), numpy="", exact=True)
 def detach(x: Value) -> Value:
     """The same value, through which no gradient flows."""
-    return _apply("detach", x)
+    return operations.apply("detach", x)
 
 
 def spike(u: Value, surrogate: Surrogate, strict: bool = False) -> Value:
@@ -161,31 +231,54 @@ def spike(u: Value, surrogate: Surrogate, strict: bool = False) -> Value:
     through a derivative, as in Lian et al. (2023), whose widths follow decay factors that the equations read, too. A
     parameter that only a surrogate reads has no gradient, and cannot be learnt.
     """
-    if not callable(getattr(surrogate, "derivative", None)) or isinstance(surrogate, type):
-        raise TypeError(f"spike: surrogate={surrogate!r} must be a surrogate, such as sc.surrogate.ATan(alpha=2.0)")
-    # a traced program has parameters for the surrogate's numbers; computed now, they are the numbers themselves
-    followed = numbers.current() if isinstance(u, Expr) else None
-    asked = surrogate if followed is None else followed.copy_of(surrogate)
-    values: Dict[Node, torch.Tensor] = {}
-    if isinstance(u, torch.Tensor):
-        asked, values = numbers.with_tensors(surrogate, Expr)
-    # no gradient flows through a derivative, with and without torch.no_grad()
-    with refusing_no_grad(False) if isinstance(u, Expr) else nullcontext():
-        derivative = lift(asked.derivative(Expr(Node("argument", (), "u"))), "surrogate derivative")
-    if derivative.is_bool:
-        raise TraceError(f"{surrogate!r}.derivative gives a comparison{here()}; return sc.ops.where(comparison, a, b)")
-    if not isinstance(u, (Expr, torch.Tensor)):
-        return float(u > 0 if strict else u >= 0)
-    others = [leaf for leaf in topological([derivative]) if leaf.op in ("input", "state")]
-    if others:
-        raise TraceError(
-            f"the derivative of {type(surrogate).__name__} depends on {others[0].op} {others[0].attr!r}{here()}; the "
-            "numbers of a surrogate may be expressions of parameters only"
-        )
-    if followed is None:
-        rule = SpikeRule(strict, derivative, repr(surrogate))
-    else:
-        rule = SpikeRule(strict, derivative, followed.label(surrogate), followed.recipes(derivative))
-    if isinstance(u, Expr):
-        return Expr(make("spike", u.node, attr=rule))
-    return eager.SpikeFunction(rule)(u, *[values[leaf].detach().to(u.dtype) for leaf in rule.params])
+    return operations.apply("spike", u, surrogate, strict)
+
+
+operations.declare(
+    "spike",
+    1,
+    functions.spike,
+    None,
+    (TERNARY, "{0} {compare} {zero} ? {one} : {zero}"),
+    (TERNARY, "{one} if {0} {compare} {zero} else {zero}"),
+    (ATOM, "spike({0} {compare} 0)"),
+    exact=True,
+    doc="1 where ``u >= 0`` (``u > 0`` if strict), else 0; its derivative is the surrogate's.",
+)
+
+
+# -- truth values
+
+
+def _comparison(name: str, sign: str, numpy: str, binding: int = ORDER) -> None:
+    operator(name, getattr(torch, name), None, (binding, f"{{0}} {sign} {{1}}"), numpy, kind="comparison")
+
+
+_comparison("ge", ">=", "greater_equal")
+_comparison("gt", ">", "greater")
+_comparison("le", "<=", "less_equal")
+_comparison("lt", "<", "less")
+_comparison("eq", "==", "equal", EQUALITY)
+_comparison("ne", "!=", "not_equal", EQUALITY)
+# Python's `and` and `or` would branch; `&` and `|` bind more tightly than comparisons, which then have parentheses
+operator("and", torch.logical_and, None, (AND, "{0} && {1}"), "logical_and", (PRODUCT, "{0} & {1}"), kind="logic")
+operator("or", torch.logical_or, None, (OR, "{0} || {1}"), "logical_or", (SUM, "{0} | {1}"), kind="logic")
+operator("not", torch.logical_not, None, (UNARY, "!{0}"), "logical_not", (UNARY, "~{0}"), kind="logic")
+
+
+@function(
+    torch.where,
+    lambda g, y, a: (None, torch.where(a[0], g, 0.0), torch.where(a[0], 0.0, g)),
+    c=(TERNARY, "{0} ? {1} : {2}"),
+    python=(TERNARY, "{1} if {0} else {2}"),
+    kind="choice",
+    exact=True,
+)
+def where(condition: Value, a: Value, b: Value) -> Value:
+    """``a`` where the comparison holds, else ``b``; gradient to ``a`` and ``b`` only."""
+    return operations.apply("where", condition, a, b)
+
+
+def relu(x: Value) -> Value:
+    """``x`` where it is above 0, else 0, as ``where(x <= 0, 0, x)``; derivative 0 at 0, as torch's. NaN for NaN."""
+    return where(x <= 0.0, 0.0, x)

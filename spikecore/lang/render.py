@@ -54,8 +54,6 @@ PYTHON_TEMPLATES: Templates = {row.name: row.python for row in ROWS}
 TEXT_TEMPLATES: Templates = {
     row.name: row.text or (ATOM, f"{row.name}({', '.join(f'{{{i}}}' for i in range(row.arity))})") for row in ROWS
 }
-#: What C and Python write alike.
-OPERATOR_TEMPLATES: Templates = {row.name: row.c for row in ROWS if row.c == row.python and "(" not in row.c[1]}
 
 #: Words of C++ up to C++23 and of its compilers.
 _LANGUAGE = (

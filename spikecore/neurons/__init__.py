@@ -1,52 +1,31 @@
-"""The neuron models, each as its equations."""
+"""The neuron models, each as its equations.
+
+A class that a module of this package exports is one of :data:`MODELS`.
+"""
 
 import inspect
-from typing import Any, Dict, Type
+from typing import TYPE_CHECKING, Any, Dict, Type
 
 from spikecore.neuron import Neuron
-from spikecore.neurons._adaptive import ALIF, LI, Synaptic
-from spikecore.neurons._compartments import BRF, TCLIF, SEAdLIF
-from spikecore.neurons._complementary import CLIF, GLIF
-from spikecore.neurons._leaky import Alpha, Lapicque, Leaky, SynapticLeaky
-from spikecore.neurons._lif import IF, KLIF, LIF, PLIF
-from spikecore.neurons._membrane import Membrane
-from spikecore.neurons._nonlinear import EIF, QIF, Izhikevich
-from spikecore.neurons._recurrent import Recurrent
-from spikecore.neurons._ternary import TernaryLIF
-
-__all__ = [
-    "ALIF",
-    "BRF",
-    "CLIF",
-    "EIF",
-    "GLIF",
-    "IF",
-    "KLIF",
-    "LI",
-    "LIF",
-    "MODELS",
-    "PLIF",
-    "QIF",
-    "TCLIF",
-    "Alpha",
-    "Izhikevich",
-    "Lapicque",
-    "Leaky",
-    "Membrane",
-    "Recurrent",
-    "SEAdLIF",
-    "Synaptic",
-    "SynapticLeaky",
-    "TernaryLIF",
-    "example",
-]
+from spikecore.neurons._adaptive import *
+from spikecore.neurons._compartments import *
+from spikecore.neurons._complementary import *
+from spikecore.neurons._leaky import *
+from spikecore.neurons._lif import *
+from spikecore.neurons._membrane import *
+from spikecore.neurons._nonlinear import *
+from spikecore.neurons._recurrent import *
+from spikecore.neurons._ternary import *
 
 #: The models with equations of their own, by name.
 MODELS: Dict[str, Type[Neuron]] = {
     name: kind
-    for name, kind in ((name, globals().get(name)) for name in __all__)
-    if isinstance(kind, type) and issubclass(kind, Neuron) and kind is not Membrane
+    for name, kind in sorted(globals().items())
+    if isinstance(kind, type) and issubclass(kind, Neuron) and name not in ("Neuron", "Membrane")
 }
+
+if not TYPE_CHECKING:  # a checker reads the lists of the modules
+    __all__ = ["MODELS", *MODELS, "Membrane", "Recurrent", "example"]
 
 
 def example(name: str, **options: Any) -> Neuron:

@@ -9,6 +9,8 @@ from spikecore.neuron import Neuron
 from spikecore.neurons._lif import LIF
 from spikecore.neurons._membrane import Membrane
 
+__all__ = ["ALIF", "LI", "Synaptic"]
+
 
 class Synaptic(Membrane):
     """Current-based leaky integrate-and-fire: the input charges a current, the current charges the potential::

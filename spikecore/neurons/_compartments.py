@@ -11,6 +11,8 @@ from spikecore.lang import ops
 from spikecore.neuron import Neuron
 from spikecore.neurons._membrane import Membrane
 
+__all__ = ["BRF", "TCLIF", "SEAdLIF"]
+
 
 class TCLIF(Membrane):
     """Two-compartment LIF (Zhang et al., AAAI 2024, arXiv 2308.13250): a dendrite charges the soma, which inhibits it::

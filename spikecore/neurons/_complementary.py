@@ -7,6 +7,8 @@ from typing import Any, Dict, Tuple
 from spikecore.lang import ops
 from spikecore.neuron import Neuron
 
+__all__ = ["CLIF", "GLIF"]
+
 
 class CLIF(Neuron):
     """Complementary LIF (Huang et al., ICML 2024, arXiv 2402.04663): a second potential remembers spikes and resets::

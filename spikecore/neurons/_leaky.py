@@ -11,6 +11,8 @@ from spikecore._shell import checks, parameters
 from spikecore.lang import ops
 from spikecore.neuron import Neuron
 
+__all__ = ["Alpha", "Lapicque", "Leaky", "SynapticLeaky"]
+
 
 class LateReset:
     """What snnTorch's neurons share that fire above the threshold, and are reset by the spike of the step before."""

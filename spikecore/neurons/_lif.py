@@ -11,6 +11,8 @@ from spikecore._shell import checks, parameters
 from spikecore.lang import ops
 from spikecore.neurons._membrane import Membrane
 
+__all__ = ["IF", "KLIF", "LIF", "PLIF"]
+
 
 class IF(Membrane):
     """Integrate-and-fire: ``h = v + x``, ``z = [h >= threshold]``, then reset (:class:`Membrane`).

@@ -13,6 +13,8 @@ from spikecore._shell.ranges import Interval
 from spikecore.lang import ops
 from spikecore.neuron import Neuron
 
+__all__ = ["Membrane"]
+
 
 class Membrane(Neuron):
     """A neuron whose potential ``v`` is charged, fires at the threshold, and is reset by the spike.

@@ -7,6 +7,8 @@ from typing import Any, Dict, Tuple
 from spikecore.lang import ops
 from spikecore.neurons._membrane import Membrane
 
+__all__ = ["EIF", "QIF", "Izhikevich"]
+
 
 class QIF(Membrane):
     """Quadratic integrate-and-fire: ``h = v + (x + a0 (v - v_rest) (v - v_c)) / tau``, then fire and reset.

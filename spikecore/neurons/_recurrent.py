@@ -20,6 +20,8 @@ from spikecore.layers._delay import PAST, Delay, following, one_by_one
 from spikecore.layers._packed import Follow
 from spikecore.neuron import Neuron
 
+__all__ = ["Recurrent"]
+
 #: Name of the fed-back output in the state.
 FEEDBACK = "feedback"
 

@@ -7,6 +7,8 @@ from typing import Any, Dict, Tuple
 from spikecore.lang import ops
 from spikecore.neurons._lif import LIF
 
+__all__ = ["TernaryLIF"]
+
 
 class TernaryLIF(LIF):
     """LIF with spikes of both signs, -1, 0 and 1 (Guo et al., AAAI 2024, arXiv 2312.06372)::

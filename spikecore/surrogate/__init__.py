@@ -20,50 +20,15 @@ Your own::
             return sc.ops.where(abs(u) < self.width / 2, 1.0 / self.width, 0.0)
 """
 
-from spikecore.surrogate._base import Surrogate
-from spikecore.surrogate._piecewise import (
-    S2NN,
-    FakeNumericalGradient,
-    LeakyKReLU,
-    LogTailedReLU,
-    PiecewiseLeakyReLU,
-    PiecewiseQuadratic,
-    Rectangular,
-    StraightThrough,
-    Triangular,
-)
-from spikecore.surrogate._smooth import (
-    ATan,
-    Erf,
-    FastSigmoid,
-    NonzeroSignLogAbs,
-    PiecewiseExp,
-    QPseudoSpike,
-    Sigmoid,
-    SoftSign,
-    SquarewaveFourier,
-    SuperSpike,
-)
+from typing import TYPE_CHECKING, Dict, Type
 
-__all__ = [  # noqa: RUF022  # the order in which `spikecore kernel` lists them
-    "Surrogate",
-    "ATan",
-    "Sigmoid",
-    "FastSigmoid",
-    "SuperSpike",
-    "PiecewiseQuadratic",
-    "PiecewiseExp",
-    "SoftSign",
-    "Erf",
-    "Rectangular",
-    "Triangular",
-    "PiecewiseLeakyReLU",
-    "NonzeroSignLogAbs",
-    "SquarewaveFourier",
-    "S2NN",
-    "QPseudoSpike",
-    "LeakyKReLU",
-    "FakeNumericalGradient",
-    "LogTailedReLU",
-    "StraightThrough",
-]
+from spikecore.surrogate import _piecewise, _smooth
+from spikecore.surrogate._base import Surrogate as Surrogate
+from spikecore.surrogate._piecewise import *
+from spikecore.surrogate._smooth import *
+
+#: The surrogates by name: what the modules of this package export.
+SURROGATES: Dict[str, Type[Surrogate]] = {name: globals()[name] for name in (*_smooth.__all__, *_piecewise.__all__)}
+
+if not TYPE_CHECKING:  # a checker reads the lists of the modules
+    __all__ = ["Surrogate", *SURROGATES]

@@ -11,6 +11,18 @@ from torch import Tensor
 from spikecore.lang import ops
 from spikecore.surrogate._base import Surrogate
 
+__all__ = [
+    "S2NN",
+    "FakeNumericalGradient",
+    "LeakyKReLU",
+    "LogTailedReLU",
+    "PiecewiseLeakyReLU",
+    "PiecewiseQuadratic",
+    "Rectangular",
+    "StraightThrough",
+    "Triangular",
+]
+
 
 @dataclass(frozen=True)
 class PiecewiseQuadratic(Surrogate):

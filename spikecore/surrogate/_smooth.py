@@ -12,6 +12,19 @@ from torch import Tensor
 from spikecore.lang import ops
 from spikecore.surrogate._base import Surrogate, is_given
 
+__all__ = [
+    "ATan",
+    "Erf",
+    "FastSigmoid",
+    "NonzeroSignLogAbs",
+    "PiecewiseExp",
+    "QPseudoSpike",
+    "Sigmoid",
+    "SoftSign",
+    "SquarewaveFourier",
+    "SuperSpike",
+]
+
 _PI = math.pi
 
 

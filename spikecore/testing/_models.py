@@ -5,6 +5,7 @@ Every number is one that float32 holds exactly, so that no difference comes from
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, field
 from typing import Any, Mapping, Optional, Sequence, Tuple, Type
 
@@ -16,6 +17,7 @@ import spikecore as sc
 from spikecore.neuron import Neuron
 from spikecore.testing._oracle import Array, Derivative, Oracle
 from spikecore.testing._oracle import neurons as oracle
+from spikecore.testing._oracle.rules import EXACT
 
 ALL_RESETS = ("hard", "soft", "none")
 QUARTERS = tuple(k / 4 for k in range(-1, 5))
@@ -102,7 +104,7 @@ _EXACT_LIF = {"tau": 2.0, "threshold": 1.0, "v_reset": 0.0}
 _QUADRATIC = single(tau=2.3, v_c=0.7, a0=0.9, v_rest=0.05, threshold=1.1, v_reset=-0.2)
 _EXACT_QUADRATIC = {"tau": 2.0, "v_c": 0.5, "a0": 0.5, "v_rest": 0.0, "threshold": 1.0, "v_reset": 0.0}
 
-MODELS: Tuple[Model, ...] = (
+_TUNED: Tuple[Model, ...] = (
     Model(
         "if",
         sc.IF,
@@ -418,6 +420,36 @@ MODELS: Tuple[Model, ...] = (
         {"decay_input": False},
         exact_params={"tau": 2.0, "threshold": 1.0, "v_reset": 0.0},
         exact_levels=QUARTERS,
+    ),
+)
+
+
+def _at_defaults(name: str, neuron: Type[Neuron]) -> Model:
+    """The model of a neuron that has no row above: with its defaults, or what the oracle has as ``values``."""
+    twin: Any = getattr(oracle, name)
+    nodes = sc.neurons.example(name).program.nodes
+    # surrogates jump at -1, which is a potential of 0 below a threshold of 1
+    off = {param: 0.9 * neuron.params[param] for param in neuron.params if param == "threshold"}
+    return Model(
+        name.lower(),
+        neuron,
+        twin,
+        single(**{**neuron.params, **off, **twin.values}),
+        twin.drive,
+        resets=ALL_RESETS if "reset" in inspect.signature(neuron).parameters else ("none",),
+        exact_resets=(),
+        arithmetic=all(node.is_leaf or node.op in EXACT for node in nodes),
+        outputs=("spikes" if any(node.op == "spike" for node in nodes) else "output",),
+    )
+
+
+#: Those above, and every other neuron of the library.
+MODELS: Tuple[Model, ...] = (
+    *_TUNED,
+    *(
+        _at_defaults(name, neuron)
+        for name, neuron in sc.neurons.MODELS.items()
+        if neuron not in [model.neuron for model in _TUNED]
     ),
 )
 BY_NAME: Mapping[str, Model] = {model.name: model for model in MODELS}

@@ -37,6 +37,11 @@ def listed() -> Dict[str, Listed]:
         names = {}
         for cell, sentence in re.findall(r"(?m)^\| (`.*?`) \| (.*) \|$", body):
             names.update(dict.fromkeys(re.findall(r"`(\w+)`", cell), sentence))
+        for table, sentence in re.findall(r"(?m)^\| all of `([\w.]+)` \| (.*) \|$", body):
+            where, _, attribute = table.rpartition(".")
+            keys = getattr(importlib.import_module(where), attribute)
+            module = importlib.import_module(name.group(1))
+            names.update({key: sentence for key in keys if hasattr(module, key)})
         modules[name.group(1)] = Listed(body.strip().partition("\n\n")[0], names)
     return modules
 

@@ -12,70 +12,21 @@ import pytest
 import torch
 
 import spikecore as sc
-from places import check
 from spikecore.lang import TraceError
 from spikecore.surrogate import Surrogate
+from spikecore.testing._oracle import OTHER_ARGUMENTS, SURROGATES
+from spikecore.testing._oracle.surrogates import derivative
 
 S = sc.surrogate
-NAMES = [name for name in S.__all__ if name != "Surrogate"]
 
-
-def logistic(u):
-    """``1 / (1 + exp(-u))``."""
-    return 1 / (1 + np.exp(-u))
-
-
-def fourier(n, period):
-    """The first ``n - 1`` terms of a square wave, as a function."""
-    return lambda u: 4 / period * sum(np.cos((2 * i - 1) * 2 * np.pi * u / period) for i in range(1, n))
-
-
-#: Surrogate and its derivative, written in NumPy from the papers and peers.
+NAMES = list(S.SURROGATES)
+#: Surrogate and its derivative in NumPy, from the papers and peers: at the defaults and at other arguments.
 FORMULAS = [
-    (S.ATan(), lambda u: 1 / (1 + (np.pi * u) ** 2)),
-    (S.ATan(alpha=3.5), lambda u: 1.75 / (1 + (np.pi / 2 * 3.5 * u) ** 2)),
-    (S.Sigmoid(), lambda u: 4 * logistic(4 * u) * (1 - logistic(4 * u))),
-    (S.Sigmoid(alpha=0.7), lambda u: 0.7 * np.exp(-0.7 * u) / (1 + np.exp(-0.7 * u)) ** 2),
-    (S.FastSigmoid(), lambda u: (1 + 25 * np.abs(u)) ** -2.0),
-    (S.FastSigmoid(slope=0.5), lambda u: (1 + np.abs(u) / 2) ** -2.0),
-    (S.SuperSpike(), lambda u: (1 + np.abs(u)) ** -2.0),
-    (S.SuperSpike(alpha=4.0), lambda u: 4 * (1 + np.abs(u)) ** -2.0),
-    (S.PiecewiseQuadratic(), lambda u: np.maximum(0, 1 - np.abs(u))),
-    (S.PiecewiseQuadratic(alpha=0.4), lambda u: np.maximum(0, 0.4 - 0.16 * np.abs(u))),
-    (S.PiecewiseExp(), lambda u: np.exp(-np.abs(u)) / 2),
-    (S.PiecewiseExp(alpha=2.5), lambda u: 1.25 * np.exp(-2.5 * np.abs(u))),
-    (S.SoftSign(), lambda u: 1 / (4 * (0.5 + np.abs(u)) ** 2)),
-    (S.SoftSign(alpha=0.8), lambda u: 1 / (1.6 * (1.25 + np.abs(u)) ** 2)),
-    (S.Erf(), lambda u: 2 / np.sqrt(np.pi) * np.exp(-4 * u * u)),
-    (S.Erf(alpha=0.9), lambda u: 0.9 / np.sqrt(np.pi) * np.exp(-0.81 * u * u)),
-    (S.Rectangular(), lambda u: (np.abs(u) < 0.5) * 1.0),
-    (S.Rectangular(alpha=0.25), lambda u: (np.abs(u) < 2) * 0.25),
-    (S.Triangular(), lambda u: 0.3 * np.maximum(0, 1 - np.abs(u))),
-    (S.Triangular(gamma=1.5, width=2.0), lambda u: 1.5 * np.maximum(0, 1 - np.abs(u) / 2)),
-    (S.PiecewiseLeakyReLU(), lambda u: np.where(np.abs(u) < 1, 0.5, 0.01)),
-    (S.PiecewiseLeakyReLU(w=2.5, c=-0.2), lambda u: np.where(np.abs(u) < 2.5, 0.2, -0.2)),
-    (S.NonzeroSignLogAbs(), lambda u: 1 / (1 + np.abs(u))),
-    (S.NonzeroSignLogAbs(alpha=5.0), lambda u: 1 / (0.2 + np.abs(u))),
-    (S.SquarewaveFourier(), fourier(2, 8.0)),
-    (S.SquarewaveFourier(n=5, period=3.0), fourier(5, 3.0)),
-    (S.SquarewaveFourier(n=3, period=0.75), fourier(3, 0.75)),
-    (S.S2NN(), lambda u: np.where(u < 0, 4 * logistic(4 * u) * (1 - logistic(4 * u)), 1 / (np.abs(u) + 1))),
-    (
-        S.S2NN(alpha=2.0, beta=0.3),
-        lambda u: np.where(u < 0, 2 * logistic(2 * u) * logistic(-2 * u), 0.3 / (np.abs(u) + 1)),
-    ),
-    (S.QPseudoSpike(), lambda u: (1 + 2 * np.abs(u)) ** -2.0),
-    (S.QPseudoSpike(alpha=3.0), lambda u: (1 + np.abs(u)) ** -3.0),
-    (S.LeakyKReLU(), lambda u: (u >= 0) * 1.0),
-    (S.LeakyKReLU(leak=0.1, k=2.0), lambda u: np.where(u >= 0, 2.0, 0.1)),
-    (S.FakeNumericalGradient(), lambda u: np.where(np.abs(u) * 0.3 > 1, 1 / np.maximum(np.abs(u), 1), 0.3)),
-    (S.FakeNumericalGradient(alpha=2.0), lambda u: np.where(np.abs(u) > 0.5, 1 / np.maximum(np.abs(u), 0.5), 2.0)),
-    (S.LogTailedReLU(), lambda u: np.where(u <= 0, 0, np.where(u <= 1, 1, 1 / np.maximum(u, 1)))),
-    (S.LogTailedReLU(alpha=0.2), lambda u: np.where(u <= 0, 0.2, np.where(u <= 1, 1, 1 / np.maximum(u, 1)))),
-    (S.StraightThrough(), np.ones_like),
+    (getattr(S, formula.name)(**formula.arguments), formula)
+    for formula in (*SURROGATES.values(), *OTHER_ARGUMENTS.values(), derivative("SquarewaveFourier", n=3, period=0.75))
 ]
 ALL = [surrogate for surrogate, _ in FORMULAS]
-WITH_PRIMITIVE = [surrogate for surrogate in ALL if not isinstance(surrogate, S.FakeNumericalGradient)]
+WITH_PRIMITIVE = [surrogate for surrogate in ALL if type(surrogate).primitive is not Surrogate.primitive]
 
 
 def slope(surrogate, u):
@@ -94,17 +45,9 @@ class TestFormulas:
     """Each derivative is the published one."""
 
     def test_all_are_here(self):
-        """The table above covers every surrogate, at its defaults and, where it has parameters, at others."""
-        public = {n for n, value in vars(S).items() if isinstance(value, type) and issubclass(value, Surrogate)}
-        check("spikecore/surrogate/__init__.py: __all__", public - {"Surrogate"}, NAMES)
-        check("tests/unit/test_surrogate.py: FORMULAS", NAMES, {type(surrogate).__name__ for surrogate in ALL})
+        """Each has a row, ``spikecore/testing/_oracle/surrogates.py``, and defaults that agree."""
         assert [name for name in NAMES if getattr(S, name)() not in ALL] == []
-        others = {type(surrogate).__name__ for surrogate in ALL if surrogate != type(surrogate)()}
-        check(
-            "tests/unit/test_surrogate.py: FORMULAS, other parameters",
-            {n for n in NAMES if fields(getattr(S, n))},
-            others,
-        )
+        assert {type(surrogate).__name__ for surrogate in ALL} == {*NAMES}
 
     @pytest.mark.parametrize(("surrogate", "formula"), FORMULAS, ids=[repr(surrogate) for surrogate, _ in FORMULAS])
     def test_derivative_is_the_formula(self, surrogate, formula):

@@ -1,7 +1,7 @@
 """What is right: every neuron and surrogate in NumPy, and operation by operation back through time.
 
 Nothing here computes with spikecore.lang, a backend or torch: an error in one of those cannot hide by being made twice.
-Which operations there are, and what NumPy calls them, is said by their rows in :mod:`spikecore.lang.operations`.
+Which operations there are is said by :mod:`spikecore.lang.operations`; what they are, by :mod:`rules` alone.
 """
 
 from spikecore.testing._oracle import normalised, recurrent

@@ -9,7 +9,8 @@ from typing import Any, Callable, Dict, NamedTuple, Sequence
 import numpy as np
 
 from spikecore.lang.operations import ROWS
-from spikecore.testing._oracle.rules import VALUE, Array
+from spikecore.lang.operations import Operation as Row
+from spikecore.testing._oracle.rules import BACK, EXACT, VALUE, Array
 from spikecore.testing._oracle.through_time import Next, Oracle
 from spikecore.testing._oracle.values import Value, ops, spike
 
@@ -33,8 +34,18 @@ class Operation(NamedTuple):
     learns: bool = False
 
 
-def _function(name: str, points: Sequence[float] = _WITH_ZERO, exact: bool = False) -> Operation:
-    return Operation(lambda ops, n, x, c: getattr(ops, name)(x), points, exact)
+def _function(row: Row) -> Operation:
+    """A function of one or two numbers, at positive points where its derivative is not finite at all others."""
+    args = [np.array(_WITH_ZERO), np.full(len(_WITH_ZERO), CONSTANT)][: row.arity]
+    with np.errstate(all="ignore"):
+        y = VALUE[row.name](*args)
+        slopes = BACK[row.name](np.ones_like(y), y, *args) if row.gradient else ()
+    points = _WITH_ZERO if np.isfinite(slopes).all() else _POSITIVE
+
+    def written(ops: Any, n: Any, x: Any, c: Any) -> Any:
+        return getattr(ops, row.name)(*(x, c)[: row.arity])
+
+    return Operation(written, points, row.name in EXACT, learns=row.arity == 2)
 
 
 def _exact(written: Callable[[Any, Any, Any, Any], Any], points: Sequence[float] = _WITH_ZERO) -> Operation:
@@ -45,19 +56,13 @@ def _compared(compare: Callable[[Any, Any], Any]) -> Operation:
     return _exact(lambda ops, n, x, c: ops.where(compare(x, c), x * x, c))
 
 
-OPERATIONS: Dict[str, Operation] = {
+_WRITTEN: Dict[str, Operation] = {
     "add": _exact(lambda ops, n, x, c: x + c),
     "sub": _exact(lambda ops, n, x, c: c - x),
     "mul": _exact(lambda ops, n, x, c: x * c),
     "div": _exact(lambda ops, n, x, c: c / x, _ANY),
     "neg": Operation(lambda ops, n, x, c: -x, exact=True),
-    # the derivative of abs is 0 at 0, that of relu, too; round takes ties to even: 0.5 -> 0, 1.5 -> 2, 2.5 -> 2
-    **{
-        row.name: _function(row.name, _POSITIVE if row.unbounded else _WITH_ZERO, row.exact)
-        for row in ROWS
-        if row.name in VALUE and row.is_function and row.arity == 1 and row.name != "detach"
-    },
-    "relu": _function("relu", exact=True),
+    "relu": Operation(lambda ops, n, x, c: ops.relu(x), exact=True),
     "power": Operation(lambda ops, n, x, c: ops.power(x, c), _POSITIVE, learns=True),
     # a negative base with a whole exponent
     "power-whole": Operation(lambda ops, n, x, c: ops.power(x, 3.0), _ANY),
@@ -87,6 +92,12 @@ OPERATIONS: Dict[str, Operation] = {
     "and": _compared(lambda x, c: (x > -c) & (x <= c)),
     "or": _compared(lambda x, c: (x < -c) | (x >= c)),
     "not": _compared(lambda x, c: ~(x > c)),
+}
+#: The operations, each as a definition has it; a function of one or two numbers needs no line above. The derivative of
+#: abs is 0 at 0, that of relu, too; round takes ties to even: 0.5 -> 0, 1.5 -> 2, 2.5 -> 2.
+OPERATIONS: Dict[str, Operation] = {
+    **{row.name: _function(row) for row in ROWS if row.is_function and row.arity < 3 and row.name not in _WRITTEN},
+    **_WRITTEN,
 }
 
 

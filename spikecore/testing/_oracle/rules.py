@@ -5,8 +5,7 @@ Rules of this module:
 - One operation is one rounding to the dtype of its arguments. Functions that no library rounds correctly are computed
   in float64 and rounded then.
 - A cotangent of 0 is multiplied like any other; what ends a path has no rule in :data:`BACK`.
-- Which operations there are, and which of NumPy's functions has the value of one, is said by their rows. The arithmetic
-  is this module's own: nothing here calls a function of the language.
+- Nothing here is read from the language: a wrong name or flag in the row of an operation is found.
 """
 
 from __future__ import annotations
@@ -17,12 +16,7 @@ from typing import Any, Callable, Dict, Tuple
 import numpy as np
 from numpy.typing import NDArray
 
-from spikecore.lang.operations import ROWS, Operation
-
 Array = NDArray[Any]
-
-#: Operations that every backend rounds as IEEE 754 has it, or that round nothing.
-EXACT = frozenset(row.name for row in ROWS if row.exact)
 
 
 def wide(function: Callable[..., Array]) -> Callable[..., Array]:
@@ -62,24 +56,51 @@ def _sign(x: Array) -> Array:
     return np.asarray(np.where(x > 0, one, np.where(x < 0, -one, 0 * one)))
 
 
-def _value(row: Operation) -> Callable[..., Any]:
-    function = getattr(np, row.numpy)
-    return function if row.exact else wide(function)
-
-
-#: op -> its value. A spike's is ``spike(u, strict)``.
-VALUE: Dict[str, Callable[..., Any]] = {
-    **{row.name: _value(row) for row in ROWS if row.numpy},
-    "sigmoid": wide(_logistic),
-    "softplus": wide(_softplus),
-    "erf": wide(np.vectorize(math.erf, otypes=[np.float64])),
+#: op -> its value, which every backend rounds as IEEE 754 has it, or which rounds nothing.
+_EXACT: Dict[str, Callable[..., Any]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "neg": np.negative,
+    "sqrt": np.sqrt,
+    "abs": np.abs,
     "sign": _sign,
+    "floor": np.floor,
+    "round": np.rint,
     "minimum": minimum,
     "maximum": maximum,
     "clamp": lambda x, low, high: minimum(maximum(x, low), high),
     "select": lambda z, a, b: np.where(z != 0, a, b),
     "detach": lambda x: x,
+    "ge": np.greater_equal,
+    "gt": np.greater,
+    "le": np.less_equal,
+    "lt": np.less,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "and": np.logical_and,
+    "or": np.logical_or,
+    "not": np.logical_not,
+    "where": np.where,
 }
+#: op -> its value in float64, of which a backend may be off in the last digits.
+_ROUNDED: Dict[str, Callable[..., Any]] = {
+    "exp": np.exp,
+    "log": np.log,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tanh": np.tanh,
+    "sigmoid": _logistic,
+    "softplus": _softplus,
+    "atan": np.arctan,
+    "erf": np.vectorize(math.erf, otypes=[np.float64]),
+    "power": np.power,
+}
+#: op -> its value. A spike's is ``spike(u, strict)``.
+VALUE: Dict[str, Callable[..., Any]] = {**_EXACT, **{op: wide(value) for op, value in _ROUNDED.items()}}
+#: Operations of which each bit of the value is fixed.
+EXACT = frozenset((*_EXACT, "spike"))
 
 
 def _both(g: Array, a: Array, b: Array, a_loses: Array, b_loses: Array) -> Tuple[Array, Array]:

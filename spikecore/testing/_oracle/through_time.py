@@ -32,6 +32,10 @@ class Oracle:
     strict = False
     #: States into whose next value no spike carries a gradient with ``detach_reset``; None for all.
     reset_states: Optional[Tuple[str, ...]] = None
+    #: Of a neuron with no row of its own in the table of models: values of parameters other than the defaults, and the
+    #: range of its inputs.
+    values: Mapping[str, float] = {}
+    drive: Tuple[float, float] = (-1.0, 4.5)
 
     def __init__(self, surrogate: Optional[Derivative] = None, **options: Any) -> None:
         self.surrogate = SURROGATES["ATan"] if surrogate is None else surrogate

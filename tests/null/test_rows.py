@@ -1,0 +1,143 @@
+"""Rows: what an operation says of itself is right, each target has a function for it, and defaults stand once."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib
+import itertools
+import math
+import re
+from pathlib import Path
+from typing import Any, Dict
+
+import numpy as np
+import pytest
+import torch
+
+import spikecore as sc
+from places import PLUGINS, ROOT, check, page, sources
+from spikecore.backend import Spec, Unsupported
+from spikecore.lang import Node, Program
+from spikecore.lang._program import UNBOUNDED
+from spikecore.lang.eager import StraightLine
+from spikecore.lang.operations import OPERATION, ROWS
+from spikecore.lang.render import TextPrinter
+from spikecore.testing import _edge_table as edge_table
+from spikecore.testing._oracle import rules
+
+# -- printers, without importing what needs an accelerator
+
+
+def printers() -> Dict[str, str]:
+    """File and class of each printer with templates of its own -> the module to import."""
+    found = {}
+    for file, tree in sources():
+        for node in tree.body:
+            own = [line.targets for line in getattr(node, "body", ()) if isinstance(line, ast.Assign)]
+            if isinstance(node, ast.ClassDef) and any(getattr(name, "id", "") == "templates" for (name, *_) in own):
+                parts = Path(file).with_suffix("").parts
+                first = next(i for i, part in enumerate(parts) if part.startswith("spikecore") and "-" not in part)
+                found[f"{file}: {node.name}.templates"] = ".".join(parts[first:])
+    return found
+
+
+PRINTERS = printers()
+
+
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plugins can be imported, installed or not."""
+    for path in PLUGINS:
+        monkeypatch.syspath_prepend(str(path.parent))
+
+
+def templates(place: str) -> Dict[str, Any]:
+    """The operations that a printer has text for."""
+    kind = place.partition(": ")[2].partition(".")[0]
+    found: Dict[str, Any] = getattr(importlib.import_module(PRINTERS[place]), kind).templates
+    return found
+
+
+def module(place: str) -> str:
+    """The module of a printer's functions."""
+    kind = place.partition(": ")[2].partition(".")[0]
+    return str(getattr(importlib.import_module(PRINTERS[place]), kind).math)
+
+
+def test_the_oracle_has_rules_for_every_operation() -> None:
+    """Written apart from the rows: a value, and the cotangents where the row has a gradient."""
+    check("spikecore/testing/_oracle/rules.py: VALUE", {row.name for row in ROWS} - {"spike"}, rules.VALUE)
+    check("spikecore/testing/_oracle/rules.py: EXACT", {row.name for row in ROWS if row.exact}, rules.EXACT)
+    with_a_rule = {row.name for row in ROWS if row.gradient} | {"select"}
+    check("spikecore/testing/_oracle/rules.py: BACK", with_a_rule, rules.BACK)
+
+
+class TestOperations:
+    """An operation is a row of :data:`spikecore.lang.operations.ROWS`."""
+
+    @pytest.mark.parametrize("place", [place for place in PRINTERS if place.startswith("plugins/")])
+    def test_every_function_of_a_text_is_there(self, place: str, beside: None) -> None:
+        """What a template of a plugin calls is in Python's ``math``, NumPy or Triton, or written in the plugin."""
+        written = {
+            word
+            for path in (ROOT / place.partition(":")[0]).parent.glob("*.py")
+            if path.name != "printer.py"
+            for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))
+        }
+        texts = [text.replace("{math}", module(place)) for _, text in templates(place).values()]
+        called = {name for text in texts for name in re.findall(r"([a-z][\w.]*)(?:{f})?\(", text)}
+        of_libraries = {name for name in called if name.partition(".")[0] in ("math", "np", "tl", "libdevice")}
+        assert all(hasattr(math, name[5:]) for name in of_libraries if name.startswith("math."))
+        wanted = {name.rpartition(".")[2] for name in called - of_libraries} - set(dir(builtins)) - {"not"}
+        check(f"{Path(place).parent}: a function, or its stand-in", wanted, written, others=True)
+
+    @pytest.mark.parametrize("name", ["docs/neurons.md", "docs/backends.md"])
+    def test_where_the_sign_of_a_zero_is_open_is_said(self, name: str) -> None:
+        """A page lists those operations; the suite compares the sign in the values of all others."""
+        (said,) = re.findall(r"in the values of every operation but `([a-z ]+)`", page(name))
+        check(f"{name}: the sign of a zero", edge_table.UNSIGNED, said.split())
+
+    def test_an_infinite_derivative_is_known(self) -> None:
+        """UNBOUNDED has the operations whose cotangents are not finite somewhere, computed from NumPy's rules."""
+        points = (-2.5, -1.0, -0.0, 0.0, 0.5, 1.0, 2.0, 10.0)
+        found = set()
+        for op, back in rules.BACK.items():
+            grid = [np.array(column) for column in zip(*itertools.product(points, repeat=OPERATION[op].arity))]
+            args = [grid[0] > 0, *grid[1:]] if op == "where" else grid
+            with np.errstate(all="ignore"):
+                parts = back(np.ones_like(grid[0]), rules.VALUE[op](*args), *args)
+            if any(part is not None and not np.isfinite(part).all() for part in parts):
+                found.add(op)
+        check("spikecore/lang/ops.py: unbounded", found, UNBOUNDED)
+
+    def test_an_operation_without_a_text_is_refused_by_name(self) -> None:
+        """A printer that does not know an operation raises Unsupported, which names both."""
+        with pytest.raises(Unsupported, match="^TextPrinter has no text for the operation 'novel'$"):
+            TextPrinter().read(NOVEL)
+
+    def test_an_operation_without_a_function_is_refused_by_name(self) -> None:
+        """The torch interpreter raises Unsupported before anything runs."""
+        with pytest.raises(Unsupported, match="^there is no function for the operation 'novel'$"):
+            StraightLine([Node("input", (), "x")], [NOVEL])
+
+    def test_an_operation_that_the_ipu_has_not_is_refused_by_name(self) -> None:
+        """The IPU's table refuses before PopTorch sees the program."""
+        from spikecore_ipu.backend import IpuBackend
+
+        with pytest.raises(
+            Unsupported, match="'ipu' cannot lower Novel: PopTorch has no handler for the operation 'nov"
+        ):
+            IpuBackend().compile(NOVEL_PROGRAM, Spec(torch.float32, 1, ()))
+
+
+@pytest.mark.parametrize("name", sc.neurons.MODELS)
+def test_defaults_of_a_neuron_stand_once(name: str) -> None:
+    """What a neuron has without arguments is what its ``params`` say (QIF's ``v_reset`` was 0 there)."""
+    made = sc.neurons.example(name)
+    with torch.no_grad():
+        assert {param: float(getattr(made, param)) for param in made.params} == dict(made.params)
+
+
+NOVEL = Node("novel", (Node("input", (), "x"),))
+NOVEL_PROGRAM = Program("Novel", inputs=("x",), states=(), outputs=[NOVEL], next=[], initial=[])
