@@ -32,8 +32,8 @@ from spikecore.testing._oracle import rules
 def printers() -> Dict[str, str]:
     """File and class of each printer with templates of its own -> the module to import."""
     found = {}
-    for file, tree in sources():
-        for node in tree.body:
+    for file, text in sources():
+        for node in ast.parse(text).body:
             own = [line.targets for line in getattr(node, "body", ()) if isinstance(line, ast.Assign)]
             if isinstance(node, ast.ClassDef) and any(getattr(name, "id", "") == "templates" for (name, *_) in own):
                 parts = Path(file).with_suffix("").parts
