@@ -18,7 +18,7 @@ from spikecore.testing._cases import CASES
 from spikecore.testing._context import choose_device
 from spikecore.testing._models import MODELS
 from spikecore.testing._report import check_backend
-from spikecore.testing._result import Result
+from spikecore.testing._verdict import Result
 
 #: Families of core cases that there are of every neuron.
 _PER_NEURON = ("forward", "exact", "bits", "single-step", "gradient")

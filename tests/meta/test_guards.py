@@ -23,10 +23,10 @@ from spikecore.testing._context import Context, choose_device
 from spikecore.testing._loopback import EVERYTHING, Loopback, installed
 from spikecore.testing._oracle import SURROGATES
 from spikecore.testing._oracle.surrogates import OTHER_ARGUMENTS
-from spikecore.testing._result import Result
 from spikecore.testing._runner import prepare, run_case, stale_ids
 from spikecore.testing._subject import Subject
 from spikecore.testing._support import Column, make_support, read, render
+from spikecore.testing._verdict import Result
 
 
 def outcomes(results):

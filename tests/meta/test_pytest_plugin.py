@@ -18,8 +18,8 @@ import warm
 from spikecore.backend import BackendInfo
 from spikecore.testing import CASES
 from spikecore.testing._loopback import EVERYTHING
-from spikecore.testing._result import Result
 from spikecore.testing._support import TIERS, column, render
+from spikecore.testing._verdict import Result
 
 ROOT = Path(spikecore_pytest.__file__).parent
 SOURCES = [str(ROOT), *{str(Path(path).parent) for path in spikecore.__path__}, str(ROOT / "backends")]
