@@ -17,6 +17,7 @@ from typer.core import TyperCommand
 
 from spikecore._plugins.registry import default_registry
 from spikecore.backend import BackendError, UnknownBackend
+from spikecore.testing import _pages as pages
 from spikecore.testing._case import TIERS
 from spikecore.testing._cases import CASES
 from spikecore.testing._formats import Changes, badge, changes, junit
@@ -100,6 +101,12 @@ def conformance(
         metavar="A.json B.json",
         help="Run nothing: one report of those that --json wrote for parts of the suite.",
     ),
+    results: Optional[Path] = typer.Option(
+        None,
+        "--results",
+        metavar="DIR",
+        help="Put the result into this folder, docs/results, and make the pages beside it anew.",
+    ),
     seed: Optional[int] = typer.Option(
         None,
         "--seed",
@@ -141,6 +148,8 @@ def conformance(
             return
         if name is None and not merged:
             raise typer.BadParameter("name a backend, as in: spikecore conformance torch")
+        if results is not None and not results.is_dir():
+            raise ValueError(f"--results: {results} is no folder")
         if compare is not None:
             changes(compare, [])  # a wrong file is said before minutes of work
         if merged:
@@ -158,6 +167,8 @@ def conformance(
         junit_file.write_text(junit(report), encoding="utf-8")
     if badge_file is not None:
         badge_file.write_text(badge(report), encoding="utf-8")
+    if results is not None:
+        _publish(report, results)
     if as_json == _STDOUT:
         typer.echo(facts)
     else:
@@ -184,6 +195,15 @@ def _merge(name: Optional[str], files: Sequence[Path], chosen: Any, require: boo
     if name not in (None, report.backend):
         raise ValueError(f"--merge: the reports are of backend {report.backend!r}, not of {name!r}")
     return report
+
+
+def _publish(report: Report, folder: Path) -> None:
+    """Put a report into the folder of results, and make the pages anew. A run of nothing is not listed."""
+    try:
+        pages.add(folder, json.dumps(report.as_dict()), "the report")
+        pages.write(folder, folder.parent / "plugins.md")
+    except ValueError as error:
+        typer.echo(f"not listed: {error}", err=True)
 
 
 def _run(
