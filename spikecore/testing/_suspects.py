@@ -46,24 +46,15 @@ def of_outputs(s: Subject, output: int) -> Suspects:
 def of_states(s: Subject, name: str, trace: bool) -> Suspects:
     """What a final state, or a recorded one, might be."""
     found: Dict[str, Callable[[], Any]] = {}
-
-    def of(**changed: Any) -> Array:
-        seen = _run(s, **changed)
-        return seen.states[name] if trace else seen.final[name]
-
     if s.state is not None:
-        found[_REST] = partial(of, state=None)
-    if not s.shape[0]:
-        return found
+        found[_REST] = lambda: (_run(s, state=None).states if trace else _run(s, state=None).final)[name]
     others = {f"state {other}": values for other, values in s.seen.states.items() if other != name}
     others.update({f"output {i}": output for i, output in enumerate(s.seen.outputs)})
-    for what, values in others.items():
-        found[f"of {what}: do the two share memory, or change places?"] = partial(
-            np.asarray, values if trace else values[-1]
-        )
-    if not trace and len(s.seen.states[name]) > 1:
+    for what, values in others.items() if s.shape[0] else ():
+        phrase = f"of {what}: do the two share memory, or change places?"
+        found[phrase] = partial(np.asarray, values if trace else values[-1])
+    if not trace and s.shape[0] > 1:
         found["of the state before the last step"] = partial(np.asarray, s.seen.states[name][-2])
-    found.update({phrase: partial(of, params=params) for phrase, params in _parameters(s)})
     return found
 
 
@@ -79,8 +70,6 @@ def of_gradients(s: Subject, *cotangents: Any) -> Suspects:
         return lambda: s.gradients_of(_run(s, **run_with), given, final, trace).inputs[0]
 
     found: Dict[str, Callable[[], Any]] = {}
-    if single:
-        found["of the gradient that came in, unchanged"] = lambda: as_array(output)
     for other in (SURROGATES.get(s.surrogate.name), OTHER_ARGUMENTS.get(s.surrogate.name)):
         if other is not None and other.arguments != s.surrogate.arguments:
             arguments = ", ".join(f"{name}={value:g}" for name, value in other.arguments.items())
@@ -88,37 +77,32 @@ def of_gradients(s: Subject, *cotangents: Any) -> Suspects:
     found[f"of detach_reset={not s.detach}"] = of(detach=not s.detach)
     found.update({phrase: of(params=params) for phrase, params in _parameters(s)})
     if single:
+        found["of the gradient that came in, unchanged"] = lambda: as_array(output)
         if not output.is_contiguous():
             found[f"for an incoming gradient {_STRIDES}"] = of(as_if_contiguous(output))
-        found["for an incoming gradient in reversed order of time"] = of(output.flip(0))
         found["for an incoming gradient one step late"] = of(output.roll(1, 0))
-        first = output.flatten()[:1].expand(output.numel()).reshape(output.shape)
-        found["for an incoming gradient whose first value is used for all"] = of(first)
     others = {name: other for name, other in SURROGATES.items() if name != s.surrogate.name}
     found.update({f"of the surrogate {name}": of(surrogate=other) for name, other in others.items()})
     return found
 
 
 def of_parameter_gradient(s: Subject, name: str, cotangent: Any) -> Suspects:
-    """What the gradient of a parameter might be: that of one neuron or of one row of the batch, or the mean."""
+    """What the gradient of a parameter might be: that of one neuron, or of one row of the batch."""
     shape, given = s.shape[1:], np.shape(s.params[name])
     if not all(s.shape) or not shape:
         return {}
 
-    def part(index: Any = ..., mean: bool = False) -> Array:
+    def part(index: Any) -> Array:
         full = {key: np.broadcast_to(value, shape) for key, value in s.spread.items()}
         each = np.array(s.gradients_of(_run(s, params=full), cotangent, None, None).params[name]).reshape(shape)
         mask, over = np.zeros(shape), np.zeros(np.shape(s.spread[name]))
         mask[index] = 1.0
         axes = tuple(i for i in range(-len(shape), 0) if i < -over.ndim or over.shape[i] == 1)
-        found = (each * mask).sum(axis=axes, keepdims=True).reshape(given)
-        return np.asarray(found * (over.size / each.size) if mean else found)
+        return np.asarray((each * mask).sum(axis=axes, keepdims=True).reshape(given))
 
     return {
         "of the first neuron alone: is it summed over all?": partial(part, (0,) * len(shape)),
         "of the first of the batch alone: is it summed over the batch?": partial(part, 0),
-        "of the last of the batch alone: is it summed over the batch?": partial(part, -1),
-        "divided by the number of neurons: the mean instead of the sum": partial(part, mean=True),
     }
 
 

@@ -169,9 +169,7 @@ def _backward(change: Any) -> Any:
 
 _BACKWARD = {
     "cotangent is scratch": _backward(lambda grad: grad.mul_(0.5).mul(2.0)),
-    "cotangent reversed": _backward(lambda grad: grad.flip(0)),
     "cotangent late": _backward(lambda grad: grad.roll(1, 0)),
-    "first of the cotangent": _backward(lambda grad: grad.flatten()[:1].expand(grad.numel()).reshape(grad.shape)),
 }
 
 
@@ -182,9 +180,7 @@ _BACKWARD = {
         ("output is a state", "forward/lif-hard", "of the state v: does the result share its memory?"),
         ("cotangent is scratch", "gradient/lif-hard", "the gradient that came in of LIF"),
         ("cotangent is scratch", "language/exp-gradient", "clone it before"),
-        ("cotangent reversed", "gradient/lif-hard", "incoming gradient in reversed order of time"),
         ("cotangent late", "gradient/lif-soft", "incoming gradient one step late"),
-        ("first of the cotangent", "gradient/lif-hard", "whose first value is used for all"),
         ("first channel for all", "parameters/channel-lif", "the first value of tau, threshold, v_reset for all"),
         ("gradient of the first of the batch", "parameters/gradient-lif-hard", "of the first of the batch alone"),
     ],

@@ -23,8 +23,8 @@ from spikecore.testing._calls import (
 )
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch, as_array, backward, same
+from spikecore.testing._config import Config, add_row
 from spikecore.testing._context import Context
-from spikecore.testing._custom import CUSTOM
 from spikecore.testing._subject import Subject
 from spikecore.testing._tolerances import EXACT, OTHER_DTYPES
 from spikecore.testing._turning import SWAP
@@ -33,7 +33,6 @@ CASES = Collection()
 _BACK = ("gradients",)
 _LEARN, _STATE = (*_BACK, "parameter_gradients"), (*_BACK, "state_gradients")
 _SHAPES = ((12, 3, 7), (12, 5), (5, 2, 3, 2), (20, 4, 3), (1, 7))
-_PROBE = next(model for model in CUSTOM if model.name == "probe")
 
 
 def _case(name: str, holds: str, *needs: str, **more: Any) -> Callable[[Any], Any]:
@@ -195,17 +194,14 @@ def _backward_twice(context: Context) -> None:
         call.backward(retain_graph=again == 1).check_inputs()
 
 
-@_case("one-of-two-outputs", "backward from one of two outputs gives its gradient", *_BACK, "several_outputs")
-def _one_of_two_outputs(context: Context) -> None:
-    s = Subject(context, _PROBE, "soft")
-    for used in ((True, False), (False, True), (True, True)):
-        x = s.x(grad=True)
-        outputs = s.neuron(x)
-        cotangents = [s.cotangent(output) if use else None for output, use in zip(outputs, used)]
-        expected = s.gradients(cotangents).inputs[0]
-        chosen = [(output, g) for output, g in zip(outputs, cotangents) if g is not None]
-        backward(s.of, [output for output, _ in chosen], [g for _, g in chosen])
-        s.check("input gradient", x.grad, expected, name=f"outputs used: {used}")
+_BACK_FROM: Dict[str, Any] = {"model": "probe", "reset": "soft", "call": "short", "wanted": ("inputs",)}
+add_row(
+    CASES,
+    "sequences/one-of-two-outputs",
+    "sequences",
+    "backward from one of two outputs gives its gradient",
+    *[Config(**_BACK_FROM, given=given) for given in (("output 0",), ("output 1",), ("outputs",))],
+)
 
 
 # -- modes and copies

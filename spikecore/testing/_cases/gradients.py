@@ -13,6 +13,7 @@ import spikecore as sc
 from spikecore.testing._calls import Call
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch, as_array, backward, same
+from spikecore.testing._config import Config, add_row
 from spikecore.testing._context import Context
 from spikecore.testing._custom import library_surrogate
 from spikecore.testing._models import BY_NAME
@@ -95,20 +96,14 @@ def _truncated(context: Context) -> None:
     s.check("input gradient", x.grad, np.concatenate([head[:7], behind]), name="truncated")
 
 
-@_case(
-    "state/no-steps-gradient", "without steps the final state is the given one, and its cotangent its gradient", *_STATE
+_EMPTY: Dict[str, Any] = {"shape": (0, 3, 5), "state": True, "exact": True, "given": ("final",)}
+add_row(
+    CASES,
+    "state/no-steps-gradient",
+    "state",
+    "without steps the final state is the given one, and its cotangent its gradient",
+    *[Config(model, wanted=("inputs", "states"), **_EMPTY) for model in ("lif", "alif")],
 )
-def _no_steps(context: Context) -> None:
-    """An empty part of a stream, of neurons with one state and with two."""
-    for model in ("lif", "alif"):
-        s = Subject(context, model, "hard", shape=(0, 3, 5), state=True)
-        start = s.start(grad=True) or {}
-        final = s.neuron.run(s.x(), state=start)[1]
-        s.check_states({name: value.detach() for name, value in final.items()}, s.seen.final, "final state", exact=True)
-        cotangents = {name: s.cotangent(value) for name, value in final.items()}
-        backward(s.of, list(final.values()), list(cotangents.values()))
-        for name, value in start.items():
-            s.check("state gradient", value.grad, as_array(cotangents[name]), name=f"the initial {name}, of no steps,")
 
 
 # -- surrogates far from the threshold
@@ -299,17 +294,6 @@ _FINAL: Array = np.tile(_WEIGHTS[0], (_SHAPE[0], 1))
 Next = Tuple[Any, Dict[str, Any]]
 
 
-class Outputs(sc.Neuron):
-    """Potential and logarithm are outputs."""
-
-    states = {"v": 0.0}
-
-    def dynamics(self, x: Any, s: Any, p: Any) -> Next:
-        """Both."""
-        v = s.v + x / 2.0
-        return (v, sc.ops.log(x)), {"v": v}
-
-
 class Output(sc.Neuron):
     """The logarithm is the output, the potential is a state."""
 
@@ -350,7 +334,7 @@ def _absent(name: str, what: str, *needs: str, **more: Any) -> Callable[[Any], A
 
 @_absent("absent-output", "an output without a cotangent", *_BACK, "several_outputs")
 def _absent_output(context: Context) -> None:
-    _check(context, Outputs, "its first output alone", lambda neuron, x: neuron(x)[0], _LATER / 2.0)
+    _check(context, Learnt, "its first output alone", lambda neuron, x: neuron(x)[0], _LATER / 2.0)
 
 
 @_absent("absent-output-of-a-final-state", "beside a final state, an output without a cotangent", *_STATE)
@@ -391,12 +375,13 @@ def _absent_output_of_a_parameter(context: Context) -> None:
 
 def _check(context: Context, cls: Any, given: str, result: Callable[[Any, Tensor], Tensor], *right: Any) -> None:
     """The gradients of the input and of every parameter, at inputs that are 0."""
-    neuron = context.place(cls(backend=context.name, learn=tuple(cls.params)))
+    learn = tuple(cls.params)[: len(right) - 1]
+    neuron = context.place(cls(backend=context.name, learn=learn))
     x = context.tensor(np.zeros(_SHAPE), grad=True)
     of = f"{neuron!r} at inputs that are 0, with a cotangent of {given},"
     output = result(neuron, x)
     backward(of, [output], [context.tensor(_WEIGHTS if output.ndim > 1 else _WEIGHTS[0])])
-    leaves: List[Any] = [x, *(neuron.get_parameter(name) for name in cls.params)]
+    leaves: List[Any] = [x, *(neuron.get_parameter(name) for name in learn)]
     for k, (leaf, expected) in enumerate(zip(leaves, map(np.asarray, right))):
         what = "input gradient" if k == 0 else f"gradient of {tuple(neuron.params)[k - 1]}"
         if leaf.grad is None and expected.any():
