@@ -18,6 +18,7 @@ from typer.core import TyperCommand
 from spikecore._plugins.registry import default_registry
 from spikecore.backend import BackendError, UnknownBackend
 from spikecore.testing import _pages as pages
+from spikecore.testing import _support as support
 from spikecore.testing._case import TIERS
 from spikecore.testing._cases import CASES
 from spikecore.testing._formats import Changes, badge, changes, junit
@@ -115,12 +116,6 @@ def conformance(
         help="Draw generated and random cases from this seed (also: SPIKECORE_SEED).",
     ),
     list_cases: bool = typer.Option(False, "--list", help="List the cases and what must hold; run nothing."),
-    write_support: Optional[str] = typer.Option(
-        None,
-        "--write-support",
-        metavar="FILE",
-        help="Run NAME, or every usable backend, and remake its column of the support table in this file.",
-    ),
 ) -> None:
     """Check that a backend computes what the equations say.
 
@@ -138,13 +133,6 @@ def conformance(
             _known(name)
         if list_cases:
             _list(name, tier, case)
-            return
-        if write_support is not None:
-            from spikecore.testing._support import make_support
-
-            page = Path(write_support)
-            have = page.read_text(encoding="utf-8") if page.exists() else ""
-            page.write_text(make_support(have, [name] if name else None), encoding="utf-8")
             return
         if name is None and not merged:
             raise typer.BadParameter("name a backend, as in: spikecore conformance torch")
@@ -198,12 +186,15 @@ def _merge(name: Optional[str], files: Sequence[Path], chosen: Any, require: boo
 
 
 def _publish(report: Report, folder: Path) -> None:
-    """Put a report into the folder of results, and make the pages anew. A run of nothing is not listed."""
+    """Put a report into the folder of results, and make the pages anew: the list of plugins, those of backends, and the
+    support table. A run of nothing is not listed.
+    """
     try:
         pages.add(folder, json.dumps(report.as_dict()), "the report")
         pages.write(folder, folder.parent / "plugins.md")
-    except ValueError as error:
-        typer.echo(f"not listed: {error}", err=True)
+        support.update(folder.parent / "support.md", report.backend, report.results, report.device)
+    except (ValueError, BackendError) as error:  # the report is of nothing, or its backend is not here
+        typer.echo(f"not listed in full: {error}", err=True)
 
 
 def _run(

@@ -15,7 +15,7 @@ import spikecore as sc
 from spikecore import Capabilities
 from spikecore._plugins.registry import default_registry
 from spikecore.cli._conformance import Command, conformance
-from spikecore.testing import CASES, DEFAULT_TIERS, TIERS, BackendConformance, check_backend
+from spikecore.testing import CASES, DEFAULT_TIERS, TIERS, BackendConformance, Report, check_backend
 from spikecore.testing import _support as support
 from spikecore.testing._case import Case
 from spikecore.testing._cases.rows import configurations
@@ -25,7 +25,7 @@ from spikecore.testing._oracle import SURROGATES
 from spikecore.testing._oracle.surrogates import OTHER_ARGUMENTS
 from spikecore.testing._runner import prepare, run_case, stale_ids
 from spikecore.testing._subject import Subject
-from spikecore.testing._support import Column, make_support, read, render
+from spikecore.testing._support import Column, render
 from spikecore.testing._verdict import Result
 
 
@@ -354,22 +354,27 @@ class TestShell:
         assert len(result.output.splitlines()) == len(CASES.select(tiers=["core"]))
         assert "the oracle's" in result.output
 
-    def test_support_table(self, tmp_path, monkeypatch):
-        """It is made from a run, says the same twice, and goes stale when edited."""
-        few = ["forward/*", "exact/*"]
-        monkeypatch.setattr(support, "check_backend", lambda name, **_: check_backend(name, cases=few))
-        page = tmp_path / "support.md"
-        with installed(Loopback, reason="no such chip here") as name:
-            table = make_support("", [name])
-        assert "| `LIF` | declared |" in table
-        assert "| `torch_compile` | no |" in table
-        other = Column(dict.fromkeys(read(table)[name].cells, "partly"), ["it has no clock (`forward/lif-hard`)"])
-        page.write_text(render({"elsewhere": other}))
-        with installed(Loopback) as name:
-            assert self.run("--write-support", str(page), name).exit_code == 0
-            assert f"|  | elsewhere | {name} |" in page.read_text()
-            assert "| `LIF` | partly | yes |" in page.read_text()
-            assert "- elsewhere: it has no clock (`forward/lif-hard`)" in page.read_text()
+    def test_support_table(self, tmp_path):
+        """A run that decides every cell remakes the backend's column; another one changes nothing."""
+        page, results, run = tmp_path / "support.md", tmp_path / "results", tmp_path / "run.json"
+        results.mkdir()
+        cells = {"`LIF`": "partly", "`float32`": "yes", "device types": "any"}
+        page.write_text(render({"elsewhere": Column(cells, ["it has no clock (`forward/lif-hard`)"])}))
+        before = page.read_text()
+        every = tuple(Result(case.id, case.tier, "passed", 0.0) for case in CASES if case.tier in support.TIERS)
+        for outcome in ("failed", "passed"):
+            with installed(Loopback) as name:
+                given = (replace(every[0], outcome=outcome), *every[1:])
+                facts = {"spikecore": "1", "distribution": "mine 1", "torch": "2"}
+                report = Report(name, given, "cpu", "C", facts, "2026-01-02T03:04:05+00:00", 1.0)
+                run.write_text(json.dumps(report.as_dict()))
+                self.run("--merge", str(run), "--results", str(results))
+            assert (page.read_text() == before) == (outcome == "failed")
+        text = page.read_text()
+        assert f"|  | elsewhere | {name} |" in text
+        assert "| `LIF` | partly | yes |" in text
+        assert "| `torch_compile` | declared | no |" in text
+        assert "- elsewhere: it has no clock (`forward/lif-hard`)" in text
 
     def test_support_table_is_compared(self, tmp_path):
         """With results of every case that decides a cell; a difference is named with both words."""
@@ -382,7 +387,7 @@ class TestShell:
             page.write_text(page.read_text().replace("| `LIF` | yes |", "| `LIF` | partly |"))
             says = support.stale(str(page), name, results, "cpu")
         assert says is not None
-        assert "out of date for loopback: `LIF` (partly, now yes); run: spikecore conformance --write-support" in says
+        assert "out of date for loopback: `LIF` (partly, now yes); run: spikecore conformance NAME --results" in says
         assert not support.complete(results[:-1])
 
 
