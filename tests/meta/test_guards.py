@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from typer import Typer
 from typer.testing import CliRunner
 
@@ -123,7 +122,7 @@ class TestCapabilities:
             capabilities = replace(EVERYTHING, **{lacking: False})
 
         needing = [case.id for case in CASES.select(["dtypes", "parameters", "state", "language", "robust"])]
-        needing = [id for id in needing if lacking in CASES.get(id).needs][:12] or ["forward/lif-hard"]
+        needing = [id for id in needing if lacking in CASES.get(id).needs][:4] or ["forward/lif-hard"]
         with installed(Small) as name:
             results = check_backend(name, cases=needing)
         if lacking == "double_backward":  # autograd's own, so this backend has it all the same
@@ -160,14 +159,6 @@ class TestCapabilities:
 class TestRequired:
     """An unusable backend is reported; a required one fails."""
 
-    def test_unavailable_is_said(self, monkeypatch):
-        """With the reason, and as no failure."""
-        monkeypatch.delenv("SPIKECORE_REQUIRE", raising=False)
-        with installed(Loopback, reason="no such chip here") as name:
-            (result,) = check_backend(name)
-        assert (result.outcome, result.ok) == ("unavailable", True)
-        assert "no such chip here" in result.message
-
     def test_required_is_required(self, monkeypatch):
         """By argument or by environment, where names stand between commas."""
         monkeypatch.delenv("SPIKECORE_REQUIRE", raising=False)
@@ -196,16 +187,6 @@ class TestWitness:
         result = run_case(Case("some/case", "core", "something holds", lambda context: None), prepare("torch"))
         assert result.outcome == "failed"
         assert "no runner of backend 'torch' was called" in result.message
-
-    def test_another_backend_in_its_place_is_seen(self):
-        """A neuron that asks for torch does not count for the backend under test."""
-
-        def other(context: Context) -> None:
-            sc.IF(backend="torch")(torch.ones(2, 3))
-
-        with installed(Loopback) as name:
-            result = run_case(Case("some/case", "core", "something holds", other), prepare(name))
-        assert "let the reference backend 'torch' compute in its place" in result.message
 
     def test_nothing_stays_wrapped(self):
         """After a case the backends are as they were."""
@@ -303,13 +284,6 @@ class TestShell:
         assert "failed" not in result.output
         assert "is only available for these backends" not in " ".join(result.output.split())
 
-    def test_some_cases_of_a_sound_backend(self):
-        """A line per case and per tier, and a verdict that does not call it the whole."""
-        result = self.run("torch", "--case", "forward/*", "--case", "record/lif-hard")
-        assert result.exit_code == 3, result.output
-        assert "passed      core       forward/lif-hard" in result.output
-        assert "backend 'torch': partial" in result.output
-
     def test_a_wrong_one(self):
         """The difference, how to see it again, and 1."""
 
@@ -327,15 +301,6 @@ class TestShell:
         assert result.exit_code == 1
         for words in ("first at", "again: spikecore conformance wrong --case forward/lif-hard", "does not conform"):
             assert words in result.output
-
-    def test_json(self):
-        """The facts, and nothing else."""
-        with installed(Loopback) as name:
-            result = self.run(name, "--case", "compile/*", "--case", "forward/lif-hard", "--json")
-        facts = json.loads(result.output)
-        assert (facts["verdict"], facts["conforms"]) == ("partial", False)
-        assert facts["counts"]["passed"] == 1
-        assert facts["counts"]["unsupported"] == len(facts["results"]) - 1
 
     def test_wrong_arguments(self):
         """A case or a backend that there is not, or no backend, is an error of usage, and no verdict."""

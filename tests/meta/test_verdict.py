@@ -184,35 +184,6 @@ class TestHollow:
             excused = every(**dict.fromkeys(Excused.expected_failures, "xfailed"))
             assert judge(excused).word == "partial"
 
-    def test_an_expected_failure_that_is_a_crash(self) -> None:
-        """It does not conform."""
-
-        class Crashing(Loopback):
-            name = "crashing"
-            expected_failures = {"forward/lif-hard": "rounds in another order"}
-
-            def compile(self, program, spec):
-                raise ZeroDivisionError("in the compiler")
-
-        with installed(Crashing) as name:
-            result = run(name, "--case", "forward/lif-hard")
-        assert result.exit_code == 1
-        assert "came: ZeroDivisionError" in result.output
-
-    def test_a_dead_dispatch(self) -> None:
-        """A backend that torch computes for does not conform, however right the numbers are."""
-
-        class Dead(Loopback):
-            name = "dead"
-
-            def compile(self, program, spec):
-                return default_registry().get("torch", "a test").compile(program, spec)
-
-        with installed(Dead) as name:
-            result = run(name, "--case", "forward/lif-hard")
-        assert result.exit_code == 1
-        assert "compute in its place" in result.output
-
     @pytest.mark.parametrize("way", ["a neuron of torch", "its runner, kept", "one step", "an object of its class"])
     def test_cheats_that_call_the_reference(self, way: str) -> None:
         """By any way to its runner: made before, called step by step, or of a backend object of its own."""

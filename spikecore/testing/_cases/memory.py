@@ -20,7 +20,7 @@ from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch, as_array, same
 from spikecore.testing._context import Context
 from spikecore.testing._custom import CUSTOM
-from spikecore.testing._models import spread
+from spikecore.testing._models import MODELS, Model, spread
 from spikecore.testing._subject import SHAPE, Subject
 from spikecore.testing._tolerances import OTHER_DTYPES
 from spikecore.testing._turning import TURN
@@ -28,6 +28,7 @@ from spikecore.testing._turning import TURN
 CASES = Collection()
 _BACK = ("gradients",)
 Named = Mapping[str, Optional[Tensor]]
+_MODELS: Mapping[str, Model] = {model.name: model for model in (*MODELS, *CUSTOM, TURN)}
 
 
 def _case(name: str, holds: str, *needs: str, **more: Any) -> Callable[[Any], Any]:
@@ -70,15 +71,39 @@ def _span(x: Tensor) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride()))
 
 
+class Watched:
+    """Tensors as they are now, to be compared later."""
+
+    def __init__(self, named: Named) -> None:
+        self.tensors = {name: value for name, value in named.items() if value is not None}
+        self.values = {name: as_array(value).copy() for name, value in self.tensors.items()}
+        self.versions = {name: value._version for name, value in self.tensors.items()}
+
+    def check(self, of: str, when: str) -> None:
+        """Raise :class:`Mismatch` where one of them was written to."""
+        for name, value in self.tensors.items():
+            if not np.array_equal(as_array(value), self.values[name], equal_nan=True):
+                raise Mismatch(
+                    f"{name} {when} of {of} has other values: it was written to\n  hint: the caller reads it again; "
+                    "clone what is used as scratch"
+                )
+            if value._version != self.versions[name]:
+                raise Mismatch(
+                    f"{name} {when} of {of} was written to in place (version {self.versions[name]}, now "
+                    f"{value._version}): the caller's own backward pass is refused by torch"
+                )
+
+
 def _named(what: str, values: Optional[Named]) -> Dict[str, Optional[Tensor]]:
     return {f"{what} {name}": value for name, value in (values or {}).items()}
 
 
-def _arguments(s: Subject, x: Tensor, start: Optional[Named]) -> Dict[str, Optional[Tensor]]:
-    """Input, initial states, and parameters that are tensors, by names for a message."""
+def _arguments(s: Subject, xs: Sequence[Tensor], start: Optional[Named]) -> Dict[str, Optional[Tensor]]:
+    """Inputs, initial states, and parameters that are tensors, by names for a message."""
+    inputs = {"the input" if len(xs) == 1 else f"input {i}": x for i, x in enumerate(xs)}
     params = {name: getattr(s.neuron, name) for name in s.params}
     tensors = {name: value for name, value in params.items() if isinstance(value, Tensor)}
-    return {"the input": x, **_named("the initial", start), **_named("parameter", tensors)}
+    return {**inputs, **_named("the initial", start), **_named("parameter", tensors)}
 
 
 def _results(of: str, found: Any, arguments: Named) -> None:
@@ -108,7 +133,7 @@ def _run_alif(context: Context, shape: Sequence[int], input_dtype: str = "float3
         x, start = s.x(), s.start()
         record = tuple(s.twin.rest) if context.declares("record") else ()
         of = f"{s.of}, {'from a given state' if state else 'from rest'}"
-        _results(of, s.neuron.run(x, state=start, record=record), _arguments(s, x, start))
+        _results(of, s.neuron.run(x, state=start, record=record), _arguments(s, [x], start))
 
 
 @_case("results-trace", f"{_OWN}: IF, whose last record is its final state", "record", model="if")
@@ -117,7 +142,7 @@ def _recorded(context: Context, model: str) -> None:
     for shape in ((1, 5), (4, 5)):
         s = Subject(context, model, "none", shape=shape, state=True)
         x, start = s.x(), s.start()
-        _results(s.of, s.neuron.run(x, state=start, record=("v",)), _arguments(s, x, start))
+        _results(s.of, s.neuron.run(x, state=start, record=("v",)), _arguments(s, [x], start))
 
 
 class Constant(sc.Neuron):
@@ -156,26 +181,38 @@ def _passed_through(context: Context, input_dtype: str) -> None:
     values={"tau": 2.0},
     shape=(1, 5),
 )
+@_case(
+    "several",
+    f"{_OWN}; two inputs, two outputs, which stay as they were",
+    "several_inputs",
+    "several_outputs",
+    *_BACK,
+    model="gated",
+)
 def _gradients(
     context: Context,
     shape: Sequence[int] = SHAPE,
     input_dtype: str = "float32",
     model: str = "alif",
-    learnt: bool = False,
     **options: Any,
 ) -> None:
-    """Gradients of input, parameters and, where there are such, of states."""
+    """Results, then gradients of inputs, parameters and, where there are such, of states."""
     state = context.declares("state_gradients")
-    reset = "soft" if model == "alif" else "none"
-    s = Subject(context, model, reset, dtype=input_dtype, shape=tuple(shape), state=state, **options)
-    x, start = s.x(grad=True), s.start(grad=True) or {}
-    output, final = s.neuron.run(x, state=start) if state else (s.neuron(x), {})
-    given: Dict[str, Tensor] = {"the output": output, **{f"the final {name}": value for name, value in final.items()}}
-    cotangents = {f"the cotangent of {name}": s.cotangent(value) for name, value in given.items()}
-    leaves = {"the input": x, **start, **dict(s.neuron.named_parameters())}
-    found = torch.autograd.grad(list(given.values()), list(leaves.values()), list(cotangents.values()))
-    gradients = {f"the gradient of {name}": grad for name, grad in zip(leaves, found)}
-    distinct(s.of, gradients, {**_arguments(s, x, start), **given, **cotangents})
+    s = Subject(context, _MODELS[model], "soft", dtype=input_dtype, shape=tuple(shape), state=state, **options)
+    xs, start = s.xs(grad=True), s.start(grad=True) or {}
+    output, final = s.neuron.run(*xs, state=start) if state else (s.neuron(*xs), {})
+    outputs = output if isinstance(output, tuple) else (output,)
+    results: Dict[str, Tensor] = {f"output {i}": one for i, one in enumerate(outputs)}
+    results.update({f"the final {name}": value for name, value in final.items()})
+    arguments = _arguments(s, xs, start)
+    distinct(s.of, results, arguments)
+    cotangents = {f"the cotangent of {name}": s.cotangent(value) for name, value in results.items()}
+    watched = Watched({**arguments, **cotangents})
+    leaves = {**dict(zip(s.twin.inputs, xs)), **start, **dict(s.neuron.named_parameters())}
+    grads = torch.autograd.grad(list(results.values()), list(leaves.values()), list(cotangents.values()))
+    gradients = {f"the gradient of {name}": grad for name, grad in zip(leaves, grads)}
+    distinct(s.of, gradients, {**arguments, **results, **cotangents})
+    watched.check(s.of, "after forward and backward")
 
 
 def _add_sizes() -> None:
@@ -210,33 +247,6 @@ def _of_parameters(context: Context) -> None:
     _gradients(context, model="lif", values=values, learn=tuple(values))
 
 
-@_case(
-    "several",
-    f"{_OWN}; two inputs, two outputs, which stay as they were",
-    "several_inputs",
-    "several_outputs",
-    *_BACK,
-)
-def _several(context: Context) -> None:
-    """A neuron without state, and one with two inputs; forward, then backward."""
-    for model in (model for model in CUSTOM if model.name in ("coincidence", "gated")):
-        s = Subject(context, model, "hard")
-        xs = s.xs(grad=True)
-        found = s.neuron(*xs)
-        outputs = found if isinstance(found, tuple) else (found,)
-        inputs = {f"input {i}": x for i, x in enumerate(xs)}
-        results = {f"output {i}": output for i, output in enumerate(outputs)}
-        distinct(s.of, results, inputs)
-        cotangents = {f"the cotangent of {name}": s.cotangent(output) for name, output in results.items()}
-        right = s.gradients(list(cotangents.values())).inputs
-        grads = torch.autograd.grad(list(outputs), xs, list(cotangents.values()))
-        of_inputs = {f"the gradient of input {i}": grad for i, grad in enumerate(grads)}
-        distinct(s.of, of_inputs, {**inputs, **results, **cotangents})
-        for i, (x, values, grad) in enumerate(zip(xs, s.inputs, grads)):
-            same(f"input {i}, after forward and backward,", s.of, as_array(x), values)
-            s.check("input gradient", grad, right[i], name=f"input {i}")
-
-
 @_case("single-step", "outputs changed in place between single steps change no state")
 def _single_step(context: Context) -> None:
     """Also of LI, whose output is its state."""
@@ -255,43 +265,8 @@ def _single_step(context: Context) -> None:
 # -- arguments
 
 
-class Watched:
-    """Tensors as they are now, to be compared later."""
-
-    def __init__(self, named: Named) -> None:
-        self.tensors = {name: value for name, value in named.items() if value is not None}
-        self.values = {name: as_array(value).copy() for name, value in self.tensors.items()}
-        self.versions = {name: value._version for name, value in self.tensors.items()}
-
-    def check(self, of: str, when: str) -> None:
-        """Raise :class:`Mismatch` where one of them was written to."""
-        for name, value in self.tensors.items():
-            if not np.array_equal(as_array(value), self.values[name], equal_nan=True):
-                raise Mismatch(
-                    f"{name} {when} of {of} has other values: it was written to\n  hint: the caller reads it again; "
-                    "clone what is used as scratch"
-                )
-            if value._version != self.versions[name]:
-                raise Mismatch(
-                    f"{name} {when} of {of} was written to in place (version {self.versions[name]}, now "
-                    f"{value._version}): the caller's own backward pass is refused by torch"
-                )
-
-
 @CASES.case("state/inputs-stay", "core", "inputs, parameters and given states are not written to")
 @_case("arguments", "values and version counters of arguments stay as they were, without gradients")
-def _arguments_stay(context: Context) -> None:
-    values: Dict[str, Any] = {"tau": np.asarray(2.75), "threshold": np.asarray(0.875)}
-    if context.declares("channel_parameters"):
-        values["tau"] = spread(2.7, SHAPE[2:])
-    for state in (False, True):
-        s = Subject(context, "alif", "hard", values=values, state=state)
-        x, start = s.x(), s.start()
-        watched = Watched(_arguments(s, x, start))
-        s.neuron.run(x, state=start)
-        watched.check(s.of, "after the call")
-
-
 @_case(
     "arguments-several",
     "two inputs, three states and parameters of every kind stay as they were, without gradients",
@@ -299,16 +274,20 @@ def _arguments_stay(context: Context) -> None:
     "several_outputs",
     "channel_parameters",
     "full_parameters",
+    several=True,
 )
-def _several_stay(context: Context) -> None:
+def _arguments_stay(context: Context, several: bool = False) -> None:
     """With records where there are such."""
-    values = {"leak": spread(0.7, (3, 5)), "gain": spread(0.6, (5,)), "start": np.asarray(0.25)}
-    record = TURN.twin("none").rest if context.declares("record") else ()
+    values: Dict[str, Any] = {"tau": np.asarray(2.75), "threshold": np.asarray(0.875)}
+    if context.declares("channel_parameters"):
+        values["tau"] = spread(2.7, SHAPE[2:])
+    if several:
+        values = {"leak": spread(0.7, SHAPE[1:]), "gain": spread(0.6, SHAPE[2:]), "start": np.asarray(0.25)}
     for state in (False, True):
-        s = Subject(context, TURN, "none", shape=(6, 3, 5), values=values, state=state)
+        s = Subject(context, _MODELS["turn" if several else "alif"], "none", values=values, state=state)
         xs, start = s.xs(), s.start()
-        watched = Watched({**_arguments(s, xs[0], start), "the second input": xs[1]})
-        s.neuron.run(*xs, state=start, record=tuple(record))
+        watched = Watched(_arguments(s, xs, start))
+        s.neuron.run(*xs, state=start, record=tuple(s.twin.rest) if context.declares("record") else ())
         watched.check(s.of, "after the call")
 
 
@@ -318,7 +297,7 @@ def _arguments_backward(context: Context) -> None:
     state = context.declares("state_gradients")
     s = Subject(context, "alif", "hard", state=state)
     x, start = s.x(grad=True), s.start(grad=True)
-    watched = Watched(_arguments(s, x, start))
+    watched = Watched(_arguments(s, [x], start))
     output, final = s.neuron.run(x, state=start) if state else (s.neuron(x), {})
     results = {"the output": output.detach(), **_named("the final", {k: v.detach() for k, v in final.items()})}
     watched_results = Watched(results)
