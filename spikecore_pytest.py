@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--spikecore-support",
         default=None,
         metavar="PAGE",
-        help="the support table that `spikecore conformance --write-support` made, to compare with what ran",
+        help="the support table that `spikecore conformance NAME --results` made, to compare with what ran",
     )
     group.addoption(
         "--spikecore-require",
@@ -46,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if page and not Path(page).is_file():
         raise pytest.UsageError(
             f"--spikecore-support: there is no file {page!r}; "
-            f"make it with `spikecore conformance --write-support {page}`"
+            "make it with `spikecore conformance NAME --results docs/results`"
         )
     config.pluginmanager.register(_Watch(config), "spikecore-watch")
 

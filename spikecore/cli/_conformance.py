@@ -17,15 +17,14 @@ from typer.core import TyperCommand
 
 from spikecore._plugins.registry import default_registry
 from spikecore.backend import BackendError, UnknownBackend
-from spikecore.testing._badge import badge
+from spikecore.testing import _pages as pages
+from spikecore.testing import _support as support
 from spikecore.testing._case import TIERS
 from spikecore.testing._cases import CASES
-from spikecore.testing._changes import Changes, changes
-from spikecore.testing._junit import junit
+from spikecore.testing._formats import Changes, badge, changes, junit
 from spikecore.testing._own import cases_of
-from spikecore.testing._report import Report, examine
-from spikecore.testing._result import OUTCOMES, Result
-from spikecore.testing._verdict import CONFORMS, DOES_NOT_CONFORM, NOT_TESTED, PARTIAL
+from spikecore.testing._report import Report, examine, merge
+from spikecore.testing._verdict import CONFORMS, DOES_NOT_CONFORM, NOT_TESTED, OUTCOMES, PARTIAL, Result
 
 _TIER_HELP = f"Run this tier; may be repeated. {', '.join(TIERS)}."
 #: ``--json`` alone: standard output.
@@ -51,16 +50,19 @@ _VERDICTS = {
 
 
 class Command(TyperCommand):
-    """Takes ``--json`` with and without a file. A word after it is a file if it is ``-`` or ends in ``.json``: else
-    ``--json mine`` would write a file of the name of the backend.
+    """Takes ``--json`` with and without a file, and ``--merge`` with several. A word after ``--json`` is a file if it
+    is ``-`` or ends in ``.json``: else ``--json mine`` would write a file of the name of the backend.
     """
 
     def parse_args(self, ctx: Any, args: List[str]) -> List[str]:
-        """The arguments, with standard output where ``--json`` names no file."""
+        """The arguments, with standard output where ``--json`` names no file, and ``--merge`` before each file."""
         made: List[str] = []
-        for i, word in enumerate(args):
+        merging = False
+        for word, following in zip(args, [*args[1:], ""]):
+            if merging and word.endswith(".json") and made[-1] != "--merge":
+                made.append("--merge")
             made.append(word)
-            following = args[i + 1] if i + 1 < len(args) else ""
+            merging = word == "--merge" or (merging and word.endswith(".json"))
             if word == "--json" and following != _STDOUT and not following.endswith(".json"):
                 made.append(_STDOUT)
         return list(super().parse_args(ctx, made))
@@ -94,6 +96,18 @@ def conformance(
     compare: Optional[Path] = typer.Option(
         None, "--compare", metavar="OLD.json", help="Say what changed since this report; what got worse is a failure."
     ),
+    merged: List[Path] = typer.Option(
+        [],
+        "--merge",
+        metavar="A.json B.json",
+        help="Run nothing: one report of those that --json wrote for parts of the suite.",
+    ),
+    results: Optional[Path] = typer.Option(
+        None,
+        "--results",
+        metavar="DIR",
+        help="Put the result into this folder, docs/results, and make the pages beside it anew.",
+    ),
     seed: Optional[int] = typer.Option(
         None,
         "--seed",
@@ -102,17 +116,11 @@ def conformance(
         help="Draw generated and random cases from this seed (also: SPIKECORE_SEED).",
     ),
     list_cases: bool = typer.Option(False, "--list", help="List the cases and what must hold; run nothing."),
-    write_support: Optional[str] = typer.Option(
-        None,
-        "--write-support",
-        metavar="FILE",
-        help="Run NAME, or every usable backend, and remake its column of the support table in this file.",
-    ),
 ) -> None:
     """Check that a backend computes what the equations say.
 
     Exit codes:
-    0: it conforms: the whole default suite ran, and every core case passed;
+    0: it conforms: the whole default suite ran, and every core case passed; or whole tiers were run, and they hold;
     1: it does not conform;
     2: an argument is wrong;
     3: partial: nothing is wrong, and something was left out;
@@ -121,23 +129,21 @@ def conformance(
     if seed is not None:
         os.environ["SPIKECORE_SEED"] = str(seed)  # where selection and verdict read it
     try:
-        if name is not None:
+        if name is not None and not merged:
             _known(name)
         if list_cases:
             _list(name, tier, case)
             return
-        if write_support is not None:
-            from spikecore.testing._support import make_support
-
-            page = Path(write_support)
-            have = page.read_text(encoding="utf-8") if page.exists() else ""
-            page.write_text(make_support(have, [name] if name else None), encoding="utf-8")
-            return
-        if name is None:
+        if name is None and not merged:
             raise typer.BadParameter("name a backend, as in: spikecore conformance torch")
+        if results is not None and not results.is_dir():
+            raise ValueError(f"--results: {results} is no folder")
         if compare is not None:
             changes(compare, [])  # a wrong file is said before minutes of work
-        report = _run(name, tier, case, as_json == _STDOUT, require, device)
+        if merged:
+            report = _merge(name, merged, tier or case or device, require)
+        else:
+            report = _run(str(name), tier, case, as_json == _STDOUT, require, device)
         changed = None if compare is None else changes(compare, report.results)
     # a tier, a case, a device or an earlier report that there is not, or no backend of this name
     except (ValueError, UnknownBackend) as error:
@@ -149,6 +155,8 @@ def conformance(
         junit_file.write_text(junit(report), encoding="utf-8")
     if badge_file is not None:
         badge_file.write_text(badge(report), encoding="utf-8")
+    if results is not None:
+        _publish(report, results)
     if as_json == _STDOUT:
         typer.echo(facts)
     else:
@@ -166,6 +174,27 @@ def _known(name: str) -> None:
         raise
     except BackendError:
         return
+
+
+def _merge(name: Optional[str], files: Sequence[Path], chosen: Any, require: bool) -> Report:
+    if chosen:
+        raise ValueError("--merge runs nothing: leave --tier, --case and --device out")
+    report = merge(files, require)
+    if name not in (None, report.backend):
+        raise ValueError(f"--merge: the reports are of backend {report.backend!r}, not of {name!r}")
+    return report
+
+
+def _publish(report: Report, folder: Path) -> None:
+    """Put a report into the folder of results, and make the pages anew: the list of plugins, those of backends, and the
+    support table. A run of nothing is not listed.
+    """
+    try:
+        pages.add(folder, json.dumps(report.as_dict()), "the report")
+        pages.write(folder, folder.parent / "plugins.md")
+        support.update(folder.parent / "support.md", report.backend, report.results, report.device)
+    except (ValueError, BackendError) as error:  # the report is of nothing, or its backend is not here
+        typer.echo(f"not listed in full: {error}", err=True)
 
 
 def _run(
@@ -239,11 +268,15 @@ def _heading(report: Report) -> List[str]:
 def _verdict(report: Report) -> Text:
     verdict = report.verdict
     link = {CONFORMS: " ", DOES_NOT_CONFORM: " "}.get(verdict.word, ": ")
-    said = Text(f"\nbackend {report.backend!r}{link}{verdict.word}", style=_VERDICTS[verdict.word])
+    style = _VERDICTS[CONFORMS if verdict.clean else verdict.word]
+    said = Text(f"\nbackend {report.backend!r}{link}{verdict.word}", style=style)
     if verdict.word == DOES_NOT_CONFORM:
         return said.append(f": {verdict.wrong} of {verdict.total} cases")
-    said.append(f": {verdict.passed} cases passed, of {verdict.suite}" if verdict.passed else ": nothing passed")
-    for line in verdict.left_out.sentences():
+    if verdict.clean:
+        said.append(f": {verdict.holds()}")
+    else:
+        said.append(f": {verdict.passed} cases passed, of {verdict.suite}" if verdict.passed else ": nothing passed")
+    for line in verdict.sentences():
         said.append(f"\n  {line}", style="not bold")
     return said
 

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from spikecore.testing._conformance import BackendConformance
     from spikecore.testing._expected import ExpectedFailure
     from spikecore.testing._report import Report, check_backend, examine
-    from spikecore.testing._result import Result
-    from spikecore.testing._verdict import Verdict, conforms, judge
+    from spikecore.testing._verdict import Result, Verdict, conforms, judge
 
 __all__ = [
     "CASES",
@@ -58,8 +57,7 @@ _MODULES = {
     "_conformance": ("BackendConformance",),
     "_expected": ("ExpectedFailure",),
     "_report": ("Report", "check_backend", "examine"),
-    "_result": ("Result",),
-    "_verdict": ("Verdict", "conforms", "judge"),
+    "_verdict": ("Result", "Verdict", "conforms", "judge"),
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 

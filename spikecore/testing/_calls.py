@@ -1,4 +1,4 @@
-"""One of several calls of a neuron: its tensors, and the values that are right for this call alone.
+"""A call of a neuron with its cotangents and the values that are right for it, and checks of one or several calls.
 
 All that is expected is computed in NumPy when a call is described, before the backend runs: a backend that changes the
 arithmetic of the whole process changes no expectation.
@@ -9,12 +9,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from spikecore.testing._compare import Mismatch, Suspects, backward
 from spikecore.testing._context import Context
-from spikecore.testing._oracle import Array, Gradients
+from spikecore.testing._oracle import Array, Gradients, run
 from spikecore.testing._subject import Subject
 
 
@@ -57,9 +58,23 @@ class Call:
         backward(f"{self.s.of}, {self.which}", self.results, self.cotangents, **options)
         return self
 
+    def check(self, output: Optional[Tensor] = None) -> None:
+        """Outputs are right, and after a backward pass the gradients of input, state and parameters. The call is made
+        here, unless it gave ``output`` already.
+        """
+        if output is None:
+            self.forward()
+        else:
+            self.output = output
+        self.check_outputs().backward().check_inputs()
+        check_parameters(self.s, [self], self.which)
+
     def check_outputs(self, when: str = "") -> Call:
-        """The outputs are those of this call's input."""
+        """The outputs, and final states that have cotangents, are those of this call's input."""
         self.s.check_outputs(self.output.detach(), f" of {self.which}{when}")
+        if self.of_final:
+            final = {name: value.detach() for name, value in self.final.items()}
+            self.s.check_states(final, self.s.seen.final, f"final state of {self.which}", exact=False)
         return self
 
     def check_inputs(self, *others: Call, what: str = "", times: float = 1.0) -> None:
@@ -70,9 +85,9 @@ class Call:
             if not others or "hint:" in str(error) or not self._right_alone():
                 raise
             raise Mismatch(
-                f"{error}\n  hint: run backwards before any other call, this call is right: what two calls keep for "
+                f"{error}\n  hint: run backwards before any other call, this call is right: what two calls save for "
                 "their backward passes is mixed (states, inputs or parameters in memory of the runner or the backend, "
-                "which the later call writes to); keep it with ctx.save_for_backward"
+                "which the later call writes to); save it with ctx.save_for_backward"
             ) from error
 
     def _right_alone(self) -> bool:
@@ -93,36 +108,25 @@ class Call:
         """What the input gradient is if calls share memory."""
         found: Dict[str, Any] = {}
         for other in others:
-            found[f"of {other.which}: gradients of two calls share memory"] = partial(_own, other)
+            found[f"of {other.which}: gradients of two calls share memory"] = partial(_input_gradient, other, other)
             if other.s.shape == self.s.shape:
                 found[
                     f"of {other.which} with the cotangent of {self.which}: memory saved for backward is shared "
                     "between calls"
-                ] = partial(_mixed, other, self)
-        return found
+                ] = partial(_input_gradient, other, self)
+        return found or self.s.gradient_suspects(self.cotangent)
 
 
-def _own(call: Call) -> Array:
-    return call.right.inputs[0]
-
-
-def _mixed(values: Call, cotangents: Call) -> Array:
+def _input_gradient(values: Call, cotangents: Call) -> Array:
+    if values is cotangents:
+        return values.right.inputs[0]
     return values.s.gradients(cotangents.cotangent, cotangents.of_final).inputs[0]
 
 
 def pair(s: Subject, *, final: bool = False, **options: Any) -> Tuple[Call, Call]:
     """Two calls of the neuron of ``s`` that differ in every value."""
-    other = Subject(
-        s.context,
-        s.model,
-        s.reset,
-        dtype=s.dtype_name,
-        values=s.params,
-        shape=s.shape,
-        draw=1,
-        neuron=s.neuron,
-        **options,
-    )
+    same: Dict[str, Any] = {"dtype": s.dtype_name, "values": s.params, "shape": s.shape, "neuron": s.neuron}
+    other = Subject(s.context, s.model, s.reset, draw=1, **same, **options)
     return Call(s, "the first call", final=final), Call(other, "the second call", final=final)
 
 
@@ -132,32 +136,39 @@ def backward_together(calls: Sequence[Call]) -> None:
     backward(calls[0].s.of, results, [value for call in calls for value in call.cotangents])
 
 
+def check_each(calls: Sequence[Call], what: str = "") -> None:
+    """The gradients of each call are its own, those of parameters the sums."""
+    for call in calls:
+        call.check_inputs(*[other for other in calls if other is not call], what=what)
+    check_parameters(calls[0].s, calls, what or "summed over the calls")
+
+
 def check_parameters(s: Subject, calls: Sequence[Call], what: str, learn: Optional[Sequence[str]] = None) -> None:
     """The gradients of the parameters are the sums of those of the calls."""
     for name in learn if learn is not None else [name for name, _ in s.neuron.named_parameters()]:
         right = sum((call.right.params[name] for call in calls[1:]), calls[0].right.params[name])
         suspects = {
             f"of {call.which} alone, {len(calls)} times: it read the values of that call for each": partial(
-                _times, call, name, len(calls)
+                np.multiply, len(calls), call.right.params[name]
             )
             for call in calls
             if len(calls) > 1
         }
-        found = getattr(s.neuron, name).grad
-        s.check("parameter gradient", found, right, name=f"{name}, {what}", suspects=suspects)
+        grad = getattr(s.neuron, name).grad
+        s.check("parameter gradient", grad, right, name=f"{name}, {what}", suspects=suspects or None)
 
 
-def _times(call: Call, name: str, count: int) -> Array:
-    found: Array = count * call.right.params[name]
-    return found
+def second_derivative(call: Call, direction: Tensor) -> Array:
+    """The derivative of the input gradient along a direction: a central difference of the oracle's adjoint."""
+    s, step = call.s, 1e-5
+    along = direction.detach().cpu().double().numpy()
+    ends = [run(s.twin, [s.inputs[0] + sign * step * along], s.params) for sign in (1, -1)]
+    if not np.array_equal(ends[0].outputs[0], ends[1].outputs[0]):
+        raise AssertionError("a spike within the step of the difference quotient")
+    up, down = (s.gradients_of(end, call.cotangent, None, None).inputs[0] for end in ends)
+    return np.asarray((up - down) / (2 * step))
 
 
 def learnable(context: Context, *names: str) -> Tuple[str, ...]:
     """These names where the backend has gradients of parameters, else none: a case holds without them, too."""
     return names if context.declares("parameter_gradients") else ()
-
-
-def no_gradient(call: Call, what: str) -> None:
-    """Raise :class:`Mismatch` if a gradient came to a call that was not used."""
-    if call.x.grad is not None:
-        raise Mismatch(f"{call.s.of}: a gradient came to the input of {call.which}, {what}")

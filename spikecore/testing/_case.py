@@ -13,7 +13,8 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from spikecore.backend import Capabilities
 
@@ -99,6 +100,18 @@ class Collection:
         Raises ``ValueError`` for an id that is taken, and for a tier or a capability that there is not.
         """
         self.put(Case(id, tier, holds, run, (dtype, *needs), undeclared, computes))
+
+    def case(self, id: str, tier: str, holds: str, *needs: str, **options: Any) -> Callable[[Any], Any]:
+        """A decorator that adds a function as a case; one function may be several. Options beside those of
+        :meth:`add` are arguments of the function.
+        """
+        more = {name: options.pop(name) for name in ("dtype", "undeclared", "computes") if name in options}
+
+        def add(run: Any) -> Any:
+            self.add(id, tier, holds, partial(run, **options) if options else run, needs, **more)
+            return run
+
+        return add
 
     def put(self, case: Case) -> None:
         """Add a case that is made, as :meth:`add` does."""

@@ -20,9 +20,9 @@ from spikecore.testing._context import Context
 from spikecore.testing._custom import CUSTOM, TENT
 from spikecore.testing._models import MODELS, Model, spread
 from spikecore.testing._oracle import OTHER_ARGUMENTS, SURROGATES, Derivative
-from spikecore.testing._parts import of_parts
 from spikecore.testing._strides import EXPANDED, LAYOUTS, Layout
 from spikecore.testing._subject import SHAPE, Subject
+from spikecore.testing._suspects import of_parts
 from spikecore.testing._turning import SWAP, TURN
 
 Names = Tuple[str, ...]

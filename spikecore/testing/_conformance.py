@@ -10,9 +10,8 @@ from spikecore.backend import BackendError, BackendUnavailable
 from spikecore.testing._case import DEFAULT_TIERS, Case
 from spikecore.testing._expected import Excuse
 from spikecore.testing._own import cases_of
-from spikecore.testing._result import Result
-from spikecore.testing._runner import prepare, required, stale_ids
-from spikecore.testing._session import Session
+from spikecore.testing._runner import Session, prepare, required, stale_ids
+from spikecore.testing._verdict import Result
 
 #: What a subclass may say. Everything else is the suite's.
 _MINE = ("backend", "expected_failures", "tiers", "device")

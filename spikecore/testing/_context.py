@@ -223,22 +223,27 @@ def choose_device(devices: Sequence[str]) -> str:
     """The CPU if the backend takes it, else the first device type that this machine has."""
     if "*" in devices or "cpu" in devices:
         return "cpu"
-    for device in devices:
-        if _works(device):
-            return device
-    return devices[0]
+    return next((device for device in devices if _fault(device) is None), devices[0])
 
 
 def check_device(info: BackendInfo, device: str) -> None:
     """Raise ``ValueError`` unless there is this device here, and the backend computes on it."""
+    fault = _fault(device)
+    if fault is not None:
+        # torch's first sentence: others list every device that it has
+        said = str(fault).splitlines()[0].split(". ")[0].rstrip(".")
+        raise ValueError(f"device {device!r} cannot be used here: {said}") from fault
+    if not info.takes(torch.device(device).type):
+        raise ValueError(f"backend {info.name!r} computes on {', '.join(info.devices)}, not on device {device!r}")
+
+
+def _fault(device: str) -> Optional[Exception]:
+    """What torch raises where there is no such device."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        # torch's first sentence: others list every device that it has
-        said = str(error).splitlines()[0].split(". ")[0].rstrip(".")
-        raise ValueError(f"device {device!r} cannot be used here: {said}") from error
-    if not info.takes(torch.device(device).type):
-        raise ValueError(f"backend {info.name!r} computes on {', '.join(info.devices)}, not on device {device!r}")
+        return error
+    return None
 
 
 def device_name(device: str) -> str:
@@ -259,11 +264,3 @@ def _processor() -> str:
     except OSError:
         named = []
     return next(iter(named), "") or platform.processor() or platform.machine()
-
-
-def _works(device: str) -> bool:
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError):
-        return False
-    return True

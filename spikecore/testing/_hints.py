@@ -1,18 +1,14 @@
-"""What usually makes differences like these: patterns of what came beside what is right, in words.
+"""Hints: patterns of what came beside what is right, in words, that usually make differences like these.
 
-Rules of this module:
-
-- A hint names a cause that explains every difference, or the place where all of them are. One that explains a part
-  would lead away.
-- A pattern that the right values have as well says nothing: each is tested against them.
+A hint names a cause that explains every difference, or the place where all of them are. A pattern that the right values
+have as well says nothing.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
-from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
@@ -26,12 +22,10 @@ Suspects = Mapping[str, Callable[[], Any]]
 
 #: The smallest normal number of float32.
 _TINY = float(np.finfo(np.float32).tiny)
-#: Hints of a message; more of them lead nowhere.
-_MOST = 3
 #: How long suspects are tried, in seconds: one of a large call takes a second.
 _SECONDS = 5.0
-#: The most values for which every order of the axes is tried.
-_LARGEST = 200_000
+#: The longest axis along which places are compared.
+_LONGEST = 64
 
 
 @np.errstate(all="ignore")  # a warning that is an error would hide the difference
@@ -47,29 +41,22 @@ def hints(
     suspects: Optional[Suspects] = None,
 ) -> List[str]:
     """At most three sentences: what explains every value, else what says where the differences are."""
-    near = Tolerance(max(tolerance.rtol, 1e-6), max(tolerance.atol, 1e-9))
-    explained = _flushed(actual, expected, wrong) or _signs_of_zeros(actual, expected, wrong)
+    explained = _zeros_alone(actual, expected, wrong)
     if explained:
         return [explained]
-    found = [_ties(wrong, tested, strict), _not_a_number(actual, expected), _zeros(actual, expected)]
-    found += _matching(actual, expected, suspects or {}, tolerance)
+    found = [_ties(wrong, tested, strict), _not_a_number(actual, expected)]
+    if expected.any() and not actual.any():
+        found.append("all values that came are 0: is this connected at all?")
+    found.append(_matching(actual, expected, suspects or {}, tolerance))
     if not any(found):
+        near = Tolerance(max(tolerance.rtol, 1e-6), max(tolerance.atol, 1e-9))
         found += [
             _ratio(actual, expected),
-            _moved(actual, expected, near, axes),
-            _permuted(actual, expected, near, axes),
-            _one_for_all(actual, expected, near, axes),
-            _signs(actual, expected, near),
-            _places(wrong),
+            _misplaced(actual, expected, near, axes),
+            _steps(wrong),
             _rounding(actual, expected, wrong, tolerance),
         ]
-    return [hint for hint in found if hint][:_MOST]
-
-
-def _signs_of_zeros(actual: Array, expected: Array, wrong: Array) -> Optional[str]:
-    if actual.shape != expected.shape or not wrong.any() or not (actual[wrong] == expected[wrong]).all():
-        return None
-    return "only signs of zeros differ: -x is no 0 - x, and x + 0 no x, where x is 0"
+    return [hint for hint in found if hint][:3]
 
 
 def different(actual: Array, expected: Array, tolerance: Tolerance, time: bool = True) -> Array:
@@ -80,7 +67,7 @@ def different(actual: Array, expected: Array, tolerance: Tolerance, time: bool =
     with np.errstate(invalid="ignore", over="ignore"):
         size = np.where(np.isfinite(expected), np.abs(expected), 0.0)
         scale = size.max(axis=0, keepdims=True, initial=1.0) if time and size.ndim else np.maximum(size, 1.0)
-        near = np.abs(actual - expected) <= tolerance.rtol * np.abs(expected) + tolerance.atol * scale
+        near = np.abs(actual - expected) <= tolerance.rtol * size + tolerance.atol * scale
     equal = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
     if tolerance == EXACT:
         # 0.0 equals -0.0, and 1 / x does not
@@ -98,22 +85,30 @@ def _is(actual: Array, other: Array, expected: Array, near: Tolerance) -> bool:
     )
 
 
-def _matching(actual: Array, expected: Array, suspects: Suspects, tolerance: Tolerance) -> List[str]:
+def _zeros_alone(actual: Array, expected: Array, wrong: Array) -> Optional[str]:
+    came, right = actual[wrong], expected[wrong]
+    if (came == right).all():
+        return "only signs of zeros differ: -x is no 0 - x, and x + 0 no x, where x is 0"
+    if (came == 0).all() and (right != 0).all() and (np.abs(right) < _TINY).all():
+        return (
+            "every value that differs came as 0 and is subnormal, below 1.18e-38: subnormals are flushed to zero (by a "
+            "compiler's option such as -ffast-math or ftz, or by a mode of the processor)"
+        )
+    return None
+
+
+def _matching(actual: Array, expected: Array, suspects: Suspects, tolerance: Tolerance) -> Optional[str]:
+    """The first suspect whose values these are: others may be near it."""
     near = Tolerance(max(tolerance.rtol, 1e-4), max(tolerance.atol, 1e-5))
     deadline = time.perf_counter() + _SECONDS
     for phrase, compute in suspects.items():
         if time.perf_counter() > deadline:
             break
-        if _suspect(actual, expected, compute, near, tolerance):
-            return [f"the values are those {phrase}"]  # the likeliest; others may be near it
-    return []
-
-
-def _suspect(actual: Array, expected: Array, compute: Callable[[], Any], near: Tolerance, tolerance: Tolerance) -> bool:
-    value = np.asarray(compute(), float)
-    if tolerance == EXACT and np.array_equal(value, actual):
-        return bool(different(value, expected, EXACT).any())
-    return value.shape == actual.shape and _is(actual, value, expected, near)
+        value = np.asarray(compute(), float)
+        equal = tolerance == EXACT and np.array_equal(value, actual) and different(value, expected, EXACT).any()
+        if equal or _is(actual, value, expected, near):
+            return f"the values are those {phrase}"
+    return None
 
 
 def _ties(wrong: Array, tested: Optional[Array], strict: bool) -> Optional[str]:
@@ -137,20 +132,6 @@ def _not_a_number(actual: Array, expected: Array) -> Optional[str]:
     return f"{lost} are numbers that should be NaN: a NaN was swallowed on the way" if lost else None
 
 
-def _zeros(actual: Array, expected: Array) -> Optional[str]:
-    return "all values that came are 0: is this connected at all?" if expected.any() and not actual.any() else None
-
-
-def _flushed(actual: Array, expected: Array, wrong: Array) -> Optional[str]:
-    came, right = actual[wrong], np.abs(expected[wrong])
-    if (came == 0).all() and (right > 0).all() and (right < _TINY).all():
-        return (
-            "every value that differs came as 0 and is subnormal, below 1.18e-38: subnormals are flushed to zero (by a "
-            "compiler's option such as -ffast-math or ftz, or by a mode of the processor)"
-        )
-    return None
-
-
 def _ratio(actual: Array, expected: Array) -> Optional[str]:
     used = np.isfinite(expected) & np.isfinite(actual) & (np.abs(expected) > 1e-6)
     if not used.any() or not actual[used].all():
@@ -164,73 +145,30 @@ def _ratio(actual: Array, expected: Array) -> Optional[str]:
     return f"everything is {middle:.6g} times what it should be"
 
 
-def _moved(actual: Array, expected: Array, near: Tolerance, axes: Sequence[str]) -> Optional[str]:
+def _misplaced(actual: Array, expected: Array, near: Tolerance, axes: Sequence[str]) -> Optional[str]:
+    """Whether the values of another step, row or channel came."""
+    if tuple(axes[:1]) == ("t",) and actual.ndim > 1 and len(actual) > 2:
+        if _is(actual[1:], expected[:-1], expected[1:], near):
+            return "the values are those of the step before: one step late"
+        if _is(actual[:-1], expected[1:], expected[:-1], near):
+            return "the values are those of the step after: one step early"
     for axis, size in enumerate(actual.shape):
-        if size < 3 or (axis == 0 and actual.ndim < 2):
+        if not 1 < size <= _LONGEST or actual.ndim < 2:
             continue
         came, right = np.moveaxis(actual, axis, 0), np.moveaxis(expected, axis, 0)
-        time = axis < len(axes) and axes[axis] == "t"
-        where = "" if time else f" along {_axis(axis, axes)}"
-        if _is(came[1:], right[:-1], right[1:], near):
-            return "the values are those of the step before: one step late" if time else f"shifted by +1{where}"
-        if _is(came[:-1], right[1:], right[:-1], near):
-            return "the values are those of the step after: one step early" if time else f"shifted by -1{where}"
-        if _is(came[::-1], right, right[::-1], near):
-            return "time runs backwards" if time else f"the order is reversed{where}"
+        sources = [next((j for j in range(size) if _close(row, right[j], near)), None) for row in came]
+        if None not in sources and sources != list(range(size)):
+            where = "t" if tuple(axes[axis : axis + 1]) == ("t",) else f"axis {axis}"
+            some = ", ".join(map(str, sources[:8])) + (", ..." if size > 8 else "")
+            return f"the values are right and in wrong places: along {where} came those of index {some}"
     return None
 
 
-def _permuted(actual: Array, expected: Array, near: Tolerance, axes: Sequence[str]) -> Optional[str]:
-    if actual.ndim < 2 or actual.size > _LARGEST or not actual.any():
-        return None
-    for order in orders(actual.ndim):
-        if _is(actual, misread(expected, order), expected, near):
-            return f"the values are right and in wrong places: {in_words(order, axes)}"
-    return None
+def _close(one: Array, other: Array, near: Tolerance) -> bool:
+    return not different(one, other, near, time=False).any()
 
 
-def orders(dims: int) -> Iterator[Tuple[int, ...]]:
-    """Orders of the axes but their own: all of them up to four axes, two that are swapped and channels last beyond."""
-    own = tuple(range(dims))
-    if dims <= 4:
-        yield from (order for order in itertools.permutations(own) if order != own)
-        return
-    for i, j in itertools.combinations(own, 2):
-        yield tuple(j if k == i else i if k == j else k for k in own)
-    yield (0, 1, *own[3:], 2)
-
-
-def misread(values: Array, order: Sequence[int]) -> Array:
-    """The values as seen by one who takes memory with this order of the axes for contiguous memory."""
-    return np.ascontiguousarray(values.transpose(order)).reshape(values.shape)
-
-
-def in_words(order: Sequence[int], axes: Sequence[str]) -> str:
-    """What was taken for what."""
-    lies = ", ".join(_axis(axis, axes) for axis in order)
-    return f"memory with the axes in the order ({lies}) was taken for contiguous memory"
-
-
-def _axis(axis: int, axes: Sequence[str]) -> str:
-    return "t" if axis < len(axes) and axes[axis] == "t" else f"axis {axis}"
-
-
-def _one_for_all(actual: Array, expected: Array, near: Tolerance, axes: Sequence[str]) -> Optional[str]:
-    for axis, size in enumerate(actual.shape):
-        if size < 2 or (actual == actual.flat[0]).all():
-            continue
-        for index in (0, size - 1):
-            one = np.broadcast_to(np.take(expected, [index], axis), expected.shape)
-            if _is(actual, one, expected, near):
-                return f"along {_axis(axis, axes)} the value of index {index} is used for all"
-    return None
-
-
-def _signs(actual: Array, expected: Array, near: Tolerance) -> Optional[str]:
-    return "the signs are lost" if _is(actual, np.abs(expected), expected, near) else None
-
-
-def _places(wrong: Array) -> Optional[str]:
+def _steps(wrong: Array) -> Optional[str]:
     if wrong.ndim < 2 or len(wrong) < 2:
         return None
     times = np.flatnonzero(wrong.reshape(len(wrong), -1).any(axis=1))
@@ -239,12 +177,10 @@ def _places(wrong: Array) -> Optional[str]:
         return f"nothing differs before t={first}: what is carried over from one chunk of 16 steps to the next?"
     if last < len(wrong) - 1 and (last + 1) % 16 == 0:
         return f"nothing differs after t={last}: in the backward pass, what crosses the border of a chunk of 16 steps?"
-    if first == last == len(wrong) - 1:
-        return "only the last step differs"
-    if first == last == 0:
-        return "only the first step differs: what does it start from?"
-    columns = np.asarray(wrong.reshape(len(wrong), -1).any(axis=0))
-    if columns.sum() == 1 and columns.size > 2 and columns[-1]:
+    if first == last and first in (0, len(wrong) - 1):
+        return "only the first step differs: what does it start from?" if not first else "only the last step differs"
+    neurons = np.asarray(wrong.reshape(len(wrong), -1).any(axis=0))
+    if neurons.sum() == 1 and neurons.size > 2 and neurons[-1]:
         return "only the last neuron differs: is the tail of an odd size handled?"
     return None
 
@@ -255,13 +191,10 @@ def _rounding(actual: Array, expected: Array, wrong: Array, tolerance: Tolerance
         return None
     some = len(np.unique(a[a != 0])) > 2  # fewer are of any dtype by chance
     # the coarsest first: most of the values of bfloat16 are float16's as well
-    narrow = sorted(NARROW.items(), key=lambda item: -torch.finfo(item[1]).eps)
-    for name, dtype in narrow if some else ():
-        if (_rounded(e, dtype) == a).all():
-            return f"the values are the right ones rounded to {name}: state and arithmetic have more digits"
+    for name, dtype in sorted(NARROW.items(), key=lambda item: -torch.finfo(item[1]).eps) if some else ():
         few = (_rounded(a, dtype) == a).all() and not (_rounded(e, dtype) == e).all()
-        if few and tolerance.rtol < 6e-4:  # a 16-bit result has a wider one
-            return f"every value that differs is one that {name} holds: state and arithmetic have more digits"
+        if (_rounded(e, dtype) == a).all() or (few and tolerance.rtol < 6e-4):  # a 16-bit result has a wider one
+            return f"the values are rounded to {name}: state and arithmetic have more digits"
     off = np.abs(a - e)
     if not e.all() or not (off <= 1e-5 * np.abs(e)).all():
         return None

@@ -1,11 +1,13 @@
-"""A run of the suite with everything that a reader of its results asks: of what, where, when, and the verdict."""
+"""Reports: the results of a run with backend, device, versions and date; reports of parts are merged."""
 
 from __future__ import annotations
 
+import json
 import platform
 import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
@@ -17,10 +19,8 @@ from spikecore.testing._case import TIERS
 from spikecore.testing._context import device_name
 from spikecore.testing._expected import Excuse
 from spikecore.testing._own import cases_of
-from spikecore.testing._result import OUTCOMES, Result
-from spikecore.testing._runner import prepare, required, stale_ids
-from spikecore.testing._session import Session
-from spikecore.testing._verdict import NOT_TESTED, Verdict, judge
+from spikecore.testing._runner import Session, prepare, required, stale_ids
+from spikecore.testing._verdict import CONFORMS, NOT_TESTED, OUTCOMES, RANKS, Result, Verdict, judge
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class Report:
         return {
             "backend": self.backend,
             "verdict": verdict.word,
-            "conforms": verdict.exit_code == 0,
+            "conforms": verdict.word == CONFORMS,
             "summary": str(verdict),
-            "left_out": verdict.left_out.as_dict(),
+            "left_out": dict(verdict.left_out),
             "versions": dict(self.versions),
             "device": {"device": self.device, "name": self.device_name},
             "date": self.date,
@@ -82,6 +82,53 @@ class Report:
             "tiers": {tier: self.counts(tier) for tier in self.tiers()},
             "results": [result.as_dict() for result in self.results],
         }
+
+
+def read(path: Path) -> Tuple[str, Report]:
+    """The verdict and the report that ``--json`` wrote to a file.
+
+    Raises ``ValueError`` for a file that cannot be read, or that is no such report.
+    """
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        rows = [{**row, "lacking": tuple(row.get("lacking", ()))} for row in said["results"]]
+        results = tuple(Result(**row) for row in rows)
+        unknown = sorted({result.outcome for result in results} - {*OUTCOMES})
+        if unknown:
+            raise ValueError(f"it has outcomes that are none: {', '.join(unknown)}")
+        device = said["device"]
+        facts = (said["versions"], said["date"], said["seconds"])
+        return said["verdict"], Report(said["backend"], results, device["device"], device["name"], *facts)
+    except OSError as error:
+        raise ValueError(f"the earlier report {str(path)!r} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{str(path)!r} is no report that --json wrote: {error}") from error
+
+
+def merge(paths: Sequence[Path], require: bool = False) -> Report:
+    """One report of several, which ``--json`` wrote: for a suite that is run in parts. Of a case that several have, the
+    worst result counts.
+
+    Raises ``ValueError`` for a file that is no report, and for reports of different backends, devices or versions.
+    """
+    reports = [read(path)[1] for path in paths]
+    first = reports[0]
+    results: Dict[str, Result] = {}
+    for path, report in zip(paths, reports):
+        for what in ("backend", "device", "device_name", "versions"):
+            ours, theirs = getattr(first, what), getattr(report, what)
+            if ours != theirs:
+                raise ValueError(
+                    f"--merge: {str(path)!r} has {what.replace('_', ' ')} {theirs!r}, and {str(paths[0])!r} {ours!r}; "
+                    "reports of one backend, device and environment can be merged"
+                )
+        for result in report.results:
+            known = results.setdefault(result.id, result)
+            if RANKS[result.outcome] < RANKS[known.outcome]:
+                results[result.id] = result
+    ordered = tuple(sorted(results.values(), key=lambda result: TIERS.index(result.tier)))
+    date, seconds = min(report.date for report in reports), sum(report.seconds for report in reports)
+    return Report(first.backend, ordered, first.device, first.device_name, first.versions, date, seconds, require)
 
 
 def examine(

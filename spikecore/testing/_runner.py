@@ -1,10 +1,7 @@
-"""Running one case against a backend.
+"""Running cases against a backend: one case, and a session of several on one backend object.
 
-Rules of this module:
-
-- Each case ends in one :class:`Result`; none is left out. What a backend does not declare is asked for all the same,
-  and must be refused.
-- An expected failure that passes is a failure, and so is one that fails in another way, or that names no case.
+Each case ends in one :class:`Result`. What a backend does not declare is asked for all the same, and must be refused.
+An expected failure that passes is a failure, and so is one that fails in another way, or that names no case.
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ import os
 import time
 import traceback
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
@@ -26,7 +23,7 @@ from spikecore.testing._cases import CASES
 from spikecore.testing._compare import Mismatch
 from spikecore.testing._context import Context, Witness, check_device, choose_device, device_name
 from spikecore.testing._expected import DIFFERENCE, REFUSAL, Excuse, ExpectedFailure, Failure, excuse_for, excuse_of
-from spikecore.testing._result import Result
+from spikecore.testing._verdict import Result
 
 _ASKER = "the conformance suite"
 
@@ -189,3 +186,103 @@ def stale_ids(expected_failures: Mapping[str, Union[str, ExpectedFailure]], case
         except ValueError:
             wrong.append(Result(id, "core", "stale", 0.0, f"expected_failures gives no reason for {id!r}"))
     return wrong
+
+
+# -- several cases
+
+#: Seconds that one run spends on running failed cases again, all of them together.
+PATIENCE = 60.0
+#: How many of the cases before a failure its message names.
+_NAMED = 5
+
+
+class Session:
+    """Runs cases on one backend object, one after the other.
+
+    A backend object stays as long as the process, with what it has compiled and cached. So a case can fail because of
+    one that ran before it, and pass alone. A case that fails is therefore run again alone, on a fresh backend object.
+    If it passes there twice, a short list of earlier cases that brings the failure back is searched for, within
+    ``patience`` seconds. Where there is none it may also be chance.
+    """
+
+    def __init__(self, bench: Bench, expected: Mapping[str, Excuse] = {}, patience: float = PATIENCE) -> None:
+        self.bench, self.expected = bench, dict(expected)
+        self._left = patience
+        self._before: List[Tuple[Case, float]] = []
+
+    def run(self, case: Case) -> Result:
+        """Run a case; a failure is tried again alone."""
+        result = run_case(case, self.bench, self.bench.excuse(case.id, self.expected))
+        # without cases before it, it was alone
+        if result.outcome in ("failed", "error") and self._before and self._left > result.seconds:
+            started = time.perf_counter()
+            result = self._run_alone(case, result)
+            self._left -= time.perf_counter() - started
+        self._before.append((case, result.seconds))
+        return result
+
+    def _run_alone(self, case: Case, first: Result) -> Result:
+        try:
+            # twice: a fault that does not occur every time may let one run pass
+            if not (self._passes([], case) and self._passes([], case)):
+                return first
+        except BackendError as error:
+            return replace(first, message=f"{first.message}\n  it could not be run again alone: {error}")
+        before = [earlier.id for earlier, _ in self._before]
+        culprits = self._culprits(case)
+        ran = f"  {len(before)} ran before it, the last: {', '.join(before[-_NAMED:])}"
+        if culprits is None:
+            lines = [
+                "  alone, on a fresh backend object, it passes, twice: it fails after others, or by chance",
+                ran,
+                "  none of the lists of earlier cases that were tried brings it back; the whole run may, but it may "
+                "also be chance: a race, memory that was not written, an order of sums",
+                f"  again: {self.bench.command()}",
+            ]
+        else:
+            ids = [culprit.id for culprit in culprits]
+            lines = [
+                "  only after others: alone, on a fresh backend object, it passes, twice",
+                ran,
+                f"  it fails again after: {', '.join(ids)}",
+                again(self.bench, *ids, case.id),
+            ]
+        text = first.message.replace(again(self.bench, case.id), "").rstrip()
+        return replace(first, message="\n".join([text, *lines]))
+
+    def _passes(self, before: List[Case], case: Case) -> bool:
+        """Whether a case passes after these on a fresh backend object."""
+        with self.bench.fresh() as bench:
+            for earlier in before:
+                run_case(earlier, bench, bench.excuse(earlier.id, self.expected))
+            return run_case(case, bench, bench.excuse(case.id, self.expected)).ok
+
+    def _culprits(self, case: Case) -> Optional[List[Case]]:
+        """A short list of earlier cases after which it fails, in their order; None if there was none in time."""
+        deadline = time.perf_counter() + self._left
+        costs = {earlier.id: seconds for earlier, seconds in self._before}
+
+        def in_time(cases: List[Case]) -> bool:
+            return time.perf_counter() + sum(costs[earlier.id] for earlier in cases) < deadline
+
+        before = [earlier for earlier, _ in self._before]
+        length, culprits = 1, before[-1:]
+        while in_time(culprits) and self._passes(culprits, case):
+            if length >= len(before):
+                return None
+            length *= 4
+            culprits = before[-length:]
+        if not in_time(culprits):
+            return None
+        # drop what it does not take: halves first, then ever smaller parts
+        size = len(culprits) // 2
+        while size:
+            start = 0
+            while start < len(culprits):
+                shorter = culprits[:start] + culprits[start + size :]
+                if shorter and in_time(shorter) and not self._passes(shorter, case):
+                    culprits = shorter
+                else:
+                    start += size
+            size //= 2
+        return culprits if in_time(culprits) and not self._passes(culprits, case) else None

@@ -16,8 +16,7 @@ from spikecore.testing._custom import library_surrogate
 from spikecore.testing._inputs import dyadic, generator, margin, rounded
 from spikecore.testing._models import BY_NAME, Model
 from spikecore.testing._oracle import SURROGATES, Array, Derivative, Gradients, Oracle, Trajectory, adjoint, run
-from spikecore.testing._parts import of_parts
-from spikecore.testing._suspects import of_gradients, of_outputs, of_parameter_gradient, of_states
+from spikecore.testing._suspects import of_gradients, of_outputs, of_parameter_gradient, of_parts, of_states
 from spikecore.testing._tolerances import EXACT, EXACT_STEPS, TOLERANCES
 
 SHAPE = (12, 3, 7)

@@ -1,7 +1,7 @@
 """The support table of the documentation, made from results and never by hand.
 
 It holds no times, no versions and nothing of the machine, so the same code makes the same text. A run remakes the
-columns of the backends it tests and leaves the others as they were: no machine has every accelerator.
+column of the backend it tests and leaves the others as they were: no machine has every accelerator.
 """
 
 from __future__ import annotations
@@ -13,27 +13,25 @@ from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 import torch
 
 from spikecore._plugins.registry import default_registry
-from spikecore.backend import BackendError, BackendInfo, BackendUnavailable, Capabilities
+from spikecore.backend import BackendInfo, Capabilities
 from spikecore.testing._cases import CASES
-from spikecore.testing._context import choose_device
 from spikecore.testing._models import MODELS
-from spikecore.testing._report import check_backend
-from spikecore.testing._result import Result
+from spikecore.testing._verdict import Result
 
 #: Families of core cases that there are of every neuron.
 _PER_NEURON = ("forward", "exact", "bits", "single-step", "gradient")
 #: The row of device types, and the section of reasons.
 _DEVICES, _REASONS = "device types", "Expected failures"
 #: How the table is made anew.
-COMMAND = "spikecore conformance --write-support docs/support.md"
+COMMAND = "spikecore conformance NAME --results docs/results"
 
 _HEAD = f"""# What each backend supports
 
-Made by `{COMMAND}` from a run of the conformance suite; do not edit.
+Made by `{COMMAND}` from runs of the conformance suite; do not edit.
 
 - **yes**: declared, and every case of it passed.
 - **partly**: some cases are expected to fail; the reasons are below.
-- **declared**: the backend has not been run yet.
+- **declared**: it has not been run yet.
 - **no**: not declared; asking for it raises `Unsupported`.
 - **wrong**: a case failed.
 """
@@ -141,31 +139,28 @@ def read(text: str) -> Dict[str, Column]:
     return columns
 
 
-def make_support(have: str, names: Optional[Sequence[str]] = None) -> str:
-    """The page ``have`` with the columns of these backends remade by a run, by default of every backend usable here.
-
-    Raises ``BackendError`` for a backend that does not conform: a table of wrong results helps nobody.
-    """
-    registry = default_registry()
-    columns = read(have)
-    for name in names or registry.names():
-        info = registry.info(name, "the support table")
-        try:
-            registry.get(name, "the support table")
-        except BackendUnavailable:
-            columns.setdefault(name, column(info, None))
-            continue
-        results = check_backend(name, tiers=TIERS)
-        for wrong in (result for result in results if not result.ok):
-            raise BackendError(f"backend {name!r} does not conform: {wrong.id}: {wrong.message}")
-        backend = registry.get(name, "the support table")
-        columns[name] = column(info, results, backend.capabilities_on(choose_device(info.devices)))
-    return render(columns)
-
-
 def complete(results: Sequence[Result]) -> bool:
     """Whether these results decide every cell of a column."""
     return {case.id for case in CASES if case.tier in TIERS} <= {result.id for result in results}
+
+
+def update(page: Path, name: str, results: Sequence[Result], device: str) -> None:
+    """Remake the backend's column of the page, which is made if there is none; others stay as they are.
+
+    Nothing changes where the results do not decide every cell, or one of them is wrong: a table of wrong results helps
+    nobody.
+    """
+    if complete(results) and all(result.ok for result in results):
+        columns = read(page.read_text(encoding="utf-8") if page.exists() else "")
+        columns[name] = _made(name, results, device)
+        page.write_text(render(columns), encoding="utf-8")
+
+
+def _made(name: str, results: Sequence[Result], device: str) -> Column:
+    registry = default_registry()
+    can = registry.get(name, "the support table").capabilities_on(torch.device(device).type)
+    info = registry.info(name, "the support table")
+    return column(info, [result for result in results if result.tier in TIERS], can)
 
 
 def stale(path: str, name: str, results: Sequence[Result], device: str) -> Optional[str]:
@@ -173,10 +168,7 @@ def stale(path: str, name: str, results: Sequence[Result], device: str) -> Optio
 
     The results are complete (:func:`complete`), and were computed on ``device``.
     """
-    registry = default_registry()
-    info = registry.info(name, "the support table")
-    can = registry.get(name, "the support table").capabilities_on(torch.device(device).type)
-    made = column(info, [result for result in results if result.tier in TIERS], can)
+    made = _made(name, results, device)
     have = read(Path(path).read_text(encoding="utf-8")).get(name)
     if have == made:
         return None

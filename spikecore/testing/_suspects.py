@@ -1,122 +1,154 @@
-"""What else the values of a call might be: the oracle with one thing changed, the likeliest first.
-
-A suspect is another argument of the same thing (a surrogate's own default, a parameter's), memory read in another
-order, or an array that is already there; neurons and surrogates of other kinds come last, since some of them are near
-each other.
-"""
+"""Suspects: what else the values of a call might be, as the oracle with one thing changed; the likeliest first."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Mapping, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Tuple
 
 import numpy as np
 from torch import Tensor
 
 from spikecore.testing._compare import as_array
-from spikecore.testing._hints import Suspects, in_words, misread, orders
+from spikecore.testing._hints import Suspects
 from spikecore.testing._models import ALL_RESETS
-from spikecore.testing._oracle import SURROGATES, Array, Derivative, Trajectory, run
+from spikecore.testing._oracle import SURROGATES, Array, Trajectory, adjoint, run
 from spikecore.testing._oracle.surrogates import OTHER_ARGUMENTS
 
 if TYPE_CHECKING:
     from spikecore.testing._subject import Subject
 
-Compute = Callable[[], Any]
+_STRIDES = "whose strides were ignored: memory was read as if contiguous"
+_REST = "of a start at rest, not from the state that was given"
 
 
-@np.errstate(all="ignore")  # parameters may be infinite
 def of_outputs(s: Subject, output: int) -> Suspects:
     """What an output might be."""
-
-    def seen(**changed: Any) -> Compute:
-        return lambda: _run(s, **changed).outputs[output]
-
-    found: Dict[str, Compute] = {}
+    found: Dict[str, Callable[[], Any]] = {}
     if not s.shape[0]:
         return found  # without a step there is nothing to take for something else
-    for name, x in zip(s.twin.inputs, s.inputs):
-        found[f"of the input {name} itself: does the result share its memory?"] = partial(np.asarray, x)
-    for i, other in enumerate(s.seen.outputs):
-        if i != output:
-            found[f"of output {i}: do the two share memory, or change places?"] = partial(np.asarray, other)
-    for name, values in s.seen.states.items():
-        found[f"of the state {name}: does the result share its memory?"] = partial(np.asarray, values)
-    found.update({phrase: seen(params=params) for phrase, params in _parameters(s)})
+    for name, values in {
+        **{f"input {name}": x for name, x in zip(s.twin.inputs, s.inputs)},
+        **{f"state {name}": values for name, values in s.seen.states.items()},
+        **{f"output {i}": other for i, other in enumerate(s.seen.outputs) if i != output},
+    }.items():
+        found[f"of the {name}: does the result share its memory?"] = partial(np.asarray, values)
+    changes: Dict[str, Any] = {phrase: {"params": params} for phrase, params in _parameters(s)}
     if s.state is not None:
-        found["of a start at rest, not from the state that was given"] = seen(state=None)
+        changes[_REST] = {"state": None}
     resets = [reset for reset in ALL_RESETS if reset != s.reset and reset in s.model.resets]
-    found.update({f"of reset={reset!r}": seen(reset=reset) for reset in resets})
-    given = s.given
-    if given is not None and not given.is_contiguous():
-        phrase = "for an input whose strides were ignored: its memory was read as if contiguous"
-        found[phrase] = lambda: _run(s, inputs=[as_array(as_if_contiguous(given))]).outputs[output]
-    for order in orders(len(s.shape)):
-        inputs = partial(lambda order: [misread(x, order) for x in s.inputs], order)
-        found[f"for an input that was misread: {in_words(order, 't')}"] = partial(
-            lambda make: _run(s, inputs=make()).outputs[output], inputs
-        )
+    changes.update({f"of reset={reset!r}": {"reset": reset} for reset in resets})
+    if s.given is not None and not s.given.is_contiguous():
+        changes[f"for an input {_STRIDES}"] = {"inputs": [as_array(as_if_contiguous(s.given))]}
+    found.update({phrase: partial(_output, s, output, change) for phrase, change in changes.items()})
     return found
 
 
-@np.errstate(all="ignore")  # parameters may be infinite
 def of_states(s: Subject, name: str, trace: bool) -> Suspects:
     """What a final state, or a recorded one, might be."""
-    found: Dict[str, Compute] = {}
+    found: Dict[str, Callable[[], Any]] = {}
     if s.state is not None:
-        found["of a start at rest, not from the state that was given"] = lambda: _of(_run(s, state=None), name, trace)
-    if not s.shape[0]:
-        return found
-    for other, values in s.seen.states.items():
-        if other != name:
-            found[f"of the state {other}: do the two change places?"] = partial(_last, values, trace)
-    if not trace:
-        if len(s.seen.states[name]) > 1:
-            found["of the state before the last step"] = partial(np.asarray, s.seen.states[name][-2])
-        found["of the state before the first step"] = partial(np.asarray, s.seen.start[name])
-    for i, output in enumerate(s.seen.outputs):
-        found[f"of output {i}: does the state share its memory?"] = partial(_last, output, trace)
-    for phrase, params in _parameters(s):
-        found[phrase] = partial(lambda params: _of(_run(s, params=params), name, trace), params)
+        found[_REST] = lambda: (_run(s, state=None).states if trace else _run(s, state=None).final)[name]
+    others = {f"state {other}": values for other, values in s.seen.states.items() if other != name}
+    others.update({f"output {i}": output for i, output in enumerate(s.seen.outputs)})
+    for what, values in others.items() if s.shape[0] else ():
+        phrase = f"of {what}: do the two share memory, or change places?"
+        found[phrase] = partial(np.asarray, values if trace else values[-1])
+    if not trace and s.shape[0] > 1:
+        found["of the state before the last step"] = partial(np.asarray, s.seen.states[name][-2])
     return found
 
 
-@np.errstate(all="ignore")  # parameters may be infinite
 def of_gradients(s: Subject, *cotangents: Any) -> Suspects:
     """What the gradient of the first input might be, for cotangents of outputs, final states and trace."""
     output, final, trace = (*cotangents, None, None, None)[:3]
+    single = output is not None and not isinstance(output, (list, tuple))
+    if single and tuple(output.shape) != s.shape:
+        return {}  # of a sum, for one
 
-    def of(changed: Any = None, **run_with: Any) -> Compute:
-        return lambda: s.gradients_of(
-            _run(s, **run_with), output if changed is None else changed(), final, trace
-        ).inputs[0]
+    def of(changed: Any = None, **run_with: Any) -> Callable[[], Any]:
+        given = output if changed is None else changed
+        return lambda: s.gradients_of(_run(s, **run_with), given, final, trace).inputs[0]
 
-    found: Dict[str, Compute] = {}
-    if output is not None and not isinstance(output, (list, tuple)) and tuple(output.shape) != s.shape:
-        return found  # of a sum, for one
-    if _single(output):
-        found["of the gradient that came in, unchanged"] = lambda: as_array(output)
-    for derivative in _same_class(s.surrogate):
-        found[f"of the surrogate {_call(derivative)}"] = of(surrogate=derivative)
+    found: Dict[str, Callable[[], Any]] = {}
+    for other in (SURROGATES.get(s.surrogate.name), OTHER_ARGUMENTS.get(s.surrogate.name)):
+        if other is not None and other.arguments != s.surrogate.arguments:
+            arguments = ", ".join(f"{name}={value:g}" for name, value in other.arguments.items())
+            found[f"of the surrogate {other.name}({arguments})"] = of(surrogate=other)
     found[f"of detach_reset={not s.detach}"] = of(detach=not s.detach)
     found.update({phrase: of(params=params) for phrase, params in _parameters(s)})
-    if _single(output):
+    if single:
+        found["of the gradient that came in, unchanged"] = lambda: as_array(output)
         if not output.is_contiguous():
-            phrase = "for an incoming gradient whose strides were ignored: its memory was read as if contiguous"
-            found[phrase] = of(lambda: as_if_contiguous(output))
-        found["for an incoming gradient in reversed order of time"] = of(lambda: output.flip(0))
-        found["for an incoming gradient one step late"] = of(lambda: output.roll(1, 0))
-        found["for an incoming gradient one step early"] = of(lambda: output.roll(-1, 0))
-        found["for an incoming gradient whose first value is used for all"] = of(lambda: _first_of(output))
-        for order in orders(output.ndim):
-            phrase = f"for an incoming gradient that was misread: {in_words(order, 't')}"
-            found[phrase] = of(partial(lambda order: output.permute(order).reshape(output.shape), order))
-    for name, other in SURROGATES.items():
-        if name != s.surrogate.name:
-            found[f"of the surrogate {name}"] = of(surrogate=other)
+            found[f"for an incoming gradient {_STRIDES}"] = of(as_if_contiguous(output))
+        found["for an incoming gradient one step late"] = of(output.roll(1, 0))
+    others = {name: other for name, other in SURROGATES.items() if name != s.surrogate.name}
+    found.update({f"of the surrogate {name}": of(surrogate=other) for name, other in others.items()})
     return found
 
 
+def of_parameter_gradient(s: Subject, name: str, cotangent: Any) -> Suspects:
+    """What the gradient of a parameter might be: that of one neuron, or of one row of the batch."""
+    shape, given = s.shape[1:], np.shape(s.params[name])
+    if not all(s.shape) or not shape:
+        return {}
+
+    def part(index: Any) -> Array:
+        full = {key: np.broadcast_to(value, shape) for key, value in s.spread.items()}
+        each = np.array(s.gradients_of(_run(s, params=full), cotangent, None, None).params[name]).reshape(shape)
+        mask, over = np.zeros(shape), np.zeros(np.shape(s.spread[name]))
+        mask[index] = 1.0
+        axes = tuple(i for i in range(-len(shape), 0) if i < -over.ndim or over.shape[i] == 1)
+        return np.asarray((each * mask).sum(axis=axes, keepdims=True).reshape(given))
+
+    return {
+        "of the first neuron alone: is it summed over all?": partial(part, (0,) * len(shape)),
+        "of the first of the batch alone: is it summed over the batch?": partial(part, 0),
+    }
+
+
+def of_parts(s: Subject, of: str, cotangents: Mapping[str, Tensor]) -> Suspects:
+    """What the gradient of an input, a state or a parameter might be where a cotangent was misread or left out; they
+    are by result, as ``"trace v"``.
+    """
+    groups: Dict[str, List[str]] = {}
+    for name in cotangents:
+        groups.setdefault(name.partition(" ")[0], []).append(name)
+    found: Dict[str, Callable[[], Any]] = {}
+    sets = [
+        ("everything", list(cotangents)),
+        *((f"{kind}s", names) for kind, names in groups.items() if len(names) > 1),
+    ]
+    sets += [(name, [name]) for name in cotangents]
+    for _, names in sets:
+        laid = [name for name in names if not cotangents[name].is_contiguous()]
+        if laid:
+            read = {name: as_if_contiguous(g) if name in laid else g for name, g in cotangents.items()}
+            found[f"for the cotangent of {' and '.join(laid)}, {_STRIDES}"] = partial(_gradient, s, of, read)
+    for words, names in sets[1:]:
+        others = {name: g for name, g in cotangents.items() if name not in names}
+        if others:
+            phrase = f"without the cotangent of {words}: is it dropped where others come?"
+            found[phrase] = partial(_gradient, s, of, others)
+    return found
+
+
+def _gradient(s: Subject, of: str, cotangents: Mapping[str, Tensor]) -> Array:
+    values = {name: as_array(g) for name, g in cotangents.items()}
+    final, trace = (
+        {name: values[f"{kind} {name}"] for name in s.twin.rest if f"{kind} {name}" in values}
+        for kind in ("final", "trace")
+    )
+    found = adjoint(s.seen, [values.get(f"output {i}") for i in range(len(s.seen.outputs))], final, trace)
+    if of in s.twin.inputs:
+        return found.inputs[s.twin.inputs.index(of)]
+    return found.state[of] if of in found.state else np.reshape(found.params[of], np.shape(s.params[of]))
+
+
+def _output(s: Subject, output: int, changed: Mapping[str, Any]) -> Array:
+    return _run(s, **changed).outputs[output]
+
+
+@np.errstate(all="ignore")  # parameters may be infinite
 def _run(s: Subject, **changed: Any) -> Trajectory:
     inputs = changed.pop("inputs", s.inputs)
     params, state = changed.pop("params", s.spread), changed.pop("state", s.state)
@@ -125,75 +157,24 @@ def _run(s: Subject, **changed: Any) -> Trajectory:
 
 
 def _parameters(s: Subject) -> Iterator[Tuple[str, Mapping[str, Any]]]:
-    """Parameters of more than one value read in another way, all of them; one number at a value from elsewhere."""
+    """Parameters of more than one value read in another way, all of them; one number at its class's default."""
     many = {name: np.asarray(value) for name, value in s.spread.items() if np.size(value) > 1}
-    readings: Dict[str, Callable[[Array], Any]] = {
-        "the first value": lambda value: value.flat[0],
-        "the last value": lambda value: value.flat[-1],
-        "the mean": np.mean,
-    }
     if many:
-        names = ", ".join(many)
-        for what, read in readings.items():
-            yield f"with {what} of {names} for all neurons", {**s.spread, **{n: read(v) for n, v in many.items()}}
+        first = {name: value.flat[0] for name, value in many.items()}
+        yield f"with the first value of {', '.join(many)} for all neurons", {**s.spread, **first}
         for axis, size in enumerate(s.shape[1:]):
             shape = [size if i == axis else 1 for i in range(len(s.shape) - 1)]
             along = {name: np.resize(value.reshape(-1), size).reshape(shape) for name, value in many.items()}
-            yield f"with {names} taken by the position along axis {axis + 1} of the input", {**s.spread, **along}
-    defaults: Mapping[str, Any] = getattr(s.model.neuron, "params", {})
+            yield (
+                f"with {', '.join(many)} taken by the position along axis {axis + 1} of the input",
+                {**s.spread, **along},
+            )
     for name, value in s.spread.items():
-        others = {"the default of its class": defaults.get(name), "that of other neurons": s.model.params.get(name)}
-        for whose, other in others.items():
-            if isinstance(other, (int, float)) and np.size(value) == 1 and float(np.ravel(value)[0]) != other:
-                phrase = f"with {name}={float(other):.6g}, {whose}, instead of {float(np.ravel(value)[0]):.6g}"
-                yield f"{phrase}: is an earlier value kept?", {**s.spread, name: other}
-
-
-@np.errstate(all="ignore")  # parameters may be infinite
-def of_parameter_gradient(s: Subject, name: str, cotangent: Any) -> Suspects:
-    """What the gradient of a parameter might be: a part of the neurons', or their mean."""
-    shape = s.shape[1:]
-    given = np.shape(s.params[name])
-    if not all(s.shape):
-        return {}
-
-    def part(choose: Callable[[Array], None], mean: bool = False) -> Compute:
-        def compute() -> Array:
-            full = {key: np.broadcast_to(value, shape) for key, value in s.spread.items()}
-            each = np.array(s.gradients_of(_run(s, params=full), cotangent, None, None).params[name]).reshape(shape)
-            mask = np.zeros(shape)
-            choose(mask)
-            over = np.zeros(np.shape(s.spread[name]))
-            axes = tuple(i for i in range(-len(shape), 0) if i < -over.ndim or over.shape[i] == 1)
-            found = (each * mask).sum(axis=axes, keepdims=True).reshape(given)
-            return np.asarray(found * (over.size / each.size) if mean else found)
-
-        return compute
-
-    def some(index: Any, value: float = 1.0) -> Callable[[Array], None]:
-        def choose(mask: Array) -> None:
-            mask[...] = 1.0 - value
-            mask[index] = value
-
-        return choose
-
-    first, last = (0,) * len(shape), (-1,) * len(shape)
-    return {
-        "of the first neuron alone: is it summed over all?": part(some(first)),
-        "of the last neuron alone: is it summed over all?": part(some(last)),
-        "of all neurons but the first": part(some(first, 0.0)),
-        "of all neurons but the last: is the tail of an odd size handled?": part(some(last, 0.0)),
-        "of the first of the batch alone: is it summed over the batch?": part(some(0)),
-        "of the last of the batch alone: is it summed over the batch?": part(some(-1)),
-        "divided by the number of neurons: the mean instead of the sum": part(some(...), mean=True),
-    }
-
-
-def _same_class(surrogate: Derivative) -> Iterator[Derivative]:
-    """The surrogate's class with other arguments: its defaults, and those of the suite's other cases."""
-    for other in (SURROGATES.get(surrogate.name), OTHER_ARGUMENTS.get(surrogate.name)):
-        if other is not None and other.arguments != surrogate.arguments:
-            yield other
+        others = (getattr(s.model.neuron, "params", {}).get(name), s.model.params.get(name))
+        for other in others if np.size(value) == 1 else ():
+            if isinstance(other, (int, float)) and float(np.ravel(value)[0]) != other:
+                phrase = f"with {name}={float(other):.6g} instead of {float(np.ravel(value)[0]):.6g}"
+                yield f"{phrase}: is a default, or an earlier value, read?", {**s.spread, name: other}
 
 
 def as_if_contiguous(x: Tensor) -> Tensor:
@@ -203,24 +184,3 @@ def as_if_contiguous(x: Tensor) -> Tensor:
     flat = x.new_zeros(x.numel())
     flat[:count] = x.detach().as_strided((count,), (1,))
     return flat.view(x.shape)
-
-
-def _call(derivative: Derivative) -> str:
-    return f"{derivative.name}({', '.join(f'{name}={value:g}' for name, value in derivative.arguments.items())})"
-
-
-def _of(seen: Trajectory, name: str, trace: bool) -> Array:
-    return seen.states[name] if trace else seen.final[name]
-
-
-def _last(values: Array, trace: bool) -> Array:
-    return values if trace else values[-1]
-
-
-def _single(output: Any) -> bool:
-    """Whether a cotangent is one tensor."""
-    return output is not None and not isinstance(output, (list, tuple))
-
-
-def _first_of(output: Any) -> Any:
-    return output.flatten()[:1].expand(output.numel()).reshape(output.shape)

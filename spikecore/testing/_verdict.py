@@ -1,78 +1,59 @@
-"""What a run of the suite amounts to, in one of four words.
+"""Results of cases, and the verdict on a backend that follows from them.
 
-Rules of this module:
-
-- A verdict follows from results alone, so it is the same from the shell, from Python and under pytest.
-- Nothing that was left out counts as passed; what was left out is said in numbers.
+A verdict follows from results alone, so it is the same from the shell, from Python and under pytest. Nothing that was
+left out counts as passed; what was left out is said in numbers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Dict, Iterable, List, Sequence, Tuple
+from dataclasses import asdict, dataclass, field
+from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple
 
 from spikecore.testing._case import DEFAULT_TIERS
 from spikecore.testing._cases import CASES
-from spikecore.testing._result import Result
+
+#: How a case can end. Only the last three are wrong.
+OUTCOMES = ("passed", "xfailed", "unsupported", "unavailable", "failed", "error", "stale")
+BAD = ("failed", "error", "stale")
+#: From worst to best. An excuse and a missing capability are as good as each other: both are limits that are known.
+RANKS = {**dict.fromkeys(BAD, 0), "unavailable": 1, "xfailed": 2, "unsupported": 2, "passed": 3}
 
 CONFORMS, PARTIAL, NOT_TESTED, DOES_NOT_CONFORM = "conforms", "partial", "not tested", "does not conform"
-#: What the command exits with; 2 is an error of usage.
+#: What the command exits with; 2 is an error of usage. It exits with 0 where whole tiers were run that are clean.
 EXIT_CODES = {CONFORMS: 0, DOES_NOT_CONFORM: 1, PARTIAL: 3, NOT_TESTED: 4}
 
 
 @dataclass(frozen=True)
-class LeftOut:
-    """What a run did not show, in numbers."""
+class Result:
+    """How one case ended.
 
-    #: Default tiers of which no case ran, and the cases in them.
-    tiers: Tuple[str, ...]
-    cases_of_tiers: int
-    #: Cases of the other default tiers that did not run.
-    not_chosen: int
-    #: Cases that need what is not declared, and what that is.
-    unsupported: int
-    undeclared: Tuple[str, ...]
-    #: Cases that failed as expected, and those of them in the core tier.
-    expected_failures: int
-    core_expected_failures: int
-    #: Those that are wrong numbers, and excused by a reason without a pattern, which would cover any wrong number.
-    blanket: int
-    #: Why nothing could run.
-    unavailable: str
+    ``passed``: it holds. ``unsupported``: a capability it needs is not declared, and asking for it was refused.
+    ``xfailed``: it failed as expected. ``unavailable``: the backend is not usable here. ``failed``: it does not hold,
+    or it failed in another way than expected. ``error``: it raised something unforeseen. ``stale``: it was expected to
+    fail and did not, or the expected failure names no case.
+    """
 
-    def sentences(self) -> List[str]:
-        """One for each thing that was left out."""
-        said = [self.unavailable] if self.unavailable else []
-        if self.tiers and not self.unavailable:
-            said.append(
-                f"{_number(len(self.tiers), 'tier')} not run ({_cases(self.cases_of_tiers)}): {_list(self.tiers)}"
-            )
-        if self.not_chosen:
-            said.append(f"{_cases(self.not_chosen)} of the other tiers not chosen")
-        if self.unsupported:
-            said.append(f"{_cases(self.unsupported)} unsupported, for want of {_list(self.undeclared)}")
-        if "gradients" in self.undeclared:
-            said.append("gradients not declared")
-        if self.expected_failures:
-            core = f", {self.core_expected_failures} of the core tier" if self.core_expected_failures else ""
-            said.append(f"{_number(self.expected_failures, 'expected failure')}{core}")
-        if self.blanket:
-            said.append(
-                f"wrong numbers in {_cases(self.blanket)} excused by a reason alone (give match of ExpectedFailure)"
-            )
-        return said
+    id: str
+    tier: str
+    outcome: str
+    seconds: float
+    #: Why: the difference, the reason of an expected failure, what was refused.
+    message: str = ""
+    #: Capabilities that the case needs and the backend does not declare.
+    lacking: Tuple[str, ...] = ()
+    #: What the case drew its inputs from, by name, if it said so (:meth:`spikecore.testing._context.Context.seed`).
+    seeds: Mapping[str, int] = field(default_factory=dict)
+    #: Whether it ``xfailed`` by wrong numbers under an excuse that would cover any wrong number: one without a pattern.
+    blanket: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return self.outcome not in BAD
 
     def as_dict(self) -> Dict[str, Any]:
-        """The numbers, for JSON."""
-        return {
-            "tiers": list(self.tiers),
-            "cases": self.cases_of_tiers + self.not_chosen,
-            "unsupported": self.unsupported,
-            "undeclared": list(self.undeclared),
-            "expected_failures": self.expected_failures,
-            "core_expected_failures": self.core_expected_failures,
-            "blanket": self.blanket,
-        }
+        """The fields, for JSON."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -86,49 +67,79 @@ class Verdict:
     """
 
     word: str
-    left_out: LeftOut
     passed: int
     wrong: int
     #: Results, and cases of the default suite with all others that ran.
     total: int
     suite: int
+    #: Tiers that were run as a whole and hold, if nothing else was run.
+    clean: Tuple[str, ...]
+    #: What was left out, in numbers for programs and in sentences for people; the tiers that were not run apart.
+    left_out: Mapping[str, Any]
+    limits: Tuple[str, ...]
+    not_run: str
 
     @property
     def exit_code(self) -> int:
-        """0, 1, 3 or 4: :data:`EXIT_CODES`."""
-        return EXIT_CODES[self.word]
+        """0, 1, 3 or 4: :data:`EXIT_CODES`; 0 as well for whole tiers that hold."""
+        return 0 if self.clean else EXIT_CODES[self.word]
+
+    def sentences(self) -> List[str]:
+        """One for each thing that was left out."""
+        return [*([f"{'not judged: ' if self.clean else ''}{self.not_run}"] if self.not_run else []), *self.limits]
 
     def __str__(self) -> str:
         if self.word == DOES_NOT_CONFORM:
             return f"{self.word}: {self.wrong} of {_cases(self.total)} {'is' if self.wrong == 1 else 'are'} wrong"
-        said = self.left_out.sentences()
+        said = "; ".join(self.sentences())
         if self.word == NOT_TESTED:
-            return f"{self.word}: nothing passed; {'; '.join(said)}" if said else f"{self.word}: nothing passed"
-        tail = f"; {'' if self.word == CONFORMS else 'left out: '}{'; '.join(said)}" if said else ""
+            return f"{self.word}: nothing passed; {said}" if said else f"{self.word}: nothing passed"
+        if self.clean:
+            return f"{self.word}: {self.holds()}; {said}"
+        tail = f"; {'' if self.word == CONFORMS else 'left out: '}{said}" if said else ""
         return f"{self.word}: {_cases(self.passed)} passed{tail}"
+
+    def holds(self) -> str:
+        """What a run of whole tiers showed."""
+        tiers = f"tier{'' if len(self.clean) == 1 else 's'} {', '.join(self.clean)}"
+        return f"all {_cases(self.total)} of the {tiers} hold"
 
 
 def judge(results: Iterable[Result]) -> Verdict:
     """The verdict on the results of one backend."""
     results = list(results)
+    ids = {result.id for result in results}
     passed = {result.id for result in results if result.outcome == "passed"}
     wrong = sum(not result.ok for result in results)
-    left = _left_out(results)
-    suite = {case.id for case in CASES.select()} | {result.id for result in results}
+    suite = CASES.select()
+    missing = [case for case in suite if case.id not in ids]
+    ran = {case.tier for case in suite if case.id in ids}
+    tiers = tuple(tier for tier in DEFAULT_TIERS if any(case.tier == tier for case in missing) and tier not in ran)
+    not_chosen = sum(case.tier not in tiers for case in missing)
+    blanket = any(result.outcome == "xfailed" and result.blanket for result in results)
+    core_holds = all(result.outcome == "passed" for result in results if result.tier == "core")
+    whole = core_holds and not blanket and not not_chosen
     if wrong:
         word = DOES_NOT_CONFORM
     elif not passed:
         word = NOT_TESTED
-    elif (
-        left.tiers
-        or left.not_chosen
-        or left.blanket
-        or any(r.tier == "core" and r.outcome != "passed" for r in results)
-    ):
-        word = PARTIAL
     else:
-        word = CONFORMS
-    return Verdict(word, left, len(passed), wrong, len(results), len(suite))
+        word = CONFORMS if whole and not tiers else PARTIAL
+    clean: Tuple[str, ...] = ()
+    if word == PARTIAL and whole:
+        clean = tuple(dict.fromkeys(result.tier for result in results))
+        clean = clean if all(case.id in ids for case in CASES.select(clean)) else ()
+    numbers, limits = _left_out(results)
+    cases = sum(case.tier in tiers for case in missing)
+    numbers = {"tiers": list(tiers), "cases": len(missing), **numbers}
+    if not_chosen:
+        limits.insert(0, f"{_cases(not_chosen)} of the other tiers not chosen")
+    not_run = "; ".join(dict.fromkeys(r.message for r in results if r.outcome == "unavailable"))
+    if tiers and not not_run:
+        count = _number(len(tiers), "tier")
+        not_run = f"{count}{'' if clean else ' not run'} ({_cases(cases)}): {', '.join(tiers)}"
+    every = {case.id for case in suite} | ids
+    return Verdict(word, len(passed), wrong, len(results), len(every), clean, numbers, tuple(limits), not_run)
 
 
 def conforms(results: Iterable[Result]) -> bool:
@@ -136,28 +147,30 @@ def conforms(results: Iterable[Result]) -> bool:
     return judge(results).word == CONFORMS
 
 
-def _left_out(results: Sequence[Result]) -> LeftOut:
-    ids = {result.id for result in results}
-    missing = [case for case in CASES.select() if case.id not in ids]
-    touched = {case.tier for case in CASES.select() if case.id in ids}
-    tiers = tuple(tier for tier in DEFAULT_TIERS if tier not in touched and any(case.tier == tier for case in missing))
+def _left_out(results: Sequence[Result]) -> Tuple[Dict[str, Any], List[str]]:
+    """What the cases that ran did not show: numbers, and a sentence for each."""
     excused = [result for result in results if result.outcome == "xfailed"]
     unsupported = [result for result in results if result.outcome == "unsupported"]
-    return LeftOut(
-        tiers=tiers,
-        cases_of_tiers=sum(case.tier in tiers for case in missing),
-        not_chosen=sum(case.tier not in tiers for case in missing),
-        unsupported=len(unsupported),
-        undeclared=tuple(dict.fromkeys(name for result in unsupported for name in result.lacking)),
-        expected_failures=len(excused),
-        core_expected_failures=sum(result.tier == "core" for result in excused),
-        blanket=sum(result.blanket for result in excused),
-        unavailable="; ".join(dict.fromkeys(r.message for r in results if r.outcome == "unavailable")),
-    )
-
-
-def _list(words: Sequence[str]) -> str:
-    return ", ".join(words)
+    undeclared = list(dict.fromkeys(name for result in unsupported for name in result.lacking))
+    core, blanket = (sum(result.tier == "core" for result in excused), sum(result.blanket for result in excused))
+    limits = []
+    if unsupported:
+        limits.append(f"{_cases(len(unsupported))} unsupported, for want of {', '.join(undeclared)}")
+    if "gradients" in undeclared:
+        limits.append("gradients not declared")
+    if excused:
+        of_core = f", {core} of the core tier" if core else ""
+        limits.append(f"{_number(len(excused), 'expected failure')}{of_core}")
+    if blanket:
+        limits.append(f"wrong numbers in {_cases(blanket)} excused by a reason alone (give match of ExpectedFailure)")
+    numbers = {
+        "unsupported": len(unsupported),
+        "undeclared": undeclared,
+        "expected_failures": len(excused),
+        "core_expected_failures": core,
+        "blanket": blanket,
+    }
+    return numbers, limits
 
 
 def _cases(count: int) -> str:

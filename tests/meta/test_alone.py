@@ -13,8 +13,7 @@ from spikecore.backend import BackendError
 from spikecore.testing import CASES, BackendConformance, check_backend
 from spikecore.testing._conformance import _session
 from spikecore.testing._loopback import Loop, Loopback, installed
-from spikecore.testing._runner import prepare
-from spikecore.testing._session import Session
+from spikecore.testing._runner import Session, prepare
 
 #: Cases of no consequence.
 OTHERS = ["forward/if-hard", "forward/if-soft", "forward/leaky-hard", "forward/plif-hard", "forward/qif-hard"]

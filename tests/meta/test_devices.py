@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from spikecore.testing import check_backend
-from spikecore.testing._cases import devices
+from spikecore.testing._cases import process
 from spikecore.testing._loopback import Loop, Loopback, installed
 
 
@@ -42,8 +42,8 @@ def played(monkeypatch: Any, count: int = 1) -> List[str]:
 
     made = SimpleNamespace(wait_stream=lambda other: asked.append("wait"))
     module = SimpleNamespace(Stream=lambda: made, stream=within, current_stream=nullcontext, device_count=lambda: count)
-    monkeypatch.setattr(devices, "_module", lambda context: module)
-    monkeypatch.setattr(devices, "_SIZE", 4)
+    monkeypatch.setattr(process, "_module", lambda context: module)
+    monkeypatch.setattr(process, "_SIZE", 4)
     return asked
 
 
@@ -73,7 +73,7 @@ def test_the_last_device_is_taken(monkeypatch: Any, count: int, index: Any) -> N
         seen.append(context.device)
         raise Stop
 
-    monkeypatch.setattr(devices, "Subject", subject)
+    monkeypatch.setattr(process, "Subject", subject)
     with installed(Loopback) as name:
         check_backend(name, cases=["robust/other-device"])
     assert seen == [torch.device("cpu" if index is None else f"cpu:{index}")]

@@ -31,19 +31,14 @@ def said(actual: Any, expected: Any = RIGHT, tolerance: Tolerance = SINGLE, **mo
 @pytest.mark.parametrize(
     ("actual", "words"),
     [
-        (RIGHT.swapaxes(1, 2), "memory with the axes in the order (t, axis 2, axis 1)"),
-        (np.ascontiguousarray(RIGHT.transpose(1, 0, 2)).reshape(RIGHT.shape), "in the order (axis 1, t, axis 2)"),
-        (RIGHT[::-1], "time runs backwards"),
-        (RIGHT[:, ::-1], "the order is reversed along axis 1"),
+        (RIGHT[::-1], "in wrong places: along t came those of index 5, 4, 3, 2, 1, 0"),
+        (RIGHT[:, [0, 2, 1, 3]], "in wrong places: along axis 1 came those of index 0, 2, 1, 3"),
         (np.roll(RIGHT, 1, 0), "one step late"),
         (np.roll(RIGHT, -1, 0), "one step early"),
-        (np.roll(RIGHT, 1, 2), "shifted by +1 along axis 2"),
-        (np.broadcast_to(RIGHT[:, :1], RIGHT.shape), "along axis 1 the value of index 0 is used for all"),
-        (np.broadcast_to(RIGHT[..., -1:], RIGHT.shape), "along axis 2 the value of index 3 is used for all"),
-        (np.abs(RIGHT), "the signs are lost"),
+        (np.broadcast_to(RIGHT[..., -1:], RIGHT.shape), "along axis 2 came those of index 3, 3, 3, 3"),
         (2 * RIGHT, "everything is 2 times"),
         (0 * RIGHT, "all values that came are 0"),
-        (RIGHT.astype(np.float16).astype(float), "the right ones rounded to float16"),
+        (RIGHT.astype(np.float16).astype(float), "the values are rounded to float16"),
         (RIGHT + 3e-5 * np.abs(RIGHT) * (RIGHT > 1), None),
     ],
 )
@@ -99,7 +94,7 @@ def test_one_suspect_is_named() -> None:
 
 
 def test_patterns_that_hold_for_the_right_values_are_none() -> None:
-    """A constant is its own reverse, and one value is used for all in any case."""
+    """A constant is its own reverse."""
     flat = np.ones((5, 3))
     wrong = flat != flat * 1.5
     assert hints(flat * 1.5, flat, wrong, tolerance=SINGLE, axes=("t", "n")) == [
@@ -169,22 +164,18 @@ def _backward(change: Any) -> Any:
 
 _BACKWARD = {
     "cotangent is scratch": _backward(lambda grad: grad.mul_(0.5).mul(2.0)),
-    "cotangent reversed": _backward(lambda grad: grad.flip(0)),
     "cotangent late": _backward(lambda grad: grad.roll(1, 0)),
-    "first of the cotangent": _backward(lambda grad: grad.flatten()[:1].expand(grad.numel()).reshape(grad.shape)),
 }
 
 
 @pytest.mark.parametrize(
     ("fault", "case", "words"),
     [
-        ("output is the input", "forward/lif-hard", "those of the input x itself"),
-        ("output is a state", "forward/lif-hard", "those of the state v: does the result share its memory?"),
+        ("output is the input", "forward/lif-hard", "those of the input x: does the result share its memory?"),
+        ("output is a state", "forward/lif-hard", "of the state v: does the result share its memory?"),
         ("cotangent is scratch", "gradient/lif-hard", "the gradient that came in of LIF"),
         ("cotangent is scratch", "language/exp-gradient", "clone it before"),
-        ("cotangent reversed", "gradient/lif-hard", "incoming gradient in reversed order of time"),
         ("cotangent late", "gradient/lif-soft", "incoming gradient one step late"),
-        ("first of the cotangent", "gradient/lif-hard", "whose first value is used for all"),
         ("first channel for all", "parameters/channel-lif", "the first value of tau, threshold, v_reset for all"),
         ("gradient of the first of the batch", "parameters/gradient-lif-hard", "of the first of the batch alone"),
     ],

@@ -14,9 +14,7 @@ from typer.testing import CliRunner
 
 from spikecore.cli._conformance import Command, conformance
 from spikecore.testing import CASES, Report, Result
-from spikecore.testing._badge import badge
-from spikecore.testing._changes import changes
-from spikecore.testing._junit import junit
+from spikecore.testing._formats import badge, changes, junit
 from spikecore.testing._loopback import Loopback, installed
 
 #: What Jenkins' junit-10.xsd, which pytest calls xunit2, allows: element -> attributes, children.
@@ -211,6 +209,63 @@ class TestChanges:
             assert result.exit_code == 2
             assert words in result.output
             assert "passed" not in result.output
+
+
+class TestMerge:
+    """One report of runs of parts."""
+
+    def parts(self, folder: Path, **changed: Any) -> Any:
+        """Two files of one backend; what is changed, is in the second."""
+        second = replace(report(b="xfailed", c="failed"), date="2026-01-02T02:00:00+00:00", **changed)
+        for name, said in (("a.json", report(a="passed", b="passed")), ("b.json", second)):
+            (folder / name).write_text(json.dumps(said.as_dict()))
+        return [str(folder / name) for name in ("a.json", "b.json")]
+
+    def test_it_has_the_cases_of_all(self, tmp_path: Path) -> None:
+        """The worst result of a case counts, the earliest date, and the sum of the seconds."""
+        facts = json.loads(run("--merge", *self.parts(tmp_path), "--json").output)
+        assert {row["id"]: row["outcome"] for row in facts["results"]} == {
+            "forward/a": "passed",
+            "forward/b": "xfailed",
+            "forward/c": "failed",
+        }
+        assert (facts["verdict"], facts["date"], facts["seconds"]) == (
+            "does not conform",
+            "2026-01-02T02:00:00+00:00",
+            3.0,
+        )
+
+    def test_parts_that_are_the_whole_conform(self, tmp_path: Path) -> None:
+        """As one run of them would: the tiers run one by one, merged under the backend's name."""
+        for name, core in (("a.json", True), ("b.json", False)):
+            cases = [case for case in CASES.select() if (case.tier == "core") == core]
+            results = tuple(Result(case.id, case.tier, "passed", 0.0) for case in cases)
+            (tmp_path / name).write_text(json.dumps(replace(report(a="passed"), results=results).as_dict()))
+        result = run("mine", "--merge", str(tmp_path / "a.json"), str(tmp_path / "b.json"))
+        assert result.exit_code == 0, result.output
+        assert f"backend 'mine' conforms: {len(CASES.select())} cases passed" in result.output
+
+    @pytest.mark.parametrize(
+        ("changed", "words"),
+        [
+            ({"backend": "other"}, "has backend 'other', and"),
+            ({"device_name": "C"}, "has device name 'C', and"),
+            ({"versions": {**VERSIONS, "torch": "2.1"}}, "has versions {"),
+        ],
+    )
+    def test_reports_of_different_runs_are_refused(self, tmp_path: Path, monkeypatch: Any, changed: Any, words: str):
+        """The sentence says what differs."""
+        monkeypatch.setenv("COLUMNS", "600")
+        result = run("--merge", *self.parts(tmp_path, **changed))
+        assert result.exit_code == 2
+        assert words in result.output
+
+    def test_nothing_is_run(self, tmp_path: Path, monkeypatch: Any) -> None:
+        """So nothing can be chosen."""
+        monkeypatch.setenv("COLUMNS", "300")
+        result = run("--merge", *self.parts(tmp_path), "--tier", "core")
+        assert result.exit_code == 2
+        assert "--merge runs nothing: leave --tier, --case and --device out" in result.output
 
 
 class TestFiles:

@@ -10,11 +10,17 @@ from pathlib import Path
 from typing import Any, Dict, List, Set
 
 import pytest
+from typer import Typer
+from typer.main import get_command
 
 import spikecore
+from spikecore.cli._conformance import conformance
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+#: Runs in repositories of plugins, where there is no Makefile; the others run here.
+CALLED = ROOT / ".github/workflows/conformance.yml"
+OURS = [path for path in WORKFLOWS if path != CALLED]
 PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 EVERYTHING = {
     "demo_wheel/__init__.py": "",
@@ -78,7 +84,7 @@ def wheel_of(folder: Path, files: Dict[str, str]) -> Path:
 
 
 class TestWorkflows:
-    @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+    @pytest.mark.parametrize("path", OURS, ids=lambda path: path.name)
     def test_every_command_is_a_make_target(self, path: Path) -> None:
         """Every job runs targets that the Makefile has, and no command of its own that could not be repeated here."""
         text = path.read_text(encoding="utf-8")
@@ -95,8 +101,38 @@ class TestWorkflows:
     def test_one_torch(self) -> None:
         """The workflows install the torch of ``.ci/run``."""
         (ours,) = re.findall(r"torch=(torch==\S+)", (ROOT / ".ci/run").read_text(encoding="utf-8"))
-        for path in WORKFLOWS:
+        for path in OURS:
             assert re.findall(r"TORCH: (\S+)", path.read_text(encoding="utf-8")) == [ours], path
+
+
+class TestCalledWorkflow:
+    """The workflow that plugins' repositories call."""
+
+    TEXT = CALLED.read_text(encoding="utf-8")
+
+    def test_every_input_is_used_and_none_is_a_command(self) -> None:
+        """Inputs reach the shell as environment, and its options are those of the command."""
+        head, _, jobs = self.TEXT.partition("\njobs:\n")
+        inputs = re.findall(r"(?m)^      ([a-z-]+):$", head)
+        assert inputs
+        assert {*inputs} == {*re.findall(r"inputs\.([a-z-]+)", jobs)}
+        steps = jobs.partition("    steps:\n")[2]
+        assert "${{" not in "".join(re.findall(r"(?s)run: (.*?)\n      - ", steps))
+        app = Typer()
+        app.command()(conformance)
+        options = {option for param in get_command(app).params for option in param.opts}
+        assert {*re.findall(r" (--[a-z]+)", steps)} <= options
+
+    def test_the_page_and_a_new_project_call_it(self) -> None:
+        """With inputs that it has."""
+        inputs = re.findall(r"(?m)^      ([a-z-]+):$", self.TEXT.partition("\njobs:\n")[0])
+        template = (ROOT / "spikecore/_scaffold/templates/ci.template").read_text(encoding="utf-8")
+        page = (ROOT / "docs/backends.md").read_text(encoding="utf-8")
+        for text in (template, page):
+            called = text.partition("/.github/workflows/conformance.yml@main\n")[2].partition("```")[0]
+            given = re.findall(r"(?m)^      ([a-z-]+):", called)
+            assert "backend" in given
+            assert {*given} <= {*inputs}
 
 
 class TestMetadata:

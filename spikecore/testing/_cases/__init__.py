@@ -2,75 +2,31 @@
 
 from spikecore.testing._case import Collection
 from spikecore.testing._cases import (
-    absent,
-    arguments,
-    compiled,
-    core,
-    devices,
+    calls,
     drawn,
     edges,
     found_by_mutants,
-    graphs,
-    halves,
+    gradients,
     language,
     layouts,
-    lifetimes,
-    machinery,
+    memory,
     normalised,
-    ownership,
     packed,
     parameters,
-    placed,
     process,
     random,
     recurrent,
     robust,
     rows,
-    saved_tensors,
-    sequences,
-    sizes,
-    state,
     steps,
-    unusual,
-    wanted,
 )
 from spikecore.testing._generated import cases as generated
 
 CASES = Collection()
-for _tier in (
-    rows,
-    core,
-    parameters,
-    normalised,
-    state,
-    recurrent,
-    wanted,
-    absent,
-    language,
-    drawn,
-    unusual,
-    edges,
-    halves,
-    layouts,
-    placed,
-    sizes,
-    sequences,
-    graphs,
-    steps,
-    saved_tensors,
-    lifetimes,
-    ownership,
-    arguments,
-    process,
-    robust,
-    packed,
-    devices,
-    machinery,
-    found_by_mutants,
-    compiled,
-    random,
-):
-    _tier.add_to(CASES)
-generated.add_to(CASES)
+for _rows in (rows, normalised, recurrent, drawn, steps, found_by_mutants, random, generated):
+    _rows.add_to(CASES)
+for _written in (gradients, parameters, language, edges, layouts, calls, memory, process, robust, packed):
+    for _case in _written.CASES:
+        CASES.put(_case)
 
 __all__ = ["CASES"]

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 import spikecore as sc
+from spikecore.dtypes import DTYPES, NARROW
 from spikecore.testing._case import Collection
-from spikecore.testing._compare import Mismatch
+from spikecore.testing._compare import Mismatch, as_array
 from spikecore.testing._context import Context
 from spikecore.testing._edge_table import CONSTANTS, GROUPS, Edge, expected, grid, made, signed, slopes
 from spikecore.testing._oracle import Array
@@ -27,54 +28,7 @@ NEAR = {False: (2e-5, 1e-36), True: (1e-11, 1e-300)}
 #: Surrogates are compared more loosely: squares of rounded numbers stand in their formulas.
 _LOOSE = {False: (2e-4, 1e-12), True: (1e-10, 1e-100)}
 _MANY = ("several_inputs", "several_outputs")
-
-
-def add_to(cases: Collection) -> None:
-    """Add the cases of this tier."""
-    for group, edges in GROUPS.items():
-        for edge in edges:
-            which: Dict[str, Any] = {"group": group, "name": edge.name}
-            needs = _MANY if edge.arity > 1 else ()
-            if group != "surrogates":
-                cases.add(
-                    f"edges/{edge.name.lower()}",
-                    "edges",
-                    "this operation has its value at NaN, infinities, zeros, subnormals, ties and large numbers",
-                    partial(value, **which),
-                    needs,
-                )
-                cases.add(
-                    f"edges/{edge.name.lower()}-float64",
-                    "edges",
-                    "and so it has in float64, gradients included where they are declared",
-                    partial(double, **which),
-                    needs,
-                    dtype="float64",
-                )
-            for kind, holds in _GRADIENTS.items():
-                cases.add(
-                    f"edges/{edge.name.lower()}-{kind}",
-                    "edges",
-                    holds,
-                    partial(gradient, kind=kind, **which),
-                    (*needs, "gradients"),
-                )
-    for kind, numbers in CONSTANTS.items():
-        cases.add(
-            f"edges/constant-{kind}",
-            "edges",
-            "a number in a neuron's equations is rounded to the dtype of arithmetic once, and computed with",
-            partial(constant, numbers=numbers),
-            ("several_outputs",),
-        )
-        cases.add(
-            f"edges/constant-{kind}-float64",
-            "edges",
-            "a number in a neuron's equations is a float64 where arithmetic is",
-            partial(constant, numbers=numbers, wide=True),
-            ("several_outputs",),
-            dtype="float64",
-        )
+CASES = Collection()
 
 
 #: Kind of a gradient's case -> what holds.
@@ -246,3 +200,115 @@ def constant(context: Context, numbers: Sequence[float], wide: bool = False) -> 
 
 #: The numbers within the range of float32. One program has them all.
 _WITHIN = [number for kind, numbers in CONSTANTS.items() if kind != "beyond-float32" for number in numbers]
+
+
+# -- 16 bits
+
+
+class Square(sc.Neuron):
+    """``x x - 16``: of 256 it is 65520, half way between the largest float16 and what is infinite."""
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        """No state."""
+        return x * x - 16.0, {}
+
+
+def _narrowed(x: Array, dtype: str) -> Array:
+    """float32 numbers rounded to 16 bits, ties to even, as float64."""
+    x = np.asarray(x, np.float32)
+    if dtype == "float16":
+        with np.errstate(over="ignore"):
+            return x.astype(np.float16).astype(float)
+    bits = x.view(np.uint32).astype(np.uint64)
+    kept = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16).astype(np.uint32).view(np.float32)
+    return np.where(np.isnan(x), x, kept).astype(float)
+
+
+def _points(dtype: str) -> Array:
+    """Numbers of the dtype: odd ones, whose squares less 16 are ties in float16, and the ends of the range."""
+    ends = [1e-4, 2.4e-4, 6e-8, -6e-8, 255.875, 256.0, -256.25, 65504.0, 1e19, -2e19, 3e38, 1e-20, 3e-20, 1e-39]
+    odd = [np.nan, np.inf, -np.inf, 0.0, -0.0, 0.5, 1.0, 4.0, *range(-63, 64, 2)]
+    return _narrowed(np.asarray([*odd, *ends]), dtype)
+
+
+#: Cotangents: where the gradient overflows, is NaN, and is subnormal.
+_COTANGENTS = np.asarray([0.0, 1.0, -1.5, 65504.0, -3e38, 6e-8, np.inf, np.nan])
+
+
+def narrow(context: Context, kind: str) -> None:
+    """To the bit."""
+    x = _points(kind)
+    neuron = context.place(Square(backend=context.name))
+    single = np.asarray(x, np.float32)
+    with np.errstate(all="ignore"):
+        expected = _narrowed(single * single - np.float32(16.0), kind)
+    _same_narrow(f"the output in {kind}", {"x": x}, expected, neuron(context.tensor(x[None], DTYPES[kind])))
+
+
+def narrow_gradient(context: Context, kind: str) -> None:
+    """Each point with each of some cotangents, to the bit."""
+    x, g = (one.ravel() for one in np.meshgrid(_points(kind), _narrowed(_COTANGENTS, kind)))
+    leaf = context.tensor(x[None], DTYPES[kind], grad=True)
+    output = context.place(Square(backend=context.name))(leaf)
+    (came,) = torch.autograd.grad(output, leaf, context.tensor(g[None], DTYPES[kind]))
+    with np.errstate(all="ignore"):
+        product = np.asarray(g, np.float32) * np.asarray(x, np.float32)
+        expected = _narrowed(product + product, kind)
+    _same_narrow(f"the gradient of a {kind} input", {"x": x, "cotangent": g}, expected, came)
+
+
+def _same_narrow(what: str, at: Any, wanted: Array, tensor: Any) -> None:
+    dtype = DTYPES["float16" if "float16" in what.split() else "bfloat16"]
+    if tensor.dtype != dtype:
+        raise Mismatch(f"edges: {what} has dtype {tensor.dtype}")
+    came = as_array(tensor)[0]
+    same = (wanted == came) | (np.isnan(wanted) & np.isnan(came))
+    if same.all():
+        return
+    k, alone = int(np.flatnonzero(~same)[0]), beside(~same, [*at.values(), wanted])
+    where = ", ".join(f"{name} = {values[k]}" for name, values in at.items())
+    raise Mismatch(
+        f"edges: {what} at {where} is {came[k]}, should be {wanted[k]}\n  {int((~same).sum())} of {same.size} differ\n"
+        "  arithmetic is float32; what comes out is rounded to 16 bits once, and is infinite beyond their range"
+        + (f"\n  {alone}" if alone else "")
+    )
+
+
+# -- the cases
+
+
+def _case(name: str, holds: str, run: Callable[..., None], needs: Sequence[str] = (), **more: Any) -> None:
+    CASES.add(f"edges/{name.lower()}", "edges", holds, run, needs, **more)
+
+
+def _add_operations() -> None:
+    for group, edges in GROUPS.items():
+        for edge in edges:
+            which: Dict[str, Any] = {"group": group, "name": edge.name}
+            needs = _MANY if edge.arity > 1 else ()
+            if group != "surrogates":
+                holds = "this operation has its value at NaN, infinities, zeros, subnormals, ties and large numbers"
+                _case(edge.name, holds, partial(value, **which), needs)
+                holds = "and so it has in float64, gradients included where they are declared"
+                _case(f"{edge.name}-float64", holds, partial(double, **which), needs, dtype="float64")
+            for kind, holds in _GRADIENTS.items():
+                run = partial(gradient, kind=kind, **which)
+                _case(f"{edge.name}-{kind}", holds, run, (*needs, "gradients"))
+
+
+def _add_others() -> None:
+    for kind, numbers in CONSTANTS.items():
+        holds = "a number in a neuron's equations is rounded to the dtype of arithmetic once, and computed with"
+        _case(f"constant-{kind}", holds, partial(constant, numbers=numbers), ("several_outputs",))
+        holds = "a number in a neuron's equations is a float64 where arithmetic is"
+        run = partial(constant, numbers=numbers, wide=True)
+        _case(f"constant-{kind}-float64", holds, run, ("several_outputs",), dtype="float64")
+    for dtype in NARROW:
+        holds = "arithmetic is float32, and the output is rounded once: ties to even, infinite beyond the range"
+        _case(f"output-{dtype}", holds, partial(narrow, kind=dtype), dtype=dtype)
+        holds = "the gradient of a 16-bit input is rounded once: infinite beyond the range, NaN where it is NaN"
+        _case(f"input-gradient-{dtype}", holds, partial(narrow_gradient, kind=dtype), ("gradients",), dtype=dtype)
+
+
+_add_operations()
+_add_others()

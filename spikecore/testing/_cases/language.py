@@ -1,9 +1,9 @@
-"""The language: every operation, and neurons and surrogates as users write them."""
+"""The language: every operation, neurons and surrogates as users write them, and programs as nobody writes them."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Dict, Mapping, Tuple
+from typing import Any, Callable, Dict, Mapping, Tuple
 
 import numpy as np
 import torch
@@ -19,6 +19,18 @@ from spikecore.testing._oracle.recurrent import Matrix
 from spikecore.testing._oracle.recurrent import adjoint as feedback
 from spikecore.testing._subject import Subject
 from spikecore.testing._tolerances import EXACT, TOLERANCES
+from spikecore.testing.naming import Naming, awkward, namings, results, usable
+
+CASES = Collection()
+_LEARN = ("gradients", "parameter_gradients")
+Next = Tuple[Any, Dict[str, Any]]
+
+
+def _case(name: str, holds: str, *needs: str, **more: Any) -> Callable[[Any], Any]:
+    return CASES.case(name, "language", holds, *needs, **more)
+
+
+# -- operations
 
 
 class Apply(sc.Neuron):
@@ -31,40 +43,10 @@ class Apply(sc.Neuron):
         super().__init__(**options)
         self.operation = operation
 
-    def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
+    def dynamics(self, x: Any, s: Any, p: Any) -> Next:
         """The operation and the leak."""
         v = s.v * 0.5 + OPERATIONS[self.operation].written(sc.ops, self, x, p.c)
         return v, {"v": v}
-
-
-def add_to(cases: Collection) -> None:
-    """Add the cases of this tier."""
-    for name, operation in OPERATIONS.items():
-        cases.add(f"language/{name}", "language", "this operation has its value", partial(value, name=name))
-        cases.add(
-            f"language/{name}-gradient",
-            "language",
-            "this operation has its derivative, by convention where it has none",
-            partial(derivative, name=name),
-            ("gradients",),
-        )
-        if operation.learns:
-            cases.add(
-                f"language/{name}-parameter",
-                "language",
-                "this operation has its derivative by the other argument",
-                partial(by_parameter, name=name),
-                ("gradients", "parameter_gradients"),
-            )
-    cases.add("custom/same-name", "language", "two neurons of one name and other equations are two", same_name)
-    cases.add("custom/configured", "language", "one class configured twice is two programs", configured)
-    cases.add(
-        "custom/recurrent",
-        "language",
-        "a neuron with feedback gives what its loop gives, gradient included",
-        recurrent,
-        ("gradients", "state_gradients"),
-    )
 
 
 def _apply(context: Context, name: str, learn: Tuple[str, ...] = ()) -> Tuple[sc.Neuron, Array]:
@@ -78,13 +60,13 @@ def _oracle(name: str, x: Array, dtype: Any = np.float64) -> Trajectory:
     return run(Applied(name), [x], {"c": CONSTANT}, dtype=dtype)
 
 
-def value(context: Context, name: str) -> None:
+def _value(context: Context, name: str) -> None:
     """Three steps over all points."""
     neuron, x = _apply(context, name)
     exact = OPERATIONS[name].exact
     same(
         f"{name}, as v/2 + {name}(x, {CONSTANT}),",
-        f"{neuron!r}",
+        repr(neuron),
         as_array(neuron(context.tensor(x))),
         _oracle(name, x, np.float32 if exact else np.float64).outputs[0],
         EXACT if exact else TOLERANCES["float32", "output"],
@@ -101,44 +83,45 @@ def _backward(context: Context, name: str, neuron: sc.Neuron, x: Tensor) -> Grad
     return adjoint(_oracle(name, as_array(x)), [as_array(cotangent)])
 
 
-def derivative(context: Context, name: str) -> None:
-    """By the input."""
-    neuron, points = _apply(context, name)
-    x = context.tensor(points, grad=True)
+def _derivative(context: Context, name: str, by: str) -> None:
+    """By the input, or by the other argument, which is a parameter."""
+    neuron, points = _apply(context, name, ("c",) if by == "c" else ())
+    x = context.tensor(points, grad=by == "x")
     right = _backward(context, name, neuron, x)
-    same(
-        f"derivative of {name} by x",
-        f"{neuron!r} at x={points[0].tolist()}",
-        as_array(torch.zeros_like(x) if x.grad is None else x.grad),
-        right.inputs[0],
-        TOLERANCES["float32", "input gradient"],
-        there={"x": points},
-    )
+    leaf = x if by == "x" else neuron.get_parameter("c")
+    what, of = f"derivative of {name} by {by}", f"{neuron!r} at x={points[0].tolist()}"
+    came = as_array(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
+    if by == "x":
+        near = TOLERANCES["float32", "input gradient"]
+        same(what, of, came, right.inputs[0], near, there={"x": points})
+    else:
+        same(what, of, came, right.params["c"], TOLERANCES["float32", "parameter gradient"], axes="")
 
 
-def by_parameter(context: Context, name: str) -> None:
-    """By ``c``."""
-    neuron, points = _apply(context, name, learn=("c",))
-    right = _backward(context, name, neuron, context.tensor(points))
-    parameter = dict(neuron.named_parameters())["c"]
-    same(
-        f"derivative of {name} by c",
-        f"{neuron!r} at x={points[0].tolist()}",
-        as_array(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad),
-        right.params["c"],
-        TOLERANCES["float32", "parameter gradient"],
-        axes="",
-    )
+def _add_operations() -> None:
+    for name, operation in OPERATIONS.items():
+        _case(f"language/{name}", "this operation has its value")(partial(_value, name=name))
+        holds = "this operation has its derivative, by convention where it has none"
+        _case(f"language/{name}-gradient", holds, "gradients")(partial(_derivative, name=name, by="x"))
+        if operation.learns:
+            holds = "this operation has its derivative by the other argument"
+            _case(f"language/{name}-parameter", holds, *_LEARN)(partial(_derivative, name=name, by="c"))
 
 
-def same_name(context: Context) -> None:
+_add_operations()
+
+# -- neurons
+
+
+@_case("custom/same-name", "two neurons of one name and other equations are two")
+def _same_name(context: Context) -> None:
     """Classes made in a function, as in a notebook's cell that is run again."""
 
     def made(gain: float) -> Any:
         class Gain(sc.Neuron):
             states: Mapping[str, Any] = {"v": 0.0}
 
-            def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
+            def dynamics(self, x: Any, s: Any, p: Any) -> Next:
                 return x * gain + s.v, {"v": s.v}
 
         return Gain(backend=context.name)
@@ -149,7 +132,8 @@ def same_name(context: Context) -> None:
         same(f"x * {gain}", repr(neuron), as_array(neuron(context.tensor(x))), x * gain)
 
 
-def configured(context: Context) -> None:
+@_case("custom/configured", "one class configured twice is two programs")
+def _configured(context: Context) -> None:
     """The same neuron object, its reset changed between calls."""
     hard, soft = Subject(context, "lif", "hard"), Subject(context, "lif", "soft")
     hard.check_outputs(hard.neuron(hard.x()))
@@ -158,7 +142,13 @@ def configured(context: Context) -> None:
     soft.check_outputs(hard.neuron(soft.x()), " after reset was changed to 'soft'")
 
 
-def recurrent(context: Context) -> None:
+@_case(
+    "custom/recurrent",
+    "a neuron with feedback gives what its loop gives, gradient included",
+    "gradients",
+    "state_gradients",
+)
+def _recurrent(context: Context) -> None:
     """``y[t] = LIF(x[t] + W y[t-1])``."""
     s = Subject(context, "lif", "soft", shape=(6, 2, 3))
     weight = np.asarray([[0.5, -0.25, 0.125], [0.25, 0.375, -0.5], [-0.125, 0.75, 0.25]])
@@ -174,3 +164,140 @@ def recurrent(context: Context) -> None:
     s.backward(output, cotangent)
     right = feedback(s.seen, matrix, as_array(cotangent)).inputs
     s.check("input gradient", x.grad, right, name="a network with feedback")
+
+
+# -- names
+
+#: Names of kernels' own values, of C, Python, NumPy, CUDA and Triton: as many for each of the five roles.
+_NAMES = "j i t0 n N T out grad_x sum count begin at M_PI INFINITY tl np math auto range float32".split()
+_NEEDS = (
+    *(*_LEARN, "state_gradients", "channel_parameters", "full_parameters"),
+    *("record", "several_outputs", "several_inputs"),
+)
+
+
+@_case("language/names", "a user's names may be those of anything in a kernel", *_NEEDS)
+def _names(context: Context) -> None:
+    """Every name in every role: local variable, parameter, state, input, field of a surrogate."""
+    for naming in namings(usable(_NAMES), len(_NAMES)):
+        _as_under_harmless_names(context, naming)
+
+
+@_case("language/long-names", "names may be long, beyond ASCII, and no identifiers for a class", *_NEEDS[:-1])
+def _long_names(context: Context) -> None:
+    """500 letters, Greek and German ones, and a class whose name has quotes and a line break."""
+    _as_under_harmless_names(context, awkward())
+
+
+def _as_under_harmless_names(context: Context, naming: Naming) -> None:
+    device = str(context.device)
+    ours, expected = results(naming, context.name, device), results(naming.harmless(), context.name, device)
+    for (what, value), right in zip(ours.items(), expected.values()):
+        near = TOLERANCES["float32", "parameter gradient" if what.startswith("gradient") else "output"]
+        same(f"{what}, as under other names,", repr(naming), as_array(value), as_array(right), near)
+
+
+# -- many values, and many operations
+
+#: Inputs, outputs and states of :class:`Many`; it has twice as many parameters.
+COUNT = 18
+#: Of one term to the next in :class:`Deep`.
+RATIO = 0.99
+
+
+class Many(sc.Neuron):
+    """``y_k = s_k + p_k x_k`` and ``s_k' = s_k / 2 + q_k x_(k + 1)``, for each k."""
+
+    inputs = tuple(f"x{k}" for k in range(COUNT))
+    states = {f"s{k}": 0.0 for k in range(COUNT)}
+    params = {**{f"p{k}": 1.0 for k in range(COUNT)}, **{f"q{k}": 1.0 for k in range(COUNT)}}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Next:
+        """One after the other."""
+        xs = [getattr(x, f"x{k}") for k in range(COUNT)]
+        outputs = tuple(getattr(s, f"s{k}") + xs[k] * getattr(p, f"p{k}") for k in range(COUNT))
+        after = {f"s{k}": getattr(s, f"s{k}") * 0.5 + xs[(k + 1) % COUNT] * getattr(p, f"q{k}") for k in range(COUNT)}
+        return outputs, after
+
+
+@_case(
+    "language/many",
+    f"{COUNT} inputs, states and outputs and {2 * COUNT} parameters: each has its own value and gradient",
+    *_LEARN,
+    "several_inputs",
+    "several_outputs",
+)
+def _many(context: Context) -> None:
+    """Whole numbers and halves, to the bit, against the sums written out."""
+    rng = np.random.default_rng(1)
+    x, g = (rng.integers(-4, 5, (3, COUNT, 5)).astype(float) for _ in range(2))
+    p, q = (rng.integers(1, 9, COUNT) / 2 for _ in range(2))
+    values = {**{f"p{k}": p[k] for k in range(COUNT)}, **{f"q{k}": q[k] for k in range(COUNT)}}
+    made: Any = Many
+    given = {name: torch.tensor(value, dtype=torch.float32) for name, value in values.items()}
+    neuron = context.place(made(**given, learn=tuple(given), backend=context.name))
+    xs = [context.tensor(x[:, k], grad=True) for k in range(COUNT)]
+    outputs, final = neuron.run(*xs)
+    backward(repr(neuron), list(outputs), [context.tensor(g[:, k]) for k in range(COUNT)])
+    state, seen = np.zeros((COUNT, 5)), []
+    for now in x:
+        seen.append(state + now * p[:, None])
+        state = state / 2 + np.roll(now, -1, 0) * q[:, None]
+    back, of_x, of_p, of_q = np.zeros((COUNT, 5)), [], np.zeros(COUNT), np.zeros(COUNT)
+    for now, coming in zip(x[::-1], g[::-1]):
+        of_x.append(coming * p[:, None] + np.roll(back * q[:, None], 1, 0))
+        of_p += (coming * now).sum(1)
+        of_q += (back * np.roll(now, -1, 0)).sum(1)
+        back = back / 2 + coming
+    right = np.stack(of_x[::-1])
+    for k in range(COUNT):
+        for what, ours, expected in (
+            (f"output {k} of {COUNT}", outputs[k], np.stack(seen)[:, k]),
+            (f"final s{k} of {COUNT}", final[f"s{k}"], state[k]),
+            (f"gradient of input x{k}", xs[k].grad, right[:, k]),
+            (f"gradient of parameter p{k}", getattr(neuron, f"p{k}").grad, of_p[k]),
+            (f"gradient of parameter q{k}", getattr(neuron, f"q{k}").grad, of_q[k]),
+        ):
+            came = torch.full(np.shape(expected), float("nan")) if ours is None else ours
+            same(what, repr(neuron), as_array(came), np.asarray(expected), axes="")
+
+
+class Deep(sc.Neuron):
+    """Hundreds of operations, one in the other, of inputs and of parameters alone.
+
+    ``y = r^220 x + (1 + r + ... + r^219) v`` and ``v' = (1 + 1/4 + ... + 1/4^60) a x``.
+    """
+
+    states = {"v": 0.0}
+    params = {"a": 0.5}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Next:
+        """Both sums, term by term."""
+        y, c = x, p.a
+        for k in range(220):
+            y = y * RATIO + s.v
+            c = c * 0.25 + p.a if k < 60 else c
+        return y, {"v": x * c}
+
+
+@_case("language/deep", "hundreds of operations, one in the other, are computed", *_LEARN, "channel_parameters")
+def _deep(context: Context) -> None:
+    """Values and gradients against the closed form. Python's parser, for one, stops at 200 parentheses."""
+    x = np.random.default_rng(0).random((3, 2, 3))
+    a = np.asarray([0.25, 0.5, 0.75])
+    neuron = context.place(Deep(a=torch.tensor(a, dtype=torch.float32), learn=("a",), backend=context.name))
+    leaf = context.tensor(x, grad=True)
+    output, end = neuron.run(leaf)
+    backward(repr(neuron), [output, end["v"]], [torch.ones_like(output), torch.ones_like(end["v"])])
+    whole, quarters = (1 - RATIO**220) / (1 - RATIO), (1 - 0.25**61) / 0.75
+    before = np.concatenate([np.zeros((1, 2, 3)), x[:-1] * a * quarters])
+    # v' reaches the next output, or is the final state
+    reaches = np.asarray([whole, whole, 1.0]).reshape(3, 1, 1)
+    rows = [
+        ("output", output, RATIO**220 * x + whole * before, "output"),
+        ("final v", end["v"], x[-1] * a * quarters, "output"),
+        ("gradient of x", leaf.grad, RATIO**220 + a * quarters * reaches, "input gradient"),
+        ("gradient of a", neuron.a.grad, (quarters * x * reaches).sum((0, 1)), "parameter gradient"),
+    ]
+    for what, ours, right, kind in rows:
+        same(what, repr(neuron), as_array(ours), np.broadcast_to(right, ours.shape), TOLERANCES["float32", kind])

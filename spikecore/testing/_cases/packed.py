@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, List, Tuple
+from typing import Any, Callable, List, Tuple
 
 import numpy as np
 import torch
@@ -25,17 +25,11 @@ COUNTS = (1, 7, 8, 9, 63, 1025, 4096, 70_001)
 OTHERS = (-1.0, 0.75, 256.0, float("nan"), float("inf"), float("-inf"))
 
 
-def add_to(cases: Collection) -> None:
-    """Add the cases of this theme."""
+CASES = Collection()
 
-    def add(name: str, holds: str, run: Any, **more: Any) -> None:
-        cases.add(f"packed/{name}", "robust", holds, run, computes=False, **more)
 
-    for dtype in DTYPES:
-        back = "numbers of 1, 2, 4 and 8 bits become the bytes that the contract says, and come back, of any count"
-        add(f"numbers-{dtype}", back, partial(numbers, dtype=dtype), dtype=dtype, undeclared="nothing")
-    add("address", "numbers that begin anywhere in memory, and bits that were moved to other memory", address)
-    add("others", "what is not as it was said to be is told, wherever it is, and comes back as NaN", others)
+def _case(name: str, holds: str, **more: Any) -> Callable[[Any], Any]:
+    return CASES.case(f"packed/{name}", "robust", holds, computes=False, **more)
 
 
 def bytes_of(ks: Array, bits: int) -> Array:
@@ -83,14 +77,20 @@ def check_right(bits: Any, of: str) -> None:
         raise Mismatch(f"pack() of {of} gave right as {bits.right.dtype} {list(bits.right.shape)}, expected float32 []")
 
 
-def numbers(context: Context, dtype: str) -> None:
+def numbers(context: Context, kind: str) -> None:
     """Every number of bits, every count."""
     for whole in WHOLES:
         for count in COUNTS:
-            ks, tensor = drawn(context, whole, count, DTYPES[dtype])
+            ks, tensor = drawn(context, whole, count, DTYPES[kind])
             check(context, context.backend.pack(tensor, whole), whole, ks, tensor, "")
 
 
+for _kind in DTYPES:
+    _holds = "numbers of 1, 2, 4 and 8 bits become the bytes that the contract says, and come back, of any count"
+    _case(f"numbers-{_kind}", _holds, dtype=_kind, undeclared="nothing")(partial(numbers, kind=_kind))
+
+
+@_case("address", "numbers that begin anywhere in memory, and bits that were moved to other memory")
 def address(context: Context) -> None:
     """Numbers that begin at an odd place; the bits as a part of other bytes."""
     for whole in (Whole(1), Whole(3, 0.5), Whole(15), Whole(200)):
@@ -104,6 +104,7 @@ def address(context: Context) -> None:
             check(context, found._replace(data=moved), whole, ks, part, f"(bits from byte {first} of some memory)")
 
 
+@_case("others", "what is not as it was said to be is told, wherever it is, and comes back as NaN")
 def others(context: Context) -> None:
     """One number that is another one, first, last and between."""
     count = 5003

@@ -1,4 +1,4 @@
-"""Nothing of the process is changed: random numbers, threads, arithmetic, modes, warnings, signals, environment."""
+"""The process and its devices: nothing of it is changed, and threads, streams and other devices give the same."""
 # ruff: noqa: NPY002  # NumPy's global random state is what is looked at
 
 from __future__ import annotations
@@ -15,34 +15,20 @@ import warnings
 import zlib
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Mapping
 
 import numpy as np
 import torch
 
-from spikecore.testing._calls import Call
+from spikecore.testing._calls import Call, backward_together, pair
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch
 from spikecore.testing._context import Context
 from spikecore.testing._subject import Subject
 from spikecore.testing._threads import at_once
 
+CASES = Collection()
 _BACK = ("gradients",)
-
-
-def add_to(cases: Collection) -> None:
-    """Add the cases of this theme."""
-
-    def add(name: str, holds: str, run: Callable[[Context], None], needs: Sequence[str] = ()) -> None:
-        cases.add(f"ownership/{name}", "ownership", holds, run, needs)
-
-    for name, (what, look) in LOOKS.items():
-        none = f"calls and backward passes change nothing of {what}"
-        add(f"process-{name}", none, partial(process, look=look), _BACK)
-    same = "the same in a thread that calls and runs backwards, and in one that begins after it"
-    add("process-threads", f"subnormal numbers and modes are {same}", in_threads, _BACK)
-    add("seeds", "results do not depend on the state of random numbers", seeds, _BACK)
-
 
 # -- what there is to see
 
@@ -51,8 +37,7 @@ def _subnormals() -> Dict[str, Any]:
     """Whether products below the smallest normal number, and subnormal operands, are what they should be and not 0."""
     found: Dict[str, Any] = {}
     for name, kind, exponent in (("float32", torch.float32, -126), ("float64", torch.float64, -1022)):
-        small = 1.5 * 2.0**exponent
-        number = torch.full((33,), small, dtype=kind)
+        number = torch.full((33,), 1.5 * 2.0**exponent, dtype=kind)
         array = number.numpy().copy()
         part = array.dtype.type(0.0078125)
         found[f"torch {name} keeps subnormal results"] = bool(((number * 0.0078125) * 128 == number).all())
@@ -120,12 +105,6 @@ def _autocast_cpu() -> bool:
 
 
 def _python() -> Dict[str, Any]:
-    handlers = {}
-    for number in signal.valid_signals():
-        try:
-            handlers[f"the handler of {signal.Signals(number).name}"] = signal.getsignal(number)
-        except ValueError:  # a real-time signal has no name
-            continue
     return {
         "warnings.filters": list(warnings.filters),
         "warnings.showwarning": warnings.showwarning,
@@ -141,7 +120,7 @@ def _python() -> Dict[str, Any]:
         "gc.isenabled()": gc.isenabled(),
         "gc.get_threshold()": gc.get_threshold(),
         "the root logger": (logging.root.level, list(logging.root.handlers)),
-        **handlers,
+        **{f"the handler of {number!s}": signal.getsignal(number) for number in signal.valid_signals()},
     }
 
 
@@ -149,56 +128,51 @@ def _environment() -> Dict[str, Any]:
     return {f"the environment variable {name}": value for name, value in os.environ.items()}
 
 
-LOOKS: Mapping[str, Any] = {
-    "subnormals": ("how numbers near zero are computed (flush-to-zero)", _subnormals),
-    "random": ("random states", _random),
-    "torch": ("torch's defaults, threads and modes", _torch),
-    "python": ("warnings, signals, locale and hooks", _python),
-    "environment": ("the environment", _environment),
-}
-
-# -- cases
-
-
 def _unchanged(of: str, before: Mapping[str, Any], after: Mapping[str, Any], when: str) -> None:
     for name in {**before, **after}:
         was, now = before.get(name, "unset"), after.get(name, "unset")
         if was != now:
             raise Mismatch(
-                f"{name}: {_short(was)} before, {_short(now)} after {when} of {of}: a process is its user's\n"
+                f"{name}: {was!r:.200} before, {now!r:.200} after {when} of {of}: a process is its user's\n"
                 "  hint: restore what is changed for a call, in a finally clause, or pass a setting to what needs it"
             )
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) < 200 else f"{text[:200]}..."
+@contextmanager
+def _states_restored() -> Iterator[None]:
+    """Random states are afterwards what they were."""
+    states = np.random.get_state(), random.getstate()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        np.random.set_state(states[0])
+        random.setstate(states[1])
+
+
+def _seed(number: int) -> None:
+    random.seed(number)
+    np.random.seed(number)
+    torch.manual_seed(number)
 
 
 @contextmanager
 def _other_settings() -> Iterator[None]:
     """Other settings and random states: who sets one anew at each call is seen, whatever it sets."""
-    dtype, states = torch.get_default_dtype(), (np.random.get_state(), random.getstate())
-    strict, warn_only = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
+    dtype, strict = torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     try:
-        with torch.random.fork_rng():
-            torch.manual_seed(20011)
-            np.random.seed(20011)
-            random.seed(20011)
+        with _states_restored():
+            _seed(20011)
             torch.set_default_dtype(torch.float32 if dtype == torch.float64 else torch.float64)
             torch.use_deterministic_algorithms(not strict, warn_only=True)
             yield
     finally:
         torch.use_deterministic_algorithms(strict, warn_only=warn_only)
         torch.set_default_dtype(dtype)
-        np.random.set_state(states[0])
-        random.setstate(states[1])
 
 
-def process(context: Context, look: Callable[[], Dict[str, Any]]) -> None:
+def _process(context: Context, look: Callable[[], Dict[str, Any]]) -> None:
     """Compiled anew, run, run backwards, under settings as they are and under others."""
     # a program and step counts that other cases have not, so that it is compiled here
     for steps in (13, 37):
@@ -216,8 +190,40 @@ def process(context: Context, look: Callable[[], Dict[str, Any]]) -> None:
             _unchanged(s.of, before, look(), "a call under no_grad")
 
 
-def in_threads(context: Context) -> None:
-    """What a thread sees before and after its calls, and a new thread afterwards."""
+def _add_looks() -> None:
+    for name, (what, look) in {
+        "subnormals": ("how numbers near zero are computed (flush-to-zero)", _subnormals),
+        "random": ("random states", _random),
+        "torch": ("torch's defaults, threads and modes", _torch),
+        "python": ("warnings, signals, locale and hooks", _python),
+        "environment": ("the environment", _environment),
+    }.items():
+        holds = f"calls and backward passes change nothing of {what}"
+        CASES.add(f"ownership/process-{name}", "ownership", holds, partial(_process, look=look), _BACK)
+
+
+_add_looks()
+
+
+@CASES.case("ownership/seeds", "ownership", "results do not depend on the state of random numbers", *_BACK)
+def _seeds(context: Context) -> None:
+    s = Subject(context, "lif", "hard")
+    with _states_restored():
+        for number in (0, 1, 2):
+            _seed(number)
+            Call(s, f"a call after manual_seed({number})").check()
+
+
+# -- threads
+
+
+@CASES.case(
+    "ownership/process-threads",
+    "ownership",
+    "subnormal numbers and modes are the same in a thread that calls, and in one that begins after it",
+    *_BACK,
+)
+def _process_in_threads(context: Context) -> None:
     s = Subject(context, "leaky", "soft", shape=(14, 2, 9))
 
     def look() -> Dict[str, Any]:
@@ -227,27 +233,151 @@ def in_threads(context: Context) -> None:
 
     def work(i: int) -> None:
         before = look()
-        Call(s, "a call in a thread").forward().backward().check_inputs()
+        Call(s, "a call in a thread").check()
         _unchanged(s.of, before, look(), "a call in a thread")
 
     at_once(lambda _: seen.append(look()), 1)
     at_once(work, 2)
-    Call(s, "a call").forward().backward()
+    Call(s, "a call").check()
     at_once(lambda _: seen.append(look()), 1)
     _unchanged(s.of, seen[0], seen[1], "calls, as a thread that began later sees it,")
 
 
-def seeds(context: Context) -> None:
-    """Three seeds."""
-    s = Subject(context, "lif", "hard")
-    states = np.random.get_state(), random.getstate()
-    try:
-        with torch.random.fork_rng():
-            for seed in (0, 1, 2):
-                random.seed(seed)
-                np.random.seed(seed)
-                torch.manual_seed(seed)
-                Call(s, f"a call after manual_seed({seed})").forward().check_outputs().backward().check_inputs()
-    finally:
-        np.random.set_state(states[0])
-        random.setstate(states[1])
+@CASES.case("robust/threads", "robust", "neurons compute the same from several threads at once")
+def _threads(context: Context) -> None:
+    """One neuron for all, not used before, so that its first use is a race too; and one for each."""
+    shared = Subject(context, "synaptic", "hard")
+    own = [Subject(context, "lif", reset) for reset in ("hard", "soft", "none", "hard")]
+    x = shared.x()
+
+    def work(i: int) -> None:
+        for _ in range(5):
+            shared.check_outputs(shared.neuron(x), " in a thread")
+            own[i].check_outputs(own[i].neuron(own[i].x()), " in a thread")
+
+    at_once(work)
+
+
+@CASES.case("robust/threads-gradient", "robust", "gradients are the same from several threads at once", *_BACK)
+def _threads_gradient(context: Context) -> None:
+    """A neuron and five calls in each."""
+    subjects = [Subject(context, "lif", reset) for reset in ("hard", "soft", "none", "hard")]
+    calls = [[Call(s, "a call in a thread") for _ in range(5)] for s in subjects]
+
+    def work(i: int) -> None:
+        for call in calls[i]:
+            call.x.grad = None
+            call.forward().backward().check_inputs()
+
+    at_once(work)
+
+
+@CASES.case(
+    "sequences/threads-shapes",
+    "sequences",
+    "threads that share a neuron, with other shapes and values, get their own gradients",
+    *_BACK,
+)
+def _threads_shapes(context: Context) -> None:
+    shapes = ((12, 3, 7), (12, 5), (20, 4, 3), (5, 2, 3, 2))
+    neuron = Subject(context, "lif", "hard").neuron
+    subjects = [Subject(context, "lif", "hard", shape=shape, draw=i, neuron=neuron) for i, shape in enumerate(shapes)]
+
+    def work(i: int) -> None:
+        for again in range(3):
+            Call(subjects[i], f"call {again + 1} of thread {i + 1}, of shape {list(shapes[i])},").check()
+
+    at_once(work, len(shapes))
+
+
+@CASES.case(
+    "sequences/threads-backward",
+    "sequences",
+    "a backward pass in another thread than its call gives the same gradients",
+    *_BACK,
+    there="backward",
+)
+@CASES.case(
+    "sequences/threads-forward",
+    "sequences",
+    "a call in a thread that has ended is run backwards in another",
+    *_BACK,
+    there="forward",
+)
+def _elsewhere(context: Context, there: str) -> None:
+    """Two calls here and one backward in a thread, or the reverse."""
+    calls = pair(Subject(context, "lif", "hard"))
+    for call in calls:
+        if there == "forward":
+            at_once(lambda _, call=call: call.forward(), 1)  # type: ignore[misc]  # mypy does not infer the default's type
+        else:
+            call.forward()
+    if there == "backward":
+        at_once(lambda _: backward_together(calls), 1)
+    else:
+        backward_together(calls)
+    for call, other in zip(calls, calls[::-1]):
+        call.check_outputs().check_inputs(other)
+
+
+# -- streams and devices. A CPU has one of each.
+
+#: Products of two matrices of this size that keep a stream busy for some milliseconds.
+_TIMES, _SIZE = 40, 2048
+
+
+def _module(context: Context) -> Any:
+    """``torch.cuda`` or its like; None for a CPU, where there is nothing to choose."""
+    return None if context.device.type == "cpu" else getattr(torch, context.device.type, None)
+
+
+@CASES.case(
+    "robust/stream", "robust", "forward and backward are computed in the order of the stream that is current", *_BACK
+)
+def _stream(context: Context) -> None:
+    """An input that a busy stream writes at last; the default stream would read zeros."""
+    s = Subject(context, "lif", "soft")
+    ready, given = s.x(), torch.zeros_like(s.x())
+    s.neuron(ready)  # compiled before
+    module = _module(context)
+    stream: Any = module.Stream() if hasattr(module, "Stream") else None
+    if stream is not None:
+        stream.wait_stream(module.current_stream())
+    cotangent = s.cotangent(given)
+    context.synchronize()
+    with nullcontext() if stream is None else module.stream(stream):
+        if stream is not None:
+            work = torch.zeros(_SIZE, _SIZE, device=context.device)
+            for _ in range(_TIMES):
+                work = work @ work
+        given.copy_(ready)
+        x = given.requires_grad_()
+        output = s.neuron(x)
+        (gradient,) = torch.autograd.grad(output, x, cotangent)
+    context.synchronize()
+    s.check_outputs(output.detach(), " on a stream of its own (zeros as input give those of the default stream)")
+    s.check("input gradient", gradient, s.gradients(cotangent).inputs[0], name="a call on a stream of its own")
+
+
+@CASES.case(
+    "robust/other-device",
+    "robust",
+    "the device of the tensors counts, whichever is current",
+    *_BACK,
+    "state_gradients",
+)
+def _other_device(context: Context) -> None:
+    """The last device of this kind, while another is current; where there is but one, that one."""
+    module = _module(context)
+    count = module.device_count() if hasattr(module, "device_count") else 1
+    there = context
+    if count > 1:
+        index = count - 1 if context.device.index != count - 1 else 0
+        there = Context(context.backend, f"{context.device.type}:{index}", context.witness, context.seeds)
+    s = Subject(there, "alif", "hard")
+    call = Call(s, f"a call on {there.device}")
+    output, final = s.neuron.run(call.x)
+    for name, value in {"the output": output, **{f"the final {name}": v for name, v in final.items()}}.items():
+        if value.device != call.x.device:
+            raise Mismatch(f"{name} of {s.of} is on {value.device}, the input on {call.x.device}")
+    call.check(output)

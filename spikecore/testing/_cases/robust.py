@@ -1,191 +1,131 @@
-"""What happens around a computation: odd values, repetition, threads, wrong calls."""
+"""PyTorch's machinery around a neuron, odd numbers, wrong calls, and ``torch.compile``."""
 
 from __future__ import annotations
 
-import gc
-import weakref
+import copy
+import pickle
+import warnings
 from functools import partial
 from typing import Any, Callable, Dict, List, Sequence, Tuple, Type
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+import spikecore as sc
+from spikecore.testing._calls import Call
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch, as_array, same
 from spikecore.testing._context import Context
 from spikecore.testing._models import BY_NAME, spread
 from spikecore.testing._oracle import run
 from spikecore.testing._subject import Subject
-from spikecore.testing._threads import at_once
+from spikecore.testing._tolerances import TOLERANCES
 
-_ODD = (float("nan"), float("inf"), float("-inf"))
-_NON_FINITE = (("if", "soft"), ("lif", "hard"), ("lif", "soft"), ("klif", "hard"), ("leaky", "hard"), ("li", "none"))
-
-
-def add_to(cases: Collection) -> None:
-    """Add the cases of this tier."""
-
-    def add(name: str, holds: str, run: Callable[[Context], None], needs: Sequence[str] = ()) -> None:
-        cases.add(f"robust/{name}", "robust", holds, run, needs)
-
-    odd = "NaN and infinite inputs do to a neuron what IEEE arithmetic does, and nothing to its neighbours"
-    for model, reset in _NON_FINITE:
-        add(f"non-finite-{model}-{reset}", odd, partial(non_finite, model=model, reset=reset))
-    add(
-        "non-finite-parameters",
-        "NaN and infinite parameters do to a neuron what IEEE arithmetic does, and nothing to its neighbours",
-        non_finite_parameters,
-        ("full_parameters",),
-    )
-    add("large", "very large and very small potentials neither overflow in between nor vanish", large)
-    add(
-        "large-beside-small",
-        "a gradient that is large in one neuron costs no other neuron its digits",
-        large_beside_small,
-        ("gradients",),
-    )
-    add("subnormal", "subnormal numbers are kept", subnormal)
-    again = "the same call twice gives the same bits, gradients of shared parameters included"
-    add("deterministic", again, deterministic, ("gradients", "parameter_gradients"))
-    add("threads", "neurons compute the same from several threads at once", threads)
-    add("threads-gradient", "gradients are the same from several threads at once", threads_gradient, ("gradients",))
-    add("nothing-kept", "after a call nothing keeps the input alive", nothing_kept)
-    add("errors", "a wrong call raises, names what is wrong, and leaves the neuron in order", errors)
+CASES = Collection()
+_BACK = ("gradients",)
+_LEARN = (*_BACK, "parameter_gradients")
 
 
-def non_finite(context: Context, model: str, reset: str) -> None:
-    """Each of NaN, inf, -inf at some step of some neuron."""
-    s = Subject(context, model, reset, shape=(6, 3, 7))
-    x = s.inputs[0].copy()
-    for i, value in enumerate(_ODD):
-        x[i, 0, i] = x[2 * i + 1, 1, i + 3] = x[5, 2, i] = value
-    s.inputs = (x,)
-    right = s.bits()
-    output, final = s.neuron.run(context.tensor(x))
-    # the state first: it tells more
-    s.check_states(final, right.final, "final state, with NaN and infinities,", exact=True)
-    same("outputs with NaN and infinities", s.of, as_array(output), right.outputs[0], tested=right.tested)
+def _case(name: str, holds: str, *needs: str, **more: Any) -> Callable[[Any], Any]:
+    return CASES.case(f"robust/{name}", "robust", holds, *needs, **more)
 
 
-def non_finite_parameters(context: Context) -> None:
-    """Each of NaN, inf, -inf as tau, threshold and v_reset of some neuron."""
-    names = ("tau", "threshold", "v_reset")
-    values = {name: spread(BY_NAME["lif"].params[name], (3, 7)) for name in names}
-    s = Subject(context, "lif", "hard", values=values, shape=(6, 3, 7), bounds=None)
-    for i, name in enumerate(names):
-        for k, value in enumerate(_ODD):
-            s.params[name][i, 2 * k] = s.spread[name][i, 2 * k] = value
-            getattr(s.neuron, name)[i, 2 * k] = value
-    s.takes(s.inputs)
-    right = s.bits()
-    output, final = s.neuron.run(s.x())
-    s.check_states(final, right.final, "final state, with parameters of NaN and infinities,", exact=True)
-    same("outputs with parameters of NaN and infinities", s.of, as_array(output), right.outputs[0], tested=right.tested)
+# -- modules and machinery
 
 
-def large(context: Context) -> None:
-    """Potentials near the ends of float32."""
-    s = Subject(context, "lif", "none", shape=(3, 7))
-    x = np.outer([1.0, -0.5, 0.25], [1e30, -1e30, 1e37, 1e-30, -1e-30, 1e-37, 1e4])
-    s.inputs = (x,)
-    right = run(s.twin, [np.asarray(x, np.float32)], s.params, dtype=np.float32)
-    output, final = s.neuron.run(context.tensor(x))
-    same("spikes", s.of, as_array(output), right.outputs[0], tested=right.tested)
-    s.check_states(final, right.final, "final state", exact=True)
+@_case("deepcopy", "a deep copy computes the same and shares nothing", how="copied")
+@_case("pickle", "a neuron survives pickling, the state it carries included", how="pickled")
+def _copied(context: Context, how: str) -> None:
+    """Of a neuron that has been used and carries state."""
+    s = Subject(context, "alif", "soft", step="single", values={"tau": np.asarray(2.7)})
+    half = len(s.inputs[0]) // 2
+    outputs = [s.neuron(x) for x in s.x()[:half]]
+    twin = copy.deepcopy(s.neuron) if how == "copied" else pickle.loads(pickle.dumps(s.neuron))
+    for x in s.x()[:half]:
+        s.neuron(x)  # the original goes on; its copy must not notice
+    outputs += [twin(x) for x in s.x()[half:]]
+    s.check_outputs(torch.stack(outputs), f" of a {how} neuron")
 
 
-def large_beside_small(context: Context) -> None:
-    """A cotangent ten thousand times as large in one neuron."""
-    s = Subject(context, "lif", "soft")
-    x = s.x(grad=True)
-    output = s.neuron(x)
-    cotangent = s.cotangent(output)
-    cotangent[:, 0, 0] *= 1e4
-    s.backward(output, cotangent)
-    s.check("input gradient", x.grad, s.gradients(cotangent).inputs[0], name="a large cotangent in one neuron")
+@_case("state-dict", "parameters are saved and loaded, state is not")
+def _state_dict(context: Context) -> None:
+    s = Subject(context, "lif", "hard", values={"tau": np.asarray(2.75), "threshold": np.asarray(0.875)})
+    other = Subject(context, "lif", "hard", values={"tau": np.asarray(9.0), "threshold": np.asarray(3.0)})
+    s.neuron(s.x())
+    other.neuron.load_state_dict(s.neuron.state_dict())
+    if set(s.neuron.state_dict()) != {"tau", "threshold"}:
+        raise Mismatch(f"state_dict of {s.of} has {sorted(s.neuron.state_dict())}, expected tau and threshold")
+    s.check_outputs(other.neuron(s.x()), " after load_state_dict")
 
 
-def subnormal(context: Context) -> None:
-    """IF adds numbers below the smallest normal one."""
-    s = Subject(context, "if", "none", values={"threshold": 3e-39, "v_reset": 0.0}, shape=(4, 3))
-    x = np.asarray([[1e-39, 2e-39, 5e-40]] * 4, np.float32)
-    right = run(s.twin, [x], s.params, dtype=np.float32)
-    output, final = s.neuron.run(context.tensor(x))
-    same("final v of subnormal inputs", s.of, as_array(final["v"]), right.final["v"], axes="n")
-    same("spikes of subnormal inputs", s.of, as_array(output), right.outputs[0])
+@_case("checkpoint", "torch.utils.checkpoint gives the same gradients", *_LEARN)
+def _checkpoint(context: Context) -> None:
+    for reentrant in (False, True):
+        call = Call(Subject(context, "plif", "soft", learn=("w",)), f"a checkpoint with use_reentrant={reentrant}")
+        call.check(checkpoint(call.s.neuron, call.x, use_reentrant=reentrant))
 
 
-def deterministic(context: Context) -> None:
-    """Five times."""
-    s = Subject(context, "lif", "hard", shape=(8, 31, 67), learn=("tau", "threshold"))
-    cotangent = s.cotangent(s.x())
-    seen: List[Dict[str, Tensor]] = []
-    for _ in range(5):
-        s.neuron.zero_grad(set_to_none=True)
-        x = s.x(grad=True)
-        output = s.neuron(x)
-        s.backward(output, cotangent)
-        grads = {name: p.grad.clone() for name, p in s.neuron.named_parameters() if p.grad is not None}
-        seen.append({"output": output.detach(), **({} if x.grad is None else {"input gradient": x.grad}), **grads})
-    for again in seen[1:]:
-        for name, value in again.items():
-            same(
-                f"{name}, computed again,",
-                s.of,
-                as_array(value),
-                as_array(seen[0][name]),
-                axes="",
-                right="the first time",
-            )
-
-
-def threads(context: Context) -> None:
-    """One neuron for all, not used before, so that its first use is a race too; and one for each."""
-    shared = Subject(context, "synaptic", "hard")
-    own = [Subject(context, "lif", reset) for reset in ("hard", "soft", "none", "hard")]
-    x = shared.x()
-
-    def work(i: int) -> None:
-        for _ in range(5):
-            shared.check_outputs(shared.neuron(x), " in a thread")
-            own[i].check_outputs(own[i].neuron(own[i].x()), " in a thread")
-
-    at_once(work)
-
-
-def threads_gradient(context: Context) -> None:
-    """Forward and backward in each thread."""
-    subjects = [Subject(context, "lif", reset) for reset in ("hard", "soft", "none", "hard")]
-    cotangents = [s.cotangent(s.x()) for s in subjects]
-
-    def work(i: int) -> None:
-        s = subjects[i]
-        for _ in range(5):
-            x = s.x(grad=True)
-            s.backward(s.neuron(x), cotangents[i])
-            s.check("input gradient", x.grad, s.gradients(cotangents[i]).inputs[0], name="a thread")
-
-    at_once(work)
-
-
-def nothing_kept(context: Context) -> None:
-    """The input is gone once it and the output are."""
+@_case("eval", "eval() changes nothing about outputs and gradients", *_BACK)
+def _eval(context: Context) -> None:
     s = Subject(context, "lif", "hard")
-    grad = context.declares("gradients")
-    x = s.x(grad)
-    output = s.neuron(x)
-    if grad:
-        s.backward(output, torch.ones_like(output))
-    gone = weakref.ref(x)
-    del x, output
-    gc.collect()
-    if not context.settles(lambda: gone() is None):
-        raise Mismatch(f"{s.of}: the input of a finished call is kept alive")
+    s.neuron.eval()
+    Call(s, "a call in eval mode").check()
 
 
-def errors(context: Context) -> None:
-    """Each wrong call, and a right one after it."""
+@_case("autocast", "under autocast state and arithmetic stay float32, the output in the input's dtype", *_BACK)
+def _autocast(context: Context) -> None:
+    """Final states to the bit, where the neuron is of + - * /."""
+    for model in ("lif", "plif", "eif"):
+        s = Subject(context, model, "hard")
+        call = Call(s, "a call under autocast")
+        with torch.autocast(context.device.type, dtype=torch.bfloat16):
+            call.forward()
+            _, final = s.neuron.run(call.x.detach())
+        exact = s.model.arithmetic
+        s.check_states(final, (s.bits() if exact else s.seen).final, "final state, under autocast,", exact)
+        call.check(call.output)
+
+
+@_case("autocast-16-bit", "16-bit activations of an autocast layer go in and come out", dtype="bfloat16")
+def _autocast_half(context: Context) -> None:
+    s = Subject(context, "lif", "soft", dtype="bfloat16")
+    linear = context.place(_identity())
+    with torch.no_grad(), torch.autocast(context.device.type, dtype=torch.bfloat16):
+        output, final = s.neuron.run(linear(s.x().float()))
+    s.check_outputs(output, " behind an autocast layer")
+    s.check_states(final, s.bits().final, "final state, behind an autocast layer,", exact=True)
+
+
+def _identity() -> nn.Linear:
+    linear = nn.Linear(7, 7, bias=False)
+    nn.init.eye_(linear.weight)
+    return linear
+
+
+@_case("training-step", "a training step moves the weights as the equations say", *_BACK)
+def _training_step(context: Context) -> None:
+    """A step of SGD on a linear layer before a LIF; loss: the sum of spikes, weighted."""
+    s = Subject(context, "lif", "hard", shape=(6, 4, 7))
+    linear = _identity()
+    net = context.place(nn.Sequential(linear, s.neuron))
+    weights = s.cotangent(s.x())
+    step = sc.training_model(net, _weighted_sum, torch.optim.SGD(net.parameters(), lr=0.01), backend=context.name)
+    outputs, loss = step(s.x(), weights)
+    s.check_outputs(outputs, " of a training step")
+    near = TOLERANCES["float32", "parameter gradient"]
+    same("loss", s.of, as_array(loss), np.asarray((s.seen.outputs[0] * as_array(weights)).sum()), near, axes="")
+    grad = np.einsum("tbo,tbi->oi", s.gradients(weights).inputs[0], s.inputs[0])
+    same("weight after one step", repr(net), as_array(linear.weight), np.eye(7) - 0.01 * grad, near, axes="out, in")
+
+
+def _weighted_sum(output: Tensor, weights: Tensor) -> Tensor:
+    return (output * weights).sum()
+
+
+@_case("errors", "a wrong call raises, names what is wrong, and leaves the neuron in order")
+def _errors(context: Context) -> None:
     s = Subject(context, "lif", "hard")
     x = s.x()
     wrong: List[Tuple[str, Type[BaseException], Any]] = [
@@ -205,3 +145,206 @@ def errors(context: Context) -> None:
         else:
             raise Mismatch(f"{what} raised nothing; {kind.__name__} was expected")
     s.check_outputs(s.neuron(x), " after wrong calls")
+
+
+# -- numbers
+
+_ODD = (float("nan"), float("inf"), float("-inf"))
+_NON_FINITE = "do to a neuron what IEEE arithmetic does, and nothing to its neighbours"
+
+
+@_case("non-finite-if-soft", f"NaN and infinite inputs {_NON_FINITE}", model="if", reset="soft")
+@_case("non-finite-lif-hard", f"NaN and infinite inputs {_NON_FINITE}", model="lif", reset="hard")
+@_case("non-finite-lif-soft", f"NaN and infinite inputs {_NON_FINITE}", model="lif", reset="soft")
+@_case("non-finite-klif-hard", f"NaN and infinite inputs {_NON_FINITE}", model="klif", reset="hard")
+@_case("non-finite-leaky-hard", f"NaN and infinite inputs {_NON_FINITE}", model="leaky", reset="hard")
+@_case("non-finite-li-none", f"NaN and infinite inputs {_NON_FINITE}", model="li", reset="none")
+def _non_finite(context: Context, model: str, reset: str) -> None:
+    """Each of NaN, inf, -inf at some step of some neuron."""
+    s = Subject(context, model, reset, shape=(6, 3, 7))
+    x = s.inputs[0].copy()
+    for i, value in enumerate(_ODD):
+        x[i, 0, i] = x[2 * i + 1, 1, i + 3] = x[5, 2, i] = value
+    s.inputs = (x,)
+    _check_odd(s, "with NaN and infinities")
+
+
+@_case("non-finite-parameters", f"NaN and infinite parameters {_NON_FINITE}", "full_parameters")
+def _non_finite_parameters(context: Context) -> None:
+    """Each of NaN, inf, -inf as tau, threshold and v_reset of some neuron."""
+    names = ("tau", "threshold", "v_reset")
+    values = {name: spread(BY_NAME["lif"].params[name], (3, 7)) for name in names}
+    s = Subject(context, "lif", "hard", values=values, shape=(6, 3, 7), bounds=None)
+    for i, name in enumerate(names):
+        for k, value in enumerate(_ODD):
+            s.params[name][i, 2 * k] = s.spread[name][i, 2 * k] = value
+            getattr(s.neuron, name)[i, 2 * k] = value
+    s.takes(s.inputs)
+    _check_odd(s, "with parameters of NaN and infinities")
+
+
+@_case("large", "very large and very small potentials neither overflow in between nor vanish")
+def _large(context: Context) -> None:
+    s = Subject(context, "lif", "none", shape=(3, 7))
+    s.inputs = (np.outer([1.0, -0.5, 0.25], [1e30, -1e30, 1e37, 1e-30, -1e-30, 1e-37, 1e4]).astype(np.float32),)
+    _check_odd(s, "of large and small inputs")
+
+
+@_case("subnormal", "subnormal numbers are kept")
+def _subnormal(context: Context) -> None:
+    """IF adds numbers below the smallest normal one."""
+    s = Subject(context, "if", "none", values={"threshold": 3e-39, "v_reset": 0.0}, shape=(4, 3))
+    s.inputs = (np.asarray([[1e-39, 2e-39, 5e-40]] * 4, np.float32),)
+    _check_odd(s, "of subnormal inputs")
+
+
+def _check_odd(s: Subject, what: str) -> None:
+    """State and outputs are those of the oracle in float32; the state first, since it tells more."""
+    right = run(s.twin, s.inputs, s.spread, dtype=np.float32)
+    output, final = s.neuron.run(s.x())
+    s.check_states(final, right.final, f"final state, {what},", exact=True)
+    same(f"outputs {what}", s.of, as_array(output), right.outputs[0], tested=right.tested)
+
+
+@_case("large-beside-small", "a gradient that is large in one neuron costs no other neuron its digits", *_BACK)
+def _large_beside_small(context: Context) -> None:
+    s = Subject(context, "lif", "soft")
+    call = Call(s, "a call with a large cotangent in one neuron")
+    call.cotangent[:, 0, 0] *= 1e4
+    call.right = s.gradients(call.cotangent)
+    call.check()
+
+
+@_case("deterministic", "the same call twice gives the same bits, gradients of shared parameters included", *_LEARN)
+def _deterministic(context: Context) -> None:
+    """Five times."""
+    s = Subject(context, "lif", "hard", shape=(8, 31, 67), learn=("tau", "threshold"))
+    cotangent = s.cotangent(s.x())
+    seen: List[Dict[str, Tensor]] = []
+    for _ in range(5):
+        s.neuron.zero_grad(set_to_none=True)
+        x = s.x(grad=True)
+        output = s.neuron(x)
+        s.backward(output, cotangent)
+        leaves = {"input gradient": x, **dict(s.neuron.named_parameters())}
+        grads = {name: leaf.grad.clone() for name, leaf in leaves.items() if leaf.grad is not None}
+        seen.append({"output": output.detach(), **grads})
+    for again in seen[1:]:
+        for name, value in again.items():
+            first = as_array(seen[0][name])
+            same(f"{name}, computed again,", s.of, as_array(value), first, axes="", right="the first time")
+
+
+# -- torch.compile and registered operators. All but one case use ``aot_eager``, which captures and differentiates the
+# graph as the default backend does, and generates no code.
+
+
+def _compile_case(name: str, holds: str, *needs: str, **more: Any) -> Callable[[Any], Any]:
+    add = CASES.case(f"compile/{name}", "compile", holds, "torch_compile", *needs, undeclared="nothing", **more)
+
+    def quiet(run: Callable[..., None]) -> Callable[..., None]:
+        add(partial(_quietly, run))
+        return run
+
+    return quiet
+
+
+def _quietly(run: Callable[..., None], context: Context, **options: Any) -> None:
+    """Run without torch's warnings about torch, which a strict pytest would raise inside of it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run(context, **options)
+
+
+def _compile(context: Context, s: Subject, module: Any, backend: Any = "aot_eager") -> Callable[..., Any]:
+    """The compiled module, once its neuron has been seen to run on this backend."""
+    s.check_outputs(s.neuron(s.x()))
+    # a counter around the runner would be compiled as well: from now on the neuron gets the runner itself
+    context.witness.aside = True
+    sc.set_backend(s.neuron, context.name)
+    torch._dynamo.reset()
+    made: Callable[..., Any] = torch.compile(module, fullgraph=True, backend=backend)
+    return made
+
+
+_SAME = "torch.compile(fullgraph=True) gives the same outputs and gradients"
+
+
+@_compile_case("lif-hard", _SAME, *_BACK)
+@_compile_case("alif-soft", _SAME, *_BACK, model="alif", reset="soft")
+@_compile_case("leaky-soft", _SAME, *_BACK, model="leaky", reset="soft")
+@_compile_case("inductor", "so it does with the default backend, which generates code", *_BACK, backend="inductor")
+@_compile_case(
+    "parameters", "learnt parameters get their gradients through a compiled graph", *_LEARN, learn=("tau", "threshold")
+)
+def _compiled(
+    context: Context,
+    model: str = "lif",
+    reset: str = "hard",
+    backend: str = "aot_eager",
+    learn: Sequence[str] = (),
+) -> None:
+    s = Subject(context, model, reset, learn=learn, shape=(3 if backend == "inductor" else 5, 3, 7))
+    compiled = _compile(context, s, s.neuron, backend)
+    call = Call(s, "a call under torch.compile")
+    call.check(compiled(call.x))
+
+
+@_compile_case("network", "a neuron between two layers compiles in one graph", *_BACK)
+def _network(context: Context) -> None:
+    """Identity layers around it, so that the oracle is the neuron's."""
+    s = Subject(context, "lif", "soft", shape=(5, 3, 7))
+    compiled = _compile(context, s, context.place(nn.Sequential(_identity(), s.neuron, _identity())))
+    call = Call(s, "a call of a compiled network")
+    call.check(compiled(call.x))
+
+
+@_compile_case("sizes", "a compiled neuron takes other numbers of neurons", shapes=((4, 5, 7), (4, 8, 9)))
+@_compile_case("steps", "a compiled neuron takes other numbers of steps", shapes=((6, 3, 7), (9, 3, 7), (17, 3, 7)))
+def _sizes(context: Context, shapes: Sequence[Sequence[int]]) -> None:
+    """One shape after the other, so that PyTorch begins to take a size for a variable."""
+    s = Subject(context, "lif", "hard", shape=(4, 3, 7))
+    compiled = _compile(context, s, s.neuron)
+    for shape in ((4, 3, 7), *shapes):
+        other = Subject(context, "lif", "hard", shape=shape)
+        other.check_outputs(compiled(other.x()), " of other sizes under torch.compile")
+
+
+@_compile_case(
+    "opcheck", "torch.library.opcheck finds no fault with the operators that a compiled neuron calls", *_BACK
+)
+def _opcheck(context: Context) -> None:
+    """Every operator that is not PyTorch's own, with the arguments it is called with. A backend need have none."""
+    check = getattr(torch.library, "opcheck", None)  # since torch 2.4
+    if check is None:
+        from torch.testing._internal.optests import generate_tests
+
+        check = generate_tests.opcheck
+    learn = ("tau",) if context.declares("parameter_gradients") else ()
+    for operator, args, kwargs in _operator_calls(
+        context, Subject(context, "lif", "hard", learn=learn, shape=(5, 3, 7))
+    ):
+        try:
+            check(operator, args, kwargs)
+        except Exception as error:
+            raise Mismatch(f"opcheck of {operator}: {type(error).__name__}: {error}") from error
+
+
+def _operator_calls(context: Context, s: Subject) -> List[Tuple[Any, Tuple[Any, ...], Dict[str, Any]]]:
+    """The calls of registered operators in the captured graph: operator, arguments, keyword arguments."""
+    seen: List[Tuple[Any, Tuple[Any, ...], Dict[str, Any]]] = []
+
+    class Watch(torch.fx.Interpreter):
+        def run_node(self, n: torch.fx.Node) -> Any:
+            operator: Any = n.target
+            if isinstance(operator, torch._ops.OpOverloadPacket):
+                operator = operator.default
+            if isinstance(operator, torch._ops.OpOverload) and operator.namespace not in ("aten", "prim", "prims"):
+                seen.append((operator, *self.fetch_args_kwargs_from_env(n)))
+            return super().run_node(n)
+
+    def watched(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        return lambda *args: Watch(graph).run(*args)
+
+    _compile(context, s, s.neuron, watched)(s.x(grad=True))
+    return seen

@@ -1,0 +1,475 @@
+"""Calls and their backward passes: several of one neuron, and what may happen between a call and its backward pass."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, Callable, Dict, List, Sequence, Tuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spikecore.testing._calls import (
+    Call,
+    backward_together,
+    check_each,
+    check_parameters,
+    learnable,
+    pair,
+    second_derivative,
+)
+from spikecore.testing._case import Collection
+from spikecore.testing._compare import Mismatch, as_array, backward, same
+from spikecore.testing._config import Config, add_row
+from spikecore.testing._context import Context
+from spikecore.testing._subject import Subject
+from spikecore.testing._tolerances import EXACT, OTHER_DTYPES
+from spikecore.testing._turning import SWAP
+
+CASES = Collection()
+_BACK = ("gradients",)
+_LEARN, _STATE = (*_BACK, "parameter_gradients"), (*_BACK, "state_gradients")
+_SHAPES = ((12, 3, 7), (12, 5), (5, 2, 3, 2), (20, 4, 3), (1, 7))
+
+
+def _case(name: str, holds: str, *needs: str, **more: Any) -> Callable[[Any], Any]:
+    return CASES.case(f"sequences/{name}", "sequences", holds, *needs, **more)
+
+
+# -- several calls
+
+_OWN = "two calls of different values, then one backward pass: each gradient is that of its own call"
+
+
+@_case("two-calls-lif-hard", _OWN, *_BACK, model="lif", reset="hard")
+@_case("two-calls-alif-soft", _OWN, *_BACK, model="alif", reset="soft")
+@_case("two-calls-li-none", _OWN, *_BACK, model="li", reset="none")
+@_case("two-calls-learnt", f"{_OWN}; those of learnt parameters are the sum", *_LEARN, learn=True)
+@_case("two-calls-state", f"{_OWN}, with initial and final states", *_STATE, model="alif", state=True)
+@_case("two-calls-long", f"{_OWN}, beyond a chunk of 16 steps", *_STATE, model="alif", state=True, steps=35)
+def _two_calls(
+    context: Context,
+    model: str = "lif",
+    reset: str = "hard",
+    learn: bool = False,
+    state: bool = False,
+    steps: int = 12,
+) -> None:
+    names = ("tau", "threshold", "v_reset") if learn else ()
+    calls = pair(
+        Subject(context, model, reset, learn=names, state=state, shape=(steps, 3, 7)), final=state, state=state
+    )
+    for call in calls:
+        call.forward()
+    for call in calls:
+        call.check_outputs(", after both")
+    backward_together(calls)
+    check_each(calls)
+
+
+@_case("backward-reversed", "the order of two backward passes is not that of their calls, and no matter", *_BACK)
+def _backward_reversed(context: Context) -> None:
+    first, second = pair(Subject(context, "lif", "soft"))
+    first.forward()
+    second.forward().backward().check_inputs(first)
+    first.backward().check_inputs(second)
+    second.check_inputs(first, what=", after the backward pass of the other")
+
+
+@_case("outputs-kept", "a later call leaves the results of an earlier one as they were")
+def _outputs_kept(context: Context) -> None:
+    record = ("v",) if context.declares("record") else ()
+    first, second = pair(Subject(context, "lif", "hard"))
+    s = first.s
+    results = s.neuron.run(first.x.detach(), record=record)
+    second.s.neuron.run(second.x.detach(), record=record)
+    s.check_outputs(results[0], " of the first call, after the second: results of two calls share memory")
+    s.check_states(results[1], s.bits().final, "final state of the first call, after the second,", exact=True)
+    if record:
+        s.check_states(results[2], s.bits().states, "recorded in the first call, read after the second,", exact=True)
+
+
+@_case("gradients-kept", "a later backward pass leaves the gradients of an earlier one as they were", *_BACK)
+def _gradients_kept(context: Context) -> None:
+    calls = pair(Subject(context, "lif", "hard"))
+    # torch.autograd.grad returns gradients that nobody copies
+    grads = [torch.autograd.grad(call.forward().output, call.x, call.cotangent)[0] for call in calls]
+    for call, grad, other in zip(calls, grads, calls[::-1]):
+        name = f"{call.which}, after all backward passes"
+        call.s.check("input gradient", grad, call.right.inputs[0], name=name, suspects=call.suspects(other))
+
+
+@_case("shapes", "calls of different shapes take turns, forward and backward", *_BACK)
+def _shapes(context: Context) -> None:
+    """Five shapes, each called twice with other values, backwards in another order."""
+    neuron = Subject(context, "lif", "hard").neuron
+    calls: List[Call] = []
+    for draw in (0, 1):
+        for shape in _SHAPES:
+            s = Subject(context, "lif", "hard", shape=shape, draw=draw, neuron=neuron)
+            calls.append(Call(s, f"call number {len(calls) + 1}, of shape {list(shape)},"))
+    for call in calls:
+        call.forward()
+    for call in calls:
+        call.check_outputs(" after all calls")
+    for call in calls[::-2] + calls[::2]:
+        call.backward()
+    for call in calls:
+        call.check_inputs(*[other for other in calls if other.s.shape == call.s.shape and other is not call])
+
+
+def _dtypes(context: Context, other: str) -> None:
+    """One neuron of numbers, called with both dtypes in turn."""
+    neuron = Subject(context, "lif", "hard").neuron
+    calls: List[Call] = []
+    for draw in (0, 1):
+        for each in ("float32", other):
+            s = Subject(context, "lif", "hard", dtype=each, draw=draw, neuron=neuron)
+            calls.append(Call(s, f"call number {len(calls) + 1}, of {each},"))
+    for call in calls:
+        call.forward().check_outputs()
+    for call in (calls[2], calls[1], calls[0], calls[3]):
+        call.backward()
+    for call in calls:
+        call.check_inputs()
+
+
+for _dtype in OTHER_DTYPES:
+    _case(
+        f"dtypes-{_dtype}",
+        f"calls of float32 and {_dtype} take turns on one neuron",
+        *_BACK,
+        dtype=_dtype,
+    )(partial(_dtypes, other=_dtype))
+
+
+@_case("never-backward", "calls whose backward pass never comes disturb none", *_BACK)
+def _never_backward(context: Context) -> None:
+    """Nine calls of other values, their results dropped, referred to and detached."""
+    s = Subject(context, "lif", "hard", learn=learnable(context, "tau"))
+    first, second = pair(s)
+    outputs = []
+    for i in range(9):
+        output = s.neuron(second.x.detach().requires_grad_())
+        outputs.append(output if i % 2 else output.detach())
+    first.forward().backward().check_inputs(second)
+    check_parameters(s, [first], "beside nine calls without backward")
+    for output in outputs:
+        second.s.check_outputs(output.detach(), " of a call without backward")
+
+
+@_case("retained", "a retained graph gives the same gradient again after another call", *_BACK)
+def _retained(context: Context) -> None:
+    first, second = pair(Subject(context, "lif", "hard"))
+    first.forward().backward(retain_graph=True).check_inputs()
+    before: Any = first.x.grad
+    second.forward().backward().check_inputs(first)
+    first.x.grad = None
+    first.backward().check_inputs(second, what=", run backwards again")
+    after: Any = first.x.grad
+    same("input gradient, run backwards again,", first.s.of, as_array(after), as_array(before), EXACT)
+
+
+@_case("accumulated", "gradients of calls add up in .grad", *_BACK)
+def _accumulated(context: Context) -> None:
+    s = Subject(context, "lif", "hard", learn=learnable(context, "tau", "threshold"))
+    first, second = pair(s)
+    first.forward().backward(retain_graph=True)
+    second.forward().backward()
+    first.backward()
+    first.check_inputs(second, what=", run backwards twice", times=2.0)
+    second.check_inputs(first)
+    check_parameters(s, [first, second, first], "of three backward passes of two calls")
+
+
+@CASES.case("robust/backward-twice", "robust", "a graph that is retained can be run backwards twice", *_BACK)
+def _backward_twice(context: Context) -> None:
+    call = Call(Subject(context, "lif", "hard"), "").forward()
+    for again in (1, 2):
+        call.x.grad, call.cotangent = None, call.s.cotangent(call.output)
+        call.right, call.which = call.s.gradients(call.cotangent), f"backward number {again}"
+        call.backward(retain_graph=again == 1).check_inputs()
+
+
+_BACK_FROM: Dict[str, Any] = {"model": "probe", "reset": "soft", "call": "short", "wanted": ("inputs",)}
+add_row(
+    CASES,
+    "sequences/one-of-two-outputs",
+    "sequences",
+    "backward from one of two outputs gives its gradient",
+    *[Config(**_BACK_FROM, given=given) for given in (("output 0",), ("output 1",), ("outputs",))],
+)
+
+
+# -- modes and copies
+
+
+@_case("no-grad-between", "a call without gradients between a call and its backward changes nothing", *_BACK)
+def _no_grad_between(context: Context) -> None:
+    first, second = pair(Subject(context, "lif", "hard"))
+    first.forward()
+    with torch.no_grad():
+        second.forward().check_outputs()
+    first.backward().check_inputs(second)
+
+
+@_case("no-grad-first", "a neuron used without gradients has them in the next call", *_BACK)
+def _no_grad_first(context: Context) -> None:
+    for draw in (0, 2):
+        first, second = pair(Subject(context, "lif", "hard", draw=draw))
+        with torch.no_grad():
+            first.forward().check_outputs(", under no_grad")
+        if first.output.requires_grad:
+            raise Mismatch(f"{first.s.of}: the output of a call under no_grad requires a gradient")
+        second.forward().backward().check_inputs(first)
+
+
+_INFERENCE = "used in inference mode, has gradients in the next call"
+
+
+@_case("inference-mode", f"a neuron, {_INFERENCE}", *_BACK)
+@_case("inference-mode-from-constants", f"a neuron whose states start from constants, {_INFERENCE}", *_BACK, model=SWAP)
+def _inference_first(context: Context, model: Any = "lif") -> None:
+    """A tensor that is made in inference mode cannot be saved for backward."""
+    lif = model == "lif"
+    s = Subject(context, model, "soft" if lif else "none", values={"tau": np.asarray(2.75)} if lif else {})
+    first, second = pair(s)
+    for now, other in ((second, first), (first, second)):
+        with torch.inference_mode():
+            s.check_outputs(s.neuron(s.x()), " in inference mode")
+        now.forward().backward().check_inputs(other)
+
+
+@_case("deepcopy-between", "a copy made between call and backward computes its own", *_BACK, how="copied")
+@_case("pickle-between", "a neuron pickled between call and backward is no other", *_BACK, how="pickled")
+def _copied(context: Context, how: str) -> None:
+    s = Subject(context, "lif", "hard", values={"tau": np.asarray(2.75)})
+    first, second = pair(s)
+    first.forward()
+    twin: Any = copy.deepcopy(s.neuron) if how == "copied" else pickle.loads(pickle.dumps(s.neuron))
+    second.s.neuron = twin
+    second.forward().check_outputs(f", of a neuron {how} between call and backward")
+    second.backward().check_inputs(first, what=f", of a neuron {how}")
+    with torch.no_grad():
+        twin.tau.fill_(9.0)
+    first.backward().check_inputs(second, what=f", of a neuron {how} in between")
+    s.check_outputs(s.neuron(s.x()), f" after its copy ({how}) was changed: they share a parameter")
+
+
+# -- second derivatives. With a detached reset: else they have the surrogate's derivative in them, which no difference
+# quotient sees.
+
+_SECOND: Dict[str, Any] = {"undeclared": "RuntimeError"}
+
+
+def _differentiable(context: Context) -> Subject:
+    dtype = "float64" if context.declares("float64") else "float32"
+    return Subject(context, "lif", "hard", detach=True, dtype=dtype, shape=(6, 3, 5))
+
+
+def _slope(call: Call) -> Tensor:
+    """The gradient of a call with a graph of its own."""
+    cotangent = call.cotangent.clone()
+    (slope,) = torch.autograd.grad(call.forward().output, call.x, call.cotangent, create_graph=True)
+    if not torch.equal(cotangent, call.cotangent):
+        raise Mismatch(f"the gradient that came in of {call.s.of} was written to")
+    if not slope.requires_grad:
+        raise Mismatch(f"the gradient of {call.s.of} is not connected to its input, though create_graph=True")
+    return slope
+
+
+@_case("double-backward", "second derivatives are those of their own call", *_BACK, "double_backward", **_SECOND)
+@CASES.case(
+    "robust/double-backward", "robust", "second derivatives are right", *_BACK, "double_backward", alone=True, **_SECOND
+)
+def _double_backward(context: Context, alone: bool = False) -> None:
+    calls = pair(_differentiable(context), detach=True)[: 1 if alone else 2]
+    directions = [call.s.cotangent(call.x) for call in calls]
+    right = [second_derivative(call, direction) for call, direction in zip(calls, directions)]
+    slopes = [_slope(call) for call in calls]
+    for call, slope, direction, expected in zip(calls, slopes, directions, right):
+        (second,) = torch.autograd.grad(slope, call.x, direction)
+        call.s.check("second derivative", second, expected, name=call.which)
+
+
+@CASES.case(
+    "robust/double-backward-cotangent",
+    "robust",
+    "a gradient is differentiable in its cotangent, in which it is linear",
+    *_BACK,
+    "double_backward",
+    **_SECOND,
+)
+def _double_backward_cotangent(context: Context) -> None:
+    """The product of Jacobian and direction by two backward passes: ``d (J' w) / d w`` along it."""
+    s = Subject(context, "lif", "hard", shape=(6, 3, 5))
+    x = s.x(grad=True)
+    output = s.neuron(x)
+    weights, direction = s.cotangent(output).requires_grad_(), s.cotangent(output)
+    (back,) = torch.autograd.grad(output, x, weights, create_graph=True)
+    (along,) = torch.autograd.grad(back, weights, direction, allow_unused=True)
+    if along is None:
+        raise Mismatch(f"the gradient of {s.of} is not connected to its cotangent, though create_graph=True")
+    # <w, J d> is <J' w, d>: of some unit vectors w the oracle gives the right side
+    for t in range(len(output)):
+        unit = torch.zeros_like(output)
+        unit[t, 1, 2] = 1
+        right = np.asarray((s.gradients(unit).inputs[0] * as_array(direction)).sum())
+        s.check("output", along[t, 1, 2].detach(), right, name=f"the Jacobian along a direction, {(t, 1, 2)},")
+
+
+# -- changes in place between a call and its backward pass: torch refuses, or the values of the call count
+
+_AFTER = "changed in place after the call: torch's error in backward, or the gradient of the call's own values"
+
+
+def _judge(call: Call, run_backward: Callable[[], Any], check: Callable[[], Any]) -> None:
+    """Run backwards, and accept torch's refusal or what ``check`` finds right."""
+    try:
+        run_backward()
+    except RuntimeError as error:
+        if "modified by an inplace operation" not in str(error):
+            raise
+        return
+    try:
+        check()
+    except Mismatch as error:
+        raise Mismatch(
+            f"{error}\n  hint: a tensor was changed between forward and backward, and backward read the changed one; "
+            "save it with ctx.save_for_backward, so that torch sees the change, or save a copy"
+        ) from error
+
+
+@_case("in-place-input", f"an input {_AFTER}", *_BACK)
+def _in_place_input(context: Context) -> None:
+    s = Subject(context, "lif", "hard", learn=learnable(context, "tau"))
+    call = Call(s, "a call whose input was set to zero after it")
+    now = call.x * 1
+    call.output = s.neuron(now)
+    now.detach().zero_()  # a view of the same memory, with the same version counter
+    call.check_outputs()
+    _judge(call, call.backward, call.check_inputs)
+
+
+@_case("in-place-state", f"an initial state {_AFTER}", *_STATE)
+def _in_place_state(context: Context) -> None:
+    s = Subject(context, "alif", "soft", state=True)
+    call = Call(s, "a call whose initial state was set to zero after it", final=True)
+    start = {name: value * 1 for name, value in (call.start or {}).items()}
+    call.output, call.final = s.neuron.run(call.x, state=start)
+    for value in start.values():
+        value.detach().zero_()
+    _judge(call, call.backward, call.check_inputs)
+
+
+@_case("in-place-parameter-learnt", f"a learnt parameter {_AFTER}", *_LEARN, learnt=True)
+@_case("in-place-parameter-fixed", f"a fixed parameter {_AFTER}", *_BACK, learnt=False)
+def _in_place_parameter(context: Context, learnt: bool) -> None:
+    """As an optimiser's step between forward and backward changes them."""
+    values = {"tau": np.asarray(2.75), "threshold": np.asarray(0.875)}
+    s = Subject(context, "lif", "soft", values=values, learn=tuple(values) if learnt else ())
+    call = Call(s, "a call after which tau and threshold were doubled").forward()
+    with torch.no_grad():
+        for name in values:
+            getattr(s.neuron, name).mul_(2)
+    _judge(call, call.backward, lambda: check_each([call], f", {call.which}"))
+
+
+@_case("in-place-output", f"an output {_AFTER}; it counts as changed", *_BACK)
+def _in_place_output(context: Context) -> None:
+    call = Call(Subject(context, "lif", "hard"), "a call whose output was doubled in place").forward()
+    call.output.mul_(2)
+    _judge(call, call.backward, partial(call.check_inputs, times=2.0))
+    call = Call(Subject(context, "lif", "hard"), "a call whose output was overwritten past autograd").forward()
+    call.output.detach().fill_(7.0)
+    _judge(call, call.backward, call.check_inputs)
+
+
+@_case("in-place-record", f"a recorded state {_AFTER}; it counts as changed", *_STATE, "record")
+def _in_place_record(context: Context) -> None:
+    s = Subject(context, "lif", "soft")
+    call = Call(s, "a call whose recorded states were doubled in place")
+    output, _, trace = s.neuron.run(call.x, record=("v",))
+    trace["v"].mul_(2)
+    of_trace = s.cotangent(trace["v"])
+    call.right = s.gradients(call.cotangent, None, {"v": 2 * of_trace})
+    back = partial(backward, s.of, [output, trace["v"]], [call.cotangent, of_trace])
+    _judge(call, back, call.check_inputs)
+
+
+# -- hooks that keep saved tensors elsewhere, and autocast
+
+
+def _last_first(tensor: Tensor) -> Tensor:
+    """The same values with the strides of a transposed tensor."""
+    reverse = tuple(range(tensor.ndim))[::-1]
+    return tensor.detach().permute(reverse).contiguous().permute(reverse)
+
+
+def _spaced(tensor: Tensor) -> Tensor:
+    """The same values as every second number of a wider tensor."""
+    return torch.stack([tensor.detach(), torch.full_like(tensor, float("nan"))], -1)[..., 0]
+
+
+def _to_numpy(tensor: Tensor) -> Tuple[Any, torch.device]:
+    return tensor.detach().to("cpu", copy=True).numpy(), tensor.device
+
+
+def _from_numpy(packed: Tuple[Any, torch.device]) -> Tensor:
+    return torch.from_numpy(packed[0].copy()).to(packed[1])
+
+
+def _unchanged(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+_HOOKS: Dict[str, Callable[[], Any]] = {
+    "numpy": partial(torch.autograd.graph.saved_tensors_hooks, _to_numpy, _from_numpy),
+    "transposed": partial(torch.autograd.graph.saved_tensors_hooks, _last_first, _unchanged),
+    "spaced": partial(torch.autograd.graph.saved_tensors_hooks, _unchanged, _spaced),
+    "on-cpu": torch.autograd.graph.save_on_cpu,
+}
+_HOOKED = "saved-tensor hooks may keep saved tensors elsewhere: gradients are the same"
+
+
+@_case("saved-numpy", _HOOKED, *_BACK, how="numpy")
+@_case("saved-transposed", _HOOKED, *_BACK, how="transposed")
+@_case("saved-spaced", _HOOKED, *_BACK, how="spaced")
+@_case("saved-on-cpu", f"{_HOOKED} (torch.autograd.graph.save_on_cpu)", *_BACK, how="on-cpu")
+def _saved(context: Context, how: str) -> None:
+    s = Subject(context, "lif", "hard", learn=learnable(context, "tau", "threshold"), shape=(35, 3, 7))
+    calls: Sequence[Call] = pair(s)
+    with _HOOKS[how]():
+        for call in calls:
+            call.which += f" whose saved tensors are kept {how}"
+            call.forward()
+    for call in reversed(calls):
+        call.check_outputs().backward()
+    check_each(calls)
+
+
+_CAST = "changes no value and no gradient"
+
+
+@_case("autocast-forward", f"autocast around forward {_CAST}", *_BACK, where=("forward",))
+@_case("autocast-backward", f"autocast around backward {_CAST}", *_BACK, where=("backward",))
+@_case("autocast-both", f"autocast around forward and backward {_CAST}", *_BACK, where=("forward", "backward"))
+def _autocast(context: Context, where: Sequence[str]) -> None:
+    """bfloat16, on the CPU and on the device under test."""
+    for kind in sorted({"cpu", context.device.type}):
+
+        def cast(part: str, kind: str = kind) -> Any:
+            return torch.autocast(kind, dtype=torch.bfloat16) if part in where else nullcontext()
+
+        s = Subject(context, "lif", "hard", learn=learnable(context, "tau", "threshold"))
+        call = Call(s, f"a call with autocast of {kind} around {' and '.join(where)}")
+        with cast("forward"):
+            call.forward().check_outputs()
+        with cast("backward"):
+            call.backward()
+        if call.x.grad is not None and call.x.grad.dtype != torch.float32:
+            raise Mismatch(f"the input gradient of {call.which} of {s.of} has dtype {call.x.grad.dtype}")
+        check_each([call], f", {call.which}")

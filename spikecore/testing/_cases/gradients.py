@@ -1,0 +1,396 @@
+"""State and gradients: carried states, tensors that stand for several, and cotangents that do not arrive."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Callable, Dict, List, Sequence, Tuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import spikecore as sc
+from spikecore.testing._calls import Call
+from spikecore.testing._case import Collection
+from spikecore.testing._compare import Mismatch, as_array, backward, same
+from spikecore.testing._config import Config, add_row
+from spikecore.testing._context import Context
+from spikecore.testing._custom import library_surrogate
+from spikecore.testing._models import BY_NAME
+from spikecore.testing._oracle import SURROGATES, Array, adjoint, run
+from spikecore.testing._subject import Subject
+from spikecore.testing._tolerances import TOLERANCES
+from spikecore.testing._turning import TURN
+
+CASES = Collection()
+_BACK, _STATE, _LEARN = ("gradients",), ("gradients", "state_gradients"), ("gradients", "parameter_gradients")
+_TWO = ("several_inputs", "several_outputs")
+_STATES = ("a", "b", "c")
+
+
+def _case(name: str, holds: str, *needs: str, tier: str = "state", **more: Any) -> Callable[[Any], Any]:
+    return CASES.case(name, tier, holds, *needs, **more)
+
+
+# -- state
+
+
+@_case("state/rest", "every call starts at rest: the same input twice gives the same output", tier="core")
+def _rest(context: Context) -> None:
+    """Three calls; the second on other input."""
+    for model in ("lif", "alif", "leaky"):
+        s = Subject(context, model, "soft")
+        first, other = s.neuron(s.x()), s.x().flip(0) + 0.5
+        s.neuron(other)
+        s.check_outputs(first)
+        ended = run(s.twin, [as_array(other)], s.spread).final
+        suspects = {
+            "of a start where the call before ended": lambda s=s, ended=ended: run(
+                s.twin, s.inputs, s.spread, ended
+            ).outputs[0],
+        }
+        third, tested = as_array(s.neuron(s.x())), s.seen.tested
+        right = "the first call with the same input"
+        same("spikes of the third call", s.of, third, as_array(first), tested=tested, suspects=suspects, right=right)
+
+
+@_case("state/no-gradient-asked", "under no_grad and inference_mode the outputs are the same", tier="core")
+def _no_grad(context: Context) -> None:
+    s = Subject(context, "lif", "soft")
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            output = s.neuron(s.x())
+        s.check_outputs(output, f" under {mode.__name__}")
+        if output.requires_grad:
+            raise Mismatch(f"the output of {s.of} requires a gradient under {mode.__name__}")
+
+
+@_case("state/carried", "calls that carry their state give what one long call gives")
+@_case("state/carried-16-bit", "nothing is rounded on the way from call to call", dtype="float16", narrow=True)
+def _carried(context: Context, narrow: bool = False) -> None:
+    """Pieces of 16, 1, 0, 7 and 16 steps."""
+    for model in ("lif", "synaptic", "leaky"):
+        s = Subject(context, model, "soft", shape=(40, 3, 5), dtype="float16" if narrow else "float32")
+        with sc.carry_state(s.neuron):
+            pieces = [s.neuron(piece) for piece in s.x().split([16, 1, 0, 7, 16])]
+            state = dict(s.neuron.state or {})
+        s.check_outputs(torch.cat(pieces), " of the pieces")
+        s.check_states(state, s.bits().final, "carried state", exact=True)
+        if s.neuron.state is not None:
+            raise Mismatch(f"{s.of} keeps a state after carry_state ended")
+
+
+@_case("state/truncated", "a detached state lets the value through and no gradient", *_STATE)
+def _truncated(context: Context) -> None:
+    """Backward in two pieces."""
+    s = Subject(context, "lif", "soft", shape=(12, 3, 5))
+    x = s.x(grad=True)
+    first, middle = s.neuron.run(x[:7])
+    second, _ = s.neuron.run(x[7:], state={name: value.detach() for name, value in middle.items()})
+    s.check_outputs(torch.cat([first, second]), " of the pieces")
+    cotangent = s.cotangent(torch.cat([first, second]))
+    backward(s.of, [first, second], [cotangent[:7], cotangent[7:]])
+    head = s.gradients(torch.cat([cotangent[:7], torch.zeros_like(cotangent[7:])])).inputs[0]
+    tail = run(s.twin, [x[7:] for x in s.inputs], s.params, {n: v[6] for n, v in s.seen.states.items()})
+    behind = adjoint(tail, [as_array(cotangent[7:])]).inputs[0]
+    s.check("input gradient", x.grad, np.concatenate([head[:7], behind]), name="truncated")
+
+
+_EMPTY: Dict[str, Any] = {"shape": (0, 3, 5), "state": True, "exact": True, "given": ("final",)}
+add_row(
+    CASES,
+    "state/no-steps-gradient",
+    "state",
+    "without steps the final state is the given one, and its cotangent its gradient",
+    *[Config(model, wanted=("inputs", "states"), **_EMPTY) for model in ("lif", "alif")],
+)
+
+
+# -- surrogates far from the threshold
+
+
+def _tails(context: Context, name: str) -> None:
+    """One step of IF with threshold 0, where the potential minus threshold is the input."""
+    points = [sign * size for size in (0.0, 1e-30, 1e-6, 3.0, 1e4, 1e18, 1e30) for sign in (1.0, -1.0)]
+    twin = SURROGATES[name]
+    values = {"threshold": 0.0, "v_reset": 0.0}
+    neuron = BY_NAME["if"].build(context.name, "hard", values, surrogate=library_surrogate(twin))
+    u = context.tensor([points], grad=True)
+    output = context.place(neuron)(u)
+    backward(repr(neuron), [output], [torch.ones_like(output)])
+    if u.grad is None:
+        raise Mismatch(f"no gradient came through {neuron!r}")
+    came, at = as_array(u.grad), as_array(u)
+    expected = twin(at)
+    if name == "SquarewaveFourier":
+        # beyond 1e4 a float32 has no phase left: only finite is asked for
+        far = abs(at) > 1e4
+        if not (abs(came[far]) < 10).all():
+            raise Mismatch(f"the derivative of {neuron.surrogate!r} far from 0 is {came[far]}, which is not bounded")
+        expected[far] = came[far]
+    of = f"{neuron!r}, where the input is the potential minus threshold"
+    same("derivative of the spike", of, came, expected, TOLERANCES["float32", "input gradient"], tested=at)
+
+
+for _name in SURROGATES:
+    _holds = "this surrogate's derivative is finite and right at 0 of both signs, next to it, and very far from it"
+    _case(f"surrogate/{_name.lower()}-tails", _holds, *_BACK, tier="core")(partial(_tails, name=_name))
+
+
+# -- what is wanted: nothing, sums, and tensors that stand for several
+
+
+def _turn(context: Context, learn: Sequence[str] = ()) -> Subject:
+    return Subject(context, TURN, "none", shape=(6, 3, 5), state=True, learn=tuple(learn))
+
+
+def _run(s: Subject, xs: Sequence[Tensor], start: Any) -> Dict[str, Tensor]:
+    output, final, trace = s.neuron.run(*xs, state=start, record=_STATES)
+    named = {f"output {i}": one for i, one in enumerate(output)}
+    named.update({f"final {name}": final[name] for name in _STATES})
+    named.update({f"trace {name}": trace[name] for name in _STATES})
+    return named
+
+
+_ALL = (*_LEARN, "state_gradients", "record", *_TWO)
+
+
+@_case("wanted/none", "where nothing requires a gradient, or under no_grad, results require none", "record", *_TWO)
+def _nothing(context: Context) -> None:
+    s = _turn(context)
+    plain = _run(s, s.xs(), s.start())
+    with torch.no_grad():
+        without = _run(s, s.xs(grad=context.declares("gradients")), s.start())
+    for what, results in (("of plain tensors", plain), ("under no_grad", without)):
+        for name, value in results.items():
+            if value.requires_grad or value.grad_fn is not None:
+                raise Mismatch(f"{name} of {s.of}, {what}, requires a gradient: what does it keep for a backward pass?")
+        s.check_outputs((results["output 0"], results["output 1"]), f" {what}")
+
+
+def _sum_of_gradients(s: Subject, what: str, leaf: Tensor, results: Dict[str, Tensor], kind: str) -> None:
+    """One tensor that stands for all inputs, or for all states, gets the sum of their gradients."""
+    outputs = [results["output 0"], results["output 1"]]
+    s.check_outputs(tuple(outputs), f" of {what}")
+    cotangents = [s.cotangent(output) for output in outputs]
+    backward(s.of, outputs, cotangents)
+    right = s.gradients(cotangents)
+    parts = dict(zip(s.twin.inputs, right.inputs)) if kind == "input" else dict(right.state)
+    suspects = {f"of {name} alone": partial(np.asarray, part) for name, part in parts.items()}
+    s.check(f"{kind} gradient", leaf.grad, np.asarray(sum(parts.values())), name=what, suspects=suspects)
+
+
+_TWICE = "one tensor given as both inputs gets the sum of both gradients"
+
+
+@_case("wanted/one-tensor-for-both-inputs-same", _TWICE, *_ALL, view=False)
+@_case("wanted/one-tensor-for-both-inputs-view", _TWICE, *_ALL, view=True)
+def _twice(context: Context, view: bool) -> None:
+    s = _turn(context, ("leak", "gain"))
+    s.takes([s.inputs[0], s.inputs[0]])
+    x = s.xs(grad=True)[0]
+    results = _run(s, [x, x.view_as(x) if view else x], s.start())
+    _sum_of_gradients(s, "one tensor given as both inputs", x, results, "input")
+
+
+@_case("wanted/one-tensor-for-all-states", "one tensor given as every state gets the sum of their gradients", *_ALL)
+def _one_state(context: Context) -> None:
+    s = _turn(context)
+    held = (s.state or {})["a"]
+    s.takes(s.inputs, dict.fromkeys(_STATES, held))
+    value = (s.start() or {})["a"].requires_grad_()
+    results = _run(s, s.xs(), dict.fromkeys(_STATES, value))
+    _sum_of_gradients(s, "one tensor given as every state", value, results, "state")
+    if not np.array_equal(as_array(value), held):
+        raise Mismatch(f"the state given to {s.of} was written to")
+
+
+@_case("wanted/last-step-only", "a loss of the last step's outputs, or of one neuron's, has its gradient", *_BACK)
+def _last_step(context: Context) -> None:
+    """Cotangents that are zero but for the last step, then but for one neuron of it."""
+    for parts in ((-1,), (-1, 1, 2)):
+        s = Subject(context, "lif", "soft", shape=(20, 3, 5))
+        x = s.x(grad=True)
+        output = s.neuron(x)
+        cotangent, dense = s.cotangent(output[parts]), torch.zeros_like(output)
+        dense[parts] = cotangent
+        backward(s.of, [output[parts]], [cotangent])
+        s.check("input gradient", x.grad, s.gradients(dense).inputs[0], name=f"a loss of the output at {list(parts)}")
+
+
+@_case("wanted/sums-of-everything", "each result's sum(), whose cotangent is one number, has its gradient", *_ALL)
+def _sums_of_everything(context: Context) -> None:
+    """``sum()`` of outputs, final states and traces, each times a number of its own."""
+    s = _turn(context, ("leak", "gain"))
+    xs, start = s.xs(grad=True), s.start(grad=True) or {}
+    results = _run(s, xs, start)
+    times = {name: 0.5 + k / 4 for k, name in enumerate(results)}
+    backward(s.of, [r.sum() for r in results.values()], [context.tensor(time) for time in times.values()])
+    full = {name: torch.full_like(r, times[name]) for name, r in results.items()}
+    final, trace = ({name: full[f"{kind} {name}"] for name in _STATES} for kind in ("final", "trace"))
+    right = s.gradients([full["output 0"], full["output 1"]], final, trace)
+    name = "of the sums of all results"
+    for leaf, x, expected in zip(s.twin.inputs, xs, right.inputs):
+        s.check("input gradient", x.grad, expected, name=f"{leaf}, {name}")
+    for leaf, value in start.items():
+        s.check("state gradient", value.grad, right.state[leaf], name=f"the initial {leaf}, {name}")
+    for leaf, parameter in s.neuron.named_parameters():
+        s.check("parameter gradient", parameter.grad, right.params[leaf], name=f"{leaf}, {name}")
+
+
+@_case(
+    "wanted/one-tensor-for-two-parameters",
+    "one learnt tensor that is two parameters gets the sum of both gradients",
+    *_LEARN,
+)
+def _one_parameter(context: Context) -> None:
+    names = ("threshold", "v_reset")
+    values = dict.fromkeys(names, BY_NAME["lif"].params["threshold"])
+    s = Subject(context, "lif", "soft", values=values, learn=names)
+    neuron: Any = s.neuron
+    neuron.v_reset = neuron.threshold
+    call = Call(s, "a call with one tensor as two parameters").forward()
+    call.check_outputs().backward().check_inputs()
+    parts = {
+        f"of {name} alone: does one gradient replace the other?": partial(np.asarray, call.right.params[name])
+        for name in names
+    }
+    total = np.asarray(call.right.params["threshold"] + call.right.params["v_reset"])
+    s.check("parameter gradient", neuron.threshold.grad, total, name="threshold, which is v_reset too,", suspects=parts)
+
+
+@_case("wanted/computed-parameter", "a parameter that was computed passes its gradient on", *_LEARN)
+def _computed_parameter(context: Context) -> None:
+    """``tau = raw / 2 + 1``."""
+    s = Subject(context, "lif", "hard", values={"tau": np.asarray(2.75)})
+    neuron: Any = s.neuron
+    raw = context.tensor(3.5, grad=True)
+    neuron.tau = raw / 2 + 1
+    call = Call(s, "a call with a computed tau")
+    call.check()
+    s.check("parameter gradient", raw.grad, call.right.params["tau"] / 2, name="what tau was computed from")
+
+
+@_case("wanted/input-is-a-parameter", "input and initial state may be torch.nn.Parameter, and are learnt", *_STATE)
+def _input_as_parameter(context: Context) -> None:
+    """An image that is optimised, from a state that is learnt."""
+    s = Subject(context, "alif", "hard", state=True)
+    call = Call(s, "a call with parameters as input and state", final=True)
+    call.x = nn.Parameter(call.x.detach())
+    call.start = {name: nn.Parameter(value.detach()) for name, value in (call.start or {}).items()}
+    call.check()
+
+
+# -- cotangents that do not arrive are not 0: beside an infinite derivative they must not give NaN. The derivative of
+# ``log(x)`` is infinite at the inputs of these cases, which are 0, and nothing with a cotangent depends on it.
+
+_SHAPE = (4, 3)
+#: Cotangents of the potential ``v' = v + x / 2``.
+_WEIGHTS = np.array([[1.0, 2.0, -1.0, 0.5]]).T * np.array([[1.0, -0.5, 2.0]])
+#: The sum of the cotangents from each step on, and that of the final state for each step.
+_LATER: Array = np.cumsum(_WEIGHTS[::-1], 0)[::-1]
+_FINAL: Array = np.tile(_WEIGHTS[0], (_SHAPE[0], 1))
+
+Next = Tuple[Any, Dict[str, Any]]
+
+
+class Output(sc.Neuron):
+    """The logarithm is the output, the potential is a state."""
+
+    states = {"v": 0.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Next:
+        """Both."""
+        return sc.ops.log(x), {"v": s.v + x / 2.0}
+
+
+class State(sc.Neuron):
+    """The potential is the output, and the logarithm a state that no step reads."""
+
+    states = {"v": 0.0, "b": 0.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Next:
+        """Both."""
+        v = s.v + x / 2.0
+        return v, {"v": v, "b": sc.ops.log(x)}
+
+
+class Learnt(sc.Neuron):
+    """The logarithm is an output times a parameter that the potential has, too, and times one that it has not."""
+
+    states = {"v": 0.0}
+    params = {"gain": 0.5, "other": 1.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Next:
+        """Both."""
+        v = s.v + (x + 1.0) * p.gain
+        return (v, sc.ops.log(x) * p.gain * p.other), {"v": v}
+
+
+def _absent(name: str, what: str, *needs: str, **more: Any) -> Callable[[Any], Any]:
+    holds = f"{what} contributes nothing: where its derivative is infinite gradients are as if it were not there"
+    return _case(f"wanted/{name}", holds, *needs, **more)
+
+
+@_absent("absent-output", "an output without a cotangent", *_BACK, "several_outputs")
+def _absent_output(context: Context) -> None:
+    _check(context, Learnt, "its first output alone", lambda neuron, x: neuron(x)[0], _LATER / 2.0)
+
+
+@_absent("absent-output-of-a-final-state", "beside a final state, an output without a cotangent", *_STATE)
+def _absent_output_of_a_final_state(context: Context) -> None:
+    _check(context, Output, "the final v alone", lambda neuron, x: neuron.run(x)[1]["v"], _FINAL / 2.0)
+
+
+@_absent("absent-state", "a state without a cotangent, which nothing reads,", *_BACK)
+def _absent_state(context: Context) -> None:
+    _check(context, State, "the output alone", lambda neuron, x: neuron(x), _LATER / 2.0)
+
+
+@_absent("absent-final-state", "beside another one, a final state without a cotangent, which nothing reads,", *_STATE)
+def _absent_final_state(context: Context) -> None:
+    _check(context, State, "the final v alone", lambda neuron, x: neuron.run(x)[1]["v"], _FINAL / 2.0)
+
+    def both(neuron: Any, x: Tensor) -> Tensor:
+        output, final = neuron.run(x)
+        return torch.as_tensor(output + final["v"])
+
+    total = _WEIGHTS[:, 0].sum()  # the final state is added to every step
+    _check(context, State, "the output plus the final v", both, (_LATER + _FINAL * total) / 2.0)
+
+
+@_absent("absent-trace", "a recorded state without a cotangent", *_STATE, "record")
+def _absent_trace(context: Context) -> None:
+    def trace(neuron: Any, x: Tensor) -> Tensor:
+        return torch.as_tensor(neuron.run(x, record=("v", "b"))[2]["v"])
+
+    _check(context, State, "the trace of v alone", trace, _LATER / 2.0)
+
+
+@_absent("absent-output-of-a-parameter", "to parameters an output without a cotangent", *_LEARN, "several_outputs")
+def _absent_output_of_a_parameter(context: Context) -> None:
+    right = [_LATER / 2.0, _LATER.sum(), np.zeros(())]
+    _check(context, Learnt, "its first output alone", lambda neuron, x: neuron(x)[0], *right)
+
+
+def _check(context: Context, cls: Any, given: str, result: Callable[[Any, Tensor], Tensor], *right: Any) -> None:
+    """The gradients of the input and of every parameter, at inputs that are 0."""
+    learn = tuple(cls.params)[: len(right) - 1]
+    neuron = context.place(cls(backend=context.name, learn=learn))
+    x = context.tensor(np.zeros(_SHAPE), grad=True)
+    of = f"{neuron!r} at inputs that are 0, with a cotangent of {given},"
+    output = result(neuron, x)
+    backward(of, [output], [context.tensor(_WEIGHTS if output.ndim > 1 else _WEIGHTS[0])])
+    leaves: List[Any] = [x, *(neuron.get_parameter(name) for name in learn)]
+    for k, (leaf, expected) in enumerate(zip(leaves, map(np.asarray, right))):
+        what = "input gradient" if k == 0 else f"gradient of {tuple(neuron.params)[k - 1]}"
+        if leaf.grad is None and expected.any():
+            raise Mismatch(f"{what} of {of}: there is none; the result is not connected to it")
+        came = np.zeros(expected.shape) if leaf.grad is None else as_array(leaf.grad)
+        if np.isnan(came).any():
+            raise Mismatch(
+                f"{what} of {of}: {int(np.isnan(came).sum())} of {came.size} values are NaN, expected finite ones\n"
+                "  hint: a cotangent that did not arrive was 0, and was multiplied by an infinite derivative: build "
+                "the adjoint for those that arrive, program.adjoint(learn, outputs, trace, final)"
+            )
+        same(what, of, came, expected, axes="t, n" if k == 0 else "n")
