@@ -80,7 +80,7 @@ def different(actual: Array, expected: Array, tolerance: Tolerance, time: bool =
     with np.errstate(invalid="ignore", over="ignore"):
         size = np.where(np.isfinite(expected), np.abs(expected), 0.0)
         scale = size.max(axis=0, keepdims=True, initial=1.0) if time and size.ndim else np.maximum(size, 1.0)
-        near = np.abs(actual - expected) <= tolerance.rtol * np.abs(expected) + tolerance.atol * scale
+        near = np.abs(actual - expected) <= tolerance.rtol * size + tolerance.atol * scale
     equal = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
     if tolerance == EXACT:
         # 0.0 equals -0.0, and 1 / x does not

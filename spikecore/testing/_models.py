@@ -48,6 +48,8 @@ class Model:
     arithmetic: bool = True
     #: What each output is, as the table of tolerances calls it.
     outputs: Tuple[str, ...] = ("spikes",)
+    #: The surrogate of a drawn neuron; a drawn neuron has one, others that of a configuration.
+    surrogate: Any = None
 
     @property
     def fires(self) -> bool:

@@ -33,7 +33,6 @@ from spikecore.testing._cases import (
     unusual,
     wanted,
 )
-from spikecore.testing._generated import cases as generated
 
 CASES = Collection()
 for _tier in (
@@ -69,6 +68,5 @@ for _tier in (
     random,
 ):
     _tier.add_to(CASES)
-generated.add_to(CASES)
 
 __all__ = ["CASES"]

@@ -86,8 +86,9 @@ def module(place: str) -> str:
 
 
 def drawn() -> Set[str]:
-    """The operations that random programs are made of."""
-    return {*BOUNDED, *re.findall(r"\w+", page("spikecore/testing/random_programs/_draw.py"))} & set(OPERATIONS)
+    """The operations that random programs are made of: those called by name, and Python's operators."""
+    text = page("spikecore/testing/random_programs/_draw.py")
+    return ({*BOUNDED, *re.findall(r"\w+", text)} | OPERATORS) & set(OPERATIONS)
 
 
 def with_a_rule() -> Set[str]:
@@ -106,7 +107,7 @@ OPERATION_PLACES: Dict[str, Place] = {
     ),
     "spikecore/testing/_oracle/rules.py: VALUE": exactly(lambda: set(OPERATIONS) - {"spike"}, lambda: rules.VALUE),
     "spikecore/testing/_oracle/rules.py: BACK": exactly(with_a_rule, lambda: rules.BACK),
-    "spikecore/testing/random_programs/_draw.py: Drawing": exactly(lambda: OPERATIONS, drawn),
+    "spikecore/testing/random_programs/_draw.py: operations": exactly(lambda: OPERATIONS, drawn),
     "spikecore/testing/_edge_table.py: edges": at_least(
         lambda: {"select", "spike", *LOGIC},
         lambda: [edge.name for group in edge_table.GROUPS.values() for edge in group],
