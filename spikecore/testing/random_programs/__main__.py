@@ -11,6 +11,11 @@ from spikecore.testing._loopback import installed
 from spikecore.testing.random_programs._check import VARIABLE, Difference, check_many
 
 
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def main() -> int:
     """Run them all, and say the simplest one that differs."""
     parser = argparse.ArgumentParser(prog="python -m spikecore.testing.random_programs", description=__doc__)
@@ -34,12 +39,12 @@ def main() -> int:
                 device=asked.device,
                 hostile=not asked.plain_names,
                 step=asked.step,
-                progress=lambda line: sys.stdout.write(f"{line}\n") and None,
+                progress=_say,
             )
         except Difference as difference:
-            sys.stdout.write(f"{difference}\n")
+            _say(str(difference))
             return 1
-    sys.stdout.write("none differs\n")
+    _say("none differs")
     return 0
 
 

@@ -11,7 +11,7 @@ try:
 except ImportError as error:  # pragma: no cover  # the named cases do without
     raise ImportError("drawn cases need Hypothesis: pip install 'spikecore[testing]'") from error
 
-__all__ = ["drawn", "examples", "strategies"]
+__all__ = ["drawn", "examples", "hypothesis", "strategies"]
 
 #: Seconds of computing in which a failing example is made simpler.
 SHRINKING = 5.0
