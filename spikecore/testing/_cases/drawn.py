@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Dict
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from spikecore.testing._oracle import Next, Oracle, Value, adjoint, ops, run
 from spikecore.testing._oracle.values import spike
 from spikecore.testing._tolerances import EXACT, TOLERANCES
 
-_PARAMS = {"tau": 2.5, "threshold": 0.75, "v_reset": -0.125, "rate": 0.625, "delta": 0.375}
+_PARAMS: Dict[str, Any] = {"tau": 2.5, "threshold": 0.75, "v_reset": -0.125, "rate": 0.625, "delta": 0.375}
 
 
 def add_to(cases: Collection) -> None:
