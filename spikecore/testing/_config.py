@@ -2,26 +2,30 @@
 
 Most cases of the suite are rows of this: a name that never changes, and one configuration or several. :func:`check`
 makes the neuron, its inputs and cotangents, calls it, runs backwards, and compares every result and every gradient.
+A configuration is text that reads back: ``model=alif,dtype=float16,shape=17x3x5,learn=all,given=outputs``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from spikecore.dtypes import DTYPES
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch, backward
 from spikecore.testing._context import Context
 from spikecore.testing._custom import CUSTOM, TENT
 from spikecore.testing._models import MODELS, Model, spread
-from spikecore.testing._oracle import OTHER_ARGUMENTS, SURROGATES, Derivative
-from spikecore.testing._strides import EXPANDED, LAYOUTS, Layout
+from spikecore.testing._network import in_network
+from spikecore.testing._oracle import OTHER_ARGUMENTS, SURROGATES, Array, Derivative
+from spikecore.testing._strides import EVERY, laid, laid_step
 from spikecore.testing._subject import SHAPE, Subject
+from spikecore.testing._subnormal import foremost
 from spikecore.testing._suspects import of_parts
 from spikecore.testing._turning import SWAP, TURN
 
@@ -29,21 +33,19 @@ Names = Tuple[str, ...]
 
 #: The neurons that a configuration may name.
 NEURONS: Mapping[str, Model] = {model.name: model for model in (*MODELS, *CUSTOM, SWAP, TURN)}
-
-
-def _one_number(x: Tensor) -> Tensor:
-    return torch.ones_like(x[:1].flatten()[:1]).reshape((1,) * x.ndim).expand(x.shape)
-
-
-#: Layouts of cotangents: ``ones`` is that of ``sum()``, one number expanded.
-OF_COTANGENTS: Mapping[str, Layout] = {**LAYOUTS, **EXPANDED, "ones": _one_number}
+#: Kinds of parameters, one for each parameter in turn.
+_MIXED = ("full", "number", "scalar")
+#: By what cotangents are multiplied so that gradients overflow in float16 and cotangents do not: those of outputs, and
+#: those of states, which are never float16. The share of them that is NaN.
+_HUGE, _HUGE_STATE, _NANS = 2.0**14, 2.0**18, 0.02
 
 
 @dataclass(frozen=True)
 class Config:
     """One call. The default of each field is its simplest value, which the text of a configuration leaves out."""
 
-    model: str = "lif"
+    #: Name of the neuron, or a drawn one.
+    model: Union[str, Model] = "lif"
     reset: str = "hard"
     detach: bool = False
     #: Name of the surrogate; with a star, with other arguments than its defaults.
@@ -55,25 +57,36 @@ class Config:
     exact: bool = False
     #: Outputs and states are compared to the bit with those of the dtype of arithmetic.
     bits: bool = False
-    #: Parameters: ``number``, ``scalar`` tensors, one value per ``channel``, ``full``, one per neuron, or a shape that
-    #: broadcasts to one time step: ``1x7``.
+    #: Parameters: ``number``, ``scalar`` tensors, one value per ``channel``, ``full``, one per neuron, ``spread``, with
+    #: dimensions of one, ``mixed``, or a shape that broadcasts to one time step: ``1x7``.
     params: str = "number"
+    #: Of parameters that are tensors; by default the dtype of arithmetic.
+    param_dtype: str = ""
+    param_layout: str = "contiguous"
     channel_dim: int = 1
     #: Names of learnt parameters; ``*`` for all.
     learn: Names = ()
-    #: Whether a state is given.
+    #: Whether a state is given, and how it lies.
     state: bool = False
+    state_layout: str = "contiguous"
     #: Names of recorded states; ``*`` for all.
     record: Names = ()
-    #: ``run`` returns the final state; ``short`` is ``neuron(x)``; ``single`` one call per step.
+    #: ``run`` returns the final state; ``short`` is ``neuron(x)``; ``single`` one call per step; ``model`` a network
+    #: that the backend's ``inference_model`` and ``training_model`` run.
     call: str = "run"
     #: Inputs and states that require a gradient, by name; ``inputs``, ``states`` for all.
     wanted: Names = ()
     #: Results that have a cotangent: ``output 0``, ``final v``, ``trace v``; ``outputs``, ``final``, ``trace`` for all.
     given: Names = ()
-    #: Layouts of the first input, and of the cotangents of outputs.
+    #: Layouts of the first input, of the second (``same``: it is the first), and of the cotangents of outputs, final
+    #: states and traces.
     x: str = "contiguous"
+    x2: str = "contiguous"
     g: str = "contiguous"
+    g_final: str = "contiguous"
+    g_trace: str = "contiguous"
+    #: ``huge``: gradients overflow in float16. ``nan``: some are not a number.
+    cotangents: str = "plain"
     #: Another number for other values.
     draw: int = 0
 
@@ -85,10 +98,47 @@ class Config:
         ]
         return ",".join(f"{name}={_text(value)}" for name, value in said) or "simplest"
 
+    @classmethod
+    def parse(cls, text: str) -> Config:
+        """The configuration that prints as ``text``. Raises ``ValueError`` for one that there is not."""
+        known = {field.name: field.default for field in fields(cls)}
+        values: Dict[str, Any] = {}
+        for part in text.split(",") if text != "simplest" else ():
+            name, _, value = part.partition("=")
+            if name not in known:
+                raise ValueError(f"{part!r} of {text!r}: a factor is one of {', '.join(known)}")
+            try:
+                values[name] = _value(value, known[name])
+            except (KeyError, ValueError):
+                raise ValueError(f"{part!r} of {text!r}: {name} is written as {_text(known[name])!r} is") from None
+        config = cls(**values)
+        config.validate()
+        return config
+
+    def validate(self) -> None:
+        """Raise ``ValueError`` for a name that there is not, with those that there are."""
+        levels: Dict[str, Sequence[str]] = {
+            "dtype": tuple(DTYPES),
+            "call": ("run", "short", "single", "model"),
+            "cotangents": ("plain", "huge", "nan"),
+            "x": ("contiguous", *EVERY),
+            "x2": ("contiguous", "same", *EVERY),
+            **dict.fromkeys(("param_layout", "state_layout", "g", "g_final", "g_trace"), ("contiguous", *EVERY)),
+        }
+        if isinstance(self.model, str):
+            levels["model"] = tuple(NEURONS)
+        for name, some in levels.items():
+            if getattr(self, name) not in some:
+                raise ValueError(f"{name}={getattr(self, name)} must be one of {', '.join(some)}")
+        for name, some in (("learn", self.learnt), ("record", self.recorded)):
+            every = self.neuron.params if name == "learn" else self.states
+            if not set(some) <= set(every):
+                raise ValueError(f"{name}={_text(some)} must be some of {', '.join(every)}, or all")
+
     @property
     def neuron(self) -> Model:
         """The neuron."""
-        return NEURONS[self.model]
+        return self.model if isinstance(self.model, Model) else NEURONS[self.model]
 
     @property
     def states(self) -> Names:
@@ -124,9 +174,19 @@ class Config:
     @property
     def derivative(self) -> Derivative:
         """The surrogate's."""
+        if self.neuron.surrogate is not None:
+            derivative: Derivative = self.neuron.surrogate
+            return derivative
         if self.surrogate == TENT.name:
             return TENT
         return OTHER_ARGUMENTS[self.surrogate[:-1]] if self.surrogate.endswith("*") else SURROGATES[self.surrogate]
+
+    @property
+    def kinds(self) -> Dict[str, str]:
+        """Parameter -> its kind."""
+        names = self.neuron.params
+        mixed = {name: _MIXED[k % len(_MIXED)] for k, name in enumerate(names)}
+        return mixed if self.params == "mixed" else dict.fromkeys(names, self.params)
 
     @property
     def needs(self) -> Names:
@@ -139,22 +199,28 @@ class Config:
             "state_gradients": states or (self.call != "short" and (inputs or bool(self.learn))),
             "record": bool(self.record),
             "channel_parameters": self.params == "channel",
-            "full_parameters": self.params == "full" or "x" in self.params,
+            "full_parameters": self.params in ("full", "mixed", "spread") or "x" in self.params,
             "several_inputs": len(self.neuron.oracle.inputs) > 1,
             "several_outputs": len(self.neuron.outputs) > 1,
         }
         return tuple(name for name, need in needed.items() if need)
 
     def values(self) -> Dict[str, Any]:
-        """The parameters as arrays, no two values alike; nothing where they are numbers."""
-        if self.params == "number":
-            return {}
+        """The parameters that are tensors, as arrays, no two values alike where the layout has room for two."""
         step = self.shape[1:]
         sizes: Dict[str, Sequence[int]] = {"scalar": (), "full": step}
+        sizes["spread"] = tuple(n if k % 2 else 1 for k, n in enumerate(step))
         if self.params == "channel":
             sizes["channel"] = (step[self.channel_dim],)
-        shape = sizes[self.params] if self.params in sizes else tuple(map(int, self.params.split("x")))
-        return {name: spread(value, shape) for name, value in self.neuron.params.items()}
+        found: Dict[str, Any] = {}
+        for name, kind in self.kinds.items():
+            if kind != "number":
+                shape = sizes[kind] if kind in sizes else tuple(map(int, kind.split("x")))
+                value = self.neuron.params[name]
+                found[name] = np.full(shape, value) if self.param_layout == "one-number" else spread(value, shape)
+                if self.param_dtype == "float64":  # none that float32 holds
+                    found[name] = found[name] * (1 + 2.0**-30)
+        return found
 
     def subject(self, context: Context) -> Subject:
         """The neuron beside its oracle."""
@@ -174,14 +240,42 @@ class Config:
             state=self.state,
             exact=self.exact,
             draw=self.draw,
+            tie=self._tied,
+            param_dtype=self.param_dtype,
+            laid=partial(laid_step, layout=self.param_layout),
             **options,
         )
+
+    def _tied(self, draws: Tuple[Array, ...]) -> Tuple[Array, ...]:
+        """Inputs that the layouts can hold."""
+        once = [
+            np.broadcast_to(x[:1], x.shape) if how == "expanded-steps" else x
+            for x, how in zip(draws, (self.x, self.x2))
+        ]
+        return (once[0], once[0]) if self.x2 == "same" else (*once, *draws[2:])
 
 
 def _text(value: Any) -> str:
     if isinstance(value, tuple):
-        return ("x" if value and isinstance(value[0], int) else "+").join(map(str, value))
+        if value and isinstance(value[0], int):
+            return "x".join(map(str, value))
+        return "+".join("all" if name == "*" else name.replace(" ", ":") for name in value) or "none"
+    if isinstance(value, Model):
+        return value.name
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def _value(text: str, default: Any) -> Any:
+    """What a text says, for a factor with this default."""
+    if isinstance(default, bool):
+        return {"yes": True, "no": False}[text]
+    if isinstance(default, int):
+        return int(text)
+    if isinstance(default, tuple):
+        if default and isinstance(default[0], int):
+            return tuple(int(length) for length in text.split("x"))
+        return tuple("*" if name == "all" else name.replace(":", " ") for name in text.split("+") if name != "none")
+    return text
 
 
 def add_row(cases: Collection, id: str, tier: str, holds: str, *configs: Config) -> None:
@@ -196,33 +290,81 @@ def check_all(context: Context, configs: Sequence[Config]) -> None:
         check(context, config)
 
 
+def simplest(config: Config, fails: Callable[[Config], bool], tries: int = 200) -> Config:
+    """The configuration with as many factors at their defaults, and as few steps, as it still fails with."""
+    moved = True
+    while moved:
+        moved = False
+        for simpler in _simpler(config):
+            tries -= 1
+            if tries < 0:
+                return config
+            if fails(simpler):
+                config, moved = simpler, True
+                break
+    return config
+
+
+def _simpler(config: Config) -> Iterator[Config]:
+    for shape in (SHAPE, (config.shape[0], *SHAPE[1:]), (SHAPE[0], *config.shape[1:])):
+        if shape != config.shape and np.prod(shape) <= max(np.prod(config.shape), np.prod(SHAPE)):
+            yield replace(config, shape=shape)
+    for field in fields(config):
+        name, value = field.name, getattr(config, field.name)
+        others: List[Any] = [field.default] if value != field.default else []
+        if isinstance(value, tuple) and len(value) > 1:
+            others += [(*value[:k], *value[k + 1 :]) for k in range(len(value))]
+        if name not in ("shape", "model"):
+            yield from (replace(config, **{name: other}) for other in others)
+
+
 def check(context: Context, config: Config) -> None:
     """Raise :class:`Mismatch` where a result or a gradient of the call is not the oracle's."""
     s = config.subject(context)
-    xs = s.xs()
-    if config.x != "contiguous":
-        xs[0] = s.gives(LAYOUTS[config.x](xs[0]))
-    leaves = {**dict(zip(s.twin.inputs, xs)), **(s.start() or {})}
-    leaves = {name: value.detach().requires_grad_(name in config.leaves) for name, value in leaves.items()}
-    results = _called(s, config, leaves)
-    _check_values(s, config, results)
+    leaves = _leaves(s, config)
+    if config.call == "model":
+        cotangents = _cotangents(s, config)
+        calls = in_network(
+            context.name, s.another, leaves, lambda neuron: partial(_results, s, config, neuron=neuron), cotangents
+        )
+        for where, results, changes in calls:
+            _check_values(s, config, results, f", in {where},")
+            _compare_gradients(s, config, cotangents, changes, f", in {where},")
+        return
+    results = _results(s, config, leaves)
+    _check_values(s, config, results, _words(config))
     if config.given:
         _check_gradients(s, config, leaves, results)
 
 
-def _called(s: Subject, config: Config, leaves: Mapping[str, Tensor]) -> Dict[str, Tensor]:
+def _leaves(s: Subject, config: Config) -> Dict[str, Tensor]:
+    """Inputs and states in their layouts; two names of one tensor where an input is given twice."""
+    xs = s.xs()
+    xs = [laid(x, how) if how != "same" else x for x, how in zip(xs, (config.x, config.x2, "contiguous"))]
+    if config.x != "contiguous":
+        s.gives(xs[0])
+    start = {name: laid_step(value, config.state_layout) for name, value in (s.start() or {}).items()}
+    leaves = {**dict(zip(s.twin.inputs, xs)), **start}
+    leaves = {name: value.detach().requires_grad_(name in config.leaves) for name, value in leaves.items()}
+    if config.x2 == "same":
+        leaves[s.twin.inputs[1]] = leaves[s.twin.inputs[0]]
+    return leaves
+
+
+def _results(s: Subject, config: Config, leaves: Mapping[str, Tensor], neuron: Any = None) -> Dict[str, Tensor]:
     """Results by name."""
+    neuron = s.neuron if neuron is None else neuron
     xs = [leaves[name] for name in s.twin.inputs]
     final: Mapping[str, Tensor] = {}
     trace: Mapping[str, Tensor] = {}
     if config.call == "short":
-        output = s.neuron(*xs)
+        output = neuron(*xs)
     elif config.call == "single":
-        output = torch.stack([s.neuron(*at) for at in zip(*xs)])
-        final = s.neuron.state or {}
+        output = torch.stack([neuron(*at) for at in zip(*xs)])
+        final = neuron.state or {}
     else:
         state = {name: leaves[name] for name in config.states} if config.state else None
-        output, final, *traces = s.neuron.run(*xs, state=state, record=config.recorded)
+        output, final, *traces = neuron.run(*xs, state=state, record=config.recorded)
         trace = traces[0] if traces else {}
     if tuple(trace) != config.recorded:
         raise Mismatch(f"record={config.recorded} of {s.of} gives {tuple(trace)}")
@@ -233,16 +375,16 @@ def _called(s: Subject, config: Config, leaves: Mapping[str, Tensor]) -> Dict[st
     return named
 
 
-def _check_values(s: Subject, config: Config, results: Mapping[str, Tensor]) -> None:
+def _check_values(s: Subject, config: Config, results: Mapping[str, Tensor], words: str) -> None:
     """Outputs, final states and traces are the oracle's."""
     exact = config.bits or config.exact
     outputs = tuple(value.detach() for name, value in results.items() if name.startswith("output"))
-    s.check_outputs(outputs, _words(config), exact=exact)
     right = s.bits() if config.bits else s.seen
-    for kind, words, expected in (("final", "final state", right.final), ("trace", "recorded", right.states)):
+    checks = [partial(s.check_outputs, outputs, words, exact=exact)]
+    for kind, what, expected in (("final", "final state", right.final), ("trace", "recorded", right.states)):
         values = {name.partition(" ")[2]: value.detach() for name, value in results.items() if name.startswith(kind)}
-        if values:
-            s.check_states(values, expected, words, exact)
+        checks.append(partial(s.check_states, values, expected, what, exact))
+    foremost(checks, Mismatch)
     if config.call != "short" and not all(f"final {name}" in results for name in config.states):
         raise Mismatch(f"{s.of}: no state is carried between single steps")
 
@@ -253,53 +395,121 @@ def _words(config: Config) -> str:
     return ", with a gradient wanted," if config.wanted else ""
 
 
-def _check_gradients(s: Subject, config: Config, leaves: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> None:
-    """What requires a gradient has the oracle's, and nothing else has one."""
-    cotangents = {name: s.cotangent(results[name]) for name in config.results}
-    if config.g != "contiguous":
-        cotangents.update(
-            (name, OF_COTANGENTS[config.g](g)) for name, g in cotangents.items() if name.startswith("output")
-        )
-    # a result that nothing wanted leads to may be without a graph, and one without elements, too
-    connected = [name for name in cotangents if results[name].requires_grad]
-    connected = connected or [name for name in cotangents if results[name].numel()]
-    if connected:
-        of = s.of if len(connected) == len(results) else f"{', '.join(connected)} of {s.of}"
-        backward(of, [results[name] for name in connected], [cotangents[name] for name in connected])
+def _cotangents(s: Subject, config: Config) -> Dict[str, Tensor]:
+    """Cotangents by the names of results, in their layouts; of a drawn neuron without those whose gradients hang on the
+    last digit.
+    """
+    found = {name: s.cotangent_of(name) for name in config.results}
+    for name, g in found.items():
+        if config.cotangents == "huge":
+            g.mul_(_HUGE if name.startswith("output") else _HUGE_STATE)
+        elif config.cotangents == "nan":
+            g[s.context.tensor(s.random(tuple(g.shape)) < _NANS, g.dtype).bool()] = float("nan")
+    if s.drawn:
+        unsteady = s.unsteady(*_groups(config, found))
+        keep = s.context.tensor(~unsteady, torch.float32).bool()
+        found = {name: torch.where(keep, g, torch.zeros_like(g)) for name, g in found.items()}
+    layouts = {"output": config.g, "final": config.g_final, "trace": config.g_trace}
+    for name, g in found.items():
+        kind = name.partition(" ")[0]
+        found[name] = (laid_step if kind == "final" else laid)(g, layouts[kind])
+    return found
+
+
+def _groups(config: Config, cotangents: Mapping[str, Tensor]) -> Tuple[List[Optional[Tensor]], Any, Any]:
+    """Cotangents of outputs, of final states and of traces."""
     outputs = [cotangents.get(f"output {k}") for k in range(len(config.neuron.outputs))]
     final, trace = (
         {name: cotangents[f"{kind} {name}"] for name in config.states if f"{kind} {name}" in cotangents}
         for kind in ("final", "trace")
     )
-    right = s.gradients(outputs, final, trace)
-    suspects = partial(_suspects, s, cotangents, (outputs[0] if len(outputs) == 1 else outputs, final, trace))
-    expected = {**dict(zip(s.twin.inputs, right.inputs)), **right.state, **right.params}
-    every: List[Tuple[str, str, Tensor]] = [("input gradient", name, leaves[name]) for name in s.twin.inputs]
-    every += [("state gradient", name, leaves[name]) for name in config.states if config.state]
-    every += [("parameter gradient", name, value) for name, value in s.neuron.named_parameters()]
-    for quantity, name, leaf in every:
-        if not leaf.requires_grad:
-            if leaf.grad is not None:
-                raise Mismatch(f"{name} of {s.of} requires no gradient and got one")
-            continue
+    return outputs, final, trace
+
+
+def _check_gradients(s: Subject, config: Config, leaves: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> None:
+    """What requires a gradient has the oracle's, and nothing else has one."""
+    cotangents = _cotangents(s, config)
+    # a result that nothing wanted leads to may be without a graph, and one without steps or elements, too
+    connected = [name for name in cotangents if results[name].requires_grad]
+    if not connected and not s.drawn and s.shape[0]:
+        connected = [name for name in cotangents if results[name].numel() and (config.leaves or config.learnt)]
+    if connected:
+        of = s.of if len(connected) == len(results) else f"{', '.join(connected)} of {s.of}"
+        backward(of, [results[name] for name in connected], [cotangents[name] for name in connected])
+    gradients: Dict[str, Optional[Tensor]] = {}
+    for name, leaf in (*leaves.items(), *s.neuron.named_parameters()):
+        if not leaf.requires_grad and leaf.grad is not None:
+            raise Mismatch(f"{name} of {s.of} requires no gradient and got one")
         if leaf.grad is not None and leaf.grad.dtype != leaf.dtype:
             raise Mismatch(f"the gradient of {name} of {s.of} is {leaf.grad.dtype}, not {leaf.dtype}")
-        grad = torch.zeros_like(leaf) if leaf.grad is None and not np.any(expected[name]) else leaf.grad
-        s.check(quantity, grad, expected[name], name=_named(quantity, name, config), suspects=suspects(name))
+        if leaf.requires_grad:
+            gradients[name] = leaf.grad
+    _compare_gradients(s, config, cotangents, gradients, "")
+
+
+def _compare_gradients(
+    s: Subject,
+    config: Config,
+    cotangents: Mapping[str, Tensor],
+    gradients: Mapping[str, Optional[Tensor]],
+    words: str,
+) -> None:
+    """Gradients by the names of leaves are the oracle's."""
+    groups = _groups(config, cotangents)
+    right = s.gradients(*groups)
+    inputs = dict(zip(s.twin.inputs, right.inputs))
+    terms: Dict[str, Array] = {}
+    if config.x2 == "same":
+        first, second = s.twin.inputs[:2]
+        terms[first] = np.abs(inputs[first]) + np.abs(inputs[second])
+        inputs = {first: inputs[first] + inputs[second]}
+    if s.drawn:
+        terms.update(s.sizes(*groups))
+    checks = []
+    for quantity, some in (
+        ("input gradient", inputs),
+        ("state gradient", right.state),
+        ("parameter gradient", right.params),
+    ):
+        for name, expected in some.items():
+            if name not in gradients:
+                continue
+            grad: Any = gradients[name]
+            if grad is None and not np.any(expected):
+                continue  # a gradient that is not there is 0
+            checks.append(
+                partial(
+                    s.check,
+                    quantity,
+                    grad,
+                    expected,
+                    name=_named(quantity, name, config) + words,
+                    stored=config.param_dtype if name in s.params else "",
+                    terms=terms.get(name),
+                    suspects=_suspects(s, config, cotangents, groups, name),
+                )
+            )
+    foremost(checks, Mismatch)
 
 
 def _named(quantity: str, name: str, config: Config) -> str:
     """The leaf in words, where its quantity does not say it."""
-    words = "" if quantity == "input gradient" and len(config.neuron.oracle.inputs) == 1 else name
-    words = f"the initial {name}" if quantity == "state gradient" else words
-    return words if "outputs" in config.given else f"{words}, with cotangents of {', '.join(config.results)} alone,"
+    words = f"the initial {name}" if quantity == "state gradient" else name
+    if "outputs" in config.given:
+        return "" if quantity == "input gradient" and len(config.neuron.oracle.inputs) == 1 else words
+    return f"{words}, with cotangents of {', '.join(config.results)} alone,"
 
 
-def _suspects(s: Subject, cotangents: Mapping[str, Tensor], groups: Sequence[Any], name: str) -> Dict[str, Any]:
+def _suspects(
+    s: Subject, config: Config, cotangents: Mapping[str, Tensor], groups: Sequence[Any], name: str
+) -> Dict[str, Any]:
     """What else the gradient of a leaf might be."""
+    if s.drawn or config.x2 == "same":
+        return {}
+    outputs, final, trace = groups
     found: Dict[str, Any] = {}
     if name == s.twin.inputs[0]:
-        found.update(s.gradient_suspects(*groups))
+        found.update(s.gradient_suspects(outputs[0] if len(outputs) == 1 else outputs, final, trace))
     if list(cotangents) != ["output 0"] or name in s.params:
         found.update(of_parts(s, name, cotangents))
     if name in s.params and list(cotangents) == ["output 0"]:

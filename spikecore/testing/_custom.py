@@ -80,6 +80,7 @@ class Probe(sc.Neuron):
 class _Probe(Oracle):
     rest = {"v": 0.0}
     params = ("beta", "threshold")
+    outputs = 2
 
     def step(self, s: Any, p: Any, *x: Value) -> Following:
         h = p.beta * s.v + x[0]
@@ -125,6 +126,7 @@ class Coincidence(sc.Neuron):
 class _Coincidence(Oracle):
     inputs = ("x", "y")
     params = ("threshold",)
+    outputs = 2
 
     def step(self, s: Any, p: Any, *x: Value) -> Following:
         return (self.fire(x[0] + x[1] - p.threshold), x[0] * x[1]), {}
@@ -146,7 +148,6 @@ class _Constants(Oracle):
     params = ("tau",)
 
     def step(self, s: Any, p: Any, *x: Value) -> Following:
-        self.edge(x[0] - 0.5)
         v = s.v * 0.7 + ops.where(x[0] > 0.5, 0.0 * x[0] + 0.1, 0.3) * x[0] / p.tau
         return (v,), {"v": v}
 
@@ -240,6 +241,6 @@ CUSTOM: Tuple[Model, ...] = (
 
 def library_surrogate(twin: Derivative) -> sc.Surrogate:
     """The surrogate that an oracle's derivative is the derivative of: the library's, or a user's."""
-    of = USER_SURROGATES.get(twin.name) or getattr(sc.surrogate, twin.name)
+    of = twin.library or USER_SURROGATES.get(twin.name) or getattr(sc.surrogate, twin.name)
     made: sc.Surrogate = of(**twin.arguments)
     return made

@@ -6,7 +6,7 @@ Every number is one that float32 holds exactly, so that no difference comes from
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Mapping, Optional, Sequence, Tuple, Type
 
 import numpy as np
@@ -20,6 +20,7 @@ from spikecore.testing._oracle import neurons as oracle
 from spikecore.testing._oracle.rules import EXACT
 
 ALL_RESETS = ("hard", "soft", "none")
+_RESETS = ("hard", "soft")
 QUARTERS = tuple(k / 4 for k in range(-1, 5))
 HALVES = tuple(k / 2 for k in range(-1, 6))
 
@@ -50,6 +51,8 @@ class Model:
     arithmetic: bool = True
     #: What each output is, as the table of tolerances calls it.
     outputs: Tuple[str, ...] = ("spikes",)
+    #: The surrogate of a drawn neuron; others have that of a configuration.
+    surrogate: Any = None
 
     @property
     def fires(self) -> bool:
@@ -97,331 +100,137 @@ def spread(value: float, shape: Sequence[int], amount: float = 0.15) -> Array:
     return np.asarray(np.float32(value * (1 + steps)) if value else np.float32(steps), float).reshape(tuple(shape))
 
 
-_PROMPT: Mapping[str, Any] = {"reset_delay": False}
+#: Changed options, and the drive of a neuron whose input does not decay.
 _NO_DECAY: Mapping[str, Any] = {"decay_input": False}
-_LIF = single(tau=2.7, threshold=0.9, v_reset=0.1)
-_EXACT_LIF = {"tau": 2.0, "threshold": 1.0, "v_reset": 0.0}
-_QUADRATIC = single(tau=2.3, v_c=0.7, a0=0.9, v_rest=0.05, threshold=1.1, v_reset=-0.2)
-_EXACT_QUADRATIC = {"tau": 2.0, "v_c": 0.5, "a0": 0.5, "v_rest": 0.0, "threshold": 1.0, "v_reset": 0.0}
+_PROMPT: Mapping[str, Any] = {"options": {"reset_delay": False}, "resets": _RESETS, "exact_resets": _RESETS}
+_ONE_RESET: Mapping[str, Any] = {"resets": ("none",), "exact_resets": ("none",)}
+_INEXACT: Mapping[str, Any] = {"arithmetic": False}
+_WITHOUT_TIES: Mapping[str, Any] = {"resets": ("none",), "exact_resets": (), "arithmetic": False}
+
+
+def _model(
+    neuron: Type[Neuron], name: str, drive: Tuple[float, float], params: str, exact: str = "", **more: Any
+) -> Model:
+    """A model whose parameters, and those of exact inputs, are written as ``tau=2.7 threshold=0.9``."""
+
+    def numbers(text: str) -> Mapping[str, float]:
+        return {key: float(value) for key, _, value in (part.partition("=") for part in text.split())}
+
+    own: Type[Oracle] = getattr(oracle, neuron.__name__)
+    return Model(name, neuron, own, single(**numbers(params)), drive, exact_params=numbers(exact), **more)
+
+
+_LIF = _model(
+    sc.LIF, "lif", (-1.0, 4.5), "tau=2.7 threshold=0.9 v_reset=0.1", "tau=2 threshold=1 v_reset=0", exact_levels=HALVES
+)
+_PLIF = _model(
+    sc.PLIF, "plif", (-1.0, 4.5), "w=-0.4 threshold=0.9 v_reset=0.1", "w=0 threshold=1 v_reset=0",
+    exact_levels=HALVES, **_INEXACT,
+)  # fmt: skip
+_KLIF = _model(
+    sc.KLIF, "klif", (-1.0, 3.5), "tau=2.7 threshold=0.9 v_reset=0.1 k=1.3", "tau=2 threshold=1 v_reset=0 k=2",
+    exact_levels=QUARTERS,
+)  # fmt: skip
+_QUADRATIC = "tau=2.3 v_c=0.7 a0=0.9 v_rest=0.05 threshold=1.1 v_reset=-0.2"
+_EXACT_QUADRATIC = "tau=2 v_c=0.5 a0=0.5 v_rest=0 threshold=1 v_reset=0"
+_ALIF = _model(
+    sc.ALIF, "alif", (-1.0, 5.0), "tau=2.7 threshold=0.9 v_reset=0.1 rho=0.8 beta=0.3",
+    "tau=2 threshold=1 v_reset=0 rho=0.5 beta=0.25", exact_levels=HALVES, exact_steps=8,
+)  # fmt: skip
+_LI = _model(
+    sc.LI,
+    "li",
+    (-2.0, 3.0),
+    "tau=2.7 v_rest=0.1",
+    "tau=2 v_rest=0",
+    exact_levels=HALVES,
+    outputs=("output",),
+    **_ONE_RESET,
+)
+_LEAKY = _model(
+    sc.Leaky, "leaky", (-0.4, 1.2), "beta=0.85 threshold=1.1", "beta=0.5 threshold=1", exact_levels=QUARTERS
+)
+_SYNAPTIC_LEAKY = _model(
+    sc.SynapticLeaky, "synaptic-leaky", (-0.6, 1.0), "alpha=0.6 beta=0.7 threshold=1.1",
+    "alpha=0.5 beta=0.5 threshold=1", exact_levels=QUARTERS,
+)  # fmt: skip
+_TERNARY = _model(
+    sc.TernaryLIF, "ternary", (-4.0, 4.5), "tau=2.7 threshold=0.9 v_reset=0.1", "tau=2 threshold=1 v_reset=0",
+    exact_levels=HALVES,
+)  # fmt: skip
+
+
+def _without_decay(
+    model: Model, drive: Tuple[float, float], levels: Tuple[float, ...] = QUARTERS, **more: Any
+) -> Model:
+    """The neuron whose input does not decay."""
+    return replace(model, name=f"{model.name}-nodecay", drive=drive, options=_NO_DECAY, exact_levels=levels, **more)
+
 
 _TUNED: Tuple[Model, ...] = (
-    Model(
-        "if",
-        sc.IF,
-        oracle.IF,
-        single(threshold=1.1, v_reset=-0.2),
-        (-0.6, 1.0),
-        exact_params={"threshold": 1.0, "v_reset": 0.0},
-        exact_levels=QUARTERS,
+    _model(sc.IF, "if", (-0.6, 1.0), "threshold=1.1 v_reset=-0.2", "threshold=1 v_reset=0", exact_levels=QUARTERS),
+    _LIF,
+    _without_decay(_LIF, (-0.4, 1.4)),
+    _PLIF,
+    _without_decay(_PLIF, (-0.4, 1.4)),
+    _KLIF,
+    _without_decay(
+        _KLIF, (-0.6, 1.0), params={**_KLIF.params, **single(k=1.2)}, exact_params={**_KLIF.exact_params, "k": 1.0}
     ),
-    Model("lif", sc.LIF, oracle.LIF, _LIF, (-1.0, 4.5), exact_params=_EXACT_LIF, exact_levels=HALVES),
-    Model(
-        "lif-nodecay",
-        sc.LIF,
-        oracle.LIF,
-        _LIF,
-        (-0.4, 1.4),
-        _NO_DECAY,
-        exact_params=_EXACT_LIF,
-        exact_levels=QUARTERS,
+    replace(_KLIF, name="klif-scaled", options={"scale_reset": True}),
+    _model(sc.QIF, "qif", (-2.0, 3.0), _QUADRATIC, _EXACT_QUADRATIC, exact_levels=(0.0, 2.0, 4.0), exact_steps=3),
+    # the potential is 0 after every step, where exp is exact
+    _model(
+        sc.EIF, "eif", (-2.0, 2.5), "tau=2.3 delta_t=0.9 theta_rh=0.7 v_rest=0.05 threshold=1.1 v_reset=-0.2",
+        "tau=2 delta_t=1 theta_rh=0 v_rest=0 threshold=1 v_reset=0", exact_levels=(-1.0, 1.0), exact_resets=_RESETS,
+        **_INEXACT,
     ),
-    Model(
-        "plif",
-        sc.PLIF,
-        oracle.PLIF,
-        single(w=-0.4, threshold=0.9, v_reset=0.1),
-        (-1.0, 4.5),
-        arithmetic=False,
-        exact_params={"w": 0.0, "threshold": 1.0, "v_reset": 0.0},
-        exact_levels=HALVES,
+    _model(
+        sc.Izhikevich, "izhikevich", (-2.0, 3.0), f"{_QUADRATIC} w_rest=0.1 tau_w=3.1 a=0.3 b=0.2",
+        f"{_EXACT_QUADRATIC} w_rest=0 tau_w=2 a=0.5 b=0.25", exact_levels=(0.0, 2.0, 4.0), exact_steps=3,
     ),
-    Model(
-        "plif-nodecay",
-        sc.PLIF,
-        oracle.PLIF,
-        single(w=-0.4, threshold=0.9, v_reset=0.1),
-        (-0.4, 1.4),
-        _NO_DECAY,
-        arithmetic=False,
-        exact_params={"w": 0.0, "threshold": 1.0, "v_reset": 0.0},
-        exact_levels=QUARTERS,
+    _model(
+        sc.Synaptic, "synaptic", (-0.8, 1.0), "alpha=0.6 beta=0.7 threshold=1.1 v_reset=-0.2",
+        "alpha=0.5 beta=0.5 threshold=1 v_reset=0", exact_levels=QUARTERS,
     ),
-    Model(
-        "klif",
-        sc.KLIF,
-        oracle.KLIF,
-        {**_LIF, **single(k=1.3)},
-        (-1.0, 3.5),
-        exact_params={**_EXACT_LIF, "k": 2.0},
-        exact_levels=QUARTERS,
+    _ALIF,
+    _without_decay(_ALIF, (-0.4, 1.5)),
+    _LI,
+    _without_decay(_LI, (-1.0, 1.5)),
+    _LEAKY,
+    replace(_LEAKY, name="leaky-prompt", **_PROMPT),
+    _SYNAPTIC_LEAKY,
+    replace(_SYNAPTIC_LEAKY, name="synaptic-leaky-prompt", **_PROMPT),
+    # the logarithm of the square is twice the other one to the bit, so tau is 2
+    _model(
+        sc.Alpha, "alpha", (-1.0, 2.5), "alpha=0.85 beta=0.7 threshold=0.6", "alpha=0.5 beta=0.25 threshold=0.25",
+        exact_levels=QUARTERS, exact_steps=6, **_INEXACT,
     ),
-    Model(
-        "klif-nodecay",
-        sc.KLIF,
-        oracle.KLIF,
-        {**_LIF, **single(k=1.2)},
-        (-0.6, 1.0),
-        _NO_DECAY,
-        exact_params={**_EXACT_LIF, "k": 1.0},
-        exact_levels=QUARTERS,
+    _model(
+        sc.Lapicque, "lapicque", (-0.8, 3.0), "R=1.3 C=1.7 time_step=0.6 threshold=0.9",
+        "R=2 C=1 time_step=1 threshold=1", exact_levels=QUARTERS,
     ),
-    Model(
-        "klif-scaled",
-        sc.KLIF,
-        oracle.KLIF,
-        {**_LIF, **single(k=1.3)},
-        (-1.0, 3.5),
-        {"scale_reset": True},
-        exact_params={**_EXACT_LIF, "k": 2.0},
-        exact_levels=QUARTERS,
+    _model(sc.CLIF, "clif", (-0.5, 1.6), "tau=2.3 threshold=0.9", **_WITHOUT_TIES),
+    # a sigmoid of 0 is exact
+    _model(
+        sc.GLIF, "glif", (-0.5, 1.6), "w_alpha=0.3 w_beta=-0.2 w_gamma=0.4 w_tau=0.5 w_leak=-1.5 w_threshold=0.2 "
+        "w_drop=-0.3 w_conductance=0.6", "w_alpha=0 w_beta=0 w_gamma=0 w_tau=0 w_leak=0 w_threshold=0 w_drop=0 "
+        "w_conductance=0", exact_levels=(0.0, 1.0, 2.0), exact_steps=4, **_ONE_RESET, **_INEXACT,
     ),
-    Model(
-        "qif",
-        sc.QIF,
-        oracle.QIF,
-        _QUADRATIC,
-        (-2.0, 3.0),
-        exact_params=_EXACT_QUADRATIC,
-        exact_levels=(0.0, 2.0, 4.0),
-        exact_steps=3,
+    _model(
+        sc.TCLIF, "tclif", (-0.6, 1.2), "c1=0.4 c2=-0.3 gamma=0.4 threshold=0.9 v_reset=0.1",
+        "c1=0 c2=0 gamma=0.5 threshold=1 v_reset=0", exact_levels=HALVES, exact_steps=5, **_INEXACT,
     ),
-    Model(
-        "eif",
-        sc.EIF,
-        oracle.EIF,
-        single(tau=2.3, delta_t=0.9, theta_rh=0.7, v_rest=0.05, threshold=1.1, v_reset=-0.2),
-        (-2.0, 2.5),
-        arithmetic=False,
-        # the potential is 0 after every step, where exp is exact
-        exact_params={"tau": 2.0, "delta_t": 1.0, "theta_rh": 0.0, "v_rest": 0.0, "threshold": 1.0, "v_reset": 0.0},
-        exact_levels=(-1.0, 1.0),
-        exact_resets=("hard", "soft"),
+    _model(sc.SEAdLIF, "se-adlif", (-0.8, 3.0), "tau_u=3.1 tau_w=7.3 a=0.4 b=0.7 q=1.5 threshold=0.5", **_WITHOUT_TIES),
+    # without a rotation the square root is that of 1
+    _model(
+        sc.BRF, "brf", (-2.5, 4.0), "omega=1.7 b=0.4 dt=0.35 gamma=0.8 threshold=0.6",
+        "omega=0 b=0.5 dt=0.5 gamma=0.5 threshold=1", exact_levels=(0.0, 1.0, 2.0), exact_steps=4, **_ONE_RESET,
+        **_INEXACT,
     ),
-    Model(
-        "izhikevich",
-        sc.Izhikevich,
-        oracle.Izhikevich,
-        {**_QUADRATIC, **single(w_rest=0.1, tau_w=3.1, a=0.3, b=0.2)},
-        (-2.0, 3.0),
-        exact_params={**_EXACT_QUADRATIC, "w_rest": 0.0, "tau_w": 2.0, "a": 0.5, "b": 0.25},
-        exact_levels=(0.0, 2.0, 4.0),
-        exact_steps=3,
-    ),
-    Model(
-        "synaptic",
-        sc.Synaptic,
-        oracle.Synaptic,
-        single(alpha=0.6, beta=0.7, threshold=1.1, v_reset=-0.2),
-        (-0.8, 1.0),
-        exact_params={"alpha": 0.5, "beta": 0.5, "threshold": 1.0, "v_reset": 0.0},
-        exact_levels=QUARTERS,
-    ),
-    Model(
-        "alif",
-        sc.ALIF,
-        oracle.ALIF,
-        {**_LIF, **single(rho=0.8, beta=0.3)},
-        (-1.0, 5.0),
-        exact_params={**_EXACT_LIF, "rho": 0.5, "beta": 0.25},
-        exact_levels=HALVES,
-        exact_steps=8,
-    ),
-    Model(
-        "alif-nodecay",
-        sc.ALIF,
-        oracle.ALIF,
-        {**_LIF, **single(rho=0.8, beta=0.3)},
-        (-0.4, 1.5),
-        _NO_DECAY,
-        exact_params={**_EXACT_LIF, "rho": 0.5, "beta": 0.25},
-        exact_levels=QUARTERS,
-        exact_steps=8,
-    ),
-    Model(
-        "li",
-        sc.LI,
-        oracle.LI,
-        single(tau=2.7, v_rest=0.1),
-        (-2.0, 3.0),
-        resets=("none",),
-        outputs=("output",),
-        exact_params={"tau": 2.0, "v_rest": 0.0},
-        exact_levels=HALVES,
-        exact_resets=("none",),
-    ),
-    Model(
-        "li-nodecay",
-        sc.LI,
-        oracle.LI,
-        single(tau=2.7, v_rest=0.1),
-        (-1.0, 1.5),
-        _NO_DECAY,
-        resets=("none",),
-        outputs=("output",),
-        exact_params={"tau": 2.0, "v_rest": 0.0},
-        exact_levels=QUARTERS,
-        exact_resets=("none",),
-    ),
-    Model(
-        "leaky",
-        sc.Leaky,
-        oracle.Leaky,
-        single(beta=0.85, threshold=1.1),
-        (-0.4, 1.2),
-        exact_params={"beta": 0.5, "threshold": 1.0},
-        exact_levels=QUARTERS,
-    ),
-    Model(
-        "leaky-prompt",
-        sc.Leaky,
-        oracle.Leaky,
-        single(beta=0.85, threshold=1.1),
-        (-0.4, 1.2),
-        _PROMPT,
-        resets=("hard", "soft"),
-        exact_params={"beta": 0.5, "threshold": 1.0},
-        exact_levels=QUARTERS,
-        exact_resets=("hard", "soft"),
-    ),
-    Model(
-        "synaptic-leaky",
-        sc.SynapticLeaky,
-        oracle.SynapticLeaky,
-        single(alpha=0.6, beta=0.7, threshold=1.1),
-        (-0.6, 1.0),
-        exact_params={"alpha": 0.5, "beta": 0.5, "threshold": 1.0},
-        exact_levels=QUARTERS,
-    ),
-    Model(
-        "synaptic-leaky-prompt",
-        sc.SynapticLeaky,
-        oracle.SynapticLeaky,
-        single(alpha=0.6, beta=0.7, threshold=1.1),
-        (-0.6, 1.0),
-        _PROMPT,
-        resets=("hard", "soft"),
-        exact_params={"alpha": 0.5, "beta": 0.5, "threshold": 1.0},
-        exact_levels=QUARTERS,
-        exact_resets=("hard", "soft"),
-    ),
-    Model(
-        "alpha",
-        sc.Alpha,
-        oracle.Alpha,
-        single(alpha=0.85, beta=0.7, threshold=0.6),
-        (-1.0, 2.5),
-        arithmetic=False,
-        # the logarithm of the square is twice the other one to the bit, so tau is 2
-        exact_params={"alpha": 0.5, "beta": 0.25, "threshold": 0.25},
-        exact_levels=QUARTERS,
-        exact_steps=6,
-    ),
-    Model(
-        "lapicque",
-        sc.Lapicque,
-        oracle.Lapicque,
-        single(R=1.3, C=1.7, time_step=0.6, threshold=0.9),
-        (-0.8, 3.0),
-        exact_params={"R": 2.0, "C": 1.0, "time_step": 1.0, "threshold": 1.0},
-        exact_levels=QUARTERS,
-    ),
-    Model(
-        "clif",
-        sc.CLIF,
-        oracle.CLIF,
-        single(tau=2.3, threshold=0.9),
-        (-0.5, 1.6),
-        resets=("none",),
-        arithmetic=False,
-        exact_resets=(),
-    ),
-    Model(
-        "glif",
-        sc.GLIF,
-        oracle.GLIF,
-        single(
-            w_alpha=0.3,
-            w_beta=-0.2,
-            w_gamma=0.4,
-            w_tau=0.5,
-            w_leak=-1.5,
-            w_threshold=0.2,
-            w_drop=-0.3,
-            w_conductance=0.6,
-        ),
-        (-0.5, 1.6),
-        resets=("none",),
-        arithmetic=False,
-        # a sigmoid of 0 is exact
-        exact_params={
-            "w_alpha": 0.0,
-            "w_beta": 0.0,
-            "w_gamma": 0.0,
-            "w_tau": 0.0,
-            "w_leak": 0.0,
-            "w_threshold": 0.0,
-            "w_drop": 0.0,
-            "w_conductance": 0.0,
-        },
-        exact_levels=(0.0, 1.0, 2.0),
-        exact_steps=4,
-        exact_resets=("none",),
-    ),
-    Model(
-        "tclif",
-        sc.TCLIF,
-        oracle.TCLIF,
-        single(c1=0.4, c2=-0.3, gamma=0.4, threshold=0.9, v_reset=0.1),
-        (-0.6, 1.2),
-        arithmetic=False,
-        exact_params={"c1": 0.0, "c2": 0.0, "gamma": 0.5, "threshold": 1.0, "v_reset": 0.0},
-        exact_levels=HALVES,
-        exact_steps=5,
-    ),
-    Model(
-        "se-adlif",
-        sc.SEAdLIF,
-        oracle.SEAdLIF,
-        single(tau_u=3.1, tau_w=7.3, a=0.4, b=0.7, q=1.5, threshold=0.5),
-        (-0.8, 3.0),
-        resets=("none",),
-        arithmetic=False,
-        exact_resets=(),
-    ),
-    Model(
-        "brf",
-        sc.BRF,
-        oracle.BRF,
-        single(omega=1.7, b=0.4, dt=0.35, gamma=0.8, threshold=0.6),
-        (-2.5, 4.0),
-        resets=("none",),
-        arithmetic=False,
-        # without a rotation the square root is that of 1
-        exact_params={"omega": 0.0, "b": 0.5, "dt": 0.5, "gamma": 0.5, "threshold": 1.0},
-        exact_levels=(0.0, 1.0, 2.0),
-        exact_steps=4,
-        exact_resets=("none",),
-    ),
-    Model(
-        "ternary",
-        sc.TernaryLIF,
-        oracle.TernaryLIF,
-        single(tau=2.7, threshold=0.9, v_reset=0.1),
-        (-4.0, 4.5),
-        exact_params={"tau": 2.0, "threshold": 1.0, "v_reset": 0.0},
-        exact_levels=HALVES,
-    ),
-    Model(
-        "ternary-nodecay",
-        sc.TernaryLIF,
-        oracle.TernaryLIF,
-        single(tau=2.7, threshold=0.9, v_reset=0.1),
-        (-1.4, 1.6),
-        {"decay_input": False},
-        exact_params={"tau": 2.0, "threshold": 1.0, "v_reset": 0.0},
-        exact_levels=QUARTERS,
-    ),
-)
+    _TERNARY,
+    _without_decay(_TERNARY, (-1.4, 1.6)),
+)  # fmt: skip
 
 
 def _at_defaults(name: str, neuron: Type[Neuron]) -> Model:

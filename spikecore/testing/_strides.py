@@ -29,7 +29,7 @@ def strided(x: Tensor) -> Tensor:
 
 def transposed(x: Tensor) -> Tensor:
     """Batch and the last dimension exchanged in memory."""
-    return x.transpose(1, -1).contiguous().transpose(1, -1)
+    return x.transpose(1, -1).contiguous().transpose(1, -1) if x.ndim > 1 else x
 
 
 def time_last(x: Tensor) -> Tensor:
@@ -52,9 +52,30 @@ def unaligned(x: Tensor) -> Tensor:
 
 def part(x: Tensor) -> Tensor:
     """A block out of a larger tensor, NaN around."""
-    around = x.new_full((x.shape[0] + 2, x.shape[1] + 1, *x.shape[2:]), float("nan"))
-    around[1:-1, 1:] = x
-    return around[1:-1, 1:]
+    around = x.new_full((x.shape[0] + 2, *(n + 1 for n in x.shape[1:2]), *x.shape[2:]), float("nan"))
+    inside = around[1:-1, 1:] if x.ndim > 1 else around[1:-1]
+    inside.copy_(x)
+    return inside
+
+
+def batch_first(x: Tensor) -> Tensor:
+    """The steps of one sample next to each other."""
+    return x.transpose(0, 1).contiguous().transpose(0, 1) if x.ndim > 1 else x
+
+
+def one_number(x: Tensor) -> Tensor:
+    """The first number for all. Changes values."""
+    return x[(slice(0, 1),) * x.ndim].expand(x.shape) if x.numel() else x
+
+
+def laid(x: Tensor, layout: str) -> Tensor:
+    """The tensor, which begins with time, in a layout."""
+    return EVERY[layout](x) if layout != "contiguous" and x.ndim else x
+
+
+def laid_step(x: Tensor, layout: str) -> Tensor:
+    """A state or a parameter in a layout."""
+    return laid(x[None], layout)[0] if x.ndim else x
 
 
 #: Layouts of the same values.
@@ -68,3 +89,12 @@ LAYOUTS: Dict[str, Layout] = {
 }
 #: Layouts in which values repeat.
 EXPANDED: Dict[str, Layout] = {"expanded": expanded, "expanded-steps": expanded_steps}
+#: Every layout by its name.
+EVERY: Dict[str, Layout] = {
+    **LAYOUTS,
+    **EXPANDED,
+    "batch-first": batch_first,
+    "part": part,
+    "one-number": one_number,
+    "ones": lambda x: x.new_ones((1,) * x.ndim).expand(x.shape),
+}

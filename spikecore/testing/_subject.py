@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from spikecore.dtypes import DTYPES
+from spikecore.dtypes import DTYPES, NARROW
 from spikecore.neuron import Neuron
 from spikecore.testing._compare import Mismatch, Suspects, as_array, backward, same
 from spikecore.testing._context import Context
 from spikecore.testing._custom import library_surrogate
-from spikecore.testing._inputs import dyadic, generator, margin, rounded
+from spikecore.testing._inputs import Tie, dyadic, generator, margin, rounded, settled, unsteady
 from spikecore.testing._models import BY_NAME, Model
-from spikecore.testing._oracle import SURROGATES, Array, Derivative, Gradients, Oracle, Trajectory, adjoint, run
+from spikecore.testing._oracle import SURROGATES, Array, Derivative, Gradients, Oracle, Trajectory, adjoint, run, summed
 from spikecore.testing._suspects import of_gradients, of_outputs, of_parameter_gradient, of_parts, of_states
 from spikecore.testing._tolerances import EXACT, EXACT_STEPS, TOLERANCES
 
@@ -28,6 +28,7 @@ class Subject:
     values: parameter values beside the model's own; an array becomes a tensor. learn: parameters to learn. state:
     whether to start from a drawn state instead of from rest. exact: dyadic inputs instead of margin ones. draw: another
     number for other inputs, states and cotangents of the same shape. neuron: one that is there, with these parameters.
+    tie: what inputs have in common. param_dtype, laid: dtype and layout of parameters that are tensors.
     """
 
     def __init__(
@@ -46,15 +47,24 @@ class Subject:
         exact: bool = False,
         draw: int = 0,
         neuron: Optional[Neuron] = None,
+        tie: Tie = tuple,
+        param_dtype: str = "",
+        laid: Optional[Callable[[Tensor], Tensor]] = None,
         **options: Any,
     ) -> None:
         self.context, self.dtype_name, self.dtype = context, dtype, DTYPES[dtype]
+        #: dtype of arithmetic and of states.
+        self.held = torch.float64 if dtype == "float64" else torch.float32
         self.model: Model = BY_NAME[model] if isinstance(model, str) else model
         self.reset, self.detach = reset, detach
         self.surrogate = SURROGATES["ATan"] if surrogate is None else surrogate
         self.params: Dict[str, Any] = {**(self.model.exact_params if exact else self.model.params), **values}
+        if param_dtype:
+            self.params.update((name, rounded(value, DTYPES[param_dtype])) for name, value in values.items())
         self.twin: Oracle = self.model.twin(reset, self.surrogate, detach)
-        self.neuron = self._build(learn, options) if neuron is None else neuron
+        self._learn, self._options = learn, options
+        self._param_dtype, self._laid = DTYPES[param_dtype] if param_dtype else self.held, laid
+        self.neuron = self.another(context.name) if neuron is None else neuron
         steps = min(shape[0], self.model.exact_steps, EXACT_STEPS[dtype]) if exact else shape[0]
         self.shape = (steps, *shape[1:])
         again = (f"draw {draw}",) if draw else ()
@@ -62,15 +72,24 @@ class Subject:
         broadcast = _broadcast(self.params, len(self.shape) - 1, options.get("channel_dim", 1))
         self.state: Optional[Dict[str, Array]] = None
         if state:
-            single = torch.float64 if dtype == "float64" else torch.float32
-            self.state = {s: rounded(rng.uniform(-0.5, 0.8, self.shape[1:]), single) for s in self.twin.rest}
-        if exact:
-            self.inputs = dyadic(self.twin, broadcast, self.shape, self.model.exact_levels, rng)
+            self.state = {s: rounded(rng.uniform(-0.5, 0.8, self.shape[1:]), self.held) for s in self.twin.rest}
+        #: Parameters as they broadcast over one time step.
+        self.broadcast = broadcast
+        if self.drawn:
+            # one value per neuron, so that the gradients of each neuron are seen
+            broadcast = {name: np.broadcast_to(value, self.shape[1:]) for name, value in broadcast.items()}
+            quarters, bits = draw % 2 == 0, self.model.arithmetic
+            self.inputs = settled(
+                self.twin, broadcast, self.shape, self.dtype, rng, self.state, tie, quarters=quarters, exact=bits
+            )
+        elif exact:
+            self.inputs = dyadic(self.twin, broadcast, self.shape, self.model.exact_levels, rng, tie)
         else:
-            self.inputs = margin(self.twin, broadcast, self.shape, self.model.drive, self.dtype, rng, self.state)
+            self.inputs = margin(self.twin, broadcast, self.shape, self.model.drive, self.dtype, rng, self.state, tie)
         #: Parameters as they lie over one time step.
         self.spread = broadcast
-        self.seen: Trajectory = run(self.twin, self.inputs, broadcast, self.state)
+        exactly = self.drawn and self.model.arithmetic
+        self.seen: Trajectory = self.bits() if exactly else run(self.twin, self.inputs, broadcast, self.state)
         #: The input as it was given, if its layout is what a case is about: see :meth:`gives`.
         self.given: Optional[Tensor] = None
         self._came_in: Optional[Tensor] = None
@@ -78,23 +97,34 @@ class Subject:
         self.cotangents: Mapping[str, Tensor] = {}
         self._rng = generator("cotangents", self.model.name, reset, self.shape, *again)
 
-    def _build(self, learn: Sequence[str], options: Mapping[str, Any]) -> Neuron:
-        held = torch.float64 if self.dtype_name == "float64" else torch.float32
-        values = {
-            name: torch.tensor(value, dtype=held) if isinstance(value, np.ndarray) else value
-            for name, value in self.params.items()
-        }
+    def another(self, backend: str) -> Neuron:
+        """The neuron, made anew, on a backend."""
+        learn = self._learn
+        values: Dict[str, Any] = dict(self.params)
+        for name, value in self.params.items():
+            if isinstance(value, np.ndarray):
+                tensor = torch.tensor(value, dtype=self._param_dtype)
+                values[name] = tensor
+                if self._laid is not None:
+                    tensor = self._laid(tensor)
+                    values[name] = nn.Parameter(tensor) if name in learn else tensor
         neuron: Neuron = self.model.build(
-            self.context.name,
+            backend,
             self.reset,
             values,
             surrogate=library_surrogate(self.surrogate),
             detach=self.detach,
             learn=learn,
-            **options,
+            **self._options,
         )
-        made: Neuron = self.context.place(neuron.double() if self.dtype_name == "float64" else neuron)
+        wide = self.dtype_name == "float64" and self._param_dtype == torch.float64
+        made: Neuron = self.context.place(neuron.double() if wide else neuron)
         return made
+
+    @property
+    def drawn(self) -> bool:
+        """Whether the neuron is one that nobody wrote."""
+        return self.model.surrogate is not None
 
     # -- what a case gives
 
@@ -125,14 +155,31 @@ class Subject:
 
     def start(self, grad: bool = False) -> Optional[Dict[str, Tensor]]:
         """The initial state as tensors, None at rest."""
-        held = torch.float64 if self.dtype_name == "float64" else torch.float32
         if self.state is None:
             return None
-        return {name: self.context.tensor(value, held, grad) for name, value in self.state.items()}
+        return {name: self.context.tensor(value, self.held, grad) for name, value in self.state.items()}
 
     def cotangent(self, like: Tensor) -> Tensor:
         """A random cotangent for a result."""
         return self.context.tensor(self._rng.normal(size=tuple(like.shape)), like.dtype)
+
+    def cotangent_of(self, name: str) -> Tensor:
+        """A random cotangent for a result by its name: ``output 0``, ``final v``, ``trace v``."""
+        shape = self.shape[1:] if name.startswith("final") else self.shape
+        return self.context.tensor(self._rng.normal(size=shape), self.dtype if name.startswith("output") else self.held)
+
+    def random(self, shape: Sequence[int]) -> Array:
+        """Random numbers between 0 and 1."""
+        return self._rng.random(tuple(shape))
+
+    def unsteady(self, outputs: Any, final: Any, trace: Any) -> Array:
+        """The neurons whose gradients in float32 differ too much from those in float64."""
+        single = run(self.twin, self.inputs, self.spread, self.state, np.float32)
+        return unsteady(
+            self.gradients_of(self.seen, outputs, final, trace),
+            self.gradients_of(single, outputs, final, trace, np.float32),
+            self.shape[1:],
+        )
 
     def backward(self, result: Tensor, cotangent: Tensor, **options: Any) -> None:
         """Run backwards from a result; it is an error of the backend if that is connected to nothing."""
@@ -154,8 +201,17 @@ class Subject:
     ) -> Gradients:
         """The oracle's gradients for these cotangents; parameter gradients in the shapes the parameters were given."""
         found = self.gradients_of(self.seen, output, final, trace)
-        shaped = {name: value.reshape(np.shape(self.params[name])) for name, value in found.params.items()}
-        return found._replace(params=shaped)
+        return found._replace(params={name: self._shared(name, value) for name, value in found.params.items()})
+
+    def sizes(self, *cotangents: Any) -> Dict[str, Array]:
+        """What the gradients of shared parameters are sums of: the sizes of those of each neuron."""
+        found = self.gradients_of(self.seen, *cotangents).params
+        return {name: self._shared(name, np.abs(value)) for name, value in found.items()}
+
+    def _shared(self, name: str, value: Array) -> Array:
+        """The gradient of a parameter in the shape it was given, summed over the neurons of a drawn one."""
+        value = summed(value, self.shape[1:], np.shape(self.broadcast[name])) if self.drawn else value
+        return np.asarray(value.reshape(np.shape(self.params[name])))
 
     def gradients_of(
         self,
@@ -163,6 +219,7 @@ class Subject:
         output: Union[Tensor, Sequence[Optional[Tensor]], None],
         final: Optional[Mapping[str, Tensor]],
         trace: Optional[Mapping[str, Tensor]],
+        dtype: Any = np.float64,
     ) -> Gradients:
         """The oracle's gradients of a call that it ran, for these cotangents."""
         outputs: Sequence[Optional[Tensor]] = [output] if output is None or isinstance(output, Tensor) else output
@@ -171,6 +228,7 @@ class Subject:
             [None if one is None else as_array(one) for one in outputs],
             {name: as_array(value) for name, value in (final or {}).items()},
             {name: as_array(value) for name, value in (trace or {}).items()},
+            dtype=dtype,
         )
 
     def gradient_suspects(self, *cotangents: Any) -> Suspects:
@@ -211,12 +269,11 @@ class Subject:
 
     def check_states(self, actual: Mapping[str, Tensor], expected: Mapping[str, Array], what: str, exact: bool) -> None:
         """States are the oracle's, and have the dtype of arithmetic."""
-        held = torch.float64 if self.dtype_name == "float64" else torch.float32
         for name, value in actual.items():
             if name not in expected:  # the last output of a neuron with feedback
                 continue
-            if value.dtype != held:
-                raise Mismatch(f"{what} {name} of {self.of} has dtype {value.dtype}, expected {held}")
+            if value.dtype != self.held:
+                raise Mismatch(f"{what} {name} of {self.of} has dtype {value.dtype}, expected {self.held}")
             tolerance = EXACT if exact else TOLERANCES[self.dtype_name, "potential"]
             trace = value.ndim == len(self.shape)
             same(
@@ -237,10 +294,13 @@ class Subject:
         *,
         name: str = "",
         of: str = "",
+        stored: str = "",
+        terms: Optional[Array] = None,
         suspects: Optional[Suspects] = None,
     ) -> None:
         """A quantity of the table of tolerances is the oracle's.
 
+        stored: the dtype of a parameter and its gradient. terms: the size of what was summed, where rounding counts.
         of: the input, state or parameter that this is the gradient of, where :attr:`cotangents` says for what.
         """
         what = f"{quantity}{f' of {name}' if name else ''}"
@@ -248,7 +308,8 @@ class Subject:
             if quantity == "state gradient" and not np.any(expected):
                 return  # nothing depends on this state: a gradient that is not there is 0
             raise Mismatch(f"{what} of {self.of}: there is none; the result is not connected to it")
-        tolerance = TOLERANCES[self.dtype_name, quantity]
+        stored = stored if stored in NARROW or self.dtype_name == "float64" else ""
+        tolerance = TOLERANCES[stored or self.dtype_name, "input gradient" if stored else quantity]
         axes = "t, n" if quantity in ("input gradient", "output") else "n"
         if suspects is None and of and self.cotangents:
             suspects = of_parts(self, of, self.cotangents)
@@ -256,7 +317,20 @@ class Subject:
             suspects = of_gradients(self, self._came_in)
         if suspects is None and quantity == "parameter gradient" and self._came_in is not None and name in self.params:
             suspects = of_parameter_gradient(self, name, self._came_in)
-        same(what, self.of, as_array(actual), expected, tolerance, axes=axes, suspects=suspects)
+        value = as_array(actual)
+        if actual.dtype == torch.float16 and value.shape == expected.shape:
+            value, expected = as_half(value, expected, tolerance.rtol)
+        if terms is not None and value.shape == expected.shape:
+            value = np.where(np.abs(value - expected) <= tolerance.rtol * terms, expected, value)
+        same(what, self.of, value, expected, tolerance, axes=axes, suspects=suspects)
+
+
+def as_half(actual: Array, expected: Array, rtol: float) -> Tuple[Array, Array]:
+    """What float16 holds of the numbers: infinity where they are surely beyond its range, either near its end."""
+    size, end = np.abs(expected), 65520.0
+    beyond = size * (1 - rtol) >= end
+    near = ~beyond & (size * (1 + rtol) > 65504.0) & np.isinf(actual)
+    return np.where(near, expected, actual), np.where(beyond, np.copysign(np.inf, expected), expected)
 
 
 def _broadcast(params: Mapping[str, Any], dims: int, channel_dim: int) -> Dict[str, Any]:

@@ -53,6 +53,7 @@ class _Turn(Oracle):
     inputs = ("x", "y")
     rest = {"a": 0.0, "b": "start", "c": 0.25}
     params = ("leak", "gain", "start")
+    outputs = 2
 
     def step(self, s: Any, p: Any, *x: Value) -> Following:
         b = s.c + x[1] * p.gain

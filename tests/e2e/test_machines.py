@@ -28,7 +28,7 @@ print(sc.__file__, lif.bound["cpu"].backend.name)
 COMMANDS = """
 from typer.testing import CliRunner
 from spikecore.cli import app
-for arguments in (["cache"], ["backends"], ["conformance", "torch", "--case", "generated/pairs-000"]):
+for arguments in (["cache"], ["backends"], ["conformance", "torch", "--case", "generated/dtype=float16,shape=17x5"]):
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code in (0, 3), (arguments, result.output, result.exception)
 """

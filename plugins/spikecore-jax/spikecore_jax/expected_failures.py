@@ -29,7 +29,5 @@ constant-large constant-beyond-float32 input-gradient-bfloat16
 """
 EXPECTED: Dict[str, ExpectedFailure] = {
     **{f"edges/{name}": _BESIDE for name in _EDGES.split()},
-    # a state of it decays to the smallest number
-    "generated/pairs-047": _BESIDE,
     "robust/subnormal": _AS_ZERO,
 }

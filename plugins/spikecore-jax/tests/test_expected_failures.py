@@ -23,7 +23,6 @@ MUTANTS: Dict[str, Any] = {
     "edges/constant-zero": ("add", lambda of: lambda a, b: jnp.where(a == 1.5, 2.5, of(a, b))),
     "edges/input-gradient-bfloat16": ("mul", lambda of: lambda a, b: jnp.where(lax.abs(b) == 9.0, 0.0, of(a, b))),
     "robust/subnormal": ("add", lambda of: lambda a, b: jnp.where(a == 0.0, 1.0, of(a, b))),
-    "generated/pairs-047": ("div", lambda of: lambda a, b: of(a, b) * (1 + 1e-3)),
 }
 
 

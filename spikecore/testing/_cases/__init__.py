@@ -20,10 +20,9 @@ from spikecore.testing._cases import (
     rows,
     steps,
 )
-from spikecore.testing._generated import cases as generated
 
 CASES = Collection()
-for _rows in (rows, normalised, recurrent, drawn, steps, found_by_mutants, random, generated):
+for _rows in (rows, normalised, recurrent, drawn, steps, found_by_mutants, random):
     _rows.add_to(CASES)
 for _written in (gradients, parameters, language, edges, layouts, calls, memory, process, robust, packed):
     for _case in _written.CASES:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, List, Tuple
+from typing import Any, Dict
 
 import numpy as np
 import torch
@@ -12,10 +12,11 @@ import spikecore as sc
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import as_array, backward, same
 from spikecore.testing._context import Context
-from spikecore.testing._oracle import Array
+from spikecore.testing._oracle import Next, Oracle, Value, adjoint, ops, run
+from spikecore.testing._oracle.values import spike
 from spikecore.testing._tolerances import EXACT, TOLERANCES
 
-_TAU, _THRESHOLD, _RESET, _RATE, _DELTA = 2.5, 0.75, -0.125, 0.625, 0.375
+_PARAMS: Dict[str, Any] = {"tau": 2.5, "threshold": 0.75, "v_reset": -0.125, "rate": 0.625, "delta": 0.375}
 
 
 def add_to(cases: Collection) -> None:
@@ -30,61 +31,41 @@ def add_to(cases: Collection) -> None:
         )
 
 
+class Escape(Oracle):
+    """LIF that fires with the probability ``1 - exp(-rate exp((h - threshold) / delta))``, drawn as a second input."""
+
+    inputs = ("x", "number")
+    rest = {"v": "v_reset"}
+    params = ("tau", "threshold", "v_reset", "rate", "delta")
+
+    def step(self, s: Any, p: Any, *x: Value) -> Next:
+        """The spike has the gradient of the probability."""
+        h = s.v + (x[0] - (s.v - p.v_reset)) / p.tau
+        rate = p.rate * ops.exp((h - p.threshold) / p.delta)
+        z = spike(1.0 - ops.exp(-rate) - x[1], np.ones_like, strict=True)
+        return (z,), {"v": ops.select(z, p.v_reset, h)}
+
+
 def escape(context: Context, gradient: bool) -> None:
-    """LIF with escape noise, with the numbers that it draws, in NumPy in float64, and the adjoint by hand."""
+    """LIF with escape noise, with the numbers that it draws."""
     x = np.asarray(np.random.default_rng(3).uniform(-1.0, 3.0, (9, 3, 5)), np.float32).astype(np.float64)
     neuron: Any = sc.EscapeNoise(
-        _TAU,
-        threshold=_THRESHOLD,
-        v_reset=_RESET,
-        rate=_RATE,
-        delta=_DELTA,
+        **_PARAMS,
         learn=("tau",) if gradient else (),
         generator=torch.Generator().manual_seed(11),
         backend=context.name,
     )
     neuron = context.place(neuron)
     given: Any = context.tensor(x, grad=gradient)
-    u = as_array(sc.EscapeNoise(generator=torch.Generator().manual_seed(11)).draw(torch.zeros(x.shape))[0])
-    spikes, kept = _forward(x, u)
+    numbers = as_array(sc.EscapeNoise(generator=torch.Generator().manual_seed(11)).draw(torch.zeros(x.shape))[0])
+    seen = run(Escape(), (x, numbers), _PARAMS)
     output = neuron(given)
-    same("spikes with escape noise", repr(neuron), as_array(output), spikes, EXACT)
+    same("spikes with escape noise", repr(neuron), as_array(output), seen.outputs[0], EXACT)
     if not gradient:
         return
     cotangent = np.linspace(-1.0, 1.5, x.size).reshape(x.shape)
     backward(repr(neuron), [output], [context.tensor(cotangent)])
-    to_x, to_tau = _back(x, spikes, kept, cotangent)
-    same("gradient of x", repr(neuron), as_array(given.grad), to_x, TOLERANCES["float32", "input gradient"])
-    grad: Any = dict(neuron.named_parameters())["tau"].grad
-    same(
-        "gradient of tau",
-        repr(neuron),
-        as_array(grad),
-        np.asarray(to_tau),
-        TOLERANCES["float32", "parameter gradient"],
-        axes="",
-    )
-
-
-def _forward(x: Array, u: Array) -> Tuple[Array, List[Any]]:
-    """Spikes, and the potential before each step with the probability's derivative in it."""
-    v, spikes, kept = np.full(x.shape[1:], _RESET), [], []
-    for now, number in zip(x, u):
-        h = v + (now - (v - _RESET)) / _TAU
-        rate = _RATE * np.exp((h - _THRESHOLD) / _DELTA)
-        z = (number < 1.0 - np.exp(-rate)) * 1.0
-        kept.append((v, h, np.exp(-rate) * rate / _DELTA))
-        v = np.where(z != 0, _RESET, h)
-        spikes.append(z)
-    return np.stack(spikes), kept
-
-
-def _back(x: Array, spikes: Array, kept: List[Any], cotangent: Array) -> Tuple[Array, float]:
-    """The gradients of x and of tau."""
-    back, found, to_tau = np.zeros(x.shape[1:]), [], 0.0
-    for now, z, (v, h, slope), grad in zip(x[::-1], spikes[::-1], kept[::-1], cotangent[::-1]):
-        to_h = back * (1.0 - z) + (grad + back * (_RESET - h)) * slope
-        to_tau -= float((to_h * (now - (v - _RESET))).sum()) / _TAU**2
-        found.append(to_h / _TAU)
-        back = to_h * (1.0 - 1.0 / _TAU)
-    return np.stack(found[::-1]), to_tau
+    right = adjoint(seen, [cotangent])
+    near = TOLERANCES["float32", "input gradient"]
+    same("gradient of x", repr(neuron), as_array(given.grad), right.inputs[0], near)
+    same("gradient of tau", repr(neuron), as_array(neuron.tau.grad), right.params["tau"], near, axes="")

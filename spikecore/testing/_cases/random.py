@@ -1,61 +1,136 @@
-"""The tier ``random``: programs that no run had before, of a seed that the report names.
+"""The tiers ``generated`` and ``random``: calls and programs that nobody wrote.
 
-Ids: ``random/0`` to ``random/11`` are of the run's first seed and those after it; ``random/seed-41`` is the program of
-seed 41, in every run. The first seed is that of ``SPIKECORE_SEED``, else a new one in each process.
+``generated/<text>`` is the call of that text (:class:`~spikecore.testing._config.Config`); those of this release are in
+``generated.txt``, and of another seed Hypothesis draws as many. ``generated/programs`` are drawn neurons, always the
+same ones; ``random/programs`` are those of a seed that no run had before, which the report names, and
+``random/seed-41`` those of seed 41.
 """
 
 from __future__ import annotations
 
 import os
+import pkgutil
 import re
 from functools import lru_cache, partial
-from typing import List, Optional
+from typing import List, Optional, Tuple
 
+import torch
+
+from spikecore.backend import Unsupported
+from spikecore.dtypes import DTYPES
 from spikecore.testing._case import Case, Collection
-from spikecore.testing._compare import Mismatch
+from spikecore.testing._config import NEURONS, Config, check, simplest
 from spikecore.testing._context import Context
-from spikecore.testing._generated.cases import program
-from spikecore.testing.random_programs._check import VARIABLE, first_seed
+from spikecore.testing.random_programs._check import VARIABLE, check_programs, first_seed, kind_of
 
-PREFIX = "random/"
-#: Programs of a run.
-COUNT = 12
-_ID = re.compile(r"random/(?:seed-)?(\d+)")
+#: The seed of this release, and how many programs each of the two cases of programs draws.
+SEED, PROGRAMS = 1, 12
+_GENERATED, _RANDOM = "generated/", "random/"
+#: Neurons of drawn calls, each with a reset, and the shapes of those.
+_NEURONS = (("lif", "soft"), ("lif-nodecay", "hard"), ("alif", "hard"), ("turn", "none"), ("swap", "none"),
+            ("probe", "soft"), ("eif", "soft"), ("gated", "hard"))  # fmt: skip
+_SHAPES = ((2, 3, 5), (1, 7), (15, 7), (16, 3, 5), (17, 2, 3, 7), (33, 7), (64, 3, 5), (2, 1), (3, 0),
+           (2, 3, 2, 1, 2, 3), (1, 65539), (2, 3, 21851), (4,))  # fmt: skip
 #: One first seed for all cases of a process.
 _new = lru_cache(maxsize=None)(first_seed)
 
 
 def add_to(cases: Collection) -> None:
-    """Add the programs of the run, and the way to that of any seed."""
-    for case in drawn(None):
+    """Add the cases of this release, and the ways to others: by their ids, and of another seed."""
+    for case in (*_calls(_frozen()), *_programs(_GENERATED, None), *_programs(_RANDOM, None)):
         cases.put(case)
-    cases.add_family(PREFIX, by_id, lambda seed: None if seed is None else drawn(seed))
+    cases.add_family(_GENERATED, _by_text, _redrawn)
+    cases.add_family(_RANDOM, _by_seed, lambda seed: None if seed is None else _programs(_RANDOM, seed))
 
 
-def drawn(first: Optional[int]) -> List[Case]:
-    """The programs of a run, from a seed on; None for the run's own."""
-    return [_case(f"{PREFIX}{k}", f"program {k} of the run", first, k) for k in range(COUNT)]
+def _frozen() -> Tuple[Config, ...]:
+    text = (pkgutil.get_data("spikecore.testing._cases", "generated.txt") or b"").decode("utf-8")
+    return tuple(map(Config.parse, text.split()))
 
 
-def by_id(id: str) -> Case:
-    """The program of an id. Raises ``ValueError`` for one that there is not."""
-    named = _ID.fullmatch(id)
-    if named is None or not id.startswith(f"{PREFIX}seed-"):
-        raise ValueError(f"no case is called {id!r}: there are random/0 to random/{COUNT - 1}, and random/seed-N")
-    return _case(id, f"program of seed {named[1]}", int(named[1]), 0)
+@lru_cache(maxsize=8)
+def _drawn(seed: int) -> Tuple[Config, ...]:
+    from spikecore.testing.random_programs._draw import configs
+    from spikecore.testing.random_programs._hypothesis import drawn
+
+    neurons = [(NEURONS[name], reset) for name, reset in _NEURONS]
+    return tuple(drawn(configs(lambda name: True, tuple(DTYPES), neurons, _SHAPES), len(_frozen()), seed))
 
 
-def _case(id: str, what: str, first: Optional[int], k: int) -> Case:
-    sentence = f"random {what}: outputs, states and gradients are the oracle's"
-    return Case(id, "random", sentence, partial(_holds, first=first, k=k), ("float32",), computes=False)
+def _redrawn(seed: Optional[int]) -> Optional[List[Case]]:
+    """The cases of a seed, by default that of the environment; None for those of this release."""
+    if seed is None and os.environ.get(VARIABLE, "").strip():
+        seed = first_seed()
+    return None if seed in (None, SEED) else [*_calls(_drawn(seed), seed), *_programs(_GENERATED, seed)]
 
 
-def _holds(context: Context, first: Optional[int], k: int) -> None:
-    if first is None:
-        first = first_seed() if os.environ.get(VARIABLE, "").strip() else _new()
-    context.seed("random", first)
+def _calls(configs: Tuple[Config, ...], seed: int = SEED) -> List[Case]:
+    return [_of_config(config, seed) for config in configs]
+
+
+def _of_config(config: Config, seed: Optional[int]) -> Case:
+    sentence = f"{config}: outputs, states and gradients are the oracle's"
+    needs = (config.dtype, *config.needs)
+    return Case(f"{_GENERATED}{config}", "generated", sentence, partial(_call, config=config, seed=seed), needs)
+
+
+def _by_text(id: str) -> Case:
+    """The case of an id. Raises ``ValueError`` for one that there is not."""
+    if id == f"{_GENERATED}programs":
+        return _programs(_GENERATED, None)[0]
+    return _of_config(Config.parse(id[len(_GENERATED) :]), None)
+
+
+def _call(context: Context, config: Config, seed: Optional[int]) -> None:
+    """A configuration. What it raises tells of the simplest one that fails in the same way."""
+    if seed is not None:
+        context.seed("generated", seed)
+    if config.param_dtype:
+        context.check_exists(getattr(torch, config.param_dtype))
+    errors = {}
+
+    def fails(other: Config) -> bool:
+        try:
+            check(context, other)
+        except Exception as error:
+            errors[str(other)] = error
+            return kind_of(error) == kind_of(errors[str(config)])
+        return False
+
     try:
-        program(context, first + k)
-    except Mismatch as error:
-        again = f"spikecore conformance {context.name} --case {PREFIX}seed-{first + k}"
-        raise Mismatch(f"{error}\n  this program alone: {again}") from error
+        check(context, config)
+    except Unsupported:
+        raise
+    except Exception as error:
+        errors[str(config)] = error
+        last = errors[str(simplest(config, fails))]
+        simple = next(text for text, one in errors.items() if one is last)
+        text = f"{last}\n  the simplest call that fails so: {simple}\n"
+        text += f"  it alone: spikecore conformance {context.name} --case {_GENERATED}{simple}"
+        if len(last.args) == 1 and isinstance(last.args[0], str):
+            last.args = (text,)
+        raise last from error
+
+
+def _programs(prefix: str, seed: Optional[int]) -> List[Case]:
+    id = f"{prefix}programs" if seed is None else f"{prefix}seed-{seed}"
+    sentence = f"{PROGRAMS} programs: outputs, states and gradients are the oracle's"
+    run = partial(_program, prefix=prefix, seed=seed)
+    return [Case(id, prefix[:-1], sentence, run, ("float32",))]
+
+
+def _by_seed(id: str) -> Case:
+    """The programs of an id. Raises ``ValueError`` for one that there is not."""
+    named = re.fullmatch(rf"{_RANDOM}seed-(\d+)", id)
+    if named is None:
+        raise ValueError(f"no case is called {id!r}: there is {_RANDOM}programs, and {_RANDOM}seed-N")
+    return _programs(_RANDOM, int(named[1]))[0]
+
+
+def _program(context: Context, prefix: str, seed: Optional[int]) -> None:
+    if seed is None and prefix == _RANDOM:
+        seed = first_seed() if os.environ.get(VARIABLE, "").strip() else _new()
+    context.seed(prefix[:-1], SEED if seed is None else seed)
+    case = f"{prefix}programs" if seed is None else f"{_RANDOM}seed-{seed}"
+    again = f"these programs alone: spikecore conformance {context.name} --case {case}"
+    check_programs(context, PROGRAMS, seed, again)

@@ -8,7 +8,7 @@ from spikecore.testing._oracle import normalised, recurrent
 from spikecore.testing._oracle.rules import Array
 from spikecore.testing._oracle.surrogates import OTHER_ARGUMENTS, SURROGATES, Derivative
 from spikecore.testing._oracle.through_time import Gradients, Next, Oracle, Step, Trajectory, adjoint, run, summed
-from spikecore.testing._oracle.values import Value, ops
+from spikecore.testing._oracle.values import Value, distances, ops
 
 __all__ = [
     "OTHER_ARGUMENTS",
@@ -22,6 +22,7 @@ __all__ = [
     "Trajectory",
     "Value",
     "adjoint",
+    "distances",
     "normalised",
     "ops",
     "recurrent",

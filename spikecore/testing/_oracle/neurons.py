@@ -73,9 +73,7 @@ class KLIF(Membrane):
     decay_input, scale_reset = True, False
 
     def step(self, s: Any, p: Any, *x: Value) -> Next:
-        gained = p.k * charge(self.decay_input, x[0], s.v, p.tau, p.v_reset)
-        self.edge(gained)
-        h = ops.relu(gained)
+        h = ops.relu(p.k * charge(self.decay_input, x[0], s.v, p.tau, p.v_reset))
         z = self.fire(h - p.threshold)
         if self.scale_reset:
             return (z,), {"v": self.after(h / p.k, z, p, p.threshold / p.k)}

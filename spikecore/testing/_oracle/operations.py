@@ -112,6 +112,10 @@ class ATan:
         alpha = self.alpha.array if isinstance(self.alpha, Value) else self.alpha
         return np.asarray(alpha / 2 / (1 + (math.pi / 2 * alpha * u) ** 2))
 
+    def distances(self, u: Array) -> Sequence[Array]:
+        """It has no jumps."""
+        return ()
+
 
 class Applied(Oracle):
     """One operation, summed up by a leak: ``v' = v / 2 + op(x, c)``; its output is ``v'``."""

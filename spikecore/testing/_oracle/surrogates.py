@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Tuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +19,18 @@ class Derivative(NamedTuple):
     of: Callable[[Array], Array]
     #: Where the derivative is discontinuous, other than in rounding.
     jumps: Tuple[float, ...] = ()
+    #: The library's class, where it is none of ``sc.surrogate``.
+    library: Any = None
 
     def __call__(self, u: Array) -> Array:
         """The derivative at ``u``, potential minus threshold."""
         with np.errstate(all="ignore"):
             value: Array = np.asarray(self.of(np.asarray(u, float)), float) * np.ones_like(u, float)
         return value
+
+    def distances(self, u: Array) -> List[Array]:
+        """How far ``u`` is from each jump."""
+        return [u - jump for jump in self.jumps]
 
 
 def _logistic(u: Array) -> Array:

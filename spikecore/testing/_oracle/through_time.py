@@ -2,7 +2,7 @@
 
 - :func:`run` computes in the dtype it is told. In float64 it says what is right; in the dtype of a backend's arithmetic
   it gives the very bits of a neuron of ``+ - * /``, since NumPy rounds each operation as IEEE 754 has it.
-- :func:`adjoint` is float64 always. It computes each step again, from the state before it.
+- :func:`adjoint` computes each step again, from the state before it, in the dtype of the run; its own is float64.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from spikecore.testing._oracle.rules import Array
 from spikecore.testing._oracle.surrogates import SURROGATES, Derivative
-from spikecore.testing._oracle.values import Value, cotangents, ops, spike
+from spikecore.testing._oracle.values import Value, cotangents, distances, ops, spike
 
 #: What a step gives: its outputs, and the next value of each state.
 Next = Tuple[Tuple[Value, ...], Dict[str, Value]]
@@ -28,6 +28,8 @@ class Oracle:
     #: State -> where it starts: a number, or the name of a parameter.
     rest: Mapping[str, Union[float, str]] = {}
     params: Tuple[str, ...] = ()
+    #: How many outputs there are.
+    outputs = 1
     #: Fires on ``>`` instead of ``>=``.
     strict = False
     #: States into whose next value no spike carries a gradient with ``detach_reset``; None for all.
@@ -42,30 +44,21 @@ class Oracle:
         self.reset: str = options.pop("reset", "hard")
         self.detach: bool = options.pop("detach_reset", False)
         self.__dict__.update(options)
-        self._edges: List[Array] = []
         self._tested: Optional[Array] = None
 
     def step(self, s: Any, p: Any, *x: Value) -> Next:
         """One step from state ``s`` with parameters ``p``."""
         raise NotImplementedError
 
-    def fire(self, u: Value) -> Value:
+    def fire(self, u: Value, strict: Optional[bool] = None) -> Value:
         """The spikes for a potential minus threshold ``u``; the first of a step decides about the output."""
-        if self._tested is None:
-            self._tested = u.array
-        else:
-            self.edge(u)
-        return spike(u, self.surrogate, self.strict)
+        self._tested = u.array if self._tested is None else self._tested
+        return spike(u, self.surrogate, self.strict if strict is None else strict)
 
     def flag(self, u: Value) -> Value:
         """A spike that carries no gradient."""
-        self.edge(u)
         flag: Value = ops.detach(spike(u, self.surrogate, self.strict))
         return flag
-
-    def edge(self, value: Value) -> None:
-        """Something jumps where this is 0."""
-        self._edges.append(value.array)
 
     @property
     def cut(self) -> Tuple[str, ...]:
@@ -82,8 +75,8 @@ class Step(NamedTuple):
     next: Dict[str, Array]
     #: The potential minus threshold that decides about a spike; None where nothing fires.
     tested: Optional[Array]
-    #: Further arrays where something jumps at zero.
-    edges: Tuple[Array, ...]
+    #: Where the run was asked for them: arrays that are 0 where a decision changes.
+    distances: Tuple[Array, ...] = ()
 
 
 class Trajectory(NamedTuple):
@@ -138,7 +131,7 @@ def computed(
         {name: Value(value) for name, value in params.items()},
     )
     noting = copy.copy(oracle)
-    noting._edges, noting._tested = [], None
+    noting._tested = None
     with np.errstate(all="ignore"):
         results = noting.step(SimpleNamespace(**leaves.states), SimpleNamespace(**leaves.params), *leaves.inputs)
     return leaves, results, noting
@@ -150,8 +143,12 @@ def run(
     params: Mapping[str, Any],
     state: Optional[Mapping[str, Array]] = None,
     dtype: Any = np.float64,
+    decisions: bool = False,
 ) -> Trajectory:
-    """All steps of ``inputs``, ``[T, *N]`` each, from ``state`` or from rest. Parameters broadcast against ``[*N]``."""
+    """All steps of ``inputs``, ``[T, *N]`` each, from ``state`` or from rest. Parameters broadcast against ``[*N]``.
+
+    decisions: whether each step notes how near its decisions were.
+    """
     xs = [np.asarray(x, dtype) for x in inputs]
     shape = xs[0].shape[1:]
     p = {name: np.asarray(value, dtype) for name, value in params.items()}
@@ -161,9 +158,9 @@ def run(
     for at in zip(*xs):
         _, (outputs, after), noted = computed(oracle, now, p, at)
         before, now = now, {name: over(after[name].array, shape) for name in rest}
-        step = Step(before, at, tuple(over(y.array, shape) for y in outputs), now, noted._tested, tuple(noted._edges))
-        steps.append(step)
-    count = len(steps[0].outputs) if steps else 1
+        near = tuple(distances((*outputs, *after.values()))) if decisions else ()
+        steps.append(Step(before, at, tuple(over(y.array, shape) for y in outputs), now, noted._tested, near))
+    count = len(steps[0].outputs) if steps else oracle.outputs
     empty = np.zeros((0, *shape), dtype)
     return Trajectory(
         oracle,
@@ -189,24 +186,25 @@ def adjoint(
     trace: Optional[Mapping[str, Array]] = None,
     counted: Optional[range] = None,
     feedback: Optional[Array] = None,
+    dtype: Any = np.float64,
 ) -> Gradients:
-    """Gradients of a float64 trajectory, given cotangents of outputs, of the final state and of recorded states.
+    """Gradients of a trajectory, in float64, given cotangents of outputs, of the final state and of recorded states.
 
     counted: the steps that add to the gradients of parameters; all that is right, others say what a fault would give.
     feedback: the matrix through which the output of a step is added to the input of the next one; the state has
-    ``"feedback"`` then, the last output.
+    ``"feedback"`` then, the last output. dtype: another one says how much rounding may change.
     """
     shape = seen.outputs[0].shape[1:]
-    zero = np.zeros(shape)
+    zero = np.zeros(shape, dtype)
     ends = dict(final or {})
     fed = ends.get("feedback", zero)
-    g: Dict[str, Array] = {name: np.asarray(ends.get(name, zero), float) for name in seen.start}
+    g: Dict[str, Array] = {name: np.asarray(ends.get(name, zero), dtype) for name in seen.start}
     g_inputs: List[Tuple[Array, ...]] = []
     g_params = {name: np.zeros(np.shape(value)) for name, value in seen.params.items()}
     for t in reversed(range(len(seen.steps))):
         for name, cotangent in (trace or {}).items():
-            g[name] = g[name] + cotangent[t]
-        g_out = [zero if cotangent is None else np.asarray(cotangent[t], float) for cotangent in outputs]
+            g[name] = g[name] + np.asarray(cotangent[t], dtype)
+        g_out = [zero if cotangent is None else np.asarray(cotangent[t], dtype) for cotangent in outputs]
         if feedback is not None:
             g_out[0] = g_out[0] + fed
         inputs, g, found = back(seen, t, g, g_out)

@@ -59,6 +59,9 @@ class Value:
     def __neg__(self) -> Value:
         return apply("neg", self)
 
+    def __abs__(self) -> Value:
+        return apply("abs", self)
+
     def __ge__(self, other: Any) -> Value:
         return apply("ge", self, other)
 
@@ -119,6 +122,34 @@ class _Functions:
 
 
 ops: Any = _Functions()
+
+
+#: op -> how far its arguments are from where it decides otherwise.
+_DISTANCES: Dict[str, Callable[..., Tuple[Array, ...]]] = {
+    **dict.fromkeys(("ge", "gt", "le", "lt", "eq", "ne", "minimum", "maximum"), lambda a, b: (a - b,)),
+    **dict.fromkeys(("sign", "abs"), lambda x: (x,)),
+    "floor": lambda x: (x - np.rint(x),),
+    "round": lambda x: (x - np.floor(x) - 0.5,),
+    "clamp": lambda x, low, high: (x - low, x - high, high - low),
+}
+
+
+def distances(roots: Iterable[Value]) -> List[Array]:
+    """For every decision that the roots depend on, spikes and their derivatives among them: 0 where it changes."""
+    found: List[Array] = []
+    seen, waiting = set(), list(roots)
+    while waiting:
+        value = waiting.pop()
+        if value.number in seen:
+            continue
+        seen.add(value.number)
+        waiting.extend(value.args)
+        arrays = [arg.array for arg in value.args]
+        if value.op == "spike":
+            found += [arrays[0], *value.rule.distances(arrays[0])]
+        elif value.op in _DISTANCES:
+            found += _DISTANCES[value.op](*arrays)
+    return found
 
 
 def cotangents(roots: Iterable[Tuple[Value, Array]], through_spikes: bool = True) -> Dict[int, Array]:

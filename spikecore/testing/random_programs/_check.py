@@ -1,23 +1,29 @@
-"""Cases on a backend, compared with the oracle."""
+"""Drawn neurons and drawn calls on a backend, compared with the oracle."""
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
-from typing import Callable, Optional, Sequence, Tuple
-
-import torch
+from dataclasses import replace
+from typing import Any, Callable, Optional, Sequence, Tuple
 
 from spikecore._plugins.registry import default_registry
 from spikecore.dtypes import DTYPES
-from spikecore.testing.random_programs._call import Difference, by_call
-from spikecore.testing.random_programs._case import Case, draw
-from spikecore.testing.random_programs._comparison import compare, compared
-from spikecore.testing.random_programs._step import by_step
-from spikecore.testing.random_programs._tree import source
+from spikecore.testing._compare import Mismatch
+from spikecore.testing._config import Config
+from spikecore.testing._config import check as check_config
+from spikecore.testing._context import Context
+from spikecore.testing._inputs import NoInputsError
 
 #: Where the first seed of a run comes from, if it is set; else it is random.
 VARIABLE = "SPIKECORE_SEED"
+#: Examples of one seed: the first ones are the simplest.
+EXAMPLES = 12
+
+
+class Difference(Mismatch):
+    """A backend and the oracle differ."""
 
 
 def first_seed() -> int:
@@ -40,60 +46,62 @@ def check_many(
     step: bool = False,
     progress: Callable[[str], None] = print,
 ) -> int:
-    """Check so many programs, from a seed on; raises :class:`Difference` at the first that differs. Gives the seed."""
+    """Check so many programs of a seed; raises :class:`Difference` for one that differs. Gives the seed.
+
+    inexact: operations that the backend need not round in one way only. hostile: whether names are such that a kernel
+    might use them for itself. step: the neuron is in a network that the backend's ``inference_model`` and
+    ``training_model`` run, instead of being called.
+    """
     seed = first_seed() if seed is None else seed
     progress(f"random programs on {backend}: {VARIABLE}={seed}, {count} of them")
-    for k in range(count):
-        check(seed + k, backend, device=device, dtypes=dtypes, inexact=inexact, hostile=hostile, step=step)
+    context = Context(default_registry().get(backend, "the random programs"), device)
+    again = (
+        f"again: {VARIABLE}={seed} python -m spikecore.testing.random_programs {backend} --count {count}"
+        f"{' --step' if step else ''}"
+    )
+    check_programs(context, count, seed, again, dtypes, inexact, hostile, "model" if step else "")
     return seed
 
 
-def check(
-    seed: int,
-    backend: str,
-    *,
-    device: str = "cpu",
+def check(seed: int, backend: str, **options: Any) -> None:
+    """Raise :class:`Difference` where a program of a seed gives something else on a backend than in the oracle; takes
+    what :func:`check_many` takes.
+    """
+    check_many(backend, EXAMPLES, seed, progress=lambda line: None, **options)
+
+
+def check_programs(
+    context: Context,
+    count: int,
+    seed: Optional[int],
+    again: str,
     dtypes: Sequence[str] = (),
     inexact: Sequence[str] = (),
     hostile: bool = True,
-    step: bool = False,
+    call: str = "",
 ) -> None:
-    """Raise :class:`Difference` where the program of a seed gives something else on a backend than in the oracle.
-
-    The neuron is called; with ``step`` it is in a network that the backend's ``inference_model`` and
-    ``training_model`` run. There a program without steps is left out.
+    """Raise :class:`Difference` for a program that differs, made as simple as it still does. again: the command that
+    repeats this.
     """
-    case = draw(seed, tuple(dtypes or _dtypes(backend, device)), hostile, inexact)
-    text = told(case, backend, step)
-    try:
-        runs = by_step(case, backend, device) if step else [("", by_call(case, backend, device))]
-    except Exception as error:
-        raise Difference(f"{type(error).__name__}: {error}\n{text}") from error
-    for where, found in runs:
-        for what, ours, wanted, tolerance in compared(case, found, step):
-            compare(f"{where}{what}", ours, wanted, tolerance, text)
+    from spikecore.testing.random_programs._draw import calls
+    from spikecore.testing.random_programs._hypothesis import examples, hypothesis
+
+    def body(example: Tuple[Any, Config]) -> None:
+        program, config = example
+        try:
+            check_config(context, replace(config, model=program.model()))
+        except NoInputsError:
+            hypothesis.reject()
+        except Exception as error:
+            first = str(error) if isinstance(error, Mismatch) else f"{type(error).__name__}: {error}"
+            raise Difference(f"{first}\n\n{program}\n{program.declared}\na call of it: {config}\n{again}") from error
+
+    declared = dtypes or [name for name in DTYPES if context.declares(name)]
+    examples(calls(context.declares, tuple(declared), inexact, hostile, call), body, count, seed)
 
 
-def _dtypes(backend: str, device: str) -> Tuple[str, ...]:
-    """The dtypes that a backend declares on a device."""
-    capabilities = default_registry().get(backend, "the random programs").capabilities_on(torch.device(device).type)
-    return tuple(name for name in DTYPES if getattr(capabilities, name))
-
-
-def told(case: Case, backend: str, step: bool) -> str:
-    """A case in words: its source, what is around it, and the command that repeats it."""
-    tree = case.tree
-    return (
-        f"\n{source(tree)}\n"
-        f"class {tree.name!r}: inputs {tree.inputs}, states {tree.states}, params {tree.params}, "
-        f"detach_reset {tree.detach_reset}, reset_states {tree.reset_states}, "
-        f"surrogate {tree.surrogate!r} {tree.fields}\n"
-        f"{case.dtype}, {len(case.inputs[0])} steps of {case.shape}, inputs {case.layouts}, parameters {case.kinds}, "
-        f"learn {case.learn}, state given {case.state is not None}, record {case.record}, short call {case.short}, "
-        f"cotangents {case.cotangent_layout}\n"
-        f"again: {VARIABLE}={case.seed} python -m spikecore.testing.random_programs {backend} --count 1"
-        f"{' --step' if step else ''}"
-    )
-
-
-__all__ = ["VARIABLE", "Difference", "check", "check_many", "first_seed", "told"]
+def kind_of(error: Exception) -> str:
+    """Failures of one kind are taken for one fault."""
+    if isinstance(error, Mismatch):
+        return "gradient" if re.match(r"(gradient|input|state|parameter) gradient", str(error)) else "value"
+    return type(error).__name__

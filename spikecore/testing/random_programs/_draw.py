@@ -1,20 +1,27 @@
-"""Drawing neurons: random steps that neither blow up nor die, with names that a kernel might use for itself."""
+"""Strategies of Hypothesis: drawn neurons that neither blow up nor die, and calls of them and of the suite's neurons.
+
+Names are such that a kernel might use them for itself. What a backend does not declare is not drawn.
+"""
 
 from __future__ import annotations
 
 import keyword
-from typing import Any, Callable, Dict, List, Sequence, Tuple, Union
+import re
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
-import numpy as np
 import torch
 
 import spikecore as sc
 from spikecore._shell.checks import COMMON
+from spikecore.lang._expr import FROM_TORCH
 from spikecore.lang.operations import ROWS
-from spikecore.testing.random_programs._tree import Node, Tree, order
+from spikecore.testing._config import Config
+from spikecore.testing._oracle.rules import EXACT
+from spikecore.testing.random_programs._hypothesis import strategies as st
+from spikecore.testing.random_programs._program import Names, Program
 
 #: Names of kernel frames, of C, CUDA, Triton and NumPy, and other awkward ones.
-NAMES = (
+_AWKWARD = (
     "j i t k n T N V U u0 t0 t1 t2 k0 out out0 outs grad grad_x grad_v sum neurons steps begin end count chunk "
     "whole step adjoint value rounded load store channel channels block_sum hold Pack NULL M_PI HUGE_VAL INFINITY "
     "NAN EOF int float double half bool auto main tl at inside chunks turn first tail BLOCK float32 libdevice "
@@ -23,7 +30,9 @@ NAMES = (
     "sum_tau threadIdx blockIdx assert_ printf τ größe naïve v_before v_next x_step l O "
     "very_long_name_of_a_quantity_that_goes_on_and_on_over_a_whole_line"
 ).split()
-#: The same program with names that nobody can object to.
+_TAKEN = {*dir(sc.Neuron), *COMMON, "training", *keyword.kwlist}
+NAMES = tuple(name for name in _AWKWARD if name not in _TAKEN)
+#: Names that nobody can object to.
 PLAIN = tuple(f"q{i}q" for i in range(60))
 
 #: Functions of one number that neither grow quickly nor have an argument that is out of range; ``abs`` is drawn apart.
@@ -33,189 +42,241 @@ BOUNDED = tuple(
     if row.is_function and row.arity == 1 and row.gradient and not row.unbounded and row.name != "abs"
     if float(row.torch(torch.tensor(20.0))) < 21.0
 )
+#: Operations that torch itself has under the same name, with the same arguments.
+_TORCH = {op for name, op in FROM_TORCH.items() if name == op and hasattr(torch, op)} - {"clamp", "detach", "where"}
+_NUMBER = re.compile(r"\(?-?[0-9.e-]+\)?")
+_CLASSES = ("Neuron 1", "2nd", "a-b", "größer", "int", "Lif")
+_COMPARISONS = (">=", ">", "<=", "<", "==", "!=")
 
 
-class Drawing:
-    """One neuron in the making."""
+class _Drawing:
+    """One neuron in the making: expressions as text."""
 
-    def __init__(self, rng: np.random.Generator, exact: bool, hostile: bool) -> None:
-        self.rng, self.exact = rng, exact
-        taken = (*dir(sc.Neuron), *COMMON, "training", *keyword.kwlist)
-        pool = [name for name in NAMES if name not in taken] if hostile else list(PLAIN)
-        self.names = [str(name) for name in rng.permutation(np.array(pool))]
-        self.hostile = hostile
-        self.leaves: List[Node] = []
-        self.made: List[Node] = []
-
-    def name(self) -> str:
-        """A name that nothing has yet."""
-        return self.names.pop()
-
-    def chance(self, share: float) -> bool:
-        """True so often."""
-        return bool(self.rng.random() < share)
+    def __init__(self, draw: Any, can: Callable[..., bool], exact: Any, hostile: bool) -> None:
+        self.draw, self.can, self.exact, self.hostile = draw, can, exact, hostile
+        self.names = list(draw(st.permutations(NAMES))) if hostile else list(PLAIN)
+        self.by_torch = self.chance()
+        self.leaves: List[str] = []
+        self.params: List[str] = []
 
     def one(self, of: Sequence[Any]) -> Any:
-        """One of them."""
-        return of[int(self.rng.integers(len(of)))]
+        return self.draw(st.sampled_from(of))
 
-    def const(self, *values: float) -> Node:
+    def chance(self) -> bool:
+        return bool(self.draw(st.booleans()))
+
+    def name(self) -> str:
+        return self.names.pop()
+
+    def const(self, *values: float) -> str:
         """A number, mostly one with few binary digits."""
-        value = self.one(values or (0.25, 0.5, 1.0, 1.5, 2.0, -0.5, -1.0, 0.75, 0.1, 0.7, 1e-3))
-        return Node("const", (), float(value))
+        value = self.one(values or (0.5, 0.25, 1.0, 1.5, 2.0, -0.5, -1.0, 0.75, 0.1, 0.7, 1e-3))
+        return repr(value) if value >= 0 else f"({value!r})"
+
+    def call(self, op: str, *args: str) -> str:
+        # torch's own functions take no Python number
+        torch_too = self.by_torch and op in _TORCH and not any(_NUMBER.fullmatch(arg) for arg in args)
+        return f"{'torch' if torch_too else 'sc.ops'}.{op}({', '.join(args)})"
 
     # -- expressions
 
-    def leaf(self) -> Node:
-        """An input, a state or a parameter, or something computed before."""
-        found: Node = self.one(self.made if self.made and self.chance(0.3) else self.leaves)
-        return found
+    def value(self, depth: int) -> str:
+        """An expression with an input, a state or a parameter in it."""
+        if depth <= 0:
+            return str(self.one(self.leaves))
+        kinds = [lambda d: self.value(0), self._infix, self._infix, self._quotient, self._bounded, self._extremum]
+        return str(self.one([*kinds, self._choice, self._flat, self._unary])(depth - 1))
 
-    def value(self, depth: int) -> Node:
-        """A random expression."""
-        if depth <= 0 or self.chance(0.1):
-            return self.leaf()
-        kinds: List[Callable[[int], Node]] = [self._sum, self._sum, self._product, self._quotient, self._bounded]
-        kinds += [self._extremum, self._choice, self._flat, self._unary]
-        node: Node = self.one(kinds)(depth - 1)
-        self.made.append(node)
-        return node
+    def other(self, depth: int) -> str:
+        return self.value(depth) if self.chance() else self.const()
 
-    def _other(self, depth: int) -> Node:
-        return self.const() if self.chance(0.3) else self.value(depth)
+    def sided(self, depth: int) -> Tuple[str, str]:
+        pair = self.value(depth), self.other(depth)
+        return pair if self.chance() else pair[::-1]
 
-    def _sided(self, op: str, a: Node, b: Node) -> Node:
-        return Node(op, (a, b) if self.chance(0.5) else (b, a))
+    def _infix(self, depth: int) -> str:
+        a, b = self.sided(depth)
+        return f"({a} {self.one('+-*')} {b})"
 
-    def _sum(self, depth: int) -> Node:
-        return self._sided(self.one(("add", "sub")), self.value(depth), self._other(depth))
+    def _quotient(self, depth: int) -> str:
+        if self.params and self.chance():
+            return f"({self.value(depth)} / {self.one(self.params)})"
+        return f"({self.other(depth)} / {self._away(depth)})"
 
-    def _product(self, depth: int) -> Node:
-        return self._sided("mul", self.value(depth), self._other(depth))
+    def _away(self, depth: int) -> str:
+        """An expression that is away from 0."""
+        return f"({self.call('abs', self.value(depth))} + {self.const(0.5, 1.0)})"
 
-    def _quotient(self, depth: int) -> Node:
-        below = Node("add", (Node("abs", (self.value(depth),)), self.const(0.5, 1.0)))
-        return (
-            Node("div", (self._other(depth), below))
-            if self.chance(0.6)
-            else Node(
-                "div", (self.value(depth), self.one([leaf for leaf in self.leaves if leaf.op == "param"] or [below]))
-            )
-        )
-
-    def _bounded(self, depth: int) -> Node:
-        x = self.value(depth)
-        if self.exact:
-            return Node("clamp", (x, *self._bounds(depth)))
-        op = self.one((*BOUNDED, "clamp", "exp", "log", "power"))
+    def _bounded(self, depth: int) -> str:
+        op = self.one(("clamp", *(op for op in (*BOUNDED, "exp", "log", "power") if self.exact is None)))
         if op == "clamp":
-            return Node("clamp", (x, *self._bounds(depth)))
+            low = self.const(-1.0, -0.5, 0.0) if self.chance() else self.value(0)
+            return self.call(op, self.value(depth), low, self.const(0.5, 1.0, 2.0) if self.chance() else self.value(0))
         if op == "exp":
-            return Node("exp", (Node("minimum", (x, self.const(1.0, 0.5))),))
-        if op == "log":
-            return Node("log", (Node("add", (Node("abs", (x,)), self.const(0.5, 1.0))),))
+            return self.call(op, self.call("minimum", self.value(depth), self.const(1.0, 0.5)))
         if op == "power":
-            return Node("power", (Node("add", (Node("abs", (x,)), self.const(0.5))), self._exponent(depth)))
-        return Node(op, (x,))
+            exponent = self.one(self.params) if self.params and self.chance() else self.const(2.0, 0.5, -1.0, 1.5)
+            return self.call(op, self._away(depth), exponent)
+        return self.call(op, self._away(depth) if op == "log" else self.value(depth))
 
-    def _exponent(self, depth: int) -> Node:
-        params = [leaf for leaf in self.leaves if leaf.op == "param"]
-        return self.one(params) if params and self.chance(0.5) else self.const(0.5, 2.0, -1.0, 1.5)
+    def _extremum(self, depth: int) -> str:
+        return self.call(self.one(("minimum", "maximum")), *self.sided(depth))
 
-    def _bounds(self, depth: int) -> Tuple[Node, Node]:
-        low = self.const(-1.0, -0.5, 0.0) if self.chance(0.7) else self.leaf()
-        high = self.const(0.5, 1.0, 2.0) if self.chance(0.7) else self.leaf()
-        return low, high
+    def _flat(self, depth: int) -> str:
+        return self.call(self.one(("detach", "sign", "floor", "round")), self.value(depth))
 
-    def _extremum(self, depth: int) -> Node:
-        return self._sided(self.one(("minimum", "maximum")), self.value(depth), self._other(depth))
+    def _unary(self, depth: int) -> str:
+        op = self.one(("neg", "abs", "sqrt"))
+        if op == "sqrt" and (self.exact is None or "sqrt" in self.exact):
+            return self.call(op, self._away(depth))
+        return self.call("abs", self.value(depth)) if op == "abs" else f"(-{self.value(depth)})"
 
-    def _flat(self, depth: int) -> Node:
-        return Node(self.one(("sign", "floor", "round", "detach")), (self.value(depth),))
-
-    def _unary(self, depth: int) -> Node:
-        if self.chance(0.3):
-            return Node("sqrt", (Node("add", (Node("abs", (self.value(depth),)), self.const(0.25, 1.0))),))
-        return Node(self.one(("neg", "abs")), (self.value(depth),))
-
-    def condition(self, depth: int) -> Node:
+    def condition(self, depth: int) -> str:
         """A comparison, or several combined."""
-        if depth > 0 and self.chance(0.3):
-            if self.chance(0.3):
-                return Node("not", (self.condition(depth - 1),))
-            return Node(self.one(("and", "or")), (self.condition(depth - 1), self.condition(depth - 1)))
-        return Node(self.one(("ge", "gt", "le", "lt", "eq", "ne")), (self.value(depth), self._other(depth)))
+        op = self.one((*_COMPARISONS, *("~&|" if depth > 0 else "")))
+        if op == "~":
+            return f"(~{self.condition(depth - 1)})"
+        if op in "&|":
+            return f"({self.condition(depth - 1)} {op} {self.condition(depth - 1)})"
+        return f"({self.value(depth)} {op} {self.other(depth)})"
 
-    def spike(self, depth: int) -> Node:
-        """A spike."""
-        return Node("spike", (Node("sub", (self.value(depth), self._other(depth))),), self.chance(0.3))
+    def spike(self, depth: int) -> str:
+        return f"self.spike({self.value(depth)} - {self.other(depth)}, strict={self.chance()})"
 
-    def _choice(self, depth: int) -> Node:
-        a, b = self._other(depth), self._other(depth)
-        if self.chance(0.5):
-            return Node("where", (self.condition(min(depth, 1)), a, b))
-        return Node("select", (self.spike(depth), a, b))
+    def _choice(self, depth: int) -> str:
+        a, b = self.sided(depth)
+        if self.chance():
+            return f"sc.ops.select({self.spike(depth)}, {a}, {b})"
+        return f"sc.ops.where({self.condition(min(depth, 1))}, {a}, {b})"
 
     # -- the neuron
 
-    def tree(self) -> Tree:
-        """The whole neuron."""
-        inputs = tuple(self.name() for _ in range(self.one((1, 1, 2, 3))))
-        params = {self.name(): float(self.rng.integers(8, 25)) / 8 for _ in range(self.one((0, 1, 2, 3)))}
-        rests: List[Union[float, str]] = [0.0, 0.5, -0.25, *params]
-        states = {self.name(): self.one(rests) for _ in range(self.one((0, 1, 1, 2, 3)))}
-        self.leaves = [Node("input", (), name) for name in inputs]
-        self.leaves += [Node("state", (), n) for n in states] + [Node("param", (), n) for n in params]
-        following = {name: self._next(name) for name in states}
-        outputs = [self._output() for _ in range(self.one((1, 1, 2)))]
-        fields = {self.name(): self.one((0.5, 1.0, 2.0, 1.25)) for _ in range(self.one((0, 1, 2)))}
-        tree = Tree(
-            self._class(),
-            inputs,
-            states,
-            params,
-            outputs,
-            following,
-            self._class(),
-            fields,
-            self._derivative(fields),
-            detach_reset=self.chance(0.3),
-            reset_states=tuple(n for n in states if self.chance(0.5)) if self.chance(0.3) else None,
-            by_torch=self.chance(0.3),
-        )
-        nodes = [n for n in order(tree.roots) if n.args and self.chance(0.4)]
-        tree.locals = {node: self.name() for node in nodes[: max(len(self.names) - 10, 0)]}
-        return tree
+    def program(self) -> Program:
+        inputs = tuple(self.name() for _ in range(self.one((1, 2, 3) if self.can("several_inputs") else (1,))))
+        params = {self.name(): self.draw(st.integers(8, 24)) / 8 for _ in range(self.one((0, 1, 2, 3)))}
+        states = {self.name(): self.one((0.0, 0.5, -0.25, *params)) for _ in range(self.one((1, 0, 2, 3)))}
+        self.params = [f"p.{name}" for name in params]
+        self.leaves = [f"x.{name}" for name in inputs] if len(inputs) > 1 else ["x"]
+        self.leaves += [*(f"s.{name}" for name in states), *self.params]
+        body = []
+        for _ in range(self.one((0, 1, 2, 3))):
+            line = self.value(2)
+            body.append(f"{self.name()} = {line}")
+            self.leaves.append(body[-1].partition(" ")[0])
+        following = [f"{name!r}: {self.next(name)}" for name in states]
+        kinds = [
+            self.one(("output", "spikes")) for _ in range(self.one((1, 2) if self.can("several_outputs") else (1,)))
+        ]
+        outputs = ", ".join(self.spike(2) if kind == "spikes" else self.value(3) for kind in kinds)
+        body.append(f"return {f'({outputs})' if len(kinds) > 1 else outputs}, {{{', '.join(following)}}}")
+        fields = {self.name(): self.one((1.0, 0.5, 2.0, 1.25)) for _ in range(self.one((0, 1, 2)))}
+        cut = tuple(name for name in states if self.chance()) if self.chance() else None
+        names = [self.one(_CLASSES) if self.hostile else "Drawn" for _ in range(2)]
+        return Program(
+            names[0], inputs, states, params, tuple(body), tuple(kinds), names[1], fields,
+            self.derivative(list(fields)), cut, self.exact is not None,
+        )  # fmt: skip
 
-    def _class(self) -> str:
-        return self.one(("Neuron 1", "2nd", "a-b", "größer", "int", "Lif")) if self.hostile else "Drawn"
-
-    def _next(self, name: str) -> Node:
+    def next(self, name: str) -> str:
         """A next value that does not grow without bound, mostly."""
-        state = Node("state", (), name)
-        drive = self.value(3)
-        kind = self.one(("decay", "leak", "reset", "soft", "free"))
-        decayed = Node("add", (Node("mul", (state, self.const(0.25, 0.5, 0.75, 0.9))), drive))
+        drive, state = self.value(3), f"s.{name}"
+        kind = self.one(("free", "decay", "leak", "reset", "soft"))
+        decayed = f"({state} * {self.const(0.5, 0.25, 0.75, 0.9)} + {drive})"
         if kind == "leak":
-            return Node("add", (state, Node("div", (Node("sub", (drive, state)), self.const(1.5, 2.0, 3.0)))))
+            return f"({state} + ({drive} - {state}) / {self.const(2.0, 1.5, 3.0)})"
         if kind == "reset":
-            return Node("select", (self.spike(1), self._other(1), decayed))
+            return f"sc.ops.select({self.spike(1)}, {self.other(1)}, {decayed})"
         if kind == "soft":
-            return Node("sub", (decayed, Node("mul", (self.spike(1), self.const(0.5, 1.0)))))
+            return f"({decayed} - {self.spike(1)} * {self.const(0.5, 1.0)})"
         return drive if kind == "free" else decayed
 
-    def _output(self) -> Node:
-        return self.spike(2) if self.chance(0.4) else self.value(3)
-
-    def _derivative(self, fields: Dict[str, float]) -> Node:
+    def derivative(self, fields: Sequence[str]) -> str:
         """A surrogate's derivative: smooth, or with jumps."""
-        u = Node("u")
-        scale = Node("field", (), self.one(list(fields))) if fields else self.const(0.5, 1.0, 2.0)
-        size = Node("abs", (u,))
-        if fields:
-            size = Node("mul", (size, scale))
-        if self.chance(0.4):
-            return Node("where", (Node("lt", (Node("abs", (u,)), scale)), self.const(0.5, 1.0), self.const(0.0, 0.1)))
-        if self.exact or self.chance(0.5):
-            return Node("div", (self.const(0.5, 1.0), Node("add", (size, self.const(1.0, 2.0)))))
-        return Node("exp", (Node("neg", (size,)),))
+        scale = f"self.{self.one(fields)}" if fields else self.const(1.0, 0.5, 2.0)
+        size = f"(abs(u) * {scale})" if fields else "abs(u)"
+        kind = self.one(("smooth", "jumps", *(("bell",) if self.exact is None else ())))
+        if kind == "jumps":
+            return f"sc.ops.where(abs(u) < {scale}, {self.const(0.5, 1.0)}, {self.const(0.0, 0.1)} * u)"
+        return (
+            f"{self.const(0.5, 1.0)} / ({size} + {self.const(1.0, 2.0)})"
+            if kind == "smooth"
+            else f"sc.ops.exp(-{size})"
+        )
+
+
+def programs(can: Callable[..., bool], inexact: Sequence[str] = (), hostile: bool = True) -> Any:
+    """Drawn neurons of what is declared. inexact: operations that a backend need not round in one way."""
+
+    @st.composite
+    def drawn(draw: Any) -> Program:
+        exact = EXACT - set(inexact) if draw(st.booleans()) else None
+        return _Drawing(draw, can, exact, hostile).program()
+
+    return drawn()
+
+
+def calls(can: Callable[..., bool], dtypes: Names, inexact: Sequence[str], hostile: bool, call: str = "") -> Any:
+    """Drawn neurons, each with a call of it: a configuration that lacks the neuron itself."""
+
+    @st.composite
+    def drawn(draw: Any) -> Tuple[Program, Config]:
+        program = draw(programs(can, inexact, hostile))
+        steps = (2, 1, 3, 5, 7, 16, 17, 33, 48) if call else (2, 1, 3, 0, 5, 9, 16, 17, 33)
+        shape = draw(st.sampled_from(steps)), *draw(st.sampled_from(_STEPS))
+        around = _around(draw, can, dtypes, len(shape) - 1, program.facts, call)
+        return program, Config(reset="none", shape=shape, bits=program.exact, **around)
+
+    return drawn()
+
+
+_STEPS = ((5,), (3, 5), (1,), (2, 4), (2, 3, 5), (1, 2, 3, 2), (33,))
+_LAYOUTS = ("contiguous", "batch-first", "transposed", "strided", "part")
+
+
+def _around(
+    draw: Any, can: Callable[..., bool], dtypes: Names, dims: int, facts: Sequence[Names], call: str
+) -> Dict[str, Any]:
+    """What a call has beside its neuron and its shape. facts: names of inputs, states, parameters and outputs."""
+    inputs, states, params, outputs = facts
+
+    def one(*of: Any) -> Any:
+        return draw(st.sampled_from(of))
+
+    def some(names: Sequence[str], when: bool) -> Names:
+        return tuple(name for name in names if draw(st.booleans())) if when else ()
+
+    kinds = ("number", "scalar", *(("channel",) if can("channel_parameters") and dims > 1 else ()))
+    kinds += ("full", "mixed") if can("full_parameters") else ()
+    found: Dict[str, Any] = {"params": one(*kinds) if params else "number", "draw": draw(st.integers(0, 999))}
+    found["learn"] = some(params, found["params"] not in ("number", "mixed") and can("parameter_gradients"))
+    found["dtype"] = one(*dtypes)
+    found["x"] = one(*_LAYOUTS, "expanded-steps")
+    found["x2"] = one(*_LAYOUTS) if len(inputs) > 1 else "contiguous"
+    found["detach"] = draw(st.booleans())
+    found["call"] = call or ("run" if can("state_gradients") and draw(st.booleans()) else "short")
+    run = found["call"] != "short"
+    found["state"] = run and bool(states) and draw(st.booleans())
+    found["state_layout"] = one("contiguous", "transposed", "strided") if found["state"] else "contiguous"
+    found["record"] = some(states, run and can("record"))
+    found["wanted"] = ("inputs",) if can("gradients") and draw(st.booleans()) else ()
+    found["wanted"] += ("states",) if found["state"] and can("state_gradients") and draw(st.booleans()) else ()
+    given = [f"output {k}" for k in range(len(outputs))]
+    given += [f"final {name}" for name in states] if run else []
+    found["given"] = some([*given, *(f"trace {name}" for name in found["record"])], True) or (given[0],)
+    found["g"] = one("contiguous", "transposed", "strided")
+    return found
+
+
+def configs(can: Callable[..., bool], dtypes: Names, neurons: Sequence[Tuple[Any, str]], shapes: Sequence[Any]) -> Any:
+    """Calls of the suite's neurons, each given as model and reset."""
+
+    @st.composite
+    def drawn(draw: Any) -> Config:
+        model, reset = draw(st.sampled_from(neurons))
+        shape = draw(st.sampled_from(shapes))
+        facts = model.oracle.inputs, tuple(model.oracle.rest), tuple(model.params), model.outputs
+        found = _around(draw, can, dtypes, len(shape) - 1, facts, "")
+        found["cotangents"] = draw(st.sampled_from(("plain", "huge", "nan")))
+        return Config(model.name, reset, shape=shape, **found)
+
+    return drawn()
