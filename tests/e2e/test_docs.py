@@ -31,6 +31,7 @@ def python_blocks(page: Path) -> str:
     return "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [p for p in PAGES if python_blocks(p)], ids=lambda page: page.name)
 def test_the_python_blocks_of_a_page_run_in_order(page: Path, tmp_path: Path) -> None:
     """Copied into one file, the blocks run without an error or a warning, and change no class for others."""

@@ -47,16 +47,16 @@ def test_the_sum_within_a_kernel_is_that_of_torch(backend, last, half, compiled,
     net, x = _net(backend, last), 4 * torch.rand(4, 3, 3, 17, 16, device=DEVICE)
     if last:
         x = x.flatten(0, 1).contiguous(memory_format=torch.channels_last).view(x.shape)
-    other, asked, alike = copy.deepcopy(net), [], norm_neuron.lie_alike
+    other, asked, alike = copy.deepcopy(net), [], norm_neuron._lie_alike
 
     def within(*tensors):
         asked.append(alike(*tensors))
         return asked[-1]
 
-    monkeypatch.setattr(norm_neuron, "lie_alike", within)
+    monkeypatch.setattr(norm_neuron, "_lie_alike", within)
     mine, gradients = _results(net, x, compiled, half)
     assert asked == [True] * 3
-    monkeypatch.setattr(norm_neuron, "lie_alike", lambda *tensors: False)
+    monkeypatch.setattr(norm_neuron, "_lie_alike", lambda *tensors: False)
     its, expected = _results(other, x, compiled, half)
     assert torch.equal(mine, its)
     assert mine.max() >= 2

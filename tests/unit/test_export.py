@@ -177,6 +177,7 @@ def onnx_session(net: nn.Module, x: Tensor, shapes: Any, path: Path) -> Any:
     return onnxruntime.InferenceSession(str(path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "backend"), [("dense", "cupy"), ("convolutional", "torch"), ("recurrent", "torch")])
 def test_onnxruntime_gives_the_same_spikes(name: str, backend: str, tmp_path: Path) -> None:
     """Of torch.onnx.export itself, with a dynamic batch."""

@@ -38,6 +38,7 @@ def test_the_tier_has_programs_of_a_new_seed_which_every_result_names(monkeypatc
     assert (result.outcome, result.seeds) == ("passed", {"random": 41})
 
 
+@pytest.mark.slow
 def test_a_program_of_the_tier_that_differs_says_how_to_run_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message has a case of that seed, which fails again."""
     monkeypatch.setenv("SPIKECORE_SEED", "5001")
@@ -75,6 +76,7 @@ def test_models_give_what_the_oracle_gives(backend: str) -> None:
     check_many(backend, 20, step=True)
 
 
+@pytest.mark.slow
 def test_what_is_wrong_on_the_device_only_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """An operation that PopTorch computes otherwise is a difference of the compiled network, and none of a call."""
     from spikecore_ipu.backend import PLAIN
@@ -86,7 +88,7 @@ def test_what_is_wrong_on_the_device_only_is_found(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setitem(PLAIN, "add", wrong)  # a mapping to its readers
     check_many("ipu", 20, 0)
-    with pytest.raises(Difference, match=r"_model,(.|\n)*SPIKECORE_SEED=\d+ python -m .* --step"):
+    with pytest.raises(Difference, match=r"call=model(.|\n)*SPIKECORE_SEED=\d+ python -m .* --step"):
         check_many("ipu", 20, 0, step=True)
 
 
@@ -102,6 +104,7 @@ def test_a_seed_is_its_programs() -> None:
     assert some(5, 11) == some(5, 11) != some(5, 12)
 
 
+@pytest.mark.slow
 def test_every_corner_is_drawn() -> None:
     """Three hundred programs have every dtype, layout, kind of parameter and number of inputs, and no steps at all."""
     seen = set()
