@@ -261,6 +261,8 @@ class Neuron(Stateful):
 
     def __delattr__(self, name: str) -> None:
         super().__delattr__(name)
+        if name in self.params and "_dispatch" in self.__dict__:
+            self._dispatch.noted.clear()  # a tensor may be set where there was a number
         self._changed(name)
 
     def register_parameter(self, name: str, param: Optional[nn.Parameter]) -> None:

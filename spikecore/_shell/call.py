@@ -271,7 +271,7 @@ class NotedCall:
         attributes = neuron.__dict__
         try:
             numbers = (*self._read(attributes), *self._of_surrogate)
-        except KeyError:  # one was deleted, or is a tensor now
+        except KeyError:  # a number became a parameter or a buffer
             return None
         if not self.tensors:
             return numbers

@@ -230,11 +230,15 @@ class NormNeuron(nn.Module):
             noted = NotedCall(runner, asked, neuron)
             own = tuple([value for _, value in asked.named])
             views = [tuple(value.shape) if isinstance(value, Tensor) else None for value in placed]
-            noted.call = bound(runner, inputs, None, _among(own, before, by), views, False)
-            if noted.call is not None:
-                dispatch.note(self._signature(inputs, tensors), (noted, before))
-                # as later ones: a checkpointed call must save the same tensors when it is computed again
-                return _by_plan(noted, inputs, own, before, by), None, ()
+            try:
+                noted.call = bound(runner, inputs, None, _among(own, before, by), views, False)
+                if noted.call is not None:
+                    # as later ones: a checkpointed call must save the same tensors when it is computed again
+                    outputs = noted.call(inputs, None, _among(own, before, by))[0]
+                    dispatch.note(self._signature(inputs, tensors), (noted, before))
+                    return outputs, None, ()
+            except BackendError:
+                pass  # the runner raises it again, or falls back
         outputs, end, trace = runner(inputs, start, placed, record)
         if single:
             outputs = tuple([out.squeeze(0) for out in outputs])
@@ -303,7 +307,13 @@ class NormNeuron(nn.Module):
             return None
         by = self._constants(noted.runner, tensors, inputs[0])
         self.__dict__["reason"] = ""
-        return _by_plan(noted, inputs, values, before, by), None, ()
+        try:
+            outputs: Tensors = noted.call(inputs, None, _among(values, before, by))[0]
+        except BackendError:  # the runner raises it again, or falls back; the running statistics have moved
+            neuron._dispatch.noted.clear()
+            placed = _among(noted.placed(values), before, by, inputs[0].ndim)
+            outputs = noted.runner(inputs, None, placed, ())[0]
+        return outputs, None, ()
 
     def _constants(self, runner: Runner, tensors: stats.NormTensors, x: Tensor) -> Tuple[Tensor, ...]:
         """What is normalised by, found by the runner where it can; the running statistics move."""
@@ -366,17 +376,6 @@ def _added(results: Results, skip: Tensor) -> Results:
     """The results of a call, with ``skip`` added to its first output."""
     outputs, end, trace = results
     return (outputs[0] + skip, *outputs[1:]), end, trace
-
-
-def _by_plan(noted: NotedCall, inputs: Tensors, values: Any, before: int, by: Sequence[Tensor]) -> Tensors:
-    """The outputs of a noted call with the neuron's parameters ``values``, normalised ``by`` these."""
-    call: Any = noted.call
-    try:
-        outputs: Tensors = call(inputs, None, _among(values, before, by))[0]
-    except BackendError:  # the runner raises it again, or falls back; the running statistics have moved
-        placed = _among(noted.placed(values), before, by, inputs[0].ndim)
-        outputs = noted.runner(inputs, None, placed, ())[0]
-    return outputs
 
 
 def _among(values: Sequence[Any], before: int, by: Sequence[Tensor], ndim: int = 0) -> Tuple[Any, ...]:

@@ -25,7 +25,7 @@ import spikecore_cupy
 from cuda_texts import QUICK, arguments, built, packed, spills
 from spikecore.backend import BackendError, Spec
 from spikecore.dtypes import DTYPES, WIDE, compute_dtype
-from spikecore.kernels import BackwardPlan, ForwardPlan
+from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry
 from spikecore.lang.node import OPERATIONS
 from spikecore.neuron import Neuron
 from spikecore.testing import _edge_table as edge_table
@@ -199,7 +199,7 @@ def handwritten(dtype: torch.dtype) -> Dict[str, str]:
     Totals(kernel, compute)  # type: ignore[arg-type]  # what it uses of a kernel
     running = (torch.zeros(8, dtype=compute), torch.ones(8, dtype=compute), torch.tensor(0), 0.5)
     x = torch.zeros(4, 2, 8, dtype=dtype)
-    Statistics(kernel, Spec(dtype, 4, ()))((4, 16, ((1, 8),)), x, 1e-5, running)  # type: ignore[arg-type]  # the same
+    Statistics(kernel, Spec(dtype, 4, ()))(Geometry(4, 16, ((1, 8),)), x, 1e-5, running)  # type: ignore[arg-type]  # the same
     body = "y = maximum(x, (real)0) * sigmoid(x);"
     texts["elementwise"] = ElementwiseKernel("gate", inputs=["x"], outputs=["y"], body=body).source_for(dtype)
     scan = ScanKernel("sum", inputs=["x"], outputs=["y"], state={"total": 0.0}, body="total += x; y = total;")

@@ -308,3 +308,21 @@ class TestOfSnnTorch:
         with pytest.raises(RuntimeError, match=text):
             net.load_state_dict(snntorch_state(**changes), strict=False)
         assert net["lif1"].beta == 0.5
+
+
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+def test_a_tensor_in_the_place_of_a_deleted_number(backend):
+    """As torch's utilities replace parameters: the call before knew a number, and the next one places the tensor."""
+    if backend == "numba":
+        pytest.importorskip("spikecore_numba", reason="the plugin is not installed")
+    x = torch.randn(6, 2, 4, 4, generator=torch.Generator().manual_seed(0)) * 3
+    taus = torch.tensor([1.5, 3.0, 5.0, 9.0])
+        torch.randn(6, 2, 4, 4, generator=torch.Generator().manual_seed(0)) * 3,
+        torch.tensor([1.5, 3.0, 5.0, 9.0]),
+    )
+    lif = sc.LIF(backend=backend)
+    lif(x), lif(x)
+    del lif.tau
+    lif.tau = taus
+    for _ in range(3):
+        assert torch.equal(lif(x), sc.LIF(taus, backend=backend)(x))
