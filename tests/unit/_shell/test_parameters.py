@@ -317,9 +317,6 @@ def test_a_tensor_in_the_place_of_a_deleted_number(backend):
         pytest.importorskip("spikecore_numba", reason="the plugin is not installed")
     x = torch.randn(6, 2, 4, 4, generator=torch.Generator().manual_seed(0)) * 3
     taus = torch.tensor([1.5, 3.0, 5.0, 9.0])
-        torch.randn(6, 2, 4, 4, generator=torch.Generator().manual_seed(0)) * 3,
-        torch.tensor([1.5, 3.0, 5.0, 9.0]),
-    )
     lif = sc.LIF(backend=backend)
     lif(x), lif(x)
     del lif.tau
