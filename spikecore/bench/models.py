@@ -81,7 +81,8 @@ def _convolution(channels: int, out: int, size: int, stride: int) -> nn.Module:
 
 def vgg(steps: int, neuron: Activation, image: Tuple[int, ...] = (3, 32, 32), classes: int = 10) -> nn.Sequential:
     """Eight 3x3 convolutions with batch normalisation, halved by four average poolings; the read-out is linear."""
-    return sc.models.vgg(9, steps=steps, in_channels=image[0], size=image[1:], classes=classes, neuron=neuron)
+    net = sc.models.vgg(9, in_channels=image[0], size=image[1:], classes=classes, neuron=neuron)
+    return nn.Sequential(sc.encode.Constant(steps), *net)
 
 
 class AttentionBlock(nn.Module):
