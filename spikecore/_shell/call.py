@@ -114,15 +114,14 @@ def execute(
     x = inputs[0]
     start = checks.state(owner, neuron.states, state, x, carried=state is not None and state is neuron._state)
     asked = arguments(neuron, dispatch, inputs, start, final, mode, front=[*zip(filter(None, names), repeated)])
-    kind = dispatch.find(
-        device, *asked.kind, bool(record), stamp, transformed=mode is TRANSFORMED, repeats=bool(repeated)
-    )
+    repeats = len(repeated) > 0  # bool() of a tuple of tensors is not traced by the compiler of torch 2.11
+    kind = dispatch.find(device, *asked.kind, bool(record), stamp, transformed=mode is TRANSFORMED, repeats=repeats)
     runner, values = dispatch.runners[kind], asked.values
     trace: Tensors = ()
     taken = tuple([x.squeeze(0) for x in inputs]) if single else inputs
     noted, results = None, None
     if mode is EAGER and len(inputs) == 1 and not record:
-        noted = NotedCall(runner, asked, neuron, bool(repeated))
+        noted = NotedCall(runner, asked, neuron, repeats)
         noted, results = _first_call(noted, taken, start, repeated, asked, single)
     if results is not None:
         outputs, end = results
