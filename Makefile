@@ -144,8 +144,8 @@ test-peers: $(PEERS_INSTALLED)
 	@$(BIN)/python -m pytest -m peers tests/peers $(ARGS)
 
 test-floor:
-	@command -v '$(FLOOR_PYTHON)' >/dev/null || { \
-	    echo 'There is no $(FLOOR_PYTHON) here, and PopTorch 3.4 runs on no other. Get it with one of'; \
+	@'$(FLOOR_PYTHON)' -c '' || { \
+	    echo '$(FLOOR_PYTHON) did not run: its error is above. PopTorch 3.4 runs on no other Python. Get it with one of'; \
 	    echo '    pyenv install 3.8 && make test-floor FLOOR_PYTHON="$$(pyenv prefix 3.8)/bin/python"'; \
 	    echo '    uv python install 3.8 && make test-floor FLOOR_PYTHON="$$(uv python find 3.8)"'; \
 	    echo '    apt install python3.8 python3.8-venv      (Ubuntu 20.04)'; exit 1; }
@@ -164,6 +164,7 @@ distclean: clean
 
 # ensurepip puts pip there last, so an environment without it was never finished.
 $(BIN)/pip:
+	@$(PYTHON) -c '' || { echo '$(PYTHON) did not run: its error is above'; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 8))' || \
 	    { echo '$(PYTHON) must be Python 3.8 or newer; name another: make PYTHON=python3.11'; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \

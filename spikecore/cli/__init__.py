@@ -28,7 +28,6 @@ COMMANDS: Mapping[str, str] = {
     "explain": "Run a network once, and show what it does with its tensors, layer by layer, with advice.",
     "cache": "Show where compiled kernels are kept, how many and how large; or remove them.",
     "new-backend": "Write a project for a new backend, which installs and passes the conformance suite as it is.",
-    "plugins-page": "Print the list of plugins that docs/plugins.md is, made from the results of conformance runs.",
 }
 
 

@@ -100,13 +100,13 @@ def conformance(
         [],
         "--merge",
         metavar="A.json B.json",
-        help="Run nothing: one report of those that --json wrote for parts of the suite.",
+        help="Run nothing: one report of those that --json wrote for parts of the suite, each case in one of them.",
     ),
     results: Optional[Path] = typer.Option(
         None,
         "--results",
         metavar="DIR",
-        help="Put the result into this folder, docs/results, and make the pages beside it anew.",
+        help="Put the result of a whole run into this folder, docs/results, and make the pages beside it anew.",
     ),
     seed: Optional[int] = typer.Option(
         None,
@@ -120,7 +120,7 @@ def conformance(
     """Check that a backend computes what the equations say.
 
     Exit codes:
-    0: it conforms: the whole default suite ran, and every core case passed; or whole tiers were run, and they hold;
+    0: it conforms: the whole default suite ran, and every core case passed; or whole tiers were run, and none failed;
     1: it does not conform;
     2: an argument is wrong;
     3: partial: nothing is wrong, and something was left out;
@@ -136,12 +136,14 @@ def conformance(
             return
         if name is None and not merged:
             raise typer.BadParameter("name a backend, as in: spikecore conformance torch")
-        if results is not None and not results.is_dir():
-            raise ValueError(f"--results: {results} is no folder")
+        if results is not None:
+            _can_keep(results, tier or case)
         if compare is not None:
             changes(compare, [])  # a wrong file is said before minutes of work
         if merged:
             report = _merge(name, merged, tier or case or device, require)
+            if results is not None:
+                pages.result_of(report.as_dict())
         else:
             report = _run(str(name), tier, case, as_json == _STDOUT, require, device)
         changed = None if compare is None else changes(compare, report.results)
@@ -149,18 +151,22 @@ def conformance(
     except (ValueError, UnknownBackend) as error:
         raise typer.BadParameter(str(error)) from error
     facts = json.dumps({**report.as_dict(), **({"changes": changed._asdict()} if changed else {})}, indent=2)
-    if as_json not in (None, _STDOUT):
-        Path(as_json).write_text(f"{facts}\n", encoding="utf-8")
+    files = {} if as_json in (None, _STDOUT) else {Path(as_json): f"{facts}\n"}
     if junit_file is not None:
-        junit_file.write_text(junit(report), encoding="utf-8")
+        files[junit_file] = junit(report)
     if badge_file is not None:
-        badge_file.write_text(badge(report), encoding="utf-8")
+        files[badge_file] = badge(report)
+    for path, text in files.items():
+        path.write_text(text, encoding="utf-8")
+    written = [f"wrote {path}" for path in files]
     if results is not None:
-        _publish(report, results)
+        written += _publish(report, results)
     if as_json == _STDOUT:
         typer.echo(facts)
     else:
         _show(report, changed)
+    for line in written:
+        typer.echo(line, err=True)
     code = 1 if changed is not None and changed.worse else report.exit_code
     if code:
         raise typer.Exit(code)
@@ -185,16 +191,28 @@ def _merge(name: Optional[str], files: Sequence[Path], chosen: Any, require: boo
     return report
 
 
-def _publish(report: Report, folder: Path) -> None:
+def _can_keep(folder: Path, part: Any) -> None:
+    """Raise ``ValueError`` where ``--results`` cannot be done, before minutes of work."""
+    if part:
+        raise ValueError(
+            "--results keeps a whole run: leave --tier and --case out; or write each part with --json FILE.json, and "
+            "give the files of all parts to --merge, with --results"
+        )
+    if not folder.is_dir():
+        raise ValueError(f"--results: {folder} is no folder")
+    pages.load(folder)
+
+
+def _publish(report: Report, folder: Path) -> List[str]:
     """Put a report into the folder of results, and make the pages anew: the list of plugins, those of backends, and the
-    support table. A run of nothing is not listed.
+    support table. Gives a line for each file that changed.
     """
     try:
-        pages.add(folder, json.dumps(report.as_dict()), "the report")
-        pages.write(folder, folder.parent / "plugins.md")
-        support.update(folder.parent / "support.md", report.backend, report.results, report.device)
-    except (ValueError, BackendError) as error:  # the report is of nothing, or its backend is not here
-        typer.echo(f"not listed in full: {error}", err=True)
+        lines = pages.write(folder, report.as_dict())
+    except ValueError as error:
+        return [f"nothing is kept: {error}"]
+    page = folder.parent / "support.md"
+    return lines + support.update(page, report.backend, report.results, report.device)
 
 
 def _run(
@@ -267,16 +285,13 @@ def _heading(report: Report) -> List[str]:
 
 def _verdict(report: Report) -> Text:
     verdict = report.verdict
-    link = {CONFORMS: " ", DOES_NOT_CONFORM: " "}.get(verdict.word, ": ")
+    link = " " if verdict.word in (CONFORMS, DOES_NOT_CONFORM) else ": "
     style = _VERDICTS[CONFORMS if verdict.clean else verdict.word]
-    said = Text(f"\nbackend {report.backend!r}{link}{verdict.word}", style=style)
-    if verdict.word == DOES_NOT_CONFORM:
-        return said.append(f": {verdict.wrong} of {verdict.total} cases")
+    said = Text(f"\nbackend {report.backend!r}{link}{verdict.headline()}", style=style)
+    lines = [] if verdict.word == DOES_NOT_CONFORM else verdict.sentences()
     if verdict.clean:
-        said.append(f": {verdict.holds()}")
-    else:
-        said.append(f": {verdict.passed} cases passed, of {verdict.suite}" if verdict.passed else ": nothing passed")
-    for line in verdict.sentences():
+        lines.append("exit code 0: nothing failed; the verdict is partial, since the rest of the suite did not run")
+    for line in lines:
         said.append(f"\n  {line}", style="not bold")
     return said
 

@@ -11,10 +11,11 @@ Rules of this module:
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 from spikecore.backend import Capabilities
 
@@ -45,6 +46,8 @@ TIERS = (
 DEFAULT_TIERS = TIERS[:-1]
 
 Run = Callable[["Context"], None]
+#: A word of an id.
+_WORD = re.compile("[a-z0-9]+")
 
 
 @dataclass(frozen=True)
@@ -150,8 +153,9 @@ class Collection:
     ) -> List[Case]:
         """Cases of these tiers, or with these ids or patterns (``"bits/*"``); by default those of the default tiers.
 
-        Ids are taken in the order in which they are given, since a failure may depend on the case before. ``seed``
-        (else ``SPIKECORE_SEED``) draws others in the place of those of the tiers generated and random.
+        Ids match without regard to case. They are taken in the order in which they are given, since a failure may
+        depend on the case before. ``seed`` (else ``SPIKECORE_SEED``) draws others in the place of those of the tiers
+        generated and random.
         """
         for tier in tiers or ():
             if tier not in TIERS:
@@ -159,13 +163,15 @@ class Collection:
         every = sorted(self._of_seed(seed), key=lambda case: TIERS.index(case.tier))
         if ids is None:
             return [case for case in every if case.tier in (tiers or DEFAULT_TIERS)]
+        chosen: Dict[str, Case] = {}
         for pattern in ids:
-            if not any(fnmatchcase(case.id, pattern) for case in every):
-                made = self.made(pattern)
+            matching = _matching(every, pattern)
+            if not matching:
+                made = self.made(pattern.lower())
                 if made is None:
                     raise ValueError(f"no case is called {pattern!r}{self.near(pattern)}")
-                every.append(made)
-        chosen = {case.id: case for pattern in ids for case in every if fnmatchcase(case.id, pattern)}
+                matching = [made]
+            chosen.update((case.id, case) for case in matching)
         return [case for case in chosen.values() if tiers is None or case.tier in tiers]
 
     def get(self, id: str) -> Optional[Case]:
@@ -193,6 +199,20 @@ class Collection:
         return every
 
     def near(self, id: str) -> str:
-        """A guess at what a wrong id was meant to be, for an error."""
-        close = difflib.get_close_matches(id, self._cases, n=1)
-        return f"; did you mean {close[0]!r}?" if close else ""
+        """A guess at what a wrong id or pattern was meant to be, for an error: each word of it that no id has is
+        replaced by the nearest one, if there are such cases; else the nearest ids.
+        """
+        words = {word for known in self._cases for word in _WORD.findall(known)}
+        guess = _WORD.sub(lambda word: _nearest(word[0], words), id.lower())
+        close = [guess] if _matching(self, guess) else difflib.get_close_matches(id.lower(), self._cases)
+        return (
+            f"; did you mean {' or '.join(map(repr, close))}?" if close else "; spikecore conformance --list prints all"
+        )
+
+
+def _matching(cases: Iterable[Case], pattern: str) -> List[Case]:
+    return [case for case in cases if fnmatchcase(case.id.lower(), pattern.lower())]
+
+
+def _nearest(word: str, words: Set[str]) -> str:
+    return word if word in words else (difflib.get_close_matches(word, words, n=1) or [word])[0]

@@ -1,7 +1,7 @@
 """Pages of the documentation that are made from results of runs: the list of plugins, and a page for each backend.
 
-A result is the report of a run without its cases, in a file of its own for each backend and device. The pages hold
-nothing that is in no file, so they can be made anew from the folder alone.
+A result is the report of a whole run without its cases, in a file of its own for each backend and device. The pages
+hold nothing that is in no file, so they can be made anew from the folder alone.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Tuple
 
-from spikecore.testing._verdict import BAD, EXIT_CODES, NOT_TESTED
+from spikecore.testing._verdict import BAD, NOT_TESTED, number
 
-#: How the pages are made anew.
-COMMAND = "spikecore plugins-page docs/results --write docs/plugins.md"
-#: What a result must have; and what it has beside, with the cases that did not pass in short.
-KEYS = ("backend", "verdict", "counts", "versions", "device", "date")
-_OPTIONAL = ("summary", "seconds", "tiers", "unsupported", "expected_failures")
+#: How results, pages and the support table are made.
+COMMAND = "spikecore conformance NAME --results docs/results"
+#: What a result has of its report; and beside that, the cases that did not pass in short.
+_OF_REPORT = ("backend", "verdict", "counts", "versions", "device", "date", "summary", "seconds", "tiers")
+KEYS = (*_OF_REPORT, "unsupported", "expected_failures")
 #: The folder of the pages of backends, beside the list.
 FOLDER = "conformance"
 
@@ -36,110 +36,121 @@ what it does not support, and why.
 A run says what held on that day, with these versions, on that machine.
 """
 
-_TAIL = """
+_TAIL = f"""
 ## To be listed
 
-Run the suite where your plugin is installed, in a clone of this repository, once for each device, and send a pull
+Run the whole suite where your plugin is installed, in a clone of this repository, once for each device, and send a pull
 request with what changed:
 
 ```sh
-spikecore conformance NAME --results docs/results              # runs it, keeps what the pages need, and makes them anew
-spikecore conformance --merge run.json --results docs/results  # the same for a report that --json wrote elsewhere
+{COMMAND}              # runs it, keeps what the pages need, and makes them anew
+spikecore conformance --merge run.json --results docs/results  # the same for reports that --json wrote elsewhere
 ```
 
-A newer run of a plugin on the same device replaces the older one. Every verdict is listed but `not tested`.
+A newer run of a plugin on the same device replaces the older one; the rows of other plugins and devices stay. Every
+verdict is listed but `not tested`.
 """
 
 
-def read(text: str, source: str) -> Dict[str, Any]:
-    """A result. Raises ``ValueError``, which names ``source`` and what is wrong, for what is none."""
-    try:
-        found: Any = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{source}: is no JSON: {error}") from error
-    missing = [key for key in KEYS if not isinstance(found, dict) or key not in found]
+def result_of(report: Mapping[str, Any]) -> Dict[str, Any]:
+    """The result of a report, as ``Report.as_dict`` gives it.
+
+    Raises ``ValueError`` for one in which nothing passed, and for one that is not of a whole run.
+    """
+    if report["verdict"] == NOT_TESTED:
+        raise ValueError(f"--results: the verdict is {NOT_TESTED!r}, so there is nothing to keep")
+    missing, tiers = report["left_out"]["cases"], report["left_out"]["tiers"]
     if missing:
-        raise ValueError(f"{source}: has no {', '.join(missing)}; it must be what spikecore conformance --json writes")
-    if found["verdict"] not in EXIT_CODES:
-        raise ValueError(f"{source}: verdict {found['verdict']!r} must be one of {', '.join(EXIT_CODES)}")
-    if found["verdict"] == NOT_TESTED:
-        raise ValueError(f"{source}: the verdict is 'not tested': there is nothing to list")
-    wrong = {outcome: found["counts"].get(outcome, 0) for outcome in BAD if found["counts"].get(outcome, 0)}
-    if bool(wrong) != (found["verdict"] == "does not conform"):
-        raise ValueError(f"{source}: the verdict {found['verdict']!r} does not go with {wrong or 'no'} wrong cases")
-    if "results" in found:
-        found = {**found, **_limits(found["results"])}
-    return {key: found[key] for key in (*KEYS, *_OPTIONAL) if key in found}
-
-
-def _limits(results: Iterable[Mapping[str, Any]]) -> Dict[str, Any]:
-    """The cases that were refused, by capability, and those that failed as expected, by reason."""
+        among = f", among them those of {', '.join(tiers)}" if tiers else ""
+        raise ValueError(
+            f"--results: the report leaves out {number(missing, 'case')}{among}; a result is of a whole run, or of "
+            "all its parts (--merge)"
+        )
     unsupported: Dict[str, Dict[str, Any]] = {}
     expected: Dict[str, List[str]] = {}
-    for row in results:
-        why = str(row.get("message", "")).partition("\n")[0]
+    for row in report["results"]:
+        why = row["message"].partition("\n")[0]
         if row["outcome"] == "unsupported":
-            limit = unsupported.setdefault(", ".join(row.get("lacking", ())), {"cases": 0, "why": why})
+            limit = unsupported.setdefault(", ".join(row["lacking"]), {"cases": 0, "why": why})
             limit["cases"] += 1
         elif row["outcome"] == "xfailed":
             expected.setdefault(why, []).append(row["id"])
-    return {"unsupported": unsupported, "expected_failures": expected}
+    kept = {key: report[key] for key in _OF_REPORT}
+    return {**kept, "unsupported": unsupported, "expected_failures": expected}
 
 
-def load(folder: Path) -> List[Dict[str, Any]]:
-    """The results of a folder, by plugin and device. Raises ``ValueError`` for a file that is no result, or two of one
-    plugin and device.
+def load(folder: Path) -> Dict[str, Dict[str, Any]]:
+    """The results of a folder, by name of their file. Raises ``ValueError`` for a file that is no result, or whose name
+    is not that of its backend and device.
     """
-    found: Dict[Tuple[str, str], Dict[str, Any]] = {}
-    for path in sorted(folder.glob("*.json")):
-        result = read(path.read_text(encoding="utf-8"), str(path))
+    results = {}
+    for path in folder.glob("*.json"):
+        try:
+            result: Any = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path}: is no JSON: {error}") from error
+        missing = [key for key in KEYS if not isinstance(result, dict) or key not in result]
+        if missing:
+            raise ValueError(f"{path}: has no {', '.join(missing)}; it must be what {COMMAND} writes")
         if path.name != file_name(result):
-            raise ValueError(f"{path}: must be called {file_name(result)}; spikecore plugins-page --add names it so")
-        found[result["backend"], _device(result)] = result
-    return [found[key] for key in sorted(found)]
-
-
-def add(folder: Path, text: str, source: str) -> Path:
-    """Put a run's report, as JSON, into the folder, under the name of its plugin and device; gives the path."""
-    result = read(text, source)
-    path = folder / file_name(result)
-    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    return path
+            raise ValueError(f"{path}: must be called {file_name(result)}, after its backend and device: rename it")
+        results[path.name] = result
+    return results
 
 
 def file_name(result: Mapping[str, Any]) -> str:
-    """The name of a result's file: one for each plugin and device."""
+    """The name of a result's file: one for each backend and device."""
     words = re.sub(r"[^a-z0-9]+", "-", f"{result['backend']} {_device(result)}".lower()).strip("-")
     return f"{words}.json"
 
 
-def write(folder: Path, page: Path) -> None:
-    """Make the list of plugins, and the pages of backends in :data:`FOLDER` beside it, of the results of a folder."""
-    results = load(folder)
-    page.write_text(render(results), encoding="utf-8")
-    beside = page.parent / FOLDER
+def write(folder: Path, report: Mapping[str, Any]) -> List[str]:
+    """Put the result of a report into a folder of results, and make anew, beside that folder, the list of plugins and
+    the pages of backends. Gives a line for each file that changed.
+
+    Raises ``ValueError``, and writes nothing, for a report that is no result, or a file of the folder that is none.
+    """
+    result = result_of(report)
+    results = {**load(folder), file_name(result): result}
+    beside = folder.parent / FOLDER
     beside.mkdir(exist_ok=True)
-    for old in beside.glob("*.md"):
-        old.unlink()
-    for name, text in pages(results).items():
-        (beside / f"{name}.md").write_text(text, encoding="utf-8")
+    lines = put(folder / file_name(result), json.dumps(result, indent=2) + "\n")
+    lines += put(folder.parent / "plugins.md", render(results.values()))
+    made = pages(results.values())
+    for old in sorted(beside.glob("*.md")):
+        if old.stem not in made:  # its results are gone
+            old.unlink()
+            lines.append(f"removed {old}")
+    return lines + [line for name, text in made.items() for line in put(beside / f"{name}.md", text)]
 
 
-def render(results: List[Dict[str, Any]]) -> str:
+def put(path: Path, text: str) -> List[str]:
+    """Write a file if that changes it, and say so in a line."""
+    if path.exists() and path.read_text(encoding="utf-8") == text:
+        return []
+    path.write_text(text, encoding="utf-8")
+    return [f"wrote {path}"]
+
+
+def render(results: Iterable[Mapping[str, Any]]) -> str:
     """The list of plugins."""
-    head = ("plugin", "provided by", "device", "date", "verdict", "passed", "unsupported", "expected to fail", "wrong")
-    lines = [_HEAD.rstrip(), "", _line((*head, "with")), _line(["---"] * (len(head) + 1))]
-    lines += [_line(_cells(result)) for result in results]
+    head = ("plugin", "provided by", "device", "date", "verdict", *_COLUMNS, "with")
+    lines = [_HEAD.rstrip(), "", _line(head), _line(["---"] * len(head))]
+    lines += [_line(_cells(result)) for result in sorted(results, key=_place)]
     return "\n".join(lines) + "\n" + _TAIL
 
 
-def pages(results: List[Dict[str, Any]]) -> Dict[str, str]:
+def pages(results: Iterable[Mapping[str, Any]]) -> Dict[str, str]:
     """Name of a backend -> its page, with a section for each device."""
-    by_name = groupby(results, key=lambda result: str(result["backend"]))
-    return {name: _page(name, list(runs)) for name, runs in by_name}
+    by_name = groupby(sorted(results, key=_place), key=lambda result: str(result["backend"]))
+    return {name: _page(name, runs) for name, runs in by_name}
 
 
-def _page(name: str, runs: List[Dict[str, Any]]) -> str:
+def _place(result: Mapping[str, Any]) -> Tuple[str, str]:
+    return result["backend"], _device(result)
+
+
+def _page(name: str, runs: Iterable[Mapping[str, Any]]) -> str:
     lines = [
         f"# Conformance of `{name}`",
         "",
@@ -153,22 +164,21 @@ def _page(name: str, runs: List[Dict[str, Any]]) -> str:
 
 def _section(run: Mapping[str, Any]) -> List[str]:
     versions = {**run["versions"]}
-    provided = str(versions.pop("distribution", ""))
+    provided = versions.pop("distribution")
     said = ", ".join(f"{name} {version}" for name, version in versions.items())
-    lines = ["", f"## On {_device(run)}", "", f"{str(run.get('summary', run['verdict'])).rstrip('.')}.", ""]
+    lines = ["", f"## On {_device(run)}", "", f"{run['summary'].rstrip('.')}.", ""]
     lines += [_line(("date", "provided by", "with")), _line(["---"] * 3), _line((run["date"][:10], provided, said))]
-    if run.get("tiers"):
-        lines += ["", _line(("tier", *_COLUMNS)), _line(["---"] * 5)]
-        lines += [_line((f"`{tier}`", *_numbers(counts))) for tier, counts in run["tiers"].items()]
-    if run.get("unsupported"):
+    lines += ["", _line(("tier", *_COLUMNS)), _line(["---"] * 5)]
+    lines += [_line((f"`{tier}`", *_numbers(counts))) for tier, counts in run["tiers"].items()]
+    if run["unsupported"]:
         lines += ["", "Not supported: asking for it raises `Unsupported`.", ""]
         for names, limit in run["unsupported"].items():
-            lines.append(f"- `{names}` ({limit['cases']} cases): {limit['why'].rstrip('.')}.")
-    if run.get("expected_failures"):
+            lines.append(f"- `{names}` ({number(limit['cases'], 'case')}): {limit['why'].rstrip('.')}.")
+    if run["expected_failures"]:
         lines += ["", "Expected to fail, and known:", ""]
         for why, ids in run["expected_failures"].items():
             some = ", ".join(f"`{id}`" for id in ids[:6]) + (", ..." if len(ids) > 6 else "")
-            lines.append(f"- {why.rstrip('.')} ({len(ids)} cases: {some}).")
+            lines.append(f"- {why.rstrip('.')} ({number(len(ids), 'case')}: {some}).")
     return lines
 
 
@@ -184,21 +194,18 @@ def _cells(result: Mapping[str, Any]) -> List[str]:
     name, versions = result["backend"], result["versions"]
     return [
         f"[`{name}`]({FOLDER}/{name}.md)",
-        str(versions.get("distribution", "")),
+        versions["distribution"],
         _device(result),
-        str(result["date"])[:10],
-        str(result.get("summary", result["verdict"])),
+        result["date"][:10],
+        result["summary"],
         *_numbers(result["counts"]),
-        ", ".join(f"{name} {versions[name]}" for name in ("spikecore", "torch") if name in versions),
+        f"spikecore {versions['spikecore']}, torch {versions['torch']}",
     ]
 
 
 def _device(result: Mapping[str, Any]) -> str:
-    device: Any = result["device"]
-    if not isinstance(device, dict):
-        return str(device)
-    where, called = str(device.get("device", "")), str(device.get("name", ""))
-    return f"{where}: {called}" if called and called != where else where
+    where, called = result["device"]["device"], result["device"]["name"]
+    return where if called == where else f"{where}: {called}"
 
 
 def _line(cells: Any) -> str:

@@ -20,7 +20,7 @@ from spikecore.testing._context import device_name
 from spikecore.testing._expected import Excuse
 from spikecore.testing._own import cases_of
 from spikecore.testing._runner import Session, prepare, required, stale_ids
-from spikecore.testing._verdict import CONFORMS, NOT_TESTED, OUTCOMES, RANKS, Result, Verdict, judge
+from spikecore.testing._verdict import CONFORMS, NOT_TESTED, OUTCOMES, Result, Verdict, judge
 
 
 @dataclass(frozen=True)
@@ -106,14 +106,15 @@ def read(path: Path) -> Tuple[str, Report]:
 
 
 def merge(paths: Sequence[Path], require: bool = False) -> Report:
-    """One report of several, which ``--json`` wrote: for a suite that is run in parts. Of a case that several have, the
-    worst result counts.
+    """One report of several, which ``--json`` wrote: for a suite that is run in parts.
 
-    Raises ``ValueError`` for a file that is no report, and for reports of different backends, devices or versions.
+    Raises ``ValueError`` for a file that is no report, for reports of different backends, devices or versions, and for
+    a case that two of them have.
     """
     reports = [read(path)[1] for path in paths]
     first = reports[0]
     results: Dict[str, Result] = {}
+    origin: Dict[str, Path] = {}
     for path, report in zip(paths, reports):
         for what in ("backend", "device", "device_name", "versions"):
             ours, theirs = getattr(first, what), getattr(report, what)
@@ -123,9 +124,11 @@ def merge(paths: Sequence[Path], require: bool = False) -> Report:
                     "reports of one backend, device and environment can be merged"
                 )
         for result in report.results:
-            known = results.setdefault(result.id, result)
-            if RANKS[result.outcome] < RANKS[known.outcome]:
-                results[result.id] = result
+            # what is said of the backend as a whole is in each part
+            if result.id in origin and result.outcome != "stale" and not result.id.startswith("backend/"):
+                both = f"{str(path)!r} and {str(origin[result.id])!r} both have case {result.id!r}"
+                raise ValueError(f"--merge: {both}; each case must be in one report alone")
+            results[result.id], origin[result.id] = result, path
     ordered = tuple(sorted(results.values(), key=lambda result: TIERS.index(result.tier)))
     date, seconds = min(report.date for report in reports), sum(report.seconds for report in reports)
     return Report(first.backend, ordered, first.device, first.device_name, first.versions, date, seconds, require)

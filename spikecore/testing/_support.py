@@ -13,17 +13,16 @@ from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 import torch
 
 from spikecore._plugins.registry import default_registry
-from spikecore.backend import BackendInfo, Capabilities
+from spikecore.backend import BackendError, BackendInfo, Capabilities
 from spikecore.testing._cases import CASES
 from spikecore.testing._models import MODELS
+from spikecore.testing._pages import COMMAND, put
 from spikecore.testing._verdict import Result
 
 #: Families of core cases that there are of every neuron.
 _PER_NEURON = ("forward", "exact", "bits", "single-step", "gradient")
 #: The row of device types, and the section of reasons.
 _DEVICES, _REASONS = "device types", "Expected failures"
-#: How the table is made anew.
-COMMAND = "spikecore conformance NAME --results docs/results"
 
 _HEAD = f"""# What each backend supports
 
@@ -144,16 +143,20 @@ def complete(results: Sequence[Result]) -> bool:
     return {case.id for case in CASES if case.tier in TIERS} <= {result.id for result in results}
 
 
-def update(page: Path, name: str, results: Sequence[Result], device: str) -> None:
-    """Remake the backend's column of the page, which is made if there is none; others stay as they are.
+def update(page: Path, name: str, results: Sequence[Result], device: str) -> List[str]:
+    """Remake the backend's column of the page, which is made if there is none; others stay as they are. The results are
+    of a whole run. Gives a line that says what became of the page.
 
-    Nothing changes where the results do not decide every cell, or one of them is wrong: a table of wrong results helps
-    nobody.
+    Nothing changes where a result is wrong, which helps nobody in a table, or where the backend is not installed here.
     """
-    if complete(results) and all(result.ok for result in results):
-        columns = read(page.read_text(encoding="utf-8") if page.exists() else "")
-        columns[name] = _made(name, results, device)
-        page.write_text(render(columns), encoding="utf-8")
+    if not all(result.ok for result in results):
+        return [f"{page} stays as it is: a case is wrong"]
+    try:
+        made = _made(name, results, device)
+    except BackendError as error:
+        return [f"{page} stays as it is: {error}"]
+    columns = read(page.read_text(encoding="utf-8") if page.exists() else "")
+    return put(page, render({**columns, name: made}))
 
 
 def _made(name: str, results: Sequence[Result], device: str) -> Column:

@@ -88,21 +88,26 @@ class Verdict:
         """One for each thing that was left out."""
         return [*([f"{'not judged: ' if self.clean else ''}{self.not_run}"] if self.not_run else []), *self.limits]
 
-    def __str__(self) -> str:
+    def headline(self) -> str:
+        """The word, and what the run showed."""
         if self.word == DOES_NOT_CONFORM:
-            return f"{self.word}: {self.wrong} of {_cases(self.total)} {'is' if self.wrong == 1 else 'are'} wrong"
-        said = "; ".join(self.sentences())
+            return (
+                f"{self.word}: {self.wrong} of {number(self.total, 'case')} {'is' if self.wrong == 1 else 'are'} wrong"
+            )
         if self.word == NOT_TESTED:
-            return f"{self.word}: nothing passed; {said}" if said else f"{self.word}: nothing passed"
-        if self.clean:
-            return f"{self.word}: {self.holds()}; {said}"
-        tail = f"; {'' if self.word == CONFORMS else 'left out: '}{said}" if said else ""
-        return f"{self.word}: {_cases(self.passed)} passed{tail}"
-
-    def holds(self) -> str:
-        """What a run of whole tiers showed."""
+            return f"{self.word}: nothing passed"
+        if not self.clean:
+            return f"{self.word}: {number(self.passed, 'case')} passed"
         tiers = f"tier{'' if len(self.clean) == 1 else 's'} {', '.join(self.clean)}"
-        return f"all {_cases(self.total)} of the {tiers} hold"
+        if self.total == 1:
+            return f"{self.word}: the case of the {tiers} holds"
+        return f"{self.word}: all {self.total} cases of the {tiers} hold"
+
+    def __str__(self) -> str:
+        if self.word == DOES_NOT_CONFORM or not self.sentences():
+            return self.headline()
+        left_out = "left out: " if self.word == PARTIAL and not self.clean else ""
+        return f"{self.headline()}; {left_out}{'; '.join(self.sentences())}"
 
 
 def judge(results: Iterable[Result]) -> Verdict:
@@ -133,11 +138,11 @@ def judge(results: Iterable[Result]) -> Verdict:
     cases = sum(case.tier in tiers for case in missing)
     numbers = {"tiers": list(tiers), "cases": len(missing), **numbers}
     if not_chosen:
-        limits.insert(0, f"{_cases(not_chosen)} of the other tiers not chosen")
+        limits.insert(0, f"{number(not_chosen, 'case')} of the other tiers not chosen")
     not_run = "; ".join(dict.fromkeys(r.message for r in results if r.outcome == "unavailable"))
     if tiers and not not_run:
-        count = _number(len(tiers), "tier")
-        not_run = f"{count}{'' if clean else ' not run'} ({_cases(cases)}): {', '.join(tiers)}"
+        count = number(len(tiers), "tier")
+        not_run = f"{count}{'' if clean else ' not run'} ({number(cases, 'case')}): {', '.join(tiers)}"
     every = {case.id for case in suite} | ids
     return Verdict(word, len(passed), wrong, len(results), len(every), clean, numbers, tuple(limits), not_run)
 
@@ -155,14 +160,16 @@ def _left_out(results: Sequence[Result]) -> Tuple[Dict[str, Any], List[str]]:
     core, blanket = (sum(result.tier == "core" for result in excused), sum(result.blanket for result in excused))
     limits = []
     if unsupported:
-        limits.append(f"{_cases(len(unsupported))} unsupported, for want of {', '.join(undeclared)}")
+        limits.append(f"{number(len(unsupported), 'case')} unsupported, for want of {', '.join(undeclared)}")
     if "gradients" in undeclared:
         limits.append("gradients not declared")
     if excused:
         of_core = f", {core} of the core tier" if core else ""
-        limits.append(f"{_number(len(excused), 'expected failure')}{of_core}")
+        limits.append(f"{number(len(excused), 'expected failure')}{of_core}")
     if blanket:
-        limits.append(f"wrong numbers in {_cases(blanket)} excused by a reason alone (give match of ExpectedFailure)")
+        limits.append(
+            f"wrong numbers in {number(blanket, 'case')} excused by a reason alone (give match of ExpectedFailure)"
+        )
     numbers = {
         "unsupported": len(unsupported),
         "undeclared": undeclared,
@@ -173,9 +180,6 @@ def _left_out(results: Sequence[Result]) -> Tuple[Dict[str, Any], List[str]]:
     return numbers, limits
 
 
-def _cases(count: int) -> str:
-    return _number(count, "case")
-
-
-def _number(count: int, what: str) -> str:
+def number(count: int, what: str) -> str:
+    """``1 case``, ``2 cases``."""
     return f"{count} {what}{'' if count == 1 else 's'}"

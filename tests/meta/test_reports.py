@@ -216,18 +216,19 @@ class TestMerge:
 
     def parts(self, folder: Path, **changed: Any) -> Any:
         """Two files of one backend; what is changed, is in the second."""
-        second = replace(report(b="xfailed", c="failed"), date="2026-01-02T02:00:00+00:00", **changed)
-        for name, said in (("a.json", report(a="passed", b="passed")), ("b.json", second)):
+        second = replace(report(c="failed", d="stale"), date="2026-01-02T02:00:00+00:00", **changed)
+        for name, said in (("a.json", report(a="passed", b="xfailed", d="stale")), ("b.json", second)):
             (folder / name).write_text(json.dumps(said.as_dict()))
         return [str(folder / name) for name in ("a.json", "b.json")]
 
     def test_it_has_the_cases_of_all(self, tmp_path: Path) -> None:
-        """The worst result of a case counts, the earliest date, and the sum of the seconds."""
+        """The earliest date, and the sum of the seconds. An excuse that is stale is in each part."""
         facts = json.loads(run("--merge", *self.parts(tmp_path), "--json").output)
         assert {row["id"]: row["outcome"] for row in facts["results"]} == {
             "forward/a": "passed",
             "forward/b": "xfailed",
             "forward/c": "failed",
+            "forward/d": "stale",
         }
         assert (facts["verdict"], facts["date"], facts["seconds"]) == (
             "does not conform",
@@ -251,10 +252,16 @@ class TestMerge:
             ({"backend": "other"}, "has backend 'other', and"),
             ({"device_name": "C"}, "has device name 'C', and"),
             ({"versions": {**VERSIONS, "torch": "2.1"}}, "has versions {"),
+            (
+                {"results": report(a="passed", b="xfailed").results},
+                "a.json' both have case 'forward/a'; each case must be",
+            ),
         ],
     )
-    def test_reports_of_different_runs_are_refused(self, tmp_path: Path, monkeypatch: Any, changed: Any, words: str):
-        """The sentence says what differs."""
+    def test_reports_that_do_not_go_together_are_refused(
+        self, tmp_path: Path, monkeypatch: Any, changed: Any, words: str
+    ) -> None:
+        """The sentence names the files, and says what differs, or what both have."""
         monkeypatch.setenv("COLUMNS", "600")
         result = run("--merge", *self.parts(tmp_path, **changed))
         assert result.exit_code == 2

@@ -137,11 +137,15 @@ class TestHollow:
         assert facts["left_out"]["tiers"] == [tier for tier in DEFAULT_TIERS[1:] if CASES.select([tier])]
 
     def test_a_tier(self) -> None:
-        """Its cases hold: exit code 0, though the backend is not judged."""
+        """Its cases hold: exit code 0, though the backend is not judged; the output says why."""
         result = run("torch", "--tier", "ownership")
         assert result.exit_code == 0
         assert f"partial: all {len(CASES.select(['ownership']))} cases of the tier ownership hold" in result.output
         assert "not judged: " in result.output
+        assert "exit code 0: nothing failed; the verdict is partial" in result.output
+        assert judge([Result("random/programs", "random", "passed", 0.0)]).headline() == (
+            "partial: the case of the tier random holds"
+        )
 
     def test_a_backend_that_declares_one_dtype_and_nothing_else(self) -> None:
         """Its gradients are not declared, so it is partial even where all the rest is there."""

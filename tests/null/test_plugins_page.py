@@ -1,92 +1,86 @@
-"""The list of plugins is made from result files alone, and a file that is no result is named with what is wrong."""
+"""Results of whole runs, and the pages that are made from them alone."""
 
 from __future__ import annotations
 
 import json
 import re
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, Tuple
 
 import pytest
 from typer.testing import CliRunner
 
 from spikecore.cli import app
+from spikecore.testing import CASES, Report, Result
 from spikecore.testing._loopback import Loopback, installed
-from spikecore.testing._pages import add, load, pages, read, render, write
+from spikecore.testing._pages import load, pages, render, write
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
 def report(**changes: Any) -> Dict[str, Any]:
-    """A run's report, as spikecore conformance --json writes it."""
+    """The report of a whole run, as spikecore conformance --json writes it."""
     return {
         "backend": "mine",
         "verdict": "conforms",
-        "conforms": True,
+        "summary": "conforms: 900 cases passed",
+        "left_out": {"tiers": [], "cases": 0},
         "counts": {"passed": 900, "xfailed": 1, "unsupported": 7, "failed": 0, "error": 0, "stale": 0},
+        "tiers": {"core": {"passed": 900}, "language": {"passed": 3, "xfailed": 1, "failed": 0}},
         "versions": {"spikecore": "0.9", "distribution": "spikecore-mine 1.2", "torch": "2.4.0", "python": "3.12.1"},
         "device": {"device": "cuda", "name": "A | B 100"},
         "date": "2026-01-02T03:04:05+00:00",
-        "results": [{"id": "bits/lif-hard", "outcome": "passed"}],
+        "seconds": 3.0,
+        "results": [{"id": "bits/lif-hard", "outcome": "passed", "message": "", "lacking": []}],
         **changes,
     }
 
 
-def listed(folder: Path, **changes: Any) -> Path:
-    """The file of a run's report in the folder."""
-    return add(folder, json.dumps(report(**changes)), "run.json")
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An empty folder of results."""
+    (tmp_path / "results").mkdir()
+    return tmp_path / "results"
 
 
 def test_the_pages_match_the_files() -> None:
     """docs/plugins.md and docs/conformance are what the command makes of docs/results."""
-    results = load(DOCS / "results")
+    results = load(DOCS / "results").values()
     assert (DOCS / "plugins.md").read_text(encoding="utf-8") == render(results)
     made = {path.stem: path.read_text(encoding="utf-8") for path in (DOCS / "conformance").glob("*.md")}
     assert made == pages(results)
 
 
-def test_a_result_is_one_row(tmp_path: Path) -> None:
-    """A run's report is checked, named by plugin and device, stripped of its cases, and is one line of the list."""
-    path = listed(tmp_path)
-    assert path.name == "mine-cuda-a-b-100.json"
-    assert "results" not in json.loads(path.read_text())
-    row = next(line for line in render(load(tmp_path)).splitlines() if line.startswith("| [`mine`]"))
-    assert row == (
-        "| [`mine`](conformance/mine.md) | spikecore-mine 1.2 | cuda: A / B 100 | 2026-01-02 | conforms | 900 | 7 | 1 "
-        "| 0 | spikecore 0.9, torch 2.4.0 |"
-    )
+def test_a_result_is_one_row(folder: Path) -> None:
+    """A run's report is named by plugin and device, stripped of its cases, and is one line of the list; a newer one of
+    the same device replaces it. Each file that changed is named.
+    """
+    for date in ("2026-01-01", "2026-01-02"):
+        lines = write(folder, report(date=date))
+    file, page = folder / "mine-cuda-a-b-100.json", folder.parent / "plugins.md"
+    assert lines == [f"wrote {path}" for path in (file, page, folder.parent / "conformance" / "mine.md")]
+    assert write(folder, report(date=date)) == []
+    assert "results" not in json.loads(file.read_text())
+    assert [line for line in page.read_text().splitlines() if line.startswith("| [`mine`]")] == [
+        "| [`mine`](conformance/mine.md) | spikecore-mine 1.2 | cuda: A / B 100 | 2026-01-02 | conforms: 900 cases "
+        "passed | 900 | 7 | 1 | 0 | spikecore 0.9, torch 2.4.0 |"
+    ]
 
 
-def test_the_page_says_what_was_left_out(tmp_path: Path) -> None:
-    """A partial run is listed with the summary of its report, so that it is not taken for more than it is."""
-    said = "partial: 308 cases passed; left out: 10 tiers not run"
-    listed(tmp_path, verdict="partial", summary=said)
-    assert f"| {said} |" in render(load(tmp_path))
-
-
-def test_a_newer_run_replaces_the_older(tmp_path: Path) -> None:
-    """There is one row for a plugin and device."""
-    for date in ("2026-01-02", "2026-03-04"):
-        listed(tmp_path, date=date)
-    assert [result["date"] for result in load(tmp_path)] == ["2026-03-04"]
-
-
-def test_a_backend_has_a_page_with_its_limits(tmp_path: Path) -> None:
+def test_a_backend_has_a_page_with_its_limits(folder: Path) -> None:
     """With a section for each device: versions, numbers of each tier, and in words what is not supported and why."""
     rows = [
         {"id": "dtypes/a", "outcome": "unsupported", "message": "no float64 here\nmore", "lacking": ["float64"]},
         {"id": "dtypes/b", "outcome": "unsupported", "message": "no float64 there", "lacking": ["float64"]},
         {"id": "language/exp", "outcome": "xfailed", "message": "exp has 10 bits, mine#3", "lacking": []},
     ]
-    (tmp_path / "results").mkdir()
-    tiers = {"core": {"passed": 900}, "language": {"passed": 3, "xfailed": 1, "failed": 0}}
-    listed(tmp_path / "results", results=rows, tiers=tiers, summary="conforms: 900 cases passed")
-    listed(tmp_path / "results", device={"device": "cpu", "name": "C"})
-    (tmp_path / "conformance").mkdir()
-    (tmp_path / "conformance" / "gone.md").write_text("of a backend without results")
-    write(tmp_path / "results", tmp_path / "plugins.md")
-    assert [path.name for path in (tmp_path / "conformance").iterdir()] == ["mine.md"]
-    page = (tmp_path / "conformance" / "mine.md").read_text()
+    old = folder.parent / "conformance" / "gone.md"
+    old.parent.mkdir()
+    old.write_text("of a backend without results")
+    assert f"removed {old}" in write(folder, report(results=rows))
+    write(folder, report(device={"device": "cpu", "name": "C"}))
+    assert [path.name for path in old.parent.iterdir()] == ["mine.md"]
+    page = (old.parent / "mine.md").read_text()
     assert [line for line in page.splitlines() if line.startswith("#")] == [
         "# Conformance of `mine`",
         "## On cpu: C",
@@ -97,7 +91,7 @@ def test_a_backend_has_a_page_with_its_limits(tmp_path: Path) -> None:
         "| 2026-01-02 | spikecore-mine 1.2 | spikecore 0.9, torch 2.4.0, python 3.12.1 |",
         "| `language` | 3 | 0 | 1 | 0 |",
         "- `float64` (2 cases): no float64 here.",
-        "- exp has 10 bits, mine#3 (1 cases: `language/exp`).",
+        "- exp has 10 bits, mine#3 (1 case: `language/exp`).",
     ):
         assert line in page.splitlines(), page
 
@@ -105,64 +99,52 @@ def test_a_backend_has_a_page_with_its_limits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "run.json: is no JSON"),
-        ("[]", "run.json: has no backend, verdict, counts, versions, device, date; it must be what"),
-        (json.dumps({k: v for k, v in report().items() if k != "date"}), "run.json: has no date; it must be what"),
-        (
-            json.dumps(report(verdict="fine")),
-            "verdict 'fine' must be one of conforms, does not conform, partial, not",
-        ),
-        (json.dumps(report(verdict="not tested")), "the verdict is 'not tested': there is nothing to list"),
-        (
-            json.dumps(report(counts={"passed": 3, "error": 2})),
-            "verdict 'conforms' does not go with {'error': 2} wrong",
-        ),
-        (
-            json.dumps(report(verdict="does not conform")),
-            "verdict 'does not conform' does not go with no wrong",
-        ),
+        ("{", "x.json: is no JSON"),
+        ("[]", "x.json: has no backend, verdict, counts, versions, device, date, summary, seconds, tiers, unsupported"),
+        (json.dumps({**report(), "unsupported": {}, "expected_failures": {}}), "must be called mine-cuda-a-b-100.json"),
     ],
 )
-def test_what_is_no_result_is_refused(text: str, words: str) -> None:
-    """Each way to be no result is said with the file."""
+def test_a_file_that_is_no_result_is_named(folder: Path, text: str, words: str) -> None:
+    """And what is wrong with it, before anything is run or written."""
+    (folder / "x.json").write_text(text)
     with pytest.raises(ValueError, match=re.escape(words)):
-        read(text, "run.json")
+        write(folder, report())
+    assert [path.name for path in folder.iterdir()] == ["x.json"]
 
 
-def test_a_file_has_the_name_of_its_plugin_and_device(tmp_path: Path) -> None:
-    """Otherwise two files could speak of one plugin and device."""
-    (tmp_path / "x.json").write_text(json.dumps(report()))
-    with pytest.raises(ValueError, match="x.json: must be called mine-cuda-a-b-100.json; spikecore plugins-page --add"):
-        load(tmp_path)
+def run(*arguments: object) -> Any:
+    """What ``spikecore conformance`` gives, its error on one line."""
+    return CliRunner().invoke(app, ["conformance", *map(str, arguments)], env={"COLUMNS": "999"})
 
 
-def test_the_command(tmp_path: Path) -> None:
-    """It adds, prints and writes; a wrong file or folder is an error of usage."""
-    folder, run = tmp_path / "results", tmp_path / "run.json"
-    folder.mkdir()
-    run.write_text(json.dumps(report()))
-    runner = CliRunner()
-    assert runner.invoke(app, ["plugins-page", str(folder), "--add", str(run)]).exit_code == 0
-    printed = runner.invoke(app, ["plugins-page", str(folder)])
-    assert printed.output == render(load(folder))
-    runner.invoke(app, ["plugins-page", str(folder), "--write", str(tmp_path / "page.md")])
-    assert (tmp_path / "page.md").read_text() == printed.output
-    assert (tmp_path / "conformance" / "mine.md").exists()
-    assert runner.invoke(app, ["plugins-page", str(tmp_path / "none")]).exit_code == 2
+@pytest.mark.parametrize("part", [("--tier", "core"), ("--case", "forward/lif-hard")])
+def test_a_part_of_the_suite_replaces_no_result(folder: Path, tmp_path: Path, part: Tuple[str, str]) -> None:
+    """``--results`` refuses it, and so the merged report of parts that are not the whole."""
+    refused = run("torch", *part, "--results", folder)
+    assert refused.exit_code == 2
+    assert "--results keeps a whole run: leave --tier and --case out; or write each part with --json" in refused.output
+    report = Report("torch", (Result("forward/lif-hard", "core", "passed", 0.0),), "cpu", "C", {}, "2026", 1.0)
+    (tmp_path / "part.json").write_text(json.dumps(report.as_dict()))
+    refused = run("--merge", tmp_path / "part.json", "--results", folder)
+    assert refused.exit_code == 2
+    assert re.search(
+        r"leaves out \d+ cases, among them those of dtypes, .*; a result is of a whole run", refused.output
+    )
+    assert list(folder.iterdir()) == []
 
 
-def test_a_run_is_published_by_one_command(tmp_path: Path) -> None:
-    """It leaves the result and the pages; a backend that cannot be used is not listed."""
-    folder = tmp_path / "results"
-    folder.mkdir()
-    runner = CliRunner()
-    done = runner.invoke(app, ["conformance", "torch", "--case", "forward/lif-hard", "--results", str(folder)])
-    assert done.exit_code == 3, done.output
-    (result,) = load(folder)
-    assert (result["backend"], result["tiers"]["core"]["passed"]) == ("torch", 1)
-    assert "[`torch`](conformance/torch.md)" in (tmp_path / "plugins.md").read_text()
-    assert "## On cpu" in (tmp_path / "conformance" / "torch.md").read_text()
+def test_a_run_is_kept_by_one_command(folder: Path, tmp_path: Path) -> None:
+    """It leaves the result and the pages, and names them; a backend that cannot be used is not listed."""
+    whole = tuple(Result(case.id, case.tier, "passed", 0.0) for case in CASES.select())
+    versions = {"distribution": "spikecore 1", "spikecore": "1", "torch": "2"}
+    report = Report("torch", whole, "cpu", "C", versions, "2026-01-02", 1.0)
+    (tmp_path / "run.json").write_text(json.dumps(report.as_dict()))
+    done = run("--merge", tmp_path / "run.json", "--results", folder)
+    assert done.exit_code == 0, done.output
+    for name in ("results/torch-cpu-c.json", "plugins.md", "conformance/torch.md", "support.md"):
+        assert f"wrote {tmp_path / name}" in done.output.splitlines()
+        assert (tmp_path / name).exists()
     with installed(Loopback, reason="no such chip here") as name:
-        assert "not listed" in runner.invoke(app, ["conformance", name, "--results", str(folder)]).output
-    assert len(load(folder)) == 1
-    assert runner.invoke(app, ["conformance", "torch", "--results", str(tmp_path / "none")]).exit_code == 2
+        assert "nothing is kept: --results: the verdict is 'not tested'" in run(name, "--results", folder).output
+    assert [*load(folder)] == ["torch-cpu-c.json"]
+    assert "--results: none is no folder" in run("torch", "--results", "none").output

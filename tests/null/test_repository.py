@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
+import subprocess
 import tarfile
 import zipfile
 from pathlib import Path
@@ -160,6 +162,38 @@ class TestContributing:
     def test_it_is_short(self) -> None:
         """CONTRIBUTING.md is read from top to bottom: 12 KB at most."""
         assert (ROOT / "CONTRIBUTING.md").stat().st_size <= 12 * 1024
+
+
+class TestBudgets:
+    def test_a_new_neuron_passes(self, tmp_path: Path) -> None:
+        """A module of 40 lines more than the budget is no fault; of 100 it is, with the way out."""
+        size = script("size")
+        folder = tmp_path / "spikecore" / "neurons"
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text("\n" * 500)
+        rows = {name: size.Row(500, 1, None) for name in ("spikecore/neurons", "library")}
+        rows.update(dict.fromkeys(("spikecore/*.py", "tests"), size.Row(0, 0, None)))
+        (folder / "new.py").write_text("\n" * 40)
+        assert size.check(tmp_path, rows)[1] == []
+        (folder / "new.py").write_text("\n" * 100)
+        assert size.check(tmp_path, rows)[1][0] == (
+            "spikecore/neurons has 600 lines, and its budget lets it have 560: "
+            "make it smaller, or raise the budget in .ci/budgets.toml and say why"
+        )
+
+
+class TestMakefile:
+    @pytest.mark.skipif(shutil.which("make") is None, reason="GNU make is not installed")
+    def test_a_python_that_does_not_run_says_why(self, tmp_path: Path) -> None:
+        """As a shim of pyenv: its own error is printed, and nothing is said of its version."""
+        shim = tmp_path / "python3.8"
+        shim.write_text("#!/bin/sh\necho 'pyenv: python3.8: command not found' >&2\nexit 127\n")
+        shim.chmod(0o755)
+        command = ["make", "-C", str(ROOT), "test-floor", f"FLOOR_PYTHON={shim}"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        assert "pyenv: python3.8: command not found\n" in done.stdout
+        assert f"{shim} did not run: its error is above." in done.stdout
+        assert done.returncode != 0
 
 
 class TestChangelog:
