@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List
 
 import pytest
 import torch
@@ -31,18 +31,6 @@ def refused(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
     result = CliRunner().invoke(cli.app, ["kernel", *arguments])
     assert result.exit_code == 2
     return result.output
-
-
-class Own(sc.Neuron):
-    """A user's neuron."""
-
-    states = {"v": 0.0}
-    params = {"gain": 2.0, "threshold": 1.0}
-
-    def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
-        charged = s.v + p.gain * x
-        z = self.spike(charged - p.threshold)
-        return z, {"v": sc.ops.select(z, 0.0, charged)}
 
 
 # -- from the library
@@ -79,14 +67,6 @@ def test_steps_are_a_constant_up_to_sixteen() -> None:
     many = [sc.kernel_source(sc.LIF(), steps=steps) for steps in (17, 1000)]
     assert many[0] == many[1]
     assert "// time steps of a chunk" in many[0]["forward"]
-
-
-def test_neurons_of_your_own_have_kernels() -> None:
-    """With the names of their definition."""
-    forward, backward = sc.kernel_source(Own(learn=("gain",))).values()
-    assert "own_forward(" in forward
-    assert "t1 = v + gain * x;" in forward
-    assert "grad_gain" in backward
 
 
 def test_a_backend_without_text_is_refused() -> None:

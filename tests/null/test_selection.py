@@ -120,22 +120,6 @@ class TestPrecedence:
 
 
 class TestExplicit:
-    def test_unknown_name_raises(self, world: World) -> None:
-        """A misspelt environment variable is an error with a close match, not a fallback."""
-        world.environ["SPIKECORE_BACKEND"] = "cudda"
-        expected = (
-            r"^unknown backend 'cudda' \(from SPIKECORE_BACKEND\); did you mean 'cupy'\? "
-            r"Known: absent, broken, cupy, numba, torch, triton$"
-        )
-        with pytest.raises(UnknownBackend, match=expected):
-            world.resolve()
-
-    def test_unusable_backend_raises(self, world: World) -> None:
-        """What does not work here raises with the reason, for the context as for the argument."""
-        world.reasons["cupy"] = "cupy is not installed"
-        with use_backend("cupy"), pytest.raises(BackendUnavailable, match=r"\(from use_backend\(\)\) is not usable"):
-            world.resolve(capture(None), "cuda")
-
     @pytest.mark.parametrize(
         ("name", "device", "text"),
         [
