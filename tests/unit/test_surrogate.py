@@ -220,7 +220,3 @@ class TestRefused:
             sc.LIF(surrogate=value)
         with pytest.raises(TypeError, match=r"subclass Surrogate and write derivative\(self, u\)$"):
             sc.LIF(surrogate=value)
-
-    def test_the_default(self):
-        """Without one, a neuron has ATan(alpha=2)."""
-        assert sc.LIF().surrogate == S.ATan(alpha=2.0)

@@ -175,16 +175,6 @@ class TestFast:
         close(net, plain)
         assert made.form["graph"].startswith("left out: the step cannot be captured in a CUDA graph")
 
-    def test_inference(self, compiler: Compiler, gpu: Any) -> None:
-        """The same form, without packing."""
-        net = network()
-        predict = sc.inference_model(net, options=sc.CudaOptions(fast=True))
-        expected = sc.inference_model(net)(batch()[0])
-        for _ in range(5):
-            torch.testing.assert_close(predict(batch()[0]), expected)
-        assert predict.form == {**dict.fromkeys(OPTIONS, "used"), "pack_spikes": "not asked for"}
-        assert gpu().replayed == 2
-
 
 class TestPooling:
     """Average pooling whose gradient torch has wrong in one of the forms."""
