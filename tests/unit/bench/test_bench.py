@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Dict, List
+from typing import Any, Dict
 
 import pytest
 import torch
@@ -11,12 +11,10 @@ import torch
 import spikecore as sc
 from bench_runs import TINY, Mutant, only, ran
 from spikecore.bench import _implementations as implementations
-from spikecore.bench import _run as run
 from spikecore.bench._check import differences, observe
 from spikecore.bench._peers import PEERS
 from spikecore.bench._report import from_json
 from spikecore.bench._settings import Settings, device_named
-from spikecore.bench._timing import Plan, Timing, interleave
 from spikecore.bench._workloads import WORKLOADS
 from spikecore.inspect._explain import words
 from spikecore.testing._loopback import EVERYTHING, Loopback, installed
@@ -171,39 +169,3 @@ def test_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         device_named("gpu")
     with pytest.raises(ValueError, match="no clock for meta"):
         device_named("meta")
-
-
-def test_implementations_take_turns() -> None:
-    """After its warm-up a call is made once per round, in turn; the figure is the median of the turns."""
-    order: List[str] = []
-    seconds = iter([9.0, 1.0, 1.0, 1.0, 9.0, 1.0, 1.0, 1.0, 3.0, 4.0, 5.0, 6.0, 1.0, 2.0])
-
-    def turn(call: Any, begin: int, calls: int) -> float:
-        call(begin)
-        return next(seconds)
-
-    runs = {name: (lambda i, name=name: order.append(f"{name}{i}")) for name in "ab"}
-    found = interleave(runs, turn, Plan(3, patience=100.0))
-    assert order == "a0 a1 a2 a3 b0 b1 b2 b3 a4 b4 a5 b5 a6 b6".split()
-    assert found == {"a": Timing(3.0, 1.0, 5.0, 3, 1), "b": Timing(4.0, 2.0, 6.0, 3, 1)}
-
-
-def test_plan_gives_slow_calls_fewer_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short calls fill a turn together; a call beyond all patience still has three turns."""
-    monkeypatch.undo()
-    plan = Plan(repetitions=9, at_least=0.02, patience=1.0)
-    assert [plan.calls(seconds) for seconds in (1.0, 0.003, 0.0)] == [1, 7, 10_000]
-    assert [plan.turns(seconds) for seconds in (0.02, 0.2, 7.0)] == [9, 5, 3]
-    assert Plan(repetitions=2).turns(7.0) == 2
-
-
-def test_parts_are_compiled_before_they_are_measured() -> None:
-    """In other processes, which have ended then."""
-    settings = replace(TINY, suites=("steps",), backends=("torch",), workers=2)
-    report, jobs = run.prepare(settings)
-    labels: List[str] = []
-    run.measure(report, jobs, lambda label, done, of: labels.append(label))
-    assert labels[0] == "compiling in 2 processes"
-    assert labels[1].startswith(f"{len(jobs)} parts compiled in ")
-    assert "but for" not in labels[1]
-    assert {row.status for row in report.rows} == {"ok"}

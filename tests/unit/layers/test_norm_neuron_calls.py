@@ -2,47 +2,28 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any, Callable, Dict
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-import spikecore as sc
-from fused_layers import NEURONS, C, Moving, Slow, agree, equal, layers, norm
-from kernel_loop import Loop, bound, image
+from fused_layers import NEURONS, C, agree, equal, layers, norm
+from kernel_loop import image
 from spikecore.layers import NormNeuron
-
-BACKENDS: Dict[str, Callable[[], Loop]] = {"torch's statistics": lambda: Loop(4), "its own": Moving}
 
 
 @pytest.mark.parametrize(
-    ("neuron", "backend", "shortcut"),
-    [
-        *((name, "its own", None) for name in NEURONS),
-        ("channels", "torch's statistics", None),
-        ("numbers", "its own", "before"),
-        ("channels", "its own", "after"),
-    ],
+    ("neuron", "shortcut"), [*((name, None) for name in NEURONS), ("numbers", "before"), ("channels", "after")]
 )
 @pytest.mark.parametrize("training", [True, False])
-def test_outputs_gradients_and_running_statistics(neuron: str, backend: str, shortcut: Any, training: bool) -> None:
+def test_outputs_gradients_and_running_statistics(neuron: str, shortcut: Any, training: bool) -> None:
     """Bit for bit as through all checks: three calls, with checkpoints and without."""
-    pair = layers(neuron, shortcut, backend=BACKENDS[backend])
-    if backend != "its own":
-        pair[1] = copy.deepcopy(pair[0])
-        bound(pair[1].neuron, _slow_without())
+    pair = layers(neuron, shortcut)
     for layer in pair:
         layer.train(training)
     for seed, steps in enumerate((3, 6, 6)):
         agree(pair, image(steps, seed=seed), *[image(steps, seed=9)] * (shortcut is not None))
-
-
-def _slow_without() -> Slow:
-    made = Slow()
-    made.statistics = lambda spec: None  # type: ignore[method-assign]  # as Loop has it
-    return made
 
 
 def _in_place(tensor: Callable[[NormNeuron], Tensor]) -> Callable[[NormNeuron], None]:
@@ -123,67 +104,6 @@ class TestAround:
         other = {"norm.weight": torch.full((C,), 2.0), "norm.bias": torch.zeros(C)}
         equal(*([torch.func.functional_call(layer, other, (image(6),))] for layer in pair))
         agree(pair, image(6))
-
-    def test_a_checkpointed_call_is_computed_again_by_the_same_launches(self) -> None:
-        """torch.utils.checkpoint compares what is saved."""
-        from torch.utils.checkpoint import checkpoint
-
-        layer = layers()[0]
-        x = image(6).requires_grad_()
-        checkpoint(layer, x, use_reentrant=False).sum().backward()
-        found, x.grad = x.grad, None
-        layer(x).sum().backward()
-        assert torch.equal(x.grad, found)
-
-
-@pytest.mark.parametrize("widths", [(4, 8), (8, 4)])
-def test_one_neuron_behind_norms_of_other_widths(widths: Any) -> None:
-    """Each layer, and one that gets another norm, gives what a fresh one gives, on the backend of kernels."""
-    neuron = bound(sc.LIF(2.0), Loop(4))
-    layer = NormNeuron(nn.BatchNorm2d(widths[0]), neuron)
-    for width in widths:
-        layer.norm = nn.BatchNorm2d(width)
-        x = torch.randn(3, 2, width, 3, 2, generator=torch.Generator().manual_seed(width)) * 2
-        fresh = NormNeuron(nn.BatchNorm2d(width), bound(sc.LIF(2.0), Loop(4)))
-        assert all(torch.equal(layer(x), fresh(x)) for _ in range(2))
-    layer.norm.eps = 0.0
-    with pytest.raises(ValueError, match="eps"):
-        layer(x)
-
-
-def settled(**settings: Any) -> NormNeuron:
-    return NormNeuron(norm(), bound(sc.LIF(), Loop()), **settings)
-
-
-def again(one: NormNeuron, *inputs: Tensor) -> Any:
-    """What a copy gives, so that running statistics stay."""
-    return copy.deepcopy(one)(*inputs)
-
-
-@pytest.mark.parametrize(("before", "after"), [(None, "before"), ("before", "after"), ("after", None)])
-def test_a_shortcut_counts_from_the_next_call_on(before: Any, after: Any) -> None:
-    """The layer computes, prints and takes what one does that was made so."""
-    changed, made = settled(shortcut=before), settled(shortcut=after)
-    made.load_state_dict(changed.state_dict())
-    x, skip = image(), torch.rand_like(image())
-    again(changed, x, *[skip] * (before is not None))
-    changed.shortcut = after
-    inputs = (x, skip) if after else (x,)
-    assert torch.equal(again(changed, *inputs), again(made, *inputs))
-    assert changed.extra_repr() == made.extra_repr()
-    assert changed.shortcut == after
-    with pytest.raises(TypeError, match="which normalises its input, takes"):
-        changed(*inputs, skip)
-
-
-def test_fused_counts_from_the_next_call_on() -> None:
-    """As one program, and not."""
-    one = settled()
-    for value, reason in ((None, ""), (False, "fused=False was asked for"), (True, ""), (None, "")):
-        one.fused = value
-        assert one.fused is value
-        one(image())
-        assert one.reason == reason  # type: ignore[union-attr]  # it has one
 
 
 class TestBackward:

@@ -9,7 +9,6 @@ from typing import Any, Callable, List, Tuple
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import spikecore as sc
 from spikecore._base.bits import Packing
@@ -304,18 +303,6 @@ def test_what_is_left_as_it_is() -> None:
 
 
 # -- steps of training
-
-
-def test_checkpointed_parts_give_the_same() -> None:
-    """Nothing of them is kept, bits neither."""
-    found = []
-    for net in (network(), sc.pack(network())):
-        out, kept = saved_by(lambda: checkpoint(net, images(), use_reentrant=False))  # noqa: B023  # called at once
-        assert all(one.dtype != torch.uint8 for one in kept)
-        out.square().sum().backward()
-        found.append([p.grad for p in net.parameters()])
-    for mine, its in zip(*found):
-        assert torch.equal(mine, its)
 
 
 def test_a_step_packs_the_network_that_it_is_given() -> None:

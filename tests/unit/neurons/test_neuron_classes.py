@@ -101,19 +101,6 @@ class TestArguments:
         with pytest.raises(TypeError, match=f": {name}=1 must be True or False$"):
             make(**{name: 1})
 
-    @pytest.mark.parametrize(
-        ("name", "value", "said"),
-        [
-            ("device", "cuda", r"net\.to\(device\)"),
-            ("dtype", torch.float16, r"the output has the dtype of the input"),
-            ("compile", True, r"torch\.compile\(net\), or compile=True in sc\.TrainingOptions or"),
-        ],
-    )
-    def test_options_of_layers_of_torch(self, name, value, said):
-        """Where a neuron computes, in which dtype, and what compiles it is no option of the neuron."""
-        with pytest.raises(TypeError, match=f"^LIF has no parameter '{name}'; .*{said}"):
-            sc.LIF(**{name: value})
-
 
 class TestTogether:
     """What makes no sense together is refused where it is given."""
@@ -140,15 +127,6 @@ class TestTogether:
         for beta in (0.0, 1.0, -0.5, torch.tensor([0.5, 1.5])):
             with pytest.raises(ValueError, match=r"^Lapicque: beta=.* must be between 0 and 1, both excluded$"):
                 sc.Lapicque(beta)
-
-
-def test_seadlif_resets_without_a_gradient():
-    """The new potential gives no gradient to the spike that reset it, with or without detach_reset."""
-    x = torch.full((1, 1), 40.0, dtype=torch.float64, requires_grad=True)
-    for detach_reset in (False, True):
-        out, state = sc.SEAdLIF(detach_reset=detach_reset).run(x)
-        assert out.item() == 1
-        assert torch.autograd.grad(state["v"].sum(), x, allow_unused=True)[0] in (None, 0.0)
 
 
 NEURONS = {**sc.neurons.MODELS, "EscapeNoise": sc.EscapeNoise}

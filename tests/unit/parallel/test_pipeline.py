@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 import warnings
 
 import pytest
@@ -314,15 +313,6 @@ def test_an_encoder_needs_both_dimensions():
     stages = [(nn.Sequential(sc.encode.Constant(T), nn.Linear(N, 4)), "cpu"), (sc.LIF(), "cpu")]
     with pytest.raises(ValueError, match=r"make time of an input \[B, ...\], and batch_dim=1 .* batch_dim=\(0, 1\)"):
         sc.Pipeline(stages, chunks=2)(torch.rand(B, N))
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have notes from Python 3.11 on")
-def test_a_stage_that_does_not_fit_the_next():
-    """The error is the layer's own, with a note that names the stage, its device and the shape that it got."""
-    net = sc.Pipeline([(nn.Linear(N, 4), "cpu"), (nn.Linear(5, 3), "cpu")], chunks=2)
-    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes") as caught:
-        net(torch.rand(T, B, N))
-    assert caught.value.__notes__ == ["Pipeline: in stage 1 (Linear on cpu), whose input has shape (6, 4, 4)"]
 
 
 def test_outputs_that_cannot_be_put_together():
