@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import runpy
@@ -157,21 +156,3 @@ def test_a_damaged_file(vowels, run, capsys, tmp_path, change, text):
 def test_wrong_options(run, capsys, tmp_path, args, text):
     """A wrong option is a sentence and the exit status of wrong usage."""
     assert text in refused(run, capsys, *SHORT, "--out", tmp_path, *args)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    importlib.util.find_spec("aeon") is None, reason="aeon, which ships Japanese Vowels, is not installed here"
-)
-def test_real_speech(run, tmp_path, monkeypatch):
-    """The files of aeon have the utterances that the set is known to have, and a few epochs tell its speakers apart."""
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    from common import vowels
-
-    sets = vowels.load()
-    assert torch.bincount(sets.training.speakers).tolist() == [30] * 9
-    assert torch.bincount(sets.test.speakers).tolist() == [31, 35, 88, 44, 29, 24, 40, 50, 29]
-    assert vowels.lengths(sets.training) == "7 to 26"
-    assert vowels.lengths(sets.test) == "7 to 29"
-    text = run("speech.py", "--epochs", "8", "--seeds", "0", "--network", "alif", "--out", str(tmp_path))
-    assert float(re.search(r"recurrent ALIF +([\d.]+)%", text).group(1)) > 75
