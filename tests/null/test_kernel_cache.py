@@ -13,7 +13,6 @@ import pytest
 from typer.testing import CliRunner
 
 from spikecore import cli
-from spikecore._base.caches import Recent
 from spikecore.kernels import cache
 
 KEY = "kernel-0123456789abcdef01234567.o"
@@ -144,22 +143,6 @@ class TestRights:
         assert cache.clear()[0] == (what == "file")
         assert names(folder) == [KEY]
 
-    @posix
-    def test_links_are_not_followed(self, folder: Path, tmp_path: Path) -> None:
-        """Neither to a file nor to the folder. An entry takes the place of a link, and what that leads to stays."""
-        cache.write("cpu", KEY, b"code")
-        file(folder).rename(tmp_path / "elsewhere")
-        file(folder).symlink_to(tmp_path / "elsewhere")
-        assert cache.read("cpu", KEY) is None
-        before = (tmp_path / "elsewhere").read_bytes()
-        cache.write("cpu", KEY, b"new")
-        assert cache.read("cpu", KEY) == b"new"
-        assert (tmp_path / "elsewhere").read_bytes() == before
-        folder.rename(tmp_path / "moved")
-        folder.symlink_to(tmp_path / "moved")
-        cache.write("cpu", OTHER, b"other")
-        assert cache.read("cpu", OTHER) is None
-
 
 class TestSize:
     def test_what_was_not_used_for_longest_goes(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,20 +223,6 @@ class TestCommand:
         assert json.loads(self.said("--json")) == {"folder": str(folder), "limit": 512 * 2**20, "kinds": kinds}
         assert self.said("--clear") == f"removed 2 files, 0.0 MiB, from {folder}\n"
         assert names(folder) == []
-
-
-class TestRecent:
-    def test_what_was_not_used_for_longest_goes(self) -> None:
-        """Asking and keeping count as use."""
-        recent: Recent[str, int] = Recent(2)
-        recent.put("a", 1)
-        recent.put("b", 2)
-        assert recent.get("a") == 1
-        recent.put("c", 3)
-        assert (list(recent), recent.get("b"), len(recent)) == (["a", "c"], None, 2)
-        recent.put("a", 4)
-        recent.put("d", 5)
-        assert (list(recent), recent.get("a")) == (["a", "d"], 4)
 
 
 def test_a_key_is_of_its_parts() -> None:

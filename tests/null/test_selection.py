@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
-import threading
-from typing import Any, List
+from typing import Any
 
 import pytest
 
@@ -67,28 +64,6 @@ class TestRequest:
         with pytest.raises(TypeError, match=r"^name must be a backend's name, 'auto' or None, got ") as caught:
             use_backend(name)
         assert str(caught.value).endswith(repr(name))
-
-    def test_context_belongs_to_its_thread_and_task(self) -> None:
-        """Another thread and another task do not see the block; a copied context does."""
-        seen: List[Request] = []
-
-        async def inside(name: str) -> Request:
-            with use_backend(name):
-                await asyncio.sleep(0)
-                return capture(None)
-
-        async def both() -> List[Request]:
-            return list(await asyncio.gather(inside("numba"), inside("triton")))
-
-        assert [request.name for request in asyncio.run(both())] == ["numba", "triton"]
-        with use_backend("numba"):
-            # an empty context, because a thread of Python 3.14 may start with a copy of its parent's
-            thread = threading.Thread(target=contextvars.Context().run, args=(lambda: seen.append(capture(None)),))
-            thread.start()
-            thread.join()
-            copied = contextvars.copy_context().run(capture, None)
-        assert seen == [NOTHING]
-        assert copied.name == "numba"
 
 
 class TestPrecedence:

@@ -153,18 +153,6 @@ class TestState:
             sc.reset(single)
         assert single.state is None
 
-    def test_run_is_pure(self):
-        """It neither reads nor writes what is carried, and its state is a copy."""
-        layer, x = made(step="single"), drawn(T, B, J)
-        layer(x[0])
-        before = layer.state["past"].clone()
-        out, state = layer.run(x)
-        assert torch.equal(out, made()(x))
-        assert torch.equal(layer.state["past"], before)
-        kept = state["past"].clone()
-        x.zero_()
-        assert torch.equal(state["past"], kept)
-
     def test_another_batch(self):
         """A carried state that does not fit says reset."""
         layer = made(step="single")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 
 import pytest
@@ -101,24 +100,6 @@ TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 class TestTogetherWithTorch:
     """What PyTorch does around modules."""
-
-    def test_threads(self):
-        """One neuron called from many threads at once, the first time for all of them, gives each its own result."""
-        lif = sc.LIF(1.7)
-        xs = [values(T + i % 3, B, seed=i).requires_grad_() for i in range(12)]
-        expected = [torch.autograd.grad(sc.LIF(1.7)(x).sum(), x)[0] for x in xs]
-        found, barrier = [None] * len(xs), threading.Barrier(len(xs))
-
-        def work(i):
-            barrier.wait()
-            found[i] = torch.autograd.grad(lif(xs[i]).sum(), xs[i])[0]
-
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(len(xs))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
     # torch.compile makes an object of every autograd.Function it meets, of which torch itself warns
 

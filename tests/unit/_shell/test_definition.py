@@ -115,25 +115,9 @@ class TestChecksThatCanFail:
         assert torch.equal(lif(x), expected)
         assert lif.state["v"].dtype == torch.float64
 
-    def test_a_parameter_that_no_longer_fits(self):
-        """One value per channel is refused where there are other channels."""
-        lif = sc.LIF(torch.full((N,), 2.0), backend="torch")
-        lif(torch.rand(3, 4, N)), lif(torch.rand(3, 2, N))
-        with pytest.raises(ValueError, match="tau has 5 values, which does not fit"):
-            lif(torch.rand(3, 4, N + 1))
-
 
 class TestWhatChangesBetweenCalls:
     """Nothing of an earlier call outlives what it was made of."""
-
-    def test_parameters_of_a_functional_call(self):
-        """torch.func.functional_call's parameters are those of its call alone."""
-        lif, x = sc.LIF(learn=("tau",), backend="torch"), torch.rand(6, 4, N) * 2
-        usual = lif(x).detach()
-        lif(x)
-        out = torch.func.functional_call(lif, {"tau": torch.tensor(7.0)}, (x,))
-        assert torch.equal(out, sc.LIF(7.0, backend="torch")(x))
-        assert torch.equal(lif(x), usual)
 
     def test_gradients_are_wanted_later(self):
         """A state that needs a gradient gets one after calls whose states needed none."""

@@ -8,10 +8,8 @@ from typing import Any, Dict
 import pytest
 import torch
 
-import spikecore as sc
 from bench_runs import TINY, Mutant, only, ran
 from spikecore.bench import _implementations as implementations
-from spikecore.bench._check import differences, observe
 from spikecore.bench._peers import PEERS
 from spikecore.bench._report import from_json
 from spikecore.bench._settings import Settings, device_named
@@ -52,27 +50,6 @@ def test_beside_has_every_implementation_and_names_the_peers_that_are_missing(mo
         assert {"forward_ms", "training_ms"} <= set(row.figures)
         assert {one.implementation for one in rows if one.status == "skipped"} == {peer.name for peer in PEERS}
     assert from_json(report.to_json()).rows == report.rows
-
-
-def test_check_counts_what_differs() -> None:
-    """Spikes are counted; gradients of neurons whose spikes agree are compared, and a NaN is a difference."""
-    x, cotangent = torch.randn(5, 8, requires_grad=True), torch.randn(5, 8)
-    right = observe(sc.PLIF(backend="torch"), x, cotangent)
-    spikes = right.spikes.clone()
-    spikes[2, 3] = 1 - spikes[2, 3]
-    elsewhere = right.gradient.clone()
-    elsewhere[:, 3] = 100.0
-    assert (
-        differences(right._replace(spikes=spikes, gradient=elsewhere), right) == "1 of 40 spikes differ (0.025 of all)"
-    )
-    off = right.gradient.clone()
-    off[1, 1], off[1, 2] = float("nan"), off[1, 2] + 0.5
-    assert "2 of 40 input gradients differ, by up to nan" in str(differences(right._replace(gradient=off), right))
-    learnt = (right.learnt[0] + 3.0,)
-    assert "a learnt parameter is off by 3" in str(differences(right._replace(learnt=learnt), right))
-    assert "0 learnt parameters instead of 1" in str(differences(right._replace(learnt=()), right))
-    assert "spikes in bfloat16 for" in str(differences(right._replace(spikes=spikes.bfloat16()), right))
-    assert "spikes of shape [4, 8]" in str(differences(right._replace(spikes=spikes[:4]), right))
 
 
 def test_rows_of_a_run() -> None:
