@@ -171,13 +171,3 @@ class TestInstalled:
         row = next(row for row in registry.status() if row.name == "late")
         assert (row.distribution, row.version, row.state) == ("spikecore-late", "0.2", "installed")
         assert registry.get("late", "argument").name == "late"
-
-    def test_one_distribution_twice_on_the_path_is_no_duplicate(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Of two copies of one distribution the first on the path counts, as it does for import."""
-        for folder, distribution, version in (("old", "Spikecore_Foo", "1.0"), ("new", "spikecore-foo", "2.0")):
-            self.install(tmp_path / folder, distribution, version, "[spikecore.backends]\nfoo = plugin_foo\n")
-            monkeypatch.syspath_prepend(str(tmp_path / folder))
-        rows = [row for row in Registry({}, environ={}).status() if row.name == "foo"]
-        assert [(row.version, row.state) for row in rows] == [("2.0", "installed")]

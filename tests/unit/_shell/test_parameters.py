@@ -23,51 +23,8 @@ def taus(*shape, seed=1):
     return 1.2 + 2 * torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def spread(tau, shape, channel_dim):
-    """The time constant of every single neuron, by the rules written out."""
-    if tau.ndim == 1 and -len(shape) <= channel_dim < len(shape):
-        view = [1] * len(shape)
-        view[channel_dim] = -1
-        tau = tau.reshape(view)
-    return tau.expand(shape).contiguous()
-
-
-#: Shape of the parameter, shape of one time step, channel_dim.
-SHAPES = [
-    pytest.param((), (B, C, H), 1, id="one for all"),
-    pytest.param((C,), (B, C, H), 1, id="per channel"),
-    pytest.param((B,), (B, C), 0, id="along dimension 0"),
-    pytest.param((C,), (B, C, H), -2, id="along the last but one"),
-    pytest.param((C,), (C,), 1, id="no batch, full"),
-    pytest.param((C,), (B, C, C), 1, id="channels of two dimensions alike"),
-    pytest.param((C, H), (B, C, H), 1, id="every neuron of a sample"),
-    pytest.param((1, C, 1), (B, C, H), 1, id="broadcast along two"),
-    pytest.param((B, 1, 1), (B, C, H), 1, id="per sample"),
-]
-
-
 class TestShapes:
     """What a tensor may be."""
-
-    @pytest.mark.parametrize(("shape", "step", "channel_dim"), SHAPES)
-    def test_value_is_that_of_the_expanded_parameter(self, shape, step, channel_dim):
-        """Every neuron runs with its own value, and gradients are summed over the neurons that share one."""
-        x, weights = values(T, *step), values(T, *step, seed=2)
-        neuron = sc.LIF(taus(*shape), channel_dim=channel_dim, learn=("tau",))
-        out = neuron(x)
-        (out * weights).sum().backward()
-        small = taus(*shape).requires_grad_()
-        full = spread(small, step, channel_dim)
-        hand = torch.zeros_like(full)  # without any broadcasting: neuron by neuron
-        for i, value in enumerate(full.detach().flatten()):
-            tau = nn.Parameter(value.clone())
-            alone = sc.LIF(tau)(x.flatten(1)[:, i])
-            assert torch.equal(out.flatten(1)[:, i], alone)
-            (alone * weights.flatten(1)[:, i]).sum().backward()
-            hand.view(-1)[i] = tau.grad
-        (summed,) = torch.autograd.grad(full, small, hand)
-        assert neuron.tau.grad.shape == shape
-        torch.testing.assert_close(neuron.tau.grad, summed, rtol=1e-11, atol=1e-12)
 
     def test_start_at_rest_may_be_a_tensor(self):
         """Where the rest value is a parameter with one value per channel, each channel starts at its own."""

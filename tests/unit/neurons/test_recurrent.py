@@ -37,23 +37,6 @@ def built(linear: Any = None, neuron: Any = None, **options: Any) -> Any:
 class TestValues:
     """A loop over the steps, and one call of the backend."""
 
-    def test_any_module_that_keeps_the_shape(self):
-        """A convolution, an elementwise gain, an identity."""
-        x = values(T, B, C, 5, dtype=torch.float32)
-        for module in (
-            nn.Conv1d(C, C, 3, padding=1),
-            nn.PReLU(),
-            nn.Identity(),
-            nn.Sequential(nn.Linear(5, 5), nn.Tanh()),
-        ):
-            net = Recurrent(sc.LIF(), module)
-            out, y = [], torch.zeros(B, C, 5)
-            lif = sc.LIF(step="single")
-            for now in x:
-                y = lif(now + module(y))
-                out.append(y)
-            assert torch.equal(net(x), torch.stack(out))
-
     def test_one_call_is_the_loop(self):
         """Outputs, state, trace and gradients, from rest and from a state; the values themselves are the suite's."""
         x = values(T, B, C)
