@@ -47,12 +47,6 @@ class TestValues:
         torch.testing.assert_close(norm.running_mean, 0.1 * x.mean(dim=(0, 1)))
         assert norm.num_batches_tracked == 1
 
-    @pytest.mark.parametrize("shape", [(0, B), (T, 0)])
-    def test_no_steps_or_no_samples(self, shape):
-        """Nothing in, nothing out, in the right shape."""
-        layer = TimeBatched(nn.Conv2d(2, 4, 3), nn.Flatten())
-        assert layer(torch.zeros(*shape, 2, 5, 5)).shape == (*shape, 36)
-
 
 class TestMemory:
     """What is not copied."""

@@ -20,14 +20,6 @@ T, B, C = 10, 3, 4
 class TestMultiStep:
     """A call on a sequence."""
 
-    def test_every_call_starts_at_rest(self):
-        """The same input gives the same output, however often and whatever came between."""
-        net, x = Block(), values(T, B, C)
-        first = net(x)
-        net(values(T + 3, B + 1, C, seed=1))
-        assert torch.equal(net(x), first)
-        assert all(neuron.state is None for neuron in neurons(net))
-
     def test_keeps_no_graph_alive(self):
         """After a call, dropping its output frees the graph; carried state holds it to the end of the block."""
         net = network()

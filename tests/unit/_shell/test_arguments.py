@@ -32,13 +32,8 @@ class TestDeclaration:
         ("attributes", "text"),
         [
             ({"states": "v"}, r"Mine\.states='v' must hold names; for one name write \('v',\)"),
-            ({"states": ("v",)}, r"Mine\.states=\('v',\) must be a dict of name: initial value"),
             ({"states": {"my v": 0.0}}, r"Mine\.states has 'my v', which is no usable name; use a plain identifier"),
             ({"params": {"lambda": 1.0}}, r"Mine\.params has 'lambda', which is no usable name"),
-            (
-                {"params": {"tau": torch.nn.Parameter(torch.ones(()))}},
-                r"Mine\.params has an nn\.Parameter as the default of 'tau', which .* learn=\('tau',\) to the neuron",
-            ),
             ({"states": {"v": None}}, r"Mine\.states has 'v' start at None; give a number or the name of a parameter"),
             ({"params": {"step": 1.0}}, r"Mine\.params has 'step', which every neuron uses already; choose another"),
             ({"params": {"gain": 1.0}, "gain": property(id)}, r"Mine\.params has 'gain', which the class has"),
@@ -46,7 +41,6 @@ class TestDeclaration:
                 {"states": {"v": 0.0}, "params": {"v": 1.0}},
                 r"Mine has 'v' more than once among inputs, states and params; rename one",
             ),
-            ({"inputs": ("x", "_y")}, r"Mine\.inputs has '_y', which is no usable name"),
             ({"states": {"v": 0.0}, "reset_states": ("u",)}, r"Mine\.reset_states=\('u',\) must be a tuple of names"),
         ],
     )

@@ -12,21 +12,13 @@ import torch._dynamo.testing
 from torch import nn
 
 import spikecore as sc
-from shell_nets import Block, grads, network, neurons, values
+from shell_nets import Block, network, neurons, values
 
 T, B, C = 10, 3, 4
 
 
 class TestSingleStep:
     """A call on one step."""
-
-    def test_carries_until_reset(self):
-        """Calls in a row equal one multi-step call, and after sc.reset again."""
-        x, net = values(T, B, C), Block(step="single")
-        expected = Block()(x)
-        for _ in range(2):
-            assert torch.equal(torch.stack([net(now) for now in x]), expected)
-            sc.reset(net)
 
     def test_state_is_readable(self):
         """``state`` has the values that the next call continues from; None at rest."""
@@ -108,14 +100,6 @@ class TestResetAndDetach:
 
 class TestCarryState:
     """``with sc.carry_state(net)``."""
-
-    def test_gradient_flows_across_calls(self):
-        """Backpropagation goes through the chunks to the first."""
-        net, x = network(), values(T, B, C).requires_grad_()
-        with sc.carry_state(net):
-            out = torch.cat([net(chunk) for chunk in x.split(4)])
-        found = torch.autograd.grad(out.sum(), [x, *net.parameters()])
-        torch.testing.assert_close(found, grads(net, x), rtol=1e-12, atol=1e-12)
 
     def test_starts_at_rest_and_leaves_nothing(self):
         """The first call in a block starts at rest, and after it so does every call."""
