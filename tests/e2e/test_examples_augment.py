@@ -1,4 +1,4 @@
-"""The changes of training images leave the class as it is, and follow from their generator alone."""
+"""The changes of training images follow from their generator alone."""
 
 from __future__ import annotations
 

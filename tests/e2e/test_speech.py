@@ -1,4 +1,4 @@
-"""The speech example: utterances of different lengths from their files, trained and shown; padding changes nothing."""
+"""The speech example: utterances of different lengths from their files, trained and shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What surrounds the code: workflows, metadata, links, and the inspection of distributions."""
+"""What surrounds the code: workflows, metadata, pages and links."""
 
 from __future__ import annotations
 

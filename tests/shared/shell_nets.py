@@ -1,4 +1,4 @@
-"""Small networks of neurons, their inputs and gradients, for the tests of what a call of a neuron does."""
+"""Small networks of neurons and their inputs, for the tests of what a call of a neuron does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neurons as modules: calls from rest, run, the repr, and torch's machinery: threads, torch.func, compile, copies."""
+"""Neurons as modules: graphs that are freed, run, the repr, and torch's machinery: compile, jit and fx."""
 
 from __future__ import annotations
 

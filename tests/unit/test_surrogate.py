@@ -1,4 +1,4 @@
-"""Surrogates: the formulas, their primitives, finite everywhere, values that compare and pickle, and a user's own."""
+"""Surrogates: their primitives, values that compare and pickle, and a user's own. Formulas are the suite's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Feedback through a matrix on kernel backends that know nothing of it, and its products as parts of bfloat16."""
+"""Feedback through a matrix on kernel backends that know nothing of it."""
 
 from __future__ import annotations
 

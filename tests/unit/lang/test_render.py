@@ -1,4 +1,4 @@
-"""The text of a program: literals, parentheses, lines of a block, names; and a program of thousands of operations."""
+"""The text of a program: literals, parentheses, lines of a block, names; and a program of 3000 operations."""
 
 from __future__ import annotations
 

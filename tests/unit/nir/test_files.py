@@ -1,4 +1,4 @@
-"""Files of strangers, disks that are full: what a file of NIR can do to a machine, and a machine to a file."""
+"""Files of strangers: what a file of NIR cannot do to a machine, and how much it may hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""training_model, inference_model and DataLoader on backends that run eagerly; what a step says of time."""
+"""training_model and inference_model on backends that run eagerly; what a step says of time."""
 
 from __future__ import annotations
 
