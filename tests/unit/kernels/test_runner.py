@@ -124,6 +124,15 @@ def test_the_bits_are_those_of_the_runner(kind: str, T: int, monkeypatch: Any) -
         assert (ours.dtype, ours.stride()) == (theirs.dtype, theirs.stride())
 
 
+@pytest.mark.parametrize("order", ["channels-last", "batch first", "every other"])
+def test_layouts_in_turn(order: str) -> None:
+    """One neuron is called with contiguous inputs and with others; each call has plans of its own."""
+    ours, theirs = twins(NEURONS["channels"], 4)
+    for name in ("contiguous", order, "contiguous", order):
+        x = LAYOUTS[name](image())
+        same(results(ours, x), results(theirs, x))
+
+
 class TestUnusual:
     """What is unusual about a call does not change its numbers."""
 
