@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import runpy
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Dict, List
@@ -157,34 +155,3 @@ class TestPrograms:
         assert resumed["code"] == 0, resumed["said"]
         found = engines.difference(weights(folder / f"{name}-stopped"), weights(folder / name))
         assert found == 0.0 if name != "pipelining.py" else found <= CLOSE  # there with the other schedule
-
-
-#: Runs a program with Ctrl-C as a terminal has it: a shell's background job ignores it, and so would what it starts.
-LISTENING = """
-import os, signal, sys
-signal.signal(signal.SIGINT, signal.SIG_DFL)
-os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
-"""
-
-
-def test_ctrl_c_ends_torchrun(tmp_path):
-    """Ctrl-C at torchrun ends all processes with a checkpoint, said once."""
-    pytest.importorskip("safetensors", reason="the training programs need the extra `train`")
-    program = [str(several.EXAMPLES / "ddp.py"), "--device", "cpu", "--epochs", "1000", "--out", str(tmp_path)]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [sys.executable, "-c", LISTENING, *torchrun, *program]
-    environment = {**os.environ, "TQDM_MININTERVAL": "0", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    one = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
-    try:
-        seen = ""
-        while not re.search(r" [1-9]\d*/\d+ \[", seen):
-            read = one.stderr.read(1)
-            assert read, f"it ended before the first step:\n{seen}"
-            seen += read
-        one.send_signal(signal.SIGINT)
-        _, rest = one.communicate(timeout=60)
-    finally:
-        one.kill()
-    assert one.returncode != 0
-    assert rest.count("stopped: ") == 1, rest
-    assert (tmp_path / "checkpoint.pt").exists()

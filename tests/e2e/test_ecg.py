@@ -132,30 +132,6 @@ class TestProgram:
         assert other["test accuracy"] == found["test accuracy"]
         assert not (again / "checkpoint.pt").exists()
 
-    def test_a_stopped_run_goes_on_to_the_same_weights(self, small, tmp_path, run, monkeypatch):
-        """Ctrl-C after the first epoch, then --resume: weights, moments and curves of the run in one go."""
-        run(*self.ARGS, "--out", str(tmp_path / "whole"))
-        save = sc.save_checkpoint
-
-        def stopped(*args: Any, **kwargs: Any) -> None:
-            save(*args, **kwargs)
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(sc, "save_checkpoint", stopped)
-        cut = tmp_path / "cut"
-        with pytest.raises(SystemExit, match="the last finished epoch is in .*checkpoint.pt; go on with --resume"):
-            run(*self.ARGS, "--out", str(cut))
-        monkeypatch.setattr(sc, "save_checkpoint", save)
-        run(*self.ARGS, "--out", str(cut), "--resume")
-        one, other = (
-            torch.load(str(folder / "checkpoint.pt"), weights_only=True) for folder in (tmp_path / "whole", cut)
-        )
-        assert one["done"]["curves"] == other["done"]["curves"]
-        for name, value in one["step"]["net"].items():
-            assert torch.equal(value, other["step"]["net"][name]), name
-        with np.load(tmp_path / "whole" / "best.npz") as best, np.load(cut / "best.npz") as same:
-            assert all(np.array_equal(best[name], same[name]) for name in best.files)
-
     @pytest.mark.parametrize(
         ("args", "says"),
         [
@@ -209,39 +185,3 @@ class TestFiles:
                     assert part.labelled[step, place].item() == bool(marked)
                     assert part.labels[step, place].item() == (marked or [0])[0]
         assert not sets.test.labelled[2, 0]
-
-    @pytest.mark.parametrize("how", ["cut", "shape"])
-    def test_a_file_that_is_something_else(self, tmp_path, how):
-        """The sentence names it."""
-        from scipy.io import savemat
-
-        from common import heartbeats
-        from common.files import DataError
-
-        self.write(tmp_path)
-        path = tmp_path / FILES[1]
-        if how == "cut":
-            path.write_bytes(path.read_bytes()[:300])
-        else:
-            savemat(str(path), {"x": np.zeros((2, 5, 4)), "y": np.zeros((2, 5, 4))})
-        says = "it has x \\[2, 5, 4\\] and y \\[2, 5, 4\\]" if how == "shape" else "cannot be read"
-        with pytest.raises(DataError, match=f"QTDB_test.mat .*{says}"):
-            heartbeats.load(str(tmp_path))
-
-    def test_weights_of_the_authors_kind(self, tmp_path):
-        """Their ``.pt``: one matrix of inputs and feedback with a mask, among other parts of a training."""
-        from common import resonators
-
-        one, other = network("torch"), network("torch")
-        weights = resonators.named(one)
-        mask = torch.ones_like(weights["hidden.linear.weight"])
-        mask[3, 5] = 0
-        path = tmp_path / "theirs.pt"
-        torch.save({"epoch": 3, "model_state_dict": {**weights, "hidden.linear.mask": mask}}, str(path))
-        with torch.no_grad():
-            other.front.weight.zero_()
-        resonators.load(other, path)
-        with torch.no_grad():
-            one.hidden.linear.weight[3, 1] = 0  # column 5 of inputs and feedback
-        for name, value in one.state_dict().items():
-            assert torch.equal(value, other.state_dict()[name]), name

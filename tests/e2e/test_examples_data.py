@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from programs import EXAMPLES, runner
+from programs import EXAMPLES
 
 PARTS = (("train", 12), ("t10k", 5))
 
@@ -99,13 +99,7 @@ def cut(content: bytes) -> bytes:
     ("name", "content", "says"),
     [
         ("train-images-idx3-ubyte", cut, "says that it has 12 x 28 x 28 bytes, and has 9407; get it again"),
-        ("train-images-idx3-ubyte", lambda content: b"", "is no IDX file of 3-dimensional unsigned bytes"),
         ("t10k-labels-idx1-ubyte", lambda content: b"<html>", "begins with 3c68746d, not with 00000801"),
-        (
-            "t10k-labels-idx1-ubyte",
-            lambda _: idx(np.zeros(4, np.uint8)),
-            "5 images and 4 labels do not belong together",
-        ),
         ("t10k-labels-idx1-ubyte", lambda _: idx(np.full(5, 11, np.uint8)), "labels must be 0 to 9, and are [11]"),
     ],
 )
@@ -184,21 +178,17 @@ def write_cifar10(folder: Path) -> Dict[str, Any]:
     return content
 
 
-@pytest.mark.parametrize("form", ["archive", "folder", "python 3"])
+@pytest.mark.parametrize("form", ["archive", "folder"])
 def test_cifar10_in_every_form(tmp_path, form):
-    """The archive, its folder as torchvision unpacks it, and pickles that Python 3 wrote: every pixel and label."""
+    """The archive, and its folder as torchvision unpacks it: every pixel and label."""
     content = write_cifar10(tmp_path)
-    if form != "archive":
+    if form == "folder":
         with tarfile.open(str(tmp_path / "cifar-10-python.tar.gz")) as tar:
             for member in tar.getmembers():
                 path = tmp_path / member.name
                 path.parent.mkdir(exist_ok=True)
                 path.write_bytes(tar.extractfile(member).read())
         (tmp_path / "cifar-10-python.tar.gz").unlink()
-    if form == "python 3":
-        for name, (pixels, labels) in content.items():
-            batch = {"data": pixels, "labels": labels}
-            (tmp_path / "cifar-10-batches-py" / name).write_bytes(pickle.dumps(batch, protocol=2))
     sets = load("cifar10", tmp_path)
     assert (sets.about, sets.shape, sets.classes) == ("CIFAR-10", (3, 32, 32), 10)
     batches = list(content.values())
@@ -222,12 +212,3 @@ def test_a_pickle_that_would_run_code(tmp_path):
         (folder / name).write_bytes(pickle.dumps({"data": Harm(), "labels": []}))
     assert "which is no array" in refused("cifar10", tmp_path)
     assert not (tmp_path / "harmed").exists()
-
-
-@pytest.mark.parametrize("program", ["mnist.py", "cifar10.py", "sew_resnet.py"])
-def test_a_program_without_its_data(tmp_path, monkeypatch, capsys, program):
-    """One sentence and the exit status of wrong usage."""
-    with pytest.raises(SystemExit) as ended:
-        runner(monkeypatch, capsys)(program, "--folder", str(tmp_path))
-    assert ended.value.code == 2
-    assert f"{program}: error: " in capsys.readouterr().err

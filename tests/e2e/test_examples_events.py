@@ -119,20 +119,6 @@ def _raise(error: Exception) -> None:
     raise error
 
 
-def test_a_broken_recording(tonic, tmp_path):
-    """Cut within an event, or with a pixel that the camera has not: the sentence names the file."""
-    from common import events
-    from common.files import DataError
-
-    write_nmnist(tmp_path)
-    path = tmp_path / "NMNIST" / "Train" / "0" / "00002.bin"
-    whole = path.read_bytes()
-    for content in (whole[:-2], nmnist_bytes([(200, 0, 0, 0), (0, 0, 99, 0), (0, 0, 100, 0)])):
-        path.write_bytes(content)
-        with pytest.raises(DataError, match="00002.bin cannot be read as events: "):
-            events.load("nmnist", 4, tmp_path).training[0]
-
-
 def test_without_tonic(tmp_path, monkeypatch):
     """The sentence says what to install, and what works without."""
     from common import events

@@ -1,14 +1,11 @@
-"""The speech example: utterances of different lengths from their files, trained and shown; padding changes nothing."""
+"""The speech example: utterances of different lengths from their files, trained and shown."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import runpy
-from argparse import Namespace
 from pathlib import Path
-from typing import Any, Callable, List
+from typing import Any, Callable
 
 import pytest
 import torch
@@ -83,28 +80,6 @@ def test_both_networks_learn_and_are_shown(run, tmp_path):
         assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
 
 
-def test_padding_changes_nothing(monkeypatch):
-    """Loss, accuracy and gradients of both networks are those with other values behind the ends of the utterances."""
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    program = runpy.run_path(str(EXAMPLES / "speech.py"))
-    test = program["vowels"].made_up(2).test
-    noisy = test._replace(x=test.x.masked_fill(~test.mask.unsqueeze(-1), 50.0))
-    for _, make in program["NETWORKS"].values():
-        found: List[List[torch.Tensor]] = []
-        for part in (test, noisy):
-            torch.manual_seed(0)
-            net = make(Namespace(hidden=16, dropout=0.0))
-            outputs = net(part.x)
-            loss = program["masked"](outputs, (part.speakers, part.mask))
-            loss.backward()
-            gradients = [p.grad for p in net.parameters()]
-            found.append([loss.detach(), program["accuracy"](outputs, part), *gradients])
-        assert not torch.equal(net(test.x), net(noisy.x))  # the padding is seen, and left out
-        for one, other in zip(*found):
-            torch.testing.assert_close(one, other)
-        assert all(gradient.ne(0).any() for gradient in found[0][2:])
-
-
 def test_utterances_are_read_from_their_files(vowels, tmp_path):
     """Every number at its place, standardised by the real steps to train on, 0 behind the end, which the mask says."""
     sets = vowels.load(write(tmp_path))
@@ -157,21 +132,3 @@ def test_a_damaged_file(vowels, run, capsys, tmp_path, change, text):
 def test_wrong_options(run, capsys, tmp_path, args, text):
     """A wrong option is a sentence and the exit status of wrong usage."""
     assert text in refused(run, capsys, *SHORT, "--out", tmp_path, *args)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    importlib.util.find_spec("aeon") is None, reason="aeon, which ships Japanese Vowels, is not installed here"
-)
-def test_real_speech(run, tmp_path, monkeypatch):
-    """The files of aeon have the utterances that the set is known to have, and a few epochs tell its speakers apart."""
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    from common import vowels
-
-    sets = vowels.load()
-    assert torch.bincount(sets.training.speakers).tolist() == [30] * 9
-    assert torch.bincount(sets.test.speakers).tolist() == [31, 35, 88, 44, 29, 24, 40, 50, 29]
-    assert vowels.lengths(sets.training) == "7 to 26"
-    assert vowels.lengths(sets.test) == "7 to 29"
-    text = run("speech.py", "--epochs", "8", "--seeds", "0", "--network", "alif", "--out", str(tmp_path))
-    assert float(re.search(r"recurrent ALIF +([\d.]+)%", text).group(1)) > 75

@@ -183,16 +183,6 @@ def test_options_that_a_backend_has_not(tmp_path, run, monkeypatch, capsys):
     assert f"--compile {says}" in capsys.readouterr().err
 
 
-def test_a_checkpoint_of_another_version(whole, run, tmp_path):
-    """What a file has not, where another version of the program wrote it, is named, with the file and the way out."""
-    content = torch.load(str(whole / "checkpoint.pt"), weights_only=True)
-    del content["curves"]
-    torch.save(content, str(tmp_path / "checkpoint.pt"))
-    says = f"{tmp_path}/checkpoint.pt has no 'curves', but .*: another version of the program wrote it; go on with"
-    with pytest.raises(SystemExit, match=f"--resume: {says}"):
-        run("mnist.py", *SHORT, "--out", str(tmp_path), "--resume")
-
-
 @pytest.mark.parametrize(
     ("args", "says"),
     [

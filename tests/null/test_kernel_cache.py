@@ -13,7 +13,6 @@ import pytest
 from typer.testing import CliRunner
 
 from spikecore import cli
-from spikecore._base.caches import Recent
 from spikecore.kernels import cache
 
 KEY = "kernel-0123456789abcdef01234567.o"
@@ -126,22 +125,6 @@ class TestRights:
         assert path.stat().st_mode & 0o777 == (0o600 if what == "file" else mode)
 
     @posix
-    def test_the_bytes_that_were_checked_are_returned(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Whoever exchanges the file after it was opened changes nothing."""
-        cache.write("cpu", KEY, b"code")
-        theirs = file(folder).read_bytes().replace(b"code", b"evil")
-        check = cache._check
-
-        def exchange(path: Path, *arguments: Any) -> None:
-            check(path, *arguments)
-            if path == file(folder):
-                path.unlink()
-                path.write_bytes(theirs)
-
-        monkeypatch.setattr(cache, "_check", exchange)
-        assert cache.read("cpu", KEY) == b"code"
-
-    @posix
     @pytest.mark.parametrize("what", ["base", "folder", "file"])
     def test_what_belongs_to_others_is_neither_read_nor_removed(
         self, folder: Path, what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -159,35 +142,6 @@ class TestRights:
         assert sum(kind.files for kind in cache.kinds().values()) == (what == "file")
         assert cache.clear()[0] == (what == "file")
         assert names(folder) == [KEY]
-
-    @posix
-    def test_a_named_pipe_is_not_waited_for(self, folder: Path) -> None:
-        """In the place of an entry, or of the tag."""
-        cache.write("cpu", KEY, b"code")
-        file(folder).unlink()
-        os.mkfifo(str(file(folder)), 0o600)
-        assert cache.read("cpu", KEY) is None
-        assert cache.kinds() == {}
-        (folder / "CACHEDIR.TAG").unlink()
-        os.mkfifo(str(folder / "CACHEDIR.TAG"), 0o600)
-        cache.write("cpu", OTHER, b"other")
-        assert cache.read("cpu", OTHER) is None
-
-    @posix
-    def test_links_are_not_followed(self, folder: Path, tmp_path: Path) -> None:
-        """Neither to a file nor to the folder. An entry takes the place of a link, and what that leads to stays."""
-        cache.write("cpu", KEY, b"code")
-        file(folder).rename(tmp_path / "elsewhere")
-        file(folder).symlink_to(tmp_path / "elsewhere")
-        assert cache.read("cpu", KEY) is None
-        before = (tmp_path / "elsewhere").read_bytes()
-        cache.write("cpu", KEY, b"new")
-        assert cache.read("cpu", KEY) == b"new"
-        assert (tmp_path / "elsewhere").read_bytes() == before
-        folder.rename(tmp_path / "moved")
-        folder.symlink_to(tmp_path / "moved")
-        cache.write("cpu", OTHER, b"other")
-        assert cache.read("cpu", OTHER) is None
 
 
 class TestSize:
@@ -245,17 +199,6 @@ class TestFilesOfTheUser:
         assert folder.stat().st_mode & 0o777 == 0o750
         assert cache.reason().endswith("spikecore did not make it, as its CACHEDIR.TAG would say")
 
-    def test_files_among_the_entries(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A name like that of an entry makes none."""
-        cache.write("cpu", KEY, b"code")
-        file(folder, OTHER).write_text("notes")
-        (folder / f"pack-{0:040x}.pack").write_text("objects")
-        monkeypatch.setenv("SPIKECORE_CACHE_SIZE", "0")
-        cache.trim()
-        cache.write("cpu", KEY, b"code")
-        assert cache.clear() == (0, 0)
-        assert names(folder) == [OTHER, f"pack-{0:040x}.pack"]
-
 
 class TestCommand:
     def said(self, *arguments: str) -> str:
@@ -280,20 +223,6 @@ class TestCommand:
         assert json.loads(self.said("--json")) == {"folder": str(folder), "limit": 512 * 2**20, "kinds": kinds}
         assert self.said("--clear") == f"removed 2 files, 0.0 MiB, from {folder}\n"
         assert names(folder) == []
-
-
-class TestRecent:
-    def test_what_was_not_used_for_longest_goes(self) -> None:
-        """Asking and keeping count as use."""
-        recent: Recent[str, int] = Recent(2)
-        recent.put("a", 1)
-        recent.put("b", 2)
-        assert recent.get("a") == 1
-        recent.put("c", 3)
-        assert (list(recent), recent.get("b"), len(recent)) == (["a", "c"], None, 2)
-        recent.put("a", 4)
-        recent.put("d", 5)
-        assert (list(recent), recent.get("a")) == (["a", "d"], 4)
 
 
 def test_a_key_is_of_its_parts() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List
 
 import pytest
 import torch
@@ -33,18 +33,6 @@ def refused(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
     return result.output
 
 
-class Own(sc.Neuron):
-    """A user's neuron."""
-
-    states = {"v": 0.0}
-    params = {"gain": 2.0, "threshold": 1.0}
-
-    def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
-        charged = s.v + p.gain * x
-        z = self.spike(charged - p.threshold)
-        return z, {"v": sc.ops.select(z, 0.0, charged)}
-
-
 # -- from the library
 
 
@@ -56,37 +44,6 @@ def test_both_kernels_are_there(dtype: str) -> None:
     for direction, text in texts.items():
         assert f"__global__ void __launch_bounds__(128) lif_{direction}(" in text
         assert text.startswith(f"// LIF, {direction}: {dtype} in memory")
-
-
-def test_parameters_are_as_in_the_neuron() -> None:
-    """A number is an argument, a tensor is read from memory, and a learnt one has a gradient."""
-    forward, _ = sc.kernel_source(sc.LIF()).values()
-    assert "const float tau" in forward
-    neuron = sc.LIF(torch.rand(7) + 1.0, threshold=torch.rand(3, 7), v_reset=0.5, learn=("tau",))
-    forward, backward = sc.kernel_source(neuron).values()
-    assert all(
-        word in forward
-        for word in ("channel_values<V>(taus, place, i, ", "load<V>(thresholds + i)", "const float v_reset")
-    )
-    assert "grad_tau" in backward
-    assert "grad_threshold" not in backward
-
-
-def test_steps_are_a_constant_up_to_sixteen() -> None:
-    """Beyond, the kernels are those for any number of steps, in chunks."""
-    for steps, words in ((1, "int T = 1;  // time steps\n"), (16, "int T = 16;  // time steps\n")):
-        assert words in sc.kernel_source(sc.LIF(), steps=steps)["forward"]
-    many = [sc.kernel_source(sc.LIF(), steps=steps) for steps in (17, 1000)]
-    assert many[0] == many[1]
-    assert "// time steps of a chunk" in many[0]["forward"]
-
-
-def test_neurons_of_your_own_have_kernels() -> None:
-    """With the names of their definition."""
-    forward, backward = sc.kernel_source(Own(learn=("gain",))).values()
-    assert "own_forward(" in forward
-    assert "t1 = v + gain * x;" in forward
-    assert "grad_gain" in backward
 
 
 def test_a_backend_without_text_is_refused() -> None:

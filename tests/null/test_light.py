@@ -90,9 +90,3 @@ def test_a_name_that_is_not_there_is_said() -> None:
 def test_a_neuron_needs_no_compiler() -> None:
     """``torch._dynamo``, which takes seconds to import, is imported by nobody who does not compile."""
     assert "torch._dynamo" not in loaded("import torch, spikecore as sc; sc.LIF(backend='torch')(torch.rand(3, 2, 4))")
-
-
-@pytest.mark.parametrize("name", ["ops", "nir", "explain", "training_model"])
-def test_a_name_by_itself(name: str) -> None:
-    """In a process that uses nothing else of spikecore."""
-    loaded(f"import spikecore as sc; sc.{name}")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import types
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict
 
 import pytest
 
@@ -15,7 +14,6 @@ from spikecore.backend import (
     Api,
     BackendError,
     BackendLoadError,
-    BackendUnavailable,
     Capabilities,
 )
 
@@ -124,15 +122,6 @@ class TestDescription:
         assert {row.name: row.api for row in registry.status()}["foo"] == api
 
 
-class TestProbe:
-    @pytest.mark.parametrize("answer", [True, False, "", 0])
-    def test_probe_that_answers_no_reason_is_not_usable(self, world: World, answer: object) -> None:
-        """Only None means usable; a truth value is not taken for either answer."""
-        registry = world.registry(Point("foo", world.plugin("foo", probe=lambda: answer)))
-        with pytest.raises(BackendUnavailable, match="must return None or a reason in words, got"):
-            registry.get("foo", "argument")
-
-
 # -- whatever a plugin does while it loads
 
 
@@ -171,30 +160,3 @@ def test_whatever_a_plugin_raises_is_its_own_error(world: World, step: str, erro
     with pytest.raises(BackendError, match=rf"backend 'bad' .*{type(error).__name__}") as caught:
         registry.get("bad", "argument")
     assert caught.value.__cause__ is error
-
-
-@pytest.mark.parametrize("step", STEPS)
-def test_a_plugin_that_asks_for_itself_gets_an_error(world: World, step: str) -> None:
-    """Neither endless recursion nor waiting for itself: a sentence, in the plugin's hands."""
-    seen: List[str] = []
-
-    def ask() -> None:
-        with pytest.raises(BackendLoadError) as caught:
-            registry.get("me", "argument")
-        seen.append(str(caught.value))
-
-    registry = world.registry(acting(world, "me", step, ask))
-    assert registry.get("me", "argument").name == "me"
-    assert seen == [
-        "backend 'me' is being loaded already: its own module, probe or factory asks for it, or this process was "
-        "forked while another thread loaded it"
-    ]
-
-
-def test_lists_do_not_wait_for_a_plugin_that_loads(world: World) -> None:
-    """Its module or probe may wait for a thread that lists backends."""
-    with ThreadPoolExecutor(1) as pool:
-        ask = lambda: pool.submit(registry.status).result(timeout=60) and None  # noqa: E731  # registry is made below
-        registry = world.registry(acting(world, "slow", "probe", ask))
-        assert registry.names() == ["slow", "torch"]
-        assert registry.get("slow", "argument").name == "slow"

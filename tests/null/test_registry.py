@@ -69,13 +69,6 @@ class TestListing:
 
 
 class TestLoading:
-    def test_only_the_name_asked_for_is_loaded(self, world: World) -> None:
-        """Getting one plugin imports no other, and makes no other backend."""
-        foo, bar = Point("foo", world.plugin("foo")), Point("bar", world.plugin("bar"))
-        registry = world.registry(foo, bar)
-        assert registry.get("foo", "argument").name == "foo"
-        assert (foo.loads, bar.loads, world.made) == (1, 0, ["foo"])
-
     def test_threads_get_one_object(self, world: World) -> None:
         """Sixteen threads that ask at once load once and share one backend."""
         point = Point("foo", world.plugin("foo"))

@@ -9,7 +9,7 @@ import pytest
 
 from registry_world import Point, World, states
 from spikecore._plugins.registry import AUTO, PLUGINS, REFERENCE, Registry
-from spikecore.backend import BackendError, BackendLoadError, BackendUnavailable, UnknownBackend
+from spikecore.backend import BackendLoadError, BackendUnavailable, UnknownBackend
 
 DEVICE = (
     "that is a device: a backend computes where the tensors are, so move the network, net.to({!r}), and leave backend "
@@ -144,16 +144,6 @@ class TestBlocking:
             registry.get("foo", "argument")
         assert point.loads == 0
 
-    @pytest.mark.parametrize("value", ["false", "yes", "2"])
-    def test_no_plugins_is_1_or_0(self, world: World, value: str) -> None:
-        """Any other value is refused, by whoever asks for a backend: "false" must not block, nor be ignored."""
-        world.environ["SPIKECORE_NO_PLUGINS"] = value
-        registry = world.registry(Point("foo", world.plugin("foo")))
-        text = f"^SPIKECORE_NO_PLUGINS='{value}' must be 1, which blocks plugins, or 0, empty or unset$"
-        for ask in (registry.names, lambda: registry.get("torch", "argument"), lambda: registry.offers("foo")):
-            with pytest.raises(BackendError, match=text):
-                ask()
-
 
 class TestInstalled:
     """Against real metadata, in a folder on ``sys.path``."""
@@ -181,13 +171,3 @@ class TestInstalled:
         row = next(row for row in registry.status() if row.name == "late")
         assert (row.distribution, row.version, row.state) == ("spikecore-late", "0.2", "installed")
         assert registry.get("late", "argument").name == "late"
-
-    def test_one_distribution_twice_on_the_path_is_no_duplicate(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Of two copies of one distribution the first on the path counts, as it does for import."""
-        for folder, distribution, version in (("old", "Spikecore_Foo", "1.0"), ("new", "spikecore-foo", "2.0")):
-            self.install(tmp_path / folder, distribution, version, "[spikecore.backends]\nfoo = plugin_foo\n")
-            monkeypatch.syspath_prepend(str(tmp_path / folder))
-        rows = [row for row in Registry({}, environ={}).status() if row.name == "foo"]
-        assert [(row.version, row.state) for row in rows] == [("2.0", "installed")]

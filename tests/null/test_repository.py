@@ -1,4 +1,4 @@
-"""What surrounds the code: workflows, metadata, links, and the inspection of distributions."""
+"""What surrounds the code: workflows, metadata, pages and links."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import importlib.util
 import re
 import shutil
 import subprocess
-import tarfile
-import zipfile
 from pathlib import Path
-from typing import Any, Dict, List, Set
+from typing import Any, Set
 
 import pytest
 from typer import Typer
@@ -24,16 +22,6 @@ WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 CALLED = ROOT / ".github/workflows/conformance.yml"
 OURS = [path for path in WORKFLOWS if path != CALLED]
 PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-EVERYTHING = {
-    "demo_wheel/__init__.py": "",
-    "demo_wheel/py.typed": "",
-    "demo_wheel/part/deep.h": "",
-    "demo_wheel-1.0.dist-info/licenses/LICENSE": "",
-    "demo_wheel-1.0.dist-info/METADATA": (
-        "Metadata-Version: 2.1\nName: demo-wheel\nVersion: 1.0\nSummary: A demonstration\nLicense: Apache-2.0\n"
-        "Requires-Python: >=3.8\nDescription-Content-Type: text/markdown\n\n[the guide](https://host/guide.md)\n"
-    ),
-}
 
 
 def script(name: str) -> Any:
@@ -52,37 +40,9 @@ def package() -> Any:
     return script("package")
 
 
-@pytest.fixture(scope="module")
-def project(package: Any) -> Any:
-    """A project whose wheel is :data:`EVERYTHING`."""
-    declared = {
-        "name": "demo-wheel",
-        "description": "A demonstration",
-        "requires-python": ">=3.8",
-        "license": {"text": "Apache-2.0"},
-    }
-    files = (
-        "README.md",
-        "pyproject.toml",
-        "demo_wheel/__init__.py",
-        "demo_wheel/py.typed",
-        "demo_wheel/part/deep.h",
-        "tests/test_demo.py",
-    )
-    return package.Project("", files, {"project": declared, "tool": {"setuptools": {}}})
-
-
 def targets(text: str) -> Set[str]:
     """The make targets that commands of a text run."""
     return set(re.findall(r"\bmake ([a-z][a-z-]*)", re.sub(r"(?m)^\s*#.*", "", text)))
-
-
-def wheel_of(folder: Path, files: Dict[str, str]) -> Path:
-    path = folder / "demo_wheel-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
-    return path
 
 
 class TestWorkflows:
@@ -219,55 +179,3 @@ class TestLinksOfADistribution:
             "[a](https://host/blob/1/plugins/own/docs/x.md#here) [b](https://host/blob/1/README.md) "
             "[c](https://other/y) [d](#below) ![e](https://host/raw/1/plugins/own/p.png)"
         )
-
-
-class TestInspection:
-    def test_a_wheel_with_everything_passes(self, package: Any, project: Any, tmp_path: Path) -> None:
-        """Nothing is found where nothing is wrong, so that what is found below has its cause."""
-        assert package.faults_of_wheel(project, wheel_of(tmp_path, EVERYTHING)) == []
-
-    @pytest.mark.parametrize(
-        ("without", "added", "faults"),
-        [
-            ("demo_wheel/part/deep.h", {}, ["lacks demo_wheel/part/deep.h"]),
-            ("demo_wheel/py.typed", {}, ["lacks demo_wheel/py.typed", "lacks demo_wheel/py.typed"]),
-            ("demo_wheel-1.0.dist-info/licenses/LICENSE", {}, ["lacks the licence"]),
-            ("", {"tests/test_demo.py": ""}, ["has tests/test_demo.py, which is no part of its packages"]),
-        ],
-    )
-    def test_a_wheel_that_lacks_or_has_too_much(
-        self, package: Any, project: Any, tmp_path: Path, without: str, added: Dict[str, str], faults: List[str]
-    ) -> None:
-        """Each file that is missing, or should not be there, is named."""
-        files = {name: content for name, content in {**EVERYTHING, **added}.items() if name != without}
-        assert package.faults_of_wheel(project, wheel_of(tmp_path, files)) == faults
-
-    @pytest.mark.parametrize(
-        ("old", "new", "fault"),
-        [
-            ("https://host/guide.md", "docs/guide.md", "has a relative link in its description: docs/guide.md"),
-            (">=3.8", ">=3.9", "says Requires-Python: >=3.9 and not >=3.8"),
-            ("markdown", "plain", "says Description-Content-Type: text/plain and not text/markdown"),
-        ],
-    )
-    def test_metadata_that_is_wrong(
-        self, package: Any, project: Any, tmp_path: Path, old: str, new: str, fault: str
-    ) -> None:
-        """Metadata is compared with what ``pyproject.toml`` declares, its description with what an index shows."""
-        name = "demo_wheel-1.0.dist-info/METADATA"
-        assert old in EVERYTHING[name]
-        files = {**EVERYTHING, name: EVERYTHING[name].replace(old, new)}
-        assert package.faults_of_wheel(project, wheel_of(tmp_path, files)) == [fault]
-
-    def test_a_source_distribution_holds_the_tracked_files(self, package: Any, project: Any, tmp_path: Path) -> None:
-        """A tracked file that ``MANIFEST.in`` leaves out, one that is not tracked, and a missing licence are named."""
-        path = tmp_path / "demo_wheel-1.0.tar.gz"
-        (tmp_path / "file").write_text("")
-        with tarfile.open(path, "w:gz") as archive:
-            for name in (*set(project.files) - {"tests/test_demo.py"}, "notes.txt", "PKG-INFO", "setup.cfg"):
-                archive.add(tmp_path / "file", f"demo_wheel-1.0/{name}")
-        assert package.faults_of_source(project, path) == [
-            "has notes.txt, which is not tracked",
-            "lacks tests/test_demo.py: MANIFEST.in leaves it out",
-            "lacks the licence",
-        ]

@@ -17,12 +17,8 @@ import torch
 
 import spikecore as sc
 from places import PLUGINS, ROOT, check, page, sources
-from spikecore.backend import Spec, Unsupported
-from spikecore.lang import Node, Program
 from spikecore.lang._program import UNBOUNDED
-from spikecore.lang.eager import StraightLine
 from spikecore.lang.operations import OPERATION, ROWS
-from spikecore.lang.render import TextPrinter
 from spikecore.testing import _edge_table as edge_table
 from spikecore.testing._oracle import rules
 
@@ -111,25 +107,6 @@ class TestOperations:
                 found.add(op)
         check("spikecore/lang/ops.py: unbounded", found, UNBOUNDED)
 
-    def test_an_operation_without_a_text_is_refused_by_name(self) -> None:
-        """A printer that does not know an operation raises Unsupported, which names both."""
-        with pytest.raises(Unsupported, match="^TextPrinter has no text for the operation 'novel'$"):
-            TextPrinter().read(NOVEL)
-
-    def test_an_operation_without_a_function_is_refused_by_name(self) -> None:
-        """The torch interpreter raises Unsupported before anything runs."""
-        with pytest.raises(Unsupported, match="^there is no function for the operation 'novel'$"):
-            StraightLine([Node("input", (), "x")], [NOVEL])
-
-    def test_an_operation_that_the_ipu_has_not_is_refused_by_name(self) -> None:
-        """The IPU's table refuses before PopTorch sees the program."""
-        from spikecore_ipu.backend import IpuBackend
-
-        with pytest.raises(
-            Unsupported, match="'ipu' cannot lower Novel: PopTorch has no handler for the operation 'nov"
-        ):
-            IpuBackend().compile(NOVEL_PROGRAM, Spec(torch.float32, 1, ()))
-
 
 @pytest.mark.parametrize("name", sc.neurons.MODELS)
 def test_defaults_of_a_neuron_stand_once(name: str) -> None:
@@ -137,7 +114,3 @@ def test_defaults_of_a_neuron_stand_once(name: str) -> None:
     made = sc.neurons.example(name)
     with torch.no_grad():
         assert {param: float(getattr(made, param)) for param in made.params} == dict(made.params)
-
-
-NOVEL = Node("novel", (Node("input", (), "x"),))
-NOVEL_PROGRAM = Program("Novel", inputs=("x",), states=(), outputs=[NOVEL], next=[], initial=[])

@@ -32,23 +32,6 @@ def test_a_name_that_cannot_be_is_refused(tmp_path: Path, name: str, words: str)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_name_of_an_installed_backend_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two distributions of one backend could not be used together: the error names the one that is there."""
-    import spikecore._scaffold as module
-    from spikecore._plugins.registry import BUILTINS, Registry
-
-    class Point:
-        name, value, dist = "mine", "spikecore_mine", None
-
-        def load(self) -> None:
-            raise AssertionError("asking for a name imports nothing")
-
-    there = Registry(BUILTINS, entry_points=[Point()])
-    monkeypatch.setattr(module, "default_registry", lambda: there)
-    with pytest.raises(ValueError, match="'mine' is taken by another distribution, which is installed here"):
-        write_project("mine", tmp_path)
-
-
 @pytest.mark.parametrize("there", ["folder", "file", "broken link"])
 def test_nothing_is_written_over(tmp_path: Path, there: str) -> None:
     """Whatever has the name of the project stays as it is."""

@@ -88,17 +88,6 @@ class TestOurOwn:
         world.registry._entry_points = (Point("numba", None, distribution, module),)
         assert world.resolve(cpu="numba").backend.name == "torch"
 
-    def test_one_that_does_not_work_is_passed_over_with_a_warning(self, ours: World) -> None:
-        """Once, with the reason and how to silence it; the next in the order computes."""
-        ours.reasons["numba"] = "numba 0.1 is too old"
-        with pytest.warns(RuntimeWarning) as caught:
-            chosen = [ours.resolve(cpu="numba") for _ in range(2)]
-        assert [one.backend.name for one in chosen] == ["torch", "torch"]
-        assert [str(warning.message) for warning in caught] == [
-            "cpu tensors run on the reference backend 'torch', which is slow: backend 'numba' (from auto) is not "
-            "usable here: numba 0.1 is too old; SPIKECORE_BACKEND=torch makes this a choice and silences the warning"
-        ]
-
     def test_the_second_choice_says_why_it_is_not_the_first(self, ours: World) -> None:
         """CUDA without CuPy and with spikecore-triton runs on triton."""
         ours.reasons["cupy"] = "CuPy is not installed"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any, List
@@ -56,37 +55,6 @@ def test_the_shares_together_run_every_case(shift: Any, monkeypatch: pytest.Monk
     large = {name for name, cases in families.items() if cases >= 3}
     assert large
     assert all(large <= {case.split("/")[0] for case in part} for part in parts)
-
-
-@pytest.mark.parametrize("share", ["1/3", "2/3", "3/3"])
-def test_every_value_of_a_product_runs(share: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By chance alone a neuron, a dtype or a kind of parameter would be in no case of the share."""
-    values = [[f"neuron{n}" for n in range(24)], ["hard", "soft"], ["float32", "bfloat16"]]
-    ids = ["-".join(case) for case in itertools.product(*values)]
-    found = kept(monkeypatch, share, ids)
-    assert {word for case in found for word in case.split("-")} == {word for row in values for word in row}
-    assert len(found) < len(ids) / 2
-    # in the order of collection, which pytest-xdist compares between its processes
-    assert found == [case for case in ids if case in found]
-
-
-def test_a_tier_may_always_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The core tier of the reference, whatever the share."""
-    found = kept(monkeypatch, "12", CASES_OF_TIERS, tier="core")
-    core = {case.id for case in CASES_OF_TIERS if case.tier == "core"}
-    assert core <= set(found)
-    assert len(found) < len(core) + (len(IDS) - len(core)) / 4
-
-
-def test_the_commit_chooses_the_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The header names it as the variable that runs it again. Without a commit it is the first."""
-    monkeypatch.setattr(shares, "of_commit", lambda: 3 * 10**40 + 1)
-    monkeypatch.setenv("MATRIX_SHARE", "3")
-    assert shares.pytest_report_header() == "of each test marked matrix runs share 2/3 (MATRIX_SHARE)"
-    found = kept(monkeypatch, "3", IDS)
-    assert found == kept(monkeypatch, "2/3", IDS) != kept(monkeypatch, "1/3", IDS)
-    monkeypatch.undo()
-    assert shares.of_commit() > 0 or not (shares.Path(shares.__file__).parents[2] / ".git").exists()
 
 
 def test_without_the_variable_everything_runs(monkeypatch: pytest.MonkeyPatch) -> None:

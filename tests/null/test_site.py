@@ -78,30 +78,3 @@ def test_the_pictures_of_the_readme_are_of_this_code() -> None:
         assert picture.BADGES.read_text(encoding="utf-8") == picture.badges()
     finally:
         del sys.modules["picture"]
-
-
-def test_an_operation_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its sentence, and the derivatives that the adjoint has, for every operation."""
-    pytest.importorskip("sphinx", reason="the extra docs is not installed")
-    module = extension("operation_table", monkeypatch)
-    cells = {row.name: module._cells(row) for row in module.ROWS}
-    assert cells["mul"] == ["``a * b``", "as IEEE 754 rounds it", "``g * b``, ``g * a``"]
-    assert cells["exp"] == ["``exp(x)``", "e to the power ``x``.", "``g * exp(x)``"]
-    assert cells["where"][::2] == [
-        "``where(condition, a, b)``",
-        "``0``, ``where(condition, g, 0)``, ``where(condition, 0, g)``",
-    ]
-
-
-def test_every_neuron_and_surrogate_has_its_section(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gallery goes through ``__all__``: a new class has formula, picture and parameters, or ends the build."""
-    pytest.importorskip("sphinx", reason="the extra docs is not installed")
-    gallery = extension("gallery", monkeypatch)
-    wanted = {name for name in sc.__all__ if isinstance(getattr(sc, name), type)}
-    wanted = {name for name in wanted if issubclass(getattr(sc, name), sc.Neuron)} - {"Neuron"}
-    assert {kind.__name__ for kind in gallery.neurons()} == {*sc.neurons.MODELS, "Membrane", "Recurrent", *wanted}
-    assert {kind.__name__ for kind in gallery.surrogates()} == set(SURROGATES)
-    for section in map(gallery.neuron_section, gallery.neurons()):
-        assert section[0] in gallery.NO_NEURONS or {"<svg", "<math", "list-table"} <= {
-            word for word in ("<svg", "<math", "list-table") if word in "\n".join(section)
-        }, section[0]

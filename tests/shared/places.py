@@ -15,23 +15,10 @@ def page(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
-def after(text: str, heading: str, until: str = "\n## ") -> str:
-    """The section of a heading, until another one."""
-    begin = text.index(f"\n{heading}\n")
-    return text[begin : text.find(until, begin + 1)]
-
-
 def quoted(text: str) -> Set[str]:
     """The words between backquotes."""
     text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     return set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", text))))
-
-
-def listed(name: str, table: str) -> str:
-    """The text of a list, or of a dict, in a module or a class."""
-    found = re.search(rf"^ *{table}(?:: [^=\n]+)? = [\[{{](.*?)[\]}}]$", page(name), re.DOTALL | re.MULTILINE)
-    assert found, f"{name} has no list {table}"
-    return found.group(1)
 
 
 def check(place: str, wanted: Iterable[str], there: Collection[str], others: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Small networks of neurons, their inputs and gradients, for the tests of what a call of a neuron does."""
+"""Small networks of neurons and their inputs, for the tests of what a call of a neuron does."""
 
 from __future__ import annotations
 
@@ -45,8 +45,3 @@ def network(step="multi", dtype=torch.float64):
     torch.manual_seed(0)
     layers = [nn.Linear(C, 6), sc.LIF(1.7, learn=("tau",), step=step), nn.Linear(6, 2), sc.Leaky(0.9, step=step)]
     return nn.Sequential(*layers).to(dtype)
-
-
-def grads(net, x):
-    """Gradients of the summed output to input and parameters."""
-    return torch.autograd.grad(net(x).sum(), [x, *net.parameters()])

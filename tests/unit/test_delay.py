@@ -111,17 +111,6 @@ class TestGradients:
             np.testing.assert_allclose(grad, slope(values, at, cotangent.numpy(), longest), rtol=1e-6, atol=1e-8)
         assert found[3] is None
 
-    @pytest.mark.parametrize("per", PER)
-    def test_of_the_past(self, per):
-        """Inputs before a call have the gradients that they have within one call."""
-        layer, x = made(per), drawn(T, B, J).requires_grad_()
-        cotangent = drawn(T, B, OUT, seed=5)
-        first, state = layer.run(x[:4])
-        second, _ = layer.run(x[4:], state=state)
-        (apart,) = torch.autograd.grad(torch.cat([first, second]), x, cotangent)
-        (whole,) = torch.autograd.grad(layer(x), x, cotangent)
-        torch.testing.assert_close(apart, whole, rtol=1e-12, atol=1e-13)
-
 
 def slope(values, at, cotangent, longest=LONGEST, h=1e-6):
     """The derivative of the loop, weighted by the cotangent, with respect to one of its values."""
@@ -163,18 +152,6 @@ class TestState:
             torch.testing.assert_close(out, layer(x), rtol=1e-12, atol=1e-13)
             sc.reset(single)
         assert single.state is None
-
-    def test_run_is_pure(self):
-        """It neither reads nor writes what is carried, and its state is a copy."""
-        layer, x = made(step="single"), drawn(T, B, J)
-        layer(x[0])
-        before = layer.state["past"].clone()
-        out, state = layer.run(x)
-        assert torch.equal(out, made()(x))
-        assert torch.equal(layer.state["past"], before)
-        kept = state["past"].clone()
-        x.zero_()
-        assert torch.equal(state["past"], kept)
 
     def test_another_batch(self):
         """A carried state that does not fit says reset."""
@@ -288,17 +265,10 @@ REFUSED = [
         AttributeError,
         "fixed delays have no sigma; make a new one with",
     ),
-    (lambda: setattr(layer_of(), "max_delay", 9), AttributeError, "max_delay is fixed when a Delay is made"),
-    (lambda: setattr(layer_of(), "sigmas", 1.0), AttributeError, "no attribute 'sigmas'"),
     (
         lambda: layer_of()(normal(STEPS, SAMPLES, 2)),
         ValueError,
         r"x must be \[T, ..., in_features\] with in_features=3, got shape \[6, 2, 2\]",
-    ),
-    (
-        lambda: layer_of().run(normal(STEPS, SAMPLES, INPUTS), state={"past": 1}),
-        TypeError,
-        "state has past=1; give a floating-point tensor",
     ),
     (
         lambda: layer_of().to("meta")(normal(STEPS, SAMPLES, INPUTS)),
@@ -314,35 +284,6 @@ def test_refused(refused, error, text):
     """Errors name argument, value and a way out."""
     with pytest.raises(error, match=text):
         refused()
-
-
-class Adapted(nn.Linear):
-    """A layer that adds to what its weight gives, as fine-tuning libraries put in the place of another one."""
-
-    def forward(self, x):
-        """In place of torch's."""
-        return super().forward(x) + 1
-
-
-def test_another_layer_is_checked_when_it_is_set():
-    """One with hooks, as of the old weight_norm, with a forward of its own, of another kind, or of another size."""
-    hooked = nn.Linear(INPUTS, OUTPUTS)
-    hooked.register_forward_hook(lambda *_: None)
-    for linear, error, text in (
-        (hooked, ValueError, "linear has hooks .* put hooks on the Delay"),
-        (Adapted(INPUTS, OUTPUTS), TypeError, "linear=Adapted.* must be an nn.Linear whose forward is torch's"),
-        (nn.Conv1d(INPUTS, OUTPUTS, 1), TypeError, "linear=Conv1d.* must be an nn.Linear whose forward is torch's"),
-        (
-            nn.Linear(INPUTS, OUTPUTS + 1),
-            ValueError,
-            rf"linear.weight has shape \[{OUTPUTS + 1}, {INPUTS}\], and delay \[{OUTPUTS}, {INPUTS}\]",
-        ),
-    ):
-        layer = layer_of()
-        with pytest.raises(error, match=f"^Delay: {text}"):
-            layer.linear = linear
-    with pytest.raises(ValueError, match="put hooks on the Delay"):
-        sc.Delay(hooked, 3)
 
 
 def test_an_input_of_another_dtype():

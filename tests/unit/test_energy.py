@@ -206,19 +206,6 @@ def test_a_network_over_time_and_its_twin():
     assert sc.energy(sc.fuse(network()), x).macs == sc.energy(network(), x).macs
 
 
-@pytest.mark.parametrize(("batch", "per", "learn"), [(2, "connection", ()), (40, "input", ("delay",))])
-def test_the_twin_of_a_delay_is_its_linear_layer(batch, per, learn):
-    """However it is computed: with a weight for each lag, one was counted for each, 10 times too many."""
-    x = spikes(7, batch, 6, rate=0.6)
-    plain = nn.Sequential(sc.Delay(nn.Linear(6, 5), 9, delay=2.0, learn=learn, per=per), sc.LIF())
-    fed = sc.Recurrent(sc.LIF(threshold=0.3), sc.Delay(nn.Linear(6, 6), 9, delay=2.0, learn=learn, per=per))
-    for net, outputs in ((plain, 5), (fed, 6)):
-        found = sc.energy(net, x)
-        assert found.layers[0].products == 7 * batch * 6 * outputs
-        assert found.twin == pytest.approx(4.6 * 6 * outputs)
-        assert found.acs > 0
-
-
 class Looped(nn.Module):
     """Single-step neurons, called for one step after the other."""
 

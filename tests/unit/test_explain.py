@@ -291,32 +291,6 @@ def test_spikes_that_are_packed_are_counted_as_bits() -> None:
     assert [layer.copied for layer in found.layers] == [layer.copied for layer in whole.layers]
 
 
-class InForward(nn.Module):
-    """A normalisation and a neuron that a ``forward`` of one's own calls."""
-
-    def __init__(self, neuron: sc.Neuron, norm: nn.Module) -> None:
-        super().__init__()
-        self.norm, self.lif = sc.layers.TimeBatched(norm), neuron
-
-    def forward(self, x: Tensor) -> Any:
-        return self.lif(self.between(self.norm(x)))
-
-    def between(self, x: Tensor) -> Tensor:
-        return x
-
-
-class Scaled(InForward):
-    def between(self, x: Tensor) -> Tensor:
-        return 2 * x
-
-
-class Halves(sc.LIF):
-    """A neuron with a ``forward`` of its own, which sees the input before the kernel does."""
-
-    def forward(self, x: Tensor, **options: Any) -> Any:
-        return super().forward(x / 2, **options)
-
-
 @pytest.fixture
 def kernels() -> Iterator[str]:
     """The name of a backend on the CPU that normalises in its kernels."""
@@ -336,19 +310,6 @@ def test_fusing_is_advised_with_what_it_brings(kernels: str) -> None:
     assert has(sc.explain(nn.Sequential(first, second), x), "0.2 (LIF), 1.1 (LIF) follow a batch normalisation")
     assert not has(one, "NormNeuron")
     assert not has(sc.explain(sc.fuse(first), x), "batch normalisation")
-
-
-@pytest.mark.parametrize(
-    "net",
-    [
-        lambda name: nn.Sequential(sc.layers.TimeBatched(nn.BatchNorm1d(5)), Halves(backend=name)),
-        lambda name: Scaled(sc.LIF(backend=name), nn.BatchNorm1d(5)),
-    ],
-    ids=["forward", "scaled"],
-)
-def test_no_advice_where_nothing_can_be_done(kernels: str, net: Callable[[str], nn.Module]) -> None:
-    """Something stands between the two, or sees the input before the kernel does."""
-    assert not has(sc.explain(net(kernels), torch.rand(4, 3, 5)), "batch normalisation")
 
 
 class Looped(nn.Module):

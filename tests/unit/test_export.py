@@ -142,32 +142,6 @@ def test_a_carried_state_is_refused() -> None:
     assert torch.equal(program.module()(x), want)
 
 
-@pytest.mark.filterwarnings(*OF_TORCH)
-def test_a_loop_may_reset_a_carried_state() -> None:
-    """Of several calls in one graph only the first can begin with a state from before, and not behind sc.reset."""
-    net = Loop("torch").eval()
-    x = torch.rand(T, B, 6) * 6
-    with torch.no_grad():
-        want = net(x)
-        assert torch.equal(torch.export.export(net, (x,)).module()(x), want)
-
-    class Steps(Loop):
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.stack([self.net(now) for now in x])
-
-    other = Steps("torch")
-    with torch.no_grad():
-        other(x)
-        with pytest.raises(
-            RuntimeError, match="LIF carries a state, which would be a constant of the exported program"
-        ):
-            torch.export.export(other, (x,))
-        sc.reset(other)
-        want = other(x)
-        sc.reset(other)
-        assert torch.equal(torch.export.export(other, (x,)).module()(x), want)
-
-
 def onnx_session(net: nn.Module, x: Tensor, shapes: Any, path: Path) -> Any:
     """A network in onnxruntime, by torch.onnx.export."""
     pytest.importorskip("onnx", reason="onnx, which is in the extra onnx, is not installed")

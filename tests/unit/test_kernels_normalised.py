@@ -12,9 +12,7 @@ from torch import Tensor, nn
 import spikecore as sc
 from kernel_loop import SHAPE, Loop, bound, image, same
 from spikecore.backend import Unsupported
-from spikecore.kernels import KernelRunner
 from spikecore.layers import NormNeuron
-from spikecore.testing._context import Witness
 from spikecore.testing._loopback import installed
 
 C = SHAPE[1]
@@ -150,25 +148,3 @@ def test_the_interpreter_derives_statistics() -> None:
     layer = NormNeuron(nn.BatchNorm2d(2).double(), sc.LI(tau=2.7, backend="torch"), fused=True)
     x = (image(2, torch.float64)[:, :2, :2, :1, :2] * 2.0).requires_grad_()
     assert torch.autograd.gradgradcheck(layer, (x,))
-
-
-def seen_by(backend: Loop, call: Any) -> List[str]:
-    with Witness(backend) as witness:
-        call()
-    return witness.calls
-
-
-def refused(*_: Any, **__: Any) -> Any:
-    raise AssertionError("the runner was called")
-
-
-def test_direct_calls_are_taken_and_counted(monkeypatch: Any) -> None:
-    """Of a neuron, and of one that normalises, whose statistics are the backend's."""
-    backend, found = Loop(), []
-    monkeypatch.setattr(KernelRunner, "__call__", refused)
-    monkeypatch.setattr(KernelRunner, "moments", lambda self, x: found.append(x))
-    neuron = bound(sc.LIF(), backend)
-    assert seen_by(backend, lambda: neuron(image())) == ["LIF"]
-    layer = NormNeuron(nn.BatchNorm2d(SHAPE[1]), bound(sc.LIF(), backend), fused=True)
-    assert seen_by(backend, lambda: layer(image())) == ["LIF"]
-    assert len(found) == 1

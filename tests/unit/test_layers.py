@@ -8,16 +8,8 @@ from torch import nn
 
 import spikecore as sc
 from spikecore.layers import TimeBatched
-from spikecore.neuron import Stateful
 
 T, B = 4, 3
-
-
-class Neuron(Stateful):
-    """A stateful module whose construction is no concern of this test."""
-
-    def __init__(self):
-        nn.Module.__init__(self)
 
 
 class Probe(nn.Module):
@@ -55,12 +47,6 @@ class TestValues:
         torch.testing.assert_close(norm.running_mean, 0.1 * x.mean(dim=(0, 1)))
         assert norm.num_batches_tracked == 1
 
-    @pytest.mark.parametrize("shape", [(0, B), (T, 0)])
-    def test_no_steps_or_no_samples(self, shape):
-        """Nothing in, nothing out, in the right shape."""
-        layer = TimeBatched(nn.Conv2d(2, 4, 3), nn.Flatten())
-        assert layer(torch.zeros(*shape, 2, 5, 5)).shape == (*shape, 36)
-
 
 class TestMemory:
     """What is not copied."""
@@ -88,24 +74,18 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("modules", "text"),
         [
-            ((Neuron(),), "module 0 of TimeBatched is Neuron, which has state .*place it after"),
+            ((sc.LIF(),), "module 0 of TimeBatched is LIF, which has state .*place it after"),
             (
-                (nn.Sequential(nn.Linear(2, 2), nn.Sequential(Neuron())),),
-                "module 0, at '1.0', of TimeBatched is Neuron, which has state",
+                (nn.Sequential(nn.Linear(2, 2), nn.Sequential(sc.LIF())),),
+                "module 0, at '1.0', of TimeBatched is LIF, which has state",
             ),
+            ((nn.Linear(2, 2), sc.encode.Delta()), "module 1 of TimeBatched is Delta, which needs the time dimension"),
         ],
     )
-    def test_neurons_are_refused(self, modules, text):
-        """A neuron needs the time dimension; one in any depth is refused at construction, by its place."""
+    def test_neurons_and_encoders_are_refused(self, modules, text):
+        """They need the time dimension; one in any depth is refused at construction, by its place."""
         with pytest.raises(ValueError, match=text):
             TimeBatched(*modules)
-
-    def test_encoders_are_refused(self):
-        """Delta took the rows of a batch for steps: it returned spikes of the right shape and of wrong numbers."""
-        encoder = sc.encode.Delta()
-        name = type(encoder).__name__
-        with pytest.raises(ValueError, match=f"module 1 of TimeBatched is {name}, which needs the time dimension"):
-            TimeBatched(nn.Linear(2, 2), encoder)
 
     def test_input_is_checked(self):
         """x is a tensor with time and batch."""

@@ -171,14 +171,6 @@ class TestErrors:
         with pytest.raises(ValueError, match=text):
             function(x, mask=wrong)
 
-    @pytest.mark.parametrize(("function", "name"), EVERY)
-    def test_nothing_is_read_on_another_device(self, function, name):
-        """Meta tensors have no values to read."""
-        if "targets" in function.keywords:
-            function = partial(function, targets=torch.empty(B, device="meta", dtype=torch.int64))
-        real = torch.empty(T, B, device="meta", dtype=torch.bool)
-        assert function(torch.empty(T, B, C, device="meta"), mask=real).shape == ()
-
 
 class TestMaskOf:
     @pytest.mark.parametrize("lengths", [LENGTHS, torch.tensor(LENGTHS)])
@@ -209,6 +201,3 @@ class TestMaskOf:
                 mask_of(wrong, T)
         with pytest.raises(TypeError, match="T must be an int, the number of steps of the padded batch, got 7.0"):
             mask_of([3], 7.0)
-
-    def test_nothing_is_read_on_another_device(self):
-        assert mask_of(torch.empty(B, device="meta", dtype=torch.int64), T).shape == (T, B)

@@ -176,17 +176,3 @@ def test_safetensors_load(tmp_path: Path) -> None:
     net = plif_net()
     sc.load_state(net, tmp_path / "net.safetensors")
     assert torch.equal(net(held["x"]), held["spikes"])
-
-
-def test_what_is_no_module_is_refused() -> None:
-    """A list of layers, for one."""
-    with pytest.raises(TypeError, match="sc.convert: net=.* must be a network"):
-        sc.convert([nn.Linear(2, 3)])  # type: ignore[arg-type]  # what it refuses
-
-
-def test_a_conversion_prints_a_line_for_each_module() -> None:
-    """Names first, the network itself named in words."""
-    done = sc.Conversion({"": "IFNode -> IF()"}, {"a.b": "PSN: no neuron here has its equations"})
-    lines = str(done).splitlines()
-    assert lines[0] == "1 replaced, 1 left"
-    assert lines[1:] == ["  the network itself: IFNode -> IF()", "  a.b: left: PSN: no neuron here has its equations"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import sys
 import types
 import warnings
@@ -294,25 +292,6 @@ class TestRepr:
         assert repr(outside).endswith("backend=quick from SPIKECORE_BACKEND (quick on cpu))")
         monkeypatch.delenv("SPIKECORE_BACKEND")
         assert repr(outside).endswith("backend=quick from SPIKECORE_BACKEND (quick on cpu))")
-
-
-def test_a_neuron_is_bound_at_its_first_call():
-    """Before, there is no backend; after, the one of the device type of the call, and why."""
-    neuron = sc.LIF(backend="torch")
-    assert neuron.bound == {}
-    neuron(X)
-    assert {device: (found.backend.name, found.source) for device, found in neuron.bound.items()} == {
-        "cpu": ("torch", "argument")
-    }
-
-
-def test_a_copy_has_derived_nothing():
-    """A copy, by deepcopy or pickle, is bound and traced when it is called, and keeps what was asked for."""
-    neuron = sc.LIF(backend="torch")
-    neuron(X)
-    for other in (copy.deepcopy(neuron), pickle.loads(pickle.dumps(neuron))):
-        assert (other.bound, other._dispatch.program, other.backend) == ({}, None, "torch")
-        assert torch.equal(other(X), neuron(X))
 
 
 def test_neurons_of_one_program_share_their_runner():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 
 import pytest
 import torch
@@ -77,28 +76,6 @@ def test_what_is_traced_again():
     assert torch.equal(neuron(X), X * 3.0)
 
 
-def test_threads_that_change_and_call():
-    """A call computes with what was set before it began or later, and the last value stays."""
-    neuron, wrong = Scaled(), []
-    neuron(X)
-
-    def call():
-        for _ in range(200):
-            value = float((neuron(X) / X).unique())
-            if value not in range(1, 41):
-                wrong.append(value)
-
-    threads = [threading.Thread(target=call) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for k in range(1, 41):
-        neuron.gain = float(k)
-    for thread in threads:
-        thread.join()
-    assert not wrong
-    assert torch.equal(neuron(X), X * 40.0)
-
-
 @compiles
 @pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize(
@@ -138,43 +115,9 @@ class TestChecksThatCanFail:
         assert torch.equal(lif(x), expected)
         assert lif.state["v"].dtype == torch.float64
 
-    def test_a_parameter_elsewhere(self):
-        """A parameter that was moved alone is refused."""
-        lif = self.neuron(learn=("tau",))
-        lif._parameters["tau"] = nn.Parameter(torch.tensor(2.0, device="meta"))
-        with pytest.raises(ValueError, match="tau is on meta and the input is on cpu"):
-            lif(torch.rand(4, N))
-
-    def test_a_parameter_that_no_longer_fits(self):
-        """One value per channel is refused where there are other channels."""
-        lif = sc.LIF(torch.full((N,), 2.0), backend="torch")
-        lif(torch.rand(3, 4, N)), lif(torch.rand(3, 2, N))
-        with pytest.raises(ValueError, match="tau has 5 values, which does not fit"):
-            lif(torch.rand(3, 4, N + 1))
-
 
 class TestWhatChangesBetweenCalls:
     """Nothing of an earlier call outlives what it was made of."""
-
-    def test_a_parameter_is_replaced(self):
-        """A new parameter, a moved one and a loaded one count at the next call."""
-        lif, x = sc.LIF(learn=("tau",), backend="torch"), torch.rand(6, 4, N) * 2
-        lif(x), lif(x)
-        lif.tau = nn.Parameter(torch.tensor(5.0))
-        assert torch.equal(lif(x), sc.LIF(5.0, backend="torch")(x))
-        lif.load_state_dict({"tau": torch.tensor(3.0)})
-        assert torch.equal(lif(x), sc.LIF(3.0, backend="torch")(x))
-        lif.double()
-        assert torch.equal(lif(x), sc.LIF(3.0, backend="torch")(x))
-
-    def test_parameters_of_a_functional_call(self):
-        """torch.func.functional_call's parameters are those of its call alone."""
-        lif, x = sc.LIF(learn=("tau",), backend="torch"), torch.rand(6, 4, N) * 2
-        usual = lif(x).detach()
-        lif(x)
-        out = torch.func.functional_call(lif, {"tau": torch.tensor(7.0)}, (x,))
-        assert torch.equal(out, sc.LIF(7.0, backend="torch")(x))
-        assert torch.equal(lif(x), usual)
 
     def test_gradients_are_wanted_later(self):
         """A state that needs a gradient gets one after calls whose states needed none."""
@@ -185,26 +128,3 @@ class TestWhatChangesBetweenCalls:
         out, end = lif.run(x, state=state)
         (out.sum() + end["v"].sum()).backward()
         assert state["v"].grad is not None
-
-
-class Setting(dict):
-    """A state that sets a surrogate while a call reads it, as another thread may."""
-
-    def __init__(self, neuron, surrogate):
-        super().__init__(v=torch.zeros(5))
-        self.neuron, self.surrogate = neuron, surrogate
-
-    def __getitem__(self, name):
-        self.neuron.surrogate = self.surrogate
-        return super().__getitem__(name)
-
-
-@pytest.mark.parametrize("after", [sc.surrogate.Sigmoid(), sc.surrogate.ATan(5.0)], ids=["another", "numbers"])
-def test_a_surrogate_set_during_a_call_is_for_the_next_one(after):
-    """A call has one definition and its numbers; numbers of one for the program of another were an IndexError."""
-    x = torch.rand(3, 5, requires_grad=True)
-    plain, changed, other = sc.LIF(backend="torch"), sc.LIF(backend="torch"), sc.LIF(surrogate=after, backend="torch")
-    outs = [plain(x), changed.run(x, state=Setting(changed, after))[0], changed(x), other(x)]
-    first, during, then, expected = (torch.autograd.grad(out.sum(), x)[0] for out in outs)
-    assert torch.equal(first, during)
-    assert torch.equal(then, expected)

@@ -23,51 +23,8 @@ def taus(*shape, seed=1):
     return 1.2 + 2 * torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def spread(tau, shape, channel_dim):
-    """The time constant of every single neuron, by the rules written out."""
-    if tau.ndim == 1 and -len(shape) <= channel_dim < len(shape):
-        view = [1] * len(shape)
-        view[channel_dim] = -1
-        tau = tau.reshape(view)
-    return tau.expand(shape).contiguous()
-
-
-#: Shape of the parameter, shape of one time step, channel_dim.
-SHAPES = [
-    pytest.param((), (B, C, H), 1, id="one for all"),
-    pytest.param((C,), (B, C, H), 1, id="per channel"),
-    pytest.param((B,), (B, C), 0, id="along dimension 0"),
-    pytest.param((C,), (B, C, H), -2, id="along the last but one"),
-    pytest.param((C,), (C,), 1, id="no batch, full"),
-    pytest.param((C,), (B, C, C), 1, id="channels of two dimensions alike"),
-    pytest.param((C, H), (B, C, H), 1, id="every neuron of a sample"),
-    pytest.param((1, C, 1), (B, C, H), 1, id="broadcast along two"),
-    pytest.param((B, 1, 1), (B, C, H), 1, id="per sample"),
-]
-
-
 class TestShapes:
     """What a tensor may be."""
-
-    @pytest.mark.parametrize(("shape", "step", "channel_dim"), SHAPES)
-    def test_value_is_that_of_the_expanded_parameter(self, shape, step, channel_dim):
-        """Every neuron runs with its own value, and gradients are summed over the neurons that share one."""
-        x, weights = values(T, *step), values(T, *step, seed=2)
-        neuron = sc.LIF(taus(*shape), channel_dim=channel_dim, learn=("tau",))
-        out = neuron(x)
-        (out * weights).sum().backward()
-        small = taus(*shape).requires_grad_()
-        full = spread(small, step, channel_dim)
-        hand = torch.zeros_like(full)  # without any broadcasting: neuron by neuron
-        for i, value in enumerate(full.detach().flatten()):
-            tau = nn.Parameter(value.clone())
-            alone = sc.LIF(tau)(x.flatten(1)[:, i])
-            assert torch.equal(out.flatten(1)[:, i], alone)
-            (alone * weights.flatten(1)[:, i]).sum().backward()
-            hand.view(-1)[i] = tau.grad
-        (summed,) = torch.autograd.grad(full, small, hand)
-        assert neuron.tau.grad.shape == shape
-        torch.testing.assert_close(neuron.tau.grad, summed, rtol=1e-11, atol=1e-12)
 
     def test_start_at_rest_may_be_a_tensor(self):
         """Where the rest value is a parameter with one value per channel, each channel starts at its own."""
@@ -165,15 +122,6 @@ class TestMoving:
         lif.tau = torch.tensor([3.0, 4.0])
         assert lif.state_dict()["tau"].tolist() == [3.0, 4.0]
 
-    def test_parameter_set_over_a_number_or_a_tensor(self):
-        """A Parameter set afterwards learns."""
-        for lif in (sc.LIF(), sc.LIF(learn=("tau",))):
-            lif(values(T, B))
-            lif.tau = nn.Parameter(torch.tensor(1.7))
-            lif(values(T, B)).sum().backward()
-            assert [name for name, _ in lif.named_parameters()] == ["tau"]
-            assert lif.tau.grad != 0
-
 
 def test_a_tensor_in_the_place_of_a_learnt_parameter_says_what_to_give() -> None:
     """A number fills it, an nn.Parameter replaces it."""
@@ -263,63 +211,3 @@ class TestSaved:
         if learn:
             with pytest.raises(RuntimeError, match=r"size mismatch for tau"):
                 lif.load_state_dict({"tau": torch.full((2,), 3.0)}, **options)
-
-
-def snntorch_state(**changes):
-    """The entries of ``snntorch.Leaky(0.77)``, 1.0.0: what is not learnt there is a buffer."""
-    values = {"threshold": 1.0, "graded_spikes_factor": 1.0, "reset_mechanism_val": 0, "beta": 0.77}
-    return {f"lif1.{name}": torch.as_tensor(value) for name, value in {**values, **changes}.items()}
-
-
-class TestOfSnnTorch:
-    """Leaky takes what ``snntorch.Leaky`` saves."""
-
-    def test_fixed_values(self):
-        """Fixed beta and threshold become ours: numbers, or tensors where there is one for each channel."""
-        net = nn.ModuleDict({"lif1": sc.Leaky(0.5)})
-        result = net.load_state_dict(snntorch_state(threshold=torch.tensor([0.5, 0.7, 0.9])))
-        assert (result.missing_keys, result.unexpected_keys) == ([], [])
-        assert net["lif1"].beta == pytest.approx(0.77)
-        assert isinstance(net["lif1"].beta, float)
-        assert torch.equal(net["lif1"].threshold, torch.tensor([0.5, 0.7, 0.9]))
-        x = drive(6, 2, 3)
-        assert torch.equal(net["lif1"](x), sc.Leaky(net["lif1"].beta, threshold=torch.tensor([0.5, 0.7, 0.9]))(x))
-
-    def test_learnt_values(self):
-        """Where ours learns they are the start; whole numbers are numbers."""
-        net = nn.ModuleDict({"lif1": sc.Leaky(0.5, learn=("beta",))})
-        net.load_state_dict(snntorch_state(threshold=2))
-        assert isinstance(net["lif1"].beta, nn.Parameter)
-        assert net["lif1"].beta.item() == pytest.approx(0.77)
-        assert net["lif1"].threshold == 2.0
-
-    @pytest.mark.parametrize(
-        ("changes", "text"),
-        [
-            ({"reset_mechanism_val": 1}, r"lif1\.reset_mechanism_val is 1, which means reset='hard', not 'soft'"),
-            ({"reset_mechanism_val": 2}, r"lif1\.reset_mechanism_val is 2, which means reset='none', not 'soft'"),
-            ({"graded_spikes_factor": 3.0}, r"lif1\.graded_spikes_factor is 3\.0, and spikes are 1 here; multiply"),
-            ({"beta": 1.03}, r"lif1\.beta holds 1\.03, and beta of Leaky must be in \[0, 1\]"),
-        ],
-    )
-    def test_what_means_something_else(self, changes, text):
-        """An entry that this neuron cannot be is refused, and nothing of it is loaded."""
-        net = nn.ModuleDict({"lif1": sc.Leaky(0.5)})
-        with pytest.raises(RuntimeError, match=text):
-            net.load_state_dict(snntorch_state(**changes), strict=False)
-        assert net["lif1"].beta == 0.5
-
-
-@pytest.mark.parametrize("backend", ["torch", "numba"])
-def test_a_tensor_in_the_place_of_a_deleted_number(backend):
-    """As torch's utilities replace parameters: the call before knew a number, and the next one places the tensor."""
-    if backend == "numba":
-        pytest.importorskip("spikecore_numba", reason="the plugin is not installed")
-    x = torch.randn(6, 2, 4, 4, generator=torch.Generator().manual_seed(0)) * 3
-    taus = torch.tensor([1.5, 3.0, 5.0, 9.0])
-    lif = sc.LIF(backend=backend)
-    lif(x), lif(x)
-    del lif.tau
-    lif.tau = taus
-    for _ in range(3):
-        assert torch.equal(lif(x), sc.LIF(taus, backend=backend)(x))

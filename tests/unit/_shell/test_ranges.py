@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from spikecore._base.versions import COMPILES
 from spikecore._shell.ranges import Interval
 
 NAN = float("nan")
@@ -221,51 +220,6 @@ class TestLearnt:
         assert grads[0] != 0
         assert torch.equal(*grads)
 
-    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-    def test_dtypes(self, dtype):
-        """Of a tensor, the values outside move and the others stay, in every precision."""
-        values = torch.linspace(-0.5, 1.5, 6).to(dtype).reshape(2, 3)
-        neuron = sc.KLIF(k=torch.ones(2, 3), learn=("k", "tau"), bounds={"tau": None}).to(dtype)
-        with torch.no_grad():
-            neuron.k.copy_(values)
-        out = neuron(drive(3, 2, 3).to(dtype))
-        assert torch.equal(neuron.k, values)
-        sc.project(neuron)
-        assert torch.equal(neuron.k, torch.where(values > 0, values, torch.finfo(dtype).eps).to(dtype))
-        assert torch.equal(out, neuron(drive(3, 2, 3).to(dtype)))
-
-    def test_nan_stays(self):
-        """A NaN is not hidden behind a bound."""
-        for name in ("k", "tau"):
-            neuron = sc.KLIF(learn=(name,))
-            with torch.no_grad():
-                getattr(neuron, name).fill_(NAN)
-            sc.project(neuron)
-            assert neuron.run(drive(3, 2))[1]["v"].isnan().all()
-            assert getattr(neuron, name).isnan()
-
-    def test_other_calls(self):
-        """Single steps, Recurrent, no_grad, inference mode, frozen and assigned parameters are in range, too."""
-        x = drive(4, 2, 3)
-        single, at_the_end = sc.LIF(2.0, learn=("tau",), step="single"), sc.LIF(1.0, step="single")
-        single(x[0])
-        sc.reset(single)
-        assert torch.equal(pushed(single, "tau", -5.0)(x[0]), at_the_end(x[0]))
-        assert torch.equal(single(x[1]), at_the_end(x[1]))
-        linear = nn.Linear(3, 3)
-        recurrent = sc.Recurrent(pushed(sc.LIF(2.0, learn=("tau",)), "tau", -5.0), linear)
-        assert torch.equal(recurrent(x), sc.Recurrent(sc.LIF(1.0), linear)(x))
-        wanted = sc.LIF(1.0)(x)
-        frozen = pushed(sc.LIF(2.0, learn=("tau",)), "tau", -5.0)
-        frozen.tau.requires_grad_(False)
-        with torch.no_grad():
-            assert torch.equal(frozen(x), wanted)
-        assigned = sc.LIF(2.0)
-        assigned(x)
-        assigned.tau = nn.Parameter(torch.tensor(3.0))
-        with torch.inference_mode():
-            assert torch.equal(pushed(assigned, "tau", -5.0)(x), wanted)
-
     def test_a_step_of_training_leaves_parameters_inside(self):
         """A parameter that left its range is at its end after the step, before any other call."""
         net = nn.Sequential(nn.Linear(3, 3), sc.LIF(1.2, learn=("tau",)), sc.KLIF())
@@ -289,18 +243,3 @@ class TestTransformed:
         assert torch.equal(out, inside(x))
         assert torch.equal(got, want)
         assert (tau.item(), lif.tau.item()) == (0.25, 2.0)
-
-    @pytest.mark.skipif(not COMPILES, reason="the reference compiles from torch 2.6 on")
-    # torch.compile makes an object of every autograd.Function it meets, of which torch itself warns
-    @pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
-    def test_compiled(self):
-        """A compiled neuron computes with the value inside, and gives its gradient."""
-        lif, x = sc.LIF(1.2, learn=("tau",), backend="torch"), drive(4, 2, 3)
-        compiled, grads = torch.compile(lif, fullgraph=True, backend="aot_eager"), []
-        pushed(lif, "tau", -3.0)
-        for call in (compiled, lif, sc.LIF(1.0)):
-            out = call(x)
-            assert torch.equal(out, sc.LIF(1.0)(x))
-            if out.requires_grad:
-                grads += torch.autograd.grad(out.sum(), lif.tau)
-        assert torch.equal(*grads)

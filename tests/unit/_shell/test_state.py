@@ -12,21 +12,13 @@ import torch._dynamo.testing
 from torch import nn
 
 import spikecore as sc
-from shell_nets import Block, grads, network, neurons, values
+from shell_nets import Block, network, neurons, values
 
 T, B, C = 10, 3, 4
 
 
 class TestSingleStep:
     """A call on one step."""
-
-    def test_carries_until_reset(self):
-        """Calls in a row equal one multi-step call, and after sc.reset again."""
-        x, net = values(T, B, C), Block(step="single")
-        expected = Block()(x)
-        for _ in range(2):
-            assert torch.equal(torch.stack([net(now) for now in x]), expected)
-            sc.reset(net)
 
     def test_state_is_readable(self):
         """``state`` has the values that the next call continues from; None at rest."""
@@ -109,14 +101,6 @@ class TestResetAndDetach:
 class TestCarryState:
     """``with sc.carry_state(net)``."""
 
-    def test_gradient_flows_across_calls(self):
-        """Backpropagation goes through the chunks to the first."""
-        net, x = network(), values(T, B, C).requires_grad_()
-        with sc.carry_state(net):
-            out = torch.cat([net(chunk) for chunk in x.split(4)])
-        found = torch.autograd.grad(out.sum(), [x, *net.parameters()])
-        torch.testing.assert_close(found, grads(net, x), rtol=1e-12, atol=1e-12)
-
     def test_starts_at_rest_and_leaves_nothing(self):
         """The first call in a block starts at rest, and after it so does every call."""
         net, x = Block(), values(T, B, C)
@@ -186,11 +170,6 @@ class TestPlaces:
         assert list(net.buffers()) == []
         assert list(sc.LIF(step="single").state_dict()) == []
 
-    def test_goes_by_its_names(self):
-        """A state may be given in any order."""
-        state = {"a": torch.full((1,), 3.0), "v": torch.zeros(1)}
-        assert sc.ALIF(rho=0.5).run(torch.zeros(1, 1), state=state)[1]["a"].item() == 1.5
-
     def test_survives_copies(self):
         """A copy has the values without the graph, goes on alike, and is independent."""
         net, file = self.stateful(), io.BytesIO()
@@ -213,16 +192,6 @@ class TestPlaces:
         lif.to("meta")
         assert lif.state["v"].device.type == "meta"
         assert lif(torch.ones(2, device="meta")).device.type == "meta"
-
-    def test_keeps_its_dtype_and_every_bit(self):
-        """Turning the parameters into another dtype leaves the state's as it is, and its values exact."""
-        lif = sc.LIF(1.7, learn=("tau",), step="single")
-        lif(torch.full((2,), 1 / 3))
-        before = lif.state["v"]
-        lif.half()
-        assert lif.tau.dtype != torch.float32
-        assert lif.state["v"].dtype == torch.float32
-        assert torch.equal(lif.state["v"], before)
 
 
 def shared(lif):
@@ -297,23 +266,6 @@ class TestCalled:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             run(False)
-
-    def test_a_region_that_torch_runs_again(self):
-        """A part of a network in torch's checkpointing, without its contexts, is called more often; with them not."""
-        for contexts in (False, True):
-            net = Places(twice=False)
-            options = {"context_fn": sc.parallel.checkpoint_contexts(net.lif)} if contexts else {}
-            for x in torch.rand(3, B, C, requires_grad=True).unbind():
-                net.last(torch.utils.checkpoint.checkpoint(net.lif, x, use_reentrant=False, **options)).sum().backward()
-                sc.detach(net)
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                sc.reset(net)
-            assert (
-                [str(warning.message)[:40] for warning in caught] == []
-                if contexts
-                else ["LIF carries its state and was called 6 t"]
-            )
 
 
 class TestTransforms:

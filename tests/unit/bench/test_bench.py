@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Dict, List
+from typing import Any, Dict
 
 import pytest
 import torch
 
-import spikecore as sc
 from bench_runs import TINY, Mutant, only, ran
 from spikecore.bench import _implementations as implementations
-from spikecore.bench import _run as run
-from spikecore.bench._check import differences, observe
 from spikecore.bench._peers import PEERS
 from spikecore.bench._report import from_json
 from spikecore.bench._settings import Settings, device_named
-from spikecore.bench._timing import Plan, Timing, interleave
 from spikecore.bench._workloads import WORKLOADS
 from spikecore.inspect._explain import words
 from spikecore.testing._loopback import EVERYTHING, Loopback, installed
@@ -54,27 +50,6 @@ def test_beside_has_every_implementation_and_names_the_peers_that_are_missing(mo
         assert {"forward_ms", "training_ms"} <= set(row.figures)
         assert {one.implementation for one in rows if one.status == "skipped"} == {peer.name for peer in PEERS}
     assert from_json(report.to_json()).rows == report.rows
-
-
-def test_check_counts_what_differs() -> None:
-    """Spikes are counted; gradients of neurons whose spikes agree are compared, and a NaN is a difference."""
-    x, cotangent = torch.randn(5, 8, requires_grad=True), torch.randn(5, 8)
-    right = observe(sc.PLIF(backend="torch"), x, cotangent)
-    spikes = right.spikes.clone()
-    spikes[2, 3] = 1 - spikes[2, 3]
-    elsewhere = right.gradient.clone()
-    elsewhere[:, 3] = 100.0
-    assert (
-        differences(right._replace(spikes=spikes, gradient=elsewhere), right) == "1 of 40 spikes differ (0.025 of all)"
-    )
-    off = right.gradient.clone()
-    off[1, 1], off[1, 2] = float("nan"), off[1, 2] + 0.5
-    assert "2 of 40 input gradients differ, by up to nan" in str(differences(right._replace(gradient=off), right))
-    learnt = (right.learnt[0] + 3.0,)
-    assert "a learnt parameter is off by 3" in str(differences(right._replace(learnt=learnt), right))
-    assert "0 learnt parameters instead of 1" in str(differences(right._replace(learnt=()), right))
-    assert "spikes in bfloat16 for" in str(differences(right._replace(spikes=spikes.bfloat16()), right))
-    assert "spikes of shape [4, 8]" in str(differences(right._replace(spikes=spikes[:4]), right))
 
 
 def test_rows_of_a_run() -> None:
@@ -171,39 +146,3 @@ def test_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         device_named("gpu")
     with pytest.raises(ValueError, match="no clock for meta"):
         device_named("meta")
-
-
-def test_implementations_take_turns() -> None:
-    """After its warm-up a call is made once per round, in turn; the figure is the median of the turns."""
-    order: List[str] = []
-    seconds = iter([9.0, 1.0, 1.0, 1.0, 9.0, 1.0, 1.0, 1.0, 3.0, 4.0, 5.0, 6.0, 1.0, 2.0])
-
-    def turn(call: Any, begin: int, calls: int) -> float:
-        call(begin)
-        return next(seconds)
-
-    runs = {name: (lambda i, name=name: order.append(f"{name}{i}")) for name in "ab"}
-    found = interleave(runs, turn, Plan(3, patience=100.0))
-    assert order == "a0 a1 a2 a3 b0 b1 b2 b3 a4 b4 a5 b5 a6 b6".split()
-    assert found == {"a": Timing(3.0, 1.0, 5.0, 3, 1), "b": Timing(4.0, 2.0, 6.0, 3, 1)}
-
-
-def test_plan_gives_slow_calls_fewer_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short calls fill a turn together; a call beyond all patience still has three turns."""
-    monkeypatch.undo()
-    plan = Plan(repetitions=9, at_least=0.02, patience=1.0)
-    assert [plan.calls(seconds) for seconds in (1.0, 0.003, 0.0)] == [1, 7, 10_000]
-    assert [plan.turns(seconds) for seconds in (0.02, 0.2, 7.0)] == [9, 5, 3]
-    assert Plan(repetitions=2).turns(7.0) == 2
-
-
-def test_parts_are_compiled_before_they_are_measured() -> None:
-    """In other processes, which have ended then."""
-    settings = replace(TINY, suites=("steps",), backends=("torch",), workers=2)
-    report, jobs = run.prepare(settings)
-    labels: List[str] = []
-    run.measure(report, jobs, lambda label, done, of: labels.append(label))
-    assert labels[0] == "compiling in 2 processes"
-    assert labels[1].startswith(f"{len(jobs)} parts compiled in ")
-    assert "but for" not in labels[1]
-    assert {row.status for row in report.rows} == {"ok"}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
-import signal
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Iterator, List
+from typing import Any, List
 
 import pytest
 from rich.console import Console
@@ -18,7 +16,6 @@ from spikecore import cli
 from spikecore.bench import _run as run
 from spikecore.bench._report import Availability, Report, Row, from_json
 from spikecore.cli import _bench_tables as tables
-from spikecore.cli._bench_tables import show
 from spikecore.testing._loopback import installed
 
 REPORT = Report(
@@ -68,8 +65,6 @@ def test_report_of_schema_1_is_read() -> None:
 
 def test_tables_say_everything(capsys: pytest.CaptureFixture[str]) -> None:
     """On eighty columns no figure is cut; what has no figure is said below in words."""
-    from rich.console import Console
-
     tables.show(REPORT, Console(width=80))
     shown = capsys.readouterr().out
     for words_ in (*("pip install [gone]", "copy 9 GB/s", "1,234", "0.25"), "bad wrong: 3 of 4 (LIF float32 T=8 N=40)"):
@@ -150,42 +145,3 @@ def test_command_refuses_before_it_measures(arguments: List[str], says: str) -> 
     result = invoke(*arguments)
     assert result.exit_code == 2
     assert says in " ".join(result.output.replace("│", " ").split())
-
-
-def shown(report: Report) -> str:
-    """What the command prints on eighty columns below the list of implementations."""
-    console = Console(file=io.StringIO(), width=80)
-    show(report, console)
-    text: str = console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
-    return text.partition("what it is, or why not")[2].partition("\n")[2]
-
-
-@pytest.fixture(autouse=True)
-def _ctrl_c() -> Iterator[None]:
-    """SIGINT is KeyboardInterrupt; a shell ignores it for its jobs in the background, and so do their children."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-def test_command_shows_what_it_has_when_it_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SIGINT in the second case: the table has the first, and the status is the usual one."""
-    prepare = run.prepare
-
-    def interrupted(settings: Any) -> Any:
-        report, jobs = prepare(settings)
-
-        def stop() -> List[Row]:
-            signal.raise_signal(signal.SIGINT)
-            raise AssertionError("the run went on")
-
-        return report, [jobs[0], run.Job("second", stop), *jobs[1:]]
-
-    monkeypatch.setattr(run, "prepare", interrupted)
-    tiny = "--device cpu --no-peers --compile-steps 0 --repetitions 1 --quick --elements 30 --steps 3".split()
-    chosen = "--suite neurons --neuron LIF --neuron PLIF".split()
-    result = CliRunner().invoke(cli.app, ["bench", *tiny, *chosen])
-    assert result.exit_code == 130, result.output
-    assert "LIF float32" in result.output
-    assert "PLIF float32" not in result.output
-    assert "This run was interrupted: there was more to measure." in result.output

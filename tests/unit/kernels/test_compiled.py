@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from typing import Any, List, Sequence
 
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from kernel_loop import LAYOUTS, SHAPE, Gated, Loop, bound, channels_last, image, same
+from kernel_loop import LAYOUTS, SHAPE, Gated, Loop, bound, channels_last, image
 from spikecore._base.versions import COMPILES
 from spikecore.backend import Spec, Unsupported
 from spikecore.kernels import KernelRunner, layout_of
@@ -68,19 +67,6 @@ def test_no_step_compiles_again() -> None:
         call(image(6)).sum().backward()
         optimizer.step()
     assert counter.frame_count == 1
-
-
-@compiled
-def test_a_compiled_neuron_refuses_what_an_eager_one_refuses() -> None:
-    """In the same words, whichever of its calls come first."""
-    torch._dynamo.reset()
-    neuron = bound(sc.LIF(), Loop())
-    call = torch.compile(neuron, backend="aot_eager")
-    call(image(3))
-    with pytest.raises(Exception, match="x has dtype torch.int64; give floating-point input"):
-        call(torch.ones(3, 2, dtype=torch.int64))
-    with pytest.raises(Exception, match="x has no dimensions"):
-        call(torch.tensor(1.0))
 
 
 def named(name: str) -> Loop:
@@ -140,30 +126,6 @@ def test_opcheck() -> None:
             layout_of(xs[0]).encoded,
         ),
     )
-
-
-@compiled
-@pytest.mark.parametrize("cold", [True, False])
-def test_fullgraph_compile_of_a_network(cold: bool) -> None:
-    """torch.compile(fullgraph=True) takes a network with a kernel neuron, called before or not, of changing sizes."""
-    torch._dynamo.reset()
-    net = nn.Sequential(nn.Linear(5, 4), bound(sc.LIF(torch.full((4,), 2.5), learn=("tau", "v_reset")), Loop(chunk=4)))
-    eager = copy.deepcopy(net)
-    bound(eager[1], net[1].bound["cpu"].backend)
-    if not cold:
-        net(torch.randn(6, 3, 5))
-    fast = torch.compile(net, fullgraph=True, backend="aot_eager")
-    for T, B in ((6, 3), (6, 7), (20, 3)):
-        x = torch.randn(T, B, 5) * 3
-        found = []
-        for each in (fast, eager):
-            each.zero_grad()
-            y = each(x)
-            (y * torch.linspace(0, 1, y.numel()).view_as(y)).sum().backward()
-            found.append([y, *(p.grad.clone() for p in (net if each is fast else eager).parameters())])
-        same(*found)
-        with torch.no_grad():
-            same(fast(x), found[0][0])
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's about its own tracer

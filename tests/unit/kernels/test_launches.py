@@ -42,59 +42,6 @@ def backend() -> Iterator[Callable[..., str]]:
         block.__exit__(None, None, None)
 
 
-def called(name: str, x: torch.Tensor, **options: Any) -> List[torch.Tensor]:
-    """Outputs, final state, trace and every gradient of one call of an adaptive neuron."""
-    torch.manual_seed(0)
-    rho = torch.rand(x.shape[2])
-    neuron = sc.ALIF(tau=2.0, rho=rho, learn=("rho", "tau"), backend=name)
-    x = x.detach().requires_grad_()
-    state = {name: torch.rand(x.shape[1:]).requires_grad_() for name in neuron.states}
-    out, final, trace = neuron.run(x, state=state, record=("v",), **options)
-    results = [out, *final.values(), trace["v"]]
-    grads = [torch.rand(one.shape).to(one.dtype) for one in results]
-    wanted = [x, *state.values(), *neuron.parameters()]
-    return [*results, *torch.autograd.grad(results, wanted, grads)]
-
-
-@pytest.mark.parametrize(
-    ("steps", "dtype", "layout"),
-    [
-        (1, torch.float32, "contiguous"),
-        (33, torch.float64, "channels last"),
-        (5, torch.float16, "expanded"),
-        (5, torch.float32, "part"),
-    ],
-)
-def test_flat_results_take_the_shape_of_the_call(
-    backend: Callable[..., str], steps: int, dtype: torch.dtype, layout: str
-) -> None:
-    """Whatever layout and dtype: values and gradients of everything are the reference's, in tensors of their own."""
-    x = torch.rand(steps, 2, 3, 4, 5)
-    x = {
-        "contiguous": x,
-        "channels last": x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3),
-        "expanded": x[:1].expand(x.shape),
-        "part": torch.rand(steps, 4, 3, 4, 5)[:, 1:3],
-    }[layout].to(dtype)
-    name = backend(Flat)
-    found = called(name, x)
-    for ours, right in zip(found, called("torch", x)):
-        assert (ours.shape, ours.dtype) == (right.shape, right.dtype)
-        torch.testing.assert_close(ours, right, rtol=2e-3 if dtype == torch.float16 else 1e-4, atol=1e-5)
-    assert len({one.untyped_storage().data_ptr() for one in found}) == len(found)
-
-
-def test_an_output_may_be_changed_in_place(backend: Callable[..., str]) -> None:
-    """A result is no view of the flat tensor that was returned, of which autograd would refuse a change in place."""
-    x = torch.rand(4, 2, 3, 5).permute(0, 2, 1, 3).requires_grad_()
-    out = sc.LIF(backend=backend(Flat))(x)
-    out.mul_(2.0)
-    out.sum().backward()
-    right = x.detach().requires_grad_()
-    (sc.LIF(backend="torch")(right) * 2.0).sum().backward()
-    torch.testing.assert_close(x.grad, right.grad)
-
-
 def changed(**launches: Callable[..., Any]) -> Any:
     """The backend with what its forward or backward launch returns changed by a function of (results, arguments)."""
 

@@ -1,25 +1,18 @@
-"""The text of a program: literals, parentheses, lines of a block, names; and of programs of thousands of operations."""
+"""The text of a program: literals, parentheses, lines of a block, names; and a program of 3000 operations."""
 
 from __future__ import annotations
 
-import copy
 import math
-import pickle
-import re
-from dataclasses import replace
 from typing import Any, Dict, Tuple
 
 import pytest
 import torch
 
 import spikecore as sc
-from spikecore.lang import Node, Program, ops
+from spikecore.lang import Node, ops
 from spikecore.lang._expr import Expr
 from spikecore.lang.node import const
-from spikecore.lang.render import DEEPEST, Printer
-from spikecore.testing.naming import plans
-from spikecore_cupy.source import print_kernel
-from spikecore_cupy.text import Form
+from spikecore.lang.render import Printer
 
 LEAVES = [Node("input", (), "x"), Node("state", (), "v"), Node("param", (), "tau")]
 X, V, TAU = map(Expr, LEAVES)
@@ -123,45 +116,6 @@ def _chain(first: Any, other: Any, depth: int) -> Any:
     for _ in range(depth // 2):
         first = first * 0.5 + other
     return first
-
-
-def nested(text: str) -> int:
-    """How deep the parentheses of a text are nested."""
-    depth = deepest = 0
-    for sign in re.sub("[^()]", "", text):
-        depth += 1 if sign == "(" else -1
-        deepest = max(deepest, depth)
-    return deepest
-
-
-@pytest.fixture(scope="module")
-def program() -> Program:
-    """The program of a deep neuron."""
-    return Deep().program
-
-
-def test_it_is_pickled_and_copied(program: Program) -> None:
-    """A pickle is a list and not as deep as the expression; what comes back is equal."""
-    for again in (pickle.loads(pickle.dumps(program)), copy.deepcopy(program)):
-        assert again == program
-        assert hash(again) == hash(program)
-        assert again.outputs == program.outputs
-        assert str(again) == str(program)
-    (node,) = program.outputs
-    assert pickle.loads(pickle.dumps(node)) == copy.deepcopy(node) == node
-    assert node in {copy.copy(node)}
-
-
-@pytest.mark.parametrize("direction", [0, 1], ids=["forward", "backward"])
-def test_no_line_of_a_kernel_is_nested_deeply(direction: int) -> None:
-    """Nor one that computes with parameters alone, one for all neurons or one for each."""
-    neuron: Any = type("Deeper", (Deep,), {"depth": 400})()
-    plan = plans(neuron)[direction]
-    plan = replace(plan, spec=plan.spec.__class__(plan.dtype, None, ("channel",), ("a",), final=True))
-    if direction:
-        plan = replace(plan, learn=plan.spec.learn)
-    text = print_kernel(plan, Form(2)).text
-    assert max(nested(line) for line in text.split(";")) <= DEEPEST + 4
 
 
 def test_torch_computes_it() -> None:

@@ -167,19 +167,6 @@ class TestNormNeuron:
         with pytest.raises(ValueError, match=r"x must be \[T, B, C, ...\]"):
             NormNeuron(norm(1), lif())(drive(T, B))
 
-    def test_another_module_in_the_place_of_a_part_is_checked(self):
-        """As when the layer was made."""
-        layer = NormNeuron(norm(), lif())
-        layer.norm = nn.BatchNorm2d(C)
-        x = drive(T, B, *SHAPES[2])
-        assert torch.equal(layer(x), Plain(nn.BatchNorm2d(C), lif())(x))
-        with pytest.raises(TypeError, match="norm is a SyncBatchNorm, whose statistics are those of all processes"):
-            layer.norm = nn.SyncBatchNorm(C)
-        with pytest.raises(ValueError, match="leave norm in front of the neuron"):
-            layer.neuron = Halving(backend="torch")
-        with pytest.raises(TypeError, match="must be a spikecore neuron"):
-            layer.neuron = nn.ReLU()
-
 
 def network(step="multi"):
     """Convolutions with batch normalisation, nested, and one without."""

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from typing import Any, Callable, List, Tuple
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import spikecore as sc
 from spikecore._base.bits import Packing
 from spikecore._base.versions import COMPILES
 from spikecore._plugins.selection import Resolved
-from spikecore.backend import BackendError, Whole
+from spikecore.backend import BackendError
 from spikecore.layers import PackedConv2d, PackedLinear, SEWBlock, TimeBatched
 from spikecore.layers import _packed as packed
 
@@ -137,22 +135,6 @@ def test_other_numbers_of_a_layer_are_refused(options: Any, text: str) -> None:
     for make in (lambda: PackedLinear(5, 7, **options), lambda: PackedConv2d(5, 7, 3, **options)):
         with pytest.raises(ValueError, match=text):
             make()
-
-
-def test_parametrisations_hooks_and_copies_work() -> None:
-    torch.manual_seed(0)
-    layer = nn.utils.parametrizations.weight_norm(PackedLinear(5, 7))
-    x, seen = zeros_and_ones(3, 5), []
-    layer.register_forward_hook(lambda module, args, y: seen.append(y))
-    y, kept = saved_by(lambda: layer(x))
-    assert any(one.dtype == torch.uint8 for one in kept)
-    assert torch.equal(y, nn.functional.linear(x, layer.weight, layer.bias))
-    assert seen[0] is y
-    y.sum().backward()
-    assert layer.parametrizations.weight.original0.grad is not None
-    copied = pickle.loads(pickle.dumps(PackedLinear(5, 7, largest=3)))
-    assert copied.spikes == Whole(3)
-    assert repr(copied) == "PackedLinear(in_features=5, out_features=7, bias=True, largest=3)"
 
 
 # -- which backend packs
@@ -304,18 +286,6 @@ def test_what_is_left_as_it_is() -> None:
 
 
 # -- steps of training
-
-
-def test_checkpointed_parts_give_the_same() -> None:
-    """Nothing of them is kept, bits neither."""
-    found = []
-    for net in (network(), sc.pack(network())):
-        out, kept = saved_by(lambda: checkpoint(net, images(), use_reentrant=False))  # noqa: B023  # called at once
-        assert all(one.dtype != torch.uint8 for one in kept)
-        out.square().sum().backward()
-        found.append([p.grad for p in net.parameters()])
-    for mine, its in zip(*found):
-        assert torch.equal(mine, its)
 
 
 def test_a_step_packs_the_network_that_it_is_given() -> None:

@@ -64,13 +64,6 @@ class TestSame:
         again = torch.cos(torch.arange(grad.numel()).double()).view(shape)
         torch.testing.assert_close(torch.autograd.grad(its, cotangent, again)[0], second)
 
-    def test_gradients_of_any_order(self, kind: str) -> None:
-        """Against finite differences."""
-        x = torch.randperm(70).double().view(1, 2, 5, 7).mul_(0.1).requires_grad_()
-        module = compact(KINDS[kind](2))
-        assert torch.autograd.gradcheck(module, x)
-        assert torch.autograd.gradgradcheck(module, x, fast_mode=True)
-
     def test_other_calls_are_torchs(self, kind: str) -> None:
         """Without a derivative, of one sample, of no number, under vmap, in forward mode, compiled."""
         plain = KINDS[kind](2)

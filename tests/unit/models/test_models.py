@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 
 import pytest
@@ -91,21 +90,6 @@ class TestEach:
             assert expected.std(0).max() > 0
             sc.set_step(net, "single")
             torch.testing.assert_close(torch.stack([net(images().double()) for _ in range(4)]), expected)
-
-    def test_fused(self, kind):
-        """sc.fuse takes normalisations before neurons; values, gradients and keys stay."""
-        plain = SMALL[kind](steps=2).double()
-        fused = sc.fuse(copy.deepcopy(plain))
-        made = sum(isinstance(module, sc.layers.NormNeuron) for module in fused.modules())
-        # all but the first, which computes once, without time
-        assert made == {"vgg": 7, "sew": 19, "ms": 8, "spikformer": 4 + 2 * 6}[kind]
-        found = []
-        for net in (plain, fused):
-            y = net(images().double())
-            y.square().sum().backward()
-            found.append([y, *(value.grad for value in net.parameters())])
-        torch.testing.assert_close(*found)
-        assert list(plain.state_dict()) == list(fused.state_dict())
 
 
 def test_wrong_arguments_are_named():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -101,19 +100,6 @@ class TestArguments:
         with pytest.raises(TypeError, match=f": {name}=1 must be True or False$"):
             make(**{name: 1})
 
-    @pytest.mark.parametrize(
-        ("name", "value", "said"),
-        [
-            ("device", "cuda", r"net\.to\(device\)"),
-            ("dtype", torch.float16, r"the output has the dtype of the input"),
-            ("compile", True, r"torch\.compile\(net\), or compile=True in sc\.TrainingOptions or"),
-        ],
-    )
-    def test_options_of_layers_of_torch(self, name, value, said):
-        """Where a neuron computes, in which dtype, and what compiles it is no option of the neuron."""
-        with pytest.raises(TypeError, match=f"^LIF has no parameter '{name}'; .*{said}"):
-            sc.LIF(**{name: value})
-
 
 class TestTogether:
     """What makes no sense together is refused where it is given."""
@@ -140,15 +126,6 @@ class TestTogether:
         for beta in (0.0, 1.0, -0.5, torch.tensor([0.5, 1.5])):
             with pytest.raises(ValueError, match=r"^Lapicque: beta=.* must be between 0 and 1, both excluded$"):
                 sc.Lapicque(beta)
-
-
-def test_seadlif_resets_without_a_gradient():
-    """The new potential gives no gradient to the spike that reset it, with or without detach_reset."""
-    x = torch.full((1, 1), 40.0, dtype=torch.float64, requires_grad=True)
-    for detach_reset in (False, True):
-        out, state = sc.SEAdLIF(detach_reset=detach_reset).run(x)
-        assert out.item() == 1
-        assert torch.autograd.grad(state["v"].sum(), x, allow_unused=True)[0] in (None, 0.0)
 
 
 NEURONS = {**sc.neurons.MODELS, "EscapeNoise": sc.EscapeNoise}
@@ -250,12 +227,6 @@ class AdaptiveLIF(sc.Neuron):
         return z, {"v": sc.ops.select(z, 0.0, h), "a": p.rho * s.a + z}
 
 
-def grads(outputs, wanted, cotangents=None):
-    """Gradients, zeros where none arrives."""
-    found = torch.autograd.grad(outputs, wanted, cotangents, allow_unused=True)
-    return [torch.zeros_like(value) if grad is None else grad for value, grad in zip(wanted, found)]
-
-
 class TestDetachReset:
     """Of a custom neuron with two states."""
 
@@ -274,50 +245,6 @@ class TestDetachReset:
         x = (values(T, B, C) + 1).requires_grad_()
         _, state = Narrow(detach_reset=True).run(x)
         assert torch.autograd.grad(state["a"].sum(), x)[0].abs().max() > 0
-
-
-class Gated(sc.Neuron):
-    """Two inputs, two outputs, a choice by comparison: a gate above zero empties the potential."""
-
-    inputs = ("x", "gate")
-    states = {"v": "start"}
-    params = {"leak": 0.5, "start": 0.25}
-
-    def dynamics(self, x, s, p):
-        h = p.leak * sc.ops.where(x.gate > 0, 0.0, s.v) + x.x
-        z = self.spike(h - 1.0)
-        return (z, h), {"v": h - z}
-
-
-class TestByHand:
-    """``dynamics`` called with tensors."""
-
-    NEURONS = [
-        (AdaptiveLIF(), 1),
-        (Gated(), 2),
-        *((example(name).double(), 1) for name in ("LIF", "Leaky", "CLIF", "GLIF", "BRF", "Alpha")),
-        (sc.Leaky(0.9, reset_delay=False), 1),
-    ]
-
-    @pytest.mark.parametrize(
-        ("neuron", "count"), NEURONS, ids=lambda v: type(v).__name__ if isinstance(v, sc.Neuron) else ""
-    )
-    def test_equals_run(self, neuron, count):
-        """One step called by hand, on tensors and numbers, equals ``run``, value and gradient."""
-        inputs = [values(B, seed=i).requires_grad_() for i in range(count)]
-        state = {name: values(B, seed=5 + i).requires_grad_() for i, name in enumerate(neuron.states)}
-        x = inputs[0] if count == 1 else SimpleNamespace(**dict(zip(neuron.inputs, inputs)))
-        p = SimpleNamespace(**{name: getattr(neuron, name) for name in neuron.params})
-        by_hand, after = neuron.dynamics(x, SimpleNamespace(**state), p)
-        out, final = neuron.run(*(value.unsqueeze(0) for value in inputs), state=state)
-        out = [value[0] for value in (out if isinstance(out, tuple) else (out,))]
-        by_hand = list(by_hand if isinstance(by_hand, tuple) else (by_hand,))
-        mine, theirs = [*out, *final.values()], [*by_hand, *(after[name] for name in final)]
-        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
-        wanted = [inputs[0], *state.values()]
-        found = grads([value.sum() for value in mine], wanted)
-        hand = grads([value.sum() for value in theirs], wanted)
-        torch.testing.assert_close(found, hand, rtol=1e-12, atol=1e-12)
 
 
 class OwnName(sc.Neuron):

@@ -94,17 +94,6 @@ class TestValues:
             with sc.carry_state(net):
                 assert torch.equal(torch.cat([net(part) for part in x.split((2, 1, 6))]), want)
 
-    @pytest.mark.parametrize("per", PER)
-    def test_a_delay_is_one_more_step(self, per):
-        """A spike at step 1 comes back at step 1 + d + 1."""
-        net = made(per, sc.LI(1.0), learn=())
-        net.linear.delay = 2.0
-        nn.init.eye_(net.linear.linear.weight)
-        nn.init.zeros_(net.linear.linear.bias)
-        x = torch.zeros(T, 1, C, dtype=torch.float64)
-        x[1, 0, 2] = 1.0
-        assert net(x)[:, 0, 2].tolist() == [0, 1, 0, 0, 1, 0, 0, 1, 0]
-
 
 class TestState:
     """The last outputs, beside the neuron's state."""
@@ -153,28 +142,13 @@ class TestSaid:
             made(fused=True)(x)
 
     def test_refused(self):
-        """Delays that the loop would not see, names that clash, states without a past."""
+        """Delays that the loop would not see, states without a past."""
         delay = sc.Delay(nn.Linear(C, C), 3)
         with pytest.raises(ValueError, match="linear is Sequential with a Delay in it, which would take"):
             sc.Recurrent(sc.LIF(), nn.Sequential(delay, nn.Tanh()))
         with pytest.raises(ValueError, match="linear has step='single'; give the step mode to Recurrent"):
             sc.Recurrent(sc.LIF(), sc.Delay(nn.Linear(C, C), 3, step="single"))
 
-        class Other(sc.Delay):
-            def forward(self, x):
-                return 2 * super().forward(x)
-
-        with pytest.raises(TypeError, match="Other has a forward of its own, which would not be called"):
-            sc.Recurrent(sc.LIF(), Other(nn.Linear(C, C), 3))
-
-        class Past(sc.Neuron):
-            states = {"past": 0.0}
-
-            def dynamics(self, x, s, p):
-                return x, {"past": x}
-
-        with pytest.raises(ValueError, match="Past has a state 'past', as earlier outputs are called"):
-            sc.Recurrent(Past(), delay)
         net = made()
         with pytest.raises(ValueError, match=r"Recurrent: state has \['feedback', 'v'\]; give past of the Delay"):
             net.run(drawn(T, B, C), state={"v": drawn(B, C), "feedback": drawn(B, C)})

@@ -1,9 +1,8 @@
-"""Files of strangers, disks that are full: what a file of NIR can do to a machine, and a machine to a file."""
+"""Files of strangers: what a file of NIR cannot do to a machine, and how much it may hold."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any, Callable, Dict
 
@@ -46,37 +45,14 @@ def _external_link(root: Any, secret: Path) -> None:
     _weight(root)["weight"] = h5py.ExternalLink(str(secret), "weight")
 
 
-def _circle(root: Any, secret: Path) -> None:
-    root["node/nodes/0/again"] = root["node/nodes"]
-
-
-def _deep(root: Any, secret: Path) -> None:
-    group = root["node/nodes/0"]
-    for _ in range(2000):
-        group = group.create_group("a")
-
-
 def _huge(root: Any, secret: Path) -> None:
     _weight(root).create_dataset("weight", (2**40, 4), "f4", chunks=(1024, 4), compression="gzip")
-
-
-def _bomb(root: Any, secret: Path) -> None:
-    array = _weight(root).create_dataset("weight", (2**36, 4), "f4", chunks=(2**16, 4), compression="gzip")
-    array[:4] = 1.0
-
-
-def _records(root: Any, secret: Path) -> None:
-    _weight(root)["weight"] = np.zeros((3, 4), [("a", "f4"), ("b", "i4")])
 
 
 HOSTILE: Dict[str, Any] = {
     "external storage": (_external, "the numbers of '/node/nodes/0/weight' are in another file"),
     "external link": (_external_link, "'/node/nodes/0/weight' is a link, maybe to another file"),
-    "circle": (_circle, "is in the file under another name, too"),
-    "deep": (_deep, "is within more than 64 groups"),
     "huge": (_huge, r"weight' of shape \(1099511627776, 4\) take more than max_bytes=1073741824; if you trust"),
-    "huge, with a part of it": (_bomb, r"weight' of shape \(68719476736, 4\) take more than max_bytes"),
-    "records": (_records, "'/node/nodes/0/weight' has the dtype .*, which must be real numbers or text"),
     "without a field": (lambda root, secret: _weight(root), "node '0': TypeError: .*weight"),
 }
 
@@ -139,26 +115,6 @@ def test_metadata_sets_what_save_writes_and_nothing_else(
     assert type(neuron) is sc.nir.NIRLIF
     assert neuron.step == "multi"
     assert "backend=auto" in repr(neuron)
-
-
-def test_a_full_disk_leaves_the_old_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The new file takes its place when it is whole, with its permissions."""
-    file.chmod(0o640)
-    before = file.read_bytes()
-
-    def full(*arguments: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", full)
-        with pytest.raises(OSError, match="No space left"):
-            sc.nir.save(network(), file, dt=1e-3)
-    assert file.read_bytes() == before
-    assert os.listdir(file.parent) == ["net.nir"]
-    sc.nir.save(nn.Sequential(nn.Linear(4, 3), sc.IF()), file, dt=1e-3)
-    assert file.stat().st_mode & 0o777 == 0o640
-    assert isinstance(sc.nir.load(file).get_submodule("1"), sc.IF)
-    assert torch.is_tensor(sc.nir.load(file)(torch.ones(2, 1, 4)))
 
 
 def test_the_limit_is_an_argument(file: Path) -> None:

@@ -24,13 +24,6 @@ def capture(monkeypatch):
 class TestReplay:
     """What is captured, and what comes out."""
 
-    def test_the_first_steps_are_eager_and_the_others_replayed(self, capture):
-        """Three eager steps, one capture, and a replay for every call from then on."""
-        train, *_ = training()
-        for _ in range(8):
-            train(*batch())
-        assert (capture().eager, capture().recorded, capture().replayed) == (3, 1, 5)
-
     def test_the_weights_are_those_of_the_eager_step(self, capture):
         """Weights, buffers, optimiser, outputs and losses, with a schedule, a short batch and dropout."""
         runs = []

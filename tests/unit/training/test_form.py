@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, List
 
 import pytest
@@ -175,16 +174,6 @@ class TestFast:
         close(net, plain)
         assert made.form["graph"].startswith("left out: the step cannot be captured in a CUDA graph")
 
-    def test_inference(self, compiler: Compiler, gpu: Any) -> None:
-        """The same form, without packing."""
-        net = network()
-        predict = sc.inference_model(net, options=sc.CudaOptions(fast=True))
-        expected = sc.inference_model(net)(batch()[0])
-        for _ in range(5):
-            torch.testing.assert_close(predict(batch()[0]), expected)
-        assert predict.form == {**dict.fromkeys(OPTIONS, "used"), "pack_spikes": "not asked for"}
-        assert gpu().replayed == 2
-
 
 class TestPooling:
     """Average pooling whose gradient torch has wrong in one of the forms."""
@@ -198,17 +187,6 @@ class TestPooling:
         assert sc.inference_model(net, options=options).form["compile"] == "used"
         net[1] = nn.AvgPool2d(2, ceil_mode=True, count_include_pad=False)
         sc.training_model(net, sc.losses.ce_rate, torch.optim.SGD(net.parameters(), 0.1), options=options)
-
-    def test_padded_windows_are_not_channels_last_on_a_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """In training."""
-        options = sc.TrainingOptions(channels_last=True)
-        net = nn.Sequential(nn.Conv2d(2, 2, 2), nn.AvgPool2d(2, padding=(0, 1)))
-        optimizer = torch.optim.SGD(net.parameters(), 0.1)
-        assert sc.training_model(net, sc.losses.ce_rate, optimizer, options=options).form["channels_last"] == "used"
-        monkeypatch.setattr(nn.Parameter, "is_cuda", True, raising=False)
-        with pytest.raises(sc.Unsupported, match="channels_last=True cannot be: torch before July 2026 gives.*188344"):
-            sc.training_model(net, sc.losses.ce_rate, optimizer, options=options)
-        assert sc.inference_model(net, options=options).form["channels_last"] == "used"
 
 
 @pytest.mark.skipif(not COMPILES, reason="torch.compile needs torch 2.6 here")
@@ -310,22 +288,6 @@ def test_a_hyperparameter_that_changes(compiler: Compiler, gpu: Any) -> None:
     same(net, plain)
     assert "the update: lr changed; a learning rate that is to change is a tensor" in made.form["compile"]
     assert compiler.called.count("update") < 5
-
-
-def hooked(parameters: Any) -> Any:
-    """An optimiser with a hook, which a compiled update would not call."""
-    made = torch.optim.SGD(parameters, 0.1)
-    made.register_step_pre_hook(lambda *arguments: None)
-    return made
-
-
-@pytest.mark.parametrize(
-    "kind", [functools.partial(torch.optim.SGD, lr=0.1, foreach=False), torch.optim.Adagrad, hooked]
-)
-def test_an_optimiser_that_was_set_up_runs_as_it_was(compiler: Compiler, gpu: Any, kind: Any) -> None:
-    """So does one of a class that is not known here."""
-    trained_mlp(mlp(), FAST, kind=kind)
-    assert set(compiler.called) == {"net", "loss"}
 
 
 @pytest.mark.skipif(not COMPILES, reason="torch.compile needs torch 2.6 here")
