@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Iterator, List
+from typing import Any, Iterator, List
 
 import pytest
 import torch
@@ -125,6 +126,36 @@ def test_an_error_in_a_share_of_the_work_is_raised() -> None:
 
     with pytest.raises(KeyError):
         threads.over_blocks(work, 100, threads.WORTHWHILE)
+
+
+def test_ctrl_c_while_a_call_waits_changes_nothing() -> None:
+    """Three interrupts while the call waits for the other thread do not make it return early."""
+    torch.set_num_threads(2)
+    main, inside = threading.get_ident(), threading.Event()
+    handled = threading.Semaphore(0)
+    ended: List[int] = []
+
+    def handler(number: int, frame: Any) -> None:
+        handled.release()
+        raise KeyboardInterrupt
+
+    def work(begin: int, end: int) -> None:
+        if threading.get_ident() == main:
+            inside.wait()
+            raise MemoryError
+        inside.set()
+        for _ in range(3):
+            signal.pthread_kill(main, signal.SIGINT)
+            handled.acquire()
+        ended.append(begin)
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with pytest.raises((KeyboardInterrupt, MemoryError)):
+            threads.over_blocks(work, 100, threads.WORTHWHILE)
+        assert len(ended) == 1
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_interrupted_calls_write_nowhere_afterwards() -> None:
