@@ -50,25 +50,6 @@ def test_numbers_at_the_ends_of_ranges(divide: HostKernel) -> None:
     assert differing(divide, x.ravel(), y.ravel()).tolist() == []
 
 
-@pytest.mark.parametrize("kind", ["any bits", "any exponents", "usual", "quotients near the limit"])
-def test_random_numbers(divide: HostKernel, kind: str) -> None:
-    """Numbers of all magnitudes, and the usual ones."""
-    rng, count = np.random.default_rng(7), 400_000
-    if kind == "any bits":
-        x, y = (rng.integers(0, 2**32, count, dtype=np.uint32).view(np.float32) for _ in "xy")
-    elif kind == "any exponents":
-        x = np.ldexp(1 + rng.random(count), rng.integers(-149, 128, count))
-        y = np.ldexp(1 + rng.random(count), rng.integers(-24, 64, count))
-    elif kind == "usual":
-        x, y = rng.standard_normal(count), rng.uniform(1.0, 20.0, count)
-    else:
-        y = np.ldexp(1 + rng.random(count), rng.integers(-22, 62, count))
-        x = y * np.ldexp(1 + rng.random(count), rng.choice([-81, -80, -127, -126, 126, 127], count))
-    with np.errstate(over="ignore"):
-        x, y = x.astype(np.float32), y.astype(np.float32)
-    assert differing(divide, x, y).tolist() == []
-
-
 def test_quotients_nearest_to_the_middle_of_two_numbers(divide: HostKernel) -> None:
     """The quotients that a sum which is off by very little could round to the wrong side: none does.
 

@@ -47,14 +47,6 @@ def everything() -> List[str]:
 
 
 @pytest.mark.usefixtures("on_host")
-@pytest.mark.parametrize("steps", [5, 19])
-def test_names_that_were_missed(steps: int) -> None:
-    """Each in every role, with every kind of parameter: values, and gradients of all that has one."""
-    for naming in namings(usable(MISSED), 18):
-        assert_like_torch(naming, "cupy_host", steps=steps)
-
-
-@pytest.mark.usefixtures("on_host")
 def test_every_name_of_the_headers() -> None:
     """What kernels include, and words of C and CUDA; g++ compiles them all."""
     for k, naming in enumerate(namings(everything(), 120)):

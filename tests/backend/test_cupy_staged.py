@@ -152,19 +152,3 @@ def test_nothing_beside_a_tensor_is_written(kernel: Any, dtype: torch.dtype) -> 
         assert set(out.float().unique().tolist()) <= {0.0, 1.0}
         assert bool((memory[:skip] == 7).all())
         assert bool((memory[skip + inside :] == 7).all())
-
-
-@on_threads
-def test_other_calls_are_not_staged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of whole sectors, tensors that begin beside one, recorded values, steps that lie apart, small layers."""
-    for make, x in (
-        (lambda: sc.LIF(backend="watched"), drawn(torch.float32, 3, 8)),
-        (lambda: sc.LIF(backend="watched"), drawn(torch.float32, 22)[1:].view(3, 7)),
-        (lambda: sc.LIF(backend="watched"), drawn(torch.float32, 3, 9)[:, :7]),
-        (lambda: sc.PLIF(backend="watched"), drawn(torch.float32, 3, 7)),
-    ):
-        make()(x.requires_grad_()).sum().backward()
-    sc.LIF(backend="watched").run(drawn(torch.float32, 3, 7), record=("v",))
-    monkeypatch.setattr(cupy_launcher, "BESIDE", 8)
-    sc.LIF(backend="watched")(drawn(torch.float32, 3, 7))
-    assert set(LAUNCHED) == {"plif_forward"}

@@ -1,6 +1,4 @@
-"""cupy's sums over channels: which threads of a block belong together, what blocks leave, statistics of an input, and
-kernels that normalise.
-"""
+"""cupy's sums over channels: statistics of an input, and kernels that normalise."""
 
 from __future__ import annotations
 
@@ -10,9 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import cuda_texts
 import spikecore as sc
-from cuda_texts import spills
 from spikecore.backend import Spec
 from spikecore.bench._workloads import TwoStates
 from spikecore.kernels import Geometry
@@ -21,7 +17,7 @@ from spikecore.testing._loopback import installed
 from spikecore_cupy import launcher
 from spikecore_cupy.forms import form_of
 from spikecore_cupy.host import HostBackend, HostBlocks, HostBlocksBackend, HostKernel, reason
-from spikecore_cupy.sums import Statistics, Totals, arrangement
+from spikecore_cupy.sums import Statistics
 from spikecore_cupy.text import Form
 
 #: Marks of tests that build kernels by g++.
@@ -33,46 +29,6 @@ def on_cpu(test):
     for mark in MARKS:
         test = mark(test)
     return test
-
-
-@pytest.mark.parametrize("width", [1, 4, 8])
-@pytest.mark.parametrize("most", [1, 128])
-@pytest.mark.parametrize(
-    ("inner", "channels"), [(1, 96), (1, 7), (1, 4096), (1024, 64), (49, 64), (196, 48), (997, 3), (1, 1)]
-)
-def test_numbers_of_a_block_are_each_of_one_channel(width, most, inner, channels):
-    """What the threads of a block add up, as block_totals() does, lies in one channel: the one that the arrangement
-    says for the number that comes of it.
-    """
-    found = arrangement(width, inner, channels, most)
-    if found is None:
-        assert (channels if inner == 1 else inner) % width or most > 1
-        return
-    assert 1 <= found.block <= most
-    whole, period = found.block * width, inner * channels
-    for first in {0, whole, 5 * whole, (period // whole) * whole}:
-        block = first // whole
-        number = block * found.numbers
-        for k in range(found.numbers):
-            if found.lanes:
-                group = range(k * found.lanes * width, (k + 1) * found.lanes * width)
-            else:
-                group = range(k, whole, found.period)
-            of = {(first + neuron) // inner % channels for neuron in group}
-            assert of == {(number + k) // found.inner % channels}
-
-
-@on_cpu
-@pytest.mark.parametrize(("channels", "inner", "numbers"), [(64, 1, 640), (3, 1, 7), (4, 3, 36), (2, 5, 25)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("kernel", [HostKernel, HostBlocks])
-def test_totals_are_the_sums_of_each_channel(channels, inner, numbers, dtype, kernel):
-    """Of several rows, also where the last channels have one number less."""
-    parts = torch.randn(2, numbers, generator=torch.Generator().manual_seed(0)).to(dtype)
-    found = torch.stack([*Totals(kernel, dtype)(parts, channels, inner)])
-    of = torch.arange(numbers) // inner % channels
-    wanted = torch.zeros(2, channels, dtype=torch.float64).index_add_(1, of, parts.double())
-    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
 def _image(dtype, layout, sizes=(4, 3, 8, 4, 4)):
@@ -211,28 +167,6 @@ def test_what_is_computed_again_has_the_same_bits(
     for kept, computed, reference in zip(*found, _results(NEURONS[neuron], x.float(), "torch")):
         assert torch.equal(kept, computed)
         torch.testing.assert_close(kept.float(), reference, **near)
-
-
-@on_cpu
-@pytest.mark.usefixtures("nvrtc")
-@pytest.mark.parametrize(("steps", "neuron"), [(6, "LIF"), (16, "LIF"), (32, "LIF"), (20, "two states")])
-def test_registers_do_for_a_thread(steps: int, neuron: str, monkeypatch: Any) -> None:
-    """Compiled for an H100, backward kernels in bfloat16 keep no more of a thread in memory than a few numbers."""
-    printed: List[str] = []
-    shared = launcher.shared
-
-    def seen(kernel: Any, name: str, text: str, types: Any) -> Any:
-        printed.append(text)
-        return shared(kernel, name, text, types)
-
-    monkeypatch.setattr(launcher, "shared", seen)
-    with installed(HostBackend, devices=("cpu",)) as name:
-        _results(NEURONS[neuron], _drawn(steps, torch.bfloat16), name)
-    backward = [text for text in printed if "_backward(" in text]
-    assert len(backward) == 2
-    for text in backward:
-        (whole, *_) = spills(cuda_texts.built(text, "-arch=sm_90", "--ptxas-options=-v")[1])
-        assert whole[1] <= 32
 
 
 class Driven(sc.Neuron):

@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import pytest
@@ -32,8 +31,7 @@ from spikecore.testing import _edge_table as edge_table
 from spikecore.testing._custom import CUSTOM
 from spikecore.testing._models import BY_NAME, MODELS, Model
 from spikecore_cupy import ElementwiseKernel, ScanKernel
-from spikecore_cupy.derivative import repeated_divisions
-from spikecore_cupy.device import Kernel, compiled, headers
+from spikecore_cupy.device import compiled, headers
 from spikecore_cupy.feedback import HEADER
 from spikecore_cupy.forms import form_of
 from spikecore_cupy.packing import printed
@@ -234,19 +232,6 @@ def test_a_wrong_text_and_an_unknown_gpu_are_refused_in_words() -> None:
         compiled("empty", 'extern "C" __global__ void empty() {}\n', 10)
 
 
-def test_a_launch_is_on_the_current_stream_of_any_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without torch's private function the public one is asked: the number of the device is not a stream's address."""
-    monkeypatch.delattr(torch._C, "_cuda_getCurrentRawStream", raising=False)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0x5500 + device))
-    kernel, launches = Kernel("any", "", ("int",)), []
-    monkeypatch.setattr(kernel, "_current", lambda: 1)
-    monkeypatch.setattr(kernel, "_launch", lambda *arguments: launches.append(arguments))
-    monkeypatch.setattr(kernel, "_buffer", lambda device: (bytearray(4), 0))
-    monkeypatch.setattr(kernel, "_load", lambda device: (0xF0, None))
-    kernel(3, 1, (7,))
-    assert launches == [(0xF0, 3, 1, 1, kernel.block, 1, 1, 0, 0x5501, 0, 0)]
-
-
 def test_code_is_kept_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second time the code comes from disk, and is the same; another GPU's is another entry."""
     from cupy_backends.cuda.libs import nvrtc
@@ -309,22 +294,6 @@ def test_backward_approximates_where_it_is_rounded_away(dtype: torch.dtype) -> N
         assert instructions == ["fma.rn.f32"] * (2 * divisions)
 
 
-def test_a_power_of_two_is_left_to_the_compiler() -> None:
-    """It multiplies by its reciprocal; a division by what changes from step to step is none by a fixed number."""
-
-    class Halved(sc.Neuron):
-        states = {"v": 0.0}
-        params = {"tau": 3.0}
-
-        def dynamics(self, x: Any, s: Any, p: Any) -> Any:
-            h = s.v / 2.0 + x / 3.0 + x / p.tau + x / (1.0 + s.v * s.v)
-            return self.spike(h - 1.0), {"v": h}
-
-    program = Halved().program
-    divisions = repeated_divisions([*program.next, *program.outputs])
-    assert sorted(str(node.args[1].attr) for node in divisions) == ["3.0", "tau"]
-
-
 @dtypes
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_arguments_are_packed_as_the_kernel_takes_them(direction: str, dtype: torch.dtype) -> None:
@@ -334,20 +303,6 @@ def test_arguments_are_packed_as_the_kernel_takes_them(direction: str, dtype: to
         plan = plans(sc.ALIF(), dtype, None, kind, learn, everything=True)[direction == "backward"]
         source = print_kernel(plan, form_of(plan))
         assert arguments(ptx_of(plan), source.name) == packed(source.types)
-
-
-@dtypes
-@pytest.mark.parametrize("bits", [1, 4, 8])
-@pytest.mark.parametrize("direction", ["pack", "unpack"])
-def test_packing_moves_sixteen_bytes_at_once(direction: str, bits: int, dtype: torch.dtype) -> None:
-    """A thread moves 64 bytes of numbers, 16 in an access, and spills none; arguments are as a launch packs them."""
-    name, text, types = printed(direction, bits, dtype, 128 // torch.finfo(dtype).bits)
-    ptx, _ = built(text, "-arch=compute_90")
-    access = "ld" if direction == "pack" else "st"
-    moved = re.findall(rf"{access}\.global(?:\.nc)?\.v(\d)\.[a-z](\d+)", ptx)
-    assert [int(count) * int(size) for count, size in moved] == [128] * 4
-    assert arguments(ptx, name) == packed(types)
-    assert spills(built(text, "-arch=sm_90", "--ptxas-options=-v")[1]) == [(0, 0, 0)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

@@ -22,19 +22,6 @@ BACKENDS = {
 STEPS = (4, 25)
 
 
-class Named(sc.Neuron):
-    """A parameter with the name that the repeated input would get."""
-
-    states = {"v": "x_constant"}
-    params = {"x_constant": 0.25, "x_constant_": 2.0}
-
-    def dynamics(self, x, s, p):
-        """``h = v + x / x_constant_``."""
-        h = s.v + x / p.x_constant_
-        z = self.spike(h - 1.0)
-        return z, {"v": sc.ops.select(z, p.x_constant, h)}
-
-
 class Unread(sc.Neuron):
     """Reads nothing of its input."""
 
@@ -52,7 +39,6 @@ NEURONS = {
     "LIF learnt": lambda backend: sc.LIF(learn=("tau", "threshold"), reset="soft", backend=backend),
     "LIF per channel": lambda backend: sc.LIF(tau=torch.full((6,), 1.7), learn=("tau",), backend=backend),
     "ALIF": lambda backend: sc.ALIF(backend=backend),
-    "Named": lambda backend: Named(backend=backend),
     "Unread": lambda backend: Unread(backend=backend, learn=("rise",)),
 }
 

@@ -1,9 +1,7 @@
-"""The reference backend, called as the contract in spikecore/backend.py says; and a backend that can do nothing."""
+"""What the reference backend declares, and a backend that can do nothing."""
 
 from __future__ import annotations
 
-import copy
-import math
 import pickle
 import sys
 import types
@@ -19,105 +17,6 @@ from spikecore._shell import checks
 from spikecore.backend import Backend, BackendInfo, Capabilities, Spec, Unsupported
 from spikecore_torch import CAPABILITIES, spikecore_backends
 from spikecore_torch.backend import TorchBackend
-
-T, B, C = 6, 3, 4
-
-
-def values(*shape, seed=0, dtype=torch.float64):
-    """Normal values around 0.5."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).add(0.5).to(dtype)
-
-
-def runner(program, dtype=torch.float64, **spec):
-    """The reference's runner for a program whose parameters are numbers, unless told otherwise.
-
-    It takes the neuron's own parameters; behind them come the numbers of the surrogate, those of ``ATan(alpha=2.0)``.
-    """
-    spec = {"steps": T, "params": ("number",) * len(program.params), **spec}
-    made, numbers = TorchBackend().compile(program, Spec(dtype=dtype, **spec)), (math.pi, 1.0)[: len(program.numbers)]
-    return lambda inputs, state, params, record: made(inputs, state, (*params, *numbers), record)
-
-
-class Everything(sc.Neuron):
-    """Two inputs, two outputs, two states, a rest value that is a parameter, and an input that nothing reads."""
-
-    inputs = ("x", "unused", "gate")
-    states = {"v": "start", "n": 1.0}
-    params = {"tau": 2.0, "start": 0.25, "never": 3.0}
-
-    def dynamics(self, x, s, p):
-        h = s.v + (x.x - s.v) / p.tau + x.gate
-        z = self.spike(h - 1.0)
-        return (z, h), {"v": sc.ops.select(z, 0.0, h), "n": s.n + z}
-
-
-class TestRunner:
-    """``runner(inputs, state, params, record) -> (outputs, state, trace)``."""
-
-    inputs = tuple(values(T, B, C, seed=i) for i in range(3))
-
-    def test_what_it_gives(self):
-        """Tuples of tensors: [T, *N] outputs, [*N] states, [T, *N] trace in the order asked for."""
-        program = Everything().program
-        assert program.params == ("tau", "start", "alpha_1", "alpha_2")
-        outputs, state, trace = runner(program)(self.inputs, None, (2.0, 0.25), ("n", "v"))
-        assert [type(part) for part in (outputs, state, trace)] == [tuple] * 3
-        assert [value.shape for value in outputs] == [(T, B, C)] * 2
-        assert [value.shape for value in state] == [(B, C)] * 2
-        assert [value.shape for value in trace] == [(T, B, C)] * 2
-        assert torch.equal(trace[0][-1], state[1])
-        assert torch.equal(trace[1][-1], state[0])
-        assert torch.equal(trace[0], 1 + outputs[0].cumsum(0))
-        again = runner(program)(self.inputs, None, (2.0, 0.25), ("v", "n"))[2]
-        assert torch.equal(again[0], trace[1])
-        assert torch.equal(again[1], trace[0])
-
-    def test_it_computes_the_program(self):
-        """The values are those of a loop by hand, from rest and from a state; the unused input plays no part."""
-        x, unused, gate = self.inputs
-        for state in (None, (values(B, C, seed=7), values(B, C, seed=8))):
-            outputs, end, _ = runner(Everything().program)((x, unused * float("nan"), gate), state, (2.5, 0.25), ())
-            v, n = (torch.full((B, C), 0.25).double(), torch.ones(B, C).double()) if state is None else state
-            for t in range(T):
-                h = v + (x[t] - v) / 2.5 + gate[t]
-                z = (h >= 1).double()
-                v, n = torch.where(h >= 1, 0.0, h), n + z
-                assert torch.equal(outputs[0][t], z)
-                torch.testing.assert_close(outputs[1][t], h)
-            torch.testing.assert_close(end, (v, n))
-
-    @pytest.mark.parametrize("kind", ["number", "scalar"])
-    def test_half_input_meets_numbers_in_float32(self, kind):
-        """Between float16 input and a parameter nothing is rounded to float16: 300 * 300 / 300 is 300."""
-
-        class Scaled(sc.Neuron):
-            params = {"gain": 300.0}
-
-            def dynamics(self, x, s, p):
-                return x * p.gain / p.gain, {}
-
-        x = torch.full((T, 2), 300.0, dtype=torch.float16)
-        gain = 300.0 if kind == "number" else torch.tensor(300.0)
-        (out,), _, _ = runner(Scaled().program, torch.float16, params=(kind,))((x,), None, (gain,), ())
-        assert torch.equal(out, x)
-
-    def test_rounding_is_that_of_ieee_division(self):
-        """``x / tau`` is one correctly rounded division, never a multiplication by a rounded reciprocal."""
-        x = values(1, 5000).float()
-        (out,), _, _ = runner(sc.LI().program, torch.float32, steps=1)((x,), None, (3.0, 0.0), ())
-        exact = (x.double() / 3.0).float()
-        assert torch.equal(out, exact)
-        assert not torch.equal(x * torch.tensor(1 / 3.0), exact)
-
-    def test_results_may_be_written_to(self):
-        """What a runner gives belongs to the caller: writing to it changes no later result."""
-        x = values(T, B)
-        one = runner(sc.LI().program)
-        first = one((x,), None, (2.0, 0.0), ("v",))
-        kept = copy.deepcopy(first)
-        for value in (*first[0], *first[2]):
-            value.zero_()
-        torch.testing.assert_close(one((x,), None, (2.0, 0.0), ("v",)), kept, rtol=0, atol=0)
 
 
 class TestBackendObject:

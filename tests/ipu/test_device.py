@@ -13,7 +13,6 @@ from torch import nn
 
 import poptorch_emulator as poptorch
 import spikecore as sc
-from spikecore_ipu import sdk
 
 
 def network():
@@ -49,16 +48,6 @@ class TestTurns:
         plain.destroy()
         assert all(torch.equal(a, b) for a, b in zip(net.parameters(), alone.parameters()))
 
-    def test_predicts_with_what_was_trained(self):
-        """After each turn the predictor has the weights of now."""
-        net = network()
-        step, predict = trainer(net), sc.inference_model(net, backend="ipu")
-        for _ in range(2):
-            step(*batch())
-            found = predict(batch()[0])
-            with sc.use_backend("ipu"):
-                assert torch.equal(found, net(batch()[0]))
-
     def test_checkpoint_while_detached(self):
         """``state_dict`` has the optimiser's state, whoever holds the device."""
         net = network()
@@ -81,12 +70,6 @@ class TestTurns:
         _, loss = step(*batch())
         with sc.use_backend("ipu"):
             assert torch.allclose(loss, sc.losses.ce_count(other(batch()[0]), batch()[1]))
-
-    def test_another_network(self):
-        """One that is trained meanwhile takes its turn, too."""
-        steps = [trainer(network()), trainer(network())]
-        losses = [[step(*batch())[1] for step in steps] for _ in range(3)]
-        assert all(torch.equal(one, other) for one, other in losses)
 
     def test_devices_of_their_own(self):
         """With ``useIpuId`` on both neither lets go."""
@@ -114,24 +97,6 @@ class Calling(nn.Module):
 
 class TestThreads:
     """Calls of several threads wait for each other, as PopTorch needs it."""
-
-    def test_one_program_at_a_time(self):
-        """While one is compiled, another thread can neither compile nor run nor detach anything."""
-        found = []
-
-        def look():
-            found.append(sdk._lock.acquire(timeout=0))
-
-        def compiling():
-            other = threading.Thread(target=look)
-            other.start()
-            other.join()
-
-        sc.inference_model(nn.Sequential(Calling(compiling), nn.Linear(3, 2)), backend="ipu")(torch.ones(1, 3))
-        assert found == [False]
-        look()
-        sdk._lock.release()
-        assert found == [False, True]
 
     def test_many_threads_take_turns(self):
         """Steps of four networks on four threads end with the weights that they have alone."""

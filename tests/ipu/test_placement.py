@@ -13,25 +13,21 @@ import poptorch_emulator as poptorch
 import spikecore as sc
 import spikecore_ipu
 
-ENDED = r"No active Block, all the ops must belong to a Block[\s\S]*aten::{} came after"
-
 
 class Blocks(nn.Module):
     """Two layers, each in a ``with`` block, on IPU 0 and 1."""
 
-    def __init__(self, after=False):
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.fc1, self.lif1 = nn.Linear(3, 4), sc.LIF(threshold=0.1, backend="ipu")
         self.fc2, self.lif2 = nn.Linear(4, 2), sc.LIF(threshold=0.1, backend="ipu")
-        self.after = after
 
     def forward(self, x):
         with poptorch.Block("first", ipu_id=0):
             x = self.lif1(self.fc1(x.expand(4, *x.shape)))
         with poptorch.Block("second", ipu_id=1):
-            x = self.lif2(self.fc2(x))
-        return x * 2 if self.after else x
+            return self.lif2(self.fc2(x))
 
 
 def batch(size=6):
@@ -50,28 +46,6 @@ def options(strategy=None):
 def trained(net, **keywords):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     return sc.training_model(net, sc.losses.ce_count, optimizer, backend="ipu", **keywords)
-
-
-class TestEnded:
-    """What comes after a ``with`` block is in none."""
-
-    def test_after(self):
-        """An operation after the block has ended is PopTorch's error, and names it."""
-        chosen = poptorch.Options().deviceIterations(2)
-        with pytest.raises(poptorch.Error, match=ENDED.format("mul")):
-            poptorch.inferenceModel(Blocks(after=True), chosen)(batch()[0])
-
-    def test_loss_by_hand(self):
-        """A loss that a model computes after its blocks is in none, as in PopTorch."""
-
-        class WithLoss(Blocks):
-            def forward(self, x, y):
-                return poptorch.identity_loss(sc.losses.ce_count(super().forward(x), y), "none")
-
-        net = WithLoss()
-        step = poptorch.trainingModel(net, options(), torch.optim.SGD(net.parameters(), lr=0.1))
-        with pytest.raises(poptorch.Error, match="No active Block"):
-            step(*batch())
 
 
 class TestLoss:
@@ -131,11 +105,6 @@ class TestLoss:
         step = sc.training_model(net, loss, optimizer, backend="ipu", options=options())
         step(*batch())
         assert step.executor.options.execution_strategy.placed["loss"] == 1
-
-    def test_inference(self):
-        """Inference needs no loss."""
-        predict = sc.inference_model(Blocks(), backend="ipu", options=poptorch.Options().deviceIterations(2))
-        assert predict(batch()[0]).shape == (4, 6, 2)
 
 
 class Recorded(nn.Module):

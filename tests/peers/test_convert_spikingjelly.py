@@ -49,10 +49,6 @@ def averaged_loop(fc, x):
     return sum(fc(now) for now in x) / len(x)
 
 
-def repeated_image(fc, x):
-    return fc(x[0].unsqueeze(0).expand(T, *x.shape[1:])).mean(0)
-
-
 def last_potential(fc, x):
     for now in x:
         fc(now)
@@ -72,33 +68,11 @@ def lif_fc_mnist(j):
     return Network(averaged_loop, *parts), (1, 7, 7)
 
 
-def conv_fashion_mnist(j, C=4):
-    def block(first, last):
-        norm, spikes = j.layer.BatchNorm2d(last), j.neuron.IFNode(surrogate_function=j.surrogate.ATan())
-        conv = j.layer.Conv2d(first, last, kernel_size=3, padding=1, bias=False)
-        return conv, norm, spikes, j.layer.MaxPool2d(2, 2)
-
-    def dense(first, last):
-        return j.layer.Linear(first, last, bias=False), j.neuron.IFNode(surrogate_function=j.surrogate.ATan())
-
-    parts = (*block(1, C), *block(C, C), j.layer.Flatten(), *dense(C * 9, C * 4), *dense(C * 4, 10))
-    net = Network(repeated_image, *parts)
-    j.functional.set_step_mode(net, "m")
-    return net, (1, 12, 12)
-
-
 def parametric_lif_mnist(j):
     kwargs = {"init_tau": 2.0, "surrogate_function": j.surrogate.ATan(), "detach_reset": True}
     net = j.model.parametric_lif_net.MNISTNet(4, j.neuron.ParametricLIFNode, **kwargs)
     j.functional.set_step_mode(net, "m")
     return without_dropout(net), (1, 28, 28)
-
-
-def dvs_gesture(j):
-    kwargs = {"tau": 2.0, "decay_input": False, "v_reset": None, "surrogate_function": j.surrogate.Sigmoid(3.0)}
-    net = j.model.parametric_lif_net.DVSGestureNet(2, j.neuron.LIFNode, **kwargs)
-    j.functional.set_step_mode(net, "m")
-    return without_dropout(net), (2, 128, 128)
 
 
 def spikformer(j):
@@ -121,15 +95,6 @@ def ms_resnet(j):
         T, layers=(1, 1, 1, 1), num_classes=5, base_channels=8, spiking_neuron=j.neuron.LIFNode
     )
     return net, (3, 32, 32)
-
-
-def sequential_fmnist_plain(j):
-    def spikes():
-        return j.neuron.IFNode(surrogate_function=j.surrogate.ATan())
-
-    net = Network(mean_rate, j.layer.Linear(28, 32), spikes(), j.layer.Linear(32, 10), spikes())
-    j.functional.set_step_mode(net, "m")
-    return net, (28,)
 
 
 def sequential_fmnist_synapse(j):
@@ -182,30 +147,17 @@ def containers(j):
     return Network(mean_rate, folded, stepped, mode, j.layer.Linear(6, 8, step_mode="m"), last), (1, 6, 6)
 
 
-def speech_commands(j):
-    def block(first, last, dilation):
-        conv = nn.Conv2d(first, last, (4, 3), padding=(0, 1), dilation=(dilation, 1), bias=False)
-        return conv, nn.BatchNorm2d(last), j.neuron.LIFNode(tau=10.0 / 7, surrogate_function=j.surrogate.Sigmoid(10.0))
-
-    net = Network(averaged_loop, *block(1, 4, 1), *block(4, 4, 1), nn.Flatten(), nn.Linear(4 * 4 * 5, 12))
-    return net, (1, 10, 5)
-
-
 #: Their examples and models; "-left" has a module that stays.
 NETWORKS = {
     "examples/lif_fc_mnist.py": lif_fc_mnist,
-    "examples/conv_fashion_mnist.py": conv_fashion_mnist,
     "model/parametric_lif_net.py MNISTNet": parametric_lif_mnist,
-    "model/parametric_lif_net.py DVSGestureNet": dvs_gesture,
     "model/spikformer.py": spikformer,
     "model/ms_resnet.py": ms_resnet,
-    "examples/rsnn_sequential_fmnist.py PlainNet": sequential_fmnist_plain,
     "examples/rsnn_sequential_fmnist.py StatefulSynapseNet": sequential_fmnist_synapse,
     "examples/rsnn_sequential_fmnist.py FeedBackNet": sequential_fmnist_feedback,
     "examples/spiking_dqn_state.py": spiking_dqn,
     "examples/spiking_ppo.py": ppo_read_out,
     "layer containers": containers,
-    "examples/speech_commands.py": speech_commands,
 }
 #: Which modules of these stay theirs.
 LEFT = {

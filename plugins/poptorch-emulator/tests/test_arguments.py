@@ -83,16 +83,6 @@ class TestFrozen:
         net.eval()
         assert executor(ones(1)).item() == 2
 
-    def test_random_numbers_of_the_host(self):
-        """A number that the host draws in forward is one number."""
-
-        class Net(nn.Module):
-            def forward(self, x):
-                return x * torch.empty(1, device="cpu").uniform_().item()
-
-        executor = poptorch.inferenceModel(Net())
-        assert executor(ones(1)).item() == executor(ones(1)).item()
-
     @pytest.mark.usefixtures("several_devices")
     def test_random_numbers_of_the_device(self):
         """What the device draws is drawn anew, repeatably by the seed, and leaves the host's generator alone."""
@@ -164,14 +154,7 @@ class TestComparison:
         [
             ((ones(1),), (ones(2),), "Shape mismatch for x: expected torch.Size([1]) but got torch.Size([2])."),
             ((ones(2),), (ones(2).long(),), "Data type mismatch for x: expected torch.float32 but got torch.int64."),
-            (
-                (ones(2).long(),),
-                (ones(2).int(),),
-                "Data type mismatch for x: expected torch.int64 but got torch.int32.",
-            ),
             ((ones(2), 5), (ones(2), 3), "Value mismatch for scale: expected 5 but got 3."),
-            ((ones(2), 5), (ones(2), 5.0), _types("scale", int, float)),
-            ((ones(2),), (ones(2), 2, ones(2)), _types("other", type(None), torch.Tensor)),
             ((ones(2), 2, (ones(2),)), (ones(2), 2, [ones(2)]), _types("other", tuple, list)),
             ((ones(2),), (nn.Parameter(ones(2)),), _types("x", torch.Tensor, nn.Parameter)),
             (
@@ -179,13 +162,10 @@ class TestComparison:
                 (ones(2), 2, (ones(2), ones(3))),
                 "Shape mismatch for other[1]: expected torch.Size([2]) but got torch.Size([3]).",
             ),
-            *(
-                (
-                    (ones(2), 2, kind((ones(2), ones(2)))),
-                    (ones(2), 2, kind((ones(2),))),
-                    "Length mismatch for other: expected 2 elements but got 1.",
-                )
-                for kind in (tuple, list)
+            (
+                (ones(2), 2, (ones(2), ones(2))),
+                (ones(2), 2, (ones(2),)),
+                "Length mismatch for other: expected 2 elements but got 1.",
             ),
             (
                 (ones(2), 2, {"a": ones(2), "c": ones(2)}),
@@ -196,11 +176,6 @@ class TestComparison:
                 (ones(2), 2, {"a": ones(2)}),
                 (ones(2), 2, {"a": ones(2).int()}),
                 "Data type mismatch for other[a]: expected torch.float32 but got torch.int32.",
-            ),
-            (
-                (ones(2), 2, [ones(2), 1]),
-                (ones(2), 2, [ones(2), 3]),
-                "Value mismatch for other[1]: expected 1 but got 3.",
             ),
             ((ones(2), 2, [1, 2]), (ones(2), 2, [1, 3]), "Value mismatch for other: expected [1, 2] but got [1, 3]."),
         ],
@@ -214,43 +189,18 @@ class TestComparison:
         assert str(caught.value).endswith(text + END)
         executor(*first)
 
-    def test_keywords(self):
-        """They are named without a prefix."""
-        executor = poptorch.inferenceModel(Model())
-        executor(ones(2), more=ones(2))
-        with pytest.raises(poptorch.Error, match="Shape mismatch for more: expected torch.Size"):
-            executor(ones(2), more=ones(3))
-
-    @pytest.mark.parametrize(
-        ("first", "later"),
-        [
-            (
-                lambda a, b: (({"a": a, "b": b},), {}),
-                lambda a, b: (({"b": b, "a": a},), {}),
-            ),
-            (
-                lambda a, b: (([({"b": b, "more": {"c": b, "a": a}},)],), {}),
-                lambda a, b: (([({"more": {"a": a, "c": b}, "b": b},)],), {}),
-            ),
-            (
-                lambda a, b: ((), {"a": a, "b": b}),
-                lambda a, b: ((), {"b": b, "a": a}),
-            ),
-        ],
-        ids=["dictionary", "nested", "keywords"],
-    )
-    def test_order_of_keys(self, first, later):
-        """A later call may have the keys of a dictionary in another order."""
+    def test_order_of_keys(self):
+        """A later call may have keywords, and the keys of a nested dictionary, in another order."""
 
         class Net(nn.Module):
-            def forward(self, *args, **kwargs):
-                named = (args[0] if isinstance(args[0], dict) else args[0][0][0]["more"]) if args else kwargs
-                return named["a"] / sum(value for key, value in named.items() if key != "a")
+            def forward(self, nested, *, a, b):
+                return nested[0]["a"] / nested[0]["b"] + a - b
 
         executor = poptorch.inferenceModel(Net())
-        for call, a, b in ((first, 1.0, 2.0), (later, 1.0, 2.0), (later, 6.0, 3.0), (first, 6.0, 3.0)):
-            args, kwargs = call(torch.tensor([a]), torch.tensor([b]))
-            assert executor(*args, **kwargs).item() == a / b
+        for x, y in ((1.0, 2.0), (6.0, 3.0)):
+            a, b = torch.tensor([x]), torch.tensor([y])
+            assert executor([{"a": a, "b": b}], a=a, b=b).item() == x / y + x - y
+            assert executor([{"b": b, "a": a}], b=b, a=a).item() == x / y + x - y
 
     def test_number(self):
         """As many positional arguments as at first."""
@@ -260,13 +210,6 @@ class TestComparison:
             executor(ones(1))
         text = "Number of positional arguments mismatch: expected 2 arguments but got 1."
         assert str(caught.value).endswith(text + END)
-
-    def test_type_goes_first(self):
-        """Of one tensor the dtype is compared before the shape."""
-        executor = poptorch.inferenceModel(Model())
-        executor(ones(2))
-        with pytest.raises(poptorch.Error, match="Data type mismatch for x"):
-            executor(ones(3).int())
 
 
 class TestBatch:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import collections
 import inspect
-import itertools
 import logging
 
 import pytest
@@ -96,10 +94,6 @@ class TestE8:
         assert numbers(loader) == [[0, 1, 2, 3], [4]]
         assert len(loader) == 2
 
-    def test_nothing_is_said_without_a_remainder(self, caplog):
-        DataLoader(Options(), samples(4), batch_size=2, drop_last=False)
-        assert caplog.messages == []
-
     def test_options_are_frozen(self):
         options = Options()
         loader = DataLoader(options, samples(2))
@@ -110,17 +104,6 @@ class TestE8:
 
 class TestTorchs:
     """The rest is torch's."""
-
-    def test_shuffle(self):
-        generator = torch.Generator().manual_seed(0)
-        loader = DataLoader(Options(), samples(64), batch_size=8, shuffle=True, generator=generator)
-        first = numbers(loader)
-        assert first != numbers(loader)
-        assert sorted(itertools.chain(*first)) == list(range(64))
-
-    def test_collate(self):
-        loader = DataLoader(Options(), samples(4), batch_size=2, collate_fn=len)
-        assert list(loader) == [2, 2]
 
     def test_without_batching(self):
         class Batches(Dataset):
@@ -138,10 +121,6 @@ class TestTorchs:
         """Without an argument, workers live from pass to pass, and without workers nothing does."""
         assert DataLoader(Options(), samples(2), num_workers=1).persistent_workers
         assert not DataLoader(Options(), samples(2)).persistent_workers
-
-    def test_streams(self):
-        loader = DataLoader(Options().deviceIterations(2), Stream(9), batch_size=2)
-        assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
     def test_streams_for_several_workers(self, caplog):
         with caplog.at_level(logging.WARNING, "poptorch"):
@@ -171,21 +150,6 @@ class TestBatchSampler:
         loader = DataLoader(options, samples(10), batch_sampler=self.sampler(), drop_last=False)
         assert numbers(loader) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
         assert len(loader) == 3
-
-    def test_any_structure_is_joined(self):
-        Pair = collections.namedtuple("Pair", "x y")
-
-        class Samples(Dataset):
-            def __len__(self):
-                return 4
-
-            def __getitem__(self, index):
-                return {"pair": Pair(torch.tensor(index), [torch.tensor(-index)])}
-
-        loader = DataLoader(Options().deviceIterations(2), Samples(), batch_sampler=self.sampler(4))
-        (batch,) = loader
-        assert batch["pair"].x.tolist() == [0, 1, 2, 3]
-        assert batch["pair"].y[0].tolist() == [0, -1, -2, -3]
 
     def test_what_cannot_be_joined(self):
         options = Options().deviceIterations(2)

@@ -61,11 +61,10 @@ class TestMachine:
             inference()
         assert all(executor.isAttachedToDevice() for executor in held)
 
-    @pytest.mark.parametrize("text", ["0", "-1", "many"])
-    def test_number_of_devices(self, monkeypatch, text):
+    def test_number_of_devices(self, monkeypatch):
         """It is a number of 1 or above."""
-        monkeypatch.setenv(devices.VARIABLE, text)
-        with pytest.raises(poptorch.Error, match=f"{devices.VARIABLE}={text} must be a number"):
+        monkeypatch.setenv(devices.VARIABLE, "0")
+        with pytest.raises(poptorch.Error, match=f"{devices.VARIABLE}=0 must be a number"):
             inference()
 
     def test_named_devices(self):

@@ -77,17 +77,6 @@ class TestWrapping:
         assert type(copy.copy(net)) is type(net)
         assert {type(value) for value in net.state_dict().values()} == {torch.Tensor}
 
-    def test_shallow_copy(self):
-        """Plain attributes of the module and the wrapper part at wrapping; submodules are shared."""
-        net = Net()
-        executor = poptorch.inferenceModel(net)
-        net.eval()
-        seen = []
-        net.a.register_forward_hook(lambda module, *_: seen.append(module.training))
-        executor(X)
-        assert seen == [False]
-        assert executor._model.training
-
     def test_attributes(self):
         """What the executor has not, the module has."""
         net = Net()

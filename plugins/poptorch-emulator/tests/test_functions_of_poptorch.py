@@ -39,19 +39,6 @@ class TestPrinting:
         assert torch.equal(graph(x), x)
         assert text.replace(" ", "") in capfd.readouterr().err.replace(" ", "")
 
-    def test_what_is_left_out(self, capfd):
-        graph = traced(lambda x: poptorch.ipu_print_tensor(x, "t", True, 4, 1), torch.ones(5))
-        capfd.readouterr()
-        graph(torch.arange(5.0))
-        assert "".join(capfd.readouterr().err.split()) == "t:(0,...,4)"
-
-    @pytest.mark.parametrize("form", ["auto", "fixed", "scientific", "none"])
-    def test_what_is_not_finite(self, form, capfd):
-        graph = traced(lambda x: poptorch.ipu_print_tensor(x, "t", True, 1000, 3, 75, 8, form), torch.ones(3))
-        capfd.readouterr()
-        graph(torch.tensor([float("inf"), -float("inf"), float("nan")]))
-        assert "".join(capfd.readouterr().err.split()) == "t:(inf,-inf,nan)"
-
     def test_gradient(self, capfd):
         """At every run; the gradient unless it is asked not to."""
         for wanted in (True, False):

@@ -34,18 +34,14 @@ class Squared(nn.Module):
 
 WORDS = torch.tensor([[1, 2, 3], [4, 5, 6]])
 LAYERS = {
-    "LSTM": (lambda: Squared(nn.LSTM(4, 3)), (x_of(5, 2, 4),)),
     "LSTM both ways": (lambda: Squared(nn.LSTM(4, 3, 2, bidirectional=True, batch_first=True)), (x_of(5, 2, 4),)),
-    "GRU": (lambda: Squared(nn.GRU(4, 3)), (x_of(5, 2, 4),)),
     "GRU, batch first": (lambda: Squared(nn.GRU(4, 3, 2, bidirectional=True, batch_first=True)), (x_of(5, 2, 4),)),
-    "RNN, batch first": (lambda: Squared(nn.RNN(4, 3, batch_first=True)), (x_of(5, 2, 4),)),
     "RNN": (lambda: Squared(nn.RNN(4, 3)), (x_of(5, 2, 4),)),
     "RNN relu": (lambda: Squared(nn.RNN(4, 3, nonlinearity="relu")), (x_of(5, 2, 4),)),
     "LSTMCell": (lambda: Squared(nn.LSTMCell(4, 3)), (x_of(2, 4),)),
     "GRUCell": (lambda: Squared(nn.GRUCell(4, 3)), (x_of(2, 4),)),
     "RNNCell": (lambda: Squared(nn.RNNCell(4, 3)), (x_of(2, 4),)),
     "EmbeddingBag": (lambda: Squared(nn.EmbeddingBag(10, 3)), (WORDS,)),
-    "EmbeddingBag sum": (lambda: Squared(nn.EmbeddingBag(10, 3, mode="sum")), (WORDS,)),
     "EmbeddingBag max": (lambda: Squared(nn.EmbeddingBag(10, 3, mode="max")), (WORDS,)),
     "Bilinear": (lambda: Squared(nn.Bilinear(4, 4, 3), 4), (x_of(2, 4), x_of(2, 4, seed=1))),
     "CosineSimilarity": (lambda: Squared(nn.CosineSimilarity(), 4), (x_of(2, 4), x_of(2, 4, seed=1))),
@@ -76,7 +72,6 @@ def test_layers(name):
     "function",
     [
         lambda x, y: torch.clamp(x, min=y),
-        lambda x, y: torch.clamp(x, max=y),
         lambda x, y: x.clamp(y, y + 1),
         lambda x, y: (x + 0).clamp_(min=y),
         lambda x, y: F.scaled_dot_product_attention(x, y, x),
@@ -110,9 +105,7 @@ def test_attention_without_a_key():
 
 
 @pytest.mark.parametrize(("in_half", "weights_in_half"), [(True, False), (False, True)])
-@pytest.mark.parametrize(
-    ("layer", "shape"), [(nn.Linear(4, 3), (2, 4)), (nn.Linear(4, 3), (4,)), (nn.Conv1d(4, 3, 2), (2, 4, 5))]
-)
+@pytest.mark.parametrize(("layer", "shape"), [(nn.Linear(4, 3), (2, 4)), (nn.Conv1d(4, 3, 2), (2, 4, 5))])
 def test_half_meets_float(in_half, weights_in_half, layer, shape):
     """Computed in float32, and given in the dtype of the input; gradients reach the weights in theirs."""
     x = x_of(*shape).half() if in_half else x_of(*shape)
@@ -132,7 +125,6 @@ def test_half_meets_float(in_half, weights_in_half, layer, shape):
     ("function", "shape", "text"),
     [
         (nn.Upsample(scale_factor=2, mode="linear"), (1, 1, 4), "Unsupported upsample mode aten::upsample_linear1d"),
-        (nn.Upsample(scale_factor=2, mode="trilinear"), (1, 1, 2, 2, 2), "mode aten::upsample_trilinear3d: currently"),
         (nn.Upsample(size=(4, 6), mode="bilinear"), (1, 1, 2, 2), "by one factor, without a word"),
         (
             nn.Upsample(scale_factor=2, mode="bicubic", align_corners=True),
@@ -163,20 +155,12 @@ def test_this_torch_only(monkeypatch):
         traced(F.pdist, x_of(3, 4))
 
 
-@pytest.mark.parametrize(
-    "draw",
-    [
-        lambda p: torch.distributions.Bernoulli(probs=p).sample(),
-        lambda p: torch.distributions.Normal(p, 1.0).rsample(),
-        lambda p: torch.distributions.Uniform(p - 1, p).sample(),
-    ],
-)
-def test_distributions(draw, monkeypatch):
+def test_distributions(monkeypatch):
     """Their arguments are not checked while a model is compiled: that would read them. Afterwards they are."""
     # torch.compile turns the checks of a process off
     monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
     p = torch.full((100,), 0.5)
-    executor = poptorch.inferenceModel(Apply(draw))
+    executor = poptorch.inferenceModel(Apply(lambda p: torch.distributions.Bernoulli(probs=p).sample()))
     drawn = executor(p)
     assert drawn.unique().numel() > 1
     assert not torch.equal(drawn, executor(p))

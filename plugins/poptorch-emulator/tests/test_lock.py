@@ -10,29 +10,6 @@ import pytest
 from poptorch_emulator._devices import Lock
 
 
-def taken_by_another_thread(lock):
-    """Whether a thread other than this one can take it."""
-    found = []
-
-    def take():
-        found.append(lock._lock.acquire(blocking=False))
-        if found[0]:
-            lock._lock.release()
-
-    thread = threading.Thread(target=take)
-    thread.start()
-    thread.join()
-    return found[0]
-
-
-def test_excludes_other_threads_and_not_its_own():
-    """It can be entered again by its holder, and by nobody else meanwhile."""
-    lock = Lock()
-    with lock, lock:
-        assert not taken_by_another_thread(lock)
-    assert taken_by_another_thread(lock)
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_is_free_in_a_child():

@@ -151,12 +151,6 @@ def test_metric_of_the_loss():
     assert torch.equal(doubled, loss * 2)
 
 
-def test_values():
-    """Losses that are not the last are ordinary reductions."""
-    first, total = step(lambda y, t: (lambda loss: (loss, identity(loss * 3)))(F.cross_entropy(y, t)))
-    assert torch.equal(total, first * 3)
-
-
 def test_loss_in_inference():
     """In inference a loss is a value, wrapped or not."""
     executor = poptorch.inferenceModel(Model(lambda y, t: 0.5 * F.cross_entropy(y, t) + y.sum()))

@@ -67,11 +67,8 @@ class TestConstructors:
     @pytest.mark.parametrize(
         ("kind", "name"),
         [
-            (optim.SGD, "accum_type"),
             (optim.SGD, "velocity_accum_type"),
-            (optim.Adam, "accum_type"),
             (optim.AdamW, "first_order_momentum_accum_type"),
-            (optim.RMSprop, "second_order_momentum_accum_type"),
             (optim.LAMB, "accum_type"),
         ],
     )
@@ -92,16 +89,6 @@ class TestConstructors:
 
 
 class TestVariables:
-    @pytest.mark.parametrize("kind", POPTORCHS)
-    def test_what_is_given_is_variable(self, kind):
-        optimizer = kind(weights().values(), lr=0.1)
-        assert not optimizer.variable_attrs.isConstant("lr")
-        assert optimizer.variable_attrs.isConstant("weight_decay")
-        assert optimizer.variable_attrs.isConstant("loss_scaling")
-
-    def test_a_learning_rate_that_is_not_given_is_constant(self):
-        assert optim.Adam(weights().values()).variable_attrs.isConstant("lr")
-
     def test_can_be_marked(self):
         attributes = optim.SGD(weights().values(), lr=0.1).variable_attrs
         attributes.markAsVariable("momentum")
@@ -116,14 +103,10 @@ class TestVariables:
     @pytest.mark.parametrize(
         ("kind", "keywords", "constants"),
         [
-            (torch.optim.SGD, {}, {"momentum", "dampening", "weight_decay", "nesterov"}),
             (torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.1}, {"dampening", "nesterov"}),
-            (torch.optim.Adam, {}, {"betas", "eps", "weight_decay"}),
             (torch.optim.Adam, {"betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.1}, {"betas"}),
-            (torch.optim.AdamW, {}, {"betas", "eps", "weight_decay"}),
             (torch.optim.AdamW, {"weight_decay": 0.0}, {"betas", "eps"}),
             (torch.optim.RMSprop, {"alpha": 0.9}, {"alpha", "eps", "weight_decay", "momentum", "centered"}),
-            (optim.Adam, {}, {"lr", "betas", "eps", "weight_decay"}),
             (optim.Adam, {"lr": 1e-3, "betas": (0.9, 0.999)}, {"eps", "weight_decay"}),
             (optim.SGD, {"momentum": 0.0, "nesterov": False}, {"dampening", "weight_decay", "nesterov"}),
             (optim.LAMB, {"max_weight_norm": 5.0}, {"lr", "betas", "eps", "weight_decay"}),
@@ -142,31 +125,22 @@ class TestE10:
         with pytest.raises(AssertionError, match=r"Unsupported optimizer type\. Types supported \['SGD', 'AdamW', 'Ad"):
             read(kind(weights().values()))
 
-    @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, optim.Adam, optim.AdamW])
-    def test_amsgrad(self, kind):
-        with pytest.raises(ValueError, match=r"Only non-amsgrad Adam/AdamW optimizers are supported\."):
-            read(kind(weights().values(), amsgrad=True))
-
-    @pytest.mark.parametrize("kind", TORCHS + POPTORCHS[:4])
-    def test_maximize(self, kind):
-        """PopTorch would minimise, and say nothing."""
-        with pytest.raises(Error, match="PopTorch ignores maximize=True and would minimise"):
-            read(made(kind, weights().values(), maximize=True))
-
-    def test_an_adam_that_is_an_adamw(self):
-        optimizer = torch.optim.Adam(weights().values())
-        optimizer.param_groups[0]["decoupled_weight_decay"] = True
-        with pytest.raises(Error, match="PopTorch ignores decoupled_weight_decay=True"):
-            read(optimizer)
-
-    def test_dampening_of_torch(self):
-        with pytest.raises(Error, match=r"PopTorch's SGD dampens the first step, and steps without momentum, and tor"):
-            read(torch.optim.SGD(weights().values(), lr=0.1, momentum=0.9, dampening=0.5))
-        read(optim.SGD(weights().values(), lr=0.1, momentum=0.9, dampening=0.5))
-
     @pytest.mark.parametrize(
         ("make", "kind", "says"),
         [
+            (
+                lambda w: torch.optim.Adam(w, amsgrad=True),
+                ValueError,
+                r"Only non-amsgrad Adam/AdamW optimizers are sup",
+            ),
+            (lambda w: optim.AdamW(w, amsgrad=True), ValueError, "Only non-amsgrad Adam/AdamW optimizers are"),
+            (lambda w: torch.optim.RMSprop(w, maximize=True), Error, "ignores maximize=True and would minimise"),
+            (lambda w: optim.SGD(w, lr=0.1, maximize=True), Error, "ignores maximize=True and would minimise"),
+            (
+                lambda w: torch.optim.SGD(w, lr=0.1, momentum=0.9, dampening=0.5),
+                Error,
+                r"PopTorch's SGD dampens the first step, and steps without momentum, and tor",
+            ),
             (lambda w: optim.SGD(w, lr=0.1, max_grad_norm=1.0), Error, r"max_grad_norm=1\.0 is not modelled"),
             (lambda w: optim.SGD(w, lr=0.1, max_grad_norm=math.nan), Error, "Maximum norm of gradients cannot be NaN"),
             (lambda w: optim.Adam(w, accum_type=torch.half), Error, r"accum_type=torch\.float16 is not modelled"),
@@ -193,18 +167,13 @@ class TestE10:
             ("lr", torch.tensor(0.1), "Expected a number for lr but got 0.1"),
             ("betas", [0.9, 0.99], r"Expected a pair for betas but got \[0\.9, 0\.99\] instead"),
             ("weight_decay", None, "Mandatory attribute weight_decay not found in optimizer group"),
+            ("decoupled_weight_decay", True, "PopTorch ignores decoupled_weight_decay=True"),
         ],
     )
     def test_values_written_into_a_group(self, name, value, says):
         optimizer = torch.optim.Adam(weights().values())
         optimizer.param_groups[0][name] = value
-        with pytest.raises(AssertionError, match=says):
-            read(optimizer)
-
-    def test_an_accumulation_type_written_later(self):
-        optimizer = optim.Adam(weights().values())
-        optimizer.accum_type = torch.float64
-        with pytest.raises(ValueError, match=r"accum_type must be set to either torch\.float16 or torch\.float32 not"):
+        with pytest.raises((AssertionError, Error), match=says):
             read(optimizer)
 
     def test_nesterov_and_dampening(self):
@@ -221,11 +190,6 @@ class TestE10:
             assert read(Mine(weights().values())).kind.name == "Adam"
         assert caplog.messages == ["Mine is run as Adam: what else it does is ignored"]
 
-    def test_choices_of_an_implementation(self):
-        """They change no number."""
-        read(torch.optim.Adam(weights().values(), foreach=False, capturable=False))
-        read(optim.SGD(weights().values(), lr=0.1, loss_scaling=8.0, use_combined_accum=True, velocity_scaling=4.0))
-
     def test_a_parameter_of_another_model(self):
         params, other = weights(), weights()
         with pytest.raises(KeyError, match="group 0 of the optimizer holds a parameter that is not the model's"):
@@ -238,48 +202,13 @@ class TestE10:
         params["b"].requires_grad_(False)
         params["c"].requires_grad_(False)
         Device(torch.optim.Adam([params["a"]]), params)
-
-    def test_a_frozen_parameter_may_be_in_a_group(self):
-        params = weights()
-        params["b"].requires_grad_(False)
-        assert "b" not in Device(torch.optim.Adam(params.values()), params).run(range(2)).weights
+        assert "b" not in Device(torch.optim.Adam([params["a"], params["b"]]), params).run(range(2)).weights
 
 
 class TestSnapshot:
-    """Hyper-parameters are read at two moments, and never in between."""
+    """Hyper-parameters are read at wrapping and when an optimiser is set, and never in between."""
 
-    def test_a_changed_learning_rate_has_no_effect(self):
-        params = weights()
-        optimizer = torch.optim.SGD(params.values(), lr=0.1)
-        device = Device(optimizer, params)
-        optimizer.param_groups[0]["lr"] = 100.0
-        device.run(range(2))
-        assert (
-            error(device.weights, Device(torch.optim.SGD(params.values(), lr=0.1), params).run(range(2)).weights) == 0
-        )
-
-    def test_nor_between_wrapping_and_compiling(self):
-        params = weights()
-        optimizer = torch.optim.SGD(params.values(), lr=0.1)
-        wrapped = read(optimizer)
-        optimizer.param_groups[0]["lr"] = 100.0
-        device = Device(optimizer, params, wrapped).run(range(2))
-        assert (
-            error(device.weights, Device(torch.optim.SGD(params.values(), lr=0.1), params).run(range(2)).weights) == 0
-        )
-
-    def test_until_it_is_set(self):
-        params, reference = weights(), weights()
-        mine, theirs = [torch.optim.Adam(each.values(), lr=0.01) for each in (params, reference)]
-        device = Device(mine, params)
-        for step in range(4):
-            mine.param_groups[0]["lr"] = theirs.param_groups[0]["lr"] = 0.01 * (step + 1)
-            device.updater.set(mine)
-            device.run([step])
-            host(theirs, reference, [step])
-        assert error(device.weights, reference) < 1e-6
-
-    @pytest.mark.parametrize("kind", TORCHS + POPTORCHS)
+    @pytest.mark.parametrize("kind", [torch.optim.SGD, optim.LAMB])
     def test_torchs_schedulers_work(self, kind):
         params = weights()
         optimizer = kind(params.values(), lr=1.0)
@@ -292,9 +221,6 @@ class TestSnapshot:
 
 
 class TestReplacement:
-    def device(self, optimizer, params):
-        return Device(optimizer, params).run(range(1)).updater
-
     @pytest.mark.parametrize(
         ("old", "new", "says"),
         [
@@ -308,48 +234,31 @@ class TestReplacement:
                 lambda w: torch.optim.SGD(w, lr=0.1, momentum=0.9),
                 r"Problem with momentum\. It was constant \(0\) .* and is variable \(0\.9\) now; optimizer\.variabl",
             ),
-            (
-                torch.optim.Adam,
-                lambda w: torch.optim.Adam(w, betas=(0.8, 0.9)),
-                "Problem with betas. It was constant",
-            ),
-            (
-                optim.Adam,
-                lambda w: optim.Adam(w, lr=0.1),
-                r"Problem with lr\. It was constant \(0\.001\) .* and is variable \(0\.1\)",
-            ),
-            (
-                lambda w: optim.Adam(w, loss_scaling=2.0),
-                optim.Adam,
-                "Problem with loss_scaling. It was variable",
-            ),
+            (torch.optim.Adam, lambda w: torch.optim.Adam(w, betas=(0.8, 0.9)), "Problem with betas. It was constant"),
+            (lambda w: optim.Adam(w, loss_scaling=2.0), optim.Adam, "Problem with loss_scaling. It was variable"),
             (
                 lambda w: torch.optim.RMSprop(w, centered=True),
                 torch.optim.RMSprop,
                 r"Problem with centered\. It was constant \(True\)",
             ),
-            (
-                lambda w: optim.LAMB(w, bias_correction=False),
-                optim.LAMB,
-                "Can not replace optimizer of type LAMB",
-            ),
+            (lambda w: optim.LAMB(w, bias_correction=False), optim.LAMB, "Can not replace optimizer of type LAMB"),
         ],
     )
     def test_of_what_is_compiled_in(self, old, new, says):
         params = weights()
         with pytest.raises(Error, match=rf"New optimizer is not a valid replacement\. {says}"):
-            self.device(old(params.values()), params).set(new(params.values()))
+            Device(old(params.values()), params).updater.set(new(params.values()))
 
     def test_of_variables(self):
         params = weights()
-        updater = self.device(optim.SGD(params.values(), lr=0.1, momentum=0.0), params)
+        updater = Device(optim.SGD(params.values(), lr=0.1, momentum=0.0), params).updater
         updater.set(optim.SGD(params.values(), lr=0.2, momentum=0.5))
 
     def test_of_groups(self):
         """PopTorch matches groups by number: a group of another make would change other parameters."""
         params = weights()
         a, b, c = params.values()
-        updater = self.device(torch.optim.SGD([{"params": [a, b]}, {"params": [c]}], lr=0.1), params)
+        updater = Device(torch.optim.SGD([{"params": [a, b]}, {"params": [c]}], lr=0.1), params).updater
         with pytest.raises(Error, match="the new optimizer has other groups of parameters"):
             updater.set(torch.optim.SGD([{"params": [a]}, {"params": [b, c]}], lr=0.1))
 

@@ -212,11 +212,10 @@ class TestDefaults:
 
 
 class TestSetters:
-    @pytest.mark.parametrize(("group", "name", "given"), HARMLESS + FOLLOWED)
-    def test_return_their_group(self, group, name, given):
-        options = Options()
-        found = part(options, group)
-        assert getattr(found, name)(*given) is found
+    def test_return_their_group(self):
+        for group, name, given in HARMLESS + FOLLOWED:
+            found = part(Options(), group)
+            assert getattr(found, name)(*given) is found
 
     def test_what_is_followed_can_be_read(self):
         options = Options().deviceIterations(2).replicationFactor(4).broadcastBuffers(False)
@@ -230,11 +229,6 @@ class TestSetters:
         assert options.Training.gradient_accumulation == options("Training").gradient_accumulation == 5
         assert options.Training.accumulation_and_replication_reduction_type == enums.ReductionType.Sum
         assert options.useOfflineIpuTarget().connection_type == enums.ConnectionType.Never
-
-    def test_a_value_may_be_assigned(self):
-        options = Options()
-        options.device_iterations = 3
-        assert options.device_iterations == 3
 
     @pytest.mark.parametrize(("group", "name", "given"), REFUSED)
     def test_what_is_not_modelled_is_refused(self, group, name, given):
@@ -253,11 +247,6 @@ class TestSetters:
         Options().randomSeed(5)
         assert torch.equal(torch.rand(1), first)
 
-    def test_anchors_are_noted(self):
-        options = Options()
-        assert options.anchorTensor("grad", "Gradient___w") is None
-        assert list(options.anchored_tensors) == ["grad"]
-
 
 class TestErrors:
     @pytest.mark.parametrize(
@@ -265,8 +254,6 @@ class TestErrors:
         [
             (lambda o: o.deviceIteration(2), AttributeError, r"Invalid attribute deviceIteration\."),
             (lambda o: o.Training.gradientAcumulation(2), AttributeError, r"Invalid attribute gradientAcumulation\."),
-            (lambda o: o.anchorMode(2), AttributeError, r"Invalid attribute anchorMode\."),
-            (lambda o: o.Precision.autocastEnabled(False), AttributeError, r"Invalid attribute autocastEnabled\."),
             (lambda o: setattr(o, "iterations", 2), AssertionError, "Invalid option iterations, valid options are"),
             (lambda o: setattr(o, "_mine", 2), AttributeError, "Invalid private attribute _mine"),
             (
@@ -275,21 +262,12 @@ class TestErrors:
                 "Unexpected type <class 'float'> for option device_iterations. Expected <class 'int'>",
             ),
             (
-                lambda o: o.Training.gradientAccumulation("2"),
-                AssertionError,
-                "Unexpected type <class 'str'> for option gradient_accumulation. Expected <class 'int'>",
-            ),
-            (lambda o: o.broadcastBuffers(1), AssertionError, "Unexpected type <class 'int'> for option broadcast"),
-            (
                 lambda o: o.outputMode(enums.OutputMode.EveryN),
                 AssertionError,
                 "EveryN anchor must have output_return_period set to valid positive integer",
             ),
             (lambda o: o.outputMode(2), AssertionError, "output_mode must be a poptorch.OutputMode"),
-            (lambda o: o.connectionType(0), AssertionError, "connection_type must be a poptorch.ConnectionType"),
-            (lambda o: o.syncPattern(0), AssertionError, "sync_pattern must be a poptorch.SyncPattern"),
             (lambda o: o.randomSeed(1.0), AssertionError, "random_seed must be an int"),
-            (lambda o: o.useIpuId("0"), AssertionError, "ipu_id must be an int"),
             (lambda o: o.setExecutionStrategy(None), AssertionError, "strategy must be an execution strategy"),
             (lambda o: o.setAvailableMemoryProportion({"0": 1.0}), AssertionError, "Invalid key: 0"),
             (
@@ -303,11 +281,9 @@ class TestErrors:
                 r"options\.Jit\.traceModel\(True\) is no longer supported",
             ),
             (lambda o: o.Precision.halfFloatCasting(1), ValueError, "halfFloatCasting must be set to"),
-            (lambda o: o.Precision.runningStatisticsAlwaysFloat(1), ValueError, "needs to be set to a bool"),
             (lambda o: o.Precision.enableFloatingPointExceptions(1), AssertionError, "needs to be set to a bool"),
             (lambda o: o.Precision.setPartialsType(torch.int32), ValueError, "parameter to setPartialsType should be"),
             (lambda o: o.TensorLocations.numIOTiles(33), AssertionError, "numIOTiles must be an even number between"),
-            (lambda o: o.TensorLocations.numIOTiles(2.0), AssertionError, "Expected <class 'int'> but got"),
             (lambda o: o.deviceIterations(0), Error, r"deviceIterations must be 1 or more \(Got 0\)"),
             (lambda o: o.Training.gradientAccumulation(-1), Error, "gradientAccumulation must be 1 or more"),
         ],
@@ -324,23 +300,12 @@ class TestErrors:
 
 
 class TestFrozen:
-    @pytest.mark.parametrize(("group", "name", "given"), HARMLESS + FOLLOWED + REFUSED)
-    def test_nothing_can_be_set(self, group, name, given):
+    def test_nothing_can_be_set(self):
         options = Options()
         options.freeze()
-        with pytest.raises(AttributeError, match="Can't modify frozen Options"):
-            getattr(part(options, group), name)(*given)
-
-    def test_values_can_still_be_read(self):
-        options = Options().deviceIterations(2)
-        options.freeze()
-        assert options.device_iterations == 2
-
-    def test_until_they_are_thawed(self):
-        options = Options()
-        options.freeze()
-        options._unfreeze()
-        options.Training.gradientAccumulation(2)
+        for group, name, given in HARMLESS + FOLLOWED + REFUSED:
+            with pytest.raises(AttributeError, match="Can't modify frozen Options"):
+                getattr(part(options, group), name)(*given)
 
     @pytest.mark.parametrize("copied", [lambda options: options.clone(), copy.deepcopy])
     def test_a_clone_is_not(self, copied):
@@ -356,8 +321,3 @@ class TestFrozen:
         twin = pickle.loads(pickle.dumps(options))
         assert repr(twin) == repr(options)
         assert twin.execution_strategy.stage("b")._stage_id == 1
-
-    def test_repr_names_all_groups(self):
-        text = repr(Options().deviceIterations(7))
-        assert "device_iterations=7" in text
-        assert "gradient_accumulation=1" in text

@@ -41,11 +41,9 @@ def data(size, seed):
     return torch.randn(size, 6, generator=generator), torch.randint(0, 3, (size,), generator=generator)
 
 
-@pytest.mark.parametrize("iterations", [1, 4])
-@pytest.mark.parametrize("accumulation", [1, 4])
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(("iterations", "accumulation", "replicas"), [(1, 1, 1), (4, 1, 1), (2, 3, 2)])
 def test_against_torch(iterations, accumulation, replicas):
-    """Five calls change the weights as as many updates of torch on the whole batch of each device iteration."""
+    """Three calls change the weights as as many updates of torch on the whole batch of each device iteration."""
     net = Net()
     reference = copy.deepcopy(net)
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
@@ -53,7 +51,7 @@ def test_against_torch(iterations, accumulation, replicas):
         net, options_of(iterations, accumulation, replicas), torch.optim.SGD(net.parameters(), lr=0.1)
     )
     size = 2 * accumulation * replicas
-    for call in range(5):
+    for call in range(3):
         x, t = data(iterations * size, call)
         executor(x, t)
         for part, target in zip(x.split(size), t.split(size)):
@@ -127,14 +125,13 @@ class Echo(nn.Module):
         (OutputMode.Sum, None, [12, 16]),
     ],
 )
-@pytest.mark.parametrize("size", [1, 3])
-def test_output_modes(mode, period, rows, size):
+def test_output_modes(mode, period, rows):
     """What comes back of two iterations, two accumulated micro batches and two replicas, in the order of the inputs."""
     executor = poptorch.trainingModel(Echo(), options_of(2, 2, 2, mode, period))
-    x = torch.arange(8.0).repeat_interleave(size)
+    x = torch.arange(8.0).repeat_interleave(3)
     got, total, _ = executor(x)
-    assert got.tolist() == torch.tensor(rows, dtype=torch.float32).repeat_interleave(size).tolist()
-    assert total.tolist() == [row * size for row in rows]
+    assert got.tolist() == torch.tensor(rows, dtype=torch.float32).repeat_interleave(3).tolist()
+    assert total.tolist() == [row * 3 for row in rows]
 
 
 def test_output_of_one_micro_batch():
@@ -145,37 +142,12 @@ def test_output_of_one_micro_batch():
     assert total.shape == loss.shape == ()
 
 
-def test_outputs_in_inference():
-    """In inference all micro batches come back."""
-    executor = poptorch.inferenceModel(Echo(), poptorch.Options().deviceIterations(4))
-    got, total, _ = executor(torch.arange(4.0))
-    assert got.tolist() == total.tolist() == [0, 1, 2, 3]
-
-
-def test_losses_of_different_weights():
-    """Weights are updated between device iterations: the losses of all are those of different weights."""
-    net = Net()
-    executor = poptorch.trainingModel(
-        net, options_of(2, mode=OutputMode.All), torch.optim.SGD(net.parameters(), lr=0.5)
-    )
-    x, t = data(4, 0)
-    _, losses = executor(torch.cat([x, x]), torch.cat([t, t]))
-    assert losses.shape == (2,)
-    assert losses[1] < losses[0]
-
-
 def test_input_groups():
     """Replicas of one group have the same input."""
     options = options_of(1, 1, 4)
-    options.inputReplicaGrouping(2, poptorch_grouping())
+    options.inputReplicaGrouping(2, poptorch.CommGroupType.Consecutive)
     executor = poptorch.trainingModel(Echo(), options)
     assert executor(torch.arange(2.0))[0].tolist() == [0, 0, 1, 1]
-
-
-def poptorch_grouping():
-    from poptorch_emulator import enums
-
-    return enums.CommGroupType.Consecutive
 
 
 def test_writes_to_inputs():
@@ -192,20 +164,6 @@ def test_writes_to_inputs():
     assert x.tolist() == [[1, 0]] * 4
     assert n.tolist() == [0, 2, 4, 6]
     assert n.dtype == torch.int64
-
-
-def test_inputs_are_left_alone():
-    """What forward does to a copy, it does to a copy."""
-
-    class Reading(nn.Module):
-        def forward(self, x):
-            y = x.clone()
-            y += 1
-            return y
-
-    x = torch.zeros(4)
-    poptorch.inferenceModel(Reading())(x)
-    assert x.tolist() == [0] * 4
 
 
 class Surrogate(torch.autograd.Function):
@@ -276,32 +234,3 @@ def test_surrogate_in_plain_operations_trains():
     optimizer.step()
     for name, expected in reference.state_dict().items():
         assert torch.allclose(net.state_dict()[name], expected, atol=1e-6), name
-
-
-def test_convolution_and_pooling_train():
-    """A convolutional network with dropout off and batch norm is trained as torch trains it."""
-
-    class Conv(nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(0)
-            self.layers = nn.Sequential(
-                nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)
-            )
-
-        def forward(self, x, t):
-            return F.cross_entropy(self.layers(x), t)
-
-    net = Conv()
-    reference = copy.deepcopy(net)
-    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
-    executor = poptorch.trainingModel(net, None, torch.optim.SGD(net.parameters(), lr=0.1))
-    for seed in range(3):
-        x, t = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(seed)), data(4, seed)[1]
-        executor(x, t)
-        optimizer.zero_grad()
-        reference(x, t).backward()
-        optimizer.step()
-    for name, expected in reference.state_dict().items():
-        if name != "layers.1.num_batches_tracked":
-            assert torch.allclose(net.state_dict()[name], expected, atol=1e-5), name

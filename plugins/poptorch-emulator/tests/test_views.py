@@ -10,7 +10,6 @@ import poptorch_emulator as poptorch
 from poptorch_emulator._trace import traced
 
 LOST = "in PopTorch a view has a value of its own"
-FOLDED = "are constants for PopTorch"
 
 
 def x_of(*shape):
@@ -93,39 +92,28 @@ def test_taken(function):
         assert torch.equal(one, other)
 
 
-def recorded(make):
-    def function(x):
-        rec = make(x)
-        for t in range(4):
-            rec[t] = x[t] * 2
-        return rec
-
-    return function
-
-
 @pytest.mark.parametrize(
     "make",
     [
         lambda x: torch.zeros(4, 3),
         torch.zeros_like,
         lambda x: torch.ones(4, 3) * 2,
-        lambda x: x.new_zeros(4, 3),
         lambda x: torch.empty(4, 3, device=x.device),
-        lambda x: torch.full((4, 3), 0.5),
-        lambda x: torch.arange(12.0).reshape(4, 3),
     ],
-    ids=["zeros", "zeros_like", "computed", "new_zeros", "empty", "full", "arange"],
+    ids=["zeros", "zeros_like", "computed", "empty"],
 )
 def test_recorded_in_a_constant(make):
     """``rec = zeros(T, B); rec[t] = spikes`` would be zeros; the error says ``torch.stack``."""
-    with pytest.raises(poptorch.Error, match=f"the value that forward returns reads.*{FOLDED}.*torch.stack"):
-        traced(recorded(make), x_of(4, 3))
 
+    def recorded(x):
+        rec = make(x)
+        for t in range(4):
+            rec[t] = x[t] * 2
+        return rec
 
-def test_recorded_in_what_is_no_constant():
-    """In a tensor that was computed from an input each row arrives."""
-    x = x_of(4, 3)
-    assert torch.equal(traced(recorded(lambda x: x * 0), x)(x), x * 2)
+    text = "the value that forward returns reads.*are constants for PopTorch.*torch.stack"
+    with pytest.raises(poptorch.Error, match=text):
+        traced(recorded, x_of(4, 3))
 
 
 def row(x):
@@ -140,23 +128,10 @@ def flat(x):
     return y
 
 
-def flat_part(x):
-    y = x * 2
-    y.view(-1)[0] = 1
-    return y
-
-
 def transposed(x):
     y = x * 2
     y.t()[0] = 1
     return y
-
-
-def earlier_view(x):
-    y = x * 2
-    before = y[0]
-    y[0] = 1
-    return before
 
 
 def later_reader(x):
@@ -172,32 +147,11 @@ def unbound(x):
     return y
 
 
-def of_the_whole(x):
-    y = x * 2
-    part = y[1]
-    y += 1
-    return part
-
-
-@pytest.mark.parametrize(
-    "function", [row, flat, flat_part, transposed, earlier_view, later_reader, unbound, of_the_whole]
-)
+@pytest.mark.parametrize("function", [row, flat, transposed, later_reader, unbound])
 def test_lost(function):
     """A change that PopTorch would lose is refused where the tensor is read."""
     with pytest.raises(poptorch.Error, match=LOST):
         traced(function, x_of(4, 3))
-
-
-def test_other_parts_of_a_changed_tensor():
-    """Only the changed part is not to be read."""
-
-    def function(x):
-        y = x * 2
-        y[0].add_(1)
-        return y[1:] + 0
-
-    x = x_of(4, 3)
-    assert torch.equal(traced(function, x)(x), x[1:] * 2)
 
 
 def test_steps():
@@ -243,9 +197,3 @@ def test_another_view_of_a_buffer():
     """Through another view it does not, and that is refused though nothing reads it."""
     with pytest.raises(poptorch.Error, match=f"the host reads.*{LOST}"):
         poptorch.inferenceModel(Buffer(lambda v: v.t().add_(1)))(x_of(1, 3))
-
-
-def test_many_steps():
-    """A long recurrence in the rows of a tensor is recorded in a moment."""
-    x = x_of(200, 3)
-    assert torch.equal(traced(state_row_by_row, x)(x), state_row_by_row(x))

@@ -17,7 +17,7 @@ from spikecore.backend import BackendError
 from spikecore.lang import ops
 from spikecore.lang.operations import ROWS
 from spikecore_jax import operations
-from spikecore_jax.tensors import aligned, x64
+from spikecore_jax.tensors import x64
 
 POINTS = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -3.0, 1e-3, 1e30, -1e30, math.inf, -math.inf, math.nan]
 ONE = [row.name for row in ROWS if row.is_function and row.arity == 1 and row.name != "detach"]
@@ -126,24 +126,3 @@ def test_quotients_and_roots_of_platforms_that_approximate_them(monkeypatch: pyt
         converted = [line for line in lines if f"= {dtype}" in line and " convert(" in line]
         assert len(converted) == count
         assert all("convert(%bitcast" in line for line in converted)
-
-
-def test_a_tensor_that_begins_where_xla_takes_none_is_copied() -> None:
-    """On CUDA: from a multiple of 16 bytes on."""
-
-    class Given:
-        device = torch.device("cuda")
-
-        def __init__(self, begin: int) -> None:
-            self.begin = begin
-
-        def data_ptr(self) -> int:
-            return self.begin
-
-        def clone(self) -> str:
-            return "a copy"
-
-    values: Any = [Given(begin) for begin in (0, 64, 20, 40)]
-    assert [aligned(value) == "a copy" for value in values] == [False, False, True, True]
-    x = torch.zeros(5)[1:]
-    assert aligned(x) is x

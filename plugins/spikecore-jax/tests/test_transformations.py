@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from jax.sharding import Mesh, PartitionSpec
 from torch import nn
 
 import spikecore as sc
@@ -62,16 +61,6 @@ def test_gradients_within(within: str, rest: bool) -> None:
     close(found, whole)
 
 
-def test_donated_buffers() -> None:
-    """A state may give its memory."""
-    f = made()
-    out, end = f(f.params, None, X)
-    given = f.initial(f.params, (B, C)), X + 0
-    found, last = jax.jit(lambda state, x: f(f.params, state, x), donate_argnums=(0, 1))(*given)
-    assert np.array_equal(found, out)
-    assert np.array_equal(last["v"], end["v"])
-
-
 @pytest.mark.parametrize("shape", [(0, B, C), (T, 0, C), (1, B, C), (T,), (0, 0)])
 def test_odd_sizes(shape: Any) -> None:
     """No step, one, no neuron, and a neuron alone: as in PyTorch, gradients included."""
@@ -85,57 +74,6 @@ def test_odd_sizes(shape: Any) -> None:
     of_tau = jax.grad(lambda params: f(params, None, jnp.ones(shape))[0].sum())(f.params)["tau"]
     wanted = torch.autograd.grad(out.sum(), neuron.tau)[0] if shape[0] else 0.0  # PyTorch's has no graph of no step
     np.testing.assert_allclose(of_tau, wanted, rtol=1e-6)
-
-
-@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="before JAX 0.6.1 arrays do not know what they vary over")
-@pytest.mark.parametrize("varies", ["params", "state", "x"])
-def test_what_varies_over_devices(varies: str) -> None:
-    """One of params, state and xs differs on two devices, and the gradients of the others are summed over them."""
-    f = made()
-    mesh = Mesh(np.array(jax.devices("cpu")[:2]), ("i",))
-    params, state = f.params, {"v": jnp.linspace(-0.5, 0.5, B * C).reshape(B, C)}
-    doubled = {
-        "params": ({**params, "tau": jnp.asarray([1.5, 3.0])}, state, X),
-        "state": (params, {"v": jnp.stack([state["v"], 2 * state["v"]])}, X),
-        "x": (params, state, jnp.stack([X, -X])),
-    }[varies]
-    split, same = PartitionSpec("i"), PartitionSpec()
-    specs = (
-        {name: split if (varies, name) == ("params", "tau") else same for name in params},
-        split if varies == "state" else same,
-        split if varies == "x" else same,
-    )
-
-    def here(params: Any, state: Any, x: Any) -> Any:
-        """The part of one device, without the first dimension that tells the devices apart."""
-        one = {**params, "tau": params["tau"][0]} if varies == "params" else params
-        now = {"v": state["v"][0]} if varies == "state" else state
-        row = x[0] if varies == "x" else x
-        return f(one, now, row)[0][None]
-
-    def both(params: Any, state: Any, x: Any) -> Any:
-        def part(value: Any, k: int, name: str) -> Any:
-            return value[k : k + 1] if name == varies else value
-
-        return jnp.concatenate(
-            [
-                here(
-                    {key: part(value, k, "params" if key == "tau" else "") for key, value in params.items()},
-                    {"v": part(state["v"], k, "state")},
-                    part(x, k, "x"),
-                )
-                for k in range(2)
-            ]
-        )
-
-    # under jit: outside of it shard_map compiles every operation of every step by itself, which took 25 seconds
-    over = jax.jit(jax.shard_map(here, mesh=mesh, in_specs=specs, out_specs=split))
-    assert np.array_equal(over(*doubled), both(*doubled))
-    weights = jnp.cos(jnp.arange(2.0 * T * B * C)).reshape(2, T, B, C)
-    grads = [
-        jax.grad(lambda *given, run=run: (run(*given) * weights).sum(), (0, 1, 2))(*doubled) for run in (over, both)
-    ]
-    close(*grads)
 
 
 def test_copies_and_pickles_are_equal() -> None:

@@ -57,26 +57,3 @@ def test_numbers(mode, detach):
         found.append([*outputs, *end, x.grad, *[p.grad for p in net.parameters()]])
     for ours, plain in zip(*found):
         torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
-@pytest.mark.parametrize("mode", ["carried", "single"])
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # the compiler's own
-def test_compiled_outside_regions(mode, compiler):
-    """What torch.compile made outside a region is used in one, and in its recomputation, from the state of then."""
-    found = []
-    for compiled in (True, False):
-        torch._dynamo.reset()
-        net = Net("single" if mode == "single" else "multi")
-        used = torch.compile(net, backend=compiler) if compiled else net
-        x = torch.randn(6, B, C, generator=torch.Generator().manual_seed(1)).add(0.4).requires_grad_()
-        with sc.carry_state(net):
-            used(x[:2]).sum().backward()
-            sc.detach(net)
-            for _ in range(2):  # from a state without a graph, and from one with it
-                used(x[:2])
-            outputs = [again(net, part, used) if compiled else net(part) for part in x.split(2)]
-            (torch.cat(outputs) * torch.linspace(0.5, 1.5, C)).sum().backward()
-        found.append([*outputs, x.grad, *[p.grad for p in net.parameters()]])
-    for ours, plain in zip(*found):
-        torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6)

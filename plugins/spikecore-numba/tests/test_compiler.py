@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Dict, List, Tuple
 
 import pytest
@@ -124,7 +123,6 @@ def test_key_knows_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     import spikecore as sc
     from spikecore.backend import Spec
     from spikecore.kernels import ForwardPlan
-    from spikecore_numba import compiler
     from spikecore_numba.source import print_kernel
 
     source = print_kernel(ForwardPlan(sc.LIF().program, Spec(torch.float32, None, ("number",) * 3)))
@@ -148,7 +146,6 @@ def test_annealing_compiles_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     import torch
 
     import spikecore as sc
-    from spikecore_numba import compiler
 
     monkeypatch.setenv("SPIKECORE_CACHE_DIR", str(tmp_path))
     made: List[str] = []
@@ -175,43 +172,6 @@ def test_annealing_compiles_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert made[2:] == ["annealed_backward"]
 
 
-def test_what_is_forgotten_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine of a kernel ends with its last user, and kernels in use go on to work."""
-    import gc
-    import weakref
-
-    import torch
-
-    import spikecore as sc
-    from spikecore.kernels import Recent
-    from spikecore_numba import backend, compiler
-
-    monkeypatch.setattr(compiler, "_functions", Recent(1))
-    x = torch.rand(3, 5)
-    numba = backend.NumbaBackend()
-    neurons = [sc.IF(), sc.LI(), sc.LIF()]
-    launches = []
-    for neuron in neurons:
-        from spikecore.backend import Spec
-        from spikecore.kernels import ForwardPlan
-
-        spec = Spec(torch.float32, None, ("number",) * len(neuron.program.params))
-        launches.append(numba.forward(ForwardPlan(neuron.program, spec)))
-    assert len(compiler._functions) == 1
-    kernels = [launch.kernel for launch in launches]
-    engines = [weakref.ref(kernel.function.engine) for kernel in kernels]
-    assert len(engines) == 3
-    out = torch.empty_like(x)
-    from spikecore.kernels import Geometry
-
-    launches[0](Geometry(3, 5, ()), (x,), (), tuple(v for _, v in neurons[0].named_values().items()), [out], (), (), ())
-    assert torch.equal(out, sc.IF(backend="torch")(x))
-    del launches, kernels
-    compiler._functions.clear()
-    gc.collect()
-    assert [engine() for engine in engines] == [None] * 3
-
-
 def test_a_kernel_under_another_name_is_not_run(first: List[str], tmp_path: Path) -> None:
     """Files that changed places are compiled again; results stay right."""
     forward, backward = sorted((tmp_path / "compiled-kernels").glob("*.o"), key=lambda path: "backward" in path.name)
@@ -221,50 +181,3 @@ def test_a_kernel_under_another_name_is_not_run(first: List[str], tmp_path: Path
     again = run(tmp_path)
     assert again[1] == first[1]
     assert (forward.read_bytes(), backward.read_bytes()) == (one, two)
-
-
-@pytest.mark.parametrize("on", [True, False])
-@pytest.mark.parametrize("fails", [False, True])
-def test_garbage_is_not_collected_while_numba_compiles(monkeypatch: pytest.MonkeyPatch, on: bool, fails: bool) -> None:
-    """Afterwards the collector is as it was, also where compiling failed."""
-    import gc
-
-    from spikecore.backend import BackendError
-
-    seen = []
-
-    def compile_(source: Any, types: Any) -> Any:
-        seen.append(gc.isenabled())
-        if fails:
-            raise ValueError("no")
-        return "entry"
-
-    monkeypatch.setattr(compiler, "_compile", compile_)
-    before = gc.isenabled()
-    (gc.enable if on else gc.disable)()
-    try:
-        if fails:
-            with pytest.raises(BackendError, match="cannot compile kernel k: ValueError: no"):
-                compiler._made(SimpleNamespace(name="k"), ())
-        else:
-            assert compiler._made(SimpleNamespace(name="k"), ()) == "entry"
-        assert (seen, gc.isenabled()) == ([False], on)
-    finally:
-        (gc.enable if before else gc.disable)()
-
-
-def test_passes_that_are_left_out_are_passes_of_numba() -> None:
-    """A name that Numba gives up would be left out of nothing, in silence: compiling would only take longer."""
-    numba = pytest.importorskip("numba")
-    from numba.core.compiler import Compiler
-
-    found = set()
-
-    class Seen(Compiler):
-        def define_pipelines(self) -> Any:
-            pipelines = super().define_pipelines()
-            found.update(made[0].__name__ for pipeline in pipelines for made in pipeline.passes)
-            return pipelines
-
-    numba.cfunc(numba.types.void(numba.types.int64), pipeline_class=Seen)(lambda x: None)
-    assert found >= compiler._UNUSED

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from spikecore.backend import Feedback, Spec
-from spikecore_numba.backend import WIDEST_FEEDBACK, NumbaBackend
+from spikecore_numba.backend import NumbaBackend
 
 
 def layer(neuron: Any, width: int, dtype: torch.dtype = torch.float64, **options: Any) -> Any:
@@ -38,26 +37,6 @@ def results(net: Any, x: torch.Tensor, record: Sequence[str] = ()) -> Tuple[List
     return [value.detach() for value in given], {"x": x.grad, **{n: p.grad for n, p in net.named_parameters()}}
 
 
-@pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> List[int]:
-    """The steps of each launch."""
-    seen: List[int] = []
-    for name in ("forward", "backward"):
-        original = getattr(NumbaBackend, name)
-
-        def counted(self: Any, plan: Any, original: Any = original) -> Any:
-            launch = original(self, plan)
-
-            def counting(geometry: Any, *groups: Any) -> Any:
-                seen.append(geometry.steps)
-                return launch(geometry, *groups)
-
-            return counting
-
-        monkeypatch.setattr(NumbaBackend, name, counted)
-    return seen
-
-
 @pytest.mark.parametrize("width", [1, 5, 16])
 @pytest.mark.parametrize("steps", [1, 19, 45])
 def test_one_launch_gives_what_a_launch_for_each_step_gives(
@@ -75,37 +54,11 @@ def test_one_launch_gives_what_a_launch_for_each_step_gives(
         torch.testing.assert_close(gradients, expected, rtol=1e-11, atol=1e-13)
 
 
-def test_a_fixed_tensor_before_a_learnt_parameter() -> None:
-    """Gradients are those of the reference, whichever of the tensors are learnt."""
-    x = drawn(9, 3, 6) * 2
-    neuron = sc.LIF(torch.full((6,), 2.0), learn=("threshold",), backend="numba")
-    net = layer(neuron, 6)
-    found = results(net, x)[1]
-    sc.set_backend(net, "torch")
-    torch.testing.assert_close(found, results(net, x)[1], rtol=1e-11, atol=1e-13)
-
-
 def layer_of(net: Any) -> Any:
     """The layer again, with runners of its own."""
     sc.set_backend(net, "torch")
     sc.set_backend(net, "numba")
     return net
-
-
-def test_a_call_is_one_launch_each_way(launches: List[int]) -> None:
-    """Where the kernel feeds back. Wider layers and 16-bit numbers have a launch for each step."""
-    net = layer(sc.LIF(tau=2.5, backend="numba"), 6)
-    results(net, drawn(23, 2, 6))
-    assert launches == [23, 23]
-    launches.clear()
-    net = layer(sc.LIF(tau=2.25, backend="numba"), 6, torch.bfloat16)
-    results(net, drawn(3, 2, 6, dtype=torch.bfloat16))
-    assert launches == [1, 1, 1, 2, 1, 1, 1]  # forward; the states of the first two steps again; backward
-    spec = Spec(torch.float32, None, (), feedback=Feedback())
-    takes = [
-        NumbaBackend().feeds_back(sc.LIF().program, spec, width) for width in (1, WIDEST_FEEDBACK, WIDEST_FEEDBACK + 1)
-    ]
-    assert takes == [True, True, False]
 
 
 def test_threads_change_nothing() -> None:
@@ -123,25 +76,6 @@ def test_threads_change_nothing() -> None:
         assert all(torch.equal(a, b) for a, b in zip(values, found[0][0]))
         # the gradient of the matrix and of tau are sums by torch
         assert torch.equal(gradients["x"], found[0][1]["x"])
-
-
-def test_neurons_that_did_not_fire_are_skipped() -> None:
-    """Their weights are not read, whatever they are; a neuron that fires adds its own."""
-    net = layer(sc.IF(backend="numba"), 3, torch.float32)
-    with torch.no_grad():
-        net.linear.weight.zero_()
-        net.linear.weight[:, 2] = float("inf")
-        net.linear.bias.zero_()
-    x = torch.tensor([1.0, 0.0, 0.0]).expand(4, 1, 3)
-    assert net(x).flatten(1).tolist() == [[1.0, 0.0, 0.0]] * 4
-
-
-def test_second_derivatives_are_refused() -> None:
-    """As for any call of this backend, when they are asked for."""
-    net, x = layer(sc.LIF(backend="numba"), 3), drawn(4, 2, 3).requires_grad_()
-    (grad,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
-    with pytest.raises(sc.Unsupported, match="^backend 'numba' derives first derivatives only; for a second one"):
-        grad.sum().backward()
 
 
 def test_many_steps_in_chunks_of_history() -> None:

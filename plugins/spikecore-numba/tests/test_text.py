@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 from typing import Dict
@@ -32,25 +31,6 @@ def test_lif_reads_as_a_person_would_write_it(direction: str) -> None:
     """The kernels of LIF, to the letter."""
     expected = Path(__file__).with_name(f"lif_{direction}.txt").read_text(encoding="utf-8")
     assert source(sc.LIF())[direction] == expected
-
-
-NEURONS = [sc.LIF(), sc.ALIF(), sc.PLIF(), sc.LI(), sc.EIF()]
-
-
-@pytest.mark.parametrize("neuron", NEURONS, ids=lambda n: type(n).__name__)
-@pytest.mark.parametrize("kind", ["number", "scalar", "channel", "full"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_every_name_is_used(neuron: sc.Neuron, kind: str, dtype: torch.dtype) -> None:
-    """No argument, import or variable is dead."""
-    kinds = {} if kind == "number" else dict.fromkeys(neuron.program.params, kind)
-    for text in source(neuron, dtype, **kinds).values():
-        tree = ast.parse(text)
-        names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
-        read = {node.id for node in names if isinstance(node.ctx, ast.Load)}
-        made = {node.id for node in names if isinstance(node.ctx, ast.Store)}
-        made |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
-        made |= {node.asname or node.name for node in ast.walk(tree) if isinstance(node, ast.alias)} - {"numpy"}
-        assert not made - read
 
 
 def test_a_linear_neuron_recomputes_nothing() -> None:

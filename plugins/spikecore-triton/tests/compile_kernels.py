@@ -3,9 +3,9 @@
 python compile_kernels.py '[{"neuron": "LIF", "dtype": "float32", "steps": 4, "target": "sm_90"}, ...]'
 
 Besides: "options" of the neuron, "surrogate", "kind" of all parameters, which are learnt then, "record" of all states,
-"final" states with gradients, "aligned" (true) whether sizes and addresses are multiples of 16, and "left" steps after
-the last whole chunk. Each answer has "block", the neurons of one, the text of "forward" and "backward", the LLVM
-code that it was made of as "llvm", and for NVIDIA the "registers" of a thread and the "spilled" bytes.
+"final" states with gradients, and "left" steps after the last whole chunk. Sizes and addresses are multiples of 16.
+Each answer has "block", the neurons of one, the text of "forward" and "backward", the LLVM code that it was made of as
+"llvm", and for NVIDIA the "registers" of a thread and the "spilled" bytes.
 
 "neuron" may be "packing": then "forward" packs numbers of this dtype as bits, and "backward" unpacks them.
 """
@@ -93,7 +93,7 @@ def made(source: Source, case: Dict[str, Any]) -> Tuple[str, str, Tuple[int, int
         if a.kind == "pointer":
             signature[a.name] += NAMES[case["dtype"]] if a.group in STORED else "fp32"
     special = [i for i, a in enumerate(source.arguments) if a.kind in ("pointer", "neurons", "stride")]
-    attributes = {(i,): [["tt.divisibility", 16]] for i in special} if case.get("aligned", True) else {}
+    attributes = {(i,): [["tt.divisibility", 16]] for i in special}
     ast = ASTSource(compiled(source), {**signature, "BLOCK": "constexpr"}, {"BLOCK": source.block}, attributes)
     return compiled_for(ast, case)
 

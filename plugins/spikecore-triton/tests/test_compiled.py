@@ -94,27 +94,3 @@ def test_registers_leave_room_for_many_threads(built: Build, dtype: str, most: i
         assert not any(answer["spilled"].values())
         assert answer["registers"]["forward"] <= 64
         assert answer["registers"]["backward"] <= most
-
-
-def test_all_loads_come_before_the_first_division(built: Build) -> None:
-    """The compiler has not moved the loads of a chunk to where their values are used."""
-    (answer,) = built([{"neuron": "LIF", "dtype": "float32", "steps": 16}])
-    for direction in ("forward", "backward"):
-        lines = answer[direction].splitlines()
-        loads = [i for i, line in enumerate(lines) if "ld.global" in line]
-        assert max(loads) < next(i for i, line in enumerate(lines) if "div.rn" in line)
-
-
-def test_odd_sizes_are_read_one_by_one(built: Build) -> None:
-    """Where nothing is known of sizes and addresses, accesses are as wide as a number."""
-    (answer,) = built([{"neuron": "LIF", "dtype": "float32", "steps": 4, "aligned": False}])
-    found = instructions(answer["backward"])
-    assert {name for name in found if "global" in name} == {"ld.global.b32", "st.global.b32"}
-
-
-def test_many_steps_keep_the_states_in_registers(built: Build) -> None:
-    """A loop over chunks reads and writes a checkpoint each, and nothing else beside inputs and outputs."""
-    (answer,) = built([{"neuron": "LIF", "dtype": "float32", "steps": None, "left": 0}])
-    forward, backward = (instructions(answer[direction]) for direction in ("forward", "backward"))
-    assert (forward["ld.global.v2.b32"], forward["st.global.v2.b32"]) == (16, 17)
-    assert (backward["ld.global.v2.b32"], backward["st.global.v2.b32"]) == (33, 16)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Dict, List, Sequence
+from typing import Dict, List, Sequence
 
 import pytest
 import torch
@@ -55,42 +55,6 @@ def test_every_size_gives_the_same(steps: int, neurons: int, device: str) -> Non
     for a, b in zip(*found):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
     assert torch.equal(found[0][0], found[1][0])
-
-
-class Counting(sc.Neuron):
-    """A state that no gradient is computed from, before one that is."""
-
-    states = {"count": 0.0, "v": 0.1}
-    params = {"tau": 2.0}
-
-    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
-        h = s.v + (x - s.v) / p.tau
-        z = self.spike(h - 1.0)
-        count = s.count + z
-        return count, {"count": count, "v": sc.ops.select(z, 0.0, h)}
-
-
-@pytest.mark.parametrize(("make", "saved"), [(Counting, 1), (sc.LI, 0), (sc.ALIF, 2)], ids=["Counting", "LI", "ALIF"])
-@pytest.mark.parametrize("steps", [32, 37])
-def test_forward_saves_what_backward_reads(make: Any, saved: int, steps: int, device: str) -> None:
-    """The states before every chunk but the first, and of those the ones that gradients need."""
-    ours, theirs = pair(make(), device)
-    x = noise(steps, 40, device=device) + 0.5
-    out = ours(x.clone().requires_grad_())
-    assert [kept.shape for kept in out.grad_fn.saved_tensors[1:]] == [((steps - 1) // 16, 40)] * saved
-    for a, b in zip(everything(ours, [x], {}), everything(theirs, [x], {})):
-        torch.testing.assert_close(a, b, **CLOSE)
-
-
-def test_one_step_may_stand_for_all(device: str) -> None:
-    """An input expanded over time, and a cotangent expanded over everything, are read as they lie."""
-    ours, theirs = pair(sc.LIF(), device)
-    found = []
-    for neuron in (ours, theirs):
-        x = (noise(90, device=device) + 1).requires_grad_()
-        neuron(x.expand(20, 90)).sum().backward()
-        found.append(x.grad)
-    torch.testing.assert_close(*found, **CLOSE)
 
 
 def test_lanes_without_a_neuron_add_nothing(device: str) -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import gc
 import linecache
 import re
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Dict, Optional
 
 import pytest
 import torch
 
 import spikecore as sc
 from spikecore.backend import Spec, Unsupported
-from spikecore.kernels import BackwardPlan, ForwardPlan
+from spikecore.kernels import ForwardPlan
 from spikecore.lang import Node, Program
 from spikecore.lang.node import const
 from spikecore_triton import compiler
@@ -42,28 +41,6 @@ def test_lif_reads_as_a_person_would_write_it(direction: str) -> None:
     assert source(sc.LIF())[direction] == expected
 
 
-NEURONS = [sc.LIF(), sc.ALIF(), sc.PLIF(), sc.LI(), sc.EIF()]
-
-
-@pytest.mark.parametrize("neuron", NEURONS, ids=lambda n: type(n).__name__)
-@pytest.mark.parametrize("kind", ["number", "scalar", "channel", "full"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("steps", [3, None])
-def test_every_name_is_used(neuron: sc.Neuron, kind: str, dtype: torch.dtype, steps: Optional[int]) -> None:
-    """No argument, import, function or variable is dead."""
-    kinds = {} if kind == "number" else dict.fromkeys(neuron.program.params, kind)
-    for direction, text in source(neuron, dtype, steps, **kinds).items():
-        tree = ast.parse(text)
-        names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
-        read = {node.id for node in names if isinstance(node.ctx, ast.Load)}
-        made = {node.id for node in names if isinstance(node.ctx, ast.Store)}
-        made |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
-        made |= {node.asname or node.name for node in ast.walk(tree) if isinstance(node, ast.alias)}
-        made |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-        kernel = f"{type(neuron).__name__.lower()}_{direction}"
-        assert made - read <= {kernel, "triton.language"}
-
-
 def test_two_modules_of_one_text() -> None:
     """Each has lines of its own, which Triton reads: those of one stay when the other is gone."""
     text = ["def kernel():\n", "    return 1\n"]
@@ -78,30 +55,6 @@ def test_a_linear_neuron_recomputes_nothing() -> None:
     for steps in (4, None):
         text = source(sc.LI(), steps=steps)["backward"]
         assert not re.search(r"\bxs\b|checkpoints|following", text)
-
-
-def test_loads_of_a_chunk_come_first() -> None:
-    """Nothing is computed from a chunk's first number before its last one is asked for."""
-    for text in source(sc.LIF(), steps=16).values():
-        body = text.partition("inside = ")[2]
-        assert body.count("tl.load") in (16, 32)
-        assert body.rindex("tl.load") < min(body.index(" = lif_"), body.index("tl.store"))
-
-
-def test_what_is_left_over_has_names_of_its_own() -> None:
-    """A variable that a loop and the steps beside it both set would be carried from one to the other."""
-    program = sc.LIF().program
-    spec = Spec(torch.float32, None, ("number",) * len(program.params), (), final=False)
-    forward = ForwardPlan(program, spec, checkpoints=True)
-    backward = BackwardPlan(program, spec, False, (True,), (), False, (True,), False, ())
-    for plan, carried in ((forward, {"v"}), (backward, {"grad_v"})):
-        kernel: Any = ast.parse(print_kernel(plan, 3).text).body[-1]
-        (loop,) = [node for node in ast.walk(kernel) if isinstance(node, ast.For)]
-        within = {node.id for node in ast.walk(loop) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-        lines = [node for node in kernel.body if node is not loop]
-        names = [node for line in lines for node in ast.walk(line) if isinstance(node, ast.Name)]
-        beside = {node.id for node in names if isinstance(node.ctx, ast.Store)}
-        assert within & beside == carried
 
 
 def test_numbers_are_of_the_type_of_arithmetic() -> None:
