@@ -99,9 +99,9 @@ class Dispatch:
             key = self.define(neuron).key
             self.stamp = key
 
-    def as_before(self, now: Dispatch) -> Dispatch:
-        """This dispatch with what was traced ``now``, which gave the same program: calls are checked again."""
-        return replace(self, settings=now.settings, numbers=now.numbers, in_both_modes=False, noted={})
+    def as_before(self, traced: Dispatch) -> Dispatch:
+        """This dispatch with the settings and numbers of one that gave the same program: calls are checked again."""
+        return replace(self, settings=traced.settings, numbers=traced.numbers, in_both_modes=False, noted={})
 
     def bind(self, device_type: str) -> Resolved:
         """The backend for a type of device, chosen now if it was not."""

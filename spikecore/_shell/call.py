@@ -142,11 +142,15 @@ _leaving: Dict[str, Callable[..., Results]] = {}
 
 @compile_time
 def _leave_graph(reason: str) -> None:
-    """Have ``call`` in :data:`_leaving`. Torch raises with this reason where the graph must be whole."""
+    """Put ``call`` under this reason into :data:`_leaving`.
+
+    Where the graph must be whole, torch raises. From torch 2.7 on its error says the reason; before, torch takes none,
+    and its error names :func:`call` alone.
+    """
     if reason not in _leaving:
         disable = torch.compiler.disable
-        told = {"reason": reason} if "reason" in inspect.signature(disable).parameters else {}  # from torch 2.7 on
-        _leaving[reason] = disable(call, **told)
+        options = {"reason": reason} if "reason" in inspect.signature(disable).parameters else {}
+        _leaving[reason] = disable(call, **options)
 
 
 def _over_time(x: Tensor, repeat: int, as_parameter: bool) -> Tuple[Tensor, Tensors]:
@@ -229,6 +233,7 @@ class PlacedTensor(NamedTuple):
     name: str
     #: The table of its neuron that has it.
     table: str
+    kind: type
     shape: torch.Size
     strides: Tuple[int, ...]
     dtype: torch.dtype
@@ -251,6 +256,7 @@ class NotedCall:
                 position,
                 name,
                 "_parameters" if name in neuron._parameters else "_buffers",
+                type(value),
                 value.shape,
                 value.stride(),
                 value.dtype,
@@ -276,9 +282,9 @@ class NotedCall:
         if not self.tensors:
             return numbers
         values = list(numbers)
-        for position, name, table, shape, strides, dtype, device, learnt, _ in self.tensors:
-            value: Optional[Tensor] = attributes[table].get(name)
-            if value is None or value.shape != shape or value.dtype is not dtype:
+        for position, name, table, kind, shape, strides, dtype, device, learnt, _ in self.tensors:
+            value: Any = attributes[table].get(name)
+            if type(value) is not kind or value.shape != shape or value.dtype is not dtype:
                 return None
             if value.stride() != strides or value.device != device or value.requires_grad is not learnt:
                 return None
