@@ -20,11 +20,11 @@ from spikecore._base.errors import a_kind
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import calls_as, has_own_hooks, in_turn
 from spikecore.encode import Constant
-from spikecore.layers import NormNeuron, TimeBatched, Voting
+from spikecore.layers import NormNeuron, PackedConv2d, PackedLinear, TimeBatched, Voting
 from spikecore.layers._batch_norm_stats import is_plain_norm
 from spikecore.layers._blocks import Adding
 from spikecore.layers._norm_neuron import NormPlace, neuron_of
-from spikecore.layers._packed import PackedConv2d, PackedLinear, replace_modules
+from spikecore.layers._packed import replace_modules
 from spikecore.layers._pooling import CompactAvgPool2d, CompactMaxPool2d, compact, plain
 from spikecore.neuron import Neuron
 

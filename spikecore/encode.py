@@ -20,11 +20,11 @@ from typing import Any, ClassVar, Dict, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
+from spikecore._base.modes import is_compiling
 from spikecore._shell import checks
 from spikecore._shell.state import Stepped
 from spikecore.backend import Unsupported
 from spikecore.dtypes import compute_dtype
-from spikecore.lang._plain import is_compiling
 
 __all__ = ["Constant", "Delta", "Encoder", "Latency", "Poisson"]
 

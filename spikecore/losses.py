@@ -38,8 +38,8 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor
 
+from spikecore._base.modes import is_compiling, is_plain
 from spikecore.dtypes import compute_dtype
-from spikecore.lang._plain import is_compiling, is_plain
 
 __all__ = [
     "ce_count",

@@ -12,13 +12,13 @@ from typing import Any, Callable, ClassVar, Collection, Dict, List, Mapping, Opt
 
 from torch import Tensor, nn
 
+from spikecore._base.modes import compile_time, is_compiling, uncompiled
 from spikecore._plugins.selection import Resolved, asked_in_words, capture
 from spikecore._shell import checkpoints, checks, parameters, ranges
 from spikecore._shell.binding import Dispatch, ask, request
 from spikecore._shell.call import call
 from spikecore._shell.state import Stateful
 from spikecore.lang import Program, ops
-from spikecore.lang._plain import compile_time, is_compiling, uncompiled
 from spikecore.surrogate import ATan, Surrogate
 
 __all__ = ["Neuron", "Stateful"]

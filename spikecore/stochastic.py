@@ -18,10 +18,10 @@ from typing import Any, ClassVar, Dict, Mapping, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
+from spikecore._base.modes import is_compiling
 from spikecore.backend import Unsupported
 from spikecore.dtypes import compute_dtype
 from spikecore.lang import ops
-from spikecore.lang._plain import is_compiling
 from spikecore.neuron import Neuron
 from spikecore.neurons import LIF
 from spikecore.surrogate import StraightThrough, Surrogate

@@ -16,9 +16,9 @@ from typing import Any, Callable, ClassVar, Container, Dict, List, Mapping, Name
 import torch
 from torch import Tensor, nn
 
+from spikecore._base.modes import compile_time
 from spikecore._shell.checks import shown
 from spikecore._shell.state import State, check_exported, keep
-from spikecore.lang._plain import compile_time
 from spikecore.neuron import Neuron
 
 T = TypeVar("T")

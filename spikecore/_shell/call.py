@@ -15,18 +15,18 @@ import functools
 import inspect
 import operator
 from operator import itemgetter
-from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
 
 import torch
 from torch import Tensor
 
+from spikecore._base.modes import COMPILED, EAGER, TRANSFORMED, compile_time, with_traced_sizes, world
 from spikecore._base.running import BoundCall, bound, in_graph
 from spikecore._shell import checks, modules, observe, parameters
 from spikecore._shell.binding import Dispatch, SpecKey
 from spikecore._shell.observe import Results
 from spikecore.backend import MAX_STATIC_STEPS, BackendError, ParamValue, Runner, Tensors, one_step
 from spikecore.dtypes import compute_dtype
-from spikecore.lang._plain import COMPILED, EAGER, TRANSFORMED, compile_time, with_traced_sizes, world
 
 
 def call(
@@ -88,7 +88,7 @@ def execute(
     single: bool,
     mode: str,
 ) -> Results:
-    """A call that passes every check. ``mode`` is what :func:`~spikecore.lang._plain.world` says."""
+    """A call that passes every check. ``mode`` is what :func:`~spikecore._base.modes.world` says."""
     as_called, owner = inputs, type(neuron).__name__
     repeat = None if single else neuron._repeat()
     if single or repeat is not None:
@@ -233,7 +233,7 @@ class PlacedTensor(NamedTuple):
     name: str
     #: The table of its neuron that has it.
     table: str
-    kind: type
+    kind: Type[Any]
     shape: torch.Size
     strides: Tuple[int, ...]
     dtype: torch.dtype

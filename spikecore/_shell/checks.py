@@ -18,7 +18,7 @@ from spikecore._plugins.selection import Resolved
 from spikecore._shell import misnamed
 from spikecore.backend import BackendError, Capabilities, Spec, Tensors
 from spikecore.dtypes import NAMES, compute_dtype
-from spikecore.lang._program import Program
+from spikecore.lang import Program
 from spikecore.surrogate import Surrogate
 from spikecore.surrogate._base import is_given
 

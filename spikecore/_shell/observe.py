@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base import context
+from spikecore._base.modes import COMPILED, TRANSFORMED, world
 from spikecore._shell.state import State, Stateful
 from spikecore.backend import Tensors
-from spikecore.lang._plain import COMPILED, TRANSFORMED, world
 
 #: Outputs of a call, state after it, recorded states.
 Results = Tuple[Tensors, Optional[State], Tensors]

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base.errors import a_kind
+from spikecore._base.modes import PLAIN, compile_time, is_batched, is_compiling, is_exporting, is_transforming
 from spikecore._shell import checks, misnamed
 from spikecore.backend import BackendError
-from spikecore.lang._plain import PLAIN, compile_time, is_batched, is_compiling, is_exporting, is_transforming
 
 State = Dict[str, Tensor]
 

@@ -33,9 +33,7 @@ from spikecore.inspect._report import Explanation, Layer
 from spikecore.inspect._watching import ASIDE, RANGE, Described, Seen, Watching
 from spikecore.kernels import KernelBackend
 from spikecore.lang import Node, topological
-from spikecore.layers import NormNeuron
-from spikecore.layers._delay import Delay
-from spikecore.layers._packed import PackedConv2d, PackedLinear
+from spikecore.layers import Delay, NormNeuron, PackedConv2d, PackedLinear
 from spikecore.layers._pooling import CompactAvgPool2d, CompactMaxPool2d
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent

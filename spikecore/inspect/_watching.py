@@ -16,8 +16,7 @@ from spikecore._base.batches import flattened, run_network
 from spikecore._shell.modules import observing, time_makers
 from spikecore.inspect._advice import is_extreme, sequences
 from spikecore.inspect._monitor import adds_behind, neuron_of, stateful_of
-from spikecore.layers import NormNeuron, TimeBatched
-from spikecore.layers._delay import Delay
+from spikecore.layers import Delay, NormNeuron, TimeBatched
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from spikecore._base.caches import RUNNERS, Lock, Recent
+from spikecore._base.modes import EAGER, PLAIN, world
 from spikecore._base.versions import COMPILES, require_compiler
 from spikecore.backend import BackendError, ParamValue, Runner, Tensors, Unsupported
 from spikecore.kernels._call import Call, CallPlan, Kernels
 from spikecore.kernels._layout import Layout
-from spikecore.lang._plain import EAGER, PLAIN, world
 
 #: Gives the runner of another backend for the error of this one; None where this one was asked for by name.
 Instead = Optional[Callable[[BackendError], Runner]]

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from spikecore._base.caches import CALLS, Lock, Recent
+from spikecore._base.modes import is_batched_by_autograd
 from spikecore.backend import Spec, Unsupported
 from spikecore.kernels._layout import (
     Launch,
@@ -49,7 +50,6 @@ from spikecore.kernels._plan import (
     saved_states,
 )
 from spikecore.lang import Program
-from spikecore.lang._plain import is_batched_by_autograd
 
 if TYPE_CHECKING:
     from spikecore.kernels._backend import KernelBackend

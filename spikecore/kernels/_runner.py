@@ -13,15 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from spikecore._base.caches import CALLS, Recent
-from spikecore._base.running import BoundCall
-from spikecore.backend import BackendError, ParamValue, Runner, Spec, Tensors, Unsupported
-from spikecore.kernels._autograd import Instead, KernelCall, apply, key_of, register, run_op
-from spikecore.kernels._batch_norm import Moments, NormalisingKernels, channels_of
-from spikecore.kernels._call import Call, CallPlan, Kernels, has_memory, resolved
-from spikecore.kernels._layout import Moved, StatisticsLaunch
-from spikecore.kernels._plan import Geometry
-from spikecore.lang import Program
-from spikecore.lang._plain import (
+from spikecore._base.modes import (
     EAGER,
     PLAIN,
     dispatch_modes,
@@ -31,6 +23,14 @@ from spikecore.lang._plain import (
     is_transforming,
     world,
 )
+from spikecore._base.running import BoundCall
+from spikecore.backend import BackendError, ParamValue, Runner, Spec, Tensors, Unsupported
+from spikecore.kernels._autograd import Instead, KernelCall, apply, key_of, register, run_op
+from spikecore.kernels._batch_norm import Moments, NormalisingKernels, channels_of
+from spikecore.kernels._call import Call, CallPlan, Kernels, has_memory, resolved
+from spikecore.kernels._layout import Moved, StatisticsLaunch
+from spikecore.kernels._plan import Geometry
+from spikecore.lang import Program
 from spikecore.lang.eager import StraightLine
 from spikecore.lang.node import parameters
 

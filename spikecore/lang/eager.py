@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from spikecore._base.errors import Unsupported
+from spikecore._base.modes import is_plain as is_plain  # backends take these two from here
 from spikecore.lang import _numbers as numbers
 from spikecore.lang import operations
 from spikecore.lang._expr import Expr, TraceError, here, lift, make, record, refusing_no_grad
 from spikecore.lang._functions import RECORDED as RECORDED
 from spikecore.lang._graph import topological
 from spikecore.lang._plain import Constants
-from spikecore.lang._plain import is_plain as is_plain  # backends take these two from here
 from spikecore.lang._plain import number as number
 from spikecore.lang.node import Node, SpikeRule
 from spikecore.lang.operations import ROWS

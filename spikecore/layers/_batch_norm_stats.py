@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from spikecore._base.batches import folded, unfolded
 from spikecore._base.errors import a_kind
+from spikecore._base.modes import is_compiling
 from spikecore._shell.modules import has_own_hooks
 from spikecore.dtypes import compute_dtype
-from spikecore.lang._plain import is_compiling
 
 #: The normalisations that a neuron's kernel computes, and how many dimensions ``[T, B, C, ...]`` has for each.
 _DIMS: Dict[Any, Tuple[int, ...]] = {nn.BatchNorm1d: (3, 4), nn.BatchNorm2d: (5,), nn.BatchNorm3d: (6,)}

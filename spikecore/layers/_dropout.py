@@ -7,10 +7,10 @@ from typing import Any, Dict, Mapping, Optional
 import torch
 from torch import Tensor
 
+from spikecore._base.modes import is_compiling
 from spikecore._shell import checks
 from spikecore._shell.state import Stateful
 from spikecore.backend import Unsupported
-from spikecore.lang._plain import is_compiling
 
 #: Name of the mask in the state.
 MASK = "mask"

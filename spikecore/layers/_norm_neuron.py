@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from spikecore._base.bits import Whole
 from spikecore._base.errors import a_kind
+from spikecore._base.modes import COMPILED, EAGER, PLAIN, is_exporting, world
 from spikecore._base.running import Runner, bound
 from spikecore._shell import checks, observe
 from spikecore._shell.binding import AFFINE, Dispatch
@@ -18,7 +19,6 @@ from spikecore._shell.modules import calls_as
 from spikecore._shell.observe import Results
 from spikecore.backend import BackendError, Tensors, Unsupported
 from spikecore.dtypes import NAMES
-from spikecore.lang._plain import COMPILED, EAGER, PLAIN, is_exporting, world
 from spikecore.layers import _batch_norm_stats as stats
 from spikecore.layers._packed import Follow
 from spikecore.neuron import Neuron

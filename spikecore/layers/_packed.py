@@ -25,6 +25,7 @@ from spikecore._base import bits
 from spikecore._base.bits import Bits, Packing, Whole
 from spikecore._base.context import autocast_dtype, no_autocast
 from spikecore._base.errors import a_kind
+from spikecore._base.modes import is_compiling, is_exporting, is_plain
 from spikecore._base.versions import COMPILES, require_compiler
 from spikecore._plugins.registry import AUTO_NAME, Registry, default_registry
 from spikecore._plugins.selection import Request, Resolved, resolve
@@ -32,7 +33,6 @@ from spikecore._shell.checks import shown
 from spikecore._shell.modules import calls_as, in_turn
 from spikecore.backend import BackendError
 from spikecore.dtypes import NAMES
-from spikecore.lang._plain import is_compiling, is_exporting, is_plain
 from spikecore.neuron import Neuron
 
 #: Stride, padding and dilation of a convolution, two numbers each, and groups; empty for a linear layer.

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from spikecore._base.batches import folded, unfolded
 from spikecore._base.bits import Whole
 from spikecore._base.errors import no_tensor
+from spikecore._base.modes import is_compiling
 from spikecore._shell.checks import shown, whole
 from spikecore._shell.state import Stateful, Stepped
-from spikecore.lang._plain import is_compiling
 from spikecore.layers._packed import Follow
 
 _OF_DIMS: Dict[int, Type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}

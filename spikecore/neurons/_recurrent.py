@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from spikecore._base.bits import Whole
 from spikecore._base.context import autocast_dtype
 from spikecore._base.errors import a_kind
+from spikecore._base.modes import COMPILED, EAGER, PLAIN, is_compiling, with_traced_sizes, world
 from spikecore._shell import checks, observe
 from spikecore._shell.call import arguments
 from spikecore._shell.modules import calls_as, has_hooks, has_own_hooks
 from spikecore._shell.state import State, Stateful, Stepped
 from spikecore.backend import FEEDBACK_BIAS, FEEDBACK_WEIGHT, Feedback, Tensors, Unsupported
-from spikecore.lang._plain import COMPILED, EAGER, PLAIN, is_compiling, with_traced_sizes, world
-from spikecore.layers._delay import PAST, Delay, following, one_by_one
+from spikecore.layers import Delay
+from spikecore.layers._delay import PAST, following, one_by_one
 from spikecore.layers._packed import Follow
 from spikecore.neuron import Neuron
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base.errors import a_kind
-from spikecore.layers._packed import PackedConv2d, PackedLinear
+from spikecore.layers import PackedConv2d, PackedLinear
 from spikecore.nir._file import Refused, content_of, metadata_of, metadata_of_neuron, package, rebuilt
 from spikecore.nir._modules import DelaySteps, Scale, SumPool2d, Threshold
 from spikecore.nir._neuron_nodes import Reading, Writing, unsaid_surrogate

@@ -22,9 +22,7 @@ from spikecore._shell import checks
 from spikecore._shell.modules import has_own_hooks, unwrapped
 from spikecore._shell.state import Stateful, Stepped
 from spikecore.encode import Encoder
-from spikecore.layers import TimeBatched
-from spikecore.layers._delay import Delay
-from spikecore.layers._norm_neuron import NormNeuron
+from spikecore.layers import Delay, NormNeuron, TimeBatched
 from spikecore.neurons import Recurrent
 from spikecore.nir._conventions import check_discretization, check_dt
 from spikecore.nir._file import metadata_of, package

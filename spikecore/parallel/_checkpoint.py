@@ -22,12 +22,12 @@ from torch.utils import checkpoint as torch_checkpoint
 from spikecore._base import context
 from spikecore._base.batches import flattened
 from spikecore._base.errors import a_kind
+from spikecore._base.modes import is_compiling
 from spikecore._base.versions import require_compiler
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import in_turn
 from spikecore._shell.state import State, Stateful, carried, put_back
 from spikecore.backend import Unsupported
-from spikecore.lang._plain import is_compiling
 from spikecore.parallel._pipeline import Pipeline, refuse_compiler
 
 _COMPILED = (

@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 import spikecore as sc
 from shell_nets import Block, grads, network, neurons, values
+from spikecore._base.modes import is_compiling
 from spikecore._base.versions import COMPILES
 from spikecore.backend import UnknownBackend
-from spikecore.lang._plain import is_compiling
 
 T, B, C = 10, 3, 4
 
