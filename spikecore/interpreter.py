@@ -106,7 +106,8 @@ class Interpreter:
             for name, value in zip(self.states, states):
                 if name in trace:
                     trace[name].append(value)
-        if tie and self.ties and x.shape[0] and is_plain(x):
+        ties = tie and bool(x.shape[0]) and is_plain(x)
+        if ties and self.ties:
             sources = self._sources(inputs, state, params)
             last = [seen[-1] for seen in outputs]
             last, traced, states = tied(self.program, record, self.final, last, states, sources)
@@ -114,7 +115,7 @@ class Interpreter:
                 seen[-1] = value
             for name, value in zip(record, traced):
                 trace[name][-1] = value
-        fresh = self.fresh if tie and not self.ties and x.shape[0] and is_plain(x) else (False,) * len(states)
+        fresh = self.fresh if ties and not self.ties else (False,) * len(states)
         return (
             tuple(_stack(seen, x) for seen in outputs),
             tuple([_unshared(value, is_fresh) for value, is_fresh in zip(states, fresh)]) if self.final else None,

@@ -14,11 +14,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from spikecore._base.caches import CALLS, Recent
 from spikecore._base.modes import (
+    COMPILED,
     EAGER,
     PLAIN,
+    TRANSFORMED,
     dispatch_modes,
     has_tangent,
-    is_compiling,
     is_jit_tracing,
     is_transforming,
     world,
@@ -164,10 +165,12 @@ class KernelRunner:
         return call, tensors, params
 
     def _cross(self, call: Call, tensors: Tensors, params: Sequence[ParamValue]) -> Sequence[Tensor]:
-        self._refuse(tensors)
+        mode = world()
+        if mode is TRANSFORMED:
+            self._refuse(tensors)
         # a compiler, a dispatch mode or a tensor of another type follows ops of torch; a launch it would not see
         kinds = [type(tensor) for tensor in tensors]
-        if is_compiling() or dispatch_modes() or kinds[0] not in PLAIN or not _PLAIN.issuperset(kinds):
+        if mode is COMPILED or dispatch_modes() or kinds[0] not in PLAIN or not _PLAIN.issuperset(kinds):
             return self._by_op(call, tensors, params)
         grad = torch.is_grad_enabled()
         wants = tuple([grad and tensor.requires_grad for tensor in tensors])
@@ -188,8 +191,6 @@ class KernelRunner:
 
     def _refuse(self, tensors: Tensors) -> None:
         """Raise where torch would follow this call and could not: it would see memory allocated, and never filled."""
-        if is_compiling():
-            return
         what = "torch.jit.trace" if is_jit_tracing() else "torch.func" if is_transforming() else ""
         if has_tangent(tensors):
             what = "forward-mode differentiation"

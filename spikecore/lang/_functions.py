@@ -192,9 +192,7 @@ def select(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """``a`` where ``z`` is not 0, else ``b``; differentiated as ``z*a + (1-z)*b``."""
     result: Tensor
     if not is_plain(z):
-        if is_jit_tracing():
-            return _recorded_select(z, a, b)
-        result = (_ForwardSelect if wants_tangents() else _TransformedSelect).apply(*torch.broadcast_tensors(z, a, b))
+        result = _followed((_recorded_select, _ForwardSelect, _TransformedSelect), (z, a, b))
     elif torch.is_grad_enabled() and (z.requires_grad or a.requires_grad or b.requires_grad):
         # expanding first leaves the summing over broadcast dimensions to autograd
         z, a, b = _broadcast(z, a, b)
@@ -207,6 +205,15 @@ def select(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
     else:
         result = choice(z, a, b)
     return result
+
+
+def _followed(forms: Tuple[Any, Any, Any], tensors: Sequence[Tensor], *options: Any) -> Tensor:
+    """An operation that more than reverse mode follows, in the form for torch.jit.trace, forward mode, or the rest."""
+    recorded, forward, transformed = forms
+    if is_jit_tracing():
+        return recorded(*tensors)  # type: ignore[no-any-return]  # of tensors
+    form = forward if wants_tangents() else transformed
+    return form.apply(*torch.broadcast_tensors(*tensors), *options)  # type: ignore[no-any-return]  # a tensor
 
 
 def _broadcast(z: Tensor, a: Tensor, b: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
@@ -352,10 +359,8 @@ def maximum(a: Tensor, b: Tensor) -> Tensor:
 def _of_two(a: Tensor, b: Tensor, largest: bool) -> Tensor:
     result: Tensor
     if not is_plain(a):
-        if is_jit_tracing():
-            return (_recorded_maximum if largest else _recorded_minimum)(a, b)
-        form = _ForwardExtremum if wants_tangents() else _TransformedExtremum
-        result = form.apply(*torch.broadcast_tensors(a, b), largest)
+        recorded = _recorded_maximum if largest else _recorded_minimum
+        result = _followed((recorded, _ForwardExtremum, _TransformedExtremum), (a, b), largest)
     elif torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
         result = _Extremum.apply(*torch.broadcast_tensors(a, b), largest)
     else:
@@ -367,11 +372,7 @@ def clamp(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """``minimum(maximum(x, low), high)``."""
     result: Tensor
     if not is_plain(x):
-        if is_jit_tracing():
-            return _recorded_clamp(x, low, high)
-        result = (_ForwardClamp if wants_tangents() else _TransformedClamp).apply(
-            *torch.broadcast_tensors(x, low, high)
-        )
+        result = _followed((_recorded_clamp, _ForwardClamp, _TransformedClamp), (x, low, high))
     elif torch.is_grad_enabled() and (x.requires_grad or low.requires_grad or high.requires_grad):
         # torch.clamp itself has no derivative for an x that has fewer numbers than its bounds
         result = _Clamp.apply(*torch.broadcast_tensors(x, low, high))

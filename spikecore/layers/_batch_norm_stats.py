@@ -166,13 +166,14 @@ def _by_torch(norm: Any, x: Tensor, moments: Optional[Moments]) -> Tuple[Tensor,
     moves = norm.training and norm.track_running_stats and norm.running_mean is not None
     factor = _counted(norm) if norm.training and norm.track_running_stats else 0.0
     # whether there is such a method is asked by `is None`: whether a method is true, torch.compile of 2.11 cannot ask
-    by_backend = None if is_compiling() or moments is None else moments(x)
+    compiling = is_compiling()
+    by_backend = None if compiling or moments is None else moments(x)
     x = _samples(x)
     if x.dtype == torch.float16 and x.device.type == "cpu":
         x = x.to(compute)  # torch 2.0 has no statistics of float16 there
     if by_backend is not None:
         mean, variance = by_backend
-    elif is_compiling() or x.device.type not in ("cpu", "cuda"):
+    elif compiling or x.device.type not in ("cpu", "cuda"):
         # the operation below does not tell the compiler that it moves the running statistics, and MPS has none
         variance, mean = torch.var_mean(x.to(compute), [d for d in range(x.ndim) if d != 1], correction=0)
     elif moves and norm.running_mean.dtype == compute:

@@ -25,7 +25,7 @@ from spikecore._base import bits
 from spikecore._base.bits import Bits, Packing, Whole
 from spikecore._base.context import autocast_dtype, no_autocast
 from spikecore._base.errors import a_kind
-from spikecore._base.modes import is_compiling, is_exporting, is_plain
+from spikecore._base.modes import PLAIN, is_compiling, is_exporting, is_plain
 from spikecore._base.versions import COMPILES, require_compiler
 from spikecore._plugins.registry import AUTO_NAME, Registry, default_registry
 from spikecore._plugins.selection import Request, Resolved, resolve
@@ -106,7 +106,7 @@ class PackedConv2d(_Packed, nn.Conv2d):
 
 def _keeps(x: Tensor, weight: Tensor) -> bool:
     """Whether a call keeps its input, and as bits."""
-    plain = not is_exporting() if is_compiling() else is_plain(x) and is_plain(weight)
+    plain = not is_exporting() if is_compiling() else is_plain(x) and type(weight) in PLAIN
     return plain and torch.is_grad_enabled() and weight.requires_grad and x.dtype in NAMES and x.numel() > 0
 
 

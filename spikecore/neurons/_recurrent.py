@@ -222,11 +222,12 @@ class Recurrent(Stateful):
 
     def _through(self, x: Tensor, past: Optional[Tensor]) -> Callable[[Tensor], Tensor]:
         """What an output comes back through, one step after the other."""
+        checks_modules = not is_compiling()
         if not isinstance(self.linear, Delay):
-            if not is_compiling():
+            if checks_modules:
                 self._check_linear(self.neuron, self.linear)  # modules may have come into it, or a step been set
             return self.linear
-        if not is_compiling() and has_own_hooks(self.linear):
+        if checks_modules and has_own_hooks(self.linear):
             raise RuntimeError(
                 "Recurrent: its Delay has hooks or a forward of its own, which nothing would call; put hooks on the "
                 "Recurrent"

@@ -22,7 +22,6 @@ from torch.utils import checkpoint as torch_checkpoint
 from spikecore._base import context
 from spikecore._base.batches import flattened
 from spikecore._base.errors import a_kind
-from spikecore._base.modes import is_compiling
 from spikecore._base.versions import require_compiler
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import in_turn
@@ -116,8 +115,7 @@ class Checkpointed(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What ``module`` computes, group by group."""
-        if is_compiling():
-            refuse_compiler(_COMPILED)
+        refuse_compiler(_COMPILED)
         if any(value.device.type == "ipu" for value in flattened([args, kwargs])):
             raise Unsupported(
                 "sc.checkpoint is for PyTorch's backward pass, and PopTorch has its own: end it with net = "

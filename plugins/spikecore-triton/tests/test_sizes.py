@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import spikecore as sc
+from shell_nets import Counting
 
 pytestmark = pytest.mark.matrix(turn=2)
 
@@ -55,19 +56,6 @@ def test_every_size_gives_the_same(steps: int, neurons: int, device: str) -> Non
     for a, b in zip(*found):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
     assert torch.equal(found[0][0], found[1][0])
-
-
-class Counting(sc.Neuron):
-    """A state that no gradient is computed from, before one that is."""
-
-    states = {"count": 0.0, "v": 0.1}
-    params = {"tau": 2.0}
-
-    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
-        h = s.v + (x - s.v) / p.tau
-        z = self.spike(h - 1.0)
-        count = s.count + z
-        return count, {"count": count, "v": sc.ops.select(z, 0.0, h)}
 
 
 @pytest.mark.parametrize(("make", "saved"), [(Counting, 1), (sc.LI, 0), (sc.ALIF, 2)], ids=["Counting", "LI", "ALIF"])
