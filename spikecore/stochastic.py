@@ -73,9 +73,9 @@ class Stochastic(Neuron):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        given = len(cls.inputs) - len(cls.drawn)
+        count = len(cls.inputs) - len(cls.drawn)
         drawn: Any = cls.drawn
-        if isinstance(drawn, str) or given < 1 or tuple(cls.inputs[given:]) != tuple(drawn):
+        if isinstance(drawn, str) or count < 1 or tuple(cls.inputs[count:]) != tuple(drawn):
             raise TypeError(
                 f"{cls.__name__}.drawn = {cls.drawn!r} must be the last of its inputs {tuple(cls.inputs)!r}, behind "
                 'at least one that is given, as in inputs, drawn = ("x", "u"), ("u",)'

@@ -166,7 +166,7 @@ class Registry:
         self._lock = Lock(1.0)  # a probe may fork, on another thread, and wait for that
         self._plugins: Optional[Tuple[Plugin, ...]] = None
         self._used: List[Plugin] = []
-        self._said: Recent[int, bool] = Recent(SAID)
+        self._reported: Recent[int, bool] = Recent(SAID)
 
     def names(self) -> List[str]:
         """Names that can be asked for, sorted: not the blocked, shadowed, ill-named or doubly provided ones."""
@@ -240,13 +240,13 @@ class Registry:
         with self._lock:
             self._used = [plugin for plugin in self._all() if plugin.backend]
             self._plugins = None
-        self._said.clear()
+        self._reported.clear()
 
     def first(self, key: object) -> bool:
         """True the first time it is asked for this key, among the last :data:`SAID`: for what is said only once."""
-        said = hash(key)  # the text of an error may be long
-        new = self._said.get(said) is None
-        self._said.put(said, True)
+        code = hash(key)  # the text of an error may be long
+        new = self._reported.get(code) is None
+        self._reported.put(code, True)
         return new
 
     # what there is: metadata and environment, nothing imported
@@ -257,10 +257,10 @@ class Registry:
             raise BackendError(f"SPIKECORE_NO_PLUGINS={flag!r} must be 1, which blocks plugins, or 0, empty or unset")
         if self._plugins is None:
             with self._lock:
-                self._plugins = self._plugins or self._found()
+                self._plugins = self._plugins or self._search()
         return self._plugins
 
-    def _found(self) -> Tuple[Plugin, ...]:
+    def _search(self) -> Tuple[Plugin, ...]:
         plugins = [
             Plugin(name, module, "spikecore", __version__, True, partial(importlib.import_module, module))
             for name, module in self.builtins.items()

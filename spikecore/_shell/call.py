@@ -119,15 +119,15 @@ def execute(
     )
     runner, values = dispatch.runners[kind], asked.values
     trace: Tensors = ()
-    taken = tuple([x.squeeze(0) for x in inputs]) if single else inputs
+    step_inputs = tuple([x.squeeze(0) for x in inputs]) if single else inputs
     noted, results = None, None
     if mode is EAGER and len(inputs) == 1 and not record:
         noted = NotedCall(runner, asked, neuron, bool(repeated))
-        noted, results = _first_call(noted, taken, start, repeated, asked, single)
+        noted, results = _first_call(noted, step_inputs, start, repeated, asked, single)
     if results is not None:
         outputs, end = results
     elif single and not (mode is COMPILED or record):
-        outputs, end = one_step(runner, taken, start, values)
+        outputs, end = one_step(runner, step_inputs, start, values)
     else:
         outputs, end, trace = runner(inputs, start, (*repeated, *values), record)
         outputs = tuple([out.squeeze(0) for out in outputs]) if single else outputs

@@ -65,8 +65,8 @@ def declaration(cls: Any, base: type) -> None:
             )
         if hasattr(base, name) or name in (*COMMON, "training"):
             raise TypeError(f"{cls.__name__}.params has {name!r}, which every neuron uses already; choose another name")
-        own = inspect.getattr_static(cls, name, None)
-        if callable(own) or isinstance(own, property) or name in cls.configuration:
+        attribute = inspect.getattr_static(cls, name, None)
+        if callable(attribute) or isinstance(attribute, property) or name in cls.configuration:
             raise TypeError(
                 f"{cls.__name__}.params has {name!r}, which the class has as a method or a setting; rename one"
             )
@@ -76,8 +76,8 @@ def known_keywords(cls: Any, keywords: Mapping[str, Any]) -> None:
     """Refuse a keyword that is no parameter of this neuron class."""
     for name in keywords:
         if name not in cls.params:
-            own = [key for base in cls.__mro__ for key in getattr(base.__init__, "__kwdefaults__", None) or ()]
-            hint = misnamed.hint(name, [*cls.params, *COMMON, *own]) or misnamed.of_others(cls, name)
+            of_classes = [key for base in cls.__mro__ for key in getattr(base.__init__, "__kwdefaults__", None) or ()]
+            hint = misnamed.hint(name, [*cls.params, *COMMON, *of_classes]) or misnamed.of_others(cls, name)
             raise TypeError(
                 f"{cls.__name__} has no parameter {name!r}; {hint}Parameters: {', '.join(cls.params) or 'none'}; "
                 f"every neuron takes: {', '.join(COMMON)}"

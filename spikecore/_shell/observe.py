@@ -91,8 +91,8 @@ def tell(
     if context.region() == context.AGAIN:
         return
     for watcher in watchers:
-        own = {name: trace[name] for name in watcher.record if name in trace}
-        watcher.take(module, inputs, outputs, own, single)
+        states = {name: trace[name] for name in watcher.record if name in trace}
+        watcher.take(module, inputs, outputs, states, single)
 
 
 def refuse_graph(owner: str) -> None:

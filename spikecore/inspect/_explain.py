@@ -100,7 +100,9 @@ def explain(
         ask(net.modules(), request(backend, "explain()"))
     net.train(training)
     if training and not any(parameter.requires_grad for parameter in net.parameters()):
-        inputs = tree_map(lambda one: one.detach().requires_grad_() if one.is_floating_point() else one, inputs)
+        inputs = tree_map(
+            lambda tensor: tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor, inputs
+        )
         tensors = flattened(inputs)
     watching = Watching(net)
     with ExitStack() as stack:
@@ -174,7 +176,7 @@ def _check_loss(loss: Loss) -> None:
 def _gradients(net: nn.Module, inputs: Sequence[Tensor], outputs: Any, loss: Loss) -> List[Tuple[str, Tensor]]:
     """The gradients of the backward pass, by the names of parameters; none is kept in them."""
     if loss is None:
-        ends = [one for one in flattened(outputs) if one.requires_grad]
+        ends = [output for output in flattened(outputs) if output.requires_grad]
         if not ends:
             raise ValueError(
                 "no output of net has a gradient to go back from; training=False explains the forward pass alone"
@@ -281,7 +283,7 @@ def _copied(seen: Seen, copies: Sequence[int]) -> int:
     of one step's state, and by a Delay all, are its own.
     """
     if isinstance(seen.module, Recurrent):
-        whole = [] if isinstance(seen.module.linear, Delay) else [one.numbers for one in seen.inputs]
+        whole = [] if isinstance(seen.module.linear, Delay) else [x.numbers for x in seen.inputs]
         copies = [numbers for numbers in copies if numbers in whole]
     return sum(copies) if seen.stateful is None or _launches(seen) else 0
 
@@ -362,8 +364,8 @@ def _words(seen: Seen, copies: int, training: bool) -> Tuple[Optional[float], Op
     if neuron is None or isinstance(seen.module, Recurrent) or not seen.elements:
         return None, None
     steps = neuron.repeat if neuron.repeat is not None and neuron.step == "multi" else 1
-    reads = [1.0 / (one.shape[0] if one.layout.startswith("one step repeated") else steps) for one in seen.inputs]
-    gradients = [read if one.requires_grad else 0.0 for read, one in zip(reads, seen.inputs)]
+    reads = [1.0 / (x.shape[0] if x.layout.startswith("one step repeated") else steps) for x in seen.inputs]
+    gradients = [read if x.requires_grad else 0.0 for read, x in zip(reads, seen.inputs)]
     backward = training and (any(gradients) or any(parameter.requires_grad for parameter in seen.module.parameters()))
     inputs, outputs = len(neuron.program.inputs), len(neuron.program.outputs)  # a shortcut is no input of the neuron
     floor = sum(reads[:inputs]) + outputs
@@ -409,7 +411,7 @@ def copies_of(events: Sequence[Any]) -> Dict[int, List[int]]:
     for event in events:
         if event.name == "aten::copy_":
             around, numbers = _around(event), torch.Size(event.input_shapes[0]).numel()
-            layer, names = _layer_of(around, makers), {one.name for one in around}
+            layer, names = _layer_of(around, makers), {call.name for call in around}
             if layer is not None and numbers > 1 and names.isdisjoint(_CONVERTS) and names & _LAYS_OUT:
                 copies[layer].append(numbers)
     return copies

@@ -97,8 +97,8 @@ class KernelRunner:
         call, tensors, _ = self._arranged(inputs, state, params, Call(single=single))
         if not (all(type(value) in PLAIN for value in tensors) and has_memory(tensors)):
             return None
-        own, grad = tuple([view for view in views if view is not None]), torch.is_grad_enabled()
-        plan = self.kernels.plan(call, tensors, tuple([grad and value.requires_grad for value in tensors]), own)
+        shapes, grad = tuple([view for view in views if view is not None]), torch.is_grad_enabled()
+        plan = self.kernels.plan(call, tensors, tuple([grad and value.requires_grad for value in tensors]), shapes)
         places = self.kernels.tensor_params
         as_is = all(params[index].dtype is self.spec.compute for index in places)  # type: ignore[union-attr]  # tensors
         if call.has_initial_state or self.spec.final or not as_is:

@@ -116,10 +116,10 @@ class _Select(torch.autograd.Function):
 
 
 def _gradients(
-    wanted: Sequence[bool], grad: Tensor, z: Tensor, a: Tensor, b: Tensor, chosen: Optional[Tensor] = None
+    needs: Sequence[bool], grad: Tensor, z: Tensor, a: Tensor, b: Tensor, chosen: Optional[Tensor] = None
 ) -> Tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
     """Gradients of a choice by ``z``; ``chosen``: the truth values ``z != 0``, if forward saved them."""
-    to_z, to_a, to_b = wanted
+    to_z, to_a, to_b = needs
     (zero,) = ZERO(grad)
     choose: Any = torch.where
     if chosen is None or torch.is_grad_enabled():
@@ -278,8 +278,8 @@ def _parts_of_extremum(
     if not ctx.largest:
         below, above = above, below
 
-    def part(given: Optional[Tensor], cut: Tensor) -> Optional[Tensor]:
-        return None if given is None else torch.where(tie, given / 2.0, given).masked_fill(cut, 0.0)
+    def part(tangent: Optional[Tensor], cut: Tensor) -> Optional[Tensor]:
+        return None if tangent is None else torch.where(tie, tangent / 2.0, tangent).masked_fill(cut, 0.0)
 
     return part(of_a, below), part(of_b, above)
 
@@ -324,11 +324,13 @@ class _ForwardClamp(_TransformedClamp):
         return _sum(_parts_of_clamp(ctx, *tangents))
 
 
-def _parts_of_clamp(ctx: Any, *given: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
+def _parts_of_clamp(ctx: Any, *tangents: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
     """As :func:`_parts_of_extremum`."""
     x, low, high = ctx.saved_tensors
     chosen = ((x >= low) & (x <= high), (low < high) & (x < low), (x > high) | (high < low))
-    return tuple([None if t is None else torch.where(mask, t, torch.zeros_like(t)) for mask, t in zip(chosen, given)])
+    return tuple(
+        [None if t is None else torch.where(mask, t, torch.zeros_like(t)) for mask, t in zip(chosen, tangents)]
+    )
 
 
 def _sum(parts: Sequence[Optional[Tensor]]) -> Tensor:

@@ -406,10 +406,10 @@ def one_by_one(of: Delayed, x: Tensor, past: Optional[Tensor]) -> Callable[[Tens
     if not (x.shape[0] == 1 or (looks_up and not (torch.is_grad_enabled() or is_jit_tracing()))):
         return _Sending(of, past)
 
-    def of_last_inputs(now: Tensor) -> Tensor:
+    def of_last_inputs(x_t: Tensor) -> Tensor:
         nonlocal past
-        y = all_steps(of, now.unsqueeze(0), past)
-        past = following(of.longest, now.unsqueeze(0), past)
+        y = all_steps(of, x_t.unsqueeze(0), past)
+        past = following(of.longest, x_t.unsqueeze(0), past)
         return y.squeeze(0)
 
     return of_last_inputs

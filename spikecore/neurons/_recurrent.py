@@ -187,20 +187,20 @@ class Recurrent(Stateful):
                 raise ValueError(f"Recurrent: state has {sorted(state)}; give {PAST} of the Delay as well")
             past = self.linear.past_before("Recurrent", {PAST: state[PAST]}, x, carried)
             state = {name: value for name, value in state.items() if name != PAST}
-        given = checks.state("Recurrent", names, state, x, carried)
-        if given is not None:
-            given = (*given[:-1], given[-1].to(x.dtype))  # an output, not a state of the neuron
+        start = checks.state("Recurrent", names, state, x, carried)
+        if start is not None:
+            start = (*start[:-1], start[-1].to(x.dtype))  # an output, not a state of the neuron
         mode = world()
         matrix: Union[Matrix, str] = "torch.compile traces the call" if mode is COMPILED else self._matrix(x)
-        reason = matrix if isinstance(matrix, str) else why_looped(self.neuron, x, given, matrix, record, mode)
+        reason = matrix if isinstance(matrix, str) else why_looped(self.neuron, x, start, matrix, record, mode)
         if mode is not COMPILED:
             self.__dict__["_looped"] = reason
         if isinstance(matrix, Matrix) and not reason:
-            out, end, trace = fed_back(self.neuron, x, given, matrix, record, final)
+            out, end, trace = fed_back(self.neuron, x, start, matrix, record, final)
             return out, dict(zip(names, end or ())), dict(zip(record, trace))
         if self.fused and x.numel():
             raise Unsupported(f"Recurrent was to run all steps in one call (fused=True): {reason}")
-        return self._loop(x, given, record, past)
+        return self._loop(x, start, record, past)
 
     def _matrix(self, x: Tensor) -> Union[Matrix, str]:
         """What the last output comes back through, or why it is no matrix."""
@@ -243,30 +243,30 @@ class Recurrent(Stateful):
         return {PAST: following(longest, last, past)}
 
     def _loop(
-        self, x: Tensor, given: Optional[Tensors], record: Tuple[str, ...], past: Optional[Tensor]
+        self, x: Tensor, start: Optional[Tensors], record: Tuple[str, ...], past: Optional[Tensor]
     ) -> Tuple[Tensor, State, Dict[str, Tensor]]:
         """One step after the other."""
-        if given is None:
+        if start is None:
             inner: Optional[Dict[str, Tensor]] = None
             fed = torch.zeros_like(x[0]) if len(x) else x.new_zeros(x.shape[1:])
         else:
-            inner, fed = dict(zip(self.neuron.states, given)), given[-1]
+            inner, fed = dict(zip(self.neuron.states, start)), start[-1]
         first, through = fed, self._through(x, past)
         outputs: List[Tensor] = []
         traces: Dict[str, List[Tensor]] = {name: [] for name in record}
-        for now in x.unbind(0):
+        for x_t in x.unbind(0):
             back = through(fed)
             if not isinstance(back, Tensor):
                 raise TypeError(
                     f"Recurrent: linear, {a_kind(self.linear)}, gives {a_kind(back)}; give a module without state that "
                     "makes a tensor of the shape of a step, such as nn.Linear(C, C)"
                 )
-            if back.shape != now.shape:
+            if back.shape != x_t.shape:
                 raise ValueError(
                     f"Recurrent: linear gives shape {list(back.shape)}, one time step of the input has "
-                    f"{list(now.shape)}; give a module that keeps the shape, such as nn.Linear(C, C)"
+                    f"{list(x_t.shape)}; give a module that keeps the shape, such as nn.Linear(C, C)"
                 )
-            out, inner = self.neuron.run((now + back).unsqueeze(0), state=inner)
+            out, inner = self.neuron.run((x_t + back).unsqueeze(0), state=inner)
             fed = out.squeeze(0)
             outputs.append(fed)
             for name in record:
@@ -341,8 +341,8 @@ def why_looped(
     has = backend.capabilities_on(device)
     # what the loop does without: it collects a record itself, and the matrix is no parameter of its calls
     learns = torch.is_grad_enabled() and any(value.requires_grad for value in matrix.tensors)
-    wanted = {"recurrent": True, "record": bool(record), "parameter_gradients": learns}
-    missing = [name for name, wants in wanted.items() if wants and not getattr(has, name)]
+    demands = {"recurrent": True, "record": bool(record), "parameter_gradients": learns}
+    missing = [name for name, wants in demands.items() if wants and not getattr(has, name)]
     return f"backend {backend.name!r} does not declare {', '.join(missing)}" if missing else ""
 
 

@@ -125,8 +125,8 @@ def save(
 
 def _unlike(net: nn.Module, name: str) -> str:
     """The name, or one like it that no module of the network has."""
-    taken = dict(net.named_modules())
-    while name in taken:
+    names = dict(net.named_modules())
+    while name in names:
         name += "_"
     return name
 

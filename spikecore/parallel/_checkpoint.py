@@ -271,7 +271,7 @@ class _Region:
     @contextmanager
     def _again(self) -> Iterator[None]:
         """As the first run, and nothing is changed by it."""
-        now = self._now()
+        current = self._now()
         statistics = [dict(norm._buffers) for norm in self._norms]
         for norm, buffers in zip(self._norms, statistics):
             norm._buffers.update({name: value if value is None else value.clone() for name, value in buffers.items()})
@@ -281,7 +281,7 @@ class _Region:
             with context.running(context.AGAIN):
                 yield
         finally:
-            self._begin(now)
+            self._begin(current)
             for norm, buffers in zip(self._norms, statistics):
                 norm._buffers.update(buffers)
 
