@@ -165,7 +165,7 @@ class Steps(Swapped):
             if plain and not has_own_hooks(module):
                 y = module.all_steps(y)
             else:
-                y = torch.stack([module(now) for now in y.unbind(0)])
+                y = torch.stack([module(x_t) for x_t in y.unbind(0)])
         return y.movedim(0, self._time)
 
 

@@ -266,7 +266,7 @@ def runner_of(resolved: Resolved, calls: Calls) -> Runner:
 def _traced(neuron: Any) -> Tuple[Program, Dict[str, float]]:
     """The ``dynamics`` of a neuron as a program, and the values of its numbers. What is learnt is in its range."""
     ranges: Mapping[str, Interval] = neuron._ranges
-    numbers = Numbers(taken=(*neuron.inputs, *neuron.states, *neuron.params))
+    numbers = Numbers(reserved=(*neuron.inputs, *neuron.states, *neuron.params))
     params = {name: Expr(Node("param", (), name)) for name in neuron.params}
     for name, value in neuron._parameters.items():
         if name in ranges and value is not None:

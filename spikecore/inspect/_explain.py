@@ -135,7 +135,7 @@ def copied(net: nn.Module, x: Any) -> Tuple[nn.Module, Any, List[Tensor]]:
     for name, tensor in (*net.named_parameters(), *net.named_buffers()):
         if is_lazy(tensor):
             raise ValueError(f"net: {name!r} has no values before its first call; call net once, and explain it then")
-    if any(one.is_meta for one in (*net.parameters(), *net.buffers(), *tensors)):
+    if any(each.is_meta for each in (*net.parameters(), *net.buffers(), *tensors)):
         raise ValueError(
             "net and x are on the meta device, which holds no numbers to run on; give both on another device"
         )

@@ -293,13 +293,13 @@ class KernelWriter:
         """The symbol of a value: the definition's name for it, or another one."""
         return self.printer.label(node, self.program.labels.get(node, otherwise))
 
-    def distinct_label(self, node: Node, otherwise: str, taken: Iterable[str]) -> str:
+    def distinct_label(self, node: Node, otherwise: str, used: Iterable[str]) -> str:
         """The symbol of a value, or a new one of that name where the symbol is taken.
 
         A value and itself detached have one symbol. Where a function takes both, they need two.
         """
         name = self.label(node, otherwise)
-        return self.free(self.program.labels.get(node, otherwise)) if name in taken else name
+        return self.free(self.program.labels.get(node, otherwise)) if name in used else name
 
     def kept_values(self, cut: Iterable[Node]) -> Dict[Node, str]:
         """The names of what backward keeps of every recomputed step: the values of a cut but inputs, which are read

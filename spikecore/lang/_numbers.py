@@ -138,8 +138,8 @@ class Numbers:
     No parameter gets one of the ``taken`` names.
     """
 
-    def __init__(self, taken: Iterable[str] = ()) -> None:
-        self._taken = set(taken)
+    def __init__(self, reserved: Iterable[str] = ()) -> None:
+        self._reserved = set(reserved)
         #: id of a surrogate -> the surrogate, held so that its id is not given to another object, and its copy.
         self._copies: Dict[int, Tuple[Any, Any]] = {}
         self._names: Dict[Node, str] = {}
@@ -192,10 +192,10 @@ class Numbers:
         """The name, or it with the next number that is free: ``alpha``, ``alpha_1``, ``alpha_2``."""
         base, _, digits = name.rpartition("_") if re.search(r"_\d+$", name) else (name, "", "1")
         count = int(digits)
-        while name in self._taken:
+        while name in self._reserved:
             count += 1
             name = f"{base}_{count}"
-        self._taken.add(name)
+        self._reserved.add(name)
         return name
 
     def label(self, surrogate: Any) -> str:

@@ -314,10 +314,10 @@ class ListingPrinter(TextPrinter):
         def inline(node: Node) -> str:
             return names.get(node) or self.expression(node, names)
 
-        own = [name for name in program.params if name not in program.numbers]
+        of_neuron = [name for name in program.params if name not in program.numbers]
         inputs, states, params = (
             [self.symbol(Node(op, (), name)) for name in known]
-            for op, known in (("input", program.inputs), ("state", program.states), ("param", own))
+            for op, known in (("input", program.inputs), ("state", program.states), ("param", of_neuron))
         )
         lines = [("", f"({', '.join(inputs)}; {', '.join(states)}; {', '.join(params)})")]
         lines += [("  rest  ", f"{state} = {inline(node)}") for state, node in zip(states, program.initial)]
@@ -528,8 +528,8 @@ def _free(name: str, reserved: Collection[str]) -> str:
 
 
 def _before_numbers(program: Program, names: Tuple[str, ...]) -> Tuple[str, ...]:
-    own = program.params[: len(program.params) - len(program.numbers)]
-    return (*own, *names, *program.numbers)
+    of_neuron = program.params[: len(program.params) - len(program.numbers)]
+    return (*of_neuron, *names, *program.numbers)
 
 
 # -- inputs that are the same at every step: each input as a parameter with one number per neuron

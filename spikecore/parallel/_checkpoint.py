@@ -256,7 +256,7 @@ class _Region:
     @contextmanager
     def first(self) -> Iterator[None]:
         """Around the first run: note what it begins with."""
-        self._beginning = self._now()
+        self._beginning = self._snapshot()
         with context.running(context.FIRST):
             yield
 
@@ -271,7 +271,7 @@ class _Region:
     @contextmanager
     def _again(self) -> Iterator[None]:
         """As the first run, and nothing is changed by it."""
-        current = self._now()
+        current = self._snapshot()
         statistics = [dict(norm._buffers) for norm in self._norms]
         for norm, buffers in zip(self._norms, statistics):
             norm._buffers.update({name: value if value is None else value.clone() for name, value in buffers.items()})
@@ -285,7 +285,7 @@ class _Region:
             for norm, buffers in zip(self._norms, statistics):
                 norm._buffers.update(buffers)
 
-    def _now(self) -> _Beginning:
+    def _snapshot(self) -> _Beginning:
         return (
             [part.training for part in self._parts],
             [generator.get_state() for generator in self._generators],
