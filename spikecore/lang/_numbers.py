@@ -135,7 +135,7 @@ def current() -> Optional[Numbers]:
 class Numbers:
     """The numbers that the surrogates of one traced definition use, by the names of the parameters they become.
 
-    No parameter gets one of the ``taken`` names.
+    No parameter gets one of the ``reserved`` names.
     """
 
     def __init__(self, reserved: Iterable[str] = ()) -> None:
