@@ -16,7 +16,6 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 import torch
 from torch import Tensor, nn
 from torch.autograd import profiler
-from torch.nn.parameter import is_lazy
 
 from spikecore._base.batches import device_of, flattened, to_device, tree_map
 from spikecore._base.errors import a_kind
@@ -85,10 +84,10 @@ def explain(
     computed: the least, with its copies, of compiled kernels, and those of each operation of a step on the reference
     backend. What runs in threads of a network's own is not seen.
 
-    Raises TypeError or ValueError, naming the argument, for a ``net`` that is no module, an ``x`` without tensors, the
-    meta device, a ``training`` that is no bool, a ``loss`` that is no function or gives no number
-    with a gradient, and outputs without gradients while ``training``; RuntimeError while torch's profiler is running,
-    which this uses; BackendError for a backend that cannot be had; and what the network raises.
+    Raises TypeError or ValueError, naming the argument, for a ``net`` that is no module, an ``x`` without tensors, a
+    ``training`` that is no bool, a ``loss`` that is no function or gives no number with a gradient, and outputs without
+    gradients while ``training``; RuntimeError while torch's profiler is running, which this uses; BackendError for a
+    backend that cannot be had; and what the network raises.
     """
     net, inputs, tensors = copied(net, x)
     if not isinstance(training, bool):
@@ -132,13 +131,6 @@ def copied(net: nn.Module, x: Any) -> Tuple[nn.Module, Any, List[Tensor]]:
     tensors = flattened(inputs)
     if not tensors:
         raise TypeError(f"x={shown(x)} has no tensor; give the network's input, or a tuple or dict of inputs")
-    for name, tensor in (*net.named_parameters(), *net.named_buffers()):
-        if is_lazy(tensor):
-            raise ValueError(f"net: {name!r} has no values before its first call; call net once, and explain it then")
-    if any(each.is_meta for each in (*net.parameters(), *net.buffers(), *tensors)):
-        raise ValueError(
-            "net and x are on the meta device, which holds no numbers to run on; give both on another device"
-        )
     # torch copies no tensor that has a graph, such as the weight of nn.utils.weight_norm
     attributes = [value for module in net.modules() for value in vars(module).values() if isinstance(value, Tensor)]
     other = copy.deepcopy(net, {id(value): value.detach().clone() for value in attributes if not value.is_leaf})

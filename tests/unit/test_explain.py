@@ -216,7 +216,6 @@ LINEAR = nn.Linear(3, 3)
 CUT = nn.Sequential(LINEAR, type("Cut", (nn.Module,), {"forward": lambda self, x: x.detach()})())
 
 
-@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
 @pytest.mark.parametrize(
     ("net", "options", "error", "text"),
     [
@@ -226,7 +225,6 @@ CUT = nn.Sequential(LINEAR, type("Cut", (nn.Module,), {"forward": lambda self, x
         (LINEAR, {"loss": lambda out: out}, ValueError, r"loss must give one number with a .* got shape \(2, 3\)"),
         (LINEAR, {"loss": sc.losses.ce_count}, TypeError, r"loss=ce_count .* alone \(missing .* argument: 'targets'\)"),
         (CUT, {}, ValueError, "training=False explains the forward pass alone"),
-        (nn.LazyLinear(3), {}, ValueError, "'weight' has no values before its first call"),
         (sc.LIF(), {"backend": "nope"}, sc.UnknownBackend, r"unknown backend 'nope' \(from explain\(\)\)"),
     ],
 )
