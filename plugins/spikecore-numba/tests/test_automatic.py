@@ -24,7 +24,7 @@ def _nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "AUTO", {"cpu": ("numba", "torch")})
     for name in ("SPIKECORE_BACKEND", "SPIKECORE_BLOCK", "SPIKECORE_NO_PLUGINS"):
         monkeypatch.delenv(name, raising=False)
-    default_registry()._said.clear()
+    default_registry().refresh()
 
 
 def data(steps: int, *shape: int) -> torch.Tensor:
