@@ -57,9 +57,9 @@ def check_places(net: nn.Module, carries: bool = False) -> List[Stateful]:
     modules = stateful_modules(net)
     if not any(carries or module.continues for module in modules):
         return modules
-    told = _told_twice(net, len(modules), carries)
-    if told:
-        raise ValueError(told)
+    fault = _told_twice(net, len(modules), carries)
+    if fault:
+        raise ValueError(fault)
     return modules
 
 
@@ -225,8 +225,8 @@ def set_backend(net: nn.Module, backend: Optional[str]) -> None:
 
     The name is resolved on the next call; an unknown name raises :class:`~spikecore.backend.UnknownBackend` now.
     """
-    asked = request(backend, "set_backend()")
-    ask(_neurons(net, "set_backend"), asked)
+    choice = request(backend, "set_backend()")
+    ask(_neurons(net, "set_backend"), choice)
 
 
 def set_step(net: nn.Module, step: str) -> nn.Module:
@@ -402,8 +402,8 @@ def _check(prefix: str, entries: Mapping[str, Any], of_step: Mapping[str, bool])
         if of_step.get(name):
             shapes[name] = tuple(value.shape)
     if len(set(shapes.values())) > 1:
-        told = ", ".join(f"{prefix}{name} {shape}" for name, shape in shapes.items())
-        raise ValueError(f"the states of one neuron must have one shape, that of a time step, got {told}")
+        listed = ", ".join(f"{prefix}{name} {shape}" for name, shape in shapes.items())
+        raise ValueError(f"the states of one neuron must have one shape, that of a time step, got {listed}")
 
 
 def mask_of(lengths: Union[Tensor, Sequence[int]], T: int) -> Tensor:

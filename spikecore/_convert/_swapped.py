@@ -136,15 +136,15 @@ class Named(Swapped):
         prefix = kwargs.get("prefix", "")
         entries = super().state_dict(*args, **kwargs)  # type: ignore[misc]  # of nn.Module
         theirs = {ours: name for name, ours in self._names.items()}
-        mine = {}
+        renamed = {}
         for key in [key for key in entries if key.startswith(prefix)]:
             name = key[len(prefix) :]
             if name.startswith("neuron."):
                 name = theirs.get(name[7:], name[7:])
-            mine[name] = entries.pop(key)
-        for name in (*self._keys, *[name for name in mine if name not in self._keys]):
-            if name in mine:
-                entries[prefix + name] = mine[name]
+            renamed[name] = entries.pop(key)
+        for name in (*self._keys, *[name for name in renamed if name not in self._keys]):
+            if name in renamed:
+                entries[prefix + name] = renamed[name]
         return entries
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:

@@ -468,13 +468,13 @@ def _describe(plugin: Plugin) -> BackendInfo:
     for info in infos:
         if not isinstance(info, BackendInfo):
             raise TypeError(f"spikecore_backends() must return BackendInfo objects, got {info!r}")
-    mine = [info for info in infos if info.name == plugin.name]
-    if len(mine) != 1:
+    matching = [info for info in infos if info.name == plugin.name]
+    if len(matching) != 1:
         names = ", ".join(sorted(repr(info.name) for info in infos)) or "none"
         raise ValueError(f"spikecore_backends() must describe {plugin.name!r} once; it describes {names}")
-    _check_version(plugin, mine[0].api)  # first: another version of the contract may have other fields
-    _check_fields(mine[0])
-    return mine[0]
+    _check_version(plugin, matching[0].api)  # first: another version of the contract may have other fields
+    _check_fields(matching[0])
+    return matching[0]
 
 
 def _check_version(plugin: Plugin, api: Any) -> None:
@@ -541,8 +541,8 @@ def _make(plugin: Plugin) -> Backend:
     for device in (device for device in info.devices if device != ANY_DEVICE):
         more = set(backend.capabilities_on(device).names()) - set(info.capabilities.names())
         if more:
-            asked = f"{info.factory}.capabilities_on({device!r})"
-            raise ValueError(f"{asked} has {', '.join(sorted(more))}, which its BackendInfo does not declare")
+            source = f"{info.factory}.capabilities_on({device!r})"
+            raise ValueError(f"{source} has {', '.join(sorted(more))}, which its BackendInfo does not declare")
     return backend
 
 

@@ -113,17 +113,17 @@ def execute(
         repeated = tuple([value for _, values in steps for value in values])
     x = inputs[0]
     start = checks.state(owner, neuron.states, state, x, carried=state is not None and state is neuron._state)
-    asked = arguments(neuron, dispatch, inputs, start, final, mode, front=[*zip(filter(None, names), repeated)])
+    args = arguments(neuron, dispatch, inputs, start, final, mode, front=[*zip(filter(None, names), repeated)])
     kind = dispatch.find(
-        device, *asked.kind, bool(record), stamp, transformed=mode is TRANSFORMED, repeats=bool(repeated)
+        device, *args.kind, bool(record), stamp, transformed=mode is TRANSFORMED, repeats=bool(repeated)
     )
-    runner, values = dispatch.runners[kind], asked.values
+    runner, values = dispatch.runners[kind], args.values
     trace: Tensors = ()
     step_inputs = tuple([x.squeeze(0) for x in inputs]) if single else inputs
     noted, results = None, None
     if mode is EAGER and len(inputs) == 1 and not record:
-        noted = NotedCall(runner, asked, neuron, bool(repeated))
-        noted, results = _first_call(noted, step_inputs, start, repeated, asked, single)
+        noted = NotedCall(runner, args, neuron, bool(repeated))
+        noted, results = _first_call(noted, step_inputs, start, repeated, args, single)
     if results is not None:
         outputs, end = results
     elif single and not (mode is COMPILED or record):
@@ -245,7 +245,7 @@ class PlacedTensor(NamedTuple):
 class NotedCall:
     """A call that passed every check, for later ones of its signature."""
 
-    def __init__(self, runner: Runner, asked: Arguments, neuron: Any, repeats: bool = False) -> None:
+    def __init__(self, runner: Runner, args: Arguments, neuron: Any, repeats: bool = False) -> None:
         self.runner = runner
         #: Whether the input is the first parameter of the program, because it is the same at every step.
         self.repeats = repeats
@@ -264,10 +264,10 @@ class NotedCall:
                 value.requires_grad,
                 tuple(placed.shape),
             )
-            for position, ((name, value), placed) in enumerate(zip(asked.named, asked.values))
+            for position, ((name, value), placed) in enumerate(zip(args.named, args.values))
             if isinstance(value, Tensor) and isinstance(placed, Tensor)
         )
-        numbers = [(name, value) for name, value in asked.named if not isinstance(value, Tensor)]
+        numbers = [(name, value) for name, value in args.named if not isinstance(value, Tensor)]
         #: What reads the numbers of the neuron from its attributes, and those of the surrogate.
         self._read = _reader([name for name, _ in numbers if name in neuron.params])
         self._of_surrogate = tuple([value for name, value in numbers if name not in neuron.params])
@@ -337,13 +337,13 @@ def _state_as_it_is(names: Collection[str], state: Mapping[str, Any], x: Tensor,
 
 
 def _first_call(
-    noted: NotedCall, inputs: Tensors, start: Optional[Tensors], repeated: Tensors, asked: Arguments, single: bool
+    noted: NotedCall, inputs: Tensors, start: Optional[Tensors], repeated: Tensors, args: Arguments, single: bool
 ) -> Tuple[Optional[NotedCall], Optional[Tuple[Tensors, Optional[Tensors]]]]:
     """The call bound to its plan, and its results, which are computed as those of later calls: a checkpointed call must
     save the same tensors when it is computed again. Without results where the call is the runner's.
     """
-    params = (*repeated, *[value for _, value in asked.named])
-    views = [tuple(value.shape) if isinstance(value, Tensor) else None for value in (*repeated, *asked.values)]
+    params = (*repeated, *[value for _, value in args.named])
+    views = [tuple(value.shape) if isinstance(value, Tensor) else None for value in (*repeated, *args.values)]
     try:
         noted.call = bound(noted.runner, inputs, start, params, views, single)
         return noted, None if noted.call is None else noted.call(inputs, start, params)

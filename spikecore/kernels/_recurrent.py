@@ -109,10 +109,10 @@ class FedPlan:
             to_out = to_out.contiguous().clone() if to_out is not None else torch.zeros_like(behind[0])
             to_out[-1] += final[-1]
         learn = tuple(needs[moving : self.weight])
-        asked = Wanted(to_out, tuple(final[:-1]), tuple(grads[1 + n_final :]), any(needs[1:moving]), learn)
-        gu, to_state, sums = self._way(fed).backward(fed, behind, asked)
+        cotangents = Cotangents(to_out, tuple(final[:-1]), tuple(grads[1 + n_final :]), any(needs[1:moving]), learn)
+        gu, to_state, sums = self._way(fed).backward(fed, behind, cotangents)
         result: List[Optional[Tensor]] = [gu if needs[0] else None]
-        result += [*to_state, _through(gu[0], fed.weight)] if asked.state else [None] * (moving - 1)
+        result += [*to_state, _through(gu[0], fed.weight)] if cotangents.state else [None] * (moving - 1)
         kinds, layout = kernels.spec.params, Layout(fed.shape[1:], None)
         for index, value, total in zip(kernels.tensor_params, tensors[moving:], sums):
             channels = fed.channels[index] if fed.channels else ()
@@ -229,7 +229,7 @@ class FeedbackCall(NamedTuple):
         return Geometry(steps, neurons, tuple(self.channels))
 
 
-class Wanted(NamedTuple):
+class Cotangents(NamedTuple):
     """The cotangents of a call, and which gradients are wanted."""
 
     output: Optional[Tensor]
@@ -296,25 +296,27 @@ class FeedbackLaunch:
         launch(geometry, (x,), (*fed.state, fed.first), params, (out,), final, trace, to_save)
         return out, final, trace, to_save
 
-    def backward(self, fed: FeedbackCall, saved: Sequence[Tensor], asked: Wanted) -> Gradients:
+    def backward(self, fed: FeedbackCall, saved: Sequence[Tensor], cotangents: Cotangents) -> Gradients:
         """All steps, from the last to the first; ``saved`` is what :meth:`forward` saved."""
         (us, *checkpoints), kernels, geometry = saved, self.kernels, self._geometry(fed)
-        present = (True, *[grad is not None for grad in (*asked.final, *asked.trace)])
-        plan = kernels.backward_plan(fed.call, present, (True, *[asked.state] * kernels.n_states, *asked.learn))
+        present = (True, *[grad is not None for grad in (*cotangents.final, *cotangents.trace)])
+        plan = kernels.backward_plan(
+            fed.call, present, (True, *[cotangents.state] * kernels.n_states, *cotangents.learn)
+        )
         launch = kernels.launch(plan, geometry)
         compute, step, new = kernels.spec.compute, fed.shape[1:], us.new_empty
-        grad = new(step).zero_().expand(fed.shape) if asked.output is None else _steps(asked.output)
-        ends = [new(step, dtype=compute).zero_() if g is None else g.contiguous() for g in asked.final]
-        traces = [_steps(g) for g in asked.trace if g is not None]
+        grad = new(step).zero_().expand(fed.shape) if cotangents.output is None else _steps(cotangents.output)
+        ends = [new(step, dtype=compute).zero_() if g is None else g.contiguous() for g in cotangents.final]
+        traces = [_steps(g) for g in cotangents.trace if g is not None]
         gus = torch.empty_like(us, memory_format=torch.contiguous_format)
-        to_state = [new(step, dtype=compute) for _ in range(kernels.n_states)] if asked.state else []
+        to_state = [new(step, dtype=compute) for _ in range(kernels.n_states)] if cotangents.state else []
         params = (*fed.params, fed.weight.contiguous())
         sums = launch(
             geometry, (us.contiguous(),), fed.state, params, (None, *checkpoints), (grad,), ends if plan.final else (),
             traces, (gus,), to_state,
         )  # fmt: skip
         each = iter(sums if sums is not None else ())
-        return gus, to_state, [next(each) if wants else None for wants in asked.learn]
+        return gus, to_state, [next(each) if wants else None for wants in cotangents.learn]
 
     def _geometry(self, fed: FeedbackCall) -> Geometry:
         steps, neurons, channels, _ = fed.geometry(fed.shape[0])
@@ -381,22 +383,24 @@ class FeedbackSteps:
             current = following
         return out, list(current) if self.final else [], trace, [us, *checkpoints] if save else []
 
-    def backward(self, fed: FeedbackCall, saved: Sequence[Tensor], asked: Wanted) -> Gradients:
+    def backward(self, fed: FeedbackCall, saved: Sequence[Tensor], cotangents: Cotangents) -> Gradients:
         """All steps, from the last to the first; ``saved`` is what :meth:`forward` saved."""
         compute, (steps, *shape) = self.spec.compute, fed.shape
         us, *checkpoints = saved
         new, program = us.new_empty, self.program
-        traced = [k for k, grad in enumerate(asked.trace) if grad is not None]
-        arrived = [name for name, grad in zip(program.states, asked.final) if grad is not None]
+        traced = [k for k, grad in enumerate(cotangents.trace) if grad is not None]
+        arrived = [name for name, grad in zip(program.states, cotangents.final) if grad is not None]
         live = program.reach((True,), tuple([fed.call.record[k] for k in traced]), arrived).live
         # a state that no cotangent reaches has none, at every step
-        present = (True, *[name in live for name in program.states], *[grad is not None for grad in asked.trace])
-        plan = self.kernels(1).backward_plan(fed.call, present, (True, *[True] * len(program.states), *asked.learn))
+        present = (True, *[name in live for name in program.states], *[grad is not None for grad in cotangents.trace])
+        plan = self.kernels(1).backward_plan(
+            fed.call, present, (True, *[True] * len(program.states), *cotangents.learn)
+        )
         launch = self.kernels(1).launch(plan, fed.geometry(1))
         launch = filling(launch, 2) if self.backend.owns_outputs else launch
         gus, to_out = new(us.shape), new([1, *shape])
         sets = [[new(shape, dtype=compute).zero_() for _ in program.states] for _ in range(2)]
-        for first, grad in zip(sets[0], asked.final):
+        for first, grad in zip(sets[0], cotangents.final):
             if grad is not None:
                 first.copy_(grad)
         sums: List[Optional[Tensor]] = [None] * len(plan.learn)
@@ -406,8 +410,8 @@ class FeedbackSteps:
         for t in range(steps - 1, -1, -1):
             if t < start:
                 start, before = self._again(fed, us, checkpoints, t)
-            back(gus[t + 1] if t + 1 < steps else None, None if asked.output is None else asked.output[t])
-            traces = [asked.trace[k][t : t + 1].contiguous() for k in traced]  # type: ignore[index]  # these are there
+            back(gus[t + 1] if t + 1 < steps else None, None if cotangents.output is None else cotangents.output[t])
+            traces = [cotangents.trace[k][t : t + 1].contiguous() for k in traced]  # type: ignore[index]  # these are there
             final, initial = sets[(steps - 1 - t) % 2], sets[(steps - t) % 2]
             parts = launch(
                 geometry, (us[t : t + 1],), before[t - start], fed.params, (), (to_out,),
@@ -416,7 +420,7 @@ class FeedbackSteps:
             if sums:
                 sums = [part if total is None else total + part for total, part in zip(sums, parts)]
         each = iter(sums)
-        return gus, sets[steps % 2], [next(each) if wants else None for wants in asked.learn]
+        return gus, sets[steps % 2], [next(each) if wants else None for wants in cotangents.learn]
 
     def _again(
         self, fed: FeedbackCall, us: Tensor, checkpoints: Sequence[Tensor], t: int

@@ -199,10 +199,10 @@ def _digest(entry: str, content: bytes) -> bytes:
 
 def _check(path: Path, stats: os.stat_result, is_kind: Callable[[int], bool]) -> None:
     """Raise unless it is a file, or a folder, that is the user's alone."""
-    mine = not hasattr(os, "getuid") or stats.st_uid == os.getuid()
+    is_ours = not hasattr(os, "getuid") or stats.st_uid == os.getuid()
     if not is_kind(stats.st_mode):
         raise PermissionError(f"{path} is not used: it is a link, or another kind of file")
-    if not mine:
+    if not is_ours:
         raise PermissionError(f"{path} is not used: it belongs to user {stats.st_uid}")
     if hasattr(os, "getuid") and stats.st_mode & 0o022:  # not on Windows, where a user's folders are private
         raise PermissionError(f"{path} is not used: others may write to it (chmod go-w forbids it)")

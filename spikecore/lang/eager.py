@@ -131,13 +131,13 @@ def _spike(u: Any, surrogate: Surrogate, strict: bool) -> Any:
         raise TypeError(f"spike: surrogate={surrogate!r} must be a surrogate, such as sc.surrogate.ATan(alpha=2.0)")
     # a traced program has parameters for the surrogate's numbers; computed now, they are the numbers themselves
     followed = numbers.current() if isinstance(u, Expr) else None
-    asked = surrogate if followed is None else followed.copy_of(surrogate)
+    used = surrogate if followed is None else followed.copy_of(surrogate)
     values: Dict[Node, torch.Tensor] = {}
     if isinstance(u, torch.Tensor):
-        asked, values = numbers.with_tensors(surrogate, Expr)
+        used, values = numbers.with_tensors(surrogate, Expr)
     # no gradient flows through a derivative, with and without torch.no_grad()
     with refusing_no_grad(False) if isinstance(u, Expr) else nullcontext():
-        derivative = lift(asked.derivative(Expr(Node("argument", (), "u"))), "surrogate derivative")
+        derivative = lift(used.derivative(Expr(Node("argument", (), "u"))), "surrogate derivative")
     if derivative.is_bool:
         raise TraceError(f"{surrogate!r}.derivative gives a comparison{here()}; return sc.ops.where(comparison, a, b)")
     if not isinstance(u, (Expr, torch.Tensor)):

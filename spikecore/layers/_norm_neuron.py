@@ -215,8 +215,8 @@ class NormNeuron(nn.Module):
         )
         steps = inputs[0]
         start = checks.state(owner, neuron.states, state, steps, carried=state is not None and state is neuron._state)
-        asked = arguments(neuron, dispatch, inputs, start, final, mode, behind=[*zip(AFFINE, tensors[:2])])
-        values, kind = asked.values, (*asked.kind, bool(record))
+        args = arguments(neuron, dispatch, inputs, start, final, mode, behind=[*zip(AFFINE, tensors[:2])])
+        values, kind = args.values, (*args.kind, bool(record))
         how = (self.shortcut or "" if skip is not None else "", stats.takes_batch(self.norm), bool(self.fused))
         lacks = dispatch.find_normalised(steps.device.type, kind, how, dispatch.stamp)
         if lacks:
@@ -229,8 +229,8 @@ class NormNeuron(nn.Module):
         self.__dict__["reason"] = ""
         placed = _among(values, before, norm_params, steps.ndim)
         if may_note:
-            noted = NotedCall(runner, asked, neuron)
-            parameters = tuple([value for _, value in asked.named])
+            noted = NotedCall(runner, args, neuron)
+            parameters = tuple([value for _, value in args.named])
             views = [tuple(value.shape) if isinstance(value, Tensor) else None for value in placed]
             try:
                 noted.call = bound(runner, inputs, None, _among(parameters, before, norm_params), views, False)

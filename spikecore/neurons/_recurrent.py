@@ -167,12 +167,12 @@ class Recurrent(Stateful):
     def _steps(
         self, x: Tensor, state: Optional[Mapping[str, Tensor]], record: Tuple[str, ...], final: bool = True
     ) -> Tuple[Tensor, State, Dict[str, Tensor]]:
-        told = self._watchers
-        if not told:
+        watchers = self._watchers
+        if not watchers:
             return self._computed(x, state, record, final)
-        names = observe.states_to_record("Recurrent", told, self.neuron.states, record)
+        names = observe.states_to_record("Recurrent", watchers, self.neuron.states, record)
         out, end, trace = self._computed(x, state, names, final)
-        observe.tell(self, told, (x,), (out,), trace, self.step == "single")
+        observe.tell(self, watchers, (x,), (out,), trace, self.step == "single")
         return out, end, {name: trace[name] for name in record}
 
     @with_traced_sizes
@@ -283,13 +283,13 @@ class Recurrent(Stateful):
 
     def extra_repr(self) -> str:
         """Settings, and how the steps of the last call outside torch.compile were computed."""
-        told = ", ".join(
+        settings = ", ".join(
             f"{name}={getattr(self, name)}" for name in ("repeat", "fused") if getattr(self, name) is not None
         )
         if self._looped is None:
-            return told
+            return settings
         steps = f"steps=a loop ({self._looped})" if self._looped else "steps=one call"
-        return f"{told}, {steps}" if told else steps
+        return f"{settings}, {steps}" if settings else steps
 
 
 def _check_part(kind: str, part: nn.Module) -> None:
