@@ -20,8 +20,8 @@ from typing import Any, ClassVar, Dict, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore._shell import generators
-from spikecore._shell.state import Stepped
+from spikecore._shell import checks
+from spikecore._shell.state import Stepped, with_generator, without_generator
 from spikecore.dtypes import compute_dtype
 
 __all__ = ["Constant", "Delta", "Encoder", "Latency", "Poisson"]
@@ -47,7 +47,7 @@ class Encoder(Stepped):
 
     def __init__(self, *, generator: Optional[torch.Generator] = None) -> None:
         super().__init__()
-        self.generator = generators.checked(type(self).__name__, generator)
+        self.generator = checks.generator(type(self).__name__, generator)
 
     def encode(self, x: Tensor) -> Tensor:
         """The spike train of a checked input."""
@@ -70,10 +70,10 @@ class Encoder(Stepped):
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.settings)
 
     def __getstate__(self) -> Dict[str, Any]:
-        return generators.pickled(self.__dict__)
+        return without_generator(self.__dict__)
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
-        nn.Module.__setstate__(self, generators.unpickled(state))
+        nn.Module.__setstate__(self, with_generator(state))
 
 
 class Poisson(Encoder):
@@ -110,9 +110,9 @@ class Poisson(Encoder):
         return self._drawn(x, x.shape)
 
     def _drawn(self, x: Tensor, shape: Tuple[int, ...]) -> Tensor:
-        keyword = generators.keyword(type(self).__name__, self.generator, x.device)
+        options = checks.draw_options(type(self).__name__, self.generator, x.device)
         probability = (x.to(compute_dtype(x.dtype)) * self.gain + self.offset).clamp(0.0, 1.0)
-        drawn: Tensor = torch.rand(shape, device=x.device, dtype=probability.dtype, **keyword)
+        drawn: Tensor = torch.rand(shape, device=x.device, dtype=probability.dtype, **options)
         return (drawn < probability).to(x.dtype)
 
 

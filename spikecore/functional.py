@@ -17,8 +17,8 @@ from typing import Any, Collection, Dict, Iterator, List, Mapping, MutableMappin
 import torch
 from torch import Tensor, nn
 
+from spikecore._base.context import compile_time, is_compiling, is_plain
 from spikecore._base.errors import a_kind
-from spikecore._base.modes import compile_time, is_compiling, is_plain
 from spikecore._shell import checks, parameters
 from spikecore._shell.binding import ask, request
 from spikecore._shell.checks import shown

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from spikecore._base.context import is_autocast as is_autocast
-from spikecore._base.modes import is_plain
+from spikecore._base.context import is_plain
 from spikecore.backend import ParamValue, Runner, Spec, Tensors, one_step
 from spikecore.lang import Node, Program, loop_invariant, topological
 from spikecore.lang._plain import number

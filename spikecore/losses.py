@@ -38,7 +38,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor
 
-from spikecore._base.modes import is_compiling, is_plain
+from spikecore._base.context import is_compiling, is_plain
 from spikecore.dtypes import compute_dtype
 
 __all__ = [

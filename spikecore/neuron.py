@@ -12,7 +12,7 @@ from typing import Any, Callable, ClassVar, Collection, Dict, List, Mapping, Opt
 
 from torch import Tensor, nn
 
-from spikecore._base.modes import compile_time, is_compiling, uncompiled
+from spikecore._base.context import compile_time, is_compiling, uncompiled
 from spikecore._plugins.selection import Resolved, asked_in_words, capture
 from spikecore._shell import checkpoints, checks, parameters, ranges
 from spikecore._shell.binding import Dispatch, ask, request

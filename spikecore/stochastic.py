@@ -17,7 +17,8 @@ from typing import Any, ClassVar, Dict, Mapping, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from spikecore._shell import generators
+from spikecore._shell import checks
+from spikecore._shell.state import with_generator, without_generator
 from spikecore.backend import Unsupported
 from spikecore.dtypes import compute_dtype
 from spikecore.lang import ops
@@ -83,7 +84,7 @@ class Stochastic(Neuron):
 
     def __init__(self, *, generator: Optional[torch.Generator] = None, **options: Any) -> None:
         super().__init__(**options)
-        self.generator = generators.checked(type(self).__name__, generator)
+        self.generator = checks.generator(type(self).__name__, generator)
 
     def draw(self, x: Tensor) -> Tuple[Tensor, ...]:
         """The random numbers of a call with the input ``x``, one tensor of its shape for each name in ``drawn``."""
@@ -107,7 +108,7 @@ class Stochastic(Neuron):
         """Two words, drawn by torch."""
         if self.generator is None:
             return torch.randint(1 << 32, (2,), device=device)
-        generators.refuse_compiler(type(self).__name__)
+        checks.refuse_compiled_draw(type(self).__name__)
         there = self.generator.device
         if device.type == "cuda" and there.type != "cuda" and torch.cuda.is_current_stream_capturing():
             raise Unsupported(
@@ -146,10 +147,10 @@ class Stochastic(Neuron):
         return (_narrow(output, dtype), *rest)
 
     def __getstate__(self) -> Dict[str, Any]:
-        return generators.pickled(super().__getstate__())
+        return without_generator(super().__getstate__())
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
-        super().__setstate__(generators.unpickled(state))
+        super().__setstate__(with_generator(state))
 
 
 def _narrow(output: Any, dtype: Optional[torch.dtype]) -> Any:

@@ -16,7 +16,7 @@ from typing import Any, Callable, ClassVar, Container, Dict, List, Mapping, Name
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.modes import compile_time
+from spikecore._base.context import compile_time
 from spikecore._shell.checks import shown
 from spikecore._shell.state import State, check_exported, keep
 from spikecore.neuron import Neuron

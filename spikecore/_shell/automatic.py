@@ -17,7 +17,7 @@ from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence
 
 from torch import Tensor
 
-from spikecore._base.modes import is_compiling
+from spikecore._base.context import is_compiling
 from spikecore._base.running import BoundCall, bound, in_graph
 from spikecore._plugins.registry import default_registry
 from spikecore._plugins.selection import Resolved, alternatives

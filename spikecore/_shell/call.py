@@ -20,7 +20,7 @@ from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, O
 import torch
 from torch import Tensor
 
-from spikecore._base.modes import COMPILED, EAGER, TRANSFORMED, compile_time, with_traced_sizes, world
+from spikecore._base.context import COMPILED, EAGER, TRANSFORMED, compile_time, with_traced_sizes, world
 from spikecore._base.running import BoundCall, bound, in_graph
 from spikecore._shell import checks, modules, observe, parameters
 from spikecore._shell.binding import Dispatch, SpecKey
@@ -88,7 +88,7 @@ def execute(
     single: bool,
     mode: str,
 ) -> Results:
-    """A call that passes every check. ``mode`` is what :func:`~spikecore._base.modes.world` says."""
+    """A call that passes every check. ``mode`` is what :func:`~spikecore._base.context.world` says."""
     as_called, owner = inputs, type(neuron).__name__
     repeat = None if single else neuron._repeat()
     if single or repeat is not None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base import context
-from spikecore._base.modes import COMPILED, TRANSFORMED, world
+from spikecore._base.context import COMPILED, TRANSFORMED, world
 from spikecore._shell.state import State, Stateful
 from spikecore.backend import Tensors
 

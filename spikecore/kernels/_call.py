@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from spikecore._base.caches import CALLS, Lock, Recent
-from spikecore._base.modes import is_batched_by_autograd
+from spikecore._base.context import is_batched_by_autograd
 from spikecore.backend import Spec, Unsupported
 from spikecore.kernels._layout import (
     Launch,

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from spikecore._base.caches import CALLS, Recent
-from spikecore._base.modes import (
+from spikecore._base.context import (
     COMPILED,
     EAGER,
     PLAIN,

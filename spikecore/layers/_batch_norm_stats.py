@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base.batches import folded, unfolded
+from spikecore._base.context import is_compiling
 from spikecore._base.errors import a_kind
-from spikecore._base.modes import is_compiling
 from spikecore._shell.modules import has_own_hooks
 from spikecore.dtypes import compute_dtype
 

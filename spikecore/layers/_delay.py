@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 
-from spikecore._base.context import autocast_dtype
+from spikecore._base.context import autocast_dtype, is_jit_tracing, with_traced_sizes
 from spikecore._base.errors import a_kind
-from spikecore._base.modes import is_jit_tracing, with_traced_sizes
 from spikecore._shell import checks, modules, parameters, ranges
 from spikecore._shell.modules import has_own_hooks
 from spikecore._shell.state import State, Stateful

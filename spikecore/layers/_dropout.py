@@ -7,8 +7,8 @@ from typing import Any, Dict, Mapping, Optional
 import torch
 from torch import Tensor
 
-from spikecore._shell import checks, generators
-from spikecore._shell.state import Stateful
+from spikecore._shell import checks
+from spikecore._shell.state import Stateful, with_generator, without_generator
 
 #: Name of the mask in the state.
 MASK = "mask"
@@ -47,7 +47,7 @@ class SequenceDropout(Stateful):
         if not 0.0 <= p <= 1.0:
             raise ValueError(f"SequenceDropout: p must be a probability from 0 to 1, got {p!r}")
         self.p = float(p)
-        self.generator = generators.checked("SequenceDropout", generator)
+        self.generator = checks.generator("SequenceDropout", generator)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[T, *N] -> [T, *N]``, or ``[*N] -> [*N]`` in single-step mode."""
@@ -69,8 +69,8 @@ class SequenceDropout(Stateful):
 
     def _drawn(self, step: Tensor) -> Tensor:
         """A mask for such a step."""
-        keyword = generators.keyword("SequenceDropout", self.generator, step.device)
-        drawn: Tensor = torch.rand(step.shape, device=step.device, **keyword)
+        options = checks.draw_options("SequenceDropout", self.generator, step.device)
+        drawn: Tensor = torch.rand(step.shape, device=step.device, **options)
         return (drawn >= self.p).to(step.dtype) * (1.0 / (1.0 - self.p) if self.p < 1.0 else 0.0)
 
     def _checked(self, state: Mapping[str, Any], step: Tensor) -> Tensor:
@@ -87,10 +87,10 @@ class SequenceDropout(Stateful):
         return {MASK: True}
 
     def __getstate__(self) -> Dict[str, Any]:
-        return generators.pickled(super().__getstate__())
+        return without_generator(super().__getstate__())
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
-        super().__setstate__(generators.unpickled(state))
+        super().__setstate__(with_generator(state))
 
     def extra_repr(self) -> str:
         """The probability, and the step mode where it is not the usual one."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base.bits import Whole
+from spikecore._base.context import COMPILED, EAGER, PLAIN, is_exporting, world
 from spikecore._base.errors import a_kind
-from spikecore._base.modes import COMPILED, EAGER, PLAIN, is_exporting, world
 from spikecore._base.running import Runner, bound
 from spikecore._shell import checks, observe
 from spikecore._shell.binding import AFFINE, Dispatch

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spikecore._base.modes import is_plain
+from spikecore._base.context import is_plain
 from spikecore.layers._packed import Follow, as_kind, of_average
 
 #: Most numbers in a window of maximum pooling: a byte tells so many places apart.

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from spikecore._base.batches import folded, unfolded
 from spikecore._base.bits import Whole
+from spikecore._base.context import is_compiling
 from spikecore._base.errors import no_tensor
-from spikecore._base.modes import is_compiling
 from spikecore._shell.checks import shown, whole
 from spikecore._shell.state import Stateful, Stepped
 from spikecore.layers._packed import Follow

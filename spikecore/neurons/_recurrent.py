@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base.bits import Whole
-from spikecore._base.context import autocast_dtype
+from spikecore._base.context import COMPILED, EAGER, PLAIN, autocast_dtype, is_compiling, with_traced_sizes, world
 from spikecore._base.errors import a_kind
-from spikecore._base.modes import COMPILED, EAGER, PLAIN, is_compiling, with_traced_sizes, world
 from spikecore._shell import checks, observe
 from spikecore._shell.call import arguments
 from spikecore._shell.modules import calls_as, has_hooks, has_own_hooks

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import spikecore as sc
 from shell_nets import Block, grads, network, neurons, values
-from spikecore._base.modes import is_compiling
+from spikecore._base.context import is_compiling
 from spikecore._base.versions import COMPILES
 from spikecore.backend import UnknownBackend
 
