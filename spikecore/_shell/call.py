@@ -292,7 +292,7 @@ class NotedCall:
         return tuple(values)
 
     def placed(self, values: Tuple[ParamValue, ...]) -> Tuple[ParamValue, ...]:
-        """What :meth:`values` gave, as the runner takes it."""
+        """The result of :meth:`values`, viewed as the runner takes it."""
         if not self.tensors:
             return values
         views: List[Any] = list(values)
@@ -303,14 +303,14 @@ class NotedCall:
 
 
 def _reader(names: Sequence[str]) -> Callable[[Mapping[str, Any]], Tuple[Any, ...]]:
-    """What gives the values of these keys of a mapping."""
+    """A function that gives the values of these keys of a mapping."""
     if len(names) > 1:
         return itemgetter(*names)
     return lambda mapping: tuple([mapping[name] for name in names])
 
 
 def _signature(x: Tensor, start: Optional[Tensors], final: bool, steps: Optional[int]) -> Tuple[Any, ...]:
-    """What decides how a call with one input and without a record is computed, beside the parameters.
+    """The key of a call with one input and without a record, beside the parameters.
 
     ``steps``: for how many the input is repeated, 0 for a call of one step, None where the input has time.
     """

@@ -135,7 +135,7 @@ class Symbols:
         return self._known[key]
 
     def wanted(self, text: str) -> str:
-        """The text with the names that its symbols would like to have."""
+        """The text with each symbol as the name it was made with, whether that name is free or not."""
         return _written(text, lambda number: self.wanted(self._bases[int(number)]))
 
     def named(

@@ -126,7 +126,7 @@ class NormNeuron(nn.Module):
         neuron: Any = self._modules["neuron"]
         x, skip = self._checked_inputs(inputs, single or neuron.repeat is not None)
         mode, watched = world(), bool(neuron._watchers)
-        # what of the shortcut is added behind the program, by torch: a monitor sees the spikes
+        # whether torch adds the shortcut after the program: a monitor sees the spikes without it
         is_behind = self.shortcut == "after" and skip is not None and (watched or not self._adds(x, skip, mode))
         behind = skip if is_behind else None
         program_inputs = (x,) if skip is None or behind is not None else (x, skip)
@@ -290,9 +290,7 @@ class NormNeuron(nn.Module):
     # -- calls at rest for outputs alone, like one that passed every check: straight to the kernels
 
     def _signature(self, inputs: Sequence[Tensor], tensors: stats.NormTensors) -> Tuple[Any, ...]:
-        """What decides how such a call is computed, beside the neuron's own parameters. It differs from the signatures
-        of the neuron's calls.
-        """
+        """The key of such a call, beside the neuron's parameters. No call of the neuron itself has an equal one."""
         norm: Any = self._modules["norm"]
         grad = torch.is_grad_enabled()
         affine = [None if v is None else (type(v), v.dtype, v.stride(), v.requires_grad) for v in tensors[:3]]
@@ -300,7 +298,7 @@ class NormNeuron(nn.Module):
         return (self.shortcut, bool(self.fused), norm.eps > 0, stats.takes_batch(norm), grad, *affine, *forms)
 
     def _noted_call(self, inputs: Tensors, tensors: stats.NormTensors) -> Optional[Results]:
-        """A call like one that passed the checks; None, with nothing moved, if there was none."""
+        """The results of a call like one that passed the checks; None, with no statistics moved, if there was none."""
         norm: Any = self._modules["norm"]
         neuron: Any = self._modules["neuron"]
         noted, before = neuron._dispatch.noted.get(self._signature(inputs, tensors), (None, 0))
