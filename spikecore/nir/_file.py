@@ -195,14 +195,14 @@ def content_of(metadata: Any) -> Optional[Dict[str, Any]]:
     return content
 
 
-def metadata_of_neuron(neuron: Neuron) -> Dict[str, Any]:
-    """The metadata of a neuron. ValueError for a surrogate that a file cannot name."""
+def metadata_of_neuron(owner: str, neuron: Neuron) -> Dict[str, Any]:
+    """The metadata of a neuron. ValueError, which begins with ``owner``, for a surrogate that a file cannot name."""
     settings = {name: getattr(neuron, name, None) for name in neuron.configuration if name not in _OF_A_RUN}
     like: Any = neuron.surrogate
     name = type(like).__name__
     if getattr(surrogates, name, None) is not type(like) or not dataclasses.is_dataclass(like):
         raise ValueError(
-            f"surrogate={like!r} is not one of sc.surrogate, so a file cannot name it; save with the default, "
+            f"{owner}: surrogate={like!r} is not one of sc.surrogate, so a file cannot name it; save with the default, "
             "neuron.surrogate = sc.surrogate.ATan(), and set yours again after loading"
         )
     values = {name: getattr(neuron, name) for name in neuron.params}

@@ -181,11 +181,8 @@ def _write_scale(layer: Scale, place: Place) -> Any:
 
 def _write_threshold(layer: Threshold, place: Place) -> Any:
     place.to.unsaid += [(place.name, each) for each in unsaid_surrogate(layer)]
-    try:
-        metadata = metadata_of_neuron(layer)
-    except ValueError as error:
-        raise place.refused(str(error)) from None
-    return package().Threshold(threshold=_thresholds(layer, place.shape, place.to.dtype), metadata=metadata)
+    thresholds = _thresholds(layer, place.shape, place.to.dtype)
+    return package().Threshold(threshold=thresholds, metadata=metadata_of_neuron(place.owner, layer))
 
 
 def _thresholds(layer: Threshold, shape: Sequence[int], dtype: str) -> Any:

@@ -197,11 +197,7 @@ def node_of(name: str, neuron: Neuron, shape: Sequence[int], to: Writing) -> Any
         kind, numbers, unsaid = _numbers_of_node(owner, form.arrays(neuron, shape), to.dt, to.discretization)
         arrays = {key: np.asarray(value, np.float64).astype(to.dtype) for key, value in numbers.items()}
     to.unsaid += [(name, each) for each in (*form.unsaid, *unsaid)]
-    try:
-        metadata = metadata_of_neuron(neuron)
-    except ValueError as error:
-        raise ValueError(f"{owner}: {error}") from None
-    return getattr(package(), kind)(**arrays, metadata=metadata)
+    return getattr(package(), kind)(**arrays, metadata=metadata_of_neuron(owner, neuron))
 
 
 def _numbers_of_node(
