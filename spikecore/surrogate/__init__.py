@@ -50,4 +50,6 @@ __all__ = [
 ]
 
 #: The surrogates by name.
-SURROGATES: Dict[str, Type[Surrogate]] = {name: globals()[name] for name in __all__ if name != "Surrogate"}
+SURROGATES: Dict[str, Type[Surrogate]] = {
+    name: globals()[name] for name in sorted(__all__, key=str.lower) if name != "Surrogate"
+}
