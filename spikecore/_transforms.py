@@ -20,11 +20,11 @@ from spikecore._base.errors import a_kind
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import calls_as, has_own_hooks, in_turn
 from spikecore.encode import Constant
-from spikecore.layers import NormNeuron, TimeBatched, Voting
+from spikecore.layers import NormNeuron, PackedConv2d, PackedLinear, TimeBatched, Voting
 from spikecore.layers._batch_norm_stats import is_plain_norm
 from spikecore.layers._blocks import Adding
 from spikecore.layers._norm_neuron import NormPlace, neuron_of
-from spikecore.layers._packed import PackedConv2d, PackedLinear, replace_modules
+from spikecore.layers._packed import replace_modules
 from spikecore.layers._pooling import CompactAvgPool2d, CompactMaxPool2d, compact, plain
 from spikecore.neuron import Neuron
 
@@ -99,7 +99,7 @@ def fuse(net: nn.Module) -> nn.Module:
 def _warn_of_nothing(net: nn.Module) -> None:
     """Say so where a user expects normalisations within neurons and there are none."""
     norms = [name for name, module in net.named_modules() if isinstance(module, _BatchNorm)]
-    if norms and any(isinstance(one, Neuron) for one in net.modules()) and not _has(net, NormNeuron):
+    if norms and any(isinstance(part, Neuron) for part in net.modules()) and not _has(net, NormNeuron):
         warnings.warn(
             f"sc.fuse(net) found no batch normalisation that a neuron can take over (net.{norms[0]}, for one, stays as "
             "it is): it takes those that an nn.Sequential calls right before a neuron, without hooks, and within "
@@ -132,7 +132,7 @@ def pairs(net: nn.Module) -> List[Pair]:
     """The normalisations of ``net`` with the neurons behind them, as far as :func:`fuse` takes them."""
     # a module at two places is called from both, and only one of them may have the neuron behind it
     places = Counter(module for _, module in net.named_modules(remove_duplicate=False))
-    found: Dict[nn.Module, Pair] = {}
+    by_neuron: Dict[nn.Module, Pair] = {}
     for chain in reversed([*net.modules()]):  # innermost chains first
         if not _is_chain(chain):
             continue
@@ -146,11 +146,11 @@ def pairs(net: nn.Module) -> List[Pair]:
             neuron: Any = behind.module
             # a forward or a hook of its own would see the wrong input
             takes = calls_as(neuron, Neuron) and len(neuron.inputs) == 1 and not has_own_hooks(neuron)
-            if not (takes and is_plain_norm(norm.module)) or neuron in found:
+            if not (takes and is_plain_norm(norm.module)) or neuron in by_neuron:
                 continue
             if norm.folded == (neuron.step == "multi") and places[norm.module] == 1 == places[neuron]:
-                found[neuron] = Pair(norm, behind, chain)
-    return [*found.values()]
+                by_neuron[neuron] = Pair(norm, behind, chain)
+    return [*by_neuron.values()]
 
 
 def _is_chain(module: nn.Module) -> bool:
@@ -372,10 +372,10 @@ def _insert(chain: nn.Module, before: Optional[str], encoder: nn.Module) -> None
         name += "_"
     parts = [*chain._modules.items()]
     chain._modules.clear()
-    for own, part in parts:
-        if own == before:
+    for key, part in parts:
+        if key == before:
             chain.add_module(name, encoder)
-        chain._modules[own] = part
+        chain._modules[key] = part
     if before is None:
         chain.add_module(name, encoder)
 

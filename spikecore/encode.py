@@ -21,10 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._shell import checks
-from spikecore._shell.state import Stepped
-from spikecore.backend import Unsupported
+from spikecore._shell.state import Stepped, with_generator, without_generator
 from spikecore.dtypes import compute_dtype
-from spikecore.lang._plain import is_compiling
 
 __all__ = ["Constant", "Delta", "Encoder", "Latency", "Poisson"]
 
@@ -49,9 +47,7 @@ class Encoder(Stepped):
 
     def __init__(self, *, generator: Optional[torch.Generator] = None) -> None:
         super().__init__()
-        if generator is not None and not isinstance(generator, torch.Generator):
-            raise TypeError(f"generator must be a torch.Generator or None, got {type(generator).__name__}")
-        self.generator = generator
+        self.generator = checks.generator(type(self).__name__, generator)
 
     def encode(self, x: Tensor) -> Tensor:
         """The spike train of a checked input."""
@@ -74,19 +70,10 @@ class Encoder(Stepped):
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.settings)
 
     def __getstate__(self) -> Dict[str, Any]:
-        # A torch.Generator can be neither copied nor pickled in torch 2.0; its device and state can.
-        state = dict(self.__dict__)
-        if self.generator is not None:
-            state["generator"] = (str(self.generator.device), self.generator.get_state())
-        return state
+        return without_generator(self.__dict__)
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
-        state = dict(state)
-        if state["generator"] is not None:
-            device, stream = state["generator"]
-            state["generator"] = torch.Generator(device=device)
-            state["generator"].set_state(stream)
-        nn.Module.__setstate__(self, state)
+        nn.Module.__setstate__(self, with_generator(state))
 
 
 class Poisson(Encoder):
@@ -123,20 +110,9 @@ class Poisson(Encoder):
         return self._drawn(x, x.shape)
 
     def _drawn(self, x: Tensor, shape: Tuple[int, ...]) -> Tensor:
-        if self.generator is not None and not checks.is_device(self.generator.device, x.device):
-            way_out = f"make it with torch.Generator(device={str(x.device)!r})"
-            if x.device.type == "ipu":
-                way_out = "an IPU has none: leave it out, and set options.randomSeed(seed)"
-            raise ValueError(f"generator is on {self.generator.device} but x is on {x.device}; {way_out}")
-        if self.generator is not None and is_compiling():
-            raise Unsupported(
-                "a compiled or exported graph cannot draw from a torch.Generator: leave generator= out and seed "
-                "torch.manual_seed, or encode in front of it"
-            )
+        options = checks.draw_options(type(self).__name__, self.generator, x.device)
         probability = (x.to(compute_dtype(x.dtype)) * self.gain + self.offset).clamp(0.0, 1.0)
-        # named only where there is one: ONNX has no operator for a draw that takes a generator, be it None
-        given: Dict[str, Any] = {} if self.generator is None else {"generator": self.generator}
-        drawn: Tensor = torch.rand(shape, device=x.device, dtype=probability.dtype, **given)
+        drawn: Tensor = torch.rand(shape, device=x.device, dtype=probability.dtype, **options)
         return (drawn < probability).to(x.dtype)
 
 

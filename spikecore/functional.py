@@ -17,13 +17,13 @@ from typing import Any, Collection, Dict, Iterator, List, Mapping, MutableMappin
 import torch
 from torch import Tensor, nn
 
+from spikecore._base.context import compile_time, is_compiling, is_plain
 from spikecore._base.errors import a_kind
 from spikecore._shell import checks, parameters
 from spikecore._shell.binding import ask, request
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import in_turn
 from spikecore._shell.state import Stateful, Stepped, carry, carry_no_more, cut_graph, keep, names_of_state
-from spikecore.lang._plain import compile_time, is_compiling, is_plain
 from spikecore.layers import Delay
 from spikecore.neuron import Neuron
 
@@ -57,22 +57,22 @@ def check_places(net: nn.Module, carries: bool = False) -> List[Stateful]:
     modules = stateful_modules(net)
     if not any(carries or module.continues for module in modules):
         return modules
-    told = _told_twice(net, len(modules), carries)
-    if told:
-        raise ValueError(told)
+    fault = _told_twice(net, len(modules), carries)
+    if fault:
+        raise ValueError(fault)
     return modules
 
 
 # traced, it would guard what is known of all networks: another one that is reset would compile the graph anew, and one
 # that goes while it is traced was an IndexError of torch's
 @compile_time
-def _told_twice(net: nn.Module, now: int, carries: bool) -> str:
-    """What is wrong where one of the ``now`` modules with state is at two places of ``net``, "" where none is."""
+def _told_twice(net: nn.Module, count: int, carries: bool) -> str:
+    """What is wrong where one of the ``count`` modules with state is at two places of ``net``, "" where none is."""
     # a search of names takes far longer than a reset, and a network that was searched rarely changes
     size, twice = _searched.get(net, (-1, {}))
-    if size != now:
+    if size != count:
         twice = _registered_twice(net)
-        _searched[net] = now, twice
+        _searched[net] = count, twice
     for module, (first, second) in twice.items():
         if isinstance(module, Stateful) and (carries or module.continues):
             return (
@@ -225,8 +225,8 @@ def set_backend(net: nn.Module, backend: Optional[str]) -> None:
 
     The name is resolved on the next call; an unknown name raises :class:`~spikecore.backend.UnknownBackend` now.
     """
-    asked = request(backend, "set_backend()")
-    ask(_neurons(net, "set_backend"), asked)
+    choice = request(backend, "set_backend()")
+    ask(_neurons(net, "set_backend"), choice)
 
 
 def set_step(net: nn.Module, step: str) -> nn.Module:
@@ -322,11 +322,11 @@ def state_dict_of_state(net: nn.Module) -> Dict[str, Tensor]:
     Raises RuntimeError if nothing in ``net`` would continue from its state, ValueError for a neuron at two places of
     the network, TypeError for what is no module.
     """
-    found: Dict[str, Tensor] = {}
+    entries: Dict[str, Tensor] = {}
     for prefix, module in _carriers("state_dict_of_state", net).items():
         for name, value in (module.state or {}).items():
-            found[prefix + name] = value.detach().clone()
-    return found
+            entries[prefix + name] = value.detach().clone()
+    return entries
 
 
 def load_state_dict_of_state(net: nn.Module, state: Mapping[str, Tensor], strict: bool = True) -> None:
@@ -344,14 +344,14 @@ def load_state_dict_of_state(net: nn.Module, state: Mapping[str, Tensor], strict
         raise TypeError(f"state={shown(state)} is {a_kind(state)}; give what sc.state_dict_of_state(net) gave")
     carriers = _carriers("load_state_dict_of_state", net)
     missing: List[str] = []
-    taken: Dict[str, Dict[str, Tensor]] = {}
+    states: Dict[str, Dict[str, Tensor]] = {}
     for prefix, module in carriers.items():
         known = _known(module, prefix, state)
-        given = {name: state[prefix + name] for name in known if prefix + name in state}
-        if given or (strict and state and not module.may_rest):
-            missing += [prefix + name for name in known if name not in given]
-        taken[prefix] = given
-    used = {prefix + name for prefix, given in taken.items() for name in given}
+        entries = {name: state[prefix + name] for name in known if prefix + name in state}
+        if entries or (strict and state and not module.may_rest):
+            missing += [prefix + name for name in known if name not in entries]
+        states[prefix] = entries
+    used = {prefix + name for prefix, entries in states.items() for name in entries}
     unexpected = [key for key in state if key not in used]
     if missing or unexpected:
         lacks = f"missing: {', '.join(missing)}" if missing else ""
@@ -360,28 +360,28 @@ def load_state_dict_of_state(net: nn.Module, state: Mapping[str, Tensor], strict
             f"the state does not fit the network, {'; '.join(filter(None, (lacks, more)))}. Give the state of a "
             "network with these modules, or strict=False if those without any entry are to begin at rest"
         )
-    for prefix, given in taken.items():
-        _check(prefix, given, names_of_state(carriers[prefix]) or {})
+    for prefix, entries in states.items():
+        _check(prefix, entries, names_of_state(carriers[prefix]) or {})
     for prefix, module in carriers.items():
-        keep(module, {name: value.detach().clone() for name, value in taken[prefix].items()} or None)
+        keep(module, {name: value.detach().clone() for name, value in states[prefix].items()} or None)
 
 
 def _carriers(function: str, net: nn.Module) -> Dict[str, Stateful]:
     """The modules that carry a state of their own, by the prefix of their keys."""
     check_places(net)
-    found: Dict[str, Stateful] = {}
+    carriers: Dict[str, Stateful] = {}
     inner: Set[nn.Module] = set()
     for name, module in net.named_modules():
         if isinstance(module, Stateful):
             inner.update(part for part in module.modules() if part is not module)
-            found[f"{name}." if name else ""] = module
-    found = {prefix: module for prefix, module in found.items() if module not in inner}
-    if not any(module.continues for module in found.values()):
+            carriers[f"{name}." if name else ""] = module
+    carriers = {prefix: module for prefix, module in carriers.items() if module not in inner}
+    if not any(module.continues for module in carriers.values()):
         raise RuntimeError(
             f"sc.{function}: no neuron of net={shown(net)} continues from its last state: each call begins at rest. "
             f"Use {_CONTINUES}"
         )
-    return {prefix: module for prefix, module in found.items() if module.continues}
+    return {prefix: module for prefix, module in carriers.items() if module.continues}
 
 
 def _known(module: Stateful, prefix: str, state: Mapping[str, Any]) -> Collection[str]:
@@ -393,17 +393,17 @@ def _known(module: Stateful, prefix: str, state: Mapping[str, Any]) -> Collectio
     return [key[len(prefix) :] for key in keys if key.startswith(prefix) and "." not in key[len(prefix) :]]
 
 
-def _check(prefix: str, given: Mapping[str, Any], of_step: Mapping[str, bool]) -> None:
+def _check(prefix: str, entries: Mapping[str, Any], of_step: Mapping[str, bool]) -> None:
     shapes = {}
-    for name, value in given.items():
+    for name, value in entries.items():
         if not isinstance(value, Tensor) or not value.is_floating_point():
             what = value.dtype if isinstance(value, Tensor) else type(value).__name__
             raise TypeError(f"{prefix}{name} must be a floating-point tensor, got {what}")
         if of_step.get(name):
             shapes[name] = tuple(value.shape)
     if len(set(shapes.values())) > 1:
-        told = ", ".join(f"{prefix}{name} {shape}" for name, shape in shapes.items())
-        raise ValueError(f"the states of one neuron must have one shape, that of a time step, got {told}")
+        listed = ", ".join(f"{prefix}{name} {shape}" for name, shape in shapes.items())
+        raise ValueError(f"the states of one neuron must have one shape, that of a time step, got {listed}")
 
 
 def mask_of(lengths: Union[Tensor, Sequence[int]], T: int) -> Tensor:

@@ -9,17 +9,19 @@ Rules of this module:
 
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from spikecore._base.context import is_autocast as is_autocast
+from spikecore._base.context import is_plain
 from spikecore.backend import ParamValue, Runner, Spec, Tensors, one_step
 from spikecore.lang import Node, Program, loop_invariant, topological
-from spikecore.lang._plain import Held, is_plain
+from spikecore.lang._plain import number
 from spikecore.lang._program import UNBOUNDED, differentiable_leaves
 from spikecore.lang.eager import TORCH, Functions, StraightLine, operands
 
@@ -50,12 +52,12 @@ class Interpreter:
         #: Whether an input is read more than once in a step.
         self.several = tuple(read.count(leaf) > 1 for leaf in moving[: len(program.inputs)])
         #: Whether the next value of a state is memory of its own that nothing else reads.
-        self.own = tuple(
+        self.fresh = tuple(
             node.op in _FRESH and node not in read and not shared for node, shared in zip(program.next, self.shared)
         )
         #: Whether the same holds of an output where no derivative is asked for.
-        self.own_outputs = tuple(node.op in (*_FRESH, "spike") and roots.count(node) == 1 for node in program.outputs)
-        self._held = Held()
+        self.fresh_outputs = tuple(node.op in (*_FRESH, "spike") and roots.count(node) == 1 for node in program.outputs)
+        self._fixed_values = _FixedValues()
 
     def interpret(
         self,
@@ -90,32 +92,33 @@ class Interpreter:
         wide = [value.to(self.compute) for value in inputs]
         params = through_statistics(self.program, wide[0], params)
         like = x if x.dtype == self.compute else x.new_empty((), dtype=self.compute)
-        fixed, initial = self._held(params, like, self._before)
+        fixed, initial = self._fixed_values(params, like, self._before)
         # initial values may be 0-d or per channel; from here on every state has the shape of one step
-        now = list(state) if state is not None else [value.expand(shape) for value in initial]
+        states = list(state) if state is not None else [value.expand(shape) for value in initial]
         outputs: List[List[Tensor]] = [[] for _ in range(self.n_outputs)]
         trace: Dict[str, List[Tensor]] = {name: [] for name in record}
         for xs in zip(*(value.unbind(0) for value in wide)):
-            results = self.step([*xs, *now, *fixed], like)
+            results = self.step([*xs, *states, *fixed], like)
             following = results[self.n_outputs :]
-            now = [v.expand(shape) if shared else _full(v, shape) for v, shared in zip(following, self.shared)]
+            states = [v.expand(shape) if shared else _full(v, shape) for v, shared in zip(following, self.shared)]
             for seen, value in zip(outputs, results):
                 seen.append(_full(value, shape).to(self.dtype))
-            for name, value in zip(self.states, now):
+            for name, value in zip(self.states, states):
                 if name in trace:
                     trace[name].append(value)
-        if tie and self.ties and x.shape[0] and is_plain(x):
+        ties = tie and bool(x.shape[0]) and is_plain(x)
+        if ties and self.ties:
             sources = self._sources(inputs, state, params)
             last = [seen[-1] for seen in outputs]
-            last, traced, now = tied(self.program, record, self.final, last, now, sources)
+            last, traced, states = tied(self.program, record, self.final, last, states, sources)
             for seen, value in zip(outputs, last):
                 seen[-1] = value
             for name, value in zip(record, traced):
                 trace[name][-1] = value
-        own = self.own if tie and not self.ties and x.shape[0] and is_plain(x) else (False,) * len(now)
+        fresh = self.fresh if ties and not self.ties else (False,) * len(states)
         return (
             tuple(_stack(seen, x) for seen in outputs),
-            tuple([_own_memory(value, is_own) for value, is_own in zip(now, own)]) if self.final else None,
+            tuple([_unshared(value, is_fresh) for value, is_fresh in zip(states, fresh)]) if self.final else None,
             tuple(_stack(trace[name], x).to(self.compute) for name in record),
         )
 
@@ -125,15 +128,17 @@ class Interpreter:
         """One step of plain tensors ``[*N]`` of a program without ties: :meth:`interpret` without time."""
         x, n = inputs[0], self.n_outputs
         like, shape = x if x.dtype == self.compute else x.new_empty((), dtype=self.compute), x.shape
-        fixed, initial = self._held(params, like, self._before)
-        now = state if state is not None else [value.expand(shape) for value in initial]
+        fixed, initial = self._fixed_values(params, like, self._before)
+        states = state if state is not None else [value.expand(shape) for value in initial]
         # gradients of one input are summed apart from those that the caller's other uses of the tensor give
         xs = [(x.expand(shape) if several else x).to(self.compute) for x, several in zip(inputs, self.several)]
-        results = [_full(value, shape) for value in self.step([*xs, *now, *fixed], like)]
-        own = (False,) * n if torch.is_grad_enabled() else self.own_outputs
+        results = [_full(value, shape) for value in self.step([*xs, *states, *fixed], like)]
+        fresh = (False,) * n if torch.is_grad_enabled() else self.fresh_outputs
         return (
-            tuple([_own_memory(value.to(self.dtype), is_own) for value, is_own in zip(results, own)]),
-            tuple([_own_memory(value, is_own) for value, is_own in zip(results[n:], self.own)]) if self.final else None,
+            tuple([_unshared(value.to(self.dtype), is_fresh) for value, is_fresh in zip(results, fresh)]),
+            tuple([_unshared(value, is_fresh) for value, is_fresh in zip(results[n:], self.fresh)])
+            if self.final
+            else None,
         )
 
     def _before(self, values: Sequence[Tensor], like: Tensor) -> Tuple[List[Tensor], List[Tensor]]:
@@ -145,18 +150,63 @@ class Interpreter:
     ) -> List[Tuple[str, str, Tensor]]:
         """The tensors that a call begins with: kind of leaf, name, tensor."""
         program = self.program
-        given = [("param", name, value) for name, value in zip(program.params, params) if isinstance(value, Tensor)]
         return [
             *(("input", name, x) for name, x in zip(program.inputs, inputs)),
             *(("state", name, value) for name, value in zip(program.states, state or ())),
-            *given,
+            *(("param", name, value) for name, value in zip(program.params, params) if isinstance(value, Tensor)),
         ]
 
 
-def _own_memory(value: Tensor, is_own: bool) -> Tensor:
+#: What depends on parameters alone: the values that every step reads, and the initial states.
+Fixed = Tuple[List[Tensor], List[Tensor]]
+
+
+class _FixedValues:
+    """Computes what depends on parameters alone. On a CPU the last result is used again for the same number objects."""
+
+    def __init__(self) -> None:
+        self._numbers: Dict[int, Tuple[float, Tensor]] = {}
+        self._last: Optional[Tuple[Sequence[Any], Fixed]] = None
+
+    def __call__(
+        self,
+        params: Sequence[ParamValue],
+        like: Tensor,
+        compute: Callable[[Sequence[Tensor], Tensor], Fixed],
+    ) -> Fixed:
+        """``compute(values, like)`` of the parameters as tensors of the dtype and on the device of ``like``."""
+        if not (like.is_cpu and is_plain(like)):
+            return compute([_as_tensor(value, like) for value in params], like)
+        last = self._last
+        # compared by identity, since 0.0 == -0.0
+        if last is not None and all(map(operator.is_, last[0], params)):
+            return last[1]
+        values = [self._as_tensor(position, value, like) for position, value in enumerate(params)]
+        if any(isinstance(value, Tensor) for value in params):
+            return compute(values, like)
+        with torch.inference_mode(False):
+            fixed = compute(values, like)
+        self._last = params, fixed
+        return fixed
+
+    def _as_tensor(self, position: int, value: ParamValue, like: Tensor) -> Tensor:
+        if isinstance(value, Tensor):
+            return _as_tensor(value, like)
+        known = self._numbers.get(position)
+        if known is None or known[0] is not value:
+            with torch.inference_mode(False):  # what is made in inference mode cannot be saved for backward later
+                known = self._numbers[position] = value, number(value, like)
+        return known[1]
+
+
+def _as_tensor(value: ParamValue, like: Tensor) -> Tensor:
+    return value.to(like.dtype) if isinstance(value, Tensor) else number(value, like)
+
+
+def _unshared(value: Tensor, is_fresh: bool) -> Tensor:
     """A value for the caller, who may change it in place: itself if no other tensor shares its memory, else a copy."""
     # memory may be shared with an input, with a parameter, or with a value that backward reads
-    return value if is_own and value.is_contiguous() else value.clone(memory_format=torch.contiguous_format)
+    return value if is_fresh and value.is_contiguous() else value.clone(memory_format=torch.contiguous_format)
 
 
 def _full(value: Tensor, shape: torch.Size) -> Tensor:
@@ -183,13 +233,13 @@ def through_statistics(program: Program, x: Tensor, params: Tuple[ParamValue, ..
     # all but the channel, time included; a parameter has one value along each
     over = [0, *(d + 1 for d, size in enumerate(mean.shape) if size == 1)]
     wide = x.to(mean.dtype)
-    own = wide.mean(over, keepdim=True)
-    variance = (wide - own).square().mean(over, keepdim=True).squeeze(0)
-    own = own.squeeze(0)
+    mean_of_x = wide.mean(over, keepdim=True)
+    variance = (wide - mean_of_x).square().mean(over, keepdim=True).squeeze(0)
+    mean_of_x = mean_of_x.squeeze(0)
     # a difference that is 0, so that the values are exactly those of the kernels
-    values[program.statistics[0]] = mean + (own - own.detach())
-    found = (rstd**-2 + (variance - variance.detach())) ** -0.5
-    values[program.statistics[1]] = rstd + (found - found.detach())
+    values[program.statistics[0]] = mean + (mean_of_x - mean_of_x.detach())
+    rstd_of_x = (rstd**-2 + (variance - variance.detach())) ** -0.5
+    values[program.statistics[1]] = rstd + (rstd_of_x - rstd_of_x.detach())
     return tuple(values[name] for name in program.params)
 
 
@@ -211,21 +261,21 @@ class FeedbackLoop:
     ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
         """See :meth:`spikecore.backend.Backend.compile`."""
         (x,), count = inputs, len(self.program.params)
-        own = params[:count]
+        arguments = params[:count]
         weights: Any = params[count:]  # tensors
-        now = None if state is None else state[:-1]
+        states = None if state is None else state[:-1]
         last = torch.zeros_like(x[0]) if state is None else state[-1]
         outputs: List[Tensor] = []
         traces: Dict[str, List[Tensor]] = {name: [] for name in record}
         for at in x.unbind(0):
-            (last,), now = one_step(self.step, (at + self.through(last, *weights),), now, own)
+            (last,), states = one_step(self.step, (at + self.through(last, *weights),), states, arguments)
             outputs.append(last)
-            for name, value in zip(self.program.states, now or ()):
+            for name, value in zip(self.program.states, states or ()):
                 if name in traces:
                     traces[name].append(value)
         return (
             (torch.stack(outputs),),
-            (*(now or ()), last.clone()),
+            (*(states or ()), last.clone()),
             tuple([torch.stack(traces[name]) for name in record]),
         )
 
@@ -285,10 +335,10 @@ class _Rules:
         m = n + len(self.record)
         trace = tuple(name for name, there in zip(self.record, present[n:m]) if there)
         final = [name for name, there in zip(program.states, present[m:]) if there]
-        found = program.reach(present[:n], trace, final)
-        live = [name in found.live for name in program.states]
+        reached = program.reach(present[:n], trace, final)
+        live = [name in reached.live for name in program.states]
         # whether a path leads to a first state, and to the parameter that it is, depends on the number of steps
-        return [*live, *(kind == "state" or Node(kind, (), name) not in found.leaves for kind, name in self.sources)]
+        return [*live, *(kind == "state" or Node(kind, (), name) not in reached.leaves for kind, name in self.sources)]
 
 
 def needed(program: Program, learn: Sequence[str]) -> bool:
@@ -313,7 +363,7 @@ def tied(
     record: Tuple[str, ...],
     final: bool,
     outputs: Sequence[Tensor],
-    now: Sequence[Tensor],
+    states: Sequence[Tensor],
     sources: Sequence[Tuple[str, str, Tensor]],
 ) -> Tuple[List[Tensor], List[Tensor], List[Tensor]]:
     """Outputs, recorded and final states after the last step, with the cotangents that a kernel would have there.
@@ -321,12 +371,12 @@ def tied(
     Nothing but autograd in reverse mode may follow the call: the tensors are plain ones. ``sources`` are the tensors
     that the call began with: kind of leaf, name, tensor.
     """
-    traced = [now[program.states.index(name)] for name in record]
-    values = [*outputs, *traced, *(now if final else ())]
+    traced = [states[program.states.index(name)] for name in record]
+    values = [*outputs, *traced, *(states if final else ())]
     n, m = len(outputs), len(outputs) + len(record)
     learnt = [(kind, name, tensor) for kind, name, tensor in sources if tensor.requires_grad]
     if learnt and torch.is_grad_enabled():
         rules = _Rules(program, record, [(kind, name) for kind, name, _ in learnt])
-        behind = [*now, *(tensor for _, _, tensor in learnt)]
+        behind = [*states, *(tensor for _, _, tensor in learnt)]
         values = list(_Ends.apply(rules, len(values), *values, *behind))
     return values[:n], values[n:m], values[m:]

@@ -38,8 +38,8 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor
 
+from spikecore._base.context import is_compiling, is_plain
 from spikecore.dtypes import compute_dtype
-from spikecore.lang._plain import is_compiling, is_plain
 
 __all__ = [
     "ce_count",
@@ -194,8 +194,8 @@ def mse_membrane(
     # filled before the square as well: the derivative there of a padded NaN would be NaN times 0
     membrane = steps.filled(x)
     labels = Targets(targets, membrane.shape[-1], weight, ignore_index, reduction)
-    wanted = labels.per_class(membrane[0], on=on_target, off=off_target)
-    return labels.reduce(steps.mean(_mean_square(membrane - wanted)))
+    target = labels.per_class(membrane[0], on=on_target, off=off_target)
+    return labels.reduce(steps.mean(_mean_square(membrane - target)))
 
 
 def ce_temporal(
@@ -270,9 +270,9 @@ def mse_temporal(
         raise ValueError(f"tolerance must be a number of steps, 0 or more, got {tolerance!r}")
     lengths = steps.count(x).unsqueeze(-1)
     if target_is_time:
-        wanted = [_from_start(at.to(x.dtype), lengths) for at in (targets if targets.ndim == 3 else targets[None])]
-        times = _spike_times(steps, x, len(wanted))
-        each = torch.stack([_distance(t, m, lengths, tolerance) for t, m in zip(times, wanted)]).mean(0)
+        targets_of = [_from_start(at.to(x.dtype), lengths) for at in (targets if targets.ndim == 3 else targets[None])]
+        times = _spike_times(steps, x, len(targets_of))
+        each = torch.stack([_distance(t, m, lengths, tolerance) for t, m in zip(times, targets_of)]).mean(0)
         return combined(steps.valid(each.mean(-1)), reduction)
     on, off = (_as_times(name, at, len(x)) for name, at in (("on_target", on_target), ("off_target", off_target)))
     if len(on) != len(off):
@@ -412,10 +412,10 @@ def check_times(name: str, outputs: Tensor, times: Tensor) -> None:
     _check_outputs(name, outputs, times, floating=True)
     if times.dtype == torch.bool or times.is_complex():
         raise TypeError(f"targets must be spike times, numbers of steps, got {times.dtype}")
-    wanted = tuple(outputs.shape[1:])
-    if times.ndim not in (2, 3) or tuple(times.shape[-2:]) != wanted or not len(times):
+    shape = tuple(outputs.shape[1:])
+    if times.ndim not in (2, 3) or tuple(times.shape[-2:]) != shape or not len(times):
         raise ValueError(
-            f"targets must be one spike time per sample and neuron, shape {wanted}, or F of them, (F, *{wanted}), with "
+            f"targets must be one spike time per sample and neuron, shape {shape}, or F of them, (F, *{shape}), with "
             f"target_is_time=True, got shape {tuple(times.shape)}"
         )
 
@@ -565,9 +565,9 @@ class Targets:
 
         Not one_hot, which reads the targets on the host on some devices; scatter checks their range where it runs.
         """
-        wanted = torch.zeros_like(like) + off
+        filled = torch.zeros_like(like) + off
         ones = torch.zeros_like(like[:, :1]) + on
-        return self._indexed(lambda index: wanted.scatter(-1, index, ones))
+        return self._indexed(lambda index: filled.scatter(-1, index, ones))
 
     def _indexed(self, function: Callable[[Tensor], Tensor]) -> Tensor:
         """``function(targets[:, None])``; what torch says of a target that is no class becomes a sentence."""
@@ -649,12 +649,12 @@ def _whole_spikes_of(name: str, rate: float, lengths: Tensor, longest: int, grou
     most = _whole_spikes(name, rate, longest * group)
     if lengths.device.type in ("cpu", "cuda"):
         # not from a table, whose copy from the host a CUDA graph cannot capture
-        wanted = torch.floor(lengths.double() * group * rate + 1e-6).to(lengths.dtype)
+        counts = torch.floor(lengths.double() * group * rate + 1e-6).to(lengths.dtype)
     else:
         # not all other devices have float64; in a PopTorch graph the table is a constant
         table = [*(_whole_spikes(name, rate, steps * group) for steps in range(longest)), most]
-        wanted = torch.tensor(table, dtype=lengths.dtype).to(lengths.device).index_select(0, lengths.long())
-    return wanted.unsqueeze(-1)
+        counts = torch.tensor(table, dtype=lengths.dtype).to(lengths.device).index_select(0, lengths.long())
+    return counts.unsqueeze(-1)
 
 
 def _mean_square(error: Tensor) -> Tensor:
@@ -664,38 +664,38 @@ def _mean_square(error: Tensor) -> Tensor:
 def _spike_times(steps: Steps, x: Tensor, spikes: int) -> List[Tensor]:
     """The times ``[B, C]`` of the first so many spikes of ``x`` ``[T, B, C]``."""
     x = steps.filled(x)
-    now, last = steps.places(x)  # [T, B, 1] or [T, 1, 1], and [B, 1]
-    now, last = now.unsqueeze(-1), last.unsqueeze(-1)
+    step, last = steps.places(x)  # [T, B, 1] or [T, 1, 1], and [B, 1]
+    step, last = step.unsqueeze(-1), last.unsqueeze(-1)
     fired = x.detach() != 0
     through = x - x.detach()  # 0 in value, with the derivative of the output
     times: List[Tensor] = []
     for _ in range(spikes):
         # the last step where nothing fired; at a padded step nothing does
-        time = torch.where(fired, now, last.unsqueeze(0)).amin(0)
-        at = steps.filled((now == time).to(x.dtype))
+        time = torch.where(fired, step, last.unsqueeze(0)).amin(0)
+        at = steps.filled((step == time).to(x.dtype))
         times.append(time - (through * at).sum(0))
-        fired = fired & (now > time)
+        fired = fired & (step > time)
     return times
 
 
-def _distance(time: Tensor, wanted: Tensor, lengths: Tensor, tolerance: float) -> Tensor:
-    error = time - wanted
+def _distance(time: Tensor, target: Tensor, lengths: Tensor, tolerance: float) -> Tensor:
+    error = time - target
     if tolerance:
         error = error.masked_fill((error < tolerance) & (error > -tolerance), 0)
     error = error / lengths.clamp(min=1)
     return error * error
 
 
-def _from_start(wanted: Tensor, lengths: Tensor) -> Tensor:
+def _from_start(times: Tensor, lengths: Tensor) -> Tensor:
     """Times from the end, which are below 0, as times from the start."""
-    return torch.where(wanted < 0, (wanted + lengths).clamp(min=0), wanted)
+    return torch.where(times < 0, (times + lengths).clamp(min=0), times)
 
 
 def _as_times(name: str, at: Any, length: int) -> List[float]:
     values = at.tolist() if isinstance(at, Tensor) else at
     numbers: List[Any] = list(values) if isinstance(values, (list, tuple)) else [values]
-    if not numbers or any(isinstance(one, bool) or not isinstance(one, (int, float)) for one in numbers):
+    if not numbers or any(isinstance(number, bool) or not isinstance(number, (int, float)) for number in numbers):
         raise TypeError(f"{name} must be a number of steps or a sequence of them, got {at!r}")
-    if not all(-length <= one < math.inf for one in numbers):
+    if not all(-length <= number < math.inf for number in numbers):
         raise ValueError(f"{name} must be a time from 0 on, or from the end, down to -T = {-length}, got {at!r}")
-    return [float(one) for one in numbers]
+    return [float(number) for number in numbers]

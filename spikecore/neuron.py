@@ -12,13 +12,13 @@ from typing import Any, Callable, ClassVar, Collection, Dict, List, Mapping, Opt
 
 from torch import Tensor, nn
 
+from spikecore._base.context import compile_time, is_compiling, uncompiled
 from spikecore._plugins.selection import Resolved, asked_in_words, capture
 from spikecore._shell import checkpoints, checks, parameters, ranges
 from spikecore._shell.binding import Dispatch, ask, request
 from spikecore._shell.call import call
 from spikecore._shell.state import Stateful
 from spikecore.lang import Program, ops
-from spikecore.lang._plain import compile_time, is_compiling, uncompiled
 from spikecore.surrogate import ATan, Surrogate
 
 __all__ = ["Neuron", "Stateful"]
@@ -133,7 +133,7 @@ class Neuron(Stateful):
     @property
     def program(self) -> Program:
         """This neuron's dynamics as a program, as they were when they were traced; see :meth:`retrace`."""
-        return self._current().define(self)
+        return self._settle().define(self)
 
     def retrace(self) -> None:
         """Trace ``dynamics`` again, for what it reads beside attributes of the neuron.
@@ -153,16 +153,17 @@ class Neuron(Stateful):
         limits = [(name, self._ranges[name], value.dtype) for name, value in learnt.items() if value is not None]
         return (*map(self.__dict__.get, self.configuration), *limits)
 
-    def _current(self) -> Dispatch:
-        """The dispatch; another one if a setting was written past ``__setattr__``."""
+    def _settle(self) -> Dispatch:
+        """The dispatch, with its stamp settled; another one if a setting was written past ``__setattr__``."""
         dispatch = self._dispatch
         if dispatch.program is not None and dispatch.settings != self._settings():
             dispatch = self.__dict__["_dispatch"] = dispatch.anew()
+        dispatch.settle(self)
         return dispatch
 
     @compile_time
-    def _settle(self) -> None:
-        self._current().settle(self)
+    def _settle_untraced(self) -> None:
+        self._settle()
 
     def _settled(self) -> Dispatch:
         """The dispatch of one call, which reads it once: another thread may put another one in its place.
@@ -170,11 +171,9 @@ class Neuron(Stateful):
         Its stamp is settled, since torch.compile guards it and would compile anew where a later call settles it.
         """
         if is_compiling():
-            self._settle()
+            self._settle_untraced()
             return self._dispatch
-        dispatch = self._current()
-        dispatch.settle(self)
-        return dispatch
+        return self._settle()
 
     @uncompiled
     def _redefine(self) -> None:
@@ -186,13 +185,13 @@ class Neuron(Stateful):
         before = self._dispatch
         if before.program is None:
             return
-        now = self.__dict__["_dispatch"] = before.anew()
+        after = self.__dict__["_dispatch"] = before.anew()
         try:
-            program = now.define(self)
+            program = after.define(self)
         except Exception:  # the next call traces again, and says what is wrong
             return
-        if program == before.program and self._dispatch is now:
-            self.__dict__["_dispatch"] = before.as_before(now)
+        if program == before.program and self._dispatch is after:
+            self.__dict__["_dispatch"] = before.as_before(after)
 
     def _follow_limits(self) -> None:
         """Trace again if the ranges of what is learnt changed, or what is learnt within one."""
@@ -382,9 +381,9 @@ class Neuron(Stateful):
         shown = {name: parameters.shown(getattr(self, name)) for name in self.params}
         parts = [f"{name}={text}" + (" (learnt)" if name in learnt else "") for name, text in shown.items()]
         usual = {"step": "multi", "detach_reset": False, "channel_dim": 1}
-        own = [name for name in self.configuration if name not in Neuron.configuration]
-        told = [name for name in (*own, *Neuron.configuration) if getattr(self, name) != usual.get(name)]
-        parts += [f"{name}={getattr(self, name)!r}" for name in told]
+        added = [name for name in self.configuration if name not in Neuron.configuration]
+        unusual = [name for name in (*added, *Neuron.configuration) if getattr(self, name) != usual.get(name)]
+        parts += [f"{name}={getattr(self, name)!r}" for name in unusual]
         resolved = self._dispatch.bound
         bound = ", ".join(f"{chosen.backend.name} on {device}" for device, chosen in resolved.items())
         asked = asked_in_words(self._dispatch.request, resolved.values())

@@ -12,16 +12,16 @@ A random number is an input of the equations that a call draws where it is not g
 
 from __future__ import annotations
 
-import copy
 from typing import Any, ClassVar, Dict, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
+from spikecore._shell import checks
+from spikecore._shell.state import with_generator, without_generator
 from spikecore.backend import Unsupported
 from spikecore.dtypes import compute_dtype
 from spikecore.lang import ops
-from spikecore.lang._plain import is_compiling
 from spikecore.neuron import Neuron
 from spikecore.neurons import LIF
 from spikecore.surrogate import StraightThrough, Surrogate
@@ -74,19 +74,17 @@ class Stochastic(Neuron):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        given = len(cls.inputs) - len(cls.drawn)
+        count = len(cls.inputs) - len(cls.drawn)
         drawn: Any = cls.drawn
-        if isinstance(drawn, str) or given < 1 or tuple(cls.inputs[given:]) != tuple(drawn):
+        if isinstance(drawn, str) or count < 1 or tuple(cls.inputs[count:]) != tuple(drawn):
             raise TypeError(
                 f"{cls.__name__}.drawn = {cls.drawn!r} must be the last of its inputs {tuple(cls.inputs)!r}, behind "
                 'at least one that is given, as in inputs, drawn = ("x", "u"), ("u",)'
             )
 
     def __init__(self, *, generator: Optional[torch.Generator] = None, **options: Any) -> None:
-        if generator is not None and not isinstance(generator, torch.Generator):
-            raise TypeError(f"generator must be a torch.Generator or None, got {type(generator).__name__}")
         super().__init__(**options)
-        self.generator = generator
+        self.generator = checks.generator(type(self).__name__, generator)
 
     def draw(self, x: Tensor) -> Tuple[Tensor, ...]:
         """The random numbers of a call with the input ``x``, one tensor of its shape for each name in ``drawn``."""
@@ -103,18 +101,14 @@ class Stochastic(Neuron):
         if count > MOST:
             raise ValueError(f"{type(self).__name__}: {count} neurons have no random numbers; at most 2**34 have")
         key, dtype = self._key(x.device), compute_dtype(x.dtype)
-        found = [uniform(key, steps, shape, stream, dtype) for stream in range(len(self.drawn))]
-        return tuple([u.squeeze(0) for u in found] if self.step == "single" else found)
+        numbers = [uniform(key, steps, shape, stream, dtype) for stream in range(len(self.drawn))]
+        return tuple([u.squeeze(0) for u in numbers] if self.step == "single" else numbers)
 
     def _key(self, device: torch.device) -> Tensor:
         """Two words, drawn by torch."""
         if self.generator is None:
             return torch.randint(1 << 32, (2,), device=device)
-        if is_compiling():
-            raise Unsupported(
-                f"{type(self).__name__}: a compiled or exported graph cannot draw from a torch.Generator: leave "
-                "generator= out and seed torch.manual_seed, or give the numbers"
-            )
+        checks.refuse_compiled_draw(type(self).__name__)
         there = self.generator.device
         if device.type == "cuda" and there.type != "cuda" and torch.cuda.is_current_stream_capturing():
             raise Unsupported(
@@ -130,8 +124,8 @@ class Stochastic(Neuron):
     def _completed(self, inputs: Sequence[Tensor]) -> Tuple[Sequence[Tensor], Optional[torch.dtype]]:
         """The inputs with the numbers that are drawn, and the dtype of the outputs if that is another one."""
         if self.repeat is not None and self.step == "multi" and all(isinstance(x, Tensor) for x in inputs):
-            given = len(self.inputs) - len(self.drawn)
-            inputs = (*[x.expand(self.repeat, *x.shape) for x in inputs[:given]], *inputs[given:])
+            count = len(self.inputs) - len(self.drawn)
+            inputs = (*[x.expand(self.repeat, *x.shape) for x in inputs[:count]], *inputs[count:])
         if len(inputs) != len(self.inputs) - len(self.drawn) or not all(isinstance(x, Tensor) for x in inputs):
             return inputs, None
         x = inputs[0]
@@ -153,18 +147,10 @@ class Stochastic(Neuron):
         return (_narrow(output, dtype), *rest)
 
     def __getstate__(self) -> Dict[str, Any]:
-        state = dict(super().__getstate__())
-        if self.generator is not None:  # which torch 2.0 can neither copy nor pickle
-            state["generator"] = (str(self.generator.device), self.generator.get_state())
-        return state
+        return without_generator(super().__getstate__())
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
-        state = copy.copy(state)
-        if state["generator"] is not None:
-            device, stream = state["generator"]
-            state["generator"] = torch.Generator(device=device)
-            state["generator"].set_state(stream)
-        super().__setstate__(state)
+        super().__setstate__(with_generator(state))
 
 
 def _narrow(output: Any, dtype: Optional[torch.dtype]) -> Any:

@@ -54,11 +54,11 @@ class Derivative(NamedTuple):
 
 def derivative(plan: BackwardPlan) -> Derivative:
     """The adjoint of a plan, with approximate divisions where they pay."""
-    found = _divided(plan)
+    divided = _divided(plan)
     # kernels with feedback that learn were measured with products and sums apart
-    if normalises(plan) or (found.approximate and not (plan.learn and plan.spec.feedback)):
-        return _contracted(plan, found)
-    return found
+    if normalises(plan) or (divided.approximate and not (plan.learn and plan.spec.feedback)):
+        return _contracted(plan, divided)
+    return divided
 
 
 def inputs_in_halves(plan: Plan) -> Sequence[Node]:
@@ -95,16 +95,16 @@ def _divided(plan: BackwardPlan) -> Derivative:
     )
 
 
-def _contracted(plan: BackwardPlan, found: Derivative) -> Derivative:
+def _contracted(plan: BackwardPlan, divided: Derivative) -> Derivative:
     """The same derivative in fewer operations."""
     exact = frozenset(plan.program.nodes)
-    order = topological(found.roots)
+    order = topological(divided.roots)
     fixed = {*loop_invariant(order), *(node for node in order if node.op in ("param", "const"))}
-    params, factors = list(found.params), {}
+    params, factors = list(divided.params), {}
     for k, (name, node) in enumerate(zip(plan.learn, params)):
         if plan.kinds[name] == "channel" and node.op == "mul" and node.args[1] in fixed and node.args[0] not in fixed:
             params[k], factors[name] = node.args
-    roots = [*found.inputs, *found.states.values(), *params]
+    roots = [*divided.inputs, *divided.states.values(), *params]
     order = topological(roots)
     uses: Counter[Node] = Counter(roots)
     for node in order:
@@ -123,10 +123,10 @@ def _contracted(plan: BackwardPlan, found: Derivative) -> Derivative:
         if products:
             new[node] = _fused(node, products[-1], new)
     return Derivative(
-        tuple(new[node] for node in found.inputs),
-        {name: new[node] for name, node in found.states.items()},
+        tuple(new[node] for node in divided.inputs),
+        {name: new[node] for name, node in divided.states.items()},
         tuple(new[node] for node in params),
-        frozenset(new[node] for node in found.approximate if node in new),
+        frozenset(new[node] for node in divided.approximate if node in new),
         factors,
     )
 

@@ -37,15 +37,15 @@ _UNSUPPORTED_ARCH = "invalid value for --gpu-architecture"
 
 def headers(text: str) -> Dict[str, str]:
     """The texts that a kernel includes, and those that they include, by their names."""
-    found: Dict[str, str] = {}
+    texts: Dict[str, str] = {}
     names = _INCLUDE.findall(text)
     while names:
         name = names.pop(0)
-        if name not in found:
+        if name not in texts:
             with suppress(OSError):  # the compiler names a file that is not there
-                found[name] = packaged(name)
-                names += _INCLUDE.findall(found[name])
-    return found
+                texts[name] = packaged(name)
+                names += _INCLUDE.findall(texts[name])
+    return texts
 
 
 def packaged(name: str) -> str:
@@ -86,7 +86,7 @@ def compiled(name: str, text: str, arch: int) -> bytes:
     code = cache.read("cupy", key)
     if code is None:
         options = (*OPTIONS, f"-arch=sm_{arch}")
-        texts, names = [one.encode() for one in included.values()], [one.encode() for one in included]
+        texts, names = [source.encode() for source in included.values()], [source.encode() for source in included]
         program = nvrtc.createProgram(text, f"{name}.cu", texts, names)
         try:
             nvrtc.compileProgram(program, options)
@@ -185,24 +185,24 @@ class Kernel:
         """Whether every GPU has what kernels with feedback need: clusters, and 227 KiB of shared memory for a block,
         which those of compute capability 11 and 12 have not.
         """
-        found = [torch.cuda.get_device_capability(k) for k in range(torch.cuda.device_count())]
-        return all((9, 0) <= capability < (11, 0) for capability in found)
+        capabilities = [torch.cuda.get_device_capability(k) for k in range(torch.cuda.device_count())]
+        return all((9, 0) <= capability < (11, 0) for capability in capabilities)
 
     def _buffer(self, device: int) -> Tuple[Any, int]:
         """Memory of this thread for arguments, and the address of what says where it is."""
         # one for each thread: the driver copies the arguments at launch, after another thread may have packed its own
-        found: Optional[Dict[int, Tuple[Any, int, Any, Any]]] = getattr(self._local, "buffers", None)
-        if found is None:
-            found = self._local.buffers = {}
-        if device not in found:
+        buffers: Optional[Dict[int, Tuple[Any, int, Any, Any]]] = getattr(self._local, "buffers", None)
+        if buffers is None:
+            buffers = self._local.buffers = {}
+        if device not in buffers:
             from cupy_backends.cuda.api import runtime
 
             runtime.setDevice(device)  # torch leaves a new thread without a context until it must have one
             buffer = ctypes.create_string_buffer(self._size)
             size = ctypes.c_size_t(self._size)
             words = (ctypes.c_void_p * 5)(_POINTER, ctypes.addressof(buffer), _SIZE, ctypes.addressof(size), 0)
-            found[device] = (buffer, ctypes.addressof(words), words, size)
-        return found[device][:2]
+            buffers[device] = (buffer, ctypes.addressof(words), words, size)
+        return buffers[device][:2]
 
     def _load(self, device: int) -> Tuple[int, Any]:
         from cupy.cuda.function import Module

@@ -56,10 +56,10 @@ class FeedbackWriter(Writer):
     ) -> Function:
         """See the base; a function with divisions takes ``how`` they are made."""
         self.printer.division = self.division
-        found = super().function(name, results, sums, known)
-        if not any("how)" in line for line in found.body):
-            return found
-        return found._replace(arguments=[*found.arguments, "How& how"], template="template <typename How> ")
+        text = super().function(name, results, sums, known)
+        if not any("how)" in line for line in text.body):
+            return text
+        return text._replace(arguments=[*text.arguments, "How& how"], template="template <typename How> ")
 
     def each(self, function: Function, targets: Sequence[str], where: Mapping[Node, str]) -> List[str]:
         """A step of each of a thread's neurons; no target is an argument, too, so that it may be computed twice."""
@@ -81,9 +81,9 @@ class FeedbackWriter(Writer):
 
     def is_stored(self, argument: Argument) -> bool:
         """The weight and the bias, the drive, and the output before the first step are stored, too."""
-        own = {"params": len(self.program.params), "state": len(self.program.states)}
-        if argument.group in own:
-            return argument.number >= own[argument.group]
+        of_program = {"params": len(self.program.params), "state": len(self.program.states)}
+        if argument.group in of_program:
+            return argument.number >= of_program[argument.group]
         if argument.group == "checkpoints":
             return argument.number == 0
         return super().is_stored(argument)
@@ -226,8 +226,8 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         return text if self.stored == self.real else f"value(rounded<{self.stored}>({text}))"
 
     def _drive(self, at: At, back: str) -> str:
-        now = self.value(f"arrived({at('t')}, 0, k, j)")
-        total = f"{now} + {back}" if "value(" in back else f"{now} + ({back})"
+        arrived = self.value(f"arrived({at('t')}, 0, k, j)")
+        total = f"{arrived} + {back}" if "value(" in back else f"{arrived} + ({back})"
         return f"drive.set(j, {total if self.stored == self.real else f'rounded<{self.stored}>({total})'});"
 
     def _saving(self) -> List[str]:
@@ -294,8 +294,8 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
             at = self.each_step(stream.tensor, stream.group, stream.number)
             first += self.first_two(at, LAST_TWO, k)
             following.append(f"if (begin + t >= 2) begin_arrival({at('(begin + t - 2)')}, {k}, t % 2);")
-            found = f"arrived({at('(begin + t)')}, {k}, t % 2, j)"
-            self._arrived[stream.name] = self.value(found) if stream.kind == self.stored else found
+            arrived = f"arrived({at('(begin + t)')}, {k}, t % 2, j)"
+            self._arrived[stream.name] = self.value(arrived) if stream.kind == self.stored else arrived
         body = [self.weights(), *self.opening(), *self._first_cotangents(), *self._zeros()]
         body += ["const int chunks = (steps + T - 1) / T;", "int begin = (chunks - 1) * T;"]
         again: List[str] = []
@@ -384,8 +384,8 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         value = self.value("found[j]")
 
         def loop(until: str, time: str, place: str) -> List[str]:
-            found = [f"const Pack<{self.stored}, V> found = load<V>({at(time)});"] if at is not None else []
-            inner = indented([*found, *self._again(step, value, place)])
+            loading = [f"const Pack<{self.stored}, V> found = load<V>({at(time)});"] if at is not None else []
+            inner = indented([*loading, *self._again(step, value, place)])
             return [f"for (int k = 0; k < {until}; ++k) {{", *inner, "}"]
 
         inner = self._states_of("(chunks - 1)", "{", False) + loop("steps - begin", "(begin + k)", "k")

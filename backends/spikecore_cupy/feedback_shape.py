@@ -119,11 +119,11 @@ def shapes_of(width: int, dtype: torch.dtype, clusters: bool = True) -> Tuple[Sh
     """
     parts, split = parts_of(dtype), 1 if width <= NARROW else 2
     sizes = [c for c in CLUSTERS if c == 1 or (clusters and split > 1 and width >= c * SMALL)]
-    found = [shape for shape in (Shape(width, c, split, 1, parts) for c in sizes) if _fits(shape, PLENTY)]
-    if not found:
+    fitting = [shape for shape in (Shape(width, c, split, 1, parts) for c in sizes) if _fits(shape, PLENTY)]
+    if not fitting:
         # one block with some registers in memory
-        found = [shape for shape in (Shape(width, 1, s, 1, parts) for s in SPLITS) if _fits(shape, FEWEST)][:1]
-    return tuple([shape for shape in found if shape.order == found[0].order])
+        fitting = [shape for shape in (Shape(width, 1, s, 1, parts) for s in SPLITS) if _fits(shape, FEWEST)][:1]
+    return tuple([shape for shape in fitting if shape.order == fitting[0].order])
 
 
 def for_batch(shapes: Sequence[Shape], batch: int, multiprocessors: int) -> Shape:
@@ -171,14 +171,14 @@ def takes(program: Program, spec: Spec, width: int, clusters: bool = True) -> bo
     if spec.compute != torch.float32 or program.statistics or program.seeds or width < 1:
         return False
     length, kept = length_of(program, spec), kept_of(program, spec)
-    found = shapes_of(width, spec.dtype, clusters)
+    shapes = shapes_of(width, spec.dtype, clusters)
     return (
-        bool(found) and found[0]._replace(length=length, kept=kept, arriving=2 + len(program.states)).memory <= MEMORY
+        bool(shapes) and shapes[0]._replace(length=length, kept=kept, arriving=2 + len(program.states)).memory <= MEMORY
     )
 
 
 def shapes(width: int, dtype: torch.dtype) -> List[Shape]:
     """All layouts that hold the weights, for measurements."""
     parts = parts_of(dtype)
-    found = [Shape(width, c, s, n, parts) for c in (1, 2, 4, 8) for s in SPLITS for n in (1, 2)]
-    return [shape for shape in found if _fits(shape, FEWEST)]
+    every = [Shape(width, c, s, n, parts) for c in (1, 2, 4, 8) for s in SPLITS for n in (1, 2)]
+    return [shape for shape in every if _fits(shape, FEWEST)]

@@ -34,7 +34,7 @@ def span_of(form: Form, neurons: int, channels: Sequence[Tuple[int, int]], whole
     units = -(-neurons // unit)
     if form.grid:
         return min(neurons, _in_waves(units, unit, form.grid * whole) * unit)
-    if neurons <= SMALL and units <= FEW and all(found == (1, unit) for found in channels):
+    if neurons <= SMALL and units <= FEW and all(arrangement == (1, unit) for arrangement in channels):
         return unit
     rounds = -(-units // max(1, SPAN // unit))
     # all threads get as many groups, but for the last
@@ -88,7 +88,7 @@ def widest(plan: Plan) -> int:
     width = max(1, 64 // bits)
     if isinstance(plan, BackwardPlan):
         most = REGISTERS if plan.spec.steps else CHUNK_REGISTERS
-        while width > 2 and width * _kept(plan) > most:
+        while width > 2 and width * _registers_of_chunk(plan) > most:
             width //= 2
     return width
 
@@ -100,7 +100,7 @@ def form_of(plan: Plan) -> Form:
     width, blocks = widest(plan), 0
     if isinstance(plan, BackwardPlan) and not plan.spec.steps and not plan.learn and plan.compute == torch.float32:
         # what is kept, and what a step needs beside it; with five blocks two states in float32 spilled registers
-        blocks = min(6, int(65536 // (BLOCK * (24 + width * _kept(plan)))))
+        blocks = min(6, int(65536 // (BLOCK * (24 + width * _registers_of_chunk(plan)))))
     return Form(width, longest(plan.program, plan.spec), blocks if blocks == 6 else 0)
 
 
@@ -124,7 +124,9 @@ def in_chunks(plan: Plan, form: Form, length: int) -> Form:
         fits = form.width * (loaded + 3 * len(plan.program.states)) <= REGISTERS
         return form._replace(blocks=4) if fits and not form.staged else form
     channels = any(plan.kinds[name] == "channel" for name in plan.learn)
-    return form._replace(blocks=5) if channels and form.width * _kept(plan, length) <= KEPT_OF_FIVE else form
+    return (
+        form._replace(blocks=5) if channels and form.width * _registers_of_chunk(plan, length) <= KEPT_OF_FIVE else form
+    )
 
 
 def beside_of(plan: Plan) -> Optional[Beside]:
@@ -164,7 +166,7 @@ def _normalising(plan: Plan) -> Form:
     if isinstance(plan, ForwardPlan):
         # it begins where statistics ended, as the second pass backwards where the first one did: that is in the cache
         return Form(width, grid=12 * MULTIPROCESSORS, down=True)
-    each, least = _kept(plan), _kept_at_least(plan)
+    each, least = _registers_of_chunk(plan), _fewest_registers(plan)
     while width > 2 and _needed(plan, width, least) > MOST:
         width //= 2
     blocks = max([1, *(count for count in range(2, 7) if _needed(plan, width, least) <= _registers(count))])
@@ -186,15 +188,15 @@ def _needed(plan: BackwardPlan, width: int, each: float) -> float:
     return (20 if plan.spec.steps else 40) + width * (4.5 + each) * words
 
 
-def _kept_at_least(plan: BackwardPlan) -> float:
-    """The same as :func:`_kept` where the adjoint computes again what it can."""
+def _fewest_registers(plan: BackwardPlan) -> float:
+    """The same as :func:`_registers_of_chunk` where the adjoint computes again what it can."""
     inputs, bits, word = inputs_in_halves(plan), torch.finfo(plan.dtype).bits, torch.finfo(plan.compute).bits
     cut = smallest_cut(derivative(plan).roots, inputs)
     loaded = sum(node in inputs for node in cut)
     return _steps(plan) * (len(cut) - loaded + (loaded + sum(plan.outputs)) * bits / word)
 
 
-def _kept(plan: BackwardPlan, length: int = 0) -> float:
+def _registers_of_chunk(plan: BackwardPlan, length: int = 0) -> float:
     """Registers for what a backward kernel keeps of every step of a chunk, of one neuron; of chunks of this ``length``,
     by default of the longest.
     """

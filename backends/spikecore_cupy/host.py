@@ -74,7 +74,7 @@ class HostClusters(HostKernel):
     """Kernels with feedback, with all threads of a cluster of blocks: very slow."""
 
     #: How many blocks a GPU would hold at once.
-    held = 132
+    blocks = 132
 
     def _whole(self, name: str, text: str, types: Sequence[str]) -> str:
         before = '#define THREADS\n#include "host.h"\n#include "host_cluster.h"\n'
@@ -87,8 +87,8 @@ class HostClusters(HostKernel):
 
     @classmethod
     def multiprocessors(cls, device: int) -> int:
-        """See :attr:`held`."""
-        return cls.held
+        """See :attr:`blocks`."""
+        return cls.blocks
 
     @staticmethod
     def multiplies() -> bool:

@@ -168,7 +168,7 @@ class Launcher:
         arranged, threads, span, blocks = self._arranged(width, neurons, channels)
         if self._grouped:
             constants.append(span)
-        kept = 0 if arranged is None else blocks * arranged.numbers
+        count = 0 if arranged is None else blocks * arranged.numbers
         if arranged is not None:
             constants += [arranged.lanes, arranged.period]
         length = 0 if self.fixed else chunk_length(steps, self._longest)
@@ -195,8 +195,8 @@ class Launcher:
             sums: Sequence[Tensor] = ()
             parts = None
             if arranged is not None:
-                parts = x.new_empty((len(learnt), kept), dtype=self.compute)
-                pointers += [parts.data_ptr() + index * kept * word for index in self._sums]
+                parts = x.new_empty((len(learnt), count), dtype=self.compute)
+                pointers += [parts.data_ptr() + index * count * word for index in self._sums]
             elif learnt:
                 # the sum of one block is the gradient: in the shape of its parameter
                 sums = [
@@ -290,10 +290,10 @@ class Launcher:
 
 def shapes_for(plan: Plan, width: int, clusters: bool = True) -> Sequence[Shape]:
     """How the kernels of a plan may be laid out for rows of so many neurons, the layout with most blocks first."""
-    found = shapes_of(width, plan.dtype, clusters)
-    if not found:
+    shapes = shapes_of(width, plan.dtype, clusters)
+    if not shapes:
         raise BackendError(f"a feedback of {width} neurons does not fit the registers of a cluster")
-    return [shape._replace(length=length_of(plan.program, plan.spec)) for shape in found]
+    return [shape._replace(length=length_of(plan.program, plan.spec)) for shape in shapes]
 
 
 def print_feedback(plan: Plan, shape: Shape) -> Tuple[Source, Shape]:
@@ -337,10 +337,10 @@ class FeedbackLauncher:
         clusters = self.kernel.clusters(device)  # type: ignore[attr-defined]  # a class of kernels
         shapes = shapes_for(self.plan, width, clusters)
         shape = for_batch(shapes, batch, self.kernel.multiprocessors(device))  # type: ignore[attr-defined]
-        found = self._kernels.get(shape)
-        if found is None:
-            found = self._kernels[shape] = _Printed(self.kernel, self.plan, shape, shapes[0], self.groups)
-        return found
+        printed = self._kernels.get(shape)
+        if printed is None:
+            printed = self._kernels[shape] = _Printed(self.kernel, self.plan, shape, shapes[0], self.groups)
+        return printed
 
 
 class _Printed:

@@ -90,12 +90,12 @@ class BackwardWriter(ChunkWriter):
     plan: BackwardPlan
 
     def __init__(self, plan: BackwardPlan, form: Form) -> None:
-        self._derivative = found = derivative(plan)
+        self._derivative = rule = derivative(plan)
         # the kernel computes the adjoint, and again the states that it is computed from
-        roots = [*found.roots, *plan.following.values()]
-        super().__init__(plan, "backward", form, [*roots, *found.factors.values()], found.approximate)
+        roots = [*rule.roots, *plan.following.values()]
+        super().__init__(plan, "backward", form, [*roots, *rule.factors.values()], rule.approximate)
         #: What is kept of every recomputed step of a chunk, by its name.
-        self._kept = self.kept_values(smallest_cut(found.roots, inputs_in_halves(plan) if form.again else ()))
+        self._kept = self.kept_values(smallest_cut(rule.roots, inputs_in_halves(plan) if form.again else ()))
         #: The states that are recomputed, those whose cotangents are carried, and the latter's variables.
         self._states = plan.recomputed_states
         self._carried = {name: self.carried(name) for name in plan.carried_cotangents}
@@ -157,11 +157,11 @@ class BackwardWriter(ChunkWriter):
 
     def _adjoint(self) -> Function:
         """The device function of one step backwards."""
-        found, inputs = self._derivative, self.program.inputs
+        rule, inputs = self._derivative, self.program.inputs
         # an input gradient that nobody wants is not computed
-        results = {self._grad_input(inputs[index]): found.inputs[index] for index in self.plan.wanted}
-        results.update((f"new_{self.carried(name)}", node) for name, node in found.states.items())
-        sums = {self._sum(name): node for name, node in zip(self.plan.learn, found.params)}
+        results = {self._grad_input(inputs[index]): rule.inputs[index] for index in self.plan.wanted}
+        results.update((f"new_{self.carried(name)}", node) for name, node in rule.states.items())
+        sums = {self._sum(name): node for name, node in zip(self.plan.learn, rule.params)}
         return self.function("adjoint", results, sums, self._kept)
 
     # -- steps
@@ -238,9 +238,9 @@ class BackwardWriter(ChunkWriter):
         lines += [self.pack(name, self.stored) for name in grads]
         # without, the compiler computes what does not depend on later steps for all steps first, and runs out of
         # registers
-        held = [f"hold({carried}[j]);" for carried in self._carried.values()]
-        held += [f"hold({name}[t][j]);" for name in self._kept.values()]
-        inner = [*held, self.call(adjoint, targets, where)]
+        holds = [f"hold({carried}[j]);" for carried in self._carried.values()]
+        holds += [f"hold({name}[t][j]);" for name in self._kept.values()]
+        inner = [*holds, self.call(adjoint, targets, where)]
         if grads and not exact:
             inner.insert(0, f"{self.real} {', '.join(self.unique(f'{name}_j') for name in grads)};")
             inner += [f"{name}.set(j, rounded<{self.stored}>({self.unique(f'{name}_j')}));" for name in grads]

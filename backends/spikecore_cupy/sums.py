@@ -98,13 +98,13 @@ class Totals:
         threads, side = adding(numbers, channels, inner, self._most)
         groups = -(-channels // side)
         # tensors of their own: views of one would be gradients that share memory
-        found = [parts.new_empty(channels) for _ in range(rows)]
+        sums = [parts.new_empty(channels) for _ in range(rows)]
         start, apart = parts.data_ptr(), numbers * parts.element_size()
         for row in range(0, rows, 2):
-            pair = [found[row].data_ptr(), found[min(row + 1, rows - 1)].data_ptr()]
+            pair = [sums[row].data_ptr(), sums[min(row + 1, rows - 1)].data_ptr()]
             arguments = (numbers, channels, inner, side, groups, start + row * apart, *pair)
             self._run(min(2, rows - row) * groups, parts.get_device(), arguments, threads)
-        return found
+        return sums
 
 
 _TEXT = f"""\
@@ -176,8 +176,8 @@ class Statistics:
         parts = torch.empty((3, plan.numbers), dtype=self.compute, device=x.device)
         plan.first(plan.blocks, device, (*plan.sizes, pointer, parts.data_ptr()), plan.block)
         mean, variance, count, factor = running or (None, None, None, 0.0)
-        held = x.dtype if mean is None else mean.dtype
-        last = self._last.get(held) or self._finishing(held)
+        dtype = x.dtype if mean is None else mean.dtype
+        last = self._last.get(dtype) or self._finishing(dtype)
         results = torch.empty((2, plan.channels), dtype=self.compute, device=x.device)
         pointers = [0 if value is None else value.data_ptr() for value in (mean, variance, count)]
         threads, side = adding(plan.numbers, plan.channels, plan.inner, THREADS if last.block > 1 else 1)
@@ -200,16 +200,18 @@ class Statistics:
         while bits % width:
             width //= 2
         first = self._first.get(width) or self._made(width)
-        found = arrangement(width, inner, channels, BLOCK if first.block > 1 else 1)
-        if found is None:
+        arranged = arrangement(width, inner, channels, BLOCK if first.block > 1 else 1)
+        if arranged is None:
             return self._plans.put((geometry, step, aligned), _Plan(None, (), 0, 0, 0, 0, 0, 0.0))
         # all groups of a thread lie in the same channels
-        period, whole = inner * channels, found.block * width
+        period, whole = inner * channels, arranged.block * width
         span = min(-(-neurons // period), max(1, BLOCKS * whole // period)) * period
         blocks = -(-span // whole)
-        numbers = blocks * found.numbers
-        sizes = (neurons, step, span, numbers, steps, found.lanes, found.period)
-        plan = _Plan(first, sizes, blocks, found.block, numbers, channels, found.inner, steps * neurons / channels)
+        numbers = blocks * arranged.numbers
+        sizes = (neurons, step, span, numbers, steps, arranged.lanes, arranged.period)
+        plan = _Plan(
+            first, sizes, blocks, arranged.block, numbers, channels, arranged.inner, steps * neurons / channels
+        )
         return self._plans.put((geometry, step, aligned), plan)
 
     def _made(self, width: int) -> Any:
@@ -218,11 +220,11 @@ class Statistics:
         kernel = self._first[width] = shared(self.kernel, "channel_moments", text, types)
         return kernel
 
-    def _finishing(self, held: torch.dtype) -> Any:
-        text = _LAST.replace("HELD", TYPES[held]).replace("REAL", self._real)
-        pointers = (f"const {self._real}*", f"{self._real}*", f"{TYPES[held]}*", f"{TYPES[held]}*", "long long*")
+    def _finishing(self, dtype: torch.dtype) -> Any:
+        text = _LAST.replace("HELD", TYPES[dtype]).replace("REAL", self._real)
+        pointers = (f"const {self._real}*", f"{self._real}*", f"{TYPES[dtype]}*", f"{TYPES[dtype]}*", "long long*")
         types = (*["int"] * 4, *pointers, *[self._real] * 3)
-        kernel = self._last[held] = shared(self.kernel, "channel_statistics", text, types)
+        kernel = self._last[dtype] = shared(self.kernel, "channel_statistics", text, types)
         return kernel
 
 

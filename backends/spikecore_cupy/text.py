@@ -252,8 +252,8 @@ class TextWriter(KernelWriter):
         if not self.form.together:
             return [self.beginning()]
         # threads behind the last neurons compute these, too, since the others wait for them
-        own = self.unique("own")
-        return [first_neuron(own), f"const long long {self.first} = {own} < neurons ? {own} : neurons - V;"]
+        first = self.unique("own")
+        return [first_neuron(first), f"const long long {self.first} = {first} < neurons ? {first} : neurons - V;"]
 
     def leaving(self, until: str = "neurons") -> List[str]:
         """The line by which threads without neurons leave, unless others wait for them."""

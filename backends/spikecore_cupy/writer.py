@@ -182,8 +182,8 @@ class Writer(TextWriter):
     def input_streams(self, function: Function) -> List[Stream]:
         """The inputs that a function takes."""
         leaves = [(k, input_leaf(name)) for k, name in enumerate(self.program.inputs)]
-        taken = [(k, leaf, self.local[leaf]) for k, leaf in leaves if leaf in function.takes]
-        return [Stream(local, self.stored, f"{local}s", "inputs", k) for k, _, local in taken]
+        inputs = [(k, leaf, self.local[leaf]) for k, leaf in leaves if leaf in function.takes]
+        return [Stream(local, self.stored, f"{local}s", "inputs", k) for k, _, local in inputs]
 
     def call(self, function: Function, targets: Sequence[str], where: Mapping[Node, str]) -> str:
         """The call of a device function for neuron j at step t; ``where`` has values that lie elsewhere."""
@@ -219,7 +219,7 @@ class Writer(TextWriter):
         order = topological(roots, known=[*self.uniform, *self.varying, *known])
         used = {arg for node in order for arg in node.args} | set(order) | set(roots)
         names = {node: self.local[node] for node in self.local if node in used}
-        names.update((node, given) for node, given in known.items() if node in used)
+        names.update((node, name_of) for node, name_of in known.items() if node in used)
         takes = tuple(names)
         targets = [self.unique(target) for target in (*results, *sums)]
         arguments = [f"const {self.type_of(node)} {names[node]}" for node in takes]

@@ -41,7 +41,7 @@ def pipeline(net: nn.Module, stages: Mapping[str, int]) -> nn.Module:
     modules = dict(net.named_modules())
     for name, ipu in stages.items():
         if name == "" or name not in modules:
-            known = ", ".join(repr(one) for one in modules if one)
+            known = ", ".join(repr(block) for block in modules if block)
             raise ValueError(f"stages names {name!r}, which is no submodule; submodules: {known or 'none'}")
         if isinstance(ipu, bool) or not isinstance(ipu, int):
             raise TypeError(f"stages puts {name!r} on {ipu!r}; give the number of an IPU, 0 or above")

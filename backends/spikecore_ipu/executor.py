@@ -96,10 +96,10 @@ class Compiled:
         """Unless this program has a device, detach the others, except those with a device of their own."""
         if self.compiled and self.executor.isAttachedToDevice():
             return
-        own = getattr(self._options, "ipu_id", None)
+        ours = getattr(self._options, "ipu_id", None)
         for other in list(_programs):
             theirs = getattr(other._options, "ipu_id", None)
-            elsewhere = own is not None and theirs is not None and own != theirs
+            elsewhere = ours is not None and theirs is not None and ours != theirs
             if other is not self and not elsewhere and other.compiled and other.executor.isAttachedToDevice():
                 other.executor.detachFromDevice()
 
@@ -113,13 +113,16 @@ class Compiled:
                 )
         modes = [module.training for module in self.net.modules()]
         frozen = _frozen(self._parameters)
-        for what, now, then in (("train() or eval()", modes, self._modes), ("requires_grad_()", frozen, self._frozen)):
-            if then is not None and now != then:
+        for what, current, then in (
+            ("train() or eval()", modes, self._modes),
+            ("requires_grad_()", frozen, self._frozen),
+        ):
+            if then is not None and current != then:
                 raise Unsupported(
                     f"{what} was called on a part of this network after it was compiled, and an IPU program never "
                     "changes; put it back, or call destroy() first, which compiles anew"
                 )
-        self._step.traced.given = tuple(t.shape[0] if t.ndim else 1 for t in flattened(batch))
+        self._step.traced.batch_sizes = tuple(t.shape[0] if t.ndim else 1 for t in flattened(batch))
         # PopTorch moves the whole module to the device to compile it, and brings back parameters and buffers only
         with at_rest(self._stateful):
             result = self.executor(*batch)
@@ -144,7 +147,7 @@ _Base: Any = getattr(torch._C, "TensorBase", None) or torch._C._TensorBase  # th
 def _frozen(parameters: List[nn.Parameter]) -> List[bool]:
     """Whether each of them is frozen, without reading it back from the device."""
     with torch._C.DisableTorchFunctionSubclass():
-        return [not _Base.requires_grad.__get__(one) for one in parameters]
+        return [not _Base.requires_grad.__get__(parameter) for parameter in parameters]
 
 
 def joined(outputs: Any, traced: Traced) -> Any:

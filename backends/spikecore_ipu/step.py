@@ -28,7 +28,7 @@ class Traced:
 
     def __init__(self) -> None:
         #: Of the whole batch, one per input tensor; written before each call.
-        self.given: Tuple[int, ...] = ()
+        self.batch_sizes: Tuple[int, ...] = ()
         #: Size of a micro batch; None before compilation.
         self.micro: Optional[int] = None
         #: Of one micro batch, one per output tensor.
@@ -43,7 +43,7 @@ class Traced:
 
         At compilation, before anything is trained.
         """
-        whole = self.given[0] if self.given else self.micro
+        whole = self.batch_sizes[0] if self.batch_sizes else self.micro
         for shape in self.shapes:
             if whole != self.micro and len(shape) > 1 and shape[0] == shape[1] == self.micro:
                 raise ValueError(
@@ -70,7 +70,7 @@ class Step(nn.Module):
 
     def forward(self, inputs: Any, targets: Any = None) -> Any:
         """Outputs of the network, and its loss."""
-        self.traced.micro = _micro_batch(self.traced.given, flattened((inputs, targets)))
+        self.traced.micro = _micro_batch(self.traced.batch_sizes, flattened((inputs, targets)))
         with _fresh(self.net), placed(self.net), last_block() as go_on:
             outputs = run_network(self.net, inputs)
             go_on()
@@ -83,14 +83,14 @@ class Step(nn.Module):
         return outputs, poptorch().identity_loss(check_loss(loss), "none")
 
 
-def _micro_batch(given: Tuple[int, ...], tensors: List[Tensor]) -> int:
+def _micro_batch(batches: Tuple[int, ...], tensors: List[Tensor]) -> int:
     """The size of a micro batch. PopTorch cuts every tensor along dimension 0, also where that is time."""
     first = tensors[0].shape[0] if tensors and tensors[0].ndim else 1
-    if first != (given[0] if given else 1) and len(set(given)) > 1:
-        sizes = ", ".join(map(str, given))
+    if first != (batches[0] if batches else 1) and len(set(batches)) > 1:
+        sizes = ", ".join(map(str, batches))
         raise ValueError(
             f"inputs and targets have {sizes} at dimension 0, and these options have PopTorch cut dimension 0 into "
-            f"{given[0] // first} micro batches; put the batch first everywhere, and turn it inside the network"
+            f"{batches[0] // first} micro batches; put the batch first everywhere, and turn it inside the network"
         )
     return int(first)
 

@@ -31,8 +31,8 @@ _trainers: MutableMapping[nn.Module, weakref.ReferenceType[IpuTraining]] = weakr
 
 def trainer_of(net: nn.Module) -> Optional[IpuTraining]:
     """The step that trains this network, if there is one."""
-    found = _trainers.get(net)
-    return None if found is None else found()
+    reference = _trainers.get(net)
+    return None if reference is None else reference()
 
 
 class IpuTraining(Compiled):
@@ -78,9 +78,9 @@ class IpuTraining(Compiled):
     def destroy(self) -> None:
         """Give the device back, after reading weights and the optimiser's state; the next call compiles anew."""
         with exclusive():
-            kept = self._end.detach() if self.wrapped else None
-            if kept is not None:
-                _, _, (end,), _ = kept
+            end_state = self._end.detach() if self.wrapped else None
+            if end_state is not None:
+                _, _, (end,), _ = end_state
                 end()
                 self._step = Step(self.net, self.loss)
             super().destroy()
@@ -213,10 +213,11 @@ class IpuInference(Compiled):
 
     def _hand_over(self) -> None:
         """Copy the weights to the device if they have changed since the last call."""
-        now = _weights_of(self.net)
-        if self.compiled and now != self._weights and self.executor.isAttachedToDevice():  # attaching copies them, too
+        versions = _weights_of(self.net)
+        # attaching copies them, too
+        if self.compiled and versions != self._weights and self.executor.isAttachedToDevice():
             self.executor.copyWeightsToDevice()
-        self._weights = now
+        self._weights = versions
 
 
 def _weights_of(net: nn.Module) -> Any:
@@ -225,4 +226,4 @@ def _weights_of(net: nn.Module) -> Any:
     if trainer is not None and trainer.compiled:
         trainer.executor.copyWeightsToHostIfNeeded()
     calls = None if trainer is None else trainer.calls
-    return calls, [(id(held), held._version) for held in (*net.parameters(), *net.buffers())]
+    return calls, [(id(tensor), tensor._version) for tensor in (*net.parameters(), *net.buffers())]

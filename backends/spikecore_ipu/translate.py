@@ -57,7 +57,7 @@ class Translated:
     #: The hyper-parameters that PopTorch was given last.
     seen: Hyperparameters
     #: The ids of the parameters of each group.
-    held: Tuple[Tuple[int, ...], ...]
+    parameter_ids: Tuple[Tuple[int, ...], ...]
     #: The names of the hyper-parameters that are variables of the program.
     used: Tuple[str, ...] = ()
 
@@ -77,7 +77,7 @@ class Translated:
 
     def outdated(self) -> str:
         """Which setting has changed that is compiled into the program, as a sentence; empty if none has."""
-        if _held(self.source) != self.held:
+        if _parameter_ids(self.source) != self.parameter_ids:
             return "the optimiser's groups hold other parameters"
         _check_groups(self.source)
         if self.target is not self.source:
@@ -89,13 +89,13 @@ class Translated:
 
     def refreshed(self) -> bool:
         """Whether hyperparameters have changed since the last time; they are then in ``target``."""
-        now = _hyperparameters(self.source)
-        if now == self.seen:
+        hyperparameters = _hyperparameters(self.source)
+        if hyperparameters == self.seen:
             return False
         if self.target is not self.source:
-            for group, values in zip(self.target.param_groups, now):
+            for group, values in zip(self.target.param_groups, hyperparameters):
                 group.update(values)
-        self.seen = now
+        self.seen = hyperparameters
         return True
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
@@ -106,9 +106,9 @@ class Translated:
         """
         self.target.load_state_dict({**state, "ipu_param": {}})
         if self.target is not self.source:
-            taken = _TAKEN[type(self.source)]
+            accepted = _TAKEN[type(self.source)]
             for mine, theirs in zip(self.source.param_groups, self.target.param_groups):
-                mine.update({name: theirs[name] for name in taken if name in theirs})
+                mine.update({name: theirs[name] for name in accepted if name in theirs})
         self.seen = _hyperparameters(self.source)
 
 
@@ -120,9 +120,9 @@ def translated(optimizer: torch.optim.Optimizer, net: nn.Module) -> Translated:
     """
     _check_parameters(optimizer, net)
     if _is_poptorch(optimizer):
-        return Translated(optimizer, optimizer, _hyperparameters(optimizer), _held(optimizer))
-    taken = _TAKEN.get(type(optimizer))
-    if taken is None:
+        return Translated(optimizer, optimizer, _hyperparameters(optimizer), _parameter_ids(optimizer))
+    accepted = _TAKEN.get(type(optimizer))
+    if accepted is None:
         known = ", ".join(kind.__name__ for kind in _TAKEN)
         raise Unsupported(
             f"optimizer is {type(optimizer).__name__}, which PopTorch cannot run; use torch.optim's {known}, or one "
@@ -131,17 +131,17 @@ def translated(optimizer: torch.optim.Optimizer, net: nn.Module) -> Translated:
     _check_groups(optimizer)
     used = [
         name
-        for name, off in taken.items()
-        if off is None or any(held[name] != off for held in (*optimizer.param_groups, optimizer.defaults))
+        for name, off in accepted.items()
+        if off is None or any(group[name] != off for group in (*optimizer.param_groups, optimizer.defaults))
     ]
     groups = [
-        {"params": held["params"], **{name: _number(held[name]) for name in used}} for held in optimizer.param_groups
+        {"params": group["params"], **{name: _number(group[name]) for name in used}} for group in optimizer.param_groups
     ]
     kind = getattr(poptorch().optim, type(optimizer).__name__)
     # as arguments as well as in the groups: that is what makes them variables
     shared = {name: _number(optimizer.defaults[name]) for name in used}
     target = kind(groups, **shared)
-    return Translated(optimizer, target, _hyperparameters(optimizer), _held(optimizer), tuple(used))
+    return Translated(optimizer, target, _hyperparameters(optimizer), _parameter_ids(optimizer), tuple(used))
 
 
 def _is_poptorch(optimizer: torch.optim.Optimizer) -> bool:
@@ -152,15 +152,15 @@ def _is_poptorch(optimizer: torch.optim.Optimizer) -> bool:
 
 def _hyperparameters(optimizer: torch.optim.Optimizer) -> Hyperparameters:
     """Those that PopTorch reads, by group; of an optimiser of PopTorch's, all."""
-    taken: Optional[Mapping[str, Any]] = _TAKEN.get(type(optimizer))
-    found = []
+    accepted: Optional[Mapping[str, Any]] = _TAKEN.get(type(optimizer))
+    groups = []
     for group in optimizer.param_groups:
-        names = [name for name in group if name != "params" and (taken is None or name in taken)]
-        found.append(tuple((name, _number(group[name])) for name in names))
-    return tuple(found)
+        names = [name for name in group if name != "params" and (accepted is None or name in accepted)]
+        groups.append(tuple((name, _number(group[name])) for name in names))
+    return tuple(groups)
 
 
-def _held(optimizer: torch.optim.Optimizer) -> Tuple[Tuple[int, ...], ...]:
+def _parameter_ids(optimizer: torch.optim.Optimizer) -> Tuple[Tuple[int, ...], ...]:
     return tuple(tuple(id(parameter) for parameter in group["params"]) for group in optimizer.param_groups)
 
 
@@ -180,14 +180,14 @@ def _check_groups(optimizer: torch.optim.Optimizer) -> None:
 
 def _check_parameters(optimizer: torch.optim.Optimizer, net: nn.Module) -> None:
     names: Dict[int, str] = {id(parameter): name for name, parameter in net.named_parameters()}
-    held: List[int] = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
-    foreign = [key for key in held if key not in names]
+    known: List[int] = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    foreign = [key for key in known if key not in names]
     if foreign:
         raise ValueError(
             f"optimizer holds {len(foreign)} parameters that are not the network's, which PopTorch cannot update; make "
             "it from net.parameters()"
         )
-    left_out = [name for name, one in net.named_parameters() if one.requires_grad and id(one) not in held]
+    left_out = [name for name, value in net.named_parameters() if value.requires_grad and id(value) not in known]
     if left_out:
         raise ValueError(
             f"optimizer holds no {', '.join(left_out)}, which PopTorch would train all the same; freeze what is not to "

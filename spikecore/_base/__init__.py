@@ -1,1 +1,1 @@
-"""What needs nothing else of spikecore: locks and caches, batches, bits, errors, files, autocast."""
+"""What needs nothing else of spikecore: locks and caches, batches, bits, errors, files, and what surrounds a call."""

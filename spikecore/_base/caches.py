@@ -109,31 +109,31 @@ class Recent(Generic[K, V]):
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._held: OrderedDict[K, V] = OrderedDict()
+        self._entries: OrderedDict[K, V] = OrderedDict()
         self._lock = Lock()
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._entries)
 
     def __iter__(self) -> Iterator[K]:
-        return iter(list(self._held))
+        return iter(list(self._entries))
 
     def get(self, key: K) -> Optional[V]:
         """The entry, which is now the one that was used last; None if there is none."""
         try:
-            value = self._held[key]
-            self._held.move_to_end(key)
+            value = self._entries[key]
+            self._entries.move_to_end(key)
         except KeyError:  # there was none, or another thread has just pushed it out
-            return self._held.get(key)
+            return self._entries.get(key)
         return value
 
     def put(self, key: K, value: V) -> V:
         """Keep a value, in place of one that is there."""
         with self._lock:
-            self._held[key] = value
-            self._held.move_to_end(key)
+            self._entries[key] = value
+            self._entries.move_to_end(key)
             # evicted values are freed after the lock is released: their finalizers may run any code
-            gone = [self._held.popitem(last=False) for _ in range(len(self._held) - self.size)]
+            gone = [self._entries.popitem(last=False) for _ in range(len(self._entries) - self.size)]
         del gone
         return value
 
@@ -145,6 +145,6 @@ class Recent(Generic[K, V]):
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
-            gone = list(self._held.items())
-            self._held.clear()
+            gone = list(self._entries.items())
+            self._entries.clear()
         del gone

@@ -1,12 +1,22 @@
-"""What surrounds a call in its thread: autocast, and regions of activation checkpointing."""
+"""What surrounds a computation: autocast, regions of activation checkpointing, and what of torch follows it.
+
+:func:`world` says what follows: a compiler, a transform, a mode, or reverse-mode autograd alone. A tensor is not plain
+under a transform of torch.func, while torch.compile or torch.jit traces, in forward mode, under a dispatch mode, and
+where it is of a subclass.
+"""
 
 from __future__ import annotations
 
+import functools
+import sys
 import threading
+import warnings
 from contextlib import contextmanager, nullcontext
-from typing import Any, Iterator, Optional
+from typing import Any, Callable, Iterator, Optional, Sequence, TypeVar
 
 import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 #: Before torch 2.4 each type of device has functions of its own. This is not found out in a call, because the
 #: torch.compile of torch 2.0 cannot trace a call that raises TypeError.
@@ -60,3 +70,146 @@ def running(run: str) -> Iterator[None]:
         yield
     finally:
         _region.run = before
+
+
+# -- what of torch follows a computation
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_COMPILER = getattr(torch, "compiler", None)
+
+
+def _never() -> bool:
+    return False
+
+
+# Which parts of torch, beside reverse-mode autograd, may be tracking a computation: torch has no one test for all.
+
+#: Whether torch.compile traces now. Torch says so from 2.3 on; it compiles kernels from 2.4 on, the reference from 2.6.
+is_compiling: Callable[[], bool] = getattr(_COMPILER, "is_compiling", _never)
+#: Whether a transform of torch.func is at work: vmap, grad, jvp and those made of them.
+is_transforming: Callable[[], bool] = torch._C._are_functorch_transforms_active
+#: How many modes look at every op that torch dispatches, such as those that record a graph.
+dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", int)
+#: Not None while torch.jit.trace records: a function of C, without a call of Python.
+tracing_state: Callable[[], object] = torch._C._get_tracing_state
+#: Tensors with memory of their own; others, such as those that stand for shapes only, go through torch's dispatcher.
+PLAIN = (Tensor, nn.Parameter)
+
+
+def is_exporting() -> bool:
+    """Whether torch.export traces now, which torch.onnx.export does, too. Torch says so from 2.7 on.
+
+    Its flag is read, since its function of this name is True for the front end of torch.compile as well (seen in torch
+    2.11; 2.13 reads the flag there): a compiled network took the ways of an exported one, unfused.
+    """
+    return bool(getattr(_COMPILER, "_is_exporting_flag", False))
+
+
+def is_batched(value: Tensor) -> bool:
+    """Whether vmap hides a dimension of the tensor, beneath other transforms as well."""
+    functorch: Any = torch._C._functorch
+    while functorch.is_gradtrackingtensor(value):
+        value = functorch.get_unwrapped(value)
+    return bool(functorch.is_batchedtensor(value))
+
+
+def is_batched_by_autograd(value: Tensor) -> bool:
+    """Whether the tensor is of the vmap that autograd itself starts for ``is_grads_batched``.
+
+    That vmap gives its tensors the dispatch key ``Batched``; tensors of ``torch.func.vmap`` have another one.
+    """
+    torch_: Any = torch._C
+    return bool(torch_._dispatch_keys(value).has(torch_._dispatch_key_parse("Batched")))
+
+
+def is_jit_tracing() -> bool:
+    """Whether torch.jit.trace records now."""
+    return not is_compiling() and tracing_state() is not None
+
+
+def with_traced_sizes(function: _Function) -> _Function:
+    """Lets torch.jit.trace record a function that decides by sizes, without a warning of torch's for each decision.
+
+    A trace is of one number of time steps, whatever is decided: called with another number, it raises.
+    """
+
+    @functools.wraps(function)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        if not is_jit_tracing():
+            return function(*args, **kwargs)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", torch.jit._trace.TracerWarning)
+            return function(*args, **kwargs)
+
+    return traced  # type: ignore[return-value]  # of the same arguments
+
+
+def in_forward_mode() -> bool:
+    """Whether tensors may have tangents now: within ``forward_ad.dual_level``, ``torch.func.jvp``, or ``jacfwd``."""
+    return not is_compiling() and forward_ad._current_level >= 0
+
+
+def wants_tangents() -> bool:
+    """As :func:`in_forward_mode`, for an ``autograd.Function``.
+
+    Raises NotImplementedError in forward mode within forward mode: there torch takes the tangent that a ``Function``
+    gives for a constant, and the second derivative would be 0 in silence.
+    """
+    if not in_forward_mode():
+        return False
+    if getattr(sys.modules.get("torch._functorch.eager_transforms"), "JVP_NESTING", 0) > 1:
+        raise NotImplementedError(
+            "spike, select, minimum, maximum and clamp have no forward-mode derivative within another one; take the "
+            "inner one in reverse mode, as in torch.func.jacfwd(torch.func.jacrev(f))"
+        )
+    return True
+
+
+def has_tangent(tensors: Sequence[Tensor]) -> bool:
+    """Whether one of them has a tangent."""
+    return in_forward_mode() and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+
+
+#: What may follow a computation: reverse-mode autograd alone; torch.compile or torch.export; a transform of torch.func,
+#: forward mode or torch.jit.trace; a mode that looks at every operation, for which a runner has operations.
+EAGER, COMPILED, TRANSFORMED, OBSERVED = "eager", "compiled", "transformed", "observed"
+
+
+def world() -> str:
+    """What follows what is computed now: ``EAGER``, ``COMPILED``, ``TRANSFORMED`` or ``OBSERVED``."""
+    if is_compiling():
+        return COMPILED
+    if is_transforming() or forward_ad._current_level >= 0 or tracing_state() is not None:
+        return TRANSFORMED
+    return OBSERVED if dispatch_modes() else EAGER
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether only reverse-mode autograd may be tracking what is computed from ``x``."""
+    return type(x) in PLAIN and world() is EAGER
+
+
+# How torch.compile meets functions of spikecore.
+
+
+def uncompiled(function: Callable[..., Any]) -> Any:
+    """Keep torch.compile out of a function, without an import of the compiler, which takes seconds."""
+    guarded = getattr(torch, "_disable_dynamo", lambda same: same)(function)  # imports it when it is called
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (guarded if "torch._dynamo" in sys.modules else function)(*args, **kwargs)
+
+    return call
+
+
+def compile_time(function: _Function) -> _Function:
+    """Have torch.compile run a function when it meets it, and take what it returns as a constant.
+
+    For what cannot be traced, such as hashing and loading, and for errors. What was compiled is used again as long as
+    the arguments, which torch guards, are the same. As torch.compiler.assume_constant_result, without importing the
+    compiler with spikecore.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+    return function

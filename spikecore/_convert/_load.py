@@ -79,21 +79,23 @@ def load_state(
 
 def _entries(file: Any) -> Mapping[str, Tensor]:
     """The state of a network in a file, or in what was read from one."""
-    found = file
+    content = file
     if isinstance(file, (str, Path)):
-        found = _read(Path(file))
-    if not isinstance(found, Mapping):
-        raise TypeError(f"sc.load_state: file={shown(file)} must be a path or a state_dict, got {type(found).__name__}")
-    if _is_state(found):
-        return found
-    inner = [name for name in USUAL if _is_state(found.get(name))]
+        content = _read(Path(file))
+    if not isinstance(content, Mapping):
+        raise TypeError(
+            f"sc.load_state: file={shown(file)} must be a path or a state_dict, got {type(content).__name__}"
+        )
+    if _is_state(content):
+        return content
+    inner = [name for name in USUAL if _is_state(content.get(name))]
     if len(inner) != 1:
         what = f"both {' and '.join(inner)}" if inner else "no state of a network"
         raise ValueError(
-            f"sc.load_state: the checkpoint has {what} among {', '.join(map(repr, found))}; give the entry itself, "
+            f"sc.load_state: the checkpoint has {what} among {', '.join(map(repr, content))}; give the entry itself, "
             'sc.load_state(net, checkpoint["..."])'
         )
-    state: Mapping[str, Tensor] = found[inner[0]]
+    state: Mapping[str, Tensor] = content[inner[0]]
     return state
 
 
@@ -182,8 +184,8 @@ def _below(paths: Sequence[str], name: str) -> List[str]:
 
 def _takes(module: nn.Module, leaf: str) -> bool:
     """Whether a module has an entry of this name, or a neuron a parameter that is a number."""
-    own: Set[str] = {*module._parameters, *module._buffers}
-    return leaf in own or (isinstance(module, Neuron) and leaf in (*module.params, *SNNTORCH, *STATES_OF_SNNTORCH))
+    tensors: Set[str] = {*module._parameters, *module._buffers}
+    return leaf in tensors or (isinstance(module, Neuron) and leaf in (*module.params, *SNNTORCH, *STATES_OF_SNNTORCH))
 
 
 def _by_order(net: nn.Module, state: Mapping[str, Tensor]) -> Dict[str, Tensor]:
@@ -215,6 +217,6 @@ def _fits(module: nn.Module, entries: Mapping[str, Tensor]) -> bool:
     """Whether a module takes all entries of one of theirs, with their shapes."""
     if isinstance(module, Neuron):
         return all(_takes(module, name) for name in entries)
-    own = {**module._parameters, **module._buffers}
-    held = {name: value for name, value in own.items() if value is not None}
-    return set(entries) == set(held) and all(held[name].shape == value.shape for name, value in entries.items())
+    entries_of_module = {**module._parameters, **module._buffers}
+    tensors = {name: value for name, value in entries_of_module.items() if value is not None}
+    return set(entries) == set(tensors) and all(tensors[name].shape == value.shape for name, value in entries.items())

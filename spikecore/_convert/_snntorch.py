@@ -119,10 +119,10 @@ class Step(Carrying):
     output: bool
     graded_spikes_factor: Tensor
 
-    def _held(self) -> Dict[str, Any]:
+    def _storage(self) -> Dict[str, Any]:
         # no buffers: an empty one is refused by PopTorch, and one that a call replaces as well
-        held: Dict[str, Any] = self.__dict__["_memory"]
-        return held
+        memory: Dict[str, Any] = self.__dict__["_memory"]
+        return memory
 
     def _rest(self, name: str) -> Any:
         return torch.zeros(0, device="cpu")
@@ -130,24 +130,24 @@ class Step(Carrying):
     def __getattr__(self, name: str) -> Any:
         if name in self.__dict__.get("_memory", ()):
             self._follow()
-            return self._held()[name]
+            return self._storage()[name]
         return super().__getattr__(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dict__.get("_memory", ()):
             self._check(name, value)
-            self._held()[name] = value
+            self._storage()[name] = value
             self._after(name)
         else:
             super().__setattr__(name, value)
 
     def reset_mem(self) -> Any:
         """Go to rest, as snnTorch's ``init_leaky()`` and its like do; the states."""
-        held = self._held()
-        for name in held:
-            held[name] = self._rest(name)
+        memory = self._storage()
+        for name in memory:
+            memory[name] = self._rest(name)
         self._agree()
-        states = tuple(held.values())
+        states = tuple(memory.values())
         return states if len(states) > 1 else states[0]
 
     @property
@@ -163,40 +163,40 @@ class Step(Carrying):
             self._take(states, named)
         else:
             self._follow()
-        held = self._held()
-        fits = [held[name].shape == input_.shape for name in self._states]
+        memory = self._storage()
+        fits = [memory[name].shape == input_.shape for name in self._states]
         start = None
         if any(fits):
             dtype = torch.float64 if input_.dtype == torch.float64 else torch.float32
             start = {
-                own: held[name].to(dtype) if fit else torch.zeros_like(input_, dtype=dtype)
-                for (name, own), fit in zip(self._states.items(), fits)
+                ours: memory[name].to(dtype) if fit else torch.zeros_like(input_, dtype=dtype)
+                for (name, ours), fit in zip(self._states.items(), fits)
             }
         out, end = self._step(input_.unsqueeze(0), start)
         spk = out.squeeze(0) * self.graded_spikes_factor
-        for name, own in self._states.items():
-            held[name] = end[own]
+        for name, ours in self._states.items():
+            memory[name] = end[ours]
         self._keep(spk)
         self._agree()
         if self.init_hidden and not self.output:
             return spk
-        return (spk, *[held[name] for name in self._order if name not in self._beside])
+        return (spk, *[memory[name] for name in self._order if name not in self._beside])
 
     def _take(self, states: Tuple[Optional[Tensor], ...], named: Mapping[str, Optional[Tensor]]) -> None:
         """The states that are given, for those that are kept."""
         kind = type(self).__name__
         if len(states) > len(self._order):
             raise TypeError(f"{kind} takes an input and {len(self._order)} states, got {len(states)} states")
-        given = {**dict(zip(self._order, states)), **named}
+        entries = {**dict(zip(self._order, states)), **named}
         for name in named:
             if name not in self._order:
                 raise TypeError(f"{kind} has no state {name!r}; states: {', '.join(self._order)}")
-        given = {name: value for name, value in given.items() if value is not None}
-        if given and self.init_hidden:
+        entries = {name: value for name, value in entries.items() if value is not None}
+        if entries and self.init_hidden:
             what = " or ".join(f"`{name}`" for name in self._order)
             raise TypeError(f"{kind}: {what} should not be passed as an argument while `init_hidden=True`")
         self._follow()
-        self._held().update(given)
+        self._storage().update(entries)
 
     def _step(self, x: Tensor, start: Optional[Dict[str, Tensor]]) -> Any:
         return self.neuron.run(x, state=start)
@@ -224,17 +224,17 @@ class FedStep(Step):
     recurrent: Any
 
     def _step(self, x: Tensor, start: Optional[Dict[str, Tensor]]) -> Any:
-        held, now = self._held(), x[0]
-        spk = held["spk"] if held["spk"].shape == now.shape else torch.zeros_like(now)
+        memory, x_t = self._storage(), x[0]
+        spk = memory["spk"] if memory["spk"].shape == x_t.shape else torch.zeros_like(x_t)
         fed = self.recurrent(spk)
-        if fed.shape != now.shape:
+        if fed.shape != x_t.shape:
             raise ValueError(
-                f"{type(self).__name__}: recurrent gives shape {list(fed.shape)}, and the input has {list(now.shape)}"
+                f"{type(self).__name__}: recurrent gives shape {list(fed.shape)}, and the input has {list(x_t.shape)}"
             )
         return self.neuron.run(x, fed.unsqueeze(0), state=start)
 
     def _keep(self, spk: Tensor) -> None:
-        self._held()["spk"] = spk
+        self._storage()["spk"] = spk
 
 
 # -- what is converted
@@ -338,6 +338,6 @@ def _surrogate(module: Any) -> Surrogate:
         raise Left(f"no surrogate here is its spike_grad {factory}; see sc.Surrogate for one of your own")
     build, names = known
     # snnTorch's surrogates are functions that remember what their factory was given, and nothing else says it
-    given = dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in function.__closure__ or ())))
-    made: Surrogate = built("the numbers of its spike_grad", build, *[given[name] for name in names])
+    closure = dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in function.__closure__ or ())))
+    made: Surrogate = built("the numbers of its spike_grad", build, *[closure[name] for name in names])
     return made

@@ -32,7 +32,7 @@ class Node(Carrying):
     _memories: Dict[str, Any]
     _memories_rv: Dict[str, Any]
 
-    def _held(self) -> Dict[str, Any]:
+    def _storage(self) -> Dict[str, Any]:
         return self._memories
 
     def _rest(self, name: str) -> Any:
@@ -106,19 +106,19 @@ class Node(Carrying):
 
     def _start(self, x: Tensor, memories: Memories) -> Optional[Dict[str, Tensor]]:
         """The neuron's state; None at rest. A memory of another shape is put to rest, as SpikingJelly does."""
-        held = dict(zip(self._states, memories))
+        start = dict(zip(self._states, memories))
         shape, dtype = x.shape[1:], torch.float64 if x.dtype == torch.float64 else torch.float32
         rest = self._memories_rv
-        for name, value in held.items():
+        for name, value in start.items():
             if isinstance(value, Tensor) and value.shape != shape:
-                held[name] = rest[name]
-        if all(not isinstance(value, Tensor) and value == rest[name] for name, value in held.items()):
+                start[name] = rest[name]
+        if all(not isinstance(value, Tensor) and value == rest[name] for name, value in start.items()):
             return None
         return {
             self._states[name]: value.to(x.device, dtype)
             if isinstance(value, Tensor)
             else torch.full(shape, float(value), dtype=dtype, device=x.device)
-            for name, value in held.items()
+            for name, value in start.items()
         }
 
     def extra_repr(self) -> str:
@@ -165,7 +165,7 @@ class Steps(Swapped):
             if plain and not has_own_hooks(module):
                 y = module.all_steps(y)
             else:
-                y = torch.stack([module(now) for now in y.unbind(0)])
+                y = torch.stack([module(x_t) for x_t in y.unbind(0)])
         return y.movedim(0, self._time)
 
 
@@ -258,13 +258,13 @@ def _node(module: Any, row: Row) -> Callable[[], str]:
     numbers = {"v_threshold": "threshold", **row.numbers}
     if getattr(module, "_neuron_precision", None) is not None:
         raise Left("it has a precision of its own for states, which are float32 or float64 here")
-    given: Dict[str, Any] = {ours: getattr(module, theirs) for theirs, ours in numbers.items()}
-    given.update({name: getattr(module, name) for name in row.options})
+    arguments: Dict[str, Any] = {ours: getattr(module, theirs) for theirs, ours in numbers.items()}
+    arguments.update({name: getattr(module, name) for name in row.options})
     soft = module.v_reset is None
-    given.update(reset="soft" if soft else "hard", v_reset=0.0 if soft else module.v_reset)
-    given.update(detach_reset=module.detach_reset, surrogate=_surrogate(module.surrogate_function))
+    arguments.update(reset="soft" if soft else "hard", v_reset=0.0 if soft else module.v_reset)
+    arguments.update(detach_reset=module.detach_reset, surrogate=_surrogate(module.surrogate_function))
     # "single": it carries its state until it is reset, as nodes do
-    neuron = built("its numbers", row.build, **given, step="single")
+    neuron = built("its numbers", row.build, **arguments, step="single")
     names = {**numbers, **{name: name for name in (*row.options, *row.learnt, "detach_reset")}}
 
     def replace() -> str:

@@ -16,9 +16,9 @@ from typing import Any, Callable, ClassVar, Container, Dict, List, Mapping, Name
 import torch
 from torch import Tensor, nn
 
+from spikecore._base.context import compile_time
 from spikecore._shell.checks import shown
 from spikecore._shell.state import State, check_exported, keep
-from spikecore.lang._plain import compile_time
 from spikecore.neuron import Neuron
 
 T = TypeVar("T")
@@ -103,9 +103,9 @@ class Named(Swapped):
     _fixed: ClassVar[Mapping[str, str]] = {}
 
     def __getattr__(self, name: str) -> Any:
-        held = self.__dict__
-        if name in held.get("_names", ()):
-            return getattr(held["_modules"]["neuron"], held["_names"][name])
+        attributes = self.__dict__
+        if name in attributes.get("_names", ()):
+            return getattr(attributes["_modules"]["neuron"], attributes["_names"][name])
         self._before(name)
         return super().__getattr__(name)  # type: ignore[misc]  # of nn.Module, which is a base of every such class
 
@@ -135,24 +135,24 @@ class Named(Swapped):
         """Entries of the neuron stand under the name of this module, all of them in the order that they had."""
         prefix = kwargs.get("prefix", "")
         entries = super().state_dict(*args, **kwargs)  # type: ignore[misc]  # of nn.Module
-        theirs = {own: name for name, own in self._names.items()}
-        mine = {}
+        theirs = {ours: name for name, ours in self._names.items()}
+        renamed = {}
         for key in [key for key in entries if key.startswith(prefix)]:
             name = key[len(prefix) :]
             if name.startswith("neuron."):
                 name = theirs.get(name[7:], name[7:])
-            mine[name] = entries.pop(key)
-        for name in (*self._keys, *[name for name in mine if name not in self._keys]):
-            if name in mine:
-                entries[prefix + name] = mine[name]
+            renamed[name] = entries.pop(key)
+        for name in (*self._keys, *[name for name in renamed if name not in self._keys]):
+            if name in renamed:
+                entries[prefix + name] = renamed[name]
         return entries
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         # the neuron, whose turn is next, looks below its own name
-        own = {*self.__dict__["_parameters"], *self.__dict__["_buffers"], *self.__dict__["_modules"]}
+        ours = {*self.__dict__["_parameters"], *self.__dict__["_buffers"], *self.__dict__["_modules"]}
         for key in [key for key in state_dict if key.startswith(prefix)]:
             name = key[len(prefix) :]
-            if name.partition(".")[0] not in own:
+            if name.partition(".")[0] not in ours:
                 state_dict[f"{prefix}neuron.{self._names.get(name, name)}"] = state_dict.pop(key)
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]  # of nn.Module
         missing, unexpected, errors = args[-3:]
@@ -173,10 +173,10 @@ def _by_names_of_old(module: Any, _incompatible: Any) -> None:
     """After a ``load_state_dict``: what the neuron said of its entries, by the names that ``state_dict`` has."""
     prefix, missing, unexpected, errors, before = module.__dict__.pop("_told")
     inner = re.compile(rf"(?<![\w.]){re.escape(prefix)}neuron\.(\w*)")
-    theirs = {own: name for name, own in module._names.items()}
+    theirs = {ours: name for name, ours in module._names.items()}
     for names, start in ((missing, 0), (unexpected, 0), (errors, before)):
         names[start:] = [
-            inner.sub(lambda found: prefix + theirs.get(found[1], found[1]), name) for name in names[start:]
+            inner.sub(lambda match: prefix + theirs.get(match[1], match[1]), name) for name in names[start:]
         ]
 
 
@@ -190,7 +190,7 @@ class Carrying(Named):
     #: The neuron's state when it was last that of this module.
     _agreed: Optional[State] = None
 
-    def _held(self) -> Dict[str, Any]:
+    def _storage(self) -> Dict[str, Any]:
         """Where states are kept."""
         raise NotImplementedError
 
@@ -213,20 +213,20 @@ class Carrying(Named):
         state = self.neuron.state
         if state is self._agreed:
             return
-        held = self._held()
-        for name, own in self._states.items():
-            held[name] = self._rest(name) if state is None else _as_held(held[name], state[own])
+        memory = self._storage()
+        for name, ours in self._states.items():
+            memory[name] = self._rest(name) if state is None else _as_stored(memory[name], state[ours])
         for name in self._beside:
-            held[name] = self._rest(name) if state is None else _detached(held[name])
+            memory[name] = self._rest(name) if state is None else _detached(memory[name])
         self.__dict__["_agreed"] = state
 
     def _agree(self) -> None:
-        held = self._held()
+        memory = self._storage()
         state = None
-        if any(isinstance(held[name], Tensor) or held[name] != self._rest(name) for name in self._states):
+        if any(isinstance(memory[name], Tensor) or memory[name] != self._rest(name) for name in self._states):
             # a number stands for a tensor that is made when the next input gives its shape; as a state that is not
             # None it is one that sc.reset takes back
-            state = {own: _tensor(held[name]) for name, own in self._states.items()}
+            state = {ours: _tensor(memory[name]) for name, ours in self._states.items()}
         keep(self.neuron, state)
         self.__dict__["_agreed"] = state
 
@@ -248,9 +248,9 @@ class Carrying(Named):
     def __reduce__(self) -> Any:
         self._follow()
         build, made_of, content = super().__reduce__()
-        without_graph = {key: dict(value) for key, value in content.items() if value is self._held()}
-        for held in without_graph.values():
-            held.update({name: _detached(held[name]) for name in (*self._states, *self._beside)})
+        without_graph = {key: dict(value) for key, value in content.items() if value is self._storage()}
+        for memory in without_graph.values():
+            memory.update({name: _detached(memory[name]) for name in (*self._states, *self._beside)})
         seen = {"v_seq": _detached(content["v_seq"])} if "v_seq" in content else {}
         return build, made_of, {**content, **without_graph, **seen, "_agreed": None}
 
@@ -259,7 +259,7 @@ def _tensor(value: Any) -> Tensor:
     return value if isinstance(value, Tensor) else torch.tensor(float(value))
 
 
-def _as_held(before: Any, value: Tensor) -> Any:
+def _as_stored(before: Any, value: Tensor) -> Any:
     """A state of the neuron as the other library keeps it: of a number that was set, :func:`_tensor` made ``value``."""
     if value.ndim or (isinstance(before, Tensor) and not before.ndim):
         return value
@@ -285,8 +285,8 @@ def become(module: nn.Module, kind: Any, neuron: Neuron, names: Mapping[str, str
         neuron._parameters[names[name]] = neuron._parameters.pop(names[name], value)
     for name in (*names, *kind._fixed):
         if name not in kind.stays:
-            for held in (module.__dict__, module._parameters, module._buffers, module._modules):
-                held.pop(name, None)
+            for table in (module.__dict__, module._parameters, module._buffers, module._modules):
+                table.pop(name, None)
     module.__dict__.update(_names=names, _states=dict(states), _keys=keys)
     was: Any = type(module)
     module.__class__ = swapped(kind, was)

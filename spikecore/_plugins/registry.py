@@ -166,7 +166,7 @@ class Registry:
         self._lock = Lock(1.0)  # a probe may fork, on another thread, and wait for that
         self._plugins: Optional[Tuple[Plugin, ...]] = None
         self._used: List[Plugin] = []
-        self._said: Recent[int, bool] = Recent(SAID)
+        self._reported: Recent[int, bool] = Recent(SAID)
 
     def names(self) -> List[str]:
         """Names that can be asked for, sorted: not the blocked, shadowed, ill-named or doubly provided ones."""
@@ -240,13 +240,13 @@ class Registry:
         with self._lock:
             self._used = [plugin for plugin in self._all() if plugin.backend]
             self._plugins = None
-        self._said.clear()
+        self._reported.clear()
 
     def first(self, key: object) -> bool:
         """True the first time it is asked for this key, among the last :data:`SAID`: for what is said only once."""
-        said = hash(key)  # the text of an error may be long
-        new = self._said.get(said) is None
-        self._said.put(said, True)
+        code = hash(key)  # the text of an error may be long
+        new = self._reported.get(code) is None
+        self._reported.put(code, True)
         return new
 
     # what there is: metadata and environment, nothing imported
@@ -257,10 +257,10 @@ class Registry:
             raise BackendError(f"SPIKECORE_NO_PLUGINS={flag!r} must be 1, which blocks plugins, or 0, empty or unset")
         if self._plugins is None:
             with self._lock:
-                self._plugins = self._plugins or self._found()
+                self._plugins = self._plugins or self._search()
         return self._plugins
 
-    def _found(self) -> Tuple[Plugin, ...]:
+    def _search(self) -> Tuple[Plugin, ...]:
         plugins = [
             Plugin(name, module, "spikecore", __version__, True, partial(importlib.import_module, module))
             for name, module in self.builtins.items()
@@ -468,13 +468,13 @@ def _describe(plugin: Plugin) -> BackendInfo:
     for info in infos:
         if not isinstance(info, BackendInfo):
             raise TypeError(f"spikecore_backends() must return BackendInfo objects, got {info!r}")
-    mine = [info for info in infos if info.name == plugin.name]
-    if len(mine) != 1:
+    matching = [info for info in infos if info.name == plugin.name]
+    if len(matching) != 1:
         names = ", ".join(sorted(repr(info.name) for info in infos)) or "none"
         raise ValueError(f"spikecore_backends() must describe {plugin.name!r} once; it describes {names}")
-    _check_version(plugin, mine[0].api)  # first: another version of the contract may have other fields
-    _check_fields(mine[0])
-    return mine[0]
+    _check_version(plugin, matching[0].api)  # first: another version of the contract may have other fields
+    _check_fields(matching[0])
+    return matching[0]
 
 
 def _check_version(plugin: Plugin, api: Any) -> None:
@@ -541,8 +541,8 @@ def _make(plugin: Plugin) -> Backend:
     for device in (device for device in info.devices if device != ANY_DEVICE):
         more = set(backend.capabilities_on(device).names()) - set(info.capabilities.names())
         if more:
-            asked = f"{info.factory}.capabilities_on({device!r})"
-            raise ValueError(f"{asked} has {', '.join(sorted(more))}, which its BackendInfo does not declare")
+            source = f"{info.factory}.capabilities_on({device!r})"
+            raise ValueError(f"{source} has {', '.join(sorted(more))}, which its BackendInfo does not declare")
     return backend
 
 

@@ -5,7 +5,7 @@ Rules of this module:
 - What was asked is taken when a neuron is made; the backend is bound when the neuron first meets a device type; a
   runner is compiled for each kind of call. After that a call finds its runner with one look-up.
 - What torch exports or transforms (vmap, grad, jvp, jit.trace) is computed by the reference, whatever backend was asked
-  for: no transform looks through a kernel. :func:`spikecore.lang._plain.world` says what follows a call. An IPU, on
+  for: no transform looks through a kernel. :func:`spikecore._base.context.world` says what follows a call. An IPU, on
   which the reference does not compute, is the exception: there the backend itself emits operations of torch.
 - The definition is traced at the first call, and again whenever an attribute of the neuron is set, deleted, registered,
   loaded or moved, and by :meth:`spikecore.Neuron.retrace`. The neuron then gets another :class:`Dispatch`, which has
@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base.caches import CALLS
+from spikecore._base.context import compile_time, is_exporting
 from spikecore._plugins.registry import AUTO_NAME, default_registry
 from spikecore._plugins.selection import REFERENCE, Request, Resolved, capture, resolve
 from spikecore._shell import checks
@@ -34,7 +35,6 @@ from spikecore._shell.state import Stateful
 from spikecore.backend import Feedback, Runner, Spec, Unsupported
 from spikecore.dtypes import NAMES
 from spikecore.lang import Expr, Node, Numbers, Program, topological, trace
-from spikecore.lang._plain import compile_time, is_exporting
 from spikecore.lang._program import normalised, repeated
 
 # -- dispatch
@@ -99,9 +99,9 @@ class Dispatch:
             key = self.define(neuron).key
             self.stamp = key
 
-    def as_before(self, now: Dispatch) -> Dispatch:
-        """This dispatch with what was traced ``now``, which gave the same program: calls are checked again."""
-        return replace(self, settings=now.settings, numbers=now.numbers, in_both_modes=False, noted={})
+    def as_before(self, traced: Dispatch) -> Dispatch:
+        """This dispatch with the settings and numbers of one that gave the same program: calls are checked again."""
+        return replace(self, settings=traced.settings, numbers=traced.numbers, in_both_modes=False, noted={})
 
     def bind(self, device_type: str) -> Resolved:
         """The backend for a type of device, chosen now if it was not."""
@@ -266,7 +266,7 @@ def runner_of(resolved: Resolved, calls: Calls) -> Runner:
 def _traced(neuron: Any) -> Tuple[Program, Dict[str, float]]:
     """The ``dynamics`` of a neuron as a program, and the values of its numbers. What is learnt is in its range."""
     ranges: Mapping[str, Interval] = neuron._ranges
-    numbers = Numbers(taken=(*neuron.inputs, *neuron.states, *neuron.params))
+    numbers = Numbers(reserved=(*neuron.inputs, *neuron.states, *neuron.params))
     params = {name: Expr(Node("param", (), name)) for name in neuron.params}
     for name, value in neuron._parameters.items():
         if name in ranges and value is not None:

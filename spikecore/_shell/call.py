@@ -15,18 +15,18 @@ import functools
 import inspect
 import operator
 from operator import itemgetter
-from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
 
 import torch
 from torch import Tensor
 
+from spikecore._base.context import COMPILED, EAGER, TRANSFORMED, compile_time, with_traced_sizes, world
 from spikecore._base.running import BoundCall, bound, in_graph
 from spikecore._shell import checks, modules, observe, parameters
 from spikecore._shell.binding import Dispatch, SpecKey
 from spikecore._shell.observe import Results
 from spikecore.backend import MAX_STATIC_STEPS, BackendError, ParamValue, Runner, Tensors, one_step
 from spikecore.dtypes import compute_dtype
-from spikecore.lang._plain import COMPILED, EAGER, TRANSFORMED, compile_time, with_traced_sizes, world
 
 
 def call(
@@ -88,7 +88,7 @@ def execute(
     single: bool,
     mode: str,
 ) -> Results:
-    """A call that passes every check. ``mode`` is what :func:`~spikecore.lang._plain.world` says."""
+    """A call that passes every check. ``mode`` is what :func:`~spikecore._base.context.world` says."""
     as_called, owner = inputs, type(neuron).__name__
     repeat = None if single else neuron._repeat()
     if single or repeat is not None:
@@ -113,20 +113,20 @@ def execute(
         repeated = tuple([value for _, values in steps for value in values])
     x = inputs[0]
     start = checks.state(owner, neuron.states, state, x, carried=state is not None and state is neuron._state)
-    asked = arguments(neuron, dispatch, inputs, start, final, mode, front=[*zip(filter(None, names), repeated)])
+    args = arguments(neuron, dispatch, inputs, start, final, mode, front=[*zip(filter(None, names), repeated)])
     repeats = len(repeated) > 0  # bool() of a tuple of tensors is not traced by the compiler of torch 2.11
-    kind = dispatch.find(device, *asked.kind, bool(record), stamp, transformed=mode is TRANSFORMED, repeats=repeats)
-    runner, values = dispatch.runners[kind], asked.values
+    kind = dispatch.find(device, *args.kind, bool(record), stamp, transformed=mode is TRANSFORMED, repeats=repeats)
+    runner, values = dispatch.runners[kind], args.values
     trace: Tensors = ()
-    taken = tuple([x.squeeze(0) for x in inputs]) if single else inputs
+    step_inputs = tuple([x.squeeze(0) for x in inputs]) if single else inputs
     noted, results = None, None
     if mode is EAGER and len(inputs) == 1 and not record:
-        noted = NotedCall(runner, asked, neuron, repeats)
-        noted, results = _first_call(noted, taken, start, repeated, asked, single)
+        noted = NotedCall(runner, args, neuron, repeats)
+        noted, results = _first_call(noted, step_inputs, start, repeated, args, single)
     if results is not None:
         outputs, end = results
     elif single and not (mode is COMPILED or record):
-        outputs, end = one_step(runner, taken, start, values)
+        outputs, end = one_step(runner, step_inputs, start, values)
     else:
         outputs, end, trace = runner(inputs, start, (*repeated, *values), record)
         outputs = tuple([out.squeeze(0) for out in outputs]) if single else outputs
@@ -141,11 +141,15 @@ _leaving: Dict[str, Callable[..., Results]] = {}
 
 @compile_time
 def _leave_graph(reason: str) -> None:
-    """Have ``call`` in :data:`_leaving`. Torch raises with this reason where the graph must be whole."""
+    """Put ``call`` under this reason into :data:`_leaving`.
+
+    Where the graph must be whole, torch raises. From torch 2.7 on its error says the reason; before, torch takes none,
+    and its error names :func:`call` alone.
+    """
     if reason not in _leaving:
         disable = torch.compiler.disable
-        told = {"reason": reason} if "reason" in inspect.signature(disable).parameters else {}  # from torch 2.7 on
-        _leaving[reason] = disable(call, **told)
+        options = {"reason": reason} if "reason" in inspect.signature(disable).parameters else {}
+        _leaving[reason] = disable(call, **options)
 
 
 def _over_time(x: Tensor, repeat: int, as_parameter: bool) -> Tuple[Tensor, Tensors]:
@@ -228,6 +232,7 @@ class PlacedTensor(NamedTuple):
     name: str
     #: The table of its neuron that has it.
     table: str
+    kind: Type[Any]
     shape: torch.Size
     strides: Tuple[int, ...]
     dtype: torch.dtype
@@ -239,7 +244,7 @@ class PlacedTensor(NamedTuple):
 class NotedCall:
     """A call that passed every check, for later ones of its signature."""
 
-    def __init__(self, runner: Runner, asked: Arguments, neuron: Any, repeats: bool = False) -> None:
+    def __init__(self, runner: Runner, args: Arguments, neuron: Any, repeats: bool = False) -> None:
         self.runner = runner
         #: Whether the input is the first parameter of the program, because it is the same at every step.
         self.repeats = repeats
@@ -250,6 +255,7 @@ class NotedCall:
                 position,
                 name,
                 "_parameters" if name in neuron._parameters else "_buffers",
+                type(value),
                 value.shape,
                 value.stride(),
                 value.dtype,
@@ -257,10 +263,10 @@ class NotedCall:
                 value.requires_grad,
                 tuple(placed.shape),
             )
-            for position, ((name, value), placed) in enumerate(zip(asked.named, asked.values))
+            for position, ((name, value), placed) in enumerate(zip(args.named, args.values))
             if isinstance(value, Tensor) and isinstance(placed, Tensor)
         )
-        numbers = [(name, value) for name, value in asked.named if not isinstance(value, Tensor)]
+        numbers = [(name, value) for name, value in args.named if not isinstance(value, Tensor)]
         #: What reads the numbers of the neuron from its attributes, and those of the surrogate.
         self._read = _reader([name for name, _ in numbers if name in neuron.params])
         self._of_surrogate = tuple([value for name, value in numbers if name not in neuron.params])
@@ -275,9 +281,9 @@ class NotedCall:
         if not self.tensors:
             return numbers
         values = list(numbers)
-        for position, name, table, shape, strides, dtype, device, learnt, _ in self.tensors:
-            value: Optional[Tensor] = attributes[table].get(name)
-            if value is None or value.shape != shape or value.dtype is not dtype:
+        for position, name, table, kind, shape, strides, dtype, device, learnt, _ in self.tensors:
+            value: Any = attributes[table].get(name)
+            if type(value) is not kind or value.shape != shape or value.dtype is not dtype:
                 return None
             if value.stride() != strides or value.device != device or value.requires_grad is not learnt:
                 return None
@@ -285,7 +291,7 @@ class NotedCall:
         return tuple(values)
 
     def placed(self, values: Tuple[ParamValue, ...]) -> Tuple[ParamValue, ...]:
-        """What :meth:`values` gave, as the runner takes it."""
+        """The result of :meth:`values`, viewed as the runner takes it."""
         if not self.tensors:
             return values
         views: List[Any] = list(values)
@@ -296,14 +302,14 @@ class NotedCall:
 
 
 def _reader(names: Sequence[str]) -> Callable[[Mapping[str, Any]], Tuple[Any, ...]]:
-    """What gives the values of these keys of a mapping."""
+    """A function that gives the values of these keys of a mapping."""
     if len(names) > 1:
         return itemgetter(*names)
     return lambda mapping: tuple([mapping[name] for name in names])
 
 
 def _signature(x: Tensor, start: Optional[Tensors], final: bool, steps: Optional[int]) -> Tuple[Any, ...]:
-    """What decides how a call with one input and without a record is computed, beside the parameters.
+    """The key of a call with one input and without a record, beside the parameters.
 
     ``steps``: for how many the input is repeated, 0 for a call of one step, None where the input has time.
     """
@@ -330,13 +336,13 @@ def _state_as_it_is(names: Collection[str], state: Mapping[str, Any], x: Tensor,
 
 
 def _first_call(
-    noted: NotedCall, inputs: Tensors, start: Optional[Tensors], repeated: Tensors, asked: Arguments, single: bool
+    noted: NotedCall, inputs: Tensors, start: Optional[Tensors], repeated: Tensors, args: Arguments, single: bool
 ) -> Tuple[Optional[NotedCall], Optional[Tuple[Tensors, Optional[Tensors]]]]:
     """The call bound to its plan, and its results, which are computed as those of later calls: a checkpointed call must
     save the same tensors when it is computed again. Without results where the call is the runner's.
     """
-    params = (*repeated, *[value for _, value in asked.named])
-    views = [tuple(value.shape) if isinstance(value, Tensor) else None for value in (*repeated, *asked.values)]
+    params = (*repeated, *[value for _, value in args.named])
+    views = [tuple(value.shape) if isinstance(value, Tensor) else None for value in (*repeated, *args.values)]
     try:
         noted.call = bound(noted.runner, inputs, start, params, views, single)
         return noted, None if noted.call is None else noted.call(inputs, start, params)

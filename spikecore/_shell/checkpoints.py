@@ -56,14 +56,14 @@ def load(
     parameters.adopt(neuron, after)
     neuron.__dict__["_loading"] = True
     try:
-        taken = [prefix + name for name, value in ours.items() if _set(neuron, name, value, after.get(name))]
+        known = [prefix + name for name, value in ours.items() if _set(neuron, name, value, after.get(name))]
         load_others({**state_dict, **_expanded(neuron, entries, prefix)})
     finally:
         del neuron.__dict__["_loading"]
     parameters.adopt(neuron, parameters.ranges_with(neuron, parameters.current(neuron)))
     neuron._follow_limits()
-    taken += [prefix + name for name, why in others.items() if why is not None]
-    unexpected[:] = [key for key in unexpected if key not in taken]
+    known += [prefix + name for name, why in others.items() if why is not None]
+    unexpected[:] = [key for key in unexpected if key not in known]
 
 
 def _faults(neuron: Any, name: str, prefix: str, value: Optional[Tensor], after: Mapping[str, Interval]) -> List[str]:

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import inspect
 import keyword
-from typing import Any, Callable, Collection, Iterable, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, Iterable, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 
+from spikecore._base.context import is_compiling
 from spikecore._base.errors import a_kind, no_tensor
 from spikecore._plugins.registry import AUTO_NAME, default_registry
 from spikecore._plugins.selection import Resolved
 from spikecore._shell import misnamed
-from spikecore.backend import BackendError, Capabilities, Spec, Tensors
+from spikecore.backend import BackendError, Capabilities, Spec, Tensors, Unsupported
 from spikecore.dtypes import NAMES, compute_dtype
-from spikecore.lang._program import Program
+from spikecore.lang import Program
 from spikecore.surrogate import Surrogate
 from spikecore.surrogate._base import is_given
 
@@ -65,8 +66,8 @@ def declaration(cls: Any, base: type) -> None:
             )
         if hasattr(base, name) or name in (*COMMON, "training"):
             raise TypeError(f"{cls.__name__}.params has {name!r}, which every neuron uses already; choose another name")
-        own = inspect.getattr_static(cls, name, None)
-        if callable(own) or isinstance(own, property) or name in cls.configuration:
+        attribute = inspect.getattr_static(cls, name, None)
+        if callable(attribute) or isinstance(attribute, property) or name in cls.configuration:
             raise TypeError(
                 f"{cls.__name__}.params has {name!r}, which the class has as a method or a setting; rename one"
             )
@@ -76,8 +77,8 @@ def known_keywords(cls: Any, keywords: Mapping[str, Any]) -> None:
     """Refuse a keyword that is no parameter of this neuron class."""
     for name in keywords:
         if name not in cls.params:
-            own = [key for base in cls.__mro__ for key in getattr(base.__init__, "__kwdefaults__", None) or ()]
-            hint = misnamed.hint(name, [*cls.params, *COMMON, *own]) or misnamed.of_others(cls, name)
+            of_classes = [key for base in cls.__mro__ for key in getattr(base.__init__, "__kwdefaults__", None) or ()]
+            hint = misnamed.hint(name, [*cls.params, *COMMON, *of_classes]) or misnamed.of_others(cls, name)
             raise TypeError(
                 f"{cls.__name__} has no parameter {name!r}; {hint}Parameters: {', '.join(cls.params) or 'none'}; "
                 f"every neuron takes: {', '.join(COMMON)}"
@@ -311,3 +312,38 @@ def _offers(name: str, capabilities: Sequence[str], device_type: str) -> bool:
         return False
     able = backend.capabilities_on(device_type) if device_type else backend.capabilities
     return all(getattr(able, capability) for capability in capabilities)
+
+
+# -- generators of random numbers
+
+
+def generator(owner: str, value: Any) -> Optional[torch.Generator]:
+    """A generator or None; raises TypeError for anything else."""
+    if value is not None and not isinstance(value, torch.Generator):
+        raise TypeError(f"{owner}: generator must be a torch.Generator or None, got {shown(value)}")
+    return value
+
+
+def refuse_compiled_draw(owner: str) -> None:
+    """Raise :class:`Unsupported` where torch.compile or torch.export traces a draw."""
+    if is_compiling():
+        raise Unsupported(
+            f"{owner}: a compiled or exported graph cannot draw from a torch.Generator: leave generator= out and seed "
+            "torch.manual_seed, or draw in front of it"
+        )
+
+
+def draw_options(owner: str, generator: Optional[torch.Generator], device: torch.device) -> Dict[str, Any]:
+    """The keyword ``generator`` of a draw of torch on ``device``; none without a generator.
+
+    ONNX has no operator for a draw with this keyword, and with it torch.compile keeps no size open, not even for None.
+    """
+    if generator is None:
+        return {}
+    refuse_compiled_draw(owner)
+    if not is_device(generator.device, device):
+        way_out = f"make it with torch.Generator(device={str(device)!r})"
+        if device.type == "ipu":
+            way_out = "an IPU has none: leave it out, and set options.randomSeed(seed)"
+        raise ValueError(f"{owner}: generator is on {generator.device} but x is on {device}; {way_out}")
+    return {"generator": generator}

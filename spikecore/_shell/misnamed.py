@@ -72,14 +72,14 @@ _VALUES: Dict[str, Dict[Any, str]] = {
 }
 
 
-def hint(name: str, own: Iterable[str]) -> str:
+def hint(name: str, names: Iterable[str]) -> str:
     """A sentence on what an unknown name may mean, with a space after it; empty if nothing is close."""
     meant = PEERS.get(name, _ARGUMENTS.get(name))
     if meant is not None:
         return f"what other libraries call {name!r} is {meant}. "
     if name in _OF_TORCH:
         return f"{_OF_TORCH[name]}. "
-    close = difflib.get_close_matches(name, list(own), n=1)
+    close = difflib.get_close_matches(name, list(names), n=1)
     return f"did you mean {close[0]!r}? " if close else ""
 
 
@@ -91,21 +91,21 @@ def hint_of_value(name: str, value: Any) -> str:
     return f"; what other libraries call {value!r} is {name}={ours}" if ours else ""
 
 
-def check_new(module: nn.Module, name: str, value: Any, own: Collection[str]) -> None:
+def check_new(module: nn.Module, name: str, value: Any, names: Collection[str]) -> None:
     """Raise AttributeError for a new attribute of the module whose name says that another one is meant."""
     cls = type(module)
-    if name in own or cls.__module__.partition(".")[0] != "spikecore":
+    if name in names or cls.__module__.partition(".")[0] != "spikecore":
         return
     if name in getattr(module, "states", ()):
         meant = f"it is {_STATE}. "
     elif name in PEERS or not isinstance(value, (Tensor, nn.Module)):
-        meant = hint(name, own) or of_others(cls, name)
+        meant = hint(name, names) or of_others(cls, name)
     else:  # anybody may add tensors and modules
         return
     if meant:
         raise AttributeError(
             f"{cls.__name__} has no attribute {name!r}, and setting it would change nothing; {meant}There are: "
-            f"{', '.join(own)}. For data of your own use a name that begins with an underscore, or a class of your own"
+            f"{', '.join(names)}. For data of your own use a name that begins with an underscore, or your own class"
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Callable, Mapping, Sequence, Set, Tuple, Type, TypeVar, 
 from torch import Tensor, nn
 from torch.nn.modules import module as _module
 
-from spikecore.lang._plain import PLAIN
+from spikecore._base.context import PLAIN
 
 _Hook = TypeVar("_Hook", bound=Callable[..., Any])
 #: The attribute of a hook that takes a layer as it is computed.

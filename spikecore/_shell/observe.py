@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base import context
+from spikecore._base.context import COMPILED, TRANSFORMED, world
 from spikecore._shell.state import State, Stateful
 from spikecore.backend import Tensors
-from spikecore.lang._plain import COMPILED, TRANSFORMED, world
 
 #: Outputs of a call, state after it, recorded states.
 Results = Tuple[Tensors, Optional[State], Tensors]
@@ -61,14 +61,14 @@ def states_to_record(
         )
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         refuse_graph(owner)
-    asked = [name for watcher in watchers for name in watcher.record if name in states and name not in record]
-    if asked and context.region():
+    names = [name for watcher in watchers for name in watcher.record if name in states and name not in record]
+    if names and context.region():
         raise RuntimeError(
-            f"{owner}: sc.monitor is to record {', '.join(dict.fromkeys(asked))} of a call within activation "
+            f"{owner}: sc.monitor is to record {', '.join(dict.fromkeys(names))} of a call within activation "
             "checkpointing, which computes the call again in backward, where the record would be lacking; record "
             "without checkpointing, or watch the rates alone"
         )
-    return (*record, *dict.fromkeys(asked))
+    return (*record, *dict.fromkeys(names))
 
 
 def tell(
@@ -91,8 +91,8 @@ def tell(
     if context.region() == context.AGAIN:
         return
     for watcher in watchers:
-        own = {name: trace[name] for name in watcher.record if name in trace}
-        watcher.take(module, inputs, outputs, own, single)
+        states = {name: trace[name] for name in watcher.record if name in trace}
+        watcher.take(module, inputs, outputs, states, single)
 
 
 def refuse_graph(owner: str) -> None:
@@ -132,11 +132,11 @@ def recorded(
     single: bool,
 ) -> Any:
     """A call ``execute`` of a neuron that is watched; its watchers are told of it."""
-    told = neuron._watchers
-    names = states_to_record(type(neuron).__name__, told, neuron.states, record)
+    watchers = neuron._watchers
+    names = states_to_record(type(neuron).__name__, watchers, neuron.states, record)
     outputs, end, trace = execute(inputs, state, names, final, single)
     timed_inputs, timed_outputs = tuple(inputs), outputs
     if single:
         timed_inputs, timed_outputs = (tuple([value.unsqueeze(0) for value in values]) for values in (inputs, outputs))
-    tell(neuron, told, timed_inputs, timed_outputs, dict(zip(names, trace)), single)
+    tell(neuron, watchers, timed_inputs, timed_outputs, dict(zip(names, trace)), single)
     return outputs, end, trace[: len(record)]

@@ -20,10 +20,10 @@ from typing import Any, Callable, ClassVar, Collection, Dict, Mapping, Optional,
 import torch
 from torch import Tensor, nn
 
+from spikecore._base.context import PLAIN, compile_time, is_batched, is_compiling, is_exporting, is_transforming
 from spikecore._base.errors import a_kind
 from spikecore._shell import checks, misnamed
 from spikecore.backend import BackendError
-from spikecore.lang._plain import PLAIN, compile_time, is_batched, is_compiling, is_exporting, is_transforming
 
 State = Dict[str, Tensor]
 
@@ -249,3 +249,22 @@ class Stepped(nn.Module):
         if value == "single" and self.only_multi:
             raise ValueError(f"{type(self).__name__}: step='single' is not possible: {self.only_multi}")
         self._step = value
+
+
+# A module that draws: its generator, when it is copied and pickled.
+
+
+def without_generator(state: Mapping[str, Any]) -> Dict[str, Any]:
+    """The attributes of a module with device and state of its generator, which torch 2.0 cannot copy or pickle."""
+    generator = state["generator"]
+    return {**state, "generator": generator and (str(generator.device), generator.get_state())}
+
+
+def with_generator(state: Mapping[str, Any]) -> Dict[str, Any]:
+    """The attributes from :func:`without_generator`, with a generator again."""
+    if state["generator"] is None:
+        return dict(state)
+    device, numbers = state["generator"]
+    generator = torch.Generator(device=device)
+    generator.set_state(numbers)
+    return {**state, "generator": generator}

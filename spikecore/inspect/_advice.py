@@ -329,8 +329,8 @@ def _named(rows: Sequence[Row]) -> str:
     return _listed([f"{row.layer.name} ({row.layer.kind})" if row.layer.name else row.layer.kind for row in rows])
 
 
-def _verb(subjects: Sequence[Any], one: str, several: str) -> str:
-    return one if len(subjects) == 1 else several
+def _verb(subjects: Sequence[Any], singular: str, plural: str) -> str:
+    return singular if len(subjects) == 1 else plural
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -346,10 +346,10 @@ def _pooled_to_size(of: _Counting, args: Any) -> _Counts:
     x, sizes = args[:2]
     counts = _numbers(x)
     windows = torch.ones((), dtype=torch.float64, device=counts.device)
-    for length, wanted in zip(x.shape[-len(sizes) :], sizes):
+    for length, size in zip(x.shape[-len(sizes) :], sizes):
         line = torch.zeros(length, dtype=torch.float64, device=counts.device)
-        for place in range(wanted):
-            line[place * length // wanted : -(-(place + 1) * length // wanted)] += 1
+        for place in range(size):
+            line[place * length // size : -(-(place + 1) * length // size)] += 1
         windows = windows.unsqueeze(-1) * line
     return 0, int((torch.ones_like(counts) * windows).sum()), 0, int((counts * windows).sum())
 

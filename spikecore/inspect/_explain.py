@@ -16,7 +16,6 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 import torch
 from torch import Tensor, nn
 from torch.autograd import profiler
-from torch.nn.parameter import is_lazy
 
 from spikecore._base.batches import device_of, flattened, to_device, tree_map
 from spikecore._base.errors import a_kind
@@ -33,9 +32,7 @@ from spikecore.inspect._report import Explanation, Layer
 from spikecore.inspect._watching import ASIDE, RANGE, Described, Seen, Watching
 from spikecore.kernels import KernelBackend
 from spikecore.lang import Node, topological
-from spikecore.layers import NormNeuron
-from spikecore.layers._delay import Delay
-from spikecore.layers._packed import PackedConv2d, PackedLinear
+from spikecore.layers import Delay, NormNeuron, PackedConv2d, PackedLinear
 from spikecore.layers._pooling import CompactAvgPool2d, CompactMaxPool2d
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
@@ -87,10 +84,10 @@ def explain(
     computed: the least, with its copies, of compiled kernels, and those of each operation of a step on the reference
     backend. What runs in threads of a network's own is not seen.
 
-    Raises TypeError or ValueError, naming the argument, for a ``net`` that is no module, an ``x`` without tensors, the
-    meta device, a ``training`` that is no bool, a ``loss`` that is no function or gives no number
-    with a gradient, and outputs without gradients while ``training``; RuntimeError while torch's profiler is running,
-    which this uses; BackendError for a backend that cannot be had; and what the network raises.
+    Raises TypeError or ValueError, naming the argument, for a ``net`` that is no module, an ``x`` without tensors, a
+    ``training`` that is no bool, a ``loss`` that is no function or gives no number with a gradient, and outputs without
+    gradients while ``training``; RuntimeError while torch's profiler is running, which this uses; BackendError for a
+    backend that cannot be had; and what the network raises.
     """
     net, inputs, tensors = copied(net, x)
     if not isinstance(training, bool):
@@ -102,7 +99,9 @@ def explain(
         ask(net.modules(), request(backend, "explain()"))
     net.train(training)
     if training and not any(parameter.requires_grad for parameter in net.parameters()):
-        inputs = tree_map(lambda one: one.detach().requires_grad_() if one.is_floating_point() else one, inputs)
+        inputs = tree_map(
+            lambda tensor: tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor, inputs
+        )
         tensors = flattened(inputs)
     watching = Watching(net)
     with ExitStack() as stack:
@@ -132,13 +131,6 @@ def copied(net: nn.Module, x: Any) -> Tuple[nn.Module, Any, List[Tensor]]:
     tensors = flattened(inputs)
     if not tensors:
         raise TypeError(f"x={shown(x)} has no tensor; give the network's input, or a tuple or dict of inputs")
-    for name, tensor in (*net.named_parameters(), *net.named_buffers()):
-        if is_lazy(tensor):
-            raise ValueError(f"net: {name!r} has no values before its first call; call net once, and explain it then")
-    if any(one.is_meta for one in (*net.parameters(), *net.buffers(), *tensors)):
-        raise ValueError(
-            "net and x are on the meta device, which holds no numbers to run on; give both on another device"
-        )
     # torch copies no tensor that has a graph, such as the weight of nn.utils.weight_norm
     attributes = [value for module in net.modules() for value in vars(module).values() if isinstance(value, Tensor)]
     other = copy.deepcopy(net, {id(value): value.detach().clone() for value in attributes if not value.is_leaf})
@@ -176,7 +168,7 @@ def _check_loss(loss: Loss) -> None:
 def _gradients(net: nn.Module, inputs: Sequence[Tensor], outputs: Any, loss: Loss) -> List[Tuple[str, Tensor]]:
     """The gradients of the backward pass, by the names of parameters; none is kept in them."""
     if loss is None:
-        ends = [one for one in flattened(outputs) if one.requires_grad]
+        ends = [output for output in flattened(outputs) if output.requires_grad]
         if not ends:
             raise ValueError(
                 "no output of net has a gradient to go back from; training=False explains the forward pass alone"
@@ -283,7 +275,7 @@ def _copied(seen: Seen, copies: Sequence[int]) -> int:
     of one step's state, and by a Delay all, are its own.
     """
     if isinstance(seen.module, Recurrent):
-        whole = [] if isinstance(seen.module.linear, Delay) else [one.numbers for one in seen.inputs]
+        whole = [] if isinstance(seen.module.linear, Delay) else [x.numbers for x in seen.inputs]
         copies = [numbers for numbers in copies if numbers in whole]
     return sum(copies) if seen.stateful is None or _launches(seen) else 0
 
@@ -364,8 +356,8 @@ def _words(seen: Seen, copies: int, training: bool) -> Tuple[Optional[float], Op
     if neuron is None or isinstance(seen.module, Recurrent) or not seen.elements:
         return None, None
     steps = neuron.repeat if neuron.repeat is not None and neuron.step == "multi" else 1
-    reads = [1.0 / (one.shape[0] if one.layout.startswith("one step repeated") else steps) for one in seen.inputs]
-    gradients = [read if one.requires_grad else 0.0 for read, one in zip(reads, seen.inputs)]
+    reads = [1.0 / (x.shape[0] if x.layout.startswith("one step repeated") else steps) for x in seen.inputs]
+    gradients = [read if x.requires_grad else 0.0 for read, x in zip(reads, seen.inputs)]
     backward = training and (any(gradients) or any(parameter.requires_grad for parameter in seen.module.parameters()))
     inputs, outputs = len(neuron.program.inputs), len(neuron.program.outputs)  # a shortcut is no input of the neuron
     floor = sum(reads[:inputs]) + outputs
@@ -411,7 +403,7 @@ def copies_of(events: Sequence[Any]) -> Dict[int, List[int]]:
     for event in events:
         if event.name == "aten::copy_":
             around, numbers = _around(event), torch.Size(event.input_shapes[0]).numel()
-            layer, names = _layer_of(around, makers), {one.name for one in around}
+            layer, names = _layer_of(around, makers), {call.name for call in around}
             if layer is not None and numbers > 1 and names.isdisjoint(_CONVERTS) and names & _LAYS_OUT:
                 copies[layer].append(numbers)
     return copies

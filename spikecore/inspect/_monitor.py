@@ -222,8 +222,8 @@ class Layer(Watcher):
         where = f"layer {self.name!r} ({self.kind})"
         tensors = [value for value in values if value is not None]
         if not tensors:
-            asked = "spikes=True" if what == "spikes" else "record"
-            why = f"monitor was not asked to keep it ({asked})" if self._calls else "it was not called"
+            argument = "spikes=True" if what == "spikes" else "record"
+            why = f"monitor was not asked to keep it ({argument})" if self._calls else "it was not called"
             if what in self.record and self._calls:
                 why = f"{self.kind} has no such state"
             raise ValueError(f"{where} has no {what}: {why}")

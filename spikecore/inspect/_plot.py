@@ -93,10 +93,10 @@ def traces(
     least, top = (float(end) for end in x[:, chosen].aminmax()) if x.shape[0] and chosen else (0.0, 1.0)
     top = top if threshold is None else max(top, threshold)
     height = (top - min(least, top)) or 1.0
-    for row, one in enumerate(chosen):
-        (line,) = ax.plot(times.numpy(), x[:, one].numpy(), linewidth=1, label=f"neuron {one}")
+    for row, neuron in enumerate(chosen):
+        (line,) = ax.plot(times.numpy(), x[:, neuron].numpy(), linewidth=1, label=f"neuron {neuron}")
         if fired is not None:
-            at = fired[:, one].nonzero()[:, 0]
+            at = fired[:, neuron].nonzero()[:, 0]
             level = top + (0.06 + 0.05 * row) * height
             ax.plot(times[at].numpy(), [level] * len(at), ".", markersize=4, color=line.get_color())
     if threshold is not None:
@@ -154,9 +154,9 @@ def surrogates(*which: Surrogate, ax: Any = None, span: Tuple[float, float] = (-
     ax = _axes(ax, *((_WIDTH + 2.2, max(_HEIGHT, 0.16 * len(which) + 0.6)) if many else (_WIDTH, _HEIGHT + 0.5)))
     u = torch.linspace(float(span[0]), float(span[1]), points, dtype=torch.float64, device="cpu")
     styles = ("-", "--", ":", "-.")
-    for place, one in enumerate(which):
-        height = torch.as_tensor(one.derivative(u), dtype=torch.float64, device="cpu").detach().expand_as(u)
-        label = type(one).__name__ if repr(one).startswith("<") else repr(one)
+    for place, surrogate in enumerate(which):
+        height = torch.as_tensor(surrogate.derivative(u), dtype=torch.float64, device="cpu").detach().expand_as(u)
+        label = type(surrogate).__name__ if repr(surrogate).startswith("<") else repr(surrogate)
         ax.plot(u.numpy(), height.numpy(), styles[place // 10 % len(styles)], linewidth=1.2, label=label)
     ax.set(xlabel="potential minus threshold, u", ylabel="surrogate derivative", xlim=span)
     ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))

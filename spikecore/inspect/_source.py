@@ -31,10 +31,10 @@ def kernel_source(
     Raises :class:`Unsupported` for a backend that has no text or does not support the call, and what
     :class:`BackendError` there is for one that is unknown, blocked or broken.
     """
-    given: Any = neuron
-    if not isinstance(given, Neuron):
-        hint = f"; give an object, {given.__name__}(...)" if isinstance(given, type) else ""
-        raise TypeError(f"neuron={checks.shown(given)} must be a spikecore neuron{hint}")
+    value: Any = neuron
+    if not isinstance(value, Neuron):
+        hint = f"; give an object, {value.__name__}(...)" if isinstance(value, type) else ""
+        raise TypeError(f"neuron={checks.shown(value)} must be a spikecore neuron{hint}")
     if dtype not in DTYPES.values():
         raise ValueError(f"dtype={dtype!r} must be one of {', '.join(map(str, DTYPES.values()))}")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:

@@ -16,8 +16,7 @@ from spikecore._base.batches import flattened, run_network
 from spikecore._shell.modules import observing, time_makers
 from spikecore.inspect._advice import is_extreme, sequences
 from spikecore.inspect._monitor import adds_behind, neuron_of, stateful_of
-from spikecore.layers import NormNeuron, TimeBatched
-from spikecore.layers._delay import Delay
+from spikecore.layers import Delay, NormNeuron, TimeBatched
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 
@@ -339,8 +338,14 @@ class Watching:
     def _look_at_weights(self) -> None:
         """An infinity is meant in a neuron, such as in a threshold, and in a mask that is not learnt."""
         named = dict(self.net.named_parameters())
-        meant = {id(one) for part in self.net.modules() if isinstance(part, Neuron) for one in part.parameters()}
-        weights = {name: one for name, one in named.items() if one.requires_grad and id(one) not in meant}
+        meant = {
+            id(parameter) for part in self.net.modules() if isinstance(part, Neuron) for parameter in part.parameters()
+        }
+        weights = {
+            name: parameter
+            for name, parameter in named.items()
+            if parameter.requires_grad and id(parameter) not in meant
+        }
         self._look("a parameter:", weights.items(), _WEIGHT)
         self._look("a parameter:", named.items(), _WEIGHT, nan=True)
         self._look("a buffer:", self.net.named_buffers(), _WEIGHT, nan=True)

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from spikecore._base.caches import RUNNERS, Lock, Recent
+from spikecore._base.context import EAGER, PLAIN, world
 from spikecore._base.versions import COMPILES, require_compiler
 from spikecore.backend import BackendError, ParamValue, Runner, Tensors, Unsupported
 from spikecore.kernels._call import Call, CallPlan, Kernels
 from spikecore.kernels._layout import Layout
-from spikecore.lang._plain import EAGER, PLAIN, world
 
 #: Gives the runner of another backend for the error of this one; None where this one was asked for by name.
 Instead = Optional[Callable[[BackendError], Runner]]
@@ -42,7 +42,7 @@ class KernelCall(torch.autograd.Function):
         plan, numbers, _ = ctx.context = context
         results = plan.forward(numbers, tensors)
         # tensors go through torch, which frees them after backward and finds those that were changed in place
-        ctx.save_for_backward(*plan.kept(tensors, results))
+        ctx.save_for_backward(*plan.to_save(tensors, results))
         # a cotangent that does not arrive is None, and the backward kernel has no argument for it
         ctx.set_materialize_grads(False)
         return tuple(results[: plan.n_results])
@@ -94,13 +94,13 @@ class Again:
     added, eager, count = (), False, 0
 
     def __init__(self, plan: Any, numbers: Sequence[Any], instead: Instead, needs: Sequence[bool]) -> None:
-        self.plan, self.numbers, self.instead, self.wanted = plan, numbers, instead, needs
+        self.plan, self.numbers, self.instead, self.needs = plan, numbers, instead, needs
         self.n_results = sum(needs)
 
     def gradients(
         self, error: BackendError, grads: Sequence[Optional[Tensor]], tensors: Sequence[Tensor]
     ) -> List[Optional[Tensor]]:
-        """The wanted gradients of the call's tensors, from the cotangents that arrived, after an error of the kernel.
+        """The gradients of the call's tensors, from the cotangents that arrived, after an error of the kernel.
 
         Raises that error where there is no other runner.
         """
@@ -109,7 +109,7 @@ class Again:
         runner = self.instead(error)
         with torch.enable_grad():
             # leaves of a graph of their own: what the tensors were computed from is not for this pass to differentiate
-            local = [tensor.detach().requires_grad_(wants) for tensor, wants in zip(tensors, self.wanted)]
+            local = [tensor.detach().requires_grad_(wants) for tensor, wants in zip(tensors, self.needs)]
             results = self._results(runner, local)
         pairs = [(a, b) for a, b in zip(results, grads) if b is not None]
         gradients = iter(_grad(pairs, [tensor for tensor in local if tensor.requires_grad]))
@@ -120,29 +120,29 @@ class Again:
     def differentiable(
         self, gradients: Sequence[Optional[Tensor]], grads: Sequence[Optional[Tensor]], tensors: Sequence[Tensor]
     ) -> List[Optional[Tensor]]:
-        """The gradients that were found, as functions of the cotangents and of the call's tensors."""
+        """The gradients as functions of the cotangents and of the call's tensors."""
         # kernels compute the gradients of all states if that of any is wanted; drop the others
-        there = [grad for grad, wants in zip(gradients, self.wanted) if wants]
+        there = [grad for grad, wants in zip(gradients, self.needs) if wants]
         results = iter(KernelCall.apply((self, (), None), *there, *grads, *tensors))
-        return [next(results) if wants else None for wants in self.wanted]
+        return [next(results) if wants else None for wants in self.needs]
 
     def forward(self, numbers: Sequence[Any], tensors: Sequence[Tensor]) -> List[Tensor]:
         """The gradients."""
         return [tensor.clone() for tensor in tensors[: self.n_results]]
 
-    def kept(self, tensors: Sequence[Tensor], results: Sequence[Tensor]) -> Sequence[Tensor]:
+    def to_save(self, tensors: Sequence[Tensor], results: Sequence[Tensor]) -> Sequence[Tensor]:
         """What second derivatives are computed from."""
         return tensors[self.n_results :]
 
-    def restored(self, kept: Sequence[Tensor]) -> Sequence[Tensor]:
+    def restored(self, saved: Sequence[Tensor]) -> Sequence[Tensor]:
         """The same."""
-        return kept
+        return saved
 
     def backward(
         self, numbers: Sequence[Any], saved: Sequence[Any], grads: Sequence[Optional[Tensor]], needs: Sequence[bool]
     ) -> List[Optional[Tensor]]:
         """Second derivatives: of the gradients none, of the cotangents and the tensors of the first call."""
-        first = len(saved) - len(self.wanted)
+        first = len(saved) - len(self.needs)
         return [*[None] * self.n_results, *self.derivatives(saved[:first], saved[first:], grads)]
 
     def derivatives(
@@ -160,7 +160,7 @@ class Again:
             arriving, values = local[: len(grads)], local[len(grads) :]
             results = self._results(runner, values)
             pairs = [(result, grad) for result, grad in zip(results, arriving) if grad is not None]
-            first = _grad(pairs, [value for value, wants in zip(values, self.wanted) if wants], create_graph=True)
+            first = _grad(pairs, [value for value, wants in zip(values, self.needs) if wants], create_graph=True)
             again = [(a, b) for a, b in zip(first, cotangents) if a is not None and b is not None]
             moving = [source for source in local if source is not None and source.requires_grad]
             second = iter(_grad(again, moving, create_graph=further))
@@ -204,7 +204,7 @@ _SCHEMAS = {
 _LASTING: Dict[str, Any] = vars(torch.ops.spikecore)
 #: Kernels of this process by their keys: the last ones used, and those that a runner still holds.
 _recent: Recent[str, Kernels] = _LASTING.setdefault("recent kernels", Recent(RUNNERS))
-_held: MutableMapping[str, Kernels] = _LASTING.setdefault("held kernels", weakref.WeakValueDictionary())
+_shared: MutableMapping[str, Kernels] = _LASTING.setdefault("held kernels", weakref.WeakValueDictionary())
 _library: List[Any] = _LASTING.setdefault("library of calls", [])
 _lock = Lock()
 
@@ -215,13 +215,13 @@ def key_of(kernels: Kernels) -> str:
     key = hashlib.blake2b("|".join(parts).encode(), digest_size=16).hexdigest()
     # kept for graphs that outlive their neuron; the weak table finds those that a runner still holds
     _recent.put(key, kernels)
-    _held[key] = kernels
+    _shared[key] = kernels
     return key
 
 
 def find(key: str) -> Kernels:
     """The kernels of this name in this process."""
-    kernels = _recent.get(key) or _held.get(key)
+    kernels = _recent.get(key) or _shared.get(key)
     if kernels is None:
         raise RuntimeError(
             f"no program {key} in this process; build the neuron and call it once before the compiled graph"

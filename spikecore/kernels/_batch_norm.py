@@ -104,8 +104,8 @@ class NormalisingPlan(CallPlan):
         tensors = [*saved[:moving], *placed]
         where = tuple([views[second.program.params[index]] for index in second.tensor_params])
         plan = second.plan(self.call, tensors, (True,) * len(tensors), where)
-        asked = (*needs[:moving], *[False] * len(placed))
-        return plan.backward(every, [*tensors, *saved[self.count :]], grads, asked)[:moving]
+        needs_moving = (*needs[:moving], *[False] * len(placed))
+        return plan.backward(every, [*tensors, *saved[self.count :]], grads, needs_moving)[:moving]
 
 
 NormalisingKernels.plans = NormalisingPlan

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from spikecore._base.caches import CALLS, Lock, Recent
+from spikecore._base.context import is_batched_by_autograd
 from spikecore.backend import Spec, Unsupported
 from spikecore.kernels._layout import (
     Launch,
@@ -49,7 +50,6 @@ from spikecore.kernels._plan import (
     saved_states,
 )
 from spikecore.lang import Program
-from spikecore.lang._plain import is_batched_by_autograd
 
 if TYPE_CHECKING:
     from spikecore.kernels._backend import KernelBackend
@@ -276,7 +276,7 @@ class CallPlan:
 
     # -- backward
 
-    def kept(self, tensors: Sequence[Tensor], results: Sequence[Tensor]) -> Sequence[Tensor]:
+    def to_save(self, tensors: Sequence[Tensor], results: Sequence[Tensor]) -> Sequence[Tensor]:
         """What autograd keeps of a call for backward: its tensors but those that are only added, and checkpoints."""
         if not self.added:
             return (*tensors, *results[self.n_results :]) if len(results) > self.n_results else tensors
@@ -285,15 +285,15 @@ class CallPlan:
         dropped = [index for index, _ in self.added]
         return (*[t for index, t in enumerate(tensors) if index not in dropped], *results[self.n_results :])
 
-    def restored(self, kept: Sequence[Tensor]) -> Sequence[Tensor]:
+    def restored(self, saved: Sequence[Tensor]) -> Sequence[Tensor]:
         """As many tensors as a call had. In the place of a dropped one stands the first input, which has its shape and
         dtype: whoever gets these tensors may look at shapes, and must not read its numbers.
         """
         if not self.added:
-            return kept
-        tensors = [*kept]
-        for index, _ in self.added if kept else ():
-            tensors.insert(index, kept[0])
+            return saved
+        tensors = [*saved]
+        for index, _ in self.added if saved else ():
+            tensors.insert(index, saved[0])
         return tensors
 
     def left(self, needs: Sequence[bool]) -> Sequence[bool]:
@@ -419,7 +419,7 @@ class Pass:
 
     def __init__(self, plan: CallPlan, needs: Tuple[bool, ...], present: Sequence[bool]) -> None:
         kernels, call = plan.kernels, plan.call
-        self.plan, self.wanted = plan, needs
+        self.plan, self.needs = plan, needs
         backward = kernels.backward_plan(call, present, needs)
         self.final, self.state = bool(backward.final), backward.state
         #: The parameters whose gradient is found, and their kinds.

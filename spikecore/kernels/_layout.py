@@ -196,14 +196,14 @@ class Layout(NamedTuple):
             return self.fit(steps[0]).expand(steps.shape)
         return self._copied(steps, 1)
 
-    def fit_saved(self, kept: Tensor) -> Tensor:
+    def fit_saved(self, saved: Tensor) -> Tensor:
         """The tensor ``[k, *shape]``, or a copy of it, dense in this layout from end to end."""
         # a backward kernel has no argument for the distance between checkpoints: it takes them to be N numbers apart
         size = 1
         for length in self.shape:
             size *= length
-        dense = self._dense(kept.stride()[1:]) and (kept.shape[0] < 2 or kept.stride(0) == size)
-        return kept if dense else self._copied(kept, 1)
+        dense = self._dense(saved.stride()[1:]) and (saved.shape[0] < 2 or saved.stride(0) == size)
+        return saved if dense else self._copied(saved, 1)
 
     def dense_in_order(self, step: Tensor) -> Tensor:
         """A dense tensor ``[N]`` in the order of memory as ``[*shape]``."""
@@ -367,7 +367,7 @@ def returned_forward(plan: CallPlan, launch: Launch, groups: Sequence[Any]) -> L
     ]
     results = launch(plan.geometry, *_flat(kernels, neurons, groups))
     rows = _checked(kernels, "forward", results, expected, groups[0][0].device)
-    return [_own(value, form) for value, form in zip([value for row in rows for value in row], plan.results)]
+    return [_returned(value, form) for value, form in zip([value for row in rows for value in row], plan.results)]
 
 
 def returned_backward(backward_pass: Pass, groups: Sequence[Any]) -> Tuple[List[Tensor], Sequence[Tensor]]:
@@ -386,7 +386,7 @@ def returned_backward(backward_pass: Pass, groups: Sequence[Any]) -> Tuple[List[
     ]
     returned = backward_pass.launch(plan.geometry, *_flat(kernels, neurons, groups[:3]), *late)
     to_inputs, to_states, to_params = _checked(kernels, "backward", returned, expected, inputs[0].device)
-    results = [_own(value, form) for value, form in zip((*to_inputs, *to_states), backward_pass.forms)]
+    results = [_returned(value, form) for value, form in zip((*to_inputs, *to_states), backward_pass.forms)]
     return results, [value.contiguous() for value in to_params]
 
 
@@ -405,8 +405,8 @@ def _checked(
     who = f"the {launch} launch of backend {kernels.backend.name!r} for {kernels.program.name}"
     rows = [list(group) for group in groups] if isinstance(groups, (tuple, list)) else []
     if [len(row) for row in rows] != [len(row) for row in expected]:
-        wanted = ", ".join(str(len(row)) for row in expected)
-        raise BackendError(f"{who} must return groups of {wanted} tensors, got {[len(row) for row in rows]}")
+        counts = ", ".join(str(len(row)) for row in expected)
+        raise BackendError(f"{who} must return groups of {counts} tensors, got {[len(row) for row in rows]}")
     for row, wishes in zip(rows, expected):
         for value, (name, shape, dtype) in zip(row, wishes):
             if not isinstance(value, Tensor):
@@ -430,7 +430,7 @@ def _row(step: Tensor, neurons: int) -> Tensor:
     return step.as_strided((neurons,), (1,))
 
 
-def _own(flat: Tensor, form: Form) -> Tensor:
+def _returned(flat: Tensor, form: Form) -> Tensor:
     """A flat result as the user sees it: a tensor of its own on that memory, no view of another one, so that autograd
     lets it be changed in place.
     """

@@ -65,28 +65,28 @@ class FedPlan:
         self.moving, self.n_results = kernels.n_moving(call), 1 + kernels.n_final + len(call.record)
         self.views = [tuple(value.shape) for value in tensors[self.moving :]]
         self.weight = self.moving + kernels.n_own
-        #: Whether the output is kept, for the gradient of the weight.
+        #: Whether the output is saved, for the gradient of the weight.
         self.output = wants[self.weight]
         self.save = True in wants
 
     def forward(self, numbers: Sequence[Any], tensors: Sequence[Tensor]) -> List[Tensor]:
-        """Output, final states, the last output and recorded states; and, for backward, what is kept."""
+        """Output, final states, the last output and recorded states; and, for backward, what is saved."""
         tensors = resolved(tensors)
         fed = self._fed(numbers, tensors)
-        out, final, trace, kept = self._way(fed).forward(fed, tensors[0], self.save)
+        out, final, trace, saved = self._way(fed).forward(fed, tensors[0], self.save)
         if self.kernels.n_final:
             final = [*final, out[-1].clone()]
-        return [out, *final, *trace, *kept]
+        return [out, *final, *trace, *saved]
 
-    def kept(self, tensors: Sequence[Tensor], results: Sequence[Tensor]) -> Sequence[Tensor]:
-        """What autograd keeps."""
+    def to_save(self, tensors: Sequence[Tensor], results: Sequence[Tensor]) -> Sequence[Tensor]:
+        """What autograd saves."""
         return (*tensors[not self.whole :], *results[: self.output], *results[self.n_results :])
 
-    def restored(self, kept: Sequence[Tensor]) -> Sequence[Tensor]:
+    def restored(self, saved: Sequence[Tensor]) -> Sequence[Tensor]:
         """As many tensors as a call had. What stands in the place of the input has its shape, and nobody reads its
         values.
         """
-        return kept if self.whole else (kept[self.count - 1 + self.output], *kept)
+        return saved if self.whole else (saved[self.count - 1 + self.output], *saved)
 
     def backward(
         self, numbers: Sequence[Any], saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]], needs: Sequence[bool]
@@ -94,25 +94,25 @@ class FedPlan:
         """Gradients of the tensors of a call; None where not wanted."""
         # within autocast a product of float32 would be one of half types, to which the sums behind it do not fit
         with no_autocast(saved[0].device.type):
-            return self._found(numbers, resolved(saved), resolved(grads), needs)
+            return self._gradients(numbers, resolved(saved), resolved(grads), needs)
 
-    def _found(
+    def _gradients(
         self, numbers: Sequence[Any], saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]], needs: Sequence[bool]
     ) -> List[Optional[Tensor]]:
         kernels, moving, n_final = self.kernels, self.moving, self.kernels.n_final
-        tensors, (*kept,) = saved[: self.count], saved[self.count :]
-        out = kept.pop(0) if self.output else None
+        tensors, (*behind,) = saved[: self.count], saved[self.count :]
+        out = behind.pop(0) if self.output else None
         fed = self._fed(numbers, tensors)
         to_out, final = grads[0], grads[1 : 1 + n_final]
         if final and final[-1] is not None:
             # the last output is the state "feedback", too
-            to_out = to_out.contiguous().clone() if to_out is not None else torch.zeros_like(kept[0])
+            to_out = to_out.contiguous().clone() if to_out is not None else torch.zeros_like(behind[0])
             to_out[-1] += final[-1]
         learn = tuple(needs[moving : self.weight])
-        asked = Wanted(to_out, tuple(final[:-1]), tuple(grads[1 + n_final :]), any(needs[1:moving]), learn)
-        gu, to_state, sums = self._way(fed).backward(fed, kept, asked)
+        cotangents = Cotangents(to_out, tuple(final[:-1]), tuple(grads[1 + n_final :]), any(needs[1:moving]), learn)
+        gu, to_state, sums = self._way(fed).backward(fed, behind, cotangents)
         result: List[Optional[Tensor]] = [gu if needs[0] else None]
-        result += [*to_state, _through(gu[0], fed.weight)] if asked.state else [None] * (moving - 1)
+        result += [*to_state, _through(gu[0], fed.weight)] if cotangents.state else [None] * (moving - 1)
         kinds, layout = kernels.spec.params, Layout(fed.shape[1:], None)
         for index, value, total in zip(kernels.tensor_params, tensors[moving:], sums):
             channels = fed.channels[index] if fed.channels else ()
@@ -121,7 +121,7 @@ class FedPlan:
             )
         to_weight, *to_bias = needs[self.weight :]
         rows = gu.reshape(-1, fed.shape[-1]).to(fed.weight.dtype)
-        result.append(_of_weight(rows, fed, out) if to_weight else None)  # type: ignore[arg-type]  # kept for it
+        result.append(_of_weight(rows, fed, out) if to_weight else None)  # type: ignore[arg-type]  # saved for it
         return [*result, *[_of_bias(gu).to(fed.weight.dtype) if wants else None for wants in to_bias]]
 
     def _way(self, fed: FeedbackCall) -> Any:
@@ -137,9 +137,9 @@ class FedPlan:
         *state, first = [value.contiguous() for value in tensors[1 : self.moving]]
         weight, *bias = tensors[self.weight :]
         layout, params = Layout(shape[1:], None), [*numbers[: len(spec.params)]]
-        own = tensors[self.moving : self.weight]
-        channels = channels_of(kernels, layout, [value.shape for value in own])
-        for index, value in zip(kernels.tensor_params, own):
+        parameters = tensors[self.moving : self.weight]
+        channels = channels_of(kernels, layout, [value.shape for value in parameters])
+        for index, value in zip(kernels.tensor_params, parameters):
             kind = spec.params[index]
             params[index] = fitted_param(kind, value, value.shape, layout)
             if kind == "full" and kernels.backend.owns_outputs:
@@ -165,17 +165,17 @@ class FedRunner(KernelRunner):
     ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
         """See :meth:`spikecore.backend.Backend.compile`."""
         x, count, compute = inputs[0], len(self.program.params), self.spec.compute
-        own = tuple([value.to(compute) if isinstance(value, Tensor) else value for value in params[:count]])
+        arguments = tuple([value.to(compute) if isinstance(value, Tensor) else value for value in params[:count]])
         if state is None:
             shape = x.shape[1:]
             # by autograd, since the start may depend on a parameter that is learnt
-            state = (*self._at_rest(x.device, shape, own), x.new_zeros(shape))
+            state = (*self._at_rest(x.device, shape, arguments), x.new_zeros(shape))
         weights: Any = params[count:]
-        tensors = (x, *state, *[value for value in own if isinstance(value, Tensor)], *weights)
+        tensors = (x, *state, *[value for value in arguments if isinstance(value, Tensor)], *weights)
         self._refuse(tensors)
         wants = [torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors]
         plan = FedPlan(self.fed, Call(tuple(record), True), tensors, wants, self.instead is not None)
-        every = (*own, *weights)
+        every = (*arguments, *weights)
         if plan.save:
             results: Sequence[Tensor] = KernelCall.apply((plan, every, self.instead), *tensors)
         else:
@@ -229,7 +229,7 @@ class FeedbackCall(NamedTuple):
         return Geometry(steps, neurons, tuple(self.channels))
 
 
-class Wanted(NamedTuple):
+class Cotangents(NamedTuple):
     """The cotangents of a call, and which gradients are wanted."""
 
     output: Optional[Tensor]
@@ -241,7 +241,7 @@ class Wanted(NamedTuple):
     learn: Tuple[bool, ...]
 
 
-#: Output, final states, recorded states, and what is kept for backward.
+#: Output, final states, recorded states, and what is saved for backward.
 Results = Tuple[Tensor, List[Tensor], List[Tensor], List[Tensor]]
 #: Gradients of the input, of the first states, and of the parameters that are learnt, in parts.
 Gradients = Tuple[Tensor, Sequence[Tensor], List[Optional[Tensor]]]
@@ -287,34 +287,36 @@ class FeedbackLaunch:
         out = torch.empty_like(x)
         final = [x.new_empty(shape[1:], dtype=compute) for _ in range(kernels.n_final)]
         trace = [x.new_empty(shape, dtype=compute) for _ in fed.call.record]
-        kept = [torch.empty_like(x)] if save else []
+        to_save = [torch.empty_like(x)] if save else []
         if save and chunk:
-            saved = saved_states(kernels.program, kernels.spec, True)
-            kept += [x.new_empty(((shape[0] - 1) // chunk, *shape[1:]), dtype=compute) for _ in saved]
+            states = saved_states(kernels.program, kernels.spec, True)
+            to_save += [x.new_empty(((shape[0] - 1) // chunk, *shape[1:]), dtype=compute) for _ in states]
         bias = () if fed.bias is None else (fed.bias.contiguous(),)
         params = (*fed.params, fed.weight.t().contiguous(), *bias)
-        launch(geometry, (x,), (*fed.state, fed.first), params, (out,), final, trace, kept)
-        return out, final, trace, kept
+        launch(geometry, (x,), (*fed.state, fed.first), params, (out,), final, trace, to_save)
+        return out, final, trace, to_save
 
-    def backward(self, fed: FeedbackCall, kept: Sequence[Tensor], asked: Wanted) -> Gradients:
-        """All steps, from the last to the first; ``kept`` is what :meth:`forward` kept."""
-        (us, *checkpoints), kernels, geometry = kept, self.kernels, self._geometry(fed)
-        present = (True, *[grad is not None for grad in (*asked.final, *asked.trace)])
-        plan = kernels.backward_plan(fed.call, present, (True, *[asked.state] * kernels.n_states, *asked.learn))
+    def backward(self, fed: FeedbackCall, saved: Sequence[Tensor], cotangents: Cotangents) -> Gradients:
+        """All steps, from the last to the first; ``saved`` is what :meth:`forward` saved."""
+        (us, *checkpoints), kernels, geometry = saved, self.kernels, self._geometry(fed)
+        present = (True, *[grad is not None for grad in (*cotangents.final, *cotangents.trace)])
+        plan = kernels.backward_plan(
+            fed.call, present, (True, *[cotangents.state] * kernels.n_states, *cotangents.learn)
+        )
         launch = kernels.launch(plan, geometry)
         compute, step, new = kernels.spec.compute, fed.shape[1:], us.new_empty
-        grad = new(step).zero_().expand(fed.shape) if asked.output is None else _steps(asked.output)
-        ends = [new(step, dtype=compute).zero_() if g is None else g.contiguous() for g in asked.final]
-        traces = [_steps(g) for g in asked.trace if g is not None]
+        grad = new(step).zero_().expand(fed.shape) if cotangents.output is None else _steps(cotangents.output)
+        ends = [new(step, dtype=compute).zero_() if g is None else g.contiguous() for g in cotangents.final]
+        traces = [_steps(g) for g in cotangents.trace if g is not None]
         gus = torch.empty_like(us, memory_format=torch.contiguous_format)
-        to_state = [new(step, dtype=compute) for _ in range(kernels.n_states)] if asked.state else []
+        to_state = [new(step, dtype=compute) for _ in range(kernels.n_states)] if cotangents.state else []
         params = (*fed.params, fed.weight.contiguous())
         sums = launch(
             geometry, (us.contiguous(),), fed.state, params, (None, *checkpoints), (grad,), ends if plan.final else (),
             traces, (gus,), to_state,
         )  # fmt: skip
         each = iter(sums if sums is not None else ())
-        return gus, to_state, [next(each) if wants else None for wants in asked.learn]
+        return gus, to_state, [next(each) if wants else None for wants in cotangents.learn]
 
     def _geometry(self, fed: FeedbackCall) -> Geometry:
         steps, neurons, channels, _ = fed.geometry(fed.shape[0])
@@ -362,8 +364,8 @@ class FeedbackSteps:
         each = chunk_of(steps)
         count = max(1, steps // each) - 1 if save else 0
         states = range(len(self.program.states))
-        kept = [new([count, *shape], dtype=compute) for _ in states] if count else []
-        now: Sequence[Tensor] = fed.state
+        checkpoints = [new([count, *shape], dtype=compute) for _ in states] if count else []
+        current: Sequence[Tensor] = fed.state
         # states come and go in turns in two sets of tensors; the first is that of the caller
         spare = [[new(shape, dtype=compute) for _ in states] for _ in range(min(2, steps))]
         launch, geometry = self._forward(fed, fed.call, 1), fed.geometry(1)
@@ -373,30 +375,32 @@ class FeedbackSteps:
             u = us[t if save else 0]
             torch.add(x[t], product(last), out=u)
             chunk, inside = divmod(t + 1, each)
-            is_kept = kept and not inside and chunk <= count
-            following = [values[chunk - 1] for values in kept] if is_kept else spare[t % 2]
+            is_checkpoint = checkpoints and not inside and chunk <= count
+            following = [values[chunk - 1] for values in checkpoints] if is_checkpoint else spare[t % 2]
             last = out[t]
             traced = [values[t : t + 1] for values in trace]
-            launch(geometry, (u[None],), now, fed.params, (last[None],), following, traced, ())
-            now = following
-        return out, list(now) if self.final else [], trace, [us, *kept] if save else []
+            launch(geometry, (u[None],), current, fed.params, (last[None],), following, traced, ())
+            current = following
+        return out, list(current) if self.final else [], trace, [us, *checkpoints] if save else []
 
-    def backward(self, fed: FeedbackCall, kept: Sequence[Tensor], asked: Wanted) -> Gradients:
-        """All steps, from the last to the first; ``kept`` is what :meth:`forward` kept."""
+    def backward(self, fed: FeedbackCall, saved: Sequence[Tensor], cotangents: Cotangents) -> Gradients:
+        """All steps, from the last to the first; ``saved`` is what :meth:`forward` saved."""
         compute, (steps, *shape) = self.spec.compute, fed.shape
-        us, *checkpoints = kept
+        us, *checkpoints = saved
         new, program = us.new_empty, self.program
-        traced = [k for k, grad in enumerate(asked.trace) if grad is not None]
-        arrived = [name for name, grad in zip(program.states, asked.final) if grad is not None]
+        traced = [k for k, grad in enumerate(cotangents.trace) if grad is not None]
+        arrived = [name for name, grad in zip(program.states, cotangents.final) if grad is not None]
         live = program.reach((True,), tuple([fed.call.record[k] for k in traced]), arrived).live
         # a state that no cotangent reaches has none, at every step
-        present = (True, *[name in live for name in program.states], *[grad is not None for grad in asked.trace])
-        plan = self.kernels(1).backward_plan(fed.call, present, (True, *[True] * len(program.states), *asked.learn))
+        present = (True, *[name in live for name in program.states], *[grad is not None for grad in cotangents.trace])
+        plan = self.kernels(1).backward_plan(
+            fed.call, present, (True, *[True] * len(program.states), *cotangents.learn)
+        )
         launch = self.kernels(1).launch(plan, fed.geometry(1))
         launch = filling(launch, 2) if self.backend.owns_outputs else launch
         gus, to_out = new(us.shape), new([1, *shape])
         sets = [[new(shape, dtype=compute).zero_() for _ in program.states] for _ in range(2)]
-        for first, grad in zip(sets[0], asked.final):
+        for first, grad in zip(sets[0], cotangents.final):
             if grad is not None:
                 first.copy_(grad)
         sums: List[Optional[Tensor]] = [None] * len(plan.learn)
@@ -406,8 +410,8 @@ class FeedbackSteps:
         for t in range(steps - 1, -1, -1):
             if t < start:
                 start, before = self._again(fed, us, checkpoints, t)
-            back(gus[t + 1] if t + 1 < steps else None, None if asked.output is None else asked.output[t])
-            traces = [asked.trace[k][t : t + 1].contiguous() for k in traced]  # type: ignore[index]  # these are there
+            back(gus[t + 1] if t + 1 < steps else None, None if cotangents.output is None else cotangents.output[t])
+            traces = [cotangents.trace[k][t : t + 1].contiguous() for k in traced]  # type: ignore[index]  # these are there
             final, initial = sets[(steps - 1 - t) % 2], sets[(steps - t) % 2]
             parts = launch(
                 geometry, (us[t : t + 1],), before[t - start], fed.params, (), (to_out,),
@@ -416,7 +420,7 @@ class FeedbackSteps:
             if sums:
                 sums = [part if total is None else total + part for total, part in zip(sums, parts)]
         each = iter(sums)
-        return gus, sets[steps % 2], [next(each) if wants else None for wants in asked.learn]
+        return gus, sets[steps % 2], [next(each) if wants else None for wants in cotangents.learn]
 
     def _again(
         self, fed: FeedbackCall, us: Tensor, checkpoints: Sequence[Tensor], t: int

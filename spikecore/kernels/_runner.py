@@ -13,6 +13,17 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from spikecore._base.caches import CALLS, Recent
+from spikecore._base.context import (
+    COMPILED,
+    EAGER,
+    PLAIN,
+    TRANSFORMED,
+    dispatch_modes,
+    has_tangent,
+    is_jit_tracing,
+    is_transforming,
+    world,
+)
 from spikecore._base.running import BoundCall
 from spikecore.backend import BackendError, ParamValue, Runner, Spec, Tensors, Unsupported
 from spikecore.kernels._autograd import Instead, KernelCall, apply, key_of, register, run_op
@@ -21,16 +32,6 @@ from spikecore.kernels._call import Call, CallPlan, Kernels, has_memory, resolve
 from spikecore.kernels._layout import Moved, StatisticsLaunch
 from spikecore.kernels._plan import Geometry
 from spikecore.lang import Program
-from spikecore.lang._plain import (
-    EAGER,
-    PLAIN,
-    dispatch_modes,
-    has_tangent,
-    is_compiling,
-    is_jit_tracing,
-    is_transforming,
-    world,
-)
 from spikecore.lang.eager import StraightLine
 from spikecore.lang.node import parameters
 
@@ -96,8 +97,8 @@ class KernelRunner:
         call, tensors, _ = self._arranged(inputs, state, params, Call(single=single))
         if not (all(type(value) in PLAIN for value in tensors) and has_memory(tensors)):
             return None
-        own, grad = tuple([view for view in views if view is not None]), torch.is_grad_enabled()
-        plan = self.kernels.plan(call, tensors, tuple([grad and value.requires_grad for value in tensors]), own)
+        shapes, grad = tuple([view for view in views if view is not None]), torch.is_grad_enabled()
+        plan = self.kernels.plan(call, tensors, tuple([grad and value.requires_grad for value in tensors]), shapes)
         places = self.kernels.tensor_params
         as_is = all(params[index].dtype is self.spec.compute for index in places)  # type: ignore[union-attr]  # tensors
         if call.has_initial_state or self.spec.final or not as_is:
@@ -164,10 +165,12 @@ class KernelRunner:
         return call, tensors, params
 
     def _cross(self, call: Call, tensors: Tensors, params: Sequence[ParamValue]) -> Sequence[Tensor]:
-        self._refuse(tensors)
+        mode = world()
+        if mode is TRANSFORMED:
+            self._refuse(tensors)
         # a compiler, a dispatch mode or a tensor of another type follows ops of torch; a launch it would not see
         kinds = [type(tensor) for tensor in tensors]
-        if is_compiling() or dispatch_modes() or kinds[0] not in PLAIN or not _PLAIN.issuperset(kinds):
+        if mode is COMPILED or dispatch_modes() or kinds[0] not in PLAIN or not _PLAIN.issuperset(kinds):
             return self._by_op(call, tensors, params)
         grad = torch.is_grad_enabled()
         wants = tuple([grad and tensor.requires_grad for tensor in tensors])
@@ -188,8 +191,6 @@ class KernelRunner:
 
     def _refuse(self, tensors: Tensors) -> None:
         """Raise where torch would follow this call and could not: it would see memory allocated, and never filled."""
-        if is_compiling():
-            return
         what = "torch.jit.trace" if is_jit_tracing() else "torch.func" if is_transforming() else ""
         if has_tangent(tensors):
             what = "forward-mode differentiation"

@@ -141,13 +141,13 @@ def reason() -> str:
 
 def kinds() -> Dict[str, Kind]:
     """What there is, by kind."""
-    found: Dict[str, Kind] = {}
+    by_kind: Dict[str, Kind] = {}
     for path, stats in _files():
         if not path.name.startswith(WRITING):
             kind = path.name.partition(".")[0]
-            files, size = found.get(kind, Kind(0, 0))
-            found[kind] = Kind(files + 1, size + stats.st_size)
-    return dict(sorted(found.items()))
+            files, size = by_kind.get(kind, Kind(0, 0))
+            by_kind[kind] = Kind(files + 1, size + stats.st_size)
+    return dict(sorted(by_kind.items()))
 
 
 def clear() -> Tuple[int, int]:
@@ -158,10 +158,10 @@ def clear() -> Tuple[int, int]:
 
 def trim() -> None:
     """Remove what killed processes left, and what was not used for longest of what is beyond the limit."""
-    now, left = time.time(), _limit()
+    time_now, left = time.time(), _limit()
     for path, stats in sorted(_files(), key=lambda file: file[1].st_atime, reverse=True):
         if path.name.startswith(WRITING):
-            if now - stats.st_mtime > _LEFT:
+            if time_now - stats.st_mtime > _LEFT:
                 _removed(path)
             continue
         left -= stats.st_size
@@ -199,10 +199,10 @@ def _digest(entry: str, content: bytes) -> bytes:
 
 def _check(path: Path, stats: os.stat_result, is_kind: Callable[[int], bool]) -> None:
     """Raise unless it is a file, or a folder, that is the user's alone."""
-    mine = not hasattr(os, "getuid") or stats.st_uid == os.getuid()
+    is_ours = not hasattr(os, "getuid") or stats.st_uid == os.getuid()
     if not is_kind(stats.st_mode):
         raise PermissionError(f"{path} is not used: it is a link, or another kind of file")
-    if not mine:
+    if not is_ours:
         raise PermissionError(f"{path} is not used: it belongs to user {stats.st_uid}")
     if hasattr(os, "getuid") and stats.st_mode & 0o022:  # not on Windows, where a user's folders are private
         raise PermissionError(f"{path} is not used: others may write to it (chmod go-w forbids it)")
@@ -246,7 +246,7 @@ def _made_folder() -> Path:
 
 def _files() -> List[Tuple[Path, os.stat_result]]:
     """Entries, and those that processes are writing. Other files in the folder are nobody's business here."""
-    found = []
+    files = []
     with _contained("there are no kernels"):
         for path in _checked_folder().iterdir():
             with _contained(f"{path} is left alone"):
@@ -254,8 +254,8 @@ def _files() -> List[Tuple[Path, os.stat_result]]:
                 read = _bytes(path, len(start))
                 written = path.name.startswith(WRITING) and (read.startswith(_MAGIC) or not read)
                 if read == start or (written and path.suffix == ".tmp"):
-                    found.append((path, os.lstat(path)))
-    return found
+                    files.append((path, os.lstat(path)))
+    return files
 
 
 def _removed(path: Path) -> bool:

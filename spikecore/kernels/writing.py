@@ -74,21 +74,21 @@ class ArgumentTable:
 
     def __init__(self, printer: Printer) -> None:
         self._symbols = printer.symbols
-        self._found: Dict[Tuple[str, str, int], Argument] = {}
+        self._arguments: Dict[Tuple[str, str, int], Argument] = {}
 
     def name(self, name: str, kind: str, group: str = "", number: int = 0) -> str:
         """The name of an argument, which the kernel has from now on; ``name`` is what it would like to be called."""
         key = (kind, group, number)
-        if key not in self._found:
+        if key not in self._arguments:
             # an argument whose name is its kind, such as the number of neurons, is a word of the frame's text: that
             # text has it as it is, so that users' values must give way to it
             symbol = name if kind == name else self._symbols.of(key, name)
-            self._found[key] = Argument(symbol, kind, group, number)
-        return self._found[key].name
+            self._arguments[key] = Argument(symbol, kind, group, number)
+        return self._arguments[key].name
 
     def all(self) -> Tuple[Argument, ...]:
         """All arguments, in the order in which they were asked for."""
-        return tuple(self._found.values())
+        return tuple(self._arguments.values())
 
     def ordered(self, kinds: Sequence[str]) -> List[Argument]:
         """All arguments, in the order of these kinds."""
@@ -293,26 +293,26 @@ class KernelWriter:
         """The symbol of a value: the definition's name for it, or another one."""
         return self.printer.label(node, self.program.labels.get(node, otherwise))
 
-    def distinct_label(self, node: Node, otherwise: str, taken: Iterable[str]) -> str:
+    def distinct_label(self, node: Node, otherwise: str, used: Iterable[str]) -> str:
         """The symbol of a value, or a new one of that name where the symbol is taken.
 
         A value and itself detached have one symbol. Where a function takes both, they need two.
         """
         name = self.label(node, otherwise)
-        return self.free(self.program.labels.get(node, otherwise)) if name in taken else name
+        return self.free(self.program.labels.get(node, otherwise)) if name in used else name
 
     def kept_values(self, cut: Iterable[Node]) -> Dict[Node, str]:
         """The names of what backward keeps of every recomputed step: the values of a cut but inputs, which are read
         again instead.
         """
-        kept: Dict[Node, str] = {}
+        names: Dict[Node, str] = {}
         for node in cut:
             if node.op == "state":
                 # the state itself goes on to the next step while its value before this one is kept
-                kept[node] = self.free(f"{self.local[node]}_before")
+                names[node] = self.free(f"{self.local[node]}_before")
             elif node.op != "input":
-                kept[node] = self.distinct_label(node, "kept", kept.values())
-        return kept
+                names[node] = self.distinct_label(node, "kept", names.values())
+        return names
 
     def output_name(self, index: int) -> str:
         """What the tensor of an output is called."""

@@ -112,8 +112,8 @@ def make(op: str, *args: Node, attr: Attribute = None) -> Node:
             "value that carries no gradient"
         )
     wants_bool = (True, False, False) if op == CHOICE else (op in LOGIC,) * len(args)
-    for arg, wanted in zip(args, wants_bool):
-        if arg.is_bool != wanted:
+    for arg, is_bool in zip(args, wants_bool):
+        if arg.is_bool != is_bool:
             got, way_out = (
                 ("a comparison", COMPARISON_AS_NUMBER)
                 if arg.is_bool
@@ -263,15 +263,15 @@ class Expr:
             if not isinstance(arg, Expr) and hasattr(arg, "__torch_function__"):
                 lift(arg, f"argument of torch.{name}")
         # __add__ means add; add_ is in-place in torch, and is not looked up as add
-        found = FROM_TORCH.get(name[2:-2] if name.startswith("__") else name)
+        recorded = FROM_TORCH.get(name[2:-2] if name.startswith("__") else name)
         if kwargs and name == "relu" and not kwargs.get("inplace", True):
             kwargs = None  # torch.nn.functional.relu says what it does not do
-        if found is None or kwargs:
+        if recorded is None or kwargs:
             extra = f" with {', '.join(kwargs)}" if kwargs else ""
             raise TraceError(f"torch.{name}{extra} is not part of the language{here()}; {_SEE_OPS}")
-        if isinstance(found, str):
-            return record(found, *args, *OPERATION[found].defaults[len(args) - 1 :])
-        return found(*args)
+        if isinstance(recorded, str):
+            return record(recorded, *args, *OPERATION[recorded].defaults[len(args) - 1 :])
+        return recorded(*args)
 
 
 def record(op: str, *args: Any) -> Expr:

@@ -30,17 +30,8 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from spikecore.lang._plain import (
-    ZERO,
-    choice,
-    is_chosen,
-    is_few,
-    is_jit_tracing,
-    is_plain,
-    number,
-    step,
-    wants_tangents,
-)
+from spikecore._base.context import is_jit_tracing, is_plain, wants_tangents
+from spikecore.lang._plain import ZERO, choice, is_chosen, is_few, number, step
 
 # -- spike and select
 
@@ -125,10 +116,10 @@ class _Select(torch.autograd.Function):
 
 
 def _gradients(
-    wanted: Sequence[bool], grad: Tensor, z: Tensor, a: Tensor, b: Tensor, chosen: Optional[Tensor] = None
+    needs: Sequence[bool], grad: Tensor, z: Tensor, a: Tensor, b: Tensor, chosen: Optional[Tensor] = None
 ) -> Tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
     """Gradients of a choice by ``z``; ``chosen``: the truth values ``z != 0``, if forward saved them."""
-    to_z, to_a, to_b = wanted
+    to_z, to_a, to_b = needs
     (zero,) = ZERO(grad)
     choose: Any = torch.where
     if chosen is None or torch.is_grad_enabled():
@@ -201,9 +192,7 @@ def select(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """``a`` where ``z`` is not 0, else ``b``; differentiated as ``z*a + (1-z)*b``."""
     result: Tensor
     if not is_plain(z):
-        if is_jit_tracing():
-            return _recorded_select(z, a, b)
-        result = (_ForwardSelect if wants_tangents() else _TransformedSelect).apply(*torch.broadcast_tensors(z, a, b))
+        result = _followed((_recorded_select, _ForwardSelect, _TransformedSelect), (z, a, b))
     elif torch.is_grad_enabled() and (z.requires_grad or a.requires_grad or b.requires_grad):
         # expanding first leaves the summing over broadcast dimensions to autograd
         z, a, b = _broadcast(z, a, b)
@@ -216,6 +205,15 @@ def select(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
     else:
         result = choice(z, a, b)
     return result
+
+
+def _followed(forms: Tuple[Any, Any, Any], tensors: Sequence[Tensor], *options: Any) -> Tensor:
+    """An operation that more than reverse mode follows, in the form for torch.jit.trace, forward mode, or the rest."""
+    recorded, forward, transformed = forms
+    if is_jit_tracing():
+        return recorded(*tensors)  # type: ignore[no-any-return]  # of tensors
+    form = forward if wants_tangents() else transformed
+    return form.apply(*torch.broadcast_tensors(*tensors), *options)  # type: ignore[no-any-return]  # a tensor
 
 
 def _broadcast(z: Tensor, a: Tensor, b: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
@@ -280,8 +278,8 @@ def _parts_of_extremum(
     if not ctx.largest:
         below, above = above, below
 
-    def part(given: Optional[Tensor], cut: Tensor) -> Optional[Tensor]:
-        return None if given is None else torch.where(tie, given / 2.0, given).masked_fill(cut, 0.0)
+    def part(tangent: Optional[Tensor], cut: Tensor) -> Optional[Tensor]:
+        return None if tangent is None else torch.where(tie, tangent / 2.0, tangent).masked_fill(cut, 0.0)
 
     return part(of_a, below), part(of_b, above)
 
@@ -326,11 +324,13 @@ class _ForwardClamp(_TransformedClamp):
         return _sum(_parts_of_clamp(ctx, *tangents))
 
 
-def _parts_of_clamp(ctx: Any, *given: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
+def _parts_of_clamp(ctx: Any, *tangents: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
     """As :func:`_parts_of_extremum`."""
     x, low, high = ctx.saved_tensors
     chosen = ((x >= low) & (x <= high), (low < high) & (x < low), (x > high) | (high < low))
-    return tuple([None if t is None else torch.where(mask, t, torch.zeros_like(t)) for mask, t in zip(chosen, given)])
+    return tuple(
+        [None if t is None else torch.where(mask, t, torch.zeros_like(t)) for mask, t in zip(chosen, tangents)]
+    )
 
 
 def _sum(parts: Sequence[Optional[Tensor]]) -> Tensor:
@@ -361,10 +361,8 @@ def maximum(a: Tensor, b: Tensor) -> Tensor:
 def _of_two(a: Tensor, b: Tensor, largest: bool) -> Tensor:
     result: Tensor
     if not is_plain(a):
-        if is_jit_tracing():
-            return (_recorded_maximum if largest else _recorded_minimum)(a, b)
-        form = _ForwardExtremum if wants_tangents() else _TransformedExtremum
-        result = form.apply(*torch.broadcast_tensors(a, b), largest)
+        recorded = _recorded_maximum if largest else _recorded_minimum
+        result = _followed((recorded, _ForwardExtremum, _TransformedExtremum), (a, b), largest)
     elif torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
         result = _Extremum.apply(*torch.broadcast_tensors(a, b), largest)
     else:
@@ -376,11 +374,7 @@ def clamp(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """``minimum(maximum(x, low), high)``."""
     result: Tensor
     if not is_plain(x):
-        if is_jit_tracing():
-            return _recorded_clamp(x, low, high)
-        result = (_ForwardClamp if wants_tangents() else _TransformedClamp).apply(
-            *torch.broadcast_tensors(x, low, high)
-        )
+        result = _followed((_recorded_clamp, _ForwardClamp, _TransformedClamp), (x, low, high))
     elif torch.is_grad_enabled() and (x.requires_grad or low.requires_grad or high.requires_grad):
         # torch.clamp itself has no derivative for an x that has fewer numbers than its bounds
         result = _Clamp.apply(*torch.broadcast_tensors(x, low, high))

@@ -118,7 +118,7 @@ def numerator_of(value: Any) -> Optional[Node]:
 
 def with_tensors(surrogate: Any, traced: Callable[[Node], Any]) -> Tuple[Any, Dict[Node, Any]]:
     """The surrogate with a parameter for each field that is a tensor, and the tensors; for a call by hand."""
-    tensors = {name: value for name, value in _held(surrogate).items() if isinstance(value, torch.Tensor)}
+    tensors = {name: value for name, value in _attributes(surrogate).items() if isinstance(value, torch.Tensor)}
     if not tensors:
         return surrogate, {}
     with_parameters = copy.copy(surrogate)
@@ -135,11 +135,11 @@ def current() -> Optional[Numbers]:
 class Numbers:
     """The numbers that the surrogates of one traced definition use, by the names of the parameters they become.
 
-    No parameter gets one of the ``taken`` names.
+    No parameter gets one of the ``reserved`` names.
     """
 
-    def __init__(self, taken: Iterable[str] = ()) -> None:
-        self._taken = set(taken)
+    def __init__(self, reserved: Iterable[str] = ()) -> None:
+        self._reserved = set(reserved)
         #: id of a surrogate -> the surrogate, held so that its id is not given to another object, and its copy.
         self._copies: Dict[int, Tuple[Any, Any]] = {}
         self._names: Dict[Node, str] = {}
@@ -169,7 +169,7 @@ class Numbers:
 
     def _copied(self, surrogate: Any) -> Any:
         followed = copy.copy(surrogate)
-        for name, value in _held(surrogate).items():
+        for name, value in _attributes(surrogate).items():
             # a bool or an int picks a formula or counts its terms, so it is part of the program
             if isinstance(value, float):
                 leaf = Node("param", (), self._free(_word(name)))
@@ -192,21 +192,21 @@ class Numbers:
         """The name, or it with the next number that is free: ``alpha``, ``alpha_1``, ``alpha_2``."""
         base, _, digits = name.rpartition("_") if re.search(r"_\d+$", name) else (name, "", "1")
         count = int(digits)
-        while name in self._taken:
+        while name in self._reserved:
             count += 1
             name = f"{base}_{count}"
-        self._taken.add(name)
+        self._reserved.add(name)
         return name
 
     def label(self, surrogate: Any) -> str:
         """A surrogate as a program shows it, which does not know its values: class and names of fields."""
-        held, parts = _held(self.copy_of(surrogate)), []
-        if not any(isinstance(value, Number) or _is_traced(value) for value in held.values()):
+        attributes, parts = _attributes(self.copy_of(surrogate)), []
+        if not any(isinstance(value, Number) or _is_traced(value) for value in attributes.values()):
             return repr(surrogate)
-        for name, value in held.items():
+        for name, value in attributes.items():
             if isinstance(value, Number):
-                own = str(value.recipe.attr)
-                parts.append(name if name == own else f"{name}={own}")
+                field = str(value.recipe.attr)
+                parts.append(name if name == field else f"{name}={field}")
             else:
                 parts.append(f"{name}={(value.node if _is_traced(value) else value)!r}")
         return f"{type(surrogate).__name__}({', '.join(parts)})"
@@ -214,16 +214,16 @@ class Numbers:
     def recipes(self, derivative: Node) -> Tuple[Tuple[Node, Node], ...]:
         """The parameters of a derivative that are computed from fields, each with how."""
         used = {node for node in topological([derivative]) if node.op == "param"}
-        found = [(Node("param", (), name), recipe) for recipe, name in self._names.items()]
-        return tuple((leaf, recipe) for leaf, recipe in found if leaf in used and not recipe.is_leaf)
+        recipes = [(Node("param", (), name), recipe) for recipe, name in self._names.items()]
+        return tuple((leaf, recipe) for leaf, recipe in recipes if leaf in used and not recipe.is_leaf)
 
 
-def _held(surrogate: Any) -> Dict[str, Any]:
+def _attributes(surrogate: Any) -> Dict[str, Any]:
     """The attributes of a surrogate: fields, also in slots, then others."""
     names: List[str] = [field.name for field in fields(surrogate)] if is_dataclass(surrogate) else []
-    found = {name: getattr(surrogate, name) for name in names if hasattr(surrogate, name)}
-    found.update((name, value) for name, value in getattr(surrogate, "__dict__", {}).items() if name != "_in_use")
-    return found
+    attributes = {name: getattr(surrogate, name) for name in names if hasattr(surrogate, name)}
+    attributes.update((name, value) for name, value in getattr(surrogate, "__dict__", {}).items() if name != "_in_use")
+    return attributes
 
 
 def _is_traced(value: Any) -> bool:

@@ -63,19 +63,19 @@ def _contributions(node: Node, g: Expr) -> Contributions:
     return rule(g, Expr(node), args)
 
 
-def _active(order: Sequence[Node], wanted: Set[Node]) -> Set[Node]:
+def _active(order: Sequence[Node], leaves: Set[Node]) -> Set[Node]:
     """Nodes through which a gradient flows to a wanted leaf."""
-    active = set(wanted)
+    active = set(leaves)
     for node in order:
         if node.op not in FLAT and not node.is_bool and any(arg in active for arg in node.args):
             active.add(node)
     return active
 
 
-def reverse(roots: Sequence[Tuple[Node, Node]], wanted: Sequence[Node]) -> List[Node]:
+def reverse(roots: Sequence[Tuple[Node, Node]], leaves: Sequence[Node]) -> List[Node]:
     """Cotangents of the wanted leaves, given pairs of (root, its cotangent). Zero where none arrives."""
     order = topological([root for root, _ in roots])
-    active = _active(order, set(wanted))
+    active = _active(order, set(leaves))
     cotangent: Dict[Node, Expr] = {}
 
     def add(node: Node, g: Expr) -> None:
@@ -88,7 +88,7 @@ def reverse(roots: Sequence[Tuple[Node, Node]], wanted: Sequence[Node]) -> List[
             for arg, g_arg in zip(node.args, _contributions(node, cotangent[node])):
                 if g_arg is not None and arg in active:
                     add(arg, g_arg)
-    return [cotangent[leaf].node if leaf in cotangent else const(0.0) for leaf in wanted]
+    return [cotangent[leaf].node if leaf in cotangent else const(0.0) for leaf in leaves]
 
 
 class Reach(NamedTuple):
@@ -314,10 +314,10 @@ class ListingPrinter(TextPrinter):
         def inline(node: Node) -> str:
             return names.get(node) or self.expression(node, names)
 
-        own = [name for name in program.params if name not in program.numbers]
+        of_neuron = [name for name in program.params if name not in program.numbers]
         inputs, states, params = (
             [self.symbol(Node(op, (), name)) for name in known]
-            for op, known in (("input", program.inputs), ("state", program.states), ("param", own))
+            for op, known in (("input", program.inputs), ("state", program.states), ("param", of_neuron))
         )
         lines = [("", f"({', '.join(inputs)}; {', '.join(states)}; {', '.join(params)})")]
         lines += [("  rest  ", f"{state} = {inline(node)}") for state, node in zip(states, program.initial)]
@@ -380,8 +380,10 @@ def _adjoint(
     roots += program.seeds
     inputs, states = len(program.inputs), len(program.states)
     leaves = [*program.leaves[: inputs + states], *(Node("param", (), name) for name in learn)]
-    found = reverse(roots, leaves)
-    return Adjoint(tuple(found[:inputs]), tuple(found[inputs : inputs + states]), tuple(found[inputs + states :]))
+    cotangents = reverse(roots, leaves)
+    return Adjoint(
+        tuple(cotangents[:inputs]), tuple(cotangents[inputs : inputs + states]), tuple(cotangents[inputs + states :])
+    )
 
 
 @lru_cache(maxsize=256)
@@ -459,12 +461,12 @@ def normalised(program: Program, shortcut: str, statistics: bool) -> Derived:
     shortcut: where a second input is added: to what is normalised ("before"), to the first output ("after"), "" for
     nowhere. statistics: whether mean and rstd are functions of the input; else they are given, as the running ones are.
     """
-    taken = [*program.inputs, *program.states, *program.params]
-    names = tuple(_free(f"norm_{name}", taken) for name in ("mean", "rstd", "weight", "bias"))
+    reserved = [*program.inputs, *program.states, *program.params]
+    names = tuple(_free(f"norm_{name}", reserved) for name in ("mean", "rstd", "weight", "bias"))
     mean, rstd, weight, bias = map(_param, names)
     x = Expr(Node("input", (), program.inputs[0]))
     y = (x - mean) * (rstd * weight) + bias
-    inputs = (*program.inputs, _free("skip", taken)) if shortcut else program.inputs
+    inputs = (*program.inputs, _free("skip", reserved)) if shortcut else program.inputs
     skip = Expr(Node("input", (), inputs[-1]))
     if shortcut == "before":
         y = y + skip
@@ -482,8 +484,8 @@ def corrected(program: Program) -> Derived:
 
     Its parameters beside those of the other one are the gradients of weight and bias, and 1 / n.
     """
-    taken = [*program.inputs, *program.states, *program.params]
-    names = tuple(_free(f"norm_{name}", taken) for name in ("grad_weight", "grad_bias", "share"))
+    reserved = [*program.inputs, *program.states, *program.params]
+    names = tuple(_free(f"norm_{name}", reserved) for name in ("grad_weight", "grad_bias", "share"))
     mean, rstd, weight, _ = map(_param, program.statistics)
     grad_weight, grad_bias, share = map(_param, names)
     centred = Expr(Node("input", (), program.inputs[0])) - mean
@@ -519,15 +521,15 @@ def _param(name: str) -> Expr:
     return Expr(Node("param", (), name))
 
 
-def _free(name: str, taken: Collection[str]) -> str:
-    while name in taken:
+def _free(name: str, reserved: Collection[str]) -> str:
+    while name in reserved:
         name += "_"
     return name
 
 
 def _before_numbers(program: Program, names: Tuple[str, ...]) -> Tuple[str, ...]:
-    own = program.params[: len(program.params) - len(program.numbers)]
-    return (*own, *names, *program.numbers)
+    of_neuron = program.params[: len(program.params) - len(program.numbers)]
+    return (*of_neuron, *names, *program.numbers)
 
 
 # -- inputs that are the same at every step: each input as a parameter with one number per neuron
@@ -545,8 +547,8 @@ def repeated(program: Program) -> Derived:
     parameters are the first ones of the program, in this order.
     """
     read = {node.attr for node in program.nodes if node.op == "input"}
-    taken = {*program.inputs, *program.states, *program.params}
-    own = [_free(f"{name}_constant", taken) for name in program.inputs]
-    nodes = {Node("input", (), name): Node("param", (), ours) for name, ours in zip(program.inputs, own)}
-    names = tuple(ours if name in read else "" for name, ours in zip(program.inputs, own))
+    reserved = {*program.inputs, *program.states, *program.params}
+    constants = [_free(f"{name}_constant", reserved) for name in program.inputs]
+    nodes = {Node("input", (), name): Node("param", (), ours) for name, ours in zip(program.inputs, constants)}
+    names = tuple(ours if name in read else "" for name, ours in zip(program.inputs, constants))
     return Derived(_changed(program, nodes, params=(*filter(None, names), *program.params)), names)

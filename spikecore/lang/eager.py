@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Sequence, 
 import torch
 from torch import Tensor
 
+from spikecore._base.context import is_plain as is_plain  # backends take these two from here
 from spikecore._base.errors import Unsupported
 from spikecore.lang import _numbers as numbers
 from spikecore.lang import operations
@@ -20,7 +21,6 @@ from spikecore.lang._expr import Expr, TraceError, here, lift, make, record, ref
 from spikecore.lang._functions import RECORDED as RECORDED
 from spikecore.lang._graph import topological
 from spikecore.lang._plain import Constants
-from spikecore.lang._plain import is_plain as is_plain  # backends take these two from here
 from spikecore.lang._plain import number as number
 from spikecore.lang.node import Node, SpikeRule
 from spikecore.lang.operations import ROWS
@@ -131,13 +131,13 @@ def _spike(u: Any, surrogate: Surrogate, strict: bool) -> Any:
         raise TypeError(f"spike: surrogate={surrogate!r} must be a surrogate, such as sc.surrogate.ATan(alpha=2.0)")
     # a traced program has parameters for the surrogate's numbers; computed now, they are the numbers themselves
     followed = numbers.current() if isinstance(u, Expr) else None
-    asked = surrogate if followed is None else followed.copy_of(surrogate)
+    used = surrogate if followed is None else followed.copy_of(surrogate)
     values: Dict[Node, torch.Tensor] = {}
     if isinstance(u, torch.Tensor):
-        asked, values = numbers.with_tensors(surrogate, Expr)
+        used, values = numbers.with_tensors(surrogate, Expr)
     # no gradient flows through a derivative, with and without torch.no_grad()
     with refusing_no_grad(False) if isinstance(u, Expr) else nullcontext():
-        derivative = lift(asked.derivative(Expr(Node("argument", (), "u"))), "surrogate derivative")
+        derivative = lift(used.derivative(Expr(Node("argument", (), "u"))), "surrogate derivative")
     if derivative.is_bool:
         raise TraceError(f"{surrogate!r}.derivative gives a comparison{here()}; return sc.ops.where(comparison, a, b)")
     if not isinstance(u, (Expr, torch.Tensor)):

@@ -127,20 +127,20 @@ def const(value: Union[int, float]) -> Node:
 def parameters(roots: Iterable[Node]) -> Tuple[Node, ...]:
     """The parameters that the roots need, in order of first need, and then those of their spikes' derivatives."""
     order = topological(roots)
-    found = [node for node in order if node.op == "param"]
-    found += [leaf for node in order if isinstance(node.attr, SpikeRule) for leaf in node.attr.params]
-    return tuple(dict.fromkeys(found))
+    leaves = [node for node in order if node.op == "param"]
+    leaves += [leaf for node in order if isinstance(node.attr, SpikeRule) for leaf in node.attr.params]
+    return tuple(dict.fromkeys(leaves))
 
 
 def loop_invariant(nodes: Sequence[Node]) -> Tuple[Node, ...]:
     """Of these nodes (arguments first), the operations on parameters and constants alone: the same at every step."""
     fixed = {node for node in nodes if node.op in ("param", "const")}
-    found = []
+    invariant = []
     for node in nodes:
         if node.args and fixed.issuperset(node.args):
             fixed.add(node)
-            found.append(node)
-    return tuple(found)
+            invariant.append(node)
+    return tuple(invariant)
 
 
 #: Nodes as a list, arguments before users: operation, places of the arguments, attribute.

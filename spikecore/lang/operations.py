@@ -99,22 +99,23 @@ def function(
     *,
     c: Union[str, Template] = "",
     python: Union[str, Template] = "",
-    own: bool = False,
+    helper: bool = False,
     names: Optional[Tuple[str, ...]] = None,
     numpy: Optional[str] = None,
     **fields: Any,
 ) -> Callable[[_Function], _Function]:
     """Declare the operation that the function below is, which gives name, arguments, defaults and sentence.
 
-    It is one of the libraries of C, Python and NumPy, with these names where they are others; ``own``: one that targets
-    write themselves, since a template of operators would write an argument twice. A template says another text.
+    It is a function of the libraries of C, Python and NumPy. ``c``, ``python`` and ``numpy`` are its names there, where
+    they differ, or a template of the text. ``helper``: a function that each target defines itself, since a template of
+    operators would write an argument twice.
     """
 
     def declared(written: _Function) -> _Function:
         name, parameters = written.__name__, inspect.signature(written).parameters.values()
         places = ", ".join(f"{{{i}}}" for i in range(len(parameters)))
-        of_c = c if isinstance(c, tuple) else (ATOM, f"{c or name}{'' if own else '{f}'}({places})")
-        call = f"{'' if own else '{math}.'}{python or name}({places})"
+        of_c = c if isinstance(c, tuple) else (ATOM, f"{c or name}{'' if helper else '{f}'}({places})")
+        call = f"{'' if helper else '{math}.'}{python or name}({places})"
         declare(
             name,
             len(parameters),
@@ -123,7 +124,7 @@ def function(
             of_c,
             python if isinstance(python, tuple) else (ATOM, call),
             names=(name,) if names is None else names,
-            numpy=("" if own else name) if numpy is None else numpy,
+            numpy=("" if helper else name) if numpy is None else numpy,
             arguments=", ".join(p.name for p in parameters),
             defaults=tuple(p.default for p in parameters if p.default is not p.empty),
             doc=inspect.cleandoc(written.__doc__ or ""),

@@ -76,13 +76,13 @@ def tanh(x: Value) -> Value:
     return operations.apply("tanh", x)
 
 
-@function(torch.sigmoid, lambda g, y, a: (g * (1.0 - y) * y,), own=True)
+@function(torch.sigmoid, lambda g, y, a: (g * (1.0 - y) * y,), helper=True)
 def sigmoid(x: Value) -> Value:
     """``1 / (1 + exp(-x))``."""
     return operations.apply("sigmoid", x)
 
 
-@function(functions.softplus, lambda g, y, a: (g * torch.sigmoid(a[0]),), own=True)
+@function(functions.softplus, lambda g, y, a: (g * torch.sigmoid(a[0]),), helper=True)
 def softplus(x: Value) -> Value:
     """``log(1 + exp(x))``, a smooth ``relu``: near ``x`` for a large one, and never infinite for a finite one."""
     return operations.apply("softplus", x)
@@ -115,7 +115,7 @@ def abs(x: Value) -> Value:
     return operations.apply("abs", x)
 
 
-@function(functions.sign, own=True, exact=True)
+@function(functions.sign, helper=True, exact=True)
 def sign(x: Value) -> Value:
     """-1, 0 or 1, and 0 for NaN; derivative 0."""
     return operations.apply("sign", x)
@@ -158,7 +158,7 @@ def _extremum(g: Any, a: Any, b: Any, a_loses: Any, b_loses: Any) -> Sequence[An
 @function(
     functions.minimum,
     lambda g, y, a: _extremum(g, a[0], a[1], a[0] > a[1], a[0] < a[1]),
-    own=True,
+    helper=True,
     python="lesser",
     exact=True,
 )
@@ -170,7 +170,7 @@ def minimum(a: Value, b: Value) -> Value:
 @function(
     functions.maximum,
     lambda g, y, a: _extremum(g, a[0], a[1], a[0] < a[1], a[0] > a[1]),
-    own=True,
+    helper=True,
     python="greater",
     exact=True,
 )
@@ -191,7 +191,7 @@ def _clamp(g: Any, y: Any, args: Sequence[Any]) -> Sequence[Any]:
 @function(
     functions.clamp,
     _clamp,
-    own=True,
+    helper=True,
     python=(ATOM, "lesser(greater({0}, {1}), {2})"),
     names=("clamp", "clip"),
     exact=True,

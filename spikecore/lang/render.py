@@ -118,13 +118,13 @@ class Symbols:
     """The symbols of one text, in the order in which they choose their names."""
 
     def __init__(self) -> None:
-        self._wanted: List[str] = []
+        self._bases: List[str] = []
         self._known: Dict[Hashable, str] = {}
 
     def new(self, name: str) -> str:
         """A new symbol. ``name`` may contain symbols, in whose place the names chosen for them will stand."""
-        self._wanted.append(name)
-        return f"\x02{len(self._wanted) - 1}\x03"
+        self._bases.append(name)
+        return f"\x02{len(self._bases) - 1}\x03"
 
     def of(self, key: Hashable, name: str) -> str:
         """The symbol of a key, which is made when it is first asked for. A name that is a symbol is used as it is."""
@@ -135,8 +135,8 @@ class Symbols:
         return self._known[key]
 
     def wanted(self, text: str) -> str:
-        """The text with the names that its symbols would like to have."""
-        return _written(text, lambda number: self.wanted(self._wanted[int(number)]))
+        """The text with each symbol as the name it was made with, whether that name is free or not."""
+        return _written(text, lambda number: self.wanted(self._bases[int(number)]))
 
     def named(
         self,
@@ -157,30 +157,30 @@ class Symbols:
         if joined:
             around = text[max(0, joined.start() - 40) : joined.end() + 40]
             raise ValueError(f"a symbol is part of a longer name, which must be a symbol of its own: {around!r}")
-        taken = {*reserved, *_IDENTIFIER.findall(_SYMBOL.sub(" ", text))}
+        used = {*reserved, *_IDENTIFIER.findall(_SYMBOL.sub(" ", text))}
         chosen: Dict[str, str] = {}
 
         def write(text: str) -> str:
             return _written(text, chosen.__getitem__)
 
         for number in sorted(self._used(text)):
-            wanted = self._wanted[number]
-            name = legal(write(wanted) if "\x02" in wanted else spelled(wanted))
-            while name in taken:
+            base = self._bases[number]
+            name = legal(write(base) if "\x02" in base else spelled(base))
+            while name in used:
                 name += "_"
-            taken.add(name)
+            used.add(name)
             chosen[str(number)] = name
         return write
 
     def _used(self, text: str) -> Set[int]:
         """The symbols of a text, and those in the names that they would like to have."""
-        found: Set[int] = set()
+        used: Set[int] = set()
         waiting = [text]
         while waiting:
-            new = set(map(int, _SYMBOL.findall(waiting.pop()))) - found
-            found |= new
-            waiting += [self._wanted[number] for number in new if "\x02" in self._wanted[number]]
-        return found
+            new = set(map(int, _SYMBOL.findall(waiting.pop()))) - used
+            used |= new
+            waiting += [self._bases[number] for number in new if "\x02" in self._bases[number]]
+        return used
 
 
 def _written(text: str, name_of: Callable[[str], str]) -> str:
@@ -300,10 +300,10 @@ class Printer:
 
     def template(self, node: Node) -> Tuple[int, str]:
         """How tightly the text of a node binds, and its template. Raises :class:`Unsupported` where there is none."""
-        found = self.templates.get(node.op)
-        if found is None:
+        template = self.templates.get(node.op)
+        if template is None:
             raise Unsupported(f"{type(self).__name__} has no text for the operation {node.op!r}")
-        return found
+        return template
 
     def words(self, node: Node) -> Dict[str, str]:
         """What the named places of templates stand for."""

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base.batches import folded, unfolded
+from spikecore._base.context import is_compiling
 from spikecore._base.errors import a_kind
 from spikecore._shell.modules import has_own_hooks
 from spikecore.dtypes import compute_dtype
-from spikecore.lang._plain import is_compiling
 
 #: The normalisations that a neuron's kernel computes, and how many dimensions ``[T, B, C, ...]`` has for each.
 _DIMS: Dict[Any, Tuple[int, ...]] = {nn.BatchNorm1d: (3, 4), nn.BatchNorm2d: (5,), nn.BatchNorm3d: (6,)}
@@ -166,13 +166,14 @@ def _by_torch(norm: Any, x: Tensor, moments: Optional[Moments]) -> Tuple[Tensor,
     moves = norm.training and norm.track_running_stats and norm.running_mean is not None
     factor = _counted(norm) if norm.training and norm.track_running_stats else 0.0
     # whether there is such a method is asked by `is None`: whether a method is true, torch.compile of 2.11 cannot ask
-    by_backend = None if is_compiling() or moments is None else moments(x)
+    compiling = is_compiling()
+    by_backend = None if compiling or moments is None else moments(x)
     x = _samples(x)
     if x.dtype == torch.float16 and x.device.type == "cpu":
         x = x.to(compute)  # torch 2.0 has no statistics of float16 there
     if by_backend is not None:
         mean, variance = by_backend
-    elif is_compiling() or x.device.type not in ("cpu", "cuda"):
+    elif compiling or x.device.type not in ("cpu", "cuda"):
         # the operation below does not tell the compiler that it moves the running statistics, and MPS has none
         variance, mean = torch.var_mean(x.to(compute), [d for d in range(x.ndim) if d != 1], correction=0)
     elif moves and norm.running_mean.dtype == compute:

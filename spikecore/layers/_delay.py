@@ -18,12 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 
-from spikecore._base.context import autocast_dtype
+from spikecore._base.context import autocast_dtype, is_jit_tracing, with_traced_sizes
 from spikecore._base.errors import a_kind
 from spikecore._shell import checks, modules, parameters, ranges
 from spikecore._shell.modules import has_own_hooks
 from spikecore._shell.state import State, Stateful
-from spikecore.lang._plain import is_jit_tracing, with_traced_sizes
 
 PARAMS = ("delay", "sigma")
 #: Name of the inputs before a call in the state.
@@ -406,10 +405,10 @@ def one_by_one(of: Delayed, x: Tensor, past: Optional[Tensor]) -> Callable[[Tens
     if not (x.shape[0] == 1 or (looks_up and not (torch.is_grad_enabled() or is_jit_tracing()))):
         return _Sending(of, past)
 
-    def of_last_inputs(now: Tensor) -> Tensor:
+    def of_last_inputs(x_t: Tensor) -> Tensor:
         nonlocal past
-        y = all_steps(of, now.unsqueeze(0), past)
-        past = following(of.longest, now.unsqueeze(0), past)
+        y = all_steps(of, x_t.unsqueeze(0), past)
+        past = following(of.longest, x_t.unsqueeze(0), past)
         return y.squeeze(0)
 
     return of_last_inputs

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from spikecore._shell import checks
-from spikecore._shell.state import Stateful
-from spikecore.backend import Unsupported
-from spikecore.lang._plain import is_compiling
+from spikecore._shell.state import Stateful, with_generator, without_generator
 
 #: Name of the mask in the state.
 MASK = "mask"
@@ -48,10 +46,8 @@ class SequenceDropout(Stateful):
             raise TypeError(f"SequenceDropout: p must be a number, got {p!r}")
         if not 0.0 <= p <= 1.0:
             raise ValueError(f"SequenceDropout: p must be a probability from 0 to 1, got {p!r}")
-        if generator is not None and not isinstance(generator, torch.Generator):
-            raise TypeError(f"SequenceDropout: generator must be a torch.Generator or None, got {generator!r}")
         self.p = float(p)
-        self.generator = generator
+        self.generator = checks.generator("SequenceDropout", generator)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[T, *N] -> [T, *N]``, or ``[*N] -> [*N]`` in single-step mode."""
@@ -73,19 +69,7 @@ class SequenceDropout(Stateful):
 
     def _drawn(self, step: Tensor) -> Tensor:
         """A mask for such a step."""
-        if self.generator is not None:
-            if is_compiling():
-                raise Unsupported(
-                    "SequenceDropout: a compiled or exported graph cannot draw from a torch.Generator; leave "
-                    "generator= out and seed torch.manual_seed"
-                )
-            if not checks.is_device(self.generator.device, step.device):
-                raise ValueError(
-                    f"SequenceDropout: generator is on {self.generator.device} but x is on {step.device}; make it with "
-                    f"torch.Generator(device={str(step.device)!r})"
-                )
-        # torch's function with a generator takes no sizes that torch.compile keeps open, not even for None
-        options: Dict[str, Any] = {} if self.generator is None else {"generator": self.generator}
+        options = checks.draw_options("SequenceDropout", self.generator, step.device)
         drawn: Tensor = torch.rand(step.shape, device=step.device, **options)
         return (drawn >= self.p).to(step.dtype) * (1.0 / (1.0 - self.p) if self.p < 1.0 else 0.0)
 
@@ -103,19 +87,10 @@ class SequenceDropout(Stateful):
         return {MASK: True}
 
     def __getstate__(self) -> Dict[str, Any]:
-        # a torch.Generator can be neither copied nor pickled in torch 2.0; its device and state can
-        content = super().__getstate__()
-        if self.generator is not None:
-            content["generator"] = (str(self.generator.device), self.generator.get_state())
-        return content
+        return without_generator(super().__getstate__())
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
-        state = dict(state)
-        if state["generator"] is not None:
-            device, stream = state["generator"]
-            state["generator"] = torch.Generator(device=device)
-            state["generator"].set_state(stream)
-        super().__setstate__(state)
+        super().__setstate__(with_generator(state))
 
     def extra_repr(self) -> str:
         """The probability, and the step mode where it is not the usual one."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base.bits import Whole
+from spikecore._base.context import COMPILED, EAGER, PLAIN, is_exporting, world
 from spikecore._base.errors import a_kind
 from spikecore._base.running import Runner, bound
 from spikecore._shell import checks, observe
@@ -18,7 +19,6 @@ from spikecore._shell.modules import calls_as
 from spikecore._shell.observe import Results
 from spikecore.backend import BackendError, Tensors, Unsupported
 from spikecore.dtypes import NAMES
-from spikecore.lang._plain import COMPILED, EAGER, PLAIN, is_exporting, world
 from spikecore.layers import _batch_norm_stats as stats
 from spikecore.layers._packed import Follow
 from spikecore.neuron import Neuron
@@ -124,21 +124,21 @@ class NormNeuron(nn.Module):
     ) -> Results:
         """A call with these inputs; ``single``: they are those of one time step."""
         neuron: Any = self._modules["neuron"]
-        x, skip = self._taken(inputs, single or neuron.repeat is not None)
+        x, skip = self._checked_inputs(inputs, single or neuron.repeat is not None)
         mode, watched = world(), bool(neuron._watchers)
-        # what of the shortcut is added behind the program, by torch: a monitor sees the spikes
+        # whether torch adds the shortcut after the program: a monitor sees the spikes without it
         is_behind = self.shortcut == "after" and skip is not None and (watched or not self._adds(x, skip, mode))
         behind = skip if is_behind else None
-        taken = (x,) if skip is None or behind is not None else (x, skip)
+        program_inputs = (x,) if skip is None or behind is not None else (x, skip)
         execute_it = functools.partial(self._execute, mode)
         if watched:
-            results = observe.recorded(neuron, execute_it, taken, state, record, final, single)
+            results = observe.recorded(neuron, execute_it, program_inputs, state, record, final, single)
         else:
-            results = execute_it(taken, state, record, final, single)
+            results = execute_it(program_inputs, state, record, final, single)
         return results if behind is None else _added(results, behind)
 
-    def _taken(self, inputs: Sequence[Any], one_step: bool) -> Tuple[Tensor, Optional[Tensor]]:
-        """The input and the shortcut of a call, which are checked as far as the neuron does not."""
+    def _checked_inputs(self, inputs: Sequence[Any], one_step: bool) -> Tuple[Tensor, Optional[Tensor]]:
+        """The input and the shortcut of a call; raises for what the neuron does not check."""
         owner = type(self._modules["neuron"]).__name__
         names = ("x", "skip") if self.shortcut and not (self.adds_for_block and len(inputs) == 1) else ("x",)
         if len(inputs) != len(names):
@@ -175,9 +175,9 @@ class NormNeuron(nn.Module):
         alike = skip is None or skip.dtype is x.dtype
         may_note = dense and alike and mode is EAGER and state is None and not (record or final or single)
         tensors = stats.tensors_of(self.norm)
-        results = self._as_noted(inputs, tensors) if may_note and self.fused is not False else None
+        results = self._noted_call(inputs, tensors) if may_note and self.fused is not False else None
         if results is None:
-            results = self._as_one(x, skip, tensors, state, record, final, single, mode, may_note)
+            results = self._fused_call(x, skip, tensors, state, record, final, single, mode, may_note)
         if results is not None:
             return results
         y = stats.normalised(self.norm, x, single or neuron.repeat is not None)
@@ -186,7 +186,7 @@ class NormNeuron(nn.Module):
         results = execute(neuron, (y,), state, record, final, single, mode)
         return _added(results, skip) if skip is not None and self.shortcut == "after" else results
 
-    def _as_one(
+    def _fused_call(
         self,
         x: Tensor,
         skip: Optional[Tensor],
@@ -198,7 +198,7 @@ class NormNeuron(nn.Module):
         mode: str,
         may_note: bool,
     ) -> Optional[Results]:
-        """The call as one program, None where it is to be computed one after the other."""
+        """The call as one program; None where normalisation and neuron are computed one after the other."""
         if is_exporting():
             return None  # the reference computes it, see Dispatch.computes
         neuron: Any = self.neuron
@@ -209,12 +209,14 @@ class NormNeuron(nn.Module):
             self._refuse(reason)
             return None
         owner = type(neuron).__name__
-        both = (x,) if skip is None else (x, skip)
-        inputs = checks.inputs(owner, ("x", "skip")[: len(both)], [v.unsqueeze(0) for v in both] if single else both)
+        x_and_skip = (x,) if skip is None else (x, skip)
+        inputs = checks.inputs(
+            owner, ("x", "skip")[: len(x_and_skip)], [v.unsqueeze(0) for v in x_and_skip] if single else x_and_skip
+        )
         steps = inputs[0]
         start = checks.state(owner, neuron.states, state, steps, carried=state is not None and state is neuron._state)
-        asked = arguments(neuron, dispatch, inputs, start, final, mode, behind=[*zip(AFFINE, tensors[:2])])
-        values, kind = asked.values, (*asked.kind, bool(record))
+        args = arguments(neuron, dispatch, inputs, start, final, mode, behind=[*zip(AFFINE, tensors[:2])])
+        values, kind = args.values, (*args.kind, bool(record))
         how = (self.shortcut or "" if skip is not None else "", stats.takes_batch(self.norm), bool(self.fused))
         lacks = dispatch.find_normalised(steps.device.type, kind, how, dispatch.stamp)
         if lacks:
@@ -223,18 +225,18 @@ class NormNeuron(nn.Module):
         runner = dispatch.derived[steps.device.type, kind, how]
         before = len(values) - len(dispatch.numbers)
         # from here on nothing is refused: the running statistics move once
-        by = self._constants(runner, tensors, steps)
+        norm_params = self._norm_params(runner, tensors, steps)
         self.__dict__["reason"] = ""
-        placed = _among(values, before, by, steps.ndim)
+        placed = _among(values, before, norm_params, steps.ndim)
         if may_note:
-            noted = NotedCall(runner, asked, neuron)
-            own = tuple([value for _, value in asked.named])
+            noted = NotedCall(runner, args, neuron)
+            parameters = tuple([value for _, value in args.named])
             views = [tuple(value.shape) if isinstance(value, Tensor) else None for value in placed]
             try:
-                noted.call = bound(runner, inputs, None, _among(own, before, by), views, False)
+                noted.call = bound(runner, inputs, None, _among(parameters, before, norm_params), views, False)
                 if noted.call is not None:
                     # as later ones: a checkpointed call must save the same tensors when it is computed again
-                    outputs = noted.call(inputs, None, _among(own, before, by))[0]
+                    outputs = noted.call(inputs, None, _among(parameters, before, norm_params))[0]
                     dispatch.note(self._signature(inputs, tensors), (noted, before))
                     return outputs, None, ()
             except BackendError:
@@ -288,35 +290,33 @@ class NormNeuron(nn.Module):
     # -- calls at rest for outputs alone, like one that passed every check: straight to the kernels
 
     def _signature(self, inputs: Sequence[Tensor], tensors: stats.NormTensors) -> Tuple[Any, ...]:
-        """What decides how such a call is computed, beside the neuron's own parameters. It differs from the signatures
-        of the neuron's calls.
-        """
+        """The key of such a call, beside the neuron's parameters. No call of the neuron itself has an equal one."""
         norm: Any = self._modules["norm"]
         grad = torch.is_grad_enabled()
         affine = [None if v is None else (type(v), v.dtype, v.stride(), v.requires_grad) for v in tensors[:3]]
         forms = [(v.shape, v.stride(), v.dtype, v.device, grad and v.requires_grad) for v in inputs]
         return (self.shortcut, bool(self.fused), norm.eps > 0, stats.takes_batch(norm), grad, *affine, *forms)
 
-    def _as_noted(self, inputs: Tensors, tensors: stats.NormTensors) -> Optional[Results]:
-        """A call like one that passed the checks; None, with nothing moved, if there was none."""
+    def _noted_call(self, inputs: Tensors, tensors: stats.NormTensors) -> Optional[Results]:
+        """The results of a call like one that passed the checks; None, with no statistics moved, if there was none."""
         norm: Any = self._modules["norm"]
         neuron: Any = self._modules["neuron"]
         noted, before = neuron._dispatch.noted.get(self._signature(inputs, tensors), (None, 0))
         values = None if noted is None else noted.values(neuron)
         if values is None or not stats.fits(norm, tensors, inputs[0]):
             return None
-        by = self._constants(noted.runner, tensors, inputs[0])
+        norm_params = self._norm_params(noted.runner, tensors, inputs[0])
         self.__dict__["reason"] = ""
         try:
-            outputs: Tensors = noted.call(inputs, None, _among(values, before, by))[0]
+            outputs: Tensors = noted.call(inputs, None, _among(values, before, norm_params))[0]
         except BackendError:  # the runner raises it again, or falls back; the running statistics have moved
             neuron._dispatch.noted.clear()
-            placed = _among(noted.placed(values), before, by, inputs[0].ndim)
+            placed = _among(noted.placed(values), before, norm_params, inputs[0].ndim)
             outputs = noted.runner(inputs, None, placed, ())[0]
         return outputs, None, ()
 
-    def _constants(self, runner: Runner, tensors: stats.NormTensors, x: Tensor) -> Tuple[Tensor, ...]:
-        """What is normalised by, found by the runner where it can; the running statistics move."""
+    def _norm_params(self, runner: Runner, tensors: stats.NormTensors, x: Tensor) -> Tuple[Tensor, ...]:
+        """Mean, 1 / sqrt(variance + eps), weight and bias, by the runner where it can. Moves the running statistics."""
         moments, statistics = getattr(runner, "moments", None), getattr(runner, "input_statistics", None)
         return stats.constants(self._modules["norm"], tensors, x, moments, statistics)
 
@@ -378,11 +378,12 @@ def _added(results: Results, skip: Tensor) -> Results:
     return (outputs[0] + skip, *outputs[1:]), end, trace
 
 
-def _among(values: Sequence[Any], before: int, by: Sequence[Tensor], ndim: int = 0) -> Tuple[Any, ...]:
-    """A neuron's parameters, with those of the normalisation behind the first ones; ``ndim``: placed over one time step
-    of an input of so many dimensions.
+def _among(values: Sequence[Any], before: int, norm_params: Sequence[Tensor], ndim: int = 0) -> Tuple[Any, ...]:
+    """A neuron's parameters, with those of the normalisation behind the first ``before``.
+
+    ``ndim``: the dimensions of the input over whose time step those of the normalisation are placed; 0 leaves them.
     """
     if ndim:
         view = (1, -1, *[1] * (ndim - 3))
-        by = [value.view(view) for value in by]
-    return (*values[:before], *by, *values[before:])
+        norm_params = [value.view(view) for value in norm_params]
+    return (*values[:before], *norm_params, *values[before:])

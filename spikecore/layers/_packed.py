@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from spikecore._base import bits
 from spikecore._base.bits import Bits, Packing, Whole
-from spikecore._base.context import autocast_dtype, no_autocast
+from spikecore._base.context import PLAIN, autocast_dtype, is_compiling, is_exporting, is_plain, no_autocast
 from spikecore._base.errors import a_kind
 from spikecore._base.versions import COMPILES, require_compiler
 from spikecore._plugins.registry import AUTO_NAME, Registry, default_registry
@@ -32,7 +32,6 @@ from spikecore._shell.checks import shown
 from spikecore._shell.modules import calls_as, in_turn
 from spikecore.backend import BackendError
 from spikecore.dtypes import NAMES
-from spikecore.lang._plain import is_compiling, is_exporting, is_plain
 from spikecore.neuron import Neuron
 
 #: Stride, padding and dilation of a convolution, two numbers each, and groups; empty for a linear layer.
@@ -106,7 +105,7 @@ class PackedConv2d(_Packed, nn.Conv2d):
 
 def _keeps(x: Tensor, weight: Tensor) -> bool:
     """Whether a call keeps its input, and as bits."""
-    plain = not is_exporting() if is_compiling() else is_plain(x) and is_plain(weight)
+    plain = not is_exporting() if is_compiling() else is_plain(x) and type(weight) in PLAIN
     return plain and torch.is_grad_enabled() and weight.requires_grad and x.dtype in NAMES and x.numel() > 0
 
 

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spikecore.lang._plain import is_compiling, is_jit_tracing, is_plain
+from spikecore._base.context import is_plain
 from spikecore.layers._packed import Follow, as_kind, of_average
 
 #: Most numbers in a window of maximum pooling: a byte tells so many places apart.
@@ -143,7 +143,7 @@ def _has_own_windows(pool: Any) -> bool:
 
 def _is_ours(x: Tensor, window: Window) -> bool:
     """Whether a call is plain, has a derivative and at least one window."""
-    if is_compiling() or is_jit_tracing() or not is_plain(x) or not (x.requires_grad and torch.is_grad_enabled()):
+    if not is_plain(x) or not (x.requires_grad and torch.is_grad_enabled()):
         return False
     usual = x.ndim == 4 and x.is_floating_point() and x.layout is torch.strided and x.numel() > 0
     return usual and x.shape[2] >= window[0] and x.shape[3] >= window[1]

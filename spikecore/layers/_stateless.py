@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from spikecore._base.batches import folded, unfolded
 from spikecore._base.bits import Whole
+from spikecore._base.context import is_compiling
 from spikecore._base.errors import no_tensor
 from spikecore._shell.checks import shown, whole
 from spikecore._shell.state import Stateful, Stepped
-from spikecore.lang._plain import is_compiling
 from spikecore.layers._packed import Follow
 
 _OF_DIMS: Dict[int, Type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -125,13 +125,13 @@ class TimeBatched(Stepped):
 
     def _explained(self, x: Tensor, error: Exception) -> str:
         """An error of the module, how ``x`` was taken, and what to give in place of it."""
-        taken = f"{x.shape[0]} time steps of a batch of {x.shape[1]}" if self._step == "multi" else ""
+        form = f"{x.shape[0]} time steps of a batch of {x.shape[1]}" if self._step == "multi" else ""
         way_out = (
             "x must be [T, B, ...]. A network of step='single' neurons has no time dimension: call "
             "sc.set_step(net, 'single')"
         )
         if self._step == "single":
-            taken = "one time step (step='single')"
+            form = "one time step (step='single')"
             way_out = "x must be [B, ...]; for [T, B, ...] call sc.set_step(net, 'multi')"
         dtypes = sorted({str(parameter.dtype) for parameter in self.module.parameters()})
         if "type" in str(error) and dtypes and str(x.dtype) not in dtypes:
@@ -140,7 +140,7 @@ class TimeBatched(Stepped):
                 way_out += f", or convert the network, as in net.to({x.dtype})"
             else:
                 way_out += ", scaled to what the network takes, as in x.float() / 255 for images of bytes"
-        return f"TimeBatched took x of shape {tuple(x.shape)} for {taken}, and its module raised: {error}\n{way_out}"
+        return f"TimeBatched took x of shape {tuple(x.shape)} for {form}, and its module raised: {error}\n{way_out}"
 
 
 def tdbn(channels: int, *, threshold: float = 1.0, alpha: float = 1.0, dims: int = 2, **keywords: Any) -> nn.Module:

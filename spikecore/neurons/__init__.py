@@ -1,10 +1,7 @@
-"""The neuron models, each as its equations.
-
-A class that a module of this package exports is one of :data:`MODELS`.
-"""
+"""The neuron models, each as its equations."""
 
 import inspect
-from typing import TYPE_CHECKING, Any, Dict, Type
+from typing import Any, Dict, Type
 
 from spikecore.neuron import Neuron
 from spikecore.neurons._adaptive import *
@@ -17,15 +14,37 @@ from spikecore.neurons._nonlinear import *
 from spikecore.neurons._recurrent import *
 from spikecore.neurons._ternary import *
 
+__all__ = [
+    "ALIF",
+    "BRF",
+    "CLIF",
+    "EIF",
+    "GLIF",
+    "IF",
+    "KLIF",
+    "LI",
+    "LIF",
+    "MODELS",
+    "PLIF",
+    "QIF",
+    "TCLIF",
+    "Alpha",
+    "Izhikevich",
+    "Lapicque",
+    "Leaky",
+    "Membrane",
+    "Recurrent",
+    "SEAdLIF",
+    "Synaptic",
+    "SynapticLeaky",
+    "TernaryLIF",
+    "example",
+]
+
 #: The models with equations of their own, by name.
 MODELS: Dict[str, Type[Neuron]] = {
-    name: kind
-    for name, kind in sorted(globals().items())
-    if isinstance(kind, type) and issubclass(kind, Neuron) and name not in ("Neuron", "Membrane")
+    name: globals()[name] for name in sorted(__all__) if name not in ("MODELS", "Membrane", "Recurrent", "example")
 }
-
-if not TYPE_CHECKING:  # a checker reads the lists of the modules
-    __all__ = ["MODELS", *MODELS, "Membrane", "Recurrent", "example"]
 
 
 def example(name: str, **options: Any) -> Neuron:

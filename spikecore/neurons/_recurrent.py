@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base.bits import Whole
-from spikecore._base.context import autocast_dtype
+from spikecore._base.context import COMPILED, EAGER, PLAIN, autocast_dtype, is_compiling, with_traced_sizes, world
 from spikecore._base.errors import a_kind
 from spikecore._shell import checks, observe
 from spikecore._shell.call import arguments
 from spikecore._shell.modules import calls_as, has_hooks, has_own_hooks
 from spikecore._shell.state import State, Stateful, Stepped
 from spikecore.backend import FEEDBACK_BIAS, FEEDBACK_WEIGHT, Feedback, Tensors, Unsupported
-from spikecore.lang._plain import COMPILED, EAGER, PLAIN, is_compiling, with_traced_sizes, world
-from spikecore.layers._delay import PAST, Delay, following, one_by_one
+from spikecore.layers import Delay
+from spikecore.layers._delay import PAST, following, one_by_one
 from spikecore.layers._packed import Follow
 from spikecore.neuron import Neuron
 
@@ -166,12 +166,12 @@ class Recurrent(Stateful):
     def _steps(
         self, x: Tensor, state: Optional[Mapping[str, Tensor]], record: Tuple[str, ...], final: bool = True
     ) -> Tuple[Tensor, State, Dict[str, Tensor]]:
-        told = self._watchers
-        if not told:
+        watchers = self._watchers
+        if not watchers:
             return self._computed(x, state, record, final)
-        names = observe.states_to_record("Recurrent", told, self.neuron.states, record)
+        names = observe.states_to_record("Recurrent", watchers, self.neuron.states, record)
         out, end, trace = self._computed(x, state, names, final)
-        observe.tell(self, told, (x,), (out,), trace, self.step == "single")
+        observe.tell(self, watchers, (x,), (out,), trace, self.step == "single")
         return out, end, {name: trace[name] for name in record}
 
     @with_traced_sizes
@@ -186,20 +186,20 @@ class Recurrent(Stateful):
                 raise ValueError(f"Recurrent: state has {sorted(state)}; give {PAST} of the Delay as well")
             past = self.linear.past_before("Recurrent", {PAST: state[PAST]}, x, carried)
             state = {name: value for name, value in state.items() if name != PAST}
-        given = checks.state("Recurrent", names, state, x, carried)
-        if given is not None:
-            given = (*given[:-1], given[-1].to(x.dtype))  # an output, not a state of the neuron
+        start = checks.state("Recurrent", names, state, x, carried)
+        if start is not None:
+            start = (*start[:-1], start[-1].to(x.dtype))  # an output, not a state of the neuron
         mode = world()
         matrix: Union[Matrix, str] = "torch.compile traces the call" if mode is COMPILED else self._matrix(x)
-        reason = matrix if isinstance(matrix, str) else why_looped(self.neuron, x, given, matrix, record, mode)
+        reason = matrix if isinstance(matrix, str) else why_looped(self.neuron, x, start, matrix, record, mode)
         if mode is not COMPILED:
             self.__dict__["_looped"] = reason
         if isinstance(matrix, Matrix) and not reason:
-            out, end, trace = fed_back(self.neuron, x, given, matrix, record, final)
+            out, end, trace = fed_back(self.neuron, x, start, matrix, record, final)
             return out, dict(zip(names, end or ())), dict(zip(record, trace))
         if self.fused and x.numel():
             raise Unsupported(f"Recurrent was to run all steps in one call (fused=True): {reason}")
-        return self._loop(x, given, record, past)
+        return self._loop(x, start, record, past)
 
     def _matrix(self, x: Tensor) -> Union[Matrix, str]:
         """What the last output comes back through, or why it is no matrix."""
@@ -221,11 +221,12 @@ class Recurrent(Stateful):
 
     def _through(self, x: Tensor, past: Optional[Tensor]) -> Callable[[Tensor], Tensor]:
         """What an output comes back through, one step after the other."""
+        checks_modules = not is_compiling()
         if not isinstance(self.linear, Delay):
-            if not is_compiling():
+            if checks_modules:
                 self._check_linear(self.neuron, self.linear)  # modules may have come into it, or a step been set
             return self.linear
-        if not is_compiling() and has_own_hooks(self.linear):
+        if checks_modules and has_own_hooks(self.linear):
             raise RuntimeError(
                 "Recurrent: its Delay has hooks or a forward of its own, which nothing would call; put hooks on the "
                 "Recurrent"
@@ -241,30 +242,30 @@ class Recurrent(Stateful):
         return {PAST: following(longest, last, past)}
 
     def _loop(
-        self, x: Tensor, given: Optional[Tensors], record: Tuple[str, ...], past: Optional[Tensor]
+        self, x: Tensor, start: Optional[Tensors], record: Tuple[str, ...], past: Optional[Tensor]
     ) -> Tuple[Tensor, State, Dict[str, Tensor]]:
         """One step after the other."""
-        if given is None:
+        if start is None:
             inner: Optional[Dict[str, Tensor]] = None
             fed = torch.zeros_like(x[0]) if len(x) else x.new_zeros(x.shape[1:])
         else:
-            inner, fed = dict(zip(self.neuron.states, given)), given[-1]
+            inner, fed = dict(zip(self.neuron.states, start)), start[-1]
         first, through = fed, self._through(x, past)
         outputs: List[Tensor] = []
         traces: Dict[str, List[Tensor]] = {name: [] for name in record}
-        for now in x.unbind(0):
+        for x_t in x.unbind(0):
             back = through(fed)
             if not isinstance(back, Tensor):
                 raise TypeError(
                     f"Recurrent: linear, {a_kind(self.linear)}, gives {a_kind(back)}; give a module without state that "
                     "makes a tensor of the shape of a step, such as nn.Linear(C, C)"
                 )
-            if back.shape != now.shape:
+            if back.shape != x_t.shape:
                 raise ValueError(
                     f"Recurrent: linear gives shape {list(back.shape)}, one time step of the input has "
-                    f"{list(now.shape)}; give a module that keeps the shape, such as nn.Linear(C, C)"
+                    f"{list(x_t.shape)}; give a module that keeps the shape, such as nn.Linear(C, C)"
                 )
-            out, inner = self.neuron.run((now + back).unsqueeze(0), state=inner)
+            out, inner = self.neuron.run((x_t + back).unsqueeze(0), state=inner)
             fed = out.squeeze(0)
             outputs.append(fed)
             for name in record:
@@ -281,13 +282,13 @@ class Recurrent(Stateful):
 
     def extra_repr(self) -> str:
         """Settings, and how the steps of the last call outside torch.compile were computed."""
-        told = ", ".join(
+        settings = ", ".join(
             f"{name}={getattr(self, name)}" for name in ("repeat", "fused") if getattr(self, name) is not None
         )
         if self._looped is None:
-            return told
+            return settings
         steps = f"steps=a loop ({self._looped})" if self._looped else "steps=one call"
-        return f"{told}, {steps}" if told else steps
+        return f"{settings}, {steps}" if settings else steps
 
 
 def _check_part(kind: str, part: nn.Module) -> None:
@@ -339,8 +340,8 @@ def why_looped(
     has = backend.capabilities_on(device)
     # what the loop does without: it collects a record itself, and the matrix is no parameter of its calls
     learns = torch.is_grad_enabled() and any(value.requires_grad for value in matrix.tensors)
-    wanted = {"recurrent": True, "record": bool(record), "parameter_gradients": learns}
-    missing = [name for name, wants in wanted.items() if wants and not getattr(has, name)]
+    demands = {"recurrent": True, "record": bool(record), "parameter_gradients": learns}
+    missing = [name for name, wants in demands.items() if wants and not getattr(has, name)]
     return f"backend {backend.name!r} does not declare {', '.join(missing)}" if missing else ""
 
 

@@ -26,21 +26,8 @@ from spikecore.surrogate import Surrogate
 KEY = "spikecore"
 #: Bytes that the arrays of a file may take in memory, where the caller gives no other number.
 MAX_BYTES = 2**30
-#: Groups within groups; a subgraph takes two.
-_DEEPEST = 64
 #: What a neuron is built with that is no parameter and is not kept: how a network is run.
 _OF_A_RUN = ("step", "backend", "surrogate")
-#: What Python, NumPy, torch and nir raise for numbers that they cannot take, beside ValueError.
-_UNREADABLE = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
 
 
 class Refused(ValueError):
@@ -73,7 +60,7 @@ def read_node(name: str, node: Any, make: Callable[[], Any]) -> Any:
         return make()
     except Refused:
         raise
-    except _UNREADABLE as error:
+    except Exception as error:  # of Python, NumPy, torch or nir
         what = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         raise Refused(f"node {name!r}, {a_kind(node)}, cannot be read: {what}{error}") from error
 
@@ -98,9 +85,8 @@ def read(path: Union[str, os.PathLike[str]], max_bytes: int) -> Any:
 
     with open(path, "rb") as file:
         try:
-            size = os.fstat(file.fileno()).st_size
             with h5py.File(file, "r") as root:
-                return _node("", _Contents(max_bytes, size).of_group("", root, 0)["node"])
+                return _node("", _Contents(max_bytes).of_group("", root)["node"])
         except Exception as error:  # what h5py and nir raise depends on what the file holds
             what = "" if isinstance(error, Refused) else f"{type(error).__name__}: "
             raise ValueError(f"sc.nir.load: {os.fspath(path)} is no file of NIR: {what}{error}") from error
@@ -109,16 +95,14 @@ def read(path: Union[str, os.PathLike[str]], max_bytes: int) -> Any:
 class _Contents:
     """Reads groups as dicts and datasets as arrays, while they fit into the limit."""
 
-    def __init__(self, max_bytes: int, file_size: int) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self._max_bytes = self._left = max_bytes
-        self._file_size = max(file_size, 1)
         self._seen: Set[int] = set()
 
-    def of_group(self, place: str, group: Any, depth: int) -> Dict[str, Any]:
+    def of_group(self, place: str, group: Any) -> Dict[str, Any]:
+        """The contents of a group by name; RecursionError for one that is too deep."""
         import h5py
 
-        if depth > _DEEPEST:
-            raise Refused(f"{place!r} is within more than {_DEEPEST} groups")
         contents: Dict[str, Any] = {}
         for name in group:
             inner = f"{place}/{name}"
@@ -131,7 +115,7 @@ class _Contents:
                 raise Refused(f"{inner!r} is in the file under another name, too")
             self._seen.add(address)
             if isinstance(each, h5py.Group):
-                contents[name] = self.of_group(inner, each, depth + 1)
+                contents[name] = self.of_group(inner, each)
             elif isinstance(each, h5py.Dataset):
                 contents[name] = self._of_dataset(inner, each)
         return contents
@@ -151,14 +135,12 @@ class _Contents:
         if text is None or text.length is not None or array.shape == ():
             value = array[()]
             return value.decode() if isinstance(value, bytes) else value
-        # text of any length, which may all be one long text: read so that a block fits into the limit
-        texts: List[Any] = []
-        rows = max(self._left // (self._file_size * max(array.nbytes // 16 // len(array), 1)), 1) if len(array) else 1
-        for start in range(0, len(array), rows):
-            block = array[start : start + rows]
-            self._take(place, sum(len(each) for each in block.flat), array.shape)
-            texts.extend(block)
-        return np.array(texts, dtype=object)
+        # text of any length, one after the other: all of them may be the same long one
+        texts = np.empty(array.shape, dtype=object)
+        for index in np.ndindex(array.shape):
+            texts[index] = array[index]
+            self._take(place, len(texts[index]), array.shape)
+        return texts
 
     def _take(self, place: str, size: int, shape: Sequence[int]) -> None:
         self._left -= size
@@ -179,7 +161,7 @@ def _node(name: str, contents: Any) -> Any:
         return nir.NIRGraph(nodes, edges, metadata=contents.get("metadata", {}), type_check=False)
     except Refused:
         raise
-    except _UNREADABLE as error:
+    except Exception as error:
         raise Refused(f"node {name!r}: {type(error).__name__}: {error}") from error
 
 
@@ -206,23 +188,21 @@ def content_of(metadata: Any) -> Optional[Dict[str, Any]]:
     if not isinstance(entry, Mapping) or "content" not in entry:
         return None
     try:
-        content = json.loads(str(_text(entry["content"])))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"metadata {KEY!r} is damaged, no JSON: {error}; remove it from the node") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"metadata {KEY!r} is damaged, {shown(content)}; remove it from the node")
+        content = dict(json.loads(str(_text(entry["content"]))))
+    except Exception as error:
+        raise ValueError(f"metadata {KEY!r} is damaged: {error}; remove it from the node") from None
     content["tensors"] = {name[7:]: value for name, value in entry.items() if name.startswith("tensor_")}
     return content
 
 
-def metadata_of_neuron(neuron: Neuron) -> Dict[str, Any]:
-    """The metadata of a neuron. ValueError for a surrogate that a file cannot name."""
+def metadata_of_neuron(owner: str, neuron: Neuron) -> Dict[str, Any]:
+    """The metadata of a neuron. ValueError, which begins with ``owner``, for a surrogate that a file cannot name."""
     settings = {name: getattr(neuron, name, None) for name in neuron.configuration if name not in _OF_A_RUN}
     like: Any = neuron.surrogate
     name = type(like).__name__
     if getattr(surrogates, name, None) is not type(like) or not dataclasses.is_dataclass(like):
         raise ValueError(
-            f"surrogate={like!r} is not one of sc.surrogate, so a file cannot name it; save with the default, "
+            f"{owner}: surrogate={like!r} is not one of sc.surrogate, so a file cannot name it; save with the default, "
             "neuron.surrogate = sc.surrogate.ATan(), and set yours again after loading"
         )
     values = {name: getattr(neuron, name) for name in neuron.params}
@@ -259,7 +239,7 @@ def rebuilt(content: Mapping[str, Any], kinds: Iterable[Any]) -> Tuple[Optional[
         return None, f"was saved as a {name}, which this version of spikecore does not know"
     try:
         return _neuron(kind, content), ""
-    except _UNREADABLE as error:
+    except Exception as error:
         return None, f"was saved as a {name} that cannot be made here ({type(error).__name__}: {error})"
 
 

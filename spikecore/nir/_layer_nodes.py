@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base.errors import a_kind
-from spikecore.layers._packed import PackedConv2d, PackedLinear
+from spikecore.layers import PackedConv2d, PackedLinear
 from spikecore.nir._file import Refused, content_of, metadata_of, metadata_of_neuron, package, rebuilt
 from spikecore.nir._modules import DelaySteps, Scale, SumPool2d, Threshold
 from spikecore.nir._neuron_nodes import Reading, Writing, unsaid_surrogate
@@ -181,11 +181,8 @@ def _write_scale(layer: Scale, place: Place) -> Any:
 
 def _write_threshold(layer: Threshold, place: Place) -> Any:
     place.to.unsaid += [(place.name, each) for each in unsaid_surrogate(layer)]
-    try:
-        metadata = metadata_of_neuron(layer)
-    except ValueError as error:
-        raise place.refused(str(error)) from None
-    return package().Threshold(threshold=_thresholds(layer, place.shape, place.to.dtype), metadata=metadata)
+    thresholds = _thresholds(layer, place.shape, place.to.dtype)
+    return package().Threshold(threshold=thresholds, metadata=metadata_of_neuron(place.owner, layer))
 
 
 def _thresholds(layer: Threshold, shape: Sequence[int], dtype: str) -> Any:

@@ -299,7 +299,8 @@ class Network(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Outputs for ``[T, B, *N]``."""
         values = {INPUT: x}
-        single = any(isinstance(part, Stateful) and part.step == "single" for part in self._units())
+        units = map(self.get_submodule, self.places.values())
+        single = any(isinstance(unit, Stateful) and unit.step == "single" for unit in units)
         for name, sources in self.wiring:
             module = self.get_submodule(self.places[name])
             inputs = _summed(values, sources)
@@ -308,9 +309,6 @@ class Network(nn.Module):
             else:
                 values[name] = module(inputs)
         return _summed(values, self.result)
-
-    def _units(self) -> List[nn.Module]:
-        return [self.get_submodule(place) for place in self.places.values()]
 
     def extra_repr(self) -> str:
         """The edges."""

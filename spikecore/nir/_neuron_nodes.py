@@ -193,15 +193,11 @@ def node_of(name: str, neuron: Neuron, shape: Sequence[int], to: Writing) -> Any
     """The node of a neuron whose samples have this shape."""
     owner = f"{type(neuron).__name__} at {name!r}"
     form = FORMS[type(neuron)](neuron)
-    with np.errstate(all="ignore"):  # what overflows is refused by name
+    with np.errstate(all="ignore"):  # what overflows is infinite in the file
         kind, numbers, unsaid = _numbers_of_node(owner, form.arrays(neuron, shape), to.dt, to.discretization)
+        arrays = {key: np.asarray(value, np.float64).astype(to.dtype) for key, value in numbers.items()}
     to.unsaid += [(name, each) for each in (*form.unsaid, *unsaid)]
-    try:
-        metadata = metadata_of_neuron(neuron)
-    except ValueError as error:
-        raise ValueError(f"{owner}: {error}") from None
-    arrays = {key: _in_dtype(owner, key, value, to.dtype, to.dt) for key, value in numbers.items()}
-    return getattr(package(), kind)(**arrays, metadata=metadata)
+    return getattr(package(), kind)(**arrays, metadata=metadata_of_neuron(owner, neuron))
 
 
 def _numbers_of_node(
@@ -240,29 +236,6 @@ def _seconds(owner: str, of: str, numbers: Mapping[str, Any], dt: float, way: st
     if why:
         raise ValueError(f"{owner}: its {'synaptic current' if of else 'potential'} {why}")
     return tau_of(leak, dt, way), gain / leak
-
-
-def _in_dtype(owner: str, key: str, value: Any, dtype: str, dt: float) -> Any:
-    """A field in the dtype of the file. ValueError where it is too large or too small for that.
-
-    A threshold may be infinite, since it is so without having been rounded: the neuron never fires.
-    """
-    wide = np.asarray(value, np.float64)
-    with np.errstate(all="ignore"):
-        narrow = wide.astype(dtype)
-    lost = ~np.isfinite(narrow) & ~(np.isinf(wide) & (key == "v_threshold"))
-    if key.startswith("tau") or key in ("r", "w_in"):
-        lost |= (narrow == 0) & (wide != 0)
-    if np.any(lost):
-        number = f"{wide.flat[int(np.argmax(lost))]:g}"
-        if key in ("v_leak", "v_reset", "v_threshold"):
-            raise ValueError(f"{owner}: {key} would be {number} in the file, and must be finite in {dtype}")
-        wider = "" if dtype == "float64" else ", or save the network in float64 (net.double()), which reaches further"
-        raise ValueError(
-            f"{owner}: {key} would be {number} in the file, which {dtype} cannot hold; give another dt, which is the "
-            f"time step in seconds and was {dt:g}, or the neuron other numbers{wider}"
-        )
-    return narrow
 
 
 # from a node to a neuron

@@ -14,7 +14,7 @@ from torch import nn
 
 from spikecore._base.errors import a_kind
 from spikecore._shell.checks import shown
-from spikecore.layers._delay import Delay
+from spikecore.layers import Delay
 from spikecore.neurons import Recurrent
 from spikecore.nir import _file
 from spikecore.nir._conventions import CONVENTIONS, Convention, check_discretization, check_dt

@@ -22,9 +22,7 @@ from spikecore._shell import checks
 from spikecore._shell.modules import has_own_hooks, unwrapped
 from spikecore._shell.state import Stateful, Stepped
 from spikecore.encode import Encoder
-from spikecore.layers import TimeBatched
-from spikecore.layers._delay import Delay
-from spikecore.layers._norm_neuron import NormNeuron
+from spikecore.layers import Delay, NormNeuron, TimeBatched
 from spikecore.neurons import Recurrent
 from spikecore.nir._conventions import check_discretization, check_dt
 from spikecore.nir._file import metadata_of, package
@@ -102,9 +100,6 @@ def save(
         raise ValueError(f"sc.nir.save: keep={keep!r} must be a tuple of some of {', '.join(KEEPABLE)}")
     nir = package()
     net = unwrapped(net)
-    unmade = [name for name, value in (*net.named_parameters(), *net.named_buffers()) if value.is_meta]
-    if unmade:
-        raise ValueError(f"sc.nir.save: {unmade[0]!r} is on the meta device, without numbers; load the weights first")
     wide = any(value.dtype == torch.float64 for value in net.parameters())
     drawn = Drawn(Writing(float(dt), discretization, "float64" if wide else "float32"))
     first, last = _unlike(net, "input"), _unlike(net, "output")
@@ -127,8 +122,8 @@ def save(
 
 def _unlike(net: nn.Module, name: str) -> str:
     """The name, or one like it that no module of the network has."""
-    taken = dict(net.named_modules())
-    while name in taken:
+    names = dict(net.named_modules())
+    while name in names:
         name += "_"
     return name
 
@@ -202,8 +197,6 @@ class Drawn:
 
     def add(self, name: str, node: Any, of: Value, shape: Sequence[int]) -> Value:
         """One node behind ``of``."""
-        if "/" in name:
-            raise ValueError(f"module {name!r} has '/' in its name, which a file takes for a level; rename it")
         while name in self.nodes:
             name += "_"
         self.nodes[name] = node
@@ -237,7 +230,9 @@ class Drawn:
                     raise ValueError(f"{type(net).__name__} must return one tensor, to be saved with one output")
                 return self._known(values, result, each)
             elif each.op == "call_module":
-                value = self._input(values, each)
+                if len(each.args) != 1 or each.kwargs or not isinstance(each.args[0], torch.fx.Node):
+                    raise ValueError(f"module {each.target!r} is called with other things than one tensor")
+                value = self._known(values, each.args[0], each)
                 name = f"{prefix}.{each.target}" if prefix else str(each.target)
                 values[each] = self._module(net.get_submodule(str(each.target)), name, value, leading)
             else:
@@ -250,11 +245,6 @@ class Drawn:
         if not isinstance(value, Value):
             raise ValueError(f"{user} uses {node}, which is no output of a layer; NIR has no node for it")
         return value
-
-    def _input(self, values: Dict[Any, Any], call: Any) -> Value:
-        if len(call.args) != 1 or call.kwargs or not isinstance(call.args[0], torch.fx.Node):
-            raise ValueError(f"module {call.target!r} is called with other things than one tensor")
-        return self._known(values, call.args[0], call)
 
     def _function(self, call: Any, values: Dict[Any, Any], prefix: str, leading: int) -> Value:
         name, args = call.target if isinstance(call.target, str) else call.target.__name__, list(call.args)

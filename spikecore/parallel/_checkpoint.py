@@ -27,7 +27,6 @@ from spikecore._shell.checks import shown
 from spikecore._shell.modules import in_turn
 from spikecore._shell.state import State, Stateful, carried, put_back
 from spikecore.backend import Unsupported
-from spikecore.lang._plain import is_compiling
 from spikecore.parallel._pipeline import Pipeline, refuse_compiler
 
 _COMPILED = (
@@ -116,8 +115,7 @@ class Checkpointed(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What ``module`` computes, group by group."""
-        if is_compiling():
-            refuse_compiler(_COMPILED)
+        refuse_compiler(_COMPILED)
         if any(value.device.type == "ipu" for value in flattened([args, kwargs])):
             raise Unsupported(
                 "sc.checkpoint is for PyTorch's backward pass, and PopTorch has its own: end it with net = "
@@ -258,7 +256,7 @@ class _Region:
     @contextmanager
     def first(self) -> Iterator[None]:
         """Around the first run: note what it begins with."""
-        self._beginning = self._now()
+        self._beginning = self._snapshot()
         with context.running(context.FIRST):
             yield
 
@@ -273,7 +271,7 @@ class _Region:
     @contextmanager
     def _again(self) -> Iterator[None]:
         """As the first run, and nothing is changed by it."""
-        now = self._now()
+        current = self._snapshot()
         statistics = [dict(norm._buffers) for norm in self._norms]
         for norm, buffers in zip(self._norms, statistics):
             norm._buffers.update({name: value if value is None else value.clone() for name, value in buffers.items()})
@@ -283,11 +281,11 @@ class _Region:
             with context.running(context.AGAIN):
                 yield
         finally:
-            self._begin(now)
+            self._begin(current)
             for norm, buffers in zip(self._norms, statistics):
                 norm._buffers.update(buffers)
 
-    def _now(self) -> _Beginning:
+    def _snapshot(self) -> _Beginning:
         return (
             [part.training for part in self._parts],
             [generator.get_state() for generator in self._generators],

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from spikecore._base.batches import flattened, to_device, tree_map
+from spikecore._base.context import compile_time, is_compiling
 from spikecore._shell.modules import makes_time
 from spikecore._shell.state import Stateful, carry, carry_no_more
 from spikecore.functional import check_places, stateful_modules, to_rest
-from spikecore.lang._plain import compile_time, is_compiling
 from spikecore.parallel import _parts as parts
 
 
@@ -38,9 +38,14 @@ class _Inputs(NamedTuple):
     named: Dict[str, Any]
 
 
-@compile_time  # traced, it would be an error of torch's
 def refuse_compiler(text: str) -> None:
-    """Raise RuntimeError where the compiler traces."""
+    """Raise RuntimeError where torch.compile traces."""
+    if is_compiling():
+        _raise(text)
+
+
+@compile_time  # traced, it would be an error of torch's
+def _raise(text: str) -> None:
     raise RuntimeError(text)
 
 
@@ -115,8 +120,7 @@ class Pipeline(nn.Module):
         """Outputs of the last stage for the whole batch, on its device. The inputs, which the first stage gets as they
         are given, may be on any device.
         """
-        if is_compiling():
-            refuse_compiler(_COMPILED)
+        refuse_compiler(_COMPILED)
         if not inputs and not named:
             raise TypeError("Pipeline: a call without an input; give what the first stage takes, pipeline(x)")
         x = _Inputs(inputs, named)
@@ -155,8 +159,7 @@ class Pipeline(nn.Module):
         Raises TypeError or ValueError for ``T`` not a positive whole number, neurons of both kinds, and an encoder
         among the stages (the input is repeated here, leave it out).
         """
-        if is_compiling():
-            refuse_compiler(_COMPILED)
+        refuse_compiler(_COMPILED)
         several = _check_steps(self, x, T)
         with parts.PartStates(list(self), (1,)).restored(), _from_rest(self, several):
             entering = to_device(tree_map(lambda value: value.unsqueeze(0), x) if several else x, self.devices[0])

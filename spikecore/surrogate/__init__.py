@@ -20,15 +20,36 @@ Your own::
             return sc.ops.where(abs(u) < self.width / 2, 1.0 / self.width, 0.0)
 """
 
-from typing import TYPE_CHECKING, Dict, Type
+from typing import Dict, Type
 
-from spikecore.surrogate import _piecewise, _smooth
 from spikecore.surrogate._base import Surrogate as Surrogate
 from spikecore.surrogate._piecewise import *
 from spikecore.surrogate._smooth import *
 
-#: The surrogates by name: what the modules of this package export.
-SURROGATES: Dict[str, Type[Surrogate]] = {name: globals()[name] for name in (*_smooth.__all__, *_piecewise.__all__)}
+__all__ = [
+    "S2NN",
+    "ATan",
+    "Erf",
+    "FakeNumericalGradient",
+    "FastSigmoid",
+    "LeakyKReLU",
+    "LogTailedReLU",
+    "NonzeroSignLogAbs",
+    "PiecewiseExp",
+    "PiecewiseLeakyReLU",
+    "PiecewiseQuadratic",
+    "QPseudoSpike",
+    "Rectangular",
+    "Sigmoid",
+    "SoftSign",
+    "SquarewaveFourier",
+    "StraightThrough",
+    "SuperSpike",
+    "Surrogate",
+    "Triangular",
+]
 
-if not TYPE_CHECKING:  # a checker reads the lists of the modules
-    __all__ = ["Surrogate", *SURROGATES]
+#: The surrogates by name.
+SURROGATES: Dict[str, Type[Surrogate]] = {
+    name: globals()[name] for name in sorted(__all__, key=str.lower) if name != "Surrogate"
+}

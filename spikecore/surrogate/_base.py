@@ -24,9 +24,9 @@ class Surrogate:
     positive: ClassVar[Tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        held: Any = fields(self) if is_dataclass(self) else ()
+        declared: Any = fields(self) if is_dataclass(self) else ()
         # a field whose default is not a number may have any value: only the subclass uses it
-        for field in [field for field in held if isinstance(field.default, (int, float))]:
+        for field in [field for field in declared if isinstance(field.default, (int, float))]:
             name, value = field.name, getattr(self, field.name)
             if is_given(value) and isinstance(field.default, float):
                 continue  # an expression of parameters, whose ranges are those that the neuron gives them

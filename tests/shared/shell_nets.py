@@ -21,6 +21,19 @@ def values(*shape, seed=0, dtype=torch.float64):
     )
 
 
+class Counting(sc.Neuron):
+    """A state that no gradient is computed from, before one that is."""
+
+    states = {"count": 0.0, "v": 0.1}
+    params = {"tau": 2.0}
+
+    def dynamics(self, x, s, p):
+        h = s.v + (x - s.v) / p.tau
+        z = self.spike(h - 1.0)
+        count = s.count + z
+        return count, {"count": count, "v": sc.ops.select(z, 0.0, h)}
+
+
 class Block(nn.Module):
     """A neuron two levels down, beside one in a list and one in a dict."""
 

@@ -56,7 +56,7 @@ class TestEvery:
 
     def test_wrong_generator_is_named(self):
         """A seed is not a generator."""
-        with pytest.raises(TypeError, match=r"generator must be a torch.Generator or None, got int"):
+        with pytest.raises(TypeError, match=r"generator must be a torch.Generator or None, got 42"):
             Poisson(2, generator=42)
 
 

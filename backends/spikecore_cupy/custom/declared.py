@@ -72,12 +72,12 @@ def checked_name(what: str, name: Any) -> str:
     return name
 
 
-def declared(kernel: str, role: str, given: Any) -> List[Declared]:
+def declared(kernel: str, role: str, declarations: Any) -> List[Declared]:
     """The values of a role, from a mapping of names to kinds, or names alone."""
     default: Kind = float if role == "param" else None
-    names = (given,) if isinstance(given, str) else given
+    names = (declarations,) if isinstance(declarations, str) else declarations
     items = names.items() if isinstance(names, Mapping) else [(name, default) for name in names]
-    found = []
+    values = []
     for name, kind in items:
         checked_name(f"kernel {kernel}: {role}", name)
         number = role == "param" and (kind is float or kind is int)
@@ -87,27 +87,27 @@ def declared(kernel: str, role: str, given: Any) -> List[Declared]:
                 f"kernel {kernel}: {role} {name!r} has kind {kind!r}; right are {numbers}None (the dtype of the call), "
                 f"{', '.join(map(str, STORED))}"
             )
-        found.append(Declared(name, "number" if number else role, kind))
-    return found
+        values.append(Declared(name, "number" if number else role, kind))
+    return values
 
 
-def states(kernel: str, given: Mapping[str, float], final: Sequence[str]) -> List[Declared]:
+def states(kernel: str, start: Mapping[str, float], final: Sequence[str]) -> List[Declared]:
     """The states, and what is given back of them."""
-    found = []
-    for name, first in given.items():
+    values = []
+    for name, first in start.items():
         checked_name(f"kernel {kernel}: state", name)
         if isinstance(first, bool) or not isinstance(first, (int, float)):
             raise TypeError(
                 f"kernel {kernel}: state {name!r} starts at {first!r}; declare a number, and give tensors in a call"
             )
-        found.append(Declared(name, "state", None, float(first)))
-    unknown = [name for name in final if name not in given]
+        values.append(Declared(name, "state", None, float(first)))
+    unknown = [name for name in final if name not in start]
     if unknown:
         raise ValueError(
             f"kernel {kernel}: final has {', '.join(map(repr, unknown))}, which is no state; "
-            f"its states are: {', '.join(given) or 'none'}"
+            f"its states are: {', '.join(start) or 'none'}"
         )
-    return [*found, *(Declared(f"{name}_end", "end") for name in final)]
+    return [*values, *(Declared(f"{name}_end", "end") for name in final)]
 
 
 def of_role(values: Sequence[Declared], *roles: str) -> List[str]:
@@ -184,10 +184,10 @@ class Sizes(NamedTuple):
     @property
     def neurons(self) -> int:
         """How many elements one step has."""
-        found = 1
+        count = 1
         for size in self.layout.shape:
-            found *= size
-        return found
+            count *= size
+        return count
 
     def empty(self, dtype: torch.dtype, one_step: bool) -> Tensor:
         """A new tensor in the layout of the call."""
@@ -195,17 +195,17 @@ class Sizes(NamedTuple):
         return self.layout.empty(lead, self.like, dtype)
 
 
-def check_names(kernel: str, values: Sequence[Declared], given: Mapping[str, Any]) -> None:
+def check_names(kernel: str, values: Sequence[Declared], arguments: Mapping[str, Any]) -> None:
     """Every value that is given is declared, and every one that must be given is."""
-    unknown = [name for name in given if not any(value.name == name for value in values)]
+    unknown = [name for name in arguments if not any(value.name == name for value in values)]
     if unknown:
         raise TypeError(f"kernel {kernel} has no {', '.join(map(repr, unknown))}; {_known(values)}")
-    needed = [v.name for v in values if v.role in ("input", "param", "number") and v.name not in given]
+    needed = [v.name for v in values if v.role in ("input", "param", "number") and v.name not in arguments]
     if needed:
         raise TypeError(f"kernel {kernel} misses {', '.join(map(repr, needed))}; {_known(values)}")
     for value in values:
-        if value.name in given:
-            _check_type(kernel, value, given[value.name])
+        if value.name in arguments:
+            _check_type(kernel, value, arguments[value.name])
 
 
 def _known(values: Sequence[Declared]) -> str:
@@ -214,50 +214,52 @@ def _known(values: Sequence[Declared]) -> str:
     return f"it takes {', '.join(takes) or 'nothing'}, and may be given {', '.join(may)}"
 
 
-def _check_type(kernel: str, value: Declared, given: Any) -> None:
-    number = isinstance(given, Real) and not isinstance(given, bool)
+def _check_type(kernel: str, value: Declared, argument: Any) -> None:
+    number = isinstance(argument, Real) and not isinstance(argument, bool)
     if value.role == "number":
-        if not number or (value.kind is int and not isinstance(given, Integral)):
-            wanted = "a whole number" if value.kind is int else "a number (declare a dtype for a tensor)"
-            raise TypeError(f"kernel {kernel}: {value.name} must be {wanted}, not {_described(given)}")
-        if value.kind is int and not -(2**63) <= given < 2**63:
-            raise ValueError(f"kernel {kernel}: {value.name}={given} does not fit 64 bits")
-    elif not isinstance(given, Tensor) and not (number and value.role == "state"):
-        wanted = "a number or a tensor" if value.role == "state" else "a tensor"
-        raise TypeError(f"kernel {kernel}: {value.name} must be {wanted}, not {_described(given)}")
-    if isinstance(given, Tensor) and given.requires_grad and torch.is_grad_enabled():
+        if not number or (value.kind is int and not isinstance(argument, Integral)):
+            right = "a whole number" if value.kind is int else "a number (declare a dtype for a tensor)"
+            raise TypeError(f"kernel {kernel}: {value.name} must be {right}, not {_described(argument)}")
+        if value.kind is int and not -(2**63) <= argument < 2**63:
+            raise ValueError(f"kernel {kernel}: {value.name}={argument} does not fit 64 bits")
+    elif not isinstance(argument, Tensor) and not (number and value.role == "state"):
+        right = "a number or a tensor" if value.role == "state" else "a tensor"
+        raise TypeError(f"kernel {kernel}: {value.name} must be {right}, not {_described(argument)}")
+    if isinstance(argument, Tensor) and argument.requires_grad and torch.is_grad_enabled():
         raise RuntimeError(f"kernel {kernel}: {value.name} requires grad: {_GRADIENT}")
 
 
-def _described(given: Any) -> str:
-    if isinstance(given, Tensor):
-        return f"a {given.dtype} tensor {list(given.shape)}"
-    return f"{given!r} ({type(given).__name__})"
+def _described(argument: Any) -> str:
+    if isinstance(argument, Tensor):
+        return f"a {argument.dtype} tensor {list(argument.shape)}"
+    return f"{argument!r} ({type(argument).__name__})"
 
 
-def dtype_of(kernel: str, values: Sequence[Declared], given: Mapping[str, Any]) -> torch.dtype:
+def dtype_of(kernel: str, values: Sequence[Declared], arguments: Mapping[str, Any]) -> torch.dtype:
     """The dtype of a call: that of the tensors declared without one, else the first of ``TYPES`` that is declared."""
     roles = ("input", "param", "output")
-    free = [v.name for v in values if v.role in roles and v.kind is None and v.name in given]
+    free = [v.name for v in values if v.role in roles and v.kind is None and v.name in arguments]
     for name in free:
-        if given[name].dtype not in TYPES:
-            raise TypeError(f"kernel {kernel}: {name} is {given[name].dtype}; right are {', '.join(map(str, TYPES))}")
-        if given[name].dtype != given[free[0]].dtype:
+        if arguments[name].dtype not in TYPES:
             raise TypeError(
-                f"kernel {kernel}: {name} is {given[name].dtype} and {free[0]} is {given[free[0]].dtype}; "
+                f"kernel {kernel}: {name} is {arguments[name].dtype}; right are {', '.join(map(str, TYPES))}"
+            )
+        if arguments[name].dtype != arguments[free[0]].dtype:
+            raise TypeError(
+                f"kernel {kernel}: {name} is {arguments[name].dtype} and {free[0]} is {arguments[free[0]].dtype}; "
                 "tensors declared without a dtype must have the same one"
             )
     floating = [kind for kind in TYPES if any(v.role in roles and v.kind is kind for v in values)]
-    first: torch.dtype = given[free[0]].dtype if free else floating[0] if floating else torch.float32
+    first: torch.dtype = arguments[free[0]].dtype if free else floating[0] if floating else torch.float32
     return first
 
 
-def sizes_of(kernel: str, values: Sequence[Declared], given: Mapping[str, Any], timed: bool, device: str) -> Sizes:
+def sizes_of(kernel: str, values: Sequence[Declared], arguments: Mapping[str, Any], timed: bool, device: str) -> Sizes:
     """The sizes and the layout of a call, from its first tensor of all elements."""
-    full = [v.name for role in ("input", "output") for v in values if v.role == role and v.name in given]
+    full = [v.name for role in ("input", "output") for v in values if v.role == role and v.name in arguments]
     if not full:
         raise TypeError(f"kernel {kernel}: no input and no output is given, and nothing else says the sizes")
-    name, like = full[0], given[full[0]]
+    name, like = full[0], arguments[full[0]]
     if like.device.type != device:
         where = "an NVIDIA GPU" if device == "cuda" else device
         raise ValueError(f"kernel {kernel}: {name} is on {like.device}; kernels run on {where}: .to({device!r})")
@@ -267,10 +269,12 @@ def sizes_of(kernel: str, values: Sequence[Declared], given: Mapping[str, Any], 
     return Sizes(name, like, layout_of(steps), steps.shape[0] if timed else None)
 
 
-def check_tensors(kernel: str, values: Sequence[Declared], given: Mapping[str, Any], typed: Typed, of: Sizes) -> None:
+def check_tensors(
+    kernel: str, values: Sequence[Declared], arguments: Mapping[str, Any], typed: Typed, of: Sizes
+) -> None:
     """Every tensor has its dtype, the device, its shape, and lies as the first one does."""
     for value in values:
-        tensor = given.get(value.name)
+        tensor = arguments.get(value.name)
         if isinstance(tensor, Tensor):
             what = f"kernel {kernel}: {value.name}"
             if tensor.dtype != typed.dtypes[value.name]:
@@ -282,11 +286,11 @@ def check_tensors(kernel: str, values: Sequence[Declared], given: Mapping[str, A
 
 def _check_place(what: str, role: str, tensor: Tensor, of: Sizes) -> None:
     full = role in ("input", "output")
-    wanted = tuple(of.like.shape) if full else of.layout.shape
+    shape = tuple(of.like.shape) if full else of.layout.shape
     single = role == "param" and tensor.numel() == 1
-    if tensor.shape != wanted and not single:
+    if tensor.shape != shape and not single:
         either = " or one number" if role == "param" else ""
-        raise ValueError(f"{what} has shape {list(tensor.shape)}; right is {list(wanted)}{either}, as {of.name} says")
+        raise ValueError(f"{what} has shape {list(tensor.shape)}; right is {list(shape)}{either}, as {of.name} says")
     timed = full and of.steps is not None
     # a copy is made only where this raises
     dense = single or (of.layout.fit_steps if timed else of.layout.fit)(tensor) is tensor
@@ -321,7 +325,7 @@ def _span(tensor: Tensor) -> Tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
-def split(given: Mapping[str, Any]) -> Tuple[Dict[str, Tensor], Dict[str, Any]]:
+def split(arguments: Mapping[str, Any]) -> Tuple[Dict[str, Tensor], Dict[str, Any]]:
     """The tensors of a call, and its numbers."""
-    tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
-    return tensors, {name: value for name, value in given.items() if name not in tensors}
+    tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
+    return tensors, {name: value for name, value in arguments.items() if name not in tensors}

@@ -105,17 +105,17 @@ class CustomKernel:
 
     # -- calls
 
-    def __call__(self, **given: Any) -> Any:
+    def __call__(self, **arguments: Any) -> Any:
         """Launch on torch's current stream. Gives the outputs, then the states asked for: one tensor, or a named tuple.
 
         What is given by the name of a result is filled; other results are new tensors.
         """
-        checks.check_names(self.name, self.values, given)
-        sizes = checks.sizes_of(self.name, self.values, given, self.timed, self._device())
-        dtype = checks.dtype_of(self.name, self.values, given)
+        checks.check_names(self.name, self.values, arguments)
+        sizes = checks.sizes_of(self.name, self.values, arguments, self.timed, self._device())
+        dtype = checks.dtype_of(self.name, self.values, arguments)
         typed = self._typed.get(dtype) or self._typed.setdefault(dtype, Typed(self.values, dtype, self.access))
-        checks.check_tensors(self.name, self.values, given, typed, sizes)
-        tensors, numbers = checks.split(given)
+        checks.check_tensors(self.name, self.values, arguments, typed, sizes)
+        tensors, numbers = checks.split(arguments)
         filled = [name for name in self.results if name in tensors]
         if filled:
             checks.check_apart(self.name, tensors, filled, in_place=not self.timed)
@@ -126,8 +126,8 @@ class CustomKernel:
         # CUDA refuses to launch no block
         if sizes.neurons:
             self._launch(dtype, typed, sizes, tensors, numbers)
-        found = [tensors[name] for name in self.results]
-        return self._results(*found) if self._results else found[0]
+        results = [tensors[name] for name in self.results]
+        return self._results(*results) if self._results else results[0]
 
     def _device(self) -> str:
         return "cuda" if isinstance(self.kernel, type) and issubclass(self.kernel, Kernel) else "cpu"
@@ -162,9 +162,9 @@ class CustomKernel:
         if why:
             raise BackendUnavailable(f"kernel {self.name} cannot run: {why}")
         printed = self._printed(typed, width)
-        found = shared(self.kernel, self.name, printed.text, printed.types), printed
-        self._compiled[dtype, width] = found
-        return found
+        compiled = shared(self.kernel, self.name, printed.text, printed.types), printed
+        self._compiled[dtype, width] = compiled
+        return compiled
 
     def _fitting(self, typed: Typed, sizes: checks.Sizes, tensors: Dict[str, Tensor]) -> int:
         """The widest vector access, in elements, that size, alignment and strides of these tensors allow."""
@@ -213,7 +213,7 @@ class ElementwiseKernel(CustomKernel):
         header: str = "",
     ) -> None:
         roles: Mapping[str, Any] = {"input": inputs, "param": params, "output": outputs}
-        values = [value for role, given in roles.items() for value in declared(name, role, given)]
+        values = [value for role, declarations in roles.items() for value in declared(name, role, declarations)]
         super().__init__(name, values, body, header)
 
     def _lines(self, writer: CustomWriter) -> List[str]:
@@ -262,7 +262,7 @@ class ScanKernel(CustomKernel):
         header: str = "",
     ) -> None:
         roles: Mapping[str, Any] = {"input": inputs, "param": params, "output": outputs}
-        values = [value for role, given in roles.items() for value in declared(name, role, given)]
+        values = [value for role, declarations in roles.items() for value in declared(name, role, declarations)]
         self.reverse = reverse
         super().__init__(name, [*values, *states(name, state, final)], body, header)
 

@@ -95,15 +95,15 @@ def core_of_program(program: Program, values: Sequence[Declared], typed: Typed) 
     kinds = {value.name: value.role if value.role in ("input", "state") else "param" for value in values}
     printer = CudaPrinter(typed.compute)
     names = {leaf: printer.symbol(leaf) for leaf in (Node(kinds[name], (), name) for name in reads)}
-    taken = [printer.symbols.wanted(name) for name in names.values()]
+    used = [printer.symbols.wanted(name) for name in names.values()]
     arguments = [f"const {typed.real} {name}" for name in names.values()]
     roots = [(f"new_{name}", node) for name, node in zip(program.states, program.next)]
     outputs = of_role(values, "output")
     roots += zip(outputs, program.outputs)
     labels = _needed(program.labels, [node for _, node in roots])
     # an output that is called like a value of the step gets another name
-    taken += labels.values()
-    targets = [printer.symbols.new(f"{name}_out" if name in taken else name) for name, _ in roots]
+    used += labels.values()
+    targets = [printer.symbols.new(f"{name}_out" if name in used else name) for name, _ in roots]
     arguments += [f"{typed.real}& {target}" for target in targets]
     lines = printer.block([node for _, node in roots], names, labels, name_roots=False)
     for target, (_, node) in zip(targets, roots):
@@ -218,14 +218,14 @@ class CustomWriter:
         lines += [f"Pack<{self.typed.stored(name)}, V> {self.local[name]};" for name in outputs]
         # an output that a C text returns without setting is 0, never what a register held
         inner = [f"{self.typed.local(name)} {self._late[name]} = 0;" for name in outputs]
-        inner.append(f"core({', '.join(self._given())});")
+        inner.append(f"core({', '.join(self._core_arguments())});")
         inner += [f"{self.local[n]}.set(j, {self.typed.written(n, self._late[n])});" for n in outputs]
         lines += over_neurons(inner)
         offset = "t * N + i" if timed else "i"
         stores = [f"store({self.pointer(name, fills=True)} + {offset}, {self.local[name]});" for name in outputs]
         return [*lines, *stores]
 
-    def _given(self) -> List[str]:
+    def _core_arguments(self) -> List[str]:
         """What the core gets for element j."""
         texts = {"i": "i + j"}
         for name, role in ((value.name, value.role) for value in self.values):

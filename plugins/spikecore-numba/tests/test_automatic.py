@@ -24,7 +24,7 @@ def _nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "AUTO", {"cpu": ("numba", "torch")})
     for name in ("SPIKECORE_BACKEND", "SPIKECORE_BLOCK", "SPIKECORE_NO_PLUGINS"):
         monkeypatch.delenv(name, raising=False)
-    default_registry()._said.clear()
+    default_registry().refresh()
 
 
 def data(steps: int, *shape: int) -> torch.Tensor:
@@ -220,3 +220,18 @@ def test_a_backward_kernel_that_numba_cannot_compile_is_the_references(monkeypat
     assert len(caught) == 1
     assert "'torch' computes instead of 'numba', which was chosen automatically" in str(caught[0].message)
     assert all(map(torch.equal, found, gradients("torch")))
+
+
+def test_a_parameter_that_stands_for_other_tensors() -> None:
+    """Beside a plain input it goes through torch's dispatcher, which knows what it is; kernels saw no memory."""
+    two = pytest.importorskip(
+        "torch.testing._internal.two_tensor", reason="torch before 2.4 has no TwoTensor"
+    ).TwoTensor
+    tau, x = torch.full((3,), 2.5), data(4, 2, 3)
+    expected = sc.LIF(tau=tau, backend="torch")(x)
+    neuron = sc.LIF(tau=tau, backend="numba")
+    neuron(x)  # later calls of plain tensors go straight to the kernel
+    neuron._buffers["tau"] = two(tau, tau.clone())  # as a library does that shards or quantises tensors
+    for wrapped in (neuron, sc.LIF(tau=two(tau, tau.clone()), backend="numba")):
+        spikes = wrapped(x)
+        assert torch.equal(getattr(spikes, "a", spikes), expected)

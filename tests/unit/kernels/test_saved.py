@@ -9,6 +9,7 @@ import torch
 
 import spikecore as sc
 from kernel_loop import Loop, bound, gradients, image, same, twins
+from shell_nets import Counting
 from spikecore.kernels import ForwardPlan
 
 
@@ -28,19 +29,6 @@ def test_inference_saves_nothing() -> None:
     assert neuron(x.detach()).grad_fn is None
     assert neuron(x).grad_fn is not None
     assert written == [False, True]
-
-
-class Counting(sc.Neuron):
-    """A state that no gradient is computed from, before one that is."""
-
-    states = {"count": 0.0, "v": 0.1}
-    params = {"tau": 2.0}
-
-    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
-        h = s.v + (x - s.v) / p.tau
-        z = self.spike(h - 1.0)
-        count = s.count + z
-        return count, {"count": count, "v": sc.ops.select(z, 0.0, h)}
 
 
 @pytest.mark.parametrize("given", [False, True])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import textwrap
 
 import pytest
 import torch
@@ -215,16 +217,10 @@ def test_a_frequency_of_brf_that_learning_raised(dtype):
 T, B, C = 12, 5, 7
 
 
-class AdaptiveLIF(sc.Neuron):
-    """LIF with an adaptive threshold (Bellec et al., 2018), word for word from the design."""
-
-    states = {"v": 0.0, "a": 0.0}
-    params = {"tau": 2.0, "rho": 0.9, "beta": 0.2, "threshold": 1.0}
-
-    def dynamics(self, x, s, p):
-        h = s.v + (x - s.v) / p.tau
-        z = self.spike(h - (p.threshold + p.beta * s.a))
-        return z, {"v": sc.ops.select(z, 0.0, h), "a": p.rho * s.a + z}
+#: What the docstring of Neuron shows: LIF with an adaptive threshold.
+SHOWN = {"sc": sc}
+exec(textwrap.dedent(inspect.getdoc(sc.Neuron).partition("::\n\n")[2].partition("\n\nArguments")[0]), SHOWN)
+AdaptiveLIF = SHOWN["AdaptiveLIF"]
 
 
 class TestDetachReset:
