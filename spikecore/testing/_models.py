@@ -5,7 +5,6 @@ Every number is one that float32 holds exactly, so that no difference comes from
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, field, replace
 from typing import Any, Mapping, Optional, Sequence, Tuple, Type
 
@@ -245,7 +244,7 @@ def _at_defaults(name: str, neuron: Type[Neuron]) -> Model:
         twin,
         single(**{**neuron.params, **off, **twin.values}),
         twin.drive,
-        resets=ALL_RESETS if "reset" in inspect.signature(neuron).parameters else ("none",),
+        resets=ALL_RESETS if "reset" in neuron.configuration else ("none",),
         exact_resets=(),
         arithmetic=all(node.is_leaf or node.op in EXACT for node in nodes),
         outputs=("spikes" if any(node.op == "spike" for node in nodes) else "output",),
