@@ -83,8 +83,7 @@ def check_programs(
     """Raise :class:`Difference` for a program that differs, made as simple as it still does. again: the command that
     repeats this.
     """
-    from spikecore.testing.random_programs._draw import calls
-    from spikecore.testing.random_programs._hypothesis import examples, hypothesis
+    from spikecore.testing.random_programs._draw import calls, examples, hypothesis
 
     def body(example: Tuple[Any, Config]) -> None:
         program, config = example
