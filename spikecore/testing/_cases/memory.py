@@ -21,6 +21,7 @@ from spikecore.testing._compare import Mismatch, as_array, same
 from spikecore.testing._context import Context
 from spikecore.testing._custom import CUSTOM
 from spikecore.testing._models import MODELS, Model, spread
+from spikecore.testing._oracle import Array
 from spikecore.testing._subject import SHAPE, Subject
 from spikecore.testing._tolerances import OTHER_DTYPES
 from spikecore.testing._turning import TURN
@@ -60,15 +61,15 @@ def distinct(of: str, results: Named, arguments: Named) -> None:
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Whether the addresses of two tensors meet; those of tensors without elements meet none."""
-    if not (one.numel() and other.numel()) or one.device != other.device:
-        return False
-    (begin, end), (first, last) = ((x.data_ptr(), x.data_ptr() + _span(x) * x.element_size()) for x in (one, other))
-    return begin < last and first < end
+    """Whether two tensors have a byte in common. Views of one allocation may lie between each other."""
+    return one.device == other.device and np.intersect1d(_addresses(one), _addresses(other)).size > 0
 
 
-def _span(x: Tensor) -> int:
-    return 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride()))
+def _addresses(x: Tensor) -> Array:
+    at, width = np.array([x.data_ptr()]), x.element_size()
+    for size, stride in zip(x.shape, x.stride()):
+        at = np.add.outer(at, np.arange(size) * stride * width).ravel()
+    return np.add.outer(at, np.arange(width)).ravel()
 
 
 class Watched:
@@ -352,14 +353,13 @@ def _later(name: str, holds: str, *needs: str, **more: Any) -> Callable[[Any], A
 @contextmanager
 def no_collector() -> Iterator[None]:
     """Python's collector off; what is freed is freed because nobody refers to it."""
-    on = gc.isenabled()
+    restore = gc.enable if gc.isenabled() else gc.disable
     gc.collect()
     gc.disable()
     try:
         yield
     finally:
-        if on:
-            gc.enable()
+        restore()
 
 
 class _Memories:
