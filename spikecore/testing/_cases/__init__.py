@@ -8,23 +8,22 @@ from spikecore.testing._cases import (
     found_by_mutants,
     gradients,
     language,
+    layers,
     layouts,
     memory,
-    normalised,
     packed,
     parameters,
     process,
     random,
-    recurrent,
     robust,
     rows,
     steps,
 )
 
 CASES = Collection()
-for _rows in (rows, normalised, recurrent, drawn, steps, found_by_mutants, random):
+for _rows in (rows, drawn, steps, found_by_mutants, random):
     _rows.add_to(CASES)
-for _written in (gradients, parameters, language, edges, layouts, calls, memory, process, robust, packed):
+for _written in (layers, gradients, parameters, language, edges, layouts, calls, memory, process, robust, packed):
     for _case in _written.CASES:
         CASES.put(_case)
 

@@ -54,7 +54,6 @@ def add_to(cases: Collection) -> None:
     )
     lanes = "neurons that fill whole vectors: outputs and gradients of 64 and of 96 neurons"
     add("whole-vectors", lanes, whole_vectors, "gradients")
-    add("feedback-changed", "a matrix of feedback that is changed in place counts anew", feedback_changed, "recurrent")
 
 
 def penalty(context: Context) -> None:
@@ -146,19 +145,3 @@ def whole_vectors(context: Context) -> None:
             wrong = int((result.detach().cpu().double().numpy() != right).sum())
             if wrong:
                 raise Mismatch(f"{what} of {neuron!r} on input {list(shape)}: {wrong} of {right.size} differ")
-
-
-def feedback_changed(context: Context) -> None:
-    """In one call half of the last output comes back, in the next a quarter."""
-    linear = context.place(torch.nn.Linear(3, 3, bias=False))
-    net = sc.Recurrent(sc.LI(tau=2.0, backend=context.name), linear, fused=True)
-    x = np.random.default_rng(38).integers(-8, 9, (STEPS, 2, 3)) / 8.0
-    for weight in (0.5, 0.25):
-        with torch.no_grad():
-            linear.weight.copy_(weight * torch.eye(3))
-        output = net(context.tensor(x)).detach().cpu().double().numpy()
-        v = np.zeros(x.shape[1:])
-        for t, step in enumerate(x):
-            v = (v + step + weight * v) / 2  # of this neuron the output is the state
-            if not np.array_equal(output[t], v):
-                raise Mismatch(f"step {t} of {net!r} differs once the weight is {weight}: is an earlier one kept?")

@@ -13,11 +13,10 @@ import spikecore as sc
 from spikecore.testing._calls import Call
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch, as_array, backward, same
-from spikecore.testing._config import Config, add_row
 from spikecore.testing._context import Context
 from spikecore.testing._custom import library_surrogate
 from spikecore.testing._models import BY_NAME
-from spikecore.testing._oracle import SURROGATES, Array, adjoint, run
+from spikecore.testing._oracle import SURROGATES, Array, run
 from spikecore.testing._subject import Subject
 from spikecore.testing._tolerances import TOLERANCES
 from spikecore.testing._turning import TURN
@@ -63,47 +62,6 @@ def _no_grad(context: Context) -> None:
         s.check_outputs(output, f" under {mode.__name__}")
         if output.requires_grad:
             raise Mismatch(f"the output of {s.of} requires a gradient under {mode.__name__}")
-
-
-@_case("state/carried", "calls that carry their state give what one long call gives")
-@_case("state/carried-16-bit", "nothing is rounded on the way from call to call", dtype="float16", narrow=True)
-def _carried(context: Context, narrow: bool = False) -> None:
-    """Pieces of 16, 1, 0, 7 and 16 steps."""
-    for model in ("lif", "synaptic", "leaky"):
-        s = Subject(context, model, "soft", shape=(40, 3, 5), dtype="float16" if narrow else "float32")
-        with sc.carry_state(s.neuron):
-            pieces = [s.neuron(piece) for piece in s.x().split([16, 1, 0, 7, 16])]
-            state = dict(s.neuron.state or {})
-        s.check_outputs(torch.cat(pieces), " of the pieces")
-        s.check_states(state, s.bits().final, "carried state", exact=True)
-        if s.neuron.state is not None:
-            raise Mismatch(f"{s.of} keeps a state after carry_state ended")
-
-
-@_case("state/truncated", "a detached state lets the value through and no gradient", *_STATE)
-def _truncated(context: Context) -> None:
-    """Backward in two pieces."""
-    s = Subject(context, "lif", "soft", shape=(12, 3, 5))
-    x = s.x(grad=True)
-    first, middle = s.neuron.run(x[:7])
-    second, _ = s.neuron.run(x[7:], state={name: value.detach() for name, value in middle.items()})
-    s.check_outputs(torch.cat([first, second]), " of the pieces")
-    cotangent = s.cotangent(torch.cat([first, second]))
-    backward(s.of, [first, second], [cotangent[:7], cotangent[7:]])
-    head = s.gradients(torch.cat([cotangent[:7], torch.zeros_like(cotangent[7:])])).inputs[0]
-    tail = run(s.twin, [x[7:] for x in s.inputs], s.params, {n: v[6] for n, v in s.seen.states.items()})
-    behind = adjoint(tail, [as_array(cotangent[7:])]).inputs[0]
-    s.check("input gradient", x.grad, np.concatenate([head[:7], behind]), name="truncated")
-
-
-_EMPTY: Dict[str, Any] = {"shape": (0, 3, 5), "state": True, "exact": True, "given": ("final",)}
-add_row(
-    CASES,
-    "state/no-steps-gradient",
-    "state",
-    "without steps the final state is the given one, and its cotangent its gradient",
-    *[Config(model, wanted=("inputs", "states"), **_EMPTY) for model in ("lif", "alif")],
-)
 
 
 # -- surrogates far from the threshold
@@ -180,19 +138,6 @@ def _sum_of_gradients(s: Subject, what: str, leaf: Tensor, results: Dict[str, Te
     s.check(f"{kind} gradient", leaf.grad, np.asarray(sum(parts.values())), name=what, suspects=suspects)
 
 
-_TWICE = "one tensor given as both inputs gets the sum of both gradients"
-
-
-@_case("wanted/one-tensor-for-both-inputs-same", _TWICE, *_ALL, view=False)
-@_case("wanted/one-tensor-for-both-inputs-view", _TWICE, *_ALL, view=True)
-def _twice(context: Context, view: bool) -> None:
-    s = _turn(context, ("leak", "gain"))
-    s.takes([s.inputs[0], s.inputs[0]])
-    x = s.xs(grad=True)[0]
-    results = _run(s, [x, x.view_as(x) if view else x], s.start())
-    _sum_of_gradients(s, "one tensor given as both inputs", x, results, "input")
-
-
 @_case("wanted/one-tensor-for-all-states", "one tensor given as every state gets the sum of their gradients", *_ALL)
 def _one_state(context: Context) -> None:
     s = _turn(context)
@@ -203,39 +148,6 @@ def _one_state(context: Context) -> None:
     _sum_of_gradients(s, "one tensor given as every state", value, results, "state")
     if not np.array_equal(as_array(value), held):
         raise Mismatch(f"the state given to {s.of} was written to")
-
-
-@_case("wanted/last-step-only", "a loss of the last step's outputs, or of one neuron's, has its gradient", *_BACK)
-def _last_step(context: Context) -> None:
-    """Cotangents that are zero but for the last step, then but for one neuron of it."""
-    for parts in ((-1,), (-1, 1, 2)):
-        s = Subject(context, "lif", "soft", shape=(20, 3, 5))
-        x = s.x(grad=True)
-        output = s.neuron(x)
-        cotangent, dense = s.cotangent(output[parts]), torch.zeros_like(output)
-        dense[parts] = cotangent
-        backward(s.of, [output[parts]], [cotangent])
-        s.check("input gradient", x.grad, s.gradients(dense).inputs[0], name=f"a loss of the output at {list(parts)}")
-
-
-@_case("wanted/sums-of-everything", "each result's sum(), whose cotangent is one number, has its gradient", *_ALL)
-def _sums_of_everything(context: Context) -> None:
-    """``sum()`` of outputs, final states and traces, each times a number of its own."""
-    s = _turn(context, ("leak", "gain"))
-    xs, start = s.xs(grad=True), s.start(grad=True) or {}
-    results = _run(s, xs, start)
-    times = {name: 0.5 + k / 4 for k, name in enumerate(results)}
-    backward(s.of, [r.sum() for r in results.values()], [context.tensor(time) for time in times.values()])
-    full = {name: torch.full_like(r, times[name]) for name, r in results.items()}
-    final, trace = ({name: full[f"{kind} {name}"] for name in _STATES} for kind in ("final", "trace"))
-    right = s.gradients([full["output 0"], full["output 1"]], final, trace)
-    name = "of the sums of all results"
-    for leaf, x, expected in zip(s.twin.inputs, xs, right.inputs):
-        s.check("input gradient", x.grad, expected, name=f"{leaf}, {name}")
-    for leaf, value in start.items():
-        s.check("state gradient", value.grad, right.state[leaf], name=f"the initial {leaf}, {name}")
-    for leaf, parameter in s.neuron.named_parameters():
-        s.check("parameter gradient", parameter.grad, right.params[leaf], name=f"{leaf}, {name}")
 
 
 @_case(

@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, Mapping, Tuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import spikecore as sc
 from spikecore.testing._case import Collection
@@ -15,8 +15,6 @@ from spikecore.testing._compare import as_array, backward, same
 from spikecore.testing._context import Context
 from spikecore.testing._oracle import Array, Gradients, Trajectory, adjoint, run
 from spikecore.testing._oracle.operations import CONSTANT, OPERATIONS, Applied
-from spikecore.testing._oracle.recurrent import Matrix
-from spikecore.testing._oracle.recurrent import adjoint as feedback
 from spikecore.testing._subject import Subject
 from spikecore.testing._tolerances import EXACT, TOLERANCES
 from spikecore.testing.naming import Naming, awkward, namings, results, usable
@@ -140,30 +138,6 @@ def _configured(context: Context) -> None:
     soft.check_outputs(soft.neuron(soft.x()))
     hard.neuron.reset = "soft"
     soft.check_outputs(hard.neuron(soft.x()), " after reset was changed to 'soft'")
-
-
-@_case(
-    "custom/recurrent",
-    "a neuron with feedback gives what its loop gives, gradient included",
-    "gradients",
-    "state_gradients",
-)
-def _recurrent(context: Context) -> None:
-    """``y[t] = LIF(x[t] + W y[t-1])``."""
-    s = Subject(context, "lif", "soft", shape=(6, 2, 3))
-    weight = np.asarray([[0.5, -0.25, 0.125], [0.25, 0.375, -0.5], [-0.125, 0.75, 0.25]])
-    linear: nn.Module = nn.Linear(3, 3, bias=False)
-    linear.weight.data = torch.tensor(weight, dtype=torch.float32)
-    net = context.place(sc.Recurrent(s.neuron, linear))
-    x, matrix = s.x(grad=True), Matrix(weight, None, np.zeros((2, 3)))
-    for _ in range(len(x)):  # with each round one step more has what comes back to it
-        s.takes([as_array(x) + matrix.back(s.seen.outputs[0])])
-    output = net(x)
-    same("spikes with feedback", repr(net), as_array(output), s.seen.outputs[0], tested=s.seen.tested)
-    cotangent = s.cotangent(output)
-    s.backward(output, cotangent)
-    right = feedback(s.seen, matrix, as_array(cotangent)).inputs
-    s.check("input gradient", x.grad, right, name="a network with feedback")
 
 
 # -- names

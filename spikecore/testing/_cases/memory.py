@@ -69,7 +69,7 @@ def _addresses(x: Tensor) -> Array:
     at, width = np.array([x.data_ptr()]), x.element_size()
     for size, stride in zip(x.shape, x.stride()):
         at = np.add.outer(at, np.arange(size) * stride * width).ravel()
-    return np.add.outer(at, np.arange(width)).ravel()
+    return np.asarray(np.add.outer(at, np.arange(width)).ravel())
 
 
 class Watched:

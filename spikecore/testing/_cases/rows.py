@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, Tuple
+from dataclasses import replace
+from typing import Any, Callable, Dict, Iterator, Tuple
 
 from spikecore.testing._case import Collection
 from spikecore.testing._config import Config, Names, add_row
@@ -50,6 +51,28 @@ _SHAPES: Dict[str, Tuple[int, ...]] = {
     "one-by-one-image": (3, 2, 5, 1, 1),
 }
 _IMAGE = (4, 2, 3, 6, 5)
+#: Layouts, by what cases call them, and the tensors of a call that have one, by the name of the case.
+_PLACES = {
+    "strided": "strided",
+    "transposed": "backwards",
+    "offset": "unaligned",
+    "part-of-a-larger-one": "part-of-a-larger-one",
+    "first-of-the-batch": "first-of-the-batch",
+    "expanded": "expanded",
+}
+_ROLES: Dict[str, Names] = {
+    "first-input": ("x",),
+    "second-input": ("y",),
+    "given-state": ("a", "c"),
+    "second-state-alone": ("b",),
+    "channel-parameter": ("gain",),
+    "full-parameter": ("leak",),
+    "cotangent-of-first-output": ("g output 0",),
+    "cotangent-of-second-output": ("g output 1",),
+    "cotangent-of-final-state": ("g final a", "g final b"),
+    "cotangent-of-trace": ("g trace b", "g trace c"),
+}
+_ROLES["everything"] = tuple(name for names in _ROLES.values() for name in names)
 
 _INPUTS, _STATES, _PARAMS = ("x", "y"), ("a", "b", "c"), ("leak", "gain", "start")
 _EVERY = (*_INPUTS, *_STATES, *_PARAMS)
@@ -235,6 +258,14 @@ def _kinds_of_state(cases: Collection) -> None:
     add("state/final-alone", "a gradient may come from the final state alone", Config(**alone), Config("alif", **alone))
     config = Config(reset="soft", state=True, wanted=("states",), given=("outputs",))
     add("state/initial-alone", "only the initial state may need a gradient", config)
+    pieces: Dict[str, Any] = {"reset": "soft", "shape": (40, 3, 5), "call": "carried", "bits": True}
+    models = ("lif", "synaptic", "leaky")
+    holds = "calls that carry their state give what one long call gives"
+    add("state/carried", holds, *[Config(model, **pieces) for model in models])
+    holds = "nothing is rounded on the way from call to call"
+    add("state/carried-16-bit", holds, *[Config(model, dtype="float16", **pieces) for model in models])
+    config = Config(reset="soft", shape=(12, 3, 5), **{**BACK, "call": "cut"})
+    add("state/truncated", "a detached state lets the value through and no gradient", config)
 
 
 def _turning(cases: Collection) -> None:
@@ -294,6 +325,19 @@ def _wanted(cases: Collection) -> None:
             "turn", "none", shape=(6, 3, 5), state=True, record=record, wanted=("inputs", "states"), given=("trace",)
         )
         add_row(cases, f"wanted/{name}", "state", f"{holds} have their own values and gradients", config)
+    every = Config("turn", "none", shape=(6, 3, 5), **{**ALL, "learn": ("leak", "gain")})
+    for x2 in ("same", "view"):
+        holds = "one tensor given as both inputs gets the sum of both gradients"
+        add_row(cases, f"wanted/one-tensor-for-both-inputs-{x2}", "state", holds, replace(every, x2=x2))
+    holds = "each result's sum(), whose cotangent is one number, has its gradient"
+    sums = replace(every, g="one-number", g_final="one-number", g_trace="one-number")
+    add_row(cases, "wanted/sums-of-everything", "state", holds, sums)
+    holds = "a loss of the last step's outputs, or of one neuron's, has its gradient"
+    last = [Config(reset="soft", shape=(20, 3, 5), cotangents=which, **BACK) for which in ("last", "one")]
+    add_row(cases, "wanted/last-step-only", "state", holds, *last)
+    holds = "without steps the final state is the given one, and its cotangent its gradient"
+    empty: Dict[str, Any] = {"shape": (0, 3, 5), **BOTH, "exact": True, "given": ("final",)}
+    add_row(cases, "state/no-steps-gradient", "state", holds, *[Config(model, **empty) for model in ("lif", "alif")])
 
 
 def _custom(cases: Collection) -> None:
@@ -340,3 +384,29 @@ def _layouts(cases: Collection) -> None:
     add("channels-last-channel", holds, config)
     holds = "output.sum(), whose gradient is one number expanded, has the right gradient"
     add("sum", holds, Config(reset="soft", g="ones", **BACK))
+    thin: Dict[str, Any] = {"shape": (6, 3, 5)}
+    holds = "and each of its copies has its gradient"
+    add("input-expanded-gradient", holds, *[Config(x=how, **thin, **BACK) for how in EXPANDED])
+    given = [
+        Config(shape=(6, 4, 5), state=True, bits=True, state_layout=how) for how in (*_PLACES.values(), "one-number")
+    ]
+    add("state", "a given state of any strides is read where it lies", *given)
+    final: Dict[str, Any] = {"shape": (6, 4, 5), "state": True, "wanted": ("inputs",), "given": ("final",)}
+    incoming = [Config(**final, g_final=how) for how in ("ones", "backwards")]
+    add("state-incoming", "so are the gradients of the final state", *incoming)
+    _placed(add)
+
+
+def _placed(add: Callable[..., None]) -> None:
+    """Everything that a call gives, and every gradient, with the tensors of one role in one layout."""
+    call: Dict[str, Any] = {"model": "turn", "reset": "none", "shape": (6, 4, 5), "bits": True, **ALL}
+    call.update(learn=("leak", "gain"), params="full/channel/number")
+    holds = "a tensor of these strides, wherever it is given, is read as what it stands for"
+    for role, names in _ROLES.items():
+        for place, layout in _PLACES.items():
+            add(f"{role}-{place}", holds, Config(**call, lay=tuple(f"{name} {layout}" for name in names)))
+    holds = "also in other dtypes, where several values may share a word"
+    for dtype in OTHER_DTYPES:
+        for place in ("transposed", "strided", "expanded"):
+            lay = tuple(f"{name} {_PLACES[place]}" for name in _ROLES["everything"])
+            add(f"everything-{place}-{dtype}", holds, Config(**call, dtype=dtype, lay=lay))

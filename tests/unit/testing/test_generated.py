@@ -37,6 +37,8 @@ class TestText:
             assert str(Config.parse(text)) == text
         every = Config("turn", "none", learn=("*",), given=("output 0", "final a"), state=True, shape=(3,), draw=2)
         assert Config.parse(str(every)) == every
+        layer = Config("lif", feedback="fused", weights="masked", autocast=True, lay=("x strided", "g final v ones"))
+        assert Config.parse(str(layer)) == layer
 
     @pytest.mark.parametrize(
         ("text", "message"),
