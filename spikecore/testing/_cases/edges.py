@@ -18,10 +18,9 @@ from spikecore.dtypes import DTYPES, NARROW
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch, as_array
 from spikecore.testing._context import Context
-from spikecore.testing._edge_table import CONSTANTS, GROUPS, Edge, expected, grid, made, signed, slopes
+from spikecore.testing._edge_table import CONSTANTS, GROUPS, POINTS, Edge, expected, grid, made, signed, slopes
 from spikecore.testing._oracle import Array
 from spikecore.testing._subnormal import beside, foremost
-from spikecore.testing.random_programs.edges import POINTS
 
 #: Where functions that no library rounds correctly, and gradients, are compared: relative, and absolute.
 NEAR = {False: (2e-5, 1e-36), True: (1e-11, 1e-300)}
