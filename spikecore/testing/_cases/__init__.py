@@ -3,9 +3,7 @@
 from spikecore.testing._case import Collection
 from spikecore.testing._cases import (
     calls,
-    drawn,
     edges,
-    found_by_mutants,
     gradients,
     language,
     layers,
@@ -21,7 +19,7 @@ from spikecore.testing._cases import (
 )
 
 CASES = Collection()
-for _rows in (rows, drawn, steps, found_by_mutants, random):
+for _rows in (rows, steps, random):
     _rows.add_to(CASES)
 for _written in (layers, gradients, parameters, language, edges, layouts, calls, memory, process, robust, packed):
     for _case in _written.CASES:

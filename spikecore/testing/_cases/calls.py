@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import spikecore as sc
 from spikecore.testing._calls import (
     Call,
     backward_together,
@@ -319,6 +320,35 @@ def _double_backward_cotangent(context: Context) -> None:
         unit[t, 1, 2] = 1
         right = np.asarray((s.gradients(unit).inputs[0] * as_array(direction)).sum())
         s.check("output", along[t, 1, 2].detach(), right, name=f"the Jacobian along a direction, {(t, 1, 2)},")
+
+
+@CASES.case(
+    "robust/double-backward-parameter",
+    "robust",
+    "the gradient of an input is differentiable in a learnt parameter",
+    *_LEARN,
+    "double_backward",
+    **_SECOND,
+)
+def _double_backward_parameter(context: Context) -> None:
+    """Of a leaky integrator: with a = 1 / tau the input of step k is in output t as a (1 - a)^(t - k)."""
+    dtype = torch.float64 if context.declares("float64") else torch.float32
+    neuron = context.place(sc.LI(tau=torch.tensor(2.75, dtype=dtype), learn=("tau",), backend=context.name))
+    rng = np.random.default_rng(35)
+    x, cotangent, weight = (rng.normal(size=(6, 3)) for _ in range(3))
+    leaf = context.tensor(x, dtype, grad=True)
+    (slope,) = torch.autograd.grad(neuron(leaf), leaf, context.tensor(cotangent, dtype), create_graph=True)
+    second = None
+    if slope.requires_grad:
+        (second,) = torch.autograd.grad(slope, neuron.tau, context.tensor(weight, dtype), allow_unused=True)
+    if second is None:
+        raise Mismatch(f"the input gradient of {neuron!r} is not connected to tau, though create_graph=True")
+    a = 1 / 2.75
+    lag = np.arange(6)[:, None] - np.arange(6)[None]
+    by_a = np.where(lag < 0, 0.0, (1 - a) ** lag - lag * a * (1 - a) ** (lag - 1.0))
+    expected = -(a**2) * float(np.einsum("tn,tk,kn->", cotangent, by_a, weight))
+    if abs(second.item() - expected) > 1e-4 * abs(expected):
+        raise Mismatch(f"the input gradient of {neuron!r}, by tau: got {second.item()}, expected {expected}")
 
 
 # -- changes in place between a call and its backward pass: torch refuses, or the values of the call count

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, List, Sequence, Tuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore.testing._calls import Call
+from spikecore.testing._calls import Call, default_dtype
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch, as_array, backward, same
 from spikecore.testing._context import Context
@@ -53,15 +53,29 @@ def _rest(context: Context) -> None:
         same("spikes of the third call", s.of, third, as_array(first), tested=tested, suspects=suspects, right=right)
 
 
-@_case("state/no-gradient-asked", "under no_grad and inference_mode the outputs are the same", tier="core")
-def _no_grad(context: Context) -> None:
+_MODES: Dict[str, Callable[[], ContextManager[Any]]] = {
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "float64 as torch's default dtype": partial(default_dtype, torch.float64),
+}
+_NO_GRAD, _INFERENCE, _DEFAULT = _MODES
+_UNDER, _FINAL_STATE = "under no_grad and inference_mode the outputs are the same", "the final state"
+
+
+@_case("state/no-gradient-asked", _UNDER, tier="core", modes=(_NO_GRAD, _INFERENCE))
+@_case("robust/no-grad-state", f"{_FINAL_STATE} is right under torch.no_grad", tier="robust", modes=(_NO_GRAD,))
+@_case("robust/inference-mode-state", f"{_FINAL_STATE} is right in inference mode", tier="robust", modes=(_INFERENCE,))
+@_case("robust/default-dtype-state", f"{_FINAL_STATE} has its own dtype", tier="robust", modes=(_DEFAULT,))
+def _modes(context: Context, modes: Sequence[str]) -> None:
     s = Subject(context, "lif", "soft")
-    for mode in (torch.no_grad, torch.inference_mode):
-        with mode():
-            output = s.neuron(s.x())
-        s.check_outputs(output, f" under {mode.__name__}")
-        if output.requires_grad:
-            raise Mismatch(f"the output of {s.of} requires a gradient under {mode.__name__}")
+    for mode in modes:
+        with _MODES[mode]():
+            short, (output, final) = s.neuron(s.x()), s.neuron.run(s.x())
+        for value in (short, output):
+            s.check_outputs(value, f" under {mode}")
+            if value.requires_grad:
+                raise Mismatch(f"the output of {s.of} requires a gradient under {mode}")
+        s.check_states(final, s.bits().final, f"final state, under {mode},", exact=True)
 
 
 # -- surrogates far from the threshold

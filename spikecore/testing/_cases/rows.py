@@ -33,6 +33,10 @@ _KINDS = (
     "leaky-hard leaky-prompt-soft"
 ).split()
 _EXACT, _NOT_ARITHMETIC = ("if", "lif", "leaky"), ("plif", "eif")
+#: dtype of the parameter, dtype of the input.
+_PAIRS = [("float16", "float32"), ("bfloat16", "float32"), ("float64", "float32"), ("float16", "float16"),
+          ("bfloat16", "float16"), ("float32", "float16"), ("float16", "float64"), ("float32", "float64"),
+          ("float64", "float64")]  # fmt: skip
 #: Step counts around 16, up to which a backend may unroll and beyond which it works in chunks; and beyond.
 _LONG, _STEPS = (2, 15, 16, 17, 31, 32, 33, 40), (17, 33, 64, 100, 250)
 #: Name -> shape ``[T, *N]``. No steps, one; no neurons, one, odd counts, counts beside a power of two.
@@ -125,6 +129,7 @@ def add_to(cases: Collection) -> None:
     _kinds_of_parameters(cases)
     _kinds_of_state(cases)
     _turning(cases)
+    _sizes(cases)
     _wanted(cases)
     _custom(cases)
     _layouts(cases)
@@ -219,6 +224,23 @@ def _kinds_of_parameters(cases: Collection) -> None:
     for values in ("1x7", "3x1", "1x1"):
         holds = "a parameter that broadcasts to one time step is spread over it, and its gradient summed"
         add_row(cases, f"parameters/full-{values}", one, holds, Config(reset="soft", params=values, **learnt))
+    holds = "numbers, shared, per-channel and per-neuron parameters go together"
+    mixed = [
+        Config(params="channel/full/number", learn=names, **BACK) for names in (("tau", "threshold"), ("v_reset",))
+    ]
+    add_row(cases, "parameters/mixed", one, holds, *mixed)
+    holds = "a parameter of any strides is read where it lies"
+    laid = [Config(params="full", lay=(f"tau {how}", "threshold one-number")) for how in ("strided", "transposed")]
+    add_row(cases, "parameters/strided", one, holds, *laid)
+    holds = "a tensor of another dtype counts as rounded to that of arithmetic; its gradient is in its own dtype"
+    for stored, dtype in _PAIRS:
+        for kind in ("scalar", "channel", "full"):
+            config = Config(
+                "swap", "none", dtype=dtype, shape=(6, 3, 5), params=kind, param_dtype=stored, learn=("leak",), **BACK
+            )
+            # a sum past 65504 is infinite in the parameter's dtype; it was finite while it was summed
+            huge = [replace(config, cotangents="huge")] if stored == "float16" and dtype != "float64" else []
+            add_row(cases, f"parameters/{kind}-{stored}-on-{dtype}", one, holds, config, *huge)
     holds = "a shared parameter's gradient is summed over many neurons and steps"
     add_row(cases, "parameters/many", one, holds, Config(shape=(5, 37, 113), **learnt))
 
@@ -299,6 +321,16 @@ def _turning(cases: Collection) -> None:
             "100 steps of this dtype, recorded, from a given state: states and traces are in the dtype of arithmetic"
         )
         add(f"steps-100-{dtype}", holds, Config("turn", "none", dtype=dtype, shape=(100, 2, 3), **ALL))
+
+
+def _sizes(cases: Collection) -> None:
+    """Sizes at which a backend may forget neurons."""
+    holds = "one neuron without dimensions begins with the state that is given"
+    config = Config("li", "none", shape=(6,), state=True, bits=True)
+    add_row(cases, "robust/no-dimensions", "robust", holds, config)
+    holds = "neurons that fill whole vectors: outputs and gradients of 64 and of 96 neurons"
+    configs = [Config("li", "none", shape=shape, exact=True, **BACK) for shape in ((6, 64), (6, 2, 3, 16))]
+    add_row(cases, "robust/whole-vectors", "robust", holds, *configs)
 
 
 def _wanted(cases: Collection) -> None:
