@@ -19,9 +19,22 @@ from spikecore.testing._cases import (
 )
 
 CASES = Collection()
-for _rows in (rows, steps, random):
+for _rows in (rows, random):
     _rows.add_to(CASES)
-for _written in (layers, gradients, parameters, language, edges, layouts, calls, memory, process, robust, packed):
+for _written in (
+    layers,
+    gradients,
+    parameters,
+    language,
+    edges,
+    layouts,
+    calls,
+    steps,
+    memory,
+    process,
+    robust,
+    packed,
+):
     for _case in _written.CASES:
         CASES.put(_case)
 
