@@ -6,6 +6,7 @@ Every number is one that float32 holds exactly, so that no difference comes from
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from types import FunctionType, SimpleNamespace
 from typing import Any, Mapping, Optional, Sequence, Tuple, Type
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import nn
 
 import spikecore as sc
 from spikecore.neuron import Neuron
-from spikecore.testing._oracle import Array, Derivative, Oracle
+from spikecore.testing._oracle import Array, Derivative, Next, Oracle, Value, ops
 from spikecore.testing._oracle import neurons as oracle
 from spikecore.testing._oracle.rules import EXACT
 
@@ -90,6 +91,22 @@ class Model:
             neuron.w = nn.Parameter(torch.as_tensor(w, dtype=torch.float32)) if "w" in learn else w
         made: Neuron = neuron
         return made
+
+
+def as_written(neuron: Type[Neuron], **facts: Any) -> Type[Oracle]:
+    """The oracle of a neuron of the suite's own: its equations, which compute with NumPy's numbers in the place of the
+    language's. facts: what the class does not say, such as ``outputs``.
+    """
+    written: Any = neuron.dynamics
+    equations = FunctionType(written.__code__, {**written.__globals__, "sc": SimpleNamespace(ops=ops), "torch": ops})
+
+    def step(self: Any, s: Any, p: Any, *x: Value) -> Next:
+        inputs = SimpleNamespace(**dict(zip(neuron.inputs, x))) if len(x) > 1 else x[0]
+        outputs, following = equations(SimpleNamespace(spike=self.fire), inputs, s, p)
+        return outputs if isinstance(outputs, tuple) else (outputs,), following
+
+    declared = {"inputs": neuron.inputs, "rest": neuron.states, "params": tuple(neuron.params), "step": step}
+    return type(neuron.__name__, (Oracle,), {**declared, "reset_states": neuron.reset_states, **facts})
 
 
 def spread(value: float, shape: Sequence[int], amount: float = 0.15) -> Array:

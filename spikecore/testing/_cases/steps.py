@@ -34,7 +34,7 @@ def _values(size: Sequence[int]) -> Dict[str, Any]:
 
 
 def _call(s: Subject, step: int, which: str, **options: Any) -> Call:
-    """A call of the neuron of ``s`` on inputs of its own, beside the oracle with the values that parameters have now."""
+    """A call of the neuron of ``s``, beside the oracle with the values that parameters have now."""
     values = {name: as_array(torch.as_tensor(getattr(s.neuron, name))) for name in _NAMES}
     other = Subject(s.context, "lif", s.reset, values=values, draw=step, neuron=s.neuron, **options)
     return Call(other, f"call number {step + 1}, {which},")

@@ -92,9 +92,14 @@ class Value:
 
 def apply(op: str, *args: Union[Value, float]) -> Value:
     """The operation of these arguments. A number takes the dtype of the arrays beside it."""
-    dtype = next(arg.array.dtype for arg in reversed(args) if isinstance(arg, Value))
+    dtype = next(_dtype(arg) for arg in reversed(args) if isinstance(arg, Value))
     values = tuple(arg if isinstance(arg, Value) else Value(np.asarray(arg, dtype)) for arg in args)
     return Value(VALUE[op](*(value.array for value in values)), op, values)
+
+
+def _dtype(value: Value) -> Any:
+    """The dtype of a value, or of what a condition compares."""
+    return value.array.dtype if value.array.dtype != bool or not value.args else _dtype(value.args[0])
 
 
 def spike(u: Value, derivative: Any, strict: bool = False) -> Value:
