@@ -18,6 +18,7 @@ from spikecore.testing._compare import Mismatch, Suspects, backward
 from spikecore.testing._context import Context
 from spikecore.testing._oracle import Array, Gradients, run
 from spikecore.testing._subject import Subject
+from spikecore.testing._suspects import of_gradients
 
 
 class Call:
@@ -115,7 +116,7 @@ class Call:
                     f"of {other.which} with the cotangent of {self.which}: memory saved for backward is shared "
                     "between calls"
                 ] = partial(_input_gradient, other, self)
-        return found or self.s.gradient_suspects(self.cotangent)
+        return found or of_gradients(self.s, self.cotangent)
 
 
 def _input_gradient(values: Call, cotangents: Call) -> Array:

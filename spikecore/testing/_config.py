@@ -29,7 +29,7 @@ from spikecore.testing._oracle import FEEDBACK, OTHER_ARGUMENTS, SURROGATES, Arr
 from spikecore.testing._strides import EVERY, laid, laid_step, repeated
 from spikecore.testing._subject import SHAPE, Subject
 from spikecore.testing._subnormal import foremost
-from spikecore.testing._suspects import of_parts
+from spikecore.testing._suspects import of_gradients, of_parameter_gradient, of_parts
 from spikecore.testing._turning import SWAP, TURN
 
 Names = Tuple[str, ...]
@@ -403,6 +403,11 @@ def check(context: Context, config: Config) -> None:
     with torch.autocast(context.device.type, dtype=torch.bfloat16) if config.autocast else nullcontext():
         results = _results(s, config, leaves)
     _check_values(s, config, leaves, results, _words(config))
+    connected = [name for name, value in results.items() if value.requires_grad]
+    if connected and not (config.leaves or config.learnt or config.layered):
+        raise Mismatch(
+            f"{connected[0]} of {s.of} requires a gradient, where nothing given does: what is saved for it?"
+        )
     if config.given:
         _check_gradients(s, config, leaves, results)
 
@@ -413,8 +418,7 @@ def _leaves(s: Subject, config: Config) -> Dict[str, Tensor]:
     leaves.update({name: laid_step(value, config.layout(name)) for name, value in (s.start() or {}).items()})
     leaves = {name: value.detach().requires_grad_(name in config.leaves) for name, value in leaves.items()}
     first = leaves[config.inputs[0]]
-    if not first.is_contiguous():
-        s.gives(first)
+    s.given = first
     if config.x2 in ("same", "view"):
         leaves[config.inputs[1]] = first
     return leaves
@@ -610,9 +614,9 @@ def _suspects(
     outputs, final, trace = groups
     suspects: Dict[str, Any] = {}
     if name == s.twin.inputs[0]:
-        suspects.update(s.gradient_suspects(outputs[0] if len(outputs) == 1 else outputs, final, trace))
+        suspects.update(of_gradients(s, outputs[0] if len(outputs) == 1 else outputs, final, trace))
     if list(cotangents) != ["output 0"] or name in s.params:
         suspects.update(of_parts(s, name, cotangents))
     if name in s.params and list(cotangents) == ["output 0"]:
-        suspects.update(s.parameter_suspects(name, cotangents["output 0"]))
+        suspects.update(of_parameter_gradient(s, name, cotangents["output 0"]))
     return suspects

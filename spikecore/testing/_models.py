@@ -75,15 +75,15 @@ class Model:
         **options: Any,
     ) -> Neuron:
         """The neuron, with numbers or tensors as parameters, those in ``learn`` learnable."""
-        given = {**self.options, **options, **values}
+        arguments = {**self.options, **options, **values}
         if len(self.resets) > 1:
-            given["reset"] = reset
-        w = given.pop("w", None)
+            arguments["reset"] = reset
+        w = arguments.pop("w", None)
         neuron: Any = self.neuron(
             surrogate=surrogate,
             detach_reset=detach,
             backend=backend,
-            **given,
+            **arguments,
             learn=tuple(n for n in learn if n != "w"),
         )
         if w is not None:
@@ -132,8 +132,8 @@ def _model(
     def numbers(text: str) -> Mapping[str, float]:
         return {key: float(value) for key, _, value in (part.partition("=") for part in text.split())}
 
-    own: Type[Oracle] = getattr(oracle, neuron.__name__)
-    return Model(name, neuron, own, single(**numbers(params)), drive, exact_params=numbers(exact), **more)
+    twin: Type[Oracle] = getattr(oracle, neuron.__name__)
+    return Model(name, neuron, twin, single(**numbers(params)), drive, exact_params=numbers(exact), **more)
 
 
 _LIF = _model(

@@ -105,7 +105,7 @@ class Subject:
             self.layer = layer(self)
             self.takes(self.layer.inputs)
             self.module = self.context.place(self.layer.around(self.neuron))
-        #: The input as it was given, if its layout is what a case is about: see :meth:`gives`.
+        #: The first input as it was given, for messages about its strides.
         self.given: Optional[Tensor] = None
         self._came_in: Optional[Tensor] = None
         self._rng = generator("cotangents", self.model.name, reset, self.shape, *again)
@@ -162,11 +162,6 @@ class Subject:
         self.inputs = tuple(inputs)
         self.state = self.state if state is None else dict(state)
         self.seen = self.run()
-
-    def gives(self, x: Tensor) -> Tensor:
-        """Remember the input as it is given, for messages; gives it back."""
-        self.given = x.detach()
-        return x
 
     def start(self, grad: bool = False) -> Optional[Dict[str, Tensor]]:
         """The initial state as tensors, None at rest."""
@@ -250,14 +245,6 @@ class Subject:
             self.cut,
             dtype,
         )
-
-    def gradient_suspects(self, *cotangents: Any) -> Suspects:
-        """What the input gradient might be, for cotangents of outputs, final states and trace."""
-        return of_gradients(self, *cotangents)
-
-    def parameter_suspects(self, name: str, cotangent: Any) -> Suspects:
-        """What the gradient of a parameter might be, for a cotangent of the output."""
-        return of_parameter_gradient(self, name, cotangent)
 
     # -- checks
 

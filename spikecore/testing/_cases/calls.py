@@ -238,10 +238,10 @@ def _inference_first(context: Context, model: Any = "lif") -> None:
     lif = model == "lif"
     s = Subject(context, model, "soft" if lif else "none", values={"tau": np.asarray(2.75)} if lif else {})
     first, second = pair(s)
-    for now, other in ((second, first), (first, second)):
+    for call, other in ((second, first), (first, second)):
         with torch.inference_mode():
             s.check_outputs(s.neuron(s.x()), " in inference mode")
-        now.forward().backward().check_inputs(other)
+        call.forward().backward().check_inputs(other)
 
 
 @_case("deepcopy-between", "a copy made between call and backward computes its own", *_BACK, how="copied")
@@ -377,9 +377,9 @@ def _judge(call: Call, run_backward: Callable[[], Any], check: Callable[[], Any]
 def _in_place_input(context: Context) -> None:
     s = Subject(context, "lif", "hard", learn=learnable(context, "tau"))
     call = Call(s, "a call whose input was set to zero after it")
-    now = call.x * 1
-    call.output = s.neuron(now)
-    now.detach().zero_()  # a view of the same memory, with the same version counter
+    product = call.x * 1
+    call.output = s.neuron(product)
+    product.detach().zero_()  # a view of the same memory, with the same version counter
     call.check_outputs()
     _judge(call, call.backward, call.check_inputs)
 

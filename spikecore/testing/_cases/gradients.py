@@ -24,7 +24,6 @@ from spikecore.testing._turning import TURN
 CASES = Collection()
 _BACK, _STATE, _LEARN = ("gradients",), ("gradients", "state_gradients"), ("gradients", "parameter_gradients")
 _TWO = ("several_inputs", "several_outputs")
-_STATES = ("a", "b", "c")
 
 
 def _case(name: str, holds: str, *needs: str, tier: str = "state", **more: Any) -> Callable[[Any], Any]:
@@ -109,58 +108,31 @@ for _name in SURROGATES:
     _case(f"surrogate/{_name.lower()}-tails", _holds, *_BACK, tier="core")(partial(_tails, name=_name))
 
 
-# -- what is wanted: nothing, sums, and tensors that stand for several
+# -- tensors that stand for several
 
 
-def _turn(context: Context, learn: Sequence[str] = ()) -> Subject:
-    return Subject(context, TURN, "none", shape=(6, 3, 5), state=True, learn=tuple(learn))
-
-
-def _run(s: Subject, xs: Sequence[Tensor], start: Any) -> Dict[str, Tensor]:
-    output, final, trace = s.neuron.run(*xs, state=start, record=_STATES)
-    named = {f"output {i}": one for i, one in enumerate(output)}
-    named.update({f"final {name}": final[name] for name in _STATES})
-    named.update({f"trace {name}": trace[name] for name in _STATES})
-    return named
-
-
-_ALL = (*_LEARN, "state_gradients", "record", *_TWO)
-
-
-@_case("wanted/none", "where nothing requires a gradient, or under no_grad, results require none", "record", *_TWO)
-def _nothing(context: Context) -> None:
-    s = _turn(context)
-    plain = _run(s, s.xs(), s.start())
-    with torch.no_grad():
-        without = _run(s, s.xs(grad=context.declares("gradients")), s.start())
-    for what, results in (("of plain tensors", plain), ("under no_grad", without)):
-        for name, value in results.items():
-            if value.requires_grad or value.grad_fn is not None:
-                raise Mismatch(f"{name} of {s.of}, {what}, requires a gradient: what does it keep for a backward pass?")
-        s.check_outputs((results["output 0"], results["output 1"]), f" {what}")
-
-
-def _sum_of_gradients(s: Subject, what: str, leaf: Tensor, results: Dict[str, Tensor], kind: str) -> None:
-    """One tensor that stands for all inputs, or for all states, gets the sum of their gradients."""
-    outputs = [results["output 0"], results["output 1"]]
-    s.check_outputs(tuple(outputs), f" of {what}")
-    cotangents = [s.cotangent(output) for output in outputs]
-    backward(s.of, outputs, cotangents)
-    right = s.gradients(cotangents)
-    parts = dict(zip(s.twin.inputs, right.inputs)) if kind == "input" else dict(right.state)
-    suspects = {f"of {name} alone": partial(np.asarray, part) for name, part in parts.items()}
-    s.check(f"{kind} gradient", leaf.grad, np.asarray(sum(parts.values())), name=what, suspects=suspects)
-
-
-@_case("wanted/one-tensor-for-all-states", "one tensor given as every state gets the sum of their gradients", *_ALL)
+@_case(
+    "wanted/one-tensor-for-all-states",
+    "one tensor given as every state gets the sum of their gradients",
+    *_LEARN,
+    "state_gradients",
+    "record",
+    *_TWO,
+)
 def _one_state(context: Context) -> None:
-    s = _turn(context)
-    held = (s.state or {})["a"]
-    s.takes(s.inputs, dict.fromkeys(_STATES, held))
+    s = Subject(context, TURN, "none", shape=(6, 3, 5), state=True)
+    start, names = (s.state or {})["a"], tuple(s.twin.rest)
+    s.takes(s.inputs, dict.fromkeys(names, start))
     value = (s.start() or {})["a"].requires_grad_()
-    results = _run(s, s.xs(), dict.fromkeys(_STATES, value))
-    _sum_of_gradients(s, "one tensor given as every state", value, results, "state")
-    if not np.array_equal(as_array(value), held):
+    outputs, _, _ = s.neuron.run(*s.xs(), state=dict.fromkeys(names, value), record=names)
+    s.check_outputs(outputs, " of one tensor given as every state")
+    cotangents = [s.cotangent(output) for output in outputs]
+    backward(s.of, list(outputs), cotangents)
+    right = s.gradients(cotangents).state
+    suspects = {f"of {name} alone": partial(np.asarray, part) for name, part in right.items()}
+    name = "one tensor given as every state"
+    s.check("state gradient", value.grad, np.asarray(sum(right.values())), name=name, suspects=suspects)
+    if not np.array_equal(as_array(value), start):
         raise Mismatch(f"the state given to {s.of} was written to")
 
 
@@ -299,12 +271,12 @@ def _absent_output_of_a_parameter(context: Context) -> None:
     _check(context, Learnt, "its first output alone", lambda neuron, x: neuron(x)[0], *right)
 
 
-def _check(context: Context, cls: Any, given: str, result: Callable[[Any, Tensor], Tensor], *right: Any) -> None:
+def _check(context: Context, cls: Any, words: str, result: Callable[[Any, Tensor], Tensor], *right: Any) -> None:
     """The gradients of the input and of every parameter, at inputs that are 0."""
     learn = tuple(cls.params)[: len(right) - 1]
     neuron = context.place(cls(backend=context.name, learn=learn))
     x = context.tensor(np.zeros(_SHAPE), grad=True)
-    of = f"{neuron!r} at inputs that are 0, with a cotangent of {given},"
+    of = f"{neuron!r} at inputs that are 0, with a cotangent of {words},"
     output = result(neuron, x)
     backward(of, [output], [context.tensor(_WEIGHTS if output.ndim > 1 else _WEIGHTS[0])])
     leaves: List[Any] = [x, *(neuron.get_parameter(name) for name in learn)]

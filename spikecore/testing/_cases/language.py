@@ -210,20 +210,20 @@ def _many(context: Context) -> None:
     p, q = (rng.integers(1, 9, COUNT) / 2 for _ in range(2))
     values = {**{f"p{k}": p[k] for k in range(COUNT)}, **{f"q{k}": q[k] for k in range(COUNT)}}
     made: Any = Many
-    given = {name: torch.tensor(value, dtype=torch.float32) for name, value in values.items()}
-    neuron = context.place(made(**given, learn=tuple(given), backend=context.name))
+    tensors = {name: torch.tensor(value, dtype=torch.float32) for name, value in values.items()}
+    neuron = context.place(made(**tensors, learn=tuple(tensors), backend=context.name))
     xs = [context.tensor(x[:, k], grad=True) for k in range(COUNT)]
     outputs, final = neuron.run(*xs)
     backward(repr(neuron), list(outputs), [context.tensor(g[:, k]) for k in range(COUNT)])
     state, seen = np.zeros((COUNT, 5)), []
-    for now in x:
-        seen.append(state + now * p[:, None])
-        state = state / 2 + np.roll(now, -1, 0) * q[:, None]
+    for step in x:
+        seen.append(state + step * p[:, None])
+        state = state / 2 + np.roll(step, -1, 0) * q[:, None]
     back, of_x, of_p, of_q = np.zeros((COUNT, 5)), [], np.zeros(COUNT), np.zeros(COUNT)
-    for now, coming in zip(x[::-1], g[::-1]):
+    for step, coming in zip(x[::-1], g[::-1]):
         of_x.append(coming * p[:, None] + np.roll(back * q[:, None], 1, 0))
-        of_p += (coming * now).sum(1)
-        of_q += (back * np.roll(now, -1, 0)).sum(1)
+        of_p += (coming * step).sum(1)
+        of_q += (back * np.roll(step, -1, 0)).sum(1)
         back = back / 2 + coming
     right = np.stack(of_x[::-1])
     for k in range(COUNT):
@@ -312,10 +312,10 @@ def _escape(context: Context, gradient: bool) -> None:
         backend=context.name,
     )
     neuron = context.place(neuron)
-    given: Any = context.tensor(x, grad=gradient)
+    leaf: Any = context.tensor(x, grad=gradient)
     numbers = as_array(sc.EscapeNoise(generator=torch.Generator().manual_seed(11)).draw(torch.zeros(x.shape))[0])
     seen = run(_Escape(), (x, numbers), _NOISE)
-    output = neuron(given)
+    output = neuron(leaf)
     same("spikes with escape noise", repr(neuron), as_array(output), seen.outputs[0], EXACT)
     if not gradient:
         return
@@ -323,5 +323,5 @@ def _escape(context: Context, gradient: bool) -> None:
     backward(repr(neuron), [output], [context.tensor(cotangent)])
     right = adjoint(seen, [cotangent])
     near = TOLERANCES["float32", "input gradient"]
-    same("gradient of x", repr(neuron), as_array(given.grad), right.inputs[0], near)
+    same("gradient of x", repr(neuron), as_array(leaf.grad), right.inputs[0], near)
     same("gradient of tau", repr(neuron), as_array(neuron.tau.grad), right.params["tau"], near, axes="")

@@ -67,8 +67,8 @@ def _add_recurrent() -> None:
     holds = "two calls that carry their state are one, and sc.detach cuts between them"
     _recurrent("carried", holds, *[{"call": call, "shape": (11, 3, 6)} for call in ("carried", "cut")])
     _recurrent("single", "single steps give the bits of one call", {"reset": "soft", "call": "single"})
-    given: Dict[str, Any] = {"model": "alif"}
-    layouts = [{**given, "x": how, "g": "ones"} for how in ("batch-first", "strided", "transposed")]
+    which: Dict[str, Any] = {"model": "alif"}
+    layouts = [{**which, "x": how, "g": "ones"} for how in ("batch-first", "strided", "transposed")]
     _recurrent("strides", "inputs and cotangents of any strides give the same", *layouts)
     _recurrent("masked", "a weight that a parametrisation computes gets its gradient through it", {"weights": "masked"})
     _recurrent("autocast", "under autocast the product has its dtype", {**exact, "autocast": True})
@@ -175,14 +175,14 @@ def _running(context: Context) -> None:
         norm.momentum = momentum
         mean, variance = np.zeros(SHAPE[2]), np.ones(SHAPE[2])
         for call in range(4):
-            now = s.inputs[0] * (call + 1)
+            scaled = s.inputs[0] * (call + 1)
             layer.train(call < 3)
-            output = layer(context.tensor(now, s.dtype))
+            output = layer(context.tensor(scaled, s.dtype))
             if call < 3:  # another scale of the input leaves what is normalised as it is, but for eps
                 s.check_outputs(output, f" of call {call}")
                 factor = 1.0 / (call + 1) if momentum is None else momentum
-                mean = mean + factor * (now.mean((0, 1)) - mean)
-                variance = variance + factor * (now.var((0, 1), ddof=1) - variance)
+                mean = mean + factor * (scaled.mean((0, 1)) - mean)
+                variance = variance + factor * (scaled.var((0, 1), ddof=1) - variance)
         for what, value, right in (("mean", norm.running_mean, mean), ("variance", norm.running_var, variance)):
             s.check("output", value, right, name=f"running {what}, momentum {momentum}")
         if int(norm.num_batches_tracked) != 3:

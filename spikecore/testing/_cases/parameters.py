@@ -64,12 +64,12 @@ _RANGED = "a learnt parameter outside its range is computed with as its nearest 
 def _ranged(context: Context, shape: Sequence[int]) -> None:
     """tau and the threshold of LIF below and above their ranges."""
     bounds = {"tau": (1.5, 4.0), "threshold": (0.75, 1.25)}
-    given = {name: np.asarray(spread(value, shape)) for name, value in (("tau", 2.7), ("threshold", 0.9))}
-    given["threshold"] = np.asarray(given["threshold"].clip(*bounds["threshold"]))
-    s = Subject(context, "lif", "hard", values=given, learn=tuple(bounds), bounds=bounds)
+    values = {name: np.asarray(spread(value, shape)) for name, value in (("tau", 2.7), ("threshold", 0.9))}
+    values["threshold"] = np.asarray(values["threshold"].clip(*bounds["threshold"]))
+    s = Subject(context, "lif", "hard", values=values, learn=tuple(bounds), bounds=bounds)
     Call(s, "a call within the ranges").check()
     for again in range(2):
-        outside = {name: value.copy() for name, value in given.items()}
+        outside = {name: value.copy() for name, value in values.items()}
         for name, sign in (("tau", -1), ("threshold", 1)):
             outside[name].reshape(-1)[again :: 1 + again] += sign * 5.0
             s.neuron.get_parameter(name).data.copy_(torch.from_numpy(outside[name]))

@@ -337,16 +337,16 @@ def _wanted(cases: Collection) -> None:
     """Which gradients are wanted, and which arrive: each alone, some, all."""
     holds = "what requires a gradient gets that of the results that have a cotangent; nothing else gets one"
     for table, state in ((_WANTED, True), (_AT_REST, False)):
-        for name, (wanted, given) in table.items():
+        for name, (leaves, results) in table.items():
             config = Config(
                 "turn",
                 "none",
                 shape=(6, 3, 5),
                 state=state,
                 record=("*",),
-                learn=tuple(param for param in _PARAMS if param in wanted),
-                wanted=tuple(leaf for leaf in (*_INPUTS, *_STATES) if leaf in wanted),
-                given=given or ("outputs", "final", "trace"),
+                learn=tuple(param for param in _PARAMS if param in leaves),
+                wanted=tuple(leaf for leaf in (*_INPUTS, *_STATES) if leaf in leaves),
+                given=results or ("outputs", "final", "trace"),
             )
             add_row(cases, f"wanted/{name}", "state", holds, config)
     for name, record, holds in (
@@ -357,6 +357,8 @@ def _wanted(cases: Collection) -> None:
             "turn", "none", shape=(6, 3, 5), state=True, record=record, wanted=("inputs", "states"), given=("trace",)
         )
         add_row(cases, f"wanted/{name}", "state", f"{holds} have their own values and gradients", config)
+    nothing = [Config("turn", "none", shape=(6, 3, 5), state=state, record=("*",)) for state in (True, False)]
+    add_row(cases, "wanted/none", "state", "where nothing requires a gradient results require none", *nothing)
     every = Config("turn", "none", shape=(6, 3, 5), **{**ALL, "learn": ("leak", "gain")})
     for x2 in ("same", "view"):
         holds = "one tensor given as both inputs gets the sum of both gradients"
@@ -399,8 +401,8 @@ def _layouts(cases: Collection) -> None:
         add(name, "this shape gives the oracle's outputs and states", Config(shape=shape), Config("alif", shape=shape))
         config = Config(reset="soft", shape=shape, learn=("tau",), **BACK)
         add(f"{name}-gradient", "this shape gives the oracle's gradients", config)
-    given = [Config(model, shape=(0, 3, 5), state=True, exact=True) for model in ("lif", "alif")]
-    add("no-steps-state", "no steps give back the state that was given", *given)
+    configs = [Config(model, shape=(0, 3, 5), state=True, exact=True) for model in ("lif", "alif")]
+    add("no-steps-state", "no steps give back the state that was given", *configs)
     for name in LAYOUTS:
         config = Config(shape=_IMAGE, x=name, bits=True)
         add(f"input-{name}", "an input of these strides is read where it lies", config)
@@ -419,10 +421,10 @@ def _layouts(cases: Collection) -> None:
     thin: Dict[str, Any] = {"shape": (6, 3, 5)}
     holds = "and each of its copies has its gradient"
     add("input-expanded-gradient", holds, *[Config(x=how, **thin, **BACK) for how in EXPANDED])
-    given = [
+    states = [
         Config(shape=(6, 4, 5), state=True, bits=True, state_layout=how) for how in (*_PLACES.values(), "one-number")
     ]
-    add("state", "a given state of any strides is read where it lies", *given)
+    add("state", "a given state of any strides is read where it lies", *states)
     final: Dict[str, Any] = {"shape": (6, 4, 5), "state": True, "wanted": ("inputs",), "given": ("final",)}
     incoming = [Config(**final, g_final=how) for how in ("ones", "backwards")]
     add("state-incoming", "so are the gradients of the final state", *incoming)

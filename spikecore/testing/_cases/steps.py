@@ -15,6 +15,7 @@ from spikecore.testing._custom import library_surrogate
 from spikecore.testing._models import BY_NAME, spread
 from spikecore.testing._oracle import SURROGATES
 from spikecore.testing._subject import SHAPE, Subject
+from spikecore.testing._suspects import of_gradients
 from spikecore.testing._tolerances import TOLERANCES
 
 CASES = Collection()
@@ -113,7 +114,7 @@ def _changed(context: Context, what: str) -> None:
     calls[1].forward().check_outputs()
     calls[0].check_outputs(", looked at after it")
     for call in reversed(calls):
-        alone = call.s.gradient_suspects(call.cotangent)
+        alone = of_gradients(call.s, call.cotangent)
         call.backward()
         name = call.which
         suspects = {**call.suspects(*[each for each in calls if each is not call]), **alone}

@@ -98,7 +98,7 @@ class Trajectory(NamedTuple):
     at_rest: bool
     #: The layer around the neuron, and the inputs of that.
     layer: Union[Matrix, Norm, None] = None
-    given: Sequence[Array] = ()
+    layer_inputs: Sequence[Array] = ()
 
     @property
     def tested(self) -> Optional[Array]:
@@ -155,8 +155,8 @@ def run(
     decisions: whether each step notes how near its decisions were. layer: what is around the neuron, whose inputs these
     are then. With feedback the state has the last output, too.
     """
-    given = [np.asarray(x, dtype) for x in inputs]
-    xs = layer.forward(given) if isinstance(layer, Norm) else given
+    layer_inputs = [np.asarray(x, dtype) for x in inputs]
+    xs = layer.forward(layer_inputs) if isinstance(layer, Norm) else layer_inputs
     shape = xs[0].shape[1:]
     p = {name: np.asarray(value, dtype) for name, value in params.items()}
     rest = {name: p[value] if isinstance(value, str) else value for name, value in oracle.rest.items()}
@@ -164,28 +164,28 @@ def run(
     if matrix is not None:
         rest[FEEDBACK] = 0.0
     start = {name: np.broadcast_to(np.asarray((state or rest)[name], dtype), shape) for name in rest}
-    now, steps = start, []
+    current, steps = start, []
     for at in zip(*xs):
         if matrix is not None:
-            at = (matrix.rounded(at[0] + matrix.back(now[FEEDBACK])),)
-        _, (outputs, after), noted = computed(oracle, now, p, at)
+            at = (matrix.rounded(at[0] + matrix.back(current[FEEDBACK])),)
+        _, (outputs, after), noted = computed(oracle, current, p, at)
         after = {**after, FEEDBACK: outputs[0]}
-        before, now = now, {name: over(after[name].array, shape) for name in rest}
+        before, current = current, {name: over(after[name].array, shape) for name in rest}
         near = tuple(distances((*outputs, *after.values()))) if decisions else ()
-        steps.append(Step(before, at, tuple(over(y.array, shape) for y in outputs), now, noted._tested, near))
+        steps.append(Step(before, at, tuple(over(y.array, shape) for y in outputs), current, noted._tested, near))
     count = len(steps[0].outputs) if steps else oracle.outputs
     empty = np.zeros((0, *shape), dtype)
     return Trajectory(
         oracle,
         p,
         tuple(np.stack([k.outputs[i] for k in steps]) if steps else empty for i in range(count)),
-        {name: np.stack([k.next[name] for k in steps]) if steps else empty for name in now},
+        {name: np.stack([k.next[name] for k in steps]) if steps else empty for name in current},
         start,
-        now,
+        current,
         steps,
         state is None,
         layer,
-        given,
+        layer_inputs,
     )
 
 
@@ -236,7 +236,7 @@ def adjoint(
         for i in range(len(seen.oracle.inputs))
     )
     if isinstance(seen.layer, Norm):
-        stacked, of_layer = seen.layer.back(seen.given, stacked[0], outputs[0])
+        stacked, of_layer = seen.layer.back(seen.layer_inputs, stacked[0], outputs[0])
         g_params.update(of_layer)
     return Gradients(stacked, g, g_params)
 
