@@ -405,9 +405,7 @@ def check(context: Context, config: Config) -> None:
     _check_values(s, config, leaves, results, _words(config))
     connected = [name for name, value in results.items() if value.requires_grad]
     if connected and not (config.leaves or config.learnt or config.layered):
-        raise Mismatch(
-            f"{connected[0]} of {s.of} requires a gradient, where nothing given does: what is saved for it?"
-        )
+        raise Mismatch(f"{connected[0]} of {s.of} requires a gradient, where nothing given does: what is saved for it?")
     if config.given:
         _check_gradients(s, config, leaves, results)
 

@@ -13,6 +13,7 @@ import spikecore as sc
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import as_array, backward, same
 from spikecore.testing._context import Context
+from spikecore.testing._models import as_written
 from spikecore.testing._oracle import Array, Gradients, Oracle, Trajectory, Value, adjoint, ops, run
 from spikecore.testing._oracle import Next as Following
 from spikecore.testing._oracle.operations import CONSTANT, OPERATIONS, Applied
@@ -204,45 +205,29 @@ class Many(sc.Neuron):
     "several_outputs",
 )
 def _many(context: Context) -> None:
-    """Whole numbers and halves, to the bit, against the sums written out."""
+    """Whole numbers and halves, to the bit."""
     rng = np.random.default_rng(1)
     x, g = (rng.integers(-4, 5, (3, COUNT, 5)).astype(float) for _ in range(2))
-    p, q = (rng.integers(1, 9, COUNT) / 2 for _ in range(2))
-    values = {**{f"p{k}": p[k] for k in range(COUNT)}, **{f"q{k}": q[k] for k in range(COUNT)}}
+    values = {name: np.asarray(rng.integers(1, 9) / 2) for name in Many.params}
     made: Any = Many
     tensors = {name: torch.tensor(value, dtype=torch.float32) for name, value in values.items()}
     neuron = context.place(made(**tensors, learn=tuple(tensors), backend=context.name))
     xs = [context.tensor(x[:, k], grad=True) for k in range(COUNT)]
     outputs, final = neuron.run(*xs)
     backward(repr(neuron), list(outputs), [context.tensor(g[:, k]) for k in range(COUNT)])
-    state, seen = np.zeros((COUNT, 5)), []
-    for step in x:
-        seen.append(state + step * p[:, None])
-        state = state / 2 + np.roll(step, -1, 0) * q[:, None]
-    back, of_x, of_p, of_q = np.zeros((COUNT, 5)), [], np.zeros(COUNT), np.zeros(COUNT)
-    for step, coming in zip(x[::-1], g[::-1]):
-        of_x.append(coming * p[:, None] + np.roll(back * q[:, None], 1, 0))
-        of_p += (coming * step).sum(1)
-        of_q += (back * np.roll(step, -1, 0)).sum(1)
-        back = back / 2 + coming
-    right = np.stack(of_x[::-1])
-    for k in range(COUNT):
-        for what, ours, expected in (
-            (f"output {k} of {COUNT}", outputs[k], np.stack(seen)[:, k]),
-            (f"final s{k} of {COUNT}", final[f"s{k}"], state[k]),
-            (f"gradient of input x{k}", xs[k].grad, right[:, k]),
-            (f"gradient of parameter p{k}", getattr(neuron, f"p{k}").grad, of_p[k]),
-            (f"gradient of parameter q{k}", getattr(neuron, f"q{k}").grad, of_q[k]),
-        ):
-            came = torch.full(np.shape(expected), float("nan")) if ours is None else ours
-            same(what, repr(neuron), as_array(came), np.asarray(expected), axes="")
+    seen = run(as_written(Many, outputs=COUNT)(), [*x.swapaxes(0, 1)], values)
+    right = adjoint(seen, [*g.swapaxes(0, 1)])
+    rows = [(f"output {k} of {COUNT}", outputs[k], seen.outputs[k]) for k in range(COUNT)]
+    rows += [(f"final {name}", final[name], value) for name, value in seen.final.items()]
+    rows += [(f"gradient of input x{k}", xs[k].grad, right.inputs[k]) for k in range(COUNT)]
+    rows += [(f"gradient of parameter {name}", getattr(neuron, name).grad, right.params[name]) for name in values]
+    for what, ours, expected in rows:
+        came = torch.full(np.shape(expected), float("nan")) if ours is None else ours
+        same(what, repr(neuron), as_array(came), np.asarray(expected), axes="")
 
 
 class Deep(sc.Neuron):
-    """Hundreds of operations, one in the other, of inputs and of parameters alone.
-
-    ``y = r^220 x + (1 + r + ... + r^219) v`` and ``v' = (1 + 1/4 + ... + 1/4^60) a x``.
-    """
+    """Hundreds of operations, one in the other, of inputs and of parameters alone."""
 
     states = {"v": 0.0}
     params = {"a": 0.5}
@@ -258,25 +243,23 @@ class Deep(sc.Neuron):
 
 @_case("language/deep", "hundreds of operations, one in the other, are computed", *_LEARN, "channel_parameters")
 def _deep(context: Context) -> None:
-    """Values and gradients against the closed form. Python's parser, for one, stops at 200 parentheses."""
+    """Values and gradients. Python's parser, for one, stops at 200 parentheses."""
     x = np.random.default_rng(0).random((3, 2, 3))
     a = np.asarray([0.25, 0.5, 0.75])
     neuron = context.place(Deep(a=torch.tensor(a, dtype=torch.float32), learn=("a",), backend=context.name))
     leaf = context.tensor(x, grad=True)
     output, end = neuron.run(leaf)
     backward(repr(neuron), [output, end["v"]], [torch.ones_like(output), torch.ones_like(end["v"])])
-    whole, quarters = (1 - RATIO**220) / (1 - RATIO), (1 - 0.25**61) / 0.75
-    before = np.concatenate([np.zeros((1, 2, 3)), x[:-1] * a * quarters])
-    # v' reaches the next output, or is the final state
-    reaches = np.asarray([whole, whole, 1.0]).reshape(3, 1, 1)
+    seen = run(as_written(Deep)(), [x], {"a": a})
+    right = adjoint(seen, [np.ones_like(x)], {"v": np.ones(x.shape[1:])})
     rows = [
-        ("output", output, RATIO**220 * x + whole * before, "output"),
-        ("final v", end["v"], x[-1] * a * quarters, "output"),
-        ("gradient of x", leaf.grad, RATIO**220 + a * quarters * reaches, "input gradient"),
-        ("gradient of a", neuron.a.grad, (quarters * x * reaches).sum((0, 1)), "parameter gradient"),
+        ("output", output, seen.outputs[0], "output"),
+        ("final v", end["v"], seen.final["v"], "output"),
+        ("gradient of x", leaf.grad, right.inputs[0], "input gradient"),
+        ("gradient of a", neuron.a.grad, right.params["a"], "parameter gradient"),
     ]
-    for what, ours, right, kind in rows:
-        same(what, repr(neuron), as_array(ours), np.broadcast_to(right, ours.shape), TOLERANCES["float32", kind])
+    for what, ours, expected, kind in rows:
+        same(what, repr(neuron), as_array(ours), expected, TOLERANCES["float32", kind])
 
 
 # -- random numbers, which are inputs that the neuron draws, the same on every backend
