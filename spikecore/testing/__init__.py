@@ -14,7 +14,8 @@ The same from Python is :func:`check_backend`, with the verdict :func:`examine`,
 
 Rules of this package:
 
-- What is right is in :mod:`spikecore.testing._oracle`, written by hand, apart from the language and from every backend.
+- What is right is in :mod:`spikecore.testing._oracle`: operations and the library's neurons, written by hand, apart
+  from the language and from every backend. A neuron that the suite itself wrote runs its equations on that.
 - A case is data with an id that does not change (:mod:`spikecore.testing._case`).
 - Only :mod:`spikecore.testing._conformance` imports pytest, and importing this package does not.
 - Names are imported when they are used: a backend's module takes :class:`ExpectedFailure` from here, and must not load

@@ -6,8 +6,9 @@ arithmetic of the whole process changes no expectation.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from spikecore.testing._compare import Mismatch, Suspects, backward
 from spikecore.testing._context import Context
 from spikecore.testing._oracle import Array, Gradients, run
 from spikecore.testing._subject import Subject
+from spikecore.testing._suspects import of_gradients
 
 
 class Call:
@@ -114,7 +116,7 @@ class Call:
                     f"of {other.which} with the cotangent of {self.which}: memory saved for backward is shared "
                     "between calls"
                 ] = partial(_input_gradient, other, self)
-        return found or self.s.gradient_suspects(self.cotangent)
+        return found or of_gradients(self.s, self.cotangent)
 
 
 def _input_gradient(values: Call, cotangents: Call) -> Array:
@@ -167,6 +169,17 @@ def second_derivative(call: Call, direction: Tensor) -> Array:
         raise AssertionError("a spike within the step of the difference quotient")
     up, down = (s.gradients_of(end, call.cotangent, None, None).inputs[0] for end in ends)
     return np.asarray((up - down) / (2 * step))
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Within the block torch has this default dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def learnable(context: Context, *names: str) -> Tuple[str, ...]:

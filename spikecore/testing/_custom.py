@@ -1,19 +1,16 @@
-"""Neurons and a surrogate as a user would write them, each with its oracle."""
+"""Neurons and a surrogate as a user would write them; their oracles run the same equations on NumPy's numbers."""
 # what the methods must do stands in their bases
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, Dict, Mapping, Tuple
 
 import numpy as np
 
 import spikecore as sc
-from spikecore.testing._models import HALVES, QUARTERS, Model, single
-from spikecore.testing._oracle import Derivative, Oracle, Value, ops
-from spikecore.testing._oracle import Next as Following
-from spikecore.testing._oracle.neurons import ALIF
+from spikecore.testing._models import HALVES, QUARTERS, Model, as_written, single
+from spikecore.testing._oracle import Derivative
 
 Next = Tuple[Any, Dict[str, Any]]
 
@@ -30,17 +27,6 @@ class AdaptiveLIF(sc.Neuron):
         return z, {"v": sc.ops.select(z, 0.0, h), "a": p.rho * s.a + z}
 
 
-class _AdaptiveLIF(ALIF):
-    """ALIF with a hard reset to 0, whose spike is detached in both states."""
-
-    rest = {"v": 0.0, "a": 0.0}
-    params = ("tau", "rho", "beta", "threshold")
-    reset_states = None
-
-    def step(self, s: Any, p: Any, *x: Value) -> Following:
-        return super().step(s, SimpleNamespace(**vars(p), v_reset=0.0 * p.tau), *x)
-
-
 class Gated(sc.Neuron):
     """Two inputs: a current, and a gate that says how much of the potential stays."""
 
@@ -54,17 +40,6 @@ class Gated(sc.Neuron):
         return z, {"v": sc.ops.select(z, 0.0, h)}
 
 
-class _Gated(Oracle):
-    inputs = ("x", "gate")
-    rest = {"v": 0.0}
-    params = ("threshold",)
-
-    def step(self, s: Any, p: Any, *x: Value) -> Following:
-        h = s.v * x[1] + x[0]
-        z = self.fire(h - p.threshold)
-        return (z,), {"v": ops.select(z, 0.0, h)}
-
-
 class Probe(sc.Neuron):
     """Two outputs: the spikes, and the potential that made them."""
 
@@ -74,17 +49,6 @@ class Probe(sc.Neuron):
     def dynamics(self, x: Any, s: Any, p: Any) -> Next:
         h = p.beta * s.v + x
         z = self.spike(h - p.threshold)
-        return (z, h), {"v": h - z * p.threshold}
-
-
-class _Probe(Oracle):
-    rest = {"v": 0.0}
-    params = ("beta", "threshold")
-    outputs = 2
-
-    def step(self, s: Any, p: Any, *x: Value) -> Following:
-        h = p.beta * s.v + x[0]
-        z = self.fire(h - p.threshold)
         return (z, h), {"v": h - z * p.threshold}
 
 
@@ -101,18 +65,6 @@ class Refractory(sc.Neuron):
         return z, {"v": sc.ops.select(z, 0.0, h), "wait": wait}
 
 
-class _Refractory(Oracle):
-    rest = {"v": 0.0, "wait": 0.0}
-    params = ("beta", "period", "threshold")
-    strict = True
-
-    def step(self, s: Any, p: Any, *x: Value) -> Following:
-        h = ops.where(s.wait <= 0.0, p.beta * s.v + x[0], s.v)
-        z = self.fire(h - p.threshold)
-        wait = ops.maximum(s.wait - 1.0, 0.0) + ops.detach(z) * p.period
-        return (z,), {"v": ops.select(z, 0.0, h), "wait": wait}
-
-
 class Coincidence(sc.Neuron):
     """No state, two inputs, two outputs: a spike where their sum reaches the threshold, and their product."""
 
@@ -121,15 +73,6 @@ class Coincidence(sc.Neuron):
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Next:
         return (self.spike(x.x + x.y - p.threshold), x.x * x.y), {}
-
-
-class _Coincidence(Oracle):
-    inputs = ("x", "y")
-    params = ("threshold",)
-    outputs = 2
-
-    def step(self, s: Any, p: Any, *x: Value) -> Following:
-        return (self.fire(x[0] + x[1] - p.threshold), x[0] * x[1]), {}
 
 
 class Constants(sc.Neuron):
@@ -141,15 +84,6 @@ class Constants(sc.Neuron):
     def dynamics(self, x: Any, s: Any, p: Any) -> Next:
         v = s.v * 0.7 + sc.ops.where(x > 0.5, 0.1, 0.3) * x / p.tau
         return v, {"v": v}
-
-
-class _Constants(Oracle):
-    rest = {"v": 0.0}
-    params = ("tau",)
-
-    def step(self, s: Any, p: Any, *x: Value) -> Following:
-        v = s.v * 0.7 + ops.where(x[0] > 0.5, 0.0 * x[0] + 0.1, 0.3) * x[0] / p.tau
-        return (v,), {"v": v}
 
 
 @dataclass(frozen=True)
@@ -176,7 +110,7 @@ CUSTOM: Tuple[Model, ...] = (
     Model(
         "adaptive",
         AdaptiveLIF,
-        _AdaptiveLIF,
+        as_written(AdaptiveLIF),
         single(tau=2.7, rho=0.8, beta=0.3, threshold=0.9),
         (-1.0, 5.0),
         resets=("hard",),
@@ -187,7 +121,7 @@ CUSTOM: Tuple[Model, ...] = (
     Model(
         "refractory",
         Refractory,
-        _Refractory,
+        as_written(Refractory, strict=True),
         single(beta=0.85, period=2.0, threshold=1.1),
         (-0.4, 1.6),
         resets=("hard",),
@@ -197,7 +131,7 @@ CUSTOM: Tuple[Model, ...] = (
     Model(
         "gated",
         Gated,
-        _Gated,
+        as_written(Gated),
         single(threshold=1.1),
         (-0.6, 1.2),
         resets=("hard",),
@@ -207,7 +141,7 @@ CUSTOM: Tuple[Model, ...] = (
     Model(
         "probe",
         Probe,
-        _Probe,
+        as_written(Probe, outputs=2),
         single(beta=0.85, threshold=1.1),
         (-0.4, 1.2),
         resets=("soft",),
@@ -218,7 +152,7 @@ CUSTOM: Tuple[Model, ...] = (
     Model(
         "constants",
         Constants,
-        _Constants,
+        as_written(Constants),
         single(tau=2.7),
         (-1.0, 2.0),
         resets=("none",),
@@ -228,7 +162,7 @@ CUSTOM: Tuple[Model, ...] = (
     Model(
         "coincidence",
         Coincidence,
-        _Coincidence,
+        as_written(Coincidence, outputs=2),
         single(threshold=0.9),
         (-0.8, 1.2),
         resets=("none",),

@@ -19,10 +19,14 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 import numpy as np
 
 import spikecore as sc
+from spikecore.lang.operations import ROWS, Operation
 from spikecore.testing._oracle import SURROGATES
 from spikecore.testing._oracle.rules import BACK, EXACT, VALUE, Array
-from spikecore.testing.random_programs.edges import FEW, POINTS, TABLE
 
+#: Numbers where something happens, and some between; and fewer of them, for operations with three arguments.
+_ODD = (np.nan, np.inf, -np.inf, 0.0, -0.0)
+POINTS = (*_ODD, 1e-40, -1e-45, 0.5, -0.5, 1.0, -1.0, 1.5, -2.5, 1e3, 3e9, -3e9, 1e30, -1e30)
+FEW = (*_ODD, -1e-45, 1.0, -1.0, 2.5)
 #: Numbers that are no operands of others: as the constants of a program.
 CONSTANTS = {
     "nan": (np.nan,),
@@ -78,31 +82,53 @@ _RULES = {
 UNSIGNED = ("exp", "log", "cos", "sigmoid", "power")
 
 
-def _listed(name: str) -> Edge:
-    edge = TABLE[name]
+def _operation(
+    name: str, op: str, write: Callable[..., Any], fill: Sequence[Optional[float]], flat: bool = False, rule: str = ""
+) -> Edge:
+    """An operation of the language. fill: its arguments, None for those that vary. flat: no gradient flows."""
+
+    def full(args: Sequence[Array]) -> List[Array]:
+        given = iter([args[0] > 0.25, *args[1:]] if op == "where" else args)
+        return [next(given) if number is None else np.full_like(args[0], number) for number in fill]
 
     def value(*args: Array) -> Array:
-        given = [args[0] > 0.25, *args[1:]] if name == "where" else args
-        return np.asarray(VALUE[name](*given)).astype(args[0].dtype)
+        return np.asarray(VALUE[op](*full(args))).astype(args[0].dtype)
 
     def back(g: Array, y: Array, *args: Array) -> Sequence[Optional[Array]]:
-        given = [args[0] > 0.25, *args[1:]] if name == "where" else args
-        return [None] * edge.arity if edge.flat else BACK[name](g, y, *given)
+        if flat:
+            return [None] * len(args)
+        return [to for to, number in zip(BACK[op](g, y, *full(args)), fill) if number is None]
 
-    lenient = name in ("minimum", "maximum", "clamp")
-    return Edge(name, edge.arity, edge.write, value, back, name in EXACT, _RULES.get(name, ""), lenient)
-
-
-def _nothing(g: Array, y: Array, *args: Array) -> Sequence[Optional[Array]]:
-    return [None] * len(args)
+    rule, lenient = rule or _RULES.get(op, ""), op in ("minimum", "maximum", "clamp")
+    return Edge(name, fill.count(None), write, value, back, op in EXACT, rule, lenient)
 
 
-def _logic(name: str, arity: int, write: Callable[..., Any], truth: Callable[..., Array]) -> Edge:
+def _listed(row: Operation) -> Edge:
+    """A row as a definition writes it: by ``sc.ops``, or by torch's name of an operator."""
+    write = getattr(sc.ops, row.name) if row.is_function else row.torch
+    arity, written = row.arity, write
+    if row.kind == "comparison":
+        arity, written = 2, lambda a, b: sc.ops.where(write(a, b), 1.0, 0.0)
+    elif row.kind == "choice":
+        arity, written = 3, lambda c, a, b: write(c > 0.25, a, b)
+    return _operation(row.name, row.name, written, [None] * arity, row.kind == "comparison" or row.gradient is None)
+
+
+#: Name -> operation of the language. Spikes and truth values are no numbers.
+TABLE: Dict[str, Edge] = {
+    row.name: _listed(row) for row in ROWS if row.kind != "logic" and row.name not in ("select", "spike")
+}
+
+
+def _logic(name: str, arity: int, truth: Callable[..., Any]) -> Edge:
     def value(*args: Array) -> Array:
-        return truth(*args).astype(args[0].dtype)
+        return np.asarray(truth(*args)).astype(args[0].dtype)
+
+    def back(g: Array, y: Array, *args: Array) -> Sequence[Optional[Array]]:
+        return [None] * len(args)
 
     rule = "a comparison with NaN is false, and its negation true; no gradient flows"
-    return Edge(name, arity, lambda *a: sc.ops.where(write(*a), 1.0, 0.0), value, _nothing, True, rule)
+    return Edge(name, arity, lambda *a: sc.ops.where(truth(*a), 1.0, 0.0), value, back, True, rule)
 
 
 def _spike(name: str, strict: bool, surrogate: str) -> Edge:
@@ -124,72 +150,49 @@ def _spike(name: str, strict: bool, surrogate: str) -> Edge:
     return Edge(name, 1, lambda a: sc.ops.spike(a, made, strict), value, back, True, rule, lenient=True)
 
 
-def _select_back(g: Array, y: Array, *args: Array) -> Sequence[Optional[Array]]:
-    found: Sequence[Optional[Array]] = BACK["select"](g, y, *args)
-    return found
+def _of_arity(arity: int) -> List[Edge]:
+    return [edge for edge in TABLE.values() if edge.arity == arity]
 
 
-def _powered(name: str, exponent: float) -> Edge:
-    def back(g: Array, y: Array, x: Array) -> Sequence[Optional[Array]]:
-        return BACK["power"](g, y, x, np.full_like(x, exponent))[:1]
-
-    def value(x: Array) -> Array:
-        return np.asarray(VALUE["power"](x, np.full_like(x, exponent)))
-
-    return Edge(name, 1, lambda a: sc.ops.power(a, exponent), value, back, False, f"x to the power of {exponent}")
-
-
-def _bound(name: str, write: Callable[..., Any], fill: Tuple[Optional[float], Optional[float]]) -> Edge:
-    def full(x: Array, bound: Array) -> List[Array]:
-        return [x, *[bound if number is None else np.full_like(x, number) for number in fill]]
-
-    def back(g: Array, y: Array, x: Array, bound: Array) -> Sequence[Optional[Array]]:
-        found = BACK["clamp"](g, y, *full(x, bound))
-        return [found[0], found[1 if fill[0] is None else 2]]
-
-    def value(x: Array, bound: Array) -> Array:
-        return np.asarray(VALUE["clamp"](*full(x, bound)))
-
-    return Edge(name, 2, write, value, back, True, _RULES["clamp"], lenient=True)
-
-
-def _relu() -> Edge:
-    def value(x: Array) -> Array:
-        return np.asarray(np.where(x <= 0, np.zeros_like(x), x))
-
-    def back(g: Array, y: Array, x: Array) -> Sequence[Optional[Array]]:
-        return [np.where(x <= 0, np.zeros_like(g), g)]
-
-    return Edge("relu", 1, sc.ops.relu, value, back, True, _RULES["relu"])
+def _powered(n: float, a: Any) -> Any:
+    return sc.ops.power(a, n)
 
 
 def _alone() -> List[Edge]:
-    found = [_listed(name) for name, edge in TABLE.items() if edge.arity == 1]
-    found += [_powered(f"power-{name}", n) for name, n in (("square", 2.0), ("cube", 3.0), ("root", 0.5))]
-    found += [_powered("power-zero", 0.0), _powered("power-inverse", -1.0)]
-    found.append(_relu())
-    found.append(_logic("not", 1, lambda a: ~(a > 0.5), lambda a: ~(a > 0.5)))
-    return [*found, _spike("spike", False, "ATan"), _spike("spike-strict", True, "ATan")]
+    exponents = {"square": 2.0, "cube": 3.0, "root": 0.5, "zero": 0.0, "inverse": -1.0}
+    powers = [
+        _operation(
+            f"power-{name}", "power", lambda a, n=n: sc.ops.power(a, n), (None, n), rule=f"x to the power of {n}"
+        )
+        for name, n in exponents.items()
+    ]
+    relu = Edge(
+        "relu",
+        1,
+        sc.ops.relu,
+        lambda x: np.asarray(np.where(x <= 0, np.zeros_like(x), x)),
+        lambda g, y, x: [np.where(x <= 0, np.zeros_like(g), g)],
+        True,
+        _RULES["relu"],
+    )
+    spikes = [_spike("spike", False, "ATan"), _spike("spike-strict", True, "ATan")]
+    return [*_of_arity(1), *powers, relu, _logic("not", 1, lambda a: ~(a > 0.5)), *spikes]
 
 
 def _pairs() -> List[Edge]:
-    found = [_listed(name) for name, edge in TABLE.items() if edge.arity == 2]
-    found.append(_logic("and", 2, lambda a, b: (a > b) & (a <= 1.0), lambda a, b: (a > b) & (a <= 1.0)))
-    found.append(_logic("or", 2, lambda a, b: (a > b) | (b != 1.0), lambda a, b: (a > b) | (b != 1.0)))
-    found.append(_bound("clamp-below", lambda a, b: sc.ops.clamp(a, low=b), (None, np.inf)))
-    found.append(_bound("clamp-above", lambda a, b: sc.ops.clamp(a, high=b), (-np.inf, None)))
-    return found
+    return [
+        *_of_arity(2),
+        _logic("and", 2, lambda a, b: (a > b) & (a <= 1.0)),
+        _logic("or", 2, lambda a, b: (a > b) | (b != 1.0)),
+        _operation("clamp-below", "clamp", lambda a, b: sc.ops.clamp(a, low=b), (None, None, np.inf)),
+        _operation("clamp-above", "clamp", lambda a, b: sc.ops.clamp(a, high=b), (None, -np.inf, None)),
+    ]
 
 
 def _triples() -> List[Edge]:
-    def chosen(z: Array, a: Array, b: Array) -> Array:
-        return np.asarray(VALUE["select"](z, a, b))
-
-    def strange(z: Array, a: Array, b: Array) -> Array:
-        return ~np.isfinite(z)  # z is a spike
-
-    select = Edge("select", 3, sc.ops.select, chosen, _select_back, True, _RULES["select"], True, strange)
-    return [*[_listed(name) for name, edge in TABLE.items() if edge.arity == 3], select]
+    select = _operation("select", "select", sc.ops.select, (None, None, None))
+    # the contract says nothing where z is no spike
+    return [*_of_arity(3), select._replace(lenient=True, open=lambda z, a, b: ~np.isfinite(z))]
 
 
 #: What goes into one program, by name.

@@ -5,8 +5,8 @@ Every number is one that float32 holds exactly, so that no difference comes from
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, field, replace
+from types import FunctionType, SimpleNamespace
 from typing import Any, Mapping, Optional, Sequence, Tuple, Type
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import nn
 
 import spikecore as sc
 from spikecore.neuron import Neuron
-from spikecore.testing._oracle import Array, Derivative, Oracle
+from spikecore.testing._oracle import Array, Derivative, Next, Oracle, Value, ops
 from spikecore.testing._oracle import neurons as oracle
 from spikecore.testing._oracle.rules import EXACT
 
@@ -75,15 +75,15 @@ class Model:
         **options: Any,
     ) -> Neuron:
         """The neuron, with numbers or tensors as parameters, those in ``learn`` learnable."""
-        given = {**self.options, **options, **values}
+        arguments = {**self.options, **options, **values}
         if len(self.resets) > 1:
-            given["reset"] = reset
-        w = given.pop("w", None)
+            arguments["reset"] = reset
+        w = arguments.pop("w", None)
         neuron: Any = self.neuron(
             surrogate=surrogate,
             detach_reset=detach,
             backend=backend,
-            **given,
+            **arguments,
             learn=tuple(n for n in learn if n != "w"),
         )
         if w is not None:
@@ -91,6 +91,22 @@ class Model:
             neuron.w = nn.Parameter(torch.as_tensor(w, dtype=torch.float32)) if "w" in learn else w
         made: Neuron = neuron
         return made
+
+
+def as_written(neuron: Type[Neuron], **facts: Any) -> Type[Oracle]:
+    """The oracle of a neuron of the suite's own: its equations, which compute with NumPy's numbers in the place of the
+    language's. facts: what the class does not say, such as ``outputs``.
+    """
+    written: Any = neuron.dynamics
+    equations = FunctionType(written.__code__, {**written.__globals__, "sc": SimpleNamespace(ops=ops), "torch": ops})
+
+    def step(self: Any, s: Any, p: Any, *x: Value) -> Next:
+        inputs = SimpleNamespace(**dict(zip(neuron.inputs, x))) if len(x) > 1 else x[0]
+        outputs, following = equations(SimpleNamespace(spike=self.fire), inputs, s, p)
+        return outputs if isinstance(outputs, tuple) else (outputs,), following
+
+    declared = {"inputs": neuron.inputs, "rest": neuron.states, "params": tuple(neuron.params), "step": step}
+    return type(neuron.__name__, (Oracle,), {**declared, "reset_states": neuron.reset_states, **facts})
 
 
 def spread(value: float, shape: Sequence[int], amount: float = 0.15) -> Array:
@@ -116,8 +132,8 @@ def _model(
     def numbers(text: str) -> Mapping[str, float]:
         return {key: float(value) for key, _, value in (part.partition("=") for part in text.split())}
 
-    own: Type[Oracle] = getattr(oracle, neuron.__name__)
-    return Model(name, neuron, own, single(**numbers(params)), drive, exact_params=numbers(exact), **more)
+    twin: Type[Oracle] = getattr(oracle, neuron.__name__)
+    return Model(name, neuron, twin, single(**numbers(params)), drive, exact_params=numbers(exact), **more)
 
 
 _LIF = _model(
@@ -245,7 +261,7 @@ def _at_defaults(name: str, neuron: Type[Neuron]) -> Model:
         twin,
         single(**{**neuron.params, **off, **twin.values}),
         twin.drive,
-        resets=ALL_RESETS if "reset" in inspect.signature(neuron).parameters else ("none",),
+        resets=ALL_RESETS if "reset" in neuron.configuration else ("none",),
         exact_resets=(),
         arithmetic=all(node.is_leaf or node.op in EXACT for node in nodes),
         outputs=("spikes" if any(node.op == "spike" for node in nodes) else "output",),

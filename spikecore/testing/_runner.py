@@ -265,24 +265,14 @@ class Session:
         def in_time(cases: List[Case]) -> bool:
             return time.perf_counter() + sum(costs[earlier.id] for earlier in cases) < deadline
 
-        before = [earlier for earlier, _ in self._before]
-        length, culprits = 1, before[-1:]
-        while in_time(culprits) and self._passes(culprits, case):
+        before, length = [earlier for earlier, _ in self._before], 1
+        while in_time(before[-length:]) and self._passes(before[-length:], case):
             if length >= len(before):
                 return None
             length *= 4
-            culprits = before[-length:]
-        if not in_time(culprits):
-            return None
-        # drop what it does not take: halves first, then ever smaller parts
-        size = len(culprits) // 2
-        while size:
-            start = 0
-            while start < len(culprits):
-                shorter = culprits[:start] + culprits[start + size :]
-                if shorter and in_time(shorter) and not self._passes(shorter, case):
-                    culprits = shorter
-                else:
-                    start += size
-            size //= 2
+        culprits = before[-length:]
+        for earlier in list(culprits):  # drop what it does not take
+            shorter = [other for other in culprits if other is not earlier]
+            if shorter and in_time(shorter) and not self._passes(shorter, case):
+                culprits = shorter
         return culprits if in_time(culprits) and not self._passes(culprits, case) else None

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict
+from functools import partial
+from typing import Any, Callable, Dict
 
+import numpy as np
 import torch
 from torch import Tensor
 
 Layout = Callable[[Tensor], Tensor]
 
 
-def expanded(x: Tensor) -> Tensor:
-    """The first neuron's values for all, without memory of their own. Changes values."""
-    return x[..., :1].expand(x.shape)
+#: The layouts in which values repeat, and the part that is there once.
+_ONCE: Dict[str, Callable[[Any], Any]] = {
+    "expanded": lambda x: x[..., :1],
+    "expanded-steps": lambda x: x[:1],
+    "one-number": lambda x: x[(slice(1),) * x.ndim],
+}
 
 
-def expanded_steps(x: Tensor) -> Tensor:
-    """The first step's values for all. Changes values."""
-    return x[:1].expand(x.shape)
+def repeated(x: Any, layout: str) -> Any:
+    """An array with the values that it has in a layout."""
+    return np.broadcast_to(_ONCE[layout](x), x.shape) if layout in _ONCE and x.ndim else x
+
+
+def expanded(x: Tensor, layout: str) -> Tensor:
+    """The values of a part for all, without memory of their own: where others would lie there is NaN."""
+    part = _ONCE[layout](torch.full_like(x, float("nan"), memory_format=torch.contiguous_format))
+    return part.copy_(_ONCE[layout](x)).expand(x.shape) if x.numel() else x
 
 
 def strided(x: Tensor) -> Tensor:
@@ -63,9 +74,16 @@ def batch_first(x: Tensor) -> Tensor:
     return x.transpose(0, 1).contiguous().transpose(0, 1) if x.ndim > 1 else x
 
 
-def one_number(x: Tensor) -> Tensor:
-    """The first number for all. Changes values."""
-    return x[(slice(0, 1),) * x.ndim].expand(x.shape) if x.numel() else x
+def backwards(x: Tensor) -> Tensor:
+    """Dimensions in the opposite order in memory."""
+    order = tuple(reversed(range(x.ndim)))
+    return x.permute(order).contiguous().permute(order)
+
+
+def first_of_the_batch(x: Tensor) -> Tensor:
+    """The first half of a larger batch, of NaN beyond."""
+    axis = min(1, x.ndim - 1)
+    return torch.cat([x, torch.full_like(x, float("nan"))], axis).narrow(axis, 0, x.shape[axis])
 
 
 def laid(x: Tensor, layout: str) -> Tensor:
@@ -88,13 +106,15 @@ LAYOUTS: Dict[str, Layout] = {
     "part-of-a-larger-one": part,
 }
 #: Layouts in which values repeat.
-EXPANDED: Dict[str, Layout] = {"expanded": expanded, "expanded-steps": expanded_steps}
+EXPANDED: Dict[str, Layout] = {name: partial(expanded, layout=name) for name in ("expanded", "expanded-steps")}
 #: Every layout by its name.
 EVERY: Dict[str, Layout] = {
     **LAYOUTS,
     **EXPANDED,
     "batch-first": batch_first,
+    "backwards": backwards,
+    "first-of-the-batch": first_of_the_batch,
     "part": part,
-    "one-number": one_number,
+    "one-number": partial(expanded, layout="one-number"),
     "ones": lambda x: x.new_ones((1,) * x.ndim).expand(x.shape),
 }

@@ -14,9 +14,10 @@ from spikecore.testing._compare import Mismatch, Suspects, as_array, backward, s
 from spikecore.testing._context import Context
 from spikecore.testing._custom import library_surrogate
 from spikecore.testing._inputs import Tie, dyadic, generator, margin, rounded, settled, unsteady
+from spikecore.testing._layers import Layer
 from spikecore.testing._models import BY_NAME, Model
 from spikecore.testing._oracle import SURROGATES, Array, Derivative, Gradients, Oracle, Trajectory, adjoint, run, summed
-from spikecore.testing._suspects import of_gradients, of_outputs, of_parameter_gradient, of_parts, of_states
+from spikecore.testing._suspects import of_gradients, of_outputs, of_parameter_gradient, of_states
 from spikecore.testing._tolerances import EXACT, EXACT_STEPS, TOLERANCES
 
 SHAPE = (12, 3, 7)
@@ -28,7 +29,9 @@ class Subject:
     values: parameter values beside the model's own; an array becomes a tensor. learn: parameters to learn. state:
     whether to start from a drawn state instead of from rest. exact: dyadic inputs instead of margin ones. draw: another
     number for other inputs, states and cotangents of the same shape. neuron: one that is there, with these parameters.
-    tie: what inputs have in common. param_dtype, laid: dtype and layout of parameters that are tensors.
+    tie: what inputs have in common; repeated: what the values of a state become. param_dtype, laid: dtype and layout of
+    parameters that are tensors. layer: makes the layer around the neuron. cut: the step before which states are
+    detached.
     """
 
     def __init__(
@@ -48,8 +51,11 @@ class Subject:
         draw: int = 0,
         neuron: Optional[Neuron] = None,
         tie: Tie = tuple,
+        repeated: Callable[[str, Array], Array] = lambda name, value: value,
         param_dtype: str = "",
-        laid: Optional[Callable[[Tensor], Tensor]] = None,
+        laid: Optional[Callable[[str, Tensor], Tensor]] = None,
+        layer: Optional[Callable[[Subject], Layer]] = None,
+        cut: int = 0,
         **options: Any,
     ) -> None:
         self.context, self.dtype_name, self.dtype = context, dtype, DTYPES[dtype]
@@ -64,6 +70,8 @@ class Subject:
         self.twin: Oracle = self.model.twin(reset, self.surrogate, detach)
         self._learn, self._options = learn, options
         self._param_dtype, self._laid = DTYPES[param_dtype] if param_dtype else self.held, laid
+        self.layer: Optional[Layer] = None
+        self.cut = cut
         self.neuron = self.another(context.name) if neuron is None else neuron
         steps = min(shape[0], self.model.exact_steps, EXACT_STEPS[dtype]) if exact else shape[0]
         self.shape = (steps, *shape[1:])
@@ -72,7 +80,8 @@ class Subject:
         broadcast = _broadcast(self.params, len(self.shape) - 1, options.get("channel_dim", 1))
         self.state: Optional[Dict[str, Array]] = None
         if state:
-            self.state = {s: rounded(rng.uniform(-0.5, 0.8, self.shape[1:]), self.held) for s in self.twin.rest}
+            numbers = {s: rng.uniform(-0.5, 0.8, self.shape[1:]) for s in self.twin.rest}
+            self.state = {s: repeated(s, rounded(value, self.held)) for s, value in numbers.items()}
         #: Parameters as they broadcast over one time step.
         self.broadcast = broadcast
         if self.drawn:
@@ -89,12 +98,16 @@ class Subject:
         #: Parameters as they lie over one time step.
         self.spread = broadcast
         exactly = self.drawn and self.model.arithmetic
-        self.seen: Trajectory = self.bits() if exactly else run(self.twin, self.inputs, broadcast, self.state)
-        #: The input as it was given, if its layout is what a case is about: see :meth:`gives`.
+        self.seen: Trajectory = self.bits() if exactly else self.run()
+        #: What is called: the neuron, or the layer around it.
+        self.module: Any = self.neuron
+        if layer is not None:
+            self.layer = layer(self)
+            self.takes(self.layer.inputs)
+            self.module = self.context.place(self.layer.around(self.neuron))
+        #: The first input as it was given, for messages about its strides.
         self.given: Optional[Tensor] = None
         self._came_in: Optional[Tensor] = None
-        #: The cotangents of several results, by names as ``"output 0"``, ``"final v"``, ``"trace v"``.
-        self.cotangents: Mapping[str, Tensor] = {}
         self._rng = generator("cotangents", self.model.name, reset, self.shape, *again)
 
     def another(self, backend: str) -> Neuron:
@@ -106,7 +119,7 @@ class Subject:
                 tensor = torch.tensor(value, dtype=self._param_dtype)
                 values[name] = tensor
                 if self._laid is not None:
-                    tensor = self._laid(tensor)
+                    tensor = self._laid(name, tensor)
                     values[name] = nn.Parameter(tensor) if name in learn else tensor
         neuron: Neuron = self.model.build(
             backend,
@@ -118,7 +131,8 @@ class Subject:
             **self._options,
         )
         wide = self.dtype_name == "float64" and self._param_dtype == torch.float64
-        made: Neuron = self.context.place(neuron.double() if wide else neuron)
+        neuron = neuron.double() if wide else neuron
+        made: Neuron = self.context.place(neuron if self.layer is None else self.layer.around(neuron))
         return made
 
     @property
@@ -131,7 +145,8 @@ class Subject:
     @property
     def of(self) -> str:
         """The neuron and the dtype, for messages."""
-        return f"{self.neuron!r} on {self.dtype_name} input {list(self.shape)}"
+        layer = "" if self.layer is None else f" {self.layer.words}"
+        return f"{self.neuron!r}{layer} on {self.dtype_name} input {list(self.shape)}"
 
     def x(self, grad: bool = False) -> Tensor:
         """The one input as a tensor."""
@@ -146,12 +161,7 @@ class Subject:
         """Other inputs, and another given state, than those drawn."""
         self.inputs = tuple(inputs)
         self.state = self.state if state is None else dict(state)
-        self.seen = run(self.twin, self.inputs, self.spread, self.state)
-
-    def gives(self, x: Tensor) -> Tensor:
-        """Remember the input as it is given, for messages; gives it back."""
-        self.given = x.detach()
-        return x
+        self.seen = self.run()
 
     def start(self, grad: bool = False) -> Optional[Dict[str, Tensor]]:
         """The initial state as tensors, None at rest."""
@@ -174,7 +184,7 @@ class Subject:
 
     def unsteady(self, outputs: Any, final: Any, trace: Any) -> Array:
         """The neurons whose gradients in float32 differ too much from those in float64."""
-        single = run(self.twin, self.inputs, self.spread, self.state, np.float32)
+        single = self.run(np.float32)
         return unsteady(
             self.gradients_of(self.seen, outputs, final, trace),
             self.gradients_of(single, outputs, final, trace, np.float32),
@@ -188,10 +198,14 @@ class Subject:
 
     # -- what is right
 
+    def run(self, dtype: Any = np.float64) -> Trajectory:
+        """The oracle in a dtype."""
+        layer = None if self.layer is None else self.layer.oracle
+        return run(self.twin, self.inputs, self.spread, self.state, dtype, layer=layer)
+
     def bits(self) -> Trajectory:
         """The oracle in the dtype of the backend's arithmetic."""
-        wide = self.dtype_name == "float64"
-        return run(self.twin, self.inputs, self.spread, self.state, np.float64 if wide else np.float32)
+        return self.run(np.float64 if self.dtype_name == "float64" else np.float32)
 
     def gradients(
         self,
@@ -211,7 +225,7 @@ class Subject:
     def _shared(self, name: str, value: Array) -> Array:
         """The gradient of a parameter in the shape it was given, summed over the neurons of a drawn one."""
         value = summed(value, self.shape[1:], np.shape(self.broadcast[name])) if self.drawn else value
-        return np.asarray(value.reshape(np.shape(self.params[name])))
+        return np.asarray(value.reshape(np.shape(self.params.get(name, value))))
 
     def gradients_of(
         self,
@@ -228,16 +242,9 @@ class Subject:
             [None if one is None else as_array(one) for one in outputs],
             {name: as_array(value) for name, value in (final or {}).items()},
             {name: as_array(value) for name, value in (trace or {}).items()},
-            dtype=dtype,
+            self.cut,
+            dtype,
         )
-
-    def gradient_suspects(self, *cotangents: Any) -> Suspects:
-        """What the input gradient might be, for cotangents of outputs, final states and trace."""
-        return of_gradients(self, *cotangents)
-
-    def parameter_suspects(self, name: str, cotangent: Any) -> Suspects:
-        """What the gradient of a parameter might be, for a cotangent of the output."""
-        return of_parameter_gradient(self, name, cotangent)
 
     # -- checks
 
@@ -270,8 +277,6 @@ class Subject:
     def check_states(self, actual: Mapping[str, Tensor], expected: Mapping[str, Array], what: str, exact: bool) -> None:
         """States are the oracle's, and have the dtype of arithmetic."""
         for name, value in actual.items():
-            if name not in expected:  # the last output of a neuron with feedback
-                continue
             if value.dtype != self.held:
                 raise Mismatch(f"{what} {name} of {self.of} has dtype {value.dtype}, expected {self.held}")
             tolerance = EXACT if exact else TOLERANCES[self.dtype_name, "potential"]
@@ -293,7 +298,6 @@ class Subject:
         expected: Array,
         *,
         name: str = "",
-        of: str = "",
         stored: str = "",
         terms: Optional[Array] = None,
         suspects: Optional[Suspects] = None,
@@ -301,7 +305,6 @@ class Subject:
         """A quantity of the table of tolerances is the oracle's.
 
         stored: the dtype of a parameter and its gradient. terms: the size of what was summed, where rounding counts.
-        of: the input, state or parameter that this is the gradient of, where :attr:`cotangents` says for what.
         """
         what = f"{quantity}{f' of {name}' if name else ''}"
         if actual is None:
@@ -311,8 +314,6 @@ class Subject:
         stored = stored if stored in NARROW or self.dtype_name == "float64" else ""
         tolerance = TOLERANCES[stored or self.dtype_name, "input gradient" if stored else quantity]
         axes = "t, n" if quantity in ("input gradient", "output") else "n"
-        if suspects is None and of and self.cotangents:
-            suspects = of_parts(self, of, self.cotangents)
         if suspects is None and quantity == "input gradient" and self._came_in is not None:
             suspects = of_gradients(self, self._came_in)
         if suspects is None and quantity == "parameter gradient" and self._came_in is not None and name in self.params:

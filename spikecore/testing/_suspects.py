@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Mapping, Tuple
 
 import numpy as np
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from spikecore.testing._compare import as_array
 from spikecore.testing._hints import Suspects
 from spikecore.testing._models import ALL_RESETS
-from spikecore.testing._oracle import SURROGATES, Array, Trajectory, adjoint, run
+from spikecore.testing._oracle import SURROGATES, Array, Trajectory, run
 from spikecore.testing._oracle.surrogates import OTHER_ARGUMENTS
 
 if TYPE_CHECKING:
@@ -110,38 +110,31 @@ def of_parts(s: Subject, of: str, cotangents: Mapping[str, Tensor]) -> Suspects:
     """What the gradient of an input, a state or a parameter might be where a cotangent was misread or left out; they
     are by result, as ``"trace v"``.
     """
-    groups: Dict[str, List[str]] = {}
-    for name in cotangents:
-        groups.setdefault(name.partition(" ")[0], []).append(name)
-    found: Dict[str, Callable[[], Any]] = {}
-    sets = [
-        ("everything", list(cotangents)),
-        *((f"{kind}s", names) for kind, names in groups.items() if len(names) > 1),
-    ]
-    sets += [(name, [name]) for name in cotangents]
-    for _, names in sets:
-        laid = [name for name in names if not cotangents[name].is_contiguous()]
-        if laid:
-            read = {name: as_if_contiguous(g) if name in laid else g for name, g in cotangents.items()}
-            found[f"for the cotangent of {' and '.join(laid)}, {_STRIDES}"] = partial(_gradient, s, of, read)
-    for words, names in sets[1:]:
+    kinds = {name.partition(" ")[0] for name in cotangents}
+    groups = {f"{kind}s": [name for name in cotangents if name.startswith(kind)] for kind in sorted(kinds)}
+    suspects: Dict[str, Callable[[], Any]] = {}
+    for names in (list(cotangents), *([name] for name in cotangents)):
+        strided = [name for name in names if not cotangents[name].is_contiguous()]
+        if strided:
+            read = {name: as_if_contiguous(g) if name in strided else g for name, g in cotangents.items()}
+            phrase = f"for the cotangent of {' and '.join(strided)}, {_STRIDES}"
+            suspects[phrase] = partial(_gradient, s, of, read)
+    for words, names in (*groups.items(), *((name, [name]) for name in cotangents)):
         others = {name: g for name, g in cotangents.items() if name not in names}
         if others:
             phrase = f"without the cotangent of {words}: is it dropped where others come?"
-            found[phrase] = partial(_gradient, s, of, others)
-    return found
+            suspects[phrase] = partial(_gradient, s, of, others)
+    return suspects
 
 
 def _gradient(s: Subject, of: str, cotangents: Mapping[str, Tensor]) -> Array:
-    values = {name: as_array(g) for name, g in cotangents.items()}
+    outputs = [cotangents.get(f"output {i}") for i in range(len(s.seen.outputs))]
     final, trace = (
-        {name: values[f"{kind} {name}"] for name in s.twin.rest if f"{kind} {name}" in values}
+        {name: cotangents[f"{kind} {name}"] for name in s.twin.rest if f"{kind} {name}" in cotangents}
         for kind in ("final", "trace")
     )
-    found = adjoint(s.seen, [values.get(f"output {i}") for i in range(len(s.seen.outputs))], final, trace)
-    if of in s.twin.inputs:
-        return found.inputs[s.twin.inputs.index(of)]
-    return found.state[of] if of in found.state else np.reshape(found.params[of], np.shape(s.params[of]))
+    right = s.gradients(outputs, final, trace)
+    return {**dict(zip(s.twin.inputs, right.inputs)), **right.state, **right.params}[of]
 
 
 def _output(s: Subject, output: int, changed: Mapping[str, Any]) -> Array:
@@ -153,7 +146,7 @@ def _run(s: Subject, **changed: Any) -> Trajectory:
     inputs = changed.pop("inputs", s.inputs)
     params, state = changed.pop("params", s.spread), changed.pop("state", s.state)
     given = {"reset": s.reset, "surrogate": s.surrogate, "detach": s.detach, **changed}
-    return run(s.model.twin(**given), inputs, params, state)
+    return run(s.model.twin(**given), inputs, params, state, layer=None if s.layer is None else s.layer.oracle)
 
 
 def _parameters(s: Subject) -> Iterator[Tuple[str, Mapping[str, Any]]]:

@@ -1,4 +1,4 @@
-"""Neurons whose states change places at every step, each with its oracle: no state can be written before all are read.
+"""Neurons whose states change places at every step: no state can be written before all are read.
 
 Their values are products of states and inputs, so that a backward pass needs the states of every step.
 """
@@ -9,9 +9,7 @@ from __future__ import annotations
 from typing import Any, Dict, Tuple
 
 import spikecore as sc
-from spikecore.testing._models import Model, single
-from spikecore.testing._oracle import Next as Following
-from spikecore.testing._oracle import Oracle, Value
+from spikecore.testing._models import Model, as_written, single
 
 Next = Tuple[Any, Dict[str, Any]]
 
@@ -24,14 +22,6 @@ class Swap(sc.Neuron):
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Next:
         return s.u * x + s.v, {"u": s.v * p.leak + x, "v": s.u}
-
-
-class _Swap(Oracle):
-    rest = {"u": 0.25, "v": 0.0}
-    params = ("leak",)
-
-    def step(self, s: Any, p: Any, *x: Value) -> Following:
-        return (s.u * x[0] + s.v,), {"u": s.v * p.leak + x[0], "v": s.u}
 
 
 class Turn(sc.Neuron):
@@ -49,22 +39,11 @@ class Turn(sc.Neuron):
         return (s.a * p.gain + b, s.b * x.y), {"a": s.b * p.leak + x.x, "b": b, "c": s.a}
 
 
-class _Turn(Oracle):
-    inputs = ("x", "y")
-    rest = {"a": 0.0, "b": "start", "c": 0.25}
-    params = ("leak", "gain", "start")
-    outputs = 2
-
-    def step(self, s: Any, p: Any, *x: Value) -> Following:
-        b = s.c + x[1] * p.gain
-        return (s.a * p.gain + b, s.b * x[1]), {"a": s.b * p.leak + x[0], "b": b, "c": s.a}
-
-
-SWAP = Model("swap", Swap, _Swap, single(leak=0.7), (-1.0, 1.0), resets=("none",), outputs=("output",))
+SWAP = Model("swap", Swap, as_written(Swap), single(leak=0.7), (-1.0, 1.0), resets=("none",), outputs=("output",))
 TURN = Model(
     "turn",
     Turn,
-    _Turn,
+    as_written(Turn, outputs=2),
     single(leak=0.7, gain=0.6, start=0.3),
     (-1.0, 1.0),
     resets=("none",),

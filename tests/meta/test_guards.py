@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from typer import Typer
 from typer.testing import CliRunner
 
@@ -357,6 +358,27 @@ class TestShell:
         assert says is not None
         assert "out of date for loopback: `LIF` (partly, now yes); run: spikecore conformance NAME --results" in says
         assert not support.complete(results[:-1])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_results_between_each_other_in_memory_do_not_overlap(shared):
+    """Two states of one allocation, every second number each, share no element; one tensor for both does."""
+
+    class Between(Loopback):
+        name = "between"
+
+        def compile(self, program, spec):
+            run = super().compile(program, spec)
+
+            def interleaved(*args):
+                outputs, final, trace = run(*args)
+                return outputs, torch.stack(final, -1).unbind(-1) if not shared else (final[0], final[0]), trace
+
+            return interleaved
+
+    with installed(Between) as name:
+        (result,) = check_backend(name, cases=["ownership/results-usual"])
+    assert result.outcome == ("failed" if shared else "passed"), result.message
 
 
 def test_cases_of_a_plugin_are_refused_where_assert_is_removed(monkeypatch):

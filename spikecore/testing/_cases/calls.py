@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import spikecore as sc
 from spikecore.testing._calls import (
     Call,
     backward_together,
@@ -237,10 +238,10 @@ def _inference_first(context: Context, model: Any = "lif") -> None:
     lif = model == "lif"
     s = Subject(context, model, "soft" if lif else "none", values={"tau": np.asarray(2.75)} if lif else {})
     first, second = pair(s)
-    for now, other in ((second, first), (first, second)):
+    for call, other in ((second, first), (first, second)):
         with torch.inference_mode():
             s.check_outputs(s.neuron(s.x()), " in inference mode")
-        now.forward().backward().check_inputs(other)
+        call.forward().backward().check_inputs(other)
 
 
 @_case("deepcopy-between", "a copy made between call and backward computes its own", *_BACK, how="copied")
@@ -321,6 +322,35 @@ def _double_backward_cotangent(context: Context) -> None:
         s.check("output", along[t, 1, 2].detach(), right, name=f"the Jacobian along a direction, {(t, 1, 2)},")
 
 
+@CASES.case(
+    "robust/double-backward-parameter",
+    "robust",
+    "the gradient of an input is differentiable in a learnt parameter",
+    *_LEARN,
+    "double_backward",
+    **_SECOND,
+)
+def _double_backward_parameter(context: Context) -> None:
+    """Of a leaky integrator: with a = 1 / tau the input of step k is in output t as a (1 - a)^(t - k)."""
+    dtype = torch.float64 if context.declares("float64") else torch.float32
+    neuron = context.place(sc.LI(tau=torch.tensor(2.75, dtype=dtype), learn=("tau",), backend=context.name))
+    rng = np.random.default_rng(35)
+    x, cotangent, weight = (rng.normal(size=(6, 3)) for _ in range(3))
+    leaf = context.tensor(x, dtype, grad=True)
+    (slope,) = torch.autograd.grad(neuron(leaf), leaf, context.tensor(cotangent, dtype), create_graph=True)
+    second = None
+    if slope.requires_grad:
+        (second,) = torch.autograd.grad(slope, neuron.tau, context.tensor(weight, dtype), allow_unused=True)
+    if second is None:
+        raise Mismatch(f"the input gradient of {neuron!r} is not connected to tau, though create_graph=True")
+    a = 1 / 2.75
+    lag = np.arange(6)[:, None] - np.arange(6)[None]
+    by_a = np.where(lag < 0, 0.0, (1 - a) ** lag - lag * a * (1 - a) ** (lag - 1.0))
+    expected = -(a**2) * float(np.einsum("tn,tk,kn->", cotangent, by_a, weight))
+    if abs(second.item() - expected) > 1e-4 * abs(expected):
+        raise Mismatch(f"the input gradient of {neuron!r}, by tau: got {second.item()}, expected {expected}")
+
+
 # -- changes in place between a call and its backward pass: torch refuses, or the values of the call count
 
 _AFTER = "changed in place after the call: torch's error in backward, or the gradient of the call's own values"
@@ -347,9 +377,9 @@ def _judge(call: Call, run_backward: Callable[[], Any], check: Callable[[], Any]
 def _in_place_input(context: Context) -> None:
     s = Subject(context, "lif", "hard", learn=learnable(context, "tau"))
     call = Call(s, "a call whose input was set to zero after it")
-    now = call.x * 1
-    call.output = s.neuron(now)
-    now.detach().zero_()  # a view of the same memory, with the same version counter
+    product = call.x * 1
+    call.output = s.neuron(product)
+    product.detach().zero_()  # a view of the same memory, with the same version counter
     call.check_outputs()
     _judge(call, call.backward, call.check_inputs)
 

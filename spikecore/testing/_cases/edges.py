@@ -18,10 +18,9 @@ from spikecore.dtypes import DTYPES, NARROW
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch, as_array
 from spikecore.testing._context import Context
-from spikecore.testing._edge_table import CONSTANTS, GROUPS, Edge, expected, grid, made, signed, slopes
+from spikecore.testing._edge_table import CONSTANTS, GROUPS, POINTS, Edge, expected, grid, made, signed, slopes
 from spikecore.testing._oracle import Array
 from spikecore.testing._subnormal import beside, foremost
-from spikecore.testing.random_programs.edges import POINTS
 
 #: Where functions that no library rounds correctly, and gradients, are compared: relative, and absolute.
 NEAR = {False: (2e-5, 1e-36), True: (1e-11, 1e-300)}
@@ -45,9 +44,9 @@ def value(context: Context, group: str, name: str, wide: bool = False) -> None:
     outs = neuron(*inputs)
     got = (outs if isinstance(outs, tuple) else (outs,))[at].detach().cpu().numpy()[0]
     _subnormals_are_kept(context)
-    points, wanted = grid(edge.arity, wide), expected(edge, wide)
-    wanted = np.where(edge.open(*points), got, wanted) if edge.open else wanted
-    _same(edge, "the value", points, wanted, got, edge.exact, signed(edge), NEAR[wide])
+    points, correct = grid(edge.arity, wide), expected(edge, wide)
+    correct = np.where(edge.open(*points), got, correct) if edge.open else correct
+    _same(edge, "the value", points, correct, got, edge.exact, signed(edge), NEAR[wide])
 
 
 def gradient(context: Context, group: str, name: str, kind: str, wide: bool = False) -> None:
@@ -65,15 +64,15 @@ def gradient(context: Context, group: str, name: str, kind: str, wide: bool = Fa
         outs = [out for out in (outs if isinstance(outs, tuple) else (outs,)) if out.requires_grad]
         ours: Sequence[Any] = [None] * len(inputs)
         if outs:
-            given = [torch.full_like(out, cotangent) for out in outs]
-            ours = torch.autograd.grad(outs, inputs, given, allow_unused=True)
-        for k, wanted in enumerate(slopes(edge, cotangent, wide)):
+            cotangents = [torch.full_like(out, cotangent) for out in outs]
+            ours = torch.autograd.grad(outs, inputs, cotangents, allow_unused=True)
+        for k, correct in enumerate(slopes(edge, cotangent, wide)):
             grad = ours[first + k]
-            got = np.zeros_like(wanted) if grad is None else grad.cpu().numpy()[0]
+            got = np.zeros_like(correct) if grad is None else grad.cpu().numpy()[0]
             what = f"the gradient of {_place(edge, k)} for a cotangent of {cotangent}"
             left_out = ~tested | (~finite & ((got == 0) | (got == cotangent))) if edge.lenient else ~tested
-            wanted = np.where(left_out, got, wanted)
-            checks.append(partial(_same, edge, what, points, wanted, got, False, False, near))
+            correct = np.where(left_out, got, correct)
+            checks.append(partial(_same, edge, what, points, correct, got, False, False, near))
     foremost(checks, Mismatch)
 
 
@@ -117,40 +116,40 @@ def _same(
     edge: Edge,
     what: str,
     points: Sequence[Array],
-    wanted: Array,
+    correct: Array,
     got: Array,
     exact: bool,
     zeros: bool,
     near: Tuple[float, float],
 ) -> None:
     with np.errstate(all="ignore"):
-        same = (wanted == got) | (np.isnan(wanted) & np.isnan(got))
+        same = (correct == got) | (np.isnan(correct) & np.isnan(got))
         if not exact:
-            close = np.abs(wanted - got) <= near[1] + near[0] * np.abs(wanted)
-            same |= np.isfinite(wanted) & close  # beside an infinity every number is close
+            close = np.abs(correct - got) <= near[1] + near[0] * np.abs(correct)
+            same |= np.isfinite(correct) & close  # beside an infinity every number is close
     if zeros:
-        same &= (np.signbit(wanted) == np.signbit(got)) | np.isnan(wanted)
+        same &= (np.signbit(correct) == np.signbit(got)) | np.isnan(correct)
     if same.all():
         return
     k = int(np.flatnonzero(~same)[0])
     at = ", ".join(str(one[k]) for one in points)
     lines = [
-        f"edges: {what} of {edge.name} at ({at}) is {got[k]}, should be {wanted[k]}",
+        f"edges: {what} of {edge.name} at ({at}) is {got[k]}, should be {correct[k]}",
         f"  {int((~same).sum())} of {same.size} points differ",
     ]
-    alone, hint = beside(~same, [*points, wanted], got.dtype), _hint(wanted[k], got[k])
+    alone, hint = beside(~same, [*points, correct], got.dtype), _hint(correct[k], got[k])
     told = (edge.rule, hint and f"hint: {hint}", alone)
     raise Mismatch("\n".join([*lines, *[f"  {line}" for line in told if line]]))
 
 
-def _hint(wanted: Any, got: Any) -> Optional[str]:
-    if wanted == got:
+def _hint(correct: Any, got: Any) -> Optional[str]:
+    if correct == got:
         return "only the sign of zero differs"
     if np.isnan(got):
         return "a NaN was made: 0 * inf, or inf - inf, in an arithmetic form of a choice?"
-    if np.isnan(wanted):
+    if np.isnan(correct):
         return "a NaN was swallowed on the way"
-    if got == 0 and abs(wanted) < np.finfo(np.float32).tiny:
+    if got == 0 and abs(correct) < np.finfo(np.float32).tiny:
         return "a subnormal number was flushed to zero"
     if np.isinf(got):
         return "an intermediate result overflowed"
@@ -191,10 +190,10 @@ def constant(context: Context, numbers: Sequence[float], wide: bool = False) -> 
                 f"{number} / x": n / x,
                 f"minimum(x, {number})": np.where((x < n) | (x != x), x, n),
             }
-        for i, (written, wanted) in enumerate(right.items()):
+        for i, (written, correct) in enumerate(right.items()):
             edge = Edge(written, 1, abs, abs, list, True, f"{number!r} is {n!s} in {kind.__name__}")
             got, numbers_there = outs[at + i].cpu().numpy()[0], [x, np.full_like(x, n)]
-            checks.append(partial(_same, edge, "the value", numbers_there, wanted, got, True, True, (0.0, 0.0)))
+            checks.append(partial(_same, edge, "the value", numbers_there, correct, got, True, True, (0.0, 0.0)))
     foremost(checks, Mismatch)
 
 
@@ -220,8 +219,8 @@ def _narrowed(x: Array, dtype: str) -> Array:
         with np.errstate(over="ignore"):
             return x.astype(np.float16).astype(float)
     bits = x.view(np.uint32).astype(np.uint64)
-    kept = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16).astype(np.uint32).view(np.float32)
-    return np.where(np.isnan(x), x, kept).astype(float)
+    nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16).astype(np.uint32).view(np.float32)
+    return np.where(np.isnan(x), x, nearest).astype(float)
 
 
 def _points(dtype: str) -> Array:
@@ -257,18 +256,18 @@ def narrow_gradient(context: Context, kind: str) -> None:
     _same_narrow(f"the gradient of a {kind} input", {"x": x, "cotangent": g}, expected, came)
 
 
-def _same_narrow(what: str, at: Any, wanted: Array, tensor: Any) -> None:
+def _same_narrow(what: str, at: Any, correct: Array, tensor: Any) -> None:
     dtype = DTYPES["float16" if "float16" in what.split() else "bfloat16"]
     if tensor.dtype != dtype:
         raise Mismatch(f"edges: {what} has dtype {tensor.dtype}")
     came = as_array(tensor)[0]
-    same = (wanted == came) | (np.isnan(wanted) & np.isnan(came))
+    same = (correct == came) | (np.isnan(correct) & np.isnan(came))
     if same.all():
         return
-    k, alone = int(np.flatnonzero(~same)[0]), beside(~same, [*at.values(), wanted])
+    k, alone = int(np.flatnonzero(~same)[0]), beside(~same, [*at.values(), correct])
     where = ", ".join(f"{name} = {values[k]}" for name, values in at.items())
     raise Mismatch(
-        f"edges: {what} at {where} is {came[k]}, should be {wanted[k]}\n  {int((~same).sum())} of {same.size} differ\n"
+        f"edges: {what} at {where} is {came[k]}, should be {correct[k]}\n  {int((~same).sum())} of {same.size} differ\n"
         "  arithmetic is float32; what comes out is rounded to 16 bits once, and is infinite beyond their range"
         + (f"\n  {alone}" if alone else "")
     )

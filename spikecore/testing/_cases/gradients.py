@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, List, Sequence, Tuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore.testing._calls import Call
+from spikecore.testing._calls import Call, default_dtype
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch, as_array, backward, same
-from spikecore.testing._config import Config, add_row
 from spikecore.testing._context import Context
 from spikecore.testing._custom import library_surrogate
 from spikecore.testing._models import BY_NAME
-from spikecore.testing._oracle import SURROGATES, Array, adjoint, run
+from spikecore.testing._oracle import SURROGATES, Array, run
 from spikecore.testing._subject import Subject
 from spikecore.testing._tolerances import TOLERANCES
 from spikecore.testing._turning import TURN
@@ -25,7 +24,6 @@ from spikecore.testing._turning import TURN
 CASES = Collection()
 _BACK, _STATE, _LEARN = ("gradients",), ("gradients", "state_gradients"), ("gradients", "parameter_gradients")
 _TWO = ("several_inputs", "several_outputs")
-_STATES = ("a", "b", "c")
 
 
 def _case(name: str, holds: str, *needs: str, tier: str = "state", **more: Any) -> Callable[[Any], Any]:
@@ -54,56 +52,29 @@ def _rest(context: Context) -> None:
         same("spikes of the third call", s.of, third, as_array(first), tested=tested, suspects=suspects, right=right)
 
 
-@_case("state/no-gradient-asked", "under no_grad and inference_mode the outputs are the same", tier="core")
-def _no_grad(context: Context) -> None:
+_MODES: Dict[str, Callable[[], ContextManager[Any]]] = {
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "float64 as torch's default dtype": partial(default_dtype, torch.float64),
+}
+_NO_GRAD, _INFERENCE, _DEFAULT = _MODES
+_UNDER, _FINAL_STATE = "under no_grad and inference_mode the outputs are the same", "the final state"
+
+
+@_case("state/no-gradient-asked", _UNDER, tier="core", modes=(_NO_GRAD, _INFERENCE))
+@_case("robust/no-grad-state", f"{_FINAL_STATE} is right under torch.no_grad", tier="robust", modes=(_NO_GRAD,))
+@_case("robust/inference-mode-state", f"{_FINAL_STATE} is right in inference mode", tier="robust", modes=(_INFERENCE,))
+@_case("robust/default-dtype-state", f"{_FINAL_STATE} has its own dtype", tier="robust", modes=(_DEFAULT,))
+def _modes(context: Context, modes: Sequence[str]) -> None:
     s = Subject(context, "lif", "soft")
-    for mode in (torch.no_grad, torch.inference_mode):
-        with mode():
-            output = s.neuron(s.x())
-        s.check_outputs(output, f" under {mode.__name__}")
-        if output.requires_grad:
-            raise Mismatch(f"the output of {s.of} requires a gradient under {mode.__name__}")
-
-
-@_case("state/carried", "calls that carry their state give what one long call gives")
-@_case("state/carried-16-bit", "nothing is rounded on the way from call to call", dtype="float16", narrow=True)
-def _carried(context: Context, narrow: bool = False) -> None:
-    """Pieces of 16, 1, 0, 7 and 16 steps."""
-    for model in ("lif", "synaptic", "leaky"):
-        s = Subject(context, model, "soft", shape=(40, 3, 5), dtype="float16" if narrow else "float32")
-        with sc.carry_state(s.neuron):
-            pieces = [s.neuron(piece) for piece in s.x().split([16, 1, 0, 7, 16])]
-            state = dict(s.neuron.state or {})
-        s.check_outputs(torch.cat(pieces), " of the pieces")
-        s.check_states(state, s.bits().final, "carried state", exact=True)
-        if s.neuron.state is not None:
-            raise Mismatch(f"{s.of} keeps a state after carry_state ended")
-
-
-@_case("state/truncated", "a detached state lets the value through and no gradient", *_STATE)
-def _truncated(context: Context) -> None:
-    """Backward in two pieces."""
-    s = Subject(context, "lif", "soft", shape=(12, 3, 5))
-    x = s.x(grad=True)
-    first, middle = s.neuron.run(x[:7])
-    second, _ = s.neuron.run(x[7:], state={name: value.detach() for name, value in middle.items()})
-    s.check_outputs(torch.cat([first, second]), " of the pieces")
-    cotangent = s.cotangent(torch.cat([first, second]))
-    backward(s.of, [first, second], [cotangent[:7], cotangent[7:]])
-    head = s.gradients(torch.cat([cotangent[:7], torch.zeros_like(cotangent[7:])])).inputs[0]
-    tail = run(s.twin, [x[7:] for x in s.inputs], s.params, {n: v[6] for n, v in s.seen.states.items()})
-    behind = adjoint(tail, [as_array(cotangent[7:])]).inputs[0]
-    s.check("input gradient", x.grad, np.concatenate([head[:7], behind]), name="truncated")
-
-
-_EMPTY: Dict[str, Any] = {"shape": (0, 3, 5), "state": True, "exact": True, "given": ("final",)}
-add_row(
-    CASES,
-    "state/no-steps-gradient",
-    "state",
-    "without steps the final state is the given one, and its cotangent its gradient",
-    *[Config(model, wanted=("inputs", "states"), **_EMPTY) for model in ("lif", "alif")],
-)
+    for mode in modes:
+        with _MODES[mode]():
+            short, (output, final) = s.neuron(s.x()), s.neuron.run(s.x())
+        for value in (short, output):
+            s.check_outputs(value, f" under {mode}")
+            if value.requires_grad:
+                raise Mismatch(f"the output of {s.of} requires a gradient under {mode}")
+        s.check_states(final, s.bits().final, f"final state, under {mode},", exact=True)
 
 
 # -- surrogates far from the threshold
@@ -137,105 +108,32 @@ for _name in SURROGATES:
     _case(f"surrogate/{_name.lower()}-tails", _holds, *_BACK, tier="core")(partial(_tails, name=_name))
 
 
-# -- what is wanted: nothing, sums, and tensors that stand for several
+# -- tensors that stand for several
 
 
-def _turn(context: Context, learn: Sequence[str] = ()) -> Subject:
-    return Subject(context, TURN, "none", shape=(6, 3, 5), state=True, learn=tuple(learn))
-
-
-def _run(s: Subject, xs: Sequence[Tensor], start: Any) -> Dict[str, Tensor]:
-    output, final, trace = s.neuron.run(*xs, state=start, record=_STATES)
-    named = {f"output {i}": one for i, one in enumerate(output)}
-    named.update({f"final {name}": final[name] for name in _STATES})
-    named.update({f"trace {name}": trace[name] for name in _STATES})
-    return named
-
-
-_ALL = (*_LEARN, "state_gradients", "record", *_TWO)
-
-
-@_case("wanted/none", "where nothing requires a gradient, or under no_grad, results require none", "record", *_TWO)
-def _nothing(context: Context) -> None:
-    s = _turn(context)
-    plain = _run(s, s.xs(), s.start())
-    with torch.no_grad():
-        without = _run(s, s.xs(grad=context.declares("gradients")), s.start())
-    for what, results in (("of plain tensors", plain), ("under no_grad", without)):
-        for name, value in results.items():
-            if value.requires_grad or value.grad_fn is not None:
-                raise Mismatch(f"{name} of {s.of}, {what}, requires a gradient: what does it keep for a backward pass?")
-        s.check_outputs((results["output 0"], results["output 1"]), f" {what}")
-
-
-def _sum_of_gradients(s: Subject, what: str, leaf: Tensor, results: Dict[str, Tensor], kind: str) -> None:
-    """One tensor that stands for all inputs, or for all states, gets the sum of their gradients."""
-    outputs = [results["output 0"], results["output 1"]]
-    s.check_outputs(tuple(outputs), f" of {what}")
-    cotangents = [s.cotangent(output) for output in outputs]
-    backward(s.of, outputs, cotangents)
-    right = s.gradients(cotangents)
-    parts = dict(zip(s.twin.inputs, right.inputs)) if kind == "input" else dict(right.state)
-    suspects = {f"of {name} alone": partial(np.asarray, part) for name, part in parts.items()}
-    s.check(f"{kind} gradient", leaf.grad, np.asarray(sum(parts.values())), name=what, suspects=suspects)
-
-
-_TWICE = "one tensor given as both inputs gets the sum of both gradients"
-
-
-@_case("wanted/one-tensor-for-both-inputs-same", _TWICE, *_ALL, view=False)
-@_case("wanted/one-tensor-for-both-inputs-view", _TWICE, *_ALL, view=True)
-def _twice(context: Context, view: bool) -> None:
-    s = _turn(context, ("leak", "gain"))
-    s.takes([s.inputs[0], s.inputs[0]])
-    x = s.xs(grad=True)[0]
-    results = _run(s, [x, x.view_as(x) if view else x], s.start())
-    _sum_of_gradients(s, "one tensor given as both inputs", x, results, "input")
-
-
-@_case("wanted/one-tensor-for-all-states", "one tensor given as every state gets the sum of their gradients", *_ALL)
+@_case(
+    "wanted/one-tensor-for-all-states",
+    "one tensor given as every state gets the sum of their gradients",
+    *_LEARN,
+    "state_gradients",
+    "record",
+    *_TWO,
+)
 def _one_state(context: Context) -> None:
-    s = _turn(context)
-    held = (s.state or {})["a"]
-    s.takes(s.inputs, dict.fromkeys(_STATES, held))
+    s = Subject(context, TURN, "none", shape=(6, 3, 5), state=True)
+    start, names = (s.state or {})["a"], tuple(s.twin.rest)
+    s.takes(s.inputs, dict.fromkeys(names, start))
     value = (s.start() or {})["a"].requires_grad_()
-    results = _run(s, s.xs(), dict.fromkeys(_STATES, value))
-    _sum_of_gradients(s, "one tensor given as every state", value, results, "state")
-    if not np.array_equal(as_array(value), held):
+    outputs, _, _ = s.neuron.run(*s.xs(), state=dict.fromkeys(names, value), record=names)
+    s.check_outputs(outputs, " of one tensor given as every state")
+    cotangents = [s.cotangent(output) for output in outputs]
+    backward(s.of, list(outputs), cotangents)
+    right = s.gradients(cotangents).state
+    suspects = {f"of {name} alone": partial(np.asarray, part) for name, part in right.items()}
+    name = "one tensor given as every state"
+    s.check("state gradient", value.grad, np.asarray(sum(right.values())), name=name, suspects=suspects)
+    if not np.array_equal(as_array(value), start):
         raise Mismatch(f"the state given to {s.of} was written to")
-
-
-@_case("wanted/last-step-only", "a loss of the last step's outputs, or of one neuron's, has its gradient", *_BACK)
-def _last_step(context: Context) -> None:
-    """Cotangents that are zero but for the last step, then but for one neuron of it."""
-    for parts in ((-1,), (-1, 1, 2)):
-        s = Subject(context, "lif", "soft", shape=(20, 3, 5))
-        x = s.x(grad=True)
-        output = s.neuron(x)
-        cotangent, dense = s.cotangent(output[parts]), torch.zeros_like(output)
-        dense[parts] = cotangent
-        backward(s.of, [output[parts]], [cotangent])
-        s.check("input gradient", x.grad, s.gradients(dense).inputs[0], name=f"a loss of the output at {list(parts)}")
-
-
-@_case("wanted/sums-of-everything", "each result's sum(), whose cotangent is one number, has its gradient", *_ALL)
-def _sums_of_everything(context: Context) -> None:
-    """``sum()`` of outputs, final states and traces, each times a number of its own."""
-    s = _turn(context, ("leak", "gain"))
-    xs, start = s.xs(grad=True), s.start(grad=True) or {}
-    results = _run(s, xs, start)
-    times = {name: 0.5 + k / 4 for k, name in enumerate(results)}
-    backward(s.of, [r.sum() for r in results.values()], [context.tensor(time) for time in times.values()])
-    full = {name: torch.full_like(r, times[name]) for name, r in results.items()}
-    final, trace = ({name: full[f"{kind} {name}"] for name in _STATES} for kind in ("final", "trace"))
-    right = s.gradients([full["output 0"], full["output 1"]], final, trace)
-    name = "of the sums of all results"
-    for leaf, x, expected in zip(s.twin.inputs, xs, right.inputs):
-        s.check("input gradient", x.grad, expected, name=f"{leaf}, {name}")
-    for leaf, value in start.items():
-        s.check("state gradient", value.grad, right.state[leaf], name=f"the initial {leaf}, {name}")
-    for leaf, parameter in s.neuron.named_parameters():
-        s.check("parameter gradient", parameter.grad, right.params[leaf], name=f"{leaf}, {name}")
 
 
 @_case(
@@ -373,12 +271,12 @@ def _absent_output_of_a_parameter(context: Context) -> None:
     _check(context, Learnt, "its first output alone", lambda neuron, x: neuron(x)[0], *right)
 
 
-def _check(context: Context, cls: Any, given: str, result: Callable[[Any, Tensor], Tensor], *right: Any) -> None:
+def _check(context: Context, cls: Any, words: str, result: Callable[[Any, Tensor], Tensor], *right: Any) -> None:
     """The gradients of the input and of every parameter, at inputs that are 0."""
     learn = tuple(cls.params)[: len(right) - 1]
     neuron = context.place(cls(backend=context.name, learn=learn))
     x = context.tensor(np.zeros(_SHAPE), grad=True)
-    of = f"{neuron!r} at inputs that are 0, with a cotangent of {given},"
+    of = f"{neuron!r} at inputs that are 0, with a cotangent of {words},"
     output = result(neuron, x)
     backward(of, [output], [context.tensor(_WEIGHTS if output.ndim > 1 else _WEIGHTS[0])])
     leaves: List[Any] = [x, *(neuron.get_parameter(name) for name in learn)]

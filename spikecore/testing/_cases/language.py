@@ -7,16 +7,17 @@ from typing import Any, Callable, Dict, Mapping, Tuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import spikecore as sc
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import as_array, backward, same
 from spikecore.testing._context import Context
-from spikecore.testing._oracle import Array, Gradients, Trajectory, adjoint, run
+from spikecore.testing._models import as_written
+from spikecore.testing._oracle import Array, Gradients, Oracle, Trajectory, Value, adjoint, ops, run
+from spikecore.testing._oracle import Next as Following
 from spikecore.testing._oracle.operations import CONSTANT, OPERATIONS, Applied
-from spikecore.testing._oracle.recurrent import Matrix
-from spikecore.testing._oracle.recurrent import adjoint as feedback
+from spikecore.testing._oracle.values import spike
 from spikecore.testing._subject import Subject
 from spikecore.testing._tolerances import EXACT, TOLERANCES
 from spikecore.testing.naming import Naming, awkward, namings, results, usable
@@ -142,30 +143,6 @@ def _configured(context: Context) -> None:
     soft.check_outputs(hard.neuron(soft.x()), " after reset was changed to 'soft'")
 
 
-@_case(
-    "custom/recurrent",
-    "a neuron with feedback gives what its loop gives, gradient included",
-    "gradients",
-    "state_gradients",
-)
-def _recurrent(context: Context) -> None:
-    """``y[t] = LIF(x[t] + W y[t-1])``."""
-    s = Subject(context, "lif", "soft", shape=(6, 2, 3))
-    weight = np.asarray([[0.5, -0.25, 0.125], [0.25, 0.375, -0.5], [-0.125, 0.75, 0.25]])
-    linear: nn.Module = nn.Linear(3, 3, bias=False)
-    linear.weight.data = torch.tensor(weight, dtype=torch.float32)
-    net = context.place(sc.Recurrent(s.neuron, linear))
-    x, matrix = s.x(grad=True), Matrix(weight, None, np.zeros((2, 3)))
-    for _ in range(len(x)):  # with each round one step more has what comes back to it
-        s.takes([as_array(x) + matrix.back(s.seen.outputs[0])])
-    output = net(x)
-    same("spikes with feedback", repr(net), as_array(output), s.seen.outputs[0], tested=s.seen.tested)
-    cotangent = s.cotangent(output)
-    s.backward(output, cotangent)
-    right = feedback(s.seen, matrix, as_array(cotangent)).inputs
-    s.check("input gradient", x.grad, right, name="a network with feedback")
-
-
 # -- names
 
 #: Names of kernels' own values, of C, Python, NumPy, CUDA and Triton: as many for each of the five roles.
@@ -228,45 +205,29 @@ class Many(sc.Neuron):
     "several_outputs",
 )
 def _many(context: Context) -> None:
-    """Whole numbers and halves, to the bit, against the sums written out."""
+    """Whole numbers and halves, to the bit."""
     rng = np.random.default_rng(1)
     x, g = (rng.integers(-4, 5, (3, COUNT, 5)).astype(float) for _ in range(2))
-    p, q = (rng.integers(1, 9, COUNT) / 2 for _ in range(2))
-    values = {**{f"p{k}": p[k] for k in range(COUNT)}, **{f"q{k}": q[k] for k in range(COUNT)}}
+    values = {name: np.asarray(rng.integers(1, 9) / 2) for name in Many.params}
     made: Any = Many
-    given = {name: torch.tensor(value, dtype=torch.float32) for name, value in values.items()}
-    neuron = context.place(made(**given, learn=tuple(given), backend=context.name))
+    tensors = {name: torch.tensor(value, dtype=torch.float32) for name, value in values.items()}
+    neuron = context.place(made(**tensors, learn=tuple(tensors), backend=context.name))
     xs = [context.tensor(x[:, k], grad=True) for k in range(COUNT)]
     outputs, final = neuron.run(*xs)
     backward(repr(neuron), list(outputs), [context.tensor(g[:, k]) for k in range(COUNT)])
-    state, seen = np.zeros((COUNT, 5)), []
-    for now in x:
-        seen.append(state + now * p[:, None])
-        state = state / 2 + np.roll(now, -1, 0) * q[:, None]
-    back, of_x, of_p, of_q = np.zeros((COUNT, 5)), [], np.zeros(COUNT), np.zeros(COUNT)
-    for now, coming in zip(x[::-1], g[::-1]):
-        of_x.append(coming * p[:, None] + np.roll(back * q[:, None], 1, 0))
-        of_p += (coming * now).sum(1)
-        of_q += (back * np.roll(now, -1, 0)).sum(1)
-        back = back / 2 + coming
-    right = np.stack(of_x[::-1])
-    for k in range(COUNT):
-        for what, ours, expected in (
-            (f"output {k} of {COUNT}", outputs[k], np.stack(seen)[:, k]),
-            (f"final s{k} of {COUNT}", final[f"s{k}"], state[k]),
-            (f"gradient of input x{k}", xs[k].grad, right[:, k]),
-            (f"gradient of parameter p{k}", getattr(neuron, f"p{k}").grad, of_p[k]),
-            (f"gradient of parameter q{k}", getattr(neuron, f"q{k}").grad, of_q[k]),
-        ):
-            came = torch.full(np.shape(expected), float("nan")) if ours is None else ours
-            same(what, repr(neuron), as_array(came), np.asarray(expected), axes="")
+    seen = run(as_written(Many, outputs=COUNT)(), [*x.swapaxes(0, 1)], values)
+    right = adjoint(seen, [*g.swapaxes(0, 1)])
+    rows = [(f"output {k} of {COUNT}", outputs[k], seen.outputs[k]) for k in range(COUNT)]
+    rows += [(f"final {name}", final[name], value) for name, value in seen.final.items()]
+    rows += [(f"gradient of input x{k}", xs[k].grad, right.inputs[k]) for k in range(COUNT)]
+    rows += [(f"gradient of parameter {name}", getattr(neuron, name).grad, right.params[name]) for name in values]
+    for what, ours, expected in rows:
+        came = torch.full(np.shape(expected), float("nan")) if ours is None else ours
+        same(what, repr(neuron), as_array(came), np.asarray(expected), axes="")
 
 
 class Deep(sc.Neuron):
-    """Hundreds of operations, one in the other, of inputs and of parameters alone.
-
-    ``y = r^220 x + (1 + r + ... + r^219) v`` and ``v' = (1 + 1/4 + ... + 1/4^60) a x``.
-    """
+    """Hundreds of operations, one in the other, of inputs and of parameters alone."""
 
     states = {"v": 0.0}
     params = {"a": 0.5}
@@ -282,22 +243,68 @@ class Deep(sc.Neuron):
 
 @_case("language/deep", "hundreds of operations, one in the other, are computed", *_LEARN, "channel_parameters")
 def _deep(context: Context) -> None:
-    """Values and gradients against the closed form. Python's parser, for one, stops at 200 parentheses."""
+    """Values and gradients. Python's parser, for one, stops at 200 parentheses."""
     x = np.random.default_rng(0).random((3, 2, 3))
     a = np.asarray([0.25, 0.5, 0.75])
     neuron = context.place(Deep(a=torch.tensor(a, dtype=torch.float32), learn=("a",), backend=context.name))
     leaf = context.tensor(x, grad=True)
     output, end = neuron.run(leaf)
     backward(repr(neuron), [output, end["v"]], [torch.ones_like(output), torch.ones_like(end["v"])])
-    whole, quarters = (1 - RATIO**220) / (1 - RATIO), (1 - 0.25**61) / 0.75
-    before = np.concatenate([np.zeros((1, 2, 3)), x[:-1] * a * quarters])
-    # v' reaches the next output, or is the final state
-    reaches = np.asarray([whole, whole, 1.0]).reshape(3, 1, 1)
+    seen = run(as_written(Deep)(), [x], {"a": a})
+    right = adjoint(seen, [np.ones_like(x)], {"v": np.ones(x.shape[1:])})
     rows = [
-        ("output", output, RATIO**220 * x + whole * before, "output"),
-        ("final v", end["v"], x[-1] * a * quarters, "output"),
-        ("gradient of x", leaf.grad, RATIO**220 + a * quarters * reaches, "input gradient"),
-        ("gradient of a", neuron.a.grad, (quarters * x * reaches).sum((0, 1)), "parameter gradient"),
+        ("output", output, seen.outputs[0], "output"),
+        ("final v", end["v"], seen.final["v"], "output"),
+        ("gradient of x", leaf.grad, right.inputs[0], "input gradient"),
+        ("gradient of a", neuron.a.grad, right.params["a"], "parameter gradient"),
     ]
-    for what, ours, right, kind in rows:
-        same(what, repr(neuron), as_array(ours), np.broadcast_to(right, ours.shape), TOLERANCES["float32", kind])
+    for what, ours, expected, kind in rows:
+        same(what, repr(neuron), as_array(ours), expected, TOLERANCES["float32", kind])
+
+
+# -- random numbers, which are inputs that the neuron draws, the same on every backend
+
+_NOISE: Dict[str, Any] = {"tau": 2.5, "threshold": 0.75, "v_reset": -0.125, "rate": 0.625, "delta": 0.375}
+_DRAWS = "a neuron that draws random numbers gives what its equations say"
+
+
+class _Escape(Oracle):
+    """LIF that fires with the probability ``1 - exp(-rate exp((h - threshold) / delta))``, drawn as a second input."""
+
+    inputs = ("x", "number")
+    rest = {"v": "v_reset"}
+    params = ("tau", "threshold", "v_reset", "rate", "delta")
+
+    def step(self, s: Any, p: Any, *x: Value) -> Following:
+        """The spike has the gradient of the probability."""
+        h = s.v + (x[0] - (s.v - p.v_reset)) / p.tau
+        rate = p.rate * ops.exp((h - p.threshold) / p.delta)
+        z = spike(1.0 - ops.exp(-rate) - x[1], np.ones_like, strict=True)
+        return (z,), {"v": ops.select(z, p.v_reset, h)}
+
+
+@_case("custom/escape-noise", _DRAWS, "several_inputs", gradient=False)
+@_case("custom/escape-noise-gradient", f"{_DRAWS}, and their gradients", "several_inputs", *_LEARN, gradient=True)
+def _escape(context: Context, gradient: bool) -> None:
+    """LIF with escape noise, with the numbers that it draws."""
+    x = np.asarray(np.random.default_rng(3).uniform(-1.0, 3.0, (9, 3, 5)), np.float32).astype(np.float64)
+    neuron: Any = sc.EscapeNoise(
+        **_NOISE,
+        learn=("tau",) if gradient else (),
+        generator=torch.Generator().manual_seed(11),
+        backend=context.name,
+    )
+    neuron = context.place(neuron)
+    leaf: Any = context.tensor(x, grad=gradient)
+    numbers = as_array(sc.EscapeNoise(generator=torch.Generator().manual_seed(11)).draw(torch.zeros(x.shape))[0])
+    seen = run(_Escape(), (x, numbers), _NOISE)
+    output = neuron(leaf)
+    same("spikes with escape noise", repr(neuron), as_array(output), seen.outputs[0], EXACT)
+    if not gradient:
+        return
+    cotangent = np.linspace(-1.0, 1.5, x.size).reshape(x.shape)
+    backward(repr(neuron), [output], [context.tensor(cotangent)])
+    right = adjoint(seen, [cotangent])
+    near = TOLERANCES["float32", "input gradient"]
+    same("gradient of x", repr(neuron), as_array(leaf.grad), right.inputs[0], near)
+    same("gradient of tau", repr(neuron), as_array(neuron.tau.grad), right.params["tau"], near, axes="")

@@ -21,6 +21,7 @@ from spikecore.testing._compare import Mismatch, as_array, same
 from spikecore.testing._context import Context
 from spikecore.testing._custom import CUSTOM
 from spikecore.testing._models import MODELS, Model, spread
+from spikecore.testing._oracle import Array
 from spikecore.testing._subject import SHAPE, Subject
 from spikecore.testing._tolerances import OTHER_DTYPES
 from spikecore.testing._turning import TURN
@@ -60,15 +61,15 @@ def distinct(of: str, results: Named, arguments: Named) -> None:
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Whether the addresses of two tensors meet; those of tensors without elements meet none."""
-    if not (one.numel() and other.numel()) or one.device != other.device:
-        return False
-    (begin, end), (first, last) = ((x.data_ptr(), x.data_ptr() + _span(x) * x.element_size()) for x in (one, other))
-    return begin < last and first < end
+    """Whether two tensors have a byte in common. Views of one allocation may lie between each other."""
+    return one.device == other.device and np.intersect1d(_addresses(one), _addresses(other)).size > 0
 
 
-def _span(x: Tensor) -> int:
-    return 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride()))
+def _addresses(x: Tensor) -> Array:
+    at, width = np.array([x.data_ptr()]), x.element_size()
+    for size, stride in zip(x.shape, x.stride()):
+        at = np.add.outer(at, np.arange(size) * stride * width).ravel()
+    return np.asarray(np.add.outer(at, np.arange(width)).ravel())
 
 
 class Watched:
@@ -106,10 +107,10 @@ def _arguments(s: Subject, xs: Sequence[Tensor], start: Optional[Named]) -> Dict
     return {**inputs, **_named("the initial", start), **_named("parameter", tensors)}
 
 
-def _results(of: str, found: Any, arguments: Named) -> None:
+def _results(of: str, returned: Any, arguments: Named) -> None:
     """Raise :class:`Mismatch` where results of ``neuron.run`` share memory."""
-    trace = found[2] if len(found) > 2 else {}
-    results = {"the output": found[0], **_named("the final", found[1]), **_named("the record of", trace)}
+    trace = returned[2] if len(returned) > 2 else {}
+    results = {"the output": returned[0], **_named("the final", returned[1]), **_named("the record of", trace)}
     distinct(of, results, arguments)
 
 
@@ -148,29 +149,29 @@ def _recorded(context: Context, model: str) -> None:
 class Constant(sc.Neuron):
     """A state that never changes, one that takes the place of the other, and the input as it is for an output."""
 
-    states = {"kept": 0.25, "last": 0.0}
+    states = {"constant": 0.25, "last": 0.0}
     params = {"gain": 1.0}
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Any:
         """``z = x``, ``kept' = kept``, ``last' = x``."""
-        return x, {"kept": s.kept, "last": x}
+        return x, {"constant": s.constant, "last": x}
 
 
 def _passed_through(context: Context, input_dtype: str) -> None:
     """Nothing is computed, so nothing new need be made, and yet must."""
     kind = getattr(torch, input_dtype)
     neuron: Any = Constant(backend=context.name)
-    record = ("kept", "last") if context.declares("record") else ()
+    record = ("constant", "last") if context.declares("record") else ()
     for steps in (0, 1, 3):
-        for given in (False, True):
+        for started in (False, True):
             x = context.tensor(np.arange(5.0 * steps).reshape(steps, 5), kind)
-            start = {name: context.tensor(np.arange(5.0), kind) for name in ("kept", "last")} if given else None
-            found = neuron.run(x, state=start, record=record)
-            of = f"{neuron!r} on {steps} steps of {input_dtype}, {'from a given state' if given else 'from rest'}"
-            _results(of, found, {"the input": x, **_named("the initial", start)})
-            same("output", of, as_array(found[0]), as_array(x))
-            kept = as_array(start["kept"]) if start else np.full(5, 0.25)
-            same("final kept", of, as_array(found[1]["kept"]), kept, axes="n")
+            start = {name: context.tensor(np.arange(5.0), kind) for name in ("constant", "last")} if started else None
+            returned = neuron.run(x, state=start, record=record)
+            of = f"{neuron!r} on {steps} steps of {input_dtype}, {'from a given state' if started else 'from rest'}"
+            _results(of, returned, {"the input": x, **_named("the initial", start)})
+            same("output", of, as_array(returned[0]), as_array(x))
+            right = as_array(start["constant"]) if start else np.full(5, 0.25)
+            same("final constant", of, as_array(returned[1]["constant"]), right, axes="n")
 
 
 @_case(
@@ -308,10 +309,10 @@ def _arguments_backward(context: Context) -> None:
     }
     ends = {name: s.cotangent(value) for name, value in final.items()}
     for how, cotangent in cotangents.items():
-        given = Watched({f"the {how} cotangent": cotangent, **_named("the cotangent of final", ends)})
+        watched_cotangents = Watched({f"the {how} cotangent": cotangent, **_named("the cotangent of final", ends)})
         leaves, every = [x, *(start or {}).values()], [cotangent, *ends.values()]
         torch.autograd.grad([output, *final.values()], leaves, every, retain_graph=True, allow_unused=True)
-        for tensors in (given, watched, watched_results):
+        for tensors in (watched_cotangents, watched, watched_results):
             tensors.check(s.of, f"after backward with a {how} cotangent")
 
 
@@ -352,14 +353,13 @@ def _later(name: str, holds: str, *needs: str, **more: Any) -> Callable[[Any], A
 @contextmanager
 def no_collector() -> Iterator[None]:
     """Python's collector off; what is freed is freed because nobody refers to it."""
-    on = gc.isenabled()
+    restore = gc.enable if gc.isenabled() else gc.disable
     gc.collect()
     gc.disable()
     try:
         yield
     finally:
-        if on:
-            gc.enable()
+        restore()
 
 
 class _Memories:
@@ -429,15 +429,15 @@ def _freed_after(context: Context) -> None:
     s = _alif(context, values={"tau": np.asarray(2.75)})
     with no_collector():
         x, start = s.x(grad=True), s.start(grad=True)
-        now, began = x * 1, {name: value * 1 for name, value in (start or {}).items()}
+        product, began = x * 1, {name: value * 1 for name, value in (start or {}).items()}
         if start is None:
-            results = [s.neuron(now)]
+            results = [s.neuron(product)]
         else:
-            output, final = s.neuron.run(now, state=began)
+            output, final = s.neuron.run(product, state=began)
             results = [output, *final.values()]
-        memories = _Memories(s, input=now, initial=began)
+        memories = _Memories(s, input=product, initial=began)
         torch.autograd.backward([result.sum() for result in results])
-        del now, began
+        del product, began
         memories.check_gone("after backward, while the results are there")
 
 

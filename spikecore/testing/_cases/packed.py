@@ -37,8 +37,8 @@ def bytes_of(ks: Array, bits: int) -> Array:
     each = 8 // bits
     filled = np.zeros(-(-len(ks) // each) * each, np.int64)
     filled[: len(ks)] = ks
-    found: Array = (filled.reshape(-1, each) << np.arange(0, 8, bits)).sum(1)
-    return found
+    packed: Array = (filled.reshape(-1, each) << np.arange(0, 8, bits)).sum(1)
+    return packed
 
 
 def drawn(context: Context, whole: Whole, count: int, dtype: torch.dtype) -> Tuple[Array, Tensor]:
@@ -98,10 +98,10 @@ def address(context: Context) -> None:
         for first in (1, 2, 3):
             wide = torch.cat([tensor[:first] + 7, tensor, tensor[:1] + 7])
             part = wide[first:-1]
-            found = context.backend.pack(part, whole)
-            check(context, found, whole, ks, part, f"(from number {first} of some memory)")
-            moved = torch.cat([found.data[:first], found.data])[first:]
-            check(context, found._replace(data=moved), whole, ks, part, f"(bits from byte {first} of some memory)")
+            bits = context.backend.pack(part, whole)
+            check(context, bits, whole, ks, part, f"(from number {first} of some memory)")
+            moved = torch.cat([bits.data[:first], bits.data])[first:]
+            check(context, bits._replace(data=moved), whole, ks, part, f"(bits from byte {first} of some memory)")
 
 
 @_case("others", "what is not as it was said to be is told, wherever it is, and comes back as NaN")
@@ -114,16 +114,16 @@ def others(context: Context) -> None:
             for at in (0, 2500, count - 1):
                 _, tensor = drawn(context, whole, count, torch.float32)
                 tensor[at] = wrong
-                found = context.backend.pack(tensor, whole)
+                bits = context.backend.pack(tensor, whole)
                 of = f"{count} numbers that are said to be {whole}, of which number {at} is {wrong}"
-                check_right(found, of)
-                if not bool(found.right.isnan()):
+                check_right(bits, of)
+                if not bool(bits.right.isnan()):
                     raise Mismatch(f"pack() of {of} takes them all for right")
-                back = context.backend.unpack(found, whole, count, tensor.dtype)
+                back = context.backend.unpack(bits, whole, count, tensor.dtype)
                 if not bool(back.isnan().all()):
                     raise Mismatch(f"unpack() of {of} gives numbers, expected NaN everywhere")
     whole = Whole(3)
     _, tensor = drawn(context, whole, count, torch.float32)
-    found = context.backend.pack(torch.where(tensor == 0, -tensor, tensor), whole)
-    if not bool(found.right == 1):
+    bits = context.backend.pack(torch.where(tensor == 0, -tensor, tensor), whole)
+    if not bool(bits.right == 1):
         raise Mismatch(f"pack() of {count} numbers that are {whole} does not take -0 for 0")

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import nn
 
-from spikecore.dtypes import DTYPES
 from spikecore.testing._calls import Call
 from spikecore.testing._case import Collection
-from spikecore.testing._compare import Mismatch, as_array, backward, same
+from spikecore.testing._compare import as_array, same
 from spikecore.testing._context import Context
-from spikecore.testing._inputs import rounded
 from spikecore.testing._models import BY_NAME, spread
 from spikecore.testing._subject import SHAPE, Subject
-from spikecore.testing._tolerances import Tolerance
 from spikecore.testing._turning import SWAP
 
 CASES = Collection()
@@ -27,33 +23,6 @@ _CHANNELS, _NEURONS = SHAPE[2:], SHAPE[1:]
 
 def _case(name: str, holds: str, *needs: str, **more: Any) -> Callable[[Any], Any]:
     return CASES.case(f"parameters/{name}", "parameters", holds, *needs, **more)
-
-
-@_case(
-    "mixed",
-    "numbers, shared, per-channel and per-neuron parameters go together",
-    *_LEARN,
-    "channel_parameters",
-    "full_parameters",
-)
-def _mixed(context: Context) -> None:
-    """Each parameter of LIF of another kind."""
-    given = {"tau": spread(2.7, _CHANNELS), "threshold": spread(0.9, _NEURONS)}
-    for learn in (("tau", "threshold"), ("v_reset",)):
-        Call(Subject(context, "lif", "hard", values=given, learn=learn), "a call").check()
-
-
-@_case("strided", "a parameter of any strides is read where it lies", "full_parameters")
-def _strided(context: Context) -> None:
-    """tau as every second column of a wider tensor, threshold expanded."""
-    s = Subject(context, "lif", "hard", values={"tau": spread(2.7, _NEURONS)})
-    wide = torch.zeros(3, 14, device=context.device)
-    wide[:, ::2] = context.tensor(s.params["tau"])
-    s.neuron.tau = wide[:, ::2]
-    s.neuron.threshold = torch.full((1, 1), 0.9, device=context.device).expand(3, 7)
-    s.check_outputs(s.neuron(s.x()))
-    s.neuron.tau = wide.new_zeros(7, 3).T.copy_(wide[:, ::2])
-    s.check_outputs(s.neuron(s.x()), " with tau transposed")
 
 
 @_case("changed", "a value changed between two calls, in place or not, counts in the second")
@@ -95,12 +64,12 @@ _RANGED = "a learnt parameter outside its range is computed with as its nearest 
 def _ranged(context: Context, shape: Sequence[int]) -> None:
     """tau and the threshold of LIF below and above their ranges."""
     bounds = {"tau": (1.5, 4.0), "threshold": (0.75, 1.25)}
-    given = {name: np.asarray(spread(value, shape)) for name, value in (("tau", 2.7), ("threshold", 0.9))}
-    given["threshold"] = np.asarray(given["threshold"].clip(*bounds["threshold"]))
-    s = Subject(context, "lif", "hard", values=given, learn=tuple(bounds), bounds=bounds)
+    values = {name: np.asarray(spread(value, shape)) for name, value in (("tau", 2.7), ("threshold", 0.9))}
+    values["threshold"] = np.asarray(values["threshold"].clip(*bounds["threshold"]))
+    s = Subject(context, "lif", "hard", values=values, learn=tuple(bounds), bounds=bounds)
     Call(s, "a call within the ranges").check()
     for again in range(2):
-        outside = {name: value.copy() for name, value in given.items()}
+        outside = {name: value.copy() for name, value in values.items()}
         for name, sign in (("tau", -1), ("threshold", 1)):
             outside[name].reshape(-1)[again :: 1 + again] += sign * 5.0
             s.neuron.get_parameter(name).data.copy_(torch.from_numpy(outside[name]))
@@ -120,25 +89,6 @@ _NUMBERS: Mapping[str, float] = {
     "small": 1e-30 / 3,
     "half-way": 1 + 2**-24 + 2**-50,
 }
-#: dtype of the parameter, dtype of the input.
-_PAIRS = (
-    ("float16", "float32"),
-    ("bfloat16", "float32"),
-    ("float64", "float32"),
-    ("float16", "float16"),
-    ("bfloat16", "float16"),
-    ("float32", "float16"),
-    ("float16", "float64"),
-    ("float32", "float64"),
-    ("float64", "float64"),
-)
-#: Kind of a parameter -> its shape, and the capability that it takes.
-_KINDS: Mapping[str, Tuple[Sequence[int], Sequence[str]]] = {
-    "scalar": ((), ()),
-    "channel": ((5,), ("channel_parameters",)),
-    "full": ((3, 5), ("full_parameters",)),
-}
-_NEAR = {"float16": Tolerance(2e-3, 2e-5), "bfloat16": Tolerance(1e-2, 2e-5)}
 
 
 def _numbered(context: Context, number: float, input_dtype: str) -> None:
@@ -147,38 +97,6 @@ def _numbered(context: Context, number: float, input_dtype: str) -> None:
     output, final = s.neuron.run(s.x())
     s.check_outputs(output, f" with the number {number!r}", exact=True)
     s.check_states(final, s.bits().final, f"final state, with the number {number!r},", exact=True)
-
-
-def _typed(context: Context, held: str, input_dtype: str, kind: str) -> None:
-    """Outputs, and the gradient of the parameter, learnt."""
-    value = rounded(spread(0.7, _KINDS[kind][0]), DTYPES[held])
-    s = Subject(context, SWAP, "none", shape=(6, 3, 5), dtype=input_dtype, values={"leak": np.asarray(value)})
-    neuron: Any = s.neuron
-    neuron.leak = leaf = nn.Parameter(context.tensor(value, DTYPES[held]))
-    call = Call(s, f"a call with a {kind} parameter in {held}").forward()
-    call.check_outputs().backward().check_inputs()
-    if leaf.grad is None or leaf.grad.dtype != DTYPES[held]:
-        dtype = None if leaf.grad is None else leaf.grad.dtype
-        raise Mismatch(f"the gradient of leak, {DTYPES[held]}, of {s.of} is {dtype}")
-    wide = Tolerance(1e-9, 1e-10) if (held, input_dtype) == ("float64", "float64") else Tolerance(5e-4, 2e-5)
-    what = f"gradient of leak, a {kind} parameter in {held},"
-    same(what, s.of, as_array(leaf.grad), call.right.params["leak"], _NEAR.get(held, wide), axes="n")
-    if held == "float16" and input_dtype != "float64":
-        _overflow(s, leaf, what)
-
-
-def _overflow(s: Subject, leaf: Any, what: str) -> None:
-    """A sum past 65504 is infinite in the parameter's dtype; it was finite while it was summed."""
-    leaf.grad = None
-    output = s.neuron(s.x())
-    large = torch.full_like(output, 3e4 if s.dtype == torch.float16 else 3e6)
-    backward(s.of, [output], [large])
-    right = s.gradients(large).params["leak"]
-    with np.errstate(over="ignore"):
-        expected = np.asarray(np.float16(right), float)
-    clear = np.abs(np.abs(right) - 65520) > 700  # not where rounding decides
-    came, what = np.where(clear, as_array(leaf.grad), 0.0), f"{what} past what it holds,"
-    same(what, s.of, came, np.where(clear, expected, 0.0), Tolerance(2e-3, 2e-5), axes="n")
 
 
 def _add_numbers() -> None:
@@ -190,11 +108,6 @@ def _add_numbers() -> None:
         for dtype, holds in once.items():
             run = partial(_numbered, number=number, input_dtype=dtype)
             _case(f"number-{name}-{dtype}", holds, dtype=dtype)(run)
-    holds = "a tensor of another dtype counts as rounded to that of arithmetic; its gradient is in its own dtype"
-    for held, dtype in _PAIRS:
-        for kind, (_, needs) in _KINDS.items():
-            run = partial(_typed, held=held, input_dtype=dtype, kind=kind)
-            _case(f"{kind}-{held}-on-{dtype}", holds, *_LEARN, *needs, dtype=dtype)(run)
 
 
 _add_numbers()

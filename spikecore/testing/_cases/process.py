@@ -35,20 +35,20 @@ _BACK = ("gradients",)
 
 def _subnormals() -> Dict[str, Any]:
     """Whether products below the smallest normal number, and subnormal operands, are what they should be and not 0."""
-    found: Dict[str, Any] = {}
+    facts: Dict[str, Any] = {}
     for name, kind, exponent in (("float32", torch.float32, -126), ("float64", torch.float64, -1022)):
         number = torch.full((33,), 1.5 * 2.0**exponent, dtype=kind)
         array = number.numpy().copy()
         part = array.dtype.type(0.0078125)
-        found[f"torch {name} keeps subnormal results"] = bool(((number * 0.0078125) * 128 == number).all())
-        found[f"numpy {name} keeps subnormal results"] = bool((array * part * 128 == array).all())
+        facts[f"torch {name} keeps subnormal results"] = bool(((number * 0.0078125) * 128 == number).all())
+        facts[f"numpy {name} keeps subnormal results"] = bool((array * part * 128 == array).all())
         # read from bits, so that no arithmetic made it
         bits = torch.full((33,), 5, dtype=torch.int32 if name == "float32" else torch.int64).view(kind)
-        found[f"torch {name} reads subnormal numbers"] = bool((bits * 2.0**60 > 0).all())
-        found[f"numpy {name} reads subnormal numbers"] = bool((bits.numpy() * array.dtype.type(2.0**60) > 0).all())
+        facts[f"torch {name} reads subnormal numbers"] = bool((bits * 2.0**60 > 0).all())
+        facts[f"numpy {name} reads subnormal numbers"] = bool((bits.numpy() * array.dtype.type(2.0**60) > 0).all())
     least = float(np.finfo(np.float64).tiny)
-    found["python keeps subnormal results"] = least * 0.0078125 * 128 == least
-    return found
+    facts["python keeps subnormal results"] = least * 0.0078125 * 128 == least
+    return facts
 
 
 def _digest(state: Any) -> str:
@@ -57,7 +57,7 @@ def _digest(state: Any) -> str:
 
 def _random() -> Dict[str, Any]:
     legacy: Any = np.random.get_state()
-    found = {
+    facts = {
         "torch.get_rng_state()": _digest(torch.get_rng_state().numpy().tobytes()),
         "numpy.random.get_state()": _digest((legacy[1].tobytes(), legacy[2:])),
         "random.getstate()": _digest(random.getstate()),
@@ -65,8 +65,8 @@ def _random() -> Dict[str, Any]:
     }
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         every = [state.numpy().tobytes() for state in torch.cuda.get_rng_state_all()]
-        found["torch.cuda.get_rng_state_all()"] = _digest(every)
-    return found
+        facts["torch.cuda.get_rng_state_all()"] = _digest(every)
+    return facts
 
 
 def _torch() -> Dict[str, Any]:
@@ -130,10 +130,10 @@ def _environment() -> Dict[str, Any]:
 
 def _unchanged(of: str, before: Mapping[str, Any], after: Mapping[str, Any], when: str) -> None:
     for name in {**before, **after}:
-        was, now = before.get(name, "unset"), after.get(name, "unset")
-        if was != now:
+        earlier, later = before.get(name, "unset"), after.get(name, "unset")
+        if earlier != later:
             raise Mismatch(
-                f"{name}: {was!r:.200} before, {now!r:.200} after {when} of {of}: a process is its user's\n"
+                f"{name}: {earlier!r:.200} before, {later!r:.200} after {when} of {of}: a process is its user's\n"
                 "  hint: restore what is changed for a call, in a finally clause, or pass a setting to what needs it"
             )
 
@@ -247,13 +247,13 @@ def _process_in_threads(context: Context) -> None:
 def _threads(context: Context) -> None:
     """One neuron for all, not used before, so that its first use is a race too; and one for each."""
     shared = Subject(context, "synaptic", "hard")
-    own = [Subject(context, "lif", reset) for reset in ("hard", "soft", "none", "hard")]
+    apart = [Subject(context, "lif", reset) for reset in ("hard", "soft", "none", "hard")]
     x = shared.x()
 
     def work(i: int) -> None:
         for _ in range(5):
             shared.check_outputs(shared.neuron(x), " in a thread")
-            own[i].check_outputs(own[i].neuron(own[i].x()), " in a thread")
+            apart[i].check_outputs(apart[i].neuron(apart[i].x()), " in a thread")
 
     at_once(work)
 
@@ -337,21 +337,21 @@ def _module(context: Context) -> Any:
 def _stream(context: Context) -> None:
     """An input that a busy stream writes at last; the default stream would read zeros."""
     s = Subject(context, "lif", "soft")
-    ready, given = s.x(), torch.zeros_like(s.x())
+    ready, buffer = s.x(), torch.zeros_like(s.x())
     s.neuron(ready)  # compiled before
     module = _module(context)
     stream: Any = module.Stream() if hasattr(module, "Stream") else None
     if stream is not None:
         stream.wait_stream(module.current_stream())
-    cotangent = s.cotangent(given)
+    cotangent = s.cotangent(buffer)
     context.synchronize()
     with nullcontext() if stream is None else module.stream(stream):
         if stream is not None:
             work = torch.zeros(_SIZE, _SIZE, device=context.device)
             for _ in range(_TIMES):
                 work = work @ work
-        given.copy_(ready)
-        x = given.requires_grad_()
+        buffer.copy_(ready)
+        x = buffer.requires_grad_()
         output = s.neuron(x)
         (gradient,) = torch.autograd.grad(output, x, cotangent)
     context.synchronize()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import pkgutil
 import re
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import List, Optional, Tuple
 
@@ -50,8 +51,7 @@ def _frozen() -> Tuple[Config, ...]:
 
 @lru_cache(maxsize=8)
 def _drawn(seed: int) -> Tuple[Config, ...]:
-    from spikecore.testing.random_programs._draw import configs
-    from spikecore.testing.random_programs._hypothesis import drawn
+    from spikecore.testing.random_programs._draw import configs, drawn
 
     neurons = [(NEURONS[name], reset) for name, reset in _NEURONS]
     return tuple(drawn(configs(lambda name: True, tuple(DTYPES), neurons, _SHAPES), len(_frozen()), seed))
@@ -78,7 +78,7 @@ def _by_text(id: str) -> Case:
     """The case of an id. Raises ``ValueError`` for one that there is not."""
     if id == f"{_GENERATED}programs":
         return _programs(_GENERATED, None)[0]
-    return _of_config(Config.parse(id[len(_GENERATED) :]), None)
+    return replace(_of_config(Config.parse(id[len(_GENERATED) :]), None), id=id)
 
 
 def _call(context: Context, config: Config, seed: Optional[int]) -> None:

@@ -183,6 +183,22 @@ def _non_finite_parameters(context: Context) -> None:
     _check_odd(s, "with parameters of NaN and infinities")
 
 
+@_case("spikes-then-currents", "an input that begins as spikes and goes on as currents is read as it is", what="spikes")
+@_case("silent-steps", "a state decays in steps without any input, too", what="silence")
+def _changed_input(context: Context, what: str) -> None:
+    """Zeros and ones in the first step, and of the first neuron; nothing in two steps."""
+    s = Subject(context, "li", "none")
+    x = s.inputs[0].copy()
+    if what == "spikes":
+        x[0], x[:, 0, 0] = x[0] > 0, x[:, 0, 0] > 0
+    else:
+        x[[2, 5]] = 0
+    s.takes([x])
+    output, final = s.neuron.run(s.x())
+    s.check_outputs(output, f" with {what}", exact=True)
+    s.check_states(final, s.bits().final, f"final state, with {what},", exact=True)
+
+
 @_case("large", "very large and very small potentials neither overflow in between nor vanish")
 def _large(context: Context) -> None:
     s = Subject(context, "lif", "none", shape=(3, 7))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, Tuple
+from dataclasses import replace
+from typing import Any, Callable, Dict, Iterator, Tuple
 
 from spikecore.testing._case import Collection
 from spikecore.testing._config import Config, Names, add_row
@@ -32,6 +33,10 @@ _KINDS = (
     "leaky-hard leaky-prompt-soft"
 ).split()
 _EXACT, _NOT_ARITHMETIC = ("if", "lif", "leaky"), ("plif", "eif")
+#: dtype of the parameter, dtype of the input.
+_PAIRS = [("float16", "float32"), ("bfloat16", "float32"), ("float64", "float32"), ("float16", "float16"),
+          ("bfloat16", "float16"), ("float32", "float16"), ("float16", "float64"), ("float32", "float64"),
+          ("float64", "float64")]  # fmt: skip
 #: Step counts around 16, up to which a backend may unroll and beyond which it works in chunks; and beyond.
 _LONG, _STEPS = (2, 15, 16, 17, 31, 32, 33, 40), (17, 33, 64, 100, 250)
 #: Name -> shape ``[T, *N]``. No steps, one; no neurons, one, odd counts, counts beside a power of two.
@@ -50,6 +55,28 @@ _SHAPES: Dict[str, Tuple[int, ...]] = {
     "one-by-one-image": (3, 2, 5, 1, 1),
 }
 _IMAGE = (4, 2, 3, 6, 5)
+#: Layouts, by what cases call them, and the tensors of a call that have one, by the name of the case.
+_PLACES = {
+    "strided": "strided",
+    "transposed": "backwards",
+    "offset": "unaligned",
+    "part-of-a-larger-one": "part-of-a-larger-one",
+    "first-of-the-batch": "first-of-the-batch",
+    "expanded": "expanded",
+}
+_ROLES: Dict[str, Names] = {
+    "first-input": ("x",),
+    "second-input": ("y",),
+    "given-state": ("a", "c"),
+    "second-state-alone": ("b",),
+    "channel-parameter": ("gain",),
+    "full-parameter": ("leak",),
+    "cotangent-of-first-output": ("g output 0",),
+    "cotangent-of-second-output": ("g output 1",),
+    "cotangent-of-final-state": ("g final a", "g final b"),
+    "cotangent-of-trace": ("g trace b", "g trace c"),
+}
+_ROLES["everything"] = tuple(name for names in _ROLES.values() for name in names)
 
 _INPUTS, _STATES, _PARAMS = ("x", "y"), ("a", "b", "c"), ("leak", "gain", "start")
 _EVERY = (*_INPUTS, *_STATES, *_PARAMS)
@@ -102,6 +129,7 @@ def add_to(cases: Collection) -> None:
     _kinds_of_parameters(cases)
     _kinds_of_state(cases)
     _turning(cases)
+    _sizes(cases)
     _wanted(cases)
     _custom(cases)
     _layouts(cases)
@@ -196,6 +224,23 @@ def _kinds_of_parameters(cases: Collection) -> None:
     for values in ("1x7", "3x1", "1x1"):
         holds = "a parameter that broadcasts to one time step is spread over it, and its gradient summed"
         add_row(cases, f"parameters/full-{values}", one, holds, Config(reset="soft", params=values, **learnt))
+    holds = "numbers, shared, per-channel and per-neuron parameters go together"
+    mixed = [
+        Config(params="channel/full/number", learn=names, **BACK) for names in (("tau", "threshold"), ("v_reset",))
+    ]
+    add_row(cases, "parameters/mixed", one, holds, *mixed)
+    holds = "a parameter of any strides is read where it lies"
+    laid = [Config(params="full", lay=(f"tau {how}", "threshold one-number")) for how in ("strided", "transposed")]
+    add_row(cases, "parameters/strided", one, holds, *laid)
+    holds = "a tensor of another dtype counts as rounded to that of arithmetic; its gradient is in its own dtype"
+    for stored, dtype in _PAIRS:
+        for kind in ("scalar", "channel", "full"):
+            config = Config(
+                "swap", "none", dtype=dtype, shape=(6, 3, 5), params=kind, param_dtype=stored, learn=("leak",), **BACK
+            )
+            # a sum past 65504 is infinite in the parameter's dtype; it was finite while it was summed
+            huge = [replace(config, cotangents="huge")] if stored == "float16" and dtype != "float64" else []
+            add_row(cases, f"parameters/{kind}-{stored}-on-{dtype}", one, holds, config, *huge)
     holds = "a shared parameter's gradient is summed over many neurons and steps"
     add_row(cases, "parameters/many", one, holds, Config(shape=(5, 37, 113), **learnt))
 
@@ -235,6 +280,14 @@ def _kinds_of_state(cases: Collection) -> None:
     add("state/final-alone", "a gradient may come from the final state alone", Config(**alone), Config("alif", **alone))
     config = Config(reset="soft", state=True, wanted=("states",), given=("outputs",))
     add("state/initial-alone", "only the initial state may need a gradient", config)
+    pieces: Dict[str, Any] = {"reset": "soft", "shape": (40, 3, 5), "call": "carried", "bits": True}
+    models = ("lif", "synaptic", "leaky")
+    holds = "calls that carry their state give what one long call gives"
+    add("state/carried", holds, *[Config(model, **pieces) for model in models])
+    holds = "nothing is rounded on the way from call to call"
+    add("state/carried-16-bit", holds, *[Config(model, dtype="float16", **pieces) for model in models])
+    config = Config(reset="soft", shape=(12, 3, 5), **{**BACK, "call": "cut"})
+    add("state/truncated", "a detached state lets the value through and no gradient", config)
 
 
 def _turning(cases: Collection) -> None:
@@ -270,20 +323,30 @@ def _turning(cases: Collection) -> None:
         add(f"steps-100-{dtype}", holds, Config("turn", "none", dtype=dtype, shape=(100, 2, 3), **ALL))
 
 
+def _sizes(cases: Collection) -> None:
+    """Sizes at which a backend may forget neurons."""
+    holds = "one neuron without dimensions begins with the state that is given"
+    config = Config("li", "none", shape=(6,), state=True, bits=True)
+    add_row(cases, "robust/no-dimensions", "robust", holds, config)
+    holds = "neurons that fill whole vectors: outputs and gradients of 64 and of 96 neurons"
+    configs = [Config("li", "none", shape=shape, exact=True, **BACK) for shape in ((6, 64), (6, 2, 3, 16))]
+    add_row(cases, "robust/whole-vectors", "robust", holds, *configs)
+
+
 def _wanted(cases: Collection) -> None:
     """Which gradients are wanted, and which arrive: each alone, some, all."""
     holds = "what requires a gradient gets that of the results that have a cotangent; nothing else gets one"
     for table, state in ((_WANTED, True), (_AT_REST, False)):
-        for name, (wanted, given) in table.items():
+        for name, (leaves, results) in table.items():
             config = Config(
                 "turn",
                 "none",
                 shape=(6, 3, 5),
                 state=state,
                 record=("*",),
-                learn=tuple(param for param in _PARAMS if param in wanted),
-                wanted=tuple(leaf for leaf in (*_INPUTS, *_STATES) if leaf in wanted),
-                given=given or ("outputs", "final", "trace"),
+                learn=tuple(param for param in _PARAMS if param in leaves),
+                wanted=tuple(leaf for leaf in (*_INPUTS, *_STATES) if leaf in leaves),
+                given=results or ("outputs", "final", "trace"),
             )
             add_row(cases, f"wanted/{name}", "state", holds, config)
     for name, record, holds in (
@@ -294,6 +357,21 @@ def _wanted(cases: Collection) -> None:
             "turn", "none", shape=(6, 3, 5), state=True, record=record, wanted=("inputs", "states"), given=("trace",)
         )
         add_row(cases, f"wanted/{name}", "state", f"{holds} have their own values and gradients", config)
+    nothing = [Config("turn", "none", shape=(6, 3, 5), state=state, record=("*",)) for state in (True, False)]
+    add_row(cases, "wanted/none", "state", "where nothing requires a gradient results require none", *nothing)
+    every = Config("turn", "none", shape=(6, 3, 5), **{**ALL, "learn": ("leak", "gain")})
+    for x2 in ("same", "view"):
+        holds = "one tensor given as both inputs gets the sum of both gradients"
+        add_row(cases, f"wanted/one-tensor-for-both-inputs-{x2}", "state", holds, replace(every, x2=x2))
+    holds = "each result's sum(), whose cotangent is one number, has its gradient"
+    sums = replace(every, g="one-number", g_final="one-number", g_trace="one-number")
+    add_row(cases, "wanted/sums-of-everything", "state", holds, sums)
+    holds = "a loss of the last step's outputs, or of one neuron's, has its gradient"
+    last = [Config(reset="soft", shape=(20, 3, 5), cotangents=which, **BACK) for which in ("last", "one")]
+    add_row(cases, "wanted/last-step-only", "state", holds, *last)
+    holds = "without steps the final state is the given one, and its cotangent its gradient"
+    empty: Dict[str, Any] = {"shape": (0, 3, 5), **BOTH, "exact": True, "given": ("final",)}
+    add_row(cases, "state/no-steps-gradient", "state", holds, *[Config(model, **empty) for model in ("lif", "alif")])
 
 
 def _custom(cases: Collection) -> None:
@@ -323,8 +401,8 @@ def _layouts(cases: Collection) -> None:
         add(name, "this shape gives the oracle's outputs and states", Config(shape=shape), Config("alif", shape=shape))
         config = Config(reset="soft", shape=shape, learn=("tau",), **BACK)
         add(f"{name}-gradient", "this shape gives the oracle's gradients", config)
-    given = [Config(model, shape=(0, 3, 5), state=True, exact=True) for model in ("lif", "alif")]
-    add("no-steps-state", "no steps give back the state that was given", *given)
+    configs = [Config(model, shape=(0, 3, 5), state=True, exact=True) for model in ("lif", "alif")]
+    add("no-steps-state", "no steps give back the state that was given", *configs)
     for name in LAYOUTS:
         config = Config(shape=_IMAGE, x=name, bits=True)
         add(f"input-{name}", "an input of these strides is read where it lies", config)
@@ -340,3 +418,29 @@ def _layouts(cases: Collection) -> None:
     add("channels-last-channel", holds, config)
     holds = "output.sum(), whose gradient is one number expanded, has the right gradient"
     add("sum", holds, Config(reset="soft", g="ones", **BACK))
+    thin: Dict[str, Any] = {"shape": (6, 3, 5)}
+    holds = "and each of its copies has its gradient"
+    add("input-expanded-gradient", holds, *[Config(x=how, **thin, **BACK) for how in EXPANDED])
+    states = [
+        Config(shape=(6, 4, 5), state=True, bits=True, state_layout=how) for how in (*_PLACES.values(), "one-number")
+    ]
+    add("state", "a given state of any strides is read where it lies", *states)
+    final: Dict[str, Any] = {"shape": (6, 4, 5), "state": True, "wanted": ("inputs",), "given": ("final",)}
+    incoming = [Config(**final, g_final=how) for how in ("ones", "backwards")]
+    add("state-incoming", "so are the gradients of the final state", *incoming)
+    _placed(add)
+
+
+def _placed(add: Callable[..., None]) -> None:
+    """Everything that a call gives, and every gradient, with the tensors of one role in one layout."""
+    call: Dict[str, Any] = {"model": "turn", "reset": "none", "shape": (6, 4, 5), "bits": True, **ALL}
+    call.update(learn=("leak", "gain"), params="full/channel/number")
+    holds = "a tensor of these strides, wherever it is given, is read as what it stands for"
+    for role, names in _ROLES.items():
+        for place, layout in _PLACES.items():
+            add(f"{role}-{place}", holds, Config(**call, lay=tuple(f"{name} {layout}" for name in names)))
+    holds = "also in other dtypes, where several values may share a word"
+    for dtype in OTHER_DTYPES:
+        for place in ("transposed", "strided", "expanded"):
+            lay = tuple(f"{name} {_PLACES[place]}" for name in _ROLES["everything"])
+            add(f"everything-{place}-{dtype}", holds, Config(**call, dtype=dtype, lay=lay))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, Sequence
 
 import numpy as np
 import torch
 
-from spikecore.testing._calls import Call, backward_together, check_parameters, learnable
+from spikecore.testing._calls import Call, backward_together, check_parameters, default_dtype, learnable
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch, as_array, same
 from spikecore.testing._context import Context
@@ -16,8 +15,10 @@ from spikecore.testing._custom import library_surrogate
 from spikecore.testing._models import BY_NAME, spread
 from spikecore.testing._oracle import SURROGATES
 from spikecore.testing._subject import SHAPE, Subject
+from spikecore.testing._suspects import of_gradients
 from spikecore.testing._tolerances import TOLERANCES
 
+CASES = Collection()
 _BACK = ("gradients",)
 _LEARN = (*_BACK, "parameter_gradients")
 _SIZES = {"scalar": (), "channel": SHAPE[2:], "full": SHAPE[1:]}
@@ -25,99 +26,77 @@ _NAMES = ("tau", "threshold", "v_reset")
 _RATE = 0.002
 
 
-def add_to(cases: Collection) -> None:
-    """Add the cases of this theme."""
-
-    def add(name: str, holds: str, run: Callable[[Context], None], needs: Sequence[str] = ()) -> None:
-        cases.add(f"sequences/{name}", "sequences", holds, run, needs)
-
-    steps = "three steps of an optimiser: outputs and gradients of each are those of the values of then"
-    for kind in _SIZES:
-        more = () if kind == "scalar" else (f"{kind}_parameters",)
-        add(f"optimiser-{kind}", steps, partial(optimiser, kind=kind), (*_LEARN, *more))
-    add("optimiser-number", "numbers assigned between calls count in the next call", numbers, _BACK)
-    add(
-        "optimiser-fixed",
-        "a tensor that is not learnt, written to between calls, counts in the next call",
-        fixed,
-        _BACK,
-    )
-    before = "a change between two calls counts for the second, forward and backward, and not for the first"
-    for what in ("threshold", "v_reset", "surrogate", "detach_reset"):
-        add(f"changed-{what}", before, partial(changed, what=what), _BACK)
-    add(
-        "learnt-in-turn",
-        "which parameters are learnt may change between calls: those that are get their gradients, and no others",
-        learnt_in_turn,
-        _LEARN,
-    )
-    add(
-        "parameter-data",
-        "a parameter whose .data is another tensor counts in the next call: torch changes no version then",
-        data_replaced,
-        _LEARN,
-    )
-    add(
-        "converted-between",
-        "double() and float() between calls count for the parameters of the next call",
-        converted,
-        (*_LEARN, "float64"),
-    )
-    add("refilled-buffer", "a part of a buffer, filled anew for each call, is read anew", refilled)
-    add("default-dtype", "torch's default dtype changes no result", default_dtype, _BACK)
+def _case(name: str, holds: str, *needs: str, **more: Any) -> Callable[[Any], Any]:
+    return CASES.case(f"sequences/{name}", "sequences", holds, *needs, **more)
 
 
-def optimiser(context: Context, kind: str) -> None:
+def _values(size: Sequence[int]) -> Dict[str, Any]:
+    return {name: spread(BY_NAME["lif"].params[name], size) for name in _NAMES}
+
+
+def _call(s: Subject, step: int, which: str, **options: Any) -> Call:
+    """A call of the neuron of ``s``, beside the oracle with the values that parameters have now."""
+    values = {name: as_array(torch.as_tensor(getattr(s.neuron, name))) for name in _NAMES}
+    other = Subject(s.context, "lif", s.reset, values=values, draw=step, neuron=s.neuron, **options)
+    return Call(other, f"call number {step + 1}, {which},")
+
+
+_OPTIMISER = "three steps of an optimiser: outputs and gradients of each are those of the values of then"
+
+
+@_case("optimiser-scalar", _OPTIMISER, *_LEARN, kind="scalar")
+@_case("optimiser-channel", _OPTIMISER, *_LEARN, "channel_parameters", kind="channel")
+@_case("optimiser-full", _OPTIMISER, *_LEARN, "full_parameters", kind="full")
+def _optimiser(context: Context, kind: str) -> None:
     """SGD, which writes in place, on all parameters of LIF."""
-    values: Dict[str, Any] = {name: spread(BY_NAME["lif"].params[name], _SIZES[kind]) for name in _NAMES}
-    s = Subject(context, "lif", "soft", values=values, learn=_NAMES)
+    s = Subject(context, "lif", "soft", values=_values(_SIZES[kind]), learn=_NAMES)
     descent = torch.optim.SGD(s.neuron.parameters(), lr=_RATE)
     for step in range(3):
-        now = {name: as_array(getattr(s.neuron, name)) for name in _NAMES}
-        each = Subject(context, "lif", "soft", values=now, draw=step, neuron=s.neuron)
-        which = f"step {step + 1} of the optimiser, {kind} parameters"
-        call = Call(each, which).forward()
-        call.check_outputs(f" (are they those of the values before the step? {kind} values are read once)" * (step > 0))
+        call = _call(s, step, f"after {step} steps of the optimiser, {kind} parameters").forward()
+        call.check_outputs(" (are values read once, before the steps?)" * (step > 0))
         descent.zero_grad()
         call.backward().check_inputs()
-        check_parameters(each, [call], which)
+        check_parameters(call.s, [call], call.which)
         descent.step()
         for name in _NAMES:
-            right = now[name] - _RATE * call.right.params[name]
-            tolerance = TOLERANCES["float32", "parameter gradient"]
-            same(f"{name} after {which}", each.of, as_array(getattr(s.neuron, name)), right, tolerance, axes="n")
+            right = call.s.params[name] - _RATE * call.right.params[name]
+            near, value = TOLERANCES["float32", "parameter gradient"], as_array(getattr(s.neuron, name))
+            same(f"{name} after {call.which}", call.s.of, value, right, near, axes="n")
 
 
-def numbers(context: Context) -> None:
+@_case("optimiser-number", "numbers assigned between calls count in the next call", *_BACK)
+def _numbers(context: Context) -> None:
     """Three sets of numbers on one neuron; all backward passes come at the end."""
     s = Subject(context, "lif", "hard")
-    calls: List[Call] = []
+    calls = []
     for step in range(3):
-        now = {"tau": 2.5 + step, "threshold": 0.875 + step / 8, "v_reset": 0.125 * step}
-        each = Subject(context, "lif", "hard", values=now, draw=step, neuron=s.neuron)
-        for name, value in now.items():
+        for name, value in (("tau", 2.5 + step), ("threshold", 0.875 + step / 8), ("v_reset", 0.125 * step)):
             setattr(s.neuron, name, value)
-        call = Call(each, f"call number {step + 1}, with {_text(now)},")
-        calls.append(call.forward().check_outputs())
+        calls.append(_call(s, step, f"with tau={2.5 + step}").forward().check_outputs())
     for call in reversed(calls):
         call.backward().check_inputs(*[other for other in calls if other is not call])
 
 
-def fixed(context: Context) -> None:
+@_case("optimiser-fixed", "a tensor that is not learnt, written to between calls, counts in the next call", *_BACK)
+def _fixed(context: Context) -> None:
     """A buffer of one value per neuron where there is that, else of one value; each step ends before the next."""
     size = _SIZES["full"] if context.declares("full_parameters") else ()
-    values = {name: spread(BY_NAME["lif"].params[name], size) for name in _NAMES}
-    s = Subject(context, "lif", "hard", values=values)
+    s = Subject(context, "lif", "hard", values=_values(size))
     for step in range(3):
-        now = {name: as_array(getattr(s.neuron, name)) for name in _NAMES}
-        each = Subject(context, "lif", "hard", values=now, draw=step, neuron=s.neuron)
-        call = Call(each, f"call number {step + 1}, after {step} changes in place of tau, threshold and v_reset,")
+        call = _call(s, step, f"after {step} changes in place of tau, threshold and v_reset")
         call.forward().check_outputs().backward().check_inputs()
         for i, name in enumerate(_NAMES):
             getattr(s.neuron, name).add_(0.125 * (i + 1))
 
 
-def changed(context: Context, what: str) -> None:
+_BEFORE = "a change between two calls counts for the second, forward and backward, and not for the first"
+
+
+@_case("changed-threshold", _BEFORE, *_BACK, what="threshold")
+@_case("changed-v_reset", _BEFORE, *_BACK, what="v_reset")
+@_case("changed-surrogate", _BEFORE, *_BACK, what="surrogate")
+@_case("changed-detach_reset", _BEFORE, *_BACK, what="detach_reset")
+def _changed(context: Context, what: str) -> None:
     """One call before the change and one after it; then both backward passes, that of the first call last."""
     first: Dict[str, Any] = {"surrogate": SURROGATES["ATan"], "detach": False, "values": {}}
     later = dict(first)
@@ -135,10 +114,10 @@ def changed(context: Context, what: str) -> None:
     calls[1].forward().check_outputs()
     calls[0].check_outputs(", looked at after it")
     for call in reversed(calls):
-        given = call.s.gradient_suspects(call.cotangent)
+        alone = of_gradients(call.s, call.cotangent)
         call.backward()
         name = call.which
-        suspects = {**call.suspects(*[each for each in calls if each is not call]), **given}
+        suspects = {**call.suspects(*[each for each in calls if each is not call]), **alone}
         call.s.check("input gradient", call.x.grad, call.right.inputs[0], name=name, suspects=suspects)
 
 
@@ -151,7 +130,12 @@ def _change(s: Subject, what: str, like: Subject) -> None:
         setattr(s.neuron, what, like.params[what])
 
 
-def learnt_in_turn(context: Context) -> None:
+@_case(
+    "learnt-in-turn",
+    "which parameters are learnt may change between calls: those that are get their gradients, and no others",
+    *_LEARN,
+)
+def _learnt_in_turn(context: Context) -> None:
     """Nothing, one, the other, both, nothing; the neuron has both as parameters from the start."""
     s = Subject(context, "lif", "hard", learn=_NAMES[:2])
     for step, learnt in enumerate(((), ("tau",), ("threshold",), ("tau", "threshold"), (), ("threshold",))):
@@ -159,23 +143,25 @@ def learnt_in_turn(context: Context) -> None:
             parameter = getattr(s.neuron, name)
             parameter.requires_grad_(name in learnt)
             parameter.grad = None
-        which = f"call number {step + 1}, where {' and '.join(learnt) or 'nothing'} is learnt,"
-        call = Call(Subject(context, "lif", "hard", draw=step, neuron=s.neuron), which)
+        call = _call(s, step, f"where {' and '.join(learnt) or 'nothing'} is learnt")
         call.forward().check_outputs().backward().check_inputs()
-        check_parameters(s, [call], which, learnt)
+        check_parameters(call.s, [call], call.which, learnt)
         for name in _NAMES[:2]:
             if name not in learnt and getattr(s.neuron, name).grad is not None:
-                raise Mismatch(f"{name} of {s.of} got a gradient in {which} which wants none of it")
+                raise Mismatch(f"{name} of {s.of} got a gradient in {call.which} which wants none of it")
 
 
-def data_replaced(context: Context) -> None:
+@_case(
+    "parameter-data",
+    "a parameter whose .data is another tensor counts in the next call: torch changes no version then",
+    *_LEARN,
+)
+def _data_replaced(context: Context) -> None:
     """As ``torch.nn.utils.vector_to_parameters`` does, then in place past autograd."""
     s = Subject(context, "lif", "hard", learn=_NAMES)
     for step in range(3):
-        now = {name: as_array(getattr(s.neuron, name)) for name in _NAMES}
-        each = Subject(context, "lif", "hard", values=now, draw=step, neuron=s.neuron)
-        call = Call(each, f"call number {step + 1}, after the parameters' data were {('made', 'replaced')[step > 0]},")
-        call.forward().check_outputs(" (is an earlier value kept?)" * (step > 0)).backward().check_inputs()
+        call = _call(s, step, f"after the parameters' data were {('made', 'replaced')[step > 0]}").forward()
+        call.check_outputs(" (is an earlier value read?)" * (step > 0)).backward().check_inputs()
         for i, name in enumerate(_NAMES):
             parameter = getattr(s.neuron, name)
             if step:
@@ -184,7 +170,13 @@ def data_replaced(context: Context) -> None:
                 parameter.data = parameter.data + 0.125 * (i + 1)
 
 
-def converted(context: Context) -> None:
+@_case(
+    "converted-between",
+    "double() and float() between calls count for the parameters of the next call",
+    *_LEARN,
+    "float64",
+)
+def _converted(context: Context) -> None:
     """float32, float64, float32 again; tau is one that float32 does not hold once it is float64."""
     values = {"tau": np.asarray(2.75), "threshold": np.asarray(0.875), "v_reset": np.asarray(0.125)}
     s = Subject(context, "lif", "hard", values=values, learn=_NAMES)
@@ -192,17 +184,14 @@ def converted(context: Context) -> None:
         neuron: Any = s.neuron.double() if dtype == "float64" else s.neuron.float()
         with torch.no_grad():
             neuron.tau.fill_(2.7)
-        for parameter in neuron.parameters():
-            parameter.grad = None
-        now = {name: as_array(getattr(neuron, name)) for name in _NAMES}
-        each = Subject(context, "lif", "hard", values=now, dtype=dtype, draw=step, neuron=neuron)
-        which = f"call number {step + 1}, of a neuron converted to {dtype},"
-        call = Call(each, which).forward().check_outputs()
+        neuron.zero_grad(set_to_none=True)
+        call = _call(s, step, f"of a neuron converted to {dtype}", dtype=dtype).forward().check_outputs()
         call.backward().check_inputs()
-        check_parameters(each, [call], which)
+        check_parameters(call.s, [call], call.which)
 
 
-def refilled(context: Context) -> None:
+@_case("refilled-buffer", "a part of a buffer, filled anew for each call, is read anew")
+def _refilled(context: Context) -> None:
     """The first of the batch, of a larger buffer, and every second neuron."""
     s = Subject(context, "lif", "hard")
     steps, batch, neurons = s.shape
@@ -216,26 +205,19 @@ def refilled(context: Context) -> None:
             each.check_outputs(s.neuron(part), f" of filling number {step + 1} of one buffer (is a copy of it kept?)")
 
 
-def default_dtype(context: Context) -> None:
+@_case("default-dtype", "torch's default dtype changes no result", *_BACK)
+def _default_dtype(context: Context) -> None:
     """float64 by default before the first call of a neuron, between two calls, and around backward."""
     s = Subject(context, "lif", "hard", learn=learnable(context, "tau"), shape=(11, 3, 7))
     calls = [
         Call(Subject(context, "lif", "hard", shape=(11, 3, 7), draw=i, neuron=s.neuron), f"call {i + 1}")
         for i in (0, 1)
     ]
-    before = torch.get_default_dtype()
-    try:
-        for call, dtype in zip(calls, (torch.float64, before)):
-            torch.set_default_dtype(dtype)
+    for call, dtype in zip(calls, (torch.float64, torch.get_default_dtype())):
+        with default_dtype(dtype):
             call.forward().check_outputs(f" with {dtype} as torch's default dtype")
-        torch.set_default_dtype(torch.float64)
+    with default_dtype(torch.float64):
         backward_together(calls)
-    finally:
-        torch.set_default_dtype(before)
     for call in calls:
         call.check_inputs()
     check_parameters(s, calls, "with float64 as torch's default dtype in backward")
-
-
-def _text(values: Dict[str, Any]) -> str:
-    return ", ".join(f"{name}={np.asarray(value).item():g}" for name, value in values.items())

@@ -4,28 +4,29 @@ Nothing here computes with spikecore.lang, a backend or torch: an error in one o
 Which operations there are is said by :mod:`spikecore.lang.operations`; what they are, by :mod:`rules` alone.
 """
 
-from spikecore.testing._oracle import normalised, recurrent
+from spikecore.testing._oracle.layers import FEEDBACK, Matrix, Norm
 from spikecore.testing._oracle.rules import Array
 from spikecore.testing._oracle.surrogates import OTHER_ARGUMENTS, SURROGATES, Derivative
 from spikecore.testing._oracle.through_time import Gradients, Next, Oracle, Step, Trajectory, adjoint, run, summed
 from spikecore.testing._oracle.values import Value, distances, ops
 
 __all__ = [
+    "FEEDBACK",
     "OTHER_ARGUMENTS",
     "SURROGATES",
     "Array",
     "Derivative",
     "Gradients",
+    "Matrix",
     "Next",
+    "Norm",
     "Oracle",
     "Step",
     "Trajectory",
     "Value",
     "adjoint",
     "distances",
-    "normalised",
     "ops",
-    "recurrent",
     "run",
     "summed",
 ]

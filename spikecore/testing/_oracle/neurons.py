@@ -267,8 +267,8 @@ class Leaky(Delayed):
 
     def step(self, s: Any, p: Any, *x: Value) -> Next:
         b, r = ops.clamp(p.beta, 0.0, 1.0), self.flag(s.v - p.threshold)
-        kept = ops.select(r, 0.0, s.v) if self.reset == "hard" else s.v
-        u = b * kept + x[0] - r * p.threshold if self.reset == "soft" else b * kept + x[0]
+        remaining = ops.select(r, 0.0, s.v) if self.reset == "hard" else s.v
+        u = b * remaining + x[0] - r * p.threshold if self.reset == "soft" else b * remaining + x[0]
         return self.fired_from(u, r, p)
 
 

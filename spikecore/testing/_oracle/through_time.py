@@ -13,6 +13,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 
 import numpy as np
 
+from spikecore.testing._oracle.layers import FEEDBACK, Matrix, Norm
 from spikecore.testing._oracle.rules import Array
 from spikecore.testing._oracle.surrogates import SURROGATES, Derivative
 from spikecore.testing._oracle.values import Value, cotangents, distances, ops, spike
@@ -95,6 +96,9 @@ class Trajectory(NamedTuple):
     steps: List[Step]
     #: Whether it started at rest.
     at_rest: bool
+    #: The layer around the neuron, and the inputs of that.
+    layer: Union[Matrix, Norm, None] = None
+    layer_inputs: Sequence[Array] = ()
 
     @property
     def tested(self) -> Optional[Array]:
@@ -144,33 +148,44 @@ def run(
     state: Optional[Mapping[str, Array]] = None,
     dtype: Any = np.float64,
     decisions: bool = False,
+    layer: Union[Matrix, Norm, None] = None,
 ) -> Trajectory:
     """All steps of ``inputs``, ``[T, *N]`` each, from ``state`` or from rest. Parameters broadcast against ``[*N]``.
 
-    decisions: whether each step notes how near its decisions were.
+    decisions: whether each step notes how near its decisions were. layer: what is around the neuron, whose inputs these
+    are then. With feedback the state has the last output, too.
     """
-    xs = [np.asarray(x, dtype) for x in inputs]
+    layer_inputs = [np.asarray(x, dtype) for x in inputs]
+    xs = layer.forward(layer_inputs) if isinstance(layer, Norm) else layer_inputs
     shape = xs[0].shape[1:]
     p = {name: np.asarray(value, dtype) for name, value in params.items()}
     rest = {name: p[value] if isinstance(value, str) else value for name, value in oracle.rest.items()}
+    matrix = layer if isinstance(layer, Matrix) else None
+    if matrix is not None:
+        rest[FEEDBACK] = 0.0
     start = {name: np.broadcast_to(np.asarray((state or rest)[name], dtype), shape) for name in rest}
-    now, steps = start, []
+    current, steps = start, []
     for at in zip(*xs):
-        _, (outputs, after), noted = computed(oracle, now, p, at)
-        before, now = now, {name: over(after[name].array, shape) for name in rest}
+        if matrix is not None:
+            at = (matrix.rounded(at[0] + matrix.back(current[FEEDBACK])),)
+        _, (outputs, after), noted = computed(oracle, current, p, at)
+        after = {**after, FEEDBACK: outputs[0]}
+        before, current = current, {name: over(after[name].array, shape) for name in rest}
         near = tuple(distances((*outputs, *after.values()))) if decisions else ()
-        steps.append(Step(before, at, tuple(over(y.array, shape) for y in outputs), now, noted._tested, near))
+        steps.append(Step(before, at, tuple(over(y.array, shape) for y in outputs), current, noted._tested, near))
     count = len(steps[0].outputs) if steps else oracle.outputs
     empty = np.zeros((0, *shape), dtype)
     return Trajectory(
         oracle,
         p,
         tuple(np.stack([k.outputs[i] for k in steps]) if steps else empty for i in range(count)),
-        {name: np.stack([k.next[name] for k in steps]) if steps else empty for name in now},
+        {name: np.stack([k.next[name] for k in steps]) if steps else empty for name in current},
         start,
-        now,
+        current,
         steps,
         state is None,
+        layer,
+        layer_inputs,
     )
 
 
@@ -184,20 +199,16 @@ def adjoint(
     outputs: Sequence[Optional[Array]],
     final: Optional[Mapping[str, Array]] = None,
     trace: Optional[Mapping[str, Array]] = None,
-    counted: Optional[range] = None,
-    feedback: Optional[Array] = None,
+    cut: int = 0,
     dtype: Any = np.float64,
 ) -> Gradients:
     """Gradients of a trajectory, in float64, given cotangents of outputs, of the final state and of recorded states.
 
-    counted: the steps that add to the gradients of parameters; all that is right, others say what a fault would give.
-    feedback: the matrix through which the output of a step is added to the input of the next one; the state has
-    ``"feedback"`` then, the last output. dtype: another one says how much rounding may change.
+    cut: the step before which the state is detached. dtype: another one says how much rounding may change.
     """
     shape = seen.outputs[0].shape[1:]
     zero = np.zeros(shape, dtype)
-    ends = dict(final or {})
-    fed = ends.get("feedback", zero)
+    ends, matrix = dict(final or {}), seen.layer if isinstance(seen.layer, Matrix) else None
     g: Dict[str, Array] = {name: np.asarray(ends.get(name, zero), dtype) for name in seen.start}
     g_inputs: List[Tuple[Array, ...]] = []
     g_params = {name: np.zeros(np.shape(value)) for name, value in seen.params.items()}
@@ -205,14 +216,18 @@ def adjoint(
         for name, cotangent in (trace or {}).items():
             g[name] = g[name] + np.asarray(cotangent[t], dtype)
         g_out = [zero if cotangent is None else np.asarray(cotangent[t], dtype) for cotangent in outputs]
-        if feedback is not None:
-            g_out[0] = g_out[0] + fed
-        inputs, g, found = back(seen, t, g, g_out)
+        if matrix is not None:
+            g_out[0] = g_out[0] + g[FEEDBACK]
+        inputs, g, of_params = back(seen, t, g, g_out)
         g_inputs.append(inputs)
-        if feedback is not None:
-            fed = inputs[0] @ feedback
-        for name, value in found.items() if counted is None or t in counted else ():
+        for name, value in of_params.items():
             g_params[name] = g_params[name] + summed(value, shape, g_params[name].shape)
+        if matrix is not None:
+            g[FEEDBACK] = inputs[0] @ matrix.weight
+            for name, value in matrix.gradients(inputs[0], seen.steps[t].before[FEEDBACK]).items():
+                g_params[name] = g_params.get(name, 0.0) + value
+        if 0 < cut == t:
+            g = dict.fromkeys(g, zero)
     for name, initial in seen.oracle.rest.items():
         if seen.at_rest and isinstance(initial, str):
             g_params[initial] = g_params[initial] + summed(g[name], shape, g_params[initial].shape)
@@ -220,7 +235,10 @@ def adjoint(
         np.stack([at[i] for at in reversed(g_inputs)]) if g_inputs else np.zeros((0, *shape))
         for i in range(len(seen.oracle.inputs))
     )
-    return Gradients(stacked, g if feedback is None else {**g, "feedback": fed}, g_params)
+    if isinstance(seen.layer, Norm):
+        stacked, of_layer = seen.layer.back(seen.layer_inputs, stacked[0], outputs[0])
+        g_params.update(of_layer)
+    return Gradients(stacked, g, g_params)
 
 
 @np.errstate(all="ignore")
@@ -231,13 +249,13 @@ def back(
     step, oracle = seen.steps[t], seen.oracle
     leaves, (outputs, after), _ = computed(oracle, step.before, seen.params, step.inputs)
     through = [*zip(outputs, g_out), *((after[name], g_next[name]) for name in oracle.rest if name not in oracle.cut)]
-    found = [cotangents(through)]
+    parts = [cotangents(through)]
     if oracle.cut:
-        found.append(cotangents([(after[name], g_next[name]) for name in oracle.cut], through_spikes=False))
+        parts.append(cotangents([(after[name], g_next[name]) for name in oracle.cut], through_spikes=False))
     shape = seen.outputs[0].shape[1:]
 
     def of(leaf: Value) -> Array:
-        return over(np.asarray(sum((g[leaf.number] for g in found if leaf.number in g), 0.0)), shape)
+        return over(np.asarray(sum((g[leaf.number] for g in parts if leaf.number in g), 0.0)), shape)
 
     return (
         tuple(map(of, leaves.inputs)),

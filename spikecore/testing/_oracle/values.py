@@ -92,9 +92,14 @@ class Value:
 
 def apply(op: str, *args: Union[Value, float]) -> Value:
     """The operation of these arguments. A number takes the dtype of the arrays beside it."""
-    dtype = next(arg.array.dtype for arg in reversed(args) if isinstance(arg, Value))
+    dtype = next(_dtype(arg) for arg in reversed(args) if isinstance(arg, Value))
     values = tuple(arg if isinstance(arg, Value) else Value(np.asarray(arg, dtype)) for arg in args)
     return Value(VALUE[op](*(value.array for value in values)), op, values)
+
+
+def _dtype(value: Value) -> Any:
+    """The dtype of a value, or of what a condition compares."""
+    return value.array.dtype if value.array.dtype != bool or not value.args else _dtype(value.args[0])
 
 
 def spike(u: Value, derivative: Any, strict: bool = False) -> Value:
@@ -136,7 +141,7 @@ _DISTANCES: Dict[str, Callable[..., Tuple[Array, ...]]] = {
 
 def distances(roots: Iterable[Value]) -> List[Array]:
     """For every decision that the roots depend on, spikes and their derivatives among them: 0 where it changes."""
-    found: List[Array] = []
+    near: List[Array] = []
     seen, waiting = set(), list(roots)
     while waiting:
         value = waiting.pop()
@@ -146,10 +151,10 @@ def distances(roots: Iterable[Value]) -> List[Array]:
         waiting.extend(value.args)
         arrays = [arg.array for arg in value.args]
         if value.op == "spike":
-            found += [arrays[0], *value.rule.distances(arrays[0])]
+            near += [arrays[0], *value.rule.distances(arrays[0])]
         elif value.op in _DISTANCES:
-            found += _DISTANCES[value.op](*arrays)
-    return found
+            near += _DISTANCES[value.op](*arrays)
+    return near
 
 
 def cotangents(roots: Iterable[Tuple[Value, Array]], through_spikes: bool = True) -> Dict[int, Array]:
@@ -157,21 +162,21 @@ def cotangents(roots: Iterable[Tuple[Value, Array]], through_spikes: bool = True
 
     Cotangents have the shape that arrives: one of a parameter is not summed over the neurons that share it.
     """
-    found: Dict[int, Array] = {}
+    sums: Dict[int, Array] = {}
     waiting: Dict[int, Value] = {}
 
     def arrives(value: Value, g: Any) -> None:
-        found[value.number] = found[value.number] + g if value.number in found else np.asarray(g)
+        sums[value.number] = sums[value.number] + g if value.number in sums else np.asarray(g)
         waiting[value.number] = value
 
     for root, g in roots:
         arrives(root, g)
     while waiting:
         value = waiting.pop(max(waiting))
-        for arg, part in zip(value.args, _parts(value, found[value.number], through_spikes)):
+        for arg, part in zip(value.args, _parts(value, sums[value.number], through_spikes)):
             if part is not None:
                 arrives(arg, part)
-    return found
+    return sums
 
 
 def _parts(value: Value, g: Array, through_spikes: bool) -> Tuple[Any, ...]:

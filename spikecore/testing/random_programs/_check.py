@@ -83,15 +83,14 @@ def check_programs(
     """Raise :class:`Difference` for a program that differs, made as simple as it still does. again: the command that
     repeats this.
     """
-    from spikecore.testing.random_programs._draw import calls
-    from spikecore.testing.random_programs._hypothesis import examples, hypothesis
+    from spikecore.testing.random_programs._draw import calls, examples
 
     def body(example: Tuple[Any, Config]) -> None:
         program, config = example
         try:
             check_config(context, replace(config, model=program.model()))
         except NoInputsError:
-            hypothesis.reject()
+            raise
         except Exception as error:
             first = str(error) if isinstance(error, Mismatch) else f"{type(error).__name__}: {error}"
             raise Difference(f"{first}\n\n{program}\n{program.declared}\na call of it: {config}\n{again}") from error

@@ -1,13 +1,15 @@
-"""Strategies of Hypothesis: drawn neurons that neither blow up nor die, and calls of them and of the suite's neurons.
+"""Drawn neurons that neither blow up nor die, and calls of them and of the suite's neurons, by Hypothesis.
 
-Names are such that a kernel might use them for itself. What a backend does not declare is not drawn.
+Hypothesis draws, shrinks and replays. Names are such that a kernel might use them for itself.
+What a backend does not declare is not drawn.
 """
 
 from __future__ import annotations
 
 import keyword
 import re
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+import time
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -16,9 +18,15 @@ from spikecore._shell.checks import COMMON
 from spikecore.lang._expr import FROM_TORCH
 from spikecore.lang.operations import ROWS
 from spikecore.testing._config import Config
+from spikecore.testing._inputs import NoInputsError
 from spikecore.testing._oracle.rules import EXACT
-from spikecore.testing.random_programs._hypothesis import strategies as st
 from spikecore.testing.random_programs._program import Names, Program
+
+try:
+    import hypothesis
+    from hypothesis import strategies as st
+except ImportError as error:  # pragma: no cover  # the named cases do without
+    raise ImportError("drawn cases need Hypothesis: pip install 'spikecore[testing]'") from error
 
 #: Names of kernel frames, of C, CUDA, Triton and NumPy, and other awkward ones.
 _AWKWARD = (
@@ -280,3 +288,56 @@ def configs(can: Callable[..., bool], dtypes: Names, neurons: Sequence[Tuple[Any
         return Config(model.name, reset, shape=shape, **found)
 
     return drawn()
+
+
+# -- examples of a strategy
+
+#: Seconds of computing in which a failing example is made simpler.
+SHRINKING = 5.0
+
+
+def examples(strategy: Any, body: Callable[[Any], None], count: int, seed: Optional[int]) -> None:
+    """Call ``body`` with so many examples of a seed, by default always the same ones; raises what the simplest failing
+    one raises.
+    """
+    settings = hypothesis.settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        derandomize=seed is None,
+        phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
+        suppress_health_check=list(hypothesis.HealthCheck),
+        report_multiple_bugs=False,
+        print_blob=False,
+        verbosity=hypothesis.Verbosity.quiet,
+    )
+    failures: Dict[str, BaseException] = {}
+    until = [float("inf")]
+
+    def bounded(example: Any) -> None:
+        known = failures.get(repr(example))
+        if known is not None:
+            raise known
+        if time.process_time() > until[0]:
+            return  # the simplest failure so far is given
+        try:
+            body(example)
+        except NoInputsError:
+            hypothesis.reject()
+        except Exception as error:
+            until[0] = min(until[0], time.process_time() + SHRINKING)
+            failures[repr(example)] = error
+            raise
+
+    test: Any = hypothesis.given(strategy)(bounded)
+    if seed is not None:
+        test = hypothesis.seed(seed)(test)
+    settings(test)()
+
+
+def drawn(strategy: Any, count: int, seed: int) -> Any:
+    """So many different examples of a seed."""
+    found: Dict[str, Any] = {}
+    # some are drawn twice, and the first is the simplest
+    examples(strategy, lambda example: found.setdefault(str(example), example), 2 * count, seed)
+    return list(found.values())[:count]

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 import spikecore as sc
-from spikecore.testing._models import Model
-from spikecore.testing._oracle import Array, Next, Oracle, Value, distances, ops
+from spikecore.testing._models import Model, as_written
+from spikecore.testing._oracle import Array, Value, distances, ops
 
 Names = Tuple[str, ...]
 
@@ -75,24 +75,16 @@ class Program:
     def model(self) -> Model:
         """The neuron as a case sees it: the library's class beside the oracle."""
         made = self.functions(sc=sc, torch=torch)
-        own = {"derivative": made["derivative"], "__annotations__": dict.fromkeys(self.fields, float), **self.fields}
-        surrogate: Any = dataclasses.dataclass(frozen=True)(type(self.surrogate, (sc.Surrogate,), own))
+        body = {"derivative": made["derivative"], "__annotations__": dict.fromkeys(self.fields, float), **self.fields}
+        surrogate: Any = dataclasses.dataclass(frozen=True)(type(self.surrogate, (sc.Surrogate,), body))
         declared = {"inputs": self.inputs, "states": dict(self.states), "params": dict(self.params)}
         more = {"reset_states": self.reset_states, "dynamics": made["dynamics"]}
         neuron: Any = type(self.name, (sc.Neuron,), {**declared, **more})
         here = self.functions(sc=SimpleNamespace(ops=ops), torch=ops)
-        facts = {
-            "inputs": self.inputs,
-            "rest": dict(self.states),
-            "params": tuple(self.params),
-            "outputs": len(self.outputs),
-            "reset_states": self.reset_states,
-            "written": staticmethod(here["dynamics"]),
-        }
         return Model(
             self.name,
             neuron,
-            type("Written", (Written,), facts),
+            as_written(neuron, outputs=len(self.outputs)),
             dict(self.params),
             (-2.0, 3.0),
             resets=("none",),
@@ -118,15 +110,3 @@ class WrittenDerivative:
     def distances(self, u: Array) -> List[Array]:
         """How far ``u`` is from each jump."""
         return distances([self.function(self.fields, Value(u))])
-
-
-class Written(Oracle):
-    """The oracle of a drawn neuron: its text, on values."""
-
-    written: Any
-
-    def step(self, s: Any, p: Any, *x: Value) -> Next:
-        """One step."""
-        given = SimpleNamespace(**dict(zip(self.inputs, x))) if len(x) > 1 else x[0]
-        outputs, after = self.written(SimpleNamespace(spike=self.fire), given, s, p)
-        return outputs if isinstance(outputs, tuple) else (outputs,), after

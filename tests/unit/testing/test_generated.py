@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import spikecore as sc
 from spikecore.backend import Capabilities
 from spikecore.cli import app
 from spikecore.testing import CASES, check_backend
 from spikecore.testing._config import Config, simplest
 from spikecore.testing._context import Context
 from spikecore.testing._loopback import Loopback, installed
+from spikecore.testing._models import _at_defaults
 from spikecore.testing._runner import prepare
 
 GENERATED = [case.id for case in CASES.select(ids=["generated/*=*"])]
@@ -35,6 +37,8 @@ class TestText:
             assert str(Config.parse(text)) == text
         every = Config("turn", "none", learn=("*",), given=("output 0", "final a"), state=True, shape=(3,), draw=2)
         assert Config.parse(str(every)) == every
+        layer = Config("lif", feedback="fused", weights="masked", autocast=True, lay=("x strided", "g final v ones"))
+        assert Config.parse(str(layer)) == layer
 
     @pytest.mark.parametrize(
         ("text", "message"),
@@ -150,3 +154,14 @@ def test_a_poor_backend_is_asked_for_what_it_declares():
     with installed(Poor):
         (result,) = check_backend("poor", cases=["generated/programs"])
     assert result.outcome == "passed", result.message
+
+
+def test_a_neuron_that_passes_its_options_on_has_the_resets_of_its_base():
+    """They are in its configuration, and in no signature of its own."""
+
+    class Passing(sc.LIF):
+        def __init__(self, **options):
+            super().__init__(**options)
+
+    assert _at_defaults("LIF", Passing).resets == ("hard", "soft", "none")
+    assert _at_defaults("GLIF", sc.GLIF).resets == ("none",)

@@ -13,8 +13,7 @@ import spikecore as sc
 from spikecore.lang import eager
 from spikecore.testing import CASES, check_backend
 from spikecore.testing.random_programs import Difference, check_many
-from spikecore.testing.random_programs._draw import calls
-from spikecore.testing.random_programs._hypothesis import drawn
+from spikecore.testing.random_programs._draw import calls, drawn
 from spikecore_torch.backend import TorchRunner
 
 

@@ -1,0 +1,189 @@
+"""Layers around a neuron, computed in one call: ``Recurrent`` with a linear layer, and ``NormNeuron``."""
+
+from __future__ import annotations
+
+from typing import Any, Dict
+
+import numpy as np
+import torch
+from torch import nn
+
+import spikecore as sc
+from spikecore.layers import NormNeuron
+from spikecore.testing._case import Collection
+from spikecore.testing._cases.rows import ALL, BACK
+from spikecore.testing._compare import Mismatch, as_array, same
+from spikecore.testing._config import Config, add_row
+from spikecore.testing._context import Context
+from spikecore.testing._models import BY_NAME
+from spikecore.testing._subject import SHAPE
+from spikecore.testing._tolerances import OTHER_DTYPES
+
+CASES = Collection()
+_MODELS = ("lif", "if", "plif", "alif", "synaptic", "li")
+_IMAGE = (6, 2, 3, 2, 5)
+_SHAPES = {
+    "steps-1": (1, 3, 7),
+    "steps-17": (17, 3, 7),
+    "steps-33": (33, 2, 5),
+    "width-1": (12, 4, 1),
+    "width-37": (6, 3, 37),
+    "width-300": (5, 2, 300),
+    "width-1100": (3, 1, 1100),
+    "batch-1": (12, 1, 9),
+    "no-batch": (12, 9),
+    "two-batches": (8, 2, 3, 5),
+}
+
+
+def _recurrent(name: str, holds: str, *changes: Dict[str, Any]) -> None:
+    """Calls with feedback, with a gradient of the outputs unless a change says otherwise."""
+    configs = [Config(**{"feedback": "fused", **BACK, **change}) for change in changes]
+    add_row(CASES, f"recurrent/{name}", "state", holds, *configs)
+
+
+def _add_recurrent() -> None:
+    loop = "outputs, and gradients of input, weight and bias, are those of the loop"
+    for model in _MODELS:
+        _recurrent(model, loop, {"model": model, "reset": BY_NAME[model].resets[0]})
+    for name, shape in _SHAPES.items():
+        _recurrent(name, f"{loop}, {name}", {"shape": shape})
+    for dtype in OTHER_DTYPES:
+        _recurrent(dtype, f"{loop}, in this dtype", {"dtype": dtype})
+    _recurrent("no-bias", "without a bias nothing is added", {"weights": "absent"})
+    _recurrent("detach", "resets without gradient leave that of the feedback", {"reset": "soft", "detach": True})
+    learnt = {"params": "channel", "learn": ("*",)}
+    _recurrent("learnt", "parameters of each neuron learn beside the matrix", learnt)
+    _recurrent("frozen", "a matrix that is not learnt gets no gradient", {"weights": "frozen"})
+    _recurrent("input-alone", "the matrix learns where the input needs no gradient", {"wanted": ()})
+    every = {"model": "alif", **ALL, "learn": (), "call": "run"}
+    _recurrent("states", "from a given state, to the final one and the recorded ones, with their gradients", every)
+    last = {"reset": "soft", "call": "run", "given": ("final feedback",)}
+    _recurrent("last-output", "the last output has a gradient as part of the final state", last)
+    exact: Dict[str, Any] = {"model": "if", "reset": "soft", "exact": True, "shape": (12, 5, 9)}
+    forward: Dict[str, Any] = {**exact, "call": "run", "wanted": (), "given": ()}
+    holds = "with sums that are exact, the bits are those of one step after the other"
+    _recurrent("bits", holds, forward, {**forward, "feedback": "loop"})
+    holds = "two calls that carry their state are one, and sc.detach cuts between them"
+    _recurrent("carried", holds, *[{"call": call, "shape": (11, 3, 6)} for call in ("carried", "cut")])
+    _recurrent("single", "single steps give the bits of one call", {"reset": "soft", "call": "single"})
+    which: Dict[str, Any] = {"model": "alif"}
+    layouts = [{**which, "x": how, "g": "ones"} for how in ("batch-first", "strided", "transposed")]
+    _recurrent("strides", "inputs and cotangents of any strides give the same", *layouts)
+    _recurrent("masked", "a weight that a parametrisation computes gets its gradient through it", {"weights": "masked"})
+    _recurrent("autocast", "under autocast the product has its dtype", {**exact, "autocast": True})
+    holds = "a neuron with feedback gives what its loop gives, gradient included"
+    config = Config(reset="soft", shape=(6, 2, 3), feedback="loop", weights="absent", **BACK)
+    add_row(CASES, "custom/recurrent", "language", holds, config)
+
+
+_add_recurrent()
+
+
+@CASES.case(
+    "recurrent/rest",
+    "state",
+    "every call starts at rest; without steps or neurons there is nothing to compute",
+    "recurrent",
+)
+def _rest(context: Context) -> None:
+    """Other calls before leave nothing behind."""
+    s = Config(feedback="fused").subject(context)
+    x = s.x()
+    s.module(x + 3.0)
+    for _ in range(2):
+        s.check_outputs(s.module(x), " of a later call")
+    for empty in (x[:0], x[:, :0]):
+        output, state = s.module.run(empty)
+        if output.shape != empty.shape:
+            raise Mismatch(f"{s.of}: of an input {list(empty.shape)} the output is {list(output.shape)}")
+        for name, value in state.items() if not len(empty) else ():
+            start = np.asarray(s.seen.start[name], np.float32)
+            same(f"state {name} without steps", s.of, as_array(value), start, axes="n")
+
+
+@CASES.case(
+    "robust/feedback-changed", "robust", "a matrix of feedback that is changed in place counts anew", "recurrent"
+)
+def _changed(context: Context) -> None:
+    """In one call half of the last output comes back, in the next a quarter."""
+    linear = context.place(nn.Linear(3, 3, bias=False))
+    net = sc.Recurrent(sc.LI(tau=2.0, backend=context.name), linear, fused=True)
+    x = np.random.default_rng(38).integers(-8, 9, (6, 2, 3)) / 8.0
+    for weight in (0.5, 0.25):
+        with torch.no_grad():
+            linear.weight.copy_(weight * torch.eye(3))
+        output, v = as_array(net(context.tensor(x))), np.zeros(x.shape[1:])
+        for t, step in enumerate(x):
+            v = (v + step + weight * v) / 2  # of this neuron the output is the state
+            if not np.array_equal(output[t], v):
+                raise Mismatch(f"step {t} of {net!r} differs once the weight is {weight}: is an earlier one kept?")
+
+
+# -- normalisation
+
+
+def _normalised(name: str, holds: str, **changes: Any) -> None:
+    """A call in training, with a gradient of the outputs unless a change says otherwise."""
+    config = Config(**{"norm": "train", **BACK, **changes})
+    add_row(CASES, f"normalised/{name}", "parameters", holds, config)
+
+
+def _add_normalised() -> None:
+    behind = "input, weight and bias get the gradients of batch normalisation in front of the neuron"
+    for model in _MODELS:
+        _normalised(f"training-{model}", behind, model=model, reset=BY_NAME[model].resets[0])
+    for name, shape in (("image", _IMAGE), ("steps-1", (1, 4, 3)), ("steps-33", (33, 2, 3)), ("wide", (5, 37, 113))):
+        _normalised(name, f"{behind}, {name}", shape=shape)
+    for dtype in OTHER_DTYPES:
+        _normalised(dtype, f"{behind}, in this dtype", dtype=dtype)
+    image: Dict[str, Any] = dict.fromkeys(("x", "x2", "g"), "channels-last")
+    image["shape"] = _IMAGE
+    _normalised("channels-last", f"{behind}, channels innermost", **image)
+    _normalised("learnt", "the neuron's own parameters learn beside them", params="channel", learn=("*",))
+    _normalised("affine-false", "without weight and bias the input gets its gradient", weights="absent")
+    _normalised("frozen", "weight and bias that are not learnt get none", weights="frozen")
+    _normalised("input-alone", "weight and bias get theirs where the input needs none", wanted=())
+    _normalised("soft", f"{behind}, with detached resets", reset="soft", detach=True)
+    for name, where, place in (("shortcut", "before", "in front of"), ("shortcut-behind", "after", "behind")):
+        holds = f"a shortcut {place} the neuron gets its gradient"
+        _normalised(name, holds, shortcut=where)
+        _normalised(f"{name}-image", f"{holds}: an image, channels innermost", shortcut=where, **image)
+    holds = "a shortcut behind the neuron gets its gradient where nothing else does"
+    _normalised("shortcut-alone", holds, shortcut="after", weights="frozen", wanted=("skip",))
+    state = {"call": "run", "state": True, "wanted": ("inputs", "states")}
+    _normalised("state", "from a given state, with its gradient", **state)
+    _normalised("eval", "in eval mode the running statistics normalise, and stay", norm="eval")
+
+
+_add_normalised()
+
+
+@CASES.case(
+    "normalised/running",
+    "parameters",
+    "running statistics move once a call, by momentum or as an average",
+    "normalisation",
+    "channel_parameters",
+)
+def _running(context: Context) -> None:
+    """Three calls with a momentum, and three with none, which is the average of all; then one in eval mode."""
+    for momentum in (0.25, None):
+        s = Config(norm="train").subject(context)
+        layer: NormNeuron = s.module
+        norm: Any = layer.norm
+        norm.momentum = momentum
+        mean, variance = np.zeros(SHAPE[2]), np.ones(SHAPE[2])
+        for call in range(4):
+            scaled = s.inputs[0] * (call + 1)
+            layer.train(call < 3)
+            output = layer(context.tensor(scaled, s.dtype))
+            if call < 3:  # another scale of the input leaves what is normalised as it is, but for eps
+                s.check_outputs(output, f" of call {call}")
+                factor = 1.0 / (call + 1) if momentum is None else momentum
+                mean = mean + factor * (scaled.mean((0, 1)) - mean)
+                variance = variance + factor * (scaled.var((0, 1), ddof=1) - variance)
+        for what, value, right in (("mean", norm.running_mean, mean), ("variance", norm.running_var, variance)):
+            s.check("output", value, right, name=f"running {what}, momentum {momentum}")
+        if int(norm.num_batches_tracked) != 3:
+            raise Mismatch(f"after 3 calls of {s.of} num_batches_tracked is {int(norm.num_batches_tracked)}")

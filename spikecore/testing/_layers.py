@@ -1,0 +1,119 @@
+"""Layers around the neuron of a configuration, each beside its oracle: a matrix of feedback, batch normalisation.
+
+What the neuron gets is drawn as any input, so that it has a margin; the layer's input is what makes it.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Union
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import spikecore as sc
+from spikecore.dtypes import DTYPES, NARROW
+from spikecore.layers import NormNeuron
+from spikecore.testing._compare import Mismatch
+from spikecore.testing._context import Context
+from spikecore.testing._inputs import generator, rounded
+from spikecore.testing._oracle import FEEDBACK, Array, Matrix, Norm
+
+if TYPE_CHECKING:
+    from spikecore.testing._subject import Subject
+
+
+class Layer(NamedTuple):
+    """A layer: its oracle, its inputs, and what puts it around a neuron."""
+
+    oracle: Union[Matrix, Norm]
+    inputs: List[Array]
+    around: Callable[[Any], Any]
+    #: What it is, for messages.
+    words: str
+
+
+def feedback(s: Subject, weights: str, **options: Any) -> Layer:
+    """``Recurrent``. weights: ``learnt``, ``frozen``, ``absent`` (no bias) or ``masked`` by a parametrisation."""
+    width = s.shape[-1]
+    rng = generator("recurrent", s.model.name, s.shape)
+    # multiples of 1/8, of which sums with spikes are exact in every order and in every dtype
+    weight = np.rint(rng.normal(size=(width, width)) * 8.0 / np.sqrt(min(width, 8))) / 8.0
+    bias = None if weights == "absent" else np.rint(rng.normal(size=width) * 4.0) / 8.0
+    first = np.zeros(s.shape[1:])
+    if s.state is not None:
+        first = s.state[FEEDBACK] = rng.integers(0, 2, s.shape[1:]).astype(float)
+    linear: Any = nn.Linear(width, width, bias=bias is not None).to(s.dtype)
+    with torch.no_grad():
+        linear.weight.copy_(torch.tensor(weight))
+        if bias is not None:
+            linear.bias.copy_(torch.tensor(bias))
+    mask: Any = (np.arange(width * width) % 2).reshape(width, width) if weights == "masked" else 1.0
+    if weights == "masked":
+        nn.utils.parametrize.register_parametrization(linear, "weight", _Mask())
+    linear.requires_grad_(weights != "frozen")
+    narrow = partial(rounded, dtype=s.dtype) if s.dtype_name in NARROW else np.asarray
+    matrix = Matrix(weight * mask, bias, narrow, mask)
+    back = matrix.back(np.concatenate([first[None], s.seen.outputs[0]])[: s.shape[0]])
+
+    def around(neuron: Any) -> Any:
+        return sc.Recurrent(neuron, copy.deepcopy(linear), **options)
+
+    return Layer(matrix, [rounded(s.inputs[0] - back, s.dtype)], around, "with feedback through a matrix")
+
+
+class _Mask(nn.Module):
+    """Every other weight is 0."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """The weight with its mask."""
+        keep = torch.arange(weight.numel(), device=weight.device).view(weight.shape) % 2
+        return weight * keep.to(weight.dtype)
+
+
+def normalisation(s: Subject, mode: str, weights: str, shortcut: str) -> Layer:
+    """``NormNeuron``. mode: ``train`` or ``eval``. weights: ``learnt``, ``frozen`` or ``absent``."""
+    # quarters are exact in every dtype
+    skip = np.random.default_rng(5).integers(-2, 3, s.inputs[0].shape) / 4.0
+    y = s.inputs[0] - (skip if shortcut == "before" else 0.0)
+    # 16-bit numbers times a power of two are 16-bit numbers
+    scale, shift = (0.5, 0.0) if s.dtype_name in NARROW else (0.5, 3.0)
+    axes = tuple(d for d in range(y.ndim) if d != 2)
+    x, channels = rounded(y * scale + shift, s.dtype), y.shape[2]
+    made: Any = (nn.BatchNorm2d if y.ndim == 5 else nn.BatchNorm1d)(channels, affine=weights != "absent")
+    made = made.double() if s.dtype_name == "float64" else made
+    norm = Norm(np.ones(channels), np.zeros(channels), made.eps, shortcut)
+    if weights != "absent":  # the layer makes y of x
+        norm = norm._replace(weight=np.sqrt(y.var(axes) + made.eps / scale**2), bias=y.mean(axes))
+        with torch.no_grad():
+            made.weight.copy_(torch.tensor(norm.weight))
+            made.bias.copy_(torch.tensor(norm.bias))
+    if mode == "eval":
+        norm = norm._replace(statistics=(x.mean(axes), x.var(axes)))
+        made.running_mean.copy_(torch.tensor(x.mean(axes)))
+        made.running_var.copy_(torch.tensor(x.var(axes)))
+    made.train(mode == "train").requires_grad_(weights != "frozen")
+
+    def around(neuron: Any) -> Any:
+        layer = NormNeuron(copy.deepcopy(made), neuron, shortcut=norm.shortcut.replace("none", "") or None, fused=True)
+        return layer.train(mode == "train")
+
+    return Layer(norm, [x] if shortcut == "none" else [x, skip], around, "behind batch normalisation")
+
+
+def multiplies(context: Context, dtype: str) -> bool:
+    """Whether torch multiplies matrices of this dtype on the device; torch 2.0 does not in float16 on a CPU."""
+    number = context.tensor([[1.0]], DTYPES[dtype])
+    try:
+        return bool((number @ number).item() == 1.0)
+    except RuntimeError:
+        return False
+
+
+def near(name: str, actual: Array, expected: Array, of: str) -> None:
+    """Within what products in 16 bits may make of it, in the norm."""
+    away = np.linalg.norm(actual - expected) / np.linalg.norm(expected)
+    if not away < 0.03:
+        raise Mismatch(f"{name} of {of}, with products in 16 bits, is {away:.2g} off in the norm")

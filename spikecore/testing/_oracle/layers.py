@@ -1,0 +1,85 @@
+"""What a layer makes of a neuron's input and output, in NumPy.
+
+Feedback through a matrix: ``u[t] = x[t] + y[t-1] W' + b``. Batch normalisation of ``[T, B, C, ...]`` over all but C:
+``u = (x - mean) / sqrt(variance + eps) w + b``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from spikecore.testing._oracle.rules import Array
+
+#: What the last output is called in the state.
+FEEDBACK = "feedback"
+
+
+class Matrix(NamedTuple):
+    """What outputs come back through."""
+
+    weight: Array
+    bias: Optional[Array] = None
+    #: What 16-bit arithmetic rounds: what comes back, and its sum with the input.
+    rounded: Callable[[Array], Array] = np.asarray
+    #: By what a parametrisation multiplies the weight that learns.
+    mask: Any = 1.0
+
+    def back(self, y: Array) -> Array:
+        """What comes back of an output."""
+        return self.rounded(y @ self.weight.T + (0.0 if self.bias is None else self.bias))
+
+    def gradients(self, g: Array, y: Array) -> Dict[str, Array]:
+        """Those of weight and bias at a step: for the cotangent of what the neuron got, and the output before it."""
+        rows, before = (value.reshape(-1, value.shape[-1]) for value in (g, y))
+        return {"weight": rows.T @ before * self.mask, "bias": rows.sum(0)}
+
+
+class Norm(NamedTuple):
+    """A layer in front of the neuron: weight, bias, ``[C]`` each, and where a second input is added."""
+
+    weight: Array
+    bias: Array
+    eps: float = 1e-5
+    #: ``before`` or ``after`` the neuron, or ``none``.
+    shortcut: str = "none"
+    #: Mean and variance that are given, as in eval mode, in the place of those of the input.
+    statistics: Optional[Tuple[Array, Array]] = None
+
+    def normal(self, x: Array) -> Tuple[Array, Array]:
+        """The input less mean over the standard deviation, and one over that."""
+        mean, variance = self.statistics or (x.mean(over(x)), x.var(over(x)))
+        rstd = wide(1.0 / np.sqrt(variance + self.eps), x)
+        return (x - wide(mean, x)) * rstd, rstd
+
+    def forward(self, inputs: Sequence[Array]) -> List[Array]:
+        """What the neuron gets."""
+        x = inputs[0]
+        y = self.normal(x)[0] * wide(self.weight, x) + wide(self.bias, x)
+        return [y + inputs[1] if self.shortcut == "before" else y]
+
+    def back(
+        self, inputs: Sequence[Array], g: Array, g_out: Optional[Array]
+    ) -> Tuple[Tuple[Array, ...], Dict[str, Array]]:
+        """Gradients of the inputs, and of weight and bias, for the cotangents of what the neuron gets, and of the
+        output. Mean and variance are functions of the input, unless they are given.
+        """
+        hat, rstd = self.normal(inputs[0])
+        bias, weight = g.sum(over(g)), (g * hat).sum(over(g))
+        n = g.size / len(bias)
+        inner = g if self.statistics else g - wide(bias / n, g) - hat * wide(weight / n, g)
+        to_skip = {"before": g, "after": np.zeros_like(g) if g_out is None else g_out}
+        to_x = inner * wide(self.weight, g) * rstd
+        inputs = (to_x,) if self.shortcut == "none" else (to_x, to_skip[self.shortcut])
+        return inputs, {"weight": weight, "bias": bias}
+
+
+def over(x: Array) -> Tuple[int, ...]:
+    """All axes but that of channels."""
+    return tuple(d for d in range(x.ndim) if d != 2)
+
+
+def wide(value: Array, x: Array) -> Array:
+    """A value for each channel, as it broadcasts over ``x``."""
+    return value.reshape([-1 if d == 2 else 1 for d in range(x.ndim)])
