@@ -72,6 +72,7 @@ class Loop(KernelBackend):
         program = plan.program
         step = StraightLine(program.leaves, [*program.outputs, *program.next])
 
+        @torch.no_grad()
         def launch(
             geometry: Geometry, inputs: Any, state: Any, params: Any, outputs: Any, final: Any, trace: Any, saved: Any
         ) -> None:
@@ -106,6 +107,7 @@ class Loop(KernelBackend):
         cotangents += [Node("next_grad", (), name) for name in program.states]
         back = StraightLine([*program.leaves, *cotangents], [*adjoint.inputs, *adjoint.states, *adjoint.params])
 
+        @torch.no_grad()
         def launch(
             geometry: Geometry,
             inputs: Any,

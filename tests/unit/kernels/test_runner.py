@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Dict, List, Optional, Tuple
 
 import pytest
 import torch
@@ -131,6 +131,52 @@ def test_layouts_in_turn(order: str) -> None:
     for name in ("contiguous", order, "contiguous", order):
         x = LAYOUTS[name](image())
         same(results(ours, x), results(theirs, x))
+
+
+#: A neuron, what an earlier call of it had, and what the next one has, in the words of :func:`outcome`.
+CHANGES: Dict[str, Tuple[str, Dict[str, Any], Dict[str, Any]]] = {
+    "the input learns": ("numbers", {"learns": False}, {}),
+    "an input of another dtype": ("numbers", {}, {"dtype": torch.bfloat16}),
+    "gradients are on": ("channels", {"learns": False, "grad": False}, {"learns": False}),
+    "the state learns": ("numbers", {"learns": False, "state": False}, {"learns": False, "state": True}),
+    "a parameter learns": ("channels", {"learns": False, "frozen": True}, {"learns": False}),
+    "a parameter of another dtype": ("channels", {}, {"tau": torch.linspace(2, 3, C, dtype=torch.float64)}),
+    "a parameter of other strides": ("channels", {}, {"tau": torch.linspace(2, 3, 2 * C)[::2]}),
+    "a parameter for each neuron": ("channels", {}, {"tau": torch.linspace(2, 3, 2 * C).reshape(C, 2)}),
+}
+
+
+def outcome(
+    neuron: sc.Neuron,
+    learns: bool = True,
+    grad: bool = True,
+    state: Optional[bool] = None,
+    frozen: bool = False,
+    tau: Optional[Tensor] = None,
+    dtype: torch.dtype = torch.float32,
+) -> List[Any]:
+    """Outputs, and gradients of all that learns. ``state``: whether one is given, and learns."""
+    for parameter in neuron.parameters():  # in place: a neuron whose attribute is set forgets its calls
+        parameter.data = torch.linspace(2, 3, C) if tau is None else tau
+        parameter.requires_grad_(not frozen)
+    x = drive().to(dtype).requires_grad_(learns)
+    start = None if state is None else {"v": torch.full_like(drive()[0], 0.25).requires_grad_(state)}
+    with torch.set_grad_enabled(grad):
+        out = neuron(x) if start is None else neuron.run(x, state=start)[0]
+        leaves = [leaf for leaf in (x, *neuron.parameters(), *(start or {}).values()) if leaf.requires_grad and grad]
+        assert out.requires_grad == bool(leaves)
+        return [out.detach(), *(torch.autograd.grad(out.cos().sum(), leaves) if leaves else [])]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_call_unlike_the_one_before(change: str) -> None:
+    """What passed the checks of an earlier call goes straight on only where it is alike."""
+    kind, before, after = CHANGES[change]
+    neuron = made(kind)
+    for options in (before, before, after, after, before):
+        for ours, theirs in zip(outcome(neuron, **options), outcome(made(kind), **options)):
+            assert ours.dtype == theirs.dtype
+            assert torch.equal(ours, theirs)
 
 
 class TestUnusual:
