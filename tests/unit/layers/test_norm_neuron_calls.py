@@ -136,6 +136,15 @@ class TestAround:
         assert torch.equal(x.grad, found)
 
 
+def refusal(call: Callable[[Tensor], Tensor], x: Tensor) -> str:
+    """What is said of ``x``, or nothing: newer versions of torch refuse a norm whose eps is 0, and 2.0 takes it."""
+    try:
+        call(x)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 @pytest.mark.parametrize("widths", [(4, 8), (8, 4)])
 def test_one_neuron_behind_norms_of_other_widths(widths: Any) -> None:
     """Each layer, and one that gets another norm, gives what a fresh one gives, on the backend of kernels."""
@@ -147,8 +156,7 @@ def test_one_neuron_behind_norms_of_other_widths(widths: Any) -> None:
         fresh = NormNeuron(nn.BatchNorm2d(width), bound(sc.LIF(2.0), Loop(4)))
         assert all(torch.equal(layer(x), fresh(x)) for _ in range(2))
     layer.norm.eps = 0.0
-    with pytest.raises(ValueError, match="eps"):
-        layer(x)
+    assert refusal(layer, x) == refusal(layer.norm, x[0])
 
 
 def settled(**settings: Any) -> NormNeuron:
