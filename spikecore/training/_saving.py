@@ -234,7 +234,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -
         if missing:
             raise ValueError(f"its groups have no {' and no '.join(sorted(map(repr, missing)))}")
     except (KeyError, ValueError) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else error
         raise ValueError(
-            f"state['optimizer'] does not fit this {type(optimizer).__name__}: {error}. Make network and optimiser as "
+            f"state['optimizer'] does not fit this {type(optimizer).__name__}: {reason}. Make network and optimiser as "
             "they were when it was saved, schedulers after it is loaded. Nothing was loaded"
         ) from error

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import builtins
-import importlib
+import importlib.util
 import itertools
 import math
 import re
+import sys
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, Iterator
 
 import numpy as np
 import pytest
@@ -42,10 +43,14 @@ PRINTERS = printers()
 
 
 @pytest.fixture
-def beside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plugins can be imported, installed or not."""
-    for path in PLUGINS:
+def beside(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Plugins can be imported, installed or not; later tests find only those that are installed."""
+    absent = {path.name: path for path in PLUGINS if importlib.util.find_spec(path.name) is None}
+    for path in absent.values():
         monkeypatch.syspath_prepend(str(path.parent))
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] in absent]:
+        del sys.modules[name]
 
 
 def templates(place: str) -> Dict[str, Any]:

@@ -228,6 +228,7 @@ def test_wrapped_and_compiled_networks_keep_their_names():
     assert counter.frame_count == frames > 0
 
 
+@pytest.mark.skipif(not COMPILES, reason="sc.checkpoint needs torch 2.6")
 def test_activation_checkpointing_is_seen_once():
     """The second run, in backward, is nobody's to see; a record would be lacking there, and is refused."""
     net, x = network(), driven(5, 3, 6).requires_grad_()

@@ -23,6 +23,7 @@ from typing import Any, Callable, ContextManager, Dict, Hashable, Iterator, List
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ._arguments import leaves, tree_map
@@ -399,7 +400,7 @@ class Trace(TorchDispatchMode):
         tensor: IpuTensor = args[0]
         with self:
             view = getattr(torch.ops.aten, name.rstrip("_"))(*args)
-        with torch._C._DisableTorchDispatch():  # the shape that torch sees
+        with no_dispatch():  # the shape that torch sees
             func(*args)
         tensor.number, tensor.laid, tensor.fake, tensor.base = view.number, view.laid, view.fake, view.base
         return tensor

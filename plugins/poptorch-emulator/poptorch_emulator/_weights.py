@@ -16,7 +16,7 @@ from __future__ import annotations
 import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Type
 
 import torch
 from torch import Tensor, nn
@@ -160,12 +160,33 @@ def on_device(model: nn.Module, trace: Trace) -> Iterator[None]:
     try:
         for place in places:
             place.held[place.name] = placed[id(place.original)]
-        yield
+        with _recurrent(model):
+            yield
         for place in places:
             place.check(placed[id(place.original)])
     finally:
         for place in places:
             place.held[place.name] = place.original
+
+
+@contextmanager
+def _recurrent(model: nn.Module) -> Iterator[None]:
+    """Inside, each nn.LSTM, nn.GRU and nn.RNN lists the tensors that it holds now.
+
+    These layers hold their weights in a list too. They make a new list if a weight was replaced. Torch 2.0 reads
+    ``.data`` for that, and the new list would keep tensors of the trace.
+    """
+    layers: List[Any] = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
+    layers = [layer for layer in layers if layer._parameters.keys() >= set(layer._flat_weights_names)]
+    before = [(layer._flat_weights, layer._flat_weight_refs) for layer in layers]
+    for layer in layers:
+        layer._flat_weights = [layer._parameters[name] for name in layer._flat_weights_names]
+        layer._flat_weight_refs = [weakref.ref(weight) for weight in layer._flat_weights]
+    try:
+        yield
+    finally:
+        for layer, (weights, references) in zip(layers, before):
+            layer._flat_weights, layer._flat_weight_refs = weights, references
 
 
 def _places(model: nn.Module) -> Iterator[_Place]:

@@ -116,7 +116,8 @@ def test_half_meets_float(in_half, weights_in_half, layer, shape):
     before = layer.bias.detach().clone()
     executor = poptorch.trainingModel(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     out, _ = executor(x)
-    torch.testing.assert_close(out, expected.detach(), rtol=1e-2, atol=1e-2)
+    # for a vector torch 2.0 adds the bias in an operation of its own, which makes float32 of half and float32
+    torch.testing.assert_close(out, expected.detach(), rtol=1e-2, atol=1e-2, check_dtype=x.dim() > 1)
     assert layer.bias.dtype == before.dtype
     assert not torch.equal(layer.bias.detach(), before)
 

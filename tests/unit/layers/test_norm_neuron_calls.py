@@ -211,6 +211,64 @@ class TestAround:
         agree(pair, image(6))
 
 
+def refusal(call: Callable[[Tensor], Tensor], x: Tensor) -> str:
+    """What is said of ``x``, or nothing: newer versions of torch refuse a norm whose eps is 0, and 2.0 takes it."""
+    try:
+        call(x)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("widths", [(4, 8), (8, 4)])
+def test_one_neuron_behind_norms_of_other_widths(widths: Any) -> None:
+    """Each layer, and one that gets another norm, gives what a fresh one gives, on the backend of kernels."""
+    neuron = bound(sc.LIF(2.0), Loop(4))
+    layer = NormNeuron(nn.BatchNorm2d(widths[0]), neuron)
+    for width in widths:
+        layer.norm = nn.BatchNorm2d(width)
+        x = torch.randn(3, 2, width, 3, 2, generator=torch.Generator().manual_seed(width)) * 2
+        fresh = NormNeuron(nn.BatchNorm2d(width), bound(sc.LIF(2.0), Loop(4)))
+        assert all(torch.equal(layer(x), fresh(x)) for _ in range(2))
+    layer.norm.eps = 0.0
+    assert refusal(layer, x) == refusal(layer.norm, x[0])
+
+
+def settled(**settings: Any) -> NormNeuron:
+    return NormNeuron(norm(), bound(sc.LIF(), Loop()), **settings)
+
+
+def again(one: NormNeuron, *inputs: Tensor) -> Any:
+    """What a copy gives, so that running statistics stay."""
+    return copy.deepcopy(one)(*inputs)
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, "before"), ("before", "after"), ("after", None)])
+def test_a_shortcut_counts_from_the_next_call_on(before: Any, after: Any) -> None:
+    """The layer computes, prints and takes what one does that was made so."""
+    changed, made = settled(shortcut=before), settled(shortcut=after)
+    made.load_state_dict(changed.state_dict())
+    x, skip = image(), torch.rand_like(image())
+    again(changed, x, *[skip] * (before is not None))
+    changed.shortcut = after
+    inputs = (x, skip) if after else (x,)
+    assert torch.equal(again(changed, *inputs), again(made, *inputs))
+    assert changed.extra_repr() == made.extra_repr()
+    assert changed.shortcut == after
+    with pytest.raises(TypeError, match="which normalises its input, takes"):
+        changed(*inputs, skip)
+
+
+def test_fused_counts_from_the_next_call_on() -> None:
+    """As one program, and not."""
+    one = settled()
+    for value, reason in ((None, ""), (False, "fused=False was asked for"), (True, ""), (None, "")):
+        one.fused = value
+        assert one.fused is value
+        one(image())
+        assert one.reason == reason  # type: ignore[union-attr]  # it has one
+
+
 class TestBackward:
     """What comes back is not what forward had."""
 
