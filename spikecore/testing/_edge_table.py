@@ -154,10 +154,6 @@ def _of_arity(arity: int) -> List[Edge]:
     return [edge for edge in TABLE.values() if edge.arity == arity]
 
 
-def _powered(n: float, a: Any) -> Any:
-    return sc.ops.power(a, n)
-
-
 def _alone() -> List[Edge]:
     exponents = {"square": 2.0, "cube": 3.0, "root": 0.5, "zero": 0.0, "inverse": -1.0}
     powers = [

@@ -68,12 +68,13 @@ _UNDER, _FINAL_STATE = "under no_grad and inference_mode the outputs are the sam
 def _modes(context: Context, modes: Sequence[str]) -> None:
     s = Subject(context, "lif", "soft")
     for mode in modes:
+        x = s.x(grad=mode != _DEFAULT and context.declares("gradients"))
         with _MODES[mode]():
-            short, (output, final) = s.neuron(s.x()), s.neuron.run(s.x())
+            short, (output, final) = s.neuron(x), s.neuron.run(x)
         for value in (short, output):
             s.check_outputs(value, f" under {mode}")
-            if value.requires_grad:
-                raise Mismatch(f"the output of {s.of} requires a gradient under {mode}")
+        if any(value.requires_grad for value in (short, output, *final.values())):
+            raise Mismatch(f"a result of {s.of} requires a gradient under {mode}")
         s.check_states(final, s.bits().final, f"final state, under {mode},", exact=True)
 
 
