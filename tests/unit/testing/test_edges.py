@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import spikecore as sc
 from spikecore.lang import _functions as lang_root
-from spikecore.testing.random_programs.edges import TABLE, check_edges, check_paths
+from spikecore.testing.edges import TABLE, check_edges, check_paths
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 

@@ -96,31 +96,31 @@ def check_paths(backend: str, device: str = "cpu") -> None:
     _rows("a final state that nobody asked for", backend, grad, [[0.375, np.inf], [0.25, 0.25], [0.0, np.nan]])
     neuron = _Flat(backend=backend, learn=("w", "unused")).to(device)
     flat, _ = neuron(x)
-    wanted = [x, neuron.get_parameter("w"), neuron.get_parameter("unused")]
-    grads = torch.autograd.grad(flat.sum(), wanted, allow_unused=True)
+    leaves = [x, neuron.get_parameter("w"), neuron.get_parameter("unused")]
+    grads = torch.autograd.grad(flat.sum(), leaves, allow_unused=True)
     _rows("floor, round, sign and detach", backend, grads[0], [[1.0, 1.0]] * 3)
-    for name, found in zip(("w", "unused"), grads[1:]):
-        _rows(f"parameter {name}, which no path leads to,", backend, found, 0.0)
+    for name, grad in zip(("w", "unused"), grads[1:]):
+        _rows(f"parameter {name}, which no path leads to,", backend, grad, 0.0)
     start = _Start(backend=backend, learn=("start", "other")).to(device)
-    wanted = [start.get_parameter("start"), start.get_parameter("other")]
-    for given, expected in ((False, 2.0 * 1.75), (True, 0.0)):
-        state = {"v": torch.zeros(2, device=device), "last": torch.zeros(2, device=device)} if given else None
+    leaves = [start.get_parameter("start"), start.get_parameter("other")]
+    for has_state, expected in ((False, 2.0 * 1.75), (True, 0.0)):
+        state = {"v": torch.zeros(2, device=device), "last": torch.zeros(2, device=device)} if has_state else None
         out, end = start.run(x, state=state)
-        grads = torch.autograd.grad(out.sum() + end["last"].sum(), wanted, allow_unused=True)
+        grads = torch.autograd.grad(out.sum() + end["last"].sum(), leaves, allow_unused=True)
         _rows("a parameter that states start from", backend, grads[0], expected)
         _rows("a parameter that a state starts from which no step reads", backend, grads[1], 0.0)
     (constant,) = torch.autograd.grad(_Floor(backend=backend)(x).sum(), x)
     _rows("an output that is 0 by definition", backend, constant, [[0.0, 0.0]] * 3)
 
     outs = _Negated(backend=backend)(torch.tensor([[-2.0, 0.0, 2.0]], device=device))
-    wanted_zeros = [[-0.0, -1.0, -1.0], [1.0, -0.0, -1.0], [-0.0, -0.0, -1.0]]
-    for what, found, row in zip(("spike", "sign", "choice"), outs, wanted_zeros):
-        if [str(value) for value in found[0].tolist()] != [str(value) for value in row]:
-            raise AssertionError(f"{backend}: a negated {what} is {found[0].tolist()}, should be {row}")
+    zeros = [[-0.0, -1.0, -1.0], [1.0, -0.0, -1.0], [-0.0, -0.0, -1.0]]
+    for what, out, row in zip(("spike", "sign", "choice"), outs, zeros):
+        if [str(value) for value in out[0].tolist()] != [str(value) for value in row]:
+            raise AssertionError(f"{backend}: a negated {what} is {out[0].tolist()}, should be {row}")
 
 
-def _rows(what: str, backend: str, found: Any, wanted: Any) -> None:
-    if found is None:
-        raise AssertionError(f"{backend}: the gradient of {what} is None, should be {wanted}")
-    if not np.array_equal(np.array(wanted, np.float32), found.cpu().numpy(), equal_nan=True):
-        raise AssertionError(f"{backend}: the gradient of {what} is {found.tolist()}, should be {wanted}")
+def _rows(what: str, backend: str, grad: Any, expected: Any) -> None:
+    if grad is None:
+        raise AssertionError(f"{backend}: the gradient of {what} is None, should be {expected}")
+    if not np.array_equal(np.array(expected, np.float32), grad.cpu().numpy(), equal_nan=True):
+        raise AssertionError(f"{backend}: the gradient of {what} is {grad.tolist()}, should be {expected}")
