@@ -8,13 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from typer import Typer
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import spikecore as sc
 from spikecore import Capabilities
 from spikecore._plugins.registry import default_registry
-from spikecore.cli._conformance import Command, conformance
+from spikecore.cli import app
 from spikecore.testing import CASES, DEFAULT_TIERS, TIERS, BackendConformance, Report, check_backend
 from spikecore.testing import _support as support
 from spikecore.testing._case import Case
@@ -264,9 +263,7 @@ class TestShell:
 
     def run(self, *arguments):
         """What the command gives."""
-        app = Typer()
-        app.command(cls=Command)(conformance)
-        return CliRunner().invoke(app, list(arguments))
+        return CliRunner().invoke(app, ["conformance", *arguments])
 
     @pytest.mark.parametrize(
         ("name", "device", "words"),

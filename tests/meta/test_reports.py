@@ -9,10 +9,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from typer import Typer
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
-from spikecore.cli._conformance import Command, conformance
+from spikecore.cli import app
 from spikecore.testing import CASES, Report, Result
 from spikecore.testing._formats import badge, changes, junit
 from spikecore.testing._loopback import Loopback, installed
@@ -60,9 +59,7 @@ def report(**outcomes: str) -> Report:
 
 def run(*arguments: str) -> Any:
     """What the command gives."""
-    app = Typer()
-    app.command(cls=Command)(conformance)
-    return CliRunner().invoke(app, list(arguments))
+    return CliRunner().invoke(app, ["conformance", *arguments])
 
 
 def check(element: Any) -> None:

@@ -8,22 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from typer import Typer
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import spikecore as sc
 from spikecore import Capabilities
 from spikecore._plugins.registry import default_registry
-from spikecore.cli._conformance import Command, conformance
+from spikecore.cli import app
 from spikecore.testing import CASES, DEFAULT_TIERS, Result, check_backend, conforms, examine, judge
 from spikecore.testing._loopback import Loop, Loopback, installed
 
 
 def run(*arguments: str) -> Any:
     """What the command gives."""
-    app = Typer()
-    app.command(cls=Command)(conformance)
-    return CliRunner().invoke(app, list(arguments))
+    return CliRunner().invoke(app, ["conformance", *arguments])
 
 
 def every(outcome: str = "passed", **changed: str) -> Any:
