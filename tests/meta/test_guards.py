@@ -274,9 +274,8 @@ class TestShell:
             ("loopback", "meta", "backend 'loopback' computes on cpu, not on device 'meta'"),
         ],
     )
-    def test_a_device_that_cannot_be_used_is_said_before_anything_runs(self, monkeypatch, name, device, words):
+    def test_a_device_that_cannot_be_used_is_said_before_anything_runs(self, name, device, words):
         """One sentence and exit code 2, and no case has run."""
-        monkeypatch.setenv("COLUMNS", "300")
         with installed(Loopback, devices=("cpu",)):
             result = self.run(name, "--device", device)
         assert result.exit_code == 2

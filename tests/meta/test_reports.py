@@ -195,9 +195,8 @@ class TestChanges:
         facts = json.loads(worse.output)
         assert [row[0] for row in facts["changes"]["worse"]] == ["forward/lif-hard", "forward/if-hard"]
 
-    def test_a_file_that_is_no_report_is_refused_before_anything_runs(self, tmp_path: Path, monkeypatch: Any) -> None:
+    def test_a_file_that_is_no_report_is_refused_before_anything_runs(self, tmp_path: Path) -> None:
         """Exit code 2, and the sentence names the file."""
-        monkeypatch.setenv("COLUMNS", "300")
         for text, words in ((None, "cannot be read"), ("{}", "is no report that --json wrote"), ("?", "is no report")):
             path = tmp_path / "other.json"
             if text is not None:
@@ -255,18 +254,14 @@ class TestMerge:
             ),
         ],
     )
-    def test_reports_that_do_not_go_together_are_refused(
-        self, tmp_path: Path, monkeypatch: Any, changed: Any, words: str
-    ) -> None:
+    def test_reports_that_do_not_go_together_are_refused(self, tmp_path: Path, changed: Any, words: str) -> None:
         """The sentence names the files, and says what differs, or what both have."""
-        monkeypatch.setenv("COLUMNS", "600")
         result = run("--merge", *self.parts(tmp_path, **changed))
         assert result.exit_code == 2
         assert words in result.output
 
-    def test_nothing_is_run(self, tmp_path: Path, monkeypatch: Any) -> None:
+    def test_nothing_is_run(self, tmp_path: Path) -> None:
         """So nothing can be chosen."""
-        monkeypatch.setenv("COLUMNS", "300")
         result = run("--merge", *self.parts(tmp_path), "--tier", "core")
         assert result.exit_code == 2
         assert "--merge runs nothing: leave --tier, --case and --device out" in result.output

@@ -260,12 +260,3 @@ class TestReport:
             ["passed", "state", "record/lif-hard"],
             ["passed", "core", "forward/lif-hard"],
         ]
-
-    def test_help_is_readable_at_80_columns(self, monkeypatch: Any) -> None:
-        """No option is cut."""
-        monkeypatch.setenv("COLUMNS", "80")
-        output = run("--help").output
-        assert max(map(len, output.splitlines())) <= 80
-        for option in ("--tier", "--case", "--json", "--junit", "--badge", "--compare", "--require", "--list"):
-            assert option in output
-        assert "…" not in output
