@@ -22,6 +22,7 @@ import re
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, reduce
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple, TypeVar
 
@@ -46,6 +47,11 @@ from spikecore.backend import (
 
 #: The one table of built-in backends: name -> module with the hook. Strings, so that nothing is imported for them.
 BUILTINS: Mapping[str, str] = {"cupy": "spikecore_cupy", "ipu": "spikecore_ipu", "torch": "spikecore_torch"}
+#: Module of a built-in backend -> the libraries of which it needs one. A plugin's come with it.
+LIBRARIES: Mapping[str, Tuple[str, ...]] = {
+    "spikecore_cupy": ("cupy",),
+    "spikecore_ipu": ("poptorch", "poptorch_emulator"),
+}
 #: The plugins of this project, in the folders ``plugins/spikecore-NAME`` of the repository.
 PLUGINS = ("jax", "numba", "triton")
 #: The backend that defines what is right; automatic choice on every device type that :data:`AUTO` does not name.
@@ -81,7 +87,8 @@ class BackendStatus:
     """One line of the list of backends. A field is empty (``api``: None) while it is not known."""
 
     name: str
-    #: ``ready``, ``unavailable``, ``failed``, ``blocked``, ``shadowed``, or ``installed``: nobody has tried it yet.
+    #: ``ready``, ``unavailable``, ``failed``, ``blocked``, ``shadowed``, or of what nobody has tried yet ``installed``,
+    #: and ``not installed`` where the library of a built-in backend is not here.
     state: str
     distribution: str
     version: str
@@ -337,6 +344,9 @@ class Registry:
             state, detail = "failed", str(plugin.failure)
         elif not state and probed:
             state, detail = ("unavailable", plugin.unusable()) if probed.reason else ("ready", probed.note)
+        elif not state and plugin.value in LIBRARIES and not any(map(find_spec, LIBRARIES[plugin.value])):
+            library = LIBRARIES[plugin.value][0]
+            state, detail = "not installed", f"it needs {library}: spikecore backends --probe says how to install it"
         api, devices, names = (info.api, info.devices, info.capabilities.names()) if info else (None, (), ())
         who = plugin.name, state or "installed", plugin.distribution, plugin.version
         return BackendStatus(*who, api, devices, names, detail, chosen)

@@ -8,7 +8,7 @@ from contextlib import redirect_stdout
 from dataclasses import asdict
 from typing import List
 
-import typer
+import click
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
@@ -21,18 +21,15 @@ from spikecore.backend import BackendError
 _COLOURS = {"ready": "green", "unavailable": "yellow", "failed": "red", "blocked": "dim", "shadowed": "yellow"}
 
 
-def backends(
-    as_json: bool = typer.Option(False, "--json", help="Print JSON: a list with one object per backend."),
-    probe: bool = typer.Option(False, "--probe", help="Load each backend and try whether it works here."),
-) -> None:
-    """List the installed backends. Imports none of them, unless --probe."""
+def backends(probe: bool, as_json: bool) -> None:
+    """Print the list."""
     with redirect_stdout(sys.stderr):  # a plugin that prints while it is imported must not spoil the list
         try:
             rows = list_backends(probe)
         except BackendError as error:  # an environment variable has a wrong value
-            raise typer.BadParameter(str(error)) from error
+            raise click.UsageError(str(error)) from error
     if as_json:
-        typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
+        click.echo(json.dumps([asdict(row) for row in rows], indent=2))
         return
     console = Console()
     console.print(_lines(rows))

@@ -7,10 +7,10 @@ import logging
 import time
 from functools import partial
 from pathlib import Path
-from typing import List, Optional, Sequence, Tuple, TypeVar
+from typing import Any, List, Optional
 
+import click
 import torch
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
@@ -21,104 +21,35 @@ from spikecore.bench._plot import check_suffix
 from spikecore.bench._plot import plot as draw
 from spikecore.bench._report import Report, from_json
 from spikecore.bench._settings import SUITES, Settings
+from spikecore.cli import INTERRUPTED
 from spikecore.cli._bench_tables import show
-
-_Value = TypeVar("_Value")
-#: The exit status of what SIGINT (2) ends: 128 + 2.
-_INTERRUPTED = 130
 
 
 def bench(
-    suite: List[str] = typer.Option(
-        ["all"],
-        help="neurons, layouts, steps, small, calls, beside, documents, networks, norms, recurrent, pipeline or all; "
-        "may be repeated.",
-    ),
-    device: str = typer.Option("auto", help="cpu, cuda or cuda:1; auto is the GPU if there is one."),
-    backend: List[str] = typer.Option([], help="Measure this backend only; may be repeated."),
-    neuron: List[str] = typer.Option([], help="Measure this neuron only: LIF, PLIF, own-neuron, ...; may be repeated."),
-    network: List[str] = typer.Option([], help="Train this network only: fc, cifar10, ...; may be repeated."),
-    form: List[str] = typer.Option(
-        [], help="Train networks in this form only: eager, 'channels-last compiled CUDA graph', ...; may be repeated."
-    ),
-    dtype: List[str] = typer.Option([], help="float32, bfloat16, float16 or float64; may be repeated."),
-    steps: List[int] = typer.Option([], help="Time steps of neuron and small-layer rows; may be repeated."),
-    layout: List[str] = typer.Option(
-        [], help="Of the suite steps measure this layout only: flat, odd, ...; may be repeated."
-    ),
-    elements: Optional[int] = typer.Option(None, help="Time steps times neurons of a neuron row; fills the device."),
-    size: int = typer.Option(40, help="Neurons of a small-layer row."),
-    repetitions: Optional[int] = typer.Option(
-        None, help="Turns of every implementation; a figure is their median.  [9]"
-    ),
-    peers: bool = typer.Option(True, help="Measure SpikingJelly, snnTorch and Norse, too, where they are installed."),
-    peer: List[str] = typer.Option([], help="Of other libraries measure this one only; may be repeated."),
-    turn: Optional[float] = typer.Option(None, help="Seconds of a turn, at least.  [0.02; 0.05 on a CPU]"),
-    workers: int = typer.Option(
-        0, help="Processes that compile before anything is timed; a form of a network is set up in one of its own."
-    ),
-    patience: float = typer.Option(
-        150.0, help="Seconds of that; kernels of other libraries that are not compiled then are not measured."
-    ),
-    compile_steps: Optional[int] = typer.Option(
-        None,
-        help="Measure torch.compile up to this many time steps, at about a second of compilation each; 0: never.  "
-        "[4; 0 with --quick]",
-    ),
-    threads: Optional[int] = typer.Option(None, help="Threads of torch on the CPU."),
-    quick: bool = typer.Option(
-        False, "--quick", help="A few cases in one to three minutes, without torch.compile: rough figures."
-    ),
-    json: Optional[Path] = typer.Option(None, help="Write the report to this file, after every case."),
-    plot: Optional[Path] = typer.Option(None, help="Draw the report to this file: .png, .svg, .pdf."),
-    given: Optional[Path] = typer.Option(None, "--from", help="Measure nothing: show this report, which --json wrote."),
+    json: Optional[Path], plot: Optional[Path], given: Optional[Path], threads: Optional[int], **chosen: Any
 ) -> None:
-    """Measure the backends beside a copy of the data, torch.compile and other libraries.
-
-    Spikes and gradients are checked first. Exits with 1 if a backend computes something else than the reference.
-    Ctrl-C ends it with 130, after what was measured by then is shown.
-    """
+    """Measure under ``Settings(**chosen)``, or read a report; show it, and draw it."""
     try:
         for path in (json, plot):
             if path is not None and not path.parent.is_dir():
                 raise ValueError(f"{path}: there is no directory {path.parent}")
-            if path is not None and path.is_dir():
-                raise ValueError(f"{path} is a directory; give a file in it")
         if plot is not None:
             check_suffix(plot)  # before anything is measured
         if given is not None and json is not None:
             raise ValueError(f"--json {json}: with --from nothing is measured, and there is nothing to write")
         if threads is not None:
-            if threads < 1:
-                raise ValueError(f"threads={threads} must be 1 or more")
             torch.set_num_threads(threads)
-        settings = Settings(
-            suites=_suites(suite),
-            device=device,
-            backends=_each_once(backend),
-            peers=peers,
-            neurons=_each_once(neuron),
-            dtypes=_each_once(dtype),
-            steps=_each_once(steps),
-            layouts=_each_once(layout),
-            elements=elements,
-            size=size,
-            networks=_each_once(network),
-            forms=_each_once(form),
-            peer_names=_each_once(peer),
-            turn=turn,
-            workers=workers,
-            patience=patience,
-            compile_steps=compile_steps,
-            repetitions=repetitions,
-            quick=quick,
-        )
+        if "all" in chosen["suites"]:  # names beside it are checked, too
+            chosen["suites"] = (*SUITES, *(name for name in chosen["suites"] if name != "all"))
+        # what is named twice is measured once
+        chosen = {name: tuple(dict.fromkeys(x)) if isinstance(x, tuple) else x for name, x in chosen.items()}
+        settings = Settings(**chosen)
         settings.check_use()
         if given is not None:
             settings.check_shown()
         report, jobs = run.prepare(settings) if given is None else (_read(given), [])
     except (OSError, ValueError, RuntimeError, ModuleNotFoundError) as error:
-        raise typer.BadParameter(str(error)) from error
+        raise click.UsageError(str(error)) from error
     logging.getLogger("torch._library").setLevel(logging.ERROR)  # says on a CPU that there is no Triton
     ended = _measure(report, jobs, json) if given is None else True
     console = Console()
@@ -126,23 +57,11 @@ def bench(
     if plot is not None:
         draw(report, plot)
     if not ended:
-        raise typer.Exit(_INTERRUPTED)
+        raise click.exceptions.Exit(INTERRUPTED)
     wrong = sorted({row.implementation for row in report.rows if row.status == "wrong"})
     if wrong:
         console.print(Text(f"not timed, because what it computes is wrong: {', '.join(wrong)}", style="bold red"))
-        raise typer.Exit(1)
-
-
-def _suites(named: Sequence[str]) -> Tuple[str, ...]:
-    """The suites to measure; names beside ``all`` are checked, too."""
-    if "all" not in named:
-        return _each_once(named)
-    return _each_once([*SUITES, *(name for name in named if name != "all")])
-
-
-def _each_once(values: Sequence[_Value]) -> Tuple[_Value, ...]:
-    """What is named twice is measured once."""
-    return tuple(dict.fromkeys(values))
+        raise click.exceptions.Exit(1)
 
 
 def _read(path: Path) -> Report:

@@ -4,42 +4,37 @@ from __future__ import annotations
 
 import json
 
-import typer
+import click
 
 from spikecore.kernels import cache as kept
 
 
-def cache(
-    clear: bool = typer.Option(False, "--clear", help="Remove all compiled kernels; they are compiled again."),
-    as_json: bool = typer.Option(
-        False, "--json", help="Print JSON: folder, limit, files and bytes by kind; or the reason why none are kept."
-    ),
-) -> None:
-    """Show where compiled kernels are kept, how many and how large; or remove them."""
+def cache(clear: bool, as_json: bool) -> None:
+    """Show or remove the compiled kernels."""
     try:
         limit = kept.limit()
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+        raise click.UsageError(str(error)) from error
     reason = kept.reason()
     folder = None if reason else str(kept.folder())
     if clear:
         files, size = kept.clear()
         if as_json:
-            typer.echo(json.dumps({"folder": folder, "removed": {"files": files, "bytes": size}}, indent=2))
+            click.echo(json.dumps({"folder": folder, "removed": {"files": files, "bytes": size}}, indent=2))
         else:
-            typer.echo(f"removed {files} files, {_mib(size)}, from {folder}" if folder else _unusable(reason))
+            click.echo(f"removed {files} files, {_mib(size)}, from {folder}" if folder else _unusable(reason))
         return
     kinds = kept.kinds()
     if as_json:
         by_kind = {name: {"files": kind.files, "bytes": kind.size} for name, kind in kinds.items()}
         why = {"reason": reason} if reason else {}
-        typer.echo(json.dumps({"folder": folder, "limit": limit, "kinds": by_kind, **why}, indent=2))
+        click.echo(json.dumps({"folder": folder, "limit": limit, "kinds": by_kind, **why}, indent=2))
         return
-    typer.echo(f"{folder}, {_mib(limit)} at most" if folder else _unusable(reason))
+    click.echo(f"{folder}, {_mib(limit)} at most" if folder else _unusable(reason))
     for name, kind in kinds.items():
-        typer.echo(f"  {name}: {kind.files} files, {_mib(kind.size)}")
+        click.echo(f"  {name}: {kind.files} files, {_mib(kind.size)}")
     if folder and not kinds:
-        typer.echo("  nothing is kept")
+        click.echo("  nothing is kept")
 
 
 def _unusable(reason: str) -> str:

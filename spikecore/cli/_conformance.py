@@ -5,30 +5,26 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
-import typer
+import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
-from typer.core import TyperCommand
 
 from spikecore._plugins.registry import default_registry
-from spikecore.backend import BackendError, UnknownBackend
+from spikecore.backend import BackendError, BackendLoadError, BackendUnavailable, UnknownBackend
+from spikecore.cli import STDOUT
 from spikecore.testing import _pages as pages
 from spikecore.testing import _support as support
-from spikecore.testing._case import TIERS
 from spikecore.testing._cases import CASES
 from spikecore.testing._formats import Changes, badge, changes, junit
 from spikecore.testing._own import cases_of
 from spikecore.testing._report import Report, examine, merge
 from spikecore.testing._verdict import CONFORMS, DOES_NOT_CONFORM, NOT_TESTED, OUTCOMES, PARTIAL, Result
-
-_TIER_HELP = f"Run this tier; may be repeated. {', '.join(TIERS)}."
-#: ``--json`` alone: standard output.
-_STDOUT = "-"
 
 #: Columns that are always there; other outcomes have one where they occur.
 _ALWAYS = ("passed", "xfailed", "unsupported", "failed")
@@ -49,93 +45,33 @@ _VERDICTS = {
 }
 
 
-class Command(TyperCommand):
-    """Takes ``--json`` with and without a file, and ``--merge`` with several. A word after ``--json`` is a file if it
-    is ``-`` or ends in ``.json``: else ``--json mine`` would write a file of the name of the backend.
-    """
-
-    def parse_args(self, ctx: Any, args: List[str]) -> List[str]:
-        """The arguments, with standard output where ``--json`` names no file, and ``--merge`` before each file."""
-        made: List[str] = []
-        merging = False
-        for word, following in zip(args, [*args[1:], ""]):
-            if merging and word.endswith(".json") and made[-1] != "--merge":
-                made.append("--merge")
-            made.append(word)
-            merging = word == "--merge" or (merging and word.endswith(".json"))
-            if word == "--json" and following != _STDOUT and not following.endswith(".json"):
-                made.append(_STDOUT)
-        return list(super().parse_args(ctx, made))
-
-
 def conformance(
-    name: Optional[str] = typer.Argument(None, help="The backend to test.", show_default=False),
-    tier: List[str] = typer.Option([], "--tier", metavar="TIER", help=_TIER_HELP),
-    case: List[str] = typer.Option(
-        [],
-        "--case",
-        metavar="ID",
-        help="Run this case, or those of a pattern: 'gradient/*'; may be repeated, and keeps the order.",
-    ),
-    device: Optional[str] = typer.Option(
-        None, "--device", metavar="DEVICE", help="Torch device; the CPU if the backend takes it, else its first."
-    ),
-    require: bool = typer.Option(
-        False, "--require", help="A backend that cannot be tested is a failure (also: SPIKECORE_REQUIRE)."
-    ),
-    as_json: Optional[str] = typer.Option(
-        None,
-        "--json",
-        metavar="[FILE.json]",
-        help="Write the report as JSON; without a file, print it and nothing else.",
-    ),
-    junit_file: Optional[Path] = typer.Option(None, "--junit", metavar="FILE", help="Write the report as JUnit XML."),
-    badge_file: Optional[Path] = typer.Option(
-        None, "--badge", metavar="FILE", help="Write the verdict as an SVG badge."
-    ),
-    compare: Optional[Path] = typer.Option(
-        None, "--compare", metavar="OLD.json", help="Say what changed since this report; what got worse is a failure."
-    ),
-    merged: List[Path] = typer.Option(
-        [],
-        "--merge",
-        metavar="A.json B.json",
-        help="Run nothing: one report of those that --json wrote for parts of the suite, each case in one of them.",
-    ),
-    results: Optional[Path] = typer.Option(
-        None,
-        "--results",
-        metavar="DIR",
-        help="Put the result of a whole run into this folder, docs/results, and make the pages beside it anew.",
-    ),
-    seed: Optional[int] = typer.Option(
-        None,
-        "--seed",
-        metavar="N",
-        min=0,
-        help="Draw generated and random cases from this seed (also: SPIKECORE_SEED).",
-    ),
-    list_cases: bool = typer.Option(False, "--list", help="List the cases and what must hold; run nothing."),
+    name: Optional[str],
+    tier: Sequence[str],
+    case: Sequence[str],
+    list_cases: bool,
+    device: Optional[str],
+    seed: Optional[int],
+    require: bool,
+    as_json: Optional[str],
+    junit_file: Optional[Path],
+    badge_file: Optional[Path],
+    compare: Optional[Path],
+    merged: Sequence[Path],
+    results: Optional[Path],
 ) -> None:
-    """Check that a backend computes what the equations say.
-
-    Exit codes:
-    0: it conforms: the whole default suite ran, and every core case passed; or whole tiers were run, and none failed;
-    1: it does not conform;
-    2: an argument is wrong;
-    3: partial: nothing is wrong, and something was left out;
-    4: not tested: nothing passed.
-    """
+    """Run or merge what was asked for, show the report, and write it."""
     if seed is not None:
         os.environ["SPIKECORE_SEED"] = str(seed)  # where selection and verdict read it
     try:
         if name is not None and not merged:
-            _known(name)
+            with suppress(BackendLoadError, BackendUnavailable):  # what else is wrong is the report's to say
+                default_registry().check(name, "the command line")
         if list_cases:
             _list(name, tier, case)
             return
         if name is None and not merged:
-            raise typer.BadParameter("name a backend, as in: spikecore conformance torch")
+            raise click.UsageError("name a backend, as in: spikecore conformance torch")
         if results is not None:
             _can_keep(results, tier or case)
         if compare is not None:
@@ -145,41 +81,28 @@ def conformance(
             if results is not None:
                 pages.result_of(report.as_dict())
         else:
-            report = _run(str(name), tier, case, as_json == _STDOUT, require, device)
+            report = _run(str(name), tier, case, as_json == STDOUT, require, device)
         changed = None if compare is None else changes(compare, report.results)
     # a tier, a case, a device or an earlier report that there is not, or no backend of this name
     except (ValueError, UnknownBackend) as error:
-        raise typer.BadParameter(str(error)) from error
+        raise click.UsageError(str(error)) from error
     facts = json.dumps({**report.as_dict(), **({"changes": changed._asdict()} if changed else {})}, indent=2)
-    files = {} if as_json in (None, _STDOUT) else {Path(as_json): f"{facts}\n"}
-    if junit_file is not None:
-        files[junit_file] = junit(report)
-    if badge_file is not None:
-        files[badge_file] = badge(report)
+    files = {} if as_json in (None, STDOUT) else {Path(as_json): f"{facts}\n"}
+    files.update({path: form(report) for path, form in ((junit_file, junit), (badge_file, badge)) if path})
     for path, text in files.items():
         path.write_text(text, encoding="utf-8")
     written = [f"wrote {path}" for path in files]
     if results is not None:
         written += _publish(report, results)
-    if as_json == _STDOUT:
-        typer.echo(facts)
+    if as_json == STDOUT:
+        click.echo(facts)
     else:
         _show(report, changed)
     for line in written:
-        typer.echo(line, err=True)
+        click.echo(line, err=True)
     code = 1 if changed is not None and changed.worse else report.exit_code
     if code:
-        raise typer.Exit(code)
-
-
-def _known(name: str) -> None:
-    """Raise ``UnknownBackend`` if there is none of this name; what else is wrong with it is the report's to say."""
-    try:
-        default_registry().info(name, "the command line")
-    except UnknownBackend:
-        raise
-    except BackendError:
-        return
+        raise click.exceptions.Exit(code)
 
 
 def _merge(name: Optional[str], files: Sequence[Path], chosen: Any, require: bool) -> Report:
@@ -204,9 +127,7 @@ def _can_keep(folder: Path, part: Any) -> None:
 
 
 def _publish(report: Report, folder: Path) -> List[str]:
-    """Put a report into the folder of results, and make the pages anew: the list of plugins, those of backends, and the
-    support table. Gives a line for each file that changed.
-    """
+    """Put a report into the folder of results, and make the pages anew. Gives a line for each file that changed."""
     try:
         lines = pages.write(folder, report.as_dict())
     except ValueError as error:
@@ -215,10 +136,7 @@ def _publish(report: Report, folder: Path) -> List[str]:
     return lines + support.update(page, report.backend, report.results, report.device)
 
 
-def _run(
-    name: str, tier: Sequence[str], case: Sequence[str], quiet: bool, require: bool, device: Optional[str]
-) -> Report:
-
+def _run(name: str, tier: Sequence[str], case: Sequence[str], quiet: bool, require: bool, device: Any) -> Report:
     def run(progress: Optional[Callable[[Result], None]]) -> Report:
         return examine(
             name, tiers=tier or None, cases=case or None, require=require or None, device=device, progress=progress
@@ -228,18 +146,14 @@ def _run(
         return run(None)
     if not sys.stdout.isatty():
         # a line for each case as it ends, which echo flushes
-        return run(lambda one: typer.echo(f"{one.outcome:11} {one.tier:10} {one.id}  {one.seconds:.2f} s"))
+        return run(lambda one: click.echo(f"{one.outcome:11} {one.tier:10} {one.id}  {one.seconds:.2f} s"))
+    total = 0
+    with suppress(BackendError):  # the run says what is wrong with a plugin's cases
+        total = len(cases_of(name).select(tier or None, case or None))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(name, total=_total(name, tier, case))
+        task = progress.add_task(name, total=total)
         return run(lambda result: progress.update(task, advance=1, description=result.id))
-
-
-def _total(name: str, tier: Sequence[str], case: Sequence[str]) -> int:
-    try:
-        return len(cases_of(name).select(tier or None, case or None))
-    except BackendError:  # the run says what is wrong with a plugin's cases
-        return 0
 
 
 def _list(name: Optional[str], tier: Sequence[str], case: Sequence[str]) -> None:

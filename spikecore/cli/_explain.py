@@ -3,89 +3,56 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from contextlib import nullcontext
 from dataclasses import asdict
-from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
-from typing import Any, List, Optional
+from typing import Any, List, Optional, Sequence
 
+import click
 import torch
-import typer
 from torch import Tensor, nn
 
 from spikecore._base.errors import a_kind
 from spikecore.backend import BackendError
-from spikecore.dtypes import DTYPES, NARROW
+from spikecore.cli._named import named
+from spikecore.dtypes import DTYPES
 from spikecore.inspect import explain as explain_network
 
 
 def explain(
-    network: str = typer.Argument(
-        ...,
-        metavar="MODULE:NAME",
-        help="A network, or a function without arguments that makes one: package.module:name, or path/to/file.py:name.",
-    ),
-    shapes: List[str] = typer.Option(
-        ..., "--input", metavar="SHAPE", help="Of an input, as 8,1,28,28; again for each further input of the network."
-    ),
-    dtype: str = typer.Option("float32", help=f"{', '.join(DTYPES)}: of the inputs and the network."),
-    device: str = typer.Option("auto", help="cpu, cuda or another device of torch; auto is the GPU if there is one."),
-    backend: Optional[str] = typer.Option(None, help="Of every neuron; by default what each of them would get."),
-    inference: bool = typer.Option(False, "--inference", help="A forward pass in eval mode, no backward pass."),
-    autocast: Optional[str] = typer.Option(None, help=f"{', '.join(sorted(NARROW))}: run under torch.autocast."),
-    channels_last: bool = typer.Option(False, "--channels-last", help="Network and images in this memory format."),
-    seed: int = typer.Option(0, help="Of the weights and of the inputs, which are uniform random numbers in [0, 1)."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON: layers, advice, device, training."),
+    network: str,
+    shapes: Sequence[str],
+    dtype: str,
+    device: str,
+    backend: Optional[str],
+    inference: bool,
+    autocast: Optional[str],
+    channels_last: bool,
+    seed: int,
+    as_json: bool,
 ) -> None:
-    """Run a network once, and show what it does with its tensors, layer by layer, with advice."""
+    """Run the network on random inputs, and print what the library says about it."""
     try:
-        if not 0 <= seed < 2**63:
-            raise ValueError(f"--seed {seed} must be from 0 to 2**63 - 1")
         torch.manual_seed(seed)
         place = _device(device)
-        net = _network(network).to(place, _one("dtype", dtype))
-        inputs = [torch.rand(_shape(text)).to(place, _one("dtype", dtype)) for text in shapes]
+        net = _network(network).to(place, DTYPES[dtype])
+        inputs = [torch.rand(_shape(text)).to(place, DTYPES[dtype]) for text in shapes]
         if channels_last:
             net, inputs = _channels_last(net), [_channels_last(x) for x in inputs]
-        casts = torch.autocast(place.type, dtype=_one("autocast", autocast)) if autocast else nullcontext()
+        casts = torch.autocast(place.type, dtype=DTYPES[autocast]) if autocast else nullcontext()
         with casts:
             explanation = explain_network(net, tuple(inputs), backend=backend, training=not inference)
     except (BackendError, ImportError, RuntimeError, TypeError, ValueError) as error:
-        raise typer.BadParameter(str(error)) from error
-    typer.echo(json.dumps(asdict(explanation), indent=2) if as_json else str(explanation))
+        raise click.UsageError(str(error)) from error
+    click.echo(json.dumps(asdict(explanation), indent=2) if as_json else str(explanation))
 
 
 def _network(text: str) -> nn.Module:
-    where, colon, name = text.rpartition(":")
-    if not colon or not where or not name:
-        raise ValueError(f"{text!r} must be MODULE:NAME or path/to/file.py:NAME")
-    sys.path.insert(0, str(Path(where).resolve().parent) if where.endswith(".py") else os.getcwd())
-    try:
-        module = _file(Path(where)) if where.endswith(".py") else import_module(where)
-        value: Any = module
-        for part in name.split("."):
-            if not hasattr(value, part):
-                raise ValueError(f"{where} has no {name!r}")
-            value = getattr(value, part)
-        if callable(value) and not isinstance(value, nn.Module):
-            value = value()
-    finally:
-        sys.path.pop(0)
+    value = named(text)
+    if callable(value) and not isinstance(value, nn.Module):
+        value = value()
     if not isinstance(value, nn.Module):
         raise TypeError(f"{text} is {a_kind(value)}; name an nn.Module or what makes one without arguments")
     return value
-
-
-def _file(path: Path) -> Any:
-    spec = spec_from_file_location(path.stem, path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        raise ValueError(f"there is no file {path}")
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _device(name: str) -> torch.device:
@@ -99,13 +66,6 @@ def _device(name: str) -> torch.device:
         why = str(error).splitlines()[0]
         raise ValueError(f"--device {name!r} is not usable here ({why}); give cpu, or leave it out") from error
     return device
-
-
-def _one(what: str, name: Optional[str]) -> torch.dtype:
-    if name is None or name not in DTYPES or (what == "autocast" and name not in NARROW):
-        known = sorted(NARROW) if what == "autocast" else DTYPES
-        raise ValueError(f"{what} {name!r} is not known; there are: {', '.join(known)}")
-    return DTYPES[name]
 
 
 def _shape(text: str) -> List[int]:

@@ -26,7 +26,7 @@ assert torch.allclose(found, wanted), (found, wanted)
 print(sc.__file__, lif.bound["cpu"].backend.name)
 """
 COMMANDS = """
-from typer.testing import CliRunner
+from click.testing import CliRunner
 from spikecore.cli import app
 for arguments in (["cache"], ["backends"], ["conformance", "torch", "--case", "generated/dtype=float16,shape=17x5"]):
     result = CliRunner().invoke(app, arguments)

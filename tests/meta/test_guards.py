@@ -9,13 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from typer import Typer
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import spikecore as sc
 from spikecore import Capabilities
 from spikecore._plugins.registry import default_registry
-from spikecore.cli._conformance import Command, conformance
+from spikecore.cli import app
 from spikecore.testing import CASES, DEFAULT_TIERS, TIERS, BackendConformance, Report, check_backend
 from spikecore.testing import _support as support
 from spikecore.testing._case import Case
@@ -265,9 +264,7 @@ class TestShell:
 
     def run(self, *arguments):
         """What the command gives."""
-        app = Typer()
-        app.command(cls=Command)(conformance)
-        return CliRunner().invoke(app, list(arguments))
+        return CliRunner().invoke(app, ["conformance", *arguments])
 
     @pytest.mark.parametrize(
         ("name", "device", "words"),
@@ -278,9 +275,8 @@ class TestShell:
             ("loopback", "meta", "backend 'loopback' computes on cpu, not on device 'meta'"),
         ],
     )
-    def test_a_device_that_cannot_be_used_is_said_before_anything_runs(self, monkeypatch, name, device, words):
+    def test_a_device_that_cannot_be_used_is_said_before_anything_runs(self, name, device, words):
         """One sentence and exit code 2, and no case has run."""
-        monkeypatch.setenv("COLUMNS", "300")
         with installed(Loopback, devices=("cpu",)):
             result = self.run(name, "--device", device)
         assert result.exit_code == 2

@@ -9,10 +9,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from typer import Typer
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
-from spikecore.cli._conformance import Command, conformance
+from spikecore.cli import app
 from spikecore.testing import CASES, Report, Result
 from spikecore.testing._formats import badge, changes, junit
 from spikecore.testing._loopback import Loopback, installed
@@ -60,9 +59,7 @@ def report(**outcomes: str) -> Report:
 
 def run(*arguments: str) -> Any:
     """What the command gives."""
-    app = Typer()
-    app.command(cls=Command)(conformance)
-    return CliRunner().invoke(app, list(arguments))
+    return CliRunner().invoke(app, ["conformance", *arguments])
 
 
 def check(element: Any) -> None:
@@ -198,9 +195,8 @@ class TestChanges:
         facts = json.loads(worse.output)
         assert [row[0] for row in facts["changes"]["worse"]] == ["forward/lif-hard", "forward/if-hard"]
 
-    def test_a_file_that_is_no_report_is_refused_before_anything_runs(self, tmp_path: Path, monkeypatch: Any) -> None:
+    def test_a_file_that_is_no_report_is_refused_before_anything_runs(self, tmp_path: Path) -> None:
         """Exit code 2, and the sentence names the file."""
-        monkeypatch.setenv("COLUMNS", "300")
         for text, words in ((None, "cannot be read"), ("{}", "is no report that --json wrote"), ("?", "is no report")):
             path = tmp_path / "other.json"
             if text is not None:
@@ -258,18 +254,14 @@ class TestMerge:
             ),
         ],
     )
-    def test_reports_that_do_not_go_together_are_refused(
-        self, tmp_path: Path, monkeypatch: Any, changed: Any, words: str
-    ) -> None:
+    def test_reports_that_do_not_go_together_are_refused(self, tmp_path: Path, changed: Any, words: str) -> None:
         """The sentence names the files, and says what differs, or what both have."""
-        monkeypatch.setenv("COLUMNS", "600")
         result = run("--merge", *self.parts(tmp_path, **changed))
         assert result.exit_code == 2
         assert words in result.output
 
-    def test_nothing_is_run(self, tmp_path: Path, monkeypatch: Any) -> None:
+    def test_nothing_is_run(self, tmp_path: Path) -> None:
         """So nothing can be chosen."""
-        monkeypatch.setenv("COLUMNS", "300")
         result = run("--merge", *self.parts(tmp_path), "--tier", "core")
         assert result.exit_code == 2
         assert "--merge runs nothing: leave --tier, --case and --device out" in result.output

@@ -8,22 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from typer import Typer
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import spikecore as sc
 from spikecore import Capabilities
 from spikecore._plugins.registry import default_registry
-from spikecore.cli._conformance import Command, conformance
+from spikecore.cli import app
 from spikecore.testing import CASES, DEFAULT_TIERS, Result, check_backend, conforms, examine, judge
 from spikecore.testing._loopback import Loop, Loopback, installed
 
 
 def run(*arguments: str) -> Any:
     """What the command gives."""
-    app = Typer()
-    app.command(cls=Command)(conformance)
-    return CliRunner().invoke(app, list(arguments))
+    return CliRunner().invoke(app, ["conformance", *arguments])
 
 
 def every(outcome: str = "passed", **changed: str) -> Any:
@@ -263,12 +260,3 @@ class TestReport:
             ["passed", "state", "record/lif-hard"],
             ["passed", "core", "forward/lif-hard"],
         ]
-
-    def test_help_is_readable_at_80_columns(self, monkeypatch: Any) -> None:
-        """No option is cut."""
-        monkeypatch.setenv("COLUMNS", "80")
-        output = run("--help").output
-        assert max(map(len, output.splitlines())) <= 80
-        for option in ("--tier", "--case", "--json", "--junit", "--badge", "--compare", "--require", "--list"):
-            assert option in output
-        assert "…" not in output

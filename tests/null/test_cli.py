@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import subprocess
 import sys
 from dataclasses import asdict
 from typing import Any, List
 
 import pytest
-from typer.models import OptionInfo
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from spikecore import cli
 from spikecore._plugins.registry import BackendStatus
+from spikecore.bench._settings import SUITES
 from spikecore.cli import _backends
+from spikecore.dtypes import DTYPES, NARROW
+from spikecore.testing._case import TIERS
 
 ROWS = [
     BackendStatus("torch", "ready", "spikecore", "0.1.0", 1, ("*",), ("float32", "gradients"), ""),
@@ -92,24 +95,41 @@ def test_probe_is_passed_on(probes: List[bool]) -> None:
     assert probes == [True, True]
 
 
-@pytest.mark.parametrize("option", ["--help", "--version"])
-def test_the_command_starts_without_torch(option: str) -> None:
-    """Nothing of it is needed to list commands, or to say a version."""
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([name, "--help"] for name in cli.app.commands)])
+def test_help_imports_no_torch(arguments: List[str]) -> None:
+    """Nothing of it is needed to list commands and options, or to say a version. Each help has examples."""
     code = (
         "import sys; from spikecore.cli import app; "
-        f"app([{option!r}], standalone_mode=False); "
-        "sys.exit('torch' in sys.modules or 'spikecore.backend' in sys.modules)"
+        f"app({arguments}, standalone_mode=False); "
+        "sys.exit('torch' in sys.modules or 'rich' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
+    assert arguments == ["--version"] or "Examples:\n    spikecore " in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
 
 
-def test_options_with_a_metavar_say_their_names() -> None:
-    """Typer 0.27 calls an option that is given a metavar and no name by the metavar: ``--DEVICE`` for ``--device``."""
-    unnamed = []
-    for command in map(cli.load, cli.COMMANDS):
-        for name, parameter in inspect.signature(command.callback).parameters.items():
-            option: Any = parameter.default
-            if isinstance(option, OptionInfo) and option.metavar and not option.param_decls:
-                unnamed.append(f"{command.name}: {name}")
-    assert unnamed == []
+def test_lists_in_the_help_are_those_of_the_library() -> None:
+    """They are written out, since help imports no torch."""
+    choices = {option.name: option.type for option in cli.kernel.params + cli.explain.params}
+    assert sorted(choices["dtype"].choices) == sorted(DTYPES)
+    assert list(choices["autocast"].choices) == sorted(NARROW)
+    texts = {option.name: getattr(option, "help", "") for option in cli.conformance.params + cli.bench.params}
+    assert texts["tier"].split(": ")[1].rstrip(".").startswith(", ".join(TIERS[:-1]))
+    assert texts["suites"].startswith(", ".join(SUITES))
+
+
+def test_every_command_is_under_a_heading() -> None:
+    """Of the help, once."""
+    listed = re.findall(r"^  ([a-z][a-z-]*)  ", invoke("--help"), re.MULTILINE)
+    assert sorted(listed) == sorted(cli.app.commands)
+
+
+def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a shell says it; 1 would be a verdict of conformance."""
+
+    def interrupted(probe: bool) -> List[BackendStatus]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_backends, "list_backends", interrupted)
+    assert CliRunner().invoke(cli.app, ["backends"]).exit_code == 130

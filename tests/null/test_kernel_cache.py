@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Callable, List, Optional
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from spikecore import cli
 from spikecore.kernels import cache

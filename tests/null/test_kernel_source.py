@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Dict, List
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import spikecore as sc
 from spikecore import cli
@@ -25,9 +27,8 @@ def shown(*arguments: str) -> str:
     return result.stdout
 
 
-def refused(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
-    """What the command says when it refuses, without the box around it."""
-    monkeypatch.setenv("COLUMNS", "1000")
+def refused(*arguments: str) -> str:
+    """What the command says when it refuses."""
     result = CliRunner().invoke(cli.app, ["kernel", *arguments])
     assert result.exit_code == 2
     return result.output
@@ -108,6 +109,46 @@ def test_every_neuron_and_surrogate_may_be_asked_for() -> None:
     assert shown(*command) == "\n".join(sc.kernel_source(soft, steps=20).values())
 
 
+OWN = """
+import spikecore as sc
+
+
+class Own(sc.Neuron):
+    states = {"v": 0.0}
+    params = {"gain": 2.0}
+
+    def dynamics(self, x, s, p):
+        charged = s.v + p.gain * x
+        return self.spike(charged - 1.0), {"v": charged}
+
+
+made = Own(gain=3.0)
+WORD = "a word"
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The file of a user's neuron, in the folder where the command runs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    Path("own_neuron_to_show.py").write_text(OWN, encoding="utf-8")
+    return "own_neuron_to_show"
+
+
+def test_a_neuron_of_a_file_or_a_module(own: str) -> None:
+    """A class, which takes the options, and an object, which is as it was made."""
+    text = shown(f"{own}.py:Own", "--learn", "gain", "--surrogate", "Sigmoid")
+    assert "# Sigmoid(" in text
+    assert "own_forward(" in text
+    assert "grad_gain" in text
+    assert shown(f"{own}:made") == shown(f"{own}:Own", "--set", "gain=3")
+    assert "made is a neuron already; name its class for --set" in refused(f"{own}:made", "--learn", "gain")
+    assert f"{own} has no 'Other'" in refused(f"{own}:Other")
+    assert "there is no file none.py" in refused("none.py:Own")
+    assert "must be a spikecore neuron" in refused(f"{own}:WORD")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -122,6 +163,6 @@ def test_every_neuron_and_surrogate_may_be_asked_for() -> None:
         (["LIF", "--set", "tau=x"], "--set 'tau=x' must be NAME=VALUE with a number, true or false"),
     ],
 )
-def test_wrong_words_are_answered(arguments: List[str], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_words_are_answered(arguments: List[str], words: str) -> None:
     """An error says what was asked, and the nearest that there is."""
-    assert words in refused(monkeypatch, *arguments)
+    assert words in refused(*arguments)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Dict, Tuple
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from spikecore.cli import app
 from spikecore.testing import CASES, Report, Result

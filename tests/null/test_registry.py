@@ -42,6 +42,22 @@ class TestListing:
         assert (foo.state, foo.api, foo.devices) == ("ready", BACKEND_API, ("cpu", "cuda"))
         assert foo.capabilities == ("float32", "gradients")
 
+    def test_a_built_in_without_its_library_is_not_installed(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Is not installed, and says what it needs. A probe says more."""
+        registry = world.registry()
+        library = {"builtin_torch": ("no_such_library",)}
+        monkeypatch.setattr("spikecore._plugins.registry.LIBRARIES", library)
+        (row,) = registry.status()
+        assert (row.state, row.detail) == (
+            "not installed",
+            "it needs no_such_library: spikecore backends --probe says how to install it",
+        )
+        monkeypatch.setattr("spikecore._plugins.registry.LIBRARIES", {"builtin_torch": ("no_such_library", "json")})
+        assert states(registry) == {"torch": "installed"}
+        assert states(registry, probe=True) == {"torch": "ready"}
+
     def test_probing_tries_every_backend_and_is_contained(self, world: World) -> None:
         """One list shows good, unusable, broken, misbuilt and blocked backends beside each other."""
         world.environ["SPIKECORE_BLOCK"] = "e"

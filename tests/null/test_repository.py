@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any, Set
 
 import pytest
-from typer import Typer
-from typer.main import get_command
 
 import spikecore
-from spikecore.cli._conformance import conformance
+from spikecore.cli import conformance
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
@@ -80,9 +78,7 @@ class TestCalledWorkflow:
         assert {*inputs} == {*re.findall(r"inputs\.([a-z-]+)", jobs)}
         steps = jobs.partition("    steps:\n")[2]
         assert "${{" not in "".join(re.findall(r"(?s)run: (.*?)\n      - ", steps))
-        app = Typer()
-        app.command()(conformance)
-        options = {option for param in get_command(app).params for option in param.opts}
+        options = {option for param in conformance.params for option in param.opts}
         assert {*re.findall(r" (--[a-z]+)", steps)} <= options
 
     def test_the_page_and_a_new_project_call_it(self) -> None:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from spikecore._scaffold import project, rendered, write_project
 from spikecore.cli import app
@@ -69,7 +69,7 @@ def test_the_command_writes_and_says_what_to_do_next(tmp_path: Path) -> None:
     assert "class Tape(KernelBackend)" in (tmp_path / "spikecore-tape" / "spikecore_tape" / "__init__.py").read_text()
     again = runner.invoke(app, ["new-backend", "tape", "--into", str(tmp_path)])
     assert again.exit_code == 2
-    assert "exists; move it away" in " ".join(re.sub("[│╭╮╰╯─]", " ", again.output).split())
+    assert "exists; move it away" in again.output
 
 
 def test_the_page_and_the_project_are_one_text() -> None:

@@ -9,7 +9,7 @@ from typing import Callable, Dict
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import spikecore as sc
 from spikecore import cli
@@ -55,7 +55,7 @@ def no_plugins(monkeypatch: Patch) -> None:
             ask()
     result = CliRunner().invoke(cli.app, ["backends"])
     assert result.exit_code == 2
-    assert "SPIKECORE_NO_PLUGINS='false'" in " ".join(result.output.replace("│", " ").split())
+    assert "SPIKECORE_NO_PLUGINS='false'" in " ".join(result.output.split())
 
 
 def cache_dir(monkeypatch: Patch) -> None:

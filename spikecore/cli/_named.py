@@ -1,0 +1,38 @@
+"""What a user names on the command line: an object of a module or of a file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import reduce
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+
+def named(text: str) -> Any:
+    """The object of ``package.module:name`` or ``path/to/file.py:name``.
+
+    The folder of the file, or the current one, is on ``sys.path`` from now on. Raises ValueError where it is not there.
+    """
+    where, _, name = text.rpartition(":")
+    if not where or not name:
+        raise ValueError(f"{text!r} must be MODULE:NAME or path/to/file.py:NAME")
+    path = Path(where) if where.endswith(".py") else None
+    sys.path.insert(0, str(path.resolve().parent) if path else os.getcwd())
+    module = _file(path) if path else import_module(where)
+    try:
+        return reduce(getattr, name.split("."), module)
+    except AttributeError as error:
+        raise ValueError(f"{where} has no {name!r}") from error
+
+
+def _file(path: Path) -> Any:
+    spec = spec_from_file_location(path.stem, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise ValueError(f"there is no file {path}")
+    module = module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)  # where a dataclass looks for its annotations
+    spec.loader.exec_module(module)
+    return module
