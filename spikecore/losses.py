@@ -38,6 +38,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor
 
+from spikecore._shell.misnamed import hint_at_missing
 from spikecore.dtypes import compute_dtype
 from spikecore.lang._plain import is_compiling, is_plain
 
@@ -699,3 +700,6 @@ def _as_times(name: str, at: Any, length: int) -> List[float]:
     if not all(-length <= one < math.inf for one in numbers):
         raise ValueError(f"{name} must be a time from 0 on, or from the end, down to -T = {-length}, got {at!r}")
     return [float(one) for one in numbers]
+
+
+hint_at_missing(__name__)

@@ -137,9 +137,20 @@ def steps_or_none(owner: str, name: str, value: Any) -> Optional[int]:
     return value
 
 
-def reset(owner: str, name: str, value: Any) -> str:
+class Reset(str):
+    """What a spike does to the membrane potential: one of :data:`RESETS`, and not what puts a neuron to rest."""
+
+    def __call__(self) -> None:
+        """Raise TypeError: in other libraries ``neuron.reset()`` puts a neuron to rest."""
+        raise TypeError(
+            f"reset is a setting of the neuron, {str(self)!r}, and no method: sc.reset(net) puts neurons to rest, "
+            "which a multi-step call does not need"
+        )
+
+
+def reset(owner: str, name: str, value: Any) -> Reset:
     """What a spike does to the membrane potential."""
-    return _choice(owner, name, value, RESETS, f"one of {', '.join(map(repr, RESETS))}")
+    return Reset(_choice(owner, name, value, RESETS, f"one of {', '.join(map(repr, RESETS))}"))
 
 
 def step(owner: str, name: str, value: Any) -> str:
@@ -173,7 +184,8 @@ def inputs(owner: str, names: Sequence[str], values: Sequence[Any]) -> Tensors:
     if len(values) != len(names):
         raise TypeError(
             f"{owner} takes {len(names)} input{'s' * (len(names) != 1)} ({', '.join(names)}), got {len(values)}; "
-            "a state is given as run(x, state=state) for x [T, ...], of one time step run(x[t : t + 1], state=state)"
+            "a call gives the output alone, and out, state = run(x) the state, too; a state is given as "
+            "run(x, state=state) for x [T, ...], of one time step run(x[t : t + 1], state=state)"
         )
     for name, value in zip(names, values):
         if not isinstance(value, Tensor):

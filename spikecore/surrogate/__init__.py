@@ -22,6 +22,7 @@ Your own::
 
 from typing import TYPE_CHECKING, Dict, Type
 
+from spikecore._shell.misnamed import hint_at_missing
 from spikecore.surrogate import _piecewise, _smooth
 from spikecore.surrogate._base import Surrogate as Surrogate
 from spikecore.surrogate._piecewise import *
@@ -32,3 +33,5 @@ SURROGATES: Dict[str, Type[Surrogate]] = {name: globals()[name] for name in (*_s
 
 if not TYPE_CHECKING:  # a checker reads the lists of the modules
     __all__ = ["Surrogate", *SURROGATES]
+
+hint_at_missing(__name__)
