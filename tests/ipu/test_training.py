@@ -234,6 +234,11 @@ class TestDataLoader:
         assert not recwarn.list
 
 
+    def test_time_first_is_refused(self):
+        with pytest.raises(ValueError, match=r"PopTorch cuts dimension 0 .*, and turn the inputs in the network"):
+            sc.DataLoader(TensorDataset(*data(12)), batch_size=3, backend="ipu", time_first=True)
+
+
 class TestPipeline:
     def test_changes_no_number(self):
         nets = [Net(), Net()]
