@@ -233,7 +233,6 @@ class TestDataLoader:
         sc.DataLoader(TensorDataset(*data(13)), batch_size=5, backend="ipu", drop_last=True)
         assert not recwarn.list
 
-
     def test_time_first_is_refused(self):
         with pytest.raises(ValueError, match=r"PopTorch cuts dimension 0 .*, and turn the inputs in the network"):
             sc.DataLoader(TensorDataset(*data(12)), batch_size=3, backend="ipu", time_first=True)
