@@ -137,20 +137,9 @@ def steps_or_none(owner: str, name: str, value: Any) -> Optional[int]:
     return value
 
 
-class Reset(str):
-    """What a spike does to the membrane potential: one of :data:`RESETS`, and not what puts a neuron to rest."""
-
-    def __call__(self) -> None:
-        """Raise TypeError: in other libraries ``neuron.reset()`` puts a neuron to rest."""
-        raise TypeError(
-            f"reset is a setting of the neuron, {str(self)!r}, and no method: sc.reset(net) puts neurons to rest, "
-            "which a multi-step call does not need"
-        )
-
-
-def reset(owner: str, name: str, value: Any) -> Reset:
+def reset(owner: str, name: str, value: Any) -> str:
     """What a spike does to the membrane potential."""
-    return Reset(_choice(owner, name, value, RESETS, f"one of {', '.join(map(repr, RESETS))}"))
+    return _choice(owner, name, value, RESETS, f"one of {', '.join(map(repr, RESETS))}")
 
 
 def step(owner: str, name: str, value: Any) -> str:

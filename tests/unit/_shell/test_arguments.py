@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import re
 
@@ -235,14 +234,6 @@ class TestNames:
         for text in (*misnamed.PEERS.values(), *misnamed.NAMES.values()):
             for path in re.findall(r"sc\.([\w.]*\w)", text):
                 functools.reduce(getattr, path.split("."), sc)
-
-    def test_reset_is_no_method(self):
-        """``lif.reset`` is a setting of most neurons; it stays a string."""
-        lif = sc.LIF(reset="soft")
-        assert lif.reset == "soft" == copy.deepcopy(lif).reset
-        assert repr(lif.reset) == "'soft'"
-        with pytest.raises(TypeError, match=r"^reset is a setting of the neuron, 'soft', .*: sc\.reset\(net\) puts"):
-            lif.reset()
 
     @pytest.mark.parametrize("set_up", [lambda self: None, lambda self: setattr(self, "tau", 3.0)])
     def test_a_forgotten_super(self, set_up):
