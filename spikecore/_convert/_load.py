@@ -80,7 +80,7 @@ def load_state(
         if order or not _fits_in_order(net, state):
             raise
         raise RuntimeError(
-            "sc.load_state: the names of the checkpoint are not those of net, and its modules fit those of net in their "
+            "sc.load_state: the names of the checkpoint are not those of net, but its modules fit those of net in "
             f"order: sc.load_state(net, file, order=True) goes by that. By names: {error}"
         ) from error
 

@@ -190,3 +190,17 @@ def test_a_conversion_prints_a_line_for_each_module() -> None:
     lines = str(done).splitlines()
     assert lines[0] == "1 replaced, 1 left"
     assert lines[1:] == ["  the network itself: IFNode -> IF()", "  a.b: left: PSN: no neuron here has its equations"]
+
+
+def test_names_that_differ_say_that_the_order_fits() -> None:
+    """A prefix, or layers in other groups; nothing is said where the order does not fit either."""
+    net = nn.Sequential(nn.Linear(4, 3), sc.LIF(), nn.Linear(3, 2))
+    state = {f"features.{name}": value + 1 for name, value in net.state_dict().items()}
+    with pytest.raises(
+        RuntimeError, match=r"order: sc\.load_state\(net, file, order=True\) .* By names: Error\(s\) in"
+    ):
+        sc.load_state(net, state)
+    sc.load_state(net, state, order=True)
+    assert torch.equal(net.state_dict()["0.weight"], state["features.0.weight"])
+    with pytest.raises(RuntimeError, match=r"^Error\(s\) in loading"):
+        sc.load_state(net, {name: value for name, value in state.items() if "0" in name})
