@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Callable, Iterable, Optional
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from spikecore._base.batches import tree_map
 from spikecore._base.errors import a_kind
@@ -112,7 +113,10 @@ def _check(net: Any, loss: Any, options: Any) -> None:
     if isinstance(loss, type):
         raise TypeError(f"loss={loss.__name__} is the class; give an object, {loss.__name__}()")
     if not callable(loss):
-        raise TypeError(f"loss={loss!r} must be callable as loss(outputs, targets), such as spikecore.losses.ce_count")
+        order = "; the order is training_model(net, loss, optimizer)" if isinstance(loss, Optimizer) else ""
+        raise TypeError(
+            f"loss={shown(loss)} must be callable as loss(outputs, targets), such as spikecore.losses.ce_count{order}"
+        )
     check_places(net)
     if isinstance(options, CudaOptions):
         _check_cuda(net, options)

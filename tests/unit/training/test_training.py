@@ -212,6 +212,11 @@ def test_inference_is_in_eval_mode_and_restores_every_module():
             "optimizer holds no parameter of this network",
         ),
         ({"loss": None}, TypeError, "loss=None must be callable as loss(outputs, targets)"),
+        (
+            {"loss": torch.optim.SGD(nn.Linear(1, 1).parameters(), 0.1)},
+            TypeError,
+            "such as spikecore.losses.ce_count; the order is training_model(net, loss, optimizer)",
+        ),
         ({"options": {"compile": True}}, TypeError, "; write options=sc.TrainingOptions(compile=True)"),
         ({"options": 3}, TypeError, "options=3 must be a spikecore.TrainingOptions"),
     ],
