@@ -135,8 +135,9 @@ def hint(name: str, own: Iterable[str]) -> str:
         return f"what other libraries call {name!r} is {meant}. "
     if name in _OF_TORCH:
         return f"{_OF_TORCH[name]}. "
-    close = difflib.get_close_matches(name, list(own), n=1)
-    return f"did you mean {close[0]!r}? " if close else ""
+    names = {each.lower(): each for each in own}  # LIF is near to Lif
+    close = difflib.get_close_matches(name.lower(), names, n=1)
+    return f"did you mean {names[close[0]]!r}? " if close else ""
 
 
 def missing(module: nn.Module, name: str) -> str:

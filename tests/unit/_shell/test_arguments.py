@@ -211,6 +211,7 @@ class TestNames:
             (lambda: sc.Leaky(0.9).init_leaky(), "is not needed: a call takes all steps, [T, *N], and begins at rest;"),
             (lambda: sc.layers.SequenceDropout().reset(), "what other libraries call 'reset' is sc.reset(net)"),
             (lambda: sc.RLeaky, "module 'spikecore' has no attribute 'RLeaky'; what other libraries call 'RLeaky' is"),
+            (lambda: sc.Lif, "module 'spikecore' has no attribute 'Lif'; did you mean 'LIF'?"),
             (lambda: sc.LIFNode, "is sc.LIF(surrogate=sc.surrogate.Sigmoid(4.0))"),
             (lambda: sc.mse_count_loss, "what other libraries call 'mse_count_loss' is sc.losses.mse_count"),
             (lambda: sc.losses.mse_count_loss, "module 'spikecore.losses' has no attribute 'mse_count_loss'; what"),

@@ -574,3 +574,5 @@ class TestLayersWithoutTime:
         with pytest.raises(ValueError, match=rf"Beside neurons over time, {names} take .*TimeBatched") as caught:
             step(torch.rand(shape), labels(16))
         assert str(caught.value).startswith(str(caught.value.__cause__))
+        with pytest.raises(ValueError, match=rf"Beside neurons over time, {names} take"):
+            sc.inference_model(nn.Sequential(*first, nn.Linear(3, 3)).train())(torch.rand(shape))
