@@ -238,9 +238,8 @@ CUT = nn.Sequential(LINEAR, type("Cut", (nn.Module,), {"forward": lambda self, x
 )
 def test_errors_name_the_argument(net: Any, options: Any, error: Any, text: str) -> None:
     """Each says what to give."""
-    net = (
-        net(3) if net is nn.LazyLinear else net
-    )  # made here: torch 2.0 warns, and collecting turns warnings into errors
+    # made here: torch 2.0 warns, and collecting turns warnings into errors
+    net = net(3) if net is nn.LazyLinear else net
     with pytest.raises(error, match=text):
         sc.explain(net, **{"x": torch.rand(2, 3), **options})
 
