@@ -138,8 +138,10 @@ if not TYPE_CHECKING:  # a checker would take every name for one of these
             value = getattr(import_module(_MODULES[name]), name)
         elif name[:1].isupper() and name in _models():
             value = _models()[name]
-        else:
+        elif name in _GONE or name.startswith("_"):
             raise AttributeError(_GONE.get(name, f"module {__name__!r} has no attribute {name!r}"))
+        else:
+            raise AttributeError(import_module(f"{__name__}._shell.misnamed").missing_in(__name__, name))
         globals()[name] = value
         return value
 

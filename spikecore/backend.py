@@ -267,7 +267,14 @@ class Backend(Packing):
         return predict
 
     def data_loader(self, dataset: Any, options: Any, **kwargs: Any) -> Iterable[Any]:
-        """Batches of a dataset, shaped as :meth:`training_model` of this backend wants them."""
+        """Batches of a dataset, shaped as :meth:`training_model` of this backend wants them.
+
+        ``kwargs`` are those of torch's loader, and ``time_first=True`` where inputs ``[B, T, ...]`` are to be turned.
+        """
+        if kwargs.pop("time_first", False):
+            data = torch.utils.data
+            usual = data.default_convert if kwargs.get("batch_size", 1) is None else data.default_collate
+            kwargs["collate_fn"] = _above("training._models").TimeFirst(kwargs.get("collate_fn") or usual)
         return torch.utils.data.DataLoader(dataset, **kwargs)
 
 

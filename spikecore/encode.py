@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._shell import checks
+from spikecore._shell.misnamed import hint_at_missing
 from spikecore._shell.state import Stepped, with_generator, without_generator
 from spikecore.dtypes import compute_dtype
 
@@ -266,3 +267,6 @@ def _positive(name: str, value: float) -> float:
     if not _number(name, value) > 0.0:
         raise ValueError(f"{name} must be greater than 0, got {value!r}")
     return float(value)
+
+
+hint_at_missing(__name__)

@@ -22,6 +22,7 @@ from spikecore._base.errors import a_kind
 from spikecore._shell import checks, parameters
 from spikecore._shell.binding import ask, request
 from spikecore._shell.checks import shown
+from spikecore._shell.misnamed import hint_at_missing
 from spikecore._shell.modules import in_turn
 from spikecore._shell.state import Stateful, Stepped, carry, carry_no_more, cut_graph, keep, names_of_state
 from spikecore.layers import Delay
@@ -445,3 +446,6 @@ def _whole_numbers(lengths: Sequence[int]) -> List[int]:
     except (TypeError, KeyError):
         pass
     raise TypeError(f"lengths must be whole numbers of steps, got {shown(lengths)}; give a list or a tensor [B]")
+
+
+hint_at_missing(__name__)

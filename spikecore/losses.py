@@ -39,6 +39,7 @@ import torch
 from torch import Tensor
 
 from spikecore._base.context import is_compiling, is_plain
+from spikecore._shell.misnamed import hint_at_missing
 from spikecore.dtypes import compute_dtype
 
 __all__ = [
@@ -398,13 +399,29 @@ def computed(outputs: Tensor) -> Tensor:
 def check_readout(name: str, outputs: Tensor, targets: Tensor, *, floating: bool = True) -> None:
     """Raise unless ``outputs`` is ``[T, B, C]`` and ``targets`` are ``[B]`` integers. Reads shapes and dtypes only."""
     _check_outputs(name, outputs, targets, floating)
+    hint = _hint_at_targets(name, tuple(outputs.shape), tuple(targets.shape))
     if targets.dtype not in _INDEX_DTYPES:
-        raise TypeError(f"targets must be integer class indices such as torch.int64, got {targets.dtype}")
+        raise TypeError(f"targets must be integer class indices such as torch.int64, got {targets.dtype}{hint}")
     if tuple(targets.shape) != (outputs.shape[1],):
         raise ValueError(
             f"targets must be one class index per sample, shape ({outputs.shape[1]},) for {name} of shape "
-            f"{tuple(outputs.shape)} ([T, B, C]), got shape {tuple(targets.shape)}"
+            f"{tuple(outputs.shape)} ([T, B, C]), got shape {tuple(targets.shape)}{hint}"
         )
+
+
+def _hint_at_targets(name: str, outputs: Tuple[int, ...], targets: Tuple[int, ...]) -> str:
+    """What such sizes seem to mean; "" if nothing."""
+    steps, batch, classes = outputs
+    if targets == (batch, classes):
+        return "; they seem to be one-hot: give targets.argmax(-1)"
+    if targets == (steps,) != (batch,):
+        return (
+            f"; {name} seem to be [B, T, C], as of a network that got [B, T, ...]: give it x.transpose(0, 1), or "
+            "batches of sc.DataLoader(..., time_first=True)"
+        )
+    if targets == (steps, batch):
+        return "; they seem to be [T, B], one class at each step: give targets[0] for one class per sample"
+    return ""
 
 
 def check_times(name: str, outputs: Tensor, times: Tensor) -> None:
@@ -428,6 +445,8 @@ def _check_outputs(name: str, outputs: Tensor, targets: Tensor, floating: bool) 
         hint = ""
         if outputs.ndim == 2:
             hint = "; put sc.encode.Constant(T) in front of the network, or give it all steps, [T, B, ...]"
+        if outputs.ndim == 4:
+            hint = "; inputs that have time, [T, B, ...], need no encoder, and images want TimeBatched(nn.Flatten())"
         raise ValueError(f"{name} must be [T, B, C] (time, batch, classes), got shape {tuple(outputs.shape)}{hint}")
     if outputs.shape[0] == 0 or outputs.shape[2] == 0:
         raise ValueError(f"{name} must have at least one time step and one class, got shape {tuple(outputs.shape)}")
@@ -699,3 +718,6 @@ def _as_times(name: str, at: Any, length: int) -> List[float]:
     if not all(-length <= number < math.inf for number in numbers):
         raise ValueError(f"{name} must be a time from 0 on, or from the end, down to -T = {-length}, got {at!r}")
     return [float(number) for number in numbers]
+
+
+hint_at_missing(__name__)

@@ -7,6 +7,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from spikecore._shell.misnamed import hint_at_missing
 from spikecore.losses import Steps, check_readout, left_out, pool
 
 __all__ = ["accuracy"]
@@ -67,3 +68,6 @@ def _first_step(fired: Tensor) -> Tensor:
     steps = fired.shape[0]
     time = torch.arange(steps, device=fired.device, dtype=torch.float32).reshape(steps, 1, 1)
     return torch.where(fired, time, torch.full_like(time, float(steps))).amin(0)
+
+
+hint_at_missing(__name__)

@@ -168,7 +168,15 @@ def _joined(value: Tensor, shape: Tuple[int, ...], traced: Traced) -> Tensor:
 
 
 def data_loader(dataset: Any, options: Any, **kwargs: Any) -> Any:
-    """A ``poptorch.DataLoader``; warns of samples that each pass leaves out, since all batches are of one size."""
+    """A ``poptorch.DataLoader``; warns of samples that each pass leaves out, since all batches are of one size.
+
+    Raises ValueError for ``time_first``: PopTorch cuts dimension 0 of what goes in, which must be the batch.
+    """
+    if kwargs.pop("time_first", False):
+        raise ValueError(
+            "time_first=True puts time first, and PopTorch cuts dimension 0 of every tensor, which must be the batch; "
+            "leave it out, and turn the inputs in the network: x.transpose(0, 1)"
+        )
     loader = poptorch().DataLoader(checked_options(options), dataset, **kwargs)
     if "drop_last" not in kwargs and hasattr(dataset, "__len__") and kwargs.get("batch_sampler") is None:
         batch = loader.combinedBatchSize

@@ -50,4 +50,5 @@ def no_tensor(name: str, value: Any) -> str:
             f"{name} is a PackedSequence; give a padded tensor, as torch.nn.utils.rnn.pad_sequence or "
             "pad_packed_sequence makes it, and a mask to losses and metrics, sc.functional.mask_of(lengths, T)"
         )
-    return f"{name} is {a_kind(value)}; give a tensor"
+    way = f", torch.from_numpy({name}).float()" if type(value).__module__ == "numpy" else ""
+    return f"{name} is {a_kind(value)}; give a tensor{way}"

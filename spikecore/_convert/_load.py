@@ -72,9 +72,17 @@ def load_state(
         trial = copy.deepcopy(net)
     except Exception:
         trial = None  # a state with a graph, for one: what then fails may have loaded some of the modules
-    if trial is not None:
-        trial.load_state_dict(named, strict=strict)
-    return net.load_state_dict(named, strict=strict)
+    try:
+        if trial is not None:
+            trial.load_state_dict(named, strict=strict)
+        return net.load_state_dict(named, strict=strict)
+    except RuntimeError as error:
+        if order or not _fits_in_order(net, state):
+            raise
+        raise RuntimeError(
+            "sc.load_state: the names of the checkpoint are not those of net, but its modules fit those of net in "
+            f"order: sc.load_state(net, file, order=True) goes by that. By names: {error}"
+        ) from error
 
 
 def _entries(file: Any) -> Mapping[str, Tensor]:
@@ -207,6 +215,14 @@ def _by_order(net: nn.Module, state: Mapping[str, Tensor]) -> Dict[str, Tensor]:
         else:
             raise ValueError(f"sc.load_state: in order, net has no place left for {theirs!r}, with {_shapes(entries)}")
     return named
+
+
+def _fits_in_order(net: nn.Module, state: Mapping[str, Tensor]) -> bool:
+    """Whether every entry has a place in order, and every place an entry."""
+    try:
+        return set(_by_order(net, state)) >= set(net.state_dict())
+    except ValueError:
+        return False
 
 
 def _shapes(entries: Mapping[str, Tensor]) -> Dict[str, Tuple[int, ...]]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from spikecore import surrogate
 from spikecore._convert._swapped import Carrying, Left, Named, Swapped, become, built, not_converted, swapped
 from spikecore._shell.modules import has_own_hooks
+from spikecore.layers import SequenceDropout
 from spikecore.neuron import Neuron
 from spikecore.neurons import EIF, IF, KLIF, LI, LIF, PLIF, QIF, Izhikevich, Synaptic
 
@@ -126,6 +127,34 @@ class Node(Carrying):
         return f"step_mode={self.step_mode}"
 
 
+class Mask(Carrying):
+    """A dropout that keeps its mask. SpikingJelly draws it, and it is the state of a ``SequenceDropout``, too, so that
+    ``sc.reset`` and the steps of ``sc.training_model`` have another one drawn.
+    """
+
+    stays: ClassVar[Tuple[str, ...]] = ()
+    _memories: Dict[str, Any]
+    _memories_rv: Dict[str, Any]
+
+    def _held(self) -> Dict[str, Any]:
+        return self._memories
+
+    def _rest(self, name: str) -> Any:
+        return self._memories_rv[name]
+
+    def reset(self) -> None:
+        """The next call draws anew."""
+        super().reset()  # type: ignore[misc]  # of MemoryModule
+        self._agree()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As before."""
+        self._follow()
+        out = super().forward(*args, **kwargs)  # type: ignore[misc]  # of MemoryModule
+        self._agree()
+        return out
+
+
 class ReadOut(Named):
     """``NonSpikingLIFNode``: potentials of all steps, from rest, and what ``decode`` makes of them."""
 
@@ -225,16 +254,15 @@ SURROGATES: Dict[str, Tuple[Any, Tuple[str, ...]]] = {
 }
 #: Containers that call their modules step by step -> the dimension of time.
 STEPPING = {"MultiStepContainer": 0, "TLastMultiStepContainer": -1, "StepModeContainer": 0}
-#: What keeps something between calls and is no neuron: outputs that are fed back to the nodes within, and masks.
-RUN_AS_BEFORE = (
-    *("ElementWiseRecurrentContainer", "LinearRecurrentContainer"),
-    *("Dropout", "Dropout2d", "DropConnectLinear"),
-)
+#: Dropouts with a mask for each sequence.
+DROPOUTS = ("Dropout", "Dropout2d")
+#: What keeps something between calls and is no neuron: outputs that are fed back to the nodes within, and weights.
+RUN_AS_BEFORE = ("ElementWiseRecurrentContainer", "LinearRecurrentContainer", "DropConnectLinear")
 
 
 def change(module: Any) -> Optional[Callable[[], str]]:
     """How a module becomes one of ours; None for one without state."""
-    if isinstance(module, (Node, ReadOut, Steps)):
+    if isinstance(module, (Node, Mask, ReadOut, Steps)):
         return None
     kind = type(module)
     name = kind.__name__ if kind.__module__.startswith(PACKAGE) else ""
@@ -242,6 +270,8 @@ def change(module: Any) -> Optional[Callable[[], str]]:
         return _node(module, NODES[name])
     if name == "NonSpikingLIFNode":
         return _read_out(module)
+    if name in DROPOUTS:
+        return _mask(module)
     if name in STEPPING:
         return _steps(module, STEPPING[name])
     if name in RUN_AS_BEFORE or not _is_neuron_or_has_state(module):
@@ -271,9 +301,25 @@ def _node(module: Any, row: Row) -> Callable[[], str]:
         for name in row.learnt:
             neuron.register_parameter(name, getattr(module, name))
         become(module, Node, neuron, names, row.states)
-        return repr(neuron)
+        return _in_words(neuron, module)
 
     return replace
+
+
+def _mask(module: Any) -> Callable[[], str]:
+    def replace() -> str:
+        dropout = SequenceDropout(module.p, step="single")
+        become(module, Mask, dropout, {"p": "p"}, {"mask": "mask"})
+        return _in_words(dropout, module)
+
+    return replace
+
+
+def _in_words(neuron: nn.Module, module: Any) -> str:
+    """What computes a module now, and what a call of the module takes: the neuron itself carries state in any case."""
+    text = repr(neuron).replace(", step='single'", "")
+    takes = "all steps" if module.step_mode == "m" else "one step"
+    return f"{text}; step_mode={module.step_mode!r}: a call takes {takes}"
 
 
 def _surrogate(function: Any) -> surrogate.Surrogate:

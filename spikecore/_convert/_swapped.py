@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from spikecore._base.context import compile_time
 from spikecore._shell.checks import shown
-from spikecore._shell.state import State, check_exported, keep
-from spikecore.neuron import Neuron
+from spikecore._shell.state import State, Stateful, check_exported, keep
 
 T = TypeVar("T")
 
@@ -93,7 +92,7 @@ def _blank(kind: Any, was: Any) -> Any:
 class Named(Swapped):
     """A module with a neuron, whose entries in ``state_dict`` and attributes of old are partly the neuron's."""
 
-    #: A :class:`spikecore.Neuron`.
+    #: A :class:`spikecore.Neuron`, or what has its state.
     neuron: Any
     #: Their attribute -> that of the neuron.
     _names: Mapping[str, str]
@@ -272,7 +271,7 @@ def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
 
 
-def become(module: nn.Module, kind: Any, neuron: Neuron, names: Mapping[str, str], states: Mapping[str, str]) -> None:
+def become(module: nn.Module, kind: Any, neuron: Stateful, names: Mapping[str, str], states: Mapping[str, str]) -> None:
     """Make ``module`` one of ``kind`` that ``neuron`` computes. Those of its parameters in ``names`` are the neuron's
     already.
 

@@ -174,7 +174,8 @@ def inputs(owner: str, names: Sequence[str], values: Sequence[Any]) -> Tensors:
     if len(values) != len(names):
         raise TypeError(
             f"{owner} takes {len(names)} input{'s' * (len(names) != 1)} ({', '.join(names)}), got {len(values)}; "
-            "a state is given as run(x, state=state) for x [T, ...], of one time step run(x[t : t + 1], state=state)"
+            "a call gives the output alone, and out, state = run(x) the state, too; a state is given as "
+            "run(x, state=state) for x [T, ...], of one time step run(x[t : t + 1], state=state)"
         )
     for name, value in zip(names, values):
         if not isinstance(value, Tensor):

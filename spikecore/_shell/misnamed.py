@@ -1,4 +1,7 @@
-"""Names that a neuron does not have: which one is meant.
+"""Names that a neuron or a module of spikecore does not have: which one is meant.
+
+The tables have the names of other libraries. They are read where a keyword is unknown, where an attribute of a neuron
+or of a module such as ``sc.losses`` is missing, and where a new attribute is set.
 
 A misspelt attribute, or one of another library, would be kept by Python and change nothing. Where the name tells what
 is meant, a neuron of spikecore refuses it: the name of a state, one that another library has for ours, one that is
@@ -49,6 +52,59 @@ PEERS: Dict[str, str] = {
     "learn_graded_spikes_factor": "an nn.Parameter that the spikes are multiplied by",
     "store_state_seqs": "record: out, state, trace = neuron.run(x, record=('v',))",
 }
+_RESET = "sc.reset(net); a multi-step call begins at rest, and needs none"
+_DETACH = "sc.detach(net); a multi-step call keeps no graph, and needs none"
+_REST = (
+    "not needed: a call takes all steps, [T, *N], and begins at rest; spk, state = neuron.run(x) gives the last state, "
+    "and neuron.run(x, state=state) goes on from it"
+)
+_SIGMOID = "surrogate=sc.surrogate.Sigmoid(4.0)"
+#: Their states, methods, classes and functions, which are read or called, and neither set nor given as keywords.
+NAMES: Dict[str, str] = {
+    "mem": "the state v: spk, state, trace = neuron.run(x, record=('v',)), then trace['v']",
+    "syn": "the state i: spk, state, trace = neuron.run(x, record=('i',)), then trace['i']",
+    "reset": _RESET,
+    **dict.fromkeys(("reset_mem", "reset_hidden", "reset_net"), _RESET),
+    **dict.fromkeys(("detach_hidden", "detach_net"), _DETACH),
+    **dict.fromkeys(("init_leaky", "init_synaptic", "init_alpha", "init_lapicque"), _REST),
+    **dict.fromkeys(("init_rleaky", "init_rsynaptic"), _REST),
+    "single_step_forward": "a call of a neuron with step='single'",
+    "multi_step_forward": "a call of a neuron with step='multi', the default",
+    "set_step_mode": "sc.set_step(net, 'multi'), or 'single'",
+    "RLeaky": "sc.Recurrent(sc.Leaky(beta), nn.Linear(C, C))",
+    "RSynaptic": "sc.Recurrent(sc.SynapticLeaky(alpha, beta), nn.Linear(C, C))",
+    "IFNode": f"sc.IF({_SIGMOID})",
+    "LIFNode": f"sc.LIF({_SIGMOID})",
+    "ParametricLIFNode": f"sc.PLIF({_SIGMOID})",
+    "KLIFNode": f"sc.KLIF({_SIGMOID})",
+    "QIFNode": f"sc.QIF({_SIGMOID})",
+    "EIFNode": f"sc.EIF({_SIGMOID})",
+    "IzhikevichNode": f"sc.Izhikevich({_SIGMOID})",
+    "TernaryLIFNode": f"sc.TernaryLIF({_SIGMOID})",
+    "CUBALIFNode": "sc.Synaptic(threshold=0.5, surrogate=sc.surrogate.Rectangular(1.0))",
+    "ComplementaryLIFNode": "sc.CLIF(surrogate=sc.surrogate.Rectangular(1.0))",
+    "NonSpikingLIFNode": "sc.LI()",
+    "SeqToANNContainer": "sc.layers.TimeBatched(layer, ...)",
+    "seq_to_ann_forward": "sc.layers.TimeBatched(layer, ...)",
+    "Dropout": "sc.layers.SequenceDropout(p), with one mask for all steps",
+    "VotingLayer": "sc.layers.Voting(voters)",
+    "ce_count_loss": "sc.losses.ce_count",
+    "ce_rate_loss": "sc.losses.ce_rate",
+    "ce_max_membrane_loss": "sc.losses.ce_max_membrane",
+    "ce_temporal_loss": "sc.losses.ce_temporal",
+    "mse_count_loss": "sc.losses.mse_count",
+    "mse_membrane_loss": "sc.losses.mse_membrane",
+    "mse_temporal_loss": "sc.losses.mse_temporal",
+    "l1_rate_sparsity": "sc.losses.rate_sparsity",
+    "accuracy_rate": "sc.metrics.accuracy(spikes, targets)",
+    "accuracy_temporal": "sc.metrics.accuracy(spikes, targets, by='first_spike')",
+    "atan": "sc.surrogate.ATan(alpha)",
+    "fast_sigmoid": "sc.surrogate.FastSigmoid(slope)",
+    "sigmoid": "sc.surrogate.Sigmoid(alpha)",
+    "straight_through_estimator": "sc.surrogate.StraightThrough()",
+    "spikegen": "sc.encode",
+    "rate": "sc.encode.Poisson(T)",
+}
 #: Arguments of these libraries, which are no attributes that anybody would set.
 _ARGUMENTS: Dict[str, str] = {
     "V": _FEEDBACK,
@@ -79,8 +135,50 @@ def hint(name: str, names: Iterable[str]) -> str:
         return f"what other libraries call {name!r} is {meant}. "
     if name in _OF_TORCH:
         return f"{_OF_TORCH[name]}. "
-    close = difflib.get_close_matches(name, list(names), n=1)
-    return f"did you mean {close[0]!r}? " if close else ""
+    lowered = {each.lower(): each for each in names}  # LIF is near to Lif
+    close = difflib.get_close_matches(name.lower(), lowered, n=1)
+    return f"did you mean {lowered[close[0]]!r}? " if close else ""
+
+
+def missing(module: nn.Module, name: str) -> str:
+    """What is said where a neuron or a layer has no attribute of this name."""
+    cls = type(module)
+    text = f"{cls.__name__} has no attribute {name!r}"
+    if "_parameters" not in module.__dict__:
+        return f"{text}: {cls.__name__}.__init__ must call super().__init__(...), before it sets anything"
+    if name in getattr(cls, "states", ()):
+        return (
+            f"{text}; it is a state: s.{name} in dynamics, elsewhere out, state, trace = "
+            f"neuron.run(x, record=({name!r},)), and neuron.state in single steps"
+        )
+    return text + _of_missing(name, module)
+
+
+def hint_at_missing(module: str) -> None:
+    """Have the module of this name say which name is meant where one is missing.
+
+    It is set here: a type checker takes a module with a ``__getattr__`` of its own for one that has every name.
+    """
+
+    def missing_in_module(name: str) -> Any:
+        raise AttributeError(missing_in(module, name))
+
+    vars(sys.modules[module])["__getattr__"] = missing_in_module
+
+
+def missing_in(module: str, name: str) -> str:
+    """What is said where a module has no such name."""
+    return f"module {module!r} has no attribute {name!r}{_of_missing(name, sys.modules[module])}"
+
+
+def _of_missing(name: str, owner: Any) -> str:
+    if name.startswith("_"):  # asked for by Python and by tools
+        return ""
+    if name in NAMES:
+        return f"; what other libraries call {name!r} is {NAMES[name]}"
+    own = {each for each in dir(owner) if not each.startswith("_")}
+    meant = hint(name, sorted(own.difference(dir(nn.Module))))
+    return meant and f"; {meant.rstrip('. ')}"
 
 
 def hint_of_value(name: str, value: Any) -> str:

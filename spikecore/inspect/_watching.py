@@ -313,7 +313,8 @@ class Watching:
         """A neuron that hardly fires, or nearly always, may do so because its states are not finite: it runs again."""
         for seen in self.order:
             module: Any = seen.module
-            names = tuple(neuron_of(module).states) if seen.sample and self.origin is None else ()
+            looked_at = seen.sample and self.origin is None and neuron_of(module) is not None
+            names = tuple(neuron_of(module).states) if looked_at else ()
             calls = sequences(module, seen.sample or ()) if names else iter(())
             with torch.no_grad():
                 traces = [module.run(*inputs, record=names)[2] for inputs in calls]

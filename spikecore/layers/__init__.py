@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from spikecore._shell.misnamed import hint_at_missing
 from spikecore.layers._blocks import MSBlock, SEWBlock, SpikingSelfAttention
 from spikecore.layers._delay import Delay
 from spikecore.layers._dropout import SequenceDropout
@@ -23,3 +24,5 @@ __all__ = [
     "Voting",
     "tdbn",
 ]
+
+hint_at_missing(__name__)

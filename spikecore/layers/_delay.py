@@ -156,7 +156,7 @@ class Delay(Stateful):
     @property
     def whole(self) -> Tensor:
         """The delays in whole steps, as in ``eval()``: int64, of the shape of ``delay``."""
-        return whole(self.delay, self.max_delay)  # type: ignore[arg-type]  # a tensor
+        return whole(self.delay, self.max_delay)
 
     def delayed(self, x: Tensor) -> Delayed:
         """What inputs such as ``x`` ``[T, ..., in_features]`` are multiplied by now."""
@@ -228,7 +228,7 @@ class Delay(Stateful):
         delay: Any = self.delay
         parts = [f"max_delay={self.max_delay}", f"per={PER[2 - delay.ndim]!r}", f"learn={self.learn!r}"]
         if self.sigma is not None:
-            parts.append(f"sigma={parameters.shown(self.sigma)}")  # type: ignore[arg-type]  # a tensor
+            parts.append(f"sigma={parameters.shown(self.sigma)}")
         return ", ".join([*parts, f"step={self.step!r}"] if self.step == "single" else parts)
 
     def project(self) -> None:

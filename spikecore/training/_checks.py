@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-import warnings
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator, List, Tuple
 
@@ -13,17 +12,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from spikecore._base.batches import flattened
 from spikecore._shell.checks import shown
-from spikecore._shell.modules import in_turn, makes_time, unwrapped
-from spikecore.layers import TimeBatched
+from spikecore._shell.modules import in_turn, makes_time, observing, unwrapped
+from spikecore._shell.state import Stateful
+from spikecore.layers import NormNeuron
 
 #: Modules of torch.nn with layers that take ``[B, ...]``, and no further dimension in front.
 _OF_SAMPLES = [f"torch.nn.modules.{name}" for name in ("batchnorm", "conv", "flatten", "instancenorm", "pooling")]
-#: The same, and those of each number, or of the last dimensions: all leave dimension 0 where it is.
-_KEEP = [f"torch.nn.modules.{name}" for name in ("activation", "dropout", "linear", "normalization", "padding")]
-_KEEP += _OF_SAMPLES
 #: How torch says that an input has other dimensions or sizes than its layer wants.
 _SIZES = re.compile(r"\b[2-5]D\b|shapes cannot be multiplied|running_mean should contain|number of channels")
+#: How torch says that an input has another dtype than the weights of its layer.
+_DTYPES = re.compile(r"same dtype|should be the same|expected scalar type")
 #: Losses of torch on outputs ``[B, C]`` and classes ``[B]``.
 _OF_CLASSES = (nn.CrossEntropyLoss, nn.MultiMarginLoss, nn.NLLLoss)
 _FUNCTIONS_OF_CLASSES = (F.cross_entropy, F.multi_margin_loss, F.nll_loss)
@@ -64,54 +64,115 @@ def explained(way_out: Callable[[Exception], str]) -> Iterator[None]:
         raise ValueError(text) from error
 
 
-def loss_without_time(loss: Any, outputs: Any, targets: Any) -> str:
-    """What to write where a loss of torch got outputs with time; "" for another error."""
-    if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor) and outputs.ndim == 3 and targets.ndim == 1):
+def of_loss(net: nn.Module, loss: Any, inputs: Any, outputs: Any, targets: Any) -> str:
+    """What to write where a loss raised an error, and sizes say why; "" for another error."""
+    if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor) and outputs.ndim > 1 and targets.ndim == 1):
         return ""
-    if not _is_of_classes(loss) or outputs.shape[1] != targets.shape[0]:
+    batch, steps = len(targets), {_step(module) for module in net.modules()}
+    if isinstance(inputs, Tensor) and inputs.ndim > 2 and "multi" in steps:
+        length = outputs.shape[0 if outputs.ndim == 2 else 1]
+        if inputs.shape[0] == batch != inputs.shape[1] == length:
+            return (
+                f"there are {batch} targets, and neurons take dimension 0 of inputs {list(inputs.shape)} for time: "
+                "they seem to be [B, T, ...]; give inputs.transpose(0, 1), or sc.DataLoader(..., time_first=True)"
+            )
+    if outputs.ndim != 3 or not _is_of_classes(loss) or outputs.shape[1] != batch:
         return ""
     name = type(loss).__name__ if isinstance(loss, nn.Module) else _function(loss).__name__
-    return (
+    text = (
         f"loss={name} takes outputs [B, C], without time, and got [T, B, C] = {list(outputs.shape)} for targets [B] = "
         f"{list(targets.shape)}; use a loss over time, such as spikecore.losses.ce_count for spikes or ce_max_membrane "
         "for a membrane, or give it a mean over time: loss=lambda outputs, targets: your_loss(outputs.mean(0), targets)"
     )
+    return f"{text}. {_SINGLE}" if "single" in steps and "multi" not in steps else text
 
 
-def layers_without_time(net: nn.Module, error: Exception) -> str:
-    """What to write where a layer of torch may have got ``[T, B, ...]``; "" for another error."""
-    if type(error) not in (RuntimeError, ValueError) or not _SIZES.search(str(error)):
+def of_network(net: nn.Module, inputs: Any, error: Exception) -> str:
+    """What to write where a layer of torch raised an error of sizes or dtypes; "" for another error.
+
+    It may have got ``[T, B, ...]``, or inputs of another dtype than its weights.
+    """
+    if type(error) not in (RuntimeError, ValueError):
         return ""
-    names = _without_time(list(_layers(net)))
+    if _DTYPES.search(str(error)):
+        return _of_dtypes(net, inputs, error)
+    names = _without_time(list(_layers(net))) if _SIZES.search(str(error)) else ""
     return names and (
         f"{error}. Beside neurons over time, {names} take inputs [B, ...], and [T, B, ...] only within "
         "sc.layers.TimeBatched: write sc.layers.TimeBatched(layer, ...) around them"
     )
 
 
-def warn_of_batch_as_time(net: nn.Module, loss: Any, inputs: Any, outputs: Any, targets: Any) -> None:
-    """Warn where neurons take the batch for time, and the loss compares entry k with the class of k.
+def _of_dtypes(net: nn.Module, inputs: Any, error: Exception) -> str:
+    weights = next((value.dtype for value in net.parameters() if value.is_floating_point()), None)
+    other = next((value.dtype for value in flattened(inputs) if value.dtype != weights), None)
+    if weights is None or other is None:
+        return ""
+    name = str(weights).partition(".")[2]
+    return f"{error}. Inputs are {other}, and weights {weights}: give inputs.to(torch.{name})"
 
-    Without an encoder, that is so for inputs ``[B, ...]``. It is right for one sequence with a target for each step.
-    Networks of known layers, called one after the other, are looked at; of others nothing is said.
+
+#: A module with a step mode that was called, and the shape of its input.
+Call = Tuple[nn.Module, Tuple[int, ...]]
+
+
+@contextmanager
+def calls_of_neurons(net: nn.Module) -> Iterator[List[Call]]:
+    """The calls of neurons in the block; none of a network that is compiled, which a hook would compile once more."""
+    calls: List[Call] = []
+
+    def note(module: nn.Module, inputs: Tuple[Any, ...]) -> None:
+        calls.extend((module, tuple(x.shape)) for x in inputs[:1] if isinstance(x, Tensor))
+
+    modules = list(net.modules())
+    if any(getattr(m, "_compiled_call_impl", None) or type(m).__name__ == "OptimizedModule" for m in modules):
+        modules = []
+    neurons = [module for module in modules if _step(module) and not getattr(module, "makes_time", False)]
+    hooks = [module.register_forward_pre_hook(observing(note)) for module in neurons]
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def time_as_taken(net: nn.Module, calls: List[Call], inputs: Any, outputs: Any, targets: Any) -> str:
+    """What is to be said where sizes prove that neurons took something else for time than ``[T, B, ...]``; "" if not.
+
+    Targets ``[B]`` say how many samples there are.
     """
-    if not all(isinstance(value, Tensor) for value in (inputs, outputs, targets)) or not _is_of_classes(loss):
-        return
-    layers = list(_layers(net))
-    if targets.ndim != 1 or len(targets) < 2 or not any(_is_over_time(layer) for _, layer in layers):
-        return
-    if not all(_is_known(layer) for _, layer in layers):
-        return
-    names = _without_time(layers)
+    if not all(isinstance(value, Tensor) for value in (inputs, outputs, targets)) or targets.is_floating_point():
+        return ""
+    if targets.ndim != 1 or len(targets) < 2 or not calls:
+        return ""
+    steps, shapes, batch = {_step(module) for module, _ in calls}, [shape for _, shape in calls], len(targets)
+    if steps == {"multi"} and outputs.ndim == 2 and len(outputs) == batch:
+        # a neuron that got [T, B, ...] with T = B is no proof
+        is_batch = all(shape[:1] == (batch,) != shape[1:2] or shape == (batch, batch) for shape in shapes)
+        return _batch_as_time(net, inputs, batch) if is_batch else ""
+    if steps == {"single"} and inputs.ndim > 2 and len(inputs) != batch:
+        is_called_once = len(calls) == len({module for module, _ in calls})
+        takes_all = is_called_once and all(shape[:2] == (len(inputs), batch) for shape in shapes)
+        return f"inputs {list(inputs.shape)} for {batch} targets are [T, B, ...]. {_SINGLE}" if takes_all else ""
+    return ""
+
+
+_SINGLE = (
+    "The neurons have step='single': a call is one time step, and they take all of inputs for it. For calls of all "
+    "steps write sc.set_step(net, 'multi'); else call the network once for each step"
+)
+
+
+def _batch_as_time(net: nn.Module, inputs: Tensor, batch: int) -> str:
+    """So it is for inputs ``[B, ...]`` without an encoder. It is right for one sequence with a target for each step."""
+    names = _without_time(list(_layers(net)))
     within = f" and {names} into sc.layers.TimeBatched" if names else ""
-    warnings.warn(
-        f"the network takes dimension 0 of inputs {list(inputs.shape)} for time, and each of the {len(targets)} "
+    return (
+        f"the network takes dimension 0 of inputs {list(inputs.shape)} for time, and each of the {batch} "
         "targets is compared with one time step of one sample. If it is the batch, the numbers are wrong: put "
         f"sc.encode.Constant(T) in front of the network{within}, and use a loss over time, such as "
         "spikecore.losses.ce_count. For one sequence with a target for each step this is right, and inputs "
-        "[T, 1, ...], with outputs.squeeze(1) in the loss, say so without this warning",
-        UserWarning,
-        stacklevel=3,
+        "[T, 1, ...], with outputs.squeeze(1) in the loss, say so without this warning"
     )
 
 
@@ -146,12 +207,12 @@ def _without_time(layers: List[Tuple[str, nn.Module]]) -> str:
 
 def _is_over_time(layer: nn.Module) -> bool:
     """Whether this is a neuron whose calls are sequences from rest."""
-    neuron = layer if hasattr(layer, "step") else getattr(layer, "neuron", None)  # that of NormNeuron
-    return getattr(neuron, "step", None) == "multi" and not getattr(neuron, "carrying", False)
+    return _step(layer) == "multi"
 
 
-def _is_known(layer: nn.Module) -> bool:
-    """Whether dimension 0 of the output is that of the input, or time that the layer makes."""
-    return (
-        type(layer).__module__ in _KEEP or isinstance(layer, TimeBatched) or makes_time(layer) or _is_over_time(layer)
-    )
+def _step(module: nn.Module) -> str:
+    """The step mode of a neuron, or of another module with state over time; "" of other modules, and where it carries
+    its state from call to call by ``carry_state``.
+    """
+    neuron = module.neuron if isinstance(module, NormNeuron) else module
+    return neuron.step if isinstance(neuron, Stateful) and not neuron.carrying else ""

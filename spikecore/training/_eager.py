@@ -11,8 +11,9 @@ Rules of this module:
 
 from __future__ import annotations
 
+import warnings
 from contextlib import nullcontext
-from typing import Any, ContextManager, Dict, Optional, Tuple
+from typing import Any, ContextManager, Dict, List, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +25,14 @@ from spikecore.functional import own_state, stateful_modules
 from spikecore.layers import Delay
 from spikecore.neuron import Neuron
 from spikecore.training._checks import (
+    Call,
+    calls_of_neurons,
     check_loss,
     check_optimizer,
     explained,
-    layers_without_time,
-    loss_without_time,
-    warn_of_batch_as_time,
+    of_loss,
+    of_network,
+    time_as_taken,
 )
 from spikecore.training._form import Form
 from spikecore.training._saving import all_or_nothing, check_parts, load_optimizer
@@ -54,6 +57,10 @@ class _Eager:
     def as_captured(self) -> ContextManager[None]:
         """Around a step that is captured, and those before it that load what it needs."""
         return self._form.as_captured()
+
+    def _run(self, inputs: Any) -> Any:
+        with explained(lambda error: of_network(self.net, inputs, error)):
+            return self._form.run(inputs)
 
     def _casting(self, device: Optional[torch.device]) -> ContextManager[Any]:
         dtype = self.options.autocast
@@ -87,11 +94,15 @@ class EagerTraining(_Eager):
         """
         device = device_of(self.net)
         inputs, targets = self._form.inputs(to_device(inputs, device)), to_device(targets, device)
-        outputs, loss = self._form.attempt(lambda: self._differentiated(inputs, targets, device), inputs)
+        is_watched = self._is_first and not self._form.is_compiled
+        watching: ContextManager[List[Call]] = calls_of_neurons(self.net) if is_watched else nullcontext([])
+        with watching as calls:
+            outputs, loss = self._form.attempt(lambda: self._differentiated(inputs, targets, device), inputs)
         self._update({"inputs": inputs, "targets": targets, "outputs": outputs, "loss": loss})
-        if self._is_first:
-            self._is_first = False
-            warn_of_batch_as_time(self.net, self.loss, inputs, outputs, targets)
+        warning = time_as_taken(self.net, calls, inputs, outputs, targets) if self._is_first else ""
+        self._is_first = False
+        if warning:
+            warnings.warn(warning, UserWarning, stacklevel=2)
         return tree_map(Tensor.detach, outputs), loss.detach()
 
     def _differentiated(self, inputs: Any, targets: Any, device: Optional[torch.device]) -> Tuple[Any, Tensor]:
@@ -99,9 +110,8 @@ class EagerTraining(_Eager):
         self.optimizer.zero_grad(set_to_none=True)
         with own_state(self._stateful):
             with self._casting(device):
-                with explained(lambda error: layers_without_time(self.net, error)):
-                    outputs = self._form.run(inputs)
-                with explained(lambda error: loss_without_time(self.loss, outputs, targets)):
+                outputs = self._run(inputs)
+                with explained(lambda error: of_loss(self.net, self.loss, inputs, outputs, targets)):
                     loss = self._form.loss(self.loss, outputs, beside(outputs, targets))
             check_loss(loss)
             (loss if scaler is None else scaler.scale(loss)).backward()
@@ -153,7 +163,7 @@ class EagerInference(_Eager):
         try:
             with torch.no_grad(), own_state(self._stateful), self._casting(device):
                 batch = self._form.inputs(to_device(inputs, device))
-                return self._form.attempt(lambda: self._form.run(batch), batch)
+                return self._form.attempt(lambda: self._run(batch), batch)
         finally:
             for module, mode in modes:
                 module.training = mode

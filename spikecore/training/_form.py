@@ -64,6 +64,11 @@ class Form:
         compiled = {"compile": f"{USED}, but for {'; '.join(parts)}"} if parts and self._compiled else {}
         return {**self._became, **compiled}
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether torch.compile runs the network."""
+        return self._compiled
+
     @contextmanager
     def as_captured(self) -> Iterator[None]:
         """Around a step that is captured, or that loads what a captured one needs."""

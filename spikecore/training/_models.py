@@ -5,10 +5,12 @@ What stands in :mod:`spikecore.training._eager` serves every backend that runs i
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Optional
+from typing import Any, Callable, Iterable, Optional
 
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from spikecore._base.batches import tree_map
 from spikecore._base.errors import a_kind
 from spikecore._plugins.selection import backend_named, capture, resolve
 from spikecore._shell.binding import ask, request
@@ -47,16 +49,58 @@ def inference_model(net: nn.Module, *, backend: Optional[str] = None, options: A
 
 
 def DataLoader(  # noqa: N802  # stands where torch.utils.data.DataLoader would
-    dataset: Any, batch_size: int = 1, *, backend: Optional[str] = None, options: Any = None, **kwargs: Any
+    dataset: Any,
+    batch_size: int = 1,
+    *,
+    time_first: bool = False,
+    backend: Optional[str] = None,
+    options: Any = None,
+    **kwargs: Any,
 ) -> Iterable[Any]:
     """Batches of ``dataset`` as :func:`training_model` of the backend wants them; ``kwargs`` as for torch's DataLoader.
+
+    ``time_first``: turn the inputs of each batch from ``[B, T, ...]`` to ``[T, B, ...]``. Inputs are the first part of
+    a batch ``(inputs, targets)``, with every tensor in it if that is a tuple, a list or a dict; or the batch itself, if
+    it is one tensor. All other parts, such as targets and lengths, stay as they are. ValueError for inputs with fewer
+    than two dimensions, TypeError for a batch that is a dict.
 
     The backend is that of the argument, the ``use_backend`` block, or ``SPIKECORE_BACKEND``; otherwise torch's own
     loader.
     """
+    if time_first:
+        kwargs["time_first"] = True
     return backend_named(capture(backend, "DataLoader()")).data_loader(
         dataset, options, batch_size=batch_size, **kwargs
     )
+
+
+class TimeFirst:
+    """What makes a batch, ``collate``, and then turns its inputs from ``[B, T, ...]`` to ``[T, B, ...]``."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self.collate = collate
+
+    def __call__(self, samples: Any) -> Any:
+        """The batch."""
+        batch = self.collate(samples)
+        if isinstance(batch, Tensor):
+            return _turned(batch)
+        if not isinstance(batch, (tuple, list)) or not batch:
+            raise TypeError(
+                f"time_first=True turns the first part of a batch (inputs, targets), and a batch is {a_kind(batch)}; "
+                "leave time_first out, and turn the inputs in a collate_fn: x.transpose(0, 1)"
+            )
+        parts = [tree_map(_turned, batch[0]), *batch[1:]]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+
+
+def _turned(x: Tensor) -> Tensor:
+    if x.ndim < 2:
+        raise ValueError(
+            f"time_first=True turns inputs [B, T, ...], and these are {list(x.shape)}; leave it out for inputs without "
+            "time, which an encoder gives time, sc.encode.Constant(T)"
+        )
+    return x.transpose(0, 1).contiguous()
 
 
 def _is_captured(options: Any) -> bool:
@@ -69,7 +113,10 @@ def _check(net: Any, loss: Any, options: Any) -> None:
     if isinstance(loss, type):
         raise TypeError(f"loss={loss.__name__} is the class; give an object, {loss.__name__}()")
     if not callable(loss):
-        raise TypeError(f"loss={loss!r} must be callable as loss(outputs, targets), such as spikecore.losses.ce_count")
+        order = "; the order is training_model(net, loss, optimizer)" if isinstance(loss, Optimizer) else ""
+        raise TypeError(
+            f"loss={shown(loss)} must be callable as loss(outputs, targets), such as spikecore.losses.ce_count{order}"
+        )
     check_places(net)
     if isinstance(options, CudaOptions):
         _check_cuda(net, options)

@@ -215,6 +215,10 @@ class TestDataLoader:
             loader = sc.DataLoader(TensorDataset(*data(13)), batch_size=5, backend="ipu")
         assert sum(len(x) for x, _ in loader) == 10
 
+    def test_time_first_is_refused(self):
+        with pytest.raises(ValueError, match=r"PopTorch cuts dimension 0 .*, and turn the inputs in the network"):
+            sc.DataLoader(TensorDataset(*data(12)), batch_size=3, backend="ipu", time_first=True)
+
 
 class TestPipeline:
     def test_changes_no_number(self):

@@ -322,6 +322,38 @@ def test_ours_works_on_it(j):
         assert torch.equal(step(x, torch.zeros_like(first))[0], first)
 
 
+def test_the_mask_of_a_dropout_is_reset_with_the_neurons(j):
+    """By sc.reset, and by each step of sc.training_model; it is drawn as before, and stays until then."""
+    torch.manual_seed(1)
+    net = nn.Sequential(j.layer.Conv2d(1, 6, 3), j.neuron.IFNode(), j.layer.Dropout(0.5), j.layer.Dropout2d(0.5))
+    j.functional.set_step_mode(net, "m")
+    theirs, x = copy.deepcopy(net), torch.rand(T, B, 1, 5, 5) * 4
+    assert [*sc.convert(net, strict=True).replaced] == ["1", "2", "3"]
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        want = [theirs(x), theirs(x)]
+        torch.manual_seed(seed)
+        assert all(torch.equal(net(x), each) for each in want)
+        j.functional.reset_net(theirs)
+        sc.reset(net)
+        assert net[2].mask is None is net[3].mask
+    step = sc.training_model(net, lambda y, _: y.mean(), torch.optim.SGD(net.parameters(), lr=0.0))
+    for batch in (B, B - 1):  # a mask that stayed would not fit
+        step(x[:, :batch], None)
+    net[2].p = 0.25
+    assert net[2].neuron.p == 0.25
+
+
+def test_the_report_says_what_a_call_takes(j):
+    """All steps or one, whatever the neuron within does."""
+    net = nn.Sequential(j.neuron.LIFNode(step_mode="m"), j.neuron.IFNode())
+    lines = sc.convert(net).replaced
+    assert lines["0"].startswith("LIFNode -> LIF(tau=2")
+    assert lines["0"].endswith("; step_mode='m': a call takes all steps")
+    assert lines["1"].endswith("; step_mode='s': a call takes one step")
+    assert "step='single'" not in lines["0"]
+
+
 def test_a_memory_of_another_batch_starts_again(j):
     """As theirs: the last, smaller batch of an epoch needs no reset."""
     net = nn.Sequential(j.layer.Linear(4, 5), j.neuron.IFNode())

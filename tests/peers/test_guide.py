@@ -187,6 +187,32 @@ def losses(names):
     assert float(sc.metrics.accuracy(spk, y)) == pytest.approx(float(names.SF.accuracy_rate(spk, y)))
 
 
+def counted(names):
+    spk, y = (drive(9, 0, 1.0) > 0.4).float().requires_grad_(), torch.arange(B) % C
+    ours = sc.losses.mse_count(spk, y, correct_rate=0.8, incorrect_rate=0.2)
+    theirs = names.SF.mse_count_loss(correct_rate=0.8, incorrect_rate=0.2)(spk, y)
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(*(torch.autograd.grad(loss, spk)[0] for loss in (ours, theirs)))
+
+
+def cross_entropies(names):
+    spk, y = (drive(9, 0, 1.0) > 0.4).float(), torch.arange(B) % C
+    for name in ("ce_rate", "ce_max_membrane", "ce_temporal"):
+        theirs = getattr(names.SF, f"{name}_loss")()(spk, y)
+        torch.testing.assert_close(getattr(sc.losses, name)(spk, y), theirs.squeeze())
+
+
+def layers(names):
+    x = drive(9, 0, 1.0)
+    theirs, ours = names.layer.Dropout(0.5, step_mode="m"), sc.layers.SequenceDropout(0.5)
+    for dropout in (theirs, ours):  # one mask for all steps, scaled alike; the numbers are drawn in another way
+        masks = dropout(torch.ones_like(x))
+        assert torch.equal(masks, masks[:1].expand_as(masks))
+        assert set(masks.unique().tolist()) <= {0.0, 2.0}
+    wide = torch.rand(4, B, 30)
+    torch.testing.assert_close(sc.layers.Voting(10)(wide), names.layer.VotingLayer(10, step_mode="m")(wide))
+
+
 def checkpoints(names):
     def networks(leaky, plif, klif):
         return nn.ModuleDict({"fc": nn.Linear(C, C), "lif1": leaky, "lif2": plif, "lif3": klif})
@@ -259,10 +285,16 @@ def batched(names):
 CHECKS = {
     "`for x_t in x: spk, mem = lif(x_t, mem)`": loop,
     "`mem_rec`": record,
+    "`mem = lif.init_leaky()`, `utils.reset(net)`": loop,
+    "`lif.mem`, `lif.v`": record,
+    "`lif.reset()`": resets,
     "`SF.ce_count_loss()(spk, y)`, `SF.accuracy_rate(spk, y)`": losses,
+    "`SF.mse_count_loss(correct_rate=0.8, incorrect_rate=0.2)(spk, y)`": counted,
+    "`SF.ce_rate_loss()`, `SF.ce_max_membrane_loss()`, `SF.ce_temporal_loss()`": cross_entropies,
     "`net.load_state_dict(...)` of a snnTorch or SpikingJelly network": checkpoints,
     '`step_mode="m"`, `step_mode="s"`': modes,
     "`functional.reset_net(net)`, `functional.detach_net(net)`": resets,
+    "`layer.Dropout(0.5)`, `layer.VotingLayer(10)`": layers,
     '`layer.Conv2d(1, 2, 3, step_mode="m")`, `functional.seq_to_ann_forward(x, conv)`': batched,
 }
 

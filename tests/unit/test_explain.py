@@ -180,6 +180,12 @@ def test_single_steps_and_recurrence() -> None:
     assert [(layer.kind, layer.calls, layer.backend) for layer in found.layers] == [("Recurrent", 1, "torch")]
 
 
+def test_a_dropout_between_neurons() -> None:
+    """It has state over time and is no neuron: its states are not looked at."""
+    net = nn.Sequential(nn.Linear(4, 8), sc.LIF(), sc.layers.SequenceDropout(0.1), nn.Linear(8, 3), sc.LIF())
+    assert [layer.name for layer in sc.explain(net, torch.rand(3, 2, 4)).layers] == list("01234")
+
+
 def test_layers_that_are_silent_are_named() -> None:
     """Never, and always; the first layer of either kind comes first, and settings are tried for it alone."""
     silent, always = sc.LIF(threshold=100.0, backend="torch"), sc.IF(threshold=0.0, backend="torch")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import numpy as np
@@ -522,6 +523,32 @@ def test_samples_without_a_label_are_left_out(by):
     assert accuracy(x, torch.full_like(y, 2), by=by, ignore_index=2).isnan()
     with pytest.raises(ValueError, match="mask is False at every step of 1 of 40 sequences"):
         accuracy(x, y, by=by, mask=real)
+
+
+@pytest.mark.parametrize(
+    ("targets", "meant"),
+    [
+        (torch.zeros(MANY, CLASSES).long(), "they seem to be one-hot: give targets.argmax(-1)"),
+        (torch.zeros(MANY, CLASSES), "got torch.float32; they seem to be one-hot: give targets.argmax(-1)"),
+        (
+            torch.zeros(STEPS).long(),
+            "seem to be [B, T, C], as of a network that got [B, T, ...]: give it x.transpose(0, 1)",
+        ),
+        (torch.zeros(STEPS, MANY).long(), "they seem to be [T, B], one class at each step: give targets[0]"),
+    ],
+    ids=["one-hot", "one-hot numbers", "a batch before time", "a class for each step"],
+)
+@pytest.mark.parametrize("function", [losses.ce_count, accuracy])
+def test_targets_of_another_shape_say_what_they_seem_to_be(function, targets, meant):
+    """Sizes prove it; the way out is in the sentence."""
+    with pytest.raises((TypeError, ValueError), match=re.escape(meant)):
+        function(sparse(), targets)
+
+
+def test_time_that_is_made_twice():
+    """An encoder in front of inputs that have time."""
+    with pytest.raises(ValueError, match=r"got shape \(9, 2, 3, 4\); inputs that have time, .*, need no encoder"):
+        losses.ce_count(torch.zeros(9, 2, 3, 4), torch.zeros(3).long())
 
 
 def test_wrong_arguments_are_named():

@@ -176,3 +176,17 @@ def test_safetensors_load(tmp_path: Path) -> None:
     net = plif_net()
     sc.load_state(net, tmp_path / "net.safetensors")
     assert torch.equal(net(held["x"]), held["spikes"])
+
+
+def test_names_that_differ_say_that_the_order_fits() -> None:
+    """A prefix, or layers in other groups; nothing is said where the order does not fit either."""
+    net = nn.Sequential(nn.Linear(4, 3), sc.LIF(), nn.Linear(3, 2))
+    state = {f"features.{name}": value + 1 for name, value in net.state_dict().items()}
+    with pytest.raises(
+        RuntimeError, match=r"order: sc\.load_state\(net, file, order=True\) .* By names: Error\(s\) in"
+    ):
+        sc.load_state(net, state)
+    sc.load_state(net, state, order=True)
+    assert torch.equal(net.state_dict()["0.weight"], state["features.0.weight"])
+    with pytest.raises(RuntimeError, match=r"^Error\(s\) in loading"):
+        sc.load_state(net, {name: value for name, value in state.items() if "0" in name})

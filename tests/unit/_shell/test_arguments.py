@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import pytest
@@ -11,6 +12,7 @@ from torch.nn.utils import parametrize
 
 import spikecore as sc
 from shell_nets import values
+from spikecore._shell import misnamed
 from spikecore.backend import UnknownBackend
 
 T, B, C = 10, 3, 4
@@ -52,7 +54,7 @@ class TestDeclaration:
     def test_missing_attribute(self):
         """A missing attribute in ``dynamics`` is said by its own name, not as a missing program."""
         cls = type("Mine", (sc.Neuron,), {"dynamics": lambda self, x, s, p: (x * self.gain, {})})
-        with pytest.raises(sc.TraceError, match=r"^Mine\.dynamics: 'Mine' object has no attribute 'gain'$"):
+        with pytest.raises(sc.TraceError, match=r"^Mine\.dynamics: Mine has no attribute 'gain'$"):
             cls()(torch.zeros(1, 1))
 
     def test_without_dynamics(self):
@@ -168,6 +170,62 @@ class TestNames:
         with pytest.raises(TypeError, match=rf"^Leaky has no parameter '{name}'.*{re.escape(meant)}"):
             sc.Leaky(0.9, **{name: 3})
 
+    @pytest.mark.parametrize(
+        ("asked", "text"),
+        [
+            (lambda: sc.LIF().mem, "LIF has no attribute 'mem'; what other libraries call 'mem' is the state v: spk, "),
+            (
+                lambda: sc.LIF().v,
+                "LIF has no attribute 'v'; it is a state: s.v in dynamics, elsewhere out",
+            ),
+            (lambda: sc.LIF().v_threshold, "what other libraries call 'v_threshold' is threshold"),
+            (lambda: sc.LIF().tresh, "LIF has no attribute 'tresh'; did you mean 'threshold'?"),
+            (lambda: sc.LIF().nothing_like_it, "LIF has no attribute 'nothing_like_it'"),
+            (lambda: sc.LIF().reset_mem(), "is sc.reset(net); a multi-step call begins at rest, and needs none"),
+            (lambda: sc.LI().reset(), "is sc.reset(net); a multi-step call begins at rest, and needs none"),
+            (lambda: sc.Leaky(0.9).init_leaky(), "is not needed: a call takes all steps, [T, *N], and begins at rest;"),
+            (lambda: sc.layers.SequenceDropout().reset(), "what other libraries call 'reset' is sc.reset(net)"),
+            (lambda: sc.RLeaky, "module 'spikecore' has no attribute 'RLeaky'; what other libraries call 'RLeaky' is"),
+            (lambda: sc.Lif, "module 'spikecore' has no attribute 'Lif'; did you mean 'LIF'?"),
+            (lambda: sc.LIFNode, "is sc.LIF(surrogate=sc.surrogate.Sigmoid(4.0))"),
+            (lambda: sc.mse_count_loss, "what other libraries call 'mse_count_loss' is sc.losses.mse_count"),
+            (lambda: sc.losses.mse_count_loss, "module 'spikecore.losses' has no attribute 'mse_count_loss'; what"),
+            (lambda: sc.metrics.accuracy_rate, "is sc.metrics.accuracy(spikes, targets)"),
+            (lambda: sc.functional.reset_net, "what other libraries call 'reset_net' is sc.reset(net)"),
+            (lambda: sc.surrogate.fast_sigmoid, "is sc.surrogate.FastSigmoid(slope)"),
+            (
+                lambda: sc.encode.poisson,
+                "'spikecore.encode' has no attribute 'poisson'; did you mean 'Poisson'?",
+            ),
+            (lambda: sc.layers.VotingLayer, "is sc.layers.Voting(voters)"),
+        ],
+    )
+    def test_missing(self, asked, text):
+        """An attribute, a method, a class or a function that another library has, or that is misspelt."""
+        with pytest.raises(AttributeError, match=re.escape(text)):
+            asked()
+
+    def test_every_name_of_another_library_leads_to_one_of_ours(self):
+        """``sc.losses.mse_count`` in a hint is there."""
+        for text in (*misnamed.PEERS.values(), *misnamed.NAMES.values()):
+            for path in re.findall(r"sc\.([\w.]*\w)", text):
+                functools.reduce(getattr, path.split("."), sc)
+
+    @pytest.mark.parametrize("set_up", [lambda self: None, lambda self: setattr(self, "tau", 3.0)])
+    def test_a_forgotten_super(self, set_up):
+        """Of ``__init__`` of a neuron of one's own."""
+        cls = type("Mine", (sc.Neuron,), {"__init__": set_up, "params": {"tau": 2.0}, "dynamics": lambda *_: (0.0, {})})
+        with pytest.raises(AttributeError, match=r"Mine\.__init__ must call super\(\)\.__init__\(\.\.\.\), before"):
+            cls()(torch.zeros(1, 1))
+
+    def test_a_state_of_self_in_dynamics(self):
+        """``self.v`` for ``s.v``."""
+        cls = type("Mine", (sc.Neuron,), {"states": {"v": 0.0}, "dynamics": lambda self, x, s, p: (x + self.v, {})})
+        with pytest.raises(
+            sc.TraceError, match=r"^Mine\.dynamics: Mine has no .* 'v'; it is a state: s\.v in dynamics"
+        ):
+            cls()(torch.zeros(1, 1))
+
     def test_a_name_of_another_neuron(self):
         """A parameter or a setting that other neurons have: they are named."""
         others = r"; sc\.ALIF, .*sc\.Leaky, .*sc\.Synaptic.* have it\. "
@@ -227,7 +285,8 @@ class TestCalls:
     @pytest.mark.parametrize("value", [[1.0], None, values(2).numpy()])
     def test_input_type(self, value, step):
         """Input that is no tensor."""
-        with pytest.raises(TypeError, match=f"^LIF: x is a {type(value).__name__}; give a tensor$"):
+        way = "" if value is None or isinstance(value, list) else r", torch\.from_numpy\(x\)\.float\(\)"
+        with pytest.raises(TypeError, match=f"^LIF: x is a {type(value).__name__}; give a tensor{way}$"):
             sc.LIF(step=step)(value)
 
     @pytest.mark.parametrize(
@@ -266,6 +325,7 @@ class TestCalls:
         with pytest.raises(ValueError, match=r"^LIF: x has no dimensions; a multi-step call takes \[T, \*N\], T time"):
             sc.LIF()(torch.tensor(1.0))
         meant = (
+            r"a call gives the output alone, and out, state = run\(x\) the state, too; "
             r"a state is given as run\(x, state=state\) for x \[T, \.\.\.\], of one time step run\(x\[t : t \+ 1\], "
         )
         with pytest.raises(TypeError, match=rf"^LIF takes 1 input \(x\), got 2; {meant}state=state\)$"):

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 import spikecore as sc
 
@@ -211,6 +212,11 @@ def test_inference_is_in_eval_mode_and_restores_every_module():
             "optimizer holds no parameter of this network",
         ),
         ({"loss": None}, TypeError, "loss=None must be callable as loss(outputs, targets)"),
+        (
+            {"loss": torch.optim.SGD(nn.Linear(1, 1).parameters(), 0.1)},
+            TypeError,
+            "such as spikecore.losses.ce_count; the order is training_model(net, loss, optimizer)",
+        ),
         ({"options": {"compile": True}}, TypeError, "; write options=sc.TrainingOptions(compile=True)"),
         ({"options": 3}, TypeError, "options=3 must be a spikecore.TrainingOptions"),
     ],
@@ -354,8 +360,30 @@ def images() -> nn.Sequential:
     return nn.Sequential(first, sc.LIF(), nn.Flatten(), nn.Linear(8, 3))
 
 
+class Own(nn.Module):
+    """A network with a ``forward`` of its own, whose layers nobody sees."""
+
+    def __init__(self, step: str = "multi") -> None:
+        super().__init__()
+        self.first, self.neuron, self.last = nn.Linear(5, 8), sc.LIF(step=step), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.neuron(self.first(x)))
+
+
+class StepByStep(Own):
+    """The same, called once for each step."""
+
+    def __init__(self) -> None:
+        super().__init__("single")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([super(StepByStep, self).forward(now) for now in x])
+
+
 TAKEN = {
     "linear": (mlp, (16, 5), ""),
+    "a forward": (Own, (16, 5), ""),
     "images": (
         images,
         (16, 1, 6, 6),
@@ -368,6 +396,8 @@ RIGHT = {
     "time in a forward": (lambda: nn.Sequential(nn.Unflatten(0, (1, 16)), mlp(), Mean()), (16, 5)),
     "one step a call": (lambda: nn.Sequential(nn.Linear(5, 3), sc.LIF(step="single")), (16, 5)),
     "one sample": (mlp, (1, 5)),
+    "as many steps as samples": (lambda: nn.Sequential(Own(), Mean()), (16, 16, 5)),
+    "time in a neuron": (lambda: nn.Sequential(nn.Linear(5, 3), sc.LIF(repeat=16), Mean()), (16, 5)),
 }
 
 
@@ -390,6 +420,115 @@ class TestABatchAsTime:
     def test_nothing_is_said_of_right_ones(self, made: Callable[[], nn.Module], shape: Tuple[int, ...]) -> None:
         step_of(made(), nn.CrossEntropyLoss())(torch.rand(shape), labels(shape[0]))
 
+    @pytest.mark.parametrize(
+        ("loss", "targets"),
+        [
+            (nn.MSELoss(), torch.zeros(16, 3)),
+            (lambda outputs, targets: F.cross_entropy(outputs.mean(0, True), targets), torch.tensor([1])),
+        ],
+        ids=["values", "one target"],
+    )
+    def test_one_sequence_is_right(self, loss: Any, targets: Tensor) -> None:
+        """With what its outputs should be at each step, and with one target."""
+        step_of(mlp(), loss)(torch.rand(16, 5), targets)
+
+    def test_a_loss_of_ones_own(self) -> None:
+        """Which loss it is does not matter: outputs [B, C] of neurons over time are steps of one sample."""
+        step = step_of(Own(), lambda outputs, targets: F.cross_entropy(outputs, targets, label_smoothing=0.1))
+        with pytest.warns(UserWarning, match=r"dimension 0 of inputs \[16, 5\] for time"):
+            step(torch.rand(16, 5), labels(16))
+
+
+class TestSingleSteps:
+    """``step="single"`` and inputs ``[T, B, ...]``."""
+
+    def test_all_steps_taken_for_one_are_said_once(self) -> None:
+        step = step_of(Own("single"), sc.losses.ce_count)
+        said = (
+            r"^inputs \[4, 16, 5\] for 16 targets are \[T, B, \.\.\.\]\. .*step='single'.*sc\.set_step\(net, 'multi'\)"
+        )
+        with pytest.warns(UserWarning, match=said) as caught:
+            step(torch.rand(4, 16, 5), labels(16))
+        assert len(caught) == 1
+        step(torch.rand(4, 16, 5), labels(16))
+
+    def test_a_loss_without_time(self) -> None:
+        with pytest.raises(ValueError, match=r"takes outputs \[B, C\], .*step='single': a call is one time step"):
+            step_of(Own("single"), F.cross_entropy)(torch.rand(4, 16, 5), labels(16))
+
+    def test_nothing_is_said_of_right_ones(self) -> None:
+        """A loop over time, one step without time, and as many steps as samples, which prove nothing."""
+        step_of(StepByStep(), sc.losses.ce_count)(torch.rand(4, 16, 5), labels(16))
+        step_of(Own("single"), F.cross_entropy)(torch.rand(16, 5), labels(16))
+        step_of(Own("single"), sc.losses.ce_count)(torch.rand(16, 16, 5), labels(16))
+
+
+class TestABatchBeforeTime:
+    """Inputs ``[B, T, ...]``."""
+
+    @pytest.mark.parametrize(
+        "loss",
+        [sc.losses.ce_count, F.cross_entropy, lambda outputs, targets: F.cross_entropy(outputs.mean(0), targets)],
+        ids=["count", "cross entropy", "a mean"],
+    )
+    def test_losses_name_the_transpose(self, loss: Any) -> None:
+        said = (
+            r"16 targets, and .* inputs \[16, 4, 5\] for time: .*\[B, T, .*inputs\.transpose\(0, 1\), .*time_first=True"
+        )
+        with pytest.raises(ValueError, match=said):
+            step_of(Own(), loss)(torch.rand(16, 4, 5), labels(16))
+
+    def test_a_loader_turns_inputs(self) -> None:
+        """Those of a batch, and nothing else of it."""
+        x, y, lengths = torch.rand(7, 4, 5), torch.rand(7, 6), torch.arange(7)
+        for parts in ((x, y), (x, y, lengths)):
+            loader: Any = sc.DataLoader(TensorDataset(*parts), batch_size=3, time_first=True)
+            first, *others = next(iter(loader))
+            assert len(loader) == 3
+            assert first.is_contiguous()
+            assert torch.equal(first, x[:3].transpose(0, 1))
+            assert all(torch.equal(one, part[:3]) for one, part in zip(others, parts[1:]))
+
+    def test_a_loader_turns_every_tensor_of_the_inputs(self) -> None:
+        """A tuple or a dict of them, a batch that is a tensor, one from a collate function, and whole batches."""
+        x = torch.rand(6, 4, 5)
+        pairs = [((one, {"gate": one + 1}), 0) for one in x]
+        (first, gates), targets = next(iter(sc.DataLoader(pairs, 6, time_first=True)))
+        assert torch.equal(first, x.transpose(0, 1))
+        assert torch.equal(gates["gate"], x.transpose(0, 1) + 1)
+        assert targets.shape == (6,)
+        for loader in (
+            sc.DataLoader(list(x), 6, time_first=True),
+            sc.DataLoader([x], None, time_first=True),  # type: ignore[arg-type]  # torch's word for no batches
+            sc.DataLoader(list(x), 6, time_first=True, collate_fn=torch.stack),
+        ):
+            assert torch.equal(next(iter(loader)), x.transpose(0, 1))
+
+    @pytest.mark.parametrize(
+        ("samples", "error", "text"),
+        [
+            ([(torch.tensor(1.0), 2)], ValueError, r"turns inputs \[B, T, \.\.\.\], and these are \[1\]; .*encoder"),
+            ([{"x": torch.rand(4, 5)}], TypeError, r"a batch is a dict; .*collate_fn: x\.transpose\(0, 1\)"),
+        ],
+        ids=["no time", "a dict"],
+    )
+    def test_what_a_loader_refuses(self, samples: Any, error: Any, text: str) -> None:
+        with pytest.raises(error, match=text):
+            next(iter(sc.DataLoader(samples, time_first=True)))
+
+
+class TestInputsOfAnotherDtype:
+    """Integers, and numbers of NumPy, which are float64."""
+
+    @pytest.mark.parametrize("dtype", [torch.int64, torch.float64])
+    def test_the_error_names_the_dtypes(self, dtype: torch.dtype) -> None:
+        x = torch.ones(4, 16, 5, dtype=dtype)
+        said = rf"Inputs are {dtype}, and weights torch\.float32: give inputs\.to\(torch\.float32\)$"
+        with pytest.raises(ValueError, match=said):
+            step_of(mlp(), sc.losses.ce_count)(x, labels(16))
+        with pytest.raises(ValueError, match=said):
+            sc.inference_model(mlp())(x)
+
 
 class TestLayersWithoutTime:
     """Layers of torch that get ``[T, B, ...]``."""
@@ -407,3 +546,5 @@ class TestLayersWithoutTime:
         with pytest.raises(ValueError, match=rf"Beside neurons over time, {names} take .*TimeBatched") as caught:
             step(torch.rand(shape), labels(16))
         assert str(caught.value).startswith(str(caught.value.__cause__))
+        with pytest.raises(ValueError, match=rf"Beside neurons over time, {names} take"):
+            sc.inference_model(nn.Sequential(*first, nn.Linear(3, 3)).train())(torch.rand(shape))
