@@ -101,6 +101,8 @@ class Verdict:
         tiers = f"tier{'' if len(self.clean) == 1 else 's'} {', '.join(self.clean)}"
         if self.total == 1:
             return f"{self.word}: the case of the {tiers} holds"
+        if self.passed < self.total:
+            return f"{self.word}: {self.passed} of {self.total} cases of the {tiers} hold, and none is wrong"
         return f"{self.word}: all {self.total} cases of the {tiers} hold"
 
     def __str__(self) -> str:
