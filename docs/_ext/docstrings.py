@@ -8,9 +8,9 @@ from typing import Any, Dict, List
 #: Headings of such lists, which no page of the site needs: the list says it.
 _HEADINGS = {"Parameters", "Attributes"}
 _ENTRY = re.compile(r"(\*{0,2}\w+(?:, \*{0,2}\w+)*): (.*)")
-#: Formulas within a sentence. Without MathJax Sphinx shows their LaTeX, so they become code, with these symbols.
+#: Formulas within a sentence. Without MathJax Sphinx shows their LaTeX, so they become code, with these names.
 _FORMULA = re.compile(r":math:`([^`]*)`")
-_SYMBOLS = {"vartheta": "\u03d1", "beta": "\u03b2"}
+_NAMES = {"vartheta": "threshold"}
 
 
 def with_lists(lines: List[str]) -> List[str]:
@@ -30,7 +30,7 @@ def with_lists(lines: List[str]) -> List[str]:
 
 def _with_code(line: str) -> str:
     def code(formula: re.Match[str]) -> str:
-        text = re.sub(r"\\(\w+)", lambda name: _SYMBOLS.get(name[1], name[1]), formula[1])
+        text = re.sub(r"\\(\w+)", lambda name: _NAMES.get(name[1], name[1]), formula[1])
         return f"``{text}``"
 
     return _FORMULA.sub(code, line)
