@@ -1,7 +1,7 @@
-"""The pictures of README.md, a definition with its kernel and its speed, and badges: ``python docs/picture.py``.
+"""The pictures of README.md, a definition with its speed, and badges: ``python docs/picture.py``.
 
-The kernel is what ``sc.kernel_source`` gives for the definition, times are read from files of docs/benchmarks, verdicts
-from docs/results. A test compares the files with what this makes.
+Both are as wide as a telephone shows them without making the letters small. Times are read from files of
+docs/benchmarks, verdicts from docs/results. A test compares the files with what this makes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, Dict, List, Tuple
 import spikecore as sc
 
 DOCS = Path(__file__).parent
-PICTURE = DOCS / "_static" / "definition-kernel-speed.svg"
+PICTURE = DOCS / "_static" / "definition-speed.svg"
 BADGES = DOCS / "_static" / "badges.svg"
-#: Characters of a line of the kernel's panel, beyond which it goes on in the next one.
-COLUMNS = 62
+#: Units across both pictures.
+WIDTH = 470
 LIGHT = "--page: #f6f8fa; --panel: #ffffff; --edge: #d0d7de; --text: #1f2328; --dim: #59636e; --theirs: #8c959f"
 DARK = "--page: #0d1117; --panel: #161b22; --edge: #3d444d; --text: #e6edf3; --dim: #9198a1; --theirs: #6e7681"
 STYLE = f"""
@@ -27,9 +27,9 @@ svg {{ {LIGHT}; --ours: #1a7f37 }}
 @media (prefers-color-scheme: dark) {{ svg {{ {DARK}; --ours: #3fb950 }} }}
 .page {{ fill: var(--page) }} .panel {{ fill: var(--panel); stroke: var(--edge) }}
 .ours {{ fill: var(--ours) }} .theirs {{ fill: var(--theirs) }}
-text {{ fill: var(--text); font: 12px system-ui, sans-serif }}
-.title {{ font-weight: 600; font-size: 13px }} .dim {{ fill: var(--dim); font-size: 11px }}
-.code {{ font: 11px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; white-space: pre }}
+text {{ fill: var(--text); font: 14px system-ui, sans-serif }}
+.title {{ font-weight: 600; font-size: 16px }} .dim {{ fill: var(--dim); font-size: 13px }}
+.code {{ font: 13px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; white-space: pre }}
 """
 
 
@@ -53,23 +53,6 @@ def definition() -> List[str]:
     return [line.partition("  # ")[0].rstrip() for line in lines]
 
 
-def kernel() -> List[str]:
-    """The arithmetic of one step in both kernels: the bodies of two functions of their text."""
-    texts = sc.kernel_source(AdaptiveLIF(), backend="cupy")
-    lines: List[str] = []
-    for direction, function in (("forward", "step"), ("backward", "adjoint")):
-        (body,) = re.findall(rf" {function}\(.*?\) {{\n(.*?)\n}}", texts[direction], re.DOTALL)
-        lines += [f"// {direction}, one step", *(part for line in body.splitlines() for part in _wrapped(line)), ""]
-    return lines[:-1]
-
-
-def _wrapped(line: str) -> List[str]:
-    if len(line) <= COLUMNS:
-        return [line]
-    cut = line.rindex(" ", 0, COLUMNS)
-    return [line[:cut], f"        {line[cut + 1 :]}"]
-
-
 def rows(file: str, neuron: str) -> Dict[str, float]:
     """Forward and backward at T = 16 in float32, ms, of each implementation in a file of docs/benchmarks."""
     found = {}
@@ -87,11 +70,11 @@ def bars() -> List[Tuple[str, float, bool]]:
     own, lif = rows("h200-neurons.json", "own-neuron"), rows("h200-lif.json", "LIF")
     return [
         # a copy moves two words, and forward and backward of a neuron cannot do with less than five
-        ("moving the data", own["copy"] * 5 / 2, False),
-        ("your neuron, two states", own["cupy"], True),
-        ("sc.LIF", lif["cupy"], True),
-        ("SpikingJelly LIF, kernels", lif["SpikingJelly functional"], False),
-        ("SpikingJelly LIF, a loop", lif["SpikingJelly steps"], False),
+        ("only the data that both passes must move", own["copy"] * 5 / 2, False),
+        ("spikecore, a neuron of your own with two states", own["cupy"], True),
+        ("spikecore, LIF", lif["cupy"], True),
+        ("SpikingJelly 2.0.0, LIF in Triton kernels", lif["SpikingJelly functional"], False),
+        ("SpikingJelly 2.0.0, LIF in a loop over the steps", lif["SpikingJelly steps"], False),
     ]
 
 
@@ -101,38 +84,32 @@ def _text(x: float, y: float, kind: str, words: str) -> str:
 
 def picture() -> str:
     """The picture as SVG, with a page of its own behind it, so that it reads on light and on dark pages."""
-    left, right, speed = definition(), kernel(), bars()
-    height = max(58 + 15 * len(right), 114 + 16 * len(left) + 18 * len(speed))
+    code, speed = definition(), bars()
+    top = 60 + 19 * len(code)
+    height = top + 74 + 40 * len(speed)
     parts: List[Any] = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 920 {height}" role="img" '
-        'aria-label="A neuron of ten lines, the CUDA kernel made from it, and its speed beside other libraries">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{1.3 * WIDTH:g}" role="img" '
+        'aria-label="A neuron of ten lines, and its speed beside another library">',
         f"<style>{STYLE}</style>",
-        f'<rect class="page" width="920" height="{height}" rx="8"/>',
-        f'<rect class="panel" x="10" y="10" width="430" height="{32 + 16 * len(left)}" rx="6"/>',
-        _text(22, 30, "title", "A neuron is its equations"),
+        f'<rect class="page" width="{WIDTH}" height="{height}" rx="8"/>',
+        f'<rect class="panel" x="8" y="8" width="{WIDTH - 16}" height="{top - 16}" rx="6"/>',
+        _text(18, 32, "title", "A neuron is its equations"),
     ]
-    parts += [_text(22, 50 + 16 * k, "code", line) for k, line in enumerate(left)]
+    parts += [_text(18, 58 + 19 * k, "code", line) for k, line in enumerate(code)]
     parts += [
-        f'<rect class="panel" x="450" y="10" width="460" height="{height - 20}" rx="6"/>',
-        _text(462, 30, "title", "Its CUDA kernels: derived, gradient included"),
-    ]
-    parts += [_text(462, 50 + 15 * k, "code", line) for k, line in enumerate(right)]
-    top = 52 + 16 * len(left)
-    parts += [
-        f'<rect class="panel" x="10" y="{top}" width="430" height="{height - 10 - top}" rx="6"/>',
-        _text(22, top + 20, "title", "Its speed: forward and backward, ms"),
+        f'<rect class="panel" x="8" y="{top}" width="{WIDTH - 16}" height="{height - 8 - top}" rx="6"/>',
+        _text(18, top + 24, "title", "Forward and backward in ms: shorter is better"),
     ]
     longest = max(time for _, time, _ in speed)
     for k, (label, time, ours) in enumerate(speed):
-        y = top + 30 + 18 * k
+        y, width = top + 36 + 40 * k, 370 * time / longest
         parts += [
-            _text(22, y + 11, "dim", label),
-            f'<rect class="{"ours" if ours else "theirs"}" x="165" y="{y + 1}" '
-            f'width="{215 * time / longest:.1f}" height="12"/>',
-            _text(170 + 215 * time / longest, y + 11, "dim", f"{time:.2f}"),
+            _text(18, y + 14, "", label),
+            f'<rect class="{"ours" if ours else "theirs"}" x="18" y="{y + 20}" width="{width:.1f}" height="12"/>',
+            _text(24 + width, y + 31, "", f"{time:.2f}"),
         ]
-    source = "134 M inputs, T = 16, float32, one H200; docs/benchmarks/h200-*.json"
-    parts.append(_text(22, top + 42 + 18 * len(speed), "dim", source))
+    source = "134 million float32 inputs, T = 16, one NVIDIA H200"
+    parts.append(_text(18, top + 54 + 40 * len(speed), "dim", source))
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -153,19 +130,22 @@ def facts() -> List[Tuple[str, str]]:
 
 
 def badges() -> str:
-    """A row of badges as SVG."""
-    parts, x = [], 0.0
+    """Rows of badges as SVG."""
+    parts, x, y = [], 0.0, 0
     for name, value in facts():
         first, second = 14 + 6.4 * len(name), 14 + 6.4 * len(value)
+        if x + first + second > WIDTH:
+            x, y = 0.0, y + 26
         parts += [
-            f'<rect x="{x:g}" width="{first:g}" height="20" fill="#444c56"/>',
-            f'<rect x="{x + first:g}" width="{second:g}" height="20" fill="#1a7f37"/>',
-            f'<text x="{x + first / 2:g}" y="14">{escape(name)}</text>',
-            f'<text x="{x + first + second / 2:g}" y="14">{escape(value)}</text>',
+            f'<rect x="{x:g}" y="{y}" width="{first:g}" height="20" fill="#444c56"/>',
+            f'<rect x="{x + first:g}" y="{y}" width="{second:g}" height="20" fill="#1a7f37"/>',
+            f'<text x="{x + first / 2:g}" y="{y + 14}">{escape(name)}</text>',
+            f'<text x="{x + first + second / 2:g}" y="{y + 14}">{escape(value)}</text>',
         ]
         x += first + second + 6
     words = ", ".join(f"{name}: {value}" for name, value in facts())
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {x:g} 20" width="{x:g}" height="20" role="img"'
+    size = f'viewBox="0 0 {WIDTH} {y + 20}" width="{WIDTH}" height="{y + 20}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img"'
     style = "<style>text { fill: #fff; font: 11px Verdana, DejaVu Sans, sans-serif; text-anchor: middle }</style>"
     return "\n".join([f'{head} aria-label="{escape(words)}">', style, *parts, "</svg>", ""])
 

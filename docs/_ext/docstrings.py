@@ -8,13 +8,16 @@ from typing import Any, Dict, List
 #: Headings of such lists, which no page of the site needs: the list says it.
 _HEADINGS = {"Parameters", "Attributes"}
 _ENTRY = re.compile(r"(\*{0,2}\w+(?:, \*{0,2}\w+)*): (.*)")
+#: Formulas within a sentence. Without MathJax Sphinx shows their LaTeX, so they become code, with these names.
+_FORMULA = re.compile(r":math:`([^`]*)`")
+_NAMES = {"vartheta": "threshold"}
 
 
 def with_lists(lines: List[str]) -> List[str]:
     """The lines, where each paragraph that is such a list became one of Sphinx's."""
     found: List[str] = []
     paragraph: List[str] = []
-    for line in [*lines, ""]:
+    for line in map(_with_code, [*lines, ""]):
         if paragraph and paragraph[-1] in _HEADINGS and set(line) == {"-"}:
             paragraph.pop()
         elif line.strip():
@@ -23,6 +26,14 @@ def with_lists(lines: List[str]) -> List[str]:
             found += [*(_listed(paragraph) if _is_list(paragraph) else paragraph), ""]
             paragraph = []
     return found
+
+
+def _with_code(line: str) -> str:
+    def code(formula: re.Match[str]) -> str:
+        text = re.sub(r"\\(\w+)", lambda name: _NAMES.get(name[1], name[1]), formula[1])
+        return f"``{text}``"
+
+    return _FORMULA.sub(code, line)
 
 
 def _is_list(paragraph: List[str]) -> bool:

@@ -66,7 +66,7 @@ def neuron_section(kind: Any) -> List[str]:
     for param in kind.params:
         about = f"{units.of_parameter(kind, param)}{_range(neuron.bounds, param)}"
         rows.append([f"``{param}``", f"{kind.params[param]:g}", about])
-    lines += table(["parameter", "default", "is; unit; range"], rows)
+    lines += table(["parameter", "default", "meaning; unit; range"], rows)
     return [*lines, f"Arguments and source: :class:`spikecore.{name}`.", ""]
 
 
@@ -86,7 +86,7 @@ def surrogate_section(kind: Any) -> List[str]:
         rows.append(
             [f"``{field.name}``", f"{getattr(surrogate, field.name):g}", f"{units.of_field(kind, field.name)}{allowed}"]
         )
-    lines += table(["field", "default", "is; unit; range"], rows)
+    lines += table(["field", "default", "meaning; unit; range"], rows)
     return [*lines, f"Arguments and source: :class:`spikecore.surrogate.{name}`.", ""]
 
 
