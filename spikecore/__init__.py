@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors
     from spikecore import stochastic as stochastic
     from spikecore import surrogate as surrogate
     from spikecore._convert import Conversion as Conversion
+    from spikecore._convert import ann2snn as ann2snn
     from spikecore._convert import convert as convert
     from spikecore._convert import load_state as load_state
     from spikecore._plugins.registry import BackendStatus as BackendStatus
@@ -80,7 +81,7 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors
 
 #: Module -> names of ``sc`` that it has, beside the models of ``spikecore.neurons``.
 _NAMES: Mapping[str, str] = {
-    "spikecore._convert": "Conversion convert load_state",
+    "spikecore._convert": "Conversion ann2snn convert load_state",
     "spikecore.layers._delay": "Delay",
     "spikecore._transforms": "fuse hoist unfuse",
     "spikecore.inspect": "Energy Explanation Seen energy explain kernel_source monitor",

@@ -1,7 +1,7 @@
 """``sc.convert``: neurons of snnTorch and SpikingJelly, in a network as it is, computed by neurons of spikecore; and
-their checkpoints, ``sc.load_state``.
+their checkpoints, ``sc.load_state``; and networks of ReLUs as spiking ones, ``sc.ann2snn``.
 
-Rules of this package:
+Rules of ``sc.convert``:
 
 - A module becomes another one in its place: the object stays, its class changes. So whatever refers to it goes on: the
   network's ``forward``, lists in plain attributes, hooks, optimisers, caches and registries of the other library.
@@ -12,8 +12,9 @@ Rules of this package:
 - The other library is imported by nothing here: a network that holds its modules has imported it.
 """
 
+from spikecore._convert._ann2snn import ann2snn
 from spikecore._convert._load import load_state
 from spikecore._convert._network import convert
 from spikecore._convert._swapped import Conversion
 
-__all__ = ["Conversion", "convert", "load_state"]
+__all__ = ["Conversion", "ann2snn", "convert", "load_state"]

@@ -313,8 +313,8 @@ class Watching:
         """A neuron that hardly fires, or nearly always, may do so because its states are not finite: it runs again."""
         for seen in self.order:
             module: Any = seen.module
-            looked_at = seen.sample and self.origin is None and neuron_of(module) is not None
-            names = tuple(neuron_of(module).states) if looked_at else ()
+            neuron = neuron_of(module)  # None for other layers with a state, such as a dropout's mask
+            names = tuple(neuron.states) if neuron is not None and seen.sample and self.origin is None else ()
             calls = sequences(module, seen.sample or ()) if names else iter(())
             with torch.no_grad():
                 traces = [module.run(*inputs, record=names)[2] for inputs in calls]
@@ -395,7 +395,7 @@ def _kind(infinite: bool) -> str:
 
 def _may_fire(module: nn.Module) -> bool:
     """Whether outputs of 0 and 1 are spikes of this module."""
-    return stateful_of(module) is not None and not isinstance(module, Delay)
+    return neuron_of(module) is not None
 
 
 def storage_of(tensor: Tensor) -> int:

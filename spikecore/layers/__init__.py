@@ -8,9 +8,11 @@ from spikecore.layers._delay import Delay
 from spikecore.layers._dropout import SequenceDropout
 from spikecore.layers._norm_neuron import NormNeuron
 from spikecore.layers._packed import PackedConv2d, PackedLinear
+from spikecore.layers._psn import PSN, SlidingPSN
 from spikecore.layers._stateless import TEBN, TimeBatched, Voting, tdbn
 
 __all__ = [
+    "PSN",
     "TEBN",
     "Delay",
     "MSBlock",
@@ -19,6 +21,7 @@ __all__ = [
     "PackedLinear",
     "SEWBlock",
     "SequenceDropout",
+    "SlidingPSN",
     "SpikingSelfAttention",
     "TimeBatched",
     "Voting",

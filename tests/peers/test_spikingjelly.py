@@ -265,3 +265,26 @@ def test_glif_is_gated_lif_node_of_equal_conductances(jelly):
     peer = torch.autograd.grad((want * weights).sum(), [x, *(getattr(node, name) for name in names.values())])
     for ours_, theirs_ in zip(mine, peer):
         assert (ours_ - theirs_).abs().max() <= 1e-5 * max(1.0, theirs_.abs().max().item())
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    ("ours", "theirs", "keywords"),
+    [(sc.layers.PSN, "PSN", {}), (sc.layers.SlidingPSN, "SlidingPSN", {"step_mode": "m"})],
+)
+def test_parallel_spiking_neurons(jelly, ours, theirs, keywords, dtype):
+    """PSN and sliding PSN load theirs, and give their spikes and gradients."""
+    torch.manual_seed(0)
+    there = getattr(jelly.neuron, theirs)(T, **keywords).to(dtype)
+    here = ours(T).to(dtype)
+    with torch.no_grad():
+        there.weight += 0.1 * torch.randn_like(there.weight)
+    here.load_state_dict(there.state_dict())
+    x = (2 * torch.randn(T, 4, 5, dtype=dtype)).requires_grad_()
+    cotangent = torch.randn(T, 4, 5, dtype=dtype)
+    spikes, want = here(x), there(x)
+    assert torch.equal(spikes, want)
+    assert 0.05 < want.mean() < 0.95
+    grads = torch.autograd.grad((spikes * cotangent).sum(), (x, here.weight, here.bias))
+    for got, expected in zip(grads, torch.autograd.grad((want * cotangent).sum(), (x, there.weight, there.bias))):
+        assert error(got, expected) <= TOLERANCE[dtype]
