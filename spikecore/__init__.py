@@ -142,7 +142,7 @@ if not TYPE_CHECKING:  # a checker would take every name for one of these
         elif name in _GONE or name.startswith("_"):
             raise AttributeError(_GONE.get(name, f"module {__name__!r} has no attribute {name!r}"))
         else:
-            raise AttributeError(import_module(f"{__name__}._shell.misnamed").missing_in(__name__, name))
+            raise AttributeError(import_module(f"{__name__}._base.misnamed").missing_in(__name__, name))
         globals()[name] = value
         return value
 

@@ -20,8 +20,8 @@ from typing import Any, ClassVar, Dict, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
+from spikecore._base.misnamed import hint_at_missing
 from spikecore._shell import checks
-from spikecore._shell.misnamed import hint_at_missing
 from spikecore._shell.state import Stepped, with_generator, without_generator
 from spikecore.dtypes import compute_dtype
 

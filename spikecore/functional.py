@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from spikecore._base.context import compile_time, is_compiling, is_plain
 from spikecore._base.errors import a_kind
+from spikecore._base.misnamed import hint_at_missing
 from spikecore._shell import checks, parameters
 from spikecore._shell.binding import ask, request
 from spikecore._shell.checks import shown
-from spikecore._shell.misnamed import hint_at_missing
 from spikecore._shell.modules import in_turn
 from spikecore._shell.state import Stateful, Stepped, carry, carry_no_more, cut_graph, keep, names_of_state
 from spikecore.layers import Delay

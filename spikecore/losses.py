@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from spikecore._base.context import is_compiling, is_plain
-from spikecore._shell.misnamed import hint_at_missing
+from spikecore._base.misnamed import hint_at_missing
 from spikecore.dtypes import compute_dtype
 
 __all__ = [

@@ -7,7 +7,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from spikecore._shell.misnamed import hint_at_missing
+from spikecore._base.misnamed import hint_at_missing
 from spikecore.losses import Steps, check_readout, left_out, pool
 
 __all__ = ["accuracy"]

@@ -12,11 +12,11 @@ from typing import Any, Callable, Collection, Dict, Iterable, Mapping, Optional,
 import torch
 from torch import Tensor, nn
 
+from spikecore._base import misnamed
 from spikecore._base.context import is_compiling
 from spikecore._base.errors import a_kind, no_tensor
 from spikecore._plugins.registry import AUTO_NAME, default_registry
 from spikecore._plugins.selection import Resolved
-from spikecore._shell import misnamed
 from spikecore.backend import BackendError, Capabilities, Spec, Tensors, Unsupported
 from spikecore.dtypes import NAMES, compute_dtype
 from spikecore.lang import Program

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from spikecore._base.misnamed import hint_of_value
 from spikecore._shell import modules, ranges
-from spikecore._shell.misnamed import hint_of_value
 
 Value = Union[float, Tensor]
 

@@ -20,9 +20,10 @@ from typing import Any, Callable, ClassVar, Collection, Dict, Mapping, Optional,
 import torch
 from torch import Tensor, nn
 
+from spikecore._base import misnamed
 from spikecore._base.context import PLAIN, compile_time, is_batched, is_compiling, is_exporting, is_transforming
 from spikecore._base.errors import a_kind
-from spikecore._shell import checks, misnamed
+from spikecore._shell import checks
 from spikecore.backend import BackendError
 
 State = Dict[str, Tensor]

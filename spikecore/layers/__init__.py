@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spikecore._shell.misnamed import hint_at_missing
+from spikecore._base.misnamed import hint_at_missing
 from spikecore.layers._blocks import MSBlock, SEWBlock, SpikingSelfAttention
 from spikecore.layers._delay import Delay
 from spikecore.layers._dropout import SequenceDropout

@@ -12,7 +12,6 @@ from spikecore.neurons._lif import *
 from spikecore.neurons._membrane import *
 from spikecore.neurons._nonlinear import *
 from spikecore.neurons._recurrent import *
-from spikecore.neurons._ternary import *
 
 __all__ = [
     "ALIF",

@@ -22,7 +22,7 @@ Your own::
 
 from typing import Dict, Type
 
-from spikecore._shell.misnamed import hint_at_missing
+from spikecore._base.misnamed import hint_at_missing
 from spikecore.surrogate._base import Surrogate as Surrogate
 from spikecore.surrogate._piecewise import *
 from spikecore.surrogate._smooth import *

@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 
 import spikecore as sc
 from shell_nets import values
-from spikecore._shell import misnamed
+from spikecore._base import misnamed
 from spikecore.backend import UnknownBackend
 
 T, B, C = 10, 3, 4
