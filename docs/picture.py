@@ -1,7 +1,7 @@
 """The pictures of README.md, a definition with its kernel and its speed, and badges: ``python docs/picture.py``.
 
-The kernel is what ``sc.kernel_source`` gives for the definition, times are read from files of docs/benchmarks, verdicts
-from docs/results. A test compares the files with what this makes.
+The kernel is what ``sc.inspect.kernel_source`` gives for the definition, times are read from files of docs/benchmarks,
+verdicts from docs/results. A test compares the files with what this makes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def definition() -> List[str]:
 
 def kernel() -> List[str]:
     """The arithmetic of one step in both kernels: the bodies of two functions of their text."""
-    texts = sc.kernel_source(AdaptiveLIF(), backend="cupy")
+    texts = sc.inspect.kernel_source(AdaptiveLIF(), backend="cupy")
     lines: List[str] = []
     for direction, function in (("forward", "step"), ("backward", "adjoint")):
         (body,) = re.findall(rf" {function}\(.*?\) {{\n(.*?)\n}}", texts[direction], re.DOTALL)

@@ -247,7 +247,7 @@ def main() -> None:
     try:
         sc.set_backend(net, options.backend)
         results = run(net, sets, options)
-    except (sc.BackendError, sc.Unsupported) as error:
+    except (sc.backend.BackendError, sc.backend.Unsupported) as error:
         parser.error(str(error))
     except KeyboardInterrupt:
         if not checkpoint(options).exists():

@@ -55,9 +55,10 @@ def neuron_section(kind: Any) -> List[str]:
     """The section of one neuron."""
     name = kind.__name__
     lines = [name, "-" * len(name), "", f".. currentmodule:: {kind.__module__}", "", *_documentation(kind), ""]
+    home = next(module for module in (sc, sc.stochastic, sc.neurons) if name in module.__all__).__name__
+    source = f"Arguments and source: :class:`{home}.{name}`."
     if name in NO_NEURONS:
-        where = "spikecore" if hasattr(sc, name) else "spikecore.neurons"
-        return [*lines, f"Arguments and source: :class:`{where}.{name}`.", ""]
+        return [*lines, source, ""]
     neuron = sc.neurons.example(kind.__name__) if kind.__name__ in sc.neurons.MODELS else kind()
     picture, current = pictures.of_neuron(neuron)
     lines += _raw(formulas.of_neuron(str(neuron.program), frozenset(neuron.states)))
@@ -67,7 +68,7 @@ def neuron_section(kind: Any) -> List[str]:
         about = f"{units.of_parameter(kind, param)}{_range(neuron.bounds, param)}"
         rows.append([f"``{param}``", f"{kind.params[param]:g}", about])
     lines += table(["parameter", "default", "is; unit; range"], rows)
-    return [*lines, f"Arguments and source: :class:`spikecore.{name}`.", ""]
+    return [*lines, source, ""]
 
 
 def _caption(neuron: Any, current: float) -> str:
@@ -91,18 +92,20 @@ def surrogate_section(kind: Any) -> List[str]:
 
 
 def neurons() -> Iterator[Any]:
-    """Every neuron of :mod:`spikecore.neurons` and of ``sc``, by name."""
-    found = {*sc.neurons.MODELS.values(), sc.neurons.Membrane, sc.neurons.Recurrent}
-    public = (getattr(sc, name) for name in sc.__all__)
-    found |= {value for value in public if isinstance(value, type) and issubclass(value, sc.Neuron)} - {sc.Neuron}
-    yield from sorted(found, key=lambda kind: str(kind.__name__).lower())
+    """Every neuron of :mod:`spikecore.neurons` and :mod:`spikecore.stochastic`, by name."""
+    others = (sc.neurons.Membrane, sc.Recurrent, sc.stochastic.EscapeNoise, sc.stochastic.Stochastic)
+    yield from sorted({*sc.neurons.MODELS.values(), *others}, key=lambda kind: str(kind.__name__).lower())
 
 
 def surrogates() -> Iterator[Any]:
     """Every surrogate but the base class."""
     for name in sc.surrogate.__all__:
         value = getattr(sc.surrogate, name)
-        if isinstance(value, type) and issubclass(value, sc.Surrogate) and value is not sc.Surrogate:
+        if (
+            isinstance(value, type)
+            and issubclass(value, sc.surrogate.Surrogate)
+            and value is not sc.surrogate.Surrogate
+        ):
             yield value
 
 

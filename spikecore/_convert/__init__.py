@@ -1,5 +1,5 @@
 """``sc.convert``: neurons of snnTorch and SpikingJelly, in a network as it is, computed by neurons of spikecore; and
-their checkpoints, ``sc.load_state``.
+their checkpoints, ``sc.load_weights``.
 
 Rules of this package:
 
@@ -12,8 +12,8 @@ Rules of this package:
 - The other library is imported by nothing here: a network that holds its modules has imported it.
 """
 
-from spikecore._convert._load import load_state
+from spikecore._convert._load import load_weights
 from spikecore._convert._network import convert
 from spikecore._convert._swapped import Conversion
 
-__all__ = ["Conversion", "convert", "load_state"]
+__all__ = ["Conversion", "convert", "load_weights"]

@@ -335,7 +335,7 @@ def _surrogate(module: Any) -> Surrogate:
     factory = getattr(function, "__qualname__", type(function).__name__).partition(".")[0]
     known = SURROGATES.get(factory) if getattr(function, "__module__", None) == "snntorch.surrogate" else None
     if known is None:
-        raise Left(f"no surrogate here is its spike_grad {factory}; see sc.Surrogate for one of your own")
+        raise Left(f"no surrogate here is its spike_grad {factory}; see sc.surrogate.Surrogate for one of your own")
     build, names = known
     # snnTorch's surrogates are functions that remember what their factory was given, and nothing else says it
     closure = dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in function.__closure__ or ())))

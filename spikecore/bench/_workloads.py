@@ -12,7 +12,7 @@ import spikecore as sc
 
 
 @dataclass(frozen=True)
-class Hat(sc.Surrogate):
+class Hat(sc.surrogate.Surrogate):
     """A surrogate of a user's own: a hat of half width ``width`` and height ``height``, which no library has ready."""
 
     width: float = 1.5

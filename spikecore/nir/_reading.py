@@ -236,7 +236,7 @@ def _delayed(graph: Graph, delay: str, linear: str, how: Reading) -> nn.Module:
 
 
 def _add_delays(graph: Graph, how: Reading, made: Dict[str, nn.Module]) -> None:
-    """Nodes ``p.delay`` and ``p.linear`` that follow each other, which sc.Delay is saved as."""
+    """Nodes ``p.delay`` and ``p.linear`` that follow each other, which sc.layers.Delay is saved as."""
     for name in [name for name in graph.nodes if name.endswith(".delay")]:
         behind = name[:-5] + "linear"
         kinds = type(graph.nodes[name]).__name__, type(graph.nodes.get(behind)).__name__

@@ -337,7 +337,7 @@ class Drawn:
         if delay.learn:
             raise ValueError(
                 f"{owner} learns its delays (learn={delay.learn!r}), NIR's Delay is fixed; save "
-                "sc.Delay(linear, max_delay, delay=layer.whole.float(), learn=()), as it computes in eval()"
+                "sc.layers.Delay(linear, max_delay, delay=layer.whole.float(), learn=()), as it computes in eval()"
             )
         node = package().Delay(delay=delay.whole.cpu().double().numpy() * self.to.dt)
         node.metadata = {"spikecore_max_delay": delay.max_delay}

@@ -87,7 +87,7 @@ class Constants(sc.Neuron):
 
 
 @dataclass(frozen=True)
-class Tent(sc.Surrogate):
+class Tent(sc.surrogate.Surrogate):
     """A user's surrogate: a tent of the given width, with a floor that leaks."""
 
     width: float = 1.5
@@ -173,8 +173,8 @@ CUSTOM: Tuple[Model, ...] = (
 )
 
 
-def library_surrogate(twin: Derivative) -> sc.Surrogate:
+def library_surrogate(twin: Derivative) -> sc.surrogate.Surrogate:
     """The surrogate that an oracle's derivative is the derivative of: the library's, or a user's."""
     of = twin.library or USER_SURROGATES.get(twin.name) or getattr(sc.surrogate, twin.name)
-    made: sc.Surrogate = of(**twin.arguments)
+    made: sc.surrogate.Surrogate = of(**twin.arguments)
     return made

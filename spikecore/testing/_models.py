@@ -69,7 +69,7 @@ class Model:
         reset: str,
         values: Mapping[str, Any],
         *,
-        surrogate: Optional[sc.Surrogate] = None,
+        surrogate: Optional[sc.surrogate.Surrogate] = None,
         detach: bool = False,
         learn: Sequence[str] = (),
         **options: Any,

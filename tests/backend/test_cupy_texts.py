@@ -46,7 +46,7 @@ Plan = Union[ForwardPlan, BackwardPlan]
 #: The GPU that kernels are compiled for where nothing else is said: an H100 or H200.
 HOPPER = 90
 TENSORS = ("scalar", "channel", "full")
-SURROGATES = [cls for cls in sc.Surrogate.__subclasses__() if cls.__name__ in sc.surrogate.__all__]
+SURROGATES = [cls for cls in sc.surrogate.Surrogate.__subclasses__() if cls.__name__ in sc.surrogate.__all__]
 CHOICES = [(model, reset) for model in (*MODELS, *CUSTOM) for reset in model.resets]
 dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 

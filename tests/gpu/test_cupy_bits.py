@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 Noise = Callable[..., Tensor]
 
 
-class Scaled(sc.Surrogate):
+class Scaled(sc.surrogate.Surrogate):
     """``1 / (1 + u^2 / 16)`` with every number times ``scale``; as ``by_values``, of numbers that differ by step."""
 
     def __init__(self, scale: float, by_values: bool) -> None:

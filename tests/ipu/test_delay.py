@@ -12,7 +12,7 @@ import spikecore as sc
 def trained(backend, per, learn):
     """A step of a network with delays, and the network."""
     torch.manual_seed(0)
-    net = nn.Sequential(sc.Delay(nn.Linear(6, 8), 3, per=per, learn=learn), sc.LIF(), nn.Linear(8, 3), sc.LI())
+    net = nn.Sequential(sc.layers.Delay(nn.Linear(6, 8), 3, per=per, learn=learn), sc.LIF(), nn.Linear(8, 3), sc.LI())
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
     return sc.training_model(net, sc.losses.ce_max_membrane, optimizer, backend=backend), net
 

@@ -268,7 +268,7 @@ def test_what_is_not_watched_needs_retrace(call: Any) -> None:
 
 
 # Surrogates.
-class Loose(sc.Surrogate):
+class Loose(sc.surrogate.Surrogate):
     """With a plain attribute."""
 
     def __init__(self, k: float) -> None:

@@ -23,7 +23,7 @@ def made(per="connection", longest=LONGEST, dtype=torch.float64, **options):
     """A delay with weights and positions that are always the same."""
     torch.manual_seed(1)
     linear = nn.Linear(J, OUT, dtype=dtype)
-    return sc.Delay(linear, longest, per=per, generator=torch.Generator().manual_seed(2), **options)
+    return sc.layers.Delay(linear, longest, per=per, generator=torch.Generator().manual_seed(2), **options)
 
 
 def by_hand(x, weight, bias, delay, sigma, longest=LONGEST):
@@ -174,7 +174,7 @@ def normal(*shape, seed=0, dtype=torch.float32):
 def layer_of(longest=5, **options):
     """A delay that is always the same."""
     torch.manual_seed(1)
-    return sc.Delay(nn.Linear(INPUTS, OUTPUTS), longest, **options)
+    return sc.layers.Delay(nn.Linear(INPUTS, OUTPUTS), longest, **options)
 
 
 class TestParameters:
@@ -182,14 +182,14 @@ class TestParameters:
 
     def test_what_is_drawn(self):
         """Positions all over the range, per connection or per input; half of the range is the first width."""
-        layer = sc.Delay(nn.Linear(200, 10), 20, generator=torch.Generator().manual_seed(0))
+        layer = sc.layers.Delay(nn.Linear(200, 10), 20, generator=torch.Generator().manual_seed(0))
         assert layer.delay.shape == (10, 200)
         assert layer.delay.min() < 0.1
         assert layer.delay.max() > 19.9
         assert abs(layer.delay.mean() - 10) < 0.5
         assert layer.sigma == 10
-        assert sc.Delay(nn.Linear(200, 10), 20, per="input").delay.shape == (200,)
-        again = sc.Delay(nn.Linear(200, 10), 20, generator=torch.Generator().manual_seed(0))
+        assert sc.layers.Delay(nn.Linear(200, 10), 20, per="input").delay.shape == (200,)
+        again = sc.layers.Delay(nn.Linear(200, 10), 20, generator=torch.Generator().manual_seed(0))
         assert torch.equal(again.delay, layer.delay)
 
     def test_what_is_learnt(self):
@@ -223,7 +223,7 @@ class TestParameters:
 
     def test_positions_are_kept_in_their_range(self):
         """A call computes with the nearest values; project, state_dict and a step of training put them inside."""
-        for way in (sc.project, lambda layer: layer.state_dict()):
+        for way in (sc.functional.project, lambda layer: layer.state_dict()):
             layer, x = layer_of(2, learn=("delay", "sigma")), normal(STEPS, SAMPLES, INPUTS)
             with torch.no_grad():
                 layer.delay[0] = torch.tensor([-3.0, 1.25, 7.0])
@@ -245,7 +245,7 @@ class TestParameters:
 
 REFUSED = [
     (
-        lambda: sc.Delay(nn.Conv1d(3, 3, 1), 5),
+        lambda: sc.layers.Delay(nn.Conv1d(3, 3, 1), 5),
         TypeError,
         r"linear=Conv1d.* must be an nn.Linear whose forward is torch's",
     ),

@@ -44,7 +44,7 @@ def test_a_trace_warns_of_nothing_and_serves_any_batch(make):
     "make",
     [
         lambda: sc.LIF(2.5, learn=("tau",), backend="torch"),
-        lambda: sc.Recurrent(sc.Leaky(0.9, backend="torch"), sc.Delay(nn.Linear(3, 3), 2)),
+        lambda: sc.Recurrent(sc.Leaky(0.9, backend="torch"), sc.layers.Delay(nn.Linear(3, 3), 2)),
     ],
 )
 def test_a_trace_of_what_learns_is_checked(make):

@@ -56,7 +56,7 @@ def neuron_of(name: str, **options: Any) -> sc.Neuron:
 
 def drives(neuron: sc.Neuron, scale: float) -> List[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    draw = torch.rand if isinstance(neuron, sc.Stochastic) else torch.randn
+    draw = torch.rand if isinstance(neuron, sc.stochastic.Stochastic) else torch.randn
     return [draw(T, B, C, generator=generator, dtype=torch.float64) * scale for _ in neuron.program.inputs]
 
 

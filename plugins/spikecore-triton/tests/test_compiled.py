@@ -65,7 +65,7 @@ def test_every_surrogate_compiles(built: Build) -> None:
     """With its derivative inside LIF."""
     import spikecore as sc
 
-    every = sc.Surrogate.__subclasses__()
+    every = sc.surrogate.Surrogate.__subclasses__()
     names = [surrogate.__name__ for surrogate in every if surrogate.__name__ in sc.surrogate.__all__]
     cases = [{"neuron": "LIF", "surrogate": name, "dtype": "float32", "steps": 2} for name in names]
     assert len(built(cases)) == len(names) > 15

@@ -76,7 +76,7 @@ class Program:
         """The neuron as a case sees it: the library's class beside the oracle."""
         made = self.functions(sc=sc, torch=torch)
         body = {"derivative": made["derivative"], "__annotations__": dict.fromkeys(self.fields, float), **self.fields}
-        surrogate: Any = dataclasses.dataclass(frozen=True)(type(self.surrogate, (sc.Surrogate,), body))
+        surrogate: Any = dataclasses.dataclass(frozen=True)(type(self.surrogate, (sc.surrogate.Surrogate,), body))
         declared = {"inputs": self.inputs, "states": dict(self.states), "params": dict(self.params)}
         more = {"reset_states": self.reset_states, "dynamics": made["dynamics"]}
         neuron: Any = type(self.name, (sc.Neuron,), {**declared, **more})

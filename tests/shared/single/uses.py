@@ -67,14 +67,14 @@ def encoded(encoder: Any, device: str) -> List[Tensor]:
 def noise(device: str) -> List[Tensor]:
     """Numbers by counter are the same on every device."""
     torch.manual_seed(1)
-    return [sc.EscapeNoise(backend="torch").to(device)(drawn(12, 3, 4).to(device))]
+    return [sc.stochastic.EscapeNoise(backend="torch").to(device)(drawn(12, 3, 4).to(device))]
 
 
 def layers(device: str) -> List[Tensor]:
     """A network of delays, feedback, normalisation and pooling, forward and backward."""
     torch.manual_seed(1)
     net = nn.Sequential(
-        sc.Delay(nn.Linear(8, 6), 4),
+        sc.layers.Delay(nn.Linear(8, 6), 4),
         sc.layers.NormNeuron(nn.BatchNorm1d(6), sc.LIF(backend="torch")),
         sc.Recurrent(sc.ALIF(backend="torch"), nn.Linear(6, 6)),
         sc.layers.SequenceDropout(0.5),

@@ -52,7 +52,7 @@ class TestDeclaration:
     def test_missing_attribute(self):
         """A missing attribute in ``dynamics`` is said by its own name, not as a missing program."""
         cls = type("Mine", (sc.Neuron,), {"dynamics": lambda self, x, s, p: (x * self.gain, {})})
-        with pytest.raises(sc.TraceError, match=r"^Mine\.dynamics: 'Mine' object has no attribute 'gain'$"):
+        with pytest.raises(sc.lang.TraceError, match=r"^Mine\.dynamics: 'Mine' object has no attribute 'gain'$"):
             cls()(torch.zeros(1, 1))
 
     def test_without_dynamics(self):

@@ -84,7 +84,7 @@ def test_annealing_under_torch_compile():
 
 
 @dataclass(frozen=True)
-class Deciding(sc.Surrogate):
+class Deciding(sc.surrogate.Surrogate):
     """Another formula above 1, and a function of Python's."""
 
     alpha: float = 1.0

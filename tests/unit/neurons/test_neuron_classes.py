@@ -130,7 +130,7 @@ class TestTogether:
                 sc.Lapicque(beta)
 
 
-NEURONS = {**sc.neurons.MODELS, "EscapeNoise": sc.EscapeNoise}
+NEURONS = {**sc.neurons.MODELS, "EscapeNoise": sc.stochastic.EscapeNoise}
 CASES = [
     (name, reset)
     for name, cls in NEURONS.items()

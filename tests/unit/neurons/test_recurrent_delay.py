@@ -22,7 +22,7 @@ def made(per="connection", neuron=None, dtype=torch.float64, longest=LONGEST, le
     torch.manual_seed(0)
     width = {"sigma": 0.9} if learn else {}
     drawn_by = torch.Generator().manual_seed(3)
-    delay = sc.Delay(nn.Linear(C, C, dtype=dtype), longest, per=per, learn=learn, generator=drawn_by, **width)
+    delay = sc.layers.Delay(nn.Linear(C, C, dtype=dtype), longest, per=per, learn=learn, generator=drawn_by, **width)
     return sc.Recurrent(neuron or sc.LIF(1.7, backend="torch"), delay, **options)
 
 
@@ -138,19 +138,19 @@ class TestSaid:
         net, x = made(), drawn(T, B, C)
         net(x)
         assert net.looped == "linear is Delay, and a loop keeps what outputs send to later steps"
-        with pytest.raises(sc.Unsupported, match=r"in one call \(fused=True\): linear is Delay"):
+        with pytest.raises(sc.backend.Unsupported, match=r"in one call \(fused=True\): linear is Delay"):
             made(fused=True)(x)
 
     def test_refused(self):
         """Delays that the loop would not see, states without a past."""
-        delay = sc.Delay(nn.Linear(C, C), 3)
+        delay = sc.layers.Delay(nn.Linear(C, C), 3)
         with pytest.raises(ValueError, match="linear is Sequential with a Delay in it, which would take"):
             sc.Recurrent(sc.LIF(), nn.Sequential(delay, nn.Tanh()))
         with pytest.raises(ValueError, match="linear has step='single'; give the step mode to Recurrent"):
-            sc.Recurrent(sc.LIF(), sc.Delay(nn.Linear(C, C), 3, step="single"))
+            sc.Recurrent(sc.LIF(), sc.layers.Delay(nn.Linear(C, C), 3, step="single"))
 
         net = made()
         with pytest.raises(ValueError, match=r"Recurrent: state has \['feedback', 'v'\]; give past of the Delay"):
             net.run(drawn(T, B, C), state={"v": drawn(B, C), "feedback": drawn(B, C)})
         with pytest.raises(ValueError, match=r"Recurrent: linear gives shape \[2, 3\], one time step of the input has"):
-            sc.Recurrent(sc.LIF(), sc.Delay(nn.Linear(C, 3), 3))(drawn(T, B, C, dtype=torch.float32))
+            sc.Recurrent(sc.LIF(), sc.layers.Delay(nn.Linear(C, 3), 3))(drawn(T, B, C, dtype=torch.float32))

@@ -68,7 +68,7 @@ REFUSED = {
     "surrogate": (lambda: sc.LIF(surrogate=Mine()), "is not one of sc.surrogate, so a file cannot name it"),
     "mixed": (lambda: sc.Leaky(torch.tensor([0.5, 1, 1, 1.0]), reset="hard", reset_delay=False), "keeps 1 of itself"),
     "connections": (
-        lambda: sc.Delay(nn.Linear(4, 4), 3, delay=1.0, learn=()),
+        lambda: sc.layers.Delay(nn.Linear(4, 4), 3, delay=1.0, learn=()),
         "Delay at '1': has a delay for each connection, NIR's Delay one for each input; use per=",
     ),
     "feedback": (

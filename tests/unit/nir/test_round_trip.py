@@ -93,14 +93,14 @@ def _dense(draw, lossy):
         kind = draw.randrange(4)
         if kind == 0:
             delay = torch.randint(0, 4, (width,), generator=torch.Generator().manual_seed(draw.randrange(99))).float()
-            layers.append(sc.Delay(nn.Linear(width, after), 5, delay=delay, learn=()))
+            layers.append(sc.layers.Delay(nn.Linear(width, after), 5, delay=delay, learn=()))
         else:
             layers.append(nn.Linear(width, after, bias=kind != 1))
         neuron = _neuron(draw, after, lossy)
         if draw.random() < 0.3 and isinstance(neuron, (sc.IF, sc.LIF)):
             back = nn.Linear(after, after, bias=draw.random() < 0.5)
             if draw.random() < 0.5:
-                back = sc.Delay(back, 3, delay=2.0, per="input", learn=())
+                back = sc.layers.Delay(back, 3, delay=2.0, per="input", learn=())
             neuron = sc.Recurrent(neuron, back)
         layers.append(neuron)
         width = after
