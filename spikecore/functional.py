@@ -27,6 +27,21 @@ from spikecore._shell.state import Stateful, Stepped, carry, carry_no_more, cut_
 from spikecore.layers import Delay
 from spikecore.neuron import Neuron
 
+__all__ = [
+    "at_rest",
+    "carry_state",
+    "detach",
+    "get_state",
+    "mask_of",
+    "project",
+    "reset",
+    "set_backend",
+    "set_state",
+    "set_step",
+    "stateful_modules",
+    "to_rest",
+]
+
 #: Networks that were searched for neurons at two places: how many neurons they had, and what was found.
 _searched: MutableMapping[nn.Module, Tuple[int, Dict[nn.Module, Tuple[str, str]]]] = weakref.WeakKeyDictionary()
 #: What has a step mode.
@@ -445,3 +460,7 @@ def _whole_numbers(lengths: Sequence[int]) -> List[int]:
     except (TypeError, KeyError):
         pass
     raise TypeError(f"lengths must be whole numbers of steps, got {shown(lengths)}; give a list or a tensor [B]")
+
+
+def __dir__() -> List[str]:
+    return __all__
