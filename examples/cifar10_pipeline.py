@@ -24,7 +24,7 @@ from spikecore.bench import models
 BEGINS = (0, 2, 3, 4, 5)
 
 
-class Net(sc.Pipeline):
+class Net(sc.parallel.Pipeline):
     """Images ``[B, C, H, W]`` to output spikes ``[T, B, 10]``, or with ``--constant`` to their rates ``[1, B, 10]``."""
 
     def __init__(self, given: argparse.Namespace, sets: DataSet) -> None:
@@ -49,7 +49,7 @@ class Net(sc.Pipeline):
         return super().forward(images)
 
 
-def network(given: argparse.Namespace, sets: DataSet) -> sc.Pipeline:
+def network(given: argparse.Namespace, sets: DataSet) -> sc.parallel.Pipeline:
     """The pipeline that the options describe."""
     net = Net(given, sets)
     if given.every is not None:

@@ -112,7 +112,7 @@ def train_on(step: object, images: Tensor, targets: Tensor) -> Tuple[Tensor, Ten
     return loss, sc.metrics.accuracy(spikes, targets)
 
 
-def look_inside(net: nn.Sequential, path: Path, epoch: int) -> sc.Seen:
+def look_inside(net: nn.Sequential, path: Path, epoch: int) -> sc.inspect.Seen:
     """Rates on all test images, to TensorBoard as well, and a picture of one: the spikes of 64 of the neurons that fire
     in each hidden layer, and of the ten outputs.
     """
@@ -171,7 +171,9 @@ def main() -> None:
     try:
         sc.set_backend(net, options.backend)
         curves = train(net, options)
-    except sc.BackendError as error:  # by --backend or SPIKECORE_BACKEND; an automatic choice finds one that works
+    except (
+        sc.backend.BackendError
+    ) as error:  # by --backend or SPIKECORE_BACKEND; an automatic choice finds one that works
         parser.error(str(error))
     except KeyboardInterrupt:
         if not checkpoint(options).exists():

@@ -52,7 +52,7 @@ KEPT = (".json", ".png", ".npz", ".pt")
 
 
 @dataclass(frozen=True)
-class TwoGaussians(sc.surrogate.Surrogate):
+class TwoGaussians(sc.Surrogate):
     """``0.5 (1.15 N(u; 0, 0.5) - 0.3 N(u; 0, 3))`` with the normal density N: below 0 far from the threshold."""
 
     def derivative(self, u: Any) -> Any:
@@ -247,7 +247,7 @@ def main() -> None:
     try:
         sc.set_backend(net, options.backend)
         results = run(net, sets, options)
-    except (sc.BackendError, sc.Unsupported) as error:
+    except (sc.backend.BackendError, sc.backend.Unsupported) as error:
         parser.error(str(error))
     except KeyboardInterrupt:
         if not checkpoint(options).exists():

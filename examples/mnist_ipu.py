@@ -108,7 +108,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # `kill` ends it as Ctrl-C does
     try:
         run(options)
-    except (DataError, sc.BackendError) as error:
+    except (DataError, sc.backend.BackendError) as error:
         parser.error(str(error))
 
 

@@ -268,7 +268,7 @@ def main() -> None:
             name: [train(NETWORKS[name][1], NETWORKS[name][0], seed, sets, options) for seed in options.seeds]
             for name in chosen
         }
-    except (sc.BackendError, sc.Unsupported, ValueError) as error:  # of an option's value
+    except (sc.backend.BackendError, sc.backend.Unsupported, ValueError) as error:  # of an option's value
         parser.error(str(error))
     except KeyboardInterrupt:
         raise Stopped("\nstopped: nothing is kept; a training takes seconds") from None

@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Optional, Tuple, Union
 
+import pluggy
 import torch
 
 from spikecore._base.bits import Bits as Bits
@@ -52,6 +53,9 @@ Api = Union[int, Tuple[int, int]]
 #: refused: what it relies on would be ignored.
 BACKEND_API: Tuple[int, int] = (1, 4)
 OLDEST_API: Tuple[int, int] = (1, 0)
+
+#: Marks a plugin's function ``spikecore_backends``.
+hookimpl = pluggy.HookimplMarker("spikecore")
 
 #: Step counts up to this one are a compile-time constant of a runner; longer runs share one runner.
 MAX_STATIC_STEPS = 16
@@ -166,6 +170,26 @@ class BackendInfo:
     def takes(self, device_type: str) -> bool:
         """Whether tensors of this device type can be given to the backend."""
         return device_type in self.devices or (ANY_DEVICE in self.devices and device_type not in self.never)
+
+
+@dataclass(frozen=True)
+class BackendStatus:
+    """One line of what :func:`spikecore.backends` gives. A field is empty (``api``: None) while it is not known."""
+
+    name: str
+    #: ``ready``, ``unavailable``, ``failed``, ``blocked``, ``shadowed``, or of what nobody has tried yet ``installed``,
+    #: and ``not installed`` where the library of a built-in backend is not here.
+    state: str
+    distribution: str
+    version: str
+    api: Optional[Api]
+    devices: Tuple[str, ...]
+    #: Names of the declared capabilities.
+    capabilities: Tuple[str, ...]
+    #: Why it is in this state, and the way out; for a ready one, what serves if it is not what the name says.
+    detail: str
+    #: Device types whose tensors automatic choice may give to it.
+    automatic: Tuple[str, ...] = ()
 
 
 class Backend(Packing):

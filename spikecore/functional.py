@@ -28,6 +28,21 @@ from spikecore._shell.state import Stateful, Stepped, carry, carry_no_more, cut_
 from spikecore.layers import Delay
 from spikecore.neuron import Neuron
 
+__all__ = [
+    "at_rest",
+    "carry_state",
+    "detach",
+    "get_state",
+    "mask_of",
+    "project",
+    "reset",
+    "set_backend",
+    "set_state",
+    "set_step",
+    "stateful_modules",
+    "to_rest",
+]
+
 #: Networks that were searched for neurons at two places: how many neurons they had, and what was found.
 _searched: MutableMapping[nn.Module, Tuple[int, Dict[nn.Module, Tuple[str, str]]]] = weakref.WeakKeyDictionary()
 #: What has a step mode.
@@ -311,27 +326,27 @@ def _outermost(net: nn.Module, name: str = "") -> Iterator[Tuple[str, nn.Module]
         yield from _outermost(part, f"{name}.{key}" if name else key)
 
 
-def state_dict_of_state(net: nn.Module) -> Dict[str, Tensor]:
+def get_state(net: nn.Module) -> Dict[str, Tensor]:
     """The state that the next call of ``net`` continues from, by name, as a flat dict of tensors for ``torch.save``.
 
     The keys are ``"<name of the module>.<name of the state>"``, such as ``"1.v"``, with names of
     ``net.named_modules()``; of a network that :func:`spikecore.fuse` changed they are those of its fused form. The
     values are copies without a graph, on the device of the state. A neuron at rest has no entry, so that a
     network after ``sc.reset(net)`` gives ``{}``. Parameters are not among them: ``net.state_dict()`` has those.
-    :func:`load_state_dict_of_state` puts them back.
+    :func:`set_state` puts them back.
 
     Raises RuntimeError if nothing in ``net`` would continue from its state, ValueError for a neuron at two places of
     the network, TypeError for what is no module.
     """
     entries: Dict[str, Tensor] = {}
-    for prefix, module in _carriers("state_dict_of_state", net).items():
+    for prefix, module in _carriers("get_state", net).items():
         for name, value in (module.state or {}).items():
             entries[prefix + name] = value.detach().clone()
     return entries
 
 
-def load_state_dict_of_state(net: nn.Module, state: Mapping[str, Tensor], strict: bool = True) -> None:
-    """Have the next call of ``net`` continue from ``state``, as :func:`state_dict_of_state` gave it.
+def set_state(net: nn.Module, state: Mapping[str, Tensor], strict: bool = True) -> None:
+    """Have the next call of ``net`` continue from ``state``, as :func:`get_state` gave it.
 
     Tensors are copied, and stay on their device (``torch.load(file, map_location=...)``); the next call says if it is
     another one than that of its input, or if the shapes do not fit it. ``{}`` puts every neuron to rest. With
@@ -339,11 +354,11 @@ def load_state_dict_of_state(net: nn.Module, state: Mapping[str, Tensor], strict
 
     Nothing is changed if something does not fit. KeyError names the keys that are missing, and those that ``net`` has
     no state for; ValueError names states of one neuron whose shapes differ; TypeError what is no floating-point tensor,
-    or no dict. Otherwise raises as :func:`state_dict_of_state`.
+    or no dict. Otherwise raises as :func:`get_state`.
     """
     if not isinstance(state, Mapping):
-        raise TypeError(f"state={shown(state)} is {a_kind(state)}; give what sc.state_dict_of_state(net) gave")
-    carriers = _carriers("load_state_dict_of_state", net)
+        raise TypeError(f"state={shown(state)} is {a_kind(state)}; give what sc.get_state(net) gave")
+    carriers = _carriers("set_state", net)
     missing: List[str] = []
     states: Dict[str, Dict[str, Tensor]] = {}
     for prefix, module in carriers.items():
@@ -446,6 +461,10 @@ def _whole_numbers(lengths: Sequence[int]) -> List[int]:
     except (TypeError, KeyError):
         pass
     raise TypeError(f"lengths must be whole numbers of steps, got {shown(lengths)}; give a list or a tensor [B]")
+
+
+def __dir__() -> List[str]:
+    return __all__
 
 
 hint_at_missing(__name__)

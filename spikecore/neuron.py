@@ -88,6 +88,10 @@ class Neuron(Stateful):
     #: What runs calls; there is none yet while the neuron is made.
     _dispatch: Dispatch
 
+    #: Parameters that the constructor computes from other arguments, and does not take itself.
+    _computed: ClassVar[Tuple[str, ...]] = ()
+    __signature__ = parameters.Signature()
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         checks.declaration(cls, Neuron)

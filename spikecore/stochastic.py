@@ -43,7 +43,7 @@ class Stochastic(Neuron):
 
     Each is uniform in [0, 1), independent for every neuron and step, and drawn in every call that is not given it::
 
-        class Noisy(sc.Stochastic):
+        class Noisy(sc.stochastic.Stochastic):
             inputs, drawn = ("x", "u"), ("u",)
             states = {"v": 0.0}
             params = {"decay": 0.9, "width": 0.5}

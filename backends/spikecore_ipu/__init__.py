@@ -26,7 +26,7 @@ CAPABILITIES = Capabilities(
 )
 
 
-@spikecore.hookimpl
+@spikecore.backend.hookimpl
 def spikecore_backends() -> List[BackendInfo]:
     """The one backend of this package."""
     return [

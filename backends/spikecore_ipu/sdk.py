@@ -59,7 +59,7 @@ def reason() -> Optional[str]:
 def poptorch() -> Any:
     """The module ``poptorch``: Graphcore's, or the emulator if it was asked for.
 
-    Raises :class:`~spikecore.BackendUnavailable` where there is neither.
+    Raises :class:`~spikecore.backend.BackendUnavailable` where there is neither.
     """
     why = reason()
     if why is not None:

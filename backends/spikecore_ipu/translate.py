@@ -64,7 +64,7 @@ class Translated:
     def hand_over(self, executor: Any) -> None:
         """Have the executor take the hyperparameters, if they have changed since the last time.
 
-        Raises :class:`~spikecore.Unsupported` for what a compiled program cannot follow.
+        Raises :class:`~spikecore.backend.Unsupported` for what a compiled program cannot follow.
         """
         why = self.outdated()
         if why:
@@ -115,8 +115,8 @@ class Translated:
 def translated(optimizer: torch.optim.Optimizer, net: nn.Module) -> Translated:
     """The optimiser for PopTorch.
 
-    Raises :class:`~spikecore.Unsupported` for an optimiser or an option that PopTorch does not have, ValueError for a
-    parameter that is not the network's, or one of the network's that would be trained and is in no group.
+    Raises :class:`~spikecore.backend.Unsupported` for an optimiser or an option that PopTorch does not have, ValueError
+    for a parameter that is not the network's, or one of the network's that would be trained and is in no group.
     """
     _check_parameters(optimizer, net)
     if _is_poptorch(optimizer):

@@ -32,7 +32,7 @@ def _probe() -> Optional[str]:
     return None  # spikecore itself needs torch, so it is here
 
 
-@spikecore.hookimpl
+@spikecore.backend.hookimpl
 def spikecore_backends() -> List[BackendInfo]:
     """The one backend of this package."""
     return [

@@ -203,7 +203,7 @@ def main(
         net = network(options, sets)
         if getattr(options, "encoder", None) == "constant":
             sc.hoist(net)
-        if not isinstance(net, sc.Pipeline):  # whose stages have devices of their own
+        if not isinstance(net, sc.parallel.Pipeline):  # whose stages have devices of their own
             net = net.to(options.device)
         if options.layout == "channels-last":
             net = net.to(memory_format=torch.channels_last)
@@ -211,11 +211,11 @@ def main(
         if options.compile:
             net.compile()
         training = Training(net, sets, options, loss, augment(options) if augment else None)
-    except (sc.BackendError, sc.Unsupported, TypeError, ValueError) as error:  # of an option's value
+    except (sc.backend.BackendError, sc.backend.Unsupported, TypeError, ValueError) as error:  # of an option's value
         parser.error(str(error))
     try:
         run(training, sets)
-    except (DataError, sc.BackendError, sc.Unsupported) as error:
+    except (DataError, sc.backend.BackendError, sc.backend.Unsupported) as error:
         parser.error(str(error))
 
 

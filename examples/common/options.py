@@ -174,7 +174,9 @@ def out_folder(text: str) -> Path:
 def check(made: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """End the program with a sentence where options do not go together, or the device is not there."""
     if hasattr(options, "devices"):
-        options.device = options.devices.split(",")[0]  # where batches go; sc.Pipeline checks that all are there
+        options.device = options.devices.split(",")[
+            0
+        ]  # where batches go; sc.parallel.Pipeline checks that all are there
         kind = options.device.partition(":")[0]
     else:
         try:

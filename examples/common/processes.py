@@ -267,7 +267,7 @@ def main(made: argparse.ArgumentParser, engine: Callable[[nn.Sequential, Here, a
             net = network(options, sets).to(here.device)
             sc.set_backend(net, options.backend)
             run = Run(engine(net, here, options), here, sets, options)
-        except (sc.BackendError, ValueError) as error:  # of an option's value
+        except (sc.backend.BackendError, ValueError) as error:  # of an option's value
             made.error(str(error))
         if options.resume:
             try:

@@ -16,7 +16,7 @@ COMPILES = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= SECO
 
 
 def require_compiler(what: str) -> None:
-    """Raise :class:`spikecore.Unsupported` where this torch is below the second floor. ``what`` begins the sentence."""
+    """Raise :class:`spikecore.backend.Unsupported` for a torch below the second floor; ``what`` begins the text."""
     if not COMPILES:
         needed = ".".join(map(str, SECOND_FLOOR))
         raise Unsupported(f"{what} needs torch {needed} or newer; this is {torch.__version__}")

@@ -1,5 +1,5 @@
 """``sc.convert``: neurons of snnTorch and SpikingJelly, in a network as it is, computed by neurons of spikecore; and
-their checkpoints, ``sc.load_state``; and networks of ReLUs as spiking ones, ``sc.ann2snn``.
+their checkpoints, ``sc.load_weights``; and networks of ReLUs as spiking ones, ``sc.ann2snn``.
 
 Rules of ``sc.convert``:
 
@@ -13,8 +13,8 @@ Rules of ``sc.convert``:
 """
 
 from spikecore._convert._ann2snn import ann2snn
-from spikecore._convert._load import load_state
+from spikecore._convert._load import load_weights
 from spikecore._convert._network import convert
 from spikecore._convert._swapped import Conversion
 
-__all__ = ["Conversion", "ann2snn", "convert", "load_state"]
+__all__ = ["Conversion", "ann2snn", "convert", "load_weights"]

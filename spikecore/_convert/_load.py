@@ -1,4 +1,4 @@
-"""``sc.load_state``: a checkpoint of snnTorch or SpikingJelly in a network that was written anew.
+"""``sc.load_weights``: a checkpoint of snnTorch or SpikingJelly in a network that was written anew.
 
 Rules of this module:
 
@@ -32,7 +32,7 @@ COMPILED = "_orig_mod"
 PARALLEL = "module."
 
 
-def load_state(
+def load_weights(
     net: nn.Module, file: Union[str, Path, Mapping[str, Any]], *, order: bool = False, strict: bool = True
 ) -> Any:
     """Load a checkpoint of a snnTorch or SpikingJelly network into ``net``, whose neurons are of spikecore.
@@ -40,7 +40,7 @@ def load_state(
     ::
 
         net = nn.Sequential(sc.layers.TimeBatched(nn.Conv2d(1, 8, 3)), sc.PLIF(), nn.Flatten(2), nn.Linear(5408, 10))
-        sc.load_state(net, "spikingjelly.pt")  # "0.weight" is that of layer.Conv2d, net[0].module here
+        sc.load_weights(net, "spikingjelly.pt")  # "0.weight" is that of layer.Conv2d, net[0].module here
 
     Entries go by their names, those within :class:`spikecore.layers.TimeBatched` by the name of the ``layer.Conv2d`` or
     the ``SeqToANNContainer`` in its place, and those of :class:`spikecore.Recurrent` by snnTorch's ``recurrent`` and
@@ -65,7 +65,7 @@ def load_state(
     ``load_state_dict`` refuses; a ``net`` that ``copy.deepcopy`` takes is then as it was.
     """
     if not isinstance(net, nn.Module):
-        raise TypeError(f"sc.load_state: net={shown(net)} must be a network (an nn.Module)")
+        raise TypeError(f"sc.load_weights: net={shown(net)} must be a network (an nn.Module)")
     state = _unwrapped(net, _entries(file))
     named = _by_order(net, state) if order else _by_name(net, state)
     try:
@@ -80,8 +80,8 @@ def load_state(
         if order or not _fits_in_order(net, state):
             raise
         raise RuntimeError(
-            "sc.load_state: the names of the checkpoint are not those of net, but its modules fit those of net in "
-            f"order: sc.load_state(net, file, order=True) goes by that. By names: {error}"
+            "sc.load_weights: the names of the checkpoint are not those of net, but its modules fit those of net in "
+            f"order: sc.load_weights(net, file, order=True) goes by that. By names: {error}"
         ) from error
 
 
@@ -92,7 +92,7 @@ def _entries(file: Any) -> Mapping[str, Tensor]:
         content = _read(Path(file))
     if not isinstance(content, Mapping):
         raise TypeError(
-            f"sc.load_state: file={shown(file)} must be a path or a state_dict, got {type(content).__name__}"
+            f"sc.load_weights: file={shown(file)} must be a path or a state_dict, got {type(content).__name__}"
         )
     if _is_state(content):
         return content
@@ -100,8 +100,8 @@ def _entries(file: Any) -> Mapping[str, Tensor]:
     if len(inner) != 1:
         what = f"both {' and '.join(inner)}" if inner else "no state of a network"
         raise ValueError(
-            f"sc.load_state: the checkpoint has {what} among {', '.join(map(repr, content))}; give the entry itself, "
-            'sc.load_state(net, checkpoint["..."])'
+            f"sc.load_weights: the checkpoint has {what} among {', '.join(map(repr, content))}; give the entry itself, "
+            'sc.load_weights(net, checkpoint["..."])'
         )
     state: Mapping[str, Tensor] = content[inner[0]]
     return state
@@ -113,17 +113,18 @@ def _read(path: Path) -> Any:
         try:
             from safetensors.torch import load_file
         except ImportError as error:
-            raise ImportError("sc.load_state reads .safetensors by safetensors: pip install safetensors") from error
+            raise ImportError("sc.load_weights reads .safetensors by safetensors: pip install safetensors") from error
         try:
             return load_file(str(path))
         except Exception as error:
-            raise ValueError(f"sc.load_state: {str(path)!r} is no file of safetensors: {error}") from error
+            raise ValueError(f"sc.load_weights: {str(path)!r} is no file of safetensors: {error}") from error
     try:
         return torch.load(str(path), map_location="cpu", weights_only=True)
     except Exception as error:
         raise ValueError(
-            f"sc.load_state: {str(path)!r} holds more than tensors, or is no file of torch.save: {error}\nIf you trust "
-            "it, read it yourself: sc.load_state(net, torch.load(path, map_location='cpu', weights_only=False)['net'])"
+            f"sc.load_weights: {str(path)!r} holds more than tensors, or is no file of torch.save: {error}\nIf you "
+            "trust it, read it yourself: "
+            "sc.load_weights(net, torch.load(path, map_location='cpu', weights_only=False)['net'])"
         ) from error
 
 
@@ -146,7 +147,7 @@ def _named(entries: Iterable[Tuple[str, str, Tensor]], what: str) -> Dict[str, T
     for key, name, value in entries:
         if name in named:
             raise ValueError(
-                f"sc.load_state: {keys[name]!r} and {key!r} of the checkpoint are both {name!r}, {what} entry; take "
+                f"sc.load_weights: {keys[name]!r} and {key!r} of the checkpoint are both {name!r}, {what} entry; take "
                 "one of them out of it"
             )
         named[name], keys[name] = value, key
@@ -209,11 +210,13 @@ def _by_order(net: nn.Module, state: Mapping[str, Tensor]) -> Dict[str, Tensor]:
                 break
             if module.state_dict() and not list(module.children()):
                 raise ValueError(
-                    f"sc.load_state: in order, {theirs!r} of the checkpoint, with {_shapes(entries)}, would go to "
+                    f"sc.load_weights: in order, {theirs!r} of the checkpoint, with {_shapes(entries)}, would go to "
                     f"{ours!r} ({type(module).__name__}) with {_shapes(module.state_dict())}"
                 )
         else:
-            raise ValueError(f"sc.load_state: in order, net has no place left for {theirs!r}, with {_shapes(entries)}")
+            raise ValueError(
+                f"sc.load_weights: in order, net has no place left for {theirs!r}, with {_shapes(entries)}"
+            )
     return named
 
 

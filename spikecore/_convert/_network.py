@@ -55,6 +55,8 @@ def convert(net: nn.Module, *, strict: bool = False) -> Conversion:
     strict: raise ValueError with the list if a module would be left, before anything is changed. Otherwise a
         UserWarning has the list.
 
+    The report has ``replaced`` and ``left``, each name -> words, and prints as one line for each module.
+
     Raises TypeError for what is no module, and ValueError for a network without a module of these libraries. Which
     neurons, arguments and surrogates there are is in docs/convert.md.
     """

@@ -326,7 +326,7 @@ def _surrogate(function: Any) -> surrogate.Surrogate:
     kind = type(function)
     known = SURROGATES.get(kind.__name__) if kind.__module__ == PACKAGE + "surrogate" else None
     if known is None:
-        raise Left(f"no surrogate here is its {kind.__name__}; see sc.surrogate.Surrogate for one of your own")
+        raise Left(f"no surrogate here is its {kind.__name__}; see sc.Surrogate for one of your own")
     if not getattr(function, "spiking", True):
         raise Left("its surrogate has spiking=False, which makes the output smooth, and neurons here always spike")
     build, names = known

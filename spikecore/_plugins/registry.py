@@ -35,11 +35,11 @@ from spikecore.backend import (
     ANY_DEVICE,
     BACKEND_API,
     OLDEST_API,
-    Api,
     Backend,
     BackendError,
     BackendInfo,
     BackendLoadError,
+    BackendStatus,
     BackendUnavailable,
     Capabilities,
     UnknownBackend,
@@ -70,7 +70,6 @@ GROUP = "spikecore.backends"
 _DEVICES = {"cpu": "cpu", "cuda": "cuda", "gpu": "cuda", "hip": "cuda", "mps": "mps", "rocm": "cuda", "xpu": "xpu"}
 
 hookspec = pluggy.HookspecMarker("spikecore")
-hookimpl = pluggy.HookimplMarker("spikecore")
 _log = logging.getLogger("spikecore")
 _T = TypeVar("_T")
 
@@ -80,26 +79,6 @@ class _Hooks:
     def spikecore_backends(self) -> Iterable[BackendInfo]:
         """Describe the backends this plugin provides. Cheap: no heavy import, no device access."""
         return ()
-
-
-@dataclass(frozen=True)
-class BackendStatus:
-    """One line of the list of backends. A field is empty (``api``: None) while it is not known."""
-
-    name: str
-    #: ``ready``, ``unavailable``, ``failed``, ``blocked``, ``shadowed``, or of what nobody has tried yet ``installed``,
-    #: and ``not installed`` where the library of a built-in backend is not here.
-    state: str
-    distribution: str
-    version: str
-    api: Optional[Api]
-    devices: Tuple[str, ...]
-    #: Names of the declared capabilities.
-    capabilities: Tuple[str, ...]
-    #: Why it is in this state, and the way out; for a ready one, what serves if it is not what the name says.
-    detail: str
-    #: Device types whose tensors automatic choice may give to it.
-    automatic: Tuple[str, ...] = ()
 
 
 @dataclass
@@ -468,7 +447,9 @@ def _describe(plugin: Plugin) -> BackendInfo:
     manager.check_pending()
     hooks = manager.hook.spikecore_backends.get_hookimpls()
     if not hooks:
-        raise TypeError(f"{plugin.value} implements no hook; mark spikecore_backends() with @spikecore.hookimpl")
+        raise TypeError(
+            f"{plugin.value} implements no hook; mark spikecore_backends() with @spikecore.backend.hookimpl"
+        )
     infos: List[BackendInfo] = []
     for hook in hooks:
         result: Any = hook.function()

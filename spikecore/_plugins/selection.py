@@ -22,9 +22,9 @@ from contextvars import ContextVar
 from typing import ContextManager, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from spikecore._plugins.registry import AUTO as AUTO
-from spikecore._plugins.registry import AUTO_NAME, BackendStatus, Registry, default_registry
+from spikecore._plugins.registry import AUTO_NAME, Registry, default_registry
 from spikecore._plugins.registry import REFERENCE as REFERENCE
-from spikecore.backend import ANY_DEVICE, Backend, BackendError, BackendUnavailable, UnknownBackend
+from spikecore.backend import ANY_DEVICE, Backend, BackendError, BackendStatus, BackendUnavailable, UnknownBackend
 
 _context: ContextVar[Optional[str]] = ContextVar("spikecore_backend", default=None)
 _log = logging.getLogger("spikecore")

@@ -95,7 +95,7 @@ def surrogate(owner: str, name: str, value: Any) -> Surrogate:
         raise TypeError(f"{owner}: surrogate={value.__name__} is the class; give an object, {value.__name__}()")
     if not isinstance(value, Surrogate):
         raise TypeError(
-            f"{owner}: surrogate={value!r} must be a spikecore.surrogate.Surrogate, such as ATan(alpha=2.0); "
+            f"{owner}: surrogate={value!r} must be a spikecore.Surrogate, such as ATan(alpha=2.0); "
             "for one of your own subclass Surrogate and write derivative(self, u)"
         )
     for field, number in vars(value).items():

@@ -6,8 +6,8 @@ Rules of this module:
 - The program reads a learnt parameter p with a range as ``detach(nearest(p)) + (p - detach(p))``: the nearest value
   inside, with derivative 1, so that one outside can come back. A value inside keeps every bit, but for a -0.0, which
   counts as 0.0. A value that is not finite gives NaN. No call changes a parameter.
-- :func:`project` puts stored values inside: after the update of a training step, in :func:`spikecore.project`, and
-  before they are saved, since what is saved must load again.
+- :func:`project` puts stored values inside: after the update of a training step, in
+  :func:`spikecore.functional.project`, and before they are saved, since what is saved must load again.
 - Of a range above 0 a learnt value whose inverse square is near infinity counts as outside: derivatives with respect to
   a divisor have that factor, so that a width of 1e-25 gave NaN (0 times infinity) for gradients in float32.
 """

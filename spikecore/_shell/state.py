@@ -128,7 +128,7 @@ class Stateful(nn.Module):
     def _replicate_for_data_parallel(self) -> Any:
         raise RuntimeError(
             f"{type(self).__name__} is in an nn.DataParallel, which splits time and forgets the state of its replicas; "
-            "use nn.parallel.DistributedDataParallel, or sc.Pipeline for a network that one GPU does not hold"
+            "use nn.parallel.DistributedDataParallel, or sc.parallel.Pipeline for a network that one GPU does not hold"
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:

@@ -69,7 +69,7 @@ CASES = (
 )
 
 
-class _Streamed(sc.Pipeline):
+class _Streamed(sc.parallel.Pipeline):
     """Its output for an image at every step, as rates ``[1, B, 10]``."""
 
     def __init__(self, stages: Sequence[Tuple[nn.Module, torch.device]], steps: int) -> None:
@@ -165,7 +165,7 @@ def _network(case: Case, places: Sequence[torch.device], width: int, steps: int)
     return (
         _Streamed(placed, steps)
         if case.input == STREAMED
-        else sc.Pipeline(placed, split_sizes=case.split, batch_dim=(0, 1))
+        else sc.parallel.Pipeline(placed, split_sizes=case.split, batch_dim=(0, 1))
     )
 
 

@@ -104,7 +104,7 @@ class AttentionBlock(nn.Module):
         return y
 
     def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
-        """What comes out, for :func:`spikecore.pack`."""
+        """What comes out, for :func:`spikecore.layers.pack`."""
         known = added(known, follow(self.attention, known))
         return added(known, follow(self.hidden, known))
 
@@ -126,7 +126,7 @@ class Tokens(nn.Module):
         return x.flatten(-2).transpose(-2, -1).flatten(1, 2)
 
     def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
-        """What comes out, for :func:`spikecore.pack`."""
+        """What comes out, for :func:`spikecore.layers.pack`."""
         return known
 
 

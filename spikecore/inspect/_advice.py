@@ -308,7 +308,7 @@ def _packed(run: Run) -> str:
         return ""
     way = "sc.layers.PackedLinear and sc.layers.PackedConv2d in the place of torch's"
     if packable(run.net):
-        way = "sc.pack(net), or sc.TrainingOptions(pack_spikes=True)"
+        way = "sc.layers.pack(net), or sc.TrainingOptions(pack_spikes=True)"
     return f"{size(spikes)} of the {size(saved)} kept for backward are spikes, for which a bit each is enough: {way}"
 
 

@@ -139,8 +139,8 @@ def energy(net: nn.Module, x: Any, *, e_mac: float = E_MAC, e_ac: float = E_AC) 
         doi:10.1109/ISSCC.2014.6757323.
 
     Raises TypeError for a ``net`` that is no module and an ``x`` without tensors, ValueError for energies that are no
-    finite numbers of 0 or more, :class:`spikecore.Unsupported` for a layer whose products torch computes unseen (its
-    fused attention, ``nn.LSTM`` on some devices), and what the network raises.
+    finite numbers of 0 or more, :class:`spikecore.backend.Unsupported` for a layer whose products torch computes unseen
+    (its fused attention, ``nn.LSTM`` on some devices), and what the network raises.
     """
     for name, value in (("e_mac", e_mac), ("e_ac", e_ac)):
         if isinstance(value, bool) or not (isinstance(value, (int, float)) and 0 <= value < math.inf):
@@ -278,8 +278,8 @@ class _Counting(TorchDispatchMode):
         return times.round() if bool(((times - times.round()).abs() <= rounding * times).all()) else None
 
     def lags(self, weight: Tensor) -> int:
-        """How many weights a connection has among these: a :class:`spikecore.Delay` may be computed with one for each
-        number of steps, of which one is not 0.
+        """How many weights a connection has among these: a :class:`spikecore.Delay` may be computed with one for
+        each number of steps, of which one is not 0.
         """
         module = self._stack[-1][0]
         module = module.linear if isinstance(module, Recurrent) else module

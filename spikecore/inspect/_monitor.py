@@ -337,7 +337,7 @@ def monitor(
     checkpointing repeats in backward is seen once.
 
     Raises TypeError or ValueError, naming the argument, for a ``net`` that is no module or has no neuron, and for a
-    state or layer that is not there; :class:`spikecore.Unsupported` in a call whose backend does not record;
+    state or layer that is not there; :class:`spikecore.backend.Unsupported` in a call whose backend does not record;
     RuntimeError in a call that torch traces, transforms or captures in a CUDA graph, or PopTorch compiles, in a step
     with ``CudaOptions(graph=True)``, and for a record within activation checkpointing.
     """

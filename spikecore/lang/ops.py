@@ -9,7 +9,7 @@ A rule of a gradient is written with operators and torch's functions, since its 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any, List, Sequence
 
 import torch
 
@@ -282,3 +282,7 @@ def where(condition: Value, a: Value, b: Value) -> Value:
 def relu(x: Value) -> Value:
     """``x`` where it is above 0, else 0, as ``where(x <= 0, 0, x)``; derivative 0 at 0, as torch's. NaN for NaN."""
     return where(x <= 0.0, 0.0, x)
+
+
+def __dir__() -> List[str]:
+    return sorted({name for name in operations.OPERATION if name in globals()} | {"relu"})

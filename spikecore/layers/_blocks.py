@@ -117,7 +117,7 @@ class SEWBlock(Adding):
         return joined
 
     def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
-        """What comes out, for :func:`spikecore.pack`."""
+        """What comes out, for :func:`spikecore.layers.pack`."""
         a, s = follow(self.body, known), follow(self.shortcut, known)
         if self.connect == "add":
             return added(a, s)
@@ -194,7 +194,7 @@ class MSBlock(nn.Module):
         return joined
 
     def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
-        """What comes out, for :func:`spikecore.pack`."""
+        """What comes out, for :func:`spikecore.layers.pack`."""
         follow(self.body, known)
         follow(self.shortcut, known)
         return None
@@ -277,7 +277,7 @@ class SpikingSelfAttention(nn.Module):
         return projected
 
     def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
-        """What comes out, for :func:`spikecore.pack`."""
+        """What comes out, for :func:`spikecore.layers.pack`."""
         for layer in (self.query, self.key, self.value):
             follow(layer, known)
         return follow(self.projected, follow(self.fire, None))

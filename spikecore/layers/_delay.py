@@ -46,8 +46,8 @@ class Delay(Stateful):
     ``[T, ..., in_features] -> [T, ..., out_features]``, or ``[..., in_features] -> [..., out_features]`` of one step
     with ``step="single"``; x is 0 before the first step. It stands before a neuron,
     ``nn.Sequential(sc.Delay(nn.Linear(700, 256), 25), sc.LIF())``, or feeds one back,
-    ``sc.Recurrent(sc.LIF(), sc.Delay(nn.Linear(256, 256), 25))``, where a spike comes back ``delay + 1`` steps after it
-    was fired, the step being that of the feedback itself.
+    ``sc.Recurrent(sc.LIF(), sc.Delay(nn.Linear(256, 256), 25))``, where a spike comes back ``delay + 1`` steps
+    after it was fired, the step being that of the feedback itself.
 
     linear: an ``nn.Linear``; ``state_dict`` has its weight and bias as ``linear.weight`` and ``linear.bias``.
     max_delay: the longest delay, in time steps; 1 or more.
@@ -65,9 +65,9 @@ class Delay(Stateful):
 
     ``round`` takes a half to the even number; ``layer.whole`` has the rounded delays. A learnt delay outside its
     range counts as the nearest value inside, as parameters of neurons do; a step of ``training_model`` and
-    :func:`spikecore.project` put it there. ``half()`` and ``bfloat16()`` leave ``delay`` and ``sigma`` in float32:
-    in 16 bits a delay may become another whole number. The weight's gradient flows in ``eval()``, that of the delay
-    does not.
+    :func:`spikecore.functional.project` put it there. ``half()`` and ``bfloat16()`` leave ``delay`` and ``sigma`` in
+    float32: in 16 bits a delay may become another whole number. The weight's gradient flows in ``eval()``, that of the
+    delay does not.
 
     The state is ``{"past": [..., in_features, max_delay]}``, the last inputs, the newest last. It is carried, reset and
     detached as that of a neuron: a call starts from zeros but in single steps and within :func:`spikecore.carry_state`.

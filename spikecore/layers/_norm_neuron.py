@@ -42,7 +42,7 @@ class NormNeuron(nn.Module):
     A backend with ``Capabilities.normalisation`` computes normalisation, shortcut and all steps in one kernel: forward
     reads x once beside its statistics, backward reads x and the cotangent twice, and nothing normalised is stored. With
     another backend, on the reference, and where something else stands in the way, normalisation and neuron are computed
-    one after the other, and ``reason`` says why. ``fused=True`` raises :class:`spikecore.Unsupported` instead;
+    one after the other, and ``reason`` says why. ``fused=True`` raises :class:`spikecore.backend.Unsupported` instead;
     ``fused=False`` always computes them so. A shortcut behind a neuron is added by torch, whatever ``fused`` is, where
     the output is no spikes, or the shortcut has another dtype than x or another order of memory.
 
@@ -104,7 +104,7 @@ class NormNeuron(nn.Module):
         return (output, end, dict(zip(names, trace))) if names else (output, end)
 
     def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
-        """What comes out, for :func:`spikecore.pack`."""
+        """What comes out, for :func:`spikecore.layers.pack`."""
         # what a block adds to the spikes, it follows itself
         return follow(self.neuron, None) if self.shortcut != "after" or self.adds_for_block else None
 

@@ -1,4 +1,4 @@
-"""Layers that keep their input for backward as bits, and ``sc.pack``, which puts them into a network.
+"""Layers that keep their input for backward as bits, and ``sc.layers.pack``, which puts them into a network.
 
 Autograd keeps the input of a linear layer or a convolution for the gradient of the weight. Where that is spikes, a bit
 each is enough. Rules of this module:
@@ -67,11 +67,11 @@ class PackedLinear(_Packed, nn.Linear):
 
     The input is kept whole, as by ``nn.Linear``, for tensors of subclasses, within ``torch.func``, ``torch.jit.trace``
     and ``torch.export``, and under modes that see every operation. It is not kept where the weight needs no gradient.
-    Second derivatives raise RuntimeError: :func:`spikecore.unpack` puts torch's layers back. Names in ``state_dict``
-    are those of ``nn.Linear``, and so are all other arguments.
+    Second derivatives raise RuntimeError: :func:`spikecore.layers.unpack` puts torch's layers back. Names in
+    ``state_dict`` are those of ``nn.Linear``, and so are all other arguments.
 
     Raises ValueError for a ``largest`` that is not from 1 to 255 and for a ``unit`` that is no power of 2 from 1/128 to
-    128, and :class:`spikecore.Unsupported` for torch before 2.6.
+    128, and :class:`spikecore.backend.Unsupported` for torch before 2.6.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -310,8 +310,8 @@ def pack(net: nn.Module) -> nn.Module:
     ``nn.Sequential`` that is called alone afterwards must be given what it gets in the network. :func:`unpack` undoes
     it.
 
-    Raises TypeError for what is no module, and :class:`spikecore.Unsupported` for torch before 2.6. Warns where there
-    is no such layer.
+    Raises TypeError for what is no module, and :class:`spikecore.backend.Unsupported` for torch before 2.6. Warns where
+    there is no such layer.
     """
     _check("pack", net)
     require_compiler("packing spikes as bits")
@@ -319,8 +319,9 @@ def pack(net: nn.Module) -> nn.Module:
     replace_modules(net, {module: as_kind(module, _PACKED[type(module)], spikes) for module, spikes in layers.items()})
     if not is_packed(net):
         warnings.warn(
-            "sc.pack(net) found no nn.Linear or nn.Conv2d behind a spiking neuron: it looks in nn.Sequential and in "
-            "blocks of spikecore. In a forward of your own, write sc.layers.PackedLinear or sc.layers.PackedConv2d",
+            "sc.layers.pack(net) found no nn.Linear or nn.Conv2d behind a spiking neuron: it looks in nn.Sequential "
+            "and in blocks of spikecore. In a forward of your own, write sc.layers.PackedLinear or "
+            "sc.layers.PackedConv2d",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -41,7 +41,7 @@ class _Compact(nn.Module):
         return super().forward(input)  # type: ignore[no-any-return]  # torch's
 
     def follow_spikes(self, known: Any, follow: Follow) -> Any:
-        """What comes out, for :func:`spikecore.pack`."""
+        """What comes out, for :func:`spikecore.layers.pack`."""
         return of_average(self, known) if isinstance(self, nn.AvgPool2d) else known
 
     def extra_repr(self) -> str:

@@ -79,7 +79,7 @@ class PSN(Stepped):
         return spikes  # typed above: a call of a module is Any
 
     def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
-        """What comes out, for :func:`spikecore.pack`."""
+        """What comes out, for :func:`spikecore.layers.pack`."""
         return Whole(1)
 
     def extra_repr(self) -> str:
@@ -142,7 +142,7 @@ class SlidingPSN(Stateful):
         return spikes
 
     def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
-        """What comes out, for :func:`spikecore.pack`."""
+        """What comes out, for :func:`spikecore.layers.pack`."""
         return Whole(1)
 
     def _with_past(self, sequence: Tensor, state: Optional[Mapping[str, Tensor]]) -> Tensor:

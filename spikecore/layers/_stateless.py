@@ -103,7 +103,7 @@ class TimeBatched(Stepped):
         return unfolded(y, steps, batch)
 
     def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
-        """What comes out, for :func:`spikecore.pack`."""
+        """What comes out, for :func:`spikecore.layers.pack`."""
         return follow(self.module, known)
 
     def extra_repr(self) -> str:

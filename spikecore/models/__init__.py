@@ -8,7 +8,8 @@ Rules of this module:
 - ``neuron`` makes a neuron and ``norm`` the normalisation of so many channels; each network says its defaults.
 - Weights begin as in the authors' programs where these say so, and as torch makes them elsewhere.
 - It is built of parts that :func:`spikecore.fuse`, :func:`spikecore.set_step`, :func:`spikecore.checkpoint`,
-  :class:`spikecore.Pipeline` and ``torch.compile`` take. Its names in ``state_dict`` are its own, not the authors'.
+  :class:`spikecore.parallel.Pipeline` and ``torch.compile`` take. Its names in ``state_dict`` are its own, not the
+  authors'.
 """
 
 from __future__ import annotations

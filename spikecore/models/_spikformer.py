@@ -112,7 +112,7 @@ class Added(Adding):
         return self.sum(x)
 
     def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
-        """What comes out, for :func:`spikecore.pack`."""
+        """What comes out, for :func:`spikecore.layers.pack`."""
         return added(follow(self.body, known), known)
 
 
@@ -129,7 +129,7 @@ class EachToken(nn.Module):
         return y
 
     def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
-        """What comes out, for :func:`spikecore.pack`."""
+        """What comes out, for :func:`spikecore.layers.pack`."""
         return follow(self.body, known)
 
 
@@ -141,7 +141,7 @@ class Tokens(nn.Module):
         return x.flatten(-2).transpose(-2, -1)
 
     def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
-        """What comes out, for :func:`spikecore.pack`."""
+        """What comes out, for :func:`spikecore.layers.pack`."""
         return known
 
 

@@ -43,8 +43,15 @@ class LIF(Membrane):
         h = v - (v - v_reset) / tau + x        decay_input=False
         z = [h >= threshold]
 
-    then reset (:class:`Membrane`). ``tau`` is 1 or above: below, the leak overshoots, and ``v`` changes sign at each
-    step. SpikingJelly's ``LIFNode``.
+    then reset (:class:`Membrane`). SpikingJelly's ``LIFNode``.
+
+    tau: time constant, 1 or above: below, the leak overshoots, and ``v`` changes sign at each step.
+    decay_input: whether the input is divided by ``tau``, too.
+    threshold: where it fires, 0 or above (``v_reset`` or above where that is below 0).
+    reset: ``"hard"`` to ``v_reset``, ``"soft"`` by subtraction of ``threshold``, or ``"none"``.
+    v_reset: where ``v`` starts, and what it leaks and resets to.
+
+    The other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     params = {"tau": 2.0, **Membrane.params}
@@ -90,6 +97,7 @@ class PLIF(Membrane):
 
     params = {"w": 0.0, **Membrane.params}
     configuration = LIF.configuration
+    _computed = ("w",)
 
     def __init__(
         self,

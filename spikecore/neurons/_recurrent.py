@@ -47,8 +47,8 @@ class Recurrent(Stateful):
     elementwise gain. The state is that of the neuron and ``"feedback"``, the last output. ``step``, ``run``,
     ``record``, ``carry_state`` and ``reset`` work as for any neuron.
 
-    With ``sc.Delay(nn.Linear(C, C), max_delay)`` an output comes back ``delay + 1`` steps later. The state then has
-    ``"past"``, too, ``[*N, max_delay]``: the outputs before the last one, the newest last. The steps are a loop.
+    With ``sc.Delay(nn.Linear(C, C), max_delay)`` an output comes back ``delay + 1`` steps later. The state then
+    has ``"past"``, too, ``[*N, max_delay]``: the outputs before the last one, the newest last. The steps are a loop.
 
     With ``nn.Linear``, or a subclass that keeps its ``forward``, all steps are one call of a backend that declares
     ``recurrent``, and one node of autograd's graph on a backend with kernels. Its weight may be computed by a
@@ -99,7 +99,7 @@ class Recurrent(Stateful):
         self.fused = fused
 
     def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
-        """What comes out, for :func:`spikecore.pack`."""
+        """What comes out, for :func:`spikecore.layers.pack`."""
         return follow(self.neuron, None)
 
     @staticmethod

@@ -53,7 +53,7 @@ def checkpoint(
     A group keeps its input and output; what its layers save for backward is computed again from the input, group by
     group. With n layers of one size, groups of sqrt(n) take the least memory; the price is one more forward pass.
 
-    What has groups: an ``nn.Sequential``, of its children; a :class:`spikecore.Pipeline`, in each stage; with
+    What has groups: an ``nn.Sequential``, of its children; a :class:`spikecore.parallel.Pipeline`, in each stage; with
     ``modules``, each of these modules. One that is no ``nn.Sequential`` is a group as a whole, whatever ``every`` is.
     A :class:`Checkpointed` stands in the place of each, in ``net`` itself where ``net`` contains it. ``every=None``
     takes these out, of all of ``net`` or of ``modules``.

@@ -60,7 +60,7 @@ class Pipeline(nn.Module):
 
     ::
 
-        net = sc.Pipeline([(front, "cuda:0"), (middle, "cuda:1"), (back, "cuda:0")], chunks=4)
+        net = sc.parallel.Pipeline([(front, "cuda:0"), (middle, "cuda:1"), (back, "cuda:0")], chunks=4)
         out = net(x)  # what nn.Sequential(front, middle, back) computes; on the device of the last stage
 
     A call splits the batch of ``x`` into parts, and stage i works on part k while stage i - 1 works on part k + 1. The

@@ -13,7 +13,7 @@ everywhere, so the backward pass uses ``derivative(u)`` instead. Rules of this m
 Your own::
 
     @dataclass(frozen=True)
-    class Box(sc.surrogate.Surrogate):
+    class Box(sc.Surrogate):
         width: float = 1.0
 
         def derivative(self, u):

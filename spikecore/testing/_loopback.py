@@ -34,7 +34,7 @@ class Loop:
     def __call__(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
     ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
-        """See :meth:`spikecore.Backend.compile`."""
+        """See :meth:`spikecore.backend.Backend.compile`."""
         program, shape = self.program, inputs[0].shape[1:]
         if program.statistics:
             # converted once, so that the parts of a 16-bit input's gradient add up in float32
@@ -154,7 +154,7 @@ def installed(
     info = BackendInfo(name, f"{__name__}:_classes.{name}", devices, backend.capabilities, lambda: reason)
 
     class Plugin:
-        @spikecore.hookimpl
+        @spikecore.backend.hookimpl
         def spikecore_backends(self) -> List[BackendInfo]:
             return [info]
 

@@ -57,7 +57,7 @@ class TrainingOptions:
     autocast: if given, forward and loss run under ``torch.autocast`` with this dtype (float16 or bfloat16).
     scaler: a gradient scaler (``torch.amp.GradScaler``) for float16; called around backward and update.
     pack_spikes: if true, layers of the network that get spikes keep them for backward as bits, from then on:
-        :func:`spikecore.pack` is called on it. A network without such a layer raises Unsupported.
+        :func:`spikecore.layers.pack` is called on it. A network without such a layer raises Unsupported.
     channels_last: if true, convolutions and their inputs have their channels last in memory.
     compile: if true, the network is run by ``torch.compile``, whole and for fixed sizes. The first step of each kind of
         batch compiles, which takes up to minutes. In a step that is captured the loss is compiled, too, and the update

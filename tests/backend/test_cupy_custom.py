@@ -288,7 +288,7 @@ def test_a_wrong_declaration_is_refused_by_name(words):
 
 def test_a_c_text_that_does_not_compile_shows_the_compilers_log(device):
     """And the whole source."""
-    with pytest.raises(sc.BackendError) as caught:
+    with pytest.raises(sc.backend.BackendError) as caught:
         elementwise(body="y = nowhere;")(x=rand(device, 2))
     assert "nowhere" in str(caught.value)
     assert 'extern "C" __global__' in str(caught.value)

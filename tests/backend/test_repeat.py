@@ -179,5 +179,5 @@ def test_second_derivatives_come_from_the_reference_where_the_backend_was_chosen
     neuron = sc.LI(tau=2.0, backend="torch", repeat=5)
     torch.testing.assert_close(found, penalty())
     neuron = sc.LI(tau=2.0, backend="numba", repeat=5)
-    with pytest.raises(sc.Unsupported, match="first derivatives only"):
+    with pytest.raises(sc.backend.Unsupported, match="first derivatives only"):
         penalty()

@@ -12,9 +12,9 @@ import torch
 import spikecore as sc
 from spikecore import functional
 from spikecore._plugins import registry, selection
-from spikecore._plugins.registry import Registry, hookimpl
+from spikecore._plugins.registry import Registry
 from spikecore._shell import checks
-from spikecore.backend import Backend, BackendInfo, Capabilities, Spec, Unsupported
+from spikecore.backend import Backend, BackendInfo, Capabilities, Spec, Unsupported, hookimpl
 from spikecore_torch import CAPABILITIES, spikecore_backends
 from spikecore_torch.backend import TorchBackend
 

@@ -192,7 +192,7 @@ class Old(Backend):
         return runner
 
 
-@spikecore.hookimpl
+@spikecore.backend.hookimpl
 def spikecore_backends():
     return [BackendInfo("old", "spikecore_old:Old", ("cpu",), CAN, probe=lambda: None, api=1)]
 """

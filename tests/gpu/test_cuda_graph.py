@@ -182,7 +182,7 @@ class TestOnAGpu:
         for i in range(3):
             train(*batch(i, device="cuda"))
         before = copy.deepcopy((model.state_dict(), optimizer.state_dict()["state"], torch.cuda.get_rng_state()))
-        with pytest.raises(sc.Unsupported, match="cannot be captured in a CUDA graph") as caught:
+        with pytest.raises(sc.backend.Unsupported, match="cannot be captured in a CUDA graph") as caught:
             train(*batch(device="cuda"))
         assert caught.value.__cause__ is not None
         assert ("KeyError" in str(caught.value)) == (how == "an exception")

@@ -57,7 +57,7 @@ def test_a_fused_and_packed_network_keeps_and_takes_less() -> None:
         layers += [TimeBatched(convolution, pool, nn.BatchNorm2d(64)), sc.LIF(backend="cupy")]
     plain = nn.Sequential(*layers, TimeBatched(nn.Flatten(), nn.Linear(64 * 64, 10))).cuda()
     plain.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # the stub lacks it alone
-    net = sc.pack(sc.fuse(copy.deepcopy(plain)))
+    net = sc.layers.pack(sc.fuse(copy.deepcopy(plain)))
     x = torch.rand(32, 3, 32, 32, device="cuda").contiguous(memory_format=torch.channels_last)
     figures = []
     for one in (plain, net) * 2:

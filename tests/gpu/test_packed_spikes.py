@@ -30,7 +30,7 @@ def _step(net: nn.Module, x: Tensor, pack: bool, last: bool) -> Any:
     net.zero_grad()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    (sc.pack if pack else sc.unpack)(net)
+    (sc.layers.pack if pack else sc.layers.unpack)(net)
     before = torch.cuda.memory_allocated()
     with torch.autocast("cuda", torch.bfloat16):
         out = net(x.to(memory_format=torch.channels_last) if last else x)

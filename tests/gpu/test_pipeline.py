@@ -52,7 +52,7 @@ def assert_same_gradients(found: nn.Module, wanted: nn.Module) -> None:
 def test_parts(places: List[str], split: Any, every: Any) -> None:
     """Outputs, gradients and a training step in parts, with layers that are computed again and without."""
     one = nn.Sequential(*stages()).cuda()
-    many = sc.checkpoint(sc.Pipeline([*zip(stages(), places)], **split), every)
+    many = sc.checkpoint(sc.parallel.Pipeline([*zip(stages(), places)], **split), every)
     wanted, found = one(inputs().cuda()), many(inputs())
     assert found.device == torch.device(places[-1])
     assert torch.equal(found.cpu(), wanted.cpu())

@@ -55,7 +55,7 @@ def test_every_optimiser_without_waiting(options: Dict[str, bool], noise: Noise)
             loss(net(x), None).backward()
             optimizer.step()
         out = net(x)
-        sc.project(net)
+        sc.functional.project(net)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert ranged(net) == ENDS

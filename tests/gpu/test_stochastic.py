@@ -16,7 +16,7 @@ def usable(backend):
     return any(status.name == backend and status.state == "ready" for status in sc.backends(probe=True))
 
 
-class Drawn(sc.Stochastic):
+class Drawn(sc.stochastic.Stochastic):
     """Its random number."""
 
     inputs, drawn = ("x", "u"), ("u",)

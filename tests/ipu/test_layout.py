@@ -89,7 +89,7 @@ class TestBackend:
         step, batch = trained(net)
         step(*batch)
         net.to(memory_format=torch.channels_last)
-        with pytest.raises(sc.Unsupported, match="net.0.weight became non-contiguous.*contiguous_format"):
+        with pytest.raises(sc.backend.Unsupported, match="net.0.weight became non-contiguous.*contiguous_format"):
             step(*batch)
         net.to(memory_format=torch.contiguous_format)
         step(*batch)

@@ -33,9 +33,9 @@ def test_without_the_emulator_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPa
     assert row.state == "unavailable"
     assert asks in row.detail
     assert command in row.detail
-    with pytest.raises(sc.BackendUnavailable, match=f"{asks} .*`{command}` in a checkout"):
+    with pytest.raises(sc.backend.BackendUnavailable, match=f"{asks} .*`{command}` in a checkout"):
         sdk.poptorch()
-    with pytest.raises(sc.BackendUnavailable, match=f"{asks} .*`{command}` in a checkout"):
+    with pytest.raises(sc.backend.BackendUnavailable, match=f"{asks} .*`{command}` in a checkout"):
         Registry(BUILTINS, entry_points=[]).get("ipu", "a test")
 
 

@@ -44,7 +44,7 @@ class TestOptimizers:
     def test_one_that_poptorch_has_not(self):
         net = Net()
         with pytest.raises(
-            sc.Unsupported, match="optimizer is Adagrad, which PopTorch cannot run; use torch.optim's SGD"
+            sc.backend.Unsupported, match="optimizer is Adagrad, which PopTorch cannot run; use torch.optim's SGD"
         ):
             trained(net, torch.optim.Adagrad(net.parameters()))
 
@@ -58,7 +58,7 @@ class TestOptimizers:
     )
     def test_an_option_that_poptorch_has_not(self, make, says):
         net = Net()
-        with pytest.raises(sc.Unsupported, match=says):
+        with pytest.raises(sc.backend.Unsupported, match=says):
             trained(net, make(net.parameters()))
 
     def test_other_parameters(self):
@@ -106,7 +106,7 @@ class TestOptimizers:
             step(*data())
             change(optimizer, net)
             for _ in range(2):
-                with pytest.raises(sc.Unsupported, match=says):
+                with pytest.raises(sc.backend.Unsupported, match=says):
                     step(*data())
 
     def test_what_was_off_after_compiling_anew(self):

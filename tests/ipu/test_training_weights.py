@@ -166,7 +166,7 @@ class TestWeights:
         net = Net()
         step = trained(net)
         step(*data())
-        with pytest.raises(sc.Unsupported, match="trained by another training_model, which holds its weights"):
+        with pytest.raises(sc.backend.Unsupported, match="trained by another training_model, which holds its weights"):
             trained(net)(*data())
         step.destroy()
         trained(net)(*data())

@@ -12,8 +12,8 @@ import torch
 from click.testing import CliRunner
 
 import spikecore as sc
-from spikecore import Capabilities
 from spikecore._plugins.registry import default_registry
+from spikecore.backend import Capabilities
 from spikecore.cli import app
 from spikecore.testing import CASES, DEFAULT_TIERS, TIERS, BackendConformance, Report, check_backend
 from spikecore.testing import _support as support

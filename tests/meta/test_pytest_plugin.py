@@ -30,7 +30,7 @@ from spikecore.backend import BackendInfo
 from spikecore.testing._loopback import EVERYTHING
 
 
-@spikecore.hookimpl
+@spikecore.backend.hookimpl
 def spikecore_backends():
     return [BackendInfo("buggy", "spikecore_buggy.backend:Buggy", ("*",), EVERYTHING, lambda: {reason!r})]
 """

@@ -11,8 +11,8 @@ import torch
 from click.testing import CliRunner
 
 import spikecore as sc
-from spikecore import Capabilities
 from spikecore._plugins.registry import default_registry
+from spikecore.backend import Capabilities
 from spikecore.cli import app
 from spikecore.testing import CASES, DEFAULT_TIERS, Result, check_backend, conforms, examine, judge
 from spikecore.testing._loopback import Loop, Loopback, installed

@@ -95,3 +95,9 @@ def test_what_is_imported_from_outside_is_listed() -> None:
                 lacking.append(f"{file}: {module}.{name}")
     assert lacking == []
     assert sorted(sc.__all__) == sorted(LISTED["spikecore"].names)
+
+
+@pytest.mark.parametrize("module", ["spikecore.functional", "spikecore.lang.ops"])
+def test_what_a_module_shows_is_listed(module: str) -> None:
+    """``dir`` of the modules of functions has no imports in it."""
+    assert sorted(LISTED[module].names) == dir(importlib.import_module(module))

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from spikecore import cli
-from spikecore._plugins.registry import BackendStatus
+from spikecore.backend import BackendStatus
 from spikecore.bench._settings import SUITES
 from spikecore.cli import _backends
 from spikecore.dtypes import DTYPES, NARROW

@@ -74,5 +74,7 @@ def test_the_way_out_is_named(world: World) -> None:
     """Asked for by name without CuPy, the error says what to install."""
     world(cupy=False)
     registry = Registry(BUILTINS, entry_points=(), environ={})
-    with pytest.raises(sc.BackendUnavailable, match=r"CuPy is not installed \(pip install 'spikecore\[cuda13\]'"):
+    with pytest.raises(
+        sc.backend.BackendUnavailable, match=r"CuPy is not installed \(pip install 'spikecore\[cuda13\]'"
+    ):
         registry.get("cupy", "argument")

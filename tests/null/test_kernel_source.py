@@ -40,7 +40,7 @@ def refused(*arguments: str) -> str:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_both_kernels_are_there(dtype: str) -> None:
     """Forward and backward, each named after the neuron, in the dtype that was asked for."""
-    texts = sc.kernel_source(sc.LIF(), dtype=getattr(torch, dtype))
+    texts = sc.inspect.kernel_source(sc.LIF(), dtype=getattr(torch, dtype))
     assert list(texts) == ["forward", "backward"]
     for direction, text in texts.items():
         assert f"__global__ void __launch_bounds__(128) lif_{direction}(" in text
@@ -49,8 +49,10 @@ def test_both_kernels_are_there(dtype: str) -> None:
 
 def test_a_backend_without_text_is_refused() -> None:
     """The error names those that have one."""
-    with pytest.raises(sc.Unsupported, match=r"backend 'torch' .*has no kernels to show; those that have: .*cupy"):
-        sc.kernel_source(sc.LIF(), backend="torch")
+    with pytest.raises(
+        sc.backend.Unsupported, match=r"backend 'torch' .*has no kernels to show; those that have: .*cupy"
+    ):
+        sc.inspect.kernel_source(sc.LIF(), backend="torch")
 
 
 def test_what_a_backend_lacks_is_refused() -> None:
@@ -61,10 +63,10 @@ def test_what_a_backend_lacks_is_refused() -> None:
         capabilities = replace(CAPABILITIES, float64=False, channel_parameters=False)
 
     with installed(Poor, devices=("cpu",)):
-        assert sc.kernel_source(sc.LIF(), "poor") == sc.kernel_source(sc.LIF(), "cupy")
+        assert sc.inspect.kernel_source(sc.LIF(), "poor") == sc.inspect.kernel_source(sc.LIF(), "cupy")
         message = r"backend 'poor' \(from kernel_source\(\)\) does not support float64, channel_parameters"
-        with pytest.raises(sc.Unsupported, match=message):
-            sc.kernel_source(sc.LIF(torch.ones(3)), "poor", torch.float64)
+        with pytest.raises(sc.backend.Unsupported, match=message):
+            sc.inspect.kernel_source(sc.LIF(torch.ones(3)), "poor", torch.float64)
 
 
 @pytest.mark.parametrize(
@@ -75,13 +77,13 @@ def test_what_a_backend_lacks_is_refused() -> None:
         ({"dtype": torch.int32}, ValueError, r"dtype=torch.int32 must be one of torch.float16, torch.bfloat16"),
         ({"steps": 0}, ValueError, "steps=0 must be a whole number, 1 or more"),
         ({"steps": 2.0}, ValueError, "steps=2.0 must be a whole number, 1 or more"),
-        ({"backend": "cupi"}, sc.UnknownBackend, r"unknown backend 'cupi' .*did you mean 'cupy'\?"),
+        ({"backend": "cupi"}, sc.backend.UnknownBackend, r"unknown backend 'cupi' .*did you mean 'cupy'\?"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: Dict[str, Any], error: Any, words: str) -> None:
     """The message has the argument, its value, and what would be right."""
     with pytest.raises(error, match=words):
-        sc.kernel_source(**{"neuron": sc.LIF(), **arguments})
+        sc.inspect.kernel_source(**{"neuron": sc.LIF(), **arguments})
 
 
 # -- from the shell
@@ -89,7 +91,7 @@ def test_wrong_arguments_are_named(arguments: Dict[str, Any], error: Any, words:
 
 def test_piped_it_is_the_text_alone() -> None:
     """What the library gives, and nothing else; ``--direction`` takes one of the two."""
-    texts = sc.kernel_source(sc.LIF(surrogate=sc.surrogate.ATan(), learn=("tau",)), "cupy", torch.bfloat16)
+    texts = sc.inspect.kernel_source(sc.LIF(surrogate=sc.surrogate.ATan(), learn=("tau",)), "cupy", torch.bfloat16)
     command = ("LIF", "--surrogate", "ATan", "--dtype", "bfloat16", "--learn", "tau")
     assert shown(*command) == f"{texts['forward']}\n{texts['backward']}"
     for direction, text in texts.items():
@@ -106,7 +108,7 @@ def test_every_neuron_and_surrogate_may_be_asked_for() -> None:
         assert f"# {surrogate}(" in shown("IF", "--surrogate", surrogate, "--direction", "backward")
     soft = sc.LIF(reset="soft", decay_input=False)
     command = ("LIF", "--reset", "soft", "--set", "decay_input=false", "--set", "tau=3", "--steps", "20")
-    assert shown(*command) == "\n".join(sc.kernel_source(soft, steps=20).values())
+    assert shown(*command) == "\n".join(sc.inspect.kernel_source(soft, steps=20).values())
 
 
 OWN = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -49,7 +50,7 @@ def test_the_import_alone_imports_nothing() -> None:
 
 def test_a_network_needs_no_wing() -> None:
     """Neurons, layers, encoders, losses and what acts on networks import at most so many modules, and no wing."""
-    names = "LIF Recurrent layers encode losses functional stochastic reset set_backend use_backend pack fuse hoist"
+    names = "LIF Recurrent layers encode losses functional stochastic reset set_backend use_backend fuse hoist"
     there = loaded(f"import spikecore as sc; [getattr(sc, name) for name in {names.split()}]")
     own = [name for name in there if name.partition(".")[0] == "spikecore"]
     assert len(own) <= MOST, own
@@ -64,8 +65,18 @@ def test_checkers_see_the_names_that_the_table_has() -> None:
     assert {module: sorted(names) for module, names in seen.items()} == {
         module: sorted(names.split()) for module, names in sc._NAMES.items()
     }
-    assert sorted([*public, *sc._MODULES, *sc.neurons.MODELS, "Recurrent"]) == sorted(sc.__all__)
-    assert set(public) <= sc._PUBLIC
+    assert set(public) == sc._PUBLIC
+    assert sorted([*sc._LISTED, *sc._MODULES, *sc.neurons.MODELS, "Recurrent"]) == sc.__all__
+
+
+def test_a_head_holds_the_names() -> None:
+    """At most 60 stand in ``dir(sc)``; those that left the list are what their modules have."""
+    public = [name for name in dir(sc) if not name.startswith("_")]
+    assert public == sc.__all__
+    assert len(public) <= 60
+    assert not set(sc._MOVED) & {*public, *sc._PUBLIC}
+    for name, (module, name_there) in sc._MOVED.items():
+        assert getattr(sc, name) is getattr(importlib.import_module(f"spikecore.{module}"), name_there)
 
 
 def test_public_modules_are_attributes() -> None:
@@ -80,7 +91,7 @@ def test_a_name_that_is_not_there_is_said() -> None:
     """As Python says it; names that are gone say what to write now. A star imports all others."""
     with pytest.raises(AttributeError, match=r"module 'spikecore' has no attribute 'nothing'"):
         sc.nothing  # type: ignore[attr-defined]  # noqa: B018
-    with pytest.raises(AttributeError, match=r"sc\.pack\(net\)"):
+    with pytest.raises(AttributeError, match=r"sc\.layers\.pack\(net\)"):
         sc.packed_spikes  # type: ignore[attr-defined]  # noqa: B018
     names: Dict[str, object] = {}
     exec("from spikecore import *", names)

@@ -8,9 +8,8 @@ import pytest
 
 from selection_world import NOTHING, World
 from spikecore._plugins import selection
-from spikecore._plugins.registry import BackendStatus
 from spikecore._plugins.selection import Request, backends, capture, resolve, use_backend
-from spikecore.backend import BackendUnavailable, UnknownBackend
+from spikecore.backend import BackendStatus, BackendUnavailable, UnknownBackend
 
 
 @pytest.fixture

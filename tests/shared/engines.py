@@ -161,7 +161,7 @@ def fsdp_ranges(rank: int, world: int, store: str, backend: str) -> float:
     with several.group(rank, world, store):
         net = sharded(network(backend, narrow=True), "each")
         train(net, net, own(rank, world))
-        sc.project(net)
+        sc.functional.project(net)
         found = gathered(net)
         return difference(found, alone(backend, narrow=True)) if rank == 0 else 0.0
 

@@ -42,7 +42,7 @@ def check_escape(backend: str, reset: str, decay_input: bool = True, device: str
     """Spikes of a backend are those of the loop in float64 on the CPU, gradients agree to rounding."""
     generator = torch.Generator().manual_seed(1)
     x = 4.0 * torch.rand(11, 4, 7, generator=generator) - 1.0
-    neuron: Any = sc.EscapeNoise(
+    neuron: Any = sc.stochastic.EscapeNoise(
         **VALUES, reset=reset, decay_input=decay_input, learn=tuple(VALUES), bounds=None, backend=backend
     ).to(device)
     neuron.generator = torch.Generator().manual_seed(0)

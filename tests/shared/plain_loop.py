@@ -25,7 +25,7 @@ class Loop:
         self.orders: Dict[Tuple[Node, ...], Tuple[Node, ...]] = {}
 
     def __call__(self, inputs: Any, state: Any, params: Any, record: Any) -> Any:
-        """See :meth:`spikecore.Backend.compile`. The states at rest have autograd's gradient."""
+        """See :meth:`spikecore.backend.Backend.compile`. The states at rest have autograd's gradient."""
         if self.program.statistics:
             inputs = [x.to(self.compute) for x in inputs]  # before the gradient's parts are added
         x = inputs[0]

@@ -9,9 +9,9 @@ from typing import Any, Dict, List, Sequence
 import pytest
 
 from spikecore._plugins import selection
-from spikecore._plugins.registry import Registry, hookimpl
+from spikecore._plugins.registry import Registry
 from spikecore._plugins.selection import Request, resolve
-from spikecore.backend import Backend, BackendInfo, Capabilities
+from spikecore.backend import Backend, BackendInfo, Capabilities, hookimpl
 
 NOTHING = Request(None, "")
 #: As it is before the tests' own configuration takes the plugins out of it.

@@ -223,7 +223,7 @@ class TestParameters:
 
     def test_positions_are_kept_in_their_range(self):
         """A call computes with the nearest values; project, state_dict and a step of training put them inside."""
-        for way in (sc.project, lambda layer: layer.state_dict()):
+        for way in (sc.functional.project, lambda layer: layer.state_dict()):
             layer, x = layer_of(2, learn=("delay", "sigma")), normal(STEPS, SAMPLES, INPUTS)
             with torch.no_grad():
                 layer.delay[0] = torch.tensor([-3.0, 1.25, 7.0])

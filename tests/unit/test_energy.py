@@ -120,7 +120,9 @@ def test_products_of_attention():
     assert len(sc.energy(Attention(mixed=True), (q, k, v)).layers) == 1
     if not hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu"):
         return  # an older torch computes it by products, which are counted
-    with pytest.raises(sc.Unsupported, match=r"layer '' calls torch's .*attention.*, whose products cannot be seen"):
+    with pytest.raises(
+        sc.backend.Unsupported, match=r"layer '' calls torch's .*attention.*, whose products cannot be seen"
+    ):
         sc.energy(Fused(), q.unsqueeze(0))
 
 

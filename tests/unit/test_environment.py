@@ -33,7 +33,7 @@ def backend(monkeypatch: Patch) -> None:
     """The first tensor: a name that nobody has."""
     monkeypatch.setenv("SPIKECORE_BACKEND", "troch")
     with pytest.raises(
-        sc.UnknownBackend, match=r"unknown backend 'troch' \(from SPIKECORE_BACKEND\); did you mean 'to"
+        sc.backend.UnknownBackend, match=r"unknown backend 'troch' \(from SPIKECORE_BACKEND\); did you mean 'to"
     ):
         sc.LIF()(torch.ones(2, 3))
     monkeypatch.setenv("SPIKECORE_BACKEND", " ")  # as if it were unset
@@ -51,7 +51,7 @@ def no_plugins(monkeypatch: Patch) -> None:
     monkeypatch.setenv("SPIKECORE_NO_PLUGINS", "false")
     text = "SPIKECORE_NO_PLUGINS='false' must be 1, which blocks plugins, or 0, empty or unset"
     for ask in (sc.backends, lambda: sc.LIF(backend="torch"), lambda: sc.LIF()(torch.ones(2, 3))):
-        with pytest.raises(sc.BackendError, match=text):
+        with pytest.raises(sc.backend.BackendError, match=text):
             ask()
     result = CliRunner().invoke(cli.app, ["backends"])
     assert result.exit_code == 2

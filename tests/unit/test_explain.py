@@ -125,7 +125,7 @@ class Quick(Loopback):
 
     def compile(self, program: Any, spec: Any) -> Any:
         if len(program.states) > 1:
-            raise sc.Unsupported("more than one state")
+            raise sc.backend.Unsupported("more than one state")
         return super().compile(program, spec)
 
 
@@ -231,7 +231,7 @@ CUT = nn.Sequential(LINEAR, type("Cut", (nn.Module,), {"forward": lambda self, x
         (LINEAR, {"loss": lambda out: out}, ValueError, r"loss must give one number with a .* got shape \(2, 3\)"),
         (LINEAR, {"loss": sc.losses.ce_count}, TypeError, r"loss=ce_count .* alone \(missing .* argument: 'targets'\)"),
         (CUT, {}, ValueError, "training=False explains the forward pass alone"),
-        (sc.LIF(), {"backend": "nope"}, sc.UnknownBackend, r"unknown backend 'nope' \(from explain\(\)\)"),
+        (sc.LIF(), {"backend": "nope"}, sc.backend.UnknownBackend, r"unknown backend 'nope' \(from explain\(\)\)"),
     ],
 )
 def test_errors_name_the_argument(net: Any, options: Any, error: Any, text: str) -> None:
@@ -279,17 +279,17 @@ def spiking(backend: str = "torch") -> nn.Sequential:
 
 @pytest.mark.skipif(not COMPILES, reason="spikes are kept as bits with torch 2.6 or newer")
 def test_spikes_that_are_packed_are_counted_as_bits() -> None:
-    """After ``sc.pack`` the row has the bytes of the bits, and packing is not advised again."""
+    """After ``sc.layers.pack`` the row has the bytes of the bits, and packing is not advised again."""
     x, net = 4 * torch.rand(4, 8, 6), spiking()
     whole = sc.explain(net, x)
-    found = sc.explain(sc.pack(net), x)
+    found = sc.explain(sc.layers.pack(net), x)
     numbers = 4 * 8 * 64
     before, after = whole.layers[2], found.layers[2]
     assert (before.saved, before.saved_spikes) == (4 * numbers, 4 * numbers)
     # the bits, and a number that tells whether they are right
     assert (after.saved, after.saved_spikes) == (numbers // 8 + 4, 0)
     assert after.notes == ("keeps its input as bits",)
-    assert has(whole, "sc.pack(net), or sc.TrainingOptions(pack_spikes=True)")
+    assert has(whole, "sc.layers.pack(net), or sc.TrainingOptions(pack_spikes=True)")
     assert not has(found, "pack")
     assert [layer.copied for layer in found.layers] == [layer.copied for layer in whole.layers]
 

@@ -112,7 +112,7 @@ class TestTogetherWithTorch:
 def test_jit_script():
     """torch.jit.script of a network with a neuron names what works instead."""
     with pytest.raises(
-        sc.BackendError, match="torch.jit.script cannot compile a (LIF|Recurrent).*use torch.compile or"
+        sc.backend.BackendError, match="torch.jit.script cannot compile a (LIF|Recurrent).*use torch.compile or"
     ):
         torch.jit.script(nn.Sequential(nn.Linear(3, 2), sc.LIF()))
 

@@ -162,20 +162,20 @@ def test_the_state_is_saved_and_loaded(single):
 
     file = io.BytesIO()
     with sc.carry_state(net), sc.carry_state(other):
-        assert sc.state_dict_of_state(net) == {}
+        assert sc.get_state(net) == {}
         expected = call(net, x)
         sc.reset(net)
         first = call(net, x[:5])
-        state = sc.state_dict_of_state(net)
+        state = sc.get_state(net)
         torch.save(state, file)
         file.seek(0)
         loaded = torch.load(file, weights_only=True)
         rest = call(net, x[5:])
         call(other, x[:2])
-        sc.load_state_dict_of_state(other, loaded)
+        sc.set_state(other, loaded)
         assert torch.equal(call(other, x[5:]), rest)
         assert torch.equal(torch.cat((first, rest)), expected)
-        sc.load_state_dict_of_state(net, {})
+        sc.set_state(net, {})
         assert torch.equal(call(net, x), expected)
     names = ["1.v", "4.neuron.v", "4.neuron.a", "6.past", "7.v", "8.v", "8.feedback", "9.v", "9.feedback", "9.past"]
     assert list(state) == [*names, "11.v"]
@@ -186,7 +186,7 @@ def test_what_does_not_fit_is_named():
     """Keys, shapes and types; nothing is changed then."""
     net = sc.set_step(network(), "single")
     stream(net, frames()[:2])
-    state = sc.state_dict_of_state(net)
+    state = sc.get_state(net)
 
     def without(*keys):
         return {key: value for key, value in state.items() if key not in keys}
@@ -199,18 +199,18 @@ def test_what_does_not_fit_is_named():
         ({**state, "8.v": torch.zeros(2, 10)}, ValueError, r"one shape.*8\.v \(2, 10\), 8\.feedback \(3, 10\)"),
         ({**state, "1.v": 0.5}, TypeError, r"1\.v must be a floating-point tensor, got float"),
         ({**state, "1.v": state["1.v"].long()}, TypeError, r"1\.v must be a floating-point tensor, got torch\.int64"),
-        ([], TypeError, r"state=\[\] is a list; give what sc\.state_dict_of_state\(net\) gave"),
+        ([], TypeError, r"state=\[\] is a list; give what sc\.get_state\(net\) gave"),
     ):
         with pytest.raises(error, match=text):
-            sc.load_state_dict_of_state(net, wrong)
-        assert all(torch.equal(value, state[key]) for key, value in sc.state_dict_of_state(net).items())
-    sc.load_state_dict_of_state(net, without("1.v"), strict=False)
+            sc.set_state(net, wrong)
+        assert all(torch.equal(value, state[key]) for key, value in sc.get_state(net).items())
+    sc.set_state(net, without("1.v"), strict=False)
     assert net[1].state is None
     smaller = {key: value[:2] for key, value in state.items()}
-    sc.load_state_dict_of_state(net, smaller)
+    sc.set_state(net, smaller)
     with pytest.raises(ValueError, match=r"call sc\.reset\(net\)"):
         net(frames()[0])
     multi = network()
-    for call in (lambda: sc.state_dict_of_state(multi), lambda: sc.load_state_dict_of_state(multi, state)):
+    for call in (lambda: sc.get_state(multi), lambda: sc.set_state(multi, state)):
         with pytest.raises(RuntimeError, match=r"no neuron of net=.* continues.*sc\.set_step\(net, 'single'\)"):
             call()

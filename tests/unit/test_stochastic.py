@@ -61,7 +61,7 @@ class TestPhilox:
                     assert number == (word >> (32 - bits)) / 2**bits
 
 
-class Loop(sc.Stochastic):
+class Loop(sc.stochastic.Stochastic):
     """Two random numbers and what they are, as outputs."""
 
     inputs, drawn = ("x", "a", "b"), ("a", "b")
@@ -120,14 +120,14 @@ class TestRefusals:
         wrong = r"^Wrong.drawn = .* must be the last of its inputs .* as in inputs, drawn"
         for inputs, drawn in ((("x",), ("u",)), (("x",), ("x",)), (("x", "u"), "u"), (("u", "x"), ("u",))):
             with pytest.raises(TypeError, match=wrong):
-                type("Wrong", (sc.Stochastic,), {"inputs": inputs, "drawn": drawn})
+                type("Wrong", (sc.stochastic.Stochastic,), {"inputs": inputs, "drawn": drawn})
 
     def test_layers_of_one_input(self):
         """Recurrent and NormNeuron take neurons of one input."""
         with pytest.raises(ValueError, match="Recurrent: EscapeNoise must have one input and one output"):
-            sc.Recurrent(sc.EscapeNoise(backend="torch"), nn.Linear(5, 5))(drive())
+            sc.Recurrent(sc.stochastic.EscapeNoise(backend="torch"), nn.Linear(5, 5))(drive())
         with pytest.raises(ValueError, match="NormNeuron: EscapeNoise has the inputs x, u"):
-            sc.layers.NormNeuron(nn.BatchNorm1d(5), sc.EscapeNoise())
+            sc.layers.NormNeuron(nn.BatchNorm1d(5), sc.stochastic.EscapeNoise())
 
 
 class TestEscapeNoise:
@@ -145,7 +145,9 @@ class TestEscapeNoise:
 
         point = np.array([1.7, 2.2, 0.9, 0.8, 0.4])
         names = ("tau", "threshold", "rate", "delta")
-        neuron = sc.EscapeNoise(**dict(zip(names, map(torch.tensor, point[1:]))), learn=names, backend="torch")
+        neuron = sc.stochastic.EscapeNoise(
+            **dict(zip(names, map(torch.tensor, point[1:]))), learn=names, backend="torch"
+        )
         x = torch.tensor([[point[0]]], requires_grad=True)
         neuron(x).sum().backward()
         found = [x.grad.item(), *[getattr(neuron, name).grad.item() for name in names]]
@@ -156,7 +158,7 @@ class TestEscapeNoise:
     def test_without_noise_it_is_lif(self):
         """Towards delta 0 it fires above the threshold and only there; what is far beyond is finite."""
         x = drive(20, 30)
-        sharp, lif = sc.EscapeNoise(delta=1e-4, backend="torch"), sc.LIF(backend="torch")
+        sharp, lif = sc.stochastic.EscapeNoise(delta=1e-4, backend="torch"), sc.LIF(backend="torch")
         assert torch.equal(sharp(x), lif(x))
         far = torch.tensor([[1e30, -1e30, 1e4, 2.02]], requires_grad=True)
         sharp(far).sum().backward()
@@ -164,8 +166,8 @@ class TestEscapeNoise:
 
     def test_single_steps(self):
         """In single-step mode the state goes on and every step has a key of its own."""
-        single = sc.EscapeNoise(step="single", backend="torch")
-        whole, x = sc.EscapeNoise(backend="torch"), drive()
+        single = sc.stochastic.EscapeNoise(step="single", backend="torch")
+        whole, x = sc.stochastic.EscapeNoise(backend="torch"), drive()
         torch.manual_seed(0)
         u = torch.stack([single.draw(step)[0] for step in x])
         torch.manual_seed(0)

@@ -182,7 +182,7 @@ class TestRefused:
     @pytest.mark.parametrize("value", ["atan", lambda u: u])
     def test_something_else(self, value):
         """A name, a function, a number: the message says what one is and how to write one's own."""
-        with pytest.raises(TypeError, match="^LIF: surrogate=.* must be a spikecore.surrogate.Surrogate, such as ATan"):
+        with pytest.raises(TypeError, match="^LIF: surrogate=.* must be a spikecore.Surrogate, such as ATan"):
             sc.LIF(surrogate=value)
         with pytest.raises(TypeError, match=r"subclass Surrogate and write derivative\(self, u\)$"):
             sc.LIF(surrogate=value)

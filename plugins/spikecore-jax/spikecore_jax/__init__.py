@@ -51,7 +51,7 @@ def _probe() -> Optional[str]:
     return None
 
 
-@spikecore.hookimpl
+@spikecore.backend.hookimpl
 def spikecore_backends() -> List[BackendInfo]:
     """The one backend of this package."""
     return [

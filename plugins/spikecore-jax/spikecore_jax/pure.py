@@ -39,7 +39,7 @@ def function(neuron: sc.Neuron) -> Function:
         )
     owner = type(neuron).__name__
     for name in ("forward", "run"):
-        known = (getattr(sc.Neuron, name), getattr(sc.Stochastic, name))
+        known = (getattr(sc.Neuron, name), getattr(sc.stochastic.Stochastic, name))
         if getattr(type(neuron), name) not in known or name in vars(neuron):
             raise TypeError(
                 f"neuron={owner} has a {name} of its own, which would not be called in JAX, where only its dynamics is "
@@ -67,8 +67,8 @@ class Function:
     A parameter that the neuron learns counts as the nearest value inside its range (``neuron.bounds``), with derivative
     1, so that one outside can come back. Make a neuron with ``learn=`` for the parameters that you train.
 
-    Random numbers of a :class:`spikecore.Stochastic` are inputs like any other, since JAX's keys are its user's:
-    ``f(params, state, (x, jax.random.uniform(key, x.shape)))``.
+    Random numbers of a :class:`spikecore.stochastic.Stochastic` are inputs like any other, since JAX's keys are its
+    user's: ``f(params, state, (x, jax.random.uniform(key, x.shape)))``.
 
     program: the equations. channel_dim: the dimension of one step that parameters of shape ``[C]`` lie along. learnt:
     the names of what the neuron learns.

@@ -128,7 +128,7 @@ def test_what_the_dynamics_does_not_say_is_refused() -> None:
 
 def test_random_numbers_are_inputs() -> None:
     """Escape noise gets them by a key of JAX, and gives the spikes that PyTorch gives with the same."""
-    neuron = sc.EscapeNoise(2.0)
+    neuron = sc.stochastic.EscapeNoise(2.0)
     f = spikecore_jax.function(neuron)
     with pytest.raises(ValueError, match=r"EscapeNoise has the inputs x, u; .* jax.random.uniform\(key, x.shape\)"):
         f(f.params, None, X)

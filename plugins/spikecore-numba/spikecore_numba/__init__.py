@@ -42,7 +42,7 @@ def _probe() -> Optional[str]:
     return None
 
 
-@spikecore.hookimpl
+@spikecore.backend.hookimpl
 def spikecore_backends() -> List[BackendInfo]:
     """The one backend of this package."""
     return [

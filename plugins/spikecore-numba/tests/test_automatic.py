@@ -118,7 +118,7 @@ def test_second_derivatives_of_a_step_are_refused_by_name() -> None:
     for _ in range(3):
         sc.reset(lif)
         (first,) = torch.autograd.grad((lif(x) * x).sum(), x, create_graph=True)
-    with pytest.raises(sc.BackendError, match="for a second one choose backend='torch'"):
+    with pytest.raises(sc.backend.BackendError, match="for a second one choose backend='torch'"):
         first.sum().backward()
 
 
@@ -148,7 +148,7 @@ x = torch.full((4, 3), 1.7)
 print(torch.equal(lif(x), sc.LIF(backend="torch")(x)))
 try:
     sc.LIF(backend="numba")(x)
-except sc.BackendError as error:
+except sc.backend.BackendError as error:
     print(error)
 """
 

@@ -72,7 +72,7 @@ def _of_device() -> Optional[str]:
     return None
 
 
-@spikecore.hookimpl
+@spikecore.backend.hookimpl
 def spikecore_backends() -> List[BackendInfo]:
     """The one backend of this package."""
     return [

@@ -80,7 +80,7 @@ def test_listing_imports_neither_triton_nor_the_backend() -> None:
 
 def test_float64_is_refused(device: str) -> None:
     """It is not declared."""
-    with pytest.raises(sc.Unsupported, match="float64"):
+    with pytest.raises(sc.backend.Unsupported, match="float64"):
         sc.LIF(backend="triton")(torch.zeros(2, 3, dtype=torch.float64, device=device))
 
 

@@ -288,7 +288,7 @@ class _Escape(Oracle):
 def _escape(context: Context, gradient: bool) -> None:
     """LIF with escape noise, with the numbers that it draws."""
     x = np.asarray(np.random.default_rng(3).uniform(-1.0, 3.0, (9, 3, 5)), np.float32).astype(np.float64)
-    neuron: Any = sc.EscapeNoise(
+    neuron: Any = sc.stochastic.EscapeNoise(
         **_NOISE,
         learn=("tau",) if gradient else (),
         generator=torch.Generator().manual_seed(11),
@@ -296,7 +296,9 @@ def _escape(context: Context, gradient: bool) -> None:
     )
     neuron = context.place(neuron)
     leaf: Any = context.tensor(x, grad=gradient)
-    numbers = as_array(sc.EscapeNoise(generator=torch.Generator().manual_seed(11)).draw(torch.zeros(x.shape))[0])
+    numbers = as_array(
+        sc.stochastic.EscapeNoise(generator=torch.Generator().manual_seed(11)).draw(torch.zeros(x.shape))[0]
+    )
     seen = run(_Escape(), (x, numbers), _NOISE)
     output = neuron(leaf)
     same("spikes with escape noise", repr(neuron), as_array(output), seen.outputs[0], EXACT)

@@ -67,7 +67,7 @@ def encoded(encoder: Any, device: str) -> List[Tensor]:
 def noise(device: str) -> List[Tensor]:
     """Numbers by counter are the same on every device."""
     torch.manual_seed(1)
-    return [sc.EscapeNoise(backend="torch").to(device)(drawn(12, 3, 4).to(device))]
+    return [sc.stochastic.EscapeNoise(backend="torch").to(device)(drawn(12, 3, 4).to(device))]
 
 
 def layers(device: str) -> List[Tensor]:

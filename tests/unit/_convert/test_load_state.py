@@ -1,4 +1,4 @@
-"""``sc.load_state`` on files of snnTorch 1.0 and SpikingJelly 2.0 (``tests/peers/test_load_state.py`` wrote them)."""
+"""``sc.load_weights`` on files of snnTorch 1.0 and SpikingJelly 2.0 (``tests/peers/test_load_state.py`` wrote them)."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def read(path: Path) -> Any:
 def test_a_checkpoint_of_snntorch_gives_its_spikes() -> None:
     """Fixed and learnt values, single and several, with feedback through a layer and through single weights."""
     net, held = leaky_net(), read(SNNTORCH)
-    result = sc.load_state(net, SNNTORCH)
+    result = sc.load_weights(net, SNNTORCH)
     assert (result.missing_keys, result.unexpected_keys) == ([], [])
     assert torch.equal(leaky_spikes(net, held["x"]), held["spikes"])
     lif4: Any = net["lif4"]
@@ -77,7 +77,7 @@ def test_a_checkpoint_of_snntorch_gives_its_spikes() -> None:
 def test_a_checkpoint_of_spikingjelly_gives_its_spikes(grouped: bool) -> None:
     """A prefix of DataParallel, layers in TimeBatched with and without a container there."""
     net, held = plif_net(grouped=grouped), read(SPIKINGJELLY)
-    result = sc.load_state(net, str(SPIKINGJELLY), order=grouped)
+    result = sc.load_weights(net, str(SPIKINGJELLY), order=grouped)
     assert (result.missing_keys, result.unexpected_keys) == ([], [])
     assert torch.equal(net(held["x"]), held["spikes"])
 
@@ -94,7 +94,7 @@ def test_what_does_not_fit_changes_nothing() -> None:
         net = leaky_net()
         before, first = copy.deepcopy(net.state_dict()), net["lif1"].beta
         with pytest.raises(RuntimeError, match=text):
-            sc.load_state(net, {**held, **change})
+            sc.load_weights(net, {**held, **change})
         assert all(torch.equal(before[key], value) for key, value in net.state_dict().items())
         assert net["lif1"].beta == first == 0.1
 
@@ -103,7 +103,7 @@ def test_strict_false_reports() -> None:
     """As load_state_dict does, by the names of here."""
     held = read(SPIKINGJELLY)["net"]
     del held["module.3.0.bias"]
-    result = sc.load_state(plif_net(), {**held, "module.other": torch.zeros(1)}, strict=False)
+    result = sc.load_weights(plif_net(), {**held, "module.other": torch.zeros(1)}, strict=False)
     assert (result.missing_keys, result.unexpected_keys) == (["3.module.0.bias"], ["other"])
 
 
@@ -111,9 +111,9 @@ def test_order_says_what_has_no_place() -> None:
     """The module there and the one here, with shapes."""
     held = read(SPIKINGJELLY)["net"]
     with pytest.raises(ValueError, match="in order, '0' of the checkpoint, with .* would go to '0' .Linear. with"):
-        sc.load_state(nn.Sequential(nn.Linear(3, 3)), held, order=True)
+        sc.load_weights(nn.Sequential(nn.Linear(3, 3)), held, order=True)
     with pytest.raises(ValueError, match="in order, net has no place left for '5'"):
-        sc.load_state(plif_net(grouped=True)[:4], held, order=True)
+        sc.load_weights(plif_net(grouped=True)[:4], held, order=True)
 
 
 def test_order_passes_over_neurons_without_entries() -> None:
@@ -122,7 +122,7 @@ def test_order_passes_over_neurons_without_entries() -> None:
         nn.Sequential(nn.Linear(2, 3), sc.IF(), nn.Linear(3, 2)),
         nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)),
     )
-    sc.load_state(net, theirs.state_dict(), order=True)
+    sc.load_weights(net, theirs.state_dict(), order=True)
     assert all(map(torch.equal, net.state_dict().values(), theirs.state_dict().values()))
 
 
@@ -130,27 +130,27 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     """A file that is not there, one that is none, one with more than tensors, and several states in one."""
     net = leaky_net()
     with pytest.raises(FileNotFoundError, match="No such file"):
-        sc.load_state(net, tmp_path / "none.pt")
+        sc.load_weights(net, tmp_path / "none.pt")
     other = tmp_path / "other.pt"
     torch.save({"net": net.state_dict(), "arguments": Path("a")}, str(other))
     with pytest.raises(ValueError, match="holds more than tensors.*\n?.*"):
-        sc.load_state(net, other)
+        sc.load_weights(net, other)
     state = net.state_dict()
     with pytest.raises(ValueError, match="the checkpoint has both model and net among 'net', 'model'; give the entry"):
-        sc.load_state(net, {"net": state, "model": state})
+        sc.load_weights(net, {"net": state, "model": state})
     with pytest.raises(ValueError, match="the checkpoint has no state of a network among 'epoch'"):
-        sc.load_state(net, {"epoch": 3})
+        sc.load_weights(net, {"epoch": 3})
     with pytest.raises(TypeError, match="must be a path or a state_dict, got int"):
-        sc.load_state(net, 3)  # type: ignore[arg-type]  # what it refuses
-    with pytest.raises(TypeError, match="sc.load_state: net=.* must be a network"):
-        sc.load_state([net], state)  # type: ignore[arg-type]  # what it refuses
+        sc.load_weights(net, 3)  # type: ignore[arg-type]  # what it refuses
+    with pytest.raises(TypeError, match="sc.load_weights: net=.* must be a network"):
+        sc.load_weights([net], state)  # type: ignore[arg-type]  # what it refuses
 
 
 @pytest.mark.parametrize("prefix", ["_orig_mod.module.", "module._orig_mod.module."])
 def test_prefixes_of_several_wrappers_go_in_any_order(prefix: str) -> None:
     """torch.compile around DistributedDataParallel, and the other way round."""
     net, other = plif_net(), plif_net()
-    result = sc.load_state(other, {prefix + key: value for key, value in net.state_dict().items()})
+    result = sc.load_weights(other, {prefix + key: value for key, value in net.state_dict().items()})
     assert (result.missing_keys, result.unexpected_keys) == ([], [])
     assert all(torch.equal(other.state_dict()[key], value) for key, value in net.state_dict().items())
 
@@ -159,12 +159,12 @@ def test_two_entries_of_one_name_are_refused() -> None:
     """One of them was lost, the last one in the file counted."""
     net, weight = nn.Sequential(TimeBatched(nn.Linear(2, 3))), torch.rand(3, 2)
     before = copy.deepcopy(net.state_dict())
-    text = "sc.load_state: '0.weight' and '0.0.weight' of the checkpoint are both '0.module.weight', in net the same"
+    text = "sc.load_weights: '0.weight' and '0.0.weight' of the checkpoint are both '0.module.weight', in net the same"
     with pytest.raises(ValueError, match=text):
-        sc.load_state(net, {"0.weight": weight, "0.0.weight": weight + 1, "0.bias": torch.zeros(3)})
+        sc.load_weights(net, {"0.weight": weight, "0.0.weight": weight + 1, "0.bias": torch.zeros(3)})
     text = "'0.bias' and '_orig_mod.0.bias' of the checkpoint are both '0.bias', without its wrappers the same"
     with pytest.raises(ValueError, match=text):
-        sc.load_state(net, {"0.weight": weight, "0.bias": torch.zeros(3), "_orig_mod.0.bias": torch.ones(3)})
+        sc.load_weights(net, {"0.weight": weight, "0.bias": torch.zeros(3), "_orig_mod.0.bias": torch.ones(3)})
     assert all(torch.equal(before[key], value) for key, value in net.state_dict().items())
 
 
@@ -174,7 +174,7 @@ def test_safetensors_load(tmp_path: Path) -> None:
     held = read(SPIKINGJELLY)
     save_file({key: value.contiguous() for key, value in held["net"].items()}, str(tmp_path / "net.safetensors"))
     net = plif_net()
-    sc.load_state(net, tmp_path / "net.safetensors")
+    sc.load_weights(net, tmp_path / "net.safetensors")
     assert torch.equal(net(held["x"]), held["spikes"])
 
 
@@ -183,10 +183,10 @@ def test_names_that_differ_say_that_the_order_fits() -> None:
     net = nn.Sequential(nn.Linear(4, 3), sc.LIF(), nn.Linear(3, 2))
     state = {f"features.{name}": value + 1 for name, value in net.state_dict().items()}
     with pytest.raises(
-        RuntimeError, match=r"order: sc\.load_state\(net, file, order=True\) .* By names: Error\(s\) in"
+        RuntimeError, match=r"order: sc\.load_weights\(net, file, order=True\) .* By names: Error\(s\) in"
     ):
-        sc.load_state(net, state)
-    sc.load_state(net, state, order=True)
+        sc.load_weights(net, state)
+    sc.load_weights(net, state, order=True)
     assert torch.equal(net.state_dict()["0.weight"], state["features.0.weight"])
     with pytest.raises(RuntimeError, match=r"^Error\(s\) in loading"):
-        sc.load_state(net, {name: value for name, value in state.items() if "0" in name})
+        sc.load_weights(net, {name: value for name, value in state.items() if "0" in name})

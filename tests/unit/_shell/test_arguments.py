@@ -54,7 +54,7 @@ class TestDeclaration:
     def test_missing_attribute(self):
         """A missing attribute in ``dynamics`` is said by its own name, not as a missing program."""
         cls = type("Mine", (sc.Neuron,), {"dynamics": lambda self, x, s, p: (x * self.gain, {})})
-        with pytest.raises(sc.TraceError, match=r"^Mine\.dynamics: Mine has no attribute 'gain'$"):
+        with pytest.raises(sc.lang.TraceError, match=r"^Mine\.dynamics: Mine has no attribute 'gain'$"):
             cls()(torch.zeros(1, 1))
 
     def test_without_dynamics(self):
@@ -72,7 +72,7 @@ class TestSetLater:
             ("reset", "bogus", "LIF: reset='bogus' must be one of 'hard', 'soft', 'none'"),
             ("step", "x", "LIF: step='x' must be 'multi'"),
             ("detach_reset", None, "LIF: detach_reset=None must be True or False"),
-            ("surrogate", "ATan", "LIF: surrogate='ATan' must be a spikecore.surrogate.Surrogate"),
+            ("surrogate", "ATan", "LIF: surrogate='ATan' must be a spikecore.Surrogate"),
             ("channel_dim", 1.0, "LIF: channel_dim=1.0 must be a whole number"),
             ("tau", "2", "LIF: tau='2' must be a number or a floating-point tensor"),
             ("tau", 0.0, "LIF: tau=0.0 must be at least 1"),
@@ -222,7 +222,7 @@ class TestNames:
         """``self.v`` for ``s.v``."""
         cls = type("Mine", (sc.Neuron,), {"states": {"v": 0.0}, "dynamics": lambda self, x, s, p: (x + self.v, {})})
         with pytest.raises(
-            sc.TraceError, match=r"^Mine\.dynamics: Mine has no .* 'v'; it is a state: s\.v in dynamics"
+            sc.lang.TraceError, match=r"^Mine\.dynamics: Mine has no .* 'v'; it is a state: s\.v in dynamics"
         ):
             cls()(torch.zeros(1, 1))
 

@@ -14,8 +14,16 @@ import torch
 
 import spikecore as sc
 from spikecore._plugins import registry, selection
-from spikecore._plugins.registry import BUILTINS, Registry, hookimpl
-from spikecore.backend import Backend, BackendError, BackendInfo, BackendUnavailable, Capabilities, Unsupported
+from spikecore._plugins.registry import BUILTINS, Registry
+from spikecore.backend import (
+    Backend,
+    BackendError,
+    BackendInfo,
+    BackendUnavailable,
+    Capabilities,
+    Unsupported,
+    hookimpl,
+)
 from spikecore.kernels import KernelBackend
 from spikecore.testing._loopback import EVERYTHING, Loop
 

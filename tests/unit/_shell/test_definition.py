@@ -70,7 +70,7 @@ def test_what_is_traced_again():
         neuron.train()(X)
     assert traces == [2.0]
     neuron.gain = "three"
-    with pytest.raises(sc.TraceError, match="a str is not part of the language"):
+    with pytest.raises(sc.lang.TraceError, match="a str is not part of the language"):
         neuron(X)
     neuron.gain = 3.0
     assert torch.equal(neuron(X), X * 3.0)

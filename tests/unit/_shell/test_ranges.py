@@ -68,7 +68,7 @@ class TestDeclared:
         out = neuron(drive(4, 2, 3))
         assert parameter.item() == pytest.approx(value)
         assert torch.equal(out, build(**{**options, name: nearest})(drive(4, 2, 3)))
-        sc.project(neuron)
+        sc.functional.project(neuron)
         assert getattr(neuron, name) is parameter
         assert parameter.item() == nearest
         assert torch.equal(out, neuron(drive(4, 2, 3)))
@@ -122,7 +122,7 @@ class TestInstance:
     def test_replaces_those_it_names(self):
         """A dict replaces the ranges of the parameters it names and no others."""
         lif = sc.LIF(2.0, bounds={"tau": (1, 10)}, learn=("tau", "threshold"))
-        sc.project(pushed(pushed(lif, "tau", 100.0), "threshold", -100.0))
+        sc.functional.project(pushed(pushed(lif, "tau", 100.0), "threshold", -100.0))
         assert (lif.tau.item(), lif.threshold.item()) == (10.0, 0.0)
         with pytest.raises(ValueError, match=r"^LIF: tau=11\.0 must be in \[1, 10\]"):
             sc.LIF(11.0, bounds={"tau": (1, 10)})
@@ -132,7 +132,7 @@ class TestInstance:
         """Without ranges nothing is refused and nothing moved."""
         lif = sc.LIF(2.0, bounds=None, learn=("tau",))
         assert torch.equal(pushed(lif, "tau", -3.0)(drive(3, 2)), sc.LIF(-1.0, bounds=None)(drive(3, 2)))
-        sc.project(lif)
+        sc.functional.project(lif)
         assert lif.tau.item() == -1.0
         assert sc.LIF(-1.0, threshold=-1.0, bounds=None).bounds == {}
 
@@ -141,7 +141,7 @@ class TestInstance:
         lif = sc.LIF(2.0, learn=("tau",))
         lif.bounds = {"tau": (1.5, None)}
         assert torch.equal(pushed(lif, "tau", -1.0)(drive(3, 2)), sc.LIF(1.5)(drive(3, 2)))
-        sc.project(lif)
+        sc.functional.project(lif)
         assert lif.tau.item() == 1.5
         with pytest.raises(ValueError, match=r"^LIF: tau=.* must be at least 3"):
             lif.bounds = {"tau": (3.0, None)}
@@ -215,7 +215,7 @@ class TestLearnt:
         for _ in range(2):
             _, state = neuron.run(drive(6, 2, 3))
             grads += torch.autograd.grad(sum(value.sum() for value in state.values()), neuron.rho)
-            sc.project(neuron)
+            sc.functional.project(neuron)
         assert neuron.rho.item() == 1.0
         assert grads[0] != 0
         assert torch.equal(*grads)

@@ -311,11 +311,11 @@ class TestRefusals:
     def test_surrogate_derivative_is_a_number(self):
         """A surrogate whose derivative is a comparison, or uses what the language lacks, is an error."""
 
-        class Flat(sc.surrogate.Surrogate):
+        class Flat(sc.Surrogate):
             def derivative(self, u):
                 return abs(u) < 1.0
 
-        class Gaussian(sc.surrogate.Surrogate):
+        class Gaussian(sc.Surrogate):
             def derivative(self, u):
                 return math.exp(-u * u)
 

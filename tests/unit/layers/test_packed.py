@@ -1,4 +1,4 @@
-"""Layers that keep spikes as bits, and sc.pack, which puts them in: torch's numbers, from a fraction of the memory."""
+"""Layers that keep spikes as bits, and sc.layers.pack, which puts them in: torch's numbers, from less memory."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_layers_behind_spikes_are_replaced(fused: bool) -> None:
     """Those that a chain leads to, with the same gradients, parameters and names."""
     net = sc.fuse(network()) if fused else network()
     plain, parameters = copy.deepcopy(net), dict(net.named_parameters())
-    assert sc.pack(net) is net
+    assert sc.layers.pack(net) is net
     assert said(net) == KEPT
     assert all(net.get_parameter(name) is one for name, one in parameters.items())
     assert [*net.state_dict()] == [*plain.state_dict()]
@@ -237,8 +237,8 @@ def test_layers_behind_spikes_are_replaced(fused: bool) -> None:
     assert sum(size for _, size in sizes[1]) < sum(size for _, size in sizes[0])
     for mine, its in zip(net.parameters(), plain.parameters()):
         assert torch.equal(mine.grad, its.grad)
-    assert said(sc.pack(net)) == KEPT
-    assert said(sc.unpack(net)) == []
+    assert said(sc.layers.pack(net)) == KEPT
+    assert said(sc.layers.unpack(net)) == []
     assert [type(one) for one in net.modules()] == [type(one) for one in plain.modules()]
 
 
@@ -255,7 +255,7 @@ def test_blocks_and_networks_of_the_field() -> None:
     }
     for name, (net, count) in cases.items():
         plain = copy.deepcopy(net)
-        assert len(said(sc.pack(net))) == count, name
+        assert len(said(sc.layers.pack(net))) == count, name
         timed = not any(getattr(part, "makes_time", False) for part in net.modules())
         x = images()[None] if timed else images()[:2]
         for one in (plain, net):
@@ -281,7 +281,7 @@ def test_what_is_left_as_it_is() -> None:
     for name, chain in chains.items():
         net = nn.Sequential(*chain)
         with pytest.warns(RuntimeWarning, match="found no nn.Linear or nn.Conv2d behind a spiking neuron"):
-            sc.pack(net)
+            sc.layers.pack(net)
         assert said(net) == [], name
 
 
@@ -307,7 +307,9 @@ def test_a_step_packs_the_network_that_it_is_given() -> None:
     for mine, its in zip(found[1].values(), found[0].values()):
         assert torch.equal(mine, its)
     none = nn.Sequential(nn.Linear(4, 3), sc.LI())
-    with pytest.raises(sc.Unsupported, match=r"pack_spikes=True cannot be: no nn\.Linear or nn\.Conv2d of it stands"):
+    with pytest.raises(
+        sc.backend.Unsupported, match=r"pack_spikes=True cannot be: no nn\.Linear or nn\.Conv2d of it stands"
+    ):
         sc.training_model(
             none,
             sc.losses.ce_rate,

@@ -89,7 +89,7 @@ def test_both_learn_within_a_network() -> None:
     losses = [step(x, y)[1].item() for _ in range(40)]
     assert losses[-1] < 0.5 * losses[0]
     assert "SlidingPSN" in str(sc.explain(net, x))  # a layer with a state that is no neuron
-    packed = sc.pack(net)
+    packed = sc.layers.pack(net)
     assert type(packed[4]) is sc.layers.PackedLinear
 
 

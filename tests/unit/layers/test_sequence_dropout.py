@@ -53,10 +53,10 @@ def test_the_mask_stays_where_state_is_carried():
     with sc.carry_state(net):
         parts = torch.cat([layer(x[:2]), layer(x[2:])])
         assert torch.equal(parts == 0, (parts == 0)[:1].expand_as(parts))
-        state = sc.state_dict_of_state(layer)
+        state = sc.get_state(layer)
         sc.reset(layer)
         assert not torch.equal(layer(x), parts)
-        sc.load_state_dict_of_state(layer, state)
+        sc.set_state(layer, state)
         assert torch.equal(layer(x), parts)
     assert layer.state is None
     assert not torch.equal(layer(x), parts)

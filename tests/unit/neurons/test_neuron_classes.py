@@ -130,7 +130,7 @@ class TestTogether:
                 sc.Lapicque(beta)
 
 
-NEURONS = {**sc.neurons.MODELS, "EscapeNoise": sc.EscapeNoise}
+NEURONS = {**sc.neurons.MODELS, "EscapeNoise": sc.stochastic.EscapeNoise}
 CASES = [
     (name, reset)
     for name, cls in NEURONS.items()
@@ -265,3 +265,36 @@ def test_a_parameter_read_from_self_is_the_parameter():
     learnt = OwnName(learn=("tau",))
     learnt(x).sum().backward()
     assert learnt.tau.grad is not None
+
+
+SIGNED = {**MODELS, "EscapeNoise": sc.stochastic.EscapeNoise}
+
+
+@pytest.mark.parametrize("name", SIGNED)
+def test_a_signature_has_every_argument_by_name(name):
+    """With defaults, which the constructor takes; a neuron's own parameters are among them, and no ``**options``."""
+    kind = SIGNED[name]
+    arguments = inspect.signature(kind).parameters
+    assert {*inspect.signature(sc.Neuron).parameters} < {*arguments}
+    assert {*kind.params} - {*arguments} == ({"w"} if name == "PLIF" else set())  # w follows from tau
+    assert all(each.kind is not each.VAR_KEYWORD for each in arguments.values())
+    required = {each: kind.params[each] for each, argument in arguments.items() if argument.default is argument.empty}
+    neuron = kind(**{each: required.get(each, argument.default) for each, argument in arguments.items()})
+    plain = kind(**required)
+    assert (neuron.extra_repr(), str(neuron.program)) == (plain.extra_repr(), str(plain.program))
+
+
+def test_the_signature_of_a_neuron_of_ones_own():
+    """Declared parameters come through ``**options``; a call of a neuron has the signature of ``forward``."""
+
+    class Gated(sc.LIF):
+        params = {"gate": 0.5, **sc.LIF.params}
+
+        def __init__(self, width, **options):
+            super().__init__(**options)
+            self.width = width
+
+    start = "(width, *, tau=2.0, decay_input=True, threshold=1.0, reset='hard', v_reset=0.0, gate=0.5, surrogate=None, "
+    assert str(inspect.signature(Gated)).startswith(start)
+    assert str(inspect.signature(Gated)).endswith("bounds={})")
+    assert "tau" not in inspect.signature(Gated(3)).parameters

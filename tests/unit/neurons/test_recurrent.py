@@ -188,7 +188,7 @@ def test_what_no_matrix_can_be_is_a_loop(net: Any, says: str) -> None:
     assert f"steps=a loop ({says})" in repr(made)
     if made.fused is None:
         made.fused = True
-        with pytest.raises(sc.Unsupported) as told:
+        with pytest.raises(sc.backend.Unsupported) as told:
             made(x)
         assert str(told.value) == f"Recurrent was to run all steps in one call (fused=True): {says}"
 
@@ -206,7 +206,7 @@ def test_a_backend_without_it_is_given_single_steps() -> None:
         assert torch.equal(net(x), built()(x))
         assert net.looped == "backend 'plain' does not declare recurrent"
         net.fused = True
-        with pytest.raises(sc.Unsupported, match="backend 'plain' does not declare recurrent$"):
+        with pytest.raises(sc.backend.Unsupported, match="backend 'plain' does not declare recurrent$"):
             net(x)
 
 

@@ -138,7 +138,7 @@ class TestSaid:
         net, x = made(), drawn(T, B, C)
         net(x)
         assert net.looped == "linear is Delay, and a loop keeps what outputs send to later steps"
-        with pytest.raises(sc.Unsupported, match=r"in one call \(fused=True\): linear is Delay"):
+        with pytest.raises(sc.backend.Unsupported, match=r"in one call \(fused=True\): linear is Delay"):
             made(fused=True)(x)
 
     def test_refused(self):

@@ -15,7 +15,7 @@ from spikecore.layers import TimeBatched
 nir = pytest.importorskip("nir", reason="the package nir, which needs Python 3.10, is not installed")
 
 
-class Mine(sc.surrogate.Surrogate):
+class Mine(sc.Surrogate):
     """A surrogate that no file can name."""
 
     def derivative(self, u):

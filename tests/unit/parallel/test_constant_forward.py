@@ -25,7 +25,7 @@ def stages(step="single"):
 
 
 def pipeline(step="single", **kwargs):
-    return sc.Pipeline([(stage, "cpu") for stage in stages(step)], **kwargs)
+    return sc.parallel.Pipeline([(stage, "cpu") for stage in stages(step)], **kwargs)
 
 
 def images():
@@ -91,7 +91,7 @@ def test_carried(step):
 def test_the_page_of_the_seeds():
     """A subclass whose forward is constant_forward trains by training_model, as SpikingFlow's Net did."""
 
-    class Net(sc.Pipeline):
+    class Net(sc.parallel.Pipeline):
         def forward(self, x):
             return self.constant_forward(x, T) / T
 
@@ -122,17 +122,17 @@ class TestRefused:
 
     def test_both_kinds_of_neurons(self):
         """Neurons of both modes have no common step."""
-        many = sc.Pipeline([(sc.IF(step="single"), "cpu"), (sc.LIF(), "cpu")])
+        many = sc.parallel.Pipeline([(sc.IF(step="single"), "cpu"), (sc.LIF(), "cpu")])
         with pytest.raises(ValueError, match="IF has step='single' and LIF has step='multi'; give all neurons"):
             many.constant_forward(torch.rand(B, N), T)
 
     def test_an_encoder(self):
         """An encoder repeats the input by itself."""
-        many = sc.Pipeline([(nn.Sequential(sc.encode.Constant(3), sc.LIF()), "cpu")])
+        many = sc.parallel.Pipeline([(nn.Sequential(sc.encode.Constant(3), sc.LIF()), "cpu")])
         with pytest.raises(ValueError, match=r"'0\.0', Constant, makes time itself; leave an enc"):
             many.constant_forward(torch.rand(B, N), T)
         with pytest.raises(ValueError, match=r"'0', LIF, makes time itself; .* set repeat=None"):
-            sc.Pipeline([(sc.LIF(repeat=3), "cpu")]).constant_forward(torch.rand(B, N), T)
+            sc.parallel.Pipeline([(sc.LIF(repeat=3), "cpu")]).constant_forward(torch.rand(B, N), T)
 
     def test_a_mean_over_time(self):
         """A layer that reads several steps cannot get them one by one."""
@@ -141,6 +141,6 @@ class TestRefused:
             def forward(self, x):
                 return x.mean(0)
 
-        many = sc.Pipeline([(sc.LIF(), "cpu"), (Rate(), "cpu")])
+        many = sc.parallel.Pipeline([(sc.LIF(), "cpu"), (Rate(), "cpu")])
         with pytest.raises(ValueError, match=r"for one step the stages give shape \(4, 5\).*Leave that layer out"):
             many.constant_forward(torch.rand(B, N), T)

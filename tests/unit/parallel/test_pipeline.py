@@ -42,7 +42,7 @@ def plain(**kwargs):
 def pipeline(*, step="multi", split=None, **kwargs):
     """The same network as a pipeline, all on the CPU: of ``[T, B, ...]``, or of ``[B, ...]`` in single steps."""
     stages = [(stage, "cpu") for stage in layers(step=step, **kwargs)]
-    return sc.Pipeline(stages, **(split or {}), batch_dim=1 if step == "multi" else 0)
+    return sc.parallel.Pipeline(stages, **(split or {}), batch_dim=1 if step == "multi" else 0)
 
 
 def inputs(dtype=torch.float32, steps=T):
@@ -136,7 +136,9 @@ def test_an_error_in_a_later_stage_leaves_the_states(step, chunks):
     """The first stage is not a call ahead of the others after an error in one part or several."""
     stages, ends, x = layers(step=step), Ends(), inputs().detach()
     x = x[0] if step == "single" else x
-    many = sc.Pipeline([(stages[0], "cpu"), (ends, "cpu"), (stages[1], "cpu")], chunks=chunks, batch_dim=x.ndim - 2)
+    many = sc.parallel.Pipeline(
+        [(stages[0], "cpu"), (ends, "cpu"), (stages[1], "cpu")], chunks=chunks, batch_dim=x.ndim - 2
+    )
     with sc.carry_state(many):
         many(x)
         before = states(many)
@@ -158,7 +160,7 @@ def test_images_that_an_encoder_gives_time():
 
     images = torch.rand(6, 1, 4, 4)
     one = nn.Sequential(*stages())
-    many = sc.Pipeline([(stage, "cpu") for stage in stages()], chunks=3, batch_dim=(0, 1))
+    many = sc.parallel.Pipeline([(stage, "cpu") for stage in stages()], chunks=3, batch_dim=(0, 1))
     assert torch.equal(many(images), one(images))
     assert many(images).shape == (5, 6, C)
 
@@ -185,7 +187,7 @@ def test_outputs_of_several_tensors():
 
     one = nn.Sequential(fc, sc.LIF(threshold=0.2), Fork(), Both(), Readout())
     parts = [(nn.Sequential(*copy.deepcopy(one)[:3]), "cpu"), (nn.Sequential(*one[3:]), "cpu")]
-    many = sc.Pipeline(parts, chunks=2, batch_dim=(1, 0))
+    many = sc.parallel.Pipeline(parts, chunks=2, batch_dim=(1, 0))
     wanted, found = one(inputs(steps=4)), many(inputs(steps=4))
     assert list(found) == ["rate", "pair"]
     assert isinstance(found["pair"], tuple)
@@ -201,7 +203,7 @@ def test_inputs_of_several_tensors():
             assert name == "y"
             return (pair[0] + pair[1]) * gain
 
-    many = sc.Pipeline([(Add(), "cpu"), (sc.LIF(), "cpu")], chunks=4)
+    many = sc.parallel.Pipeline([(Add(), "cpu"), (sc.LIF(), "cpu")], chunks=4)
     x, y, gain = inputs(), torch.rand(T, B, N), torch.tensor(1.5)
     assert torch.equal(many((x, y), gain, name="y"), sc.LIF()((x + y) * gain))
 
@@ -222,7 +224,7 @@ def test_statistics_of_parts_are_warned_of_once():
     """Batch normalisation in training, in parts, warns once and names the layer; in eval or one part it does not."""
 
     def made(**split):
-        return sc.Pipeline([(nn.Sequential(nn.Linear(N, 4), nn.BatchNorm1d(4)), "cpu")], batch_dim=0, **split)
+        return sc.parallel.Pipeline([(nn.Sequential(nn.Linear(N, 4), nn.BatchNorm1d(4)), "cpu")], batch_dim=0, **split)
 
     x = torch.rand(B, N)
     with warnings.catch_warnings():
@@ -271,7 +273,7 @@ def test_training_model():
 def pair(**kwargs):
     """Two stages on the CPU; the first counts its calls."""
     first = nn.Sequential(nn.Linear(N, 4), sc.LIF())
-    return sc.Pipeline([(first, "cpu"), (nn.Sequential(nn.Linear(4, 3), sc.LI()), "cpu")], **kwargs)
+    return sc.parallel.Pipeline([(first, "cpu"), (nn.Sequential(nn.Linear(4, 3), sc.LI()), "cpu")], **kwargs)
 
 
 @pytest.mark.parametrize(
@@ -294,7 +296,7 @@ def pair(**kwargs):
 def test_stages(stages, error, says):
     """Wrong stages and devices are named, with the devices that are there."""
     with pytest.raises(error, match=says):
-        sc.Pipeline(stages)
+        sc.parallel.Pipeline(stages)
 
 
 def test_a_module_in_two_stages():
@@ -303,9 +305,9 @@ def test_a_module_in_two_stages():
     with pytest.raises(
         ValueError, match="stages 0 and 1 share a LIF which can be on one device.*make one for each stage"
     ):
-        sc.Pipeline([(shared, "cpu"), (shared, "cpu")])
+        sc.parallel.Pipeline([(shared, "cpu"), (shared, "cpu")])
     with pytest.raises(ValueError, match=r"stages 0 and 1 share a LIF, '1' in stage 1, which can be on one device"):
-        sc.Pipeline([(shared, "cpu"), (nn.Sequential(nn.ReLU(), shared), "meta")])
+        sc.parallel.Pipeline([(shared, "cpu"), (nn.Sequential(nn.ReLU(), shared), "meta")])
 
 
 @pytest.mark.parametrize(
@@ -367,7 +369,7 @@ def test_an_encoder_needs_both_dimensions():
     """What makes time takes [B, ...]: another batch_dim of the input is refused, with the one to give."""
     stages = [(nn.Sequential(sc.encode.Constant(T), nn.Linear(N, 4)), "cpu"), (sc.LIF(), "cpu")]
     with pytest.raises(ValueError, match=r"make time of an input \[B, ...\], and batch_dim=1 .* batch_dim=\(0, 1\)"):
-        sc.Pipeline(stages, chunks=2)(torch.rand(B, N))
+        sc.parallel.Pipeline(stages, chunks=2)(torch.rand(B, N))
 
 
 def test_outputs_that_cannot_be_put_together():
@@ -381,14 +383,14 @@ def test_outputs_that_cannot_be_put_together():
     with pytest.raises(
         ValueError, match=r"gives shape \(1, 2\) for a part of 1, in which dimension 1 is not the batch.*\(1, 0\)"
     ):
-        sc.Pipeline(stages, chunks=4)(x)
-    assert torch.equal(sc.Pipeline(stages, chunks=4, batch_dim=(1, 0))(x), sc.LIF()(x)[-1])
+        sc.parallel.Pipeline(stages, chunks=4)(x)
+    assert torch.equal(sc.parallel.Pipeline(stages, chunks=4, batch_dim=(1, 0))(x), sc.LIF()(x)[-1])
 
     class Mean(nn.Module):
         def forward(self, x):
             return x.mean()
 
-    net = sc.Pipeline([(sc.LIF(), "cpu"), (Mean(), "cpu")], chunks=2)
+    net = sc.parallel.Pipeline([(sc.LIF(), "cpu"), (Mean(), "cpu")], chunks=2)
     with pytest.raises(ValueError, match=r"gives shape \(\) .*what joins the samples"):
         net(torch.rand(T, B, N))
     net.set_split()
@@ -399,7 +401,7 @@ def test_outputs_that_cannot_be_put_together():
             return x, "spikes"
 
     with pytest.raises(TypeError, match="of which not everything is a tensor.*use chunks=1"):
-        sc.Pipeline([(Named(), "cpu")], chunks=2, batch_dim=0)(torch.rand(B, N))
+        sc.parallel.Pipeline([(Named(), "cpu")], chunks=2, batch_dim=0)(torch.rand(B, N))
 
 
 @pytest.mark.parametrize(
@@ -442,5 +444,7 @@ CHANNELS = 3
 def test_replicas_are_refused(make):
     """What nn.DataParallel calls to copy a network raises, and names the ways out."""
     neuron = make()
-    with pytest.raises(RuntimeError, match=r"in an nn\.DataParallel, which .*DistributedDataParallel, or sc\.Pipeline"):
+    with pytest.raises(
+        RuntimeError, match=r"in an nn\.DataParallel, which .*DistributedDataParallel, or sc\.parallel\.Pipeline"
+    ):
         neuron._replicate_for_data_parallel()

@@ -86,7 +86,7 @@ class TestChannelsLast:
     def test_a_network_without_convolutions_is_named(self) -> None:
         """Asked for by name it is an error."""
         with pytest.raises(
-            sc.Unsupported, match="channels_last=True cannot be: the network has no convolutions.*False"
+            sc.backend.Unsupported, match="channels_last=True cannot be: the network has no convolutions.*False"
         ):
             trained(network(conv=False), sc.TrainingOptions(channels_last=True), conv=False)
 
@@ -119,7 +119,8 @@ class TestCompile:
         net = network()
         norm = net[1].module[1]
         with pytest.raises(
-            sc.Unsupported, match=r"compile=True cannot be: torch.compile raised .*no compiler here; use compile=False"
+            sc.backend.Unsupported,
+            match=r"compile=True cannot be: torch.compile raised .*no compiler here; use compile=False",
         ):
             trained(net, sc.TrainingOptions(compile=True))
         assert norm.num_batches_tracked == 0
@@ -182,7 +183,9 @@ class TestPooling:
         """In training; what divides every window by the same number, or by what it holds, is."""
         options = sc.TrainingOptions(compile=True)
         net = nn.Sequential(nn.Linear(2, 2), nn.AvgPool2d(2, ceil_mode=True))
-        with pytest.raises(sc.Unsupported, match="compile=True cannot be: torch.compile computes a wrong.*198119.*use"):
+        with pytest.raises(
+            sc.backend.Unsupported, match="compile=True cannot be: torch.compile computes a wrong.*198119.*use"
+        ):
             sc.training_model(net, sc.losses.ce_rate, torch.optim.SGD(net.parameters(), 0.1), options=options)
         assert sc.inference_model(net, options=options).form["compile"] == "used"
         net[1] = nn.AvgPool2d(2, ceil_mode=True, count_include_pad=False)

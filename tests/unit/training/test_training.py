@@ -326,7 +326,7 @@ def loss_name(loss: Any) -> str:
     return str(getattr(getattr(loss, "func", loss), "__name__", type(loss).__name__))
 
 
-def step_of(net: nn.Module, loss: Any, **more: Any) -> sc.TrainingStep:
+def step_of(net: nn.Module, loss: Any, **more: Any) -> sc.training.TrainingStep:
     return sc.training_model(net, loss, torch.optim.SGD(net.parameters(), 0.1), **more)
 
 
