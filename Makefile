@@ -25,6 +25,9 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 # Norse is compared with where it is installed: it is built from source, by a compiler (pip install --no-deps norse==1.1.0).
 PEERS := spikingjelly==2.0.0 loguru snntorch==1.0.0 nirtorch==2.6 sinabs==3.1.3 pbr rockpool==3.1.0
+# The trainers of docs/trainers.md, and what they import.
+PEERS += lightning==2.6.6 lightning-utilities torchmetrics accelerate==1.15.0 psutil pyyaml transformers==5.24.0 regex \
+    tokenizers==0.23.3 huggingface_hub==2.4.0 httpx2 httpcore2 h11 anyio truststore
 # These compile CUDA kernels without a GPU.
 NVRTC := cupy-cuda13x nvidia-cuda-nvrtc
 # These build and check distributions.

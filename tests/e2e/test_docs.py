@@ -22,7 +22,9 @@ assert custom.CustomKernel.kernel is on_gpu.Kernel, "the page changes kernels fo
 """
 #: Pages about other packages -> these packages.
 NEEDED = {"convert.md": ("spikingjelly", "snntorch"), "nir.md": ("nir",)}
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+#: Its programs need trainers, which warn: tests/peers/test_trainers.py runs them.
+TRAINERS = ROOT / "docs" / "trainers.md"
+PAGES = [ROOT / "README.md", *sorted({*(ROOT / "docs").glob("*.md")} - {TRAINERS})]
 #: Every page of the repository.
 LINKED = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("plugins/*/*.md"))]
 
