@@ -18,18 +18,14 @@ from spikecore.layers import SequenceDropout
 from spikecore.neuron import Neuron
 from spikecore.neurons import EIF, IF, KLIF, LI, LIF, PLIF, QIF, Izhikevich, Synaptic
 
-Memories = Tuple[Any, ...]
+Values = Tuple[Any, ...]
 FIXED = {"v_reset": "set neuron.reset and neuron.v_reset", "surrogate_function": "set neuron.surrogate"}
 
 
-class Node(Carrying):
-    """A spiking node. One call of one step or of all steps is one call of the neuron."""
+class Memories(Carrying):
+    """A ``MemoryModule``: its memories are the state that spikecore sees."""
 
-    _fixed: ClassVar[Mapping[str, str]] = FIXED
     stays: ClassVar[Tuple[str, ...]] = ()
-    step_mode: str
-    store_v_seq: bool
-    v_seq: Optional[Tensor]
     _memories: Dict[str, Any]
     _memories_rv: Dict[str, Any]
 
@@ -43,6 +39,15 @@ class Node(Carrying):
         """Memories are what they were at first."""
         super().reset()  # type: ignore[misc]  # of MemoryModule
         self._agree()
+
+
+class Node(Memories):
+    """A spiking node. One call of one step or of all steps is one call of the neuron."""
+
+    _fixed: ClassVar[Mapping[str, str]] = FIXED
+    step_mode: str
+    store_v_seq: bool
+    v_seq: Optional[Tensor]
 
     @property
     def v_reset(self) -> Any:
@@ -67,16 +72,16 @@ class Node(Carrying):
         self._agree()
         return out
 
-    def materialize_states(self, inputs: Sequence[Tensor], states: Memories, step_mode: str) -> Memories:
+    def materialize_states(self, inputs: Sequence[Tensor], states: Values, step_mode: str) -> Values:
         """As they are: numbers become tensors within the call, and rest needs none."""
         return states
 
-    def single_step_functional_forward(self, inputs: Sequence[Tensor], states: Memories, **_: Any) -> Any:
+    def single_step_functional_forward(self, inputs: Sequence[Tensor], states: Values, **_: Any) -> Any:
         """``((spikes,), memories)`` of one step ``[*N]``."""
         (out,), after = self.multi_step_functional_forward([inputs[0].unsqueeze(0)], states)
         return (out.squeeze(0),), after
 
-    def multi_step_functional_forward(self, inputs: Sequence[Tensor], states: Memories, **_: Any) -> Any:
+    def multi_step_functional_forward(self, inputs: Sequence[Tensor], states: Values, **_: Any) -> Any:
         """``((spikes,), memories)`` of all steps ``[T, *N]``."""
         out, after, _trace = self._run(inputs[0], states)
         return (out,), after
@@ -97,7 +102,7 @@ class Node(Carrying):
         self._agree()
         return out
 
-    def _run(self, x: Tensor, memories: Memories, stored: bool = False) -> Tuple[Tensor, Memories, Optional[Tensor]]:
+    def _run(self, x: Tensor, memories: Values, stored: bool = False) -> Tuple[Tensor, Values, Optional[Tensor]]:
         state = self._start(x, memories)
         if stored:
             out, end, trace = self.neuron.run(x, state=state, record=("v",))
@@ -105,7 +110,7 @@ class Node(Carrying):
         out, end = self.neuron.run(x, state=state)
         return out, tuple(end[name] for name in self._states.values()), None
 
-    def _start(self, x: Tensor, memories: Memories) -> Optional[Dict[str, Tensor]]:
+    def _start(self, x: Tensor, memories: Values) -> Optional[Dict[str, Tensor]]:
         """The neuron's state; None at rest. A memory of another shape is put to rest, as SpikingJelly does."""
         start = dict(zip(self._states, memories))
         shape, dtype = x.shape[1:], torch.float64 if x.dtype == torch.float64 else torch.float32
@@ -127,25 +132,10 @@ class Node(Carrying):
         return f"step_mode={self.step_mode}"
 
 
-class Mask(Carrying):
+class Mask(Memories):
     """A dropout that keeps its mask. SpikingJelly draws it, and it is the state of a ``SequenceDropout``, too, so that
     ``sc.reset`` and the steps of ``sc.training_model`` have another one drawn.
     """
-
-    stays: ClassVar[Tuple[str, ...]] = ()
-    _memories: Dict[str, Any]
-    _memories_rv: Dict[str, Any]
-
-    def _held(self) -> Dict[str, Any]:
-        return self._memories
-
-    def _rest(self, name: str) -> Any:
-        return self._memories_rv[name]
-
-    def reset(self) -> None:
-        """The next call draws anew."""
-        super().reset()  # type: ignore[misc]  # of MemoryModule
-        self._agree()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As before."""
