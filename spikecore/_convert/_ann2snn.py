@@ -26,7 +26,8 @@ _LINEAR = (
     *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
     *(nn.Flatten, nn.Unflatten, nn.ZeroPad2d, nn.PixelShuffle, nn.PixelUnshuffle, nn.Upsample),
 )
-#: Activations that become neurons. A neuron fires once a step at most, so ReLU6 needs nothing of its own.
+#: Activations that become neurons. A neuron fires once a step at most, which limits its rate as ReLU6 does, at the
+#: threshold.
 _RELU = (nn.ReLU, nn.ReLU6)
 #: What computes nothing in ``eval()``.
 _NOTHING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
@@ -135,9 +136,9 @@ def ann2snn(
     if quantile is not None and not 0 < quantile <= 1:
         raise ValueError(f"ann2snn: quantile={quantile!r} must be above 0 and at most 1, the maximum; or None")
     report = Report(steps)
-    stages, names = _stages(net, report)
-    samples, maxima = _activations(stages, data, len(names))
-    for name, values, maximum in zip(names, samples, maxima):
+    stages, relus = _stages(net, report)
+    samples, maxima = _activations(stages, [*relus.values()], data)
+    for name, values, maximum in zip(relus, samples, maxima):
         if not 0 < maximum < math.inf:
             what = "0 for all of data" if maximum == 0 else f"not finite ({maximum})"
             raise ValueError(
@@ -204,10 +205,10 @@ def _chain(net: nn.Module) -> Iterator[Tuple[str, nn.Module]]:
         before = node
 
 
-def _stages(net: nn.Module, report: Report) -> Tuple[List[List[nn.Module]], List[str]]:
-    """Copies of the layers before each ReLU and behind the last, and the names of the ReLUs; normalisations folded."""
+def _stages(net: nn.Module, report: Report) -> Tuple[List[List[nn.Module]], Dict[str, nn.Module]]:
+    """Copies of the layers before each ReLU and behind the last, and the ReLUs by name; normalisations folded."""
     stages: List[List[nn.Module]] = [[]]
-    names: List[str] = []
+    relus: Dict[str, nn.Module] = {}
     last = ""
     for name, module in _chain(net):
         stage, kind = stages[-1], type(module)
@@ -216,7 +217,7 @@ def _stages(net: nn.Module, report: Report) -> Tuple[List[List[nn.Module]], List
         if kind in _RELU:
             if not any(isinstance(layer, _WEIGHTED) for layer in stage):
                 _refuse(name, kind.__name__, "no weights stand before it: put a linear layer or a convolution there")
-            names.append(name)
+            relus[name] = kind()
             stages.append([])
         elif kind in _NORM:
             stage[-1:] = [_folded(name, module, stage[-1] if stage else None)]
@@ -226,9 +227,9 @@ def _stages(net: nn.Module, report: Report) -> Tuple[List[List[nn.Module]], List
         else:
             _refuse(name, kind.__name__, "put one of the layers there that help(sc.ann2snn) lists")
         last = name
-    if not names:
+    if not relus:
         raise ValueError(f"ann2snn: {type(net).__name__} has no ReLU, so there is nothing that becomes a neuron")
-    return stages, names
+    return stages, relus
 
 
 def _folded(name: str, norm: Any, layer: Any) -> nn.Module:
@@ -251,28 +252,28 @@ def _refuse(name: str, kind: str, way_out: str) -> NoReturn:
 
 @torch.no_grad()
 def _activations(
-    stages: List[List[nn.Module]], data: Union[Tensor, Iterable[Any]], count: int
+    stages: List[List[nn.Module]], relus: List[nn.Module], data: Union[Tensor, Iterable[Any]]
 ) -> Tuple[List[Tensor], List[float]]:
     """Of each ReLU, activations above 0 over the data, a random part where they are many, and their maximum."""
-    drawn = torch.Generator().manual_seed(0)
-    samples: List[List[Tensor]] = [[] for _ in range(count)]
-    maxima: List[List[Tensor]] = [[] for _ in range(count)]
+    generator = torch.Generator().manual_seed(0)
+    samples: List[List[Tensor]] = [[] for _ in relus]
+    maxima: List[List[Tensor]] = [[] for _ in relus]
     device = next(parameter.device for layer in stages[0] for parameter in layer.parameters())
     for batch in [data] if isinstance(data, Tensor) else data:
         x = batch[0] if isinstance(batch, (tuple, list)) else batch
         if not isinstance(x, Tensor):
             raise TypeError(f"ann2snn: a batch of data must be a tensor or begin with one, got {shown(x)}")
         x = x.to(device)
-        for place, stage in enumerate(stages[:count]):
+        for place, (stage, relu) in enumerate(zip(stages, relus)):
             for layer in stage:
                 x = layer(x)
-            x = x.relu()
+            x = relu(x)
             maxima[place].append(x.max().cpu())
-            samples[place].append(_part(x[x > 0].cpu(), _OF_BATCH, drawn))
+            samples[place].append(_part(x[x > 0].cpu(), _OF_BATCH, generator))
     if not samples[0]:
         raise ValueError("ann2snn: data has no batches; give a tensor, a list of tensors or a DataLoader")
-    kept = [_part(torch.cat(values), _OF_ALL, drawn) for values in samples]
-    return kept, [torch.stack(values).max().item() for values in maxima]
+    parts = [_part(torch.cat(values), _OF_ALL, generator) for values in samples]
+    return parts, [torch.stack(values).max().item() for values in maxima]
 
 
 def _part(values: Tensor, most: int, generator: torch.Generator) -> Tensor:

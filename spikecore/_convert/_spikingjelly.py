@@ -246,6 +246,8 @@ SURROGATES: Dict[str, Tuple[Any, Tuple[str, ...]]] = {
 STEPPING = {"MultiStepContainer": 0, "TLastMultiStepContainer": -1, "StepModeContainer": 0}
 #: Dropouts with a mask for each sequence.
 DROPOUTS = ("Dropout", "Dropout2d")
+#: Neurons that are layers here.
+LAYERS = ("PSN", "SlidingPSN")
 #: What keeps something between calls and is no neuron: outputs that are fed back to the nodes within, and weights.
 RUN_AS_BEFORE = ("ElementWiseRecurrentContainer", "LinearRecurrentContainer", "DropConnectLinear")
 
@@ -264,6 +266,8 @@ def change(module: Any) -> Optional[Callable[[], str]]:
         return _mask(module)
     if name in STEPPING:
         return _steps(module, STEPPING[name])
+    if name in LAYERS:
+        raise Left(f"sc.layers.{name} has its equations and takes its state_dict, put it there")
     if name in RUN_AS_BEFORE or not _is_neuron_or_has_state(module):
         return None
     raise not_converted(kind, PACKAGE, NODES)

@@ -111,13 +111,10 @@ class Stateful(nn.Module):
         return tuple(self.configuration)
 
     def __getattr__(self, name: str) -> Any:
-        # what nn.Module does, but for the error: a call of super() would cost a frame for each parameter that is read
-        content = self.__dict__
-        if "_parameters" in content:
-            for table in (content["_parameters"], content["_buffers"], content["_modules"]):
-                if name in table:
-                    return table[name]
-        raise AttributeError(misnamed.missing(self, name))
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            raise AttributeError(misnamed.missing(self, name)) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (name in self.__dict__ or name.startswith("_") or hasattr(type(self), name)):

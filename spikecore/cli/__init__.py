@@ -54,17 +54,17 @@ class _Conformance(click.Command):
         """Takes ``--json`` with and without a file, and ``--merge`` with several. A word after ``--json`` is a file if
         it is ``-`` or ends in ``.json``: else ``--json mine`` would write a file of the name of the backend.
         """
-        made: List[str] = []
+        words: List[str] = []
         option = ""
         for word in [*args, ""]:
             file = word == STDOUT or word.endswith(".json")
             if option == "--json" and not file:
-                made.append(STDOUT)
-            if option == "--merge" and file and made[-1] != "--merge":
-                made.append("--merge")
+                words.append(STDOUT)
+            if option == "--merge" and file and words[-1] != "--merge":
+                words.append("--merge")
             option = option if option == "--merge" and file else word
-            made.append(word)
-        return super().parse_args(ctx, made[:-1])
+            words.append(word)
+        return super().parse_args(ctx, words[:-1])
 
 
 def _examples(*calls: str) -> str:

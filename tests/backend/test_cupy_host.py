@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import spikecore as sc
+from shell_nets import Counting
 from spikecore._base.caches import Recent
 from spikecore._plugins.registry import default_registry
 from spikecore.testing import BackendConformance
@@ -59,19 +60,6 @@ def compare(
 
 
 # -- programs that the suite does not have
-
-
-class Counting(sc.Neuron):
-    """A state that no gradient is computed from, before one that is."""
-
-    states = {"count": 0.0, "v": 0.1}
-    params = {"tau": 2.0}
-
-    def dynamics(self, x, s, p):
-        h = s.v + (x - s.v) / p.tau
-        z = self.spike(h - 1.0)
-        count = s.count + z
-        return count, {"count": count, "v": sc.ops.select(z, 0.0, h)}
 
 
 @pytest.mark.parametrize(("make", "saved"), [(Counting, 1), (sc.LI, 0), (sc.ALIF, 2)], ids=["Counting", "LI", "ALIF"])

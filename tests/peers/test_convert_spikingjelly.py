@@ -386,7 +386,7 @@ def test_what_is_refused_says_why(j):
     assert "spiking=False, which makes the output smooth" in left["smooth"]
     assert "which may compute something else than the LIFNode that it inherits" in left["mine"]
     assert "no surrogate here is its Box" in left["box"]
-    assert left["psn"].startswith("PSN: no neuron here has its equations")
+    assert left["psn"] == "PSN: sc.layers.PSN has its equations and takes its state_dict, put it there"
 
 
 def test_converting_twice_changes_nothing(j):

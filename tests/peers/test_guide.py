@@ -57,10 +57,10 @@ def names():
     """What the rows may use: the peers, spikecore, and what the section defines."""
     import snntorch
     from snntorch import functional as snn_functional
-    from spikingjelly.activation_based import functional, layer, neuron, surrogate
+    from spikingjelly.activation_based import ann2snn, functional, layer, neuron, surrogate
 
     known = {"torch": torch, "nn": nn, "sc": sc, "Gain": Gain, "snn": snntorch, "SF": snn_functional}
-    known.update(neuron=neuron, surrogate=surrogate, layer=layer, functional=functional)
+    known.update(ann2snn=ann2snn, neuron=neuron, surrogate=surrogate, layer=layer, functional=functional)
     for block in re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), flags=re.S):
         exec(block, known)
     return SimpleNamespace(**known)
@@ -213,6 +213,25 @@ def layers(names):
     torch.testing.assert_close(sc.layers.Voting(10)(wide), names.layer.VotingLayer(10, step_mode="m")(wide))
 
 
+def parallel(names):
+    x = drive(9, 0, 3.0)
+    for name, size, mode in (("PSN", len(x), {}), ("SlidingPSN", 3, {"step_mode": "m"})):
+        theirs, ours = getattr(names.neuron, name)(size, **mode), getattr(sc.layers, name)(size)
+        ours.load_state_dict(theirs.state_dict())
+        assert torch.equal(ours(x), theirs(x))
+
+
+def rates(names):
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(4, 30), nn.ReLU(), nn.Linear(30, 3)).eval(), torch.rand(50, 4)
+    loader = [(x, torch.zeros(len(x)))]
+    theirs = names.ann2snn.Converter(names.ann2snn.RateCodingRecipe(loader, mode="99.9%")).convert(net)
+    snn, _ = sc.ann2snn(net, loader, steps=200, quantile=0.999)
+    means = (snn(x).mean(0), sum(theirs(x) for _ in range(200)) / 200)
+    for mean in means:
+        torch.testing.assert_close(mean, net(x), atol=0.02, rtol=0.0)
+
+
 def checkpoints(names):
     def networks(leaky, plif, klif):
         return nn.ModuleDict({"fc": nn.Linear(C, C), "lif1": leaky, "lif2": plif, "lif3": klif})
@@ -293,8 +312,10 @@ CHECKS = {
     "`SF.ce_rate_loss()`, `SF.ce_max_membrane_loss()`, `SF.ce_temporal_loss()`": cross_entropies,
     "`net.load_state_dict(...)` of a snnTorch or SpikingJelly network": checkpoints,
     '`step_mode="m"`, `step_mode="s"`': modes,
+    "`neuron.PSN(T)`, `neuron.SlidingPSN(k)`": parallel,
     "`functional.reset_net(net)`, `functional.detach_net(net)`": resets,
     "`layer.Dropout(0.5)`, `layer.VotingLayer(10)`": layers,
+    '`ann2snn.Converter(ann2snn.RateCodingRecipe(loader, mode="99.9%")).convert(net)`': rates,
     '`layer.Conv2d(1, 2, 3, step_mode="m")`, `functional.seq_to_ann_forward(x, conv)`': batched,
 }
 

@@ -30,16 +30,15 @@ def test_a_trace_warns_of_nothing_and_serves_any_batch(make):
     net = make()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", ".*torch.jit.*deprecated", DeprecationWarning)
+        warnings.filterwarnings("ignore", ".*torch.jit.*deprecated")
         traced = torch.jit.trace(net, drive(T, 1), check_trace=False)
     for batch in (1, 2, 5):
         sc.reset(net)
-        wanted = net(drive(T, batch))
+        expected = net(drive(T, batch))
         sc.reset(net)
-        assert torch.equal(traced(drive(T, batch)), wanted)
+        assert torch.equal(traced(drive(T, batch)), expected)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:DeprecationWarning")
 @pytest.mark.parametrize(
     "make",
     [
@@ -66,7 +65,6 @@ torch.save([out.detach(), *torch.autograd.grad(out, wanted, cotangent)] if wante
 """
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:DeprecationWarning")
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_saved_trace_needs_no_spikecore(tmp_path, frozen):
     """A spike, a choice, a clamp and ties were functions of Python, which torch cannot save."""

@@ -134,6 +134,12 @@ def test_many_steps_give_the_network_itself() -> None:
     snn, report = sc.ann2snn(ends, x[:, 0, 0], steps=400, quantile=1.0)
     assert report.scale == report.thresholds["1"]
     torch.testing.assert_close(snn(x[:, 0, 0]).mean(0) * report.scale, ends(x[:, 0, 0]), atol=0.01, rtol=0.0)
+    limited = nn.Sequential(nn.Linear(4, 3), nn.ReLU6(), nn.Linear(3, 2))
+    limited[0].weight.mul_(40)
+    assert (limited[:2](x[:, 0, 0]) == 6).any()
+    snn, report = sc.ann2snn(limited, x[:, 0, 0], steps=400, quantile=1.0)
+    assert report.thresholds == {"1": 6.0}
+    torch.testing.assert_close(snn(x[:, 0, 0]).mean(0), limited(x[:, 0, 0]), atol=0.05, rtol=0.0)
 
 
 def test_thresholds_are_quantiles_or_of_the_least_error() -> None:

@@ -19,6 +19,18 @@ def surrogate_of(h: Tensor) -> Tensor:
     return 1 / (1 + (torch.pi * h) ** 2)
 
 
+def check_spikes(layer: Any, x: Tensor, h: Tensor) -> None:
+    """Spikes where ``h`` is 0 or above, and the gradients that follow from the surrogate."""
+    z = layer(x)
+    assert torch.equal(z, (h >= 0).double())
+    assert 0.1 < z.mean() < 0.9
+    cotangent = torch.randn_like(z)
+    leaves = (x, layer.weight, layer.bias)
+    expected = torch.autograd.grad((h * cotangent * surrogate_of(h.detach())).sum(), leaves)
+    for got, want in zip(torch.autograd.grad((z * cotangent).sum(), leaves), expected):
+        torch.testing.assert_close(got, want)
+
+
 def test_psn_is_a_product_over_time() -> None:
     torch.manual_seed(0)
     layer = sc.layers.PSN(5).double()
@@ -28,14 +40,7 @@ def test_psn_is_a_product_over_time() -> None:
         layer.bias += torch.linspace(0.5, 1.2, 5, dtype=torch.float64)[:, None]
     x = torch.randn(5, 3, 2, 2, dtype=torch.float64, requires_grad=True)
     h = torch.stack([sum(layer.weight[t, s] * x[s] for s in range(5)) + layer.bias[t] for t in range(5)])
-    z = layer(x)
-    assert torch.equal(z, (h >= 0).double())
-    assert 0.1 < z.mean() < 0.9
-    cotangent = torch.randn_like(z)
-    leaves = (x, layer.weight, layer.bias)
-    expected = torch.autograd.grad((h * cotangent * surrogate_of(h.detach())).sum(), leaves)
-    for got, want in zip(torch.autograd.grad((z * cotangent).sum(), leaves), expected):
-        torch.testing.assert_close(got, want)
+    check_spikes(layer, x, h)
 
 
 def test_sliding_psn_is_a_sum_over_the_last_inputs() -> None:
@@ -46,14 +51,7 @@ def test_sliding_psn_is_a_sum_over_the_last_inputs() -> None:
     x = torch.randn(7, 3, 4, dtype=torch.float64, requires_grad=True)
     padded = torch.cat([torch.zeros(2, 3, 4, dtype=torch.float64), x])
     h = torch.stack([sum(layer.weight[i] * padded[t + i] for i in range(3)) + layer.bias for t in range(7)])
-    z = layer(x)
-    assert torch.equal(z, (h >= 0).double())
-    assert 0.1 < z.mean() < 0.9
-    cotangent = torch.randn_like(z)
-    leaves = (x, layer.weight, layer.bias)
-    expected = torch.autograd.grad((h * cotangent * surrogate_of(h.detach())).sum(), leaves)
-    for got, want in zip(torch.autograd.grad((z * cotangent).sum(), leaves), expected):
-        torch.testing.assert_close(got, want)
+    check_spikes(layer, x, h)
 
 
 @pytest.mark.parametrize("order", [1, 4])
