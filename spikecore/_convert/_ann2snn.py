@@ -254,7 +254,7 @@ def _refuse(name: str, kind: str, way_out: str) -> NoReturn:
 def _activations(
     stages: List[List[nn.Module]], relus: List[nn.Module], data: Union[Tensor, Iterable[Any]]
 ) -> Tuple[List[Tensor], List[float]]:
-    """Of each ReLU, activations above 0 over the data, a random part where they are many, and their maximum."""
+    """For each ReLU its activations above 0 over the data, a random part of many, and their maximum."""
     generator = torch.Generator().manual_seed(0)
     samples: List[List[Tensor]] = [[] for _ in relus]
     maxima: List[List[Tensor]] = [[] for _ in relus]

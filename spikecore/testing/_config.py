@@ -465,7 +465,7 @@ def _check_values(
     """Outputs, final states and traces are the oracle's."""
     exact = config.bits or config.exact
     outputs = tuple(value.detach() for name, value in results.items() if name.startswith("output"))
-    if config.shortcut == "after" and "skip" in leaves:  # of quarters the difference is exact
+    if config.shortcut == "after" and "skip" in leaves:  # a difference of multiples of 1/4 is exact
         outputs = (outputs[0] - leaves["skip"].detach(),)
     right = s.bits() if config.bits else s.seen
     checks = [partial(s.check_outputs, outputs, words, exact=exact)]

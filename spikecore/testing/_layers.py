@@ -1,6 +1,7 @@
 """Layers around the neuron of a configuration, each beside its oracle: a matrix of feedback, batch normalisation.
 
-What the neuron gets is drawn as any input, so that it has a margin; the layer's input is what makes it.
+The input of the neuron is drawn as in any other case, with a margin at each threshold. The input of the layer is
+computed from it.
 """
 
 from __future__ import annotations
