@@ -156,7 +156,7 @@ def _over_time(x: Tensor, repeat: int, as_parameter: bool) -> Tuple[Tensor, Tens
     """One step ``[*N]`` as the input ``[repeat, *N]``; ``as_parameter``: and as the parameter that has its gradient."""
     if not as_parameter:
         return x.expand(repeat, *x.shape), ()
-    return x.detach().expand(repeat, *x.shape), (x.to(compute_dtype(x.dtype)),)
+    return x.detach().expand(repeat, *x.shape), (x,)
 
 
 class Arguments(NamedTuple):

@@ -117,7 +117,7 @@ class Kernels:
         wants: for each tensor, whether its gradient may be asked for. views: the shapes that the parameters which are
         tensors have over the neurons of one time step; None where they have them already.
         """
-        key = (call, wants, views, *[(value.shape, value.stride(), value.device) for value in tensors])
+        key = (call, wants, views, *[(value.shape, value.stride(), value.dtype, value.device) for value in tensors])
         plan = self._plans.get(key)
         return self._plans.put(key, self.plans(self, call, tensors, wants, views)) if plan is None else plan
 
@@ -374,22 +374,26 @@ class CallPlan:
         ]
 
     def fitted(self, tensors: Sequence[Tensor]) -> List[Tensor]:
-        """The tensors of a call where kernels read them: those that lie elsewhere are copied."""
+        """The tensors of a call where kernels read them: those that lie elsewhere, and parameters of another dtype than
+        that of arithmetic, are copied.
+        """
         layout, n, spec = self.layout, self.kernels.n_inputs, self.kernels.spec
         fit_input = layout.fit if self.call.single else layout.fit_steps
         values = [fit_input(value) for value in tensors[:n]] if self.kernels.reads else [*tensors[:n]]
         values += [layout.fit(value) for value in tensors[n : self.moving]]
         params = zip(self.kernels.tensor_params, tensors[self.moving :], self.views)
-        return values + [fitted_param(spec.params[index], value, view, layout) for index, value, view in params]
+        return values + [
+            fitted_param(spec.params[index], value.to(spec.compute), view, layout) for index, value, view in params
+        ]
 
     def _holds(self, tensors: Sequence[Tensor]) -> bool:
         """Whether kernels read all tensors of a call where they lie, so that :meth:`fitted` copies none."""
-        layout, n, kinds = self.layout, self.kernels.n_inputs, self.kernels.spec.params
+        layout, n, spec = self.layout, self.kernels.n_inputs, self.kernels.spec
         holds_input = layout.holds if self.call.single else layout.holds_steps
         if self.kernels.reads and not all(map(holds_input, tensors[:n])):
             return False
         return all(map(layout.holds, tensors[n : self.moving])) and all(
-            fits_param(kinds[index], value, layout)
+            value.dtype is spec.compute and fits_param(spec.params[index], value, layout)
             for index, value in zip(self.kernels.tensor_params, tensors[self.moving :])
         )
 

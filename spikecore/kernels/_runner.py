@@ -99,16 +99,12 @@ class KernelRunner:
             return None
         shapes, grad = tuple([view for view in views if view is not None]), torch.is_grad_enabled()
         plan = self.kernels.plan(call, tensors, tuple([grad and value.requires_grad for value in tensors]), shapes)
-        places = self.kernels.tensor_params
-        as_is = all(params[index].dtype is self.spec.compute for index in places)  # type: ignore[union-attr]  # tensors
-        if call.has_initial_state or self.spec.final or not as_is:
+        if call.has_initial_state or self.spec.final:
             return self._bound(plan)
-        return self._straight(plan, places)
+        return self._straight(plan, self.kernels.tensor_params)
 
     def _straight(self, plan: CallPlan, places: Tuple[int, ...]) -> BoundCall:
-        """Calls at rest for outputs alone, whose parameters have the dtype of arithmetic. ``places``: where those that
-        are tensors stand.
-        """
+        """Calls at rest for outputs alone. ``places``: where the parameters stand that are tensors."""
         instead = self.instead
 
         def call(inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]) -> Any:
@@ -148,9 +144,9 @@ class KernelRunner:
     def _arranged(
         self, inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue], call: Call
     ) -> Tuple[Call, Tensors, Sequence[ParamValue]]:
-        """A call, its tensors, and its parameters in the dtype of arithmetic."""
+        """A call, its tensors, and its parameters."""
         tensor_params = self.kernels.tensor_params
-        if tensor_params:
+        if self.learnt_initial and tensor_params:
             # converted once for kernel and initial state, so that the gradients of a 16-bit parameter add up in float32
             compute = self.spec.compute
             params = [value.to(compute) if isinstance(value, Tensor) else value for value in params]
@@ -182,6 +178,8 @@ class KernelRunner:
 
     def _by_op(self, call: Call, tensors: Tensors, params: Sequence[ParamValue]) -> Sequence[Tensor]:
         numbers = [value for value, kind in zip(params, self.spec.params) if kind == "number"]
+        moving = self.kernels.n_moving(call)
+        tensors = (*tensors[:moving], *[value.to(self.spec.compute) for value in tensors[moving:]])
         if not call.single:
             return run_op(self.key, call, numbers, tensors)
         n, m = self.kernels.n_inputs, self.kernels.n_outputs

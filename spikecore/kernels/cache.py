@@ -23,9 +23,9 @@ import stat
 import tempfile
 import time
 import warnings
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from spikecore._base.files import WRITING, replacing
 
@@ -101,12 +101,12 @@ def meaning(text: str, comment: str) -> str:
 def read(kind: str, name: str) -> Optional[bytes]:
     """The content of an entry, or None if there is none that is whole, this one, and the user's own."""
     entry = f"{kind}.{name}"
-    with _contained(f"kernel {entry} is not read"):
+    with _Contained(f"kernel {entry} is not read"):
         path = _checked_folder() / entry
         start, whole = _start(entry), _bytes(path)
         content = whole[len(start) + _DIGEST :]
         if whole == start + _digest(entry, content) + content:
-            with _contained(f"{path} is used, which cannot be noted"):
+            with _Contained(f"{path} is used, which cannot be noted"):
                 # the time of access is set, since most file systems do not keep it
                 os.utime(path, ns=(time.time_ns(), os.stat(path).st_mtime_ns))
             return content
@@ -117,7 +117,7 @@ def read(kind: str, name: str) -> Optional[bytes]:
 def write(kind: str, name: str, content: bytes) -> None:
     """Keep an entry, where the folder allows it. ``kind`` has no dot."""
     entry = f"{kind}.{name}"
-    with _contained(f"kernel {entry} is not kept"):
+    with _Contained(f"kernel {entry} is not kept"):
         if len(content) > _limit():  # trim() would remove it at once
             return
         with replacing(_made_folder() / entry, 0o600, follow=False) as file:
@@ -169,13 +169,23 @@ def trim() -> None:
             _removed(path)
 
 
-@contextmanager
-def _contained(what: str) -> Iterator[None]:
-    """Errors of the cache end here, whatever they are: the log has them, and the caller goes on."""
-    try:
-        yield
-    except Exception as error:
-        _log.debug("%s: %s: %s", what, type(error).__name__, error)
+class _Contained:
+    """Errors of the cache end here, whatever they are: the log has them, and the caller goes on.
+
+    A class: from Python 3.12 on, an error that ends in a generator of ``contextmanager`` keeps the frames of all
+    callers, with their tensors, until Python collects garbage.
+    """
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: Optional[BaseException], traceback: object) -> bool:
+        if isinstance(error, Exception):
+            _log.debug("%s: %s: %s", self.what, type(error).__name__, error)
+        return isinstance(error, Exception)
 
 
 def _limit() -> int:
@@ -247,9 +257,9 @@ def _made_folder() -> Path:
 def _files() -> List[Tuple[Path, os.stat_result]]:
     """Entries, and those that processes are writing. Other files in the folder are nobody's business here."""
     files = []
-    with _contained("there are no kernels"):
+    with _Contained("there are no kernels"):
         for path in _checked_folder().iterdir():
-            with _contained(f"{path} is left alone"):
+            with _Contained(f"{path} is left alone"):
                 start = _start(path.name)
                 read = _bytes(path, len(start))
                 written = path.name.startswith(WRITING) and (read.startswith(_MAGIC) or not read)
@@ -259,6 +269,6 @@ def _files() -> List[Tuple[Path, os.stat_result]]:
 
 
 def _removed(path: Path) -> bool:
-    with _contained(f"{path} stays"):
+    with _Contained(f"{path} stays"):
         path.unlink()
     return not os.path.lexists(path)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
 import time
+import weakref
 from pathlib import Path
 from typing import Any, Callable, List, Optional
 
@@ -55,6 +57,21 @@ def theirs(inode: int, ask: Callable[..., os.stat_result]) -> Callable[..., os.s
 
 
 class TestContent:
+    def test_a_miss_keeps_no_frames(self, folder: Path) -> None:
+        """A first call finds no kernel. What its frames refer to, such as tensors, ends with the call (Python 3.12)."""
+
+        def call() -> "weakref.ref[set[int]]":
+            local = {0}
+            assert cache.read("cpu", KEY) is None
+            return weakref.ref(local)
+
+        gc.collect()
+        gc.disable()
+        try:
+            assert call()() is None
+        finally:
+            gc.enable()
+
     def test_what_is_written_is_read(self, folder: Path) -> None:
         """Under its kind and its name."""
         cache.write("cpu", KEY, b"code")
