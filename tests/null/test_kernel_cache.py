@@ -60,7 +60,7 @@ class TestContent:
     def test_a_miss_keeps_no_frames(self, folder: Path) -> None:
         """A first call finds no kernel. What its frames refer to, such as tensors, ends with the call (Python 3.12)."""
 
-        def call() -> "weakref.ref[set[int]]":
+        def call() -> weakref.ref[set[int]]:
             local = {0}
             assert cache.read("cpu", KEY) is None
             return weakref.ref(local)
