@@ -189,6 +189,10 @@ class Carrying(Named):
     #: The neuron's state when it was last that of this module.
     _agreed: Optional[State] = None
 
+    def __repr__(self) -> str:
+        """Without the neuron's ``step='single'``, by which it carries its state: this module says what a call takes."""
+        return super().__repr__().replace(", step='single'", "")
+
     def _storage(self) -> Dict[str, Any]:
         """Where states are kept."""
         raise NotImplementedError

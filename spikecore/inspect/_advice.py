@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from spikecore._convert._network import convertible
+from spikecore._convert._swapped import Swapped
 from spikecore._plugins.selection import REFERENCE, automatic_order
 from spikecore._shell.modules import calls_as, has_own_hooks, makes_time
 from spikecore._shell.ranges import Interval
@@ -65,7 +67,7 @@ class Run(NamedTuple):
 
 def advice(run: Run) -> Tuple[str, ...]:
     """Sentences, the most valuable first: what is wrong, then what is slow."""
-    rules = (_batch_as_time, _silent, _reference, _repeated, _single_steps, _recurrent, _copied, _channels_last)
+    rules = (_not_converted, _batch_as_time, _silent, _reference, _repeated, _single_steps, _recurrent, _copied, _channels_last)
     later = (_autocast, _fused, _whole_steps, _packed, _learnt)
     return tuple(text for text in (run.spoilt, *[rule(run) for rule in (*rules, *later)]) if text)
 
@@ -174,17 +176,39 @@ def _single_steps(run: Run) -> str:
     rows = run.where(
         lambda layer, module: (
             stateful_of(module) is not None
-            and (stateful_of(module).step == "single" or (layer.calls > 1 and layer.shape[:1] == (1,)))
+            # a module that sc.convert replaced gives its neuron all steps, though that carries its state
+            and ((stateful_of(module).step == "single" and layer.steps < 2) or (layer.calls > 1 and layer.shape[:1] == (1,)))
         )
     )
     if not rows:
         return ""
     calls = max(row.layer.calls for row in rows)
     often = f", {calls} times in this run" if calls > 1 else ""
+    way_out = (
+        "with step='multi' and input [T, B, ...] all steps are one kernel, and sc.layers.TimeBatched takes all of them "
+        "through the other layers at once"
+    )
+    holder = run.net.get_submodule(rows[0].layer.name.rpartition(".")[0])
+    if isinstance(holder, Swapped):
+        steps = hasattr(holder, "step_mode")
+        way_out = (
+            "functional.set_step_mode(net, 'm') of SpikingJelly gives them all steps in one call"
+            if steps
+            else "snnTorch's take no more; a network of neurons of spikecore, with input [T, B, ...], does"
+        )
     return (
         f"{_named(rows)} {_verb(rows, 'was', 'were')} called for one time step at a time{often}, each with the cost "
-        "of a call: with step='multi' and input [T, B, ...] all steps are one kernel, and sc.layers.TimeBatched takes "
-        "all of them through the other layers at once"
+        f"of a call: {way_out}"
+    )
+
+
+def _not_converted(run: Run) -> str:
+    names = convertible(run.net)
+    if not names:
+        return ""
+    return (
+        f"{_listed(names)} {_verb(names, 'is a neuron', 'are neurons')} of another library, of which no backend, rate "
+        "or state is known here: sc.convert(net) has spikecore compute them"
     )
 
 

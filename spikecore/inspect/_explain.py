@@ -191,7 +191,7 @@ def _gradients(net: nn.Module, inputs: Sequence[Tensor], outputs: Any, loss: Los
 def _explanation(
     net: nn.Module, watching: Watching, copies: Mapping[int, List[int]], device: torch.device, training: bool
 ) -> Explanation:
-    times = {seen.steps for seen in watching.order if getattr(seen.stateful, "step", "") == "multi" and seen.steps}
+    times = {seen.steps for seen in watching.order if seen.step == "multi" and seen.steps}
     rows: List[Row] = []
     for seen in watching.order:
         layer = _layer(seen, _copied(seen, copies.get(seen.number, [])), times, training)

@@ -62,6 +62,8 @@ class Seen:
     elements: int = 0
     numbers_in: int = 0
     numbers_out: int = 0
+    #: Whether it was called by ``run``, which takes all steps whatever the mode is.
+    by_run: bool = False
     #: Time steps at once in the first call, 0 if unknown; whether they held the same; whether one was computed for all.
     steps: int = 0
     repeated: bool = False
@@ -86,6 +88,11 @@ class Seen:
     def stateful(self) -> Any:
         """What has its state over time; None without state."""
         return stateful_of(self.module)
+
+    @property
+    def step(self) -> str:
+        """Whether its calls took all steps, "multi", or one, "single"; "" without state."""
+        return "multi" if self.by_run else getattr(self.stateful, "step", "")
 
     @property
     def title(self) -> str:
@@ -197,6 +204,7 @@ class Watching:
                 return run(*args, **kwargs)
             if kwargs.get("state") is not None:
                 seen.sample = None  # it does not begin at rest, as a layer that runs again does
+            seen.by_run = True
             self._begin(seen, flattened(args))
             results = run(*args, **kwargs)
             self._end(seen, flattened(results[0]))
@@ -262,7 +270,7 @@ class Watching:
             seen.once = not any(True for _ in seen.module.children())
         elif steps and x.shape[0] == steps * batch:
             seen.steps, seen.repeated = steps, _is_repeated(x.unflatten(0, folded))
-        elif seen.stateful is None or seen.stateful.step != "single":
+        elif seen.step != "single":
             seen.steps, seen.repeated = x.shape[0], _is_repeated(x)
 
     def _note_spikes(self, seen: Seen, value: Tensor, inputs: List[Tensor]) -> None:
@@ -277,7 +285,10 @@ class Watching:
         if seen.outputs and not is_extreme(seen.spikes / seen.outputs):
             seen.sample = None
         if seen.sample is not None:
-            seen.sample.append([x.detach().clone() for x in inputs])
+            copies = [x.detach().clone() for x in inputs]
+            # a layer in single steps runs again step by step
+            one_by_one = seen.by_run and seen.stateful.step == "single"
+            seen.sample.extend(map(list, zip(*copies)) if one_by_one else [copies])
         if not added and value.is_floating_point() and value.numel():
             self._spikes[storage_of(value)] = value.element_size() * value.numel()
 
@@ -363,8 +374,7 @@ class Watching:
 
     def _spoilt(self, place: str, x: Tensor, seen: Optional[Seen]) -> Spoilt:
         folded = self._stack[-1].folded if self._stack else (0, 0)
-        single = seen is not None and seen.stateful is not None and seen.stateful.step == "single"
-        call = seen.calls if seen is not None and single else 0
+        call = seen.calls if seen is not None and seen.step == "single" else 0
         return Spoilt(place, finite.in_words(x), finite.first_index(x) or (), tuple(x.shape), folded, call)
 
     def spoilt_in_words(self, times: Collection[int]) -> str:

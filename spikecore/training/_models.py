@@ -5,6 +5,7 @@ What stands in :mod:`spikecore.training._eager` serves every backend that runs i
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Callable, Iterable, Optional
 
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch.optim import Optimizer
 
 from spikecore._base.batches import tree_map
 from spikecore._base.errors import a_kind
+from spikecore._convert._network import carrying
 from spikecore._plugins.selection import backend_named, capture, resolve
 from spikecore._shell.binding import ask, request
 from spikecore._shell.checks import shown
@@ -118,6 +120,17 @@ def _check(net: Any, loss: Any, options: Any) -> None:
             f"loss={shown(loss)} must be callable as loss(outputs, targets), such as spikecore.losses.ce_count{order}"
         )
     check_places(net)
+    carriers = carrying(net)
+    if carriers:
+        more = f" and {len(carriers) - 3} more" if len(carriers) > 3 else ""
+        warnings.warn(
+            f"{', '.join(carriers[:3])}{more} of another library keep a state, which goes on from call to call, with its "
+            "graph: a step begins at rest in neurons of spikecore alone. Write sc.convert(net) before; what that "
+            "leaves, reset yourself after each call: functional.reset_net(net) of SpikingJelly, utils.reset(net) of "
+            "snnTorch",
+            UserWarning,
+            stacklevel=3,
+        )
     if isinstance(options, CudaOptions):
         _check_cuda(net, options)
 
