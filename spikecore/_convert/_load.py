@@ -54,7 +54,8 @@ def load_weights(
         like. Files are read with ``weights_only=True``, which runs no code from them.
     order: match modules by their order instead of their names, as for a network whose layers are grouped in another
         way. Each module of the checkpoint goes to the next one of ``net`` with entries of the same names and shapes.
-    strict: entries that are missing or unexpected raise RuntimeError.
+    strict: entries that are missing or unexpected raise RuntimeError. False, with ``order`` or without, loads the file
+        of fixed neurons into a network that learns them, such as one of ``LIFNode`` into one of ``sc.PLIF``.
 
     Gives what ``net.load_state_dict`` gives: ``missing_keys`` and ``unexpected_keys``, by the names in ``net``. A
     network that :func:`spikecore.convert` changed has its old names, and loads with ``load_state_dict`` itself.
@@ -67,7 +68,7 @@ def load_weights(
     if not isinstance(net, nn.Module):
         raise TypeError(f"sc.load_weights: net={shown(net)} must be a network (an nn.Module)")
     state = _unwrapped(net, _entries(file))
-    named = _by_order(net, state) if order else _by_name(net, state)
+    named = _by_order(net, state, strict) if order else _by_name(net, state)
     try:
         trial = copy.deepcopy(net)
     except Exception:
@@ -77,7 +78,7 @@ def load_weights(
             trial.load_state_dict(named, strict=strict)
         return net.load_state_dict(named, strict=strict)
     except RuntimeError as error:
-        if order or not _fits_in_order(net, state):
+        if order or trial is None or not _loads_in_order(trial, state):
             raise
         raise RuntimeError(
             "sc.load_weights: the names of the checkpoint are not those of net, but its modules fit those of net in "
@@ -197,7 +198,7 @@ def _takes(module: nn.Module, leaf: str) -> bool:
     return leaf in tensors or (isinstance(module, Neuron) and leaf in (*module.params, *SNNTORCH, *STATES_OF_SNNTORCH))
 
 
-def _by_order(net: nn.Module, state: Mapping[str, Tensor]) -> Dict[str, Tensor]:
+def _by_order(net: nn.Module, state: Mapping[str, Tensor], strict: bool = True) -> Dict[str, Tensor]:
     groups: Dict[str, Dict[str, Tensor]] = {}
     for key, value in state.items():
         theirs, _, leaf = key.rpartition(".")
@@ -208,7 +209,10 @@ def _by_order(net: nn.Module, state: Mapping[str, Tensor]) -> Dict[str, Tensor]:
             if _fits(module, entries):
                 named.update({f"{ours}.{leaf}" if ours else leaf: value for leaf, value in entries.items()})
                 break
-            if module.state_dict() and not list(module.children()):
+            is_left_out = not strict and isinstance(
+                module, Neuron
+            )  # a neuron that learns, in the place of one that did not
+            if module.state_dict() and not list(module.children()) and not is_left_out:
                 raise ValueError(
                     f"sc.load_weights: in order, {theirs!r} of the checkpoint, with {_shapes(entries)}, would go to "
                     f"{ours!r} ({type(module).__name__}) with {_shapes(module.state_dict())}"
@@ -220,12 +224,13 @@ def _by_order(net: nn.Module, state: Mapping[str, Tensor]) -> Dict[str, Tensor]:
     return named
 
 
-def _fits_in_order(net: nn.Module, state: Mapping[str, Tensor]) -> bool:
-    """Whether every entry has a place in order, and every place an entry."""
+def _loads_in_order(trial: nn.Module, state: Mapping[str, Tensor]) -> bool:
+    """Whether names alone were at fault: in order, every entry has a place, every place an entry, and all load."""
     try:
-        return set(_by_order(net, state)) >= set(net.state_dict())
-    except ValueError:
+        trial.load_state_dict(_by_order(trial, state))
+    except (RuntimeError, ValueError):
         return False
+    return True
 
 
 def _shapes(entries: Mapping[str, Tensor]) -> Dict[str, Tuple[int, ...]]:

@@ -98,9 +98,9 @@ class NoGradient(Surrogate):
 # -- one step of a neuron
 
 FIXED = {
-    "spike_grad": "set neuron.surrogate",
-    "reset_mechanism": "set neuron.reset, 'soft' (by subtraction), 'hard' or 'none',",
-    "reset_delay": "set neuron.reset_delay",
+    "spike_grad": "set neuron.surrogate of this module",
+    "reset_mechanism": "set neuron.reset, 'soft' (by subtraction), 'hard' or 'none', of this module",
+    "reset_delay": "set neuron.reset_delay of this module",
     "inhibition": "convert a network without it, or leave the neuron; it has no counterpart in neuron",
     "state_quant": "convert a network without it, or leave the neuron; it has no counterpart in neuron",
 }

@@ -19,7 +19,11 @@ from spikecore.neuron import Neuron
 from spikecore.neurons import EIF, IF, KLIF, LI, LIF, PLIF, QIF, Izhikevich, Synaptic
 
 Values = Tuple[Any, ...]
-FIXED = {"v_reset": "set neuron.reset and neuron.v_reset", "surrogate_function": "set neuron.surrogate"}
+FIXED = {
+    "v_reset": "set neuron.reset and neuron.v_reset of this module; for None, neuron.reset = 'soft'",
+    "surrogate_function": "set neuron.surrogate of this module",
+    "backend": "call sc.set_backend(net, name), whose names are those of spikecore",
+}
 
 
 class Memories(Carrying):

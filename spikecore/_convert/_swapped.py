@@ -59,6 +59,16 @@ class Conversion:
     replaced: Dict[str, str]
     left: Dict[str, str]
 
+    def __getattr__(self, name: str) -> Any:
+        way_out = (
+            "" if name.startswith("_") else "; sc.convert changes net in place and gives this report: go on with net"
+        )
+        raise AttributeError(f"Conversion has no attribute {name!r}{way_out}")
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        """Refused: a report is no network."""
+        raise TypeError("sc.convert changes net in place and gives a report, which cannot be called: go on with net")
+
     def __str__(self) -> str:
         lines = [f"{len(self.replaced)} replaced, {len(self.left)} left"]
         for mark, rows in (("", self.replaced), ("left: ", self.left)):
@@ -113,9 +123,7 @@ class Named(Swapped):
         if name in names:
             setattr(self.neuron, names[name], value)
         elif name in self._fixed:
-            raise AttributeError(
-                f"{type(self).__name__}.{name} cannot be set since sc.convert: {self._fixed[name]} of this module"
-            )
+            raise AttributeError(f"{type(self).__name__}.{name} cannot be set since sc.convert: {self._fixed[name]}")
         else:
             self._check(name, value)
             super().__setattr__(name, value)

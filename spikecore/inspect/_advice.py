@@ -67,7 +67,17 @@ class Run(NamedTuple):
 
 def advice(run: Run) -> Tuple[str, ...]:
     """Sentences, the most valuable first: what is wrong, then what is slow."""
-    rules = (_not_converted, _batch_as_time, _silent, _reference, _repeated, _single_steps, _recurrent, _copied, _channels_last)
+    rules = (
+        _not_converted,
+        _batch_as_time,
+        _silent,
+        _reference,
+        _repeated,
+        _single_steps,
+        _recurrent,
+        _copied,
+        _channels_last,
+    )
     later = (_autocast, _fused, _whole_steps, _packed, _learnt)
     return tuple(text for text in (run.spoilt, *[rule(run) for rule in (*rules, *later)]) if text)
 
@@ -177,7 +187,10 @@ def _single_steps(run: Run) -> str:
         lambda layer, module: (
             stateful_of(module) is not None
             # a module that sc.convert replaced gives its neuron all steps, though that carries its state
-            and ((stateful_of(module).step == "single" and layer.steps < 2) or (layer.calls > 1 and layer.shape[:1] == (1,)))
+            and (
+                (stateful_of(module).step == "single" and layer.steps < 2)
+                or (layer.calls > 1 and layer.shape[:1] == (1,))
+            )
         )
     )
     if not rows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+from collections import Counter
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator, List, Tuple
 
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from spikecore import losses
 from spikecore._base.batches import flattened
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import in_turn, makes_time, observing, unwrapped
@@ -27,6 +29,9 @@ _DTYPES = re.compile(r"same dtype|should be the same|expected scalar type")
 #: Losses of torch on outputs ``[B, C]`` and classes ``[B]``.
 _OF_CLASSES = (nn.CrossEntropyLoss, nn.MultiMarginLoss, nn.NLLLoss)
 _FUNCTIONS_OF_CLASSES = (F.cross_entropy, F.multi_margin_loss, F.nll_loss)
+#: Losses of torch that repeat targets ``[B, C]`` for outputs ``[T, B, C]``.
+_BY_ELEMENT = (nn.HuberLoss, nn.L1Loss, nn.MSELoss, nn.SmoothL1Loss)
+_FUNCTIONS_BY_ELEMENT = (F.huber_loss, F.l1_loss, F.mse_loss, F.smooth_l1_loss)
 
 
 def check_loss(loss: Any) -> Tensor:
@@ -141,19 +146,60 @@ def time_as_taken(net: nn.Module, calls: List[Call], inputs: Any, outputs: Any, 
 
     Targets ``[B]`` say how many samples there are.
     """
+    outputs = next(iter(flattened(outputs)), None)  # the spikes of (spikes, membrane)
     if not all(isinstance(value, Tensor) for value in (inputs, outputs, targets)) or targets.is_floating_point():
         return ""
     if targets.ndim != 1 or len(targets) < 2 or not calls:
         return ""
     steps, shapes, batch = {_step(module) for module, _ in calls}, [shape for _, shape in calls], len(targets)
-    if steps == {"multi"} and outputs.ndim == 2 and len(outputs) == batch:
+    if steps == {"multi"} and outputs.shape[0 if outputs.ndim == 2 else 1 :][:1] == (batch,):
         # a neuron that got [T, B, ...] with T = B is no proof
         is_batch = all(shape[:1] == (batch,) != shape[1:2] or shape == (batch, batch) for shape in shapes)
-        return _batch_as_time(net, inputs, batch) if is_batch else ""
+        looped = [module for module, count in Counter(module for module, _ in calls).items() if count > 1]
+        if is_batch and looped:
+            return _loop_over_batch(net, calls, looped, batch)
+        return _batch_as_time(net, inputs, batch) if is_batch and outputs.ndim == 2 else ""
     if steps == {"single"} and inputs.ndim > 2 and len(inputs) != batch:
         is_called_once = len(calls) == len({module for module, _ in calls})
         takes_all = is_called_once and all(shape[:2] == (len(inputs), batch) for shape in shapes)
         return f"inputs {list(inputs.shape)} for {batch} targets are [T, B, ...]. {_SINGLE}" if takes_all else ""
+    return ""
+
+
+def _loop_over_batch(net: nn.Module, calls: List[Call], looped: List[nn.Module], batch: int) -> str:
+    """Neurons over time in a loop over the steps, each of which gives them the batch."""
+    name = next(name for name, module in net.named_modules() if module is looped[0])
+    count = sum(module is looped[0] for module, _ in calls)
+    return (
+        f"{name} ({type(looped[0]).__name__}) was called {count} times in this step, each time with dimension 0, of "
+        f"size {batch}, as time, and there are {batch} targets. If the calls are the time steps, that is the batch, "
+        "and the numbers are wrong: give all steps in one call, [T, B, ...], which sc.encode.Constant(T) makes of one "
+        "step, or take one step a call, after sc.set_step(net, 'single')"
+    )
+
+
+def of_values(loss: Any, outputs: Any, targets: Any) -> str:
+    """What is to be said of a loss that computes something else than its name says; "" if nothing."""
+    outputs = outputs if isinstance(outputs, Tensor) else None
+    function = _function(loss)
+    if outputs is None or not isinstance(targets, Tensor):
+        return ""
+    if function in (losses.ce_max_membrane, losses.mse_membrane):
+        spikes = outputs.detach() == 1
+        if bool((spikes | (outputs == 0)).all()) and bool(spikes.any()):
+            return (
+                f"loss={function.__name__} is one of membrane potentials, and all outputs are 0 or 1, as spikes are. A "
+                "membrane is the output of sc.LI() as the last layer, or trace['v'] of spk, state, trace = "
+                "lif.run(x, record=('v',)); a loss of spikes is spikecore.losses.ce_count"
+            )
+    is_by_element = type(loss) in _BY_ELEMENT or function in _FUNCTIONS_BY_ELEMENT
+    if is_by_element and outputs.ndim == targets.ndim + 1:
+        name = type(loss).__name__ if isinstance(loss, nn.Module) else function.__name__
+        return (
+            f"loss={name} got outputs {list(outputs.shape)} and targets {list(targets.shape)}, which torch repeats "
+            "along dimension 0: each time step is compared with them. For the mean over time write loss=lambda "
+            "outputs, targets: your_loss(outputs.mean(0), targets); to mean each step, give targets.expand_as(outputs)"
+        )
     return ""
 
 

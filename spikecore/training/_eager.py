@@ -32,6 +32,7 @@ from spikecore.training._checks import (
     explained,
     of_loss,
     of_network,
+    of_values,
     time_as_taken,
 )
 from spikecore.training._form import Form
@@ -99,10 +100,14 @@ class EagerTraining(_Eager):
         with watching as calls:
             outputs, loss = self._form.attempt(lambda: self._differentiated(inputs, targets, device), inputs)
         self._update({"inputs": inputs, "targets": targets, "outputs": outputs, "loss": loss})
-        warning = time_as_taken(self.net, calls, inputs, outputs, targets) if self._is_first else ""
+        if self._is_first:
+            for warning in (
+                time_as_taken(self.net, calls, inputs, outputs, targets),
+                of_values(self.loss, outputs, targets),
+            ):
+                if warning:
+                    warnings.warn(warning, UserWarning, stacklevel=2)
         self._is_first = False
-        if warning:
-            warnings.warn(warning, UserWarning, stacklevel=2)
         return tree_map(Tensor.detach, outputs), loss.detach()
 
     def _differentiated(self, inputs: Any, targets: Any, device: Optional[torch.device]) -> Tuple[Any, Tensor]:

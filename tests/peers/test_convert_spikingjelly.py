@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -297,6 +298,8 @@ def test_their_tools_work_on_it(j):
     assert net[1].v == 0.0
     with pytest.raises(AttributeError, match="v_reset cannot be set since sc.convert: set neuron.reset and neuron.v_r"):
         net[1].v_reset = None
+    with pytest.raises(AttributeError, match=r"backend cannot be set since sc.convert: call sc.set_backend\(net, name"):
+        net[1].backend = "cupy"
 
 
 def test_ours_works_on_it(j):
@@ -320,6 +323,57 @@ def test_ours_works_on_it(j):
     )
     for _ in range(2):
         assert torch.equal(step(x, torch.zeros_like(first))[0], first)
+
+
+def test_a_step_warns_of_a_network_that_is_not_converted(j):
+    """Their state goes on from step to step; sc.reset and the steps reach that of converted neurons alone."""
+    net = nn.Sequential(j.layer.Linear(4, 5), j.neuron.LIFNode(), j.layer.Dropout(0.5))
+    said = r"^1 \(LIFNode\), 2 \(Dropout\) of another library keep a state.*sc\.convert\(net\) before"
+    with pytest.warns(UserWarning, match=said):
+        sc.training_model(net, sc.losses.ce_count, torch.optim.SGD(net.parameters(), lr=0.1))
+    with pytest.warns(UserWarning, match=said):
+        sc.inference_model(net)
+    sc.convert(net)
+    sc.inference_model(net)
+
+
+def test_it_is_explained_as_it_is_called(j):
+    """All steps at once, or one; and what is not converted is told of sc.convert."""
+    torch.manual_seed(0)
+    net = nn.Sequential(j.layer.Linear(4, 5), j.neuron.LIFNode(), j.neuron.PSN(T))
+    j.functional.set_step_mode(net, "m")
+    x = torch.rand(T, B, 4) * 8
+    (first, *_) = sc.explain(net, x).advice
+    assert first.startswith("1 (LIFNode) is a neuron of another library")
+    assert "sc.convert(net)" in first
+    del net[2]
+    sc.convert(net)
+    assert "step='single'" not in repr(net)
+    done = sc.explain(net, x, backend="torch")
+    assert not any("one time step at a time" in text or "another library" in text for text in done.advice)
+    assert [(layer.name, layer.steps) for layer in done.layers] == [("0", T), ("1.neuron", T)]
+    j.functional.set_step_mode(net, "s")
+    (text,) = [text for text in sc.explain(net, x[0], backend="torch").advice if "one time step at a time" in text]
+    assert text.endswith("functional.set_step_mode(net, 'm') of SpikingJelly gives them all steps in one call")
+
+
+def test_what_is_tried_for_a_silent_layer_runs_over_time(j):
+    """The rate of a setting is that of the converted neuron with it."""
+    net = nn.Sequential(j.neuron.LIFNode(v_threshold=2.0, step_mode="m"))
+    sc.convert(net)
+    x = torch.full((8, 2, 3), 1.5)
+    (text,) = [text for text in sc.explain(net, x, training=False).advice if "never fired" in text]
+    threshold, rate = re.search(r"threshold=([\d.]+) gives a rate of ([\d.]+)", text).groups()
+    assert float(rate) == pytest.approx(float(sc.LIF(threshold=float(threshold))(x).mean()), abs=0.006)
+
+
+def test_the_report_is_no_network(j):
+    """``net = sc.convert(net)``."""
+    report = sc.convert(j.neuron.LIFNode())
+    with pytest.raises(TypeError, match="sc.convert changes net in place .* go on with net"):
+        report(torch.rand(2, 3))
+    with pytest.raises(AttributeError, match="no attribute 'eval'; sc.convert changes net in place .* go on with net"):
+        report.eval()
 
 
 def test_the_mask_of_a_dropout_is_reset_with_the_neurons(j):

@@ -190,3 +190,23 @@ def test_names_that_differ_say_that_the_order_fits() -> None:
     assert torch.equal(net.state_dict()["0.weight"], state["features.0.weight"])
     with pytest.raises(RuntimeError, match=r"^Error\(s\) in loading"):
         sc.load_weights(net, {name: value for name, value in state.items() if "0" in name})
+
+
+def test_the_order_is_named_where_names_alone_are_at_fault() -> None:
+    """A neuron that refuses an entry refuses it in order, too."""
+    net = nn.Sequential(sc.Recurrent(sc.Leaky(0.9), nn.Linear(3, 3, bias=False)))
+    state = {"0.beta": torch.tensor(0.5), "0.reset_mechanism_val": torch.tensor(1), "0.recurrent.weight": torch.eye(3)}
+    with pytest.raises(
+        RuntimeError, match=r"^Error\(s\)[^$]*0\.neuron\.reset_mechanism_val is 1, which means reset='hard'"
+    ):
+        sc.load_weights(net, state)
+
+
+@pytest.mark.parametrize("order", [False, True])
+def test_fixed_neurons_load_into_neurons_that_learn(order: bool) -> None:
+    """``strict=False``: what the checkpoint has not stays as it was, in order as by name."""
+    net = nn.Sequential(nn.Linear(3, 2), sc.PLIF(), nn.Linear(2, 2), sc.PLIF())
+    fixed = nn.Sequential(nn.Linear(3, 2), sc.LIF(), nn.Linear(2, 2), sc.LIF()).state_dict()
+    result = sc.load_weights(net, fixed, order=order, strict=False)
+    assert (result.missing_keys, result.unexpected_keys) == (["1.w", "3.w"], [])
+    assert all(torch.equal(net.state_dict()[key], value) for key, value in fixed.items())

@@ -439,6 +439,54 @@ class TestABatchAsTime:
             step(torch.rand(16, 5), labels(16))
 
 
+class TutorialLoop(Own):
+    """A loop over time around neurons that take all steps in a call; one output or two."""
+
+    def __init__(self, pair: bool) -> None:
+        super().__init__()
+        self.pair = pair
+
+    def forward(self, x: Tensor) -> Any:
+        out = torch.stack([super(TutorialLoop, self).forward(x) for _ in range(4)])
+        return (out, out) if self.pair else out
+
+
+class TestALoopOverTheBatch:
+    """snnTorch's loop over time, with neurons of ``step="multi"``."""
+
+    @pytest.mark.parametrize("pair", [False, True])
+    def test_it_is_said_once(self, pair: bool) -> None:
+        step = step_of(TutorialLoop(pair), lambda outputs, y: sc.losses.ce_rate(outputs[1] if pair else outputs, y))
+        said = r"\(LIF\) was called 4 times in this step, .* of size 16, as time.*sc\.set_step\(net, 'single'\)"
+        with pytest.warns(UserWarning, match=said) as caught:
+            step(torch.rand(16, 5), labels(16))
+        assert len(caught) == 1
+        step(torch.rand(16, 5), labels(16))
+
+    def test_nothing_is_said_of_sequences(self) -> None:
+        """A neuron that is called several times on [T, B, ...]."""
+        net = TutorialLoop(False)
+        step_of(net, lambda outputs, y: sc.losses.ce_count(outputs[0], y))(torch.rand(4, 16, 5), labels(16))
+
+
+class TestALossOfSomethingElse:
+    """Losses that compute without an error, but something else than meant."""
+
+    @pytest.mark.parametrize("loss", [sc.losses.ce_max_membrane, functools.partial(sc.losses.mse_membrane)])
+    def test_a_loss_of_membranes_gets_spikes(self, loss: Any) -> None:
+        net = nn.Sequential(nn.Linear(5, 3), sc.LIF(threshold=0.1))
+        with pytest.warns(UserWarning, match=r"_membrane is one of membrane potentials, and all outputs are 0 or 1"):
+            step_of(net, loss)(10 * torch.rand(4, 16, 5), labels(16))
+        step_of(nn.Sequential(nn.Linear(5, 3), sc.LI()), loss)(torch.rand(4, 16, 5), labels(16))
+
+    @pytest.mark.parametrize("loss", [nn.MSELoss(), F.smooth_l1_loss])
+    @pytest.mark.filterwarnings("ignore:Using a target size")
+    def test_targets_without_time(self, loss: Any) -> None:
+        with pytest.warns(UserWarning, match=r"outputs \[4, 16, 3\] and targets \[16, 3\], .*outputs\.mean\(0\)"):
+            step_of(mlp(), loss)(torch.rand(4, 16, 5), torch.zeros(16, 3))
+        step_of(mlp(), loss)(torch.rand(4, 16, 5), torch.zeros(4, 16, 3))
+
+
 class TestSingleSteps:
     """``step="single"`` and inputs ``[T, B, ...]``."""
 
