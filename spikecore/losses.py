@@ -438,13 +438,21 @@ def check_times(name: str, outputs: Tensor, times: Tensor) -> None:
 
 
 def _check_outputs(name: str, outputs: Tensor, targets: Tensor, floating: bool) -> None:
+    if isinstance(outputs, (tuple, list)):
+        raise TypeError(
+            f"{name} must be a tensor, got {type(outputs).__name__}; for one of several outputs of a network write "
+            "loss=lambda outputs, targets: your_loss(outputs[1], targets)"
+        )
     for argument, value in ((name, outputs), ("targets", targets)):
         if not isinstance(value, Tensor):
             raise TypeError(f"{argument} must be a tensor, got {type(value).__name__}")
     if outputs.ndim != 3:
         hint = ""
         if outputs.ndim == 2:
-            hint = "; put sc.encode.Constant(T) in front of the network, or give it all steps, [T, B, ...]"
+            hint = (
+                "; put sc.encode.Constant(T) in front of the network, or give it all steps, [T, B, ...]; if forward "
+                "averages over time, use a loss of torch, such as torch.nn.functional.cross_entropy"
+            )
         if outputs.ndim == 4:
             hint = "; inputs that have time, [T, B, ...], need no encoder, and images want TimeBatched(nn.Flatten())"
         raise ValueError(f"{name} must be [T, B, C] (time, batch, classes), got shape {tuple(outputs.shape)}{hint}")

@@ -13,6 +13,7 @@ from typing import Any, Callable, ClassVar, Collection, Dict, List, Mapping, Opt
 from torch import Tensor, nn
 
 from spikecore._base.context import compile_time, is_compiling, uncompiled
+from spikecore._base.misnamed import hint_at_missing
 from spikecore._plugins.selection import Resolved, asked_in_words, capture
 from spikecore._shell import checkpoints, checks, parameters, ranges
 from spikecore._shell.binding import Dispatch, ask, request
@@ -392,3 +393,6 @@ class Neuron(Stateful):
         bound = ", ".join(f"{chosen.backend.name} on {device}" for device, chosen in resolved.items())
         asked = asked_in_words(self._dispatch.request, resolved.values())
         return ", ".join(parts) + f", backend={asked}" + (f" ({bound})" if bound else "")
+
+
+hint_at_missing(__name__)

@@ -58,7 +58,9 @@ _REST = (
     "not needed: a call takes all steps, [T, *N], and begins at rest; spk, state = neuron.run(x) gives the last state, "
     "and neuron.run(x, state=state) goes on from it"
 )
+_NONE = "in no class here: write its equations as dynamics of a subclass of sc.Neuron"
 _SIGMOID = "surrogate=sc.surrogate.Sigmoid(4.0)"
+_IN_TIME = "a layer of torch in sc.layers.TimeBatched(layer, ...)"
 #: Their states, methods, classes and functions, which are read or called, and neither set nor given as keywords.
 NAMES: Dict[str, str] = {
     "mem": "the state v: spk, state, trace = neuron.run(x, record=('v',)), then trace['v']",
@@ -71,6 +73,12 @@ NAMES: Dict[str, str] = {
     "single_step_forward": "a call of a neuron with step='single'",
     "multi_step_forward": "a call of a neuron with step='multi', the default",
     "set_step_mode": "sc.set_step(net, 'multi'), or 'single'",
+    "spk": "what a call gives: spk = neuron(x)",
+    "utils": "in sc itself: sc.reset(net), sc.detach(net)",
+    "backprop": "sc.training_model(net, loss, optimizer); through time in parts within sc.carry_state(net)",
+    "activation_based": "sc itself: sc.LIF, sc.layers, sc.reset, sc.set_step",
+    "layer": "sc.layers",
+    **dict.fromkeys(("LeakyParallel", "SLSTM", "SConv2dLSTM", "StateLeaky", "GatedLIFNode", "SimpleLIFNode"), _NONE),
     "RLeaky": "sc.Recurrent(sc.Leaky(beta), nn.Linear(C, C))",
     "RSynaptic": "sc.Recurrent(sc.SynapticLeaky(alpha, beta), nn.Linear(C, C))",
     "IFNode": f"sc.IF({_SIGMOID})",
@@ -84,7 +92,19 @@ NAMES: Dict[str, str] = {
     "CUBALIFNode": "sc.Synaptic(threshold=0.5, surrogate=sc.surrogate.Rectangular(1.0))",
     "ComplementaryLIFNode": "sc.CLIF(surrogate=sc.surrogate.Rectangular(1.0))",
     "NonSpikingLIFNode": "sc.LI()",
+    "MultiStepIFNode": f"sc.IF({_SIGMOID})",
+    "MultiStepLIFNode": f"sc.LIF({_SIGMOID})",
+    "MultiStepParametricLIFNode": f"sc.PLIF({_SIGMOID})",
+    **dict.fromkeys(("LIFCell", "LICell"), "sc.LIF(step='single'), or sc.LI(step='single')"),
+    **dict.fromkeys(("LIFRecurrent", "LIFRecurrentCell"), "sc.Recurrent(sc.LIF(), nn.Linear(C, C))"),
+    "LIFParameters": "the arguments of a neuron, such as sc.LIF(tau=2.0, threshold=1.0)",
+    "SequentialState": "nn.Sequential: neurons take all steps, and begin at rest",
+    "PoissonEncoder": "sc.encode.Poisson(T)",
+    **dict.fromkeys(("Linear", "Dense"), "nn.Linear of torch, which takes [T, B, C] as it is"),
+    **dict.fromkeys(("Conv1d", "Conv2d", "Conv3d", "Flatten", "MaxPool2d", "AvgPool2d"), _IN_TIME),
+    **dict.fromkeys(("BatchNorm1d", "BatchNorm2d", "BatchNorm3d"), _IN_TIME),
     "SeqToANNContainer": "sc.layers.TimeBatched(layer, ...)",
+    "MultiStepContainer": "sc.layers.TimeBatched(layer, ...), or the neuron alone, which takes all steps",
     "seq_to_ann_forward": "sc.layers.TimeBatched(layer, ...)",
     "Dropout": "sc.layers.SequenceDropout(p), with one mask for all steps",
     "VotingLayer": "sc.layers.Voting(voters)",
@@ -101,8 +121,16 @@ NAMES: Dict[str, str] = {
     "atan": "sc.surrogate.ATan(alpha)",
     "fast_sigmoid": "sc.surrogate.FastSigmoid(slope)",
     "sigmoid": "sc.surrogate.Sigmoid(alpha)",
+    "Rect": "sc.surrogate.Rectangular(alpha)",
+    "DeterministicPass": "sc.surrogate.StraightThrough()",
+    "SquarewaveFourierSeries": "sc.surrogate.SquarewaveFourier(n, T_period)",
     "straight_through_estimator": "sc.surrogate.StraightThrough()",
     "spikegen": "sc.encode",
+    **dict.fromkeys(("train", "fit"), "sc.training_model(net, loss, optimizer), which makes one step a call"),
+    "summary": "sc.explain(net, x)",
+    "save": "torch.save(net.state_dict(), path), or sc.save_checkpoint(path, settings, step=step.state_dict())",
+    "load": "net.load_state_dict(torch.load(path)), or sc.load_checkpoint(path, settings)",
+    "to_snn": "sc.ann2snn(net, data, steps=16)",
     "rate": "sc.encode.Poisson(T)",
 }
 #: Arguments of these libraries, which are no attributes that anybody would set.
@@ -121,6 +149,8 @@ _OF_TORCH: Dict[str, str] = {
     "dtype": "the output has the dtype of the input, and net.to(dtype) converts parameters",
     "compile": "use torch.compile(net), or compile=True in sc.TrainingOptions or sc.CudaOptions",
 }
+#: States of snnTorch -> ours.
+_STATES: Dict[str, str] = {"mem": "v", "syn": "i"}
 #: Name -> values of these libraries -> ours.
 _VALUES: Dict[str, Dict[Any, str]] = {
     "reset": {"subtract": "'soft'", "zero": "'hard'"},
@@ -151,6 +181,9 @@ def missing(module: nn.Module, name: str) -> str:
             f"{text}; it is a state: s.{name} in dynamics, elsewhere out, state, trace = "
             f"neuron.run(x, record=({name!r},)), and neuron.state in single steps"
         )
+    inner = module._modules.get("neuron")
+    if name in getattr(inner, "_own_names", tuple)():
+        return f"{text}; its neuron has it: module.neuron.{name}"
     return text + _of_missing(name, module)
 
 
@@ -179,6 +212,22 @@ def _of_missing(name: str, owner: Any) -> str:
     own = {each for each in dir(owner) if not each.startswith("_")}
     meant = hint(name, sorted(own.difference(dir(nn.Module))))
     return meant and f"; {meant.rstrip('. ')}"
+
+
+def hint_of_state(names: Iterable[str]) -> str:
+    """The end of a sentence on names that are no states of a neuron: those of snnTorch; empty for others."""
+    meant = [f"{name!r} is {_STATES[name]!r}" for name in names if name in _STATES]
+    return f"; what other libraries call {', '.join(meant)}" if meant else ""
+
+
+def hint_of_surrogate(value: Any) -> str:
+    """The end of a sentence on what is no surrogate here: an object or a function of another library, or a name."""
+    name = value if isinstance(value, str) else getattr(value, "__qualname__", type(value).__name__)
+    name = name.partition(".")[0]  # snnTorch's are functions within functions
+    ours = NAMES.get(name, "")
+    if not ours and hasattr(sys.modules["spikecore.surrogate"], name):
+        ours = f"sc.surrogate.{name}"
+    return f"; what other libraries call {name!r} is {ours}" if ours.startswith("sc.surrogate.") else ""
 
 
 def hint_of_value(name: str, value: Any) -> str:

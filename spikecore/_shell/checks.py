@@ -75,14 +75,21 @@ def declaration(cls: Any, base: type) -> None:
 
 def known_keywords(cls: Any, keywords: Mapping[str, Any]) -> None:
     """Refuse a keyword that is no parameter of this neuron class."""
-    for name in keywords:
-        if name not in cls.params:
-            of_classes = [key for base in cls.__mro__ for key in getattr(base.__init__, "__kwdefaults__", None) or ()]
-            hint = misnamed.hint(name, [*cls.params, *COMMON, *of_classes]) or misnamed.of_others(cls, name)
-            raise TypeError(
-                f"{cls.__name__} has no parameter {name!r}; {hint}Parameters: {', '.join(cls.params) or 'none'}; "
-                f"every neuron takes: {', '.join(COMMON)}"
-            )
+    unknown = [name for name in keywords if name not in cls.params]
+    if not unknown:
+        return
+    own = [
+        name
+        for name, argument in inspect.signature(cls).parameters.items()
+        if name not in COMMON and argument.kind not in (argument.VAR_KEYWORD, argument.VAR_POSITIONAL)
+    ]
+    hints = [misnamed.hint(name, [*own, *COMMON]) or misnamed.of_others(cls, name) for name in unknown]
+    hint = "; ".join(text.rstrip(". ") for text in hints if text)
+    hint += "" if not hint else " " if hint.endswith("?") else ". "
+    raise TypeError(
+        f"{cls.__name__} has no parameter {', '.join(map(repr, unknown))}; {hint}Parameters: "
+        f"{', '.join(own) or 'none'}; every neuron takes: {', '.join(COMMON)}"
+    )
 
 
 #: How an attribute is checked whenever it is set: check(owner, name, value) -> value.
@@ -96,7 +103,7 @@ def surrogate(owner: str, name: str, value: Any) -> Surrogate:
     if not isinstance(value, Surrogate):
         raise TypeError(
             f"{owner}: surrogate={value!r} must be a spikecore.Surrogate, such as ATan(alpha=2.0); "
-            "for one of your own subclass Surrogate and write derivative(self, u)"
+            f"for one of your own subclass Surrogate and write derivative(self, u){misnamed.hint_of_surrogate(value)}"
         )
     for field, number in vars(value).items():
         if is_given(number):
@@ -165,6 +172,7 @@ def recorded(owner: str, record: Any, states: Collection[str]) -> Tuple[str, ...
         if name not in states:
             raise ValueError(
                 f"{owner}: record names {name!r}, which is no state; states: {', '.join(states) or 'none'}"
+                f"{misnamed.hint_of_state([name])}"
             )
     return names
 
@@ -242,6 +250,7 @@ def state(
     if set(start) != set(names):
         raise ValueError(
             f"{owner}: state has {sorted(start)}; give a value for each of {', '.join(names)} and no other"
+            f"{misnamed.hint_of_state(start)}"
         )
     step_shape, dtype = x.shape[1:], compute_dtype(x.dtype)
     what, way_out = (

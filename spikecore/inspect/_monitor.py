@@ -12,6 +12,7 @@ from typing import Any, Collection, ContextManager, Dict, Iterator, List, Mappin
 import torch
 from torch import Tensor, nn
 
+from spikecore._base.misnamed import hint_of_state
 from spikecore._base.versions import COMPILES, require_compiler
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import unwrapped
@@ -392,7 +393,9 @@ def _names(argument: str, value: Any, there: Collection[str], what: str) -> Tupl
     for name in value:
         if name not in there:
             listed = ", ".join(map(repr, sorted(there))) or "none"
-            raise ValueError(f"{argument}={list(value)!r}: {name!r} is no {what}; there are {listed}")
+            raise ValueError(
+                f"{argument}={list(value)!r}: {name!r} is no {what}; there are {listed}{hint_of_state([name])}"
+            )
     return tuple(dict.fromkeys(value))
 
 

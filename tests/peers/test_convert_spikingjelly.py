@@ -367,15 +367,6 @@ def test_what_is_tried_for_a_silent_layer_runs_over_time(j):
     assert float(rate) == pytest.approx(float(sc.LIF(threshold=float(threshold))(x).mean()), abs=0.006)
 
 
-def test_the_report_is_no_network(j):
-    """``net = sc.convert(net)``."""
-    report = sc.convert(j.neuron.LIFNode())
-    with pytest.raises(TypeError, match="sc.convert changes net in place .* go on with net"):
-        report(torch.rand(2, 3))
-    with pytest.raises(AttributeError, match="no attribute 'eval'; sc.convert changes net in place .* go on with net"):
-        report.eval()
-
-
 def test_the_mask_of_a_dropout_is_reset_with_the_neurons(j):
     """By sc.reset, and by each step of sc.training_model; it is drawn as before, and stays until then."""
     torch.manual_seed(1)

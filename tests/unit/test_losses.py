@@ -183,6 +183,18 @@ class TestErrors:
         ("outputs", "targets", "error", "text"),
         [
             (torch.zeros(B, C), torch.zeros(B).long(), ValueError, r"outputs must be \[T, B, C\].* got shape \(5, 6\)"),
+            (
+                torch.zeros(B, C),
+                torch.zeros(B).long(),
+                ValueError,
+                r"if forward averages over time, use a loss of torch, such as",
+            ),
+            (
+                (torch.zeros(T, B, C),) * 2,
+                torch.zeros(B).long(),
+                TypeError,
+                r"got tuple; .*your_loss\(outputs\[1\], tar",
+            ),
             (torch.zeros(0, B, C), torch.zeros(B).long(), ValueError, r"at least one time step.*\(0, 5, 6\)"),
             (torch.zeros(T, B, C).long(), torch.zeros(B).long(), TypeError, "outputs must be floating.*torch.int64"),
             (

@@ -105,8 +105,9 @@ class TestConstructor:
     def test_unknown_keyword(self):
         """A keyword that no neuron has: the close one, and all there are."""
         message = (
-            r"^LIF has no parameter 'thresold'; did you mean 'threshold'\? Parameters: tau, threshold, v_reset; "
-            "every neuron takes: surrogate, detach_reset, learn, channel_dim, step, repeat, backend, bounds$"
+            r"^LIF has no parameter 'thresold'; did you mean 'threshold'\? Parameters: tau, decay_input, threshold, "
+            "reset, v_reset; every neuron takes: surrogate, detach_reset, learn, channel_dim, step, repeat, backend, "
+            "bounds$"
         )
         with pytest.raises(TypeError, match=message):
             sc.LIF(thresold=1.0)
@@ -198,6 +199,17 @@ class TestNames:
                 "'spikecore.encode' has no attribute 'poisson'; did you mean 'Poisson'?",
             ),
             (lambda: sc.layers.VotingLayer, "is sc.layers.Voting(voters)"),
+            (lambda: sc.layers.MultiStepContainer, "is sc.layers.TimeBatched(layer, ...), or the neuron alone"),
+            (lambda: sc.utils, "what other libraries call 'utils' is in sc itself: sc.reset(net)"),
+            (
+                lambda: sc.GatedLIFNode,
+                "is in no class here: write its equations as dynamics of a subclass of sc.Neuron",
+            ),
+            (lambda: sc.neuron.LIFNode, "module 'spikecore.neuron' has no attribute 'LIFNode'; what other libraries"),
+            (lambda: sc.neurons.LIFNode, "is sc.LIF(surrogate=sc.surrogate.Sigmoid(4.0))"),
+            (lambda: sc.surrogate.Rect, "is sc.surrogate.Rectangular(alpha)"),
+            (lambda: sc.LIF().spk, "is what a call gives: spk = neuron(x)"),
+            (lambda: sc.Recurrent(sc.Leaky(0.9), nn.Identity()).beta, "its neuron has it: module.neuron.beta"),
         ],
     )
     def test_missing(self, asked, text):
@@ -233,6 +245,49 @@ class TestNames:
             sc.LIF().beta = 0.9
         with pytest.raises(TypeError, match=rf"^LIF has no parameter 'beta'{others}Parameters: tau"):
             sc.LIF(beta=0.9)
+
+    def test_all_unknown_keywords_are_named(self):
+        """With all arguments that there are, those that are no parameters of the program among them."""
+        text = (
+            "LIF has no parameter 'init_tau', 'v_threshold'; what other libraries call 'init_tau' is tau; what other "
+            "libraries call 'v_threshold' is threshold. Parameters: tau, decay_input, threshold, reset, v_reset; every"
+        )
+        with pytest.raises(TypeError, match=re.escape(text)):
+            sc.LIF(init_tau=2.0, v_threshold=1.0)
+        with pytest.raises(TypeError, match=r"'init_tau' is tau\. Parameters: tau, decay_input, "):
+            sc.PLIF(init_tau=2.0)
+        with pytest.raises(TypeError, match=r"Parameters: beta, threshold, reset, reset_delay; every"):
+            sc.Leaky(0.9, unknown=1)
+
+    @pytest.mark.parametrize(("theirs", "ours"), [("mem", "v"), ("syn", "i")])
+    def test_states_of_snntorch(self, theirs, ours):
+        """Where a state is recorded or given."""
+        neuron, x = sc.SynapticLeaky(0.9, 0.8), torch.zeros(2, 3)
+        text = f"what other libraries call '{theirs}' is '{ours}'$"
+        with pytest.raises(ValueError, match=text):
+            neuron.run(x, record=(theirs,))
+        with pytest.raises(ValueError, match=text):
+            neuron.run(x, state={theirs: x[0]})
+        with pytest.raises(ValueError, match=text), sc.monitor(neuron, record=(theirs,)):
+            pass
+
+    def test_surrogates_of_other_libraries(self):
+        """An object of a class of SpikingJelly, a function that snnTorch makes, and a name."""
+
+        def inner(x):
+            return x
+
+        inner.__qualname__ = "fast_sigmoid.<locals>.inner"
+        for value, ours in (
+            (inner, "FastSigmoid(slope)"),
+            (type("Sigmoid", (nn.Module,), {})(), "Sigmoid"),
+            (type("Rect", (nn.Module,), {})(), "Rectangular(alpha)"),
+            ("atan", "ATan(alpha)"),
+        ):
+            with pytest.raises(TypeError, match=re.escape(f"is sc.surrogate.{ours}") + "$"):
+                sc.LIF(surrogate=value)
+        with pytest.raises(TypeError, match=r"write derivative\(self, u\)$"):
+            sc.LIF(surrogate=print)
 
     def test_values_of_other_libraries(self):
         """A value that has another name here."""
