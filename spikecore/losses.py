@@ -437,7 +437,7 @@ def check_times(name: str, outputs: Tensor, times: Tensor) -> None:
         )
 
 
-def _check_outputs(name: str, outputs: Tensor, targets: Tensor, floating: bool) -> None:
+def _check_outputs(name: str, outputs: Any, targets: Tensor, floating: bool) -> None:
     if isinstance(outputs, (tuple, list)):
         raise TypeError(
             f"{name} must be a tensor, got {type(outputs).__name__}; for one of several outputs of a network write "

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import spikecore as sc
@@ -202,6 +203,13 @@ def cross_entropies(names):
         torch.testing.assert_close(getattr(sc.losses, name)(spk, y), theirs.squeeze())
 
 
+def membranes(names):
+    mem_rec, y = drive(9, 0, 1.0).requires_grad_(), torch.arange(B) % C
+    ours, theirs = len(mem_rec) * sc.losses.ce_rate(mem_rec, y), sum(F.cross_entropy(mem, y) for mem in mem_rec)
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(*(torch.autograd.grad(loss, mem_rec)[0] for loss in (ours, theirs)))
+
+
 def layers(names):
     x = drive(9, 0, 1.0)
     theirs, ours = names.layer.Dropout(0.5, step_mode="m"), sc.layers.SequenceDropout(0.5)
@@ -310,6 +318,7 @@ CHECKS = {
     "`SF.ce_count_loss()(spk, y)`, `SF.accuracy_rate(spk, y)`": losses,
     "`SF.mse_count_loss(correct_rate=0.8, incorrect_rate=0.2)(spk, y)`": counted,
     "`SF.ce_rate_loss()`, `SF.ce_max_membrane_loss()`, `SF.ce_temporal_loss()`": cross_entropies,
+    "`sum(F.cross_entropy(mem, y) for mem in mem_rec)`": membranes,
     "`net.load_state_dict(...)` of a snnTorch or SpikingJelly network": checkpoints,
     '`step_mode="m"`, `step_mode="s"`': modes,
     "`neuron.PSN(T)`, `neuron.SlidingPSN(k)`": parallel,
