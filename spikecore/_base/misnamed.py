@@ -181,10 +181,14 @@ def missing(module: nn.Module, name: str) -> str:
             f"{text}; it is a state: s.{name} in dynamics, elsewhere out, state, trace = "
             f"neuron.run(x, record=({name!r},)), and neuron.state in single steps"
         )
-    inner = module._modules.get("neuron")
-    if name in getattr(inner, "_own_names", tuple)():
-        return f"{text}; its neuron has it: module.neuron.{name}"
-    return text + _of_missing(name, module)
+    of_neuron = _of_neuron(module, name)
+    return f"{text}; {of_neuron}" if of_neuron else text + _of_missing(name, module)
+
+
+def _of_neuron(module: nn.Module, name: str) -> str:
+    """That the neuron within a ``Recurrent`` or a ``NormNeuron`` has this name, if it has."""
+    names: Collection[str] = getattr(module._modules.get("neuron"), "_own_names", tuple)()
+    return f"its neuron has it: module.neuron.{name}" if name in names else ""
 
 
 def hint_at_missing(module: str) -> None:
@@ -246,7 +250,8 @@ def check_new(module: nn.Module, name: str, value: Any, names: Collection[str]) 
     if name in getattr(module, "states", ()):
         meant = f"it is {_STATE}. "
     elif name in PEERS or not isinstance(value, (Tensor, nn.Module)):
-        meant = hint(name, names) or of_others(cls, name)
+        of_neuron = _of_neuron(module, name)
+        meant = f"{of_neuron}. " if of_neuron else hint(name, names) or of_others(cls, name)
     else:  # anybody may add tensors and modules
         return
     if meant:

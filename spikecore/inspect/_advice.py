@@ -207,7 +207,7 @@ def _single_steps(run: Run) -> str:
         way_out = (
             "functional.set_step_mode(net, 'm') of SpikingJelly gives them all steps in one call"
             if steps
-            else "snnTorch's take no more; a network of neurons of spikecore, with input [T, B, ...], does"
+            else "a neuron of snnTorch takes no more; neurons of spikecore take all steps, [T, B, ...]"
         )
     return (
         f"{_named(rows)} {_verb(rows, 'was', 'were')} called for one time step at a time{often}, each with the cost "

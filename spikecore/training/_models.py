@@ -124,8 +124,8 @@ def _check(net: Any, loss: Any, options: Any) -> None:
     if carriers:
         more = f" and {len(carriers) - 3} more" if len(carriers) > 3 else ""
         warnings.warn(
-            f"{', '.join(carriers[:3])}{more} of another library keep a state, which goes on from call to call, with "
-            "its graph: a step begins at rest in neurons of spikecore alone. Write sc.convert(net) before; what that "
+            f"the state of {', '.join(carriers[:3])}{more}, of another library, goes on from call to call, with its "
+            "graph: a step begins at rest in neurons of spikecore alone. Write sc.convert(net) before; what that "
             "leaves, reset yourself after each call: functional.reset_net(net) of SpikingJelly, utils.reset(net) of "
             "snnTorch",
             UserWarning,

@@ -367,6 +367,18 @@ def test_wrong_calls_and_settings_are_errors(snn):
     assert float(plain.neuron.beta) == float(plain.beta) == 0.5
 
 
+def test_a_step_warns_of_hidden_states_alone(snn):
+    """A neuron that is given its state at each call has none of its own."""
+    sc.inference_model(nn.Sequential(nn.Linear(3, 3), snn.Leaky(beta=0.9)))
+    net = nn.Sequential(nn.Linear(3, 3), snn.Leaky(beta=0.9, init_hidden=True))
+    with pytest.warns(UserWarning, match=r"^the state of 1 \(Leaky\), of another library, goes on"):
+        sc.inference_model(net)
+    sc.convert(net)
+    sc.inference_model(net)
+    (text,) = [text for text in sc.explain(net, torch.rand(2, 3)).advice if "one time step at a time" in text]
+    assert text.endswith("a neuron of snnTorch takes no more; neurons of spikecore take all steps, [T, B, ...]")
+
+
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
 def test_a_converted_network_is_exported(snn):
     """As plain operations, its loop over time unrolled."""

@@ -328,7 +328,7 @@ def test_ours_works_on_it(j):
 def test_a_step_warns_of_a_network_that_is_not_converted(j):
     """Their state goes on from step to step; sc.reset and the steps reach that of converted neurons alone."""
     net = nn.Sequential(j.layer.Linear(4, 5), j.neuron.LIFNode(), j.layer.Dropout(0.5))
-    said = r"^1 \(LIFNode\), 2 \(Dropout\) of another library keep a state.*sc\.convert\(net\) before"
+    said = r"^the state of 1 \(LIFNode\), 2 \(Dropout\), of another library, goes on.*sc\.convert\(net\) before"
     with pytest.warns(UserWarning, match=said):
         sc.training_model(net, sc.losses.ce_count, torch.optim.SGD(net.parameters(), lr=0.1))
     with pytest.warns(UserWarning, match=said):

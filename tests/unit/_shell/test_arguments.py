@@ -289,6 +289,11 @@ class TestNames:
         with pytest.raises(TypeError, match=r"write derivative\(self, u\)$"):
             sc.LIF(surrogate=print)
 
+    def test_a_name_of_the_neuron_within(self):
+        """Of a Recurrent, when it is set; reading it is among the missing ones."""
+        with pytest.raises(AttributeError, match=r"would change nothing; its neuron has it: module\.neuron\.beta\. "):
+            sc.Recurrent(sc.Leaky(0.9), nn.Identity()).beta = 0.5
+
     def test_values_of_other_libraries(self):
         """A value that has another name here."""
         for value, ours in (("subtract", "soft"), ("zero", "hard")):
