@@ -133,7 +133,9 @@ def page(path: str) -> str:
     if any(rest):
         lines += ["Equations", "---------", "", *rest, ""]
     if shown := formula(path):
-        lines += ["One step as it is compiled, with the defaults:", "", *_raw(shown)]
+        is_neuron = issubclass(value, sc.Neuron)
+        what = "One step as it is compiled, with the defaults and nothing learnt:" if is_neuron else "The derivative:"
+        lines += [what, "", *_raw(shown)]
     if rows := arguments(path):
         lines += ["Arguments", "---------", "", *rows]
     lines += ["Class", "-----", "", f".. autoclass:: spikecore.{path}", "   :members:", "   :show-inheritance:", ""]
@@ -162,6 +164,8 @@ def formula(path: str) -> str:
     if issubclass(value, sc.Surrogate):
         return formulas.of_surrogate(str(sc.IF(surrogate=value()).program))
     neuron = answer(path).module
+    if path in sc.neurons.MODELS:  # what is learnt is limited to its range, which is no part of the equations
+        neuron = sc.neurons.example(path, learn=())
     return formulas.of_neuron(str(neuron.program), frozenset(neuron.states)) if isinstance(neuron, sc.Neuron) else ""
 
 
