@@ -131,7 +131,8 @@ def page(path: str) -> str:
     lines = [value.__name__, "=" * len(value.__name__), "", f".. currentmodule:: {value.__module__}", "", head]
     lines += [*use(path), *_raw(figure(path))]
     if any(rest):
-        lines += ["Equations", "---------", "", *rest, ""]
+        heading = "Equations" if "::" in "\n".join(rest) else "Details"
+        lines += [heading, "-" * len(heading), "", *rest, ""]
     if shown := formula(path):
         is_neuron = issubclass(value, sc.Neuron)
         what = "One step as it is compiled, with the defaults and nothing learnt:" if is_neuron else "The derivative:"
@@ -176,7 +177,13 @@ def card(path: str) -> List[str]:
         picture = pictures.small_surrogate(value())
     else:
         picture = pictures.small_neuron(answer(path))
-    lines = [*_raw(picture), f":doc:`{value.__name__} </gallery/{value.__name__}>`", "", summary(value), ""]
+    lines = [
+        *_raw(picture),
+        f":doc:`{value.__name__} </gallery/{value.__name__}>`",
+        "",
+        summary(value).partition(". ")[0].rstrip(".") + ".",
+        "",
+    ]
     return ["", ".. container:: card", "", *(f"   {line}" for line in lines), ""]
 
 

@@ -20,7 +20,7 @@ import spikecore as sc
 COLOURS = ("#3d85c6", "#e08214", "#4d9221", "#888888")
 STEPS, ON, OFF = 100, 10, 80
 #: Inputs that are tried, the smallest first, until a neuron fires at least :data:`ENOUGH` times.
-CURRENTS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0, 40.0)
+CURRENTS = (0.25, 0.5, 0.75, 1.0, 1.05, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0, 40.0)
 ENOUGH = 4
 
 
