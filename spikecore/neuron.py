@@ -55,7 +55,10 @@ class Neuron(Stateful):
         input that has time all the same cannot be told from one step, and gets a further dimension.
     backend: name of the backend; ``None`` leaves it to context, environment and auto.
 
-    Arithmetic and state are float32, or float64 for float64 input; outputs have the dtype of the input.
+    A call takes each input as ``[T, *N]``, T steps of any shape, and returns each output as ``[T, *N]``. Arithmetic and
+    state are float32, or float64 for float64 input; outputs have the dtype of the input.
+
+    Raises TypeError for an unknown argument and for one of a wrong type, ValueError for a value out of its range.
     """
 
     #: name -> default value.

@@ -62,9 +62,14 @@ class SEWBlock(Adding):
     ``bottleneck=True`` the branch has three convolutions, 1x1, 3x3 and 1x1, and ``4 * channels`` come out. Sums of
     ``"add"`` are whole numbers, and grow with every block; the other two stay spikes.
 
+    in_channels: the channels of the input.
+    channels: the channels of the output, or a quarter of them with ``bottleneck``.
     neuron: makes a neuron, ``lambda: sc.LIF(detach_reset=True)``; it is called for each place.
+    stride: that of the first convolution, or of the 3x3 one with ``bottleneck``.
+    connect: ``"add"``, ``"and"`` or ``"iand"``, as above.
     norm: makes the normalisation of so many channels: ``nn.BatchNorm2d``, :func:`tdbn`, or
         ``lambda channels: sc.layers.TEBN(channels, steps=4)``.
+    bottleneck: whether the branch has three convolutions.
     zero_init: whether the branch begins silent (weight 0 in its last normalisation), so that the block begins as the
         identity; not for ``"and"``.
 
@@ -145,7 +150,9 @@ class MSBlock(nn.Module):
     and comes out are input currents of neurons, not spikes: the first layer of a network is a convolution without a
     neuron, and one neuron follows the last block. Convolutions of the branch see spikes alone.
 
+    in_channels, channels: the channels of the input, and of the output.
     neuron, norm: as of :class:`SEWBlock`.
+    stride: that of the first convolution of the branch.
     pooled_shortcut: whether the shortcut averages over squares of ``stride`` instead of leaving pixels out, as in the
         authors' network of 104 layers. At the edge of an image that the stride does not divide it averages over the
         pixels that are left.
@@ -220,6 +227,7 @@ class SpikingSelfAttention(nn.Module):
     ``[T, B N, C]``: statistics are over time, batch and tokens.
 
     channels: C, a multiple of ``heads``.
+    heads: the number of heads.
     neuron, norm: as of :class:`SEWBlock`, ``norm`` of ``[B N, C]``: ``nn.BatchNorm1d``.
     attention_neuron: makes the neuron behind the products; None takes ``neuron``. The paper's fires at 0.5.
     scale: the factor of the products, 0.125 in the paper, whatever the number of channels.

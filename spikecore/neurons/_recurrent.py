@@ -54,8 +54,14 @@ class Recurrent(Stateful):
     ``recurrent``, and one node of autograd's graph on a backend with kernels. Its weight may be computed by a
     parametrisation, such as a mask, which then is computed once a call. Any other module, one with hooks or whose
     ``forward`` was replaced, a call that torch traces or transforms, and other backends take a loop over the steps;
-    :attr:`looped` says why. fused: True raises :class:`~spikecore.backend.Unsupported` instead, False always takes the
-    loop.
+    :attr:`looped` says why.
+
+    neuron: any neuron of spikecore with one input and one output.
+    linear: the module that the outputs come back through.
+    step: ``"multi"`` or ``"single"``, as of a neuron.
+    repeat: the number of steps of a call whose input is one step, as of a neuron; None where the input has time.
+    fused: None takes one call where the backend can; True raises :class:`~spikecore.backend.Unsupported` where it
+        cannot; False always takes the loop.
     """
 
     configuration = {**Stateful.configuration, "fused": checks.flag_or_none, "repeat": checks.steps_or_none}
