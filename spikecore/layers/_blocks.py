@@ -295,6 +295,49 @@ class SpikingSelfAttention(nn.Module):
         return f"heads={self.heads}, scale={self.scale}"
 
 
+class Tokens(nn.Module):
+    """Pixels as tokens: ``[..., C, H, W] -> [..., H W, C]``, row after row.
+
+    Behind ``nn.Conv2d(channels, width, 2, 2)`` they are patches of 2 x 2 pixels. Source: Zhou et al., Spikformer, 2023.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        return x.flatten(-2).transpose(-2, -1)
+
+    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
+        """What comes out, for :func:`spikecore.layers.pack`."""
+        return known
+
+
+class EachToken(nn.Module):
+    """Modules that see tokens as samples: ``[..., B, N, C] -> [..., B, N, C]``, computed as ``[..., B N, C]``.
+
+    A linear layer, a batch normalisation of ``C`` channels and a neuron of tokens go in here.
+    """
+
+    def __init__(self, *modules: nn.Module) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*modules)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        y: Tensor = self.body(x.flatten(-3, -2)).unflatten(-2, x.shape[-3:-1])
+        return y
+
+    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
+        """What comes out, for :func:`spikecore.layers.pack`."""
+        return follow(self.body, known)
+
+
+class MeanOfTokens(nn.Module):
+    """The mean over tokens, ``[..., N, C] -> [..., C]``, in front of a classifier."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        return x.mean(-2)
+
+
 def linear(channels: int, out: int, neuron: MakeNeuron, norm: MakeNorm, bias: bool) -> nn.Module:
     """A linear layer of tokens ``[T, B N, C]``, normalisation and a neuron."""
     return nn.Sequential(normalised(nn.Linear(channels, out, bias=bias), norm(out)), neuron())
