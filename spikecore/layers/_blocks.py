@@ -301,6 +301,9 @@ class Tokens(nn.Module):
     Behind ``nn.Conv2d(channels, width, 2, 2)`` they are patches of 2 x 2 pixels. Source: Zhou et al., Spikformer, 2023.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
         return x.flatten(-2).transpose(-2, -1)
@@ -313,7 +316,7 @@ class Tokens(nn.Module):
 class EachToken(nn.Module):
     """Modules that see tokens as samples: ``[..., B, N, C] -> [..., B, N, C]``, computed as ``[..., B N, C]``.
 
-    A linear layer, a batch normalisation of ``C`` channels and a neuron of tokens go in here.
+    modules: called one after the other, such as a linear layer, a batch normalisation of ``C`` channels and a neuron.
     """
 
     def __init__(self, *modules: nn.Module) -> None:
@@ -332,6 +335,9 @@ class EachToken(nn.Module):
 
 class MeanOfTokens(nn.Module):
     """The mean over tokens, ``[..., N, C] -> [..., C]``, in front of a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
