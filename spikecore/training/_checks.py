@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spikecore._base.batches import flattened
+from spikecore._base.errors import no_tensor
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import in_turn, makes_time, observing, unwrapped
 from spikecore._shell.state import Stateful
@@ -54,14 +55,14 @@ def check_optimizer(optimizer: Any, net: nn.Module) -> None:
 
 @contextmanager
 def explained(way_out: Callable[[Exception], str]) -> Iterator[None]:
-    """Raise ValueError with the text of ``way_out`` in place of an error of sizes; without a text, the error."""
+    """Raise ValueError (or TypeError) with the text of ``way_out`` in place of an error; without a text, the error."""
     try:
         yield
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         text = way_out(error)
         if not text:
             raise
-        raise ValueError(text) from error
+        raise (TypeError if isinstance(error, TypeError) else ValueError)(text) from error
 
 
 def of_loss(net: nn.Module, loss: Any, inputs: Any, outputs: Any, targets: Any) -> str:
@@ -90,8 +91,10 @@ def of_loss(net: nn.Module, loss: Any, inputs: Any, outputs: Any, targets: Any) 
 def of_network(net: nn.Module, inputs: Any, error: Exception) -> str:
     """What to write where a layer of torch raised an error of sizes or dtypes; "" for another error.
 
-    It may have got ``[T, B, ...]``, or inputs of another dtype than its weights.
+    It may have got ``[T, B, ...]``, inputs of another dtype than its weights, or no tensor.
     """
+    if type(error) is TypeError and not flattened(inputs):
+        return no_tensor("inputs", inputs)
     if type(error) not in (RuntimeError, ValueError):
         return ""
     if _DTYPES.search(str(error)):
