@@ -19,12 +19,28 @@ import os
 import warnings
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import ContextManager, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    TYPE_CHECKING,
+    ContextManager,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
+from spikecore._base.descriptions import ANY_DEVICE, BackendStatus
+from spikecore._base.errors import BackendError, BackendUnavailable, UnknownBackend
 from spikecore._plugins.registry import AUTO as AUTO
 from spikecore._plugins.registry import AUTO_NAME, Registry, default_registry
 from spikecore._plugins.registry import REFERENCE as REFERENCE
-from spikecore.backend import ANY_DEVICE, Backend, BackendError, BackendStatus, BackendUnavailable, UnknownBackend
+
+if TYPE_CHECKING:
+    from spikecore.backend import Backend
 
 _context: ContextVar[Optional[str]] = ContextVar("spikecore_backend", default=None)
 _log = logging.getLogger("spikecore")
