@@ -158,7 +158,7 @@ class TestErrors:
             (
                 torch.tensor([3] * B),
                 TypeError,
-                r"got torch\.int64; give sc\.functional\.mask_of\(lengths, 7\), if these are",
+                r"got torch\.int64; give sc\.functional\.mask_of\(lengths, 7\), if",
             ),
             (mask()[0], ValueError, rf"mask must be \[T, B\], shape \(7, 5\) for {name} of .*got shape \(5,\)$"),
             (mask().T, ValueError, r"got shape \(5, 7\); it seems to be \[B, T\], give mask\.T"),
