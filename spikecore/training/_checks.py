@@ -17,6 +17,7 @@ from spikecore._base.errors import no_tensor
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import in_turn, makes_time, observing, unwrapped
 from spikecore._shell.state import Stateful
+from spikecore.encode import Latency, Poisson
 from spikecore.layers import NormNeuron
 from spikecore.neuron import Neuron
 
@@ -157,7 +158,12 @@ def calls_of_neurons(net: nn.Module) -> Iterator[List[Call]]:
 
 def of_first_step(net: nn.Module, calls: List[Call], inputs: Any, outputs: Any, targets: Any) -> List[str]:
     """What is to be warned of after the first step."""
-    texts = (_of_time(net, calls, inputs, outputs, targets), _of_gradients(net, calls), _of_sizes(net, calls))
+    texts = (
+        _of_time(net, calls, inputs, outputs, targets),
+        _of_gradients(net, calls),
+        _of_sizes(net, calls),
+        _of_encoder(net, inputs),
+    )
     return [text for text in texts if text]
 
 
@@ -195,6 +201,29 @@ def _is_size(call: Call) -> bool:
     """Whether ``tau`` is the number of channels, and none of the small numbers that time constants usually are."""
     neuron, step = _neuron(call.module), call.shape[1:] if _step(call.module) == "multi" else call.shape
     return len(step) > neuron.channel_dim and bool(neuron.tau == step[neuron.channel_dim] >= 8)
+
+
+#: The part of the inputs of an encoder that may be outside of its range without a word.
+_OUTSIDE = 0.1
+
+
+def _of_encoder(net: nn.Module, inputs: Any) -> str:
+    """Inputs of a first layer ``Poisson`` or ``Latency`` that it clamps: images of bytes, or normalised ones."""
+    name, first = next(_layers(net))
+    if not isinstance(first, (Poisson, Latency)) or not isinstance(inputs, Tensor) or not inputs.numel():
+        return ""
+    if inputs.is_cuda and torch.cuda.is_current_stream_capturing():
+        return ""
+    x = inputs.detach().float() * getattr(first, "gain", 1.0) + getattr(first, "offset", 0.0)
+    outside = ((x < 0) | (x > 1)).float().mean().item()
+    if outside <= _OUTSIDE:
+        return ""
+    kind = type(first).__name__
+    return (
+        f"{name} ({kind}) is for values from 0 to 1, and {100 * outside:.0f} % of its input are outside, from {x.min():g} to "
+        f"{x.max():g}: they count as 0 or 1. Scale the inputs, x / 255 for images of bytes, or leave a normalisation "
+        "to mean 0 out; sc.encode.Constant takes any values"
+    )
 
 
 def _neuron(module: Any) -> Any:

@@ -521,6 +521,20 @@ def test_a_neuron_without_a_gradient_is_said_once() -> None:
     step_of(nn.Sequential(mine(), nn.Linear(5, 3), sc.LIF()), sc.losses.ce_count)(torch.rand(4, 16, 5), labels(16))
 
 
+@pytest.mark.parametrize("encoder", [sc.encode.Poisson(4), sc.encode.Latency(4)])
+@pytest.mark.parametrize("scale", [255.0, -1.0])
+def test_inputs_that_an_encoder_clamps_are_said_once(encoder: Any, scale: float) -> None:
+    """Images of bytes, and normalised ones; a tenth may be outside."""
+    step = step_of(nn.Sequential(encoder, nn.Linear(5, 3), sc.LIF()), sc.losses.ce_count)
+    x = torch.rand(16, 5, generator=torch.Generator().manual_seed(0))
+    said = rf"^0 \({type(encoder).__name__}\) is for values from 0 to 1, and \d+ % of its input are outside"
+    with pytest.warns(UserWarning, match=said) as caught:
+        step(scale * x, labels(16))
+    assert len(caught) == 1
+    step(scale * x, labels(16))  # a second warning would be an error
+    step_of(nn.Sequential(encoder, nn.Linear(5, 3), sc.LIF()), sc.losses.ce_count)(1.05 * x, labels(16))
+
+
 class TestABatchBeforeTime:
     """Inputs ``[B, T, ...]``."""
 
