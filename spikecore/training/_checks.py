@@ -220,9 +220,9 @@ def _of_encoder(net: nn.Module, inputs: Any) -> str:
         return ""
     kind = type(first).__name__
     return (
-        f"{name} ({kind}) is for values from 0 to 1, and {100 * outside:.0f} % of its input are outside, from {x.min():g} to "
-        f"{x.max():g}: they count as 0 or 1. Scale the inputs, x / 255 for images of bytes, or leave a normalisation "
-        "to mean 0 out; sc.encode.Constant takes any values"
+        f"{name} ({kind}) is for values from 0 to 1, and {100 * outside:.0f} % of its input are outside, from "
+        f"{x.min():g} to {x.max():g}: they count as 0 or 1. Scale the inputs, x / 255 for images of bytes, or leave "
+        "out what makes their mean 0; sc.encode.Constant takes any values"
     )
 
 

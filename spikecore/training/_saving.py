@@ -96,7 +96,8 @@ def load_checkpoint(path: Union[str, Path], settings: Mapping[str, Any], parts: 
         raise
     except Exception as error:  # what torch raises for a file of something else depends on its bytes
         line = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(f"{path} is no checkpoint of sc.save_checkpoint ({line})") from error
+        way_out = "torch.load reads what torch.save wrote"
+        raise ValueError(f"{path} is no checkpoint of sc.save_checkpoint ({line}); {way_out}") from error
     differing = [
         f"{name}={written.get(name, 'nothing')!r} (now {settings.get(name, 'nothing')!r})"
         for name in {**written, **settings}
