@@ -27,8 +27,6 @@ from spikecore.dtypes import compute_dtype
 
 __all__ = ["Constant", "Delta", "Encoder", "Latency", "Poisson"]
 
-_STEPS = ("T", "num_steps", "n_steps", "time_steps", "timesteps", "length")  # in other libraries
-
 
 class Encoder(Stepped):
     """Base of the encoders: checks the input, keeps the generator. A subclass writes :meth:`encode`; one that can make
@@ -269,7 +267,12 @@ class Constant(Encoder):
         return x
 
 
-def _steps(steps: int) -> int:
+def _steps(steps: Any) -> int:
+    if isinstance(steps, Tensor):
+        raise TypeError(
+            "steps must be an int, the number of time steps, got a Tensor; an encoder is made with the number of "
+            "steps, and then called with the tensor: sc.encode.Constant(8)(x)"
+        )
     if isinstance(steps, bool) or not isinstance(steps, int):
         raise TypeError(f"steps must be an int, the number of time steps, got {steps!r}")
     if steps < 1:

@@ -70,7 +70,7 @@ class Neuron(Stateful):
     bounds: Mapping[str, Any] = {}
     #: Parameters that must be above 0.
     positive: ClassVar[Tuple[str, ...]] = ()
-    #: What a range that follows another parameter is made of, for errors: name -> words.
+    #: What errors say beside a range, such as the other parameter that it follows: name -> words.
     follows: ClassVar[Mapping[str, str]] = {}
     #: Names of the inputs. With more than one, ``dynamics`` gets them as a named tuple.
     inputs: Tuple[str, ...] = ("x",)
@@ -114,6 +114,7 @@ class Neuron(Stateful):
         **params: Any,
     ) -> None:
         super().__init__(step)
+        checks.definition(type(self), Neuron)
         checks.known_keywords(type(self), params)
         self.surrogate = ATan() if surrogate is None else surrogate
         self.detach_reset = detach_reset

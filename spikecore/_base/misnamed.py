@@ -59,6 +59,7 @@ _REST = (
     "and neuron.run(x, state=state) goes on from it"
 )
 _SIGMOID = "surrogate=sc.surrogate.Sigmoid(4.0)"
+_IN_TIME = "a layer of torch in sc.layers.TimeBatched(layer, ...)"
 #: Their states, methods, classes and functions, which are read or called, and neither set nor given as keywords.
 NAMES: Dict[str, str] = {
     "mem": "the state v: spk, state, trace = neuron.run(x, record=('v',)), then trace['v']",
@@ -84,6 +85,17 @@ NAMES: Dict[str, str] = {
     "CUBALIFNode": "sc.Synaptic(threshold=0.5, surrogate=sc.surrogate.Rectangular(1.0))",
     "ComplementaryLIFNode": "sc.CLIF(surrogate=sc.surrogate.Rectangular(1.0))",
     "NonSpikingLIFNode": "sc.LI()",
+    "MultiStepIFNode": f"sc.IF({_SIGMOID})",
+    "MultiStepLIFNode": f"sc.LIF({_SIGMOID})",
+    "MultiStepParametricLIFNode": f"sc.PLIF({_SIGMOID})",
+    **dict.fromkeys(("LIFCell", "LICell"), "sc.LIF(step='single'), or sc.LI(step='single')"),
+    **dict.fromkeys(("LIFRecurrent", "LIFRecurrentCell"), "sc.Recurrent(sc.LIF(), nn.Linear(C, C))"),
+    "LIFParameters": "the arguments of a neuron, such as sc.LIF(tau=2.0, threshold=1.0)",
+    "SequentialState": "nn.Sequential: neurons take all steps, and begin at rest",
+    "PoissonEncoder": "sc.encode.Poisson(T)",
+    **dict.fromkeys(("Linear", "Dense"), "nn.Linear of torch, which takes [T, B, C] as it is"),
+    **dict.fromkeys(("Conv1d", "Conv2d", "Conv3d", "Flatten", "MaxPool2d", "AvgPool2d"), _IN_TIME),
+    **dict.fromkeys(("BatchNorm1d", "BatchNorm2d", "BatchNorm3d"), _IN_TIME),
     "SeqToANNContainer": "sc.layers.TimeBatched(layer, ...)",
     "seq_to_ann_forward": "sc.layers.TimeBatched(layer, ...)",
     "Dropout": "sc.layers.SequenceDropout(p), with one mask for all steps",
@@ -103,6 +115,11 @@ NAMES: Dict[str, str] = {
     "sigmoid": "sc.surrogate.Sigmoid(alpha)",
     "straight_through_estimator": "sc.surrogate.StraightThrough()",
     "spikegen": "sc.encode",
+    **dict.fromkeys(("train", "fit"), "sc.training_model(net, loss, optimizer), which makes one step a call"),
+    "summary": "sc.explain(net, x)",
+    "save": "torch.save(net.state_dict(), path), or sc.save_checkpoint(path, settings, step=step.state_dict())",
+    "load": "net.load_state_dict(torch.load(path)), or sc.load_checkpoint(path, settings)",
+    "to_snn": "sc.ann2snn(net, data, steps=16)",
     "rate": "sc.encode.Poisson(T)",
 }
 #: Arguments of these libraries, which are no attributes that anybody would set.

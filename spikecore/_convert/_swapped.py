@@ -43,6 +43,9 @@ def not_converted(kind: type, package: str, known: Container[str]) -> Left:
     return Left("no neuron here has its equations")
 
 
+_IN_PLACE = "sc.convert(net) changes net in place and gives a report, so do not write net = sc.convert(net)"
+
+
 @dataclass(frozen=True)
 class Conversion:
     """What :func:`spikecore.convert` did to a network. Printed, it is one line for each module.
@@ -58,6 +61,13 @@ class Conversion:
 
     replaced: Dict[str, str]
     left: Dict[str, str]
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"Conversion has no attribute {name!r}; {_IN_PLACE}")
+
+    def __call__(self, *inputs: Any) -> None:
+        """Raises TypeError, for ``net = sc.convert(net)``."""
+        raise TypeError(f"a Conversion is no network; {_IN_PLACE}")
 
     def __str__(self) -> str:
         lines = [f"{len(self.replaced)} replaced, {len(self.left)} left"]

@@ -69,7 +69,7 @@ class TimeBatched(Stepped):
             raise ValueError("TimeBatched needs at least one module, as in TimeBatched(nn.Conv2d(2, 8, 3))")
         for position, module in enumerate(modules):
             if not isinstance(module, nn.Module):
-                raise TypeError(f"module {position} of TimeBatched must be an nn.Module, got {type(module).__name__}")
+                raise TypeError(f"module {position} of TimeBatched must be an nn.Module, got {shown(module)}")
             for name, part in module.named_modules():
                 kind, where = type(part).__name__, f"module {position}" + (f", at {name!r}," if name else "")
                 if isinstance(part, Stateful):
@@ -130,7 +130,8 @@ class TimeBatched(Stepped):
         """An error of the module, how ``x`` was taken, and what to give in place of it."""
         form = f"{x.shape[0]} time steps of a batch of {x.shape[1]}" if self._step == "multi" else ""
         way_out = (
-            "x must be [T, B, ...]. A network of step='single' neurons has no time dimension: call "
+            "x must be [T, B, ...]. Inputs without time, [B, ...], get it from an encoder in front, "
+            "sc.encode.Constant(T). A network of step='single' neurons has no time dimension: call "
             "sc.set_step(net, 'single')"
         )
         if self._step == "single":

@@ -70,6 +70,7 @@ class Leaky(LateReset, Neuron):
     params = {"beta": 0.9, "threshold": 1.0}
     configuration = {**Neuron.configuration, "reset": checks.reset, "reset_delay": checks.flag}
     bounds = {"beta": (0.0, 1.0), "threshold": (0.0, None)}
+    follows = {"beta": "what stays in a step; neurons have no size"}
 
     def __init__(
         self,

@@ -67,6 +67,7 @@ class LIF(Membrane):
     params = {"tau": 2.0, **Membrane.params}
     configuration = {**Membrane.configuration, "decay_input": checks.flag}
     bounds = {"tau": (1.0, None)}
+    follows = {**Membrane.follows, "tau": "in time steps; what stays in a step is beta of sc.Leaky"}
 
     def __init__(
         self,

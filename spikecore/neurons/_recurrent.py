@@ -80,7 +80,9 @@ class Recurrent(Stateful):
     ) -> None:
         super().__init__(step)
         if not isinstance(neuron, Neuron):
-            raise TypeError(f"Recurrent: neuron={neuron!r} must be a spikecore neuron")
+            raise TypeError(
+                f"Recurrent: neuron={neuron!r} must be a spikecore neuron; the order is Recurrent(neuron, linear)"
+            )
         if not isinstance(linear, nn.Module):
             raise TypeError(f"Recurrent: linear={linear!r} must be a module, such as nn.Linear(C, C)")
         if len(neuron.inputs) != 1 or len(neuron.program.outputs) != 1:
@@ -231,6 +233,11 @@ class Recurrent(Stateful):
         if not isinstance(self.linear, Delay):
             if checks_modules:
                 self._check_linear(self.neuron, self.linear)  # modules may have come into it, or a step been set
+                if type(self.linear) is nn.Linear and self.linear.in_features != x.shape[-1]:
+                    raise ValueError(
+                        f"Recurrent: linear takes {self.linear.in_features} outputs, and one time step of the input "
+                        f"has shape {list(x.shape[1:])}; give nn.Linear({x.shape[-1]}, {x.shape[-1]})"
+                    )
             return self.linear
         if checks_modules and has_own_hooks(self.linear):
             raise RuntimeError(

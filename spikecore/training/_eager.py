@@ -30,9 +30,10 @@ from spikecore.training._checks import (
     check_loss,
     check_optimizer,
     explained,
+    of_backward,
+    of_first_step,
     of_loss,
     of_network,
-    time_as_taken,
 )
 from spikecore.training._form import Form
 from spikecore.training._saving import all_or_nothing, check_parts, load_optimizer
@@ -99,10 +100,10 @@ class EagerTraining(_Eager):
         with watching as calls:
             outputs, loss = self._form.attempt(lambda: self._differentiated(inputs, targets, device), inputs)
         self._update({"inputs": inputs, "targets": targets, "outputs": outputs, "loss": loss})
-        warning = time_as_taken(self.net, calls, inputs, outputs, targets) if self._is_first else ""
+        texts = of_first_step(self.net, calls, inputs, outputs, targets) if self._is_first else []
         self._is_first = False
-        if warning:
-            warnings.warn(warning, UserWarning, stacklevel=2)
+        for text in texts:
+            warnings.warn(text, UserWarning, stacklevel=2)
         return tree_map(Tensor.detach, outputs), loss.detach()
 
     def _differentiated(self, inputs: Any, targets: Any, device: Optional[torch.device]) -> Tuple[Any, Tensor]:
@@ -114,7 +115,8 @@ class EagerTraining(_Eager):
                 with explained(lambda error: of_loss(self.net, self.loss, inputs, outputs, targets)):
                     loss = self._form.loss(self.loss, outputs, beside(outputs, targets))
             check_loss(loss)
-            (loss if scaler is None else scaler.scale(loss)).backward()
+            with explained(lambda error: of_backward(loss)):
+                (loss if scaler is None else scaler.scale(loss)).backward()
         return outputs, loss
 
     def state_dict(self) -> Dict[str, Any]:
