@@ -139,7 +139,7 @@ test-docs: $(INSTALLED)
 # The site with its gallery and reference, from this tree, anew: what an earlier build left would hide warnings. What is
 # drawn is the reference's, so the environment's choice of a backend does not count.
 docs: $(DOCS_INSTALLED)
-	@rm -rf build/docs docs/reference
+	@rm -rf build/docs docs/reference docs/gallery
 	@env -u SPIKECORE_BACKEND SPIKECORE_URL='$(URL)' $(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs $(ARGS)
 	@echo 'build/docs/index.html'
 
@@ -159,7 +159,7 @@ package: $(PACKAGING_INSTALLED)
 	@$(BIN)/python .ci/package.py --url '$(URL)'
 
 clean:
-	rm -rf build dist docs/reference *.egg-info backends/*.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist docs/reference docs/gallery *.egg-info backends/*.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find . -name '.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean

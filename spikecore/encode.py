@@ -27,12 +27,12 @@ from spikecore.dtypes import compute_dtype
 
 __all__ = ["Constant", "Delta", "Encoder", "Latency", "Poisson"]
 
-_STEPS = ("T", "num_steps", "n_steps", "time_steps", "timesteps", "length")  # in other libraries
-
 
 class Encoder(Stepped):
     """Base of the encoders: checks the input, keeps the generator. A subclass writes :meth:`encode`; one that can make
     a step alone writes :meth:`encode_step`, too, and sets ``only_multi = ""``.
+
+    generator: what draws the random numbers; None takes torch's global stream of the device of ``x``.
     """
 
     only_multi = (
@@ -80,9 +80,13 @@ class Encoder(Stepped):
 class Poisson(Encoder):
     """Each step spikes with probability ``clamp(gain * x + offset, 0, 1)``, independently of all others.
 
-    ``x [*N] -> [steps, *N]``. ``generator`` None draws from torch's global stream of the device of ``x``. Uniform
-    numbers are drawn in float32 (float64 for float64) whatever the dtype of ``x``, so that probabilities are not
-    rounded to those of half precision; probability 0 never spikes, 1 always.
+    ``x [*N] -> [steps, *N]``. Uniform numbers are drawn in float32 (float64 for float64) whatever the dtype of ``x``,
+    so that probabilities are not rounded to those of half precision; probability 0 never spikes, 1 always.
+
+    steps: the number of time steps.
+    gain: the factor of the value, which makes it a probability per time step.
+    offset: what is added to it, a probability per time step.
+    generator: what draws the random numbers; None takes torch's global stream of the device of ``x``.
 
     In single-step mode each call draws one step; a generator then gives other numbers than for all steps at once.
 
@@ -131,8 +135,16 @@ class Latency(Encoder):
     batch included) is ``steps - 1``; the linear ones take ``tau = steps - 1``. A spike that is due after the last step
     is left out.
 
+    steps: the number of time steps.
+    threshold: that of the integrator, between 0 and 1; of ``linear`` the value that spikes last.
+    tau: time constant of the integrator, or the time of the value 0, in time steps; above 0.
+    normalize: whether the times are fitted into the steps.
+    linear: whether the time falls linearly with the value.
+    clip: whether values below the threshold have no spike.
+    generator: not used; every encoder takes it, so that one can take another's place.
+
     Raises TypeError or ValueError for ``steps`` not a positive integer, ``threshold`` outside (0, 1) or ``tau`` not
-    positive. ``generator`` is not used. Source: snnTorch's ``spikegen.latency(..., bypass=True)``; without ``bypass``
+    positive. Source: snnTorch's ``spikegen.latency(..., bypass=True)``; without ``bypass``
     it reads the times on the host to raise for late ones.
     """
 
@@ -189,8 +201,13 @@ class Delta(Encoder):
     x[t-1] <= -threshold``; 0 elsewhere. ``x[-1]`` is 0, or ``x[0]`` with ``padding=True``, so that the first step never
     spikes. The difference is taken in the dtype of ``x``.
 
+    threshold: the difference of two steps that makes a spike, in the unit of the value; above 0.
+    off_spikes: whether a value that falls makes spikes of -1.
+    padding: whether the value before the first step is that of the first step, and not 0.
+    generator: not used; every encoder takes it, so that one can take another's place.
+
     Raises TypeError or ValueError for a ``threshold`` not positive, ValueError for ``x`` without a time dimension.
-    ``generator`` is not used. Source: snnTorch's ``spikegen.delta``.
+    Source: snnTorch's ``spikegen.delta``.
     """
 
     makes_time = False
@@ -228,7 +245,10 @@ class Constant(Encoder):
     Layers behind it compute every step. :func:`spikecore.hoist` moves it behind those that see no time, or leave it out
     and give the first neuron ``repeat=steps``: the layers before then compute once.
 
-    Raises TypeError or ValueError for ``steps`` not a positive integer. ``generator`` is not used.
+    steps: the number of time steps.
+    generator: not used; every encoder takes it, so that one can take another's place.
+
+    Raises TypeError or ValueError for ``steps`` not a positive integer.
     """
 
     settings = ("steps",)
@@ -247,7 +267,12 @@ class Constant(Encoder):
         return x
 
 
-def _steps(steps: int) -> int:
+def _steps(steps: Any) -> int:
+    if isinstance(steps, Tensor):
+        raise TypeError(
+            "steps must be an int, the number of time steps, got a Tensor; an encoder is made with the number of "
+            "steps, and then called with the tensor: sc.encode.Constant(8)(x)"
+        )
     if isinstance(steps, bool) or not isinstance(steps, int):
         raise TypeError(f"steps must be an int, the number of time steps, got {steps!r}")
     if steps < 1:

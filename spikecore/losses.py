@@ -414,6 +414,8 @@ def _hint_at_targets(name: str, outputs: Tuple[int, ...], targets: Tuple[int, ..
     steps, batch, classes = outputs
     if targets == (batch, classes):
         return "; they seem to be one-hot: give targets.argmax(-1)"
+    if targets == (batch, 1):
+        return "; give targets.squeeze(-1)"
     if targets == (steps,) != (batch,):
         return (
             f"; {name} seem to be [B, T, C], as of a network that got [B, T, ...]: give it x.transpose(0, 1), or "
@@ -445,9 +447,11 @@ def _check_outputs(name: str, outputs: Any, targets: Tensor, floating: bool) -> 
         )
     for argument, value in ((name, outputs), ("targets", targets)):
         if not isinstance(value, Tensor):
-            raise TypeError(f"{argument} must be a tensor, got {type(value).__name__}")
+            raise TypeError(
+                f"{argument} must be a tensor, got {type(value).__name__}; give torch.as_tensor({argument})"
+            )
     if outputs.ndim != 3:
-        hint = ""
+        hint = "; the order is (outputs, targets)" if targets.ndim == 3 else ""
         if outputs.ndim == 2:
             hint = (
                 "; put sc.encode.Constant(T) in front of the network, or give it all steps, [T, B, ...]; if forward "
@@ -533,7 +537,10 @@ def _check_mask(name: str, x: Tensor, mask: Tensor) -> None:
             "sc.functional.mask_of(lengths, T) makes one"
         )
     if mask.dtype != torch.bool:
-        raise TypeError(f"mask must be torch.bool, True at real steps, got {mask.dtype}; give mask != 0")
+        way_out = (
+            "mask != 0" if mask.ndim > 1 else f"sc.functional.mask_of(lengths, {x.shape[0]}), if these are lengths"
+        )
+        raise TypeError(f"mask must be torch.bool, True at real steps, got {mask.dtype}; give {way_out}")
     if tuple(mask.shape) != tuple(x.shape[:2]):
         turned = "; it seems to be [B, T], give mask.T" if tuple(mask.shape) == tuple(x.shape[1::-1]) else ""
         raise ValueError(

@@ -56,7 +56,10 @@ class Neuron(Stateful):
         input that has time all the same cannot be told from one step, and gets a further dimension.
     backend: name of the backend; ``None`` leaves it to context, environment and auto.
 
-    Arithmetic and state are float32, or float64 for float64 input; outputs have the dtype of the input.
+    A call takes each input as ``[T, *N]``, T steps of any shape, and returns each output as ``[T, *N]``. Arithmetic and
+    state are float32, or float64 for float64 input; outputs have the dtype of the input.
+
+    Raises TypeError for an unknown argument and for one of a wrong type, ValueError for a value out of its range.
     """
 
     #: name -> default value.
@@ -68,7 +71,7 @@ class Neuron(Stateful):
     bounds: Mapping[str, Any] = {}
     #: Parameters that must be above 0.
     positive: ClassVar[Tuple[str, ...]] = ()
-    #: What a range that follows another parameter is made of, for errors: name -> words.
+    #: What errors say beside a range, such as the other parameter that it follows: name -> words.
     follows: ClassVar[Mapping[str, str]] = {}
     #: Names of the inputs. With more than one, ``dynamics`` gets them as a named tuple.
     inputs: Tuple[str, ...] = ("x",)
@@ -112,6 +115,7 @@ class Neuron(Stateful):
         **params: Any,
     ) -> None:
         super().__init__(step)
+        checks.definition(type(self), Neuron)
         checks.known_keywords(type(self), params)
         self.surrogate = ATan() if surrogate is None else surrogate
         self.detach_reset = detach_reset

@@ -60,9 +60,11 @@ class Stochastic(Neuron):
 
     With ``repeat`` the inputs in front are one step, and the numbers have time: they are others at every step.
 
-    ``generator`` draws the keys of calls, on a device of its own (with a CPU's, the numbers are the same on every
-    device); without, torch's stream of the device of ``x`` does. Numbers are in float32, or float64 beside float64. Of
-    16-bit inputs the neuron takes copies in float32, and its outputs have the dtype of ``x``.
+    generator: what draws the keys of calls, on a device of its own (with a CPU's, the numbers are the same on every
+        device); None takes torch's stream of the device of ``x``.
+
+    Numbers are in float32, or float64 beside float64. Of 16-bit inputs the neuron takes copies in float32, and its
+    outputs have the dtype of ``x``.
 
     Raises TypeError for a generator that is none and for a class whose ``drawn`` are not the last of its inputs,
     ValueError for more than 2^34 neurons, :class:`Unsupported` on an IPU, which has no 64-bit integers (give it the
@@ -168,14 +170,22 @@ class EscapeNoise(Stochastic, LIF):
         p = 1 - exp(-r)
         z = [u < p],  u uniform in [0, 1)
 
-    then reset (:class:`Membrane`). ``rate`` (above 0) is the escape rate at the threshold, in spikes per time step,
-    ``delta`` (above 0) the width of the noise in units of the potential; for ``delta`` towards 0 it is LIF. Gerstner,
-    Kistler, Naud and Paninski, Neuronal Dynamics (2014), section 9.1: exponential escape rate, and the probability of a
-    spike within a time step.
+    then reset (:class:`Membrane`); for ``delta`` towards 0 it is LIF. Gerstner, Kistler, Naud and Paninski, Neuronal
+    Dynamics (2014), section 9.1: exponential escape rate, and the probability of a spike within a time step.
+
+    tau: time constant of the potential, in time steps; 1 or above.
+    rate: escape rate at the threshold, in spikes per time step; above 0.
+    delta: width of the noise, in the unit of the potential; above 0.
+    surrogate: what takes the place of the derivative by ``p - u``; 1 if None.
+    generator: what draws the random numbers, as of :class:`Stochastic`.
+    decay_input: whether the input is divided by ``tau``, too.
+    threshold: where it fires, in the unit of the potential; 0 or above (``v_reset`` or above where that is below 0).
+    reset: ``"hard"`` to ``v_reset``, ``"soft"`` by subtraction of ``threshold``, or ``"none"``.
+    v_reset: the potential at the start, after a hard reset, and that ``v`` leaks to.
 
     The derivative of a spike is that of its probability: ``dz/dh = dp/dh``, the gradient of the expected spike given
-    the potential (straight-through, Bengio et al., 2013; for spiking networks Gygax and Zenke, 2025). Another
-    ``surrogate`` takes the place of the derivative by ``p - u``, which is 1.
+    the potential (straight-through, Bengio et al., 2013; for spiking networks Gygax and Zenke, 2025). Shapes, errors
+    and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     inputs, drawn = ("x", "u"), ("u",)

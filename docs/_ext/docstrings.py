@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, List
+from typing import Any, Dict, Iterator, List, Tuple
 
 #: Headings of such lists, which no page of the site needs: the list says it.
 _HEADINGS = {"Parameters", "Attributes"}
@@ -15,7 +15,32 @@ _NAMES = {"vartheta": "threshold"}
 
 def with_lists(lines: List[str]) -> List[str]:
     """The lines, where each paragraph that is such a list became one of Sphinx's."""
-    found: List[str] = []
+    listed: List[str] = []
+    for paragraph in _paragraphs(lines):
+        listed += [*(_listed(paragraph) if _is_list(paragraph) else paragraph), ""]
+    return listed
+
+
+def split(lines: List[str]) -> Tuple[List[str], Dict[str, str]]:
+    """The lines without such lists, and what the lists say of each argument."""
+    text: List[str] = []
+    arguments: Dict[str, str] = {}
+    for paragraph in _paragraphs(lines):
+        if not _is_list(paragraph):
+            text += [*paragraph, ""]
+            continue
+        names: List[str] = []
+        for line in paragraph:
+            entry = None if line.startswith(" ") else _ENTRY.fullmatch(line)
+            if entry:
+                names = entry.group(1).replace("*", "").split(", ")
+                arguments.update(dict.fromkeys(names, entry.group(2)))
+            else:
+                arguments.update({name: f"{arguments[name]} {line.strip()}" for name in names})
+    return text, arguments
+
+
+def _paragraphs(lines: List[str]) -> Iterator[List[str]]:
     paragraph: List[str] = []
     for line in map(_with_code, [*lines, ""]):
         if paragraph and paragraph[-1] in _HEADINGS and set(line) == {"-"}:
@@ -23,9 +48,8 @@ def with_lists(lines: List[str]) -> List[str]:
         elif line.strip():
             paragraph.append(line)
         else:
-            found += [*(_listed(paragraph) if _is_list(paragraph) else paragraph), ""]
+            yield paragraph
             paragraph = []
-    return found
 
 
 def _with_code(line: str) -> str:
@@ -45,14 +69,14 @@ def _is_list(paragraph: List[str]) -> bool:
 
 
 def _listed(paragraph: List[str]) -> List[str]:
-    found: List[str] = []
+    listed: List[str] = []
     for line in paragraph:
         entry = _ENTRY.fullmatch(line)
         if entry and not line.startswith(" "):
-            found += [f"``{entry.group(1)}``", f"    {entry.group(2)}"]
+            listed += [f"``{entry.group(1)}``", f"    {entry.group(2)}"]
         else:
-            found.append(f"    {line.strip()}")
-    return found
+            listed.append(f"    {line.strip()}")
+    return listed
 
 
 def changed(app: Any, what: str, name: str, obj: Any, options: Any, lines: List[str]) -> None:

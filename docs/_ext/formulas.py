@@ -111,8 +111,8 @@ def of_surrogate(program: str) -> str:
 def symbol(name: str, time: str = "") -> str:
     """A name: ``v_rest`` and ``a0`` have what follows the first part as an index, beside the time."""
     head, _, index = name.partition("_")
-    if not index and len(head) == 2 and head[1].isdigit():
-        head, index = head[0], head[1]
+    if not index and head[1:].isdigit():
+        head, index = head[0], head[1:]
     letter = GREEK.get(head, head)
     base = f"<mi>{escape(letter)}</mi>"
     index = ",".join(filter(None, [GREEK.get(index, index), time]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, List
 
 import gallery
 
@@ -31,12 +31,12 @@ def _cells(row: Operation) -> List[str]:
     return [_text(shown), row.doc or "as IEEE 754 rounds it", ", ".join(parts)]
 
 
-class OperationTable(gallery.Sections):
+class OperationTable(gallery.Written):
     """Every operation."""
 
-    def sections(self) -> Iterator[List[str]]:
-        """One, of the table alone."""
-        yield gallery.table(
+    def lines(self) -> List[str]:
+        """The table."""
+        return gallery.table(
             ["operation", "value", "what its arguments get of its cotangent g"], list(map(_cells, ROWS))
         )
 

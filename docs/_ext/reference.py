@@ -1,8 +1,8 @@
 """The reference: a page for each module that docs/api.md lists, and the list of all modules.
 
 Both are written from docstrings, before Sphinx reads.
-A thing is documented where api.md names it first; elsewhere a line leads there. docs/api.md stays the list of what is
-public, which a test compares with the code.
+A thing is documented where api.md names it first, or on its page of the gallery; elsewhere a line leads there.
+docs/api.md stays the list of what is public, which a test compares with the code.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import importlib
 import inspect
 import re
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Collection, Dict, List, Optional, Tuple
 
+import gallery
 import module_list
 from docutils import nodes
 
@@ -51,8 +52,12 @@ def _entry(module: str, name: str, value: Any) -> List[str]:
     return [f".. autodata:: {module}.{name}", "   :no-value:", ""]
 
 
-def page(module: str, sentence: str, names: Dict[str, str], seen: Dict[int, str]) -> str:
-    """The page of a module; ``seen``: what was documented before, by identity, and where."""
+def page(module: str, sentence: str, names: Dict[str, str], seen: Dict[int, str], pages: Collection[str] = ()) -> str:
+    """The page of a module.
+
+    seen: what was documented before, by identity, and where.
+    pages: names that have a page in the gallery.
+    """
     there = importlib.import_module(module)
     lines = [module, "=" * len(module), "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", sentence).replace("`", "``"), ""]
     lines += [f".. module:: {module}", ""]
@@ -63,7 +68,9 @@ def page(module: str, sentence: str, names: Dict[str, str], seen: Dict[int, str]
             continue
         first = seen.setdefault(id(value), f"{module}.{name}") if value is not None else f"{module}.{name}"
         documented = inspect.isclass(value) or callable(value)
-        if first != f"{module}.{name}" and documented:
+        if first in pages:
+            lines += [f":class:`{name} <{first}>`", f"   {gallery.summary(value)}", ""]
+        elif first != f"{module}.{name}" and documented:
             lines += [f"``{name}``", f"   :obj:`{first}`.", ""]
         elif documented:
             lines += _entry(module, name, value)
@@ -77,10 +84,12 @@ def write(app: Any) -> None:
     """Write the pages into docs/reference, where git ignores them; one that did not change keeps its date."""
     folder = Path(app.srcdir) / "reference"
     folder.mkdir(exist_ok=True)
-    seen: Dict[int, str] = {}
+    kinds = gallery.classes(Path(app.srcdir))
+    seen = {id(kind): f"spikecore.{path}" for kind, path in kinds.items()}
+    pages = set(seen.values())
     wanted = {folder / "modules.rst": module_list.page(Path(app.srcdir).parent)}
     for module, (sentence, names) in listed(Path(app.srcdir) / "api.md").items():
-        wanted[folder / f"{module}.rst"] = page(module, sentence, names, seen)
+        wanted[folder / f"{module}.rst"] = page(module, sentence, names, seen, pages)
     for path in folder.glob("*.rst"):
         if path not in wanted:
             path.unlink()
@@ -98,12 +107,14 @@ def found_elsewhere(app: Any, env: Any, node: Any, content: Any) -> Optional[nod
         target = target.rpartition(".")[2]
     domain = env.get_domain("py")
     ends = [name for name in domain.objects if name == target or name.endswith(f".{target.rpartition('.')[2]}")]
-    if len(ends) != 1:
+    # a class has a name of its public module and one of its file, which lead to the same place
+    places = {(domain.objects[name].docname, domain.objects[name].node_id) for name in ends}
+    if len(places) != 1:
         return None
-    entry = domain.objects[ends[0]]
+    ((docname, node_id),) = places
     from sphinx.util.nodes import make_refnode
 
-    return make_refnode(app.builder, node["refdoc"], entry.docname, entry.node_id, content, ends[0])
+    return make_refnode(app.builder, node["refdoc"], docname, node_id, content, ends[0])
 
 
 def setup(app: Any) -> Dict[str, Any]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.nn.utils.rnn import PackedSequence
-
 
 class BackendError(RuntimeError):
     """Something is wrong with the backend that was asked for; the message says what and the way out."""
@@ -45,7 +43,7 @@ def a_kind(value: Any) -> str:
 
 def no_tensor(name: str, value: Any) -> str:
     """What is said of an input ``name`` that is no tensor, and what to give."""
-    if isinstance(value, PackedSequence):
+    if type(value).__name__ == "PackedSequence":  # not imported: errors need no torch
         return (
             f"{name} is a PackedSequence; give a padded tensor, as torch.nn.utils.rnn.pad_sequence or "
             "pad_packed_sequence makes it, and a mask to losses and metrics, sc.functional.mask_of(lengths, T)"

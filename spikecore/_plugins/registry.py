@@ -2,7 +2,8 @@
 
 Rules of this module:
 
-- Importing it reads no metadata; listing reads metadata only; a plugin's module is imported when its name is asked for.
+- Importing it reads no metadata and imports no torch; listing reads metadata only; a plugin's module is imported when
+  its name is asked for.
 - A broken plugin harms itself alone: its error, whatever it is, is kept, logged once, and is the ``__cause__`` when it
   is asked for. One lock is held while a plugin loads, and none for lists.
 - Names are exact. A built-in's name cannot be taken, and a name that two distributions provide belongs to neither.
@@ -24,26 +25,30 @@ from dataclasses import dataclass, field
 from functools import partial, reduce
 from importlib.util import find_spec
 from types import MappingProxyType
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple, TypeVar
 
 import pluggy
 
 from spikecore._base.caches import SAID, Lock, Recent
-from spikecore._base.errors import a_kind
-from spikecore._version import __version__
-from spikecore.backend import (
+from spikecore._base.descriptions import (
     ANY_DEVICE,
     BACKEND_API,
     OLDEST_API,
-    Backend,
-    BackendError,
     BackendInfo,
-    BackendLoadError,
     BackendStatus,
-    BackendUnavailable,
     Capabilities,
-    UnknownBackend,
 )
+from spikecore._base.errors import (
+    BackendError,
+    BackendLoadError,
+    BackendUnavailable,
+    UnknownBackend,
+    a_kind,
+)
+from spikecore._version import __version__
+
+if TYPE_CHECKING:
+    from spikecore.backend import Backend
 
 #: The one table of built-in backends: name -> module with the hook. Strings, so that nothing is imported for them.
 BUILTINS: Mapping[str, str] = {"cupy": "spikecore_cupy", "ipu": "spikecore_ipu", "torch": "spikecore_torch"}
@@ -519,6 +524,8 @@ def _probe(plugin: Plugin) -> Probed:
 
 def _make(plugin: Plugin) -> Backend:
     """Import the factory that the description names, call it, and check that it made what the description says."""
+    from spikecore.backend import Backend
+
     info: Any = plugin.info
     module, _, attribute = info.factory.partition(":")
     factory: Any = reduce(getattr, attribute.split("."), importlib.import_module(module))

@@ -17,14 +17,30 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import ContextManager, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    TYPE_CHECKING,
+    ContextManager,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
+from spikecore._base.blocks import block
+from spikecore._base.descriptions import ANY_DEVICE, BackendStatus
+from spikecore._base.errors import BackendError, BackendUnavailable, UnknownBackend
 from spikecore._plugins.registry import AUTO as AUTO
 from spikecore._plugins.registry import AUTO_NAME, Registry, default_registry
 from spikecore._plugins.registry import REFERENCE as REFERENCE
-from spikecore.backend import ANY_DEVICE, Backend, BackendError, BackendStatus, BackendUnavailable, UnknownBackend
+
+if TYPE_CHECKING:
+    from spikecore.backend import Backend
 
 _context: ContextVar[Optional[str]] = ContextVar("spikecore_backend", default=None)
 _log = logging.getLogger("spikecore")
@@ -42,11 +58,11 @@ def use_backend(name: Optional[str]) -> ContextManager[None]:
     every context variable it holds for this thread and task only. Raises ``TypeError`` if ``name`` is not a string,
     and :class:`~spikecore.backend.UnknownBackend` if no backend has it.
     """
-    return _block(_checked(name, "name", "use_backend()"))
+    return _use_backend(_checked(name, "name", "use_backend()"))
 
 
-@contextmanager
-def _block(name: Optional[str]) -> Iterator[None]:
+@block
+def _use_backend(name: Optional[str]) -> Iterator[None]:
     token = _context.set(name)
     try:
         yield

@@ -51,6 +51,13 @@ def declaration(cls: Any, base: type) -> None:
             raise TypeError(
                 f"{cls.__name__}.states has {name!r} start at {value!r}; give a number or the name of a parameter"
             )
+    if "dynamics" in vars(cls):
+        try:
+            inspect.signature(cls.dynamics).bind(None, None, None, None)
+        except TypeError as error:
+            raise TypeError(
+                f"{cls.__name__}.dynamics must take self, x, s, p: the input, the states and the parameters ({error})"
+            ) from error
     reset = cls.reset_states
     if isinstance(reset, str) or any(name not in cls.states for name in reset or ()):
         raise TypeError(f"{cls.__name__}.reset_states={reset!r} must be a tuple of names of states, or None for all")
@@ -71,6 +78,14 @@ def declaration(cls: Any, base: type) -> None:
             raise TypeError(
                 f"{cls.__name__}.params has {name!r}, which the class has as a method or a setting; rename one"
             )
+
+
+def definition(cls: Any, base: Any) -> None:
+    """Refuse a neuron whose class has a ``forward`` of its own in the place of ``dynamics``."""
+    if cls.dynamics is base.dynamics and cls.forward is not base.forward:
+        raise TypeError(
+            f"{cls.__name__} defines forward, which every neuron has; write one time step as dynamics(self, x, s, p)"
+        )
 
 
 def known_keywords(cls: Any, keywords: Mapping[str, Any]) -> None:

@@ -76,11 +76,13 @@ def time_makers(net: nn.Module) -> Set[nn.Module]:
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
-def unwrapped(net: nn.Module) -> nn.Module:
-    """The network itself, within ``DistributedDataParallel``, ``torch.compile`` and ``sc.checkpoint``."""
+def unwrapped(net: nn.Module, checkpointed: bool = False) -> nn.Module:
+    """The network itself, within ``DistributedDataParallel``, ``torch.compile`` and ``sc.checkpoint``; with
+    ``checkpointed`` that of ``sc.checkpoint`` counts as one.
+    """
     inner: Any = net
     while True:
-        if isinstance(inner, _WRAPPERS) or getattr(type(inner), "is_checkpointed", False):
+        if isinstance(inner, _WRAPPERS) or (not checkpointed and getattr(type(inner), "is_checkpointed", False)):
             inner = inner._modules["module"]
         elif "_orig_mod" in inner._modules:
             inner = inner._modules["_orig_mod"]

@@ -139,7 +139,7 @@ def checked(owner: str, name: str, value: Any) -> Value:
             )
         return value
     if isinstance(value, bool) or not isinstance(value, Real):
-        meant = hint_of_value(name, value)
+        meant = hint_of_value(name, value) or ("; give torch.tensor(values)" if hasattr(value, "__len__") else "")
         raise TypeError(f"{owner}: {name}={value!r} must be a number or a floating-point tensor{meant}")
     if math.isnan(float(value)):
         raise ValueError(f"{owner}: {name} is NaN")

@@ -140,7 +140,7 @@ def overridden(
 def require(owner: str, name: str, value: Any, within: Optional[Interval], follows: str = "") -> None:
     """Raise ValueError for a value outside its range, where that can be known without waiting for a device.
 
-    ``follows`` says what the range is made of, if that is another parameter.
+    ``follows`` is said beside the range, such as the other parameter that it follows.
     """
     if within is None:
         return

@@ -34,7 +34,10 @@ CALL_COUNT = "_calls"
 
 
 class Stateful(nn.Module):
-    """A module with state over time. ``step`` is ``"multi"`` (input ``[T, *N]``) or ``"single"`` (input ``[*N]``)."""
+    """A module with state over time.
+
+    step: ``"multi"`` (input ``[T, *N]``) or ``"single"`` (input ``[*N]``).
+    """
 
     step: str
     #: Attributes of configuration -> how their values are checked, in the constructor and whenever they are set.

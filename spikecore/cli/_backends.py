@@ -13,9 +13,10 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from spikecore._base.descriptions import BackendStatus
+from spikecore._base.errors import BackendError
 from spikecore._plugins.selection import AUTO, automatic_order
 from spikecore._plugins.selection import backends as list_backends
-from spikecore.backend import BackendError, BackendStatus
 
 _COLOURS = {"ready": "green", "unavailable": "yellow", "failed": "red", "blocked": "dim", "shadowed": "yellow"}
 

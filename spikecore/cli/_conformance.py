@@ -7,7 +7,7 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import click
 from rich.console import Console
@@ -72,6 +72,8 @@ def conformance(
             return
         if name is None and not merged:
             raise click.UsageError("name a backend, as in: spikecore conformance torch")
+        json_file = None if as_json in (None, STDOUT) else Path(as_json)
+        _can_write({"--json": json_file, "--junit": junit_file, "--badge": badge_file})
         if results is not None:
             _can_keep(results, tier or case)
         if compare is not None:
@@ -87,7 +89,7 @@ def conformance(
     except (ValueError, UnknownBackend) as error:
         raise click.UsageError(str(error)) from error
     facts = json.dumps({**report.as_dict(), **({"changes": changed._asdict()} if changed else {})}, indent=2)
-    files = {} if as_json in (None, STDOUT) else {Path(as_json): f"{facts}\n"}
+    files = {} if json_file is None else {json_file: f"{facts}\n"}
     files.update({path: form(report) for path, form in ((junit_file, junit), (badge_file, badge)) if path})
     for path, text in files.items():
         path.write_text(text, encoding="utf-8")
@@ -112,6 +114,15 @@ def _merge(name: Optional[str], files: Sequence[Path], chosen: Any, require: boo
     if name not in (None, report.backend):
         raise ValueError(f"--merge: the reports are of backend {report.backend!r}, not of {name!r}")
     return report
+
+
+def _can_write(files: Mapping[str, Optional[Path]]) -> None:
+    """Raise ``ValueError`` where the file of an option cannot be written, before minutes of work."""
+    for option, path in files.items():
+        if path is not None and not path.parent.is_dir():
+            raise ValueError(f"{option} {path}: there is no folder {path.parent}; make it first")
+        if path is not None and path.is_dir():
+            raise ValueError(f"{option} {path}: that is a folder; name a file")
 
 
 def _can_keep(folder: Path, part: Any) -> None:

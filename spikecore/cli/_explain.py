@@ -41,7 +41,11 @@ def explain(
         casts = torch.autocast(place.type, dtype=DTYPES[autocast]) if autocast else nullcontext()
         with casts:
             explanation = explain_network(net, tuple(inputs), backend=backend, training=not inference)
-    except (BackendError, ImportError, RuntimeError, TypeError, ValueError) as error:
+    except BackendError as error:
+        raise click.UsageError(str(error)) from error
+    except RuntimeError as error:  # of a layer, which names no option
+        raise click.UsageError(f"{network} on --input {' --input '.join(shapes)}: {error}") from error
+    except (ImportError, TypeError, ValueError) as error:
         raise click.UsageError(str(error)) from error
     click.echo(json.dumps(asdict(explanation), indent=2) if as_json else str(explanation))
 

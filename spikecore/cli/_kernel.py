@@ -36,7 +36,7 @@ def kernel(
 
 def _neuron(text: str, options: Mapping[str, Any]) -> Neuron:
     """The neuron of this name, with these arguments; or that of ``MODULE:NAME``."""
-    if ":" not in text:
+    if ":" not in text and not text.endswith(".py"):
         _named("neuron", text, MODELS)
         return example(text, **options)
     value = named(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from functools import reduce
@@ -25,7 +26,9 @@ def named(text: str) -> Any:
     try:
         return reduce(getattr, name.split("."), module)
     except AttributeError as error:
-        raise ValueError(f"{where} has no {name!r}") from error
+        close = difflib.get_close_matches(name, vars(module), n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"{where} has no {name!r}{hint}") from error
 
 
 def _file(path: Path) -> Any:

@@ -36,6 +36,7 @@ from spikecore.layers import Delay, NormNeuron, PackedConv2d, PackedLinear
 from spikecore.layers._pooling import CompactAvgPool2d, CompactMaxPool2d
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
+from spikecore.training._checks import explained, of_network
 
 #: From outputs to the number to go backward from; None for their sum.
 Loss = Optional[Callable[[Any], Tensor]]
@@ -67,7 +68,8 @@ def explain(
         print(sc.explain(net, images))
 
     ``net``: a network or a neuron. What wraps it, ``torch.compile`` or ``DistributedDataParallel``, is left out: the
-    network in it runs eagerly. ``x``: a batch as for ``training_model``: a tensor, a tuple or list for ``net(*x)``, a
+    network in it runs eagerly. One of ``sc.checkpoint`` runs with its groups: what they keep, their inputs, is in the
+    row of the whole. ``x``: a batch as for ``training_model``: a tensor, a tuple or list for ``net(*x)``, a
     dict for ``net(**x)``; it goes to the device of the network. ``loss``: a function of the outputs alone that gives
     the number from which the run goes backward; None for the sum of the outputs. ``backend``: the backend of every
     neuron in this run; None for the one that each neuron has or would get. ``training``: in train mode and backward,
@@ -89,7 +91,7 @@ def explain(
     gradients while ``training``; RuntimeError while torch's profiler is running, which this uses; BackendError for a
     backend that cannot be had; and what the network raises.
     """
-    net, inputs, tensors = copied(net, x)
+    net, inputs, tensors = copied(net, x, checkpointed=True)
     if not isinstance(training, bool):
         raise TypeError(f"training={shown(training)} must be True, or False for a forward pass in eval mode")
     _check_loss(loss)
@@ -112,7 +114,8 @@ def explain(
         stack.enter_context(told_of_refusals(watching.note_refusal))
         stack.enter_context(torch.set_grad_enabled(training))
         with profiler.profile(record_shapes=True) as profile:
-            outputs = watching.run(inputs)
+            with explained(lambda error: of_network(unwrapped(net), inputs, error)):
+                outputs = watching.run(inputs)
             gradients = _gradients(net, tensors, outputs, loss) if training else []
         watching.let_go()
         watching.note_states()
@@ -120,13 +123,15 @@ def explain(
         return _explanation(net, watching, copies_of(profile.function_events or ()), tensors[0].device, training)
 
 
-def copied(net: nn.Module, x: Any) -> Tuple[nn.Module, Any, List[Tensor]]:
+def copied(net: nn.Module, x: Any, checkpointed: bool = False) -> Tuple[nn.Module, Any, List[Tensor]]:
     """A copy of a network whose neurons are at rest, and inputs on its device, with the tensors among them.
+
+    ``checkpointed``: with the groups of ``sc.checkpoint``.
 
     Raises TypeError or ValueError, naming the argument.
     """
     modules = stateful_modules(net)
-    net = unwrapped(net)
+    net = unwrapped(net, checkpointed)
     inputs = to_device(x, device_of(net))
     tensors = flattened(inputs)
     if not tensors:
@@ -198,7 +203,7 @@ def _explanation(
         # a container has a row where it does something itself
         if _computes(seen.module) or layer.copied or layer.saved:
             rows.append(Row(layer, seen.module, seen.source, seen.sample))
-    run = Run(net, rows, device.type, training, torch.is_autocast_enabled(), watching.spoilt_in_words(times))
+    run = Run(unwrapped(net), rows, device.type, training, torch.is_autocast_enabled(), watching.spoilt_in_words(times))
     return Explanation(tuple([row.layer for row in rows]), advice(run), str(device), training)
 
 

@@ -13,6 +13,7 @@ from torch.autograd.profiler import record_function
 
 from spikecore._base import finite
 from spikecore._base.batches import flattened, run_network
+from spikecore._base.context import AGAIN, region
 from spikecore._shell.modules import observing, time_makers
 from spikecore.inspect._advice import is_extreme, sequences
 from spikecore.inspect._monitor import adds_behind, neuron_of, stateful_of
@@ -213,6 +214,10 @@ class Watching:
         return watched
 
     def _begin(self, seen: Seen, inputs: List[Tensor]) -> None:
+        """A call begins. One in a region of activation checkpointing that runs again, in backward, was noted before."""
+        if region() == AGAIN:
+            self._enter(seen, inputs, (0, 0))
+            return
         folded = self._stack[-1].folded if self._stack else (0, 0)
         x = inputs[0] if inputs else None
         seen.calls += 1
@@ -236,6 +241,9 @@ class Watching:
                     seen.infinite = True
                 elif spoilt is not None:
                     self.reached.append((seen, self._spoilt("its input has", spoilt[1], seen)))
+        self._enter(seen, inputs, folded)
+
+    def _enter(self, seen: Seen, inputs: List[Tensor], folded: Tuple[int, int]) -> None:
         entered = record_function(f"{RANGE}{seen.number}")
         entered.__enter__()
         self._stack.append(_Running(seen, entered, inputs, folded))
@@ -243,6 +251,8 @@ class Watching:
     def _end(self, seen: Seen, results: List[Tensor]) -> None:
         running = self._stack.pop()
         running.entered.__exit__(None, None, None)
+        if region() == AGAIN:
+            return
         with _aside():
             self._look_at_results(seen, running.inputs, results)
             for value in results[:1]:

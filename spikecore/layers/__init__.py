@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spikecore._base.misnamed import hint_at_missing
-from spikecore.layers._blocks import MSBlock, SEWBlock, SpikingSelfAttention
+from spikecore.layers._blocks import EachToken, MeanOfTokens, MSBlock, SEWBlock, SpikingSelfAttention, Tokens
 from spikecore.layers._delay import Delay
 from spikecore.layers._dropout import SequenceDropout
 from spikecore.layers._norm_neuron import NormNeuron
@@ -15,7 +15,9 @@ __all__ = [
     "PSN",
     "TEBN",
     "Delay",
+    "EachToken",
     "MSBlock",
+    "MeanOfTokens",
     "NormNeuron",
     "PackedConv2d",
     "PackedLinear",
@@ -24,6 +26,7 @@ __all__ = [
     "SlidingPSN",
     "SpikingSelfAttention",
     "TimeBatched",
+    "Tokens",
     "Voting",
     "pack",
     "tdbn",

@@ -62,9 +62,14 @@ class SEWBlock(Adding):
     ``bottleneck=True`` the branch has three convolutions, 1x1, 3x3 and 1x1, and ``4 * channels`` come out. Sums of
     ``"add"`` are whole numbers, and grow with every block; the other two stay spikes.
 
+    in_channels: the channels of the input.
+    channels: the channels of the output, or a quarter of them with ``bottleneck``.
     neuron: makes a neuron, ``lambda: sc.LIF(detach_reset=True)``; it is called for each place.
+    stride: that of the first convolution, or of the 3x3 one with ``bottleneck``.
+    connect: ``"add"``, ``"and"`` or ``"iand"``, as above.
     norm: makes the normalisation of so many channels: ``nn.BatchNorm2d``, :func:`tdbn`, or
         ``lambda channels: sc.layers.TEBN(channels, steps=4)``.
+    bottleneck: whether the branch has three convolutions.
     zero_init: whether the branch begins silent (weight 0 in its last normalisation), so that the block begins as the
         identity; not for ``"and"``.
 
@@ -145,7 +150,9 @@ class MSBlock(nn.Module):
     and comes out are input currents of neurons, not spikes: the first layer of a network is a convolution without a
     neuron, and one neuron follows the last block. Convolutions of the branch see spikes alone.
 
+    in_channels, channels: the channels of the input, and of the output.
     neuron, norm: as of :class:`SEWBlock`.
+    stride: that of the first convolution of the branch.
     pooled_shortcut: whether the shortcut averages over squares of ``stride`` instead of leaving pixels out, as in the
         authors' network of 104 layers. At the edge of an image that the stride does not divide it averages over the
         pixels that are left.
@@ -220,6 +227,7 @@ class SpikingSelfAttention(nn.Module):
     ``[T, B N, C]``: statistics are over time, batch and tokens.
 
     channels: C, a multiple of ``heads``.
+    heads: the number of heads.
     neuron, norm: as of :class:`SEWBlock`, ``norm`` of ``[B N, C]``: ``nn.BatchNorm1d``.
     attention_neuron: makes the neuron behind the products; None takes ``neuron``. The paper's fires at 0.5.
     scale: the factor of the products, 0.125 in the paper, whatever the number of channels.
@@ -285,6 +293,55 @@ class SpikingSelfAttention(nn.Module):
     def extra_repr(self) -> str:
         """Heads and scale."""
         return f"heads={self.heads}, scale={self.scale}"
+
+
+class Tokens(nn.Module):
+    """Pixels as tokens: ``[..., C, H, W] -> [..., H W, C]``, row after row.
+
+    Behind ``nn.Conv2d(channels, width, 2, 2)`` they are patches of 2 x 2 pixels. Source: Zhou et al., Spikformer, 2023.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        return x.flatten(-2).transpose(-2, -1)
+
+    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
+        """What comes out, for :func:`spikecore.layers.pack`."""
+        return known
+
+
+class EachToken(nn.Module):
+    """Modules that see tokens as samples: ``[..., B, N, C] -> [..., B, N, C]``, computed as ``[..., B N, C]``.
+
+    modules: called one after the other, such as a linear layer, a batch normalisation of ``C`` channels and a neuron.
+    """
+
+    def __init__(self, *modules: nn.Module) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*modules)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        y: Tensor = self.body(x.flatten(-3, -2)).unflatten(-2, x.shape[-3:-1])
+        return y
+
+    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
+        """What comes out, for :func:`spikecore.layers.pack`."""
+        return follow(self.body, known)
+
+
+class MeanOfTokens(nn.Module):
+    """The mean over tokens, ``[..., N, C] -> [..., C]``, in front of a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        return x.mean(-2)
 
 
 def linear(channels: int, out: int, neuron: MakeNeuron, norm: MakeNorm, bias: bool) -> nn.Module:

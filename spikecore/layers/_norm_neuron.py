@@ -51,6 +51,11 @@ class NormNeuron(nn.Module):
     alone is the neuron without the normalisation. ``shortcut`` and ``fused`` may be set later, and count from the next
     call on.
 
+    norm: the normalisation, of one time step.
+    neuron: any neuron with one input.
+    shortcut: where ``skip`` is added: ``"before"`` or ``"after"`` the neuron; None for no shortcut.
+    fused: None takes one kernel where the backend can; True raises Unsupported where it cannot; False never does.
+
     Raises TypeError for a ``norm`` of another kind, ``nn.SyncBatchNorm`` for one, and for a ``neuron`` that is none;
     ValueError for a ``norm`` with hooks (``nn.utils.weight_norm``), for a neuron with several inputs, for one with a
     ``forward`` of its own or a forward pre-hook, and for an unknown ``shortcut``.

@@ -70,6 +70,10 @@ class PackedLinear(_Packed, nn.Linear):
     Second derivatives raise RuntimeError: :func:`spikecore.layers.unpack` puts torch's layers back. Names in
     ``state_dict`` are those of ``nn.Linear``, and so are all other arguments.
 
+    args, keywords: those of ``nn.Linear``.
+    largest: the largest number in the input, divided by ``unit``; 1 to 255.
+    unit: what numbers in the input are multiples of; a power of 2 from 1/128 to 128.
+
     Raises ValueError for a ``largest`` that is not from 1 to 255 and for a ``unit`` that is no power of 2 from 1/128 to
     128, and :class:`spikecore.backend.Unsupported` for torch before 2.6.
     """
@@ -86,6 +90,9 @@ class PackedConv2d(_Packed, nn.Conv2d):
 
     With ``padding="same"`` and a kernel of an even size gradients are torch's to rounding. On a GPU the gradient of the
     weight is computed before that of the input, so that the spikes, unpacked, are gone before the latter is there.
+
+    args, keywords: those of ``nn.Conv2d``.
+    largest, unit: as of :class:`PackedLinear`.
     """
 
     def forward(self, input: Tensor) -> Tensor:

@@ -46,6 +46,7 @@ class PSN(Stepped):
     Later inputs reach earlier steps, and nothing is reset: it is for sequences that are there as a whole. For streams
     there is :class:`SlidingPSN`; ``step="single"`` is refused.
 
+    steps: T, the number of time steps.
     surrogate: what stands for the derivative of the spike; ``ATan()`` by default. ``layer.fire`` is the neuron that has
         it, which any backend computes; :func:`spikecore.monitor` sees its spikes.
 

@@ -51,6 +51,9 @@ class TimeBatched(Stepped):
     ``step="single"``: x is one step, ``[B, ...] -> [B, ...]``, and the modules are called as they are; then batch
     normalisation in training sees B samples. :func:`spikecore.set_step` sets it for a network.
 
+    modules: the modules, applied in order.
+    step: ``"multi"`` or ``"single"``, as of a neuron.
+
     Where ``x`` would be the same at every step, leave it out and give the neuron behind its layers ``repeat=T``; so
     does :func:`spikecore.hoist`.
 
@@ -66,7 +69,7 @@ class TimeBatched(Stepped):
             raise ValueError("TimeBatched needs at least one module, as in TimeBatched(nn.Conv2d(2, 8, 3))")
         for position, module in enumerate(modules):
             if not isinstance(module, nn.Module):
-                raise TypeError(f"module {position} of TimeBatched must be an nn.Module, got {type(module).__name__}")
+                raise TypeError(f"module {position} of TimeBatched must be an nn.Module, got {shown(module)}")
             for name, part in module.named_modules():
                 kind, where = type(part).__name__, f"module {position}" + (f", at {name!r}," if name else "")
                 if isinstance(part, Stateful):
@@ -127,7 +130,8 @@ class TimeBatched(Stepped):
         """An error of the module, how ``x`` was taken, and what to give in place of it."""
         form = f"{x.shape[0]} time steps of a batch of {x.shape[1]}" if self._step == "multi" else ""
         way_out = (
-            "x must be [T, B, ...]. A network of step='single' neurons has no time dimension: call "
+            "x must be [T, B, ...]. Inputs without time, [B, ...], get it from an encoder in front, "
+            "sc.encode.Constant(T). A network of step='single' neurons has no time dimension: call "
             "sc.set_step(net, 'single')"
         )
         if self._step == "single":
@@ -189,6 +193,8 @@ class TEBN(Stepped):
     ``T = steps``; it stands outside ``TimeBatched``: ``nn.Sequential(TimeBatched(conv), TEBN(64, 4), sc.LIF())``.
     ``state_dict`` has ``norm.weight``, ``norm.bias``, the running statistics, and ``scale`` ``[steps]``.
 
+    channels: C, the number of channels.
+    steps: T, the number of time steps.
     dims: 1, 2 or 3, as of ``nn.BatchNorm2d``; 1 for ``[T, B, C]``, too.
     keywords: those of ``nn.BatchNorm``.
 
@@ -253,9 +259,11 @@ class Voting(nn.Module):
     ``y[..., c] = 1 / voters * sum over k of x[..., c * voters + k], k = 0 .. voters - 1``;
     ``[..., C * voters] -> [..., C]``, of all steps or of one.
 
+    voters: the number of neurons in a group; 1 or more.
+
     Raises TypeError or ValueError for ``voters`` that are no whole number from 1 on, ValueError for an input whose last
-    dimension is no multiple of it. Source: the voting layer of Fang et al. (ICCV 2021, parametric
-    LIF); SpikingJelly's ``VotingLayer``.
+    dimension is no multiple of it. Source: the voting layer of Fang et al. (ICCV 2021, parametric LIF); SpikingJelly's
+    ``VotingLayer``.
     """
 
     def __init__(self, voters: int = 10) -> None:

@@ -7,7 +7,7 @@ from typing import List, Optional
 from torch import Tensor, nn
 
 from spikecore._base.bits import Whole, added
-from spikecore.layers import SpikingSelfAttention, TimeBatched
+from spikecore.layers import EachToken, MeanOfTokens, SpikingSelfAttention, TimeBatched, Tokens
 from spikecore.layers._blocks import Adding, MakeNeuron, MakeNorm, linear
 from spikecore.layers._packed import Follow
 from spikecore.layers._stateless import counts, makers, normalised
@@ -15,7 +15,7 @@ from spikecore.models._parts import beginning, lif, made
 from spikecore.neurons import LIF
 
 #: Size of a patch -> after which of the four convolutions of the stem the image is halved.
-_HALVED = {4: (2, 3), 8: (1, 2, 3), 16: (0, 1, 2, 3)}
+_HALVED = {2: (3,), 4: (2, 3), 8: (1, 2, 3), 16: (0, 1, 2, 3)}
 
 
 def _of_attention() -> nn.Module:
@@ -49,7 +49,7 @@ def spikformer(
     the paper gives as 29.68 million.
 
     heads: of the attention; ``channels`` are a multiple of it, and of 8.
-    patch: pixels of a patch, 4, 8 or 16.
+    patch: pixels of a side of a patch, 2, 4, 8 or 16.
     steps: the number of time steps to repeat images ``[B, C, H, W]`` for; None: the input has time.
     neuron: ``LIF(tau=2, detach_reset=True)`` by default, and ``attention_neuron`` the same with a threshold of 0.5, as
         in the paper.
@@ -114,43 +114,6 @@ class Added(Adding):
     def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
         """What comes out, for :func:`spikecore.layers.pack`."""
         return added(follow(self.body, known), known)
-
-
-class EachToken(nn.Module):
-    """Modules of tokens as one dimension with the batch: ``[..., B, N, C] -> [..., B, N, C]`` by ``[..., B N, C]``."""
-
-    def __init__(self, *modules: nn.Module) -> None:
-        super().__init__()
-        self.body = nn.Sequential(*modules)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
-        y: Tensor = self.body(x.flatten(-3, -2)).unflatten(-2, x.shape[-3:-1])
-        return y
-
-    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
-        """What comes out, for :func:`spikecore.layers.pack`."""
-        return follow(self.body, known)
-
-
-class Tokens(nn.Module):
-    """Pixels as tokens: ``[..., C, H, W] -> [..., H W, C]``."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
-        return x.flatten(-2).transpose(-2, -1)
-
-    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
-        """What comes out, for :func:`spikecore.layers.pack`."""
-        return known
-
-
-class MeanOfTokens(nn.Module):
-    """``[..., N, C] -> [..., C]``."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
-        return x.mean(-2)
 
 
 def _convolved(channels: int, out: int, norm: MakeNorm) -> nn.Module:

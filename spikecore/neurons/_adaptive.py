@@ -19,8 +19,16 @@ class Synaptic(Membrane):
         h  = beta v + i'
         z  = [h >= threshold]
 
-    then reset of ``v``; the current is not reset. ``alpha`` and ``beta`` are the parts that remain after one step, in
-    [0, 1]. SpikingJelly's ``CUBALIFNode``. (snnTorch's ``Synaptic`` fires on ``>`` and resets one step later.)
+    then reset of ``v`` (:class:`Membrane`); the current is not reset. SpikingJelly's ``CUBALIFNode``. (snnTorch's
+    ``Synaptic`` fires on ``>`` and resets one step later: :class:`SynapticLeaky`.)
+
+    alpha: part of the current that remains after a time step; 0 to 1.
+    beta: part of the potential that remains after a time step; 0 to 1.
+    threshold: where it fires, in the unit of the potential; 0 or above (``v_reset`` or above where that is below 0).
+    reset: ``"hard"`` to ``v_reset``, ``"soft"`` by subtraction of ``threshold``, or ``"none"``.
+    v_reset: the potential at the start and after a hard reset.
+
+    Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     states = {"i": 0.0, "v": "v_reset"}
@@ -53,8 +61,18 @@ class ALIF(LIF):
         z  = [h >= threshold + beta a]      h as in LIF
         a' = rho a + z
 
-    A soft reset subtracts the raised threshold. ``detach_reset`` concerns ``v`` only. ``rho`` is in [0, 1], ``beta`` 0
-    or above.
+    then reset of ``v`` (:class:`Membrane`); a soft reset subtracts the raised threshold. ``detach_reset`` concerns
+    ``v`` only.
+
+    tau: time constant of the potential, in time steps; 1 or above.
+    rho: part of the adaptation that remains after a time step; 0 to 1.
+    beta: what a spike adds to the threshold, in the unit of the potential; 0 or above.
+    decay_input: whether the input is divided by ``tau``, too.
+    threshold: where it fires without adaptation; 0 or above (``v_reset`` or above where that is below 0).
+    reset: ``"hard"`` to ``v_reset``, ``"soft"`` by subtraction of ``threshold``, or ``"none"``.
+    v_reset: the potential at the start, after a hard reset, and that ``v`` leaks to.
+
+    Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     states = {"v": "v_reset", "a": 0.0}
@@ -80,8 +98,13 @@ class LI(Neuron):
         v' = v + (x - (v - v_rest)) / tau      decay_input=True
         v' = v - (v - v_rest) / tau + x        decay_input=False
 
-    ``v`` starts at ``v_rest``; ``tau`` is 1 or above. SpikingJelly's ``NonSpikingLIFNode`` is the first form with
-    ``v_rest = 0``.
+    SpikingJelly's ``NonSpikingLIFNode`` is the first form with ``v_rest = 0``.
+
+    tau: time constant of the potential, in time steps; 1 or above.
+    decay_input: whether the input is divided by ``tau``, too.
+    v_rest: the potential at the start, and that ``v`` leaks to.
+
+    Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     states = {"v": "v_rest"}

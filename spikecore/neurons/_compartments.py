@@ -25,12 +25,18 @@ class TCLIF(Membrane):
         d', v' = e, h                                reset="none"
 
     ``d`` is the potential of the dendrite and starts at 0, ``v`` that of the soma and starts at ``v_reset``. Neither
-    leaks by itself. In the paper's letters ``beta_1 = -sigmoid(c1)``, in (-1, 0), and ``beta_2 = sigmoid(c2)``, in
-    (0, 1).
+    leaks by itself. In the paper's letters ``beta_1 = -sigmoid(c1)``, in (-1, 0), and ``beta_2 = sigmoid(c2)``, in (0,
+    1).
 
-    c1, c2: learnt by default, from 0, and have no range.
-    gamma: what a spike takes from the dendrite, 0 or above; 0.5 by default, as the authors'.
-    threshold: as in :class:`Membrane`; 1 by default. v_reset: 0 by default.
+    c1: the soma inhibits the dendrite by ``sigmoid(c1)`` of its potential in each time step; any number.
+    c2: the dendrite charges the soma by ``sigmoid(c2)`` of its potential in each time step; any number.
+    gamma: what a spike takes from the dendrite, in the unit of the potential; 0 or above.
+    threshold: where it fires, in the unit of the potential; 0 or above (``v_reset`` or above where that is below 0).
+    reset: ``"soft"`` by subtraction of ``threshold``, ``"hard"`` to ``v_reset``, or ``"none"``.
+    v_reset: the potential of the soma at the start and after a hard reset.
+    learn: names of the parameters to learn; ``c1`` and ``c2`` by default.
+
+    Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     states = {"d": 0.0, "v": "v_reset"}
@@ -70,15 +76,16 @@ class SEAdLIF(Neuron):
     ``w`` is the adaptation current; that it takes the new ``v'``, and not the old ``v``, makes the method symplectic:
     oscillations neither grow nor die by the step alone.
 
-    tau_u, tau_w: time constants of potential and adaptation, in time steps, above 0; 20 and 110 by default (the
-        authors' class has 20, and draws ``tau_w`` from [20, 200]).
-    a: how the potential drives the adaptation, in [0, 1]; 0.5 by default. b: how a spike does, in [0, 2]; 1 by default.
-        (The authors draw both from these ranges, learn them, and keep them within.)
-    q: scale of both; 60 by default, as the authors'.
-    threshold: 0 or above; 1 by default.
+    tau_u: time constant of the potential, in time steps; above 0.
+    tau_w: time constant of the adaptation, in time steps; above 0. (The authors draw it from 20 to 200.)
+    a: how much the potential drives the adaptation, a number without a unit; 0 to 1.
+    b: how much a spike drives the adaptation, in the unit of the potential; 0 to 2. (The authors draw ``a`` and ``b``
+        from these ranges, learn them, and keep them within.)
+    q: scale of what drives the adaptation, a number without a unit.
+    threshold: where it fires, in the unit of the potential; 0 or above.
 
-    ``v`` and ``w`` start at 0; nothing is learnt unless asked for. The authors' surrogate is ``PiecewiseExp`` up to a
-    scale. ``detach_reset`` changes nothing.
+    ``v`` and ``w`` start at 0. The authors' surrogate is ``PiecewiseExp`` up to a scale. ``detach_reset`` changes
+    nothing. Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     states = {"v": 0.0, "w": 0.0}
@@ -109,16 +116,17 @@ class BRF(Neuron):
     Euler's method would grow without bound; ``b`` and ``q`` keep the damping below it. A spike raises ``q``, and with
     it the threshold and the damping, for some steps; there is no other reset.
 
-    omega: angular frequency, in radians per unit of ``dt``; 0 or above, and at most ``1 / dt``; 10 by default, as the
-        authors', who draw and learn one for each neuron from [5, 10]. One that is learnt past ``1 / dt``, where the
-        root has no value, counts as the highest frequency, and learns nothing there.
-    b: distance of the damping from the boundary, 0 or above; 1 by default. (The authors draw it from [0, 3].)
-    dt: length of a time step, above 0; 0.01 by default.
-    gamma: what remains of ``q`` after a step, in [0, 1]; 0.9 by default.
-    threshold: 0 or above; 1 by default.
+    omega: angular frequency, in radians per unit of ``dt``; 0 to ``1 / dt``. (The authors draw and learn one for each
+        neuron from 5 to 10.) One that is learnt past ``1 / dt``, where the root has no value, counts as the highest
+        frequency, and learns nothing there.
+    b: distance of the damping from the boundary, in 1 / unit of ``dt``; 0 or above. (The authors draw and learn it from
+        0 to 3.)
+    dt: length of a time step, in seconds or any other unit; above 0.
+    gamma: part of ``q`` that remains after a time step; 0 to 1.
+    threshold: where it fires, in the unit of the potential; 0 or above.
 
-    It fires on ``>``. All states start at 0; nothing is learnt unless asked for, the authors learn ``omega`` and ``b``.
-    With ``detach_reset`` the spike carries no gradient into ``q``.
+    It fires on ``>``. All states start at 0. With ``detach_reset`` the spike carries no gradient into ``q``. Shapes,
+    errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     states = {"v": 0.0, "y": 0.0, "q": 0.0}

@@ -21,12 +21,12 @@ class CLIF(Neuron):
     Each spike raises the complementary potential ``m``, which a high ``h`` lets decay slowly, so that the reset is the
     deeper the more the neuron fired. A gradient comes through ``m`` where that of ``v`` has vanished.
 
-    tau: time constant in time steps, 1 or above; 2 by default, as the authors'.
-    threshold: 0 or above; 1 by default.
+    tau: time constant of the potential, in time steps; 1 or above.
+    threshold: where it fires, in the unit of the potential; 0 or above.
 
-    ``v`` and ``m`` start at 0; nothing is learnt unless asked for. With ``detach_reset`` the spike carries no gradient
-    in ``v'``, neither by itself nor in ``m'``. SpikingJelly's ``ComplementaryLIFNode``, whose surrogate is
-    ``Rectangular(1.0)``.
+    ``v`` and ``m`` start at 0. With ``detach_reset`` the spike carries no gradient in ``v'``, neither by itself nor in
+    ``m'``. SpikingJelly's ``ComplementaryLIFNode``, whose surrogate is ``Rectangular(1.0)``. Shapes, errors and all
+    other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     states = {"v": 0.0, "m": 0.0}
@@ -45,7 +45,7 @@ class CLIF(Neuron):
 
 
 class GLIF(Neuron):
-    r"""Gated LIF (Yao et al., NeurIPS 2022, arXiv 2210.13768): three gates weigh two forms of leak, input and reset.
+    """Gated LIF (Yao et al., NeurIPS 2022, arXiv 2210.13768): three gates weigh two forms of leak, input and reset.
 
     Every parameter is a ``w``, of which the equations take the sigmoid: ``alpha = sigmoid(w_alpha)``, and so on::
 
@@ -53,18 +53,24 @@ class GLIF(Neuron):
         v'   = kept - (1 - alpha) leak + x (1 - beta (1 - conductance)) - kept gamma z - (1 - gamma) drop z
         z'   = [v' >= threshold]
 
-    ``alpha`` goes from a linear leak, by ``leak`` each step, to an exponential one, which keeps the part ``tau``;
-    ``beta`` from the input as it is to one that ``conductance`` weighs; ``gamma`` from a reset by subtraction of
-    ``drop`` to a reset of ``kept`` to 0. The reset is that of the spike ``z`` of the step before.
+    The reset is that of the spike ``z`` of the step before. Each ``w`` is a number without a unit and has no range.
 
-    w_alpha, w_beta, w_gamma: 0 by default, which is a gate of a half. (The authors draw them from [-0.1, 0.1].)
-    w_tau: log(1/3) by default, which is 0.25.
-    w_leak: -log(15) by default, which is 1/16: the authors' threshold / (2 T) for T = 4 time steps.
-    w_threshold, w_drop, w_conductance: 0 by default, which is 0.5.
+    w_alpha: gate from a linear leak, by ``leak`` each step, to an exponential one. 0 is a gate of a half. (The authors
+        draw the three gates from -0.1 to 0.1.)
+    w_beta: gate from the input as it is to one that ``conductance`` weighs.
+    w_gamma: gate from a reset by subtraction of ``drop`` to a reset of ``kept`` to 0.
+    w_tau: sigmoid: part of the potential that the exponential leak keeps in a time step. log(1/3) is 0.25.
+    w_leak: sigmoid: what the linear leak takes, in potential per time step. -log(15) is 1/16: the authors' threshold /
+        (2 T) for T = 4 time steps.
+    w_threshold: sigmoid: where it fires, a potential. 0 is 0.5.
+    w_drop: sigmoid: what a reset by subtraction takes, a potential. 0 is 0.5.
+    w_conductance: sigmoid: weight of the weighed input. 0 is 0.5.
+    learn: names of the parameters to learn; all by default.
 
-    All are learnt by default, and have no range. A tensor of shape ``[C]`` gives each channel its own. ``v`` and ``z``
-    start at 0. ``conductance`` is the same at every time step; the authors' has a value for each of a fixed number of
-    them. SpikingJelly has theirs as ``GatedLIFNode``; where those values are equal, it is this one.
+    A tensor of shape ``[C]`` gives each channel its own. ``v`` and ``z`` start at 0. ``conductance`` is the same at
+    every time step; the authors' has a value for each of a fixed number of them. SpikingJelly has theirs as
+    ``GatedLIFNode``; where those values are equal, it is this one. Shapes, errors and all other arguments are those of
+    every neuron: :class:`spikecore.Neuron`.
     """
 
     states = {"v": 0.0, "z": 0.0}

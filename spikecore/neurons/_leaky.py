@@ -41,10 +41,10 @@ class LateReset:
 
 
 class Leaky(LateReset, Neuron):
-    r"""Leaky integrate-and-fire with decay ``beta``, bit for bit as ``snntorch.Leaky`` 1.0 computes it.
+    """Leaky integrate-and-fire with decay ``beta``, bit for bit as ``snntorch.Leaky`` 1.0 computes it.
 
-    With :math:`b = \min(\max(\beta, 0), 1)`, and :math:`R = [u > \vartheta]` found from the potential at the start of
-    the step and carrying no gradient::
+    With ``b = min(max(beta, 0), 1)``, and ``R = [u > threshold]`` of the potential at the start of the step, which
+    carries no gradient::
 
         u' = b u + x - R threshold      reset="soft"  (snnTorch: "subtract")
         u' = b (1 - R) u + x            reset="hard"  ("zero"): the old potential goes, the new input stays
@@ -55,16 +55,22 @@ class Leaky(LateReset, Neuron):
     and its gradient flows: ``u'' = u' - (z - R) threshold`` (soft) or ``u' - (z - R) u'`` (hard).
 
     It fires on ``>``, unlike the other neurons here. The state is ``v``, the membrane potential, and starts at 0.
-    ``beta`` is in [0, 1], ``threshold`` 0 or above. (With ``bounds=None`` the equation still limits ``beta``, which
-    outside learns nothing, as in snnTorch.)
+
+    beta: part of the potential that remains after a time step; 0 to 1. (With ``bounds=None`` the equation still limits
+        it, and outside it learns nothing, as in snnTorch.)
+    threshold: where it fires, in the unit of the potential; 0 or above.
+    reset: ``"soft"`` (snnTorch: "subtract"), ``"hard"`` ("zero") or ``"none"``.
+    reset_delay: True resets in the step after the spike, False in the same step.
 
     A ``state_dict`` of ``snntorch.Leaky`` loads, fixed ``beta`` and ``threshold`` included, which are buffers there.
+    Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     states = {"v": 0.0}
     params = {"beta": 0.9, "threshold": 1.0}
     configuration = {**Neuron.configuration, "reset": checks.reset, "reset_delay": checks.flag}
     bounds = {"beta": (0.0, 1.0), "threshold": (0.0, None)}
+    follows = {"beta": "what stays in a step; neurons have no size"}
 
     def __init__(
         self,
@@ -91,10 +97,10 @@ class Leaky(LateReset, Neuron):
 
 
 class SynapticLeaky(LateReset, Neuron):
-    r"""Leaky integrate-and-fire with a synaptic current, bit for bit as ``snntorch.Synaptic`` 1.0 computes it.
+    """Leaky integrate-and-fire with a synaptic current, bit for bit as ``snntorch.Synaptic`` 1.0 computes it.
 
-    With :math:`a`, :math:`b` the parameters ``alpha``, ``beta`` limited to [0, 1], and :math:`R = [v > \vartheta]`
-    found from the potential at the start of the step and carrying no gradient::
+    With ``a``, ``b`` the parameters ``alpha``, ``beta`` limited to 0 to 1, and ``R = [v > threshold]`` of the potential
+    at the start of the step, which carries no gradient::
 
         i' = a i + x
         u  = b v + i' - R threshold        reset="soft"  (snnTorch: "subtract")
@@ -104,13 +110,18 @@ class SynapticLeaky(LateReset, Neuron):
         v' = u
 
     With ``reset_delay=False`` the reset acts within the step, and its gradient flows: ``v' = u - (z - R) threshold``
-    (soft) or ``v' = u - (z - R) u`` (hard).
+    (soft) or ``v' = u - (z - R) u`` (hard). ``i`` and ``v`` start at 0. :class:`Synaptic` resets in the step that
+    fires.
 
-    ``alpha`` is the part of the current that remains after one step, ``beta`` that of the potential; both in [0, 1].
-    ``threshold`` is 0 or above. ``i`` and ``v`` start at 0. :class:`Synaptic` resets in the step that fires.
+    alpha: part of the current that remains after a time step; 0 to 1.
+    beta: part of the potential that remains after a time step; 0 to 1.
+    threshold: where it fires, in the unit of the potential; 0 or above.
+    reset: ``"soft"`` (snnTorch: "subtract"), ``"hard"`` ("zero") or ``"none"``.
+    reset_delay: True resets in the step after the spike, False in the same step.
 
     ``sc.Recurrent(SynapticLeaky(...), linear)`` is ``snntorch.RSynaptic``, to rounding, and with ``alpha=0``
     ``snntorch.RLeaky``, whose ``"zero"`` clears the input, as here. A ``state_dict`` of ``snntorch.Synaptic`` loads.
+    Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     states = {"i": 0.0, "v": 0.0}
@@ -146,9 +157,9 @@ class SynapticLeaky(LateReset, Neuron):
 
 
 class Alpha(Neuron):
-    r"""Potential in the form of an alpha function, the difference of two currents, as ``snntorch.Alpha`` 1.0 has it.
+    """Potential in the form of an alpha function, the difference of two currents, as ``snntorch.Alpha`` 1.0 has it.
 
-    With :math:`R = [v > \vartheta]` found from the potential at the start of the step and carrying no gradient::
+    With ``R = [v > threshold]`` of the potential at the start of the step, which carries no gradient::
 
         a   = alpha in [1/1024, 1];  b = min(beta in [1/1024, 1], 1023/1024 a)
         tau = log(a) / (log(b) - log(a)) + 1
@@ -160,13 +171,19 @@ class Alpha(Neuron):
         i_exc', i_inh', v' = e, n, u                                            reset="none"
         z   = [v' > threshold]
 
-    ``alpha`` and ``beta`` are the parts of the exciting and the inhibiting current that remain after one step.
-    ``alpha`` is above ``beta``, so that a positive input raises the potential, and ``beta`` below 1; both are in
-    [1/1024, 1], since ``tau`` has no derivative at 0. Where learning brings ``beta`` nearer to ``alpha`` than a
-    1024th, or above, the equations take 1023/1024 of ``alpha`` for it, and it learns nothing: where they are equal
-    snnTorch divides by 0. ``threshold`` is 0 or above. All states start at 0. There is no reset within the step. Bit
-    for bit where the logarithm is torch's, on the torch backend; to its rounding elsewhere. A ``state_dict`` of
-    ``snntorch.Alpha`` loads.
+    All states start at 0. There is no reset within the step.
+
+    alpha: part of the exciting current that remains after a time step; 1/1024 to 1, since ``tau`` has no derivative at
+        0.
+    beta: part of the inhibiting current that remains after a time step; 1/1024 to 1 and below ``alpha``, so that a
+        positive input raises the potential. Where learning brings it nearer to ``alpha`` than a 1024th, or above, the
+        equations take 1023/1024 of ``alpha`` for it, and it learns nothing: where they are equal snnTorch divides by 0.
+    threshold: where it fires, in the unit of the potential; 0 or above.
+    reset: ``"hard"`` (snnTorch: "zero"), ``"soft"`` ("subtract") or ``"none"``.
+
+    Bit for bit where the logarithm is torch's, on the torch backend; to its rounding elsewhere. A ``state_dict`` of
+    ``snntorch.Alpha`` loads. Shapes, errors and all other arguments are those of every neuron:
+    :class:`spikecore.Neuron`.
     """
 
     states = {"i_exc": 0.0, "i_inh": 0.0, "v": 0.0}
@@ -217,9 +234,9 @@ def _check_order(alpha: Any, beta: Any) -> None:
 
 
 class Lapicque(Neuron):
-    r"""Leaky integrate-and-fire as a circuit of a resistance and a capacity, bit for bit as ``snntorch.Lapicque`` 1.0.
+    """Leaky integrate-and-fire as a circuit of a resistance and a capacity, bit for bit as ``snntorch.Lapicque`` 1.0.
 
-    With :math:`S = [v > \vartheta]` found from the potential at the start of the step and carrying no gradient::
+    With ``S = [v > threshold]`` of the potential at the start of the step, which carries no gradient::
 
         u  = x R (1 / (R C)) time_step + (1 - time_step / (R C)) v
         v' = u - S threshold               reset="soft"  (snnTorch: "subtract")
@@ -227,12 +244,19 @@ class Lapicque(Neuron):
         v' = u                             reset="none"
         z  = [v' > threshold]
 
-    ``R`` (ohm), ``C`` (farad) and ``time_step`` (seconds) are above 0; with ``time_step`` above ``R C`` the leak
-    overshoots. ``threshold`` (volt) is 0 or above, ``v`` starts at 0. There is no reset within the step.
+    ``v`` starts at 0. There is no reset within the step.
 
-    ``beta`` gives what of ``R`` and ``C`` is missing (``R`` is 1 if both are): ``R C = time_step / log(1 / beta)``. The
-    part that remains after one step then is ``1 - log(1 / beta)``, and not ``beta``, which is so in snnTorch, too.
+    beta: gives what of ``R`` and ``C`` is missing (``R`` is 1 if both are): ``R C = time_step / log(1 / beta)``;
+        between 0 and 1. The part that remains after one step then is ``1 - log(1 / beta)``, and not ``beta``, which is
+        so in snnTorch, too.
+    R: resistance of the membrane, in ohm; above 0. 1 if None.
+    C: capacity of the membrane, in farad; above 0. 1.44 if None.
+    time_step: length of a time step, in seconds; above 0. Above ``R C`` the leak overshoots.
+    threshold: where it fires, in volt; 0 or above.
+    reset: ``"soft"`` (snnTorch: "subtract"), ``"hard"`` ("zero") or ``"none"``.
+
     A ``state_dict`` of ``snntorch.Lapicque`` loads; its ``beta`` says what ``R`` and ``C`` say, and is not read.
+    Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     states = {"v": 0.0}

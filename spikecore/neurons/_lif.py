@@ -15,9 +15,18 @@ __all__ = ["IF", "KLIF", "LIF", "PLIF", "TernaryLIF"]
 
 
 class IF(Membrane):
-    """Integrate-and-fire: ``h = v + x``, ``z = [h >= threshold]``, then reset (:class:`Membrane`).
+    """Integrate-and-fire: the potential is the sum of the inputs since the last spike::
 
-    SpikingJelly's ``IFNode``.
+        h = v + x
+        z = [h >= threshold]
+
+    then reset (:class:`Membrane`). SpikingJelly's ``IFNode``.
+
+    threshold: where it fires, in the unit of the potential; 0 or above (``v_reset`` or above where that is below 0).
+    reset: ``"hard"`` to ``v_reset``, ``"soft"`` by subtraction of ``threshold``, or ``"none"``.
+    v_reset: the potential at the start and after a hard reset.
+
+    Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     def __init__(
@@ -45,18 +54,20 @@ class LIF(Membrane):
 
     then reset (:class:`Membrane`). SpikingJelly's ``LIFNode``.
 
-    tau: time constant, 1 or above: below, the leak overshoots, and ``v`` changes sign at each step.
+    tau: time constant of the potential, in time steps; 1 or above: below, the leak overshoots, and ``v`` changes sign
+        at each step.
     decay_input: whether the input is divided by ``tau``, too.
-    threshold: where it fires, 0 or above (``v_reset`` or above where that is below 0).
+    threshold: where it fires, in the unit of the potential; 0 or above (``v_reset`` or above where that is below 0).
     reset: ``"hard"`` to ``v_reset``, ``"soft"`` by subtraction of ``threshold``, or ``"none"``.
-    v_reset: where ``v`` starts, and what it leaks and resets to.
+    v_reset: the potential at the start, after a hard reset, and that ``v`` leaks to.
 
-    The other arguments are those of every neuron: :class:`spikecore.Neuron`.
+    Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     params = {"tau": 2.0, **Membrane.params}
     configuration = {**Membrane.configuration, "decay_input": checks.flag}
     bounds = {"tau": (1.0, None)}
+    follows = {**Membrane.follows, "tau": "in time steps; what stays in a step is beta of sc.Leaky"}
 
     def __init__(
         self,
@@ -90,9 +101,19 @@ class PLIF(Membrane):
 
         h = v + (x - (v - v_reset)) sigmoid(w)      decay_input=True
         h = v - (v - v_reset) sigmoid(w) + x        decay_input=False
+        z = [h >= threshold]
 
-    ``tau`` (above 1) sets where ``w`` starts: ``w = -log(tau - 1)``. A tensor ``tau`` of shape ``[C]`` gives each
-    channel its own. SpikingJelly's ``ParametricLIFNode``.
+    then reset (:class:`Membrane`). SpikingJelly's ``ParametricLIFNode``.
+
+    tau: time constant at the start, in time steps; above 1. It sets ``w = -log(tau - 1)``, a number without a unit. A
+        tensor of shape ``[C]`` gives each channel its own.
+    decay_input: whether the input is multiplied by ``sigmoid(w)``, too.
+    threshold: where it fires, in the unit of the potential; 0 or above (``v_reset`` or above where that is below 0).
+    reset: ``"hard"`` to ``v_reset``, ``"soft"`` by subtraction of ``threshold``, or ``"none"``.
+    v_reset: the potential at the start, after a hard reset, and that ``v`` leaks to.
+    learn: names of the parameters to learn; ``w`` by default.
+
+    Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     params = {"w": 0.0, **Membrane.params}
@@ -132,10 +153,24 @@ class PLIF(Membrane):
 
 
 class KLIF(LIF):
-    """LIF with a learnt gain and a rectified potential: ``h = relu(k charge)`` (Jiang and Zhang, 2023).
+    """LIF with a learnt gain and a rectified potential (Jiang and Zhang, 2023)::
 
-    With ``scale_reset`` the reset acts on ``h / k``, and a soft one subtracts ``threshold / k``. ``k`` is above 0.
+        h = relu(k charge)      charge is h of LIF
+        z = [h >= threshold]
+
+    then reset (:class:`Membrane`), with ``scale_reset`` of ``h / k``, where a soft one subtracts ``threshold / k``.
     SpikingJelly's ``KLIFNode``.
+
+    tau: time constant of the potential, in time steps; 1 or above.
+    k: gain of the potential, a number without a unit; above 0.
+    scale_reset: whether the reset acts on ``h / k``.
+    decay_input: whether the input is divided by ``tau``, too.
+    threshold: where it fires, in the unit of the potential; 0 or above (``v_reset`` or above where that is below 0).
+    reset: ``"hard"`` to ``v_reset``, ``"soft"`` by subtraction of ``threshold``, or ``"none"``.
+    v_reset: the potential at the start, after a hard reset, and that ``v`` leaks to.
+    learn: names of the parameters to learn; ``k`` by default.
+
+    Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     params = {"k": 1.0, **LIF.params}
@@ -176,10 +211,14 @@ class TernaryLIF(LIF):
 
     ``up`` and ``down`` have a surrogate each, at ``h - threshold`` and at ``-h - threshold``.
 
-    tau, decay_input: as in :class:`LIF`. threshold: above 0; 1 by default. v_reset: 0 by default.
+    tau: time constant of the potential, in time steps; 1 or above.
+    decay_input: whether the input is divided by ``tau``, too.
+    threshold: where it fires on both sides of 0, in the unit of the potential; above 0.
+    reset: ``"hard"`` to ``v_reset``, ``"soft"`` by subtraction of ``threshold``, or ``"none"``.
+    v_reset: the potential at the start, after a hard reset, and that ``v`` leaks to.
 
-    ``v`` starts at ``v_reset``; nothing is learnt unless asked for. SpikingJelly's ``TernaryLIFNode``. The paper's
-    neuron is the one with ``decay_input=False``, its amplitude of spikes a factor behind it.
+    SpikingJelly's ``TernaryLIFNode``. The paper's neuron is the one with ``decay_input=False``, its amplitude of spikes
+    a factor behind it. Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     positive = ("threshold",)

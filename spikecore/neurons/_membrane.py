@@ -28,8 +28,12 @@ class Membrane(Neuron):
 
     ``v`` starts at ``v_reset``. With ``detach_reset`` the spike in the reset carries no gradient.
 
-    ``threshold`` is 0 or above; where ``v_reset`` is below 0, as in millivolts, ``v_reset`` or above. Where such a
-    ``v_reset`` is learnt it has no range.
+    threshold: where it fires, in the unit of the potential; 0 or above. Where ``v_reset`` is below 0, as in millivolts,
+        ``v_reset`` or above; where such a ``v_reset`` is learnt it has no range.
+    reset: ``"hard"`` to ``v_reset``, ``"soft"`` by subtraction of ``threshold``, or ``"none"``.
+    v_reset: the potential at the start and after a hard reset.
+
+    Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     states = {"v": "v_reset"}

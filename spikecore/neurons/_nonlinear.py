@@ -11,11 +11,23 @@ __all__ = ["EIF", "QIF", "Izhikevich"]
 
 
 class QIF(Membrane):
-    """Quadratic integrate-and-fire: ``h = v + (x + a0 (v - v_rest) (v - v_c)) / tau``, then fire and reset.
+    """Quadratic integrate-and-fire: near the threshold the potential grows by itself::
 
-    ``v_c`` is the critical potential above which ``v`` grows by itself: without a hard reset without bound, so that
-    potentials and gradients become infinite and NaN. ``tau`` and ``a0`` are above 0; the threshold may be anywhere.
-    SpikingJelly's ``QIFNode``.
+        h = v + (x + a0 (v - v_rest) (v - v_c)) / tau
+        z = [h >= threshold]
+
+    then reset (:class:`Membrane`). Above ``v_c`` and without a hard reset ``v`` grows without bound, so that potentials
+    and gradients become infinite and NaN. SpikingJelly's ``QIFNode``.
+
+    tau: time constant of the potential, in time steps; above 0.
+    v_c: critical potential, above which ``v`` grows by itself.
+    a0: strength of the quadratic charge, in 1 / potential; above 0.
+    v_rest: the potential at rest.
+    threshold: where it fires, in the unit of the potential; any number.
+    reset: ``"hard"`` to ``v_reset``, ``"soft"`` by subtraction of ``threshold``, or ``"none"``.
+    v_reset: the potential at the start and after a hard reset.
+
+    Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     params = {"tau": 2.0, "v_c": 0.8, "a0": 1.0, "v_rest": 0.0, **Membrane.params, "v_reset": -0.1}
@@ -45,14 +57,25 @@ class QIF(Membrane):
 
 
 class EIF(Membrane):
-    """Exponential integrate-and-fire::
+    """Exponential integrate-and-fire: near the threshold the potential shoots up (Fourcaud-Trocme et al., 2003)::
 
         h = v + (x + v_rest - v + delta_t exp(min((v - theta_rh) / delta_t, 40))) / tau
+        z = [h >= threshold]
 
-    then fire and reset. ``theta_rh`` is the rheobase potential, ``delta_t`` (above 0) the sharpness of the upstroke.
-    ``tau`` is 1 or above, as in LIF; the threshold may be anywhere. SpikingJelly's ``EIFNode``, but for the limit of
-    the exponent: an upstroke of exp(40) is far above any threshold, and without a limit it is infinite for a small
-    ``delta_t``, or where nothing resets the potential, and gradients are NaN.
+    then reset (:class:`Membrane`). AdEx adds a current that adapts; the page "A neuron of your own" has it.
+    SpikingJelly's ``EIFNode``, but for the limit of the exponent: an upstroke of exp(40) is far above any threshold,
+    and without a limit it is infinite for a small ``delta_t``, or where nothing resets the potential, and gradients
+    are NaN.
+
+    tau: time constant of the potential, in time steps; 1 or above.
+    delta_t: sharpness of the upstroke, in the unit of the potential; above 0.
+    theta_rh: rheobase potential, where the upstroke begins.
+    v_rest: the potential at rest.
+    threshold: where it fires, in the unit of the potential; any number.
+    reset: ``"hard"`` to ``v_reset``, ``"soft"`` by subtraction of ``threshold``, or ``"none"``.
+    v_reset: the potential at the start and after a hard reset.
+
+    Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     params = {"tau": 2.0, "delta_t": 1.0, "theta_rh": 0.8, "v_rest": 0.0, **Membrane.params, "v_reset": -0.1}
@@ -94,12 +117,26 @@ class Izhikevich(Membrane):
     """Quadratic charge with a recovery current ``w`` (Izhikevich, 2003)::
 
         h  = v + (x + a0 (v - v_rest) (v - v_c) - w) / tau
+        z  = [h >= threshold]
         w' = w + (a (h - v_rest) - w) / tau_w + b z
 
-    then reset of ``v``. ``detach_reset`` concerns ``v`` only: the spike's push on ``w`` keeps its gradient. ``w``
-    starts at ``w_rest``. ``tau`` and ``a0`` are above 0, ``tau_w``, with which ``w`` leaks, is 1 or above; the
-    threshold may be anywhere. As of :class:`QIF`, ``v`` grows without bound where the reset is not ``"hard"``.
-    SpikingJelly's ``IzhikevichNode``.
+    then reset of ``v`` (:class:`Membrane`). ``detach_reset`` concerns ``v`` only: the spike's push on ``w`` keeps its
+    gradient. As of :class:`QIF`, ``v`` grows without bound where the reset is not ``"hard"``. SpikingJelly's
+    ``IzhikevichNode``.
+
+    tau: time constant of the potential, in time steps; above 0.
+    v_c: critical potential, above which ``v`` grows by itself.
+    a0: strength of the quadratic charge, in 1 / potential; above 0.
+    v_rest: the potential at rest.
+    w_rest: the recovery current at the start.
+    tau_w: time constant of the recovery current, in time steps; 1 or above.
+    a: how much the potential drives the recovery current, a number without a unit.
+    b: what a spike adds to the recovery current, in the unit of the potential.
+    threshold: where it fires, in the unit of the potential; any number.
+    reset: ``"hard"`` to ``v_reset``, ``"soft"`` by subtraction of ``threshold``, or ``"none"``.
+    v_reset: the potential at the start and after a hard reset.
+
+    Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     states = {"v": "v_reset", "w": "w_rest"}

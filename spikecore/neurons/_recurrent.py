@@ -54,8 +54,14 @@ class Recurrent(Stateful):
     ``recurrent``, and one node of autograd's graph on a backend with kernels. Its weight may be computed by a
     parametrisation, such as a mask, which then is computed once a call. Any other module, one with hooks or whose
     ``forward`` was replaced, a call that torch traces or transforms, and other backends take a loop over the steps;
-    :attr:`looped` says why. fused: True raises :class:`~spikecore.backend.Unsupported` instead, False always takes the
-    loop.
+    :attr:`looped` says why.
+
+    neuron: any neuron of spikecore with one input and one output.
+    linear: the module that the outputs come back through.
+    step: ``"multi"`` or ``"single"``, as of a neuron.
+    repeat: the number of steps of a call whose input is one step, as of a neuron; None where the input has time.
+    fused: None takes one call where the backend can; True raises :class:`~spikecore.backend.Unsupported` where it
+        cannot; False always takes the loop.
     """
 
     configuration = {**Stateful.configuration, "fused": checks.flag_or_none, "repeat": checks.steps_or_none}
@@ -74,7 +80,9 @@ class Recurrent(Stateful):
     ) -> None:
         super().__init__(step)
         if not isinstance(neuron, Neuron):
-            raise TypeError(f"Recurrent: neuron={neuron!r} must be a spikecore neuron")
+            raise TypeError(
+                f"Recurrent: neuron={neuron!r} must be a spikecore neuron; the order is Recurrent(neuron, linear)"
+            )
         if not isinstance(linear, nn.Module):
             raise TypeError(f"Recurrent: linear={linear!r} must be a module, such as nn.Linear(C, C)")
         if len(neuron.inputs) != 1 or len(neuron.program.outputs) != 1:
@@ -225,6 +233,11 @@ class Recurrent(Stateful):
         if not isinstance(self.linear, Delay):
             if checks_modules:
                 self._check_linear(self.neuron, self.linear)  # modules may have come into it, or a step been set
+                if type(self.linear) is nn.Linear and self.linear.in_features != x.shape[-1]:
+                    raise ValueError(
+                        f"Recurrent: linear takes {self.linear.in_features} outputs, and one time step of the input "
+                        f"has shape {list(x.shape[1:])}; give nn.Linear({x.shape[-1]}, {x.shape[-1]})"
+                    )
             return self.linear
         if checks_modules and has_own_hooks(self.linear):
             raise RuntimeError(

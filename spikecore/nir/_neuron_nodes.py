@@ -189,6 +189,27 @@ FORMS: Dict[Type[Neuron], Callable[[Any], Form]] = {
 # from a neuron to its node
 
 
+_NEVER_FIRES = (
+    "give a neuron that never fires a finite threshold, which its potential does not reach; one whose output is its "
+    "potential is an LI, CubaLI or I"
+)
+
+
+def checked_node_of(name: str, neuron: Neuron, shape: Sequence[int], to: Writing) -> Any:
+    """As :func:`node_of`. Raises ValueError for numbers that :func:`neuron_of` refuses in a file."""
+    node = node_of(name, neuron, shape, to)
+    for key, value in fields(node):
+        wrong = ~np.isfinite(value) | (key.startswith("tau") & (value <= 0))
+        if np.any(wrong):
+            finite = all(bool(torch.isfinite(_double(neuron, each)).all()) for each in neuron.params)
+            way_out = f"that is beyond {to.dtype}: save net.double(), or with another dt"
+            if not finite:
+                way_out = _NEVER_FIRES if key == "v_threshold" else "it must be finite"
+            number = value.flat[int(np.argmax(wrong))]
+            raise ValueError(f"{type(neuron).__name__} at {name!r} would have {key}={number} in the file; {way_out}")
+    return node
+
+
 def node_of(name: str, neuron: Neuron, shape: Sequence[int], to: Writing) -> Any:
     """The node of a neuron whose samples have this shape."""
     owner = f"{type(neuron).__name__} at {name!r}"
@@ -315,10 +336,7 @@ def _check_numbers(name: str, node: Any, like: Convention, dt: float) -> None:
         if not np.all(finite):
             way_out = "a neuron that does not leak must be an IF or I, whose numbers are finite" if is_tau else ""
             if key == "v_threshold":
-                way_out = (
-                    "give a neuron that never fires a finite threshold, which its potential does not reach; one whose "
-                    "output is its potential is an LI, CubaLI or I"
-                )
+                way_out = _NEVER_FIRES
             number = array.flat[int(np.argmin(finite))]
             raise Refused(f"node {name!r}, {a_kind(node)}, has {key}={number}; {way_out or 'it must be finite'}")
         shortest = float(array.min()) if is_tau and array.size else dt

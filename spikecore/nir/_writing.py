@@ -28,7 +28,7 @@ from spikecore.nir._conventions import check_discretization, check_dt
 from spikecore.nir._file import metadata_of, package
 from spikecore.nir._layer_nodes import WRITERS, Place, flatten_node
 from spikecore.nir._modules import INPUT, OF_ONE_STEP, Network
-from spikecore.nir._neuron_nodes import FORMS, Unsaid, Writing, node_of
+from spikecore.nir._neuron_nodes import FORMS, Unsaid, Writing, checked_node_of
 
 #: What ``keep`` may name.
 KEEPABLE = tuple("soft_reset no_reset delayed_reset many_spikes initial_state surrogate detach_reset".split())
@@ -280,7 +280,7 @@ class Drawn:
             raise ValueError(f"{owner} has hooks or a forward of its own, which a graph would not have; remove them")
         name = name or type(module).__name__.lower()
         if type(module) in FORMS:
-            return self.add(name, node_of(name, module, of.shape, self.to), of, of.shape)
+            return self.add(name, checked_node_of(name, module, of.shape, self.to), of, of.shape)
         if type(module) is Recurrent:
             return self._recurrent(module, name, of)
         if type(module) is Delay:
@@ -348,7 +348,7 @@ class Drawn:
         owner = f"Recurrent at {name!r}"
         if type(module.neuron) not in FORMS:
             raise ValueError(f"{owner}: its neuron, {type(module.neuron).__name__}, is no node of NIR")
-        parts = {"neuron": node_of(f"{name}.neuron", module.neuron, of.shape, self.to)}
+        parts = {"neuron": checked_node_of(f"{name}.neuron", module.neuron, of.shape, self.to)}
         linear = module.linear
         if type(linear) is Delay:
             parts.update(self._delay_nodes(linear, f"{name}.linear", of.shape))

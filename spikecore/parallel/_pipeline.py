@@ -69,8 +69,9 @@ class Pipeline(nn.Module):
     stages: pairs ``(module, device)``. A stage takes what the one before returns, as one argument: a tensor, or tensors
         in tuples, lists and dicts. The first one takes the inputs of the call, ``net(a, b)`` or ``net(a, gate=b)``; so
         a training step takes batches ``(a, b)`` and ``{"a": a, "gate": b}``, as of any network.
-    chunks: the number of equal parts. split_sizes: the size of a part, or the sizes of all parts in a list. With
-        neither, the batch is one part: the devices share the memory and take turns.
+    chunks: the number of equal parts.
+    split_sizes: the size of a part, or the sizes of all parts in a list. Without it and ``chunks`` the batch is one
+        part: the devices share the memory and take turns.
     batch_dim: the dimension of the input and of the output that is the batch: 1 for ``[T, B, ...]``, 0 for ``[B, ...]``
         with single-step neurons. A pair says them apart: ``(0, 1)`` for an encoder that makes time of ``[B, ...]``,
         ``(1, 0)`` for a last stage that sums over time. It counts only where a batch has several parts.

@@ -26,7 +26,10 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PiecewiseQuadratic(Surrogate):
-    """A triangle of area 1: ``a - a^2 |u|`` for ``|u| <= 1/a``, else 0 (Esser et al., 2016)."""
+    """A triangle of area 1: ``alpha - alpha^2 |u|`` for ``|u| <= 1/alpha``, else 0 (Esser et al., 2016).
+
+    alpha: steepness, in 1 / potential; above 0.
+    """
 
     alpha: float = 1.0
     positive = ("alpha",)
@@ -43,7 +46,10 @@ class PiecewiseQuadratic(Surrogate):
 
 @dataclass(frozen=True)
 class Rectangular(Surrogate):
-    """``a`` for ``|u| < 1/(2a)``, else 0: a box of area 1 (Wu et al., 2018)."""
+    """A box of area 1: ``alpha`` for ``|u| < 1/(2 alpha)``, else 0 (Wu et al., 2018).
+
+    alpha: steepness, in 1 / potential; above 0.
+    """
 
     alpha: float = 1.0
     positive = ("alpha",)
@@ -57,7 +63,11 @@ class Rectangular(Surrogate):
 
 @dataclass(frozen=True)
 class Triangular(Surrogate):
-    """``gamma max(0, 1 - |u|/width)`` with a dampening factor (Bellec et al., 2018)."""
+    """``gamma max(0, 1 - |u|/width)`` with a dampening factor (Bellec et al., 2018).
+
+    gamma: height at the threshold, in 1 / potential; above 0.
+    width: half the width of the base, in the unit of the potential; above 0.
+    """
 
     gamma: float = 0.3
     width: float = 1.0
@@ -73,7 +83,11 @@ class Triangular(Surrogate):
 
 @dataclass(frozen=True)
 class PiecewiseLeakyReLU(Surrogate):
-    """``1/(2w)`` for ``|u| < w``, else ``c``."""
+    """``1/(2w)`` for ``|u| < w``, else ``c``.
+
+    w: half the width of the middle piece, in the unit of the potential; above 0.
+    c: height outside, in 1 / potential.
+    """
 
     w: float = 1.0
     c: float = 0.01
@@ -89,7 +103,11 @@ class PiecewiseLeakyReLU(Surrogate):
 
 @dataclass(frozen=True)
 class S2NN(Surrogate):
-    """``a s (1 - s)``, ``s = sigmoid(a u)``, below threshold; ``b / (u + 1)`` above (Suetake et al., 2022)."""
+    """``alpha s (1 - s)``, ``s = sigmoid(alpha u)``, below threshold; ``beta / (u + 1)`` above (Suetake et al., 2022).
+
+    alpha: steepness below the threshold, in 1 / potential; above 0.
+    beta: height of the tail above the threshold, in 1 / potential; above 0.
+    """
 
     alpha: float = 4.0
     beta: float = 1.0
@@ -106,7 +124,11 @@ class S2NN(Surrogate):
 
 @dataclass(frozen=True)
 class LeakyKReLU(Surrogate):
-    """``k`` for ``u >= 0``, else ``leak``."""
+    """``k`` for ``u >= 0``, else ``leak``.
+
+    leak: height below the threshold, in 1 / potential.
+    k: height above the threshold, in 1 / potential.
+    """
 
     leak: float = 0.0
     k: float = 1.0
@@ -120,7 +142,10 @@ class LeakyKReLU(Surrogate):
 
 @dataclass(frozen=True)
 class FakeNumericalGradient(Surrogate):
-    """``min(1/|u|, a)``: the slope of the step seen from ``u``."""
+    """``min(1/|u|, alpha)``: the slope of the step seen from ``u``.
+
+    alpha: height at the threshold, in 1 / potential; above 0.
+    """
 
     alpha: float = 0.3
     positive = ("alpha",)
@@ -131,7 +156,10 @@ class FakeNumericalGradient(Surrogate):
 
 @dataclass(frozen=True)
 class LogTailedReLU(Surrogate):
-    """``a`` for ``u <= 0``, 1 up to ``u = 1``, ``1/u`` above (Cai et al., 2017)."""
+    """``alpha`` for ``u <= 0``, 1 up to ``u = 1``, ``1/u`` above (Cai et al., 2017).
+
+    alpha: height below the threshold, in 1 / potential.
+    """
 
     alpha: float = 0.0
 

@@ -30,7 +30,10 @@ _PI = math.pi
 
 @dataclass(frozen=True)
 class ATan(Surrogate):
-    """``a/2 / (1 + (pi/2 a u)^2)`` (Fang et al., 2021). Primitive ``atan(pi/2 a u)/pi + 1/2``."""
+    """``alpha/2 / (1 + (pi/2 alpha u)^2)`` (Fang et al., 2021). Primitive ``atan(pi/2 alpha u)/pi + 1/2``.
+
+    alpha: steepness, in 1 / potential; above 0.
+    """
 
     alpha: float = 2.0
     positive = ("alpha",)
@@ -45,7 +48,10 @@ class ATan(Surrogate):
 
 @dataclass(frozen=True)
 class Sigmoid(Surrogate):
-    """``a s (1 - s)`` with ``s = sigmoid(a u)``. Primitive ``sigmoid(a u)``."""
+    """``alpha s (1 - s)`` with ``s = sigmoid(alpha u)``. Primitive ``sigmoid(alpha u)``.
+
+    alpha: steepness, in 1 / potential; above 0.
+    """
 
     alpha: float = 4.0
     positive = ("alpha",)
@@ -60,7 +66,10 @@ class Sigmoid(Surrogate):
 
 @dataclass(frozen=True)
 class FastSigmoid(Surrogate):
-    """``1 / (1 + k|u|)^2`` (Zenke and Ganguli, 2018, as in snnTorch). Primitive ``u / (1 + k|u|)``, no step."""
+    """``1 / (1 + slope |u|)^2`` (Zenke and Ganguli, 2018, as in snnTorch). Primitive ``u / (1 + slope |u|)``, no step.
+
+    slope: steepness, in 1 / potential; above 0.
+    """
 
     slope: float = 25.0
     positive = ("slope",)
@@ -75,7 +84,10 @@ class FastSigmoid(Surrogate):
 
 @dataclass(frozen=True)
 class SuperSpike(Surrogate):
-    """``a / (1 + |u|)^2`` (Zenke and Ganguli, 2018, as in SpikingJelly)."""
+    """``alpha / (1 + |u|)^2`` (Zenke and Ganguli, 2018, as in SpikingJelly). Primitive ``alpha u / (1 + |u|)``.
+
+    alpha: height at the threshold, in 1 / potential; above 0.
+    """
 
     alpha: float = 1.0
     positive = ("alpha",)
@@ -90,7 +102,10 @@ class SuperSpike(Surrogate):
 
 @dataclass(frozen=True)
 class PiecewiseExp(Surrogate):
-    """``a/2 exp(-a|u|)`` (Shrestha and Orchard, 2018)."""
+    """``alpha/2 exp(-alpha |u|)`` (Shrestha and Orchard, 2018).
+
+    alpha: steepness, in 1 / potential; above 0.
+    """
 
     alpha: float = 1.0
     positive = ("alpha",)
@@ -105,7 +120,10 @@ class PiecewiseExp(Surrogate):
 
 @dataclass(frozen=True)
 class SoftSign(Surrogate):
-    """``1 / (2a (1/a + |u|)^2)``. Primitive ``(a u / (1 + a|u|) + 1) / 2``."""
+    """``1 / (2 alpha (1/alpha + |u|)^2)``. Primitive ``(alpha u / (1 + alpha |u|) + 1) / 2``.
+
+    alpha: steepness, in 1 / potential; above 0.
+    """
 
     alpha: float = 2.0
     positive = ("alpha",)
@@ -120,7 +138,10 @@ class SoftSign(Surrogate):
 
 @dataclass(frozen=True)
 class Erf(Surrogate):
-    """``a / sqrt(pi) exp(-(a u)^2)``. Primitive ``erfc(-a u) / 2``."""
+    """``alpha / sqrt(pi) exp(-(alpha u)^2)``. Primitive ``erfc(-alpha u) / 2``.
+
+    alpha: steepness, in 1 / potential; above 0.
+    """
 
     alpha: float = 2.0
     positive = ("alpha",)
@@ -135,7 +156,10 @@ class Erf(Surrogate):
 
 @dataclass(frozen=True)
 class NonzeroSignLogAbs(Surrogate):
-    """``1 / (1/a + |u|)``. Primitive ``sign(u) log(a|u| + 1)``, which is no step."""
+    """``1 / (1/alpha + |u|)``. Primitive ``sign(u) log(alpha |u| + 1)``, which is no step.
+
+    alpha: steepness, in 1 / potential; above 0.
+    """
 
     alpha: float = 1.0
     positive = ("alpha",)
@@ -149,9 +173,10 @@ class NonzeroSignLogAbs(Surrogate):
 
 @dataclass(frozen=True)
 class SquarewaveFourier(Surrogate):
-    """``4/T sum_i cos((2i-1) 2 pi u/T)`` for ``i = 1..n-1``: a square wave of period T by its Fourier series.
+    """``4/period sum_i cos((2i-1) 2 pi u/period)`` for ``i = 1..n-1``: a square wave by its Fourier series.
 
-    ``n`` counts as in SpikingJelly: ``n - 1`` terms are summed.
+    n: one more than the terms of the series, as SpikingJelly counts; a whole number, 2 or more.
+    period: period of the wave, in the unit of the potential; above 0.
     """
 
     n: int = 2
@@ -181,7 +206,10 @@ class SquarewaveFourier(Surrogate):
 
 @dataclass(frozen=True)
 class QPseudoSpike(Surrogate):
-    """``(1 + 2|u|/(a-1))^-a`` with ``a > 1`` (Herranz-Celotti and Rouat, 2022)."""
+    """``(1 + 2 |u|/(alpha - 1))^-alpha`` (Herranz-Celotti and Rouat, 2022).
+
+    alpha: exponent of the tails, a number without a unit; above 1.
+    """
 
     alpha: float = 2.0
 

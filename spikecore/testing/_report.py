@@ -108,13 +108,14 @@ def read(path: Path) -> Tuple[str, Report]:
 def merge(paths: Sequence[Path], require: bool = False) -> Report:
     """One report of several, which ``--json`` wrote: for a suite that is run in parts.
 
-    Raises ``ValueError`` for a file that is no report, for reports of different backends, devices or versions, and for
-    a case that two of them have.
+    Raises ``ValueError`` for a file that is no report, for reports of different backends, devices, versions or seeds,
+    and for a case that two of them have.
     """
     reports = [read(path)[1] for path in paths]
     first = reports[0]
     results: Dict[str, Result] = {}
     origin: Dict[str, Path] = {}
+    drawn: Dict[str, Tuple[int, Path]] = {}
     for path, report in zip(paths, reports):
         for what in ("backend", "device", "device_name", "versions"):
             ours, theirs = getattr(first, what), getattr(report, what)
@@ -122,6 +123,13 @@ def merge(paths: Sequence[Path], require: bool = False) -> Report:
                 raise ValueError(
                     f"--merge: {str(path)!r} has {what.replace('_', ' ')} {theirs!r}, and {str(paths[0])!r} {ours!r}; "
                     "reports of one backend, device and environment can be merged"
+                )
+        for name, seed in report.seeds.items():
+            other, earlier = drawn.setdefault(name, (seed, path))
+            if seed != other:
+                raise ValueError(
+                    f"--merge: {str(path)!r} has {seed} as the seed of {name}, and {str(earlier)!r} {other}; run the "
+                    "parts with one --seed"
                 )
         for result in report.results:
             # what is said of the backend as a whole is in each part

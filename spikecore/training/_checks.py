@@ -7,7 +7,7 @@ import inspect
 import re
 from collections import Counter
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, List, Tuple
+from typing import Any, Callable, Iterator, List, NamedTuple, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -15,10 +15,13 @@ from torch import Tensor, nn
 
 from spikecore import losses
 from spikecore._base.batches import flattened
+from spikecore._base.errors import no_tensor
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import in_turn, makes_time, observing, unwrapped
 from spikecore._shell.state import Stateful
+from spikecore.encode import Latency, Poisson
 from spikecore.layers import NormNeuron
+from spikecore.neuron import Neuron
 
 #: Modules of torch.nn with layers that take ``[B, ...]``, and no further dimension in front.
 _OF_SAMPLES = [f"torch.nn.modules.{name}" for name in ("batchnorm", "conv", "flatten", "instancenorm", "pooling")]
@@ -38,8 +41,19 @@ def check_loss(loss: Any) -> Tensor:
     """What a loss gave, if it is a tensor with one number."""
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
-        raise ValueError(f"loss must give a tensor with one number, got {got}; reduce it with .mean() or .sum()")
+        way_out = "leave .item() out" if isinstance(loss, (int, float)) else "reduce it with .mean() or .sum()"
+        raise ValueError(f"loss must give a tensor with one number, got {got}; {way_out}")
     return loss
+
+
+def of_backward(loss: Tensor) -> str:
+    """What to write where the backward pass raised an error, and the loss has no gradient; "" for another error."""
+    if loss.requires_grad:
+        return ""
+    return (
+        "loss has no gradient: it is made of argmax, comparisons, .detach() or under torch.no_grad(), or no parameter "
+        "of the network has requires_grad; make it of the outputs themselves, as spikecore.losses.ce_count does"
+    )
 
 
 def check_optimizer(optimizer: Any, net: nn.Module) -> None:
@@ -59,14 +73,14 @@ def check_optimizer(optimizer: Any, net: nn.Module) -> None:
 
 @contextmanager
 def explained(way_out: Callable[[Exception], str]) -> Iterator[None]:
-    """Raise ValueError with the text of ``way_out`` in place of an error of sizes; without a text, the error."""
+    """Raise ValueError (or TypeError) with the text of ``way_out`` in place of an error; without a text, the error."""
     try:
         yield
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         text = way_out(error)
         if not text:
             raise
-        raise ValueError(text) from error
+        raise (TypeError if isinstance(error, TypeError) else ValueError)(text) from error
 
 
 def of_loss(net: nn.Module, loss: Any, inputs: Any, outputs: Any, targets: Any) -> str:
@@ -95,8 +109,10 @@ def of_loss(net: nn.Module, loss: Any, inputs: Any, outputs: Any, targets: Any) 
 def of_network(net: nn.Module, inputs: Any, error: Exception) -> str:
     """What to write where a layer of torch raised an error of sizes or dtypes; "" for another error.
 
-    It may have got ``[T, B, ...]``, or inputs of another dtype than its weights.
+    It may have got ``[T, B, ...]``, inputs of another dtype than its weights, or no tensor.
     """
+    if type(error) is TypeError and not flattened(inputs):
+        return no_tensor("inputs", inputs)
     if type(error) not in (RuntimeError, ValueError):
         return ""
     if _DTYPES.search(str(error)):
@@ -117,8 +133,12 @@ def _of_dtypes(net: nn.Module, inputs: Any, error: Exception) -> str:
     return f"{error}. Inputs are {other}, and weights {weights}: give inputs.to(torch.{name})"
 
 
-#: A module with a step mode that was called, and the shape of its input.
-Call = Tuple[nn.Module, Tuple[int, ...]]
+class Call(NamedTuple):
+    """A module with a step mode that was called, the shape of its input, and whether that has a gradient."""
+
+    module: nn.Module
+    shape: Tuple[int, ...]
+    learns: bool
 
 
 @contextmanager
@@ -127,7 +147,7 @@ def calls_of_neurons(net: nn.Module) -> Iterator[List[Call]]:
     calls: List[Call] = []
 
     def note(module: nn.Module, inputs: Tuple[Any, ...]) -> None:
-        calls.extend((module, tuple(x.shape)) for x in inputs[:1] if isinstance(x, Tensor))
+        calls.extend(Call(module, tuple(x.shape), x.requires_grad) for x in inputs[:1] if isinstance(x, Tensor))
 
     modules = list(net.modules())
     if any(getattr(m, "_compiled_call_impl", None) or type(m).__name__ == "OptimizedModule" for m in modules):
@@ -141,7 +161,88 @@ def calls_of_neurons(net: nn.Module) -> Iterator[List[Call]]:
             hook.remove()
 
 
-def time_as_taken(net: nn.Module, calls: List[Call], inputs: Any, outputs: Any, targets: Any) -> str:
+def of_first_step(net: nn.Module, loss: Any, calls: List[Call], inputs: Any, outputs: Any, targets: Any) -> List[str]:
+    """What is to be warned of after the first step."""
+    texts = (
+        _of_time(net, calls, inputs, outputs, targets),
+        _of_gradients(net, calls),
+        _of_sizes(net, calls),
+        _of_encoder(net, inputs),
+        _of_values(loss, outputs, targets),
+    )
+    return [text for text in texts if text]
+
+
+def _of_gradients(net: nn.Module, calls: List[Call]) -> str:
+    """Neurons of the user's own whose output has no gradient, although their input has one."""
+    names = {module: name or "the network" for name, module in net.named_modules()}
+    for module, _, learns in calls:
+        neuron = _neuron(module)
+        program = neuron._dispatch.program if isinstance(neuron, Neuron) and learns else None
+        leaves = program.reach([True] * len(program.outputs), (), False).leaves if program else ()
+        if program and all(leaf.op != "input" for leaf in leaves):
+            return (
+                f"{names[module]} ({type(module).__name__}) passes no gradient from its output to its input, so that "
+                "nothing before it learns: sc.ops.where(h >= 1.0, 1.0, 0.0) and sc.ops.detach are numbers without a "
+                "gradient; write self.spike(h - 1.0) for a spike"
+            )
+    return ""
+
+
+def _of_sizes(net: nn.Module, calls: List[Call]) -> str:
+    """Time constants that are the numbers of channels, of every neuron with one: they were meant as sizes."""
+    with_tau = [call for call in calls if isinstance(getattr(_neuron(call.module), "tau", None), float)]
+    if not with_tau or not all(map(_is_size, with_tau)):
+        return ""
+    neuron, names = _neuron(with_tau[0].module), {module: name for name, module in net.named_modules()}
+    size, kind = f"{neuron.tau:g}", type(neuron).__name__
+    return (
+        f"{names.get(neuron) or 'the network'} ({kind}) has tau={size}, and its input has {size} channels. Neurons "
+        f"have no size: if {size} was meant as one, write sc.{kind}(), since with a time constant of {size} steps it "
+        "hardly fires. If it is the time constant, this is right"
+    )
+
+
+def _is_size(call: Call) -> bool:
+    """Whether ``tau`` is the number of channels, and none of the small numbers that time constants usually are."""
+    neuron, step = _neuron(call.module), call.shape[1:] if _step(call.module) == "multi" else call.shape
+    return len(step) > neuron.channel_dim and bool(neuron.tau == step[neuron.channel_dim] >= 8)
+
+
+#: The part of the inputs of an encoder that may be outside of its range without a word.
+_OUTSIDE = 0.1
+
+
+def _of_encoder(net: nn.Module, inputs: Any) -> str:
+    """Inputs of a first layer ``Poisson`` or ``Latency`` that it clamps: images of bytes, or normalised ones."""
+    name, first = next(_layers(net))
+    if not isinstance(first, (Poisson, Latency)) or not isinstance(inputs, Tensor) or not inputs.numel():
+        return ""
+    if not _is_readable(inputs):
+        return ""
+    x = inputs.detach().float() * getattr(first, "gain", 1.0) + getattr(first, "offset", 0.0)
+    outside = ((x < 0) | (x > 1)).float().mean().item()
+    if outside <= _OUTSIDE:
+        return ""
+    kind = type(first).__name__
+    return (
+        f"{name} ({kind}) is for values from 0 to 1, and {100 * outside:.0f} % of its input are outside, from "
+        f"{x.min():g} to {x.max():g}: they count as 0 or 1. Scale the inputs, x / 255 for images of bytes, or leave "
+        "out what makes their mean 0; sc.encode.Constant takes any values"
+    )
+
+
+def _is_readable(x: Tensor) -> bool:
+    """Whether numbers can be read on the host, as they cannot while a CUDA graph is captured."""
+    return not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def _neuron(module: Any) -> Any:
+    """The neuron of a Recurrent or a NormNeuron; any other module itself."""
+    return getattr(module, "neuron", module)
+
+
+def _of_time(net: nn.Module, calls: List[Call], inputs: Any, outputs: Any, targets: Any) -> str:
     """What is to be said where sizes prove that neurons took something else for time than ``[T, B, ...]``; "" if not.
 
     Targets ``[B]`` say how many samples there are.
@@ -151,16 +252,16 @@ def time_as_taken(net: nn.Module, calls: List[Call], inputs: Any, outputs: Any, 
         return ""
     if targets.ndim != 1 or len(targets) < 2 or not calls:
         return ""
-    steps, shapes, batch = {_step(module) for module, _ in calls}, [shape for _, shape in calls], len(targets)
+    steps, shapes, batch = {_step(call.module) for call in calls}, [call.shape for call in calls], len(targets)
     if steps == {"multi"} and outputs.shape[0 if outputs.ndim == 2 else 1 :][:1] == (batch,):
         # a neuron that got [T, B, ...] with T = B is no proof
         is_batch = all(shape[:1] == (batch,) != shape[1:2] or shape == (batch, batch) for shape in shapes)
-        looped = [module for module, count in Counter(module for module, _ in calls).items() if count > 1]
+        looped = [module for module, count in Counter(call.module for call in calls).items() if count > 1]
         if is_batch and looped:
             return _loop_over_batch(net, calls, looped, batch)
         return _batch_as_time(net, inputs, batch) if is_batch and outputs.ndim == 2 else ""
     if steps == {"single"} and inputs.ndim > 2 and len(inputs) != batch:
-        is_called_once = len(calls) == len({module for module, _ in calls})
+        is_called_once = len(calls) == len({call.module for call in calls})
         takes_all = is_called_once and all(shape[:2] == (len(inputs), batch) for shape in shapes)
         return f"inputs {list(inputs.shape)} for {batch} targets are [T, B, ...]. {_SINGLE}" if takes_all else ""
     return ""
@@ -169,7 +270,7 @@ def time_as_taken(net: nn.Module, calls: List[Call], inputs: Any, outputs: Any, 
 def _loop_over_batch(net: nn.Module, calls: List[Call], looped: List[nn.Module], batch: int) -> str:
     """Neurons over time in a loop over the steps, each of which gives them the batch."""
     name = next(name for name, module in net.named_modules() if module is looped[0])
-    count = sum(module is looped[0] for module, _ in calls)
+    count = sum(call.module is looped[0] for call in calls)
     return (
         f"{name} ({type(looped[0]).__name__}) was called {count} times in this step, each time with dimension 0, of "
         f"size {batch}, as time, and there are {batch} targets. If the calls are the time steps, that is the batch, "
@@ -178,13 +279,13 @@ def _loop_over_batch(net: nn.Module, calls: List[Call], looped: List[nn.Module],
     )
 
 
-def of_values(loss: Any, outputs: Any, targets: Any) -> str:
+def _of_values(loss: Any, outputs: Any, targets: Any) -> str:
     """What is to be said of a loss that computes something else than its name says; "" if nothing."""
     outputs = outputs if isinstance(outputs, Tensor) else None
     function = _function(loss)
     if outputs is None or not isinstance(targets, Tensor):
         return ""
-    if function in (losses.ce_max_membrane, losses.mse_membrane):
+    if function in (losses.ce_max_membrane, losses.mse_membrane) and _is_readable(outputs):
         spikes = outputs.detach() == 1
         if bool((spikes | (outputs == 0)).all()) and bool(spikes.any()):
             return (
@@ -260,5 +361,5 @@ def _step(module: nn.Module) -> str:
     """The step mode of a neuron, or of another module with state over time; "" of other modules, and where it carries
     its state from call to call by ``carry_state``.
     """
-    neuron = module.neuron if isinstance(module, NormNeuron) else module
+    neuron = _neuron(module) if isinstance(module, NormNeuron) else module
     return neuron.step if isinstance(neuron, Stateful) and not neuron.carrying else ""

@@ -30,10 +30,10 @@ from spikecore.training._checks import (
     check_loss,
     check_optimizer,
     explained,
+    of_backward,
+    of_first_step,
     of_loss,
     of_network,
-    of_values,
-    time_as_taken,
 )
 from spikecore.training._form import Form
 from spikecore.training._saving import all_or_nothing, check_parts, load_optimizer
@@ -100,14 +100,10 @@ class EagerTraining(_Eager):
         with watching as calls:
             outputs, loss = self._form.attempt(lambda: self._differentiated(inputs, targets, device), inputs)
         self._update({"inputs": inputs, "targets": targets, "outputs": outputs, "loss": loss})
-        if self._is_first:
-            for warning in (
-                time_as_taken(self.net, calls, inputs, outputs, targets),
-                of_values(self.loss, outputs, targets),
-            ):
-                if warning:
-                    warnings.warn(warning, UserWarning, stacklevel=2)
+        texts = of_first_step(self.net, self.loss, calls, inputs, outputs, targets) if self._is_first else []
         self._is_first = False
+        for text in texts:
+            warnings.warn(text, UserWarning, stacklevel=2)
         return tree_map(Tensor.detach, outputs), loss.detach()
 
     def _differentiated(self, inputs: Any, targets: Any, device: Optional[torch.device]) -> Tuple[Any, Tensor]:
@@ -119,7 +115,8 @@ class EagerTraining(_Eager):
                 with explained(lambda error: of_loss(self.net, self.loss, inputs, outputs, targets)):
                     loss = self._form.loss(self.loss, outputs, beside(outputs, targets))
             check_loss(loss)
-            (loss if scaler is None else scaler.scale(loss)).backward()
+            with explained(lambda error: of_backward(loss)):
+                (loss if scaler is None else scaler.scale(loss)).backward()
         return outputs, loss
 
     def state_dict(self) -> Dict[str, Any]:

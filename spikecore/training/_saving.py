@@ -50,6 +50,10 @@ def save_checkpoint(path: Union[str, Path], settings: Mapping[str, Any], **parts
     Raises TypeError for a value that :func:`load_checkpoint` could not read back, with the key, and OSError
     (FileNotFoundError, PermissionError, ...) if there can be no such file. Nothing is written then.
     """
+    given: Any = path
+    if not isinstance(given, (str, os.PathLike)):
+        way_out = "the order is save_checkpoint(path, settings, step=step.state_dict())"
+        raise TypeError(f"path={shown(path)} is {a_kind(path)}; give a file's path: {way_out}")
     _check_settings(settings)
     for name, part in parts.items():
         for key, value in _leaves(name, part):
@@ -92,7 +96,8 @@ def load_checkpoint(path: Union[str, Path], settings: Mapping[str, Any], parts: 
         raise
     except Exception as error:  # what torch raises for a file of something else depends on its bytes
         line = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(f"{path} is no checkpoint of sc.save_checkpoint ({line})") from error
+        way_out = "torch.load reads what torch.save wrote"
+        raise ValueError(f"{path} is no checkpoint of sc.save_checkpoint ({line}); {way_out}") from error
     differing = [
         f"{name}={written.get(name, 'nothing')!r} (now {settings.get(name, 'nothing')!r})"
         for name in {**written, **settings}

@@ -111,6 +111,8 @@ class CudaOptions(TrainingOptions):
         left out with a warning that says why where it cannot; ``step.form`` says what became of each. The weights are
         those of the plain step, to rounding. ``pack_spikes`` is for memory, and done where it is given.
 
+    clip_norm, autocast, scaler, pack_spikes, channels_last, compile: as of :class:`TrainingOptions`.
+
     Without ``graph`` and ``fast`` it is :class:`TrainingOptions`, on any device.
     """
 

@@ -77,6 +77,8 @@ def test_json_is_all_that_is_found(here: Path) -> None:
         (("nets_to_explain", "--input", "4"), "'nets_to_explain' must be MODULE:NAME or path/to/file.py:NAME"),
         (("no_such_module:net", "--input", "4"), "No module named 'no_such_module'"),
         (("nets_to_explain:net", "--input", "4"), "nets_to_explain has no 'net'"),
+        (("nets_to_explain:netwrk", "--input", "4"), "nets_to_explain has no 'netwrk'; did you mean 'network'?"),
+        (("nets_to_explain:LAYER", "--input", "4,5"), "nets_to_explain:LAYER on --input 4,5: mat1 and mat2 shapes"),
         (("nets_to_explain:WORD", "--input", "4"), "is a str; name an nn.Module"),
         (("nets_to_explain:LAYER", "--input", "4,x"), "--input '4,x' must be whole numbers above 0"),
         (

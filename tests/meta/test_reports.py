@@ -213,7 +213,10 @@ class TestMerge:
     def parts(self, folder: Path, **changed: Any) -> Any:
         """Two files of one backend; what is changed, is in the second."""
         second = replace(report(c="failed", d="stale"), date="2026-01-02T02:00:00+00:00", **changed)
-        for name, said in (("a.json", report(a="passed", b="xfailed", d="stale")), ("b.json", second)):
+        first = report(a="passed", b="xfailed", d="stale")
+        drawn = replace(first.results[0], seeds={"programs": 1})
+        first = replace(first, results=(drawn, *first.results[1:]))
+        for name, said in (("a.json", first), ("b.json", second)):
             (folder / name).write_text(json.dumps(said.as_dict()))
         return [str(folder / name) for name in ("a.json", "b.json")]
 
@@ -252,6 +255,10 @@ class TestMerge:
                 {"results": report(a="passed", b="xfailed").results},
                 "a.json' both have case 'forward/a'; each case must be",
             ),
+            (
+                {"results": (Result("random/c", "random", "passed", 0.1, seeds={"programs": 2}),)},
+                "b.json' has 2 as the seed of programs, and",
+            ),
         ],
     )
     def test_reports_that_do_not_go_together_are_refused(self, tmp_path: Path, changed: Any, words: str) -> None:
@@ -269,6 +276,18 @@ class TestMerge:
 
 class TestFiles:
     """The options that write."""
+
+    @pytest.mark.parametrize("option", ["--json", "--junit", "--badge"])
+    def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(self, tmp_path: Path, option: str) -> None:
+        """A folder that is missing, and a folder in place of a file, by the name of the option."""
+        result = run("torch", "--case", "forward/lif-hard", option, str(tmp_path / "none" / "out.json"))
+        assert result.exit_code == 2
+        assert f"there is no folder {tmp_path / 'none'}; make it first" in result.output
+        assert "passed" not in result.output
+        (tmp_path / "out.json").mkdir()
+        result = run("torch", "--case", "forward/lif-hard", option, str(tmp_path / "out.json"))
+        assert result.exit_code == 2
+        assert option in result.output
 
     def test_all_at_once(self, tmp_path: Path) -> None:
         """The screen has what it has without them."""

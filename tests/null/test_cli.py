@@ -109,6 +109,16 @@ def test_help_imports_no_torch(arguments: List[str]) -> None:
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
+@pytest.mark.parametrize("arguments", [["backends"], ["backends", "--json"], ["cache"], ["cache", "--json"]])
+def test_what_only_reads_imports_no_torch(arguments: List[str]) -> None:
+    """Metadata of installed packages, and files of a folder: torch takes most of two seconds."""
+    code = f"import sys; from spikecore.cli import app; app({arguments}, standalone_mode=False)"
+    asked = f"{code}; sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
 def test_lists_in_the_help_are_those_of_the_library() -> None:
     """They are written out, since help imports no torch."""
     choices = {option.name: option.type for option in cli.kernel.params + cli.explain.params}

@@ -148,6 +148,7 @@ def test_a_neuron_of_a_file_or_a_module(own: str) -> None:
     assert "made is a neuron already; name its class for --set" in refused(f"{own}:made", "--learn", "gain")
     assert f"{own} has no 'Other'" in refused(f"{own}:Other")
     assert "there is no file none.py" in refused("none.py:Own")
+    assert "'none.py' must be MODULE:NAME or path/to/file.py:NAME" in refused("none.py")
     assert "must be a spikecore neuron" in refused(f"{own}:WORD")
 
 

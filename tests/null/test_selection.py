@@ -37,7 +37,10 @@ class TestRequest:
         )
         with pytest.raises(UnknownBackend, match=text):
             give("")
-        give("broken"), give("auto"), give(None)
+        begun = [give(name) for name in ("broken", "auto", None)]
+        for block in begun if give is use_backend else ():
+            with block:
+                pass
         plugins = [row for row in world.registry.status() if row.name in ("broken", "numba", "triton")]
         assert [row.state for row in plugins] == ["installed", "blocked", "installed"]
 

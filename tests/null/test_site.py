@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 import math
 import re
 import sys
@@ -63,6 +64,41 @@ def test_the_formula_of_a_neuron(monkeypatch: pytest.MonkeyPatch) -> None:
     words = re.sub(r"<[^>]+>", "", text).replace("\xa0", " ").replace("&#xA0;", " ")
     assert words == "t1=vt−1+xt−(vt−1−vreset)τz=[t1−ϑ≥0]vt=vreset  where z=1t1  elsewhere "
     assert text.count("<mfrac>") == 1
+
+
+def test_every_neuron_and_surrogate_is_listed_once() -> None:
+    """A class in no family would have no page: base classes alone are left out."""
+    listed = {}
+    for name in ("gallery", "surrogates"):
+        text = (DOCS / f"{name}.rst").read_text(encoding="utf-8")
+        listed[name] = " ".join(re.findall(r"(?m)^\.\. gallery::((?:.+\n)+)", text)).split()
+    around = ["Recurrent", "layers.NormNeuron", "layers.PSN", "layers.SlidingPSN", "stochastic.EscapeNoise"]
+    assert sorted(listed["gallery"]) == sorted([*sc.neurons.MODELS, *around])
+    assert sorted(listed["surrogates"]) == [f"surrogate.{name}" for name in SURROGATES]
+
+
+def test_docstrings_describe_every_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each class that a user makes has a line ``name: what it is`` for each argument, and for no other name."""
+    split = extension("docstrings", monkeypatch).split
+    modules = (sc, sc.surrogate, sc.neurons, sc.layers, sc.encode, sc.stochastic)
+    public = [getattr(module, name) for module in modules for name in module.__all__]
+    wrong = {}
+    for kind in filter(inspect.isclass, public):
+        described = split(inspect.cleandoc(kind.__doc__ or "").splitlines())[1].keys()
+        arguments = inspect.signature(kind).parameters.keys()
+        is_neuron = issubclass(kind, sc.Neuron) and kind is not sc.Neuron
+        everywhere = inspect.signature(sc.Neuron).parameters.keys() if is_neuron else set()
+        if {*described} - {*arguments} or {*arguments} - {*described} - {*everywhere}:
+            wrong[kind.__name__] = {*described} ^ {*arguments}
+    assert wrong == {}
+
+
+def test_a_list_of_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names that share a line, lines that go on, and a sentence with a colon, which is no argument."""
+    lines = ["It does: this.", "", "a, *b: two of them,", "    over two lines.", "c: another.", "", "Raises: nothing."]
+    text, arguments = extension("docstrings", monkeypatch).split(lines)
+    assert [line for line in text if line] == ["It does: this.", "Raises: nothing."]
+    assert arguments == {"a": "two of them, over two lines.", "b": "two of them, over two lines.", "c": "another."}
 
 
 def test_the_pictures_of_the_readme_are_of_this_code() -> None:

@@ -399,6 +399,15 @@ def test_the_report_says_what_a_call_takes(j):
     assert "step='single'" not in lines["0"]
 
 
+def test_the_report_is_no_network(j):
+    """``net = sc.convert(net)`` loses the network, which the sentence says."""
+    net = sc.convert(nn.Sequential(j.neuron.IFNode()))
+    with pytest.raises(TypeError, match=r"a Conversion is no network; sc.convert\(net\) changes net in place"):
+        net(torch.rand(2, 3))
+    with pytest.raises(AttributeError, match=r"Conversion has no attribute 'parameters'; sc.convert\(net\) changes"):
+        net.parameters()
+
+
 def test_a_memory_of_another_batch_starts_again(j):
     """As theirs: the last, smaller batch of an epoch needs no reset."""
     net = nn.Sequential(j.layer.Linear(4, 5), j.neuron.IFNode())

@@ -42,6 +42,8 @@ class TestEvery:
         for wrong in (2.0, True, "5", None):
             with pytest.raises(TypeError, match=f"steps must be an int, the number of time steps, got {wrong!r}"):
                 make(wrong)
+        with pytest.raises(TypeError, match=r"got a Tensor; an encoder is made with the number of steps, and then"):
+            make(torch.rand(3))
         for wrong in (0, -1):
             with pytest.raises(ValueError, match=f"steps must be at least 1, got {wrong}"):
                 make(wrong)

@@ -77,6 +77,26 @@ def test_bytes_saved_are_those_that_autograd_keeps() -> None:
     assert sc.explain(net, asking, training=False).saved == 0
 
 
+@pytest.mark.skipif(not COMPILES, reason="sc.checkpoint needs torch 2.6 or newer")
+@pytest.mark.parametrize("modules", [None, ["1"]])
+def test_groups_of_a_checkpoint_keep_their_inputs(modules: Any) -> None:
+    """As a whole or in a part: layers in groups keep nothing, and are called once, although backward calls them again.
+
+    The network's own input, which the first group keeps, is not counted.
+    """
+    layers = [layer for _ in range(4) for layer in (nn.Linear(5, 5), sc.LIF(threshold=0.1, backend="torch"))]
+    net = nn.Sequential(*layers) if modules is None else nn.Sequential(nn.Linear(5, 5), nn.Sequential(*layers))
+    x = torch.rand(4, 3, 5)
+    plain, found = sc.explain(net, x), sc.explain(sc.checkpoint(net, 2, modules), x)
+    one = 4 * 4 * 3 * 5
+    groups = next(layer for layer in found.layers if layer.kind == "Checkpointed")
+    assert found.saved == groups.saved == (3 if modules is None else 4) * one < plain.saved
+    assert {layer.calls for layer in found.layers} == {1}
+    rates = [[layer.rate for layer in each.layers if layer.kind == "LIF"] for each in (plain, found)]
+    assert rates[0] == rates[1]
+    assert not has(found, "were called")
+
+
 def test_copies() -> None:
     """A kernel's input whose steps are not dense; time and batch that cannot be folded; a reshape."""
     x = torch.rand(6, 4, 5).transpose(0, 2)[:, :, ::2]
@@ -238,6 +258,16 @@ def test_errors_name_the_argument(net: Any, options: Any, error: Any, text: str)
     """Each says what to give."""
     with pytest.raises(error, match=text):
         sc.explain(net, **{"x": torch.rand(2, 3), **options})
+
+
+def test_inputs_that_do_not_fit_are_said_as_in_a_training_step() -> None:
+    """In place of torch's error: another dtype than the weights, no time in a convolution, no tensor."""
+    dense = nn.Sequential(nn.Linear(3, 3), sc.LIF(backend="torch"))
+    with pytest.raises(ValueError, match=r"weights torch.float32: give inputs.to\(torch.float32\)"):
+        sc.explain(dense, torch.ones(4, 2, 3, dtype=torch.int64))
+    images = nn.Sequential(sc.encode.Constant(4), nn.Conv2d(1, 2, 3), sc.LIF(backend="torch"))
+    with pytest.raises(ValueError, match=r"1 \(Conv2d\) take inputs \[B, \.\.\.\].*sc.layers.TimeBatched"):
+        sc.explain(images, torch.rand(2, 1, 8, 8))
 
 
 @pytest.mark.parametrize("look", [sc.explain, sc.energy])

@@ -547,14 +547,22 @@ def test_samples_without_a_label_are_left_out(by):
             "seem to be [B, T, C], as of a network that got [B, T, ...]: give it x.transpose(0, 1)",
         ),
         (torch.zeros(STEPS, MANY).long(), "they seem to be [T, B], one class at each step: give targets[0]"),
+        (torch.zeros(MANY, 1).long(), "got shape (40, 1); give targets.squeeze(-1)"),
+        ([0] * MANY, "targets must be a tensor, got list; give torch.as_tensor(targets)"),
     ],
-    ids=["one-hot", "one-hot numbers", "a batch before time", "a class for each step"],
+    ids=["one-hot", "one-hot numbers", "a batch before time", "a class for each step", "a column", "a list"],
 )
 @pytest.mark.parametrize("function", [losses.ce_count, accuracy])
 def test_targets_of_another_shape_say_what_they_seem_to_be(function, targets, meant):
     """Sizes prove it; the way out is in the sentence."""
     with pytest.raises((TypeError, ValueError), match=re.escape(meant)):
         function(sparse(), targets)
+
+
+def test_targets_before_outputs():
+    """The order is the other way round."""
+    with pytest.raises(ValueError, match=r"outputs must be .*got shape \(40,\); the order is \(outputs, targets\)"):
+        losses.ce_count(many_labels(), sparse())
 
 
 def test_time_that_is_made_twice():

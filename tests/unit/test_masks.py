@@ -155,6 +155,11 @@ class TestErrors:
         for wrong, error, text in (
             ([1, 2], TypeError, r"mask must be a bool tensor \[T, B\].* got list; .*mask_of\(lengths, T\) makes one"),
             (mask().float(), TypeError, r"mask must be torch\.bool, .*got torch\.float32; give mask != 0"),
+            (
+                torch.tensor([3] * B),
+                TypeError,
+                r"got torch\.int64; give sc\.functional\.mask_of\(lengths, 7\), if",
+            ),
             (mask()[0], ValueError, rf"mask must be \[T, B\], shape \(7, 5\) for {name} of .*got shape \(5,\)$"),
             (mask().T, ValueError, r"got shape \(5, 7\); it seems to be \[B, T\], give mask\.T"),
             (mask()[1:], ValueError, r"got shape \(6, 5\)$"),

@@ -61,6 +61,13 @@ class TestDeclaration:
         """A class that forgot its equations."""
         with pytest.raises(NotImplementedError, match=r"^Mine must define dynamics\(self, x, s, p\)$"):
             type("Mine", (sc.Neuron,), {})()(torch.zeros(1, 1))
+        with pytest.raises(TypeError, match=r"^Mine defines forward, .*; write one time step as dynamics\(self, x, s"):
+            type("Mine", (sc.Neuron,), {"forward": lambda self, x: x})()
+
+    def test_dynamics_with_other_arguments(self):
+        """Said where the class is written."""
+        with pytest.raises(TypeError, match=r"^Mine\.dynamics must take self, x, s, p: the input, the states and"):
+            type("Mine", (sc.Neuron,), {"dynamics": lambda self, x, s: (x, {})})
 
 
 class TestSetLater:
@@ -75,7 +82,8 @@ class TestSetLater:
             ("surrogate", "ATan", "LIF: surrogate='ATan' must be a spikecore.Surrogate"),
             ("channel_dim", 1.0, "LIF: channel_dim=1.0 must be a whole number"),
             ("tau", "2", "LIF: tau='2' must be a number or a floating-point tensor"),
-            ("tau", 0.0, "LIF: tau=0.0 must be at least 1"),
+            ("tau", 0.9, "LIF: tau=0.9 must be at least 1 (in time steps; what stays in a step is beta of sc.Leaky)"),
+            ("tau", [2.0, 3.0], "LIF: tau=[2.0, 3.0] must be a number or a floating-point tensor; give torch.tensor("),
             ("v_reset", None, "LIF: v_reset=None must be a number"),
         ],
     )
@@ -120,6 +128,12 @@ class TestConstructor:
         named = re.findall(r"sc\.(\w+)", str(caught.value).partition(" have it.")[0])
         assert {"IF", "LIF"} < {*named}
         assert [name for name in named if not hasattr(sc, name)] == []
+
+    def test_a_size_as_a_decay(self):
+        """Of a neuron whose first argument has a range."""
+        text = r"^Leaky: beta=128.0 must be in \[0, 1\] \(what stays in a step; neurons have no size\)"
+        with pytest.raises(ValueError, match=text):
+            sc.Leaky(128)
 
     @pytest.mark.parametrize("value", ["tau", None])
     def test_learn(self, value):
@@ -210,6 +224,10 @@ class TestNames:
             (lambda: sc.surrogate.Rect, "is sc.surrogate.Rectangular(alpha)"),
             (lambda: sc.LIF().spk, "is what a call gives: spk = neuron(x)"),
             (lambda: sc.Recurrent(sc.Leaky(0.9), nn.Identity()).beta, "its neuron has it: module.neuron.beta"),
+            (lambda: sc.LIFRecurrentCell, "is sc.Recurrent(sc.LIF(), nn.Linear(C, C))"),
+            (lambda: sc.layers.Linear, "is nn.Linear of torch, which takes [T, B, C] as it is"),
+            (lambda: sc.layers.Conv2d, "is a layer of torch in sc.layers.TimeBatched(layer, ...)"),
+            (lambda: sc.train, "is sc.training_model(net, loss, optimizer), which makes one step a call"),
         ],
     )
     def test_missing(self, asked, text):

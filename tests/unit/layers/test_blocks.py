@@ -229,6 +229,18 @@ class TestInNetworks:
         assert found.flatten(0, 1).is_contiguous(memory_format=torch.channels_last)
 
 
+def test_token_layers_take_patches_of_two_pixels():
+    """Rows of patches follow one another; a linear layer sees each token by itself."""
+    x = torch.arange(2 * 3 * 4 * 4, dtype=torch.float32).reshape(1, 2, 3, 4, 4)
+    patches = sc.layers.TimeBatched(nn.PixelUnshuffle(2))
+    tokens = sc.layers.Tokens()(patches(x))
+    assert tokens.shape == (1, 2, 4, 12)
+    torch.testing.assert_close(tokens[0, 1, 1], x[0, 1, :, 0:2, 2:4].reshape(12))
+    linear = nn.Linear(12, 5)
+    torch.testing.assert_close(sc.layers.EachToken(linear)(tokens), linear(tokens))
+    torch.testing.assert_close(sc.layers.MeanOfTokens()(tokens)[0, 1], tokens[0, 1].mean(0))
+
+
 def on_loop() -> sc.Neuron:
     """A neuron on a backend whose kernels are loops."""
     made: sc.Neuron = bound(sc.LIF(), Loop(4))

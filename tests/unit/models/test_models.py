@@ -98,7 +98,7 @@ def test_wrong_arguments_are_named():
         (lambda: sc.models.ms_resnet(50), "ms_resnet: depth must be one of 18, 34, 104, got 50"),
         (lambda: sc.models.vgg(10), "vgg: depth must be one of 9, 11, 13, 16, 19, got 10"),
         (lambda: sc.models.vgg(9, size=(32, 15)), r"vgg: size must be 16 or more with 9 layers, .* got \(32, 15\)"),
-        (lambda: sc.models.spikformer(patch=5), "spikformer: patch must be one of 4, 8, 16 pixels, got 5"),
+        (lambda: sc.models.spikformer(patch=5), "spikformer: patch must be one of 2, 4, 8, 16 pixels, got 5"),
         (lambda: sc.models.spikformer(channels=100), "spikformer: channels must be a multiple of 8, .*got 100"),
         (lambda: sc.models.spikformer(heads=5), "channels=384 must be a multiple of heads=5"),
         (lambda: sc.models.vgg(9, steps=0), "steps must be at least 1, got 0"),

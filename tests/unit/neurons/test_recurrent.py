@@ -130,6 +130,14 @@ class TestErrors:
         with pytest.raises(ValueError, match=message):
             Recurrent(sc.LIF(), module)(values(T, B, C, dtype=torch.float32))
 
+    def test_a_layer_of_another_width(self):
+        """In place of torch's error, and the two arguments the other way round."""
+        text = r"^Recurrent: linear takes 8 outputs, .* has shape \[3, 4\]; give nn\.Linear\(4, 4\)$"
+        with pytest.raises(ValueError, match=text):
+            Recurrent(sc.LIF(), nn.Linear(8, 8))(values(T, B, C, dtype=torch.float32))
+        with pytest.raises(TypeError, match=r"must be a spikecore neuron; the order is Recurrent\(neuron, linear\)$"):
+            Recurrent(nn.Linear(4, 4), sc.LIF())
+
     def test_state(self):
         """A state without the last output; one of another batch; a changed batch."""
         net, x = built(), values(T, B, C)

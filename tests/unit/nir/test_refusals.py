@@ -166,3 +166,20 @@ def test_fused_and_watched_modules(tmp_path) -> None:
     watched[0].register_forward_hook(lambda module, given, out: 2 * out)
     with pytest.raises(ValueError, match="Linear at '0' has hooks or a forward of its own, which a graph would not"):
         sc.nir.save(watched, tmp_path / "net.nir", dt=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("neuron", "dt", "words"),
+    [
+        (lambda: sc.LIF(threshold=float("inf")), 1e-3, "LIF at '1' would have v_threshold=inf in the file; give a"),
+        (lambda: sc.Leaky(0.9, threshold=torch.tensor([1.0, 2.0, torch.inf, 1.0])), 1e-3, "one whose output is its"),
+        (lambda: sc.IF(v_reset=-float("inf")), 1e-3, "IF at '1' would have v_reset=-inf in the file; it must be"),
+        (lambda: sc.LIF(tau=2.0), 1e-60, "tau=0.0 in the file; that is beyond float32: save net.double(), or with"),
+    ],
+)
+def test_numbers_that_load_refuses_are_not_written(neuron, dt: float, words: str, tmp_path) -> None:
+    """Another reader, and sc.nir.load with another dt, take them for an error, or for something else."""
+    net, file = nn.Sequential(nn.Linear(3, 4), neuron()), tmp_path / "net.nir"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        sc.nir.save(net, file, dt=dt, keep=("soft_reset", "delayed_reset"))
+    assert not file.exists()

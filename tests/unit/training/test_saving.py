@@ -33,6 +33,12 @@ def test_what_is_written_is_read(tmp_path):
     assert os.listdir(str(tmp_path)) == ["run.pt"]
 
 
+def test_a_network_in_place_of_the_path():
+    """As ``torch.save`` has it."""
+    with pytest.raises(TypeError, match=r"^path=Linear.* is a Linear; .* the order is save_checkpoint\(path, settings"):
+        sc.save_checkpoint(nn.Linear(2, 2), "run.pt")
+
+
 def test_other_settings(tmp_path):
     """Each setting that differs, is missing or is new is named with both values."""
     sc.save_checkpoint(tmp_path / "run.pt", {**SETTINGS, "old": 1}, epoch=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import gc
+import warnings
 import weakref
 from typing import Any, Callable, List, Tuple
 
@@ -252,6 +253,22 @@ def test_a_loss_that_is_no_number_is_refused():
     step = sc.training_model(model, lambda out, y: out.sum(0), torch.optim.SGD(model.parameters(), 0.1))
     with pytest.raises(ValueError, match=r"loss must give a tensor with one number, got shape \[8, 3\]"):
         step(*batch())
+    step = step_of(model, lambda out, y: F.cross_entropy(out.sum(0), y).item())
+    with pytest.raises(ValueError, match=r"loss must give a tensor with one number, got \d\S+; leave .item\(\) out"):
+        step(*batch())
+
+
+def test_a_loss_without_a_gradient_is_refused():
+    """Instead of torch's "element 0 of tensors does not require grad"."""
+    step = step_of(net(), lambda out, y: (out.sum(0).argmax(-1) != y).float().mean())
+    with pytest.raises(ValueError, match=r"^loss has no gradient: it is made of argmax, .*ce_count does$"):
+        step(*batch())
+
+
+def test_an_array_as_inputs_is_refused():
+    """With what makes a tensor of it."""
+    with pytest.raises(TypeError, match=r"^inputs is a ndarray; give a tensor, torch.from_numpy\(inputs\).float\(\)"):
+        step_of(mlp(), sc.losses.ce_count)(torch.rand(4, 16, 5).numpy(), labels(16))
 
 
 def test_batches_of_any_structure():
@@ -509,6 +526,61 @@ class TestSingleSteps:
         step_of(StepByStep(), sc.losses.ce_count)(torch.rand(4, 16, 5), labels(16))
         step_of(Own("single"), F.cross_entropy)(torch.rand(16, 5), labels(16))
         step_of(Own("single"), sc.losses.ce_count)(torch.rand(16, 16, 5), labels(16))
+
+
+class TestSizesAsTimeConstants:
+    """``sc.LIF(8)`` for a layer of 8 neurons."""
+
+    def warned(self, first: nn.Module, last: nn.Module) -> List[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            step = step_of(nn.Sequential(nn.Linear(5, 8), first, nn.Linear(8, 12), last), sc.losses.ce_count)
+            step(torch.rand(4, 16, 5), labels(16))
+            step(torch.rand(4, 16, 5), labels(16))
+        return [str(each.message) for each in caught]
+
+    @pytest.mark.parametrize("last", [sc.LI(12), sc.Leaky(0.9), sc.LIF(12.0, step="multi")])
+    def test_they_are_said_once(self, last: nn.Module) -> None:
+        (said,) = self.warned(sc.LIF(8), last)
+        assert said.startswith("1 (LIF) has tau=8, and its input has 8 channels. Neurons have no size: if 8 was meant")
+
+    def test_within_a_recurrent(self) -> None:
+        (said,) = self.warned(sc.Recurrent(sc.LIF(8), nn.Linear(8, 8)), sc.LI(12))
+        assert said.startswith("1.neuron (LIF) has tau=8, and its input has 8 channels")
+
+    @pytest.mark.parametrize("last", [sc.LIF(), sc.LI(8)])
+    def test_one_of_several_is_a_coincidence(self, last: nn.Module) -> None:
+        """As tau = 20 ms in front of the 20 classes of spoken digits is."""
+        assert self.warned(sc.LIF(8), last) == []
+
+
+def test_a_neuron_without_a_gradient_is_said_once() -> None:
+    """A spike written as a number: nothing before it would learn. In front of all layers it may be meant."""
+
+    def dynamics(self: Any, x: Any, s: Any, p: Any) -> Any:
+        return sc.ops.where(s.v + x >= 1.0, 1.0, 0.0), {"v": s.v + x}
+
+    mine = type("Mine", (sc.Neuron,), {"states": {"v": 0.0}, "dynamics": dynamics})
+    step = step_of(nn.Sequential(nn.Linear(5, 3), mine(), sc.LI()), sc.losses.ce_count)
+    with pytest.warns(UserWarning, match=r"^1 \(Mine\) passes no gradient .*; write self.spike\(h - 1.0\)") as caught:
+        step(torch.rand(4, 16, 5), labels(16))
+    assert len(caught) == 1
+    step(torch.rand(4, 16, 5), labels(16))  # a second warning would be an error
+    step_of(nn.Sequential(mine(), nn.Linear(5, 3), sc.LIF()), sc.losses.ce_count)(torch.rand(4, 16, 5), labels(16))
+
+
+@pytest.mark.parametrize("encoder", [sc.encode.Poisson(4), sc.encode.Latency(4)])
+@pytest.mark.parametrize("scale", [255.0, -1.0])
+def test_inputs_that_an_encoder_clamps_are_said_once(encoder: Any, scale: float) -> None:
+    """Images of bytes, and normalised ones; a tenth may be outside."""
+    step = step_of(nn.Sequential(encoder, nn.Linear(5, 3), sc.LIF()), sc.losses.ce_count)
+    x = torch.rand(16, 5, generator=torch.Generator().manual_seed(0))
+    said = rf"^0 \({type(encoder).__name__}\) is for values from 0 to 1, and \d+ % of its input are outside"
+    with pytest.warns(UserWarning, match=said) as caught:
+        step(scale * x, labels(16))
+    assert len(caught) == 1
+    step(scale * x, labels(16))  # a second warning would be an error
+    step_of(nn.Sequential(encoder, nn.Linear(5, 3), sc.LIF()), sc.losses.ce_count)(1.05 * x, labels(16))
 
 
 class TestABatchBeforeTime:

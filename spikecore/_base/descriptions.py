@@ -1,0 +1,114 @@
+"""What is said of backends: the version of the contract, capabilities, descriptions and states.
+
+It imports no torch, so that backends are listed at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Callable, Optional, Tuple, Union
+
+#: A version of this contract as a plugin states it: ``(major, minor)``, or an integer N for ``(N, 0)``.
+Api = Union[int, Tuple[int, int]]
+#: Version of the contract of this spikecore, and the oldest one whose plugins it takes. A minor version adds what a
+#: right plugin may ignore: attributes, methods and fields with a default that changes nothing, capabilities that are
+#: off. A major version may ask something new of every plugin, or take something away. A plugin of a newer version is
+#: refused: what it relies on would be ignored.
+BACKEND_API: Tuple[int, int] = (1, 4)
+OLDEST_API: Tuple[int, int] = (1, 0)
+
+#: A device entry that stands for every device PyTorch has.
+ANY_DEVICE = "*"
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a backend does. All are off until declared; dispatch, the conformance suite and the docs read this object.
+
+    The first flags are those of the inputs' dtypes (:mod:`spikecore.dtypes`); state and arithmetic are float32, or
+    float64 for float64 inputs.
+    """
+
+    float16: bool = False
+    bfloat16: bool = False
+    float32: bool = False
+    float64: bool = False
+    #: Backward pass to the inputs.
+    gradients: bool = False
+    #: Backward pass to learnable parameters.
+    parameter_gradients: bool = False
+    #: Backward pass to the initial state and from the final one.
+    state_gradients: bool = False
+    #: Second derivatives.
+    double_backward: bool = False
+    #: Parameters with one value per channel.
+    channel_parameters: bool = False
+    #: Parameters with one value per neuron.
+    full_parameters: bool = False
+    #: ``run(record=...)``.
+    record: bool = False
+    #: Programs with more than one input, or more than one output.
+    several_inputs: bool = False
+    several_outputs: bool = False
+    #: Batch normalisation in front of a program: the gradient of the input through its own statistics
+    #: (``program.statistics``). It takes ``channel_parameters`` and, for gradients, ``parameter_gradients``, too.
+    normalisation: bool = False
+    #: Outputs that come back through a matrix, within one call over all steps (:attr:`Spec.feedback`).
+    recurrent: bool = False
+    #: ``torch.compile(fullgraph=True)``.
+    torch_compile: bool = False
+
+    def names(self) -> Tuple[str, ...]:
+        """The declared capabilities, in the order of this class."""
+        return tuple(f.name for f in fields(self) if getattr(self, f.name))
+
+
+@dataclass(frozen=True)
+class BackendInfo:
+    """What a plugin says about its backend. Cheap: no heavy import, no device access."""
+
+    #: The backend's name: lower-case identifier, equal to the entry point's name.
+    name: str
+    #: ``"package.module:Class"``, imported on first use; called without arguments.
+    factory: str
+    #: torch device types whose tensors it takes, or ``("*",)`` for all but those in ``never``.
+    devices: Tuple[str, ...]
+    capabilities: Capabilities
+    #: None when usable here, else the reason in words. May touch the driver; must not raise.
+    probe: Callable[[], Optional[str]]
+    #: Lowest version of this contract that has all the plugin uses. State it.
+    api: Api = BACKEND_API
+    #: How to get what ``probe`` misses, for example ``"pip install 'spikecore[cuda12]'"``.
+    install_hint: str = ""
+    #: Device types that ``"*"`` does not stand for.
+    never: Tuple[str, ...] = ()
+    #: What serves here, in words, where it is not what the name says (an emulator), else "". Asked after the probe.
+    note: Optional[Callable[[], str]] = None
+
+    def takes(self, device_type: str) -> bool:
+        """Whether tensors of this device type can be given to the backend."""
+        return device_type in self.devices or (ANY_DEVICE in self.devices and device_type not in self.never)
+
+
+@dataclass(frozen=True)
+class BackendStatus:
+    """One line of what :func:`spikecore.backends` gives. A field is empty (``api``: None) while it is not known."""
+
+    name: str
+    #: ``ready``, ``unavailable``, ``failed``, ``blocked``, ``shadowed``, or of what nobody has tried yet ``installed``,
+    #: and ``not installed`` where the library of a built-in backend is not here.
+    state: str
+    distribution: str
+    version: str
+    api: Optional[Api]
+    devices: Tuple[str, ...]
+    #: Names of the declared capabilities.
+    capabilities: Tuple[str, ...]
+    #: Why it is in this state, and the way out; for a ready one, what serves if it is not what the name says.
+    detail: str
+    #: Device types whose tensors automatic choice may give to it.
+    automatic: Tuple[str, ...] = ()
+
+
+for _kind in (Capabilities, BackendInfo, BackendStatus):  # the names that users have
+    _kind.__module__ = "spikecore.backend"
