@@ -47,8 +47,8 @@ and send a pull request with the changed files:
 spikecore conformance --merge run.json --results docs/results  # the same with reports of --json
 ```
 
-A newer run of a plugin on the same device replaces the older one. The rows of other plugins and devices stay. A run with
-the verdict `not tested` is not listed.
+A newer run of a plugin on the same device replaces the older one. The rows of other plugins and devices stay. A run
+with the verdict `not tested` is not listed.
 """
 
 
