@@ -42,6 +42,10 @@ COLOURS = ("#3d85c6", "#e08214", "#4d9221", "#c51b8a")
 ADAPTED = {"#000000": "currentColor", "#666666": "#888888", "#1f77b4": COLOURS[0]}
 
 
+#: What is written beside a page: ending, and what it is.
+FILES = (("ipynb", "notebook"), ("py", "Python program"))
+
+
 class Block(NamedTuple):
     """A part of a page: a Python program, or the text between two; ``line`` is its first line in the page."""
 
@@ -91,9 +95,8 @@ def figures() -> List[Dict[str, str]]:
         figure.savefig(page, format="svg", transparent=True, metadata={"Date": None})
         figure.savefig(image, format="png", dpi=120, facecolor="white")
         names = [f"{axis.get_ylabel()} over {axis.get_xlabel()}" for axis in figure.axes if axis.get_xlabel()]
-        drawn.append(
-            {"svg": svg(page.getvalue(), "; ".join(names)), "png": base64.b64encode(image.getvalue()).decode()}
-        )
+        png = base64.b64encode(image.getvalue()).decode()
+        drawn.append({"svg": svg(page.getvalue(), "; ".join(names)), "png": png})
     plt.close("all")
     return drawn
 
@@ -156,8 +159,8 @@ def run(page: Path, threads: int) -> List[Dict[str, Any]]:
         work = Path(folder, "work")
         work.mkdir()
         done = subprocess.run(
-            command, cwd=work, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT,
-            check=False,
+            command, cwd=work, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            check=False, timeout=LIMIT,
         )  # fmt: skip
         if done.returncode:
             raise RuntimeError(f"{page} did not run:\n{done.stdout}")
@@ -187,8 +190,8 @@ def notebook(page: Path, outputs: List[Dict[str, Any]], url: str = "") -> str:
             shown: List[Dict[str, Any]] = []
             if output["text"]:
                 shown.append({"output_type": "stream", "name": "stdout", "text": _lines(output["text"])})
-            for figure in output["figures"]:
-                shown.append({"output_type": "display_data", "metadata": {}, "data": {"image/png": figure["png"]}})
+            pictures = [{"image/png": figure["png"]} for figure in output["figures"]]
+            shown += [{"output_type": "display_data", "metadata": {}, "data": data} for data in pictures]
             count = sum(other["cell_type"] == "code" for other in cells) + 1
             cell.update(cell_type="code", execution_count=count, outputs=shown, source=_lines(block.text.strip("\n")))
         else:
@@ -238,12 +241,11 @@ def page_with(text: str, name: str, outputs: List[Dict[str, Any]]) -> str:
         parts.append(f"```python\n{block.text}```\n")
         if output["text"]:
             parts.append("\n```{code-block} text\n:class: printed\n\n" + output["text"].rstrip("\n") + "\n```\n")
-        for figure in output["figures"]:
-            parts.append(f'\n```{{raw}} html\n<figure class="drawn">{figure["svg"]}</figure>\n```\n')
-    files = (
-        f'\n```{{raw}} html\n<p class="notebook-files">This page as a <a href="{name}.ipynb" download>notebook</a> or a '
-        f'<a href="{name}.py" download>Python program</a>. The output below is of the build of this site.</p>\n```\n'
-    )
+        drawn = [f'<figure class="drawn">{figure["svg"]}</figure>' for figure in output["figures"]]
+        parts += [f"\n```{{raw}} html\n{figure}\n```\n" for figure in drawn]
+    links = [f'<a href="{name}.{end}" download>{kind}</a>' for end, kind in FILES]
+    words = f"This page as a {links[0]} or a {links[1]}. The output below is of the build of this site."
+    files = f'\n```{{raw}} html\n<p class="notebook-files">{words}</p>\n```\n'
     title, rest = "".join(parts).split("\n", 1)
     return f"{title}\n{files}{rest}"
 
