@@ -239,8 +239,7 @@ def page_with(text: str, name: str, outputs: List[Dict[str, Any]]) -> str:
             continue
         output = next(given)
         parts.append(f"```python\n{block.text}```\n")
-        if output["text"]:
-            parts.append("\n```{code-block} text\n:class: printed\n\n" + output["text"].rstrip("\n") + "\n```\n")
+        parts += [_printed(paragraph) for paragraph in re.split(r"\n{2,}", output["text"].strip("\n")) if paragraph]
         drawn = [f'<figure class="drawn">{figure["svg"]}</figure>' for figure in output["figures"]]
         parts += [f"\n```{{raw}} html\n{figure}\n```\n" for figure in drawn]
     links = [f'<a href="{name}.{end}" download>{kind}</a>' for end, kind in FILES]
@@ -248,6 +247,12 @@ def page_with(text: str, name: str, outputs: List[Dict[str, Any]]) -> str:
     files = f'\n```{{raw}} html\n<p class="notebook-files">{words}</p>\n```\n'
     title, rest = "".join(parts).split("\n", 1)
     return f"{title}\n{files}{rest}"
+
+
+def _printed(text: str) -> str:
+    """A paragraph of what was printed: a table, or a program, keeps its lines; sentences may be wrapped."""
+    prose = not any("  " in line.strip() for line in text.splitlines()) and max(map(len, text.splitlines())) > 80
+    return f"\n```{{code-block}} text\n:class: printed{' prose' if prose else ''}\n\n{text}\n```\n"
 
 
 def begun(app: Any) -> None:

@@ -53,6 +53,10 @@ End.
 """
 
 
+#: The site needs it, and its libraries there warn of nothing.
+runs = pytest.mark.skipif(sys.version_info < (3, 10), reason="the site is built on Python 3.10 or newer")
+
+
 @pytest.fixture
 def page(tmp_path: Path) -> Path:
     path = tmp_path / "page.md"
@@ -78,7 +82,7 @@ def test_nine_notebooks() -> None:
     assert len(PAGES) == 9
 
 
-def test_a_page_is_its_blocks(page: Path) -> None:
+def test_a_page_is_its_blocks() -> None:
     """Nothing is lost between text and programs, and each knows its line."""
     blocks = notebooks.blocks(PAGE)
     assert [block.is_code for block in blocks] == [False, True, False, True, False]
@@ -87,6 +91,7 @@ def test_a_page_is_its_blocks(page: Path) -> None:
         assert lines[block.line - 1] == block.text.splitlines()[0]
 
 
+@runs
 def test_what_blocks_print_and_draw(page: Path) -> None:
     """In order, each its own, in a process that has other warnings than this one."""
     pytest.importorskip("matplotlib")
@@ -100,6 +105,7 @@ def test_what_blocks_print_and_draw(page: Path) -> None:
     assert re.search(r'<rect [^>]*width="', figure["svg"]), "the curve is cut to an area without a width"
 
 
+@runs
 @pytest.mark.parametrize(
     ("changed", "to", "said"),
     [
@@ -115,6 +121,13 @@ def test_a_page_that_is_wrong_ends_the_build(page: Path, changed: str, to: str, 
     page.write_text(PAGE.replace(changed, to), encoding="utf-8")
     with pytest.raises(RuntimeError, match=re.escape(said)):
         notebooks.run(page, 1)
+
+
+def test_a_table_keeps_its_lines_and_a_sentence_may_be_wrapped() -> None:
+    """Each paragraph of what was printed by itself."""
+    outputs = [{"text": f"layer  kind\n0      LIF\n\n{'word ' * 20}.\n", "figures": []}, {"text": "", "figures": []}]
+    shown = notebooks.page_with(PAGE, "page", outputs)
+    assert re.findall(r":class: (.*)", shown) == ["printed", "printed prose"]
 
 
 def test_the_files_beside_a_page() -> None:
