@@ -24,7 +24,9 @@ unexport PYTHONDONTWRITEBYTECODE
 export OMP_WAIT_POLICY ?= PASSIVE
 
 # Norse is compared with where it is installed: it is built from source, by a compiler (pip install --no-deps norse==1.1.0).
-PEERS := spikingjelly==2.0.0 loguru snntorch==1.0.0 nirtorch==2.6 sinabs==3.1.3 pbr rockpool==3.1.0
+# The libraries whose networks sc.convert takes: the notebooks about them run when the site is built.
+CONVERTED := spikingjelly==2.0.0 loguru snntorch==1.0.0
+PEERS := $(CONVERTED) nirtorch==2.6 sinabs==3.1.3 pbr rockpool==3.1.0
 # The trainers of docs/trainers.md, and what they import.
 PEERS += lightning==2.6.6 lightning-utilities torchmetrics accelerate==1.15.0 psutil pyyaml transformers==5.24.0 regex \
     tokenizers==0.23.3 huggingface_hub==2.4.0 httpx2 httpcore2 h11 anyio truststore
@@ -65,7 +67,7 @@ FLOOR := $(EMULATOR)/tests tests/ipu tests/backend tests/null \
 TYPED := spikecore spikecore-numba spikecore-triton spikecore-jax
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-plugins test-kernels check test-docs test-peers test-floor docs size package clean distclean $(addprefix types-,$(TYPED))
+.PHONY: help setup demo test test-all test-plugins test-kernels check test-docs test-peers test-floor docs notebooks size package clean distclean $(addprefix types-,$(TYPED))
 
 help:
 	@echo 'make demo         train a spiking network on handwritten digits, on the CPU kernels of the numba plugin'
@@ -79,6 +81,8 @@ help:
 	@echo 'make size         lines, files, base classes and the like in one table      ARGS="--root BEFORE --root ."'
 	@echo 'make test-docs    what the pages show, and whether their links and lists are right'
 	@echo 'make docs         build the documentation site, in build/docs/; a warning is an error'
+	@echo 'make notebooks    run the notebooks of docs/, and write them to build/notebooks/ with their output'
+	@echo '                                                                  ARGS=docs/notebooks/speed.md'
 	@echo 'make test-peers   compare with other libraries, which it installs'
 	@echo 'make test-floor   what Python 3.8 and torch 2.0.1, the oldest supported, must do'
 	@echo 'make package      build and inspect wheels and source distributions, in dist/; needs no torch'
@@ -136,12 +140,17 @@ test-docs: $(INSTALLED)
 	@$(BIN)/python -m pytest tests/e2e/test_docs.py tests/e2e/test_backend_guide.py tests/null/test_backend_page.py \
 	    tests/null/test_plugins_page.py tests/null/test_api.py tests/null/test_repository.py $(ARGS)
 
-# The site with its gallery and reference, from this tree, anew: what an earlier build left would hide warnings. What is
-# drawn is the reference's, so the environment's choice of a backend does not count.
-docs: $(DOCS_INSTALLED)
+# The site with its gallery and reference, from this tree, anew: what an earlier build left would hide warnings. What the
+# gallery draws is the reference's, so the environment's choice of a backend does not count. The notebooks run as a reader
+# runs them, with the CPU kernels of the numba plugin.
+docs: $(DOCS_INSTALLED) $(NUMBA_INSTALLED)
 	@rm -rf build/docs docs/reference docs/gallery
 	@env -u SPIKECORE_BACKEND SPIKECORE_URL='$(URL)' $(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs $(ARGS)
 	@echo 'build/docs/index.html'
+
+# The notebooks alone, as notebooks of Jupyter and as programs, in build/notebooks. ARGS="docs/notebooks/speed.md"
+notebooks: $(DOCS_INSTALLED) $(NUMBA_INSTALLED)
+	@$(BIN)/python docs/_ext/notebooks.py $(ARGS)
 
 test-peers: $(PEERS_INSTALLED)
 	@$(BIN)/python -m pytest -m peers tests/peers $(ARGS)
@@ -216,6 +225,7 @@ $(PACKAGING_INSTALLED): Makefile | $(BIN)/pip
 $(DOCS_INSTALLED): $(INSTALLED)
 	@echo 'Installing spikecore[docs]'
 	@$(PIP) install --constraint $(VENV)/torch.txt --editable '.[docs]'
+	@$(PIP) install --no-deps $(CONVERTED)
 	@touch $@
 
 # Without their dependencies, which would bring packages these comparisons never use.

@@ -30,6 +30,7 @@ extensions = [
     "sphinx_copybutton",
     "docstrings",
     "gallery",
+    "notebooks",
     "operation_table",
     "outside",
     "reference",
@@ -49,7 +50,7 @@ autodoc_inherit_docstrings = False
 html_theme = "furo"
 html_title = f"spikecore {release}"
 html_static_path = ["_static"]
-html_css_files = ["site.css"]
+html_css_files = ["site.css", "notebooks.css"]
 html_js_files = ["site.js"]
 html_copy_source = False
 html_show_sourcelink = False

@@ -2,9 +2,9 @@
 
     python examples/cifar10.py [--data cifar10|digits] [--T 8] [--width 256] [--augment] [--resume] ...
 
-CIFAR-10 is read from ``--folder``, and downloaded with ``--download`` only; ``--data digits --width 16`` is a size for
-a CPU. The backward pass needs the spikes of every time step: T = 50 with 32 images took the tutorial 12 GB. ``--help``
-lists all options. What a run keeps is as in ``mnist.py``.
+CIFAR-10 is read from ``--folder``, and downloaded only with ``--download``. ``--data digits --width 16`` is small
+enough for a CPU. The backward pass needs the spikes of every time step: in the tutorial, T = 50 with 32 images took 12
+GB. ``--help`` lists all options. A run writes the same files as ``mnist.py``.
 """
 
 from __future__ import annotations

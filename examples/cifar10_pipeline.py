@@ -1,11 +1,11 @@
-"""The network of ``cifar10.py`` over several devices, as SpikingFlow's programs cifar10mp and cifar10cmp have it.
+"""The network of ``cifar10.py`` over several devices, as in SpikingFlow's programs cifar10mp and cifar10cmp.
 
     python examples/cifar10_pipeline.py --devices cuda:0,cuda:1,cuda:2,cuda:0,cuda:3 --split-size 16 [--constant] ...
 
-Of the five stages the first are short, since they keep the largest activations: convolution, neurons, convolution,
-neurons, and all others. Fewer devices take neighbouring stages together. Without ``--constant`` the batch is streamed
-through them in parts; with it, the image itself, step by step. ``--every N`` computes groups of N layers again in
-backward. On a CPU: ``--devices cpu,cpu --data digits --width 16``.
+There are five stages. The first four are short, because they store the largest activations: convolution, neurons,
+convolution, neurons. The fifth has all other layers. With fewer devices, neighbouring stages share a device. Without
+``--constant`` the batch is streamed through the stages in parts. With it, the image is streamed step by step. ``--every
+N`` recomputes groups of N layers in backward. On a CPU: ``--devices cpu,cpu --data digits --width 16``.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Digits with the whole network in every process, which computes its part of each batch (DistributedDataParallel).
+"""Digits with the whole network in every process; each process computes a part of the batch (DistributedDataParallel).
 
     torchrun --standalone --nproc-per-node 2 examples/ddp.py [--device cpu|cuda] [--resume] ...
 
-Gradients are averaged over the processes, so the weights are those of one process, ``python examples/ddp.py``, but for
-rounding. ``--batch-size`` counts the images of all processes. The network has no batch normalisation, whose statistics
-would be of one process's part: ``nn.SyncBatchNorm.convert_sync_batchnorm(net)`` makes them those of the whole batch.
+Gradients are averaged over the processes. So the weights are those of a run with one process, ``python
+examples/ddp.py``, up to rounding. ``--batch-size`` counts the images of all processes. The network has no batch
+normalisation, because its statistics would be those of one process's part.
+``nn.SyncBatchNorm.convert_sync_batchnorm(net)`` uses the whole batch.
 """
 
 from __future__ import annotations

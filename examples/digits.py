@@ -3,9 +3,9 @@
     python examples/digits.py [--backend NAME] [--epochs N] [--seed S] [--out FOLDER] [--resume]
 
 The network names no backend: ``--backend`` or ``SPIKECORE_BACKEND`` chooses one, otherwise it is chosen automatically.
-In the output folder: TensorBoard logs, ``learning-curve.png``, ``spike-raster.png``, and ``checkpoint.pt``, written
-after every epoch. A run that was stopped, by Ctrl-C or otherwise, goes on from there with ``--resume``, to the weights
-of a run that was not.
+The output folder gets TensorBoard logs, ``learning-curve.png``, ``spike-raster.png`` and, after every epoch,
+``checkpoint.pt``. ``--resume`` continues a run that was stopped, by Ctrl-C or otherwise. It ends with the weights of an
+uninterrupted run.
 """
 
 from __future__ import annotations

@@ -1,19 +1,20 @@
 """Balanced resonate-and-fire neurons on electrocardiograms: a published network, its weights and its training.
 
-    python examples/ecg.py --weights FILE [--data FOLDER]           # accuracy with weights that are there
+    python examples/ecg.py --weights FILE [--data FOLDER]           # accuracy with given weights
     python examples/ecg.py [--epochs 400] [--seed S] [--resume]     # train from scratch
-    python examples/ecg.py --time                                   # beside a loop written in PyTorch
+    python examples/ecg.py --time                                   # time, compared with a loop in PyTorch
 
 Higuchi, Kairat, Bohte and Otte, "Balanced Resonate-and-Fire Neurons", ICML 2024: 4 inputs, 36 resonators with feedback,
-6 integrators, one of which is highest at each of 1,300 steps and names the part of the heartbeat. The data, which
+and 6 integrators. At each of 1,300 steps the highest integrator is the predicted part of the heartbeat. The data, which
 ``common/heartbeats.py`` describes, and the authors' weights are files of https://github.com/AdaptiveAILab/brf-neurons
 (MIT): ``QTDB_train.mat`` and ``QTDB_test.mat`` in ``experiments/ecg/data``, ``09-25_23-50-01_Adam(0.1),NLL,...pt`` in
 ``experiments/ecg/models``. ``--data made-up`` needs no files.
 
-Training is the authors' (Adam at 0.1, falling linearly to 0 in 400 epochs; batches of 16; cross entropy of all steps; a
-tenth of the training sequences chooses the epoch), with the norm of the gradient cut at ``CLIP``. In the output folder:
-``results.json``, ``sequence.png``, and of a training ``learning-curve.png``, ``best.npz`` (the weights by the authors'
-names, for ``--weights``) and ``checkpoint.pt``, from which ``--resume`` goes on.
+Training follows the authors: Adam with a learning rate of 0.1 that falls linearly to 0 in 400 epochs; batches of 16;
+cross entropy of all steps; a tenth of the training sequences chooses the epoch. In addition the norm of the gradient is
+limited to ``CLIP``. The output folder gets ``results.json`` and ``sequence.png``. A training also writes
+``learning-curve.png``, ``best.npz`` (the weights with the authors' names, for ``--weights``) and ``checkpoint.pt`` for
+``--resume``.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python examples/events.py [--data nmnist|dvsgesture|digits] [--T 16] [--workers 4] [--resume] ...
 
-tonic reads the recordings (``pip install '.[events]'``) from ``--folder``, and downloads them with ``--download`` only;
-``--data digits`` needs neither: scikit-learn's digits, as a moving camera would see them. ``--help`` lists all options.
-What a run keeps is as in ``mnist.py``.
+tonic (``pip install '.[events]'``) reads the recordings from ``--folder``, and downloads them only with ``--download``.
+``--data digits`` needs no tonic and no download: it turns scikit-learn's digits into events of a moving camera.
+``--help`` lists all options. A run writes the same files as ``mnist.py``.
 """
 
 from __future__ import annotations

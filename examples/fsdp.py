@@ -1,12 +1,12 @@
-"""Digits with weights, gradients and the optimiser's state shared out over the processes (FSDP2, ``fully_shard``).
+"""Digits with weights, gradients and optimiser state divided among the processes (FSDP2, ``fully_shard``).
 
     torchrun --standalone --nproc-per-node 2 examples/fsdp.py [--device cpu|cuda] [--resume] ...
 
-Each process keeps its part of every tensor. A block is gathered while it runs, forward and again backward: once a call,
-since neurons run all time steps in one. Each process computes its part of each batch, and the weights are those of one
-process but for rounding. It needs torch 2.6 or newer.
+Each process stores a part of every tensor. A block is gathered while it runs, in forward and again in backward. This
+happens once per call, because neurons compute all time steps in one call. Each process computes a part of each batch.
+The weights are those of a run with one process, up to rounding. It needs torch 2.6 or newer.
 
-Every learnt parameter must have a dimension: ``tau`` is one value for each neuron here, and one value for all would be
+Every learnt parameter must have a dimension. Here ``tau`` has one value for each neuron. One value for all would be
 ``torch.tensor([2.0])``.
 """
 

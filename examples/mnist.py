@@ -2,10 +2,10 @@
 
     python examples/mnist.py [--data mnist|digits] [--encoder poisson|constant] [--augment] [--resume] ...
 
-MNIST is read from ``--folder``, and downloaded with ``--download`` only; ``--data digits`` trains on scikit-learn's
-digits. ``--help`` lists all options. In the output folder: TensorBoard logs, ``learning-curve.png``,
-``best.safetensors`` with the best weights, and ``checkpoint.pt``. A run that was stopped, by Ctrl-C or otherwise, goes
-on from there with ``--resume``.
+MNIST is read from ``--folder``, and downloaded only with ``--download``. ``--data digits`` trains on scikit-learn's
+digits. ``--help`` lists all options. The output folder gets TensorBoard logs, ``learning-curve.png``,
+``best.safetensors`` with the best weights, and ``checkpoint.pt``. ``--resume`` continues a run that was stopped, by
+Ctrl-C or otherwise.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     python examples/mnist_ipu.py [--data FOLDER] [--epochs N] [--batch-size B] [--seed S] [--out FOLDER] [--resume]
 
-``SPIKECORE_BACKEND`` chooses where: ``torch`` or ``cupy`` (with ``--device cuda``), or ``ipu``, a Graphcore IPU, with
-``SPIKECORE_IPU_EMULATOR=1`` the emulator of its PopTorch. Nothing else changes. With ``--data`` the data is MNIST
-(28x28 pixels, from that folder, nothing is downloaded), otherwise scikit-learn's digits (8x8).
-After every epoch ``checkpoint.pt`` in the output folder is replaced; a run that was stopped, by Ctrl-C or otherwise,
-goes on from there with ``--resume``.
+``SPIKECORE_BACKEND`` chooses the backend: ``torch``, ``cupy`` (with ``--device cuda``), or ``ipu`` for a Graphcore IPU.
+With ``SPIKECORE_IPU_EMULATOR=1``, ``ipu`` uses the emulator of PopTorch. Nothing else changes. With ``--data`` the data
+set is MNIST (28x28 pixels, read from that folder, without a download); otherwise it is scikit-learn's digits (8x8).
+Every epoch writes ``checkpoint.pt`` to the output folder. ``--resume`` continues a run that was stopped, by Ctrl-C or
+otherwise.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Digits with a part of the network in each process, which micro-batches pass through (torch.distributed.pipelining).
+"""Digits with a part of the network in each process; micro-batches pass through them (torch.distributed.pipelining).
 
     torchrun --standalone --nproc-per-node 2 examples/pipelining.py [--schedule gpipe|1f1b] [--chunks 4] [--resume] ...
 
-What is split is the batch, never time: neurons begin every call, that is every micro-batch, at rest. The weights are
-those of one process but for rounding. The four blocks of the network make up to four stages. It needs torch 2.5 or
+The batch is split, but not time: neurons start every call, that is every micro-batch, at rest. The weights are those of
+a run with one process, up to rounding. The four blocks of the network make up to four stages. It needs torch 2.5 or
 newer.
 
-Two things to know for networks of one's own: batch normalisation has the statistics of a micro-batch, and counts the
-call before the first micro-batch, in which torch finds out shapes with values that mean nothing. And where the input
-has time first, ``[T, B, ...]``, ``args_chunk_spec=(TensorChunkSpec(1),)`` says so.
+For your own network, note two things. Batch normalisation uses the statistics of a micro-batch. It also counts the call
+before the first micro-batch, in which torch finds out shapes with arbitrary values. And if the input has time first,
+``[T, B, ...]``, pass ``args_chunk_spec=(TensorChunkSpec(1),)``.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python examples/sew_resnet.py [--data cifar10|digits] [--T 4] [--layout channels-last] [--augment] [--resume] ...
 
-CIFAR-10 is read from ``--folder``, and downloaded with ``--download`` only. ``--help`` lists all options. What a run
-keeps is as in ``mnist.py``.
+CIFAR-10 is read from ``--folder``, and downloaded only with ``--download``. ``--help`` lists all options. A run writes
+the same files as ``mnist.py``.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Who speaks? A recurrent spiking network on spoken vowels of different lengths, beside an LSTM of the same size.
+"""Recognises speakers from spoken vowels of different lengths: a recurrent spiking network, compared with an LSTM.
 
     python examples/speech.py [--network both|alif|lstm] [--backend NAME] [--epochs N] [--seeds 0 1 2] [--out FOLDER]
 
 Nine speakers, 270 utterances to train on and 370 to test with, 7 to 29 steps of 12 coefficients each; the package aeon
-ships them (``pip install --no-deps aeon``; ``common/vowels.py`` says more). ``--data made-up`` needs no package.
-Utterances are padded to the longest, and a mask says which steps are real: loss and accuracy are of these alone. Both
-networks are trained in the same way. Its settings were chosen with a fifth of the training utterances held out; the
-test utterances choose nothing, and what counts is the last epoch.
+contains them (``pip install --no-deps aeon``; see ``common/vowels.py``). ``--data made-up`` needs no package.
+Utterances are padded to the longest. A mask marks the real steps, and only these count for loss and accuracy. Both
+networks are trained in the same way. The settings were chosen with a fifth of the training utterances as validation
+data. The test utterances were not used to choose anything, and the result is that of the last epoch.
 
-In the output folder: ``results.json``, ``learning-curve.png`` and, of the last spiking network, ``utterance.png`` and
+The output folder gets ``results.json``, ``learning-curve.png`` and, for the last spiking network, ``utterance.png`` and
 ``confusion.png``.
 """
 

@@ -1,4 +1,4 @@
-"""Changes of training images that leave the class as it is, each batch drawn from a generator on the CPU."""
+"""Augmentation: random changes of training images that keep the class, drawn from a generator on the CPU."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Data sets by name, as images in [0, 1] and class numbers.
 
-Nothing is downloaded unless ``--download`` is given. What is not there is a :class:`common.files.DataError` with the
-files looked for, their folder, and the set that is always there.
+Nothing is downloaded without ``--download``. If files are missing, a :class:`common.files.DataError` names the files,
+their folder, and the data set that is always available.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Recordings of event cameras as frames ``[T, 2, H, W]``: how often each pixel became darker, and brighter, in each
 T-th part of a recording.
 
-tonic reads them, from where it keeps them: ``NMNIST`` and ``DVSGesture`` in the folder of ``--folder``. Tonic downloads
-what it does not find, and asks for the archive even where its content lies beside it; here the files themselves are
-enough, and nothing is downloaded unless it is asked for.
+tonic reads them from its usual places: ``NMNIST`` and ``DVSGesture`` in the folder of ``--folder``. tonic itself
+downloads what it does not find, and needs the archive even if its content is there. Here the files are enough, and
+nothing is downloaded without ``--download``.
 """
 
 from __future__ import annotations

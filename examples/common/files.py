@@ -1,8 +1,8 @@
-"""Where the files of a data set are, and getting them; and what a run says of its checkpoint.
+"""Finds and downloads the files of a data set; messages about the checkpoint of a run.
 
-A set is looked for in the folder of ``--folder``, in the places where torchvision and tonic keep it. Nothing is
-downloaded unless it is asked for; what was downloaded is compared with its MD5 and only then takes its name. Files that
-lie on disk are not: their readers check that they are whole.
+A data set is searched in the folder of ``--folder``, in the places where torchvision and tonic store it. Nothing is
+downloaded without ``--download``. A downloaded file gets its final name after its MD5 was checked. The MD5 of other
+files is not checked: their readers check that they are complete.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Electrocardiograms as spikes: the QT database, as its authors' preprocessing gives it, and made-up ones.
+"""Electrocardiograms as spikes: the QT database with its authors' preprocessing, and made-up data.
 
-A heartbeat is a P wave, the QRS complex and a T wave; each time step belongs to one of six parts of it. Both leads are
-two channels each, which spike where the voltage has risen, or fallen, by a step.
+A heartbeat is a P wave, the QRS complex and a T wave; each time step belongs to one of six parts of it. Each of the two
+leads has two channels. One spikes when the voltage has risen by a step, the other when it has fallen.
 
 The files of the QT database are ``QTDB_train.mat`` and ``QTDB_test.mat`` (MATLAB 5) in ``experiments/ecg/data`` of the
 repository AdaptiveAILab/brf-neurons (MIT): ``x [N, 1301, 4]`` with spikes, ``y [N, 1301, 6]`` with a 1 for the class.
- The last step is a mark and is left out. A twelfth of the steps to train on and a tenth of those to
-test with have no class, most of them at the beginning; the published accuracy counts them as the first class, P.
+The last step is a mark and is left out. A twelfth of the steps to train on and a tenth of those to test with have no
+class, most of them at the beginning; the published accuracy counts them as the first class, P.
 """
 
 from __future__ import annotations

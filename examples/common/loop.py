@@ -1,12 +1,12 @@
-"""The training loop of the programs: progress, TensorBoard, checkpoints, and going on from them.
+"""The training loop of the programs: progress, TensorBoard, checkpoints, and resuming.
 
 Rules of this module:
 
-- A run that was stopped or killed and goes on with ``--resume`` ends with the weights of one that was not, to the bit
-  where the device computes the same numbers twice. A checkpoint is written after every epoch, and when Ctrl-C or
-  SIGTERM asks, after the step at hand.
-- Every random number follows from the seed, the epoch and streams that the checkpoint holds: the order of the images
-  and their augmentation have generators of their own, all else (encoder, dropout) draws from torch's.
+- A run that was stopped or killed and then continued with ``--resume`` ends with the weights of an uninterrupted run.
+  They are bit-identical if the device computes deterministically. A checkpoint is written after every epoch. After
+  Ctrl-C or SIGTERM it is written after the current step.
+- All random numbers depend only on the seed, the epoch and the generator states in the checkpoint. The order of the
+  images and their augmentation have their own generators. Everything else (encoder, dropout) uses torch's.
 - Nothing is read from the device within an epoch.
 """
 

@@ -1,10 +1,10 @@
-"""The options that the training programs have in common, and what follows from them.
+"""The common options of the training programs, and what they create.
 
 Rules of this module:
 
-- An option means the same in every program; defaults are the program's own.
-- Options that do not go together are an error that names both, before anything is loaded.
-- ``settings`` are what must be the same when a run goes on: all that changes the numbers, and nothing else.
+- An option has the same meaning in every program. Each program has its own defaults.
+- If two options contradict each other, an error names both before anything is loaded.
+- ``settings`` must be the same when a run is resumed. They contain all options that change the numbers, and no others.
 """
 
 from __future__ import annotations

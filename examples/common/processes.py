@@ -1,11 +1,11 @@
-"""Several processes of one run, as torchrun starts them: the process group, the training loop, the checkpoint.
+"""Several processes of a run, started by torchrun: the process group, the training loop, the checkpoint.
 
 Rules of this module:
 
-- Every process draws the same batches in the same order, and an engine takes what its process works on.
-- Process 0 alone prints and writes. Its checkpoint has whole tensors under the names of the network alone: any number
-  of processes goes on from it, one without torchrun included, and so does another of these engines.
-- Ctrl-C or SIGTERM in any process ends the run in all of them, after the same step and with a checkpoint.
+- Every process draws the same batches in the same order. The engine selects the part of its process.
+- Only process 0 prints and writes. Its checkpoint has whole tensors under the network's own names. So any number of
+  processes can resume from it, also a single process without torchrun, and also with another engine.
+- Ctrl-C or SIGTERM in any process ends the run in all processes, after the same step and with a checkpoint.
 """
 
 from __future__ import annotations

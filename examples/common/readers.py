@@ -1,10 +1,10 @@
-"""MNIST's IDX files and CIFAR-10's pickles, as their authors publish them and torchvision keeps them.
+"""Readers of MNIST's IDX files and CIFAR-10's pickles, as the authors publish them and torchvision stores them.
 
-Read here and not by torchvision: its package from the index has a CUDA library inside, cannot be imported beside a CPU
-build of torch ("operator torchvision::nms does not exist"), and fits one release of torch each.
+They do not use torchvision. Its usual package contains a CUDA library, cannot be imported with a CPU build of torch
+("operator torchvision::nms does not exist"), and works with only one release of torch.
 
-A file is taken for what it says of itself: headers, sizes, numbers of images and labels, and classes must agree. A
-pickle can run code when it is read; here it can make arrays and nothing else.
+A file must be consistent: header, size, numbers of images and labels, and classes must agree. A pickle could run code
+when it is read; these readers only let it create arrays.
 """
 
 from __future__ import annotations

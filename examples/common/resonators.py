@@ -1,6 +1,6 @@
-"""The network of ``examples/ecg.py`` written in PyTorch alone, and its weights under the names of its authors.
+"""The network of ``examples/ecg.py`` in plain PyTorch, and its weights with the names of its authors.
 
-In the authors' files (``torch.save`` of a training) what drives the resonators is one matrix of inputs and feedback.
+In the authors' files (``torch.save`` of a training) the resonators have one matrix for inputs and feedback together.
 """
 
 from __future__ import annotations

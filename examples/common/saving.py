@@ -1,7 +1,7 @@
-"""What a run keeps, and how it ends when it is asked to.
+"""The files that a run writes, and how a signal ends it.
 
-- ``checkpoint.pt``: all that the run needs to go on (``sc.save_checkpoint``).
-- ``best.safetensors``: the weights that were best on the test images, and nothing that could run code; its metadata
+- ``checkpoint.pt``: everything that is needed to resume (``sc.save_checkpoint``).
+- ``best.safetensors``: the weights with the best accuracy on the test images. The file cannot run code. Its metadata
   has the settings, the epoch and the accuracy.
 """
 

@@ -1,8 +1,8 @@
-"""Japanese Vowels: nine speakers, each utterance 7 to 29 steps of 12 coefficients; and a made-up set of that kind.
+"""Japanese Vowels: nine speakers, each utterance 7 to 29 steps of 12 coefficients; and a similar made-up set.
 
 The set (Kudo, Toyama and Shimbo, 1999, https://archive.ics.uci.edu/dataset/128) has utterances of /ae/: 270 to train
-on, 30 of each speaker, and 370 to test with, 24 to 88 of each. The package ``aeon`` ships it as two text files. Nothing
-else of the package is needed, and it is not imported: ``pip install --no-deps aeon`` is enough.
+on, 30 of each speaker, and 370 to test with, 24 to 88 of each. The package ``aeon`` contains it as two text files.
+Nothing else of the package is needed, and it is not imported: ``pip install --no-deps aeon`` is enough.
 """
 
 from __future__ import annotations

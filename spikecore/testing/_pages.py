@@ -26,29 +26,29 @@ _HEAD = f"""# Plugins
 
 Made by `{COMMAND}` from the files in [results](results); do not edit.
 
-Each row is one run of the [conformance suite](backends.md#conformance), on one device; the name of a backend leads to
-what it does not support, and why.
+Each row is one run of the [conformance suite](backends.md#conformance) on one device. The name of a backend links to a
+page with what it does not support, and why.
 
-- **conforms**: the whole default suite ran, every core case passed, those of gradients included, and nothing was wrong.
-- **partial**: nothing was wrong, and something was left out.
+- **conforms**: the whole default suite ran, every core case passed, also those for gradients, and no case failed.
+- **partial**: no case failed, but something was left out.
 - *unsupported* cases ask for a capability that the backend does not declare, and were refused.
 
-A run says what held on that day, with these versions, on that machine.
+A result is only valid for this date, these versions and this machine.
 """
 
 _TAIL = f"""
 ## To be listed
 
-Run the whole suite where your plugin is installed, in a clone of this repository, once for each device, and send a pull
-request with what changed:
+To add your plugin to this list, clone this repository and install the plugin. Run the whole suite once for each device,
+and send a pull request with the changed files:
 
 ```sh
-{COMMAND}              # runs it, keeps what the pages need, and makes them anew
-spikecore conformance --merge run.json --results docs/results  # the same for reports that --json wrote elsewhere
+{COMMAND}              # runs the suite, updates results and pages
+spikecore conformance --merge run.json --results docs/results  # the same with reports of --json
 ```
 
-A newer run of a plugin on the same device replaces the older one; the rows of other plugins and devices stay. Every
-verdict is listed but `not tested`.
+A newer run of a plugin on the same device replaces the older one. The rows of other plugins and devices stay. A run
+with the verdict `not tested` is not listed.
 """
 
 
@@ -155,7 +155,7 @@ def _page(name: str, runs: Iterable[Mapping[str, Any]]) -> str:
         f"# Conformance of `{name}`",
         "",
         f"Made by `{COMMAND}` from the files in [results](../results); do not edit.",
-        "[What a verdict means](../backends.md#the-verdict). What is said here held with these versions, on that day.",
+        "[What a verdict means](../backends.md#the-verdict). A result is only valid for its date and versions.",
     ]
     for run in runs:
         lines += _section(run)

@@ -24,7 +24,9 @@ assert custom.CustomKernel.kernel is on_gpu.Kernel, "the page changes kernels fo
 NEEDED = {"convert.md": ("spikingjelly", "snntorch"), "nir.md": ("nir",)}
 #: Its programs need trainers, which warn: tests/peers/test_trainers.py runs them.
 TRAINERS = ROOT / "docs" / "trainers.md"
-PAGES = [ROOT / "README.md", *sorted({*(ROOT / "docs").glob("*.md")} - {TRAINERS})]
+#: Runs when the site is built, as the pages of docs/notebooks do.
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+PAGES = [ROOT / "README.md", *sorted({*(ROOT / "docs").glob("*.md")} - {TRAINERS, TUTORIAL})]
 #: Every page of the repository.
 LINKED = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("plugins/*/*.md"))]
 

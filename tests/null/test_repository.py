@@ -110,6 +110,7 @@ class TestSite:
             lines = [line for line in body.splitlines() if line and not line.startswith(":")]
             named += [re.sub(r".*<(.*)>", r"\1", line) for line in lines]
         pages = {path.stem for path in docs.glob("*.*") if path.suffix in (".md", ".rst")} - {"index"}
+        pages |= {f"notebooks/{path.stem}" for path in docs.glob("notebooks/*.md")}
         there = sorted({*pages, "benchmarks/README", "benchmarks/guides", "conformance/*", "decisions/index"})
         assert sorted(named) == there, "add the page to a toctree of docs/index.md, and a row to docs/guide.md"
 
