@@ -4,7 +4,8 @@
 
 CIFAR-10 is read from ``--folder``, and downloaded with ``--download`` only; ``--data digits --width 16`` is a size for
 a CPU. The backward pass needs the spikes of every time step: T = 50 with 32 images took the tutorial 12 GB. ``--help``
-lists all options. What a run keeps is as in ``mnist.py``.
+lists all options. In the output folder: TensorBoard logs, ``learning-curve.png``, ``best.safetensors`` with the best
+weights, and ``checkpoint.pt``. A run that was stopped, by Ctrl-C or otherwise, goes on from there with ``--resume``.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 tonic reads the recordings (``pip install '.[events]'``) from ``--folder``, and downloads them with ``--download`` only;
 ``--data digits`` needs neither: scikit-learn's digits, as a moving camera would see them. ``--help`` lists all options.
-What a run keeps is as in ``mnist.py``.
+What a run keeps is as in ``cifar10.py``.
 """
 
 from __future__ import annotations

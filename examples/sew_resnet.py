@@ -3,7 +3,7 @@
     python examples/sew_resnet.py [--data cifar10|digits] [--T 4] [--layout channels-last] [--augment] [--resume] ...
 
 CIFAR-10 is read from ``--folder``, and downloaded with ``--download`` only. ``--help`` lists all options. What a run
-keeps is as in ``mnist.py``.
+keeps is as in ``cifar10.py``.
 """
 
 from __future__ import annotations
