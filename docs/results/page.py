@@ -45,7 +45,9 @@ A row's command leaves out `--seed 0`, and `--results FILE`, which adds a run to
   `python examples/mnist.py --data FOLDER --download` gets them from a public mirror.
 - **digits** (E. Alpaydin, C. Kaynak; CC BY 4.0) come with scikit-learn, which `pip install '.[train]'` installs.
 - **Japanese Vowels** (M. Kudo, J. Toyama, M. Shimbo; CC BY 4.0) come with aeon: `pip install --no-deps aeon`.
-- **QT database**: [Training programs](programs.md#a-published-recurrent-network) says where the two files are.
+
+Electrocardiograms (`ecg.py`, 400 epochs) were not run again for this page: [Benchmarks](benchmarks/guides.md#programs)
+has their accuracies.
 """
 WEIGHTS = """
 ## Trained weights

@@ -34,7 +34,9 @@ SHIPPED = ("data", "network", "parameters", "epochs", "seed", "date", "command")
 
 def add_option(parser: argparse.ArgumentParser) -> None:
     """``--results``."""
-    parser.add_argument("--results", type=Path, metavar="FILE", help="JSON file to which the result is added")
+    parser.add_argument(
+        "--results", type=Path, metavar="FILE", help="JSON file to which the result is added, unless resumed"
+    )
 
 
 def add_weights_option(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +75,7 @@ class Run:
 
     def keep(self, **more: Any) -> None:
         """Add the result to the file of ``--results``; ``more`` is known better by the program."""
-        if self.options.results is not None:
+        if self.options.results is not None and not getattr(self.options, "resume", False):  # whose time is of a part
             add(self.options.results, {**self.facts(), **more})
 
     def facts(self) -> Dict[str, Any]:
@@ -118,15 +120,11 @@ def command() -> str:
     """The command line without the seed and the places of this machine, which are the reader's own."""
     words = [f"{name}={os.environ[name]}" for name in CHOOSING if os.environ.get(name)]
     words.append(f"python examples/{Path(sys.argv[0]).name}")
-    rest = iter(sys.argv[1:])
-    for word in rest:
-        if word in LEFT_OUT:
-            next(rest)
-        elif word == "--data":
-            value = next(rest)
-            words += [word, "FOLDER" if Path(value).is_dir() else value]
-        else:
-            words.append(shlex.quote(word))
+    option = ""
+    for word in sys.argv[1:]:
+        option = word.partition("=")[0] if word.startswith("--") else option
+        if option not in LEFT_OUT:
+            words.append("FOLDER" if option == "--data" and Path(word).is_dir() else shlex.quote(word))
     return " ".join(words)
 
 
@@ -154,6 +152,7 @@ def save_weights(path: Path, run: Run, tests: Sequence[Tensor], licence: str) ->
     """Weights in float16, and what is known of them, for ``sc.models.load``; the accuracy is that of these weights."""
     arrays = {name: value.detach().cpu() for name, value in run.net.state_dict().items()}
     arrays = {name: value.half() if value.is_floating_point() else value for name, value in arrays.items()}
+    tests = [part.to(next(run.net.parameters()).device) for part in tests]
     run.net.load_state_dict(arrays)
     run.net.eval()
     with torch.no_grad():
