@@ -171,7 +171,7 @@ class TestChangelog:
 class TestResults:
     """docs/results.md is what docs/results/page.py makes of the runs that programs kept."""
 
-    @pytest.fixture(scope="class")
+    @pytest.fixture
     def page(self) -> Dict[str, Any]:
         """The script, as a module's names."""
         return runpy.run_path(str(ROOT / "docs/results/page.py"))
