@@ -23,7 +23,8 @@ HEAD = """\
 Made by `python docs/results/page.py` from the files in [results](results); do not edit.
 
 Accuracy is that of the test part after the last epoch: the median over the seeds 0, 1 and 2, and in brackets the least
-and the most. The sizes, the learning rate and the augmentation for MNIST were chosen by test images with seed 0.
+and the most; a row with fewer seeds says so.
+The sizes, the learning rate and the augmentation for MNIST were chosen by test images with seed 0.
 
 Time is that of a whole run, tests included. On a CPU it is processor time on one thread, since other programs ran
 beside; on a GPU it is time on the clock. Each run's curve is in its file.
@@ -102,9 +103,9 @@ def median(runs: List[Dict[str, Any]], name: str) -> float:
 def row(runs: List[Dict[str, Any]]) -> List[str]:
     """A row of the table."""
     first, scores = runs[0], [100 * run["accuracy"] for run in runs]
-    accuracy = f"**{statistics.median(scores):.2f}** ({min(scores):.2f} to {max(scores):.2f})"
-    if len(runs) != 3:
-        accuracy += f", {len(runs)} seed{'s' * (len(runs) > 1)}"
+    accuracy = f"**{statistics.median(scores):.2f}**"
+    accuracy += f" ({min(scores):.2f} to {max(scores):.2f})" if len(runs) > 1 else ", one seed"
+    accuracy += f", {len(runs)} seeds" if len(runs) == 2 else ""
     on_cpu = "cuda" not in first["backend"]
     seconds = median(runs, "processor_seconds" if on_cpu else "seconds")
     ran = f"{first['backend']}, {short(first['machine'])}"
