@@ -4,7 +4,8 @@
 
 CIFAR-10 is read from ``--folder``, and downloaded only with ``--download``. ``--data digits --width 16`` is small
 enough for a CPU. The backward pass needs the spikes of every time step: in the tutorial, T = 50 with 32 images took 12
-GB. ``--help`` lists all options. A run writes the same files as ``mnist.py``.
+GB. ``--help`` lists all options. A run writes TensorBoard logs, ``learning-curve.png``, ``best.safetensors`` with the
+best weights, and ``checkpoint.pt``. ``--resume`` continues a run that was stopped.
 """
 
 from __future__ import annotations

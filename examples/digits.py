@@ -1,6 +1,6 @@
 """Train a small convolutional spiking network on scikit-learn's handwritten digits (1,797 real images of 8x8 pixels).
 
-    python examples/digits.py [--backend NAME] [--epochs N] [--seed S] [--out FOLDER] [--resume]
+    python examples/digits.py [--backend NAME] [--epochs N] [--seed S] [--out FOLDER] [--resume] ... ...
 
 The network names no backend: ``--backend`` or ``SPIKECORE_BACKEND`` chooses one, otherwise it is chosen automatically.
 The output folder gets TensorBoard logs, ``learning-curve.png``, ``spike-raster.png`` and, after every epoch,
@@ -23,7 +23,7 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 import spikecore as sc
-from common import data, pictures
+from common import data, pictures, results
 from common.files import Stopped, tell_of_earlier
 from common.options import EPOCHS, OUT, SEED, Defaults, any_seed, at_least, out_folder, which_backend
 from common.pictures import plt
@@ -153,6 +153,8 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=any_seed, default=0, help=SEED)
     parser.add_argument("--out", type=out_folder, default=Path("runs/demo"), help=OUT)
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in the output folder")
+    results.add_option(parser)
+    results.add_weights_option(parser)
     return parser
 
 
@@ -170,6 +172,8 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     try:
         sc.set_backend(net, options.backend)
+        result = results.Run(net, "digits", options)
+        result = results.Run(net, "digits", options)
         curves = train(net, options)
     except (
         sc.backend.BackendError
@@ -179,6 +183,10 @@ def main() -> None:
         if not checkpoint(options).exists():
             raise Stopped("\nstopped: no epoch was finished") from None
         raise Stopped(f"\nstopped: the last finished epoch is in {checkpoint(options)}; go on with --resume") from None
+    result.curve = curves["test accuracy"]
+    result.keep()
+    result.curve = curves["test accuracy"]
+    result.keep()
     title = "Handwritten digits, convolutional spiking network"
     pictures.draw_curves(curves, options.out / "learning-curve.png", title)
     seen = look_inside(net, options.out / "spike-raster.png", options.epochs)
@@ -191,6 +199,8 @@ def main() -> None:
     print(f"pictures       {options.out / 'learning-curve.png'}, {options.out / 'spike-raster.png'}")
     print(f"checkpoint     {checkpoint(options)}")
     print(f"TensorBoard    tensorboard --logdir {options.out}")
+    if options.weights is not None:
+        results.save_weights(options.weights, result, data.digits().test.tensors, "CC BY 4.0")
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from common import heartbeats, pictures, resonators
+from common import results as kept
 from common.files import DataError, Stopped, tell_of_earlier
 from common.heartbeats import CHANNELS, CLASSES, MADE_UP, Heartbeats, Part
 from common.options import EPOCHS, OUT, SEED, Defaults, any_seed, at_least, out_folder, settings, which_backend
@@ -222,6 +223,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=any_seed, default=0, help=SEED)
     parser.add_argument("--out", type=out_folder, default=Path("runs/ecg"), help=OUT)
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in the output folder")
+    kept.add_option(parser)
     return parser
 
 
@@ -247,6 +249,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     try:
         sc.set_backend(net, options.backend)
+        result = kept.Run(net, sets.about, options)
         results = run(net, sets, options)
     except (sc.backend.BackendError, sc.backend.Unsupported) as error:
         parser.error(str(error))
@@ -256,6 +259,9 @@ def main() -> None:
         raise Stopped(f"\nstopped: the last finished epoch is in {checkpoint(options)}; go on with --resume") from None
     results.update(data=sets.about, backend=which_backend(net), steps=net.hidden.extra_repr())
     results.update(torch=torch.__version__, threads=torch.get_num_threads())
+    if "validation accuracy" in results:
+        result.curve = [results["test accuracy"]]
+        result.keep(network=f"{CHANNELS}-{HIDDEN}-{len(CLASSES)}, resonators with feedback")
     (options.out / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     for name, value in results.items():
         print(f"{name:40}  {f'{value:.5g}' if isinstance(value, float) else value}")

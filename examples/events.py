@@ -4,7 +4,7 @@
 
 tonic (``pip install '.[events]'``) reads the recordings from ``--folder``, and downloads them only with ``--download``.
 ``--data digits`` needs no tonic and no download: it turns scikit-learn's digits into events of a moving camera.
-``--help`` lists all options. A run writes the same files as ``mnist.py``.
+``--help`` lists all options. A run writes the same files as ``cifar10.py``.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """snnTorch's IPU tutorial: two layers of leaky neurons on handwritten digits, trained with the loss inside the model.
 
-    python examples/mnist_ipu.py [--data FOLDER] [--epochs N] [--batch-size B] [--seed S] [--out FOLDER] [--resume]
+    python examples/mnist_ipu.py [--data FOLDER [--images N]] [--epochs N] [--batch-size B] [--seed S] [--resume] ...
 
-``SPIKECORE_BACKEND`` chooses the backend: ``torch``, ``cupy`` (with ``--device cuda``), or ``ipu`` for a Graphcore IPU.
-With ``SPIKECORE_IPU_EMULATOR=1``, ``ipu`` uses the emulator of PopTorch. Nothing else changes. With ``--data`` the data
-set is MNIST (28x28 pixels, read from that folder, without a download); otherwise it is scikit-learn's digits (8x8).
-Every epoch writes ``checkpoint.pt`` to the output folder. ``--resume`` continues a run that was stopped, by Ctrl-C or
-otherwise.
+``SPIKECORE_BACKEND`` chooses where: ``torch`` or ``cupy`` (with ``--device cuda``), or ``ipu``, a Graphcore IPU, with
+``SPIKECORE_IPU_EMULATOR=1`` the emulator of its PopTorch. Nothing else changes. With ``--data`` the data is MNIST
+(28x28 pixels, from that folder, nothing is downloaded), otherwise scikit-learn's digits (8x8). ``--images`` trains on
+the first N images alone: the emulator takes about a second for a batch of the tutorial's size.
+After every epoch ``checkpoint.pt`` in the output folder is replaced; a run that was stopped, by Ctrl-C or otherwise,
+goes on from there with ``--resume``.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from typing import Any, List, Tuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Subset
 from tqdm import tqdm
 
 import spikecore as sc
-from common import data
+from common import data, results
 from common.data import left_out
 from common.files import DataError, Stopped, tell_of_earlier
 from common.options import EPOCHS, OUT, SEED, Defaults, any_seed, at_least, out_folder, which_backend
@@ -64,7 +66,7 @@ def train(step: Any, loader: Any, options: argparse.Namespace) -> List[float]:
     """Train, with a checkpoint after every epoch; returns the mean losses."""
     kept = options.out / "checkpoint.pt"
     settings = {"data": str(options.data), "epochs": options.epochs, "batch size": options.batch_size}
-    settings.update(seed=options.seed, device=options.device)
+    settings.update(images=options.images, seed=options.seed, device=options.device)
     losses: List[float] = []
     if options.resume:
         try:
@@ -98,12 +100,14 @@ def main() -> None:
     parser.add_argument(
         "--data", type=Path, metavar="FOLDER", help="folder with the files of MNIST; without it, scikit-learn's digits"
     )
+    parser.add_argument("--images", type=at_least(1), metavar="N", help="train on the first N images; all without it")
     parser.add_argument("--device", default="cpu", help="torch device; cpu for backend ipu")
     parser.add_argument("--epochs", type=at_least(1), default=10, help=EPOCHS)
     parser.add_argument("--batch-size", type=at_least(1), default=120, help="images of a step")
     parser.add_argument("--seed", type=any_seed, default=0, help=SEED)
     parser.add_argument("--out", type=out_folder, default=Path("runs/mnist_ipu"), help=OUT)
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in the output folder")
+    results.add_option(parser)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # `kill` ends it as Ctrl-C does
     try:
@@ -118,12 +122,15 @@ def run(options: argparse.Namespace) -> None:
     sets = data.digits() if options.data is None else data.mnist(options.data, way_out=WAY_OUT)
     net = Model(math.prod(sets.shape)).to(options.device)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3, betas=(0.9, 0.999))
-    train_loader = sc.DataLoader(sets.training, batch_size=options.batch_size, shuffle=True, drop_last=True)
+    images = min(len(sets.training), options.images or len(sets.training))
+    train_loader = sc.DataLoader(
+        Subset(sets.training, range(images)), batch_size=options.batch_size, shuffle=True, drop_last=True
+    )
     test_loader = sc.DataLoader(sets.test, batch_size=options.batch_size, drop_last=True)
     step = sc.training_model(net, loss_fn, optimizer)
     predict = sc.inference_model(net)
 
-    start = time.perf_counter()
+    start, result = time.perf_counter(), results.Run(net, "MNIST" if options.data else "digits", options)
     train(step, train_loader, options)
     scores = [sc.metrics.accuracy(predict(images)[0], labels) for images, labels in test_loader]
     accuracy = torch.stack(scores).mean().item()
@@ -132,6 +139,8 @@ def run(options: argparse.Namespace) -> None:
     print(f"backend        {which_backend(net, why=False)}")
     print(f"time           {time.perf_counter() - start:.0f} s{' since it was resumed' * options.resume}")
     print(f"checkpoint     {options.out / 'checkpoint.pt'}")
+    result.curve = [accuracy]
+    result.keep()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python examples/sew_resnet.py [--data cifar10|digits] [--T 4] [--layout channels-last] [--augment] [--resume] ...
 
 CIFAR-10 is read from ``--folder``, and downloaded only with ``--download``. ``--help`` lists all options. A run writes
-the same files as ``mnist.py``.
+the same files as ``cifar10.py``.
 """
 
 from __future__ import annotations

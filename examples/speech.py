@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 import spikecore as sc
+from common import results as kept
 from common import vowels
 from common.files import DataError, Stopped
 from common.options import EPOCHS, OUT, Defaults, any_seed, at_least, out_folder, share, which_backend
@@ -230,6 +231,7 @@ def arguments() -> argparse.ArgumentParser:
         "--seeds", type=any_seed, nargs="+", default=[0, 1, 2], help="each network is trained from each"
     )
     parser.add_argument("--out", type=out_folder, default=Path("runs/speech"), help=OUT)
+    kept.add_option(parser)
     return parser
 
 
@@ -280,6 +282,13 @@ def main() -> None:
     results: Dict[str, Any] = {"data": sets.about, "torch": torch.__version__, "threads": torch.get_num_threads()}
     results["options"] = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
     results["networks"] = {name: report(name, found) for name, found in runs.items()}
+    for name, trained in runs.items():
+        for run in trained:
+            result = kept.Run(run.net, sets.about, options, "torch" if name == "lstm" else "spikecore")
+            result.curve = run.curves["test accuracy"]
+            times = {"seconds": round(run.seconds, 1), "processor_seconds": round(run.processor_seconds, 1)}
+            sizes = f"{COEFFICIENTS}-{options.hidden}-{SPEAKERS}, {NETWORKS[name][0]}"
+            result.keep(network=sizes, seed=run.seed, **times)
     draw_curves(runs, options.out / "learning-curve.png", sets.about)
     written = ["results.json", "learning-curve.png"]
     for newest in runs.get("alif", [])[-1:]:

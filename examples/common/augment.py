@@ -9,25 +9,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def affine(images: Tensor, generator: torch.Generator) -> Tensor:
+def affine(images: Tensor, generator: torch.Generator, strength: float = 1.0) -> Tensor:
     """Each image turned by up to 15 degrees, scaled by 0.85 to 1.15, sheared by up to 0.2, and moved by up to about a
-    twelfth of its size.
+    twelfth of its size; ``strength`` multiplies all of these limits.
     """
 
-    def between(low: float, high: float) -> Tensor:
-        return low + (high - low) * torch.rand(len(images), generator=generator)
+    def within(limit: float) -> Tensor:
+        return strength * limit * (2 * torch.rand(len(images), generator=generator) - 1)
 
-    angle, scale = between(-math.pi / 12, math.pi / 12), between(0.85, 1.15)
-    shear, down, right = between(-0.2, 0.2), between(-1 / 6, 1 / 6), between(-1 / 6, 1 / 6)  # an image is 2 wide
+    angle, scale = within(math.pi / 12), 1 + within(0.15)
+    shear, down, right = within(0.2), within(1 / 6), within(1 / 6)  # an image is 2 wide
     cos, sin = angle.cos() / scale, angle.sin() / scale
     rows = (torch.stack((cos, shear * cos - sin, right), 1), torch.stack((sin, shear * sin + cos, down), 1))
-    grid = F.affine_grid(torch.stack(rows, 1), list(images.shape), align_corners=False)
+    grid = F.affine_grid(torch.stack(rows, 1).to(images), list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, align_corners=False)
-
-
-def noise(images: Tensor, generator: torch.Generator, deviation: float = 0.1) -> Tensor:
-    """Gaussian noise on every pixel; values stay in [0, 1]."""
-    return (images + deviation * torch.randn(images.shape, generator=generator)).clamp(0.0, 1.0)
 
 
 def photographs(images: Tensor, generator: torch.Generator) -> Tensor:

@@ -1,5 +1,7 @@
 """Networks of the field, each an ``nn.Sequential`` of spikecore's layers: VGG, SEW-ResNet, MS-ResNet, Spikformer.
 
+:func:`load` gives small ones with trained weights: ``sc.models.load("mnist")``.
+
 Rules of this module:
 
 - A network takes ``[T, B, C, H, W]``, or, with ``steps=T``, images ``[B, C, H, W]`` that ``sc.encode.Constant``
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 from spikecore.models._resnet import ms_resnet, sew_resnet
 from spikecore.models._spikformer import spikformer
+from spikecore.models._trained import Trained, load, trained
 from spikecore.models._vgg import vgg
 
-__all__ = ["ms_resnet", "sew_resnet", "spikformer", "vgg"]
+__all__ = ["Trained", "load", "ms_resnet", "sew_resnet", "spikformer", "trained", "vgg"]

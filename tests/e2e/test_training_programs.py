@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 ENVIRONMENT = {**os.environ, "SPIKECORE_BLOCK": "numba,triton", "TQDM_MININTERVAL": "0"}
 TINY = ["--data", "digits", "--T", "4", "--batch-size", "32"]
 #: Two epochs of ten batches.
-SHORT = [*TINY, "--hidden", "16", "--epochs", "2", "--limit", "10"]
+SHORT = [*TINY, "--width", "4", "--encoder", "poisson", "--epochs", "2", "--limit", "10"]
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def differences(a: Path, b: Path) -> List[str]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in one go."""
     out = tmp_path_factory.mktemp("whole")
-    one = process("mnist.py", *SHORT, "--out", str(out))
+    one = process("cifar10.py", *SHORT, "--out", str(out))
     _, errors = one.communicate(timeout=300)
     assert one.returncode == 0, errors
     return out
@@ -75,7 +75,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_killed_at_two_moments_goes_on_to_the_same_weights(whole, tmp_path, run):
     """SIGKILL in each epoch, each time --resume: the checkpoint is that of the run in one go, to the bit."""
     moments = (4, 17)
-    args = ["mnist.py", *SHORT, "--out", str(tmp_path)]
+    args = ["cifar10.py", *SHORT, "--out", str(tmp_path)]
     for moment in moments:
         resume = ["--resume"] if (tmp_path / "checkpoint.pt").exists() else []
         ended = ended_at(moment, signal.SIGKILL, *args, *resume)
@@ -87,7 +87,7 @@ def test_a_run_killed_at_two_moments_goes_on_to_the_same_weights(whole, tmp_path
 
 def test_a_stopped_run_keeps_the_steps_it_has_done(whole, tmp_path, run):
     """`kill` within an epoch: a checkpoint with its batches, and --resume goes on to the same weights."""
-    args, moment = ["mnist.py", *SHORT, "--out", str(tmp_path)], 13
+    args, moment = ["cifar10.py", *SHORT, "--out", str(tmp_path)], 13
     ended = ended_at(moment, signal.SIGTERM, *args)
     assert ended.returncode == 130
     assert "Traceback" not in ended.stderr
@@ -102,17 +102,16 @@ def test_a_stopped_run_keeps_the_steps_it_has_done(whole, tmp_path, run):
 
 def test_other_options_are_refused_by_name(whole, run):
     """--resume with options that change the numbers names each of them, before anything is trained."""
-    args = ["mnist.py", *SHORT, "--out", str(whole), "--resume"]
-    with pytest.raises(SystemExit, match="lr=0.01 \\(now 0.5\\), seed=0 \\(now 7\\); give the same"):
+    args = ["cifar10.py", *SHORT, "--out", str(whole), "--resume"]
+    with pytest.raises(SystemExit, match="lr=0.001 \\(now 0.5\\), seed=0 \\(now 7\\); give the same"):
         run(*args, "--lr", "0.5", "--seed", "7")
 
 
 @pytest.mark.parametrize(
     "args",
     [
-        ["mnist.py", "--encoder", "constant", "--augment", "--hidden", "8"],
-        ["mnist.py", "--precision", "bfloat16", "--layout", "channels-last", "--hidden", "8"],
         ["cifar10.py", "--width", "4", "--augment", "--encoder", "poisson"],
+        ["cifar10.py", "--width", "4", "--precision", "bfloat16", "--layout", "channels-last"],
         ["sew_resnet.py", "--layout", "channels-last", "--T", "1"],
     ],
     ids=" ".join,
@@ -149,7 +148,7 @@ def signalled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 def test_a_run_that_is_stopped_while_it_tests(whole, tmp_path, run, signalled):
     """The batches of the epoch are done then: it goes on with the test, to the same weights, curves and streams."""
-    args = ["mnist.py", *SHORT, "--out", str(tmp_path)]
+    args = ["cifar10.py", *SHORT, "--out", str(tmp_path)]
     signalled("_test", 2)
     with pytest.raises(SystemExit, match="stopped: 1 epochs and 10 batches are in "):
         run(*args)
@@ -158,15 +157,15 @@ def test_a_run_that_is_stopped_while_it_tests(whole, tmp_path, run, signalled):
 
 
 def test_the_same_program_on_an_ipu(tmp_path, run, signalled, monkeypatch):
-    """SPIKECORE_BACKEND alone makes mnist.py train on the emulated IPU; stopped, it goes on to the same weights."""
+    """SPIKECORE_BACKEND alone makes a program train on the emulated IPU; stopped, it goes on to the same weights."""
     monkeypatch.setenv("SPIKECORE_BACKEND", "ipu")
-    args = [*TINY, "--batch-size", "40", "--hidden", "8", "--epochs", "2", "--limit", "2", "--encoder", "constant"]
-    text = run("mnist.py", *args, "--out", str(tmp_path / "whole"))
+    args = [*TINY, "--batch-size", "40", "--width", "4", "--epochs", "2", "--limit", "2"]
+    text = run("cifar10.py", *args, "--out", str(tmp_path / "whole"))
     assert "ipu on ipu (asked for by SPIKECORE_BACKEND)" in text
     signalled("_prepared", 5)  # two batches to train and two to test with, then this one
     with pytest.raises(SystemExit, match="stopped: 1 epochs and 1 batches are in "):
-        run("mnist.py", *args, "--out", str(tmp_path / "cut"))
-    run("mnist.py", *args, "--out", str(tmp_path / "cut"), "--resume")
+        run("cifar10.py", *args, "--out", str(tmp_path / "cut"))
+    run("cifar10.py", *args, "--out", str(tmp_path / "cut"), "--resume")
     assert differences(tmp_path / "cut", tmp_path / "whole") == []
 
 
@@ -174,11 +173,11 @@ def test_options_that_a_backend_has_not(tmp_path, run, monkeypatch, capsys):
     """An IPU has options of its own: what cannot reach it is refused by name, and not left out."""
     monkeypatch.setenv("SPIKECORE_BACKEND", "ipu")
     with pytest.raises(SystemExit) as ended:
-        run("mnist.py", *TINY, "--batch-size", "40", "--out", str(tmp_path), "--precision", "bfloat16")
+        run("cifar10.py", *TINY, "--batch-size", "40", "--out", str(tmp_path), "--precision", "bfloat16")
     assert ended.value.code == 2
     assert "--precision and --graph are not for this backend" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        run("mnist.py", *TINY, "--batch-size", "40", "--out", str(tmp_path), "--compile")
+        run("cifar10.py", *TINY, "--batch-size", "40", "--out", str(tmp_path), "--compile")
     says = "does nothing with backend ipu" if hasattr(torch.nn.Module, "compile") else "needs torch 2.3"
     assert f"--compile {says}" in capsys.readouterr().err
 
@@ -199,7 +198,7 @@ def test_options_that_a_backend_has_not(tmp_path, run, monkeypatch, capsys):
 def test_options_that_cannot_be_had(tmp_path, run, capsys, args, says):
     """One sentence that names the option or the value, and the exit status of wrong usage; nothing is written."""
     with pytest.raises(SystemExit) as ended:
-        run("mnist.py", *SHORT, "--out", str(tmp_path / "out"), *args)
+        run("cifar10.py", *SHORT, "--out", str(tmp_path / "out"), *args)
     assert ended.value.code == 2
     assert says in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -220,6 +219,6 @@ def test_the_commands_of_the_page(tmp_path, capsys, run, command):
         return
     here = [arg for arg in args if arg not in ("--download", "--graph", "--device", "cuda")]
     with pytest.raises(SystemExit) as ended:
-        run(program, *here, "--folder", str(tmp_path))
+        run(program, *here, "--data" if program == "mnist.py" else "--folder", str(tmp_path))
     assert ended.value.code == 2
     assert re.search("is not there: looked for|tonic, which is not installed", capsys.readouterr().err)
