@@ -6,17 +6,21 @@ import functools
 import inspect
 import re
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spikecore._base.batches import flattened
+from spikecore._base.context import is_plain
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import in_turn, makes_time, observing, unwrapped
 from spikecore._shell.state import Stateful
+from spikecore.lang import topological
 from spikecore.layers import NormNeuron
+from spikecore.neuron import Neuron
+from spikecore.neurons import Recurrent
 
 #: Modules of torch.nn with layers that take ``[B, ...]``, and no further dimension in front.
 _OF_SAMPLES = [f"torch.nn.modules.{name}" for name in ("batchnorm", "conv", "flatten", "instancenorm", "pooling")]
@@ -116,24 +120,56 @@ def _of_dtypes(net: nn.Module, inputs: Any, error: Exception) -> str:
 Call = Tuple[nn.Module, Tuple[int, ...]]
 
 
+class Watched(NamedTuple):
+    """What the neurons of a network did in a step."""
+
+    calls: List[Call]
+    #: By the name of a layer: for each of its calls, whether anything but 0 came out, ``[]``.
+    fired: Dict[str, List[Tensor]]
+
+
 @contextmanager
-def calls_of_neurons(net: nn.Module) -> Iterator[List[Call]]:
-    """The calls of neurons in the block; none of a network that is compiled, which a hook would compile once more."""
-    calls: List[Call] = []
+def watched_neurons(net: nn.Module) -> Iterator[Watched]:
+    """What neurons do in the block; nothing of a network that is compiled, which a hook would compile once more."""
+    watched = Watched([], {})
 
     def note(module: nn.Module, inputs: Tuple[Any, ...]) -> None:
-        calls.extend((module, tuple(x.shape)) for x in inputs[:1] if isinstance(x, Tensor))
+        watched.calls.extend((module, tuple(x.shape)) for x in inputs[:1] if isinstance(x, Tensor))
 
-    modules = list(net.modules())
-    if any(getattr(m, "_compiled_call_impl", None) or type(m).__name__ == "OptimizedModule" for m in modules):
-        modules = []
-    neurons = [module for module in modules if _step(module) and not getattr(module, "makes_time", False)]
-    hooks = [module.register_forward_pre_hook(observing(note)) for module in neurons]
+    def note_output(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and is_plain(output):
+            watched.fired.setdefault(name, []).append(output.detach().any())
+
+    named = list(net.named_modules())
+    if any(getattr(m, "_compiled_call_impl", None) or type(m).__name__ == "OptimizedModule" for _, m in named):
+        named = []
+    hooks = []
+    for name, module in named:
+        if _step(module) and not getattr(module, "makes_time", False):
+            hooks.append(module.register_forward_pre_hook(observing(note)))
+        if _step(module) and isinstance(module, (Neuron, NormNeuron, Recurrent)):
+            hooks.append(module.register_forward_hook(observing(functools.partial(note_output, name))))
     try:
-        yield calls
+        yield watched
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def silent_layers(net: nn.Module, watched: Watched) -> List[str]:
+    """The layers of spiking neurons that gave no spike. It waits for the device."""
+    modules = dict(net.named_modules())
+    return [
+        f"{name or 'the network'} ({type(modules[name]).__name__})"
+        for name, fired in watched.fired.items()
+        if _spikes(modules[name]) and not any(map(bool, fired))
+    ]
+
+
+def _spikes(layer: nn.Module) -> bool:
+    """Whether a layer of neurons fires, as one that integrates only does not."""
+    neuron: Any = layer.neuron if isinstance(layer, (NormNeuron, Recurrent)) else layer
+    return any(node.op == "spike" for node in topological(neuron.program.outputs))
 
 
 def time_as_taken(net: nn.Module, calls: List[Call], inputs: Any, outputs: Any, targets: Any) -> str:

@@ -25,19 +25,24 @@ from spikecore.functional import own_state, stateful_modules
 from spikecore.layers import Delay
 from spikecore.neuron import Neuron
 from spikecore.training._checks import (
-    Call,
-    calls_of_neurons,
+    Watched,
     check_loss,
     check_optimizer,
     explained,
     of_loss,
     of_network,
+    silent_layers,
     time_as_taken,
+    watched_neurons,
 )
 from spikecore.training._form import Form
 from spikecore.training._saving import all_or_nothing, check_parts, load_optimizer
 from spikecore.training._steps import Loss, TrainingOptions
 from spikecore.training._updates import Updates
+
+
+#: The step in which layers that were silent in the first one are looked at again.
+SECOND_LOOK = 100
 
 
 class _Eager:
@@ -76,7 +81,10 @@ class EagerTraining(_Eager):
         self.loss = loss
         self.optimizer = optimizer
         self._updates = Updates(net, self.options.clip_norm, self.options.scaler)
-        self._is_first = True
+        #: How many steps there were.
+        self._steps = 0
+        #: The layers that gave no spike in the first step.
+        self._silent: List[str] = []
 
     @property
     def skipped(self) -> int:
@@ -94,16 +102,36 @@ class EagerTraining(_Eager):
         """
         device = device_of(self.net)
         inputs, targets = self._form.inputs(to_device(inputs, device)), to_device(targets, device)
-        is_watched = self._is_first and not self._form.is_compiled
-        watching: ContextManager[List[Call]] = calls_of_neurons(self.net) if is_watched else nullcontext([])
-        with watching as calls:
+        step = self._steps + 1
+        is_looked_at = step == 1 or (step == SECOND_LOOK and bool(self._silent))
+        is_watched = is_looked_at and not (self._form.is_compiled or self._form.is_captured)
+        watching = watched_neurons(self.net) if is_watched else nullcontext(Watched([], {}))
+        with watching as watched:
             outputs, loss = self._form.attempt(lambda: self._differentiated(inputs, targets, device), inputs)
         self._update({"inputs": inputs, "targets": targets, "outputs": outputs, "loss": loss})
-        warning = time_as_taken(self.net, calls, inputs, outputs, targets) if self._is_first else ""
-        self._is_first = False
+        self._steps, warning = step, ""
+        if is_watched and step == 1:
+            warning = time_as_taken(self.net, watched.calls, inputs, outputs, targets)
+            self._silent = silent_layers(self.net, watched)
+        elif is_watched:
+            warning = self._still_silent(silent_layers(self.net, watched))
         if warning:
             warnings.warn(warning, UserWarning, stacklevel=2)
         return tree_map(Tensor.detach, outputs), loss.detach()
+
+    def _still_silent(self, silent: List[str]) -> str:
+        """What is to be said of layers that gave no spike in two steps; "" if there is none.
+
+        In the first step alone silence is usual: weights of torch's defaults are small, and surrogates raise them.
+        """
+        both = [name for name in self._silent if name in silent]
+        if not both:
+            return ""
+        return (
+            f"{', '.join(both)} gave no spike in the batches of steps 1 and {SECOND_LOOK}: nothing of the input passes, "
+            "and the network may never learn. print(sc.explain(net, x)) says how often each layer fires, and which "
+            "settings bring it to fire"
+        )
 
     def _differentiated(self, inputs: Any, targets: Any, device: Optional[torch.device]) -> Tuple[Any, Tensor]:
         scaler = self.options.scaler

@@ -439,6 +439,29 @@ class TestABatchAsTime:
             step(torch.rand(16, 5), labels(16))
 
 
+class TestASilentLayer:
+    """Spiking neurons that give no spike: usual in the first step, and a fault after a hundred."""
+
+    def steps(self, later: float, made: Callable[[], nn.Module] = mlp) -> None:
+        torch.manual_seed(0)
+        net = made()
+        step = sc.training_model(net, sc.losses.ce_max_membrane, torch.optim.Adam(net.parameters(), 1e-2))
+        for number in range(101):
+            step((later if number else 0.0) * torch.rand(4, 16, 5), labels(16))
+
+    def test_it_is_said_once(self) -> None:
+        said = r"^1 \(LIF\) gave no spike in the batches of steps 1 and 100: .*sc\.explain\(net, x\)"
+        with pytest.warns(UserWarning, match=said) as caught:
+            self.steps(0.0)
+        assert len(caught) == 1
+
+    def test_nothing_is_said_of_one_that_wakes_up(self) -> None:
+        self.steps(8.0)
+
+    def test_nothing_is_said_of_neurons_that_do_not_spike(self) -> None:
+        self.steps(0.0, lambda: nn.Sequential(nn.Linear(5, 3, bias=False), sc.LI()))
+
+
 class TestSingleSteps:
     """``step="single"`` and inputs ``[T, B, ...]``."""
 
