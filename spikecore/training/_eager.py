@@ -40,7 +40,6 @@ from spikecore.training._saving import all_or_nothing, check_parts, load_optimiz
 from spikecore.training._steps import Loss, TrainingOptions
 from spikecore.training._updates import Updates
 
-
 #: The step in which layers that were silent in the first one are looked at again.
 SECOND_LOOK = 100
 
@@ -128,9 +127,9 @@ class EagerTraining(_Eager):
         if not both:
             return ""
         return (
-            f"{', '.join(both)} gave no spike in the batches of steps 1 and {SECOND_LOOK}: nothing of the input passes, "
-            "and the network may never learn. print(sc.explain(net, x)) says how often each layer fires, and which "
-            "settings bring it to fire"
+            f"{', '.join(both)} gave no spike in the batches of steps 1 and {SECOND_LOOK}: nothing of the input "
+            "passes, and the network may never learn. print(sc.explain(net, x)) says how often each layer fires, and "
+            "which settings bring it to fire"
         )
 
     def _differentiated(self, inputs: Any, targets: Any, device: Optional[torch.device]) -> Tuple[Any, Tensor]:
