@@ -74,7 +74,9 @@ class Recurrent(Stateful):
     ) -> None:
         super().__init__(step)
         if not isinstance(neuron, Neuron):
-            raise TypeError(f"Recurrent: neuron={neuron!r} must be a spikecore neuron")
+            raise TypeError(
+                f"Recurrent: neuron={neuron!r} must be a spikecore neuron; the order is Recurrent(neuron, linear)"
+            )
         if not isinstance(linear, nn.Module):
             raise TypeError(f"Recurrent: linear={linear!r} must be a module, such as nn.Linear(C, C)")
         if len(neuron.inputs) != 1 or len(neuron.program.outputs) != 1:

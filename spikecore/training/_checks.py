@@ -8,6 +8,7 @@ import re
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -58,19 +59,23 @@ def check_optimizer(optimizer: Any, net: nn.Module) -> None:
 
 @contextmanager
 def explained(way_out: Callable[[Exception], str]) -> Iterator[None]:
-    """Raise ValueError with the text of ``way_out`` in place of an error of sizes; without a text, the error."""
+    """Raise the text of ``way_out`` in place of an error of sizes, as ValueError, or of types; without a text, the
+    error.
+    """
     try:
         yield
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         text = way_out(error)
         if not text:
             raise
-        raise ValueError(text) from error
+        raise (TypeError if isinstance(error, TypeError) else ValueError)(text) from error
 
 
-def of_loss(net: nn.Module, loss: Any, inputs: Any, outputs: Any, targets: Any) -> str:
+def of_loss(net: nn.Module, loss: Any, inputs: Any, outputs: Any, targets: Any, error: Exception) -> str:
     """What to write where a loss raised an error, and sizes say why; "" for another error."""
-    if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor) and outputs.ndim > 1 and targets.ndim == 1):
+    if isinstance(error, TypeError) or not (
+        isinstance(outputs, Tensor) and isinstance(targets, Tensor) and outputs.ndim > 1 and targets.ndim == 1
+    ):
         return ""
     batch, steps = len(targets), {_step(module) for module in net.modules()}
     if isinstance(inputs, Tensor) and inputs.ndim > 2 and "multi" in steps:
@@ -96,6 +101,8 @@ def of_network(net: nn.Module, inputs: Any, error: Exception) -> str:
 
     It may have got ``[T, B, ...]``, or inputs of another dtype than its weights.
     """
+    if isinstance(error, TypeError) and isinstance(inputs, np.ndarray):
+        return f"inputs are a NumPy array, and the network takes tensors: give torch.from_numpy(inputs) ({error})"
     if type(error) not in (RuntimeError, ValueError):
         return ""
     if _DTYPES.search(str(error)):

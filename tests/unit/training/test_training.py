@@ -462,6 +462,18 @@ class TestASilentLayer:
         self.steps(0.0, lambda: nn.Sequential(nn.Linear(5, 3, bias=False), sc.LI()))
 
 
+def test_other_types_than_tensors_are_named() -> None:
+    """Arrays of NumPy, a tuple as a data set, and labels that are no integers."""
+    step = step_of(mlp(), sc.losses.ce_max_membrane)
+    x = torch.rand(4, 16, 5)
+    with pytest.raises(TypeError, match=r"inputs are a NumPy array, .* give torch\.from_numpy\(inputs\)"):
+        step(x.numpy(), labels(16))
+    with pytest.raises(TypeError, match=r"got torch\.float32; give targets\.long\(\)"):
+        step(x, labels(16).float())
+    with pytest.raises(TypeError, match=r"a tuple of 2 tensors, .* give torch\.utils\.data\.TensorDataset\(inputs"):
+        sc.DataLoader((torch.rand(16, 5), labels(16)), batch_size=4)
+
+
 class TestSingleSteps:
     """``step="single"`` and inputs ``[T, B, ...]``."""
 
