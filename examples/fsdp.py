@@ -47,7 +47,8 @@ class Shards(processes.Engine):
     def right(self, images: Tensor, labels: Tensor) -> Tensor:
         """Of this process's part."""
         mine = self.here.part(labels)
-        return sc.metrics.accuracy(self.predict(self.here.part(images)), mine) * len(mine)
+        predicted = self.predict(self.here.part(images))
+        return sc.metrics.accuracy(predicted, mine, by="mean_membrane") * len(mine)
 
     def state(self) -> Dict[str, Any]:
         """Gathered, on the CPU of process 0."""

@@ -66,7 +66,7 @@ class Stages(processes.Engine):
         outputs = self.predicting.step(*([images.to(self.here.device)] if self.first else []))
         if not self.last:
             return torch.zeros((), device=self.here.device)
-        return sc.metrics.accuracy(outputs, labels.to(self.here.device)) * len(labels)
+        return sc.metrics.accuracy(outputs, labels.to(self.here.device), by="mean_membrane") * len(labels)
 
     def state(self) -> Dict[str, Any]:
         """Gathered, on the CPU of process 0."""

@@ -108,7 +108,7 @@ def masked(outputs: Tensor, targets: Any) -> Tensor:
 
 def accuracy(outputs: Tensor, part: Part) -> Tensor:
     """The fraction of utterances whose speaker has the highest potential, summed over real steps."""
-    return sc.metrics.accuracy(outputs, part.speakers, mask=part.mask.T)
+    return sc.metrics.accuracy(outputs, part.speakers, by="mean_membrane", mask=part.mask.T)
 
 
 def train(make: Callable[[argparse.Namespace], nn.Module], name: str, seed: int, sets: Vowels, options: Any) -> Run:

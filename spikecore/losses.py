@@ -401,6 +401,7 @@ def check_readout(name: str, outputs: Tensor, targets: Tensor, *, floating: bool
     _check_outputs(name, outputs, targets, floating)
     hint = _hint_at_targets(name, tuple(outputs.shape), tuple(targets.shape))
     if targets.dtype not in _INDEX_DTYPES:
+        hint = hint or ("; give targets.long()" if targets.is_floating_point() else "")
         raise TypeError(f"targets must be integer class indices such as torch.int64, got {targets.dtype}{hint}")
     if tuple(targets.shape) != (outputs.shape[1],):
         raise ValueError(

@@ -140,7 +140,7 @@ class Training:
         for images, labels in itertools.islice(batches, self.batches - self.batch):
             outputs, loss = self.step(self._prepared(images, training=True), labels)
             # a pipeline's outputs are where it ends
-            self.seen.append(torch.stack((loss.float().mean(), sc.metrics.accuracy(outputs, labels))).to(self.device))
+            self.seen.append(torch.stack((loss.float().mean(), accuracy(outputs, labels))).to(self.device))
             self.batch += 1
             bar.update()
             if stop.asked:
@@ -151,7 +151,7 @@ class Training:
         right, self.tested = [], 0
         for images, labels in itertools.islice(self.tests, self.options.limit):
             outputs = self.predict(self._prepared(images))
-            right.append(sc.metrics.accuracy(outputs, labels) * len(labels))
+            right.append(accuracy(outputs, labels) * len(labels))
             self.tested += len(labels)
             if stop.asked:
                 return None
@@ -170,6 +170,11 @@ def refuse_compile(net: nn.Module, asked: bool) -> None:
     for device, used in common_options.bound(net).items():
         if asked and not used.backend.capabilities_on(device).torch_compile:
             raise ValueError(f"--compile does nothing with backend {used.backend.name} and this torch; leave it out")
+
+
+def accuracy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """The fraction of samples whose class has the highest mean over time: of spikes, or of a linear read-out."""
+    return sc.metrics.accuracy(outputs, labels, by="mean_membrane")
 
 
 def rate_loss(outputs: Tensor, labels: Tensor) -> Tensor:

@@ -84,6 +84,12 @@ class Settings:
         _known("suite", self.suites, SUITES)
         _known("dtype", self.dtypes, tuple(DTYPES))
         _known("neuron", self.neurons, tuple(WORKLOADS))
+        for name in self.networks:
+            if ":" in name:
+                raise ValueError(
+                    f"network {name!r} seems to be a network of your own, which bench does not measure; the page "
+                    "docs/speed.md has five lines that time its training step"
+                )
         _known("network", self.networks, tuple(NETWORKS))
         _known("form", self.forms, tuple(FORMS))
         _known("layout", self.layouts, STEP_LAYOUTS)

@@ -353,7 +353,7 @@ def _learnt(run: Run) -> str:
     names: List[str] = []
     for row in run.where(lambda layer, module: run.training and neuron_of(module) is not None):
         learnt = [name for name, value in neuron_of(row.module).named_parameters(recurse=False) if value.numel() > 1]
-        names += [f"{name} of {row.layer.name or row.layer.kind}" for name in learnt]
+        names += [f"{name} of {_named([row])}" for name in learnt]
     if not names:
         return ""
     return (

@@ -19,7 +19,7 @@ from spikecore.backend import Unsupported
 from spikecore.dtypes import has_float64
 from spikecore.inspect._explain import copied, cuda_devices
 from spikecore.inspect._monitor import FIRING, Layer, monitor, stateful_of
-from spikecore.inspect._report import Report, Table, scaled
+from spikecore.inspect._report import Report, Table, dimension_of_time, input_as_read, scaled
 from spikecore.layers import Delay, NormNeuron
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
@@ -59,7 +59,8 @@ class Energy(Report):
     """What :func:`spikecore.energy` found. ``str()`` gives a table; notebooks show the same.
 
     ``layers``: an :class:`Operations` for each layer that computes products or sums. ``samples``, ``steps``: B and T.
-    ``e_mac``, ``e_ac``: picojoules of an operation.
+    ``e_mac``, ``e_ac``: picojoules of an operation. ``timed``: whether the input had the steps, so that the twin takes
+    each of them, too. ``read``: what the dimensions of the input were taken for.
     """
 
     layers: Tuple[Operations, ...]
@@ -67,6 +68,8 @@ class Energy(Report):
     steps: int
     e_mac: float
     e_ac: float
+    timed: bool = False
+    read: str = ""
 
     @property
     def macs(self) -> int:
@@ -85,17 +88,20 @@ class Energy(Report):
 
     @property
     def twin(self) -> float:
-        """Picojoules per sample of the ReLU twin: the same layers, once, on numbers that are not 0."""
+        """Picojoules per sample of the ReLU twin: the same layers on numbers that are not 0, once, or at each step
+        of an input that has time.
+        """
         return math.fsum(layer.twin for layer in self.layers)
 
     def _table(self) -> Table:
         rows = [*self.layers, Operations("all", "", self.macs, self.acs, 0, 0, self.energy, self.twin)]
+        how = f"at each of the {self.steps} steps of the input" if self.timed else "once, without time steps"
         lines = (
             f"per sample, mean of {self.samples}, over {self.steps} time steps; {self.e_mac:g} pJ a MAC, {self.e_ac:g} "
             "pJ an AC; computed: MACs and ACs of all that the layer has, above 100 % where spikes are multiples",
-            "ReLU twin: the same layers once, without time steps, every product a MAC",
+            f"ReLU twin: the same layers {how}, every product a MAC",
         )
-        return Table(_HEADINGS, [layer.cells(self.samples) for layer in rows], 2, lines)
+        return Table(_HEADINGS, [layer.cells(self.samples) for layer in rows], 2, lines, title=self.read)
 
 
 _HEADINGS = ("layer", "kind", "MACs", "ACs", "computed", "energy", "ReLU twin")
@@ -107,7 +113,7 @@ def energy(net: nn.Module, x: Any, *, e_mac: float = E_MAC, e_ac: float = E_AC) 
     ::
 
         E = e_mac * MACs + e_ac * ACs                        of the network, per sample
-        E_twin = e_mac * products + e_ac * sums              of its ReLU twin: the same layers, once
+        E_twin = e_mac * products + e_ac * sums              of its ReLU twin: the same layers once, or at each step
 
         print(sc.energy(net, images))
 
@@ -125,7 +131,8 @@ def energy(net: nn.Module, x: Any, *, e_mac: float = E_MAC, e_ac: float = E_AC) 
     Not counted: batch normalisation, which is folded into the layer before it; biases; maximum pooling, additions of
     shortcuts, and other functions of each number; what neurons compute within a step; and memory, which takes far more
     energy than arithmetic on most hardware. A layer that is computed once for all steps (behind ``sc.encode.Constant``)
-    is counted once. It is an estimate of arithmetic for comparisons, and no measurement of any chip.
+    is counted once. The twin of a network whose input has time, ``[T, B, ...]`` or ``[B, T, ...]``, computes everything
+    at each step, and otherwise once. It is an estimate of arithmetic for comparisons, and no measurement of any chip.
 
     net: a network, with or without neurons; it runs in eval mode, without gradients, from rest, and is afterwards as it
         was. What wraps it (``torch.compile``, ``DistributedDataParallel``) is left out.
@@ -158,13 +165,16 @@ def energy(net: nn.Module, x: Any, *, e_mac: float = E_MAC, e_ac: float = E_AC) 
     called = [layer for layer in layers if layer.calls]
     steps = max((layer.steps for layer in called), default=1)
     samples = _samples(net, tensors[0], steps, called)
+    shape = tensors[0].shape
+    time = None if makes_time(net) else dimension_of_time(shape, steps, samples)
     rows = []
     for (name, kind), (products, sums, macs, acs, *once) in counting.totals.items():
-        # the twin computes once what is computed once for all steps, and the rest once a step
-        twin = [(total - part) / steps + part for total, part in zip((products, sums), once)]
+        # the twin computes once what is computed once for all steps, and so the rest, if the input has no time
+        twin = [(total - part) / (steps if time is None else 1) + part for total, part in zip((products, sums), once)]
         costs = [(e_mac * first + e_ac * second) / samples for first, second in ((macs, acs), twin)]
         rows.append(Operations(name, kind, macs, acs, products, sums, *costs))
-    return Energy(tuple(rows), samples, steps, float(e_mac), float(e_ac))
+    read = input_as_read(shape, steps, time)
+    return Energy(tuple(rows), samples, steps, float(e_mac), float(e_ac), time is not None, read)
 
 
 def _samples(net: nn.Module, x: Tensor, steps: int, called: Sequence[Layer]) -> int:

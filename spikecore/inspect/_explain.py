@@ -23,12 +23,12 @@ from spikecore._plugins.selection import REFERENCE
 from spikecore._shell.automatic import told_of_refusals
 from spikecore._shell.binding import ask, request
 from spikecore._shell.checks import shown
-from spikecore._shell.modules import unwrapped
+from spikecore._shell.modules import makes_time, unwrapped
 from spikecore._shell.state import carry
 from spikecore.functional import stateful_modules, to_rest
 from spikecore.inspect._advice import Row, Run, advice
 from spikecore.inspect._monitor import neuron_of, stateful_of
-from spikecore.inspect._report import Explanation, Layer
+from spikecore.inspect._report import Explanation, Layer, dimension_of_time, input_as_read
 from spikecore.inspect._watching import ASIDE, RANGE, Described, Seen, Watching
 from spikecore.kernels import KernelBackend
 from spikecore.lang import Node, topological
@@ -120,7 +120,7 @@ def explain(
         watching.let_go()
         watching.note_states()
         watching.note_gradients(gradients)
-        return _explanation(net, watching, copies_of(profile.function_events or ()), tensors[0].device, training)
+        return _explanation(net, watching, copies_of(profile.function_events or ()), tensors[0], training)
 
 
 def copied(net: nn.Module, x: Any, checkpointed: bool = False) -> Tuple[nn.Module, Any, List[Tensor]]:
@@ -194,7 +194,7 @@ def _gradients(net: nn.Module, inputs: Sequence[Tensor], outputs: Any, loss: Los
 
 
 def _explanation(
-    net: nn.Module, watching: Watching, copies: Mapping[int, List[int]], device: torch.device, training: bool
+    net: nn.Module, watching: Watching, copies: Mapping[int, List[int]], x: Tensor, training: bool
 ) -> Explanation:
     times = {seen.steps for seen in watching.order if seen.step == "multi" and seen.steps}
     rows: List[Row] = []
@@ -203,8 +203,10 @@ def _explanation(
         # a container has a row where it does something itself
         if _computes(seen.module) or layer.copied or layer.saved:
             rows.append(Row(layer, seen.module, seen.source, seen.sample))
-    run = Run(unwrapped(net), rows, device.type, training, torch.is_autocast_enabled(), watching.spoilt_in_words(times))
-    return Explanation(tuple([row.layer for row in rows]), advice(run), str(device), training)
+    net, steps = unwrapped(net), max(times, default=0)
+    run = Run(net, rows, x.device.type, training, torch.is_autocast_enabled(), watching.spoilt_in_words(times))
+    read = input_as_read(x.shape, steps, None if makes_time(net) else dimension_of_time(x.shape, steps))
+    return Explanation(tuple([row.layer for row in rows]), advice(run), str(x.device), training, read)
 
 
 def _computes(module: nn.Module) -> bool:

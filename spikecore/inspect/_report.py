@@ -12,7 +12,9 @@ _HEADINGS = ("layer", "kind", "output", "dtype", "layout in -> out", "backend", 
 
 
 class Table(NamedTuple):
-    """What a report shows: rows, remarks under each row, lines below them, and numbered sentences at the end."""
+    """What a report shows: a line above, rows, remarks under each row, lines below them, and numbered sentences at the
+    end.
+    """
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -21,6 +23,7 @@ class Table(NamedTuple):
     lines: Sequence[str]
     remarks: Sequence[Sequence[str]] = ()
     advice: Sequence[str] = ()
+    title: str = ""
 
     def _parts(self) -> Iterator[Tuple[Sequence[str], Sequence[str]]]:
         """Headings and rows without empty columns, each with its remarks."""
@@ -32,7 +35,7 @@ class Table(NamedTuple):
         parts = list(self._parts())
         widths = [max(map(len, column)) for column in zip(*(row for row, _ in parts))]
         left = sum(heading in self.headings[: self.left] for heading in parts[0][0])
-        text: List[str] = []
+        text = [self.title, ""] if self.title else []
         for row, remarks in parts:
             cells = [
                 cell.ljust(width) if i < left else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))
@@ -55,7 +58,8 @@ class Table(NamedTuple):
             wide = f'<tr><td></td><td colspan="{len(head) - 1}">'
             body += [f"{wide}{escape(remark)}</td></tr>" for remark in remarks]
         advice = f"<ol>{_tags('li', self.advice)}</ol>" if self.advice else ""
-        return f"<table>{''.join(body)}</table>{_tags('p', self.lines)}{advice}"
+        title = f"<p>{escape(self.title)}</p>" if self.title else ""
+        return f"{title}<table>{''.join(body)}</table>{_tags('p', self.lines)}{advice}"
 
 
 def _tags(tag: str, texts: Sequence[str]) -> str:
@@ -78,6 +82,25 @@ class Report:
 def scaled(value: float, units: Sequence[Tuple[str, float]], rest: str, digits: int = 2) -> str:
     """A number in the first unit that it reaches; ``rest`` if it reaches none."""
     return next((f"{value / size:.{digits}f} {unit}" for unit, size in units if value >= size), rest)
+
+
+def dimension_of_time(shape: Sequence[int], steps: int, samples: Optional[int] = None) -> Optional[int]:
+    """Which dimension of an input, 0 or 1, has the steps that neurons had, beside the samples if these are known; None
+    if the network makes time.
+    """
+    if steps > 1 and tuple(shape[:1]) == (steps,) and samples in (None, *shape[1:2]):
+        return 0
+    return 1 if steps > 1 and len(shape) > 2 and shape[1] == steps and samples in (None, shape[0]) else None
+
+
+def input_as_read(shape: Sequence[int], steps: int, time: Optional[int]) -> str:
+    """What the dimensions of an input were taken for, by a network whose neurons had so many steps."""
+    start = f"input {'x'.join(map(str, shape))}, read as"
+    if time is not None:
+        samples = f", B={shape[1 - time]} samples" if len(shape) > 1 else ""
+        return f"{start} {('[T, B, ...]', '[B, T, ...]')[time]}: T={steps} steps{samples}"
+    made = f", for which the network makes T={steps} steps" if steps > 1 else ", without time"
+    return f"{start} [B, ...]: B={shape[0]} samples{made}" if shape else ""
 
 
 def size(count: int) -> str:
@@ -132,13 +155,15 @@ class Explanation(Report):
     """What :func:`spikecore.explain` found. ``str()`` gives a table with the advice below; notebooks show the same.
 
     ``layers``: a :class:`Layer` for each layer, in the order of the first call. ``advice``: sentences, the most
-    valuable first. ``device``: where the network ran. ``training``: whether it went backward, too.
+    valuable first. ``device``: where the network ran. ``training``: whether it went backward, too. ``read``: what the
+    dimensions of the input were taken for.
     """
 
     layers: Tuple[Layer, ...]
     advice: Tuple[str, ...]
     device: str
     training: bool
+    read: str = ""
 
     @property
     def saved(self) -> int:
@@ -147,7 +172,8 @@ class Explanation(Report):
 
     def _table(self) -> Table:
         advice, layers = self.advice, self.layers
-        return Table(_HEADINGS, list(map(_cells, layers)), 6, self._legend(), list(map(_remarks, layers)), advice)
+        remarks = list(map(_remarks, layers))
+        return Table(_HEADINGS, list(map(_cells, layers)), 6, self._legend(), remarks, advice, self.read)
 
     def _legend(self) -> List[str]:
         backends = [f"backend {layer.backend}: {layer.reason}" for layer in self.layers if layer.backend]

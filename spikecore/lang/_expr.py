@@ -159,16 +159,21 @@ def _refuse(what: str, way_out: str) -> Callable[..., NoReturn]:
 _SEE_OPS = "see sc.ops for what there is"
 
 
+def _instead(name: str) -> str:
+    """What to write for torch's or NumPy's function of this name."""
+    if name in INSTEAD:
+        return f"write {INSTEAD[name]}"
+    op = FROM_TORCH.get(name)
+    return f"write sc.ops.{op}({OPERATION[op].arguments})" if isinstance(op, str) else _SEE_OPS
+
+
 def _instead_of_method(name: str, node: Node) -> str:
     plain = name.rstrip("_")
     if node.is_bool and plain in (*CASTS, "int", "long"):
         return COMPARISON_AS_NUMBER
     if plain in CASTS:
         return f"leave .{name}(...) out: traced values have the dtype of the inputs"
-    if plain in INSTEAD:
-        return f"write {INSTEAD[plain]}"
-    op = FROM_TORCH.get(plain)
-    return f"write sc.ops.{op}({OPERATION[op].arguments})" if isinstance(op, str) else _SEE_OPS
+    return _instead(plain)
 
 
 class Expr:
@@ -252,7 +257,7 @@ class Expr:
         # NumPy takes over when its scalar stands on the left, as in np.sqrt(2.0) * x
         name = FROM_NUMPY.get(ufunc.__name__)
         if name is None or method != "__call__" or kwargs:
-            raise TraceError(f"numpy.{ufunc.__name__} is not part of the language{here()}; {_SEE_OPS}")
+            raise TraceError(f"numpy.{ufunc.__name__} is not part of the language{here()}; {_instead(ufunc.__name__)}")
         left, right = (lift(value, f"operand of {name}") for value in inputs)
         return Expr(make(name, left, right))
 
@@ -268,7 +273,9 @@ class Expr:
             kwargs = None  # torch.nn.functional.relu says what it does not do
         if recorded is None or kwargs:
             extra = f" with {', '.join(kwargs)}" if kwargs else ""
-            raise TraceError(f"torch.{name}{extra} is not part of the language{here()}; {_SEE_OPS}")
+            bounds = {"min": "clamp_min", "max": "clamp_max"} if name in ("clamp", "clip") and len(args) == 1 else {}
+            meant = bounds.get(next(iter(kwargs)), name) if len(kwargs or ()) == 1 else name
+            raise TraceError(f"torch.{name}{extra} is not part of the language{here()}; {_instead(meant)}")
         if isinstance(recorded, str):
             return record(recorded, *args, *OPERATION[recorded].defaults[len(args) - 1 :])
         return recorded(*args)

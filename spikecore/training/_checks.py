@@ -7,7 +7,7 @@ import inspect
 import re
 from collections import Counter
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -15,13 +15,19 @@ from torch import Tensor, nn
 
 from spikecore import losses
 from spikecore._base.batches import flattened
+from spikecore._base.context import is_plain
 from spikecore._base.errors import no_tensor
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import in_turn, makes_time, observing, unwrapped
 from spikecore._shell.state import Stateful
 from spikecore.encode import Latency, Poisson
+from spikecore.lang import topological
 from spikecore.layers import NormNeuron
 from spikecore.neuron import Neuron
+from spikecore.neurons import Recurrent
+
+#: The step in which layers that were silent in the first one are looked at again.
+SECOND_LOOK = 100
 
 #: Modules of torch.nn with layers that take ``[B, ...]``, and no further dimension in front.
 _OF_SAMPLES = [f"torch.nn.modules.{name}" for name in ("batchnorm", "conv", "flatten", "instancenorm", "pooling")]
@@ -141,6 +147,14 @@ class Call(NamedTuple):
     learns: bool
 
 
+def _is_hookable(net: nn.Module) -> bool:
+    """Whether no part is compiled: a hook would compile it once more."""
+    return not any(
+        getattr(module, "_compiled_call_impl", None) or type(module).__name__ == "OptimizedModule"
+        for module in net.modules()
+    )
+
+
 @contextmanager
 def calls_of_neurons(net: nn.Module) -> Iterator[List[Call]]:
     """The calls of neurons in the block; none of a network that is compiled, which a hook would compile once more."""
@@ -149,9 +163,7 @@ def calls_of_neurons(net: nn.Module) -> Iterator[List[Call]]:
     def note(module: nn.Module, inputs: Tuple[Any, ...]) -> None:
         calls.extend(Call(module, tuple(x.shape), x.requires_grad) for x in inputs[:1] if isinstance(x, Tensor))
 
-    modules = list(net.modules())
-    if any(getattr(m, "_compiled_call_impl", None) or type(m).__name__ == "OptimizedModule" for m in modules):
-        modules = []
+    modules = list(net.modules()) if _is_hookable(net) else []
     neurons = [module for module in modules if _step(module) and not getattr(module, "makes_time", False)]
     hooks = [module.register_forward_pre_hook(observing(note)) for module in neurons]
     try:
@@ -159,6 +171,52 @@ def calls_of_neurons(net: nn.Module) -> Iterator[List[Call]]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@contextmanager
+def silent_layers(net: nn.Module) -> Iterator[List[str]]:
+    """The layers of spiking neurons that give no spike in the block, in a list that is filled at its end.
+
+    Nothing of a network that is compiled. It waits for the device.
+    """
+    fired: Dict[str, Tensor] = {}
+    silent: List[str] = []
+
+    def note(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and is_plain(output):
+            spikes = output.detach().any()
+            fired[name] = fired[name] | spikes if name in fired else spikes
+
+    layers = {name: module for name, module in net.named_modules() if _spikes(module)} if _is_hookable(net) else {}
+    hooks = [m.register_forward_hook(observing(functools.partial(note, name))) for name, m in layers.items()]
+    try:
+        yield silent
+    finally:
+        for hook in hooks:
+            hook.remove()
+    silent.extend(f"{name or 'the network'} ({type(layers[name]).__name__})" for name in fired if not fired[name])
+
+
+def _spikes(module: nn.Module) -> bool:
+    """Whether a module is a layer of neurons that fire, and not of integrators."""
+    if not isinstance(module, (Neuron, NormNeuron, Recurrent)):
+        return False
+    return any(node.op == "spike" for node in topological(_neuron(module).program.outputs))
+
+
+def still_silent(before: List[str], now: List[str]) -> List[str]:
+    """What is to be warned of after :data:`SECOND_LOOK` steps: the layers that gave no spike in the first step, either.
+
+    In the first step alone silence is usual: weights of torch's defaults are small, and surrogates raise them.
+    """
+    names = [name for name in before if name in now]
+    if not names:
+        return []
+    return [
+        f"{', '.join(names)} gave no spike in the batches of steps 1 and {SECOND_LOOK}: nothing of the input passes, "
+        "and the network may never learn. print(sc.explain(net, x)) says how often each layer fires, and which "
+        "settings make it fire"
+    ]
 
 
 def of_first_step(net: nn.Module, loss: Any, calls: List[Call], inputs: Any, outputs: Any, targets: Any) -> List[str]:

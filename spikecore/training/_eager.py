@@ -25,6 +25,7 @@ from spikecore.functional import own_state, stateful_modules
 from spikecore.layers import Delay
 from spikecore.neuron import Neuron
 from spikecore.training._checks import (
+    SECOND_LOOK,
     Call,
     calls_of_neurons,
     check_loss,
@@ -34,6 +35,8 @@ from spikecore.training._checks import (
     of_first_step,
     of_loss,
     of_network,
+    silent_layers,
+    still_silent,
 )
 from spikecore.training._form import Form
 from spikecore.training._saving import all_or_nothing, check_parts, load_optimizer
@@ -77,7 +80,10 @@ class EagerTraining(_Eager):
         self.loss = loss
         self.optimizer = optimizer
         self._updates = Updates(net, self.options.clip_norm, self.options.scaler)
-        self._is_first = True
+        #: How many steps were made.
+        self._steps = 0
+        #: The layers that gave no spike in the first step.
+        self._silent: List[str] = []
 
     @property
     def skipped(self) -> int:
@@ -95,13 +101,20 @@ class EagerTraining(_Eager):
         """
         device = device_of(self.net)
         inputs, targets = self._form.inputs(to_device(inputs, device)), to_device(targets, device)
-        is_watched = self._is_first and not self._form.is_compiled
+        step, is_eager = self._steps + 1, not (self._form.is_compiled or self._form.is_captured)
+        is_watched = step == 1 and not self._form.is_compiled
         watching: ContextManager[List[Call]] = calls_of_neurons(self.net) if is_watched else nullcontext([])
-        with watching as calls:
+        is_looked_at = is_eager and (step == 1 or (step == SECOND_LOOK and bool(self._silent)))
+        looking: ContextManager[List[str]] = silent_layers(self.net) if is_looked_at else nullcontext([])
+        with watching as calls, looking as silent:
             outputs, loss = self._form.attempt(lambda: self._differentiated(inputs, targets, device), inputs)
         self._update({"inputs": inputs, "targets": targets, "outputs": outputs, "loss": loss})
-        texts = of_first_step(self.net, self.loss, calls, inputs, outputs, targets) if self._is_first else []
-        self._is_first = False
+        texts: List[str] = []
+        if step == 1:
+            texts, self._silent = of_first_step(self.net, self.loss, calls, inputs, outputs, targets), silent
+        elif is_looked_at:
+            texts = still_silent(self._silent, silent)
+        self._steps = step
         for text in texts:
             warnings.warn(text, UserWarning, stacklevel=2)
         return tree_map(Tensor.detach, outputs), loss.detach()

@@ -69,11 +69,24 @@ def DataLoader(  # noqa: N802  # stands where torch.utils.data.DataLoader would
     The backend is that of the argument, the ``use_backend`` block, or ``SPIKECORE_BACKEND``; otherwise torch's own
     loader.
     """
+    if not kwargs.get("collate_fn"):
+        _check_dataset(dataset)
     if time_first:
         kwargs["time_first"] = True
     return backend_named(capture(backend, "DataLoader()")).data_loader(
         dataset, options, batch_size=batch_size, **kwargs
     )
+
+
+def _check_dataset(dataset: Any) -> None:
+    """Raise TypeError for a tuple ``(inputs, targets)``, of which no batch can be made: samples have one shape."""
+    if not (isinstance(dataset, tuple) and all(isinstance(part, Tensor) and part.ndim for part in dataset)):
+        return
+    if len(set(map(len, dataset))) == 1 < len({part.shape for part in dataset}):
+        raise TypeError(
+            f"dataset is a tuple of {len(dataset)} tensors, which would be its samples; for inputs and targets give "
+            "torch.utils.data.TensorDataset(inputs, targets)"
+        )
 
 
 class TimeFirst:

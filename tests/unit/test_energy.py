@@ -225,14 +225,18 @@ def test_samples_of_networks_that_loop_over_steps(net, shape, samples):
     """Time was taken for the batch where neurons take single steps, and the batch for channels."""
     found = sc.energy(net, spikes(*shape))
     assert (found.steps, found.samples) == (4, samples)
-    assert found.twin == pytest.approx(4.6 * 40 * (spikes(*shape)[..., 0].numel() // samples / (1 if net.steps else 4)))
+    assert found.twin == pytest.approx(4.6 * 40 * (1 if net.steps else 4))
+    ways = {0: "read as [T, B, ...]: T=4 steps, B=3 samples", 4: "B=4 samples, for which the network makes T=4 steps"}
+    assert ways[net.steps] in str(found).splitlines()[0]
+    assert ("at each of the 4 steps" in str(found)) is (net.steps == 0)
 
 
 def test_the_table_says_what_was_counted():
     """Amounts per sample, energies with units, and where the constants stand."""
     found = sc.energy(nn.Sequential(nn.Linear(1000, 50), nn.ReLU()), image(4, 1000))
     text = str(found)
-    assert text.splitlines()[0].split() == ["layer", "kind", "MACs", "ACs", "computed", "energy", "ReLU", "twin"]
+    assert text.splitlines()[0] == "input 4x1000, read as [B, ...]: B=4 samples, without time"
+    assert text.splitlines()[2].split() == ["layer", "kind", "MACs", "ACs", "computed", "energy", "ReLU", "twin"]
     assert f"{found.macs / 4000:.2f} k" in text
     assert "230.00 nJ" in text
     assert "4.6 pJ a MAC, 0.9 pJ an AC" in text

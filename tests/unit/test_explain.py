@@ -446,3 +446,13 @@ def test_what_is_wrong_comes_before_what_is_slow() -> None:
     below = sc.explain(sc.LIF(backend="torch"), -x).advice[0]
     assert "None of the parameters and settings of LIF, and no larger or smaller input, changed alone" in below
     assert "The input of LIF is 0 at every step" in sc.explain(sc.LIF(backend="torch"), 0 * x).advice[0]
+
+
+def test_the_first_line_says_how_the_input_was_read():
+    """So that a transposed batch is seen."""
+    net = nn.Sequential(nn.Linear(6, 4), sc.LIF(learn=("tau",), tau=torch.full((4,), 2.0)))
+    explained = str(sc.explain(net, torch.rand(16, 3, 6)))
+    assert explained.splitlines()[0] == "input 16x3x6, read as [T, B, ...]: T=16 steps, B=3 samples"
+    assert "tau of 1 (LIF) is learnt" in " ".join(explained.split())
+    encoded = str(sc.explain(nn.Sequential(sc.encode.Constant(5), *net), torch.rand(3, 6)))
+    assert encoded.splitlines()[0] == "input 3x6, read as [B, ...]: B=3 samples, for which the network makes T=5 steps"

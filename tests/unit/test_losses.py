@@ -505,22 +505,36 @@ def accuracy_by_hand(x, y, by, classes):
         for c in range(classes):
             train = x[:, b, c * group : (c + 1) * group]
             times = [t for t in range(x.shape[0]) if train[t].any()]
-            scores.append(-train.sum() if by == "count" else (times[0] if times else x.shape[0]))
+            first = times[0] if times else x.shape[0]
+            value = {"first_spike": -first, "max_membrane": train.sum(-1).max()}.get(by, train.sum())
+            scores.append(-value)
         right += scores.index(min(scores)) == y[b]
     return right / x.shape[1]
 
 
-@pytest.mark.parametrize("by", ["count", "first_spike"])
+@pytest.mark.parametrize("by", ["count", "first_spike", "max_membrane", "mean_membrane"])
 @pytest.mark.parametrize("classes", [None, 3])
 def test_accuracy_is_the_fraction_right(by, classes):
     """The fraction of samples whose class has most spikes, or spikes first, populations pooled."""
     x, y = sparse(), many_labels(classes or CLASSES)
+    if by.endswith("membrane"):
+        x = torch.randn(x.shape, generator=torch.Generator().manual_seed(3)) - 2.0  # most are negative
     found = accuracy(x, y, by=by, num_classes=classes)
     assert found.item() == pytest.approx(accuracy_by_hand(x.numpy(), y.numpy(), by, classes or CLASSES))
     assert 0 < found.item() <= 1
 
 
-@pytest.mark.parametrize("by", ["count", "first_spike"])
+def test_membranes_are_not_counted():
+    """The maximum decided in training, and a sum of potentials was compared with the targets."""
+    membrane = sparse() - 0.5
+    with pytest.raises(ValueError, match="by='count' counts spikes, and spikes has negative values.*'max_membrane'"):
+        accuracy(membrane, many_labels())
+    assert accuracy(sparse() * 0.5, many_labels()) == accuracy(sparse(), many_labels())  # graded spikes
+    labels = many_labels()
+    assert torch.func.vmap(lambda x: accuracy(x, labels))(membrane.unsqueeze(0)).isnan().all()  # nothing may be read
+
+
+@pytest.mark.parametrize("by", ["count", "first_spike", "max_membrane", "mean_membrane"])
 def test_samples_without_a_label_are_left_out(by):
     """They counted as wrong; the losses leave them out. They need no real step, and what they hold does not matter."""
     x, y = sparse(), many_labels()
@@ -583,7 +597,7 @@ def test_wrong_arguments_are_named():
         accuracy(sparse(), many_labels().float())
     with pytest.raises(TypeError, match="spikes must be a tensor, got ndarray"):
         accuracy(np.zeros((STEPS, MANY, CLASSES)), many_labels())
-    with pytest.raises(ValueError, match="by must be 'count' or 'first_spike', got 'rate'"):
+    with pytest.raises(ValueError, match="by must be one of 'count', 'first_spike', 'max_membrane', .*, got 'rate'"):
         accuracy(sparse(), many_labels(), by="rate")
     for by in ("count", "first_spike"):
         with pytest.raises(ValueError, match="num_classes must divide the number of output neurons, 6, got 4"):

@@ -28,7 +28,7 @@ REGULARIZERS = [
     *(partial(losses.rate_regularizer, target=(0.35, 0.45), per=per) for per in ("neuron", "sample", "population")),
     partial(losses.rate_sparsity, strength=0.01),
 ]
-METRICS = [partial(metrics.accuracy, by=by) for by in ("count", "first_spike")]
+METRICS = [partial(metrics.accuracy, by=by) for by in ("count", "first_spike", "max_membrane", "mean_membrane")]
 #: What stands at padded steps, which nothing may show.
 PADDING = [1.0, float("nan")]
 

@@ -121,6 +121,7 @@ def test_every_implementation_is_listed_with_its_state(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
+        ({"networks": ("net.py:net",)}, "'net.py:net' seems to be a network of your own.*docs/speed.md has five lines"),
         ({"suites": ("neuron",)}, "suite 'neuron' is not known; there are: neurons, layouts, steps, small, calls"),
         ({"neurons": ("Lif",)}, "there are: LIF, Leaky"),
         ({"layouts": ("NHWC",)}, "there are: flat, odd, contiguous, channels-last, batch before time"),

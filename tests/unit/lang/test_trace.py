@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -246,6 +247,11 @@ REFUSED = {
     "index": (lambda x, s, p: x[0], INDEX),
     "%": (lambda x, s, p: x % 2, UNKNOWN.format(what="the operator %")),
     "//": (lambda x, s, p: x // 2, "the operator // is not part of the language{here}; write sc.ops.floor(a / b)"),
+    "np.exp": (lambda x, s, p: np.exp(x), "numpy.exp is not part of the language{here}; write sc.ops.exp(x)"),
+    "torch.clamp": (
+        lambda x, s, p: torch.clamp(x, min=0.0),
+        "torch.clamp with min is not part of the language{here}; write sc.ops.maximum(x, low)",
+    ),
     "torch.erfc": (lambda x, s, p: torch.erfc(x), UNKNOWN.format(what="torch.erfc")),
     "tensor + expr": (lambda x, s, p: TENSOR + x, MIXED.format(role="operand of add")),
     "ops tensor": (lambda x, s, p: sc.ops.minimum(x, TENSOR), MIXED.format(role="argument of sc.ops.minimum")),

@@ -236,3 +236,8 @@ def test_a_parametrisation_is_computed_once_a_call() -> None:
     grad = linear.parametrizations.weight.original.grad
     assert grad.tril().any()
     assert not grad.triu(1).any()
+
+
+def test_swapped_arguments_are_named():
+    with pytest.raises(TypeError, match=r"must be a spikecore neuron; the order is Recurrent\(neuron, linear\)"):
+        sc.Recurrent(nn.Linear(3, 3), sc.LIF())

@@ -504,6 +504,39 @@ class TestALossOfSomethingElse:
         step_of(mlp(), loss)(torch.rand(4, 16, 5), torch.zeros(4, 16, 3))
 
 
+class TestASilentLayer:
+    """Spiking neurons that give no spike: usual in the first step, and a fault after a hundred."""
+
+    def steps(self, later: float, made: Callable[[], nn.Module] = mlp) -> None:
+        torch.manual_seed(0)
+        net = made()
+        step = sc.training_model(net, sc.losses.ce_max_membrane, torch.optim.Adam(net.parameters(), 1e-2))
+        for number in range(101):
+            step((later if number else 0.0) * torch.rand(4, 16, 5), labels(16))
+
+    def test_it_is_said_once(self) -> None:
+        said = r"^1 \(LIF\) gave no spike in the batches of steps 1 and 100: .*sc\.explain\(net, x\)"
+        with pytest.warns(UserWarning, match=said) as caught:
+            self.steps(0.0)
+        assert len(caught) == 1
+
+    def test_nothing_is_said_of_one_that_wakes_up(self) -> None:
+        self.steps(8.0)
+
+    def test_nothing_is_said_of_neurons_that_do_not_spike(self) -> None:
+        self.steps(0.0, lambda: nn.Sequential(nn.Linear(5, 3, bias=False), sc.LI()))
+
+
+def test_other_types_than_tensors_are_named() -> None:
+    """A tuple as a data set, and labels that are no integers."""
+    step = step_of(mlp(), sc.losses.ce_max_membrane)
+    x = torch.rand(4, 16, 5)
+    with pytest.raises(TypeError, match=r"got torch\.float32; give targets\.long\(\)"):
+        step(x, labels(16).float())
+    with pytest.raises(TypeError, match=r"a tuple of 2 tensors, .* give torch\.utils\.data\.TensorDataset\(inputs"):
+        sc.DataLoader((torch.rand(16, 5), labels(16)), batch_size=4)
+
+
 class TestSingleSteps:
     """``step="single"`` and inputs ``[T, B, ...]``."""
 
