@@ -17,7 +17,6 @@ from typing import Any, Collection, Dict, Iterator, List, Mapping, MutableMappin
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.blocks import block
 from spikecore._base.context import compile_time, is_compiling, is_plain
 from spikecore._base.errors import a_kind
 from spikecore._base.misnamed import hint_at_missing
@@ -139,8 +138,8 @@ def _neurons(net: nn.Module, function: str, carries: bool = False) -> List[State
     """The stateful modules of ``net``, for a function that its user calls."""
     modules = check_places(net, carries)
     if not modules:
-        # the warning names the line of the user; carry_state is called as a block, two frames deeper
-        level = 5 if function == "carry_state" else 3
+        # the warning names the line of the user; carry_state is called through contextlib, one frame deeper
+        level = 4 if function == "carry_state" else 3
         warnings.warn(
             f"sc.{function}: net={shown(net)} has no spikecore neuron, so nothing is done; give the network that holds "
             "them. Neurons of other libraries (snnTorch, SpikingJelly) are reset and detached with those libraries",
@@ -178,7 +177,7 @@ def project(net: nn.Module) -> None:
             module.project()
 
 
-@block
+@contextmanager
 def carry_state(net: nn.Module) -> Iterator[None]:
     """Within the block, multi-step calls of ``net`` continue from the last state instead of starting at rest.
 

@@ -3,6 +3,10 @@
 :func:`world` says what follows: a compiler, a transform, a mode, or reverse-mode autograd alone. A tensor is not plain
 under a transform of torch.func, while torch.compile or torch.jit traces, in forward mode, under a dispatch mode, and
 where it is of a subclass.
+
+There are two floors: torch 2.0.1 for what computes, on Python 3.8, and 2.6 for what compiles, captures, registers or
+packs. Below the second one torch lacks one part or another of what these need, so each calls :func:`require_compiler`
+before it begins.
 """
 
 from __future__ import annotations
@@ -18,6 +22,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from spikecore._base.errors import Unsupported
+
+#: The oldest torch for what compiles, captures, registers or packs.
+SECOND_FLOOR = (2, 6)
+#: Whether this torch is new enough for that.
+COMPILES = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= SECOND_FLOOR
 #: Before torch 2.4 each type of device has functions of its own. This is not found out in a call, because the
 #: torch.compile of torch 2.0 cannot trace a call that raises TypeError.
 _BEFORE_2_4 = not hasattr(torch, "get_autocast_dtype")
@@ -213,3 +223,10 @@ def compile_time(function: _Function) -> _Function:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
     return function
+
+
+def require_compiler(what: str) -> None:
+    """Raise :class:`spikecore.backend.Unsupported` for a torch below the second floor; ``what`` begins the text."""
+    if not COMPILES:
+        needed = ".".join(map(str, SECOND_FLOOR))
+        raise Unsupported(f"{what} needs torch {needed} or newer; this is {torch.__version__}")

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import (
     TYPE_CHECKING,
@@ -32,7 +33,6 @@ from typing import (
     Tuple,
 )
 
-from spikecore._base.blocks import block
 from spikecore._base.descriptions import ANY_DEVICE, BackendStatus
 from spikecore._base.errors import BackendError, BackendUnavailable, UnknownBackend
 from spikecore._plugins.registry import AUTO as AUTO
@@ -61,7 +61,7 @@ def use_backend(name: Optional[str]) -> ContextManager[None]:
     return _use_backend(_checked(name, "name", "use_backend()"))
 
 
-@block
+@contextmanager
 def _use_backend(name: Optional[str]) -> Iterator[None]:
     token = _context.set(name)
     try:

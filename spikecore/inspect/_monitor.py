@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Collection, ContextManager, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
@@ -12,9 +12,8 @@ from typing import Any, Collection, ContextManager, Dict, Iterator, List, Mappin
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.blocks import block
+from spikecore._base.context import COMPILES, require_compiler
 from spikecore._base.misnamed import hint_of_state
-from spikecore._base.versions import COMPILES, require_compiler
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import unwrapped
 from spikecore._shell.observe import Watcher, unwatch, watch
@@ -296,7 +295,7 @@ class Seen(Report):
         return Table(_HEADINGS, list(map(_cells, self.layers)), 2, [_LEGEND, *lines, *([_SPOILT] if lines else [])])
 
 
-@block
+@contextmanager
 def monitor(
     net: nn.Module,
     record: Sequence[str] = (),

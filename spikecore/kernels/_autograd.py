@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from spikecore._base.caches import RUNNERS, Lock, Recent
-from spikecore._base.context import EAGER, PLAIN, world
-from spikecore._base.versions import COMPILES, require_compiler
+from spikecore._base.context import COMPILES, EAGER, PLAIN, require_compiler, world
 from spikecore.backend import BackendError, ParamValue, Runner, Tensors, Unsupported
 from spikecore.kernels._call import Call, CallPlan, Kernels
 from spikecore.kernels._layout import Layout

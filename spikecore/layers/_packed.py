@@ -23,9 +23,17 @@ from torch.autograd.function import once_differentiable
 
 from spikecore._base import bits
 from spikecore._base.bits import Bits, Packing, Whole
-from spikecore._base.context import PLAIN, autocast_dtype, is_compiling, is_exporting, is_plain, no_autocast
+from spikecore._base.context import (
+    COMPILES,
+    PLAIN,
+    autocast_dtype,
+    is_compiling,
+    is_exporting,
+    is_plain,
+    no_autocast,
+    require_compiler,
+)
 from spikecore._base.errors import a_kind
-from spikecore._base.versions import COMPILES, require_compiler
 from spikecore._plugins.registry import AUTO_NAME, Registry, default_registry
 from spikecore._plugins.selection import Request, Resolved, resolve
 from spikecore._shell.checks import shown

@@ -7,7 +7,6 @@ from spikecore._base.misnamed import hint_at_missing
 from spikecore.neuron import Neuron
 from spikecore.neurons._adaptive import *
 from spikecore.neurons._compartments import *
-from spikecore.neurons._complementary import *
 from spikecore.neurons._leaky import *
 from spikecore.neurons._lif import *
 from spikecore.neurons._membrane import *

@@ -21,8 +21,8 @@ from torch.utils import checkpoint as torch_checkpoint
 
 from spikecore._base import context
 from spikecore._base.batches import flattened
+from spikecore._base.context import require_compiler
 from spikecore._base.errors import a_kind
-from spikecore._base.versions import require_compiler
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import in_turn
 from spikecore._shell.state import State, Stateful, carried, put_back

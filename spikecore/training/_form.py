@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim import optimizer as _torch_optimizer
 
 from spikecore._base.batches import flattened, run_network, tree_map
-from spikecore._base.versions import COMPILES
+from spikecore._base.context import COMPILES
 from spikecore._shell.modules import is_shard
 from spikecore.backend import Unsupported
 from spikecore.layers._packed import is_packed, pack

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from spikecore._base.versions import COMPILES
+from spikecore._base.context import COMPILES
 from spikecore.backend import Capabilities, Unsupported
 from spikecore.testing import check_backend
 from spikecore.testing._loopback import EVERYTHING, Loopback, installed

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from kernel_loop import Loop as KernelLoop
-from spikecore._base.versions import COMPILES
+from spikecore._base.context import COMPILES
 from spikecore._plugins import selection
 from spikecore._plugins.registry import Registry
 from spikecore.testing._loopback import Loopback, installed

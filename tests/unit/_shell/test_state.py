@@ -101,25 +101,6 @@ class TestResetAndDetach:
 class TestCarryState:
     """``with sc.carry_state(net)``."""
 
-    @pytest.mark.parametrize("name", ["carry_state", "monitor", "use_backend"])
-    def test_a_forgotten_with_is_said(self, name):
-        """The call alone would do nothing; what its block gives is asked of it in vain. A decorator is a block."""
-        begin = getattr(sc, name)
-        argument = "torch" if name == "use_backend" else sc.LIF()
-        with pytest.warns(
-            UserWarning, match=rf"^sc.{name}\(...\) alone does nothing; .* with sc.{name}\(...\):"
-        ) as caught:
-            begin(argument)
-        assert [each.filename for each in caught] == [__file__]
-        block = begin(argument)
-        for ask in (lambda: block["1"], lambda: block.rates):
-            with pytest.raises((TypeError, AttributeError), match=rf"; it is for a block: with sc.{name}\(...\):$"):
-                ask()
-        with block:
-            pass
-        asked = sc.use_backend("torch")(lambda: sc.LIF().backend)
-        assert [asked(), asked()] == ["torch", "torch"]
-
     def test_starts_at_rest_and_leaves_nothing(self):
         """The first call in a block starts at rest, and after it so does every call."""
         net, x = Block(), values(T, B, C)

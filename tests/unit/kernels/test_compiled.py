@@ -11,7 +11,7 @@ from torch import nn
 
 import spikecore as sc
 from kernel_loop import LAYOUTS, SHAPE, Gated, Loop, bound, channels_last, image
-from spikecore._base.versions import COMPILES
+from spikecore._base.context import COMPILES
 from spikecore.backend import Spec, Unsupported
 from spikecore.kernels import KernelRunner, layout_of
 

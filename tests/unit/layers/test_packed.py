@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from spikecore._base.bits import Packing
-from spikecore._base.versions import COMPILES
+from spikecore._base.context import COMPILES
 from spikecore._plugins.selection import Resolved
 from spikecore.backend import BackendError
 from spikecore.layers import PackedConv2d, PackedLinear, SEWBlock, TimeBatched
