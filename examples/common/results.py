@@ -45,9 +45,9 @@ def add_weights_option(parser: argparse.ArgumentParser) -> None:
 
 
 def accuracy(predict: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, batch: int = 1000) -> float:
-    """The share of images whose class has the highest output, summed over time."""
+    """The share of images whose class has the highest output in the mean over time."""
     pairs = zip(images.split(batch), labels.split(batch))
-    right = [sc.metrics.accuracy(predict(some), of) * len(of) for some, of in pairs]
+    right = [sc.metrics.accuracy(predict(some), of, by="mean_membrane") * len(of) for some, of in pairs]
     return torch.stack(right).sum().item() / len(labels)
 
 
