@@ -64,7 +64,7 @@ def test_json_is_all_that_is_found(here: Path) -> None:
     found = run("nets_to_explain:LAYER", "--input", "4,6", "--json", "--inference", "--autocast", "bfloat16")
     assert found.exit_code == 0, found.output
     read = json.loads(found.output)
-    assert sorted(read) == ["advice", "device", "layers", "training"]
+    assert sorted(read) == ["advice", "device", "layers", "read", "training"]
     assert (read["training"], read["layers"][0]["dtype"]) == (False, "bfloat16")
     found = run("nets_to_explain:network", "--input", "4,2,6,5", "--json", "--channels-last", "--dtype", "float64")
     read = json.loads(found.output)

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from spikecore._base import versions
+from spikecore._base.context import COMPILES
 
 compiles = pytest.mark.skipif(
-    not versions.COMPILES or sys.version_info >= (3, 14), reason="this torch does not compile a neuron"
+    not COMPILES or sys.version_info >= (3, 14), reason="this torch does not compile a neuron"
 )
 X, N = torch.full((3, 2), 0.75), 5
 
