@@ -33,9 +33,9 @@ def mlp() -> nn.Sequential:
 
 def cnn() -> nn.Sequential:
     return nn.Sequential(
-        *(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AvgPool2d(2)),
-        *(nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.Dropout(0.1), nn.ReLU()),
-        *(nn.Flatten(), nn.Linear(256, 10)),
+        *(nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.AvgPool2d(2)),
+        *(nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.Dropout(0.1), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(512, 10)),
     )
 
 
