@@ -107,7 +107,7 @@ def svg(text: str, label: str) -> str:
     text = re.sub(r' id="[A-Za-z0-9]+_\d+"', "", text)  # those of two pictures would be equal
     text = re.sub(r"(fill|stroke): (#[0-9a-f]{6})", lambda m: f"{m[1]}: {ADAPTED.get(m[2], m[2])}", text)
     text = re.sub(r"font: (\S+) [^;\"]*", r"font: \1 sans-serif; fill: currentColor", text)
-    width = 1.5 * float(re.search(r'width="([\d.]+)pt"', text)[1])  # type: ignore[index]
+    width = 1.5 * float(re.search(r'width="([\d.]+)pt"', text)[1])  # type: ignore[index]  # matplotlib writes it
     start, _, rest = text.partition(">")
     start = re.sub(r' (width|height)="[^"]*"', "", start)
     look = f'role="img" aria-label="{escape(label)}" style="width: 100%; max-width: {width:.0f}px; height: auto"'

@@ -93,17 +93,17 @@ def known_keywords(cls: Any, keywords: Mapping[str, Any]) -> None:
     unknown = [name for name in keywords if name not in cls.params]
     if not unknown:
         return
-    own = [
+    parameters = [
         name
         for name, argument in inspect.signature(cls).parameters.items()
         if name not in COMMON and argument.kind not in (argument.VAR_KEYWORD, argument.VAR_POSITIONAL)
     ]
-    hints = [misnamed.hint(name, [*own, *COMMON]) or misnamed.of_others(cls, name) for name in unknown]
+    hints = [misnamed.hint(name, [*parameters, *COMMON]) or misnamed.of_others(cls, name) for name in unknown]
     hint = "; ".join(text.rstrip(". ") for text in hints if text)
     hint += "" if not hint else " " if hint.endswith("?") else ". "
     raise TypeError(
         f"{cls.__name__} has no parameter {', '.join(map(repr, unknown))}; {hint}Parameters: "
-        f"{', '.join(own) or 'none'}; every neuron takes: {', '.join(COMMON)}"
+        f"{', '.join(parameters) or 'none'}; every neuron takes: {', '.join(COMMON)}"
     )
 
 

@@ -99,8 +99,8 @@ def input_as_read(shape: Sequence[int], steps: int, time: Optional[int]) -> str:
     if time is not None:
         samples = f", B={shape[1 - time]} samples" if len(shape) > 1 else ""
         return f"{start} {('[T, B, ...]', '[B, T, ...]')[time]}: T={steps} steps{samples}"
-    made = f", for which the network makes T={steps} steps" if steps > 1 else ", without time"
-    return f"{start} [B, ...]: B={shape[0]} samples{made}" if shape else ""
+    source = f", for which the network makes T={steps} steps" if steps > 1 else ", without time"
+    return f"{start} [B, ...]: B={shape[0]} samples{source}" if shape else ""
 
 
 def size(count: int) -> str:

@@ -166,16 +166,16 @@ class GLIF(Neuron):
 
     Every parameter is a ``w``, of which the equations take the sigmoid: ``alpha = sigmoid(w_alpha)``, and so on::
 
-        kept = (1 - alpha (1 - tau)) v
-        v'   = kept - (1 - alpha) leak + x (1 - beta (1 - conductance)) - kept gamma z - (1 - gamma) drop z
-        z'   = [v' >= threshold]
+        decayed = (1 - alpha (1 - tau)) v
+        v'      = decayed - (1 - alpha) leak + x (1 - beta (1 - conductance)) - decayed gamma z - (1 - gamma) drop z
+        z'      = [v' >= threshold]
 
     The reset is that of the spike ``z`` of the step before. Each ``w`` is a number without a unit and has no range.
 
     w_alpha: gate from a linear leak, by ``leak`` each step, to an exponential one. 0 is a gate of a half. (The authors
         draw the three gates from -0.1 to 0.1.)
     w_beta: gate from the input as it is to one that ``conductance`` weighs.
-    w_gamma: gate from a reset by subtraction of ``drop`` to a reset of ``kept`` to 0.
+    w_gamma: gate from a reset by subtraction of ``drop`` to a reset of ``decayed`` to 0.
     w_tau: sigmoid: part of the potential that the exponential leak keeps in a time step. log(1/3) is 0.25.
     w_leak: sigmoid: what the linear leak takes, in potential per time step. -log(15) is 1/16: the authors' threshold /
         (2 T) for T = 4 time steps.
@@ -207,9 +207,9 @@ class GLIF(Neuron):
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
         alpha, beta, gamma = ops.sigmoid(p.w_alpha), ops.sigmoid(p.w_beta), ops.sigmoid(p.w_gamma)
-        part = 1.0 - alpha * (1.0 - ops.sigmoid(p.w_tau))
+        decayed = (1.0 - alpha * (1.0 - ops.sigmoid(p.w_tau))) * s.v
         current = x * (1.0 - beta * (1.0 - ops.sigmoid(p.w_conductance)))
-        charged = (part * s.v - (1.0 - alpha) * ops.sigmoid(p.w_leak)) + current
-        v = charged - part * s.v * gamma * s.z - (1.0 - gamma) * ops.sigmoid(p.w_drop) * s.z
+        charged = (decayed - (1.0 - alpha) * ops.sigmoid(p.w_leak)) + current
+        v = charged - decayed * gamma * s.z - (1.0 - gamma) * ops.sigmoid(p.w_drop) * s.z
         z = self.spike(v - ops.sigmoid(p.w_threshold))
         return z, {"v": v, "z": z}

@@ -50,8 +50,8 @@ def save_checkpoint(path: Union[str, Path], settings: Mapping[str, Any], **parts
     Raises TypeError for a value that :func:`load_checkpoint` could not read back, with the key, and OSError
     (FileNotFoundError, PermissionError, ...) if there can be no such file. Nothing is written then.
     """
-    given: Any = path
-    if not isinstance(given, (str, os.PathLike)):
+    unchecked: Any = path
+    if not isinstance(unchecked, (str, os.PathLike)):
         way_out = "the order is save_checkpoint(path, settings, step=step.state_dict())"
         raise TypeError(f"path={shown(path)} is {a_kind(path)}; give a file's path: {way_out}")
     _check_settings(settings)
