@@ -4,9 +4,8 @@
 under a transform of torch.func, while torch.compile or torch.jit traces, in forward mode, under a dispatch mode, and
 where it is of a subclass.
 
-There are two floors: torch 2.0.1 for what computes, on Python 3.8, and 2.6 for what compiles, captures, registers or
-packs. Below the second one torch lacks one part or another of what these need, so each calls :func:`require_compiler`
-before it begins.
+There are two oldest versions of torch. Neurons, losses and eager training need torch 2.0.1, on Python 3.8. Compilation,
+capture, registered operations and packing need torch 2.6: they call :func:`require_compiler` before they begin.
 """
 
 from __future__ import annotations

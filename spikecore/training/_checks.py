@@ -175,9 +175,9 @@ def calls_of_neurons(net: nn.Module) -> Iterator[List[Call]]:
 
 @contextmanager
 def silent_layers(net: nn.Module) -> Iterator[List[str]]:
-    """The layers of spiking neurons that give no spike in the block, in a list that is filled at its end.
+    """The layers of spiking neurons that give no spike in the block. The list is filled when the block ends.
 
-    Nothing of a network that is compiled. It waits for the device.
+    It stays empty for a compiled network. Filling it waits for the device.
     """
     fired: Dict[str, Tensor] = {}
     silent: List[str] = []
