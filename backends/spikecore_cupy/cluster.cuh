@@ -59,6 +59,21 @@ __device__ __forceinline__ void loads_begun() { asm volatile("cp.async.commit_gr
 template <int N> __device__ __forceinline__ void loads_wait() {
     asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
 }
+// How often a block has written, for blocks that are no cluster: what its threads wrote before is seen by those that wait.
+__device__ __forceinline__ void raise(unsigned* flag, unsigned count) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" :: "l"(flag), "r"(count) : "memory");
+}
+__device__ __forceinline__ void await(const unsigned* flag, unsigned count) {
+    unsigned found;
+    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(flag) : "memory");
+    while (found < count);
+}
+// What another block wrote, from the memory that all multiprocessors share.
+__device__ __forceinline__ Operand beyond_cache(const unsigned* from) {
+    Operand b;
+    asm volatile("ld.global.cg.v2.u32 {%0, %1}, [%2];" : "=r"(b.of[0]), "=r"(b.of[1]) : "l"(from));
+    return b;
+}
 __device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], const Operand b) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"

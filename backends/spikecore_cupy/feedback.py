@@ -36,7 +36,7 @@ class FeedbackWriter(Writer):
     division = "divided({0}, {1}, how)"
 
     def beginning(self) -> str:
-        return "Neurons i(neurons);"
+        return "Neurons i(neurons, exchange);" if self.shape.apart else "Neurons i(neurons);"
 
     def beside(self) -> Sequence[str]:
         return (f"using Neurons = {self.shape.text};",)
@@ -44,7 +44,7 @@ class FeedbackWriter(Writer):
     def top(self) -> str:
         bounds, blocks = f"__launch_bounds__({self.shape.threads}, 1)", self.shape.cluster
         # a launch of one block needs no cluster, and GPUs before compute capability 9.0 have none
-        cluster = f"__cluster_dims__({blocks}, 1, 1) " if blocks > 1 else ""
+        cluster = f"__cluster_dims__({blocks}, 1, 1) " if blocks > 1 and not self.shape.apart else ""
         return f'extern "C" __global__ void {cluster}{bounds} {self.name}('
 
     def function(
@@ -97,6 +97,8 @@ class FeedbackWriter(Writer):
 
     def weights(self) -> str:
         """The line that takes the weights."""
+        if self.shape.apart:
+            self.argument("exchange", "exchange")
         tensor = self.argument("weights", "pointer", "params", len(self.program.params))
         return f"i.take_weights({tensor});"
 

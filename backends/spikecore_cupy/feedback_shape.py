@@ -61,6 +61,21 @@ class Shape(NamedTuple):
         return -(-self.width // (16 * self.cluster))
 
     @property
+    def apart(self) -> bool:
+        """Whether there are more blocks than a cluster has, so that they exchange numbers through global memory."""
+        return self.cluster > CLUSTERS[0]
+
+    @property
+    def fragments(self) -> int:
+        """Words of the numbers that blocks give to one another, twice."""
+        return 2 * self.value_parts * self.tiles * self.blocks_tiles * self.cluster * 64
+
+    @property
+    def exchange(self) -> int:
+        """Words of global memory through which the blocks of a row exchange numbers, a count of each block behind them."""
+        return self.fragments + -(-self.cluster // 32) * 32
+
+    @property
     def threads(self) -> int:
         """Threads of a block."""
         return 32 * self.blocks_tiles * self.split
@@ -94,7 +109,7 @@ class Shape(NamedTuple):
     def memory(self) -> int:
         """Bytes of shared memory of a block."""
         groups = self.blocks_tiles
-        fragments = 2 * self.value_parts * self.tiles * groups * self.cluster * 64
+        fragments = 0 if self.apart else self.fragments
         parts = self.split * groups * self.tiles * 128 if self.split > 1 else 0
         workers = 2 * self.tiles // (self.each // 2)
         numbers = (self.length * self.kept + 2 * self.arriving) * self.each * 32 * groups * workers
@@ -121,9 +136,22 @@ def shapes_of(width: int, dtype: torch.dtype, clusters: bool = True) -> Tuple[Sh
     sizes = [c for c in CLUSTERS if c == 1 or (clusters and split > 1 and width >= c * SMALL)]
     fitting = [shape for shape in (Shape(width, c, split, 1, parts) for c in sizes) if _fits(shape, PLENTY)]
     if not fitting:
+        fitting = wide_shapes(width, parts)
+    if not fitting:
         # one block with some registers in memory
         fitting = [shape for shape in (Shape(width, 1, s, 1, parts) for s in SPLITS) if _fits(shape, FEWEST)][:1]
     return tuple([shape for shape in fitting if shape.order == fitting[0].order])
+
+
+def wide_shapes(width: int, parts: int) -> List[Shape]:
+    """The layouts of a width whose blocks are no cluster: the blocks that hold the weights, and rows for each batch."""
+    groups = -(-width // 16)
+    for tiles_of_block in (4, 2):
+        cluster = -(-groups // tiles_of_block)
+        shapes = [Shape(width, cluster, 4, n, parts) for n in (1, 2, 3, 4)]
+        if cluster > CLUSTERS[0] and _fits(shapes[0], PLENTY):
+            return shapes
+    return []
 
 
 def for_batch(shapes: Sequence[Shape], batch: int, multiprocessors: int) -> Shape:
@@ -132,6 +160,9 @@ def for_batch(shapes: Sequence[Shape], batch: int, multiprocessors: int) -> Shap
     """
 
     def time(shape: Shape) -> float:
+        if shape.apart:
+            groups = max(1, multiprocessors // shape.cluster)
+            return -(-batch // (shape.rows * groups)) * (2.0 + shape.tiles)
         at_once = max(1, CO_RESIDENT[shape.cluster] * multiprocessors // MULTIPROCESSORS)
         registers = min(shape.registers, shape.weights + PLENTY)
         together = max(1, min(REGISTERS * 128 // (registers * shape.threads), MEMORY // shape.memory))

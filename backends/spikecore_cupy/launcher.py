@@ -327,6 +327,9 @@ class FeedbackLauncher:
             counts = [blocks if kind == "scalar" else neurons for kind in self.learnt]
             sums = [x.new_empty(count, dtype=self.plan.compute) for count in counts]
         pointers += [sums[index].data_ptr() for _, index in printed.sums]
+        if shape.apart:
+            exchange = x.new_zeros(blocks // shape.cluster * shape.exchange, dtype=torch.int32)
+            pointers.append(exchange.data_ptr())
         strides = [groups[group][index].stride(0) for group, index in printed.strides]
         strides += [channels[index][which] for index, which in printed.channels]
         numbers = [params[index] for _, index in printed.numbers]
