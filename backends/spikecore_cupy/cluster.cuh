@@ -39,7 +39,7 @@ __device__ __forceinline__ void warps_wait(int which, int threads) {
     asm volatile("bar.sync %0, %1;" :: "r"(1 + which), "r"(threads) : "memory");
 }
 // What a block has written is seen by copies that one of its threads begins behind a barrier.
-__device__ __forceinline__ void written() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void written() { asm volatile("fence.proxy.async;" ::: "memory"); }
 // So many bytes, to the same address in the memory of a block of the cluster, whose signal counts them.
 __device__ __forceinline__ void copy(unsigned* here, unsigned rank, unsigned bytes, unsigned long long* signal) {
     unsigned there, counts;
@@ -68,11 +68,10 @@ __device__ __forceinline__ void await(const unsigned* flag, unsigned count) {
     do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(flag) : "memory");
     while (found < count);
 }
-// What another block wrote, from the memory that all multiprocessors share.
-__device__ __forceinline__ Operand beyond_cache(const unsigned* from) {
-    Operand b;
-    asm volatile("ld.global.cg.v2.u32 {%0, %1}, [%2];" : "=r"(b.of[0]), "=r"(b.of[1]) : "l"(from));
-    return b;
+// So many bytes from the memory that all multiprocessors share, whose arrival a signal counts.
+__device__ __forceinline__ void take(unsigned* to, const unsigned* from, unsigned bytes, unsigned long long* signal) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+        :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(signal)) : "memory");
 }
 __device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], const Operand b) {
     asm volatile(

@@ -109,7 +109,7 @@ class Shape(NamedTuple):
     def memory(self) -> int:
         """Bytes of shared memory of a block."""
         groups = self.blocks_tiles
-        fragments = 0 if self.apart else self.fragments
+        fragments = self.fragments // 2 if self.apart else self.fragments
         parts = self.split * groups * self.tiles * 128 if self.split > 1 else 0
         workers = 2 * self.tiles // (self.each // 2)
         numbers = (self.length * self.kept + 2 * self.arriving) * self.each * 32 * groups * workers
@@ -148,7 +148,7 @@ def wide_shapes(width: int, parts: int) -> List[Shape]:
     groups = -(-width // 16)
     for tiles_of_block in (4, 2):
         cluster = -(-groups // tiles_of_block)
-        shapes = [Shape(width, cluster, 4, n, parts) for n in (1, 2, 3, 4)]
+        shapes = [Shape(width, cluster, 4, n, parts) for n in (1, 2)]
         if cluster > CLUSTERS[0] and _fits(shapes[0], PLENTY):
             return shapes
     return []

@@ -35,7 +35,7 @@ struct Layer {
     // More blocks than a cluster has give their numbers to one another through global memory.
     static constexpr bool APART = C > 8;
     static constexpr int FRAGMENTS = 2 * VP * NT * KT * 64, FLAGS = (C + 31) / 32 * 32, EXCHANGE = FRAGMENTS + FLAGS;
-    static constexpr int SHARED = APART ? 0 : FRAGMENTS, PARTS = KS > 1 ? KS * MT * NT * 128 : 0;
+    static constexpr int SHARED = APART ? FRAGMENTS / 2 : FRAGMENTS, PARTS = KS > 1 ? KS * MT * NT * 128 : 0;
     // What a block gives lies together, in the place of its rank: GIVEN words.
     static constexpr int GIVEN = FRAGMENTS / 2 / C;
     // Before them, two signals, of two words each.
@@ -91,9 +91,10 @@ struct Layer {
     __device__ __forceinline__ unsigned* fragments() const {
         return APART ? exchange : reinterpret_cast<unsigned*>(block_memory()) + SIGNALS;
     }
-    __device__ __forceinline__ float* parts() const {
-        return reinterpret_cast<float*>(block_memory()) + SIGNALS + SHARED;
+    __device__ __forceinline__ unsigned* staged() const {
+        return reinterpret_cast<unsigned*>(block_memory()) + SIGNALS;
     }
+    __device__ __forceinline__ float* parts() const { return reinterpret_cast<float*>(staged() + SHARED); }
     __device__ __forceinline__ float& number(int place, int j) const {
         return (parts() + PARTS)[(place * V + j) * HOLDERS + (mt * WORKERS + ks) * 32 + lane];
     }
@@ -105,6 +106,10 @@ struct Layer {
     }
     // Before anything is given.
     __device__ __forceinline__ void begin() const {
+        if (APART) {
+            if (threadIdx.x == 0) signal_start(signal(0)), signals_started();
+            block_wait();
+        }
         if (C == 1 || APART) return;
         if (threadIdx.x == 0) {
             signal_start(signal(0)), signal_start(signal(1));
@@ -116,7 +121,7 @@ struct Layer {
     // Pass what this block has given to all others, with one copy to each of them. Its own threads have it behind the
     // barrier.
     __device__ __forceinline__ void pass(int buffer) {
-        if (C > 1 && !APART) written();
+        if (C > 1) written();
         block_wait();
         if (APART) {
             ++phases;
@@ -139,9 +144,15 @@ struct Layer {
     __device__ __forceinline__ void wait(int buffer) {
         if (C == 1) return;
         if (APART) {
-            for (int block = threadIdx.x; block < C; block += BLOCK_THREADS)
-                await(exchange + FRAGMENTS + block, phases);
-            block_wait();
+            if (threadIdx.x == 0) signal_expect(signal(0), 4 * C * GIVEN);
+            if (threadIdx.x < 32) {
+                for (int block = lane; block < C; block += 32) {
+                    await(exchange + FRAGMENTS + block, phases);
+                    written();
+                    take(staged() + block * GIVEN, fragments() + buffer * (FRAGMENTS / 2) + block * GIVEN, 4 * GIVEN, signal(0));
+                }
+            }
+            signal_wait(signal(0), (phases - 1) & 1);
             return;
         }
         signal_wait(signal(buffer), phases >> buffer & 1);
@@ -179,7 +190,7 @@ struct Layer {
     // What comes to this thread's neurons from the numbers in one of the two buffers. For all threads of a block.
     __device__ __forceinline__ void product(int buffer, float (&sum)[V]) const {
         float c[CHAINS][NT][4] = {};
-        const unsigned* given = fragments() + buffer * (FRAGMENTS / 2) + 2 * lane;
+        const unsigned* given = (APART ? staged() : fragments() + buffer * (FRAGMENTS / 2)) + 2 * lane;
         #pragma unroll
         for (int i = 0; i < NK; ++i) {
             const int k = ks * NK + i < KT ? ks * NK + i : 0;  // beyond, weights are 0
@@ -187,8 +198,7 @@ struct Layer {
             for (int n = 0; n < NT; ++n) {
                 #pragma unroll
                 for (int q = 0; q < VP; ++q) {
-                    const unsigned* from = given + place(k, q, n);
-                    const Operand b = APART ? beyond_cache(from) : *reinterpret_cast<const Operand*>(from);
+                    const Operand b = *reinterpret_cast<const Operand*>(given + place(k, q, n));
                     #pragma unroll
                     for (int p = 0; p < WP; ++p)
                         if (p + q < 3) multiply(c[(i * PRODUCTS + q * WP - q * (q - 1) / 2 + p) % CHAINS][n], w[i][p], b);
