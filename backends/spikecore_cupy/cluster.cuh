@@ -39,7 +39,7 @@ __device__ __forceinline__ void warps_wait(int which, int threads) {
     asm volatile("bar.sync %0, %1;" :: "r"(1 + which), "r"(threads) : "memory");
 }
 // What a block has written is seen by copies that one of its threads begins behind a barrier.
-__device__ __forceinline__ void written() { asm volatile("fence.proxy.async;" ::: "memory"); }
+__device__ __forceinline__ void written() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // So many bytes, to the same address in the memory of a block of the cluster, whose signal counts them.
 __device__ __forceinline__ void copy(unsigned* here, unsigned rank, unsigned bytes, unsigned long long* signal) {
     unsigned there, counts;
@@ -59,6 +59,8 @@ __device__ __forceinline__ void loads_begun() { asm volatile("cp.async.commit_gr
 template <int N> __device__ __forceinline__ void loads_wait() {
     asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
 }
+// The same of what it has written to global memory, and of what other blocks have.
+__device__ __forceinline__ void published() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 // How often a block has written, for blocks that are no cluster: what its threads wrote before is seen by those that wait.
 __device__ __forceinline__ void raise(unsigned* flag, unsigned count) {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" :: "l"(flag), "r"(count) : "memory");

@@ -121,7 +121,8 @@ struct Layer {
     // Pass what this block has given to all others, with one copy to each of them. Its own threads have it behind the
     // barrier.
     __device__ __forceinline__ void pass(int buffer) {
-        if (C > 1) written();
+        if (APART) published();
+        else if (C > 1) written();
         block_wait();
         if (APART) {
             ++phases;
@@ -148,7 +149,7 @@ struct Layer {
             if (threadIdx.x < 32) {
                 for (int block = lane; block < C; block += 32) {
                     await(exchange + FRAGMENTS + block, phases);
-                    written();
+                    published();
                     take(staged() + block * GIVEN, fragments() + buffer * (FRAGMENTS / 2) + block * GIVEN, 4 * GIVEN, signal(0));
                 }
             }
