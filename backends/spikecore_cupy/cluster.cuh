@@ -61,6 +61,9 @@ template <int N> __device__ __forceinline__ void loads_wait() {
 }
 // The same of what it has written to global memory, and of what other blocks have.
 __device__ __forceinline__ void published() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+// How many blocks asked before. A block that has the number that it asked for waits only for blocks that run, whatever the
+// order in which a GPU starts them.
+__device__ __forceinline__ unsigned ticket(unsigned* count) { return atomicAdd(count, 1u); }
 // How often a block has written, for blocks that are no cluster: what its threads wrote before is seen by those that wait.
 __device__ __forceinline__ void raise(unsigned* flag, unsigned count) {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" :: "l"(flag), "r"(count) : "memory");

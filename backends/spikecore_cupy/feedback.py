@@ -347,7 +347,7 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
             of_block = self.unique(f"{total}_block")
             body += [
                 f"const {self.real} {of_block} = block_sum(own_sum({total}, i));",
-                f"if (threadIdx.x == 0) {tensor}[blockIdx.x] = {of_block};",
+                f"if (threadIdx.x == 0) {tensor}[i.block] = {of_block};",
             ]
         return self.finished([step, adjoint] if self._kept else [adjoint], body)
 

@@ -328,7 +328,7 @@ class FeedbackLauncher:
             sums = [x.new_empty(count, dtype=self.plan.compute) for count in counts]
         pointers += [sums[index].data_ptr() for _, index in printed.sums]
         if shape.apart:
-            exchange = x.new_zeros(blocks // shape.cluster * shape.exchange, dtype=torch.int32)
+            exchange = x.new_zeros(32 + blocks // shape.cluster * shape.exchange, dtype=torch.int32)
             pointers.append(exchange.data_ptr())
         strides = [groups[group][index].stride(0) for group, index in printed.strides]
         strides += [channels[index][which] for index, which in printed.channels]

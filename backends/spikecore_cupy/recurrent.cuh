@@ -53,20 +53,26 @@ struct Layer {
     int offset[V];
     unsigned there;
     int lane, warp, mt, ks, m0, unit;
-    unsigned rank;
+    unsigned rank, block;
     unsigned w[NK][WP][4];
     unsigned phases;
     // What blocks that are no cluster give to one another: both buffers, and how often each block has given.
     unsigned* exchange;
 
     __device__ __forceinline__ explicit Layer(long long neurons, unsigned* all = nullptr) {
-        exchange = all + (long long)(blockIdx.x / C) * EXCHANGE;
         lane = threadIdx.x % 32, warp = threadIdx.x / 32, mt = warp / KS, ks = warp % KS;
-        rank = APART ? blockIdx.x % C : C > 1 ? cluster_rank() : 0;
+        block = blockIdx.x, rank = C > 1 && !APART ? cluster_rank() : 0;
+        if (APART) {
+            unsigned& number = reinterpret_cast<unsigned*>(block_memory())[2];
+            if (threadIdx.x == 0) number = ticket(all);
+            block_wait();
+            block = number, rank = block % C;
+            exchange = all + 32 + (long long)(block / C) * EXCHANGE;
+        }
         m0 = (rank * MT + mt) * 16;
         unit = ks * MINE;
         const int half = MINE > 1 ? 0 : unit % 2, tile = unit / 2;
-        const long long batch = neurons / H, row = (long long)(blockIdx.x / C) * ROWS + 8 * tile + lane % 4 * 2;
+        const long long batch = neurons / H, row = (long long)(block / C) * ROWS + 8 * tile + lane % 4 * 2;
         const int m = m0 + lane / 4 + 8 * half;
         first = (row < batch ? row : batch - 1) * H + (m < H ? m : H - 1);
         there = phases = 0;
