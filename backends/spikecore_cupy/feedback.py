@@ -16,7 +16,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence
 from spikecore.kernels import BackwardPlan, ForwardPlan
 from spikecore.kernels.writing import Argument, indented, input_leaf, output_cotangent, state_cotangent
 from spikecore.lang import Node
-from spikecore_cupy.feedback_shape import Shape, parts_of
+from spikecore_cupy.feedback_shape import Shape, for_forward, parts_of
 from spikecore_cupy.source import BackwardWriter, ForwardWriter
 from spikecore_cupy.text import CudaPrinter, Form, Function, Source, Stream, over_neurons
 from spikecore_cupy.writer import Writer
@@ -133,10 +133,8 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
     """Writes the forward kernel of a plan with feedback."""
 
     def __init__(self, plan: ForwardPlan, shape: Shape) -> None:
-        parts = 1 if plan.program.outputs[0].op == "spike" else parts_of(plan.dtype)
-        length = shape.length
-        self.shape = shape._replace(value_parts=parts, length=1, kept=0, arriving=1)
-        super().__init__(plan, Form(self.shape.each, length))
+        self.shape = for_forward(plan.program, shape)
+        super().__init__(plan, Form(shape.each, shape.length))
 
     def source(self) -> Source:
         plan, program, states = self.plan, self.program, self._states
