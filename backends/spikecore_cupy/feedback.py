@@ -16,7 +16,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence
 from spikecore.kernels import BackwardPlan, ForwardPlan
 from spikecore.kernels.writing import Argument, indented, input_leaf, output_cotangent, state_cotangent
 from spikecore.lang import Node
-from spikecore_cupy.feedback_shape import Shape, parts_of
+from spikecore_cupy.feedback_shape import Shape, for_forward, parts_of
 from spikecore_cupy.source import BackwardWriter, ForwardWriter
 from spikecore_cupy.text import CudaPrinter, Form, Function, Source, Stream, over_neurons
 from spikecore_cupy.writer import Writer
@@ -36,7 +36,7 @@ class FeedbackWriter(Writer):
     division = "divided({0}, {1}, how)"
 
     def beginning(self) -> str:
-        return "Neurons i(neurons);"
+        return "Neurons i(neurons, exchange);" if self.shape.apart else "Neurons i(neurons);"
 
     def beside(self) -> Sequence[str]:
         return (f"using Neurons = {self.shape.text};",)
@@ -44,7 +44,7 @@ class FeedbackWriter(Writer):
     def top(self) -> str:
         bounds, blocks = f"__launch_bounds__({self.shape.threads}, 1)", self.shape.cluster
         # a launch of one block needs no cluster, and GPUs before compute capability 9.0 have none
-        cluster = f"__cluster_dims__({blocks}, 1, 1) " if blocks > 1 else ""
+        cluster = f"__cluster_dims__({blocks}, 1, 1) " if blocks > 1 and not self.shape.apart else ""
         return f'extern "C" __global__ void {cluster}{bounds} {self.name}('
 
     def function(
@@ -97,6 +97,8 @@ class FeedbackWriter(Writer):
 
     def weights(self) -> str:
         """The line that takes the weights."""
+        if self.shape.apart:
+            self.argument("exchange", "exchange")
         tensor = self.argument("weights", "pointer", "params", len(self.program.params))
         return f"i.take_weights({tensor});"
 
@@ -131,10 +133,8 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
     """Writes the forward kernel of a plan with feedback."""
 
     def __init__(self, plan: ForwardPlan, shape: Shape) -> None:
-        parts = 1 if plan.program.outputs[0].op == "spike" else parts_of(plan.dtype)
-        length = shape.length
-        self.shape = shape._replace(value_parts=parts, length=1, kept=0, arriving=1)
-        super().__init__(plan, Form(self.shape.each, length))
+        self.shape = for_forward(plan.program, shape)
+        super().__init__(plan, Form(shape.each, shape.length))
 
     def source(self) -> Source:
         plan, program, states = self.plan, self.program, self._states
@@ -345,7 +345,7 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
             of_block = self.unique(f"{total}_block")
             body += [
                 f"const {self.real} {of_block} = block_sum(own_sum({total}, i));",
-                f"if (threadIdx.x == 0) {tensor}[blockIdx.x] = {of_block};",
+                f"if (threadIdx.x == 0) {tensor}[i.block] = {of_block};",
             ]
         return self.finished([step, adjoint] if self._kept else [adjoint], body)
 
