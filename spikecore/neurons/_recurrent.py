@@ -11,7 +11,7 @@ from spikecore._base.bits import Whole
 from spikecore._base.context import COMPILED, EAGER, PLAIN, autocast_dtype, is_compiling, with_traced_sizes, world
 from spikecore._base.errors import a_kind
 from spikecore._shell import checks, observe
-from spikecore._shell.call import arguments
+from spikecore._shell.call import arguments, call
 from spikecore._shell.modules import calls_as, has_hooks, has_own_hooks
 from spikecore._shell.state import State, Stateful, Stepped
 from spikecore.backend import FEEDBACK_BIAS, FEEDBACK_WEIGHT, Feedback, Tensors, Unsupported
@@ -54,7 +54,7 @@ class Recurrent(Stateful):
     ``recurrent``, and one node of autograd's graph on a backend with kernels. Its weight may be computed by a
     parametrisation, such as a mask, which then is computed once a call. Any other module, one with hooks or whose
     ``forward`` was replaced, a call that torch traces or transforms, and other backends take a loop over the steps;
-    :attr:`looped` says why.
+    :attr:`looped` says why. With ``step="single"`` a call is ``linear`` and one step of the neuron.
 
     neuron: any neuron of spikecore with one input and one output.
     linear: the module that the outputs come back through.
@@ -134,8 +134,8 @@ class Recurrent(Stateful):
 
     @property
     def looped(self) -> Optional[str]:
-        """Why the last call outside torch.compile computed one step after the other: "" if it did not, None before the
-        first one.
+        """Why the last call of several steps outside torch.compile computed one after the other: "" if it did not, None
+        before the first one.
         """
         return self._looped
 
@@ -145,10 +145,15 @@ class Recurrent(Stateful):
         if not (single or self._carrying):
             return self._steps(self._over_time(x), None, (), final=False)[0]
         before = self._begin()
-        at_once = (x.unsqueeze(0) if isinstance(x, Tensor) else x) if single else self._over_time(x)
-        out, state, _ = self._steps(at_once, before, ())
+        if not single:
+            out, state, _ = self._steps(self._over_time(x), before, ())
+        elif self.fused or self._watchers or isinstance(self.linear, Delay) or type(self.neuron).run is not Neuron.run:
+            timed, state, _ = self._steps(x.unsqueeze(0) if isinstance(x, Tensor) else x, before, ())
+            out = timed.squeeze(0)
+        else:
+            out, state = self._one_step(x, before)
         self._end(state)
-        return out.squeeze(0) if single else out
+        return out
 
     def run(self, x: Tensor, *, state: Optional[Mapping[str, Tensor]] = None, record: Sequence[str] = ()) -> Any:
         """As :meth:`Neuron.run`: ``(output, state)``, with ``record`` also the trace of states of the inner neuron."""
@@ -169,7 +174,7 @@ class Recurrent(Stateful):
         return {**names, PAST: False} if isinstance(self.linear, Delay) else names
 
     def _constant_states(self) -> Collection[str]:
-        return self.neuron.program.constant_states()
+        return self.neuron._constant_states()
 
     def _steps(
         self, x: Tensor, state: Optional[Mapping[str, Tensor]], record: Tuple[str, ...], final: bool = True
@@ -229,22 +234,28 @@ class Recurrent(Stateful):
 
     def _through(self, x: Tensor, past: Optional[Tensor]) -> Callable[[Tensor], Tensor]:
         """What an output comes back through, one step after the other."""
-        checks_modules = not is_compiling()
         if not isinstance(self.linear, Delay):
-            if checks_modules:
-                self._check_linear(self.neuron, self.linear)  # modules may have come into it, or a step been set
-                if type(self.linear) is nn.Linear and self.linear.in_features != x.shape[-1]:
-                    raise ValueError(
-                        f"Recurrent: linear takes {self.linear.in_features} outputs, and one time step of the input "
-                        f"has shape {list(x.shape[1:])}; give nn.Linear({x.shape[-1]}, {x.shape[-1]})"
-                    )
-            return self.linear
-        if checks_modules and has_own_hooks(self.linear):
+            return self._linear_of(x.shape[1:])
+        if not is_compiling() and has_own_hooks(self.linear):
             raise RuntimeError(
                 "Recurrent: its Delay has hooks or a forward of its own, which nothing would call; put hooks on the "
                 "Recurrent"
             )
         return one_by_one(self.linear.delayed(x), x, past)
+
+    def _linear_of(self, step: torch.Size) -> nn.Module:
+        """``linear``, which is no Delay, for steps of this shape."""
+        linear = self.linear
+        if is_compiling():
+            return linear
+        if type(linear) is not nn.Linear:
+            self._check_linear(self.neuron, linear)  # modules may have come into it, or a step been set
+        elif step[-1:] != (linear.in_features,):
+            raise ValueError(
+                f"Recurrent: linear takes {linear.in_features} outputs, and one time step of the input "
+                f"has shape {list(step)}; give nn.Linear({step[-1] if step else 1}, {step[-1] if step else 1})"
+            )
+        return linear
 
     def _behind(self, x: Tensor, past: Optional[Tensor], fed: Sequence[Tensor]) -> State:
         """The part of the state that a Delay has after these outputs came back."""
@@ -253,6 +264,21 @@ class Recurrent(Stateful):
         longest = self.linear.max_delay
         last = torch.stack([*fed[-longest:]]) if fed else x.new_zeros(0, *x.shape[1:])
         return {PAST: following(longest, last, past)}
+
+    def _one_step(self, x: Tensor, before: Optional[State]) -> Tuple[Tensor, State]:
+        """One step ``[*N]``: ``linear``, and one call of the neuron."""
+        checks.tensor("Recurrent", "x", x)
+        neuron, fed, inner = self.neuron, None, None
+        if before is not None:
+            inner = dict(before)
+            fed = inner.pop(FEEDBACK, None)
+            if type(fed) is not Tensor or fed.shape != x.shape or fed.dtype is not x.dtype or fed.device != x.device:
+                names = (*neuron.states, FEEDBACK)
+                *_, fed = checks.state("Recurrent", names, before, x.unsqueeze(0), True)  # type: ignore[misc]  # not at rest
+        back = _checked(self._linear_of(x.shape)(torch.zeros_like(x) if fed is None else fed.to(x.dtype)), x)
+        (out,), end, _ = call(neuron, (x + back,), inner, (), True, True)
+        # a copy: a caller may change the output in place
+        return out, {**(end or {}), FEEDBACK: out.clone()}
 
     def _loop(
         self, x: Tensor, start: Optional[Tensors], record: Tuple[str, ...], past: Optional[Tensor]
@@ -267,17 +293,7 @@ class Recurrent(Stateful):
         outputs: List[Tensor] = []
         traces: Dict[str, List[Tensor]] = {name: [] for name in record}
         for x_t in x.unbind(0):
-            back = through(fed)
-            if not isinstance(back, Tensor):
-                raise TypeError(
-                    f"Recurrent: linear, {a_kind(self.linear)}, gives {a_kind(back)}; give a module without state that "
-                    "makes a tensor of the shape of a step, such as nn.Linear(C, C)"
-                )
-            if back.shape != x_t.shape:
-                raise ValueError(
-                    f"Recurrent: linear gives shape {list(back.shape)}, one time step of the input has "
-                    f"{list(x_t.shape)}; give a module that keeps the shape, such as nn.Linear(C, C)"
-                )
+            back = _checked(through(fed), x_t)
             out, inner = self.neuron.run((x_t + back).unsqueeze(0), state=inner)
             fed = out.squeeze(0)
             outputs.append(fed)
@@ -302,6 +318,21 @@ class Recurrent(Stateful):
             return settings
         steps = f"steps=a loop ({self._looped})" if self._looped else "steps=one call"
         return f"{settings}, {steps}" if settings else steps
+
+
+def _checked(back: Any, x: Tensor) -> Tensor:
+    """What came back through ``linear`` for a step ``x``."""
+    if not isinstance(back, Tensor):
+        raise TypeError(
+            f"Recurrent: linear gives {a_kind(back)}; give a module without state that makes a tensor of the shape "
+            "of a step, such as nn.Linear(C, C)"
+        )
+    if back.shape != x.shape:
+        raise ValueError(
+            f"Recurrent: linear gives shape {list(back.shape)}, one time step of the input has {list(x.shape)}; "
+            "give a module that keeps the shape, such as nn.Linear(C, C)"
+        )
+    return back
 
 
 def _check_part(kind: str, part: nn.Module) -> None:
