@@ -44,23 +44,23 @@ class NormTensors(NamedTuple):
     calls: Optional[Tensor]
 
 
-def check_norm(owner: str, norm: Any) -> None:
+def check_norm(owner: str, norm: Any, name: str = "norm") -> None:
     """Refuse a module that is not one of torch's three batch normalisations, or that has hooks."""
     way_out = "leave it in front of the neuron: nn.Sequential(sc.layers.TimeBatched(conv, norm), neuron)"
     if isinstance(norm, nn.SyncBatchNorm):
         raise TypeError(
-            f"{owner}: norm is a SyncBatchNorm, whose statistics are those of all processes; a neuron computes those "
+            f"{owner}: {name} is a SyncBatchNorm, whose statistics are those of all processes; a neuron computes those "
             f"of its own process. To synchronise, {way_out}"
         )
     if type(norm) not in _DIMS:
         raise TypeError(
-            f"{owner}: norm is {a_kind(norm)}; a neuron can take over nn.BatchNorm1d, nn.BatchNorm2d and "
+            f"{owner}: {name} is {a_kind(norm)}; a neuron can take over nn.BatchNorm1d, nn.BatchNorm2d and "
             f"nn.BatchNorm3d themselves. Of another kind, {way_out}"
         )
     if has_own_hooks(norm):
         # nn.utils.weight_norm and prune make the weight in such a hook
         raise ValueError(
-            f"{owner}: norm is {a_kind(norm)} with hooks or a forward of its own, which a neuron that "
+            f"{owner}: {name} is {a_kind(norm)} with hooks or a forward of its own, which a neuron that "
             f"normalises would pass over (nn.utils.weight_norm and prune make hooks); {way_out}"
         )
 
@@ -99,11 +99,15 @@ def fits(norm: Any, tensors: NormTensors, x: Tensor) -> bool:
     return (tensors.mean is None) == (tensors.variance is None)
 
 
-def normalised(norm: Any, x: Tensor, one_step: bool) -> Tensor:
-    """``x`` ``[T, B, C, ...]``, or ``[B, C, ...]`` of one step, as torch normalises it."""
+def normalised(norm: Any, x: Tensor, channel_dim: int, one_step: bool) -> Tensor:
+    """``x`` ``[T, B, C, ...]`` (``[T, B, ..., C]`` with ``channel_dim=-1``), or that of one step, as torch normalises
+    it.
+    """
     # not norm(x): hooks of a module that a kernel may compute are called in no case
-    y: Tensor = type(norm).forward(norm, x if one_step else folded(x))
-    return y if one_step else unfolded(y, x.shape[0], x.shape[1])
+    forward: Callable[[Any, Tensor], Tensor] = type(norm).forward
+    if channel_dim == -1:
+        return forward(norm, x.flatten(0, -2)).reshape(x.shape)
+    return forward(norm, x) if one_step else unfolded(forward(norm, folded(x)), x.shape[0], x.shape[1])
 
 
 def constants(

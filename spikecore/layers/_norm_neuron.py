@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -31,9 +31,11 @@ class NormNeuron(nn.Module):
 
         y = neuron(norm(x))                 NormNeuron(norm, neuron)(x)
         y = neuron(norm(x) + skip)          NormNeuron(norm, neuron, shortcut="before")(x, skip)
+        y = neuron(norm(x) + norm2(skip))   NormNeuron(norm, neuron, shortcut="before", shortcut_norm=norm2)(x, skip)
         y = neuron(norm(x)) + skip          NormNeuron(norm, neuron, shortcut="after")(x, skip), as in SEW-ResNet
 
-    ``x`` and ``skip`` are ``[T, B, C, ...]``, or ``[B, C, ...]`` of a single-step neuron; ``y`` has their shape.
+    ``x`` and ``skip`` are ``[T, B, C, ...]``, or ``[B, C, ...]`` of a single-step neuron; ``y`` has their shape. Tokens
+    are ``[T, B, N, C]`` with ``channel_dim=-1``: ``nn.BatchNorm1d`` then normalises over all but the last dimension.
     ``norm`` is ``nn.BatchNorm1d``, ``nn.BatchNorm2d`` or ``nn.BatchNorm3d`` for one time step. It normalises as within
     :class:`spikecore.layers.TimeBatched`: in training with mean and variance over time, batch and space, one update of
     the running ones per call (Zheng et al., 2021, normalise in this way and scale by the threshold); ``momentum=None``,
@@ -46,19 +48,23 @@ class NormNeuron(nn.Module):
     ``fused=False`` always computes them so. A shortcut behind a neuron is added by torch, whatever ``fused`` is, where
     the output is no spikes, or the shortcut has another dtype than x or another order of memory.
 
-    ``norm`` and ``neuron`` are modules of this one: ``state_dict`` has ``norm.weight``, ``neuron.tau`` and so on. They
-    are not called, so hooks on them are not called either, fused or not; hooks of this layer are. ``neuron(y)`` called
-    alone is the neuron without the normalisation. ``shortcut`` and ``fused`` may be set later, and count from the next
-    call on.
+    ``norm``, ``shortcut_norm`` and ``neuron`` are modules of this one: ``state_dict`` has ``norm.weight``,
+    ``shortcut_norm.weight``, ``neuron.tau`` and so on. They are not called, so hooks on them are not called either,
+    fused or not; hooks of this layer are. ``neuron(y)`` called alone is the neuron without the normalisation.
+    ``shortcut``, ``shortcut_norm``, ``channel_dim`` and ``fused`` may be set later, and count from the next call on.
 
     norm: the normalisation, of one time step.
     neuron: any neuron with one input.
     shortcut: where ``skip`` is added: ``"before"`` or ``"after"`` the neuron; None for no shortcut.
+    shortcut_norm: the normalisation of ``skip``, of the kinds that ``norm`` may be; for ``shortcut="before"`` alone.
+    channel_dim: the dimension of a time step that is not normalised over: 1 (``[B, C, ...]``) or -1 (``[B, ..., C]``).
     fused: None takes one kernel where the backend can; True raises Unsupported where it cannot; False never does.
 
-    Raises TypeError for a ``norm`` of another kind, ``nn.SyncBatchNorm`` for one, and for a ``neuron`` that is none;
-    ValueError for a ``norm`` with hooks (``nn.utils.weight_norm``), for a neuron with several inputs, for one with a
-    ``forward`` of its own or a forward pre-hook, and for an unknown ``shortcut``.
+    Raises TypeError for a ``norm`` or ``shortcut_norm`` of another kind, ``nn.SyncBatchNorm`` for one, and for a
+    ``neuron`` that is none; ValueError for one of them with hooks (``nn.utils.weight_norm``), for a neuron with several
+    inputs, for one with a ``forward`` of its own or a forward pre-hook, for an unknown ``shortcut`` or ``channel_dim``,
+    for a ``shortcut_norm`` without ``shortcut="before"``, and for ``channel_dim=-1`` with another norm than
+    ``nn.BatchNorm1d``.
     """
 
     #: Why the last call computed normalisation and neuron one after the other: "" if it did not, None before one.
@@ -67,26 +73,30 @@ class NormNeuron(nn.Module):
     adds_for_block = False
 
     def __init__(
-        self, norm: nn.Module, neuron: Neuron, *, shortcut: Optional[str] = None, fused: Optional[bool] = None
+        self,
+        norm: nn.Module,
+        neuron: Neuron,
+        *,
+        shortcut: Optional[str] = None,
+        shortcut_norm: Optional[nn.Module] = None,
+        channel_dim: int = 1,
+        fused: Optional[bool] = None,
     ) -> None:
         super().__init__()
-        self.norm, self.neuron = norm, neuron
-        self.shortcut, self.fused, self.reason = shortcut, fused, None
+        self.norm, self.shortcut, self.shortcut_norm, self.neuron = norm, shortcut, shortcut_norm, neuron
+        self.channel_dim, self.fused, self.reason = channel_dim, fused, None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "shortcut" and value not in (None, "before", "after"):
-            raise ValueError(
-                f"NormNeuron: shortcut={value!r} must be None, 'before' (neuron(norm(x) + skip)) or 'after' "
-                "(neuron(norm(x)) + skip)"
-            )
-        if name == "fused" and not (value is None or isinstance(value, bool)):
-            raise TypeError(f"NormNeuron: fused={value!r} must be True, False or None (where the backend can)")
-        if name == "norm":
-            stats.check_norm("NormNeuron", value)
-        if name == "neuron":
-            _check_neuron(value)
         _check_no_tensor(self, name, value)
+        if name in _CHECKS:
+            _CHECKS[name](self, value)
         super().__setattr__(name, value)
+
+    @property
+    def norms(self) -> Tuple[nn.Module, ...]:
+        """The normalisations of the inputs: ``norm``, and behind it ``shortcut_norm`` if there is one."""
+        norm, of_shortcut = self._modules["norm"], self._modules.get("shortcut_norm")
+        return (norm,) if of_shortcut is None else (norm, of_shortcut)  # type: ignore[return-value]  # never None
 
     def forward(self, x: Tensor, *skip: Tensor) -> Any:
         """``[T, B, C, ...] -> [T, B, C, ...]``; with a shortcut also ``skip`` of that shape."""
@@ -114,8 +124,9 @@ class NormNeuron(nn.Module):
         return follow(self.neuron, None) if self.shortcut != "after" or self.adds_for_block else None
 
     def extra_repr(self) -> str:
-        """The shortcut, if there is one."""
-        return f"shortcut={self.shortcut!r}" if self.shortcut else ""
+        """The shortcut, if there is one, and where channels are."""
+        shown = [f"shortcut={self.shortcut!r}"] if self.shortcut else []
+        return ", ".join([*shown, *([f"channel_dim={self.channel_dim}"] if self.channel_dim != 1 else [])])
 
     # -- a call
 
@@ -179,17 +190,22 @@ class NormNeuron(nn.Module):
         dense = all(type(v) is Tensor and v.layout is torch.strided and not v.is_nested for v in inputs)
         alike = skip is None or skip.dtype is x.dtype
         may_note = dense and alike and mode is EAGER and state is None and not (record or final or single)
+        may_note = may_note and len(self.norms) == 1
         tensors = stats.tensors_of(self.norm)
         results = self._noted_call(inputs, tensors) if may_note and self.fused is not False else None
         if results is None:
             results = self._fused_call(x, skip, tensors, state, record, final, single, mode, may_note)
         if results is not None:
             return results
-        y = stats.normalised(self.norm, x, single or neuron.repeat is not None)
+        of_inputs = zip(self.norms, inputs)
+        y, *others = [self._normalised(norm, v, single or neuron.repeat is not None) for norm, v in of_inputs]
         if skip is not None and self.shortcut == "before":
-            y = y + skip
+            y = y + (others[0] if others else skip)
         results = execute(neuron, (y,), state, record, final, single, mode)
         return _added(results, skip) if skip is not None and self.shortcut == "after" else results
+
+    def _normalised(self, norm: nn.Module, x: Tensor, one_step: bool) -> Tensor:
+        return stats.normalised(norm, x, self.channel_dim, one_step)
 
     def _fused_call(
         self,
@@ -268,6 +284,8 @@ class NormNeuron(nn.Module):
             return f"repeat={neuron.repeat} gives it one step, which is normalised once"
         if self.fused is False:
             return "fused=False was asked for"
+        if len(self.norms) > 1 or self.channel_dim != 1:
+            return "no kernel normalises two inputs, or channels that come last"
         if mode is not COMPILED and (mode is not EAGER or type(x) not in PLAIN):
             return "torch traces or transforms the call, or x is no plain tensor"
         if x.dtype not in NAMES or x.layout is not torch.strided or not stats.fits(norm, tensors, steps):
@@ -335,7 +353,56 @@ def _lie_alike(x: Tensor, skip: Tensor, mode: str) -> bool:
     return alike and x.stride() == skip.stride()
 
 
-def _check_neuron(neuron: Any) -> None:
+def _check_shortcut(layer: NormNeuron, shortcut: Any) -> None:
+    if shortcut not in (None, "before", "after"):
+        raise ValueError(
+            f"NormNeuron: shortcut={shortcut!r} must be None, 'before' (neuron(norm(x) + skip)) or 'after' "
+            "(neuron(norm(x)) + skip)"
+        )
+    _check_placed(shortcut, layer._modules.get("shortcut_norm"))
+
+
+def _check_norm(layer: NormNeuron, norm: Any) -> None:
+    stats.check_norm("NormNeuron", norm)
+    _check_dims(layer.__dict__.get("channel_dim", 1), norm)
+
+
+def _check_shortcut_norm(layer: NormNeuron, norm: Any) -> None:
+    if norm is not None:
+        stats.check_norm("NormNeuron", norm, "shortcut_norm")
+        _check_dims(layer.__dict__.get("channel_dim", 1), norm)
+    _check_placed(layer.shortcut, norm)
+
+
+def _check_placed(shortcut: Optional[str], norm: Any) -> None:
+    if norm is not None and shortcut != "before":
+        raise ValueError(
+            f"NormNeuron: shortcut_norm with shortcut={shortcut!r}; a shortcut is normalised with shortcut='before' "
+            "alone, neuron(norm(x) + shortcut_norm(skip))"
+        )
+
+
+def _check_channel_dim(layer: NormNeuron, channel_dim: Any) -> None:
+    if channel_dim not in (1, -1) or isinstance(channel_dim, bool):
+        raise ValueError(f"NormNeuron: channel_dim={channel_dim!r} must be 1 ([B, C, ...]) or -1 ([B, ..., C])")
+    for norm in layer.norms:
+        _check_dims(channel_dim, norm)
+
+
+def _check_dims(channel_dim: int, norm: Any) -> None:
+    if channel_dim == -1 and not isinstance(norm, nn.BatchNorm1d):
+        raise ValueError(
+            f"NormNeuron: channel_dim=-1 with {a_kind(norm)}; nn.BatchNorm1d(C) normalises [T, B, ..., C] over all "
+            "but the last dimension"
+        )
+
+
+def _check_fused(layer: NormNeuron, fused: Any) -> None:
+    if not (fused is None or isinstance(fused, bool)):
+        raise TypeError(f"NormNeuron: fused={fused!r} must be True, False or None (where the backend can)")
+
+
+def _check_neuron(layer: NormNeuron, neuron: Any) -> None:
     """Refuse a module that cannot be one layer with a normalisation."""
     if not isinstance(neuron, Neuron):
         raise TypeError(f"NormNeuron: neuron={neuron!r} must be a spikecore neuron")
@@ -351,6 +418,17 @@ def _check_neuron(neuron: Any) -> None:
             "see the input before it is normalised; leave norm in front of the neuron: "
             "nn.Sequential(sc.layers.TimeBatched(conv, norm), neuron)"
         )
+
+
+#: What refuses a value of an attribute: ``check(layer, value)``.
+_CHECKS: Dict[str, Callable[[NormNeuron, Any], None]] = {
+    "norm": _check_norm,
+    "shortcut": _check_shortcut,
+    "shortcut_norm": _check_shortcut_norm,
+    "neuron": _check_neuron,
+    "channel_dim": _check_channel_dim,
+    "fused": _check_fused,
+}
 
 
 class NormPlace(nn.Identity):
