@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,9 @@ from spikecore.dtypes import NAMES
 from spikecore.layers import _batch_norm_stats as stats
 from spikecore.layers._packed import Follow
 from spikecore.neuron import Neuron
+
+#: The normalisations of the inputs of a call: of x, and of the shortcut if that is normalised.
+Norms = Sequence[stats.Norm]
 
 
 class NormNeuron(nn.Module):
@@ -190,28 +193,23 @@ class NormNeuron(nn.Module):
         dense = all(type(v) is Tensor and v.layout is torch.strided and not v.is_nested for v in inputs)
         alike = skip is None or skip.dtype is x.dtype
         may_note = dense and alike and mode is EAGER and state is None and not (record or final or single)
-        may_note = may_note and len(self.norms) == 1
-        tensors = stats.tensors_of(self.norm)
-        results = self._noted_call(inputs, tensors) if may_note and self.fused is not False else None
+        norms = [stats.norm_of(norm) for norm in self.norms]
+        results = self._noted_call(inputs, norms) if may_note and self.fused is not False else None
         if results is None:
-            results = self._fused_call(x, skip, tensors, state, record, final, single, mode, may_note)
+            results = self._fused_call(inputs, norms, state, record, final, single, mode, may_note)
         if results is not None:
             return results
-        of_inputs = zip(self.norms, inputs)
-        y, *others = [self._normalised(norm, v, single or neuron.repeat is not None) for norm, v in of_inputs]
+        one_step = single or neuron.repeat is not None
+        y, *others = [stats.normalised(n.module, v, self.channel_dim, one_step) for n, v in zip(norms, inputs)]
         if skip is not None and self.shortcut == "before":
             y = y + (others[0] if others else skip)
         results = execute(neuron, (y,), state, record, final, single, mode)
         return _added(results, skip) if skip is not None and self.shortcut == "after" else results
 
-    def _normalised(self, norm: nn.Module, x: Tensor, one_step: bool) -> Tensor:
-        return stats.normalised(norm, x, self.channel_dim, one_step)
-
     def _fused_call(
         self,
-        x: Tensor,
-        skip: Optional[Tensor],
-        tensors: stats.NormTensors,
+        inputs: Tensors,
+        norms: Norms,
         state: Optional[Mapping[str, Tensor]],
         record: Tuple[str, ...],
         final: bool,
@@ -223,42 +221,41 @@ class NormNeuron(nn.Module):
         if is_exporting():
             return None  # the reference computes it, see Dispatch.computes
         neuron: Any = self.neuron
-        steps = x.unsqueeze(0) if single else x
+        steps = tuple([v.unsqueeze(0) for v in inputs]) if single else inputs
         dispatch: Dispatch = neuron._settled()
-        reason = self._why_apart(dispatch, x, steps, tensors, single, mode)
+        reason = self._why_apart(dispatch, steps, norms, single, mode)
         if reason:
             self._refuse(reason)
             return None
         owner = type(neuron).__name__
-        x_and_skip = (x,) if skip is None else (x, skip)
-        inputs = checks.inputs(
-            owner, ("x", "skip")[: len(x_and_skip)], [v.unsqueeze(0) for v in x_and_skip] if single else x_and_skip
-        )
-        steps = inputs[0]
-        start = checks.state(owner, neuron.states, state, steps, carried=state is not None and state is neuron._state)
-        args = arguments(neuron, dispatch, inputs, start, final, mode, behind=[*zip(AFFINE, tensors[:2])])
+        inputs = checks.inputs(owner, ("x", "skip")[: len(steps)], steps)
+        x = inputs[0]
+        start = checks.state(owner, neuron.states, state, x, carried=state is not None and state is neuron._state)
+        affine = [pair for names, norm in zip(AFFINE, norms) for pair in zip(names, norm[1:3])]
+        args = arguments(neuron, dispatch, inputs, start, final, mode, behind=affine)
         values, kind = args.values, (*args.kind, bool(record))
-        how = (self.shortcut or "" if skip is not None else "", stats.takes_batch(self.norm), bool(self.fused))
-        lacks = dispatch.find_normalised(steps.device.type, kind, how, dispatch.stamp)
+        how = (self.shortcut or "" if len(inputs) > 1 else "", tuple(map(stats.takes_batch, norms)), bool(self.fused))
+        lacks = dispatch.find_normalised(x.device.type, kind, how, dispatch.stamp)
         if lacks:
             self._refuse(lacks)
             return None
-        runner = dispatch.derived[steps.device.type, kind, how]
+        runner = dispatch.derived[x.device.type, kind, how]
         before = len(values) - len(dispatch.numbers)
         # from here on nothing is refused: the running statistics move once
-        norm_params = self._norm_params(runner, tensors, steps)
+        norm_params = self._norm_params(runner, norms, inputs)
         self.__dict__["reason"] = ""
-        placed = _among(values, before, norm_params, steps.ndim)
+        placed = self._among(values, before, norm_params, x.ndim)
         if may_note:
             noted = NotedCall(runner, args, neuron)
             parameters = tuple([value for _, value in args.named])
             views = [tuple(value.shape) if isinstance(value, Tensor) else None for value in placed]
             try:
-                noted.call = bound(runner, inputs, None, _among(parameters, before, norm_params), views, False)
+                given = (*parameters[:before], *norm_params, *parameters[before:])
+                noted.call = bound(runner, inputs, None, given, views, False)
                 if noted.call is not None:
                     # as later ones: a checkpointed call must save the same tensors when it is computed again
-                    outputs = noted.call(inputs, None, _among(parameters, before, norm_params))[0]
-                    dispatch.note(self._signature(inputs, tensors), (noted, before))
+                    outputs = noted.call(inputs, None, given)[0]
+                    dispatch.note(self._signature(inputs, norms), (noted, before))
                     return outputs, None, ()
             except BackendError:
                 pass  # the runner raises it again, or falls back
@@ -274,26 +271,26 @@ class NormNeuron(nn.Module):
             owner = type(self.neuron).__name__
             raise Unsupported(f"{owner} was to normalise within its kernel (fused=True): {reason}")
 
-    def _why_apart(
-        self, dispatch: Dispatch, x: Tensor, steps: Tensor, tensors: stats.NormTensors, single: bool, mode: str
-    ) -> str:
-        """Why a call cannot be one program, whatever the backend; "" if it can."""
-        norm, neuron = self.norm, self.neuron
+    def _why_apart(self, dispatch: Dispatch, inputs: Tensors, norms: Norms, single: bool, mode: str) -> str:
+        """Why a call with these inputs ``[T, *N]`` cannot be one program, whatever the backend; "" if it can."""
+        neuron, x = self.neuron, inputs[0]
         if neuron.repeat is not None and not single:
             # it is normalised once, which reads and writes less than one program would
             return f"repeat={neuron.repeat} gives it one step, which is normalised once"
         if self.fused is False:
             return "fused=False was asked for"
-        if len(self.norms) > 1 or self.channel_dim != 1:
-            return "no kernel normalises two inputs, or channels that come last"
         if mode is not COMPILED and (mode is not EAGER or type(x) not in PLAIN):
             return "torch traces or transforms the call, or x is no plain tensor"
-        if x.dtype not in NAMES or x.layout is not torch.strided or not stats.fits(norm, tensors, steps):
-            return f"x of shape {list(x.shape)} and {x.dtype} is no plain input of the normalisation"
-        if not norm.eps > 0:  # type: ignore[operator]  # a number: a constant channel would be 0 / 0
-            return f"eps={norm.eps} of the normalisation is not above 0"
-        # parameters per channel are placed along the dimension that is normalised over
-        if neuron.channel_dim != 1 and any(
+        for name, value, norm in zip(("x", "skip"), inputs, norms):
+            plain = value.dtype in NAMES and value.layout is torch.strided
+            if not plain or not stats.fits(norm, value, self.channel_dim):
+                shape = list(value.shape[1:] if single else value.shape)
+                return f"{name} of shape {shape} and {value.dtype} is no plain input of the normalisation"
+            if not norm.module.eps > 0:  # a constant channel would be 0 / 0
+                return f"eps={norm.module.eps} of the normalisation is not above 0"
+        # parameters per channel are placed along the dimension of the channels that are normalised
+        dims = x.ndim - 1
+        if (neuron.channel_dim - self.channel_dim) % dims and any(
             isinstance(value, Tensor) for _, value in dispatch.values(neuron, dispatch.stamp)
         ):
             return f"channel_dim={neuron.channel_dim}, and a parameter is a tensor"
@@ -312,36 +309,51 @@ class NormNeuron(nn.Module):
 
     # -- calls at rest for outputs alone, like one that passed every check: straight to the kernels
 
-    def _signature(self, inputs: Sequence[Tensor], tensors: stats.NormTensors) -> Tuple[Any, ...]:
+    def _signature(self, inputs: Sequence[Tensor], norms: Norms) -> Tuple[Any, ...]:
         """The key of such a call, beside the neuron's parameters. No call of the neuron itself has an equal one."""
-        norm: Any = self._modules["norm"]
         grad = torch.is_grad_enabled()
-        affine = [None if v is None else (type(v), v.dtype, v.stride(), v.requires_grad) for v in tensors[:3]]
+        of_norms = [(norm.module.eps > 0, stats.takes_batch(norm)) for norm in norms]
+        affine = [
+            None if v is None else (type(v), v.dtype, v.stride(), v.requires_grad) for norm in norms for v in norm[1:4]
+        ]
         forms = [(v.shape, v.stride(), v.dtype, v.device, grad and v.requires_grad) for v in inputs]
-        return (self.shortcut, bool(self.fused), norm.eps > 0, stats.takes_batch(norm), grad, *affine, *forms)
+        return (self.shortcut, self.channel_dim, bool(self.fused), grad, *of_norms, *affine, *forms)
 
-    def _noted_call(self, inputs: Tensors, tensors: stats.NormTensors) -> Optional[Results]:
+    def _noted_call(self, inputs: Tensors, norms: Norms) -> Optional[Results]:
         """The results of a call like one that passed the checks; None, with no statistics moved, if there was none."""
-        norm: Any = self._modules["norm"]
         neuron: Any = self._modules["neuron"]
-        noted, before = neuron._dispatch.noted.get(self._signature(inputs, tensors), (None, 0))
+        noted, before = neuron._dispatch.noted.get(self._signature(inputs, norms), (None, 0))
         values = None if noted is None else noted.values(neuron)
-        if values is None or not stats.fits(norm, tensors, inputs[0]):
+        if values is None or not all(map(stats.fits, norms, inputs, [self.channel_dim] * 2)):
             return None
-        norm_params = self._norm_params(noted.runner, tensors, inputs[0])
+        norm_params = self._norm_params(noted.runner, norms, inputs)
         self.__dict__["reason"] = ""
         try:
-            outputs: Tensors = noted.call(inputs, None, _among(values, before, norm_params))[0]
+            outputs: Tensors = noted.call(inputs, None, (*values[:before], *norm_params, *values[before:]))[0]
         except BackendError:  # the runner raises it again, or falls back; the running statistics have moved
             neuron._dispatch.noted.clear()
-            placed = _among(noted.placed(values), before, norm_params, inputs[0].ndim)
+            placed = self._among(noted.placed(values), before, norm_params, inputs[0].ndim)
             outputs = noted.runner(inputs, None, placed, ())[0]
         return outputs, None, ()
 
-    def _norm_params(self, runner: Runner, tensors: stats.NormTensors, x: Tensor) -> Tuple[Tensor, ...]:
-        """Mean, 1 / sqrt(variance + eps), weight and bias, by the runner where it can. Moves the running statistics."""
+    def _norm_params(self, runner: Runner, norms: Norms, inputs: Tensors) -> List[Tensor]:
+        """Mean, 1 / sqrt(variance + eps), weight and bias of each normalised input, by the runner where it can. Moves
+        the running statistics.
+        """
         moments, statistics = getattr(runner, "moments", None), getattr(runner, "input_statistics", None)
-        return stats.constants(self._modules["norm"], tensors, x, moments, statistics)
+        dim = self.channel_dim
+        params: List[Tensor] = []
+        for norm, x in zip(norms, inputs):
+            params += stats.constants(norm, x, dim if dim > 0 else dim + x.ndim - 1, moments, statistics)
+        return params
+
+    def _among(self, values: Sequence[Any], before: int, norm_params: Sequence[Tensor], ndim: int) -> Tuple[Any, ...]:
+        """A neuron's parameters, with those of the normalisations behind the first ``before``, placed over a time step
+        of an input with ``ndim`` dimensions.
+        """
+        view = [1] * (ndim - 1)
+        view[self.channel_dim] = -1
+        return (*values[:before], *[value.view(view) for value in norm_params], *values[before:])
 
 
 def _lie_alike(x: Tensor, skip: Tensor, mode: str) -> bool:
@@ -459,14 +471,3 @@ def _added(results: Results, skip: Tensor) -> Results:
     """The results of a call, with ``skip`` added to its first output."""
     outputs, end, trace = results
     return (outputs[0] + skip, *outputs[1:]), end, trace
-
-
-def _among(values: Sequence[Any], before: int, norm_params: Sequence[Tensor], ndim: int = 0) -> Tuple[Any, ...]:
-    """A neuron's parameters, with those of the normalisation behind the first ``before``.
-
-    ``ndim``: the dimensions of the input over whose time step those of the normalisation are placed; 0 leaves them.
-    """
-    if ndim:
-        view = (1, -1, *[1] * (ndim - 3))
-        norm_params = [value.view(view) for value in norm_params]
-    return (*values[:before], *norm_params, *values[before:])
