@@ -7,25 +7,26 @@ seen: there, write the layers yourself.
 from __future__ import annotations
 
 import functools
+import operator
 import warnings
 from collections import Counter, OrderedDict
 from itertools import takewhile
-from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Type
+from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
 
-from torch import nn
+from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from spikecore._base.errors import a_kind
 from spikecore._shell.checks import shown
-from spikecore._shell.modules import calls_as, has_own_hooks, in_turn
+from spikecore._shell.modules import calls_as, has_own_hooks, in_turn, unwrapped
 from spikecore.encode import Constant
 from spikecore.layers import NormNeuron, PackedConv2d, PackedLinear, TimeBatched, Voting
 from spikecore.layers._batch_norm_stats import is_plain_norm
-from spikecore.layers._blocks import Adding
 from spikecore.layers._norm_neuron import NormPlace, neuron_of
 from spikecore.layers._packed import replace_modules
 from spikecore.layers._pooling import CompactAvgPool2d, CompactMaxPool2d, compact, plain
+from spikecore.layers._traced import Rewritten, call_apart, ends_in, summands, traced
 from spikecore.neuron import Neuron
 
 
@@ -46,11 +47,20 @@ class Place(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A batch normalisation and the neuron behind it, in the innermost chain that has both."""
+    """A batch normalisation and the neuron behind it, in the module that has both: the innermost chain, or a block."""
 
     norm: Place
     neuron: Place
-    chain: nn.Module
+    owner: nn.Module
+    #: Where the neuron's kernel adds a shortcut: as of :class:`spikecore.layers.NormNeuron`.
+    shortcut: Optional[str] = None
+    #: The normalisation of that shortcut.
+    shortcut_norm: Optional[Place] = None
+
+    @property
+    def norms(self) -> Tuple[Place, ...]:
+        """One or two."""
+        return (self.norm,) if self.shortcut_norm is None else (self.norm, self.shortcut_norm)
 
 
 def fuse(net: nn.Module) -> nn.Module:
@@ -80,17 +90,21 @@ def fuse(net: nn.Module) -> nn.Module:
     is a pair.
     """
     _check("fuse", net)
-    ends = {module.ending() for module in net.modules() if isinstance(module, Adding)}
-    for norm, neuron, chain in pairs(net):
-        # what a block adds to the neuron's spikes goes into its kernel
-        adds = neuron.module in ends
-        layer = NormNeuron(norm.module, neuron.module, shortcut="after" if adds else None)  # type: ignore[arg-type]
-        layer.adds_for_block = adds
-        identity = NormPlace()
-        layer.training, identity.training = neuron.module.training, norm.module.training
-        neuron.put(layer)
-        norm.put(identity)
-        _names_of(chain)[neuron.path] = norm.path
+    found = pairs(net)
+    for pair in found.pairs:
+        norm, *others = [place.module for place in pair.norms]
+        neuron: Any = pair.neuron.module
+        layer = NormNeuron(norm, neuron, shortcut=pair.shortcut, shortcut_norm=others[0] if others else None)
+        layer.adds_for_block = pair.shortcut is not None
+        layer.training = neuron.training
+        pair.neuron.put(layer)
+        for place in pair.norms:
+            identity = NormPlace()
+            identity.training = place.module.training
+            place.put(identity)
+        _names_of(pair.owner)[pair.neuron.path] = tuple([place.path for place in pair.norms])
+    for block, graph in found.graphs.items():
+        block.forward = Rewritten(block, graph)
     replace_modules(net, {module: compact(module) for module in net.modules()})
     _warn_of_nothing(net)
     return net
@@ -115,20 +129,30 @@ def unfuse(net: nn.Module) -> nn.Module:
     hand stays. Raises TypeError for what is no module.
     """
     _check("unfuse", net)
-    for chain in [*net.modules()]:
-        names = vars(chain).get(_NAMES, {})
-        for neuron, norm in names.items():
-            there = dict(chain.named_modules())  # modules may have been replaced, inserted or removed
+    for owner in [*net.modules()]:
+        names = vars(owner).get(_NAMES, {})
+        for neuron, norms in names.items():
+            there = dict(owner.named_modules())  # modules may have been replaced, inserted or removed
             layer = there.get(neuron)
-            if isinstance(layer, NormNeuron) and isinstance(there.get(norm), NormPlace):
-                _put(chain, neuron, layer.neuron)
-                _put(chain, norm, layer.norm)
+            if isinstance(layer, NormNeuron) and all(isinstance(there.get(norm), NormPlace) for norm in norms):
+                _put(owner, neuron, layer.neuron)
+                for path, norm in zip(norms, layer.norms):
+                    _put(owner, path, norm)
         names.clear()
+        if isinstance(vars(owner).get("forward"), Rewritten):
+            del owner.forward
     replace_modules(net, {module: plain(module) for module in net.modules()})
     return net
 
 
-def pairs(net: nn.Module) -> List[Pair]:
+class Found(NamedTuple):
+    """What :func:`fuse` takes: pairs, and the new graph of each block whose ``forward`` changes."""
+
+    pairs: Sequence[Pair]
+    graphs: Mapping[nn.Module, fx.Graph]
+
+
+def pairs(net: nn.Module) -> Found:
     """The normalisations of ``net`` with the neurons behind them, as far as :func:`fuse` takes them."""
     # a module at two places is called from both, and only one of them may have the neuron behind it
     places = Counter(module for _, module in net.named_modules(remove_duplicate=False))
@@ -136,21 +160,23 @@ def pairs(net: nn.Module) -> List[Pair]:
     for chain in reversed([*net.modules()]):  # innermost chains first
         if not _is_chain(chain):
             continue
-        # these give their input back
-        parts = [
-            part
-            for part in _parts(chain, places)
-            if type(part.module) not in (nn.Identity, NormPlace) or has_own_hooks(part.module)
-        ]
-        for norm, behind in zip(parts, parts[1:]):
-            neuron: Any = behind.module
-            # a forward or a hook of its own would see the wrong input
-            takes = calls_as(neuron, Neuron) and len(neuron.inputs) == 1 and not has_own_hooks(neuron)
-            if not (takes and is_plain_norm(norm.module)) or neuron in by_neuron:
-                continue
-            if norm.folded == (neuron.step == "multi") and places[norm.module] == 1 == places[neuron]:
-                by_neuron[neuron] = Pair(norm, behind, chain)
-    return [*by_neuron.values()]
+        parts = [*_parts(chain, places)]
+        for norm, neuron in zip(parts, parts[1:]):
+            if neuron.module not in by_neuron and _fits(norm, neuron, places):
+                by_neuron[neuron.module] = Pair(norm, neuron, chain)
+    blocks = [module for module in net.modules() if _is_block(module)]
+    graphs = {block: _Block(block, places, by_neuron).changed() for block in blocks}
+    changed = {block: graph for block, graph in graphs.items() if graph is not None}
+    return Found([*by_neuron.values()], changed)
+
+
+def _fits(norm: Place, neuron: Place, places: Mapping[nn.Module, int]) -> bool:
+    """Whether the neuron can take over the normalisation whose output it gets."""
+    layer: Any = neuron.module
+    # a forward or a hook of its own would see the wrong input
+    takes = calls_as(layer, Neuron) and len(layer.inputs) == 1 and not has_own_hooks(layer)
+    once = places[norm.module] == 1 == places[layer]
+    return takes and once and is_plain_norm(norm.module) and norm.folded == (layer.step == "multi")
 
 
 def _is_chain(module: nn.Module) -> bool:
@@ -162,46 +188,148 @@ def _parts(chain: nn.Module, places: Mapping[nn.Module, int], path: str = "", fo
     """What a chain calls, in order; parts of parts in their place where they can be seen through."""
     # not children(), which leaves out a module that comes a second time
     for name, part in chain._modules.items():
-        if part is None:
-            continue
-        place = Place(part, chain, name, path + name, folded)
-        if not folded and type(part) is TimeBatched and places[part] == 1 and not has_own_hooks(part):
-            place = Place(part.module, part, "module", f"{place.path}.module", part.step == "multi")
-        if _is_chain(place.module) and places[part] == 1 == places[place.module]:
-            yield from _parts(place.module, places, f"{place.path}.", place.folded)
-        else:
-            yield place
+        if part is not None:
+            yield from _seen(Place(part, chain, name, path + name, folded), places)
+
+
+def _seen(place: Place, places: Mapping[nn.Module, int]) -> Iterator[Place]:
+    """The parts of what stands at a place, or itself, without what gives its input back."""
+    part: Any = place.module
+    if not place.folded and type(part) is TimeBatched and places[part] == 1 and not has_own_hooks(part):
+        place = Place(part.module, part, "module", f"{place.path}.module", part.step == "multi")
+    if _is_chain(place.module) and places[part] == 1 == places[place.module]:
+        yield from _parts(place.module, places, f"{place.path}.", place.folded)
+    elif type(place.module) not in (nn.Identity, NormPlace) or has_own_hooks(place.module):
+        yield place
+
+
+# -- blocks with a forward of their own
+
+
+def _is_block(module: nn.Module) -> bool:
+    """Whether a module has a ``forward`` that may call a normalisation and a neuron: not torch's own, nor a layer."""
+    kinds = (Neuron, NormNeuron, TimeBatched)
+    own = not type(module).__module__.startswith("torch.") and not isinstance(module, kinds) and "forward" not in vars(module)
+    return own and not in_turn(module) and unwrapped(module) is module and any(True for _ in module.children())
+
+
+class _Block:
+    """What the graph of a block's ``forward`` has of normalisations, neurons and sums."""
+
+    def __init__(self, block: nn.Module, places: Mapping[nn.Module, int], pairs: Dict[nn.Module, Pair]) -> None:
+        self._block, self._places, self._pairs = block, places, pairs
+
+    def changed(self) -> Optional[fx.Graph]:
+        """Add the block's pairs to those that are known; its graph if it must change."""
+        parts = [part for child in self._block.children() for part in child.modules()]
+        if not any(isinstance(part, Neuron) for part in parts) or not any(map(is_plain_norm, parts)):
+            return None
+        graph = traced(self._block)
+        if graph is None:
+            return None
+        self._calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
+        # sums in front of a neuron first: they are gone then
+        before = [self._normalises(graph, node) for node in graph.nodes if node.op == "call_module"]
+        after = [self._adds(graph, node) for node in graph.nodes if summands(node)]
+        return graph if any(before) or any(after) else None
+
+    def _normalises(self, graph: fx.Graph, call: fx.Node) -> bool:
+        """Note the normalisation before the neuron of a call; whether the graph changed."""
+        called = self._called(call)
+        if not called or called[0].module in self._pairs:
+            return False
+        neuron, source = called[0], call.args[0]
+        both = summands(source)
+        if not both:
+            norm = self._norm_of(source, neuron)
+            if norm is not None:
+                self._pairs[neuron.module] = Pair(norm, neuron, self._block)
+            return False
+        norms = [self._norm_of(value, neuron) for value in both]
+        # a chain cannot be given two inputs, and x += norm(y) changes x
+        if neuron.path != call.target or len(source.users) > 1 or both[0] is both[1]:
+            return False
+        if norms[0] is None and source.target is not operator.iadd:
+            norms, both = norms[::-1], both[::-1]
+        if norms[0] is None:
+            return False
+        self._pairs[neuron.module] = Pair(norms[0], neuron, self._block, "before", norms[1])
+        call.args = both
+        graph.erase_node(source)
+        return True
+
+    def _adds(self, graph: fx.Graph, total: fx.Node) -> bool:
+        """Have the neuron's kernel add what a node adds to its spikes; whether the graph changed."""
+        both = summands(total)
+        for spikes, shortcut in (both, both[::-1]):
+            called = self._called(spikes)
+            pair = self._pairs.get(called[-1].module) if called else None
+            in_place = total.target is operator.iadd and spikes is not both[0]
+            if pair is None or pair.shortcut or len(spikes.users) > 1 or both[0] is both[1] or in_place:
+                continue
+            if ends_in(self._block, spikes) is pair.neuron.module:
+                total.replace_all_uses_with(call_apart(graph, self._block, spikes, total, shortcut))
+                graph.erase_node(total)
+                graph.erase_node(spikes)
+                self._pairs[pair.neuron.module] = pair._replace(shortcut="after")
+                return True
+        return False
+
+    def _norm_of(self, value: Any, neuron: Place) -> Optional[Place]:
+        """The normalisation whose output a value is, if nothing but this neuron gets it."""
+        called = self._called(value)
+        return called[-1] if called and len(value.users) == 1 and _fits(called[-1], neuron, self._places) else None
+
+    def _called(self, node: Any) -> Sequence[Place]:
+        """The parts of the module that a node calls with one value, in order; none where it is called elsewhere, too."""
+        calls = isinstance(node, fx.Node) and node.op == "call_module" and self._calls[node.target] == 1
+        if not calls or len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], fx.Node):
+            return ()
+        path = str(node.target)
+        parent, _, name = path.rpartition(".")
+        module = self._block.get_submodule(path)
+        place = Place(module, self._block.get_submodule(parent), name, path)
+        return [*_seen(place, self._places)] if self._places[module] == 1 else ()
 
 
 # -- names of a fused network in its state_dict
 
-#: The attribute of a chain: paths of its NormNeurons and of the normalisations before, ``{"1": "0.module.1"}``.
+#: The attribute of a chain or block: paths of its NormNeurons and of what they normalise, ``{"1": ("0.module.1",)}``.
 _NAMES = "_fused_names"
+#: The parts of a NormNeuron that are normalisations, in the order of these paths.
+_NORMS = ("norm", "shortcut_norm")
+_Names = Dict[str, Tuple[str, ...]]
 
 
-def _names_of(chain: nn.Module) -> Dict[str, str]:
-    """The names of a chain, which saves and loads its pairs under the names of the plain form from now on."""
-    if _NAMES not in vars(chain):
-        names: Dict[str, str] = {}
-        vars(chain)[_NAMES] = names
-        chain._register_state_dict_hook(functools.partial(_save_plain, names))
-        chain._register_load_state_dict_pre_hook(functools.partial(_load_plain, names))
-    return vars(chain)[_NAMES]  # type: ignore[no-any-return]  # as made above
+def _names_of(owner: nn.Module) -> _Names:
+    """The names of a module, which saves and loads its pairs under the names of the plain form from now on."""
+    if _NAMES not in vars(owner):
+        names: _Names = {}
+        vars(owner)[_NAMES] = names
+        owner._register_state_dict_hook(functools.partial(_save_plain, names))
+        owner._register_load_state_dict_pre_hook(functools.partial(_load_plain, names))
+    return vars(owner)[_NAMES]  # type: ignore[no-any-return]  # as made above
 
 
-def _save_plain(names: Dict[str, str], module: nn.Module, state: Dict[str, Any], prefix: str, *_: Any) -> None:
+def _both_names(names: _Names, prefix: str) -> List[Tuple[str, str]]:
+    """The beginnings of keys in a fused network, and in the plain one."""
+    of_norms = [
+        (f"{prefix}{neuron}.{part}.", f"{prefix}{norm}.")
+        for neuron, norms in names.items()
+        for part, norm in zip(_NORMS, norms)
+    ]
+    return of_norms + [(f"{prefix}{neuron}.neuron.", f"{prefix}{neuron}.") for neuron in names]
+
+
+def _save_plain(names: _Names, module: nn.Module, state: Dict[str, Any], prefix: str, *_: Any) -> None:
     """The hook that saves under the names of the plain form."""
-    renamed = [(f"{prefix}{neuron}.norm.", f"{prefix}{norm}.") for neuron, norm in names.items()]
-    renamed += [(f"{prefix}{neuron}.neuron.", f"{prefix}{neuron}.") for neuron in names]
-    _rename(state, renamed)
+    _rename(state, _both_names(names, prefix))
 
 
-def _load_plain(names: Dict[str, str], state: Dict[str, Any], prefix: str, *_: Any) -> None:
+def _load_plain(names: _Names, state: Dict[str, Any], prefix: str, *_: Any) -> None:
     """The hook that loads what has the names of the plain form, or those of the modules."""
-    parts = [f"{prefix}{neuron}.{part}." for neuron in names for part in ("norm", "neuron")]
-    renamed = [(f"{prefix}{norm}.", f"{prefix}{neuron}.norm.") for neuron, norm in names.items()]
-    renamed += [(f"{prefix}{neuron}.", f"{prefix}{neuron}.neuron.") for neuron in names]
-    _rename(state, [*zip(parts, parts), *renamed])
+    both = _both_names(names, prefix)
+    _rename(state, [*((fused, fused) for fused, _ in both), *((plain, fused) for fused, plain in both)])
 
 
 def _rename(state: Dict[str, Any], renamed: List[Tuple[str, str]]) -> None:
