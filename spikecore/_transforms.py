@@ -1,7 +1,7 @@
-"""Transforms of a network: ``sc.fuse``, ``sc.unfuse`` and ``sc.hoist`` replace modules in the chains that call them.
+"""Transforms of a network: ``sc.fuse``, ``sc.unfuse`` and ``sc.hoist`` replace modules in what calls them.
 
-A chain is an ``nn.Sequential``, which calls its parts one after the other. What a ``forward`` of your own calls is not
-seen: there, write the layers yourself.
+A chain is an ``nn.Sequential``, which calls its parts one after the other. A block has a ``forward`` of its own, which
+``sc.fuse`` traces; ``sc.hoist`` does not.
 """
 
 from __future__ import annotations
@@ -26,7 +26,16 @@ from spikecore.layers._batch_norm_stats import is_plain_norm
 from spikecore.layers._norm_neuron import NormPlace, neuron_of
 from spikecore.layers._packed import replace_modules
 from spikecore.layers._pooling import CompactAvgPool2d, CompactMaxPool2d, compact, plain
-from spikecore.layers._traced import Rewritten, call_apart, ends_in, summands, traced
+from spikecore.layers._traced import (
+    Rewritten,
+    call_apart,
+    channels_behind,
+    ends_in,
+    in_shapes,
+    summands,
+    traced,
+    without_shapes,
+)
 from spikecore.neuron import Neuron
 
 
@@ -56,6 +65,8 @@ class Pair(NamedTuple):
     shortcut: Optional[str] = None
     #: The normalisation of that shortcut.
     shortcut_norm: Optional[Place] = None
+    #: The dimension of the channels in a time step.
+    channel_dim: int = 1
 
     @property
     def norms(self) -> Tuple[Place, ...]:
@@ -67,13 +78,21 @@ def fuse(net: nn.Module) -> nn.Module:
     """Put a :class:`spikecore.layers.NormNeuron` in the place of every neuron of ``net`` that follows a batch
     normalisation; gives ``net`` back.
 
-    Within an ``nn.Sequential``, nested ones included, these pairs are taken, and an ``nn.Identity`` stands where the
-    normalisation was::
+    These pairs are taken, and an identity stands where the normalisation was. Chains of ``nn.Sequential``, nested ones
+    included, and blocks with a ``forward`` of their own have them::
 
-        TimeBatched(..., nn.BatchNorm2d(C)), neuron  # multi-step
-        nn.BatchNorm2d(C), neuron  # neuron of step="single"
+        TimeBatched(..., nn.BatchNorm2d(C)), neuron          # multi-step
+        nn.BatchNorm2d(C), neuron                            # neuron of step="single"
+        neuron(norm(x).unflatten(0, (T, B)))                 # or view(T, B, C, H, W): x has samples [T B, C, H, W]
+        neuron(norm(x.transpose(1, 2)).transpose(1, 2))      # tokens, nn.BatchNorm1d; a reshape may follow
+        neuron(norm(x) + y), neuron(norm(x) + norm2(y))      # the kernel adds y, or normalises it as well
+        neuron(norm(x)) + y                                  # the kernel adds y to the spikes
 
-    The kernel of the last neuron of a :class:`spikecore.layers.SEWBlock` adds the block's shortcut to its spikes.
+    A ``forward`` is traced by torch.fx, in ``train()`` and in ``eval()``. Where it adds, its graph takes its place:
+    what the ``forward`` reads of Python, such as ``self.scale``, is what it was when ``fuse`` was called. It stays as
+    it is where torch.fx cannot trace it (a condition on values or sizes), where it sets attributes, and where it reads
+    ``self.training``.
+
     Pooling of windows that do not overlap, wherever it stands, is replaced by layers that keep less for backward:
     ``nn.MaxPool2d`` a byte for each maximum, instead of its input and an index of 8 bytes, and ``nn.AvgPool2d``
     nothing, instead of its input.
@@ -84,17 +103,22 @@ def fuse(net: nn.Module) -> nn.Module:
     load into both; ``named_parameters()`` has those of the new modules, ``"1.norm.weight"`` and ``"1.neuron.tau"``.
 
     Left as they are: ``nn.SyncBatchNorm`` and other classes, a normalisation or a neuron that is in the network twice,
-    those with hooks or a ``forward`` of their own, and all that a module's own ``forward`` puts together: there, use
-    :class:`spikecore.layers.NormNeuron`. Hooks that they get afterwards are not called. :func:`unfuse` undoes it.
-    Raises TypeError for what is no module. Warns where ``net`` has batch normalisations and neurons and none of them
-    is a pair.
+    and those with hooks or a ``forward`` of their own. Hooks that they get afterwards are not called. :func:`unfuse`
+    undoes it. Raises TypeError for what is no module. Warns where ``net`` has batch normalisations and neurons and none
+    of them is a pair.
     """
     _check("fuse", net)
     found = pairs(net)
     for pair in found.pairs:
         norm, *others = [place.module for place in pair.norms]
         neuron: Any = pair.neuron.module
-        layer = NormNeuron(norm, neuron, shortcut=pair.shortcut, shortcut_norm=others[0] if others else None)
+        layer = NormNeuron(
+            norm,
+            neuron,
+            shortcut=pair.shortcut,
+            shortcut_norm=others[0] if others else None,
+            channel_dim=pair.channel_dim,
+        )
         layer.adds_for_block = pair.shortcut is not None
         layer.training = neuron.training
         pair.neuron.put(layer)
@@ -116,10 +140,10 @@ def _warn_of_nothing(net: nn.Module) -> None:
     if norms and any(isinstance(part, Neuron) for part in net.modules()) and not _has(net, NormNeuron):
         warnings.warn(
             f"sc.fuse(net) found no batch normalisation that a neuron can take over (net.{norms[0]}, for one, stays as "
-            "it is): it takes those that an nn.Sequential calls right before a neuron, without hooks, and within "
-            "TimeBatched unless the neuron has step='single'. In a forward of your own, write "
-            "sc.layers.NormNeuron(norm, neuron); sc.explain(net, x) says where that helps. Pooling keeps less for "
-            "backward all the same",
+            "it is): it takes those right before a neuron, without hooks, and within TimeBatched unless the neuron has "
+            "step='single', in an nn.Sequential, and in a forward of your own that torch.fx can trace and that does "
+            "the same in train() and eval(). Elsewhere, write sc.layers.NormNeuron(norm, neuron); sc.explain(net, x) "
+            "says where that helps. Pooling keeps less for backward all the same",
             stacklevel=3,
         )
 
@@ -172,11 +196,15 @@ def pairs(net: nn.Module) -> Found:
 
 def _fits(norm: Place, neuron: Place, places: Mapping[nn.Module, int]) -> bool:
     """Whether the neuron can take over the normalisation whose output it gets."""
+    alone = is_plain_norm(norm.module) and places[norm.module] == 1
+    return alone and _takes(neuron, places) and norm.folded == (neuron.module.step == "multi")
+
+
+def _takes(neuron: Place, places: Mapping[nn.Module, int]) -> bool:
+    """Whether a module is a neuron that can take over a normalisation."""
     layer: Any = neuron.module
     # a forward or a hook of its own would see the wrong input
-    takes = calls_as(layer, Neuron) and len(layer.inputs) == 1 and not has_own_hooks(layer)
-    once = places[norm.module] == 1 == places[layer]
-    return takes and once and is_plain_norm(norm.module) and norm.folded == (layer.step == "multi")
+    return calls_as(layer, Neuron) and len(layer.inputs) == 1 and not has_own_hooks(layer) and places[layer] == 1
 
 
 def _is_chain(module: nn.Module) -> bool:
@@ -239,23 +267,29 @@ class _Block:
         if not called or called[0].module in self._pairs:
             return False
         neuron, source = called[0], call.args[0]
-        both = summands(source)
+        total, shapes = without_shapes(source)
+        both = summands(total)
         if not both:
-            norm = self._norm_of(source, neuron)
+            norm, dim = self._norm_of(source, neuron)
             if norm is not None:
-                self._pairs[neuron.module] = Pair(norm, neuron, self._block)
+                self._pairs[neuron.module] = Pair(norm, neuron, self._block, channel_dim=dim)
             return False
-        norms = [self._norm_of(value, neuron) for value in both]
+        found = [self._norm_of(value, neuron, shapes) for value in both]
         # a chain cannot be given two inputs, and x += norm(y) changes x
-        if neuron.path != call.target or len(source.users) > 1 or both[0] is both[1]:
+        if neuron.path != call.target or len(total.users) > 1 or both[0] is both[1]:
             return False
-        if norms[0] is None and source.target is not operator.iadd:
-            norms, both = norms[::-1], both[::-1]
-        if norms[0] is None:
+        if not found[0][0] and total.target is not operator.iadd:
+            found, both = found[::-1], both[::-1]
+        (norm, dim), (shortcut_norm, its_dim) = found
+        if norm is None:
             return False
-        self._pairs[neuron.module] = Pair(norms[0], neuron, self._block, "before", norms[1])
-        call.args = both
-        graph.erase_node(source)
+        if shortcut_norm is not None and dim != its_dim:
+            shortcut_norm = None
+        self._pairs[neuron.module] = Pair(norm, neuron, self._block, "before", shortcut_norm, dim)
+        with graph.inserting_before(call):
+            call.args = tuple([in_shapes(graph, value, shapes) for value in both])
+        for node in [*shapes[::-1], total]:
+            graph.erase_node(node)
         return True
 
     def _adds(self, graph: fx.Graph, total: fx.Node) -> bool:
@@ -275,10 +309,23 @@ class _Block:
                 return True
         return False
 
-    def _norm_of(self, value: Any, neuron: Place) -> Optional[Place]:
-        """The normalisation whose output a value is, if nothing but this neuron gets it."""
-        called = self._called(value)
-        return called[-1] if called and len(value.users) == 1 and _fits(called[-1], neuron, self._places) else None
+    def _norm_of(self, value: Any, neuron: Place, more: Sequence[fx.Node] = ()) -> Tuple[Optional[Place], int]:
+        """The normalisation whose output a value is, if nothing but this neuron gets it, after ``more`` changes of
+        shape; and the dimension of its channels then.
+        """
+        source, shapes = without_shapes(value)
+        called = self._called(source)
+        if not called or len(source.users) > 1:
+            return None, 0
+        norm, shapes = called[-1], [*shapes, *more]
+        if not shapes:
+            return (norm, 1) if _fits(norm, neuron, self._places) else (None, 0)
+        if not _takes(neuron, self._places) or not (is_plain_norm(norm.module) and self._places[norm.module] == 1):
+            return None, 0
+        dim = channels_behind(norm.module, source, shapes)
+        # in the middle there are samples, of a neuron that sees time
+        unfolds = dim == -1 or (dim == 1 and not norm.folded and neuron.module.step == "multi")
+        return (norm, dim) if unfolds and (dim == 1 or len(called) == 1) else (None, 0)
 
     def _called(self, node: Any) -> Sequence[Place]:
         """The parts of the module that a node calls with one value, in order; none where it is called elsewhere, too."""

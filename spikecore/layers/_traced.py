@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, Dict, Iterator, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import fx, nn
@@ -45,7 +45,8 @@ def traced(block: nn.Module) -> Optional[fx.Graph]:
     graphs = []
     try:
         for training in (True, False):
-            block.train(training)
+            for module, _ in modes:
+                module.training = training
             graphs.append(_Tracer().trace(block))
     except Exception:
         # a forward that reads sizes or values raises whatever it likes: nothing is known of it
@@ -61,7 +62,7 @@ def traced(block: nn.Module) -> Optional[fx.Graph]:
         (node.op == "call_method" and str(node.target).endswith("_")) or "inplace" in node.kwargs or "out" in node.kwargs
         for node in graphs[0].nodes
     )
-    return None if changed - {"training"} or in_place or str(graphs[0]) != str(graphs[1]) else graphs[0]
+    return None if changed or in_place or str(graphs[0]) != str(graphs[1]) else graphs[0]
 
 
 def summands(node: Any) -> Tuple[fx.Node, ...]:
@@ -93,6 +94,93 @@ def call_apart(graph: fx.Graph, block: nn.Module, call: fx.Node, at: fx.Node, ot
             path = f"{path}.{name}"
     with graph.inserting_before(at):
         return graph.call_module(path, (value, other))
+
+
+def without_shapes(value: fx.Node) -> Tuple[fx.Node, List[fx.Node]]:
+    """The value that others are the shapes of, and what changes its shape, in order; each has one user."""
+    shapes: List[fx.Node] = []
+    while _shapes(value) and len(value.users) == 1:
+        shapes.insert(0, value)
+        value = value.args[0]  # type: ignore[assignment]  # a value, as _shapes() says
+    return value, shapes
+
+
+def in_shapes(graph: fx.Graph, value: fx.Node, shapes: Sequence[fx.Node]) -> fx.Node:
+    """Write the same changes of shape for another value."""
+    for shape in shapes:
+        value = graph.create_node(shape.op, shape.target, (value, *shape.args[1:]), shape.kwargs)
+    return value
+
+
+def channels_behind(norm: Any, call: fx.Node, shapes: Sequence[fx.Node]) -> int:
+    """Which dimension of a time step has the channels of a normalisation of samples, once its output was given other
+    shapes: 1, or -1 for the last one; 0 where that is not known.
+
+    Known are tokens that are transposed before and behind (Zhou et al., 2023), and samples in front of which time and
+    batch, and tokens maybe, become dimensions of their own. Where sizes are not what the shapes say, the call raises.
+    """
+    source: Any = call.args[0]
+    if _swaps(source):
+        rest = shapes[1:] if shapes and _swaps(shapes[0]) else [source]
+        return -1 if isinstance(norm, nn.BatchNorm1d) and all(map(_keeps_last, rest)) else 0
+    unfolds = [shape for shape in shapes if _name(shape) != "contiguous"]
+    if len(unfolds) != 1 or _name(unfolds[0]) not in ("unflatten", "reshape", "view"):
+        return 0
+    sizes = _sizes(unfolds[0])
+    if _name(unfolds[0]) == "unflatten":
+        if unfolds[0].args[1:2] != (0,):
+            return 0
+        sizes = (*sizes, *[None] * _SAMPLES[type(norm)])
+    if isinstance(norm, nn.BatchNorm1d) and _is_matrix(source):
+        return 1 if len(sizes) in (3, 4) and len(_sizes(unfolds[0])) == 2 else -1 if len(sizes) > 2 else 0
+    return 1 if len(sizes) == 2 + _SAMPLES[type(norm)] else 0
+
+
+#: Dimensions of a sample.
+_SAMPLES = {nn.BatchNorm1d: 2, nn.BatchNorm2d: 3, nn.BatchNorm3d: 4}
+
+
+def _name(node: fx.Node) -> str:
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def _shapes(node: Any) -> bool:
+    """Whether a node gives a value another shape."""
+    calls = isinstance(node, fx.Node) and node.op in ("call_method", "call_function") and _name(node) in _SHAPES
+    return calls and bool(node.args) and isinstance(node.args[0], fx.Node) and not node.kwargs
+
+
+def _swaps(node: Any) -> bool:
+    """Whether it exchanges the last two dimensions."""
+    if not _shapes(node) or len(node.users) != 1:
+        return False
+    name, args = _name(node), node.args[1:]
+    last = [{-1, -2}, {1, 2}, {2, 3}]
+    return (name == "transpose" and set(args) in last) or (name == "permute" and _sizes(node) in ((0, 2, 1), (0, 1, 3, 2)))
+
+
+def _sizes(node: fx.Node) -> Tuple[Any, ...]:
+    """The sizes that a node is given, one by one or together."""
+    args = node.args[2:] if _name(node) == "unflatten" else node.args[1:]
+    return tuple(args[0]) if len(args) == 1 and isinstance(args[0], (tuple, list)) else tuple(args)
+
+
+def _keeps_last(node: fx.Node) -> bool:
+    """Whether the last dimension stays, if its size does."""
+    name, args = _name(node), node.args[1:]
+    if name == "flatten":
+        return len(args) == 2 and args[1] != -1
+    return name in ("contiguous", "reshape", "view") or (name == "unflatten" and args[0] != -1)
+
+
+def _is_matrix(value: Any) -> bool:
+    """Whether a value has two dimensions, so far as the graph says: it was flattened, before a linear layer maybe."""
+    if isinstance(value, fx.Node) and value.op == "call_module" and len(value.args) == 1:
+        value = value.args[0]
+    if not _shapes(value):
+        return False
+    flattened = _name(value) == "flatten" and value.args[1:] in ((0, 2), (0, -2))
+    return flattened or (_name(value) in ("reshape", "view") and len(_sizes(value)) == 2)
 
 
 class Rewritten:
@@ -131,7 +219,7 @@ class Rewritten:
                 values[node] = added(*of)
             elif node.target in _PRODUCTS and len(of) == 2:
                 values[node] = multiplied(*of)
-            elif getattr(node.target, "__name__", node.target) in _SHAPES:
+            elif _shapes(node):
                 values[node] = of[0]
             elif node.op == "output":
                 out = of[0] if len(of) == 1 else None
