@@ -81,12 +81,12 @@ def fuse(net: nn.Module) -> nn.Module:
     These pairs are taken, and an identity stands where the normalisation was. Chains of ``nn.Sequential``, nested ones
     included, and blocks with a ``forward`` of their own have them::
 
-        TimeBatched(..., nn.BatchNorm2d(C)), neuron          # multi-step
-        nn.BatchNorm2d(C), neuron                            # neuron of step="single"
-        neuron(norm(x).unflatten(0, (T, B)))                 # or view(T, B, C, H, W): x has samples [T B, C, H, W]
-        neuron(norm(x.transpose(1, 2)).transpose(1, 2))      # tokens, nn.BatchNorm1d; a reshape may follow
-        neuron(norm(x) + y), neuron(norm(x) + norm2(y))      # the kernel adds y, or normalises it as well
-        neuron(norm(x)) + y                                  # the kernel adds y to the spikes
+        TimeBatched(..., nn.BatchNorm2d(C)), neuron  # multi-step
+        nn.BatchNorm2d(C), neuron  # neuron of step="single"
+        neuron(norm(x).unflatten(0, (T, B)))  # or view(T, B, C, H, W): x has samples [T B, C, H, W]
+        neuron(norm(x.transpose(1, 2)).transpose(1, 2))  # tokens, nn.BatchNorm1d; a reshape may follow
+        neuron(norm(x) + y), neuron(norm(x) + norm2(y))  # the kernel adds y, or normalises it as well
+        neuron(norm(x)) + y  # the kernel adds y to the spikes
 
     A ``forward`` is traced by torch.fx, in ``train()`` and in ``eval()``. Where it adds, its graph takes its place:
     what the ``forward`` reads of Python, such as ``self.scale``, is what it was when ``fuse`` was called. It stays as
@@ -236,8 +236,8 @@ def _seen(place: Place, places: Mapping[nn.Module, int]) -> Iterator[Place]:
 
 def _is_block(module: nn.Module) -> bool:
     """Whether a module has a ``forward`` that may call a normalisation and a neuron: not torch's own, nor a layer."""
-    kinds = (Neuron, NormNeuron, TimeBatched)
-    own = not type(module).__module__.startswith("torch.") and not isinstance(module, kinds) and "forward" not in vars(module)
+    layer = isinstance(module, (Neuron, NormNeuron, TimeBatched)) or type(module).__module__.startswith("torch.")
+    own = not layer and "forward" not in vars(module)
     return own and not in_turn(module) and unwrapped(module) is module and any(True for _ in module.children())
 
 
@@ -266,7 +266,8 @@ class _Block:
         called = self._called(call)
         if not called or called[0].module in self._pairs:
             return False
-        neuron, source = called[0], call.args[0]
+        neuron: Place = called[0]
+        source: Any = call.args[0]
         total, shapes = without_shapes(source)
         both = summands(total)
         if not both:
@@ -322,13 +323,13 @@ class _Block:
             return (norm, 1) if _fits(norm, neuron, self._places) else (None, 0)
         if not _takes(neuron, self._places) or not (is_plain_norm(norm.module) and self._places[norm.module] == 1):
             return None, 0
-        dim = channels_behind(norm.module, source, shapes)
+        dim = channels_behind(norm.module, norm.folded, source, shapes)
         # in the middle there are samples, of a neuron that sees time
         unfolds = dim == -1 or (dim == 1 and not norm.folded and neuron.module.step == "multi")
         return (norm, dim) if unfolds and (dim == 1 or len(called) == 1) else (None, 0)
 
     def _called(self, node: Any) -> Sequence[Place]:
-        """The parts of the module that a node calls with one value, in order; none where it is called elsewhere, too."""
+        """The parts of the module that a node calls with one value, in order; none where others call it, too."""
         calls = isinstance(node, fx.Node) and node.op == "call_module" and self._calls[node.target] == 1
         if not calls or len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], fx.Node):
             return ()

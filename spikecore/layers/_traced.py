@@ -7,6 +7,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import fx, nn
+from torch.fx.node import map_aggregate
 
 from spikecore._base.bits import Whole, added, multiplied
 from spikecore._shell.modules import in_turn
@@ -59,7 +60,7 @@ def traced(block: nn.Module) -> Optional[fx.Graph]:
             vars(block).pop(name)
         vars(block).update(attributes)
     in_place = any(
-        (node.op == "call_method" and str(node.target).endswith("_")) or "inplace" in node.kwargs or "out" in node.kwargs
+        (node.op == "call_method" and str(node.target).endswith("_")) or {"inplace", "out"}.intersection(node.kwargs)
         for node in graphs[0].nodes
     )
     return None if changed or in_place or str(graphs[0]) != str(graphs[1]) else graphs[0]
@@ -112,7 +113,7 @@ def in_shapes(graph: fx.Graph, value: fx.Node, shapes: Sequence[fx.Node]) -> fx.
     return value
 
 
-def channels_behind(norm: Any, call: fx.Node, shapes: Sequence[fx.Node]) -> int:
+def channels_behind(norm: Any, folded: bool, call: fx.Node, shapes: Sequence[fx.Node]) -> int:
     """Which dimension of a time step has the channels of a normalisation of samples, once its output was given other
     shapes: 1, or -1 for the last one; 0 where that is not known.
 
@@ -120,8 +121,8 @@ def channels_behind(norm: Any, call: fx.Node, shapes: Sequence[fx.Node]) -> int:
     batch, and tokens maybe, become dimensions of their own. Where sizes are not what the shapes say, the call raises.
     """
     source: Any = call.args[0]
-    if _swaps(source):
-        rest = shapes[1:] if shapes and _swaps(shapes[0]) else [source]
+    if _swaps(source, folded):
+        rest = shapes[1:] if shapes and _swaps(shapes[0], folded) else [source]
         return -1 if isinstance(norm, nn.BatchNorm1d) and all(map(_keeps_last, rest)) else 0
     unfolds = [shape for shape in shapes if _name(shape) != "contiguous"]
     if len(unfolds) != 1 or _name(unfolds[0]) not in ("unflatten", "reshape", "view"):
@@ -147,16 +148,16 @@ def _name(node: fx.Node) -> str:
 def _shapes(node: Any) -> bool:
     """Whether a node gives a value another shape."""
     calls = isinstance(node, fx.Node) and node.op in ("call_method", "call_function") and _name(node) in _SHAPES
-    return calls and bool(node.args) and isinstance(node.args[0], fx.Node) and not node.kwargs
+    return bool(calls and node.args and isinstance(node.args[0], fx.Node) and not node.kwargs)
 
 
-def _swaps(node: Any) -> bool:
-    """Whether it exchanges the last two dimensions."""
+def _swaps(node: Any, folded: bool) -> bool:
+    """Whether it exchanges the last two of three dimensions, or of four, of which the first is folded into the next."""
     if not _shapes(node) or len(node.users) != 1:
         return False
-    name, args = _name(node), node.args[1:]
-    last = [{-1, -2}, {1, 2}, {2, 3}]
-    return (name == "transpose" and set(args) in last) or (name == "permute" and _sizes(node) in ((0, 2, 1), (0, 1, 3, 2)))
+    dims, order = ({2, 3}, (0, 1, 3, 2)) if folded else ({1, 2}, (0, 2, 1))
+    permuted = _name(node) == "permute" and _sizes(node) == order
+    return permuted or (_name(node) == "transpose" and set(node.args[1:]) in (dims, {-1, -2}))
 
 
 def _sizes(node: fx.Node) -> Tuple[Any, ...]:
@@ -169,8 +170,8 @@ def _keeps_last(node: fx.Node) -> bool:
     """Whether the last dimension stays, if its size does."""
     name, args = _name(node), node.args[1:]
     if name == "flatten":
-        return len(args) == 2 and args[1] != -1
-    return name in ("contiguous", "reshape", "view") or (name == "unflatten" and args[0] != -1)
+        return len(args) == 2 and args[1:] != (-1,)
+    return name in ("contiguous", "reshape", "view") or (name == "unflatten" and args[:1] != (-1,))
 
 
 def _is_matrix(value: Any) -> bool:
@@ -195,10 +196,10 @@ class Rewritten:
         return self._run(self.block, *args, **keywords)
 
     def __getstate__(self) -> Dict[str, Any]:
-        return {"block": self.block, "graph": self.graph}
+        return {"block": self.block, "rows": _rows(self.graph)}
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
-        vars(self).update(state)
+        self.block, self.graph = state["block"], _graph(state["rows"])
         self._run = _function(self.graph)
 
     def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
@@ -224,6 +225,38 @@ class Rewritten:
             elif node.op == "output":
                 out = of[0] if len(of) == 1 else None
         return out
+
+
+class _Value:
+    """A node as an argument of others, by its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def _rows(graph: fx.Graph) -> List[Tuple[Any, ...]]:
+    """A graph as a list: pickle would follow its nodes, one within the other."""
+
+    def named(value: Any) -> Any:
+        return _Value(value.name) if isinstance(value, fx.Node) else value
+
+    rows = []
+    for node in graph.nodes:
+        args, keywords = map_aggregate(node.args, named), map_aggregate(node.kwargs, named)
+        rows.append((node.op, node.target, args, keywords, node.name))
+    return rows
+
+
+def _graph(rows: Sequence[Tuple[Any, ...]]) -> fx.Graph:
+    graph = fx.Graph()
+    nodes: Dict[str, fx.Node] = {}
+
+    def node(value: Any) -> Any:
+        return nodes[value.name] if isinstance(value, _Value) else value
+
+    for op, target, args, keywords, name in rows:
+        nodes[name] = graph.create_node(op, target, map_aggregate(args, node), map_aggregate(keywords, node), name)
+    return graph
 
 
 def _function(graph: fx.Graph) -> Any:
