@@ -72,7 +72,7 @@ class NormNeuron(nn.Module):
 
     #: Why the last call computed normalisation and neuron one after the other: "" if it did not, None before one.
     reason: Optional[str]
-    #: Whether the block around it adds the shortcut: a call may have no ``skip`` then, or one that broadcasts.
+    #: Whether sc.fuse made it of a sum in a block: a call may have no ``skip`` then, or one that broadcasts.
     adds_for_block = False
 
     def __init__(
@@ -281,6 +281,8 @@ class NormNeuron(nn.Module):
             return "fused=False was asked for"
         if mode is not COMPILED and (mode is not EAGER or type(x) not in PLAIN):
             return "torch traces or transforms the call, or x is no plain tensor"
+        if self.adds_for_block and any((v.shape, v.dtype, v.device) != (x.shape, x.dtype, x.device) for v in inputs):
+            return "the shortcut has another shape or dtype than x"
         for name, value, norm in zip(("x", "skip"), inputs, norms):
             plain = value.dtype in NAMES and value.layout is torch.strided
             if not plain or not stats.fits(norm, value, self.channel_dim):
