@@ -173,11 +173,11 @@ class Writer(TextWriter):
 
     # -- steps
 
-    def saved_at(self, name: str) -> str:
-        """Where the checkpoint of a state before a chunk is."""
+    def saved_at(self, name: str, index: str = "chunk - 1") -> str:
+        """Where the checkpoint of a state before a chunk is; the first chunk has none."""
         state = self.state(name)
         tensor = self.argument(f"{state}_saved", "pointer", "checkpoints", self.plan.saved.index(name))
-        return self.neurons_of.format(f"{tensor} + (chunk - 1) * neurons")
+        return self.neurons_of.format(f"{tensor} + ({index}) * neurons")
 
     def input_streams(self, function: Function) -> List[Stream]:
         """The inputs that a function takes."""
@@ -199,7 +199,7 @@ class Writer(TextWriter):
 
     def of_step(self, stream: str) -> str:
         """The numbers of this thread at step t, of a tensor that is read step by step."""
-        return self.unique(f"{stream}_t") if self.form.staged else f"{stream}[t]"
+        return self.unique(f"{stream}_t") if self.form.staged or self.form.ahead else f"{stream}[t]"
 
     # -- text
 
