@@ -145,7 +145,7 @@ class ChunkWriter(Writer):
         inner = [f"if ({self._is_first(backwards)}) {self.wait()}"]
         inner += [f"if (t < T - 1 || {WHOLE}) {{", *indented([*numbers, *lines]), "}"]
         registers = [f"Pack<{stream.kind}, V> {stream.name}[T];" for stream in new if stream.name in self.twice]
-        return [*registers, *over_steps([*inner, *self._fetches(new, backwards)], "", backwards)]
+        return [*registers, *self._from(new, backwards), *over_steps([*inner, *self._fetches(new, backwards)], "", backwards)]
 
     # -- chunks that are fetched while the one before them is computed
 
@@ -157,19 +157,34 @@ class ChunkWriter(Writer):
         """The line that waits for the oldest of the groups that were fetched: in a chunk there are as many in each loop."""
         return f"arrived<{self.loops} * ((T + TOGETHER - 1) / TOGETHER) - 1>();"
 
+    def _from(self, streams: Sequence[Stream], backwards: bool) -> List[str]:
+        """Lines that say where the first step that a loop fetches is, in each tensor."""
+        step = "(next + T - 1)" if backwards else "next"
+        at = [(self._next(one), one.kind, self.all(one.tensor, one.group, one.number, step)) for one in streams]
+        return [f"const {kind}* {name} = {place};" for name, kind, place in at]
+
+    def _next(self, stream: Stream) -> str:
+        return self.unique(f"{stream.name}_next")
+
     def _fetches(self, streams: Sequence[Stream], backwards: bool) -> List[str]:
-        """Lines of a loop over steps that fetch a step of the next chunk to where this step was."""
+        """Lines of a loop over steps that fetch steps of the next chunk to where these steps were: TOGETHER at a time,
+        since before each access that fills what was read the compiler puts three that do nothing.
+        """
         lines = []
-        for stream in streams:
-            place = self.all(stream.tensor, stream.group, stream.number, "(next + t)")
-            lines.append(f"{self.ahead(stream.name)}.fetch_step(t, {place});")
-        guarded = [f"if (more && (t < T - 1 || next_whole)) {{", *indented(lines), "}"] if lines else []
-        return [*guarded, f"if ({self._is_first(not backwards)}) fetched();"]
+        for one in streams:
+            sign = "-" if backwards else "+"
+            step = f"{self._next(one)} {sign}= {self.stride(one.tensor, one.group, one.number)};"
+            lines += [f"if (u < T - 1 || next_whole) {self.ahead(one.name)}.fetch(u, {self._next(one)});", step]
+        first = "t + TOGETHER - 1 < T ? t + TOGETHER - 1 : T - 1" if backwards else "t / TOGETHER * TOGETHER"
+        head = f"for (int u = {first}; u >= t; --u) {{" if backwards else f"for (int u = {first}; u <= t; ++u) {{"
+        loop = ["if (more) {", *indented(["#pragma unroll", head, *indented(lines), "}"]), "}"] if lines else []
+        return [f"if ({self._is_first(not backwards)}) {{", *indented([*loop, "fetched();"]), "}"]
 
     def _first_chunk(self) -> List[str]:
         """Lines that fetch what the first chunk reads."""
         lines = self.fetched_states()
         for streams, backwards in self._fetched:
+            lines += self._from(streams, backwards)
             lines += over_steps(self._fetches(streams, backwards), "", backwards)
         return lines
 
@@ -178,7 +193,7 @@ class ChunkWriter(Writer):
         lines = []
         for name in self.states_ahead:
             place = self.saved_at(name, "chunk - 2")
-            lines.append(f"{self.ahead(self.state(name))}.fetch_step(0, {place});")
+            lines.append(f"{self.ahead(self.state(name))}.fetch(0, {place});")
         return ["if (chunk > 1) {", *indented(lines), "}"] if lines else []
 
     def ahead(self, name: str) -> str:
@@ -190,8 +205,11 @@ class ChunkWriter(Writer):
         streams = [stream for several, _ in self._fetched for stream in several]
         kinds = [(stream.name, stream.kind, "T") for stream in streams]
         kinds += [(self.state(name), self.real, "1") for name in self.states_ahead]
-        threads = self.form.threads
-        return [f"BLOCK_SHARED Ahead<{kind}, V, {t}, {threads}> {self.ahead(name)};" for name, kind, t in kinds]
+        lines = []
+        for name, kind, count in kinds:
+            sizes, places = f"<{kind}, V, {count}, {self.form.threads}>", self.unique(f"{name}_places")
+            lines += [f"BLOCK_SHARED Places{sizes} {places};", f"const Ahead{sizes} {self.ahead(name)}({places});"]
+        return lines
 
     # -- steps in shared memory, where the form says so
 

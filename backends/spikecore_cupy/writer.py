@@ -62,9 +62,12 @@ class Writer(TextWriter):
         # a chunk begins at step `begin`; a fixed number of steps is one chunk, which begins at 0
         step = step or ("t" if self.fixed else "(begin + t)")
         pointer, offset = self.argument(name, "pointer", group, index), self._offset(name, group, index)
+        return f"{pointer} + {step} * {self.stride(name, group, index)} + {offset}"
+
+    def stride(self, name: str, group: str, index: int) -> str:
+        """From one step to the next of a tensor of all steps."""
         apart = self.form.rows or group not in FILLED
-        stride = self.argument(f"{name}_step", "stride", group, index) if apart else "neurons"
-        return f"{pointer} + {step} * {stride} + {offset}"
+        return self.argument(f"{name}_step", "stride", group, index) if apart else "neurons"
 
     def _offset(self, name: str, group: str, index: int) -> str:
         """From the first neuron of a step of a tensor to the first of this thread."""
