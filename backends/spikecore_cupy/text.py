@@ -113,6 +113,8 @@ class Form(NamedTuple):
     grid: int = 0
     #: Whether the adjoint computes again what a step gave, where that saves registers.
     again: bool = False
+    #: Whether the steps of a chunk are fetched into shared memory while the chunk before it is computed.
+    ahead: bool = False
 
 
 class Source(NamedTuple):
