@@ -87,7 +87,9 @@ class LayerOfTorch:
 
     def observe(self, x: Tensor, cotangent: Tensor) -> Observed:
         """Spikes and the input's gradient."""
-        return observe(self.make(x.shape[-1]).to(x.device), x, cotangent)
+        spikes = self.make(x.shape[-1]).to(x.device)(x)
+        (gradient,) = torch.autograd.grad(spikes, x, cotangent)
+        return Observed(spikes.detach(), gradient, ())
 
 
 @dataclass(frozen=True)
