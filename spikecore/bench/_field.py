@@ -21,11 +21,11 @@ from spikecore.bench._cases import Bench, Job, timed
 from spikecore.bench._libraries import Library, find_libraries, judged, of_backend
 from spikecore.bench._recurrent import _captured
 from spikecore.bench._report import Fact, Row
-from spikecore.bench._settings import Settings
+from spikecore.bench._settings import FIELD, Settings
 from spikecore.bench._timing import Call, Failure, Timing, failure, interleave
 from spikecore.dtypes import DTYPES
 
-OPEN_NEUROMORPHIC, SHD = "open-neuromorphic", "shd"
+OPEN_NEUROMORPHIC, SHD = FIELD
 #: The row of the products alone.
 PRODUCTS = "products alone"
 GRAPH = "CUDA graph"
@@ -129,7 +129,9 @@ def _full_precision() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def entrants(suite: str, case: Mapping[str, Fact], bench: Bench, ready: List[Library]) -> Tuple[List[Entrant], List[Row]]:
+def entrants(
+    suite: str, case: Mapping[str, Fact], bench: Bench, ready: List[Library]
+) -> Tuple[List[Entrant], List[Row]]:
     """The layers that may be timed, and the rows of the others: each is in one of the two."""
     dtype = DTYPES[str(case["dtype"])]
     generator = torch.Generator(bench.device).manual_seed(0)
@@ -198,7 +200,9 @@ def linear(case: Mapping[str, Any], bench: Bench, ready: List[Library]) -> List[
         figures = {} if peaks.get(name) is None else {"memory_gib": (peaks[name] or 0) / 2**30}
         figures.update(products_tflops=rate / 1e12, bandwidth_gb_s=bandwidth / 1e9)
         limits = {kind: bound.seconds(rate, bandwidth) for kind, bound in bounds.items()}
-        rows.append(_row(suite, case, name, entrant, {kind: found[name] for kind, found in times.items()}, limits, figures))
+        rows.append(
+            _row(suite, case, name, entrant, {kind: found[name] for kind, found in times.items()}, limits, figures)
+        )
     return rows
 
 
@@ -218,8 +222,7 @@ def _linear_calls(
             failed[library.name] = failure(error).reason
             continue
         forward[library.name], both[library.name] = calls
-        if x.device.type == "cuda" and (library.loops or library.ours or "module" in library.name):
-            # a captured call has the loop's kernels without the host's time between them
+        if x.device.type == "cuda" and library.loops:  # a graph has its kernels without the host's time between them
             row = f"{library.name}, {GRAPH}"
             forward[row], both[row] = (_captured(call) for call in calls)
     return forward, both, failed
@@ -257,7 +260,9 @@ def _copy(x: Tensor) -> Call:
     return lambda i: there.copy_(x)
 
 
-def _rates(case: Mapping[str, Any], times: Mapping[str, Mapping[str, Any]], copy: Any, size: int) -> Tuple[float, float]:
+def _rates(
+    case: Mapping[str, Any], times: Mapping[str, Mapping[str, Any]], copy: Any, size: int
+) -> Tuple[float, float]:
     """Operations per second of the products, and bytes per second of a copy: the fastest turn that was seen."""
     bounds = dict(zip(("forward", "training"), linear_bounds(case)))
     found = [(bounds[kind].operations, times[kind][PRODUCTS]) for kind in bounds]

@@ -132,7 +132,10 @@ def judged(library: Library, layer: Any, x: Tensor, cotangent: Tensor) -> Tuple[
     different = differences(seen, expected)
     if library.equation == LIF and different is None and library.surrogate:
         return "ok", ""
-    words = [f"computes {equation.words}" if library.equation != LIF else "", "" if library.surrogate else "its surrogate"]
+    words = [
+        f"computes {equation.words}" if library.equation != LIF else "",
+        "" if library.surrogate else "its surrogate",
+    ]
     words.append("checked" if different is None else different)
     return "wrong" if library.ours else "differs", "; ".join(filter(None, words))
 
@@ -233,9 +236,7 @@ LIBRARIES: Tuple[Library, ...] = (
         surrogate=False,
         loops=True,
     ),
-    Library(
-        "sinabs", "sinabs", "sinabs.layers", "LIF, a loop over steps", lambda width: SinabsLayer(), loops=True
-    ),
+    Library("sinabs", "sinabs", "sinabs.layers", "LIF, a loop over steps", lambda width: SinabsLayer(), loops=True),
     Library(
         "Rockpool",
         "rockpool",
