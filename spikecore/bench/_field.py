@@ -144,11 +144,12 @@ def entrants(
             layer = library.layer()
             status, detail = judged(library, layer, x, cotangent)
         except Exception as error:
-            status, detail = "failed", failure(error).reason
-        if status in ("ok", "differs"):
-            taking_part.append(Entrant(library, layer, status, detail))
-        else:
+            rows.append(Row(suite, case, library.name, "failed", failure(error).reason))
+            continue
+        if status == "wrong":
             rows.append(Row(suite, case, library.name, status, detail))
+        else:
+            taking_part.append(Entrant(library, layer, status, detail))
     return taking_part, rows
 
 

@@ -137,7 +137,7 @@ def judged(library: Library, layer: Any, x: Tensor, cotangent: Tensor) -> Tuple[
         "" if library.surrogate else "its surrogate",
     ]
     words.append("checked" if different is None else different)
-    return "wrong" if library.ours else "differs", "; ".join(filter(None, words))
+    return "wrong" if library.ours else "differs", "; ".join(words)
 
 
 class SinabsLayer(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Tuple
 
 from spikecore.bench._report import MEASURED, Fact, Report, Row
 from spikecore.bench._settings import FIELD
@@ -143,7 +143,7 @@ def _bounded(kind: str, label: str, ax: Any, title: str, rows: List[Row], colour
     ax.set(title=title, xlabel=f"{label}, ms")
 
 
-_DRAW = {
+_DRAW: Dict[str, Callable[[Any, str, List[Row], Dict[str, str]], None]] = {
     "fractions": _fractions,
     "small": _small,
     "networks": _networks,

@@ -100,7 +100,8 @@ class Settings:
         _known("network", self.networks, tuple(NETWORKS))
         _known("form", self.forms, tuple(FORMS))
         _known("layout", self.layouts, STEP_LAYOUTS)
-        _known("peer", self.peer_names, tuple(dict.fromkeys(peer.name for peer in (*PEERS, *LIBRARIES))))
+        others = [*(peer.name for peer in PEERS), *(library.name for library in LIBRARIES)]
+        _known("peer", self.peer_names, tuple(dict.fromkeys(others)))
         if self.peer_names and not self.peers:
             raise ValueError(
                 f"peer {self.peer_names[0]!r} cannot be measured with peers=False; leave out one of the two"

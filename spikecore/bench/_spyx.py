@@ -7,19 +7,18 @@ would choose TF32 by itself.
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from typing import Any, Callable, List, Tuple
 
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would take the memory that torch needs
-
-import jax
-import jax.numpy as jnp
-import optax
-import spyx.nn
-from flax import nnx
-from spyx import axn
 from torch import Tensor, tensor
 
 from spikecore.bench._check import Observed
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would take the memory that torch needs
+
+jax: Any = import_module("jax")
+jnp, optax, nnx = jax.numpy, import_module("optax"), import_module("flax.nnx")
+axn, neurons = import_module("spyx.axn"), import_module("spyx.nn")
 
 #: Steps that are unrolled in a scan over time, as the Open Neuromorphic benchmark has it.
 UNROLLED = 5
@@ -27,7 +26,7 @@ UNROLLED = 5
 
 def _neuron(width: int) -> Any:
     atan = axn.custom(lambda u: 1.0 / (1.0 + (jnp.pi * u) ** 2))  # ATan(2)
-    return spyx.nn.LIF((width,), beta=0.5, activation=atan, rngs=nnx.Rngs(0))
+    return neurons.LIF((width,), beta=0.5, activation=atan, rngs=nnx.Rngs(0))
 
 
 def _spikes(x: Any) -> Any:
@@ -87,14 +86,15 @@ class Layer:
             scores = _product(inputs, parameters[-1]).sum(0)
             return optax.softmax_cross_entropy_with_integer_labels(scores, classes).mean()
 
-        @jax.jit
         def step(parameters: Any, kept: Any, inputs: Any, classes: Any) -> Any:
             value, gradients = jax.value_and_grad(loss)(parameters, inputs, classes)
             changes, kept = adam.update(gradients, kept, parameters)
             return optax.apply_updates(parameters, changes), kept, value
 
+        compiled = jax.jit(step)
+
         def call(i: int) -> float:
-            state[0], state[1], value = jax.block_until_ready(step(*state, inputs, classes))
+            state[0], state[1], value = jax.block_until_ready(compiled(*state, inputs, classes))
             return float(value)
 
         return call
