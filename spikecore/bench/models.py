@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Callable, List, Mapping, Optional, Tuple
 
 import torch
@@ -127,6 +128,36 @@ def attention(
     return nn.Sequential(*layers, Mean(tokens), nn.Linear(width, classes))
 
 
+def spikformer_ti(steps: int, neuron: Activation) -> nn.Sequential:
+    """Spikformer-Ti of SpikingJelly: four blocks of width 256 with eight heads, patches of 16x16 pixels."""
+    return sc.models.spikformer(
+        4,
+        256,
+        heads=8,
+        patch=16,
+        steps=steps,
+        classes=1000,
+        neuron=neuron,
+        attention_neuron=neuron,
+        qkv_bias=False,
+    )
+
+
+class JellySpikformer(nn.Module):
+    """SpikingJelly's own ``spikformer_ti``, at rest at the start of each call."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.net = import_module("spikingjelly.activation_based.model.spikformer").spikformer_ti(T=steps)
+        self.reset = import_module("spikingjelly.activation_based.functional").reset_net
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, 3, 224, 224] -> [T, B, 1000]``."""
+        self.reset(self.net)
+        scores: Tensor = self.net(x)
+        return scores
+
+
 class Tokens(nn.Module):
     """Images as tokens: ``[T, B, C, H, W] -> [T, B H W, C]``."""
 
@@ -173,6 +204,8 @@ class Network:
     autocast: Optional[torch.dtype] = None
     #: Whether products of float32 matrices are those of TF32.
     tf32: bool = False
+    #: The network as SpikingJelly has it ready, for a number of steps; where it is not there, there is no row.
+    of_spikingjelly: Optional[Callable[[int], nn.Module]] = None
 
 
 _CIFAR10 = ("six 256-channel convolutions, 32x32", cifar10, 8, 32, 1, (3, 32, 32), 10)
@@ -181,6 +214,7 @@ _VGG = ("eight convolutions of 64 to 512 channels, four average poolings, 32x32"
 _ATTENTION = ("four blocks of spiking attention, 384 wide, 64 tokens", attention)
 _WIDE = ("four blocks of spiking attention, 512 wide, 64 tokens", partial(attention, width=512))
 _RESNET19 = ("ResNet-19 with tdBN, 32x32", resnet19)
+_SPIKFORMER = ("Spikformer-Ti, four blocks, 256 wide, 224x224", spikformer_ti, 4)
 _IMAGENET = ((3, 224, 224), 1000, torch.bfloat16)
 
 NETWORKS: Mapping[str, Network] = {
@@ -199,6 +233,8 @@ NETWORKS: Mapping[str, Network] = {
         Network("resnet19-f32", *_RESNET19, 5, 50, 1, (3, 32, 32), 10),
         Network("sew18-b32", *_SEW, 32, 1, *_IMAGENET),
         Network("sew18-b112", *_SEW, 112, 2, *_IMAGENET),
+        Network("spikformer-ti-b8", *_SPIKFORMER, 8, 1, *_IMAGENET, of_spikingjelly=JellySpikformer),
+        Network("spikformer-ti-b96", *_SPIKFORMER, 96, 1, *_IMAGENET, of_spikingjelly=JellySpikformer),
     )
 }
 
