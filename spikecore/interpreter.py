@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import replace
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -219,14 +219,15 @@ def _stack(values: List[Tensor], x: Tensor) -> Tensor:
 
 
 def through_statistics(
-    program: Program, inputs: Sequence[Tensor], params: Tuple[ParamValue, ...]
+    program: Program, inputs: Union[Tensor, Sequence[Tensor]], params: Tuple[ParamValue, ...]
 ) -> Tuple[ParamValue, ...]:
-    """The parameters of a call, with mean and rstd of each input that ``program.statistics`` names as functions of that
+    """The parameters of a call, with mean and rstd of each input that ``program.normalised`` names as functions of that
     input; they have the values that were given. So a backend that computes under autograd has their derivatives.
-    ``inputs`` are those of the call in the dtype of arithmetic.
+    ``inputs`` are those of the call in the dtype of arithmetic; the first one alone is enough for a backend without
+    ``normalised_shortcut``.
     """
-    wide = dict(zip(program.inputs, inputs))
-    rows = [row for row in program.statistics if wide[row.input].requires_grad]
+    wide = dict(zip(program.inputs, (inputs,) if isinstance(inputs, Tensor) else inputs))
+    rows = [row for row in program.normalised if wide[row.input].requires_grad]
     if not rows:
         return params
     values = dict(zip(program.params, params))

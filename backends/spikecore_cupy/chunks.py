@@ -43,7 +43,7 @@ def longest(program: Program, spec: Spec) -> int:
     registers a neuron and step allow 10 steps of four neurons. On an H200, backward: two states in bfloat16
     0.83 of a copy's speed (chunks of 12 and two neurons 0.69 to 0.81), LIF in bfloat16 0.89 at T = 250 (12: 0.82).
     """
-    if spec.dtype == spec.compute or spec.learn or program.statistics or program.seeds:
+    if spec.dtype == spec.compute or spec.learn or program.normalised or program.seeds:
         return 12
     return 16 if len(program.states) == 1 else 10
 

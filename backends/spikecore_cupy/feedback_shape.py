@@ -168,7 +168,7 @@ def takes(program: Program, spec: Spec, width: int, clusters: bool = True) -> bo
     """Whether there is a kernel for all steps of such a call: float32 arithmetic, weights that fit the registers of a
     cluster, and no more numbers to keep than fit shared memory.
     """
-    if spec.compute != torch.float32 or program.statistics or program.seeds or width < 1:
+    if spec.compute != torch.float32 or program.normalised or program.seeds or width < 1:
         return False
     length, kept = length_of(program, spec), kept_of(program, spec)
     shapes = shapes_of(width, spec.dtype, clusters)

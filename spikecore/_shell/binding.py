@@ -48,7 +48,7 @@ SpecKey = Union[
     Tuple[torch.dtype, Optional[int], Tuple[str, ...], Tuple[str, ...], bool],
     Tuple[torch.dtype, Optional[int], Tuple[str, ...], Tuple[str, ...], bool, Feedback],
 ]
-#: What the kind of a call calls weight and bias of the normalisations of its inputs, until its program gives them names.
+#: What the kind of a call calls weight and bias of each normalisation, until its program gives them names.
 AFFINE = (("norm.weight", "norm.bias"), ("shortcut_norm.weight", "shortcut_norm.bias"))
 #: Type of device, whether the reference must compute, fields of the Spec, whether gradients, gradients of the state,
 #: and a record are asked for, and whether the inputs are parameters of the program.

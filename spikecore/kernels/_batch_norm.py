@@ -1,11 +1,11 @@
 """Batch normalisation in front of a program, in training: mean and variance are functions of the input.
 
-One input is normalised, or several: each row of :attr:`Program.statistics <spikecore.lang.Program>` names one. Backward
-takes one launch in which mean and standard deviation are given, and what the statistics add to the gradient of each
-normalised input: by a launch of the backend (:meth:`~spikecore.kernels.KernelBackend.correction`), or by a second backward
-launch. The first one then finds the gradients of weight and bias, which are sums over a channel, and writes nothing
-else of the size of the input; the second takes them as parameters (:mod:`spikecore.lang._program`). A backend has no
-part in it: both are plans as it knows them.
+Which inputs are normalised is data: each row of ``program.normalised`` names one, and its parameters. Backward takes
+one launch in which mean and standard deviation are given, and what the statistics add to the gradient of each
+normalised input: by a launch of the backend (:meth:`~spikecore.kernels.KernelBackend.correction`), or by a second
+backward launch. The first one then finds the gradients of weight and bias, which are sums over a channel, and writes
+nothing else of the size of the input; the second takes them as parameters (:mod:`spikecore.lang._program`). A backend
+has no part in it: both are plans as it knows them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class NormalisingKernels(Kernels):
 
     def __init__(self, backend: KernelBackend, program: Program, spec: Spec) -> None:
         # the first pass finds the gradients of weight and bias whether or not these are learnt
-        found = [name for row in program.statistics for name in (row.weight, row.bias)]
+        found = [name for row in program.normalised for name in (row.weight, row.bias)]
         learn = tuple(name for name in program.params if name in (*spec.learn, *found))
         super().__init__(backend, program, replace(spec, learn=learn))
         self.correct = backend.correction(spec)
@@ -39,7 +39,7 @@ class NormalisingKernels(Kernels):
         #: bias stand among the parameters.
         self.statistics = [
             (program.inputs.index(row.input), [program.params.index(name) for name in row[1:]])
-            for row in program.statistics
+            for row in program.normalised
         ]
         #: Of these the weights and biases.
         self.sums = [index for _, places in self.statistics for index in places[2:]]

@@ -50,7 +50,7 @@ class KernelRunner:
 
     def __init__(self, backend: KernelBackend, program: Program, spec: Spec) -> None:
         self.program, self.spec = program, spec
-        self.kernels = (NormalisingKernels if program.statistics else Kernels)(backend, program, spec)
+        self.kernels = (NormalisingKernels if program.normalised else Kernels)(backend, program, spec)
         self.key = key_of(self.kernels)
         register()
         #: Whether the initial state depends on a learnt parameter, so that autograd must see how.
@@ -62,7 +62,7 @@ class KernelRunner:
         self.instead: Instead = None
         self._moments: Optional[Moments] = None
         #: What finds the statistics of an input, and how the channels of inputs lie, by shape and strides.
-        self._statistics: Optional[StatisticsLaunch] = backend.statistics(spec) if program.statistics else None
+        self._statistics: Optional[StatisticsLaunch] = backend.statistics(spec) if program.normalised else None
         self._channels: Recent[Any, Optional[Geometry]] = Recent(CALLS)
 
     def with_other(self, instead: Callable[[BackendError], Runner]) -> KernelRunner:

@@ -156,7 +156,7 @@ class Program:
     labels: names of values for people: ``z`` of spikes, ``v_next`` of a next value of ``v`` that is read again. Local
         variables of a definition have none in a text.
     numbers: those of ``params`` that are numbers of surrogates. They come last, and are Python numbers in every call.
-    statistics: the inputs that are normalised by their own statistics, with the names of the parameters mean, rstd,
+    normalised: the inputs that are normalised by their own statistics, with the names of the parameters mean, rstd,
         weight and bias (:func:`normalised`). The derivative of such an input is the total one, through mean and rstd as
         well, and these are never learnt; empty for all other programs.
     seeds: values of a step that have a cotangent of their own, an expression in the step's leaves, beside what the
@@ -170,12 +170,12 @@ class Program:
         "labels",
         "name",
         "next",
+        "normalised",
         "numbers",
         "outputs",
         "params",
         "seeds",
         "states",
-        "statistics",
     )
 
     name: str
@@ -187,7 +187,7 @@ class Program:
     initial: Tuple[Node, ...]
     labels: Mapping[Node, str]
     numbers: Tuple[str, ...]
-    statistics: Tuple[Statistics, ...]
+    normalised: Tuple[Statistics, ...]
     seeds: Tuple[Tuple[Node, Node], ...]
     key: str
 
@@ -203,7 +203,7 @@ class Program:
         params: Sequence[str] = (),
         labels: Mapping[Node, str] = {},  # never written to
         numbers: Sequence[str] = (),
-        statistics: Sequence[Statistics] = (),
+        normalised: Sequence[Statistics] = (),
         seeds: Sequence[Tuple[Node, Node]] = (),
     ) -> None:
         seeded = [node for pair in seeds for node in pair]
@@ -218,7 +218,7 @@ class Program:
             "initial": tuple(initial),
             "labels": dict(labels),
             "numbers": tuple(name for name in numbers if name in used),
-            "statistics": tuple(statistics),
+            "normalised": tuple(normalised),
             "seeds": tuple(seeds),
         }
         digest = hashlib.blake2b(digest_size=16)
@@ -228,8 +228,8 @@ class Program:
             digest.update(b"|")
             for node in nodes:
                 digest.update(node.key)
-        if statistics or seeds:  # else the key is that of before there were any, which names cached kernels
-            digest.update(repr([*map(tuple, statistics)]).encode())
+        if normalised or seeds:  # else the key is that of before there were any, which names cached kernels
+            digest.update(repr([*map(tuple, normalised)]).encode())
             for node in seeded:
                 digest.update(node.key)
         for attribute, value in {**values, "key": digest.hexdigest()}.items():
@@ -265,6 +265,11 @@ class Program:
 
     def __str__(self) -> str:
         return ListingPrinter().program(self)
+
+    @property
+    def statistics(self) -> Tuple[str, ...]:
+        """The names of mean, rstd, weight and bias of the first input, if that is normalised by its own statistics."""
+        return next((row[1:] for row in self.normalised if row.input == self.inputs[0]), ())
 
     @property
     def leaves(self) -> Tuple[Node, ...]:
@@ -489,7 +494,7 @@ def normalised(program: Program, shortcut: str, statistics: Tuple[bool, ...]) ->
     behind = {given[0].node: (y + skip if shortcut == "before" else y).node}
     names = tuple(name for row in rows for name in row[1:])
     values: Dict[str, Any] = {"inputs": inputs, "params": _before_numbers(program, names)}
-    values["statistics"] = [row for row, are_of_input in zip(rows, statistics) if are_of_input]
+    values["normalised"] = [row for row, are_of_input in zip(rows, statistics) if are_of_input]
     if shortcut == "after":
         first, *others = (substitute(node, dict(behind)) for node in program.outputs)
         values["outputs"] = ((Expr(first) + skip).node, *others)
@@ -498,13 +503,13 @@ def normalised(program: Program, shortcut: str, statistics: Tuple[bool, ...]) ->
 
 @lru_cache(maxsize=256)
 def corrected(program: Program) -> Derived:
-    """The program whose adjoint gives the gradients of the normalised inputs of a program with ``statistics``.
+    """The program whose adjoint gives the gradients of the inputs that a program normalises by their own statistics.
 
     Its parameters beside those of the other one are the gradients of weight and bias of each, and 1 / n.
     """
     reserved = [*program.inputs, *program.states, *program.params]
     share, seeds, names = _free("norm_share", reserved), [], []
-    for row in program.statistics:
+    for row in program.normalised:
         names += [_free(f"{name}_grad", reserved) for name in (row.weight, row.bias)]
         mean, rstd, weight, grad_weight, grad_bias = map(_param, (row.mean, row.rstd, row.weight, *names[-2:]))
         centred = Expr(Node("input", (), row.input)) - mean

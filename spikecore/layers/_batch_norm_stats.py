@@ -128,9 +128,9 @@ def normalised(norm: Any, x: Tensor, channel_dim: int, one_step: bool) -> Tensor
 def constants(
     norm: Norm, x: Tensor, dim: int, moments: Optional[Moments], statistics: Optional[Statistics]
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What ``norm`` normalises ``x`` ``[T, *N]`` by, which :func:`fits`: ``(mean, rstd, weight, bias)`` for each channel
-    along a dimension of a time step, for ``(x - mean) * rstd * weight + bias``. In training its running statistics move, as
-    torch moves them. Mean and rstd carry no gradient.
+    """What ``norm`` normalises ``x`` ``[T, *N]`` by, which :func:`fits`: ``(mean, rstd, weight, bias)`` of each channel
+    along a dimension of a time step, for ``(x - mean) * rstd * weight + bias``. In training its running statistics
+    move, as torch moves them. Mean and rstd carry no gradient.
     """
     if takes_batch(norm):
         by_kernels = None if statistics is None else _by_kernels(norm, x, dim, statistics)

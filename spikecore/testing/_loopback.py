@@ -36,7 +36,7 @@ class Loop:
     ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
         """See :meth:`spikecore.backend.Backend.compile`."""
         program, shape = self.program, inputs[0].shape[1:]
-        if program.statistics:
+        if program.normalised:
             # converted once, so that the parts of a 16-bit input's gradient add up in float32
             inputs = tuple([x.to(self.compute) for x in inputs])
         params = self.statistics(inputs, params)
