@@ -211,6 +211,7 @@ def test_spikes_of_a_rewritten_block_are_packed():
     assert packed[2].spikes.largest == 2
 
 
+@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
 def test_a_rewritten_block_compiles_in_one_graph():
     """With the numbers of the plain one."""
     plain, x = made("BasicBlock")
