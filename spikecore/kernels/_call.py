@@ -311,23 +311,36 @@ class CallPlan:
         """
         if self.is_empty:
             return [torch.zeros_like(value) if wants else None for value, wants in zip(saved, needs)]
-        there = (grads[0] is not None,) if len(grads) == 1 else tuple([grad is not None for grad in grads])
-        key = (tuple(needs), there)
-        backward_pass = self._backward.get(key)
-        if backward_pass is None:
-            backward_pass = self._backward[key] = Pass(self, *key)
+        backward_pass = self.backward_pass(needs, grads)
         is_dense = self.is_dense and self._as_planned(saved, grads)
         if is_dense and backward_pass.is_straight:
             gradients = backward_pass.straight(numbers, saved, grads[0])
             if gradients is not None:
                 return gradients
             is_dense = False
+        return backward_pass(numbers, saved, *self.as_read(saved, grads, is_dense))
+
+    def backward_pass(self, needs: Sequence[bool], grads: Sequence[Optional[Tensor]]) -> Pass:
+        """The pass for these needs and the cotangents that arrive."""
+        there = (grads[0] is not None,) if len(grads) == 1 else tuple([grad is not None for grad in grads])
+        key = (tuple(needs), there)
+        backward_pass = self._backward.get(key)
+        if backward_pass is None:
+            backward_pass = self._backward[key] = Pass(self, *key)
+        return backward_pass
+
+    def as_read(
+        self, saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]], is_dense: bool
+    ) -> Tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Optional[Tensor]], bool]:
+        """The tensors of a call, checkpoints and cotangents, as kernels read them, and whether all lie as planned,
+        which ``is_dense`` says.
+        """
         values, checkpoints = saved[: self.count], saved[self.count :]
         if not is_dense:
             values, checkpoints, grads = self._refitted(values, checkpoints, grads)
         if not (is_dense and self.as_is):
             values = self.fitted(values)
-        return backward_pass(numbers, values, saved, checkpoints, grads, is_dense)
+        return values, checkpoints, grads, is_dense
 
     def _as_planned(self, saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]]) -> bool:
         """Whether saved tensors and cotangents lie as the call had them: hooks and users may give anything. Autograd
@@ -472,8 +485,8 @@ class Pass:
     def __call__(
         self,
         numbers: Sequence[Any],
-        values: Sequence[Tensor],
         saved: Sequence[Tensor],
+        values: Sequence[Tensor],
         checkpoints: Sequence[Tensor],
         grads: Sequence[Optional[Tensor]],
         is_dense: bool,
