@@ -40,6 +40,7 @@ from spikecore._shell.checks import shown
 from spikecore._shell.modules import calls_as, in_turn
 from spikecore.backend import BackendError
 from spikecore.dtypes import NAMES
+from spikecore.layers._traced import follow_graph, graph_of, may_be_traced, traced
 from spikecore.neuron import Neuron
 
 #: Stride, padding and dilation of a convolution, two numbers each, and groups; empty for a linear layer.
@@ -331,7 +332,10 @@ def pack(net: nn.Module) -> nn.Module:
     _check("pack", net)
     require_compiler("packing spikes as bits")
     layers = packable(net)
-    replace_modules(net, {module: as_kind(module, _PACKED[type(module)], spikes) for module, spikes in layers.items()})
+    packed = {module: spikes for module, spikes in layers.items() if type(module) in _PACKED}
+    replace_modules(net, {module: as_kind(module, _PACKED[type(module)], spikes) for module, spikes in packed.items()})
+    for layer in layers.keys() - packed.keys():
+        layer.shortcut_spikes = tuple(layers[layer])  # type: ignore[assignment]  # plain numbers, for torch.compile
     if not is_packed(net):
         warnings.warn(
             "sc.layers.pack(net) found no nn.Linear or nn.Conv2d behind a spiking neuron: it looks in nn.Sequential "
@@ -351,6 +355,8 @@ def unpack(net: nn.Module) -> nn.Module:
     _check("unpack", net)
     plain = {packed: kind for kind, packed in _PACKED.items()}
     replace_modules(net, {old: as_kind(old, plain[type(old)]) for old in net.modules() if type(old) in plain})
+    for module in net.modules():
+        vars(module).pop("shortcut_spikes", None)
     return net
 
 
@@ -360,7 +366,7 @@ def is_packed(net: nn.Module) -> bool:
 
 
 def packable(net: nn.Module) -> Dict[nn.Module, Whole]:
-    """The layers that :func:`pack` replaces, and what goes into each."""
+    """The layers that :func:`pack` changes, and what goes into each: for a ``NormNeuron``, as its shortcut."""
     places = Counter(module for _, module in net.named_modules(remove_duplicate=False))
     layers: Dict[nn.Module, Whole] = {}
 
@@ -369,13 +375,17 @@ def packable(net: nn.Module) -> Dict[nn.Module, Whole]:
             if known is not None and places[module] == 1 and "forward" not in vars(module):
                 layers[module] = known
             return None
-        own = vars(module).get("forward")
-        of_graph: Optional[Callable[..., Optional[Whole]]] = getattr(own, "follow_spikes", None)  # sc.fuse wrote it
-        rule = _rule(module) if own is None or of_graph is not None else None
-        if rule is not None:
-            return rule(module, known, follow)
-        if of_graph is not None:
-            return of_graph(known, follow)
+        if hasattr(module, "shortcut_spikes") and known is not None and places[module] == 1:
+            layers[module] = known  # a NormNeuron, with a shortcut before its neuron
+        graph = graph_of(module)
+        if graph is not None or "forward" not in vars(module):
+            rule = _rule(module)
+            if rule is not None:
+                return rule(module, known, follow)
+            if graph is None and may_be_traced(module):
+                graph = traced(module)
+            if graph is not None:
+                return follow_graph(module, graph, known, follow)
         for part in module.children():
             follow(part, None)
         return None
