@@ -317,9 +317,10 @@ def pack(net: nn.Module) -> nn.Module:
 
     In the place of an ``nn.Linear`` or an ``nn.Conv2d`` that gets spikes. Known are the outputs of spiking neurons,
     followed through ``nn.Sequential``, :class:`spikecore.layers.TimeBatched`, ``nn.Flatten``, ``nn.Identity``, maximum
-    pooling, average pooling of windows of 2, 4, 8 and so on, and through the blocks of :mod:`spikecore.layers` and
-    :mod:`spikecore.models`, whose sums of spikes are kept in two, four or eight bits. In a ``forward`` of your own
-    write :class:`spikecore.layers.PackedLinear` and ``PackedConv2d`` yourself.
+    pooling, average pooling of windows of 2, 4, 8 and so on, and through a ``forward`` of your own that torch.fx can
+    trace as :func:`spikecore.fuse` does: through calls of such layers, sums and products of spikes, which take two,
+    four or eight bits, and changes of shape. Elsewhere write :class:`spikecore.layers.PackedLinear` and
+    ``PackedConv2d`` yourself. A ``NormNeuron`` that adds spikes before its neuron keeps these as bits, too.
 
     Parameters and hooks stay the same objects, so that an optimiser goes on, and ``state_dict()`` has the same keys.
     Left as they are: subclasses, layers with a parametrisation, and those that are in the network twice. A part of an
@@ -339,7 +340,7 @@ def pack(net: nn.Module) -> nn.Module:
     if not is_packed(net):
         warnings.warn(
             "sc.layers.pack(net) found no nn.Linear or nn.Conv2d behind a spiking neuron: it looks in nn.Sequential "
-            "and in blocks of spikecore. In a forward of your own, write sc.layers.PackedLinear or "
+            "and in a forward that torch.fx can trace. Elsewhere, write sc.layers.PackedLinear or "
             "sc.layers.PackedConv2d",
             RuntimeWarning,
             stacklevel=2,

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
+from kernel_loop import Loop, bound
 from spikecore.layers import NormNeuron, TimeBatched
 
 T, B = 3, 2
@@ -209,6 +210,33 @@ def test_spikes_of_a_rewritten_block_are_packed():
     layers = {name for name, part in packed.named_modules() if type(part).__name__.startswith("Packed")}
     assert layers == {"0.conv2.module.0", "1.q_linear", "1.k_linear", "1.v_linear", "2"}
     assert packed[2].spikes.largest == 2
+
+
+def test_a_packed_shortcut_takes_a_bit_a_spike():
+    """Of a neuron that normalises by one kernel; numbers stay, and ``unpack`` undoes it."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Identity(), sc.LIF(), BasicBlock(3, 3), BasicBlock(3, 3))
+    for module in [*net.modules()]:
+        if isinstance(module, sc.Neuron):
+            bound(module, Loop(4))
+    x, kept, expected = 3 * torch.rand(T, B, 3, 16, 16), [], None
+    for change in (sc.fuse, sc.layers.pack, sc.layers.unpack):
+        change(net)
+        sizes = {}
+
+        def save(tensor, sizes=sizes):
+            sizes[tensor.data_ptr()] = tensor.nbytes
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+            net(x)
+        kept.append(sum(sizes.values()))
+        found = [*results(net, x)[:3]]
+        expected = found if change is sc.fuse else expected
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    # of the outputs of four convolutions and the spikes of four neurons the former are whole
+    assert kept[1] < 0.6 * kept[0]
+    assert kept[2] == kept[0]
 
 
 @pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
