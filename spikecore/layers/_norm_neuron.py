@@ -318,20 +318,24 @@ class NormNeuron(nn.Module):
     def _signature(self, inputs: Sequence[Tensor], norms: Norms) -> Tuple[Any, ...]:
         """The key of such a call, beside the neuron's parameters. No call of the neuron itself has an equal one."""
         grad = torch.is_grad_enabled()
-        of_norms = [(norm.module.eps > 0, stats.takes_batch(norm)) for norm in norms]
-        affine = [
-            None if v is None else (type(v), v.dtype, v.stride(), v.requires_grad) for norm in norms for v in norm[1:4]
+        modules = [norm.module for norm in norms]
+        of_norms = [(type(module), module.num_features, module.eps > 0) for module in modules]
+        by_batch = [stats.takes_batch(norm) for norm in norms]
+        tensors = [
+            None if v is None else (type(v), v.shape, v.stride(), v.dtype, v.device, v.requires_grad)
+            for norm in norms
+            for v in norm[1:5]
         ]
         forms = [(v.shape, v.stride(), v.dtype, v.device, grad and v.requires_grad) for v in inputs]
-        how = (self.shortcut, self.shortcut_spikes, self.channel_dim, bool(self.fused), grad)
-        return (*how, *of_norms, *affine, *forms)
+        how = (self.shortcut, self.shortcut_spikes, self.channel_dim, self.fused is True, grad)
+        return (*how, *of_norms, *by_batch, *tensors, *forms)
 
     def _noted_call(self, inputs: Tensors, norms: Norms) -> Optional[Results]:
         """The results of a call like one that passed the checks; None, with no statistics moved, if there was none."""
         neuron: Any = self._modules["neuron"]
         noted, before = neuron._dispatch.noted.get(self._signature(inputs, norms), (None, 0))
         values = None if noted is None else noted.values(neuron)
-        if values is None or not all(map(stats.fits, norms, inputs, [self.channel_dim] * 2)):
+        if values is None:
             return None
         norm_params = self._norm_params(noted.runner, norms, inputs)
         self.__dict__["reason"] = ""
