@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections import Counter
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Type
+from collections import Counter, defaultdict
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Type
 
 import torch
 import torch.nn.functional as F
@@ -369,15 +369,15 @@ def is_packed(net: nn.Module) -> bool:
 def packable(net: nn.Module) -> Dict[nn.Module, Whole]:
     """The layers that :func:`pack` changes, and what goes into each: for a ``NormNeuron``, as its shortcut."""
     places = Counter(module for _, module in net.named_modules(remove_duplicate=False))
-    layers: Dict[nn.Module, Whole] = {}
+    #: What goes into each layer: a forward may call one more than once.
+    seen: Dict[nn.Module, Set[Optional[Whole]]] = defaultdict(set)
 
     def follow(module: nn.Module, known: Optional[Whole]) -> Optional[Whole]:
         if type(module) in _PACKED:
-            if known is not None and places[module] == 1 and "forward" not in vars(module):
-                layers[module] = known
+            seen[module].add(known if places[module] == 1 and "forward" not in vars(module) else None)
             return None
-        if hasattr(module, "shortcut_spikes") and known is not None and places[module] == 1:
-            layers[module] = known  # a NormNeuron, with a shortcut before its neuron
+        if getattr(module, "shortcut", None) == "before" and hasattr(module, "shortcut_spikes"):
+            seen[module].add(known if places[module] == 1 else None)  # a NormNeuron, and what is added
         graph = graph_of(module)
         if graph is not None or "forward" not in vars(module):
             rule = _rule(module)
@@ -392,7 +392,7 @@ def packable(net: nn.Module) -> Dict[nn.Module, Whole]:
         return None
 
     follow(net, None)
-    return layers
+    return {module: inputs.pop() for module, inputs in seen.items() if len(inputs) == 1 and None not in inputs}  # type: ignore[misc]  # not None
 
 
 def _rule(module: nn.Module) -> Optional[Callable[[Any, Optional[Whole], Follow], Optional[Whole]]]:

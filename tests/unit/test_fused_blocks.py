@@ -212,6 +212,21 @@ def test_spikes_of_a_rewritten_block_are_packed():
     assert packed[2].spikes.largest == 2
 
 
+def test_a_layer_that_gets_spikes_and_something_else_is_not_packed():
+    """Two calls of one layer."""
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.lif = nn.Linear(4, 4), sc.LIF()
+
+        def forward(self, x):
+            return self.linear(self.lif(self.linear(x)))
+
+    with pytest.warns(RuntimeWarning, match="found no nn.Linear"):
+        sc.layers.pack(Twice())
+
+
 def test_a_packed_shortcut_takes_a_bit_a_spike():
     """Of a neuron that normalises by one kernel; numbers stay, and ``unpack`` undoes it."""
     torch.manual_seed(0)
