@@ -12,6 +12,7 @@ from torch import nn
 
 import spikecore as sc
 from kernel_loop import Loop, bound
+from spikecore._base.context import COMPILES
 from spikecore.layers import NormNeuron, TimeBatched
 
 T, B = 3, 2
@@ -203,6 +204,7 @@ def test_a_shortcut_that_broadcasts_is_added_by_torch():
         torch.testing.assert_close(fused(x), plain(x))
 
 
+@pytest.mark.skipif(not COMPILES, reason="spikes are kept as bits with torch 2.6 or newer")
 def test_spikes_of_a_rewritten_block_are_packed():
     """``sc.layers.pack`` follows its graph: through sums of spikes, and shapes."""
     net = nn.Sequential(BasicBlock(2, 3), Attention(5), nn.Linear(5, 2))
@@ -212,6 +214,7 @@ def test_spikes_of_a_rewritten_block_are_packed():
     assert packed[2].spikes.largest == 2
 
 
+@pytest.mark.skipif(not COMPILES, reason="spikes are kept as bits with torch 2.6 or newer")
 def test_a_layer_that_gets_spikes_and_something_else_is_not_packed():
     """Two calls of one layer."""
 
@@ -227,6 +230,7 @@ def test_a_layer_that_gets_spikes_and_something_else_is_not_packed():
         sc.layers.pack(Twice())
 
 
+@pytest.mark.skipif(not COMPILES, reason="spikes are kept as bits with torch 2.6 or newer")
 def test_a_packed_shortcut_takes_a_bit_a_spike():
     """Of a neuron that normalises by one kernel; numbers stay, and ``unpack`` undoes it."""
     torch.manual_seed(0)
@@ -240,7 +244,7 @@ def test_a_packed_shortcut_takes_a_bit_a_spike():
         sizes = {}
 
         def save(tensor, sizes=sizes):
-            sizes[tensor.data_ptr()] = tensor.nbytes
+            sizes[tensor.data_ptr()] = tensor.element_size() * tensor.numel()
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
@@ -254,6 +258,7 @@ def test_a_packed_shortcut_takes_a_bit_a_spike():
     assert kept[2] == kept[0]
 
 
+@pytest.mark.skipif(not COMPILES, reason="torch.compile of what spikecore computes needs torch 2.6")
 @pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
 def test_a_rewritten_block_compiles_in_one_graph():
     """With the numbers of the plain one."""
