@@ -19,7 +19,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 
 from spikecore._base.errors import a_kind
 from spikecore._shell.checks import shown
-from spikecore._shell.modules import calls_as, has_own_hooks, in_turn, unwrapped
+from spikecore._shell.modules import calls_as, has_own_hooks, in_turn
 from spikecore.encode import Constant
 from spikecore.layers import NormNeuron, PackedConv2d, PackedLinear, TimeBatched, Voting
 from spikecore.layers._batch_norm_stats import is_plain_norm
@@ -32,6 +32,7 @@ from spikecore.layers._traced import (
     channels_behind,
     ends_in,
     in_shapes,
+    may_be_traced,
     summands,
     traced,
     without_shapes,
@@ -236,9 +237,7 @@ def _seen(place: Place, places: Mapping[nn.Module, int]) -> Iterator[Place]:
 
 def _is_block(module: nn.Module) -> bool:
     """Whether a module has a ``forward`` that may call a normalisation and a neuron: not torch's own, nor a layer."""
-    layer = isinstance(module, (Neuron, NormNeuron, TimeBatched)) or type(module).__module__.startswith("torch.")
-    own = not layer and "forward" not in vars(module)
-    return own and not in_turn(module) and unwrapped(module) is module and any(True for _ in module.children())
+    return may_be_traced(module) and not isinstance(module, (Neuron, NormNeuron, TimeBatched))
 
 
 class _Block:

@@ -15,6 +15,7 @@ and the sum it is added to are rounded once, and what is a factor of all parts o
 from __future__ import annotations
 
 from collections import Counter
+from functools import lru_cache
 from math import frexp
 from typing import Any, Dict, FrozenSet, Mapping, NamedTuple, Sequence, Tuple, Union
 
@@ -164,6 +165,7 @@ def divisors(plan: Plan) -> Tuple[Node, ...]:
     return tuple({n.args[1]: None for n in plan.program.nodes if n.op == "div" and n.args[1] in numbers})
 
 
+@lru_cache(maxsize=1024)
 def is_power_of_two(value: Any) -> bool:
     """Whether every quotient by a number is the product with its reciprocal: both are exact, or rounded alike."""
     # so that the reciprocal is an ordinary float32

@@ -186,9 +186,14 @@ def _registers(blocks: int) -> int:
 
 
 def _needed(plan: BackwardPlan, width: int, each: float) -> float:
-    """Registers of a thread of a backward kernel that normalises, as compiled, with ``each`` for every neuron."""
+    """Registers of a thread of a backward kernel that normalises, as compiled, with ``each`` for every neuron.
+
+    A second normalised input has sums and parameters of its own: behind two, LIF in bfloat16 spilled 300 bytes of a
+    thread with six blocks on a multiprocessor, 200 with five and none with four.
+    """
     words = torch.finfo(plan.compute).bits / 32
-    return (20 if plan.spec.steps else 40) + width * (4.5 + each) * words
+    further = max(len(plan.program.normalised), len(plan.program.seeds), 1) - 1
+    return (20 if plan.spec.steps else 40) + width * (4.5 + 8 * further + each) * words
 
 
 def _fewest_registers(plan: BackwardPlan) -> float:

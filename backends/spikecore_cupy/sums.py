@@ -11,6 +11,7 @@ costs the digits of one thread. Means and squares of threads, and then of blocks
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
 
 import torch
@@ -71,6 +72,7 @@ class Adding(NamedTuple):
     side: int
 
 
+@lru_cache(maxsize=1024)
 def adding(numbers: int, channels: int, inner: int, most: int) -> Adding:
     """For ``numbers`` that lie as an :class:`Arrangement` says, by blocks of at most ``most`` threads.
 
@@ -83,12 +85,16 @@ def adding(numbers: int, channels: int, inner: int, most: int) -> Adding:
     return Adding(min(most, -(-lines * side // WARP) * WARP), side)
 
 
+#: Parameters whose sums one launch adds up at most: weight and bias of two normalised inputs.
+ROWS = 4
+
+
 class Totals:
     """Adds up what blocks left, for several parameters in one launch."""
 
     def __init__(self, kernel: Callable[..., Any], compute: torch.dtype) -> None:
         real = TYPES[compute]
-        types = ("int", "int", "int", "int", "int", f"const {real}*", f"{real}*", f"{real}*")
+        types = ("int", "int", "int", "int", "int", f"const {real}*", *[f"{real}*"] * ROWS)
         self._run = shared(kernel, "channel_totals", _TEXT.replace("REAL", real), types)
         self._most = THREADS if self._run.block > 1 else 1
 
@@ -100,20 +106,23 @@ class Totals:
         # tensors of their own: views of one would be gradients that share memory
         sums = [parts.new_empty(channels) for _ in range(rows)]
         start, apart = parts.data_ptr(), numbers * parts.element_size()
-        for row in range(0, rows, 2):
-            pair = [sums[row].data_ptr(), sums[min(row + 1, rows - 1)].data_ptr()]
-            arguments = (numbers, channels, inner, side, groups, start + row * apart, *pair)
-            self._run(min(2, rows - row) * groups, parts.get_device(), arguments, threads)
+        for row in range(0, rows, ROWS):
+            some = [value.data_ptr() for value in sums[row : row + ROWS]]
+            blocks = len(some) * groups
+            some += some[:1] * (ROWS - len(some))
+            arguments = (numbers, channels, inner, side, groups, start + row * apart, *some)
+            self._run(blocks, parts.get_device(), arguments, threads)
         return sums
 
 
 _TEXT = f"""\
 #include "spikecore.cuh"
 
-// The sums over each channel of what blocks left, of one parameter or of two.
+// The sums over each channel of what blocks left, of one parameter to four.
 extern "C" __global__ void __launch_bounds__({THREADS}) channel_totals(
     const int numbers, const int channels, const int inner, const int side, const int groups,
-    const REAL* __restrict__ parts, REAL* __restrict__ first, REAL* __restrict__ second
+    const REAL* __restrict__ parts, REAL* __restrict__ first, REAL* __restrict__ second, REAL* __restrict__ third,
+    REAL* __restrict__ fourth
 ) {{
     BLOCK_SHARED REAL found[{THREADS}];
     const int row = blockIdx.x / groups, c = blockIdx.x % groups * side + threadIdx.x % side;
@@ -121,7 +130,7 @@ extern "C" __global__ void __launch_bounds__({THREADS}) channel_totals(
     const ChannelNumbers of(numbers, channels, inner, side, c);
     REAL total[] = {{of.sum<REAL>([=](unsigned at) {{ return from[at]; }})}};
     lines_totals(found, total, side);
-    if (threadIdx.x < side && c < channels) (row ? second : first)[c] = total[0];
+    if (threadIdx.x < side && c < channels) (row > 1 ? row > 2 ? fourth : third : row ? second : first)[c] = total[0];
 }}
 """
 
@@ -178,13 +187,13 @@ class Statistics:
         mean, variance, count, factor = running or (None, None, None, 0.0)
         dtype = x.dtype if mean is None else mean.dtype
         last = self._last.get(dtype) or self._finishing(dtype)
-        results = torch.empty((2, plan.channels), dtype=self.compute, device=x.device)
+        found = parts.new_empty(plan.channels), parts.new_empty(plan.channels)
         pointers = [0 if value is None else value.data_ptr() for value in (mean, variance, count)]
         threads, side = adding(plan.numbers, plan.channels, plan.inner, THREADS if last.block > 1 else 1)
-        arguments = (plan.numbers, plan.channels, plan.inner, side, parts.data_ptr(), results.data_ptr(), *pointers)
-        last(-(-plan.channels // side), device, (*arguments, plan.each, eps, factor), threads)
-        mean, rstd = results.unbind(0)
-        return mean, rstd
+        pointers = [parts.data_ptr(), found[0].data_ptr(), found[1].data_ptr(), *pointers]
+        arguments = (plan.numbers, plan.channels, plan.inner, side, *pointers, plan.each, eps, factor)
+        last(-(-plan.channels // side), device, arguments, threads)
+        return found
 
     def _planned(self, geometry: Geometry, step: int, aligned: int) -> _Plan:
         """The launch of the first kernel for inputs of these sizes, at addresses that lie so far behind a multiple
@@ -222,7 +231,8 @@ class Statistics:
 
     def _finishing(self, dtype: torch.dtype) -> Any:
         text = _LAST.replace("HELD", TYPES[dtype]).replace("REAL", self._real)
-        pointers = (f"const {self._real}*", f"{self._real}*", f"{TYPES[dtype]}*", f"{TYPES[dtype]}*", "long long*")
+        real, held = f"{self._real}*", f"{TYPES[dtype]}*"
+        pointers = (f"const {real}", real, real, held, held, "long long*")
         types = (*["int"] * 4, *pointers, *[self._real] * 3)
         kernel = self._last[dtype] = shared(self.kernel, "channel_statistics", text, types)
         return kernel
@@ -319,8 +329,8 @@ _LAST = f"""\
 // Mean and 1 / standard deviation of each channel from what blocks left, and the running statistics that they move.
 extern "C" __global__ void __launch_bounds__({THREADS}) channel_statistics(
     const int numbers, const int channels, const int inner, const int side, const REAL* __restrict__ parts,
-    REAL* __restrict__ results, HELD* __restrict__ running_mean, HELD* __restrict__ running_variance,
-    long long* __restrict__ calls, const REAL n, const REAL eps, const REAL factor
+    REAL* __restrict__ mean_of, REAL* __restrict__ rstd_of, HELD* __restrict__ running_mean,
+    HELD* __restrict__ running_variance, long long* __restrict__ calls, const REAL n, const REAL eps, const REAL factor
 ) {{
     BLOCK_SHARED REAL found[2 * {THREADS}];
     const int c = blockIdx.x * side + threadIdx.x % side;
@@ -343,8 +353,8 @@ extern "C" __global__ void __launch_bounds__({THREADS}) channel_statistics(
     // not fmax, which takes 0 for NaN
     const REAL variance = spread < 0 ? (REAL)0 : spread;
     if (writes) {{
-        results[c] = mean;
-        results[channels + c] = 1 / sqrt(variance + eps);
+        mean_of[c] = mean;
+        rstd_of[c] = 1 / sqrt(variance + eps);
     }}
     if (moves) {{
         running_mean[c] = rounded<HELD>(m + factor * (mean - m));

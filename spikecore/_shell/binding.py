@@ -24,6 +24,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, Union
 import torch
 from torch import Tensor, nn
 
+from spikecore._base.bits import Whole
 from spikecore._base.caches import CALLS
 from spikecore._base.context import compile_time, is_exporting
 from spikecore._plugins.registry import AUTO_NAME, default_registry
@@ -207,20 +208,20 @@ class Dispatch:
         self,
         device_type: str,
         kind: Tuple[SpecKey, bool, bool, bool],
-        how: Tuple[str, Tuple[bool, ...], bool],
+        how: Tuple[str, Tuple[bool, ...], bool, Optional[Tuple[int, float]]],
         stamp: str,
     ) -> str:
         """Make the runner of ``derived`` for calls of this kind with batch normalisation in front.
 
         Gives why there is none, else "". ``how``: the shortcut, for each normalised input whether by statistics of the
-        batch, whether one program was asked for.
+        batch, whether one program was asked for, and what the shortcut holds if that is known.
         """
         key = (device_type, kind, how)
         if key in self.derived:
             return ""
-        shortcut, batch, asked = how
+        shortcut, batch, asked, whole = how
         (dtype, steps, kinds, learnt, final, *_), *demands = kind
-        program, names = normalised(self.program, shortcut, batch)
+        program, names = normalised(self.program, shortcut, batch, whole and Whole(*whole))
         before = len(kinds) - len(self.numbers)
         kinds = (*kinds[:before], *["channel"] * len(names), *kinds[before:])
         if len(kinds) != len(program.params):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore._base.bits import Whole, added
+from spikecore._base.bits import Whole
 from spikecore.layers import SEWBlock, SpikingSelfAttention
 from spikecore.layers._packed import Follow
 
@@ -110,11 +110,6 @@ class AttentionBlock(nn.Module):
         x = x + self.attention(x.unflatten(1, (-1, self.tokens))).flatten(1, 2)
         y: Tensor = x + self.hidden(x)
         return y
-
-    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
-        """What comes out, for :func:`spikecore.layers.pack`."""
-        known = added(known, follow(self.attention, known))
-        return added(known, follow(self.hidden, known))
 
 
 def attention(

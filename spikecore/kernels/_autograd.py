@@ -23,7 +23,7 @@ from torch import Tensor
 from spikecore._base.caches import RUNNERS, Lock, Recent
 from spikecore._base.context import COMPILES, EAGER, PLAIN, require_compiler, world
 from spikecore.backend import BackendError, ParamValue, Runner, Tensors, Unsupported
-from spikecore.kernels._call import Call, CallPlan, Kernels
+from spikecore.kernels._call import Call, CallPlan, Kernels, packed_inputs
 from spikecore.kernels._layout import Layout
 
 #: Gives the runner of another backend for the error of this one; None where this one was asked for by name.
@@ -262,6 +262,7 @@ class _Op(CallPlan):
         self.key, self.kernels, self.arguments = key, find(key), (record, has_initial_state)
         self.call, self.count, self.added = Call(tuple(record), has_initial_state), len(tensors), self.kernels.added
         self.n_results, self.layout = self.kernels.n_results(self.call), self.kernels.layout(tensors[0])
+        self.packed = packed_inputs(self.kernels.program, tensors)
         self.keeps = True in self.left([value.requires_grad for value in tensors])
 
     def forward(self, numbers: Sequence[Any], tensors: Sequence[Tensor]) -> List[Tensor]:

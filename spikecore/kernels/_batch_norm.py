@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from spikecore.backend import Spec
-from spikecore.kernels._call import Call, CallPlan, Kernels, resolved
+from spikecore.kernels._call import Call, CallPlan, Kernels
 from spikecore.kernels._plan import Geometry
 from spikecore.lang import Program
 from spikecore.lang._program import corrected, moments
@@ -43,11 +43,11 @@ class NormalisingKernels(Kernels):
         ]
         #: Of these the weights and biases.
         self.sums = [index for _, places in self.statistics for index in places[2:]]
-        self._second: Optional[Tuple[Kernels, Sequence[str]]] = None
+        self._second: Optional[Tuple[Kernels, Sequence[int]]] = None
 
-    def second(self) -> Tuple[Kernels, Sequence[str]]:
-        """The launches of the second pass, and its parameters beside those of the first: the gradients of weight and
-        bias of each normalised input, 1 / n.
+    def second(self) -> Tuple[Kernels, Sequence[int]]:
+        """The launches of the second pass, and where each of its parameters stands among those of the first, the
+        gradients that are :attr:`sums`, and 1 / n.
         """
         if self._second is None:
             program, names = corrected(self.program)
@@ -56,7 +56,8 @@ class NormalisingKernels(Kernels):
             kinds[names[-1]] = "number"
             # the same parameters are learnt, so that the checkpoints of forward are those that it expects
             spec = replace(self.spec, params=tuple(kinds[name] for name in program.params))
-            self._second = Kernels(self.backend, program, spec), names
+            every = (*self.program.params, *names)
+            self._second = Kernels(self.backend, program, spec), [every.index(name) for name in program.params]
         return self._second
 
 
@@ -65,63 +66,75 @@ class NormalisingPlan(CallPlan):
 
     kernels: NormalisingKernels
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        #: 1 / n, and the plan of the second pass.
+        self._share = 1.0
+        self._second: Optional[CallPlan] = None
+
     def backward(
         self, numbers: Sequence[Any], saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]], needs: Sequence[bool]
     ) -> List[Optional[Tensor]]:
         """See :meth:`CallPlan.backward`."""
         kernels, moving = self.kernels, self.moving
-        if self.is_empty or not any(needs[place] for place, _ in kernels.statistics):
+        if self.is_empty or True not in [needs[place] for place, _ in kernels.statistics]:
             return super().backward(numbers, saved, grads, needs)
-        grads = self.read(resolved(grads))  # both passes read one copy
+        # both passes read one copy of what does not lie as planned
+        is_dense = self.is_dense and self._as_planned(saved, grads)
+        read = self.as_read(saved, grads, is_dense)
         params, learns = kernels.tensor_params, needs[moving:]
         # the gradient of an input needs those of weight and bias, whether or not they are learnt
         first = [wants or index in kernels.sums for index, wants in zip(params, learns)]
         inputs = needs[:moving] if kernels.correct is not None else [False] * moving
-        gradients = super().backward(numbers, saved, grads, (*inputs, *first))
+        gradients = self.backward_pass((*inputs, *first), read[2])(numbers, saved, *read)
         sums = dict(zip(params, gradients[moving:]))
         if kernels.correct is not None:
             moved = gradients[:moving]
-            self._correct(saved, moved, sums)
+            self._correct(read[0], moved, sums)
         else:
-            moved = self._again(numbers, saved, grads, needs, sums)
+            moved = self._again(numbers, saved, read, needs, [sums[index] for index in kernels.sums])
         return [*moved, *[sums[index] if wants else None for index, wants in zip(params, learns)]]
 
     def _correct(
-        self, saved: Sequence[Tensor], gradients: Sequence[Optional[Tensor]], sums: Dict[int, Optional[Tensor]]
+        self, values: Sequence[Tensor], gradients: Sequence[Optional[Tensor]], sums: Dict[int, Optional[Tensor]]
     ) -> None:
         """Add to each gradient of a normalised input what goes through its statistics, by the backend's launch."""
-        values = dict(zip(self.kernels.tensor_params, saved[self.moving : self.count]))
+        params = dict(zip(self.kernels.tensor_params, values[self.moving :]))
         for place, (mean, rstd, weight, bias) in self.kernels.statistics:
             grad = gradients[place]
             if grad is not None:
-                channels: List[Any] = [values[mean], values[rstd], values[weight], sums[weight], sums[bias]]
-                x = self.layout.fit_steps(resolved(saved[place : place + 1])[0])
+                channels: List[Any] = [params[mean], params[rstd], params[weight], sums[weight], sums[bias]]
                 lies = Geometry(*self.geometry[:2], (self.geometry.channels[mean],))
-                self.kernels.correct(lies, x, grad, [value.reshape(-1).contiguous() for value in channels])  # type: ignore[misc]  # not None
+                flat = [value.reshape(-1).contiguous() for value in channels]
+                x, grad = self.timed((values[place], grad))
+                self.kernels.correct(lies, x, grad, flat)  # type: ignore[misc]  # not None
 
     def _again(
         self,
         numbers: Sequence[Any],
         saved: Sequence[Tensor],
-        grads: Sequence[Optional[Tensor]],
+        read: Tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Optional[Tensor]], bool],
         needs: Sequence[bool],
-        sums: Dict[int, Optional[Tensor]],
+        sums: Sequence[Any],
     ) -> List[Optional[Tensor]]:
-        """Gradients of inputs and states by the second pass."""
-        kernels, moving = self.kernels, self.moving
-        second, names = kernels.second()
-        values = dict(zip(kernels.program.params, self.params(numbers, saved)))
-        views = dict(zip([kernels.program.params[index] for index in kernels.tensor_params], self.views))
-        found: List[Any] = [sums[index] for index in kernels.sums]
-        values.update(zip(names, (*found, found[0].numel() / saved[0].numel())))
-        views.update(dict.fromkeys(names[:-1], views[kernels.program.params[kernels.sums[0]]]))
-        every = [values[name] for name in second.program.params]
-        placed = [every[index] for index in second.tensor_params]
-        tensors = [*saved[:moving], *placed]
-        where = tuple([views[second.program.params[index]] for index in second.tensor_params])
-        plan = second.plan(self.call, tensors, (True,) * len(tensors), where)
-        needs_moving = (*needs[:moving], *[False] * len(placed))
-        return plan.backward(every, [*tensors, *saved[self.count :]], grads, needs_moving)[:moving]
+        """Gradients of inputs and states by the second pass, of what the first one read."""
+        (values, checkpoints, grads, is_dense), moving = read, self.moving
+        second, places = self.kernels.second()
+        if self._second is None:
+            self._share = sums[0].numel() / saved[0].numel()
+        every = (*self.params(numbers, values), *sums, self._share)
+        params = [every[index] for index in places]
+        tensors = [*values[:moving], *[params[index] for index in second.tensor_params]]
+        if self._second is None:
+            # the gradients of weight and bias lie as these do
+            views = [*self.views, *[self.views[self.kernels.tensor_params.index(k)] for k in self.kernels.sums]]
+            first = len(every) - 1 - len(sums)
+            by_param = dict(zip([*self.kernels.tensor_params, *range(first, len(every) - 1)], views))
+            where = tuple([by_param[places[index]] for index in second.tensor_params])
+            self._second = second.plan(self.call, tensors, (True,) * len(tensors), where)
+        needs_moving = (*needs[:moving], *[False] * (len(tensors) - moving))
+        again = self._second.backward_pass(needs_moving, grads)
+        return again(params, saved, tensors, checkpoints, grads, is_dense)[:moving]
 
 
 NormalisingKernels.plans = NormalisingPlan

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optiona
 import torch
 from torch import Tensor
 
+from spikecore._base.bits import Whole
 from spikecore._base.caches import CALLS, Lock, Recent
 from spikecore._base.context import is_batched_by_autograd
 from spikecore.backend import Spec, Unsupported
@@ -188,6 +189,7 @@ class CallPlan:
         self.count, self.moving, self.n_results = len(tensors), kernels.n_moving(call), kernels.n_results(call)
         #: Whether the call is a node of autograd, and whether a kernel has to find any of its gradients.
         self.save, self.keeps = True in wants, True in self.left(wants)
+        self.packed = packed_inputs(kernels.program, tensors)
         x = tensors[0].unsqueeze(0) if call.single else tensors[0]
         self.layout = layout = kernels.layout(x)
         self.views = [tuple(value.shape) for value in tensors[self.moving :]] if views is None else views
@@ -278,6 +280,12 @@ class CallPlan:
 
     def to_save(self, tensors: Sequence[Tensor], results: Sequence[Tensor]) -> Sequence[Tensor]:
         """What autograd keeps of a call for backward: its tensors but those that are only added, and checkpoints."""
+        if self.packed:
+            kept = [*tensors, *results[self.n_results :]]
+            for index, (_, order, _), whole in self.packed:
+                kept[index], right = torch.ops.spikecore.pack_spikes(tensors[index], order, *whole)
+                kept.append(right)
+            return kept
         if not self.added:
             return (*tensors, *results[self.n_results :]) if len(results) > self.n_results else tensors
         if not self.keeps:
@@ -289,6 +297,11 @@ class CallPlan:
         """As many tensors as a call had. In the place of a dropped one stands the first input, which has its shape and
         dtype: whoever gets these tensors may look at shapes, and must not read its numbers.
         """
+        if self.packed:
+            tensors, rights = [*saved[: -len(self.packed)]], saved[-len(self.packed) :]
+            for (index, (shape, order, dtype), whole), right in zip(self.packed, rights):
+                tensors[index] = torch.ops.spikecore.unpack_spikes(saved[index], right, shape, order, *whole, dtype)
+            return tensors
         if not self.added:
             return saved
         tensors = [*saved]
@@ -311,23 +324,36 @@ class CallPlan:
         """
         if self.is_empty:
             return [torch.zeros_like(value) if wants else None for value, wants in zip(saved, needs)]
-        there = (grads[0] is not None,) if len(grads) == 1 else tuple([grad is not None for grad in grads])
-        key = (tuple(needs), there)
-        backward_pass = self._backward.get(key)
-        if backward_pass is None:
-            backward_pass = self._backward[key] = Pass(self, *key)
+        backward_pass = self.backward_pass(needs, grads)
         is_dense = self.is_dense and self._as_planned(saved, grads)
         if is_dense and backward_pass.is_straight:
             gradients = backward_pass.straight(numbers, saved, grads[0])
             if gradients is not None:
                 return gradients
             is_dense = False
+        return backward_pass(numbers, saved, *self.as_read(saved, grads, is_dense))
+
+    def backward_pass(self, needs: Sequence[bool], grads: Sequence[Optional[Tensor]]) -> Pass:
+        """The pass for these needs and the cotangents that arrive."""
+        there = (grads[0] is not None,) if len(grads) == 1 else tuple([grad is not None for grad in grads])
+        key = (tuple(needs), there)
+        backward_pass = self._backward.get(key)
+        if backward_pass is None:
+            backward_pass = self._backward[key] = Pass(self, *key)
+        return backward_pass
+
+    def as_read(
+        self, saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]], is_dense: bool
+    ) -> Tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Optional[Tensor]], bool]:
+        """The tensors of a call, checkpoints and cotangents, as kernels read them, and whether all lie as planned,
+        which ``is_dense`` says.
+        """
         values, checkpoints = saved[: self.count], saved[self.count :]
         if not is_dense:
             values, checkpoints, grads = self._refitted(values, checkpoints, grads)
         if not (is_dense and self.as_is):
             values = self.fitted(values)
-        return backward_pass(numbers, values, saved, checkpoints, grads, is_dense)
+        return values, checkpoints, grads, is_dense
 
     def _as_planned(self, saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]]) -> bool:
         """Whether saved tensors and cotangents lie as the call had them: hooks and users may give anything. Autograd
@@ -472,8 +498,8 @@ class Pass:
     def __call__(
         self,
         numbers: Sequence[Any],
-        values: Sequence[Tensor],
         saved: Sequence[Tensor],
+        values: Sequence[Tensor],
         checkpoints: Sequence[Tensor],
         grads: Sequence[Optional[Tensor]],
         is_dense: bool,
@@ -596,6 +622,17 @@ def dense_of(launch: Any, geometry: Geometry, counts: Sequence[int], owns_output
     """
     make = None if owns_outputs or geometry.rows[0] else getattr(launch, "dense", None)
     return None if make is None else make(geometry, counts)
+
+
+def packed_inputs(program: Program, tensors: Sequence[Tensor]) -> List[Tuple[int, Tuple[Any, ...], Whole]]:
+    """The inputs of a call that autograd keeps as bits: index; shape, order of memory and dtype; and what they hold."""
+    packed = []
+    for name, whole in program.whole:
+        index = program.inputs.index(name)
+        x = tensors[index]
+        order = sorted(range(x.ndim), key=x.stride().__getitem__, reverse=True)
+        packed.append((index, (x.shape, order, x.dtype), whole))
+    return packed
 
 
 @lru_cache(maxsize=256)

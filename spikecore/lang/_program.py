@@ -10,6 +10,7 @@ import hashlib
 import re
 from functools import lru_cache
 from typing import (
+    TYPE_CHECKING,
     Any,
     Collection,
     Dict,
@@ -30,6 +31,9 @@ from spikecore.lang._graph import topological
 from spikecore.lang.node import Flat, Node, SpikeRule, const, flat, loop_invariant, parameters, substitute, unflat
 from spikecore.lang.operations import OPERATION, ROWS
 from spikecore.lang.render import TextPrinter, on_one_line
+
+if TYPE_CHECKING:
+    from spikecore._base.bits import Whole
 
 # -- reverse rules, and which cotangents there are
 #
@@ -159,6 +163,7 @@ class Program:
     normalised: the inputs that are normalised by their own statistics, with the names of the parameters mean, rstd,
         weight and bias (:func:`normalised`). The derivative of such an input is the total one, through mean and rstd as
         well, and these are never learnt; empty for all other programs.
+    whole: the inputs that hold whole numbers, as spikes, and which: autograd may keep them in fewer bits.
     seeds: values of a step that have a cotangent of their own, an expression in the step's leaves, beside what the
         results give. Of no effect but in the adjoint.
     """
@@ -176,6 +181,7 @@ class Program:
         "params",
         "seeds",
         "states",
+        "whole",
     )
 
     name: str
@@ -189,6 +195,7 @@ class Program:
     numbers: Tuple[str, ...]
     normalised: Tuple[Statistics, ...]
     seeds: Tuple[Tuple[Node, Node], ...]
+    whole: Tuple[Tuple[str, Whole], ...]
     key: str
 
     def __init__(
@@ -205,6 +212,7 @@ class Program:
         numbers: Sequence[str] = (),
         normalised: Sequence[Statistics] = (),
         seeds: Sequence[Tuple[Node, Node]] = (),
+        whole: Sequence[Tuple[str, Whole]] = (),
     ) -> None:
         seeded = [node for pair in seeds for node in pair]
         used = {node.attr for node in parameters([*outputs, *next, *initial, *seeded])}
@@ -220,6 +228,7 @@ class Program:
             "numbers": tuple(name for name in numbers if name in used),
             "normalised": tuple(normalised),
             "seeds": tuple(seeds),
+            "whole": tuple(whole),
         }
         digest = hashlib.blake2b(digest_size=16)
         for names in (values["inputs"], values["states"], values["params"]):
@@ -232,6 +241,8 @@ class Program:
             digest.update(repr([*map(tuple, normalised)]).encode())
             for node in seeded:
                 digest.update(node.key)
+        if whole:
+            digest.update(repr([(name, *numbers) for name, numbers in whole]).encode())
         for attribute, value in {**values, "key": digest.hexdigest()}.items():
             object.__setattr__(self, attribute, value)
 
@@ -473,13 +484,13 @@ def _changed(program: Program, nodes: Mapping[Node, Node], **values: Any) -> Pro
 
 
 @lru_cache(maxsize=256)
-def normalised(program: Program, shortcut: str, statistics: Tuple[bool, ...]) -> Derived:
+def normalised(program: Program, shortcut: str, statistics: Tuple[bool, ...], whole: Optional[Whole] = None) -> Derived:
     """``program`` with its first input normalised, and where ``statistics`` has two values the shortcut as well. The
     parameters of each are mean, rstd, weight and bias, in front of the numbers of surrogates.
 
     shortcut: where a second input is added: to what is normalised ("before"), to the first output ("after"), "" for
     nowhere. statistics: for each normalised input whether its mean and rstd are functions of it; else they are given,
-    as the running ones are.
+    as the running ones are. whole: what the shortcut holds, where that is known.
     """
     reserved = [*program.inputs, *program.states, *program.params]
     inputs = (*program.inputs, _free("skip", reserved)) if shortcut else program.inputs
@@ -495,6 +506,7 @@ def normalised(program: Program, shortcut: str, statistics: Tuple[bool, ...]) ->
     names = tuple(name for row in rows for name in row[1:])
     values: Dict[str, Any] = {"inputs": inputs, "params": _before_numbers(program, names)}
     values["normalised"] = [row for row, are_of_input in zip(rows, statistics) if are_of_input]
+    values["whole"] = [] if whole is None else [(inputs[-1], whole)]
     if shortcut == "after":
         first, *others = (substitute(node, dict(behind)) for node in program.outputs)
         values["outputs"] = ((Expr(first) + skip).node, *others)

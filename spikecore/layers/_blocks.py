@@ -164,12 +164,6 @@ class MSBlock(nn.Module):
         joined: Tensor = self.body(x) + self.shortcut(x)
         return joined
 
-    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
-        """What comes out, for :func:`spikecore.layers.pack`."""
-        follow(self.body, known)
-        follow(self.shortcut, known)
-        return None
-
 
 def convolution(channels: int, out: int, size: int, stride: int) -> nn.Module:
     """A convolution before a normalisation, which has the bias; pixels stay where the stride is 1."""
@@ -291,10 +285,6 @@ class EachToken(nn.Module):
         """See the class."""
         y: Tensor = self.body(x.flatten(-3, -2)).unflatten(-2, x.shape[-3:-1])
         return y
-
-    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
-        """What comes out, for :func:`spikecore.layers.pack`."""
-        return follow(self.body, known)
 
 
 class MeanOfTokens(nn.Module):

@@ -74,6 +74,8 @@ class NormNeuron(nn.Module):
     reason: Optional[str]
     #: Whether sc.fuse made it of a sum in a block: a call may have no ``skip`` then, or one that broadcasts.
     adds_for_block = False
+    #: What a shortcut before the neuron holds, as ``Whole`` has it, so that it is kept for backward as bits.
+    shortcut_spikes: Optional[Tuple[int, float]] = None
 
     def __init__(
         self,
@@ -123,7 +125,7 @@ class NormNeuron(nn.Module):
 
     def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
         """What comes out, for :func:`spikecore.layers.pack`."""
-        # what a block adds to the spikes, it follows itself
+        # what a block adds to the spikes, it follows itself; before the neuron, ``known`` is what the shortcut holds
         return follow(self.neuron, None) if self.shortcut != "after" or self.adds_for_block else None
 
     def extra_repr(self) -> str:
@@ -234,7 +236,9 @@ class NormNeuron(nn.Module):
         affine = [pair for names, norm in zip(AFFINE, norms) for pair in zip(names, norm[1:3])]
         args = arguments(neuron, dispatch, inputs, start, final, mode, behind=affine)
         values, kind = args.values, (*args.kind, bool(record))
-        how = (self.shortcut or "" if len(inputs) > 1 else "", tuple(map(stats.takes_batch, norms)), bool(self.fused))
+        shortcut = self.shortcut or "" if len(inputs) > 1 else ""
+        whole = self.shortcut_spikes if shortcut == "before" and len(norms) == 1 else None
+        how = (shortcut, tuple(map(stats.takes_batch, norms)), bool(self.fused), whole)
         lacks = dispatch.find_normalised(x.device.type, kind, how, dispatch.stamp)
         if lacks:
             self._refuse(lacks)
@@ -314,19 +318,24 @@ class NormNeuron(nn.Module):
     def _signature(self, inputs: Sequence[Tensor], norms: Norms) -> Tuple[Any, ...]:
         """The key of such a call, beside the neuron's parameters. No call of the neuron itself has an equal one."""
         grad = torch.is_grad_enabled()
-        of_norms = [(norm.module.eps > 0, stats.takes_batch(norm)) for norm in norms]
-        affine = [
-            None if v is None else (type(v), v.dtype, v.stride(), v.requires_grad) for norm in norms for v in norm[1:4]
+        modules = [norm.module for norm in norms]
+        of_norms = [(type(module), module.num_features, module.eps > 0) for module in modules]
+        by_batch = [stats.takes_batch(norm) for norm in norms]
+        tensors = [
+            None if v is None else (type(v), v.shape, v.stride(), v.dtype, v.device, v.requires_grad)
+            for norm in norms
+            for v in norm[1:5]
         ]
         forms = [(v.shape, v.stride(), v.dtype, v.device, grad and v.requires_grad) for v in inputs]
-        return (self.shortcut, self.channel_dim, bool(self.fused), grad, *of_norms, *affine, *forms)
+        how = (self.shortcut, self.shortcut_spikes, self.channel_dim, self.fused is True, grad)
+        return (*how, *of_norms, *by_batch, *tensors, *forms)
 
     def _noted_call(self, inputs: Tensors, norms: Norms) -> Optional[Results]:
         """The results of a call like one that passed the checks; None, with no statistics moved, if there was none."""
         neuron: Any = self._modules["neuron"]
         noted, before = neuron._dispatch.noted.get(self._signature(inputs, norms), (None, 0))
         values = None if noted is None else noted.values(neuron)
-        if values is None or not all(map(stats.fits, norms, inputs, [self.channel_dim] * 2)):
+        if values is None:
             return None
         norm_params = self._norm_params(noted.runner, norms, inputs)
         self.__dict__["reason"] = ""

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections import Counter
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Type
+from collections import Counter, defaultdict
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Type
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +40,7 @@ from spikecore._shell.checks import shown
 from spikecore._shell.modules import calls_as, in_turn
 from spikecore.backend import BackendError
 from spikecore.dtypes import NAMES
+from spikecore.layers._traced import follow_graph, graph_of, may_be_traced, traced
 from spikecore.neuron import Neuron
 
 #: Stride, padding and dilation of a convolution, two numbers each, and groups; empty for a linear layer.
@@ -316,9 +317,10 @@ def pack(net: nn.Module) -> nn.Module:
 
     In the place of an ``nn.Linear`` or an ``nn.Conv2d`` that gets spikes. Known are the outputs of spiking neurons,
     followed through ``nn.Sequential``, :class:`spikecore.layers.TimeBatched`, ``nn.Flatten``, ``nn.Identity``, maximum
-    pooling, average pooling of windows of 2, 4, 8 and so on, and through the blocks of :mod:`spikecore.layers` and
-    :mod:`spikecore.models`, whose sums of spikes are kept in two, four or eight bits. In a ``forward`` of your own
-    write :class:`spikecore.layers.PackedLinear` and ``PackedConv2d`` yourself.
+    pooling, average pooling of windows of 2, 4, 8 and so on, and through a ``forward`` of your own that torch.fx can
+    trace as :func:`spikecore.fuse` does: through calls of such layers, sums and products of spikes, which take two,
+    four or eight bits, and changes of shape. Elsewhere write :class:`spikecore.layers.PackedLinear` and
+    ``PackedConv2d`` yourself. A ``NormNeuron`` that adds spikes before its neuron keeps these as bits, too.
 
     Parameters and hooks stay the same objects, so that an optimiser goes on, and ``state_dict()`` has the same keys.
     Left as they are: subclasses, layers with a parametrisation, and those that are in the network twice. A part of an
@@ -331,11 +333,14 @@ def pack(net: nn.Module) -> nn.Module:
     _check("pack", net)
     require_compiler("packing spikes as bits")
     layers = packable(net)
-    replace_modules(net, {module: as_kind(module, _PACKED[type(module)], spikes) for module, spikes in layers.items()})
+    packed = {module: spikes for module, spikes in layers.items() if type(module) in _PACKED}
+    replace_modules(net, {module: as_kind(module, _PACKED[type(module)], spikes) for module, spikes in packed.items()})
+    for layer in layers.keys() - packed.keys():
+        layer.shortcut_spikes = tuple(layers[layer])  # type: ignore[assignment]  # plain numbers, for torch.compile
     if not is_packed(net):
         warnings.warn(
             "sc.layers.pack(net) found no nn.Linear or nn.Conv2d behind a spiking neuron: it looks in nn.Sequential "
-            "and in blocks of spikecore. In a forward of your own, write sc.layers.PackedLinear or "
+            "and in a forward that torch.fx can trace. Elsewhere, write sc.layers.PackedLinear or "
             "sc.layers.PackedConv2d",
             RuntimeWarning,
             stacklevel=2,
@@ -351,6 +356,8 @@ def unpack(net: nn.Module) -> nn.Module:
     _check("unpack", net)
     plain = {packed: kind for kind, packed in _PACKED.items()}
     replace_modules(net, {old: as_kind(old, plain[type(old)]) for old in net.modules() if type(old) in plain})
+    for module in net.modules():
+        vars(module).pop("shortcut_spikes", None)
     return net
 
 
@@ -360,28 +367,32 @@ def is_packed(net: nn.Module) -> bool:
 
 
 def packable(net: nn.Module) -> Dict[nn.Module, Whole]:
-    """The layers that :func:`pack` replaces, and what goes into each."""
+    """The layers that :func:`pack` changes, and what goes into each: for a ``NormNeuron``, as its shortcut."""
     places = Counter(module for _, module in net.named_modules(remove_duplicate=False))
-    layers: Dict[nn.Module, Whole] = {}
+    #: What goes into each layer: a forward may call one more than once.
+    seen: Dict[nn.Module, Set[Optional[Whole]]] = defaultdict(set)
 
     def follow(module: nn.Module, known: Optional[Whole]) -> Optional[Whole]:
         if type(module) in _PACKED:
-            if known is not None and places[module] == 1 and "forward" not in vars(module):
-                layers[module] = known
+            seen[module].add(known if places[module] == 1 and "forward" not in vars(module) else None)
             return None
-        own = vars(module).get("forward")
-        of_graph: Optional[Callable[..., Optional[Whole]]] = getattr(own, "follow_spikes", None)  # sc.fuse wrote it
-        rule = _rule(module) if own is None or of_graph is not None else None
-        if rule is not None:
-            return rule(module, known, follow)
-        if of_graph is not None:
-            return of_graph(known, follow)
+        if getattr(module, "shortcut", None) == "before" and hasattr(module, "shortcut_spikes"):
+            seen[module].add(known if places[module] == 1 else None)  # a NormNeuron, and what is added
+        graph = graph_of(module)
+        if graph is not None or "forward" not in vars(module):
+            rule = _rule(module)
+            if rule is not None:
+                return rule(module, known, follow)
+            if graph is None and may_be_traced(module):
+                graph = traced(module)
+            if graph is not None:
+                return follow_graph(module, graph, known, follow)
         for part in module.children():
             follow(part, None)
         return None
 
     follow(net, None)
-    return layers
+    return {module: inputs.pop() for module, inputs in seen.items() if len(inputs) == 1 and None not in inputs}  # type: ignore[misc]  # not None
 
 
 def _rule(module: nn.Module) -> Optional[Callable[[Any, Optional[Whole], Follow], Optional[Whole]]]:

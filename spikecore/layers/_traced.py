@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import fx, nn
 from torch.fx.node import map_aggregate
 
 from spikecore._base.bits import Whole, added, multiplied
-from spikecore._shell.modules import in_turn
-from spikecore.layers._packed import Follow
+from spikecore._shell.modules import in_turn, unwrapped
+
+if TYPE_CHECKING:
+    from spikecore.layers._packed import Follow
 
 #: What adds two tensors in a graph: functions, and names of methods.
 _SUMS = (operator.add, operator.iadd, torch.add, "add")
@@ -60,7 +62,9 @@ def traced(block: nn.Module) -> Optional[fx.Graph]:
             vars(block).pop(name)
         vars(block).update(attributes)
     in_place = any(
-        (node.op == "call_method" and str(node.target).endswith("_")) or {"inplace", "out"}.intersection(node.kwargs)
+        (node.target is operator.iadd and len(node.args[0].users) > 1)
+        or (node.op == "call_method" and str(node.target).endswith("_"))
+        or {"inplace", "out"}.intersection(node.kwargs)
         for node in graphs[0].nodes
     )
     return None if changed or in_place or str(graphs[0]) != str(graphs[1]) else graphs[0]
@@ -202,29 +206,45 @@ class Rewritten:
         self.block, self.graph = state["block"], _graph(state["rows"])
         self._run = _function(self.graph)
 
-    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
-        """What comes out, for :func:`spikecore.layers.pack`."""
-        values: Dict[Any, Optional[Whole]] = {}
-        out = None
-        inputs: Iterator[Optional[Whole]] = iter([known])
-        for node in self.graph.nodes:
-            of = [values.get(arg) for arg in node.args if isinstance(arg, fx.Node)]
-            if node.op == "placeholder":
-                values[node] = next(inputs, None)
-            elif node.op == "call_module":
-                inner = self.block.get_submodule(node.target)
-                values[node] = follow(inner, of[0] if of else None)
-                if len(of) > 1 and getattr(inner, "shortcut", None) == "after":
-                    values[node] = added(values[node], of[1])
-            elif node.target in _SUMS and len(of) == 2:
-                values[node] = added(*of)
-            elif node.target in _PRODUCTS and len(of) == 2:
-                values[node] = multiplied(*of)
-            elif _shapes(node):
-                values[node] = of[0]
-            elif node.op == "output":
-                out = of[0] if len(of) == 1 else None
-        return out
+
+def graph_of(module: nn.Module) -> Optional[fx.Graph]:
+    """The graph that ``sc.fuse`` put in the place of a block's ``forward``, None if there is none."""
+    forward = vars(module).get("forward")
+    return forward.graph if isinstance(forward, Rewritten) else None
+
+
+def may_be_traced(module: nn.Module) -> bool:
+    """Whether a module is a block with a ``forward`` of its own: none of torch's, and no wrapper."""
+    own = not type(module).__module__.startswith("torch.") and "forward" not in vars(module)
+    return own and not in_turn(module) and unwrapped(module) is module and any(True for _ in module.children())
+
+
+def follow_graph(block: nn.Module, graph: fx.Graph, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
+    """What comes out of a block, for :func:`spikecore.layers.pack`; ``known`` goes into its first input."""
+    values: Dict[Any, Optional[Whole]] = {}
+    out = None
+    for node in graph.nodes:
+        of = [values.get(arg) for arg in node.args if isinstance(arg, fx.Node)]
+        if node.op == "placeholder":
+            values[node], known = known, None
+        elif node.op == "call_module":
+            values[node] = _follow_call(block.get_submodule(str(node.target)), of, follow)
+        elif node.target in _SUMS and len(of) == 2:
+            values[node] = added(*of)
+        elif node.target in _PRODUCTS and len(of) == 2:
+            values[node] = multiplied(*of)
+        elif _shapes(node):
+            values[node] = of[0]
+        elif node.op == "output":
+            out = of[0] if len(of) == 1 else None
+    return out
+
+
+def _follow_call(module: nn.Module, of: Sequence[Optional[Whole]], follow: Follow) -> Optional[Whole]:
+    """What comes out of a module; of two inputs the second one is the shortcut of a ``NormNeuron``."""
+    shortcut = getattr(module, "shortcut", None) if len(of) == 2 else None
+    found = follow(module, of[1] if shortcut == "before" else of[0] if of else None)
+    return added(found, of[1]) if shortcut == "after" else found
 
 
 class _Value:

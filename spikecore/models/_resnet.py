@@ -9,10 +9,8 @@ from typing import List, Optional
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.bits import Whole
 from spikecore.layers import MSBlock, SEWBlock, TimeBatched, tdbn
 from spikecore.layers._blocks import MakeNeuron, MakeNorm, convolution
-from spikecore.layers._packed import Follow
 from spikecore.layers._stateless import counts, makers, normalised
 from spikecore.models._parts import beginning, lif, made, of_depth, read_out
 from spikecore.neurons import LIF
@@ -191,12 +189,6 @@ class TDBlock(nn.Module):
         """``[T, B, C, H, W]``, or ``[B, C, H, W]`` of one step."""
         y: Tensor = self.neuron(self.body(x) + self.shortcut(x))
         return y
-
-    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
-        """What comes out, for :func:`spikecore.layers.pack`."""
-        follow(self.body, known)
-        follow(self.shortcut, known)
-        return follow(self.neuron, None)
 
 
 def resnet19(

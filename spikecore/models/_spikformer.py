@@ -6,10 +6,8 @@ from typing import List, Optional
 
 from torch import Tensor, nn
 
-from spikecore._base.bits import Whole, added
 from spikecore.layers import EachToken, MeanOfTokens, SpikingSelfAttention, TimeBatched, Tokens
 from spikecore.layers._blocks import MakeNeuron, MakeNorm, linear
-from spikecore.layers._packed import Follow
 from spikecore.layers._stateless import counts, makers, normalised
 from spikecore.models._parts import beginning, lif, made
 from spikecore.neurons import LIF
@@ -111,10 +109,6 @@ class Added(nn.Module):
         """Of any shape, which ``modules`` keep."""
         y: Tensor = self.body(x) + x
         return y
-
-    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
-        """What comes out, for :func:`spikecore.layers.pack`."""
-        return added(follow(self.body, known), known)
 
 
 def _convolved(channels: int, out: int, norm: MakeNorm) -> nn.Module:

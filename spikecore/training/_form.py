@@ -201,8 +201,8 @@ class Form:
         if is_packed(self.net):
             return ""
         return (
-            "no nn.Linear or nn.Conv2d of it stands behind a spiking neuron in an nn.Sequential or a block of "
-            "spikecore; write sc.layers.PackedLinear or sc.layers.PackedConv2d in a forward of your own"
+            "no nn.Linear or nn.Conv2d of it stands behind a spiking neuron in an nn.Sequential or in a "
+            "forward that torch.fx can trace; elsewhere write sc.layers.PackedLinear or sc.layers.PackedConv2d"
         )
 
 

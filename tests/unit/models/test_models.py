@@ -16,6 +16,7 @@ COUNTS = [
     (functools.partial(sc.models.sew_resnet, 18), 11_689_512),
     (functools.partial(sc.models.sew_resnet, 50), 25_557_032),
     (functools.partial(sc.models.ms_resnet, 18), 11_693_736),
+    (sc.models.resnet19, 12_697_994),
     (functools.partial(sc.models.vgg, 9, in_channels=2, size=48), 9_268_746),
     (functools.partial(sc.models.spikformer, 4, 256, heads=8), 4_155_178),
 ]
@@ -24,6 +25,7 @@ SMALL = {
     "vgg": functools.partial(sc.models.vgg, 9, size=16),
     "sew": functools.partial(sc.models.sew_resnet, 18, classes=10, small=True),
     "ms": functools.partial(sc.models.ms_resnet, 18, classes=10, small=True, zero_init=False),
+    "resnet19": functools.partial(sc.models.resnet19, neuron=lambda: sc.LIF(decay_input=False, threshold=0.05)),
     "spikformer": functools.partial(sc.models.spikformer, 2, 32, heads=4),
 }
 
@@ -43,7 +45,7 @@ def trained(net):
     return net.eval()
 
 
-@pytest.mark.parametrize(("make", "count"), COUNTS, ids=[f"{make.func.__name__}{make.args}" for make, _ in COUNTS])
+@pytest.mark.parametrize(("make", "count"), COUNTS, ids=[str(count) for _, count in COUNTS])
 def test_parameters(make, count):
     """As many as docs/layers.md says."""
     assert sum(value.numel() for value in make().parameters()) == count
@@ -56,6 +58,10 @@ def test_weights_begin_as_in_the_papers():
             first, last = block.body[1].module[1], block.body[3].module[1]
             assert (first.weight == 0.5).all()
             assert (last.weight == 0).all()
+    block = sc.models.resnet19()[5]
+    assert [norm.weight[0].item() for norm in block.modules() if isinstance(norm, nn.BatchNorm2d)] == pytest.approx(
+        [0.5, 0.5**1.5, 0.5**1.5]
+    )
     net = sc.models.sew_resnet(18)
     weight = net[3].body[0].module[0].weight
     assert weight.std().item() == pytest.approx((2 / (64 * 9)) ** 0.5, rel=0.05)

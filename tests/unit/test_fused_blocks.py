@@ -1,0 +1,267 @@
+"""``sc.fuse`` in blocks whose ``forward`` adds, or has tokens: the numbers and the names of the plain network."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import spikecore as sc
+from kernel_loop import Loop, bound
+from spikecore._base.context import COMPILES
+from spikecore.layers import NormNeuron, TimeBatched
+
+T, B = 3, 2
+
+
+class BasicBlock(nn.Module):
+    """A residual block, its sum in place, with a projection or without."""
+
+    def __init__(self, channels, out):
+        super().__init__()
+        self.lif1, self.lif2 = sc.LIF(), sc.LIF(tau=torch.tensor(2.0), learn=("tau",))
+        self.conv1, self.bn1 = TimeBatched(nn.Conv2d(channels, out, 3, padding=1)), TimeBatched(nn.BatchNorm2d(out))
+        self.conv2 = TimeBatched(nn.Conv2d(out, out, 3, padding=1), nn.BatchNorm2d(out))
+        self.down = TimeBatched(nn.Conv2d(channels, out, 1), nn.BatchNorm2d(out)) if channels != out else None
+
+    def forward(self, x):
+        """``[T, B, C, H, W]``."""
+        identity = x if self.down is None else self.down(x)
+        out = self.conv2(self.lif1(self.bn1(self.conv1(x))))
+        out += identity
+        return self.lif2(out)
+
+
+class Folded(nn.Module):
+    """Torch's layers on samples; time comes back in front of each neuron."""
+
+    def __init__(self, channels, out):
+        super().__init__()
+        self.conv1, self.bn1, self.lif1 = nn.Conv2d(channels, out, 3, padding=1), nn.BatchNorm2d(out), sc.LIF()
+        self.conv2 = nn.Sequential(nn.Conv2d(out, out, 3, padding=1), nn.BatchNorm2d(out))
+        self.down = nn.Sequential(nn.Conv2d(channels, out, 1), nn.BatchNorm2d(out))
+        self.lif2 = sc.LIF()
+
+    def forward(self, x):
+        """``[T, B, C, H, W]``."""
+        steps, batch, _, height, width = x.shape
+        x = x.flatten(0, 1)
+        out = self.lif1(self.bn1(self.conv1(x)).unflatten(0, (steps, batch))).flatten(0, 1)
+        return self.lif2((self.down(x) + self.conv2(out)).view(steps, batch, -1, height, width))
+
+
+class Attention(nn.Module):
+    """Tokens as the programs of papers have them: transposed for the normalisation, or flattened."""
+
+    def __init__(self, dim):
+        super().__init__()
+        for name in ("q", "k", "v"):
+            self.add_module(f"{name}_linear", nn.Linear(dim, dim))
+            self.add_module(f"{name}_bn", nn.BatchNorm1d(dim))
+            self.add_module(f"{name}_lif", sc.LIF())
+        self.fc, self.bn, self.lif = nn.Linear(dim, dim), TimeBatched(nn.BatchNorm1d(dim)), sc.LIF()
+
+    def forward(self, x):
+        """``[T, B, N, C]``."""
+        steps, batch, tokens, dim = x.shape
+        flat = x.flatten(0, 1)
+        q = self.q_bn(self.q_linear(flat).transpose(-1, -2)).transpose(-1, -2).reshape(steps, batch, tokens, dim)
+        k = self.k_bn(self.k_linear(x.flatten(0, 2))).view(steps, batch, tokens, dim)
+        v = self.v_bn(self.v_linear(flat).permute(0, 2, 1)).permute(0, 2, 1).unflatten(0, (steps, batch)).contiguous()
+        q, k, v = self.q_lif(q.contiguous()), self.k_lif(k), self.v_lif(v)
+        y = q @ (k.transpose(-2, -1) @ v) * 0.25
+        return self.lif(self.bn(self.fc(y).transpose(2, 3)).transpose(2, 3)) + x
+
+
+#: A network, its input, and the shortcuts of its NormNeurons with the dimension of their channels.
+NETWORKS = {
+    "BasicBlock": (
+        lambda: nn.Sequential(BasicBlock(2, 2), BasicBlock(2, 3)),
+        (T, B, 2, 5, 5),
+        [(None, 1), ("before", 1), (None, 1), ("normalised", 1)],
+    ),
+    "Folded": (lambda: Folded(2, 3), (T, B, 2, 5, 5), [(None, 1), ("normalised", 1)]),
+    "Attention": (lambda: Attention(8), (T, B, 5, 8), [(None, -1)] * 3 + [("after", -1)]),
+    "resnet19": (
+        functools.partial(sc.models.resnet19, steps=T),
+        (B, 3, 8, 8),
+        [(None, 1), ("before", 1)] * 3
+        + [(None, 1), ("normalised", 1)]
+        + [(None, 1), ("before", 1)] * 2
+        + [(None, 1), ("normalised", 1), (None, 1), ("before", 1)],
+    ),
+}
+
+
+def made(name):
+    """A network in float64 whose neurons fire, and its input."""
+    torch.manual_seed(0)
+    net = NETWORKS[name][0]().double()
+    for module in net.modules():
+        if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)):
+            nn.init.uniform_(module.bias, 0.2, 0.8)
+    return net, 3 * torch.rand(NETWORKS[name][1], dtype=torch.float64)
+
+
+def forms(net):
+    """Shortcut and dimension of the channels of each NormNeuron."""
+    layers = [module for module in net.modules() if isinstance(module, NormNeuron)]
+    return [("normalised" if len(layer.norms) > 1 else layer.shortcut, layer.channel_dim) for layer in layers]
+
+
+def results(net, x):
+    """Output, gradient of the input, gradients of parameters by those of the plain network, and its state_dict."""
+    given = x.clone().requires_grad_()
+    out = net(given)
+    out.backward(torch.linspace(-1.0, 2.0, out.numel(), dtype=out.dtype).view_as(out))
+    return out.detach(), given.grad, [value.grad for value in net.parameters()], dict(net.state_dict())
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_fused_block_computes_what_it_computed(name):
+    """In train() and eval(), of copies and pickles as well; its parameters are the same objects; and back again."""
+    plain, x = made(name)
+    fused = copy.deepcopy(plain)
+    parameters = {id(value): place for place, value in enumerate(fused.parameters())}
+    assert sc.fuse(fused) is fused
+    assert forms(fused) == NETWORKS[name][2]
+    order = [parameters[id(value)] for value in fused.parameters()]
+    expected = results(plain, x)
+    for net in (fused, copy.deepcopy(fused), pickle.loads(pickle.dumps(fused))):
+        *values, gradients, state = results(net, x)
+        torch.testing.assert_close(values, [*expected[:2]])
+        for place, gradient in zip(order, gradients):
+            torch.testing.assert_close(gradient, expected[2][place])
+        assert state.keys() == expected[3].keys()
+        for key, value in state.items():
+            torch.testing.assert_close(value, expected[3][key])
+    torch.testing.assert_close(fused.eval()(x), plain.eval()(x))
+    fused.load_state_dict(plain.state_dict())
+    sc.unfuse(fused)
+    assert [type(module) for module in fused.modules()] == [type(module) for module in plain.modules()]
+    assert torch.equal(fused(x), plain(x))
+
+
+class Scaled(BasicBlock):
+    """A block that does something else."""
+
+    def __init__(self, how):
+        super().__init__(2, 2)
+        self.how = how
+
+    def forward(self, x):
+        """``[T, B, C, H, W]``."""
+        y = self.conv2(x)
+        if self.how == "training" and self.training:
+            y = 2 * y
+        if self.how == "value" and y.mean() > 1:
+            y = y + 1
+        if self.how == "attribute":
+            self.seen = y
+        if self.how == "in place":
+            x.mul_(2)
+        if self.how == "used twice":
+            return self.lif2(y + x) + y
+        return self.lif2(y + x)
+
+
+@pytest.mark.parametrize("how", ["training", "value", "attribute", "in place", "used twice"])
+def test_a_block_that_does_something_else_stays_as_it_is(how):
+    """Its mode and its attributes, too; the warning says what can be taken."""
+    block = Scaled(how).eval()
+    block.conv2.train()
+    before = dict(vars(block))
+    with pytest.warns(UserWarning, match=r"that torch\.fx can trace and that does the same in train\(\) and eval\(\)"):
+        sc.fuse(block)
+    assert vars(block) == before
+    assert not forms(block)
+    assert block.conv2.training
+
+
+def test_a_shortcut_that_broadcasts_is_added_by_torch():
+    """Positions that are added to every sample, in front of the neuron and behind it."""
+
+    class Positions(nn.Module):
+        def __init__(self, behind):
+            super().__init__()
+            self.norm, self.neuron = TimeBatched(nn.BatchNorm2d(2)), sc.LIF()
+            self.where, self.behind = nn.Parameter(torch.rand(2, 4, 4)), behind
+
+        def forward(self, x):
+            if self.behind:
+                return self.neuron(self.norm(x)) + self.where
+            return self.neuron(self.norm(x) + self.where)
+
+    x = torch.rand(T, B, 2, 4, 4)
+    for behind in (False, True):
+        plain = Positions(behind)
+        fused = sc.fuse(copy.deepcopy(plain))
+        assert forms(fused) == [("after" if behind else "before", 1)]
+        torch.testing.assert_close(fused(x), plain(x))
+
+
+@pytest.mark.skipif(not COMPILES, reason="spikes are kept as bits with torch 2.6 or newer")
+def test_spikes_of_a_rewritten_block_are_packed():
+    """``sc.layers.pack`` follows its graph: through sums of spikes, and shapes."""
+    net = nn.Sequential(BasicBlock(2, 3), Attention(5), nn.Linear(5, 2))
+    packed = sc.layers.pack(sc.fuse(net))
+    layers = {name for name, part in packed.named_modules() if type(part).__name__.startswith("Packed")}
+    assert layers == {"0.conv2.module.0", "1.q_linear", "1.k_linear", "1.v_linear", "2"}
+    assert packed[2].spikes.largest == 2
+
+
+@pytest.mark.skipif(not COMPILES, reason="spikes are kept as bits with torch 2.6 or newer")
+def test_a_layer_that_gets_spikes_and_something_else_is_not_packed():
+    """Two calls of one layer."""
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.lif = nn.Linear(4, 4), sc.LIF()
+
+        def forward(self, x):
+            return self.linear(self.lif(self.linear(x)))
+
+    with pytest.warns(RuntimeWarning, match="found no nn.Linear"):
+        sc.layers.pack(Twice())
+
+
+@pytest.mark.skipif(not COMPILES, reason="spikes are kept as bits with torch 2.6 or newer")
+def test_a_packed_shortcut_takes_a_bit_a_spike():
+    """Of a neuron that normalises by one kernel; numbers stay, and ``unpack`` undoes it."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Identity(), sc.LIF(), BasicBlock(3, 3), BasicBlock(3, 3))
+    for module in [*net.modules()]:
+        if isinstance(module, sc.Neuron):
+            bound(module, Loop(4))
+    x, kept, expected = 3 * torch.rand(T, B, 3, 16, 16), [], None
+    for change in (sc.fuse, sc.layers.pack, sc.layers.unpack):
+        change(net)
+        sizes = {}
+
+        def save(tensor, sizes=sizes):
+            sizes[tensor.data_ptr()] = tensor.element_size() * tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+            net(x)
+        kept.append(sum(sizes.values()))
+        found = [*results(net, x)[:3]]
+        expected = found if change is sc.fuse else expected
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    # of the outputs of four convolutions and the spikes of four neurons the former are whole
+    assert kept[1] < 0.6 * kept[0]
+    assert kept[2] == kept[0]
+
+
+@pytest.mark.skipif(not COMPILES, reason="torch.compile of what spikecore computes needs torch 2.6")
+@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
+def test_a_rewritten_block_compiles_in_one_graph():
+    """With the numbers of the plain one."""
+    plain, x = made("BasicBlock")
+    fused = sc.fuse(copy.deepcopy(plain))
+    torch.testing.assert_close(torch.compile(fused, fullgraph=True, backend="aot_eager")(x), plain(x))
