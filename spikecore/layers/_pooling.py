@@ -1,8 +1,8 @@
-"""Pooling of windows that do not overlap, which keeps little for backward; ``sc.fuse`` puts it into a network.
+"""Pooling that keeps little for backward; ``sc.fuse`` puts it into a network.
 
 - ``nn.MaxPool2d`` keeps its input, and an index of 8 bytes for each maximum. The place of each maximum within its
   window is enough, in a byte.
-- ``nn.AvgPool2d`` keeps its input, of which backward reads the shape alone.
+- ``nn.AvgPool2d`` of windows that do not overlap keeps its input, of which backward reads the shape alone.
 
 Outputs, gradients and second derivatives are those of torch. Of equal maxima the first one counts, of several NaN the
 last one. Calls without a derivative, compiled, traced and transformed ones, and other inputs are left to torch.
@@ -33,10 +33,11 @@ class _Compact(nn.Module):
     keeps: ClassVar[str]
 
     def forward(self, input: Tensor) -> Tensor:
-        """``[B, C, H, W] -> [B, C, H // h, W // w]``."""
+        """``[B, C, H, W] -> [B, C, H', W']``, as torch's."""
         pool: Any = self
-        if _has_own_windows(pool) and _is_ours(input, _pair(pool.kernel_size)):
-            y: Tensor = _Pooling.apply(input, _pair(pool.kernel_size), isinstance(self, nn.MaxPool2d))
+        if _is_compactable(pool) and _is_ours(input, pool):
+            function = _Pooling if _has_own_windows(pool) else _Overlapping
+            y: Tensor = function.apply(input, *_windows(pool), isinstance(self, nn.MaxPool2d))
             return y
         return super().forward(input)  # type: ignore[no-any-return]  # torch's
 
@@ -66,9 +67,9 @@ _PLAIN = {other: kind for kind, other in _COMPACT.items()}
 
 
 def compact(module: nn.Module) -> nn.Module:
-    """A pooling that keeps little, of windows that do not overlap; another module as it is."""
+    """A pooling that keeps little, if there is one for a module; another module as it is."""
     kind = _COMPACT.get(type(module))
-    return module if kind is None or not _has_own_windows(module) else as_kind(module, kind)
+    return module if kind is None or not _is_compactable(module) else as_kind(module, kind)
 
 
 def plain(module: nn.Module) -> nn.Module:
@@ -78,11 +79,13 @@ def plain(module: nn.Module) -> nn.Module:
 
 
 class _Pooling(torch.autograd.Function):
-    """The maximum of each window, whose place is kept in a byte; or the average, for which nothing is kept."""
+    """The maximum of each window, whose place is kept in a byte; or the average, for which nothing is kept. Windows do
+    not overlap.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, window: Window, is_max: bool) -> Tensor:
-        out, *places = _maxima(x, window) if is_max else (F.avg_pool2d(x, window),)
+    def forward(ctx: Any, x: Tensor, window: Window, stride: Window, padding: Window, is_max: bool) -> Tensor:
+        out, *places = _maxima(x, window, stride, padding) if is_max else (F.avg_pool2d(x, window),)
         ctx.save_for_backward(*places)
         ctx.window, ctx.shape = window, x.shape
         ctx.last = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
@@ -107,19 +110,48 @@ class _Pooling(torch.autograd.Function):
         first, (r, _, c, _), last = parts.shape[:rows], parts.shape[rows : rows + 4], parts.shape[rows + 4 :]
         image = parts.contiguous().view(*first, r * h, c * w, *last).permute(back)
         rest = width - image.shape[3], height - image.shape[2]
-        return F.pad(image, (0, rest[0], 0, rest[1])) if any(rest) else image, None, None
+        return F.pad(image, (0, rest[0], 0, rest[1])) if any(rest) else image, None, None, None, None
 
 
-def _maxima(x: Tensor, window: Window) -> Tuple[Tensor, Tensor]:
+class _Overlapping(torch.autograd.Function):
+    """The maximum of each window, whose place is kept in a byte. Windows may overlap, and reach into the padding."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, window: Window, stride: Window, padding: Window, is_max: bool) -> Tensor:
+        out, places = _maxima(x, window, stride, padding)
+        ctx.save_for_backward(places)
+        ctx.windows, ctx.shape = (window, stride, padding), x.shape
+        ctx.memory = torch.contiguous_format if x.is_contiguous() else torch.channels_last
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (window, stride, padding), places = ctx.windows, ctx.saved_tensors[0]
+        width = ctx.shape[3]
+        rows = places.div(window[1], rounding_mode="floor")
+        indices = places.to(torch.int64) + rows.to(torch.int64).mul_(width - window[1])
+        indices += _beginnings(places, width, stride, padding)
+        # torch's function reads the shape and the order of memory of the input, and none of its numbers
+        x = torch.empty(ctx.shape, dtype=grad.dtype, device=grad.device, memory_format=ctx.memory)
+        of = torch.ops.aten.max_pool2d_with_indices_backward
+        return of(grad, x, window, stride, padding, (1, 1), False, indices), None, None, None, None
+
+
+def _beginnings(out: Tensor, width: int, stride: Window, padding: Window) -> Tensor:
+    """The index ``row * width + column`` at which each window begins, in an image of this width: ``[H', W']``. Of a
+    window that begins in the padding a row or a column is below 0.
+    """
+    rows, columns = (torch.arange(n, device=out.device) * step for n, step in zip(out.shape[2:], stride))
+    return (rows - padding[0])[:, None] * width + (columns - padding[1])
+
+
+def _maxima(x: Tensor, window: Window, stride: Window, padding: Window) -> Tuple[Tensor, Tensor]:
     """The maximum of each window and its place, by torch's pooling, whose indices are gone afterwards."""
-    h, w = window
-    out, indices = F.max_pool2d(x, window, return_indices=True)
-    rows, columns = out.shape[2:]
-    first = torch.arange(0, rows * h, h, device=x.device)[:, None] * x.shape[3]
-    indices -= first + torch.arange(0, columns * w, w, device=x.device)
+    out, indices = F.max_pool2d(x, window, stride, padding, return_indices=True)
+    indices -= _beginnings(out, x.shape[3], stride, padding)
     # what is left of an index is row * x.shape[3] + column, both within the window
     row = indices.div(x.shape[3], rounding_mode="floor")
-    return out, indices.sub_(row, alpha=x.shape[3] - w).to(torch.uint8)
+    return out, indices.sub_(row, alpha=x.shape[3] - window[1]).to(torch.uint8)
 
 
 def _pair(size: Any) -> Window:
@@ -128,22 +160,33 @@ def _pair(size: Any) -> Window:
     return operator.index(h), operator.index(others[0] if others else h)
 
 
+def _windows(pool: Any) -> Tuple[Window, Window, Window]:
+    """Size, stride and padding of windows; torch takes an empty stride for none."""
+    return _pair(pool.kernel_size), _pair(pool.stride or pool.kernel_size), _pair(pool.padding)
+
+
 def _has_own_windows(pool: Any) -> bool:
-    """Whether windows do not overlap, and what is pooled is all that comes out; numbers may be set at any time."""
-    window = _pair(pool.kernel_size)
-    # torch takes an empty stride for none
-    if (pool.stride or pool.kernel_size) != pool.kernel_size and _pair(pool.stride) != window:
-        return False
-    if _pair(pool.padding) != (0, 0) or pool.ceil_mode:
+    """Whether windows neither overlap nor leave a gap, and none is padded; numbers may be set at any time."""
+    window, stride, padding = _windows(pool)
+    return window == stride and padding == (0, 0)
+
+
+def _is_compactable(pool: Any) -> bool:
+    """Whether what is pooled is all that comes out, and little is enough for backward."""
+    if pool.ceil_mode:
         return False
     if isinstance(pool, nn.AvgPool2d):
-        return pool.divisor_override is None
-    return _pair(pool.dilation) == (1, 1) and not pool.return_indices and 1 < math.prod(window) <= _MOST
+        return _has_own_windows(pool) and pool.divisor_override is None
+    return (
+        _pair(pool.dilation) == (1, 1) and not pool.return_indices and 1 < math.prod(_pair(pool.kernel_size)) <= _MOST
+    )
 
 
-def _is_ours(x: Tensor, window: Window) -> bool:
-    """Whether a call is plain, has a derivative and at least one window."""
+def _is_ours(x: Tensor, pool: Any) -> bool:
+    """Whether a call is plain, has a derivative and at least one window; an image is as wide as a window."""
     if not is_plain(x) or not (x.requires_grad and torch.is_grad_enabled()):
         return False
     usual = x.ndim == 4 and x.is_floating_point() and x.layout is torch.strided and x.numel() > 0
-    return usual and x.shape[2] >= window[0] and x.shape[3] >= window[1]
+    # torch reports windows that are larger than a padded image, and padding of more than half a window
+    (h, w), _, _ = _windows(pool)
+    return usual and x.shape[2] >= h and x.shape[3] >= w

@@ -40,6 +40,22 @@ def saved(module: nn.Module, x: Tensor) -> List[Tensor]:
     return found
 
 
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("windows", [(3, 2, 1), ((2, 3), 1, 0), ((3, 5), (2, 3), (1, 2)), (2, 3, 1)])
+def test_maxima_of_windows_that_overlap(windows: Any, last: bool) -> None:
+    """The numbers of torch, bit for bit, with the same strides; a byte is kept for each maximum."""
+    plain = nn.MaxPool2d(*windows)
+    x = numbers((2, 3, 9, 11), last, nan=True).requires_grad_()
+    y, mine = plain(x), compact(plain)(x)
+    assert torch.equal(mine.nan_to_num(7), y.nan_to_num(7))
+    cotangent = torch.randn_like(y).requires_grad_()
+    (grad,), (its,) = (torch.autograd.grad(out, x, cotangent, create_graph=True) for out in (y, mine))
+    torch.testing.assert_close(its, grad, rtol=0, atol=0, check_stride=True)
+    seconds = [torch.autograd.grad(g, cotangent, torch.cos(x.detach().nan_to_num(0)))[0] for g in (grad, its)]
+    torch.testing.assert_close(*seconds)
+    assert [t.numel() * t.element_size() for t in saved(compact(plain), x)] == [y.numel()]
+
+
 @pytest.mark.parametrize("kind", sorted(KINDS))
 class TestSame:
     """The numbers of torch."""
@@ -92,7 +108,6 @@ def test_what_is_kept() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        nn.MaxPool2d(3, 2, 1),
         nn.MaxPool2d(2, dilation=2),
         nn.MaxPool2d(2, ceil_mode=True),
         nn.MaxPool2d(2, return_indices=True),
@@ -105,7 +120,7 @@ def test_what_is_kept() -> None:
     ids=repr,
 )
 def test_other_poolings_stay(module: nn.Module) -> None:
-    """Windows that overlap or are padded, and what gives more than the pooled numbers."""
+    """Dilated windows, averages of windows that overlap, and what gives more than the pooled numbers."""
     assert sc.fuse(nn.Sequential(module))[0] is module
 
 
