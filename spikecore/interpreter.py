@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from spikecore._base.context import is_autocast as is_autocast
-from spikecore._base.context import is_plain
-from spikecore.backend import ParamValue, Runner, Spec, Tensors, one_step
+from spikecore._base.context import PLAIN as PLAIN_TYPES
+from spikecore._base.context import is_autocast, is_plain
+from spikecore.backend import ParamValue, Runner, Spec, Tensors, by_call, one_step
 from spikecore.lang import Node, Program, loop_invariant, topological
 from spikecore.lang._plain import number
 from spikecore.lang._program import UNBOUNDED, differentiable_leaves
-from spikecore.lang.eager import TORCH, Functions, StraightLine, operands
+from spikecore.lang.eager import PLAIN, TORCH, Functions, StraightLine, operands
+from spikecore.lang.node import parameters
 
 #: Operations whose result is new memory, and whose derivative does not read it.
 _FRESH = ("add", "sub", "mul", "div", "neg", "where", "select")
@@ -43,20 +44,18 @@ class Interpreter:
         fixed: Sequence[Node] = [*params, *constants, *loop_invariant(program.nodes)]
         self.initial = StraightLine(params, program.initial, functions)
         self.fixed = StraightLine(params, fixed, functions)
-        self.step = StraightLine([*moving, *fixed], roots, functions)
+        #: What a step reads: inputs, states, and what depends on parameters alone.
+        self.step_leaves = [*moving, *fixed]
+        self.step = StraightLine(self.step_leaves, roots, functions)
         self.n_outputs = len(program.outputs)
         # a state that is an output, too, gets a node of its own in autograd's graph, where the gradients of later steps
         # are summed before that of the output is added
         self.shared = tuple(roots.count(node) > 1 for node in program.next)
         read = [operand for node in topological(roots) for operand in operands(node)]
-        #: Whether an input is read more than once in a step.
-        self.several = tuple(read.count(leaf) > 1 for leaf in moving[: len(program.inputs)])
         #: Whether the next value of a state is memory of its own that nothing else reads.
         self.fresh = tuple(
             node.op in _FRESH and node not in read and not shared for node, shared in zip(program.next, self.shared)
         )
-        #: Whether the same holds of an output where no derivative is asked for.
-        self.fresh_outputs = tuple(node.op in (*_FRESH, "spike") and roots.count(node) == 1 for node in program.outputs)
         self._fixed_values = _FixedValues()
 
     def interpret(
@@ -92,7 +91,7 @@ class Interpreter:
         wide = [value.to(self.compute) for value in inputs]
         params = through_statistics(self.program, wide[0], params)
         like = x if x.dtype == self.compute else x.new_empty((), dtype=self.compute)
-        fixed, initial = self._fixed_values(params, like, self._before)
+        fixed, initial = self.fixed_values(params, like)
         # initial values may be 0-d or per channel; from here on every state has the shape of one step
         states = list(state) if state is not None else [value.expand(shape) for value in initial]
         outputs: List[List[Tensor]] = [[] for _ in range(self.n_outputs)]
@@ -122,24 +121,13 @@ class Interpreter:
             tuple(_stack(trace[name], x).to(self.compute) for name in record),
         )
 
-    def single_step(
-        self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
-    ) -> Tuple[Tensors, Optional[Tensors]]:
-        """One step of plain tensors ``[*N]`` of a program without ties: :meth:`interpret` without time."""
-        x, n = inputs[0], self.n_outputs
-        like, shape = x if x.dtype == self.compute else x.new_empty((), dtype=self.compute), x.shape
-        fixed, initial = self._fixed_values(params, like, self._before)
-        states = state if state is not None else [value.expand(shape) for value in initial]
-        # gradients of one input are summed apart from those that the caller's other uses of the tensor give
-        xs = [(x.expand(shape) if several else x).to(self.compute) for x, several in zip(inputs, self.several)]
-        results = [_full(value, shape) for value in self.step([*xs, *states, *fixed], like)]
-        fresh = (False,) * n if torch.is_grad_enabled() else self.fresh_outputs
-        return (
-            tuple([_unshared(value.to(self.dtype), is_fresh) for value, is_fresh in zip(results, fresh)]),
-            tuple([_unshared(value, is_fresh) for value, is_fresh in zip(results[n:], self.fresh)])
-            if self.final
-            else None,
-        )
+    def fixed_values(self, params: Sequence[ParamValue], like: Tensor) -> Fixed:
+        """What depends on parameters alone."""
+        return self._fixed_values(params, like, self._before)
+
+    def as_tensors(self, params: Sequence[ParamValue], like: Tensor) -> List[Tensor]:
+        """The parameters as tensors of the dtype and on the device of ``like``."""
+        return self._fixed_values.as_tensors(params, like)
 
     def _before(self, values: Sequence[Tensor], like: Tensor) -> Tuple[List[Tensor], List[Tensor]]:
         """What depends on parameters alone: the values that every step reads, and those of the states at rest."""
@@ -181,13 +169,19 @@ class _FixedValues:
         # compared by identity, since 0.0 == -0.0
         if last is not None and all(map(operator.is_, last[0], params)):
             return last[1]
-        values = [self._as_tensor(position, value, like) for position, value in enumerate(params)]
+        values = self.as_tensors(params, like)
         if any(isinstance(value, Tensor) for value in params):
             return compute(values, like)
         with torch.inference_mode(False):
             fixed = compute(values, like)
         self._last = params, fixed
         return fixed
+
+    def as_tensors(self, params: Sequence[ParamValue], like: Tensor) -> List[Tensor]:
+        """The parameters as tensors; on a CPU those of numbers are used again."""
+        if not like.is_cpu:
+            return [_as_tensor(value, like) for value in params]
+        return [self._as_tensor(position, value, like) for position, value in enumerate(params)]
 
     def _as_tensor(self, position: int, value: ParamValue, like: Tensor) -> Tensor:
         if isinstance(value, Tensor):
@@ -241,6 +235,194 @@ def through_statistics(program: Program, x: Tensor, params: Tuple[ParamValue, ..
     rstd_of_x = (rstd**-2 + (variance - variance.detach())) ** -0.5
     values[program.statistics[1]] = rstd + (rstd_of_x - rstd_of_x.detach())
     return tuple(values[name] for name in program.params)
+
+
+# One step at a time, of tensors that nothing but autograd in reverse mode follows: one node of its graph, whose
+# backward is the program's adjoint.
+
+
+class SingleSteps:
+    """Single steps ``[*N]`` of an interpreter's program.
+
+    Values are those of :meth:`Interpreter.interpret`, bit for bit. Gradients are those of the adjoint, as kernels have
+    them; derivatives of these are autograd's, by the interpreter.
+    """
+
+    def __init__(self, interpreter: Interpreter, learn: Sequence[str]) -> None:
+        self.interpreter, self.program = interpreter, interpreter.program
+        program = self.program
+        self.n_inputs, self.n_outputs, self.n_states = len(program.inputs), len(program.outputs), len(program.states)
+        roots = [*program.outputs, *program.next]
+        self.step = StraightLine(interpreter.step_leaves, roots, PLAIN)
+        #: Whether a result is memory of its own, which no other one shares.
+        self.fresh = tuple(node.op in (*_FRESH, "spike") and roots.count(node) == 1 for node in roots)
+        #: Whether the first states depend on a learnt parameter, so that the step at rest is no single node.
+        self.learnt_initial = any(node.attr in learn for node in parameters(program.initial))
+        self._adjoints: Dict[Any, _StepBack] = {}
+
+    def takes(self, inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]) -> bool:
+        """Whether it computes such a call."""
+        if self.program.statistics or (state is None and self.learnt_initial) or not is_plain(inputs[0]):
+            return False
+        return all(type(value) in PLAIN_TYPES for value in (*inputs, *(state or ()), *_tensors(params)))
+
+    def __call__(
+        self, inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]
+    ) -> Tuple[Tensors, Optional[Tensors]]:
+        """See :func:`spikecore.backend.one_step`."""
+        tensors = (*inputs, *(state or ()), *_tensors(params))
+        if torch.is_grad_enabled() and any(value.requires_grad for value in tensors):
+            results = _Step.apply((self, params, state is not None), *tensors)
+        else:
+            results = self.values(inputs, state, params)
+        n = self.n_outputs
+        return results[:n], results[n:] if self.interpreter.final else None
+
+    def values(self, inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]) -> Tensors:
+        """Outputs and, if they are asked for, the states after the step."""
+        of, x, n = self.interpreter, inputs[0], self.n_outputs
+        shape, is_wide = x.shape, x.dtype is of.compute
+        like = x if is_wide else x.new_empty((), dtype=of.compute)
+        fixed, initial = of.fixed_values(params, like)
+        if state is None:
+            state = tuple([value.expand(shape) for value in initial])
+        results = self.step(
+            [*(inputs if is_wide else [value.to(of.compute) for value in inputs]), *state, *fixed], like
+        )
+        if not of.final:
+            del results[n:]
+        results = [
+            value if is_fresh and value.shape == shape and value.is_contiguous() else _copied(value, shape)
+            for value, is_fresh in zip(results, self.fresh)
+        ]
+        return (*(results[:n] if is_wide else [value.to(of.dtype) for value in results[:n]]), *results[n:])
+
+    def gradients(
+        self,
+        params: Sequence[ParamValue],
+        has_state: bool,
+        tensors: Tensors,
+        grads: Sequence[Optional[Tensor]],
+        needs: Sequence[bool],
+    ) -> Sequence[Optional[Tensor]]:
+        """Gradients of a call's tensors, from the cotangents of its results that arrive."""
+        if torch.is_grad_enabled():
+            return self._again(params, has_state, tensors, grads, needs)
+        key = (tuple(needs), tuple([grad is not None for grad in grads]), has_state)
+        back = self._adjoints.get(key)
+        if back is None:
+            tensor_params = [isinstance(value, Tensor) for value in params]
+            back = self._adjoints[key] = _StepBack(self.program, *key, tensor_params)
+        of, x = self.interpreter, tensors[0]
+        like = x if x.dtype is of.compute else x.new_empty((), dtype=of.compute)
+        moving, rest = self.split(tensors, has_state)
+        values = [value.to(of.compute) for value in moving]
+        if not has_state:
+            values += [value.expand(x.shape) for value in of.fixed_values(params, like)[1]]
+        values += of.as_tensors(_replaced(params, rest), like)
+        values += [
+            torch.zeros_like(values[0]) if grad is None else grad.to(of.compute) for grad in back.arriving(grads)
+        ]
+        found = iter(back.line(values, like))
+        return [_fitted(next(found), value, x.shape) if wants else None for value, wants in zip(tensors, needs)]
+
+    def split(self, tensors: Tensors, has_state: bool) -> Tuple[Tensors, Tensors]:
+        """A call's inputs and states, and its parameters that are tensors."""
+        n = self.n_inputs + self.n_states * has_state
+        return tensors[:n], tensors[n:]
+
+    def _again(
+        self,
+        params: Sequence[ParamValue],
+        has_state: bool,
+        tensors: Tensors,
+        grads: Sequence[Optional[Tensor]],
+        needs: Sequence[bool],
+    ) -> Sequence[Optional[Tensor]]:
+        """The gradients as functions of tensors and cotangents: the interpreter computes the step again."""
+        local = tuple([value.view_as(value) for value in tensors])  # so that derivatives end here
+        moving, rest = self.split(local, has_state)
+        inputs, state = moving[: self.n_inputs], moving[self.n_inputs :] if has_state else None
+        outputs, end = by_call(self.interpreter.interpret, inputs, state, _replaced(params, rest))
+        pairs = [(a, b) for a, b in zip((*outputs, *(end or ())), grads) if b is not None and a.requires_grad]
+        wanted = [value for value, wants in zip(local, needs) if wants]
+        found: Sequence[Optional[Tensor]] = [None] * len(wanted)
+        if pairs:
+            results, arriving = zip(*pairs)
+            found = torch.autograd.grad(results, wanted, arriving, create_graph=True, allow_unused=True)
+        each = iter(torch.zeros_like(a) if b is None else b for a, b in zip(wanted, found))
+        return [next(each) if wants else None for wants in needs]
+
+
+class _Step(torch.autograd.Function):
+    """A single step. Its first argument is all but tensors: the steps, the parameters, and whether a state is given."""
+
+    @staticmethod
+    def forward(ctx: Any, context: Any, *tensors: Tensor) -> Tensors:
+        steps, params, has_state = ctx.context = context
+        ctx.save_for_backward(*tensors)
+        # an absent cotangent is not 0, which an infinite derivative would make NaN
+        ctx.set_materialize_grads(False)
+        moving, _ = steps.split(tensors, has_state)
+        n = steps.n_inputs
+        return steps.values(moving[:n], moving[n:] if has_state else None, params)  # type: ignore[no-any-return]  # tensors
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Optional[Tensor]) -> Any:
+        return (None, *ctx.context[0].gradients(*ctx.context[1:], ctx.saved_tensors, grads, ctx.needs_input_grad[1:]))
+
+
+class _StepBack:
+    """The adjoint of one step for the cotangents that arrive and the gradients that are wanted."""
+
+    def __init__(
+        self,
+        program: Program,
+        needs: Sequence[bool],
+        present: Sequence[bool],
+        has_state: bool,
+        tensor_params: Sequence[bool],
+    ) -> None:
+        n, m = len(program.outputs), len(program.inputs)
+        each = iter(needs)
+        inputs = [next(each) for _ in range(m)]
+        states = [next(each) for _ in program.states] if has_state else []
+        learn = [name for name, is_tensor in zip(program.params, tensor_params) if is_tensor and next(each)]
+        final = [name for name, there in zip(program.states, present[n:]) if there]
+        adjoint = program.adjoint(learn, present[:n], (), final)
+        roots = [node for node, wants in zip((*adjoint.inputs, *adjoint.states), [*inputs, *states]) if wants]
+        roots += adjoint.params
+        read = topological(roots)
+        cotangents = [Node("out_grad", (), index) for index in range(n)]
+        cotangents += [Node("next_grad", (), name) for name in program.states]
+        #: The places of the cotangents that are read; those of states are 0 where none arrives.
+        self.places = [place for place, node in enumerate(cotangents) if node in read]
+        self.line = StraightLine([*program.leaves, *[cotangents[place] for place in self.places]], roots, PLAIN)
+
+    def arriving(self, grads: Sequence[Optional[Tensor]]) -> List[Optional[Tensor]]:
+        """The cotangents that are read, None where none arrives."""
+        return [grads[place] if place < len(grads) else None for place in self.places]
+
+
+def _tensors(params: Sequence[ParamValue]) -> Tensors:
+    return tuple([value for value in params if isinstance(value, Tensor)])
+
+
+def _replaced(params: Sequence[ParamValue], tensors: Tensors) -> Tuple[ParamValue, ...]:
+    """The parameters, with these tensors in place of those among them."""
+    each = iter(tensors)
+    return tuple([next(each) if isinstance(value, Tensor) else value for value in params])
+
+
+def _copied(value: Tensor, shape: torch.Size) -> Tensor:
+    return value.expand(shape).clone(memory_format=torch.contiguous_format)
+
+
+def _fitted(gradient: Tensor, value: Tensor, shape: torch.Size) -> Tensor:
+    """A gradient of one number per neuron, summed over the neurons that share a value, in its shape and dtype."""
+    if gradient.shape != shape:
+        gradient = gradient.expand(shape)
+    return (gradient if value.shape == shape else gradient.sum_to_size(value.shape)).to(value.dtype)
 
 
 # Feedback through a matrix: a loop over steps, for runners that compute under autograd.

@@ -6,13 +6,15 @@ It is short and obvious because it defines what every other backend must compute
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Optional, Tuple
+from typing import Optional, Sequence, Tuple
 
+from torch import Tensor
+
+from spikecore._base.running import BoundCall
 from spikecore.backend import Backend, Capabilities, ParamValue, Runner, Spec, Tensors, by_call
 from spikecore.dtypes import has_float64
-from spikecore.interpreter import FeedbackLoop, Interpreter, is_autocast, step_spec
+from spikecore.interpreter import FeedbackLoop, Interpreter, SingleSteps, step_spec
 from spikecore.lang import Program
-from spikecore.lang.eager import is_plain
 from spikecore_torch import CAPABILITIES
 
 _SINGLE = replace(CAPABILITIES, float64=False)
@@ -38,6 +40,10 @@ class TorchBackend(Backend):
 class TorchRunner(Interpreter):
     """The runner: the interpreter with torch's functions, which define the language."""
 
+    def __init__(self, program: Program, spec: Spec) -> None:
+        super().__init__(program, spec)
+        self.single = SingleSteps(self, spec.learn)
+
     def __call__(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
     ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
@@ -47,6 +53,18 @@ class TorchRunner(Interpreter):
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
     ) -> Tuple[Tensors, Optional[Tensors]]:
         """See :func:`spikecore.backend.one_step`."""
-        if self.ties or self.program.statistics or not is_plain(inputs[0]) or is_autocast(inputs[0].device.type):
-            return by_call(self, inputs, state, params)
-        return self.single_step(inputs, state, params)
+        if self.single.takes(inputs, state, params):
+            return self.single(inputs, state, params)
+        return by_call(self, inputs, state, params)
+
+    def bind(
+        self,
+        inputs: Tensors,
+        state: Optional[Tensors],
+        params: Sequence[ParamValue],
+        views: Sequence[Optional[Tuple[int, ...]]],
+        single: bool,
+    ) -> Optional[BoundCall]:
+        """See :func:`spikecore._base.running.bound`."""
+        as_they_are = all(not isinstance(p, Tensor) or tuple(p.shape) == view for p, view in zip(params, views))
+        return self.single if single and as_they_are and self.single.takes(inputs, state, params) else None

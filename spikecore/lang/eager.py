@@ -20,7 +20,7 @@ from spikecore.lang import operations
 from spikecore.lang._expr import Expr, TraceError, here, lift, make, record, refusing_no_grad
 from spikecore.lang._functions import RECORDED as RECORDED
 from spikecore.lang._graph import topological
-from spikecore.lang._plain import Constants
+from spikecore.lang._plain import Constants, choice, step
 from spikecore.lang._plain import number as number
 from spikecore.lang.node import Node, SpikeRule
 from spikecore.lang.operations import ROWS
@@ -33,9 +33,12 @@ if TYPE_CHECKING:
 Functions = Mapping[str, Callable[..., Tensor]]
 
 TORCH: Functions = {row.name: row.torch for row in ROWS}
+#: The same values of plain tensors without a graph, outside every transform.
+PLAIN: Functions = {**TORCH, "spike": lambda u, strict, *_: step(u, strict), "select": choice}
 
-#: One instruction: (function, slots of its arguments). Its result is appended to the slots.
-Instruction = Tuple[Callable[..., Tensor], Tuple[int, ...]]
+#: One instruction: function, slots of its arguments, slots that nothing reads after it. Its result is appended to the
+#: slots.
+Instruction = Tuple[Callable[..., Tensor], Tuple[int, ...], Tuple[int, ...]]
 
 
 def operands(node: Node) -> Tuple[Node, ...]:
@@ -82,17 +85,22 @@ class StraightLine:
             raise KeyError(f"no value given for {missing}")
         slot = {node: i for i, node in enumerate([*leaves, *constants, *nodes])}
         self.constants = Constants([float(node.attr) for node in constants])  # type: ignore[arg-type]  # all numbers
-        self.code: List[Instruction] = [(function_of(n, functions), tuple(slot[a] for a in operands(n))) for n in nodes]
         self.results: Tuple[int, ...] = tuple(slot[root] for root in roots)
+        reads = [tuple(slot[a] for a in operands(node)) for node in nodes]
+        last = {place: at for at, places in enumerate(reads) for place in places}
+        done = [tuple({p for p in places if last[p] == at} - {*self.results}) for at, places in enumerate(reads)]
+        self.code: List[Instruction] = list(zip([function_of(n, functions) for n in nodes], reads, done))
 
     def __call__(self, leaves: Sequence[Tensor], like: Tensor) -> List[Tensor]:
         """Values of the roots, in the dtype and on the device of ``like``."""
-        slots = [*leaves, *self.constants(like)]
-        for function, args in self.code:
+        slots: List[Any] = [*leaves, *self.constants(like)]
+        for function, args, done in self.code:
             if len(args) == 2:
                 slots.append(function(slots[args[0]], slots[args[1]]))
             else:
                 slots.append(function(*[slots[i] for i in args]))
+            for place in done:  # memory that is free now is the next result's, in the cache of the processor
+                slots[place] = None
         return [slots[i] for i in self.results]
 
 
