@@ -23,7 +23,7 @@ from spikecore.backend import ParamValue, Runner, Spec, Tensors, by_call, one_st
 from spikecore.lang import Node, Program, loop_invariant, topological
 from spikecore.lang._plain import number
 from spikecore.lang._program import UNBOUNDED, differentiable_leaves
-from spikecore.lang.eager import PLAIN, TORCH, Functions, StraightLine, operands
+from spikecore.lang.eager import TORCH, Functions, PlainLine, StraightLine, operands
 from spikecore.lang.node import parameters
 
 #: Operations whose result is new memory, and whose derivative does not read it.
@@ -34,7 +34,7 @@ class Interpreter:
     """Evaluates a program: what depends on parameters alone once per call, the rest once per step."""
 
     def __init__(self, program: Program, spec: Spec, functions: Functions = TORCH) -> None:
-        self.dtype, self.compute, self.final = spec.dtype, spec.compute, spec.final
+        self.dtype, self.compute, self.final, self.learn = spec.dtype, spec.compute, spec.final, spec.learn
         self.program, self.states = program, program.states
         self.ties = needed(program, spec.learn)
         n_moving = len(program.inputs) + len(program.states)
@@ -42,8 +42,10 @@ class Interpreter:
         roots = [*program.outputs, *program.next]
         constants = [node for node in topological([*roots, *program.initial]) if node.op == "const"]
         fixed: Sequence[Node] = [*params, *constants, *loop_invariant(program.nodes)]
-        self.initial = StraightLine(params, program.initial, functions)
-        self.fixed = StraightLine(params, fixed, functions)
+        #: What depends on parameters alone.
+        self.fixed = _FixedValues(
+            StraightLine(params, fixed, functions), StraightLine(params, program.initial, functions)
+        )
         #: What a step reads: inputs, states, and what depends on parameters alone.
         self.step_leaves = [*moving, *fixed]
         self.step = StraightLine(self.step_leaves, roots, functions)
@@ -56,7 +58,6 @@ class Interpreter:
         self.fresh = tuple(
             node.op in _FRESH and node not in read and not shared for node, shared in zip(program.next, self.shared)
         )
-        self._fixed_values = _FixedValues()
 
     def interpret(
         self,
@@ -91,7 +92,7 @@ class Interpreter:
         wide = [value.to(self.compute) for value in inputs]
         params = through_statistics(self.program, wide[0], params)
         like = x if x.dtype == self.compute else x.new_empty((), dtype=self.compute)
-        fixed, initial = self.fixed_values(params, like)
+        fixed, initial = self.fixed(params, like)
         # initial values may be 0-d or per channel; from here on every state has the shape of one step
         states = list(state) if state is not None else [value.expand(shape) for value in initial]
         outputs: List[List[Tensor]] = [[] for _ in range(self.n_outputs)]
@@ -121,18 +122,6 @@ class Interpreter:
             tuple(_stack(trace[name], x).to(self.compute) for name in record),
         )
 
-    def fixed_values(self, params: Sequence[ParamValue], like: Tensor) -> Fixed:
-        """What depends on parameters alone."""
-        return self._fixed_values(params, like, self._before)
-
-    def as_tensors(self, params: Sequence[ParamValue], like: Tensor) -> List[Tensor]:
-        """The parameters as tensors of the dtype and on the device of ``like``."""
-        return self._fixed_values.as_tensors(params, like)
-
-    def _before(self, values: Sequence[Tensor], like: Tensor) -> Tuple[List[Tensor], List[Tensor]]:
-        """What depends on parameters alone: the values that every step reads, and those of the states at rest."""
-        return self.fixed(values, like), self.initial(values, like)
-
     def _sources(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
     ) -> List[Tuple[str, str, Tensor]]:
@@ -152,48 +141,45 @@ Fixed = Tuple[List[Tensor], List[Tensor]]
 class _FixedValues:
     """Computes what depends on parameters alone. On a CPU the last result is used again for the same number objects."""
 
-    def __init__(self) -> None:
+    def __init__(self, fixed: StraightLine, initial: StraightLine) -> None:
+        self.fixed, self.initial = fixed, initial
         self._numbers: Dict[int, Tuple[float, Tensor]] = {}
         self._last: Optional[Tuple[Sequence[Any], Fixed]] = None
 
-    def __call__(
-        self,
-        params: Sequence[ParamValue],
-        like: Tensor,
-        compute: Callable[[Sequence[Tensor], Tensor], Fixed],
-    ) -> Fixed:
-        """``compute(values, like)`` of the parameters as tensors of the dtype and on the device of ``like``."""
-        if not (like.is_cpu and is_plain(like)):
-            return compute([_as_tensor(value, like) for value in params], like)
+    def __call__(self, params: Sequence[ParamValue], like: Tensor) -> Fixed:
+        """The values in the dtype and on the device of ``like``."""
+        return self.of_plain(params, like) if is_plain(like) else self._computed(params, like, _as_tensor)
+
+    def of_plain(self, params: Sequence[ParamValue], like: Tensor) -> Fixed:
+        """The same where ``like`` is plain."""
+        if not like.is_cpu:
+            return self._computed(params, like, _as_tensor)
         last = self._last
         # compared by identity, since 0.0 == -0.0
         if last is not None and all(map(operator.is_, last[0], params)):
             return last[1]
-        values = self.as_tensors(params, like)
         if any(isinstance(value, Tensor) for value in params):
-            return compute(values, like)
+            return self._computed(params, like, self._known)
         with torch.inference_mode(False):
-            fixed = compute(values, like)
+            fixed = self._computed(params, like, self._known)
         self._last = params, fixed
         return fixed
 
-    def as_tensors(self, params: Sequence[ParamValue], like: Tensor) -> List[Tensor]:
-        """The parameters as tensors; on a CPU those of numbers are used again."""
-        if not like.is_cpu:
-            return [_as_tensor(value, like) for value in params]
-        return [self._as_tensor(position, value, like) for position, value in enumerate(params)]
+    def _computed(self, params: Sequence[ParamValue], like: Tensor, as_tensor: Callable[..., Tensor]) -> Fixed:
+        values = [as_tensor(value, like, place) for place, value in enumerate(params)]
+        return self.fixed(values, like), self.initial(values, like)
 
-    def _as_tensor(self, position: int, value: ParamValue, like: Tensor) -> Tensor:
+    def _known(self, value: ParamValue, like: Tensor, place: int) -> Tensor:
         if isinstance(value, Tensor):
-            return _as_tensor(value, like)
-        known = self._numbers.get(position)
+            return value.to(like.dtype)
+        known = self._numbers.get(place)
         if known is None or known[0] is not value:
             with torch.inference_mode(False):  # what is made in inference mode cannot be saved for backward later
-                known = self._numbers[position] = value, number(value, like)
+                known = self._numbers[place] = value, number(value, like)
         return known[1]
 
 
-def _as_tensor(value: ParamValue, like: Tensor) -> Tensor:
+def _as_tensor(value: ParamValue, like: Tensor, place: int) -> Tensor:
     return value.to(like.dtype) if isinstance(value, Tensor) else number(value, like)
 
 
@@ -248,170 +234,191 @@ class SingleSteps:
     them; derivatives of these are autograd's, by the interpreter.
     """
 
-    def __init__(self, interpreter: Interpreter, learn: Sequence[str]) -> None:
-        self.interpreter, self.program = interpreter, interpreter.program
+    def __init__(self, interpreter: Interpreter) -> None:
+        self.interpreter, self.program, self.final = interpreter, interpreter.program, interpreter.final
+        self.dtype, self.compute = interpreter.dtype, interpreter.compute
         program = self.program
         self.n_inputs, self.n_outputs, self.n_states = len(program.inputs), len(program.outputs), len(program.states)
-        roots = [*program.outputs, *program.next]
-        self.step = StraightLine(interpreter.step_leaves, roots, PLAIN)
+        self.roots = [*program.outputs, *program.next]
+        self.step = PlainLine(interpreter.step_leaves, self.roots)
         #: Whether a result is memory of its own, which no other one shares.
-        self.fresh = tuple(node.op in (*_FRESH, "spike") and roots.count(node) == 1 for node in roots)
+        self.fresh = tuple(node.op in (*_FRESH, "spike") and self.roots.count(node) == 1 for node in self.roots)
         #: Whether the first states depend on a learnt parameter, so that the step at rest is no single node.
-        self.learnt_initial = any(node.attr in learn for node in parameters(program.initial))
-        self._adjoints: Dict[Any, _StepBack] = {}
+        self.learnt_initial = any(node.attr in interpreter.learn for node in parameters(program.initial))
+        self._differentiable: Dict[Any, _Differentiable] = {}
 
-    def takes(self, inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]) -> bool:
-        """Whether it computes such a call."""
-        if self.program.statistics or (state is None and self.learnt_initial) or not is_plain(inputs[0]):
-            return False
-        return all(type(value) in PLAIN_TYPES for value in (*inputs, *(state or ()), *_tensors(params)))
+    def bind(
+        self, inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]
+    ) -> Optional[Callable[..., Tuple[Tensors, Optional[Tensors]]]]:
+        """What computes calls like this one, as a call ``(inputs, state, params)``; None where that is none of these.
+
+        What such calls have in common: the types of the tensors, which of them want gradients, and whether there is a
+        state.
+        """
+        tensors = (*inputs, *(state or ()), *_tensors(params))
+        if self.program.statistics or not is_plain(inputs[0]) or any(type(t) not in PLAIN_TYPES for t in tensors):
+            return None
+        wants = tuple([value.requires_grad for value in tensors])
+        if not (torch.is_grad_enabled() and True in wants):
+            return self._values
+        if state is None and self.learnt_initial:
+            return None
+        key = (wants, state is not None)
+        found = self._differentiable.get(key)
+        if found is None:
+            found = self._differentiable[key] = _Differentiable(self, *key, [isinstance(p, Tensor) for p in params])
+        return found
+
+    def _values(
+        self, inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]
+    ) -> Tuple[Tensors, Optional[Tensors]]:
+        """Outputs, and states after the step if they are asked for."""
+        x, n = inputs[0], self.n_outputs
+        results = self.results(self.step(*self.leaves(inputs, state, params)), x.shape)
+        return tuple(results[:n]), tuple(results[n:]) if self.final else None
+
+    def leaves(
+        self, inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]
+    ) -> Tuple[List[Tensor], Tensor]:
+        """The values of the interpreter's ``step_leaves``, and a tensor of their dtype and device."""
+        x = like = inputs[0]
+        if x.dtype is not self.compute:
+            like, inputs = x.new_empty((), dtype=self.compute), tuple([value.to(self.compute) for value in inputs])
+        fixed, initial = self.interpreter.fixed.of_plain(params, like)
+        if state is None:
+            state = tuple([value.expand(x.shape) for value in initial])
+        return [*inputs, *state, *fixed], like
+
+    def results(self, values: Sequence[Tensor], shape: torch.Size) -> List[Tensor]:
+        """Outputs and states as a caller gets them, from the values of a step: memory that nothing else shares."""
+        results = [
+            value if is_fresh and value.shape == shape and value.is_contiguous() else _copied(value, shape)
+            for value, is_fresh in zip(values, self.fresh)
+        ]
+        if self.dtype is not self.compute:
+            results[: self.n_outputs] = [value.to(self.dtype) for value in results[: self.n_outputs]]
+        return results if self.final else results[: self.n_outputs]
+
+
+class _Differentiable:
+    """Single steps of which some tensors want gradients: those in ``wants``, of inputs, states and parameters."""
+
+    def __init__(self, steps: SingleSteps, wants: Sequence[bool], has_state: bool, is_tensor: Sequence[bool]) -> None:
+        self.steps, self.has_state = steps, has_state
+        self.n_moving = steps.n_inputs + steps.n_states * has_state
+        program, known = steps.program, set(steps.interpreter.step_leaves)
+        self.cotangents = [Node("out_grad", (), index) for index in range(steps.n_outputs)]
+        self.cotangents += [Node("next_grad", (), name) for name in program.states]
+        self.tensor_params = [name for name, there in zip(program.params, is_tensor) if there]
+        self._backward: Dict[Any, Tuple[List[int], PlainLine]] = {}
+        computed = {node for node in topological(steps.roots, known=known) if node.op != "const"}
+        every = self._roots(wants, (True,) * len(self.cotangents))
+        read = [*every, *[arg for node in topological(every, known=known | computed) for arg in operands(node)]]
+        #: What a step computes and backward reads, beside the results, which a caller may change.
+        self.kept = [node for node in dict.fromkeys(read) if node in computed and node not in steps.roots]
+        self.step = PlainLine(steps.interpreter.step_leaves, [*steps.roots, *self.kept])
+
+    def _roots(self, needs: Sequence[bool], present: Sequence[bool]) -> List[Node]:
+        """The wanted gradients where these cotangents arrive."""
+        steps, program = self.steps, self.steps.program
+        learn = [name for name, wants in zip(self.tensor_params, needs[self.n_moving :]) if wants]
+        final = [name for name, there in zip(program.states, present[steps.n_outputs :]) if there]
+        adjoint = program.adjoint(learn, present[: steps.n_outputs], (), final)
+        moving = [node for node, wants in zip((*adjoint.inputs, *adjoint.states), needs[: self.n_moving]) if wants]
+        return [*moving, *adjoint.params]
 
     def __call__(
         self, inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]
     ) -> Tuple[Tensors, Optional[Tensors]]:
-        """See :func:`spikecore.backend.one_step`."""
-        tensors = (*inputs, *(state or ()), *_tensors(params))
-        if torch.is_grad_enabled() and any(value.requires_grad for value in tensors):
-            results = _Step.apply((self, params, state is not None), *tensors)
-        else:
-            results = self.values(inputs, state, params)
-        n = self.n_outputs
-        return results[:n], results[n:] if self.interpreter.final else None
+        results = _Step.apply((self, params), *inputs, *(state or ()), *_tensors(params))
+        n = self.steps.n_outputs
+        return results[:n], results[n:] if self.steps.final else None
 
-    def values(self, inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]) -> Tensors:
-        """Outputs and, if they are asked for, the states after the step."""
-        of, x, n = self.interpreter, inputs[0], self.n_outputs
-        shape, is_wide = x.shape, x.dtype is of.compute
-        like = x if is_wide else x.new_empty((), dtype=of.compute)
-        fixed, initial = of.fixed_values(params, like)
-        if state is None:
-            state = tuple([value.expand(shape) for value in initial])
-        results = self.step(
-            [*(inputs if is_wide else [value.to(of.compute) for value in inputs]), *state, *fixed], like
-        )
-        if not of.final:
-            del results[n:]
-        results = [
-            value if is_fresh and value.shape == shape and value.is_contiguous() else _copied(value, shape)
-            for value, is_fresh in zip(results, self.fresh)
-        ]
-        return (*(results[:n] if is_wide else [value.to(of.dtype) for value in results[:n]]), *results[n:])
+    def call(self, tensors: Tensors, params: Sequence[ParamValue]) -> Tuple[Tensors, Optional[Tensors], Any]:
+        """Inputs, states and parameters of a call with these tensors."""
+        n, m = self.steps.n_inputs, self.n_moving
+        each = iter(tensors[m:])
+        if len(tensors) > m:
+            params = tuple([next(each) if isinstance(value, Tensor) else value for value in params])
+        return tensors[:n], tensors[n:m] if self.has_state else None, params
 
-    def gradients(
+    def forward(self, tensors: Tensors, params: Sequence[ParamValue]) -> Tuple[List[Tensor], List[Tensor]]:
+        """The results of a step, and what backward reads of it."""
+        steps = self.steps
+        values = self.step(*steps.leaves(*self.call(tensors, params)))
+        n = len(steps.roots)
+        return steps.results(values[:n], tensors[0].shape), values[n:]
+
+    def backward(
         self,
         params: Sequence[ParamValue],
-        has_state: bool,
-        tensors: Tensors,
+        saved: Tensors,
         grads: Sequence[Optional[Tensor]],
         needs: Sequence[bool],
     ) -> Sequence[Optional[Tensor]]:
         """Gradients of a call's tensors, from the cotangents of its results that arrive."""
+        count = len(needs)
+        tensors, kept = saved[:count], saved[count:]
         if torch.is_grad_enabled():
-            return self._again(params, has_state, tensors, grads, needs)
-        key = (tuple(needs), tuple([grad is not None for grad in grads]), has_state)
-        back = self._adjoints.get(key)
-        if back is None:
-            tensor_params = [isinstance(value, Tensor) for value in params]
-            back = self._adjoints[key] = _StepBack(self.program, *key, tensor_params)
-        of, x = self.interpreter, tensors[0]
-        like = x if x.dtype is of.compute else x.new_empty((), dtype=of.compute)
-        moving, rest = self.split(tensors, has_state)
-        values = [value.to(of.compute) for value in moving]
-        if not has_state:
-            values += [value.expand(x.shape) for value in of.fixed_values(params, like)[1]]
-        values += of.as_tensors(_replaced(params, rest), like)
-        values += [
-            torch.zeros_like(values[0]) if grad is None else grad.to(of.compute) for grad in back.arriving(grads)
-        ]
-        found = iter(back.line(values, like))
-        return [_fitted(next(found), value, x.shape) if wants else None for value, wants in zip(tensors, needs)]
+            return self._again(tensors, params, grads, needs)
+        present = tuple([grad is not None for grad in grads])
+        key = (needs, present)
+        places, line = self._backward.get(key) or self._backward.setdefault(key, self._adjoint(needs, present))
+        leaves, like = self.steps.leaves(*self.call(tensors, params))
+        arriving = [grads[place] if place < len(grads) else None for place in places]
+        cotangents = [torch.zeros_like(leaves[0]) if g is None else g.to(like.dtype) for g in arriving]
+        found = iter(line([*leaves, *kept, *cotangents], like))
+        shape = tensors[0].shape
+        return [_fitted(next(found), value, shape) if wants else None for value, wants in zip(tensors, needs)]
 
-    def split(self, tensors: Tensors, has_state: bool) -> Tuple[Tensors, Tensors]:
-        """A call's inputs and states, and its parameters that are tensors."""
-        n = self.n_inputs + self.n_states * has_state
-        return tensors[:n], tensors[n:]
+    def _adjoint(self, needs: Sequence[bool], present: Sequence[bool]) -> Tuple[List[int], PlainLine]:
+        """The places of the cotangents that are read, those of states though none arrives, and the adjoint."""
+        roots = self._roots(needs, (*present, *[False] * (len(self.cotangents) - len(present))))
+        leaves = [*self.steps.interpreter.step_leaves, *self.kept]
+        read = topological(roots, known=leaves)
+        places = [place for place, node in enumerate(self.cotangents) if node in read]
+        return places, PlainLine([*leaves, *[self.cotangents[place] for place in places]], roots)
 
     def _again(
         self,
-        params: Sequence[ParamValue],
-        has_state: bool,
         tensors: Tensors,
+        params: Sequence[ParamValue],
         grads: Sequence[Optional[Tensor]],
         needs: Sequence[bool],
     ) -> Sequence[Optional[Tensor]]:
         """The gradients as functions of tensors and cotangents: the interpreter computes the step again."""
         local = tuple([value.view_as(value) for value in tensors])  # so that derivatives end here
-        moving, rest = self.split(local, has_state)
-        inputs, state = moving[: self.n_inputs], moving[self.n_inputs :] if has_state else None
-        outputs, end = by_call(self.interpreter.interpret, inputs, state, _replaced(params, rest))
+        outputs, end = by_call(self.steps.interpreter.interpret, *self.call(local, params))
         pairs = [(a, b) for a, b in zip((*outputs, *(end or ())), grads) if b is not None and a.requires_grad]
         wanted = [value for value, wants in zip(local, needs) if wants]
         found: Sequence[Optional[Tensor]] = [None] * len(wanted)
         if pairs:
             results, arriving = zip(*pairs)
             found = torch.autograd.grad(results, wanted, arriving, create_graph=True, allow_unused=True)
-        each = iter(torch.zeros_like(a) if b is None else b for a, b in zip(wanted, found))
+        each = iter([torch.zeros_like(a) if b is None else b for a, b in zip(wanted, found)])
         return [next(each) if wants else None for wants in needs]
 
 
 class _Step(torch.autograd.Function):
-    """A single step. Its first argument is all but tensors: the steps, the parameters, and whether a state is given."""
+    """A single step. Its first argument is all but tensors: the steps, and the parameters."""
 
     @staticmethod
     def forward(ctx: Any, context: Any, *tensors: Tensor) -> Tensors:
-        steps, params, has_state = ctx.context = context
-        ctx.save_for_backward(*tensors)
+        steps, params = ctx.context = context
+        results, kept = steps.forward(tensors, params)
+        ctx.save_for_backward(*tensors, *kept)
         # an absent cotangent is not 0, which an infinite derivative would make NaN
         ctx.set_materialize_grads(False)
-        moving, _ = steps.split(tensors, has_state)
-        n = steps.n_inputs
-        return steps.values(moving[:n], moving[n:] if has_state else None, params)  # type: ignore[no-any-return]  # tensors
+        return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *grads: Optional[Tensor]) -> Any:
-        return (None, *ctx.context[0].gradients(*ctx.context[1:], ctx.saved_tensors, grads, ctx.needs_input_grad[1:]))
-
-
-class _StepBack:
-    """The adjoint of one step for the cotangents that arrive and the gradients that are wanted."""
-
-    def __init__(
-        self,
-        program: Program,
-        needs: Sequence[bool],
-        present: Sequence[bool],
-        has_state: bool,
-        tensor_params: Sequence[bool],
-    ) -> None:
-        n, m = len(program.outputs), len(program.inputs)
-        each = iter(needs)
-        inputs = [next(each) for _ in range(m)]
-        states = [next(each) for _ in program.states] if has_state else []
-        learn = [name for name, is_tensor in zip(program.params, tensor_params) if is_tensor and next(each)]
-        final = [name for name, there in zip(program.states, present[n:]) if there]
-        adjoint = program.adjoint(learn, present[:n], (), final)
-        roots = [node for node, wants in zip((*adjoint.inputs, *adjoint.states), [*inputs, *states]) if wants]
-        roots += adjoint.params
-        read = topological(roots)
-        cotangents = [Node("out_grad", (), index) for index in range(n)]
-        cotangents += [Node("next_grad", (), name) for name in program.states]
-        #: The places of the cotangents that are read; those of states are 0 where none arrives.
-        self.places = [place for place, node in enumerate(cotangents) if node in read]
-        self.line = StraightLine([*program.leaves, *[cotangents[place] for place in self.places]], roots, PLAIN)
-
-    def arriving(self, grads: Sequence[Optional[Tensor]]) -> List[Optional[Tensor]]:
-        """The cotangents that are read, None where none arrives."""
-        return [grads[place] if place < len(grads) else None for place in self.places]
+        steps, params = ctx.context
+        return (None, *steps.backward(params, ctx.saved_tensors, grads, ctx.needs_input_grad[1:]))
 
 
 def _tensors(params: Sequence[ParamValue]) -> Tensors:
     return tuple([value for value in params if isinstance(value, Tensor)])
-
-
-def _replaced(params: Sequence[ParamValue], tensors: Tensors) -> Tuple[ParamValue, ...]:
-    """The parameters, with these tensors in place of those among them."""
-    each = iter(tensors)
-    return tuple([next(each) if isinstance(value, Tensor) else value for value in params])
 
 
 def _copied(value: Tensor, shape: torch.Size) -> Tensor:

@@ -6,6 +6,7 @@ It is short and obvious because it defines what every other backend must compute
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from typing import Optional, Sequence, Tuple
 
 from torch import Tensor
@@ -40,9 +41,10 @@ class TorchBackend(Backend):
 class TorchRunner(Interpreter):
     """The runner: the interpreter with torch's functions, which define the language."""
 
-    def __init__(self, program: Program, spec: Spec) -> None:
-        super().__init__(program, spec)
-        self.single = SingleSteps(self, spec.learn)
+    @cached_property
+    def single(self) -> SingleSteps:
+        """Its single steps."""
+        return SingleSteps(self)
 
     def __call__(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
@@ -53,9 +55,8 @@ class TorchRunner(Interpreter):
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
     ) -> Tuple[Tensors, Optional[Tensors]]:
         """See :func:`spikecore.backend.one_step`."""
-        if self.single.takes(inputs, state, params):
-            return self.single(inputs, state, params)
-        return by_call(self, inputs, state, params)
+        call = self.single.bind(inputs, state, params)
+        return by_call(self, inputs, state, params) if call is None else call(inputs, state, params)
 
     def bind(
         self,
@@ -67,4 +68,4 @@ class TorchRunner(Interpreter):
     ) -> Optional[BoundCall]:
         """See :func:`spikecore._base.running.bound`."""
         as_they_are = all(not isinstance(p, Tensor) or tuple(p.shape) == view for p, view in zip(params, views))
-        return self.single if single and as_they_are and self.single.takes(inputs, state, params) else None
+        return self.single.bind(inputs, state, params) if single and as_they_are else None
