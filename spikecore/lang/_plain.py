@@ -45,8 +45,10 @@ def choice(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 def reset(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """:func:`choice` by spikes: each number of ``z`` is 0 or 1, and no 0 is -0."""
+    if is_few(z):
+        return torch.where(z.bool(), a, b)
     bits = _BITS.get(z.dtype)
-    if is_few(z) or not z.is_cpu or bits is None or a.shape or a.dtype != z.dtype or b.shape != z.shape or a.item():
+    if bits is None or not z.is_cpu or a.shape or a.dtype != z.dtype or b.shape != z.shape or a.item():
         return choice(z, a, b)
     b = b.resolve_neg().view(bits)
     spikes = z.view(bits)  # of 0.0 all bits are 0

@@ -120,7 +120,7 @@ class PlainLine:
         lines = [f"def line({''.join(f'{name}, ' for name in known.values())}zero):"]
         for node in nodes:
             args = [names[arg] for arg in node.args]
-            # a name is used again where nothing reads its value any more: its memory is that of a later result
+            # a name is used again where nothing reads its value any more, and so is its memory
             free += [names[arg] for arg in dict.fromkeys(node.args) if last.get(arg) is node and arg not in known]
             names[node] = free.pop()
             lines.append(f"    {names[node]} = {self._call(node, args, scope)}")
