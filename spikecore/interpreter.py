@@ -330,7 +330,7 @@ class _Differentiable:
     def __call__(
         self, inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]
     ) -> Tuple[Tensors, Optional[Tensors]]:
-        results = _Step.apply((self, params), *inputs, *(state or ()), *_tensors(params))
+        results = _apply((self, params), *inputs, *(state or ()), *_tensors(params))
         n = self.steps.n_outputs
         return results[:n], results[n:] if self.steps.final else None
 
@@ -415,6 +415,11 @@ class _Step(torch.autograd.Function):
     def backward(ctx: Any, *grads: Optional[Tensor]) -> Any:
         steps, params = ctx.context
         return (None, *steps.backward(params, ctx.saved_tensors, grads, ctx.needs_input_grad[1:]))
+
+
+#: ``_Step.apply`` without the look at each argument that torch takes there for ended transforms of torch.func, which
+#: operations do as well.
+_apply = super(torch.autograd.Function, _Step).apply
 
 
 def _tensors(params: Sequence[ParamValue]) -> Tensors:
