@@ -20,6 +20,7 @@ SUITES = (
     "layouts",
     "steps",
     "small",
+    "single",
     "calls",
     "beside",
     "documents",
