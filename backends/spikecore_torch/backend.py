@@ -1,17 +1,17 @@
 """The reference: one step after the other, one torch operation per node, in source order, under autograd.
 
-It is short and obvious because it defines what every other backend must compute. Speed is not its job.
+It is short and obvious because it defines what every other backend must compute. Speed is not its job, but for single
+steps of plain tensors, which are one node of autograd's graph.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
-from typing import Optional, Sequence, Tuple
+from typing import Callable, Optional, Sequence, Tuple
 
 from torch import Tensor
 
-from spikecore._base.running import BoundCall
 from spikecore.backend import Backend, Capabilities, ParamValue, Runner, Spec, Tensors, by_call
 from spikecore.dtypes import has_float64
 from spikecore.interpreter import FeedbackLoop, Interpreter, SingleSteps, step_spec
@@ -65,7 +65,7 @@ class TorchRunner(Interpreter):
         params: Sequence[ParamValue],
         views: Sequence[Optional[Tuple[int, ...]]],
         single: bool,
-    ) -> Optional[BoundCall]:
+    ) -> Optional[Callable[..., Tuple[Tensors, Optional[Tensors]]]]:
         """See :func:`spikecore._base.running.bound`."""
         as_they_are = all(not isinstance(p, Tensor) or tuple(p.shape) == view for p, view in zip(params, views))
         return self.single.bind(inputs, state, params) if single and as_they_are else None
