@@ -17,13 +17,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from spikecore._base.context import PLAIN as PLAIN_TYPES
 from spikecore._base.context import is_autocast as is_autocast
 from spikecore._base.context import is_plain
-from spikecore.backend import ParamValue, Runner, Spec, Tensors, one_step
+from spikecore.backend import ParamValue, Runner, Spec, Tensors, by_call, one_step
 from spikecore.lang import Node, Program, loop_invariant, topological
 from spikecore.lang._plain import number
 from spikecore.lang._program import UNBOUNDED, differentiable_leaves
-from spikecore.lang.eager import TORCH, Functions, StraightLine, operands
+from spikecore.lang.eager import TORCH, Functions, PlainLine, StraightLine, operands
+from spikecore.lang.node import parameters
 
 #: Operations whose result is new memory, and whose derivative does not read it.
 _FRESH = ("add", "sub", "mul", "div", "neg", "where", "select")
@@ -33,7 +35,7 @@ class Interpreter:
     """Evaluates a program: what depends on parameters alone once per call, the rest once per step."""
 
     def __init__(self, program: Program, spec: Spec, functions: Functions = TORCH) -> None:
-        self.dtype, self.compute, self.final = spec.dtype, spec.compute, spec.final
+        self.dtype, self.compute, self.final, self.learn = spec.dtype, spec.compute, spec.final, spec.learn
         self.program, self.states = program, program.states
         self.ties = needed(program, spec.learn)
         n_moving = len(program.inputs) + len(program.states)
@@ -41,23 +43,22 @@ class Interpreter:
         roots = [*program.outputs, *program.next]
         constants = [node for node in topological([*roots, *program.initial]) if node.op == "const"]
         fixed: Sequence[Node] = [*params, *constants, *loop_invariant(program.nodes)]
-        self.initial = StraightLine(params, program.initial, functions)
-        self.fixed = StraightLine(params, fixed, functions)
-        self.step = StraightLine([*moving, *fixed], roots, functions)
+        #: What depends on parameters alone.
+        self.fixed = _FixedValues(
+            StraightLine(params, fixed, functions), StraightLine(params, program.initial, functions)
+        )
+        #: What a step reads: inputs, states, and what depends on parameters alone.
+        self.step_leaves = [*moving, *fixed]
+        self.step = StraightLine(self.step_leaves, roots, functions)
         self.n_outputs = len(program.outputs)
         # a state that is an output, too, gets a node of its own in autograd's graph, where the gradients of later steps
         # are summed before that of the output is added
         self.shared = tuple(roots.count(node) > 1 for node in program.next)
         read = [operand for node in topological(roots) for operand in operands(node)]
-        #: Whether an input is read more than once in a step.
-        self.several = tuple(read.count(leaf) > 1 for leaf in moving[: len(program.inputs)])
         #: Whether the next value of a state is memory of its own that nothing else reads.
         self.fresh = tuple(
             node.op in _FRESH and node not in read and not shared for node, shared in zip(program.next, self.shared)
         )
-        #: Whether the same holds of an output where no derivative is asked for.
-        self.fresh_outputs = tuple(node.op in (*_FRESH, "spike") and roots.count(node) == 1 for node in program.outputs)
-        self._fixed_values = _FixedValues()
 
     def interpret(
         self,
@@ -92,7 +93,7 @@ class Interpreter:
         wide = [value.to(self.compute) for value in inputs]
         params = through_statistics(self.program, wide, params)
         like = x if x.dtype == self.compute else x.new_empty((), dtype=self.compute)
-        fixed, initial = self._fixed_values(params, like, self._before)
+        fixed, initial = self.fixed(params, like)
         # initial values may be 0-d or per channel; from here on every state has the shape of one step
         states = list(state) if state is not None else [value.expand(shape) for value in initial]
         outputs: List[List[Tensor]] = [[] for _ in range(self.n_outputs)]
@@ -122,29 +123,6 @@ class Interpreter:
             tuple(_stack(trace[name], x).to(self.compute) for name in record),
         )
 
-    def single_step(
-        self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
-    ) -> Tuple[Tensors, Optional[Tensors]]:
-        """One step of plain tensors ``[*N]`` of a program without ties: :meth:`interpret` without time."""
-        x, n = inputs[0], self.n_outputs
-        like, shape = x if x.dtype == self.compute else x.new_empty((), dtype=self.compute), x.shape
-        fixed, initial = self._fixed_values(params, like, self._before)
-        states = state if state is not None else [value.expand(shape) for value in initial]
-        # gradients of one input are summed apart from those that the caller's other uses of the tensor give
-        xs = [(x.expand(shape) if several else x).to(self.compute) for x, several in zip(inputs, self.several)]
-        results = [_full(value, shape) for value in self.step([*xs, *states, *fixed], like)]
-        fresh = (False,) * n if torch.is_grad_enabled() else self.fresh_outputs
-        return (
-            tuple([_unshared(value.to(self.dtype), is_fresh) for value, is_fresh in zip(results, fresh)]),
-            tuple([_unshared(value, is_fresh) for value, is_fresh in zip(results[n:], self.fresh)])
-            if self.final
-            else None,
-        )
-
-    def _before(self, values: Sequence[Tensor], like: Tensor) -> Tuple[List[Tensor], List[Tensor]]:
-        """What depends on parameters alone: the values that every step reads, and those of the states at rest."""
-        return self.fixed(values, like), self.initial(values, like)
-
     def _sources(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
     ) -> List[Tuple[str, str, Tensor]]:
@@ -164,42 +142,45 @@ Fixed = Tuple[List[Tensor], List[Tensor]]
 class _FixedValues:
     """Computes what depends on parameters alone. On a CPU the last result is used again for the same number objects."""
 
-    def __init__(self) -> None:
+    def __init__(self, fixed: StraightLine, initial: StraightLine) -> None:
+        self.fixed, self.initial = fixed, initial
         self._numbers: Dict[int, Tuple[float, Tensor]] = {}
         self._last: Optional[Tuple[Sequence[Any], Fixed]] = None
 
-    def __call__(
-        self,
-        params: Sequence[ParamValue],
-        like: Tensor,
-        compute: Callable[[Sequence[Tensor], Tensor], Fixed],
-    ) -> Fixed:
-        """``compute(values, like)`` of the parameters as tensors of the dtype and on the device of ``like``."""
-        if not (like.is_cpu and is_plain(like)):
-            return compute([_as_tensor(value, like) for value in params], like)
+    def __call__(self, params: Sequence[ParamValue], like: Tensor) -> Fixed:
+        """The values in the dtype and on the device of ``like``."""
+        return self.of_plain(params, like) if is_plain(like) else self._computed(params, like, _as_tensor)
+
+    def of_plain(self, params: Sequence[ParamValue], like: Tensor) -> Fixed:
+        """The same where ``like`` is plain."""
+        if not like.is_cpu:
+            return self._computed(params, like, _as_tensor)
         last = self._last
         # compared by identity, since 0.0 == -0.0
         if last is not None and all(map(operator.is_, last[0], params)):
             return last[1]
-        values = [self._as_tensor(position, value, like) for position, value in enumerate(params)]
         if any(isinstance(value, Tensor) for value in params):
-            return compute(values, like)
+            return self._computed(params, like, self._known)
         with torch.inference_mode(False):
-            fixed = compute(values, like)
+            fixed = self._computed(params, like, self._known)
         self._last = params, fixed
         return fixed
 
-    def _as_tensor(self, position: int, value: ParamValue, like: Tensor) -> Tensor:
+    def _computed(self, params: Sequence[ParamValue], like: Tensor, as_tensor: Callable[..., Tensor]) -> Fixed:
+        values = [as_tensor(value, like, place) for place, value in enumerate(params)]
+        return self.fixed(values, like), self.initial(values, like)
+
+    def _known(self, value: ParamValue, like: Tensor, place: int) -> Tensor:
         if isinstance(value, Tensor):
-            return _as_tensor(value, like)
-        known = self._numbers.get(position)
+            return value.to(like.dtype)
+        known = self._numbers.get(place)
         if known is None or known[0] is not value:
             with torch.inference_mode(False):  # what is made in inference mode cannot be saved for backward later
-                known = self._numbers[position] = value, number(value, like)
+                known = self._numbers[place] = value, number(value, like)
         return known[1]
 
 
-def _as_tensor(value: ParamValue, like: Tensor) -> Tensor:
+def _as_tensor(value: ParamValue, like: Tensor, place: int) -> Tensor:
     return value.to(like.dtype) if isinstance(value, Tensor) else number(value, like)
 
 
@@ -253,6 +234,220 @@ def _of_input(x: Tensor, mean: Any, rstd: Any) -> Tuple[Tensor, Tensor]:
     # a difference that is 0, so that the values are exactly those of the kernels
     rstd_of_x = (rstd**-2 + (variance - variance.detach())) ** -0.5
     return mean + (mean_of_x - mean_of_x.detach()), rstd + (rstd_of_x - rstd_of_x.detach())
+
+
+# One step at a time, of tensors that nothing but autograd in reverse mode follows: one node of its graph, whose
+# backward is the program's adjoint.
+
+
+class SingleSteps:
+    """Single steps ``[*N]`` of an interpreter's program.
+
+    Values are those of :meth:`Interpreter.interpret`, bit for bit. Gradients are those of the adjoint, as kernels have
+    them; derivatives of these are autograd's, by the interpreter.
+    """
+
+    def __init__(self, interpreter: Interpreter) -> None:
+        self.interpreter, self.program, self.final = interpreter, interpreter.program, interpreter.final
+        self.dtype, self.compute = interpreter.dtype, interpreter.compute
+        program = self.program
+        self.n_inputs, self.n_outputs, self.n_states = len(program.inputs), len(program.outputs), len(program.states)
+        self.roots = [*program.outputs, *program.next]
+        self.step = PlainLine(interpreter.step_leaves, self.roots)
+        #: Whether a result is memory of its own, which no other one shares.
+        self.fresh = tuple(node.op in (*_FRESH, "spike") and self.roots.count(node) == 1 for node in self.roots)
+        #: Whether the first states depend on a learnt parameter, so that the step at rest is no single node.
+        self.learnt_initial = any(node.attr in interpreter.learn for node in parameters(program.initial))
+        self._differentiable: Dict[Any, _Differentiable] = {}
+
+    def bind(
+        self, inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]
+    ) -> Optional[Callable[..., Tuple[Tensors, Optional[Tensors]]]]:
+        """What computes calls like this one, as a call ``(inputs, state, params)``; None where that is none of these.
+
+        What such calls have in common: the types of the tensors, which of them want gradients, and whether there is a
+        state.
+        """
+        tensors = (*inputs, *(state or ()), *_tensors(params))
+        if self.program.statistics or not is_plain(inputs[0]) or any(type(t) not in PLAIN_TYPES for t in tensors):
+            return None
+        wants = tuple([value.requires_grad for value in tensors])
+        if not (torch.is_grad_enabled() and True in wants):
+            return self._values
+        if state is None and self.learnt_initial:
+            return None
+        key = (wants, state is not None)
+        found = self._differentiable.get(key)
+        if found is None:
+            found = self._differentiable[key] = _Differentiable(self, *key, [isinstance(p, Tensor) for p in params])
+        return found
+
+    def _values(
+        self, inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]
+    ) -> Tuple[Tensors, Optional[Tensors]]:
+        """Outputs, and states after the step if they are asked for."""
+        x, n = inputs[0], self.n_outputs
+        results = self.results(self.step(*self.leaves(inputs, state, params)), x.shape)
+        return tuple(results[:n]), tuple(results[n:]) if self.final else None
+
+    def leaves(
+        self, inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]
+    ) -> Tuple[List[Tensor], Tensor]:
+        """The values of the interpreter's ``step_leaves``, and a tensor of their dtype and device."""
+        x = like = inputs[0]
+        if x.dtype is not self.compute:
+            like, inputs = x.new_empty((), dtype=self.compute), tuple([value.to(self.compute) for value in inputs])
+        fixed, initial = self.interpreter.fixed.of_plain(params, like)
+        if state is None:
+            state = tuple([value.expand(x.shape) for value in initial])
+        return [*inputs, *state, *fixed], like
+
+    def results(self, values: Sequence[Tensor], shape: torch.Size) -> List[Tensor]:
+        """Outputs and states as a caller gets them, from the values of a step: memory that nothing else shares."""
+        results = [
+            value if is_fresh and value.shape == shape and value.is_contiguous() else _copied(value, shape)
+            for value, is_fresh in zip(values, self.fresh)
+        ]
+        if self.dtype is not self.compute:
+            results[: self.n_outputs] = [value.to(self.dtype) for value in results[: self.n_outputs]]
+        return results if self.final else results[: self.n_outputs]
+
+
+class _Differentiable:
+    """Single steps of which some tensors want gradients: those in ``wants``, of inputs, states and parameters."""
+
+    def __init__(self, steps: SingleSteps, wants: Sequence[bool], has_state: bool, is_tensor: Sequence[bool]) -> None:
+        self.steps, self.has_state = steps, has_state
+        self.n_moving = steps.n_inputs + steps.n_states * has_state
+        program, known = steps.program, set(steps.interpreter.step_leaves)
+        self.cotangents = [Node("out_grad", (), index) for index in range(steps.n_outputs)]
+        self.cotangents += [Node("next_grad", (), name) for name in program.states]
+        self.tensor_params = [name for name, there in zip(program.params, is_tensor) if there]
+        self._backward: Dict[Any, Tuple[List[int], PlainLine]] = {}
+        computed = {node for node in topological(steps.roots, known=known) if node.op != "const"}
+        every = self._roots(wants, (True,) * len(self.cotangents))
+        read = [*every, *[arg for node in topological(every, known=known | computed) for arg in operands(node)]]
+        #: What a step computes and backward reads, beside the results, which a caller may change.
+        self.kept = [node for node in dict.fromkeys(read) if node in computed and node not in steps.roots]
+        self.step = PlainLine(steps.interpreter.step_leaves, [*steps.roots, *self.kept])
+
+    def _roots(self, needs: Sequence[bool], present: Sequence[bool]) -> List[Node]:
+        """The wanted gradients where these cotangents arrive."""
+        steps, program = self.steps, self.steps.program
+        learn = [name for name, wants in zip(self.tensor_params, needs[self.n_moving :]) if wants]
+        final = [name for name, there in zip(program.states, present[steps.n_outputs :]) if there]
+        adjoint = program.adjoint(learn, present[: steps.n_outputs], (), final)
+        moving = [node for node, wants in zip((*adjoint.inputs, *adjoint.states), needs[: self.n_moving]) if wants]
+        return [*moving, *adjoint.params]
+
+    def __call__(
+        self, inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]
+    ) -> Tuple[Tensors, Optional[Tensors]]:
+        results = _apply((self, params), *inputs, *(state or ()), *_tensors(params))
+        n = self.steps.n_outputs
+        return results[:n], results[n:] if self.steps.final else None
+
+    def call(self, tensors: Tensors, params: Sequence[ParamValue]) -> Tuple[Tensors, Optional[Tensors], Any]:
+        """Inputs, states and parameters of a call with these tensors."""
+        n, m = self.steps.n_inputs, self.n_moving
+        each = iter(tensors[m:])
+        if len(tensors) > m:
+            params = tuple([next(each) if isinstance(value, Tensor) else value for value in params])
+        return tensors[:n], tensors[n:m] if self.has_state else None, params
+
+    def forward(self, tensors: Tensors, params: Sequence[ParamValue]) -> Tuple[List[Tensor], List[Tensor]]:
+        """The results of a step, and what backward reads of it."""
+        steps = self.steps
+        values = self.step(*steps.leaves(*self.call(tensors, params)))
+        n = len(steps.roots)
+        return steps.results(values[:n], tensors[0].shape), values[n:]
+
+    def backward(
+        self,
+        params: Sequence[ParamValue],
+        saved: Tensors,
+        grads: Sequence[Optional[Tensor]],
+        needs: Sequence[bool],
+    ) -> Sequence[Optional[Tensor]]:
+        """Gradients of a call's tensors, from the cotangents of its results that arrive."""
+        count = len(needs)
+        tensors, kept = saved[:count], saved[count:]
+        if torch.is_grad_enabled():
+            return self._again(tensors, params, grads, needs)
+        present = tuple([grad is not None for grad in grads])
+        key = (needs, present)
+        places, line = self._backward.get(key) or self._backward.setdefault(key, self._adjoint(needs, present))
+        leaves, like = self.steps.leaves(*self.call(tensors, params))
+        arriving = [grads[place] if place < len(grads) else None for place in places]
+        cotangents = [torch.zeros_like(leaves[0]) if g is None else g.to(like.dtype) for g in arriving]
+        found = iter(line([*leaves, *kept, *cotangents], like))
+        shape = tensors[0].shape
+        return [_fitted(next(found), value, shape) if wants else None for value, wants in zip(tensors, needs)]
+
+    def _adjoint(self, needs: Sequence[bool], present: Sequence[bool]) -> Tuple[List[int], PlainLine]:
+        """The places of the cotangents that are read, those of states though none arrives, and the adjoint."""
+        roots = self._roots(needs, (*present, *[False] * (len(self.cotangents) - len(present))))
+        leaves = [*self.steps.interpreter.step_leaves, *self.kept]
+        read = topological(roots, known=leaves)
+        places = [place for place, node in enumerate(self.cotangents) if node in read]
+        return places, PlainLine([*leaves, *[self.cotangents[place] for place in places]], roots)
+
+    def _again(
+        self,
+        tensors: Tensors,
+        params: Sequence[ParamValue],
+        grads: Sequence[Optional[Tensor]],
+        needs: Sequence[bool],
+    ) -> Sequence[Optional[Tensor]]:
+        """The gradients as functions of tensors and cotangents: the interpreter computes the step again."""
+        local = tuple([value.view_as(value) for value in tensors])  # so that derivatives end here
+        outputs, end = by_call(self.steps.interpreter.interpret, *self.call(local, params))
+        pairs = [(a, b) for a, b in zip((*outputs, *(end or ())), grads) if b is not None and a.requires_grad]
+        wanted = [value for value, wants in zip(local, needs) if wants]
+        found: Sequence[Optional[Tensor]] = [None] * len(wanted)
+        if pairs:
+            results, arriving = zip(*pairs)
+            found = torch.autograd.grad(results, wanted, arriving, create_graph=True, allow_unused=True)
+        each = iter([torch.zeros_like(a) if b is None else b for a, b in zip(wanted, found)])
+        return [next(each) if wants else None for wants in needs]
+
+
+class _Step(torch.autograd.Function):
+    """A single step. Its first argument is all but tensors: the steps, and the parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, context: Any, *tensors: Tensor) -> Tensors:
+        steps, params = ctx.context = context
+        results, kept = steps.forward(tensors, params)
+        ctx.save_for_backward(*tensors, *kept)
+        # an absent cotangent is not 0, which an infinite derivative would make NaN
+        ctx.set_materialize_grads(False)
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Optional[Tensor]) -> Any:
+        steps, params = ctx.context
+        return (None, *steps.backward(params, ctx.saved_tensors, grads, ctx.needs_input_grad[1:]))
+
+
+#: ``_Step.apply`` without the look at each argument that torch takes there for ended transforms of torch.func, which
+#: operations do as well.
+_apply = super(torch.autograd.Function, _Step).apply
+
+
+def _tensors(params: Sequence[ParamValue]) -> Tensors:
+    return tuple([value for value in params if isinstance(value, Tensor)])
+
+
+def _copied(value: Tensor, shape: torch.Size) -> Tensor:
+    return value.expand(shape).clone(memory_format=torch.contiguous_format)
+
+
+def _fitted(gradient: Tensor, value: Tensor, shape: torch.Size) -> Tensor:
+    """A gradient of one number per neuron, summed over the neurons that share a value, in its shape and dtype."""
+    if gradient.shape != shape:
+        gradient = gradient.expand(shape)
+    return (gradient if value.shape == shape else gradient.sum_to_size(value.shape)).to(value.dtype)
 
 
 # Feedback through a matrix: a loop over steps, for runners that compute under autograd.

@@ -1,18 +1,21 @@
 """The reference: one step after the other, one torch operation per node, in source order, under autograd.
 
-It is short and obvious because it defines what every other backend must compute. Speed is not its job.
+It is short and obvious because it defines what every other backend must compute. Speed is not its job, but for single
+steps of plain tensors, which are one node of autograd's graph.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Optional, Tuple
+from functools import cached_property
+from typing import Callable, Optional, Sequence, Tuple
+
+from torch import Tensor
 
 from spikecore.backend import Backend, Capabilities, ParamValue, Runner, Spec, Tensors, by_call
 from spikecore.dtypes import has_float64
-from spikecore.interpreter import FeedbackLoop, Interpreter, is_autocast, step_spec
+from spikecore.interpreter import FeedbackLoop, Interpreter, SingleSteps, step_spec
 from spikecore.lang import Program
-from spikecore.lang.eager import is_plain
 from spikecore_torch import CAPABILITIES
 
 _SINGLE = replace(CAPABILITIES, float64=False)
@@ -38,6 +41,11 @@ class TorchBackend(Backend):
 class TorchRunner(Interpreter):
     """The runner: the interpreter with torch's functions, which define the language."""
 
+    @cached_property
+    def single(self) -> SingleSteps:
+        """Its single steps."""
+        return SingleSteps(self)
+
     def __call__(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
     ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
@@ -47,6 +55,17 @@ class TorchRunner(Interpreter):
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
     ) -> Tuple[Tensors, Optional[Tensors]]:
         """See :func:`spikecore.backend.one_step`."""
-        if self.ties or self.program.normalised or not is_plain(inputs[0]) or is_autocast(inputs[0].device.type):
-            return by_call(self, inputs, state, params)
-        return self.single_step(inputs, state, params)
+        call = self.single.bind(inputs, state, params)
+        return by_call(self, inputs, state, params) if call is None else call(inputs, state, params)
+
+    def bind(
+        self,
+        inputs: Tensors,
+        state: Optional[Tensors],
+        params: Sequence[ParamValue],
+        views: Sequence[Optional[Tuple[int, ...]]],
+        single: bool,
+    ) -> Optional[Callable[..., Tuple[Tensors, Optional[Tensors]]]]:
+        """See :func:`spikecore._base.running.bound`."""
+        as_they_are = all(not isinstance(p, Tensor) or tuple(p.shape) == view for p, view in zip(params, views))
+        return self.single.bind(inputs, state, params) if single and as_they_are else None

@@ -16,6 +16,7 @@ from spikecore.bench import _neurons as neurons
 from spikecore.bench import _norms as norms
 from spikecore.bench import _pipeline as pipeline
 from spikecore.bench import _recurrent as recurrent
+from spikecore.bench import _single as single
 from spikecore.bench import _small as small
 from spikecore.bench import _steps as steps
 from spikecore.bench._cases import Bench, Job
@@ -36,6 +37,7 @@ _JOBS = {
     "layouts": layouts.jobs,
     "steps": steps.jobs,
     "small": small.jobs,
+    "single": single.jobs,
     "calls": calls.jobs,
     "beside": beside.jobs,
     "documents": documents.jobs,

@@ -23,6 +23,7 @@ SUITES = (
     "layouts",
     "steps",
     "small",
+    "single",
     "calls",
     "beside",
     "documents",

@@ -202,7 +202,7 @@ def cache(**options: Any) -> None:
     "--suite",
     "suites",
     default=["all"],
-    help="neurons, layouts, steps, small, calls, beside, documents, networks, norms, recurrent, pipeline, "
+    help="neurons, layouts, steps, small, single, calls, beside, documents, networks, norms, recurrent, pipeline, "
     "open-neuromorphic, shd or all.",
 )
 @_option("--device", default="auto", help="cpu, cuda or cuda:1. auto is the GPU if there is one.")

@@ -156,6 +156,17 @@ SUITES: Mapping[str, Suite] = {
         (_PER_CALL,),
         (_BATCH, Said("waiting: one after every call", "training_waiting_ms")),
     ),
+    "single": Suite(
+        "Single steps",
+        (
+            Column("forward_us", "fwd\nus", _three),
+            Column("forward_over_plain", "/ plain", _two),
+            Column("training_us", "fwd+bwd\nus", _three),
+            Column("training_over_plain", "/ plain", _two),
+        ),
+        (Said("wall time per step"),),
+        (Said("plain: the step written by hand in plain PyTorch", "training_over_plain"),),
+    ),
     "beside": Suite(
         "Beside other libraries",
         (

@@ -24,12 +24,12 @@ _MANY = 1 << 12
 def step(u: Tensor, strict: bool) -> Tensor:
     """1 where ``u >= 0`` (``u > 0`` if strict), else 0, in the dtype of ``u``. Of plain tensors, without a graph."""
     # written as numbers at once: torch's kernels for truth values take four times as long on a CPU
-    return (torch.gt if strict else torch.ge)(u, _zero(u), out=torch.empty_like(u))
+    return (torch.gt if strict else torch.ge)(u, zero_of(u), out=torch.empty_like(u))
 
 
 def choice(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """``a`` where ``z`` is not 0, else ``b``, bit for bit. Of plain tensors, without a graph."""
-    zero = _zero(z)
+    zero = zero_of(z)
     bits = None if is_few(z) else _BITS.get(z.dtype)
     if bits is None or a.dtype != z.dtype or b.dtype != z.dtype or not z.is_cpu:
         return torch.where(torch.ne(z, zero), a, b)
@@ -43,6 +43,18 @@ def choice(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return (mask & (a ^ b)).bitwise_xor_(b).view(z.dtype)
 
 
+def reset(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """:func:`choice` by spikes: each number of ``z`` is 0 or 1, and no 0 is -0."""
+    if is_few(z):
+        return torch.where(z.bool(), a, b)
+    bits = _BITS.get(z.dtype)
+    if bits is None or not z.is_cpu or a.shape or a.dtype != z.dtype or b.shape != z.shape or a.item():
+        return choice(z, a, b)
+    b = b.resolve_neg().view(bits)
+    spikes = z.view(bits)  # of 0.0 all bits are 0
+    return torch.eq(spikes, ZERO.of_plain(spikes)[0], out=torch.empty_like(spikes)).mul_(b).view(z.dtype)
+
+
 def is_few(z: Tensor) -> bool:
     """Whether torch.where on truth values is the fastest choice by ``z``: it is for few numbers on a CPU."""
     return z.numel() < _MANY and z.is_cpu
@@ -50,10 +62,11 @@ def is_few(z: Tensor) -> bool:
 
 def is_chosen(z: Tensor) -> Tensor:
     """Where ``z`` is not 0, as truth values for torch.where."""
-    return torch.ne(z, _zero(z))
+    return torch.ne(z, zero_of(z))
 
 
-def _zero(like: Tensor) -> Any:
+def zero_of(like: Tensor) -> Any:
+    """The number 0, as comparisons with ``like`` take it."""
     # a CPU compares with a 0-d tensor in half the time that a number takes; a GPU would have to fill the tensor first
     return ZERO.of_plain(like)[0] if like.is_cpu else 0.0
 

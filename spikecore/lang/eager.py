@@ -20,7 +20,7 @@ from spikecore.lang import operations
 from spikecore.lang._expr import Expr, TraceError, here, lift, make, record, refusing_no_grad
 from spikecore.lang._functions import RECORDED as RECORDED
 from spikecore.lang._graph import topological
-from spikecore.lang._plain import Constants
+from spikecore.lang._plain import Constants, choice, reset, zero_of
 from spikecore.lang._plain import number as number
 from spikecore.lang.node import Node, SpikeRule
 from spikecore.lang.operations import ROWS
@@ -34,8 +34,9 @@ Functions = Mapping[str, Callable[..., Tensor]]
 
 TORCH: Functions = {row.name: row.torch for row in ROWS}
 
-#: One instruction: (function, slots of its arguments). Its result is appended to the slots.
-Instruction = Tuple[Callable[..., Tensor], Tuple[int, ...]]
+#: One instruction: function, slots of its arguments, slots that nothing reads after it. Its result is appended to the
+#: slots.
+Instruction = Tuple[Callable[..., Tensor], Tuple[int, ...], Tuple[int, ...]]
 
 
 def operands(node: Node) -> Tuple[Node, ...]:
@@ -82,18 +83,65 @@ class StraightLine:
             raise KeyError(f"no value given for {missing}")
         slot = {node: i for i, node in enumerate([*leaves, *constants, *nodes])}
         self.constants = Constants([float(node.attr) for node in constants])  # type: ignore[arg-type]  # all numbers
-        self.code: List[Instruction] = [(function_of(n, functions), tuple(slot[a] for a in operands(n))) for n in nodes]
         self.results: Tuple[int, ...] = tuple(slot[root] for root in roots)
+        reads = [tuple(slot[a] for a in operands(node)) for node in nodes]
+        last = {place: at for at, places in enumerate(reads) for place in places}
+        done = [tuple({p for p in places if last[p] == at} - {*self.results}) for at, places in enumerate(reads)]
+        self.code: List[Instruction] = list(zip([function_of(n, functions) for n in nodes], reads, done))
 
     def __call__(self, leaves: Sequence[Tensor], like: Tensor) -> List[Tensor]:
         """Values of the roots, in the dtype and on the device of ``like``."""
-        slots = [*leaves, *self.constants(like)]
-        for function, args in self.code:
+        slots: List[Any] = [*leaves, *self.constants(like)]
+        for function, args, done in self.code:
             if len(args) == 2:
                 slots.append(function(slots[args[0]], slots[args[1]]))
             else:
                 slots.append(function(*[slots[i] for i in args]))
+            for place in done:  # memory that is free now is the next result's, in the cache of the processor
+                slots[place] = None
         return [slots[i] for i in self.results]
+
+
+class PlainLine:
+    """The same for plain tensors on which no graph is built: straight-line code, written as a function of Python.
+
+    Values are those of :class:`StraightLine`, bit for bit.
+    """
+
+    def __init__(self, leaves: Sequence[Node], roots: Sequence[Node]) -> None:
+        order = topological(roots, known=leaves)
+        constants = [node for node in order if node.op == "const"]
+        nodes = [node for node in order if node.op != "const"]
+        self.constants = Constants([float(node.attr) for node in constants])  # type: ignore[arg-type]  # all numbers
+        known = {node: f"a{i}" for i, node in enumerate([*leaves, *constants])}
+        names, free = dict(known), [f"t{i}" for i in reversed(range(len(nodes)))]
+        last = {arg: node for node in nodes for arg in node.args if arg not in roots}
+        scope: Dict[str, Any] = {"ge": torch.ge, "gt": torch.gt, "like": torch.empty_like}
+        lines = [f"def line({''.join(f'{name}, ' for name in known.values())}zero):"]
+        for node in nodes:
+            args = [names[arg] for arg in node.args]
+            # a name is used again where nothing reads its value any more, and so is its memory
+            free += [names[arg] for arg in dict.fromkeys(node.args) if last.get(arg) is node and arg not in known]
+            names[node] = free.pop()
+            lines.append(f"    {names[node]} = {self._call(node, args, scope)}")
+        lines.append(f"    return [{', '.join(names[root] for root in roots)}]")
+        exec("\n".join(lines), scope)
+        self._line: Callable[..., List[Tensor]] = scope["line"]
+
+    @staticmethod
+    def _call(node: Node, args: Sequence[str], scope: Dict[str, Any]) -> str:
+        if isinstance(node.attr, SpikeRule):
+            return f"{'gt' if node.attr.strict else 'ge'}({args[0]}, zero, out=like({args[0]}))"
+        function = function_of(node)
+        if node.op == "select":
+            function = reset if node.args[0].op == "spike" else choice
+        name = f"f_{len(scope)}"
+        scope[name] = function
+        return f"{name}({', '.join(args)})"
+
+    def __call__(self, leaves: Sequence[Tensor], like: Tensor) -> List[Tensor]:
+        """Values of the roots, in the dtype and on the device of ``like``."""
+        return self._line(*leaves, *(self.constants.of_plain(like) if self.constants.values else ()), zero_of(like))
 
 
 def evaluate(roots: Sequence[Node], values: Mapping[Node, Tensor], like: Tensor) -> List[Tensor]:

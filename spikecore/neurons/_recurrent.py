@@ -147,11 +147,11 @@ class Recurrent(Stateful):
         before = self._begin()
         if not single:
             out, state, _ = self._steps(self._over_time(x), before, ())
-        elif self.fused or self._watchers or isinstance(self.linear, Delay) or type(self.neuron).run is not Neuron.run:
+        elif self._is_one_call():
+            out, state = self._one_step(x, before)
+        else:
             timed, state, _ = self._steps(x.unsqueeze(0) if isinstance(x, Tensor) else x, before, ())
             out = timed.squeeze(0)
-        else:
-            out, state = self._one_step(x, before)
         self._end(state)
         return out
 
@@ -245,7 +245,7 @@ class Recurrent(Stateful):
 
     def _linear_of(self, step: torch.Size) -> nn.Module:
         """``linear``, which is no Delay, for steps of this shape."""
-        linear = self.linear
+        linear: nn.Module = self._modules["linear"]  # type: ignore[assignment]  # it is there
         if is_compiling():
             return linear
         if type(linear) is not nn.Linear:
@@ -265,20 +265,33 @@ class Recurrent(Stateful):
         last = torch.stack([*fed[-longest:]]) if fed else x.new_zeros(0, *x.shape[1:])
         return {PAST: following(longest, last, past)}
 
+    def _is_one_call(self) -> bool:
+        """Whether a single step is ``linear`` and a call of the neuron, with nothing else to compute or to tell."""
+        if self.fused or self._watchers:
+            return False
+        neuron: Any = self._modules["neuron"]  # past nn.Module.__getattr__, which takes a while
+        return not isinstance(self._modules["linear"], Delay) and type(neuron).run is Neuron.run
+
     def _one_step(self, x: Tensor, before: Optional[State]) -> Tuple[Tensor, State]:
         """One step ``[*N]``: ``linear``, and one call of the neuron."""
         checks.tensor("Recurrent", "x", x)
-        neuron, fed, inner = self.neuron, None, None
-        if before is not None:
+        neuron: Any = self._modules["neuron"]
+        inner: Optional[State] = None
+        fed: Any = None
+        if before is None:
+            fed = torch.zeros_like(x)
+        else:
             inner = dict(before)
             fed = inner.pop(FEEDBACK, None)
             if type(fed) is not Tensor or fed.shape != x.shape or fed.dtype is not x.dtype or fed.device != x.device:
                 names = (*neuron.states, FEEDBACK)
                 *_, fed = checks.state("Recurrent", names, before, x.unsqueeze(0), True)  # type: ignore[misc]  # not at rest
-        back = _checked(self._linear_of(x.shape)(torch.zeros_like(x) if fed is None else fed.to(x.dtype)), x)
+                fed = fed.to(x.dtype)
+        back = _checked(self._linear_of(x.shape)(fed), x)
         (out,), end, _ = call(neuron, (x + back,), inner, (), True, True)
-        # a copy: a caller may change the output in place
-        return out, {**(end or {}), FEEDBACK: out.clone()}
+        state: State = end or {}
+        state[FEEDBACK] = out.clone()  # a caller may change the output in place
+        return out, state
 
     def _loop(
         self, x: Tensor, start: Optional[Tensors], record: Tuple[str, ...], past: Optional[Tensor]

@@ -166,3 +166,23 @@ class TestUnsupported:
         monkeypatch.setenv("SPIKECORE_BACKEND", "poor")
         with pytest.raises(Unsupported, match=r"^backend 'poor' \(from SPIKECORE_BACKEND\) does not support float64"):
             sc.LIF()(torch.zeros(2, 3).double())
+
+
+class TestSingleSteps:
+    """One node of autograd's graph each."""
+
+    @pytest.mark.parametrize("name", ["PLIF", "Synaptic", "ALIF", "Izhikevich"])
+    def test_they_are_a_call_of_all_steps(self, name: str) -> None:
+        """Values bit by bit; first derivatives by the adjoint, and those of the derivatives by autograd."""
+        results = []
+        for step in ("single", "multi"):
+            neuron = sc.neurons.example(name, step=step, backend="torch").double()
+            x = (torch.rand(6, 2, 3, generator=torch.Generator().manual_seed(0)).double() * 3).requires_grad_()
+            out = neuron(x) if step == "multi" else torch.stack([neuron(now) for now in x])
+            wanted = [x, *neuron.parameters()]
+            first = torch.autograd.grad(out.square().sum(), wanted, retain_graph=True)
+            again = torch.autograd.grad(out.square().sum(), wanted, create_graph=True)
+            second = torch.autograd.grad(sum(grad.square().sum() for grad in again), x)
+            results.append([out, *first, *again, *second])
+        assert torch.equal(results[0][0], results[1][0])
+        torch.testing.assert_close(results[0], results[1], rtol=1e-10, atol=1e-10)

@@ -58,6 +58,15 @@ def test_calls_are_beside_a_function_that_allocates() -> None:
     assert "allocating function with a parameter" in shown(report)
 
 
+def test_single_steps_are_beside_the_plain_step() -> None:
+    """The step by hand gives the spikes and gradients of the reference."""
+    rows = ran(replace(TINY, suites=("single",), backends=("torch",), peers=False)).rows
+    assert {(row.case["neuron"], row.implementation, row.status) for row in rows} == {
+        (neuron, name, "ok") for neuron in ("LIF", "Recurrent") for name in ("plain PyTorch", "torch")
+    }
+    assert all({"forward_over_plain", "training_over_plain"} <= row.figures.keys() for row in rows)
+
+
 def test_recurrent_layers_are_beside_an_lstm() -> None:
     """One call and the loop, for the first variant; a training step with projections; ratios to the LSTM's."""
     report = ran(replace(TINY, suites=("recurrent",), backends=("torch",)))

@@ -67,6 +67,14 @@ class TestState:
             sc.reset(nn.Sequential(single))
             assert single.state is None
 
+    def test_an_output_may_be_changed_in_place(self):
+        """It is not the one that comes back."""
+        single, multi, x = built(step="single"), built(), values(T, B, C)
+        for now, expected in zip(x, multi(x)):
+            out = single(now)
+            assert torch.equal(out, expected)
+            out.zero_()
+
     def test_carry_state(self):
         """Chunks equal the whole; the block starts at rest and leaves nothing; sc.detach cuts."""
         net, x = nn.Sequential(built()), values(T, B, C)
