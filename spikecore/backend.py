@@ -69,6 +69,8 @@ class Feedback:
 
     #: Whether there is a bias ``[H]``.
     bias: bool = True
+    #: Whether ``y[t-1]`` is a constant of ``r[t]``: the weight has a gradient, and no gradient goes back to the output.
+    detach: bool = False
 
 
 #: What :attr:`Spec.learn` calls the weight and the bias of a feedback. No parameter of a program can have such a name.

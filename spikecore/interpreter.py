@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from spikecore._base.context import is_autocast as is_autocast
 from spikecore._base.context import is_plain
-from spikecore.backend import ParamValue, Runner, Spec, Tensors, one_step
+from spikecore.backend import Feedback, ParamValue, Runner, Spec, Tensors, one_step
 from spikecore.lang import Node, Program, loop_invariant, topological
 from spikecore.lang._plain import number
 from spikecore.lang._program import UNBOUNDED, differentiable_leaves
@@ -253,8 +253,8 @@ class FeedbackLoop:
     them the last output goes through the matrix by torch. Derivatives of any order are autograd's.
     """
 
-    def __init__(self, program: Program, step: Runner) -> None:
-        self.program, self.step = program, step
+    def __init__(self, program: Program, step: Runner, feedback: Feedback) -> None:
+        self.program, self.step, self.feedback = program, step, feedback
 
     def __call__(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
@@ -281,6 +281,7 @@ class FeedbackLoop:
 
     def through(self, last: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
         """What comes back of an output."""
+        last = last.detach() if self.feedback.detach else last
         return F.linear(last.to(weight.dtype), weight, bias)
 
 

@@ -6,6 +6,7 @@ stay as they are. With ``u[t] = x[t] + r[t]`` as its input, backward is the prog
 one product over all steps at the end.
 
 - Forward keeps ``u``, from which the states come again without a product, and the outputs where the weight is learnt.
+- Where the output that comes back is a constant, backward is that of a call without feedback whose input is ``u``.
 - A backend may have launches for all steps of a call (:meth:`~spikecore.kernels.KernelBackend.feeds_back`). For any
   other, a step is one product and one launch, in either direction.
 """
@@ -47,6 +48,13 @@ class FedKernels(Kernels):
         self.tensor_params = (*self.tensor_params, count, count + 1)[: self.n_own + 2]
         self.steps, self.launches = FeedbackSteps(backend, program, spec), FeedbackLaunch(backend, program, spec)
         self.feedback_spec = spec
+        #: What finds the gradients where the output that comes back is a constant.
+        self.apart = Kernels(backend, program, self.spec)
+
+    @property
+    def detach(self) -> bool:
+        """Whether no gradient goes back to the outputs."""
+        return self.feedback_spec.feedback is not None and self.feedback_spec.feedback.detach
 
 
 class FedPlan:
@@ -110,19 +118,37 @@ class FedPlan:
             to_out[-1] += final[-1]
         learn = tuple(needs[moving : self.weight])
         cotangents = Cotangents(to_out, tuple(final[:-1]), tuple(grads[1 + n_final :]), any(needs[1:moving]), learn)
-        gu, to_state, sums = self._way(fed).backward(fed, behind, cotangents)
-        result: List[Optional[Tensor]] = [gu if needs[0] else None]
-        result += [*to_state, _through(gu[0], fed.weight)] if cotangents.state else [None] * (moving - 1)
-        kinds, layout = kernels.spec.params, Layout(fed.shape[1:], None)
-        for index, value, total in zip(kernels.tensor_params, tensors[moving:], sums):
-            channels = fed.channels[index] if fed.channels else ()
-            result.append(
-                None if total is None else gradient(kinds[index], total, value, value.shape, layout, channels)
-            )
+        if kernels.detach:
+            gu, *result = self._apart(numbers, tensors, behind[0], cotangents)
+            result.insert(moving - 2, None)
+        else:
+            gu, to_state, sums = self._way(fed).backward(fed, behind, cotangents)
+            result = [*to_state, _through(gu[0], fed.weight)] if cotangents.state else [None] * (moving - 1)
+            kinds, layout = kernels.spec.params, Layout(fed.shape[1:], None)
+            for index, value, total in zip(kernels.tensor_params, tensors[moving:], sums):
+                channels = fed.channels[index] if fed.channels else ()
+                result.append(
+                    None if total is None else gradient(kinds[index], total, value, value.shape, layout, channels)
+                )
+        result.insert(0, gu if needs[0] else None)
         to_weight, *to_bias = needs[self.weight :]
         rows = gu.reshape(-1, fed.shape[-1]).to(fed.weight.dtype)
         result.append(_of_weight(rows, fed, out) if to_weight else None)  # type: ignore[arg-type]  # saved for it
         return [*result, *[_of_bias(gu).to(fed.weight.dtype) if wants else None for wants in to_bias]]
+
+    def _apart(
+        self, numbers: Sequence[Any], tensors: Sequence[Tensor], us: Tensor, cotangents: Cotangents
+    ) -> List[Any]:
+        """Gradients of the input, of the program's states and of its parameters, of a call whose input is ``u`` and
+        into which nothing comes back.
+        """
+        kernels, moving = self.kernels.apart, self.moving
+        tensors = [us, *tensors[1 : moving - 1], *tensors[moving : self.weight]]
+        needs = (True, *[cotangents.state] * kernels.n_states, *cotangents.learn)
+        plan = kernels.plan(Call(self.call.record, True), tensors, needs, tuple(self.views[: self.weight - moving]))
+        grads = (cotangents.output, *cotangents.final, *cotangents.trace)
+        checkpoints = plan.forward(numbers, tensors)[plan.n_results :] if plan.n_checkpoints else ()
+        return plan.backward(numbers, (*tensors, *checkpoints), grads, needs)
 
     def _way(self, fed: FeedbackCall) -> Any:
         """All steps by one launch, or a launch for each."""
@@ -145,7 +171,7 @@ class FedPlan:
             if kind == "full" and kernels.backend.owns_outputs:
                 params[index] = params[index].reshape(-1)
         call = Call(self.call.record, True)
-        return FeedbackCall(call, shape, state, first, tuple(params), channels, weight, bias[0] if bias else None)
+        return FeedbackCall(call, shape, state, first, tuple(params), channels, weight, bias[0] if bias else None, kernels.detach)
 
 
 class FedRunner(KernelRunner):
@@ -220,6 +246,8 @@ class FeedbackCall(NamedTuple):
     channels: Sequence[Tuple[int, int]]
     weight: Tensor
     bias: Optional[Tensor]
+    #: Whether no gradient goes back to the outputs.
+    detach: bool = False
 
     def geometry(self, steps: int) -> Geometry:
         """The sizes of a launch of so many steps."""
@@ -288,7 +316,7 @@ class FeedbackLaunch:
         final = [x.new_empty(shape[1:], dtype=compute) for _ in range(kernels.n_final)]
         trace = [x.new_empty(shape, dtype=compute) for _ in fed.call.record]
         to_save = [torch.empty_like(x)] if save else []
-        if save and chunk:
+        if save and chunk and not fed.detach:
             states = saved_states(kernels.program, kernels.spec, True)
             to_save += [x.new_empty(((shape[0] - 1) // chunk, *shape[1:]), dtype=compute) for _ in states]
         bias = () if fed.bias is None else (fed.bias.contiguous(),)
@@ -362,7 +390,7 @@ class FeedbackSteps:
         us = new(fed.shape if save else [1, *shape])
         trace = [new(fed.shape, dtype=compute) for _ in fed.call.record]
         each = chunk_of(steps)
-        count = max(1, steps // each) - 1 if save else 0
+        count = max(1, steps // each) - 1 if save and not fed.detach else 0
         states = range(len(self.program.states))
         checkpoints = [new([count, *shape], dtype=compute) for _ in states] if count else []
         current: Sequence[Tensor] = fed.state

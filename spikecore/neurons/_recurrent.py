@@ -62,11 +62,14 @@ class Recurrent(Stateful):
     repeat: the number of steps of a call whose input is one step, as of a neuron; None where the input has time.
     fused: None takes one call where the backend can; True raises :class:`~spikecore.backend.Unsupported` where it
         cannot; False always takes the loop.
+    detach: whether what comes back is a constant for backward: ``linear(y[t-1].detach())``. Its weights learn from
+        their product at each step, and no gradient goes through it to earlier steps.
     """
 
-    configuration = {**Stateful.configuration, "fused": checks.flag_or_none, "repeat": checks.steps_or_none}
+    configuration = {**Stateful.configuration, "fused": checks.flag_or_none, "repeat": checks.steps_or_none, "detach": checks.flag}
     # as class attributes, for a module that was pickled whole before there were these
     fused: Optional[bool] = None
+    detach: bool = False
     _looped: Optional[str] = None
 
     def __init__(
@@ -77,6 +80,7 @@ class Recurrent(Stateful):
         step: str = "multi",
         repeat: Optional[int] = None,
         fused: Optional[bool] = None,
+        detach: bool = False,
     ) -> None:
         super().__init__(step)
         if not isinstance(neuron, Neuron):
@@ -105,6 +109,7 @@ class Recurrent(Stateful):
         self.linear = linear
         self.repeat = repeat
         self.fused = fused
+        self.detach = detach
 
     def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
         """What comes out, for :func:`spikecore.layers.pack`."""
@@ -169,7 +174,12 @@ class Recurrent(Stateful):
         return {**names, PAST: False} if isinstance(self.linear, Delay) else names
 
     def _constant_states(self) -> Collection[str]:
-        return self.neuron.program.constant_states()
+        constant = self.neuron.program.constant_states()
+        return (*constant, *self._fed_back_states()) if self.detach else constant
+
+    def _fed_back_states(self) -> Tuple[str, ...]:
+        """The states that are outputs."""
+        return (FEEDBACK, PAST) if isinstance(self.linear, Delay) else (FEEDBACK,)
 
     def _steps(
         self, x: Tensor, state: Optional[Mapping[str, Tensor]], record: Tuple[str, ...], final: bool = True
@@ -203,7 +213,7 @@ class Recurrent(Stateful):
         if mode is not COMPILED:
             self.__dict__["_looped"] = reason
         if isinstance(matrix, Matrix) and not reason:
-            out, end, trace = fed_back(self.neuron, x, start, matrix, record, final)
+            out, end, trace = fed_back(self.neuron, x, start, matrix, record, final, self.detach)
             return out, dict(zip(names, end or ())), dict(zip(record, trace))
         if self.fused and x.numel():
             raise Unsupported(f"Recurrent was to run all steps in one call (fused=True): {reason}")
@@ -244,6 +254,7 @@ class Recurrent(Stateful):
                 "Recurrent: its Delay has hooks or a forward of its own, which nothing would call; put hooks on the "
                 "Recurrent"
             )
+        past = past.detach() if self.detach and past is not None else past
         return one_by_one(self.linear.delayed(x), x, past)
 
     def _behind(self, x: Tensor, past: Optional[Tensor], fed: Sequence[Tensor]) -> State:
@@ -267,7 +278,7 @@ class Recurrent(Stateful):
         outputs: List[Tensor] = []
         traces: Dict[str, List[Tensor]] = {name: [] for name in record}
         for x_t in x.unbind(0):
-            back = through(fed)
+            back = through(fed.detach() if self.detach else fed)
             if not isinstance(back, Tensor):
                 raise TypeError(
                     f"Recurrent: linear, {a_kind(self.linear)}, gives {a_kind(back)}; give a module without state that "
@@ -295,9 +306,8 @@ class Recurrent(Stateful):
 
     def extra_repr(self) -> str:
         """Settings, and how the steps of the last call outside torch.compile were computed."""
-        settings = ", ".join(
-            f"{name}={getattr(self, name)}" for name in ("repeat", "fused") if getattr(self, name) is not None
-        )
+        values = {"repeat": self.repeat, "fused": self.fused, "detach": self.detach or None}
+        settings = ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
         if self._looped is None:
             return settings
         steps = f"steps=a loop ({self._looped})" if self._looped else "steps=one call"
@@ -359,14 +369,20 @@ def why_looped(
 
 
 def fed_back(
-    neuron: Any, x: Tensor, state: Optional[Tensors], matrix: Matrix, record: Sequence[str], final: bool
+    neuron: Any,
+    x: Tensor,
+    state: Optional[Tensors],
+    matrix: Matrix,
+    record: Sequence[str],
+    final: bool,
+    detach: bool = False,
 ) -> Tuple[Tensor, Optional[Tensors], Tensors]:
     """All steps of ``x`` ``[T, ..., H]``: output, states as they were given if ``final``, recorded states."""
     behind = [(FEEDBACK_WEIGHT, matrix.weight), (FEEDBACK_BIAS, matrix.bias)]
     dispatch = neuron._settled()
     asked = arguments(neuron, dispatch, (x,), state, final, EAGER, behind=behind)
     spec, *gradients = asked.kind
-    spec = (spec[0], None, *spec[2:5], Feedback(matrix.bias is not None))
+    spec = (spec[0], None, *spec[2:5], Feedback(matrix.bias is not None, detach))
     kind = dispatch.find(x.device.type, spec, *gradients, bool(record), dispatch.stamp)
     outputs, end, trace = dispatch.runners[kind]((x,), state, (*asked.values, *matrix.tensors), tuple(record))
     return outputs[0], end, trace

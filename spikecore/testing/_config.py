@@ -97,6 +97,8 @@ class Config:
     cotangents: str = "plain"
     #: The output comes back through a matrix: ``fused`` in one call, or in a ``loop`` over the steps.
     feedback: str = "none"
+    #: Whether the output is a constant of what comes back.
+    constant: bool = False
     #: Batch normalisation in front of the neuron, in mode ``train`` or ``eval``; a shortcut ``before`` the neuron, or
     #: ``after`` it.
     norm: str = "none"
@@ -308,7 +310,7 @@ class Config:
         if self.norm != "none":
             return normalisation(s, self.norm, self.weights, self.shortcut)
         step = "single" if self.call == "single" else "multi"
-        return feedback(s, self.weights, fused=self.feedback == "fused", step=step)
+        return feedback(s, self.weights, fused=self.feedback == "fused", step=step, detach=self.constant)
 
     def _tied(self, draws: Tuple[Array, ...]) -> Tuple[Array, ...]:
         """Inputs that the layouts can hold."""

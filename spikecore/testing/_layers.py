@@ -56,7 +56,7 @@ def feedback(s: Subject, weights: str, **options: Any) -> Layer:
         nn.utils.parametrize.register_parametrization(linear, "weight", _Mask())
     linear.requires_grad_(weights != "frozen")
     narrow = partial(rounded, dtype=s.dtype) if s.dtype_name in NARROW else np.asarray
-    matrix = Matrix(weight * mask, bias, narrow, mask)
+    matrix = Matrix(weight * mask, bias, narrow, mask, options.get("detach", False))
     back = matrix.back(np.concatenate([first[None], s.seen.outputs[0]])[: s.shape[0]])
 
     def around(neuron: Any) -> Any:

@@ -51,13 +51,13 @@ def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> tor
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
-def layer(neuron: Any, width: int, dtype: torch.dtype) -> Any:
+def layer(neuron: Any, width: int, dtype: torch.dtype, **options: Any) -> Any:
     """A recurrent layer whose weights are multiples of 1/8, with which sums of spikes are exact."""
     linear = nn.Linear(width, width).to(dtype)
     with torch.no_grad():
         for k, value in enumerate(linear.parameters()):
             value.copy_((drawn(*value.shape, seed=width + k) * 3).round() / 8)
-    return sc.Recurrent(neuron, linear, fused=True).to(dtype)
+    return sc.Recurrent(neuron, linear, fused=True, **options).to(dtype)
 
 
 def results(
@@ -131,6 +131,12 @@ def test_the_output_before_the_first_step_may_be_any_number(host: str) -> None:
     # 20 bits: their products with multiples of 1/8 are exact in float32
     first = (drawn(3, 6, seed=7) * 2**16).round() / 2**16
     compare(host, net, drawn(10, 3, 6) * 2, ("v",), 1e-6, first=first)
+
+
+def test_an_output_that_is_detached(host: str) -> None:
+    """Backward is that of a call without feedback, in more than one chunk of steps."""
+    net = layer(sc.ALIF(learn=("threshold",), backend="torch"), 6, torch.float32, detach=True)
+    compare(host, net, drawn(19, 3, 6) * 2, ("v", "a"), 1e-6)
 
 
 # -- shapes

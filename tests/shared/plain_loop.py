@@ -184,7 +184,7 @@ class Plain(Backend):
     def compile(self, program: Program, spec: Spec) -> Runner:
         """A loop over the program."""
         if spec.feedback is not None:
-            return Feedback(program, Loop(program, step_spec(program, spec)))
+            return Feedback(program, Loop(program, step_spec(program, spec)), spec.feedback)
         return Loop(program, spec)
 
     def pack(self, numbers: Tensor, whole: Any) -> Any:

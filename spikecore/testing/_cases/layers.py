@@ -55,6 +55,11 @@ def _add_recurrent() -> None:
     learnt = {"params": "channel", "learn": ("*",)}
     _recurrent("learnt", "parameters of each neuron learn beside the matrix", learnt)
     _recurrent("frozen", "a matrix that is not learnt gets no gradient", {"weights": "frozen"})
+    holds = "of an output that is detached the weight learns, and no gradient goes back to it"
+    for name, shape in (("", (12, 3, 7)), ("-steps-45", (45, 2, 5)), ("-steps-1", (1, 3, 7))):
+        change = {"constant": True, "model": "alif", "shape": shape, **ALL, "call": "run"}
+        _recurrent(f"detached{name}", holds, change, {**change, "feedback": "loop", "learn": ()})
+    _recurrent("detached-carried", holds, *[{"constant": True, "call": call} for call in ("carried", "single")])
     _recurrent("input-alone", "the matrix learns where the input needs no gradient", {"wanted": ()})
     every = {"model": "alif", **ALL, "learn": (), "call": "run"}
     _recurrent("states", "from a given state, to the final one and the recorded ones, with their gradients", every)

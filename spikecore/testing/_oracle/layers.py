@@ -25,6 +25,8 @@ class Matrix(NamedTuple):
     rounded: Callable[[Array], Array] = np.asarray
     #: By what a parametrisation multiplies the weight that learns.
     mask: Any = 1.0
+    #: Whether the output is a constant of what comes back.
+    detach: bool = False
 
     def back(self, y: Array) -> Array:
         """What comes back of an output."""

@@ -223,7 +223,7 @@ def adjoint(
         for name, value in of_params.items():
             g_params[name] = g_params[name] + summed(value, shape, g_params[name].shape)
         if matrix is not None:
-            g[FEEDBACK] = inputs[0] @ matrix.weight
+            g[FEEDBACK] = zero if matrix.detach else inputs[0] @ matrix.weight
             for name, value in matrix.gradients(inputs[0], seen.steps[t].before[FEEDBACK]).items():
                 g_params[name] = g_params.get(name, 0.0) + value
         if 0 < cut == t:
