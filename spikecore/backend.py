@@ -63,14 +63,16 @@ MAX_STATIC_STEPS = 16
 class Feedback:
     """The output of a step comes back through a matrix, and is added to the input of the next step.
 
-    ``(y, s)[t] = program(x[t] + r[t], s[t-1])`` with ``r[t] = y[t-1] @ weight.T + bias``, for a program with one input
-    and one output, and neurons ``[..., H]``. See :meth:`Backend.compile` for what a runner then gets and returns.
+    ``(y, s)[t] = program(x[t] + r[t], s[t-1])`` with ``r[t] = y[t-1] @ weight.T + bias``, for neurons ``[..., H]``. See :meth:`Backend.compile` for what a runner then gets and returns.
     """
 
     #: Whether there is a bias ``[H]``.
     bias: bool = True
     #: Whether ``y[t-1]`` is a constant of ``r[t]``: the weight has a gradient, and no gradient goes back to the output.
     detach: bool = False
+    #: Numbers of the input that ``r`` is added to, and of the output ``y``.
+    into: int = 0
+    output: int = 0
 
 
 #: What :attr:`Spec.learn` calls the weight and the bias of a feedback. No parameter of a program can have such a name.

@@ -260,21 +260,25 @@ class FeedbackLoop:
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
     ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
         """See :meth:`spikecore.backend.Backend.compile`."""
-        (x,), count = inputs, len(self.program.params)
+        into, fed, count = self.feedback.into, self.feedback.output, len(self.program.params)
+        x = inputs[into]
         arguments = params[:count]
         weights: Any = params[count:]  # tensors
         states = None if state is None else state[:-1]
         last = torch.zeros_like(x[0]) if state is None else state[-1]
-        outputs: List[Tensor] = []
+        rows: List[List[Tensor]] = [[] for _ in self.program.outputs]
         traces: Dict[str, List[Tensor]] = {name: [] for name in record}
-        for at in x.unbind(0):
-            (last,), states = one_step(self.step, (at + self.through(last, *weights),), states, arguments)
-            outputs.append(last)
+        for at in zip(*[value.unbind(0) for value in inputs]):
+            drive = at[into] + self.through(last, *weights)
+            outputs, states = one_step(self.step, (*at[:into], drive, *at[into + 1 :]), states, arguments)
+            last = outputs[fed]
+            for row, value in zip(rows, outputs):
+                row.append(value)
             for name, value in zip(self.program.states, states or ()):
                 if name in traces:
                     traces[name].append(value)
         return (
-            (torch.stack(outputs),),
+            tuple(map(torch.stack, rows)),
             (*(states or ()), last.clone()),
             tuple([torch.stack(traces[name]) for name in record]),
         )

@@ -156,7 +156,7 @@ def kept_of(program: Program, spec: Spec) -> int:
         state=True,
         learn=tuple([name for name in spec.learn if name in program.params]),
     )
-    return 1 + len(derivative(everything).cut)
+    return len(program.inputs) + len(derivative(everything).cut)
 
 
 def length_of(program: Program, spec: Spec) -> int:
@@ -172,9 +172,8 @@ def takes(program: Program, spec: Spec, width: int, clusters: bool = True) -> bo
         return False
     length, kept = length_of(program, spec), kept_of(program, spec)
     shapes = shapes_of(width, spec.dtype, clusters)
-    return (
-        bool(shapes) and shapes[0]._replace(length=length, kept=kept, arriving=2 + len(program.states)).memory <= MEMORY
-    )
+    arriving = len(program.inputs) + len(program.outputs) + len(program.states)
+    return bool(shapes) and shapes[0]._replace(length=length, kept=kept, arriving=arriving).memory <= MEMORY
 
 
 def shapes(width: int, dtype: torch.dtype) -> List[Shape]:

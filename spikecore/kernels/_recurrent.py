@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from spikecore._base.context import no_autocast
-from spikecore.backend import MAX_STATIC_STEPS, ParamValue, Spec, Tensors
+from spikecore.backend import MAX_STATIC_STEPS, Feedback, ParamValue, Spec, Tensors
 from spikecore.dtypes import compute_dtype
 from spikecore.kernels._autograd import KernelCall
 from spikecore.kernels._call import Call, Kernels, channels_of, resolved
@@ -42,6 +42,8 @@ class FedKernels(Kernels):
     def __init__(self, backend: KernelBackend, program: Program, spec: Spec) -> None:
         learn = tuple([name for name in spec.learn if name in program.params])
         super().__init__(backend, program, replace(spec, learn=learn, feedback=None))
+        #: What comes back: of which output, into which input, and whether it is constant.
+        self.fed = spec.feedback or Feedback()
         self.n_own, count = len(self.tensor_params), len(program.params)
         self.n_states += 1
         self.n_final = self.n_states if spec.final else 0
@@ -50,11 +52,6 @@ class FedKernels(Kernels):
         self.feedback_spec = spec
         #: What finds the gradients where the output that comes back is a constant.
         self.apart = Kernels(backend, program, self.spec)
-
-    @property
-    def detach(self) -> bool:
-        """Whether no gradient goes back to the outputs."""
-        return self.feedback_spec.feedback is not None and self.feedback_spec.feedback.detach
 
 
 class FedPlan:
@@ -70,7 +67,7 @@ class FedPlan:
         self, kernels: FedKernels, call: Call, tensors: Sequence[Tensor], wants: Sequence[bool], whole: bool
     ) -> None:
         self.kernels, self.call, self.whole, self.count = kernels, call, whole, len(tensors)
-        self.moving, self.n_results = kernels.n_moving(call), 1 + kernels.n_final + len(call.record)
+        self.moving, self.n_results = kernels.n_moving(call), kernels.n_results(call)
         self.views = [tuple(value.shape) for value in tensors[self.moving :]]
         self.weight = self.moving + kernels.n_own
         #: Whether the output is saved, for the gradient of the weight.
@@ -78,23 +75,28 @@ class FedPlan:
         self.save = True in wants
 
     def forward(self, numbers: Sequence[Any], tensors: Sequence[Tensor]) -> List[Tensor]:
-        """Output, final states, the last output and recorded states; and, for backward, what is saved."""
+        """Outputs, final states, the last output and recorded states; and, for backward, what is saved."""
         tensors = resolved(tensors)
         fed = self._fed(numbers, tensors)
-        out, final, trace, saved = self._way(fed).forward(fed, tensors[0], self.save)
+        outputs, final, trace, saved = self._way(fed).forward(fed, tensors[: self.kernels.n_inputs], self.save)
         if self.kernels.n_final:
-            final = [*final, out[-1].clone()]
-        return [out, *final, *trace, *saved]
+            final = [*final, outputs[self.kernels.fed.output][-1].clone()]
+        return [*outputs, *final, *trace, *saved]
 
     def to_save(self, tensors: Sequence[Tensor], results: Sequence[Tensor]) -> Sequence[Tensor]:
         """What autograd saves."""
-        return (*tensors[not self.whole :], *results[: self.output], *results[self.n_results :])
+        into, output = self.kernels.fed.into, self.kernels.fed.output
+        kept = tensors if self.whole else (*tensors[:into], *tensors[into + 1 :])
+        return (*kept, *results[output : output + self.output], *results[self.n_results :])
 
     def restored(self, saved: Sequence[Tensor]) -> Sequence[Tensor]:
         """As many tensors as a call had. What stands in the place of the input has its shape, and nobody reads its
         values.
         """
-        return saved if self.whole else (saved[self.count - 1 + self.output], *saved)
+        if self.whole:
+            return saved
+        into = self.kernels.fed.into
+        return (*saved[:into], saved[self.count - 1 + self.output], *saved[into:])
 
     def backward(
         self, numbers: Sequence[Any], saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]], needs: Sequence[bool]
@@ -110,27 +112,35 @@ class FedPlan:
         kernels, moving, n_final = self.kernels, self.moving, self.kernels.n_final
         tensors, (*behind,) = saved[: self.count], saved[self.count :]
         out = behind.pop(0) if self.output else None
-        fed = self._fed(numbers, tensors)
-        to_out, final = grads[0], grads[1 : 1 + n_final]
+        fed, n = self._fed(numbers, tensors), kernels.n_outputs
+        outputs, final = [*grads[:n]], grads[n : n + n_final]
+        to_out = outputs[fed.feedback.output]
         if final and final[-1] is not None:
             # the last output is the state "feedback", too
             to_out = to_out.contiguous().clone() if to_out is not None else torch.zeros_like(behind[0])
             to_out[-1] += final[-1]
+        outputs[fed.feedback.output] = to_out
         learn = tuple(needs[moving : self.weight])
-        cotangents = Cotangents(to_out, tuple(final[:-1]), tuple(grads[1 + n_final :]), any(needs[1:moving]), learn)
-        if kernels.detach:
-            gu, *result = self._apart(numbers, tensors, behind[0], cotangents)
-            result.insert(moving - 2, None)
+        state = any(needs[kernels.n_inputs : moving])
+        cotangents = Cotangents(outputs, tuple(final[:-1]), tuple(grads[n + n_final :]), state, learn, needs)
+        result: List[Optional[Tensor]]
+        if fed.feedback.detach:
+            result = self._apart(numbers, tensors, behind[0], cotangents)
+            result.insert(moving - 1, None)
+            gu: Any = result[fed.feedback.into]
         else:
-            gu, to_state, sums = self._way(fed).backward(fed, behind, cotangents)
-            result = [*to_state, _through(gu[0], fed.weight)] if cotangents.state else [None] * (moving - 1)
+            to_inputs, to_state, sums = self._way(fed).backward(fed, behind, cotangents)
+            gu = to_inputs[fed.feedback.into]
+            result = [*to_inputs]
+            result += [*to_state, _through(gu[0], fed.weight)] if state else [None] * (moving - kernels.n_inputs)
             kinds, layout = kernels.spec.params, Layout(fed.shape[1:], None)
             for index, value, total in zip(kernels.tensor_params, tensors[moving:], sums):
                 channels = fed.channels[index] if fed.channels else ()
                 result.append(
                     None if total is None else gradient(kinds[index], total, value, value.shape, layout, channels)
                 )
-        result.insert(0, gu if needs[0] else None)
+        if not needs[fed.feedback.into]:
+            result[fed.feedback.into] = None
         to_weight, *to_bias = needs[self.weight :]
         rows = gu.reshape(-1, fed.shape[-1]).to(fed.weight.dtype)
         result.append(_of_weight(rows, fed, out) if to_weight else None)  # type: ignore[arg-type]  # saved for it
@@ -139,14 +149,17 @@ class FedPlan:
     def _apart(
         self, numbers: Sequence[Any], tensors: Sequence[Tensor], us: Tensor, cotangents: Cotangents
     ) -> List[Any]:
-        """Gradients of the input, of the program's states and of its parameters, of a call whose input is ``u`` and
+        """Gradients of the inputs, of the program's states and of its parameters, of a call whose input is ``u`` and
         into which nothing comes back.
         """
-        kernels, moving = self.kernels.apart, self.moving
-        tensors = [us, *tensors[1 : moving - 1], *tensors[moving : self.weight]]
-        needs = (True, *[cotangents.state] * kernels.n_states, *cotangents.learn)
+        kernels, moving, into = self.kernels.apart, self.moving, self.kernels.fed.into
+        tensors = [*tensors[:into], us, *tensors[into + 1 : moving - 1], *tensors[moving : self.weight]]
+        needs = (
+            *cotangents.needed_inputs(kernels.n_inputs, into), *[cotangents.state] * kernels.n_states,
+            *cotangents.learn,
+        )  # fmt: skip
         plan = kernels.plan(Call(self.call.record, True), tensors, needs, tuple(self.views[: self.weight - moving]))
-        grads = (cotangents.output, *cotangents.final, *cotangents.trace)
+        grads = (*cotangents.outputs, *cotangents.final, *cotangents.trace)
         checkpoints = plan.forward(numbers, tensors)[plan.n_results :] if plan.n_checkpoints else ()
         return plan.backward(numbers, (*tensors, *checkpoints), grads, needs)
 
@@ -160,7 +173,9 @@ class FedPlan:
     def _fed(self, numbers: Sequence[Any], tensors: Sequence[Tensor]) -> FeedbackCall:
         """The tensors of a call by what they are."""
         kernels, spec, shape = self.kernels, self.kernels.spec, tuple(tensors[0].shape)
-        *state, first = [value.contiguous() for value in tensors[1 : self.moving]]
+        inputs, into = [*tensors[: kernels.n_inputs]], kernels.fed.into
+        inputs = [value if k == into else value.contiguous() for k, value in enumerate(inputs)]
+        *state, first = [value.contiguous() for value in tensors[kernels.n_inputs : self.moving]]
         weight, *bias = tensors[self.weight :]
         layout, params = Layout(shape[1:], None), [*numbers[: len(spec.params)]]
         parameters = tensors[self.moving : self.weight]
@@ -171,7 +186,9 @@ class FedPlan:
             if kind == "full" and kernels.backend.owns_outputs:
                 params[index] = params[index].reshape(-1)
         call = Call(self.call.record, True)
-        return FeedbackCall(call, shape, state, first, tuple(params), channels, weight, bias[0] if bias else None, kernels.detach)
+        return FeedbackCall(
+            call, shape, inputs, state, first, tuple(params), channels, weight, bias[0] if bias else None, kernels.fed
+        )
 
 
 class FedRunner(KernelRunner):
@@ -190,14 +207,14 @@ class FedRunner(KernelRunner):
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
     ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
         """See :meth:`spikecore.backend.Backend.compile`."""
-        x, count, compute = inputs[0], len(self.program.params), self.spec.compute
+        x, count, compute = inputs[self.fed.fed.into], len(self.program.params), self.spec.compute
         arguments = tuple([value.to(compute) if isinstance(value, Tensor) else value for value in params[:count]])
         if state is None:
             shape = x.shape[1:]
             # by autograd, since the start may depend on a parameter that is learnt
             state = (*self._at_rest(x.device, shape, arguments), x.new_zeros(shape))
         weights: Any = params[count:]
-        tensors = (x, *state, *[value for value in arguments if isinstance(value, Tensor)], *weights)
+        tensors = (*inputs, *state, *[value for value in arguments if isinstance(value, Tensor)], *weights)
         self._refuse(tensors)
         wants = [torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors]
         plan = FedPlan(self.fed, Call(tuple(record), True), tensors, wants, self.instead is not None)
@@ -206,8 +223,8 @@ class FedRunner(KernelRunner):
             results: Sequence[Tensor] = KernelCall.apply((plan, every, self.instead), *tensors)
         else:
             results = plan.forward(every, tensors)
-        n = 1 + self.fed.n_final
-        return (results[0],), tuple(results[1:n]) if self.fed.n_final else None, tuple(results[n:])
+        k, n = self.fed.n_outputs, self.fed.n_outputs + self.fed.n_final
+        return tuple(results[:k]), tuple(results[k:n]) if self.fed.n_final else None, tuple(results[n:])
 
 
 def _through(step: Tensor, weight: Tensor) -> Tensor:
@@ -238,6 +255,8 @@ class FeedbackCall(NamedTuple):
     call: Call
     #: ``[T, ..., H]``.
     shape: Tuple[int, ...]
+    #: As they came; in backward nobody reads that which is added to.
+    inputs: Sequence[Tensor]
     #: The first states of the program, and the output before the first step; contiguous.
     state: Sequence[Tensor]
     first: Tensor
@@ -246,8 +265,7 @@ class FeedbackCall(NamedTuple):
     channels: Sequence[Tuple[int, int]]
     weight: Tensor
     bias: Optional[Tensor]
-    #: Whether no gradient goes back to the outputs.
-    detach: bool = False
+    feedback: Feedback
 
     def geometry(self, steps: int) -> Geometry:
         """The sizes of a launch of so many steps."""
@@ -260,19 +278,25 @@ class FeedbackCall(NamedTuple):
 class Cotangents(NamedTuple):
     """The cotangents of a call, and which gradients are wanted."""
 
-    output: Optional[Tensor]
+    outputs: Sequence[Optional[Tensor]]
     #: Of the program's states, and of those that were recorded.
     final: Tuple[Optional[Tensor], ...]
     trace: Tuple[Optional[Tensor], ...]
     #: Whether the gradients of the first states are wanted, and of which parameters that are tensors.
     state: bool
     learn: Tuple[bool, ...]
+    #: Whether the gradient of each tensor of the call is wanted, inputs first.
+    needs: Sequence[bool]
+
+    def needed_inputs(self, count: int, into: int) -> Tuple[bool, ...]:
+        """Of which of so many inputs a kernel finds the gradient: always of that which is added to."""
+        return tuple([wants or k == into for k, wants in enumerate(self.needs[:count])])
 
 
-#: Output, final states, recorded states, and what is saved for backward.
-Results = Tuple[Tensor, List[Tensor], List[Tensor], List[Tensor]]
-#: Gradients of the input, of the first states, and of the parameters that are learnt, in parts.
-Gradients = Tuple[Tensor, Sequence[Tensor], List[Optional[Tensor]]]
+#: Outputs, final states, recorded states, and what is saved for backward.
+Results = Tuple[List[Tensor], List[Tensor], List[Tensor], List[Tensor]]
+#: Gradients of the inputs, of the first states, and of the parameters that are learnt, in parts.
+Gradients = Tuple[List[Any], Sequence[Tensor], List[Optional[Tensor]]]
 
 
 def filling(launch: Launch, count: int) -> Launch:
@@ -306,42 +330,48 @@ class FeedbackLaunch:
         learn = tuple([name for name in spec.learn if name in program.params])
         self.kernels = Kernels(backend, program, replace(spec, learn=learn))
 
-    def forward(self, fed: FeedbackCall, x: Tensor, save: bool) -> Results:
-        """All steps of ``x``."""
+    def forward(self, fed: FeedbackCall, inputs: Sequence[Tensor], save: bool) -> Results:
+        """All steps of the inputs."""
         kernels, geometry, shape = self.kernels, self._geometry(fed), fed.shape
         launch = kernels.launch(kernels.forward_plan(fed.call, save), geometry)
         compute, chunk = kernels.spec.compute, kernels.chunk
-        x = x.contiguous()
-        out = torch.empty_like(x)
+        inputs = [value.contiguous() for value in inputs]
+        x = inputs[fed.feedback.into]
+        outputs = [torch.empty_like(x) for _ in range(kernels.n_outputs)]
         final = [x.new_empty(shape[1:], dtype=compute) for _ in range(kernels.n_final)]
         trace = [x.new_empty(shape, dtype=compute) for _ in fed.call.record]
         to_save = [torch.empty_like(x)] if save else []
-        if save and chunk and not fed.detach:
+        if save and chunk and not fed.feedback.detach:
             states = saved_states(kernels.program, kernels.spec, True)
             to_save += [x.new_empty(((shape[0] - 1) // chunk, *shape[1:]), dtype=compute) for _ in states]
         bias = () if fed.bias is None else (fed.bias.contiguous(),)
         params = (*fed.params, fed.weight.t().contiguous(), *bias)
-        launch(geometry, (x,), (*fed.state, fed.first), params, (out,), final, trace, to_save)
-        return out, final, trace, to_save
+        launch(geometry, inputs, (*fed.state, fed.first), params, outputs, final, trace, to_save)
+        return outputs, final, trace, to_save
 
     def backward(self, fed: FeedbackCall, saved: Sequence[Tensor], cotangents: Cotangents) -> Gradients:
         """All steps, from the last to the first; ``saved`` is what :meth:`forward` saved."""
         (us, *checkpoints), kernels, geometry = saved, self.kernels, self._geometry(fed)
-        present = (True, *[grad is not None for grad in (*cotangents.final, *cotangents.trace)])
-        plan = kernels.backward_plan(
-            fed.call, present, (True, *[cotangents.state] * kernels.n_states, *cotangents.learn)
-        )
+        into, output = fed.feedback.into, fed.feedback.output
+        present = [grad is not None for grad in (*cotangents.outputs, *cotangents.final, *cotangents.trace)]
+        present[output] = True
+        wanted = cotangents.needed_inputs(kernels.n_inputs, into)
+        needs = (*wanted, *[cotangents.state] * kernels.n_states, *cotangents.learn)
+        plan = kernels.backward_plan(fed.call, present, needs)
         launch = kernels.launch(plan, geometry)
         compute, step, new = kernels.spec.compute, fed.shape[1:], us.new_empty
-        grad = new(step).zero_().expand(fed.shape) if cotangents.output is None else _steps(cotangents.output)
+        grads = [None if grad is None else _steps(grad) for grad in cotangents.outputs]
+        if grads[output] is None:
+            grads[output] = new(step).zero_().expand(fed.shape)
         ends = [new(step, dtype=compute).zero_() if g is None else g.contiguous() for g in cotangents.final]
         traces = [_steps(g) for g in cotangents.trace if g is not None]
-        gus = torch.empty_like(us, memory_format=torch.contiguous_format)
+        gus = [torch.empty_like(us, memory_format=torch.contiguous_format) if wants else None for wants in wanted]
         to_state = [new(step, dtype=compute) for _ in range(kernels.n_states)] if cotangents.state else []
         params = (*fed.params, fed.weight.contiguous())
         sums = launch(
-            geometry, (us.contiguous(),), fed.state, params, (None, *checkpoints), (grad,), ends if plan.final else (),
-            traces, (gus,), to_state,
+            geometry, _with(fed.inputs, into, us.contiguous()), fed.state, params, (None, *checkpoints),
+            [grad for grad in grads if grad is not None], ends if plan.final else (), traces,
+            [gu for gu in gus if gu is not None], to_state,
         )  # fmt: skip
         each = iter(sums if sums is not None else ())
         return gus, to_state, [next(each) if wants else None for wants in cotangents.learn]
@@ -350,6 +380,11 @@ class FeedbackLaunch:
         steps, neurons, channels, _ = fed.geometry(fed.shape[0])
         # behind the parameters stand weight and bias
         return Geometry(steps, neurons, (*channels, (0, 0), (0, 0)) if channels else channels)
+
+
+def _with(inputs: Sequence[Tensor], into: int, drive: Tensor) -> List[Tensor]:
+    """Inputs, with the drive in the place of that which is added to."""
+    return [drive if k == into else value for k, value in enumerate(inputs)]
 
 
 def _steps(grad: Tensor) -> Tensor:
@@ -382,22 +417,23 @@ class FeedbackSteps:
         launch = kernels.launch(kernels.forward_plan(call, False), fed.geometry(steps))
         return filling(launch, 4) if self.backend.owns_outputs else launch
 
-    def forward(self, fed: FeedbackCall, x: Tensor, save: bool) -> Results:
-        """All steps of ``x``."""
+    def forward(self, fed: FeedbackCall, inputs: Sequence[Tensor], save: bool) -> Results:
+        """All steps of the inputs."""
+        into, output, x = fed.feedback.into, fed.feedback.output, inputs[fed.feedback.into]
         compute, (steps, *shape) = self.spec.compute, fed.shape
         new = x.new_empty
-        out = new(fed.shape)
+        outputs = [new(fed.shape) for _ in self.program.outputs]
         us = new(fed.shape if save else [1, *shape])
         trace = [new(fed.shape, dtype=compute) for _ in fed.call.record]
         each = chunk_of(steps)
-        count = max(1, steps // each) - 1 if save and not fed.detach else 0
+        count = max(1, steps // each) - 1 if save and not fed.feedback.detach else 0
         states = range(len(self.program.states))
         checkpoints = [new([count, *shape], dtype=compute) for _ in states] if count else []
         current: Sequence[Tensor] = fed.state
         # states come and go in turns in two sets of tensors; the first is that of the caller
         spare = [[new(shape, dtype=compute) for _ in states] for _ in range(min(2, steps))]
         launch, geometry = self._forward(fed, fed.call, 1), fed.geometry(1)
-        product = _Product(fed, self.program.outputs[0].op == "spike")
+        product = _Product(fed, self.program.outputs[output].op == "spike")
         last = fed.first
         for t in range(steps):
             u = us[t if save else 0]
@@ -405,28 +441,33 @@ class FeedbackSteps:
             chunk, inside = divmod(t + 1, each)
             is_checkpoint = checkpoints and not inside and chunk <= count
             following = [values[chunk - 1] for values in checkpoints] if is_checkpoint else spare[t % 2]
-            last = out[t]
-            traced = [values[t : t + 1] for values in trace]
-            launch(geometry, (u[None],), current, fed.params, (last[None],), following, traced, ())
+            last = outputs[output][t]
+            traced, given = [values[t : t + 1] for values in trace], [values[t : t + 1] for values in outputs]
+            drives = _with([value[t : t + 1] for value in fed.inputs], into, u[None])
+            launch(geometry, drives, current, fed.params, given, following, traced, ())
             current = following
-        return out, list(current) if self.final else [], trace, [us, *checkpoints] if save else []
+        return outputs, list(current) if self.final else [], trace, [us, *checkpoints] if save else []
 
     def backward(self, fed: FeedbackCall, saved: Sequence[Tensor], cotangents: Cotangents) -> Gradients:
         """All steps, from the last to the first; ``saved`` is what :meth:`forward` saved."""
         compute, (steps, *shape) = self.spec.compute, fed.shape
         us, *checkpoints = saved
-        new, program = us.new_empty, self.program
+        new, program, into, output = us.new_empty, self.program, fed.feedback.into, fed.feedback.output
         traced = [k for k, grad in enumerate(cotangents.trace) if grad is not None]
         arrived = [name for name, grad in zip(program.states, cotangents.final) if grad is not None]
-        live = program.reach((True,), tuple([fed.call.record[k] for k in traced]), arrived).live
+        outputs = [grad is not None or k == output for k, grad in enumerate(cotangents.outputs)]
+        live = program.reach(outputs, tuple([fed.call.record[k] for k in traced]), arrived).live
         # a state that no cotangent reaches has none, at every step
-        present = (True, *[name in live for name in program.states], *[grad is not None for grad in cotangents.trace])
+        present = [*outputs, *[name in live for name in program.states]]
+        present += [grad is not None for grad in cotangents.trace]
+        wanted = cotangents.needed_inputs(len(program.inputs), into)
         plan = self.kernels(1).backward_plan(
-            fed.call, present, (True, *[True] * len(program.states), *cotangents.learn)
+            fed.call, present, (*wanted, *[True] * len(program.states), *cotangents.learn)
         )
         launch = self.kernels(1).launch(plan, fed.geometry(1))
         launch = filling(launch, 2) if self.backend.owns_outputs else launch
-        gus, to_out = new(us.shape), new([1, *shape])
+        gus, to_out = [new(us.shape) if wants else None for wants in wanted], new([1, *shape])
+        gu: Any = gus[into]
         sets = [[new(shape, dtype=compute).zero_() for _ in program.states] for _ in range(2)]
         for first, grad in zip(sets[0], cotangents.final):
             if grad is not None:
@@ -438,12 +479,16 @@ class FeedbackSteps:
         for t in range(steps - 1, -1, -1):
             if t < start:
                 start, before = self._again(fed, us, checkpoints, t)
-            back(gus[t + 1] if t + 1 < steps else None, None if cotangents.output is None else cotangents.output[t])
+            arriving = cotangents.outputs[output]
+            back(gu[t + 1] if t + 1 < steps else None, None if arriving is None else arriving[t])
+            given = [to_out if k == output else g[t : t + 1].contiguous() for k, g in enumerate(cotangents.outputs) if outputs[k]]  # type: ignore[index]  # these are there
+            drives = _with([value[t : t + 1] for value in fed.inputs], into, us[t : t + 1])
+            filled = [value[t : t + 1] for value in gus if value is not None]
             traces = [cotangents.trace[k][t : t + 1].contiguous() for k in traced]  # type: ignore[index]  # these are there
             final, initial = sets[(steps - 1 - t) % 2], sets[(steps - t) % 2]
             parts = launch(
-                geometry, (us[t : t + 1],), before[t - start], fed.params, (), (to_out,),
-                final if plan.final else (), traces, (gus[t : t + 1],), initial,
+                geometry, drives, before[t - start], fed.params, (), given,
+                final if plan.final else (), traces, filled, initial,
             )  # fmt: skip
             if sums:
                 sums = [part if total is None else total + part for total, part in zip(sums, parts)]
@@ -467,8 +512,9 @@ class FeedbackSteps:
         trace = [new([steps, *shape], dtype=compute) for _ in names]
         final = [new(shape, dtype=compute) for _ in names]
         launch = self._forward(fed, Call(names, True), steps)
-        outputs = (new([steps, *shape]),)
-        launch(fed.geometry(steps), (us[start:t],), first, fed.params, outputs, final, trace, ())
+        outputs = [new([steps, *shape]) for _ in self.program.outputs]
+        drives = _with([value[start:t] for value in fed.inputs], fed.feedback.into, us[start:t])
+        launch(fed.geometry(steps), drives, first, fed.params, outputs, final, trace, ())
         return start, [first, *[[values[k] for values in trace] for k in range(steps)]]
 
 

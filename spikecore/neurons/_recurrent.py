@@ -56,7 +56,10 @@ class Recurrent(Stateful):
     ``forward`` was replaced, a call that torch traces or transforms, and other backends take a loop over the steps;
     :attr:`looped` says why.
 
-    neuron: any neuron of spikecore with one input and one output.
+    A neuron with several inputs or outputs is called as ever, with all of them: ``into`` names the input that is added
+    to, and ``output`` says which output comes back.
+
+    neuron: any neuron of spikecore.
     linear: the module that the outputs come back through.
     step: ``"multi"`` or ``"single"``, as of a neuron.
     repeat: the number of steps of a call whose input is one step, as of a neuron; None where the input has time.
@@ -64,12 +67,21 @@ class Recurrent(Stateful):
         cannot; False always takes the loop.
     detach: whether what comes back is a constant for backward: ``linear(y[t-1].detach())``. Its weights learn from
         their product at each step, and no gradient goes through it to earlier steps.
+    into: the name of the input that what comes back is added to, one of ``neuron.inputs``; None where there is one.
+    output: the number of the output that comes back, from 0; None where there is one.
     """
 
-    configuration = {**Stateful.configuration, "fused": checks.flag_or_none, "repeat": checks.steps_or_none, "detach": checks.flag}
+    configuration = {
+        **Stateful.configuration,
+        "fused": checks.flag_or_none,
+        "repeat": checks.steps_or_none,
+        "detach": checks.flag,
+    }
     # as class attributes, for a module that was pickled whole before there were these
     fused: Optional[bool] = None
     detach: bool = False
+    into: Optional[str] = None
+    output: Optional[int] = None
     _looped: Optional[str] = None
 
     def __init__(
@@ -81,6 +93,8 @@ class Recurrent(Stateful):
         repeat: Optional[int] = None,
         fused: Optional[bool] = None,
         detach: bool = False,
+        into: Optional[str] = None,
+        output: Optional[int] = None,
     ) -> None:
         super().__init__(step)
         if not isinstance(neuron, Neuron):
@@ -89,8 +103,7 @@ class Recurrent(Stateful):
             )
         if not isinstance(linear, nn.Module):
             raise TypeError(f"Recurrent: linear={linear!r} must be a module, such as nn.Linear(C, C)")
-        if len(neuron.inputs) != 1 or len(neuron.program.outputs) != 1:
-            raise ValueError(f"Recurrent: {type(neuron).__name__} must have one input and one output to feed back")
+        _check_ends(neuron, into, output)
         if FEEDBACK in neuron.states:
             raise ValueError(
                 f"Recurrent: {type(neuron).__name__} has a state {FEEDBACK!r}, as the last output is called in "
@@ -110,6 +123,8 @@ class Recurrent(Stateful):
         self.repeat = repeat
         self.fused = fused
         self.detach = detach
+        self.into = into
+        self.output = output
 
     def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
         """What comes out, for :func:`spikecore.layers.pack`."""
@@ -144,30 +159,36 @@ class Recurrent(Stateful):
         """
         return self._looped
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, *inputs: Tensor) -> Any:
         """Outputs for ``[T, *N]``, or ``[*N]`` in single-step mode."""
         single = self.step == "single"
         if not (single or self._carrying):
-            return self._steps(self._over_time(x), None, (), final=False)[0]
+            return _alone(self._steps(self._over_time(inputs), None, (), final=False)[0])
         before = self._begin()
-        at_once = (x.unsqueeze(0) if isinstance(x, Tensor) else x) if single else self._over_time(x)
-        out, state, _ = self._steps(at_once, before, ())
+        at_once = [x.unsqueeze(0) if isinstance(x, Tensor) else x for x in inputs]
+        outputs, state, _ = self._steps(at_once if single else self._over_time(inputs), before, ())
         self._end(state)
-        return out.squeeze(0) if single else out
+        return _alone([out.squeeze(0) for out in outputs] if single else outputs)
 
-    def run(self, x: Tensor, *, state: Optional[Mapping[str, Tensor]] = None, record: Sequence[str] = ()) -> Any:
+    def run(self, *inputs: Tensor, state: Optional[Mapping[str, Tensor]] = None, record: Sequence[str] = ()) -> Any:
         """As :meth:`Neuron.run`: ``(output, state)``, with ``record`` also the trace of states of the inner neuron."""
         names = checks.recorded("Recurrent", record, self.neuron.states)
-        out, final, trace = self._steps(self._over_time(x), state, names)
-        return (out, final, trace) if names else (out, final)
+        outputs, final, trace = self._steps(self._over_time(inputs), state, names)
+        return (_alone(outputs), final, trace) if names else (_alone(outputs), final)
 
     @property
     def makes_time(self) -> bool:
         """Whether the input has no time, and the output has: ``repeat`` is set."""
         return self.repeat is not None
 
-    def _over_time(self, x: Tensor) -> Tensor:
-        return x if self.repeat is None or not isinstance(x, Tensor) else x.expand(self.repeat, *x.shape)
+    def _over_time(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        if self.repeat is None:
+            return inputs
+        return [x.expand(self.repeat, *x.shape) if isinstance(x, Tensor) else x for x in inputs]
+
+    def _ends(self) -> Tuple[int, int]:
+        """The numbers of the input that is added to, and of the output that comes back."""
+        return 0 if self.into is None else self.neuron.inputs.index(self.into), self.output or 0
 
     def _state_names(self) -> Mapping[str, bool]:
         names = dict.fromkeys((*self.neuron.states, FEEDBACK), True)
@@ -182,21 +203,27 @@ class Recurrent(Stateful):
         return (FEEDBACK, PAST) if isinstance(self.linear, Delay) else (FEEDBACK,)
 
     def _steps(
-        self, x: Tensor, state: Optional[Mapping[str, Tensor]], record: Tuple[str, ...], final: bool = True
-    ) -> Tuple[Tensor, State, Dict[str, Tensor]]:
+        self,
+        inputs: Sequence[Tensor],
+        state: Optional[Mapping[str, Tensor]],
+        record: Tuple[str, ...],
+        final: bool = True,
+    ) -> Tuple[Tensors, State, Dict[str, Tensor]]:
         watchers = self._watchers
         if not watchers:
-            return self._computed(x, state, record, final)
+            return self._computed(inputs, state, record, final)
         names = observe.states_to_record("Recurrent", watchers, self.neuron.states, record)
-        out, end, trace = self._computed(x, state, names, final)
-        observe.tell(self, watchers, (x,), (out,), trace, self.step == "single")
-        return out, end, {name: trace[name] for name in record}
+        outputs, end, trace = self._computed(inputs, state, names, final)
+        observe.tell(self, watchers, tuple(inputs), outputs, trace, self.step == "single")
+        return outputs, end, {name: trace[name] for name in record}
 
     @with_traced_sizes
     def _computed(
-        self, x: Tensor, state: Optional[Mapping[str, Tensor]], record: Tuple[str, ...], final: bool
-    ) -> Tuple[Tensor, State, Dict[str, Tensor]]:
-        (x,) = checks.inputs("Recurrent", ("x",), (x,))
+        self, inputs: Sequence[Tensor], state: Optional[Mapping[str, Tensor]], record: Tuple[str, ...], final: bool
+    ) -> Tuple[Tensors, State, Dict[str, Tensor]]:
+        inputs = checks.inputs("Recurrent", self.neuron.inputs, inputs)
+        into, output = self._ends()
+        x = inputs[into]
         names = (*self.neuron.states, FEEDBACK)
         carried, past = state is not None and state is self._state, None
         if isinstance(self.linear, Delay) and isinstance(state, Mapping):
@@ -209,15 +236,16 @@ class Recurrent(Stateful):
             start = (*start[:-1], start[-1].to(x.dtype))  # an output, not a state of the neuron
         mode = world()
         matrix: Union[Matrix, str] = "torch.compile traces the call" if mode is COMPILED else self._matrix(x)
-        reason = matrix if isinstance(matrix, str) else why_looped(self.neuron, x, start, matrix, record, mode)
+        reason = matrix if isinstance(matrix, str) else why_looped(self.neuron, inputs, into, start, matrix, record, mode)
         if mode is not COMPILED:
             self.__dict__["_looped"] = reason
         if isinstance(matrix, Matrix) and not reason:
-            out, end, trace = fed_back(self.neuron, x, start, matrix, record, final, self.detach)
-            return out, dict(zip(names, end or ())), dict(zip(record, trace))
+            feedback = Feedback(matrix.bias is not None, self.detach, into, output)
+            outputs, end, trace = fed_back(self.neuron, inputs, start, matrix, record, final, feedback)
+            return outputs, dict(zip(names, end or ())), dict(zip(record, trace))
         if self.fused and x.numel():
             raise Unsupported(f"Recurrent was to run all steps in one call (fused=True): {reason}")
-        return self._loop(x, start, record, past)
+        return self._loop(inputs, start, record, past)
 
     def _matrix(self, x: Tensor) -> Union[Matrix, str]:
         """What the last output comes back through, or why it is no matrix."""
@@ -266,18 +294,21 @@ class Recurrent(Stateful):
         return {PAST: following(longest, last, past)}
 
     def _loop(
-        self, x: Tensor, start: Optional[Tensors], record: Tuple[str, ...], past: Optional[Tensor]
-    ) -> Tuple[Tensor, State, Dict[str, Tensor]]:
+        self, inputs: Tensors, start: Optional[Tensors], record: Tuple[str, ...], past: Optional[Tensor]
+    ) -> Tuple[Tensors, State, Dict[str, Tensor]]:
         """One step after the other."""
+        into, output = self._ends()
+        x = inputs[into]
         if start is None:
             inner: Optional[Dict[str, Tensor]] = None
             fed = torch.zeros_like(x[0]) if len(x) else x.new_zeros(x.shape[1:])
         else:
             inner, fed = dict(zip(self.neuron.states, start)), start[-1]
         first, through = fed, self._through(x, past)
-        outputs: List[Tensor] = []
+        rows: List[List[Tensor]] = [[] for _ in self.neuron.program.outputs]
         traces: Dict[str, List[Tensor]] = {name: [] for name in record}
-        for x_t in x.unbind(0):
+        for at in zip(*[value.unbind(0) for value in inputs]):
+            x_t = at[into]
             back = through(fed.detach() if self.detach else fed)
             if not isinstance(back, Tensor):
                 raise TypeError(
@@ -289,29 +320,52 @@ class Recurrent(Stateful):
                     f"Recurrent: linear gives shape {list(back.shape)}, one time step of the input has "
                     f"{list(x_t.shape)}; give a module that keeps the shape, such as nn.Linear(C, C)"
                 )
-            out, inner = self.neuron.run((x_t + back).unsqueeze(0), state=inner)
-            fed = out.squeeze(0)
-            outputs.append(fed)
+            step = [value.unsqueeze(0) for value in (*at[:into], x_t + back, *at[into + 1 :])]
+            out, inner = self.neuron.run(*step, state=inner)
+            outputs = [value.squeeze(0) for value in (out if isinstance(out, tuple) else (out,))]
+            fed = outputs[output]
+            for row, value in zip(rows, outputs):
+                row.append(value)
             for name in record:
                 traces[name].append(inner[name])
-        if inner is None or not outputs:
+        if inner is None or not len(x):
             # no steps: what the neuron itself makes of them has the right shapes, dtypes and state
-            none, final, *trace = self.neuron.run(x, state=inner, record=record)
-            return none, {**final, FEEDBACK: fed, **self._behind(x, past, ())}, trace[0] if trace else {}
+            none, final, *trace = self.neuron.run(*inputs, state=inner, record=record)
+            nones = none if isinstance(none, tuple) else (none,)
+            return nones, {**final, FEEDBACK: fed, **self._behind(x, past, ())}, trace[0] if trace else {}
         return (
-            torch.stack(outputs),
-            {**inner, FEEDBACK: fed, **self._behind(x, past, [first, *outputs[:-1]])},
+            tuple(map(torch.stack, rows)),
+            {**inner, FEEDBACK: fed, **self._behind(x, past, [first, *rows[output][:-1]])},
             {name: torch.stack(seen) for name, seen in traces.items()},
         )
 
     def extra_repr(self) -> str:
         """Settings, and how the steps of the last call outside torch.compile were computed."""
-        values = {"repeat": self.repeat, "fused": self.fused, "detach": self.detach or None}
+        names = ("repeat", "fused", "into", "output")
+        values = {**{name: getattr(self, name) for name in names}, "detach": self.detach or None}
         settings = ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
         if self._looped is None:
             return settings
         steps = f"steps=a loop ({self._looped})" if self._looped else "steps=one call"
         return f"{settings}, {steps}" if settings else steps
+
+
+def _alone(outputs: Sequence[Tensor]) -> Any:
+    """A single output itself, several as a tuple."""
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def _check_ends(neuron: Neuron, into: Any, output: Any) -> None:
+    """Refuse an input or an output that the neuron has not, or none where it has several."""
+    kind, inputs, count = type(neuron).__name__, neuron.inputs, len(neuron.program.outputs)
+    if into not in inputs if into is not None else len(inputs) != 1:
+        raise ValueError(
+            f"Recurrent: into={into!r} must name the input of {kind} that what comes back is added to: "
+            f"{', '.join(inputs) or 'it has none'}"
+        )
+    numbers = range(count)
+    if isinstance(output, bool) or (output not in numbers if output is not None else count != 1):
+        raise ValueError(f"Recurrent: output={output!r} must be the output of {kind} that comes back, 0 to {count - 1}")
 
 
 def _check_part(kind: str, part: nn.Module) -> None:
@@ -336,15 +390,22 @@ def _check_part(kind: str, part: nn.Module) -> None:
 
 
 def why_looped(
-    neuron: Any, x: Tensor, state: Optional[Tensors], matrix: Matrix, record: Sequence[str], mode: str
+    neuron: Any,
+    inputs: Tensors,
+    into: int,
+    state: Optional[Tensors],
+    matrix: Matrix,
+    record: Sequence[str],
+    mode: str,
 ) -> str:
     """Why a call with feedback cannot be one call of the backend, "" if it can.
 
     ``state``: the states of the neuron in its order, then the last output; None at rest.
     """
+    x = inputs[into]
     if mode is not EAGER or type(x) not in PLAIN:
         return "torch traces or transforms the call, or x is no plain tensor"
-    others = (*(state or ()), *matrix.tensors)
+    others = (*inputs[:into], *inputs[into + 1 :], *(state or ()), *matrix.tensors)
     if any(type(value) not in PLAIN or value.device != x.device for value in others):
         return "weight, bias or state is no plain tensor beside x"
     if any(value.layout is not torch.strided for value in (x, *others)):
@@ -370,22 +431,21 @@ def why_looped(
 
 def fed_back(
     neuron: Any,
-    x: Tensor,
+    inputs: Tensors,
     state: Optional[Tensors],
     matrix: Matrix,
     record: Sequence[str],
     final: bool,
-    detach: bool = False,
-) -> Tuple[Tensor, Optional[Tensors], Tensors]:
-    """All steps of ``x`` ``[T, ..., H]``: output, states as they were given if ``final``, recorded states."""
+    feedback: Feedback,
+) -> Tuple[Tensors, Optional[Tensors], Tensors]:
+    """All steps of inputs ``[T, ..., H]``: outputs, states as they were given if ``final``, recorded states."""
     behind = [(FEEDBACK_WEIGHT, matrix.weight), (FEEDBACK_BIAS, matrix.bias)]
     dispatch = neuron._settled()
-    asked = arguments(neuron, dispatch, (x,), state, final, EAGER, behind=behind)
+    asked = arguments(neuron, dispatch, inputs, state, final, EAGER, behind=behind)
     spec, *gradients = asked.kind
-    spec = (spec[0], None, *spec[2:5], Feedback(matrix.bias is not None, detach))
-    kind = dispatch.find(x.device.type, spec, *gradients, bool(record), dispatch.stamp)
-    outputs, end, trace = dispatch.runners[kind]((x,), state, (*asked.values, *matrix.tensors), tuple(record))
-    return outputs[0], end, trace
+    spec = (spec[0], None, *spec[2:5], feedback)
+    kind = dispatch.find(inputs[0].device.type, spec, *gradients, bool(record), dispatch.stamp)
+    return dispatch.runners[kind](inputs, state, (*asked.values, *matrix.tensors), tuple(record))
 
 
 def under_autocast(x: Tensor, matrix: Matrix) -> Matrix:

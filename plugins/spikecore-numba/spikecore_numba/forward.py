@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Callable, Dict, List
 
+from spikecore.backend import Feedback
 from spikecore.kernels import ForwardPlan
 from spikecore.kernels.writing import indented, input_leaf, state_leaf
 from spikecore.lang import Node
@@ -23,11 +24,12 @@ class ForwardWriter(Writer):
 
     def source(self) -> Source:
         """The kernel."""
-        fed = self.plan.spec.feedback is not None
+        feedback = self.plan.spec.feedback
+        fed = feedback is not None
         # one loop computes outputs and states, so that what both need is computed once
         stores, loads = [*self._outputs(), *self._states()], self.step_loads()
-        if fed:
-            self._feed(stores, loads)
+        if feedback is not None:
+            self._feed(feedback, stores, loads)
         body = [
             *self.starting(self.program.states),
             *(self._first_output() if fed else ()),
@@ -40,11 +42,11 @@ class ForwardWriter(Writer):
 
     # -- feedback
 
-    def _feed(self, stores: List[Store], loads: Dict[Node, Callable[[], str]]) -> None:
+    def _feed(self, feedback: Feedback, stores: List[Store], loads: Dict[Node, Callable[[], str]]) -> None:
         """Have a step read what comes back, too, and keep its output for the next one."""
-        leaf = input_leaf(self.program.inputs[0])
+        leaf = input_leaf(self.program.inputs[feedback.into])
         loads[leaf] = partial("{} + {}".format, loads[leaf](), self.row(self._back))
-        stores.append((self.program.outputs[0], f"{self.row(self._last)} = {{}}"))
+        stores.append((self.program.outputs[feedback.output], f"{self.row(self._last)} = {{}}"))
         if self.plan.checkpoints:
             # backward begins with what the program was given
             stores.append((leaf, f"{self.all(f'{self.local[leaf]}_fed', 'checkpoints', 0)} = {{}}"))
