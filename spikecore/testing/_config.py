@@ -99,6 +99,9 @@ class Config:
     feedback: str = "none"
     #: Whether the output is a constant of what comes back.
     constant: bool = False
+    #: Numbers of the input that is added to, and of the output that comes back.
+    into: int = 0
+    output: int = 0
     #: Batch normalisation in front of the neuron, in mode ``train`` or ``eval``; a shortcut ``before`` the neuron, or
     #: ``after`` it.
     norm: str = "none"
@@ -310,7 +313,8 @@ class Config:
         if self.norm != "none":
             return normalisation(s, self.norm, self.weights, self.shortcut)
         step = "single" if self.call == "single" else "multi"
-        return feedback(s, self.weights, fused=self.feedback == "fused", step=step, detach=self.constant)
+        options: Dict[str, Any] = {"fused": self.feedback == "fused", "step": step, "detach": self.constant}
+        return feedback(s, self.weights, ends=(self.into, self.output), **options)
 
     def _tied(self, draws: Tuple[Array, ...]) -> Tuple[Array, ...]:
         """Inputs that the layouts can hold."""

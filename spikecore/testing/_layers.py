@@ -56,13 +56,20 @@ def feedback(s: Subject, weights: str, **options: Any) -> Layer:
         nn.utils.parametrize.register_parametrization(linear, "weight", _Mask())
     linear.requires_grad_(weights != "frozen")
     narrow = partial(rounded, dtype=s.dtype) if s.dtype_name in NARROW else np.asarray
-    matrix = Matrix(weight * mask, bias, narrow, mask, options.get("detach", False))
-    back = matrix.back(np.concatenate([first[None], s.seen.outputs[0]])[: s.shape[0]])
+    ends = options.pop("ends", (0, 0))
+    into, output = ends
+    matrix = Matrix(weight * mask, bias, narrow, mask, options.get("detach", False), into, output)
+    back = matrix.back(np.concatenate([first[None], s.seen.outputs[output]])[: s.shape[0]])
+    if len(s.inputs) > 1:
+        options["into"] = s.twin.inputs[into]
+    if len(s.seen.outputs) > 1:
+        options["output"] = output
 
     def around(neuron: Any) -> Any:
         return sc.Recurrent(neuron, copy.deepcopy(linear), **options)
 
-    return Layer(matrix, [rounded(s.inputs[0] - back, s.dtype)], around, "with feedback through a matrix")
+    inputs = [rounded(x - back, s.dtype) if k == into else x for k, x in enumerate(s.inputs)]
+    return Layer(matrix, inputs, around, "with feedback through a matrix")
 
 
 class _Mask(nn.Module):

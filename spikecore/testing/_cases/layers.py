@@ -59,6 +59,13 @@ def _add_recurrent() -> None:
     for name, shape in (("", (12, 3, 7)), ("-steps-45", (45, 2, 5)), ("-steps-1", (1, 3, 7))):
         change = {"constant": True, "model": "alif", "shape": shape, **ALL, "call": "run"}
         _recurrent(f"detached{name}", holds, change, {**change, "feedback": "loop", "learn": ()})
+    holds = "of several inputs and outputs the named ones are joined, and the others are as ever"
+    for into, output in ((0, 0), (1, 0), (1, 1), (0, 1)):
+        turn: Dict[str, Any] = {"model": "turn", "reset": "none", "shape": (6, 3, 5), "into": into, "output": output}
+        whole = {**turn, **ALL, "learn": (), "call": "run"}
+        alone = [{**turn, "wanted": (name,), "given": ("output 1",)} for name in ("x", "y")]
+        _recurrent(f"output-{output}-into-{into}", holds, whole, {**whole, "feedback": "loop"}, *alone)
+    _recurrent("several-long", holds, {**turn, "shape": (33, 2, 3), "weights": "absent", "constant": True})
     _recurrent("detached-carried", holds, *[{"constant": True, "call": call} for call in ("carried", "single")])
     _recurrent("input-alone", "the matrix learns where the input needs no gradient", {"wanted": ()})
     every = {"model": "alif", **ALL, "learn": (), "call": "run"}

@@ -27,6 +27,9 @@ class Matrix(NamedTuple):
     mask: Any = 1.0
     #: Whether the output is a constant of what comes back.
     detach: bool = False
+    #: Numbers of the input that is added to, and of the output that comes back.
+    into: int = 0
+    output: int = 0
 
     def back(self, y: Array) -> Array:
         """What comes back of an output."""

@@ -167,9 +167,10 @@ def run(
     current, steps = start, []
     for at in zip(*xs):
         if matrix is not None:
-            at = (matrix.rounded(at[0] + matrix.back(current[FEEDBACK])),)
+            drive = matrix.rounded(at[matrix.into] + matrix.back(current[FEEDBACK]))
+            at = (*at[: matrix.into], drive, *at[matrix.into + 1 :])
         _, (outputs, after), noted = computed(oracle, current, p, at)
-        after = {**after, FEEDBACK: outputs[0]}
+        after = {**after, FEEDBACK: outputs[0 if matrix is None else matrix.output]}
         before, current = current, {name: over(after[name].array, shape) for name in rest}
         near = tuple(distances((*outputs, *after.values()))) if decisions else ()
         steps.append(Step(before, at, tuple(over(y.array, shape) for y in outputs), current, noted._tested, near))
@@ -217,14 +218,15 @@ def adjoint(
             g[name] = g[name] + np.asarray(cotangent[t], dtype)
         g_out = [zero if cotangent is None else np.asarray(cotangent[t], dtype) for cotangent in outputs]
         if matrix is not None:
-            g_out[0] = g_out[0] + g[FEEDBACK]
+            g_out[matrix.output] = g_out[matrix.output] + g[FEEDBACK]
         inputs, g, of_params = back(seen, t, g, g_out)
         g_inputs.append(inputs)
         for name, value in of_params.items():
             g_params[name] = g_params[name] + summed(value, shape, g_params[name].shape)
         if matrix is not None:
-            g[FEEDBACK] = zero if matrix.detach else inputs[0] @ matrix.weight
-            for name, value in matrix.gradients(inputs[0], seen.steps[t].before[FEEDBACK]).items():
+            to_drive = inputs[matrix.into]
+            g[FEEDBACK] = zero if matrix.detach else to_drive @ matrix.weight
+            for name, value in matrix.gradients(to_drive, seen.steps[t].before[FEEDBACK]).items():
                 g_params[name] = g_params.get(name, 0.0) + value
         if 0 < cut == t:
             g = dict.fromkeys(g, zero)
