@@ -73,6 +73,8 @@ class Feedback:
     #: Numbers of the input that ``r`` is added to, and of the output ``y``.
     into: int = 0
     output: int = 0
+    #: Whether an output of neuron ``j`` comes back ``delay[j]`` steps later: ``y[t - 1 - delay[j]]`` for ``y[t - 1]``.
+    delays: bool = False
 
 
 #: What :attr:`Spec.learn` calls the weight and the bias of a feedback. No parameter of a program can have such a name.
@@ -148,7 +150,9 @@ class Backend(Packing):
         the program's: the last output, ``[*N]`` of ``spec.dtype``, 0 at rest. Behind the parameters come the weight
         ``[H, H]`` and, if there is one, the bias ``[H]``; ``spec.params`` is about the others. The product is computed
         in the weight's dtype: ``spec.dtype``, or a 16-bit one that autocast chose. The result is differentiable in
-        both, too; ``spec.learn`` has :data:`FEEDBACK_WEIGHT` and :data:`FEEDBACK_BIAS` where that is wanted.
+        both, too. With ``delays`` there is a last state, the outputs before the last one, ``[*N, longest]``, the newest
+        last; and behind the other parameters come the delays ``[H]``, whole numbers of int64, and the longest one that
+        there may be, an int of 1 or more. ``spec.learn`` has :data:`FEEDBACK_WEIGHT` and :data:`FEEDBACK_BIAS` where that is wanted.
 
         Raises :class:`Unsupported` for a program that cannot be lowered, naming what stands in the way.
         """

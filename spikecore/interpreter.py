@@ -264,14 +264,23 @@ class FeedbackLoop:
         x = inputs[into]
         arguments = params[:count]
         weights: Any = params[count:]  # tensors
-        states = None if state is None else state[:-1]
-        last = torch.zeros_like(x[0]) if state is None else state[-1]
+        delays: Any = ()
+        if self.feedback.delays:
+            *weights, delay, longest = weights
+            delays = (delay, longest)
+        n = len(self.program.states)
+        states = None if state is None else state[:n]
+        last = torch.zeros_like(x[0]) if state is None else state[n]
+        earlier: List[Tensor] = [last]  # the past, and the last output
+        if delays:
+            past = x.new_zeros((*last.shape, longest)) if state is None else state[n + 1]
+            earlier = [*past.to(x.dtype).unbind(-1), last]
         rows: List[List[Tensor]] = [[] for _ in self.program.outputs]
         traces: Dict[str, List[Tensor]] = {name: [] for name in record}
         for at in zip(*[value.unbind(0) for value in inputs]):
-            drive = at[into] + self.through(last, *weights)
+            drive = at[into] + self.through(self.arriving(earlier, *delays), *weights)
             outputs, states = one_step(self.step, (*at[:into], drive, *at[into + 1 :]), states, arguments)
-            last = outputs[fed]
+            earlier = [*earlier[1:], outputs[fed]]
             for row, value in zip(rows, outputs):
                 row.append(value)
             for name, value in zip(self.program.states, states or ()):
@@ -279,9 +288,15 @@ class FeedbackLoop:
                     traces[name].append(value)
         return (
             tuple(map(torch.stack, rows)),
-            (*(states or ()), last.clone()),
+            (*(states or ()), earlier[-1].clone(), *([torch.stack(earlier[:-1], -1)] if delays else ())),
             tuple([torch.stack(traces[name]) for name in record]),
         )
+
+    def arriving(self, earlier: Sequence[Tensor], delay: Optional[Tensor] = None, longest: int = 0) -> Tensor:
+        """The output that comes back, of those that there were."""
+        if delay is None:
+            return earlier[-1]
+        return torch.stack([*earlier]).gather(0, (longest - delay).expand(1, *earlier[0].shape)).squeeze(0)
 
     def through(self, last: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
         """What comes back of an output."""

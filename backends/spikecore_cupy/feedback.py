@@ -82,6 +82,8 @@ class FeedbackWriter(Writer):
 
     def is_stored(self, argument: Argument) -> bool:
         """The weight and the bias, the drive, and the output before the first step are stored, too."""
+        if argument.group == "params" and argument.number == self.delays_at:
+            return False
         of_program = {"params": len(self.program.params), "state": len(self.program.states)}
         if argument.group in of_program:
             return argument.number >= of_program[argument.group]
@@ -100,6 +102,19 @@ class FeedbackWriter(Writer):
         """The line that takes the weights."""
         tensor = self.argument("weights", "pointer", "params", len(self.program.params))
         return f"i.take_weights({tensor});"
+
+    @property
+    def delays_at(self) -> int:
+        """Where among the parameters the delays stand, if there are any: behind the weight and, forward, the bias."""
+        feedback = self.plan.spec.feedback or Feedback()
+        if not feedback.delays:
+            return -1
+        return len(self.program.params) + 1 + (feedback.bias and isinstance(self.plan, ForwardPlan))
+
+    def lags(self) -> List[str]:
+        """The lines that take how many steps later the output of each neuron comes back."""
+        delays = self.argument("delays", "pointer", "params", self.delays_at)
+        return [f"const Pack<{self.real}, V> lag = column_values<V>({delays}, i);"]
 
     def first_two(self, at: At, step: str, number: int) -> List[str]:
         """Begin to load two steps of tensor ``number`` of those that arrive, ``step`` from their place ``k``. A step is
@@ -146,9 +161,13 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         for name, state in zip(program.states, states):
             starts += [self.pack(state), *self.starting(name, state)]
         gave, stored = self.unique("gave"), self.stored
-        first = self.one("first", "state", len(program.states))
-        starts += [f"const Pack<{stored}, V> before = load<V>({first});", self.pack(gave)]
-        starts += over_neurons([f"{gave}[j] = {self.value('before[j]')};"])
+        starts.append(self.pack(gave))
+        if self.feedback.delays:
+            starts += [*self.lags(), *over_neurons([f"{gave}[j] = {self._earlier('-1')};"])]
+        else:
+            first = self.one("first", "state", len(program.states))
+            starts.append(f"const Pack<{stored}, V> before = load<V>({first});")
+            starts += over_neurons([f"{gave}[j] = {self.value('before[j]')};"])
         if self.feedback.bias:
             bias = self.argument("biases", "pointer", "params", len(program.params) + 1)
             starts.append(f"const Pack<{stored}, V> bias = column_values<V>({bias}, i);")
@@ -158,7 +177,8 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         # nobody may write to the memory of a block that has not started
         starts.append("i.begin();")
         # the first output may be any number, where the others are spikes
-        later = range(1, parts_of(plan.dtype)) if self.shape.value_parts == 1 else ()
+        some = self.shape.value_parts == 1 and not self.feedback.delays
+        later = range(1, parts_of(plan.dtype)) if some else ()
         if later:
             starts += self._parts_of_first(gave)
         back = self._rounded(f"{'(back[j] + extra[j])' if later else 'back[j]'}{added}")
@@ -183,6 +203,8 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         steps = [
             "const int t = pair + k;",
             "if (t >= steps) continue;",
+            # before the product, while which they arrive
+            *([self.pack("earlier"), *over_neurons([self._loaded()])] if self.feedback.delays else ()),
             "float back[V];",
             "i.product(1 - k, back);",
             f"Pack<{stored}, V> drive;",
@@ -238,6 +260,17 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         taken[input_leaf(self.program.inputs[self.feedback.into])] = self.value("drive[j]")
         return taken
 
+    def _earlier(self, step: str) -> str:
+        """The output of a neuron that comes back behind a step. In front of those of the call stand those before it."""
+        number = self.feedback.output
+        outputs = self.argument(self._tensors[number], "pointer", "outputs", number)
+        return self.value(f"{outputs}[({step} - (long long)lag[j]) * neurons + i.at(j)]")
+
+    def _loaded(self) -> str:
+        """The line that loads the output of a neuron that comes back behind a step, unless it is that of the step."""
+        zero = self.printer.number(0.0)
+        return f"earlier[j] = lag[j] == {zero} ? {zero} : {self._earlier('t')};"
+
     def _drive(self, at: At, back: str) -> str:
         arrived = self._arrived(at, self.feedback.into)
         total = f"{arrived} + {back}" if "value(" in back else f"{arrived} + ({back})"
@@ -262,6 +295,8 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
             text = f"{number}[j]" if self.stored == self.real else f"{self.conversion(node)}({number}[j])"
             set_outputs.append(f"{out}.set(j, {text});")
         back = self.value(f"{self._outs[self.feedback.output]}[j]")
+        if self.feedback.delays:
+            back = f"lag[j] == {self.printer.number(0.0)} ? {back} : earlier[j]"
         return [*lines, *over_neurons([*set_outputs, f"{gave}[j] = {back};"])]
 
 
@@ -313,6 +348,7 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
             arrived = f"arrived({at('(begin + t)')}, {k}, t % 2, j)"
             self._arrived[stream.name] = self.value(arrived) if stream.kind == self.stored else arrived
         body = [self.weights(), *self.opening(), *self._first_cotangents(), *self._zeros()]
+        body += self._ring() if self.feedback.delays else ()
         body += ["const int chunks = (steps + T - 1) / T;", "int begin = (chunks - 1) * T;"]
         again: List[str] = []
         if inputs or self._kept:
@@ -350,7 +386,7 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
             "    if (t >= count) continue;",
             "    const int place = (chunks - 1 - chunk) & 1 ? T - 1 - t : t;",
             "    float back[V];",
-            "    i.product(t % 2, back);",
+            *indented(self._from_ring() if self.feedback.delays else ["i.product(t % 2, back);"]),
             *(f"    {self.pack(grad, self.stored)}" for grad in grads),
             *indented(self.shared_step(each, after, "1 - t % 2")),
             "}",
@@ -368,6 +404,32 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
                 f"if (threadIdx.x == 0) {tensor}[blockIdx.x] = {of_block};",
             ]
         return self.finished([step, adjoint] if self._kept else [adjoint], body)
+
+    def _ring(self) -> List[str]:
+        """The lines that take the delays, and the ring of what comes from each step for earlier outputs."""
+        # behind the delays stands how many steps may still come back
+        delays = self.argument("delays", "pointer", "params", self.delays_at)
+        rows = f"const int rows = (int){delays}[{self.shape.width}];"
+        return [*self.lags(), rows, "int at_ring = steps % rows;"]
+
+    def _from_ring(self) -> List[str]:
+        """The product, which goes into the ring, and what comes from the step at which a neuron's output comes back."""
+        ring = self.argument("ring", "pointer", "grad_state", len(self.program.states))
+        zero = self.printer.number(0.0)
+        place = f"{ring}[(long long){{}} * neurons + i.at(j)]"
+        later = ["int later = at_ring + (int)lag[j];", "later = later < rows ? later : later - rows;"]
+        return [
+            self.pack("sent"),
+            *over_neurons([*later, f"sent[j] = lag[j] == {zero} ? {zero} : {place.format('later')};"]),
+            "i.product(t % 2, back);",
+            *over_neurons(
+                [
+                    f"if (i.works() && i.has(j)) {place.format('at_ring')} = back[j];",
+                    f"back[j] = lag[j] == {zero} ? back[j] : sent[j];",
+                ]
+            ),
+            "at_ring = at_ring ? at_ring - 1 : rows - 1;",
+        ]
 
     def _zeros(self) -> List[str]:
         lines = []

@@ -25,6 +25,7 @@ from spikecore.backend import MAX_STATIC_STEPS, Feedback, ParamValue, Spec, Tens
 from spikecore.dtypes import compute_dtype
 from spikecore.kernels._autograd import KernelCall
 from spikecore.kernels._call import Call, Kernels, channels_of, resolved
+from spikecore.kernels._delays import Delays
 from spikecore.kernels._layout import Launch, Layout, fitted_param, gradient
 from spikecore.kernels._plan import Geometry, saved_states
 from spikecore.kernels._runner import KernelRunner
@@ -45,9 +46,12 @@ class FedKernels(Kernels):
         #: What comes back: of which output, into which input, and whether it is constant.
         self.fed = spec.feedback or Feedback()
         self.n_own, count = len(self.tensor_params), len(program.params)
-        self.n_states += 1
+        #: The last output and, with delays, the outputs before it.
+        self.n_fed = 1 + self.fed.delays
+        self.n_states += self.n_fed
         self.n_final = self.n_states if spec.final else 0
-        self.tensor_params = (*self.tensor_params, count, count + 1)[: self.n_own + 2]
+        behind = 1 + self.fed.bias + self.fed.delays
+        self.tensor_params = (*self.tensor_params, *range(count, count + behind))
         self.steps, self.launches = FeedbackSteps(backend, program, spec), FeedbackLaunch(backend, program, spec)
         self.feedback_spec = spec
         #: What finds the gradients where the output that comes back is a constant.
@@ -78,9 +82,11 @@ class FedPlan:
         """Outputs, final states, the last output and recorded states; and, for backward, what is saved."""
         tensors = resolved(tensors)
         fed = self._fed(numbers, tensors)
-        outputs, final, trace, saved = self._way(fed).forward(fed, tensors[: self.kernels.n_inputs], self.save)
+        back = fed.memory()
+        outputs, final, trace, saved = self._way(fed).forward(fed, tensors[: self.kernels.n_inputs], back, self.save)
         if self.kernels.n_final:
             final = [*final, outputs[self.kernels.fed.output][-1].clone()]
+            final += [] if fed.delays is None else [fed.delays.behind(back.history)]
         return [*outputs, *final, *trace, *saved]
 
     def to_save(self, tensors: Sequence[Tensor], results: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -115,24 +121,22 @@ class FedPlan:
         fed, n = self._fed(numbers, tensors), kernels.n_outputs
         outputs, final = [*grads[:n]], grads[n : n + n_final]
         to_out = outputs[fed.feedback.output]
-        if final and final[-1] is not None:
-            # the last output is the state "feedback", too
-            to_out = to_out.contiguous().clone() if to_out is not None else torch.zeros_like(behind[0])
-            to_out[-1] += final[-1]
-        outputs[fed.feedback.output] = to_out
+        final, ends = final[: n_final - kernels.n_fed], final[n_final - kernels.n_fed :]
+        outputs[fed.feedback.output], of_past = fed.with_ends(to_out, ends)
         learn = tuple(needs[moving : self.weight])
         state = any(needs[kernels.n_inputs : moving])
-        cotangents = Cotangents(outputs, tuple(final[:-1]), tuple(grads[n + n_final :]), state, learn, needs)
+        cotangents = Cotangents(outputs, tuple(final), tuple(grads[n + n_final :]), state, learn, needs)
         result: List[Optional[Tensor]]
         if fed.feedback.detach:
             result = self._apart(numbers, tensors, behind[0], cotangents)
-            result.insert(moving - 1, None)
             gu: Any = result[fed.feedback.into]
+            result[moving - kernels.n_fed : moving - kernels.n_fed] = fed.to_first(None, of_past, state)
         else:
             to_inputs, to_state, sums = self._way(fed).backward(fed, behind, cotangents)
             gu = to_inputs[fed.feedback.into]
             result = [*to_inputs]
-            result += [*to_state, _through(gu[0], fed.weight)] if state else [None] * (moving - kernels.n_inputs)
+            result += [*to_state] if state else [None] * (moving - kernels.n_inputs - kernels.n_fed)
+            result += fed.to_first(gu, of_past, state)
             kinds, layout = kernels.spec.params, Layout(fed.shape[1:], None)
             for index, value, total in zip(kernels.tensor_params, tensors[moving:], sums):
                 channels = fed.channels[index] if fed.channels else ()
@@ -141,19 +145,21 @@ class FedPlan:
                 )
         if not needs[fed.feedback.into]:
             result[fed.feedback.into] = None
-        to_weight, *to_bias = needs[self.weight :]
+        to_weight, *to_bias = needs[self.weight : self.count - fed.feedback.delays]
         rows = gu.reshape(-1, fed.shape[-1]).to(fed.weight.dtype)
         result.append(_of_weight(rows, fed, out) if to_weight else None)  # type: ignore[arg-type]  # saved for it
-        return [*result, *[_of_bias(gu).to(fed.weight.dtype) if wants else None for wants in to_bias]]
+        result += [_of_bias(gu).to(fed.weight.dtype) if wants else None for wants in to_bias]
+        return [*result, None] if fed.feedback.delays else result
 
     def _apart(
-        self, numbers: Sequence[Any], tensors: Sequence[Tensor], us: Tensor, cotangents: Cotangents
+        self, numbers: Sequence[Any], saved: Sequence[Tensor], us: Tensor, cotangents: Cotangents
     ) -> List[Any]:
         """Gradients of the inputs, of the program's states and of its parameters, of a call whose input is ``u`` and
         into which nothing comes back.
         """
         kernels, moving, into = self.kernels.apart, self.moving, self.kernels.fed.into
-        tensors = [*tensors[:into], us, *tensors[into + 1 : moving - 1], *tensors[moving : self.weight]]
+        tensors = [*saved[:into], us, *saved[into + 1 : moving - self.kernels.n_fed]]
+        tensors += saved[moving : self.weight]
         needs = (
             *cotangents.needed_inputs(kernels.n_inputs, into), *[cotangents.state] * kernels.n_states,
             *cotangents.learn,
@@ -175,8 +181,13 @@ class FedPlan:
         kernels, spec, shape = self.kernels, self.kernels.spec, tuple(tensors[0].shape)
         inputs, into = [*tensors[: kernels.n_inputs]], kernels.fed.into
         inputs = [value if k == into else value.contiguous() for k, value in enumerate(inputs)]
-        *state, first = [value.contiguous() for value in tensors[kernels.n_inputs : self.moving]]
+        start = self.moving - kernels.n_fed
+        state = [value.contiguous() for value in tensors[kernels.n_inputs : start]]
         weight, *bias = tensors[self.weight :]
+        delays = None
+        if kernels.fed.delays:
+            past = tensors[start + 1]
+            delays = Delays(bias.pop(), past.shape[-1], past)
         layout, params = Layout(shape[1:], None), [*numbers[: len(spec.params)]]
         parameters = tensors[self.moving : self.weight]
         channels = channels_of(kernels, layout, [value.shape for value in parameters])
@@ -187,8 +198,9 @@ class FedPlan:
                 params[index] = params[index].reshape(-1)
         call = Call(self.call.record, True)
         return FeedbackCall(
-            call, shape, inputs, state, first, tuple(params), channels, weight, bias[0] if bias else None, kernels.fed
-        )
+            call, shape, inputs, state, tensors[start].contiguous(), tuple(params), channels, weight,
+            bias[0] if bias else None, kernels.fed, delays,
+        )  # fmt: skip
 
 
 class FedRunner(KernelRunner):
@@ -209,12 +221,14 @@ class FedRunner(KernelRunner):
         """See :meth:`spikecore.backend.Backend.compile`."""
         x, count, compute = inputs[self.fed.fed.into], len(self.program.params), self.spec.compute
         arguments = tuple([value.to(compute) if isinstance(value, Tensor) else value for value in params[:count]])
+        weights: Any = params[count:]
+        longest = weights[-1] if self.fed.fed.delays else 0
         if state is None:
             shape = x.shape[1:]
             # by autograd, since the start may depend on a parameter that is learnt
             state = (*self._at_rest(x.device, shape, arguments), x.new_zeros(shape))
-        weights: Any = params[count:]
-        tensors = (*inputs, *state, *[value for value in arguments if isinstance(value, Tensor)], *weights)
+            state = (*state, x.new_zeros((*shape, longest))) if longest else state
+        tensors = (*inputs, *state, *[value for value in (*arguments, *weights) if isinstance(value, Tensor)])
         self._refuse(tensors)
         wants = [torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors]
         plan = FedPlan(self.fed, Call(tuple(record), True), tensors, wants, self.instead is not None)
@@ -236,6 +250,9 @@ def _of_weight(rows: Tensor, fed: FeedbackCall, out: Tensor) -> Tensor:
     """The gradient of the weight: the cotangents of all inputs ``[T * B, H]`` times the outputs of the steps before."""
     width = fed.shape[-1]
     batch = rows.shape[0] // fed.shape[0]
+    if fed.delays is not None:
+        history = torch.cat([fed.memory(0).history, out])
+        return rows.t() @ fed.delays.arriving(history, 0, fed.shape[0]).reshape(-1, width).to(rows.dtype)
     before = out[:-1].reshape(-1, width).to(rows.dtype)
     return (rows[batch:].t() @ before).addmm_(rows[:batch].t(), fed.first.reshape(-1, width).to(rows.dtype))
 
@@ -246,6 +263,20 @@ def _of_bias(gu: Tensor) -> Tensor:
     """
     total = gu.sum(0, dtype=compute_dtype(gu.dtype))
     return total.reshape(-1, gu.shape[-1]).sum(0)
+
+
+class Memory(NamedTuple):
+    """Where the output that comes back is written: behind the outputs before the call, with delays."""
+
+    history: Any
+    output: Optional[Tensor]
+
+    def outputs(self, fed: FeedbackCall, like: Tensor, count: int) -> List[Tensor]:
+        """The outputs of a call, to be filled."""
+        outputs = [like.new_empty(fed.shape) for _ in range(count)]
+        if self.output is not None:
+            outputs[fed.feedback.output] = self.output
+        return outputs
 
 
 class FeedbackCall(NamedTuple):
@@ -266,6 +297,47 @@ class FeedbackCall(NamedTuple):
     weight: Tensor
     bias: Optional[Tensor]
     feedback: Feedback
+    delays: Optional[Delays] = None
+
+    def memory(self, steps: Optional[int] = None) -> Memory:
+        """Where the output that comes back is written."""
+        if self.delays is None:
+            return Memory(None, None)
+        history = self.delays.history(self.first, self.shape[0] if steps is None else steps)
+        # no view, which autograd would treat in a way of its own
+        at, shape = self.delays.rows * history[0].numel(), (history.shape[0] - self.delays.rows, *self.shape[1:])
+        return Memory(history, history.new_empty(0).set_(history.untyped_storage(), at, shape, history.stride()))
+
+    def with_ends(
+        self, to_out: Optional[Tensor], ends: Sequence[Optional[Tensor]]
+    ) -> Tuple[Optional[Tensor], Optional[Tensor]]:
+        """The cotangent of the output that comes back with those of the states that are outputs, too; and, in rows, what
+        is for outputs before the call.
+        """
+        last, past = (*ends, None, None)[:2]
+        if last is None and past is None:
+            return to_out, None
+        steps, total = self.shape[0], self.first.new_zeros(self.shape) if to_out is None else to_out.contiguous().clone()
+        if last is not None:
+            total[-1] += last
+        if past is None:
+            return total, None
+        rows = past.movedim(-1, 0)
+        inside = min(steps - 1, len(rows))
+        total[steps - 1 - inside : steps - 1] += rows[len(rows) - inside :]
+        return total, rows[: len(rows) - inside]
+
+    def to_first(self, gu: Optional[Tensor], of_past: Optional[Tensor], wanted: bool) -> List[Optional[Tensor]]:
+        """The gradients of the last output before the call and, with delays, of those before it. ``gu`` are those of the
+        drive, None where the output is a constant.
+        """
+        if self.delays is None:
+            return [None if gu is None or not wanted else _through(gu[0], self.weight)]
+        if not wanted or (gu is None and of_past is None):
+            return [None, None]
+        came = self.first.new_zeros((1, *self.shape[1:])) if gu is None else _through(gu[: self.delays.rows], self.weight)
+        total = self.delays.to_earlier(came, of_past)
+        return [total[-1], total[:-1].movedim(0, -1)]
 
     def geometry(self, steps: int) -> Geometry:
         """The sizes of a launch of so many steps."""
@@ -330,14 +402,14 @@ class FeedbackLaunch:
         learn = tuple([name for name in spec.learn if name in program.params])
         self.kernels = Kernels(backend, program, replace(spec, learn=learn))
 
-    def forward(self, fed: FeedbackCall, inputs: Sequence[Tensor], save: bool) -> Results:
+    def forward(self, fed: FeedbackCall, inputs: Sequence[Tensor], memory: Memory, save: bool) -> Results:
         """All steps of the inputs."""
         kernels, geometry, shape = self.kernels, self._geometry(fed), fed.shape
         launch = kernels.launch(kernels.forward_plan(fed.call, save), geometry)
         compute, chunk = kernels.spec.compute, kernels.chunk
         inputs = [value.contiguous() for value in inputs]
         x = inputs[fed.feedback.into]
-        outputs = [torch.empty_like(x) for _ in range(kernels.n_outputs)]
+        outputs = memory.outputs(fed, x, kernels.n_outputs)
         final = [x.new_empty(shape[1:], dtype=compute) for _ in range(kernels.n_final)]
         trace = [x.new_empty(shape, dtype=compute) for _ in fed.call.record]
         to_save = [torch.empty_like(x)] if save else []
@@ -345,7 +417,7 @@ class FeedbackLaunch:
             states = saved_states(kernels.program, kernels.spec, True)
             to_save += [x.new_empty(((shape[0] - 1) // chunk, *shape[1:]), dtype=compute) for _ in states]
         bias = () if fed.bias is None else (fed.bias.contiguous(),)
-        params = (*fed.params, fed.weight.t().contiguous(), *bias)
+        params = (*fed.params, fed.weight.t().contiguous(), *bias, *self._lags(fed))
         launch(geometry, inputs, (*fed.state, fed.first), params, outputs, final, trace, to_save)
         return outputs, final, trace, to_save
 
@@ -367,19 +439,28 @@ class FeedbackLaunch:
         traces = [_steps(g) for g in cotangents.trace if g is not None]
         gus = [torch.empty_like(us, memory_format=torch.contiguous_format) if wants else None for wants in wanted]
         to_state = [new(step, dtype=compute) for _ in range(kernels.n_states)] if cotangents.state else []
-        params = (*fed.params, fed.weight.contiguous())
+        params = (*fed.params, fed.weight.contiguous(), *self._lags(fed))
+        filled: List[Any] = [*to_state]
+        if fed.delays is not None:
+            filled = [*(to_state or [None] * kernels.n_states), new((fed.delays.rows, *step), dtype=compute).zero_()]
         sums = launch(
             geometry, _with(fed.inputs, into, us.contiguous()), fed.state, params, (None, *checkpoints),
             [grad for grad in grads if grad is not None], ends if plan.final else (), traces,
-            [gu for gu in gus if gu is not None], to_state,
+            [gu for gu in gus if gu is not None], filled,
         )  # fmt: skip
         each = iter(sums if sums is not None else ())
         return gus, to_state, [next(each) if wants else None for wants in cotangents.learn]
 
+    def _lags(self, fed: FeedbackCall) -> Tuple[Tensor, ...]:
+        """Delays as numbers of arithmetic, and behind them how many steps may still come back."""
+        if fed.delays is None:
+            return ()
+        return (torch.nn.functional.pad(fed.delays.lags.to(self.kernels.spec.compute), (0, 1), value=fed.delays.rows),)
+
     def _geometry(self, fed: FeedbackCall) -> Geometry:
         steps, neurons, channels, _ = fed.geometry(fed.shape[0])
-        # behind the parameters stand weight and bias
-        return Geometry(steps, neurons, (*channels, (0, 0), (0, 0)) if channels else channels)
+        # behind the parameters stand up to three tensors
+        return Geometry(steps, neurons, (*channels, *[(0, 0)] * 3) if channels else channels)
 
 
 def _with(inputs: Sequence[Tensor], into: int, drive: Tensor) -> List[Tensor]:
@@ -417,12 +498,12 @@ class FeedbackSteps:
         launch = kernels.launch(kernels.forward_plan(call, False), fed.geometry(steps))
         return filling(launch, 4) if self.backend.owns_outputs else launch
 
-    def forward(self, fed: FeedbackCall, inputs: Sequence[Tensor], save: bool) -> Results:
+    def forward(self, fed: FeedbackCall, inputs: Sequence[Tensor], memory: Memory, save: bool) -> Results:
         """All steps of the inputs."""
         into, output, x = fed.feedback.into, fed.feedback.output, inputs[fed.feedback.into]
         compute, (steps, *shape) = self.spec.compute, fed.shape
         new = x.new_empty
-        outputs = [new(fed.shape) for _ in self.program.outputs]
+        outputs = memory.outputs(fed, x, len(self.program.outputs))
         us = new(fed.shape if save else [1, *shape])
         trace = [new(fed.shape, dtype=compute) for _ in fed.call.record]
         each = chunk_of(steps)
@@ -437,7 +518,9 @@ class FeedbackSteps:
         last = fed.first
         for t in range(steps):
             u = us[t if save else 0]
-            torch.add(x[t], product(last), out=u)
+            if fed.delays is not None:
+                last = fed.delays.arriving(memory.history, t, 1)[0]
+            torch.add(x[t], product(last, t > fed.delays.longest if fed.delays else t > 0), out=u)
             chunk, inside = divmod(t + 1, each)
             is_checkpoint = checkpoints and not inside and chunk <= count
             following = [values[chunk - 1] for values in checkpoints] if is_checkpoint else spare[t % 2]
@@ -480,7 +563,7 @@ class FeedbackSteps:
             if t < start:
                 start, before = self._again(fed, us, checkpoints, t)
             arriving = cotangents.outputs[output]
-            back(gu[t + 1] if t + 1 < steps else None, None if arriving is None else arriving[t])
+            back(t, gu[t + 1] if t + 1 < steps else None, None if arriving is None else arriving[t])
             given = [to_out if k == output else g[t : t + 1].contiguous() for k, g in enumerate(cotangents.outputs) if outputs[k]]  # type: ignore[index]  # these are there
             drives = _with([value[t : t + 1] for value in fed.inputs], into, us[t : t + 1])
             filled = [value[t : t + 1] for value in gus if value is not None]
@@ -535,16 +618,15 @@ class _Product:
         batch = fed.first.shape[:-1].numel()
         if spikes and fed.first.dtype == fed.weight.dtype and is_quicker(fed.weight, batch, fed.shape[0]):
             self.quick = SpikesTimes(fed.weight, fed.bias, batch)
-        # the output before the first step may be no spike
-        self.first = fed.first
         self.weight, self.bias = fed.weight.t(), fed.bias
         self.shape, self.rows = fed.shape[1:], (-1, fed.shape[-1])
         like = torch.empty(self.shape, dtype=fed.weight.dtype, device=fed.weight.device)
         self.out = like.view(self.rows)
 
-    def __call__(self, last: Tensor) -> Tensor:
+    def __call__(self, last: Tensor, inside: bool) -> Tensor:
+        """For an output of this call, or one before it, which may be no spike."""
         rows = last.view(self.rows).to(self.weight.dtype)
-        if self.quick is not None and last is not self.first:
+        if self.quick is not None and inside:
             return self.quick(rows).view(self.shape)
         if self.bias is None:
             torch.mm(rows, self.weight, out=self.out)
@@ -558,8 +640,18 @@ class _Back:
 
     def __init__(self, fed: FeedbackCall, out: Tensor) -> None:
         self.weight, self.rows, self.out = fed.weight, (-1, fed.shape[-1]), out
+        #: With delays, what comes from each step, for earlier outputs.
+        self.delays, self.later = fed.delays, None
+        if fed.delays is not None:
+            self.later = out.new_zeros((fed.shape[0] + fed.delays.rows, *fed.shape[1:]))
 
-    def __call__(self, following: Optional[Tensor], arriving: Optional[Tensor]) -> None:
+    def __call__(self, step: int, following: Optional[Tensor], arriving: Optional[Tensor]) -> None:
+        if self.delays is not None and self.later is not None:
+            if following is not None:
+                self.later[step + 1] = _through(following, self.weight)
+            sent = self.delays.sent(self.later, step)
+            self.out.copy_(sent if arriving is None else sent + arriving)
+            return
         if following is None:
             if arriving is None:
                 self.out.zero_()

@@ -16,7 +16,7 @@ from spikecore._shell.modules import calls_as, has_hooks, has_own_hooks
 from spikecore._shell.state import State, Stateful, Stepped
 from spikecore.backend import FEEDBACK_BIAS, FEEDBACK_WEIGHT, Feedback, Tensors, Unsupported
 from spikecore.layers import Delay
-from spikecore.layers._delay import PAST, following, one_by_one
+from spikecore.layers._delay import PAST, following, one_by_one, whole
 from spikecore.layers._packed import Follow
 from spikecore.neuron import Neuron
 
@@ -31,6 +31,9 @@ class Matrix(NamedTuple):
 
     weight: Tensor
     bias: Optional[Tensor]
+    #: ``[H]`` whole steps by which an output comes back later, and the longest there may be; None and 0 without.
+    delay: Optional[Tensor] = None
+    longest: int = 0
 
     @property
     def tensors(self) -> Tensors:
@@ -236,13 +239,15 @@ class Recurrent(Stateful):
             start = (*start[:-1], start[-1].to(x.dtype))  # an output, not a state of the neuron
         mode = world()
         matrix: Union[Matrix, str] = "torch.compile traces the call" if mode is COMPILED else self._matrix(x)
-        reason = matrix if isinstance(matrix, str) else why_looped(self.neuron, inputs, into, start, matrix, record, mode)
+        reason = matrix if isinstance(matrix, str) else why_looped(self.neuron, inputs, into, (*(start or ()), past), matrix, record, mode)
         if mode is not COMPILED:
             self.__dict__["_looped"] = reason
         if isinstance(matrix, Matrix) and not reason:
-            feedback = Feedback(matrix.bias is not None, self.detach, into, output)
+            feedback = Feedback(matrix.bias is not None, self.detach, into, output, matrix.delay is not None)
+            if start is not None and past is not None:
+                start = (*start, past.to(x.dtype))
             outputs, end, trace = fed_back(self.neuron, inputs, start, matrix, record, final, feedback)
-            return outputs, dict(zip(names, end or ())), dict(zip(record, trace))
+            return outputs, dict(zip((*names, PAST), end or ())), dict(zip(record, trace))
         if self.fused and x.numel():
             raise Unsupported(f"Recurrent was to run all steps in one call (fused=True): {reason}")
         return self._loop(inputs, start, record, past)
@@ -253,7 +258,7 @@ class Recurrent(Stateful):
         if self.fused is False:
             return "fused=False was asked for"
         if isinstance(linear, Delay):
-            return "linear is Delay, and a loop keeps what outputs send to later steps"
+            return self._delayed(x)
         if type(linear).forward is not nn.Linear.forward or type(linear).__call__ is not nn.Module.__call__:
             kind = type(linear)
             return f"linear is {kind.__module__}.{kind.__qualname__}, and one call takes the forward of nn.Linear only"
@@ -264,6 +269,20 @@ class Recurrent(Stateful):
         if type(self.neuron).run is not Neuron.run:
             return f"{type(self.neuron).__name__} has a run() of its own"
         return under_autocast(x, Matrix(linear.weight, linear.bias))
+
+    def _delayed(self, x: Tensor) -> Union[Matrix, str]:
+        """The matrix of a Delay, or why a loop keeps what outputs send to later steps."""
+        linear: Any = self.linear
+        if linear.delay.ndim == 2:
+            return "linear is Delay with a delay for each connection, and one call takes one for each neuron"
+        if linear.sigma is not None and linear.training:
+            return "linear is Delay that learns its delays, and one call takes whole ones, as in eval()"
+        if has_hooks(linear):
+            return "linear has hooks or a forward of its own, which are called at every step"
+        if type(self.neuron).run is not Neuron.run:
+            return f"{type(self.neuron).__name__} has a run() of its own"
+        of = linear.delayed(x)
+        return under_autocast(x, Matrix(of.weight, of.bias, whole(of.delay, of.longest), of.longest))
 
     def _through(self, x: Tensor, past: Optional[Tensor]) -> Callable[[Tensor], Tensor]:
         """What an output comes back through, one step after the other."""
@@ -393,19 +412,20 @@ def why_looped(
     neuron: Any,
     inputs: Tensors,
     into: int,
-    state: Optional[Tensors],
+    state: Sequence[Optional[Tensor]],
     matrix: Matrix,
     record: Sequence[str],
     mode: str,
 ) -> str:
     """Why a call with feedback cannot be one call of the backend, "" if it can.
 
-    ``state``: the states of the neuron in its order, then the last output; None at rest.
+    ``state``: the states of the neuron in its order, then the last output and the past; None for what is at rest.
     """
     x = inputs[into]
     if mode is not EAGER or type(x) not in PLAIN:
         return "torch traces or transforms the call, or x is no plain tensor"
-    others = (*inputs[:into], *inputs[into + 1 :], *(state or ()), *matrix.tensors)
+    there = [value for value in (*state, matrix.delay) if value is not None]
+    others = (*inputs[:into], *inputs[into + 1 :], *there, *matrix.tensors)
     if any(type(value) not in PLAIN or value.device != x.device for value in others):
         return "weight, bias or state is no plain tensor beside x"
     if any(value.layout is not torch.strided for value in (x, *others)):
@@ -445,7 +465,8 @@ def fed_back(
     spec, *gradients = asked.kind
     spec = (spec[0], None, *spec[2:5], feedback)
     kind = dispatch.find(inputs[0].device.type, spec, *gradients, bool(record), dispatch.stamp)
-    return dispatch.runners[kind](inputs, state, (*asked.values, *matrix.tensors), tuple(record))
+    delays: Any = (matrix.delay, matrix.longest) if feedback.delays else ()
+    return dispatch.runners[kind](inputs, state, (*asked.values, *matrix.tensors, *delays), tuple(record))
 
 
 def under_autocast(x: Tensor, matrix: Matrix) -> Matrix:
@@ -454,4 +475,5 @@ def under_autocast(x: Tensor, matrix: Matrix) -> Matrix:
     # autocast leaves float64 as it is
     if dtype is None or torch.float64 in (x.dtype, *[value.dtype for value in matrix.tensors]):
         return matrix
-    return Matrix(*[None if value is None else value.to(dtype) for value in matrix])  # type: ignore[arg-type]  # the weight is there
+    bias = None if matrix.bias is None else matrix.bias.to(dtype)
+    return matrix._replace(weight=matrix.weight.to(dtype), bias=bias)

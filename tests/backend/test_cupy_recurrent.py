@@ -69,7 +69,7 @@ def results(
     given_state = None
     if first is not None:
         state = net.run(*[value.detach()[:1] for value in xs])[1]
-        given_state = {name: value.detach() * 0 for name, value in state.items()}
+        given_state = {name: (value.detach() * 0).requires_grad_() for name, value in state.items()}
         given_state["feedback"] = first.clone().requires_grad_()
     out, state, *trace = net.run(*xs, state=given_state, record=record)
     given = [*(out if isinstance(out, tuple) else (out,)), *state.values(), *(trace[0].values() if trace else ())]
@@ -77,7 +77,7 @@ def results(
     gradients = {f"x{k}": value.grad for k, value in enumerate(xs)}
     gradients.update({n: p.grad for n, p in net.named_parameters()})
     if given_state is not None:
-        gradients["first"] = given_state["feedback"].grad
+        gradients.update({f"first {name}": value.grad for name, value in given_state.items()})
     return [value.detach() for value in given], gradients
 
 
@@ -95,6 +95,9 @@ def compare(
         assert all(torch.equal(a, b) for a, b in zip(found, expected))
     torch.testing.assert_close(found, expected)
     for name, value in its.items():
+        if value is None or not value.any():
+            assert mine[name] is None or not mine[name].any(), name
+            continue
         assert (mine[name] - value).double().norm() <= tolerance * value.double().norm(), name
 
 
@@ -167,6 +170,25 @@ def test_several_inputs_and_outputs(host: str, into: str, output: int) -> None:
     for steps in (1, 19):
         x = [drawn(steps, 3, 6) * 2, drawn(steps, 3, 6, seed=4) / 4]
         compare(host, net, x, ("v", "w"), 1e-6, exact=output == 0)
+
+
+@pytest.mark.parametrize(
+    ("longest", "detach", "dtype", "tolerance"),
+    [
+        (1, False, torch.float32, 1e-6),
+        (4, True, torch.float32, 1e-6),
+        (30, False, torch.float32, 1e-6),
+        (4, False, torch.bfloat16, 1e-2),
+    ],
+)
+def test_delays(host: str, longest: int, detach: bool, dtype: torch.dtype, tolerance: float) -> None:
+    """Outputs before the call and of the call come back, in both directions."""
+    net = layer(sc.ALIF(learn=("threshold",), backend="torch"), 6, dtype, detach=detach)
+    delay = torch.arange(6.0) % (longest + 1)
+    delay[-1] = longest
+    net.linear = sc.Delay(net.linear, longest, delay=delay, learn=())
+    for first in (None, (drawn(3, 6, seed=7) > 0).to(dtype)):
+        compare(host, net, drawn(19, 3, 6, dtype=dtype) * 2, ("v", "a"), tolerance, first=first)
 
 
 # -- shapes

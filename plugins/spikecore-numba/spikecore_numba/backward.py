@@ -105,7 +105,24 @@ class BackwardWriter(Writer):
         lines = self.loop(stores, loads)
         if plan.spec.feedback is not None:
             lines += self.product(self._back, self._input, self.printer.number(0.0))
+            lines += self._delayed() if plan.spec.feedback.delays else ()
         return lines
+
+    def _delayed(self) -> List[str]:
+        """The loops that put what comes from a step into a ring, and take for each neuron that of a later step, at which
+        the output of the step before comes back.
+        """
+        delays = self.argument("delays", "pointer", "params", len(self.program.params) + 1)
+        ring = self.argument("ring", "pointer", "grad_state", len(self.program.states))
+        back = self.row(self._back)
+        return [
+            f"rows = int({delays}[count])",
+            "for i in range(count):",
+            f"    {ring}[t % rows * neurons + first + i] = {back}",
+            "for i in range(count):",
+            f"    later = t % rows + int({delays}[i])",
+            f"    {back} = {ring}[(later if later < rows else later - rows) * neurons + first + i]",
+        ]
 
     def _to_output(self, name: str, index: int, output: int) -> str:
         """The cotangent of an output: what arrives, and what comes back from the next step."""
