@@ -151,9 +151,7 @@ class FedPlan:
         result += [_of_bias(gu).to(fed.weight.dtype) if wants else None for wants in to_bias]
         return [*result, None] if fed.feedback.delays else result
 
-    def _apart(
-        self, numbers: Sequence[Any], saved: Sequence[Tensor], us: Tensor, cotangents: Cotangents
-    ) -> List[Any]:
+    def _apart(self, numbers: Sequence[Any], saved: Sequence[Tensor], us: Tensor, cotangents: Cotangents) -> List[Any]:
         """Gradients of the inputs, of the program's states and of its parameters, of a call whose input is ``u`` and
         into which nothing comes back.
         """
@@ -317,7 +315,10 @@ class FeedbackCall(NamedTuple):
         last, past = (*ends, None, None)[:2]
         if last is None and past is None:
             return to_out, None
-        steps, total = self.shape[0], self.first.new_zeros(self.shape) if to_out is None else to_out.contiguous().clone()
+        steps, total = (
+            self.shape[0],
+            self.first.new_zeros(self.shape) if to_out is None else to_out.contiguous().clone(),
+        )
         if last is not None:
             total[-1] += last
         if past is None:
@@ -335,7 +336,9 @@ class FeedbackCall(NamedTuple):
             return [None if gu is None or not wanted else _through(gu[0], self.weight)]
         if not wanted or (gu is None and of_past is None):
             return [None, None]
-        came = self.first.new_zeros((1, *self.shape[1:])) if gu is None else _through(gu[: self.delays.rows], self.weight)
+        came = (
+            self.first.new_zeros((1, *self.shape[1:])) if gu is None else _through(gu[: self.delays.rows], self.weight)
+        )
         total = self.delays.to_earlier(came, of_past)
         return [total[-1], total[:-1].movedim(0, -1)]
 
@@ -564,7 +567,11 @@ class FeedbackSteps:
                 start, before = self._again(fed, us, checkpoints, t)
             arriving = cotangents.outputs[output]
             back(t, gu[t + 1] if t + 1 < steps else None, None if arriving is None else arriving[t])
-            given = [to_out if k == output else g[t : t + 1].contiguous() for k, g in enumerate(cotangents.outputs) if outputs[k]]  # type: ignore[index]  # these are there
+            given = [
+                to_out if k == output else g[t : t + 1].contiguous()
+                for k, g in enumerate(cotangents.outputs)
+                if outputs[k]
+            ]  # type: ignore[index]  # these are there
             drives = _with([value[t : t + 1] for value in fed.inputs], into, us[t : t + 1])
             filled = [value[t : t + 1] for value in gus if value is not None]
             traces = [cotangents.trace[k][t : t + 1].contiguous() for k in traced]  # type: ignore[index]  # these are there

@@ -239,7 +239,11 @@ class Recurrent(Stateful):
             start = (*start[:-1], start[-1].to(x.dtype))  # an output, not a state of the neuron
         mode = world()
         matrix: Union[Matrix, str] = "torch.compile traces the call" if mode is COMPILED else self._matrix(x)
-        reason = matrix if isinstance(matrix, str) else why_looped(self.neuron, inputs, into, (*(start or ()), past), matrix, record, mode)
+        reason = (
+            matrix
+            if isinstance(matrix, str)
+            else why_looped(self.neuron, inputs, into, (*(start or ()), past), matrix, record, mode)
+        )
         if mode is not COMPILED:
             self.__dict__["_looped"] = reason
         if isinstance(matrix, Matrix) and not reason:

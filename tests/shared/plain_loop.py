@@ -169,6 +169,10 @@ class Feedback(FeedbackLoop):
         self.t = -1
         return super().__call__(inputs, state, params, record)
 
+    def arriving(self, earlier: Any, delay: Any = None, longest: int = 0) -> Tensor:
+        """The output that comes back."""
+        return super().arriving(earlier, delay, longest)
+
     def through(self, last: Tensor, weight: Tensor, bias: Any = None) -> Tensor:
         """What comes back."""
         self.t += 1

@@ -66,6 +66,16 @@ def _add_recurrent() -> None:
         alone = [{**turn, "wanted": (name,), "given": ("output 1",)} for name in ("x", "y")]
         _recurrent(f"output-{output}-into-{into}", holds, whole, {**whole, "feedback": "loop"}, *alone)
     _recurrent("several-long", holds, {**turn, "shape": (33, 2, 3), "weights": "absent", "constant": True})
+    holds = "of whole delays the output of each neuron comes back so many steps later, forward and backward"
+    for longest, shape in ((1, (12, 3, 7)), (5, (33, 2, 7)), (20, (12, 3, 7)), (3, (1, 3, 7))):
+        late: Dict[str, Any] = {"longest": longest, "model": "alif", "shape": shape, "params": "channel"}
+        late = {**late, "learn": ("*",), "call": "run", "given": ("outputs", "final v", "final feedback")}
+        detached = {**late, "constant": True}
+        _recurrent(f"delays-{longest}-steps-{shape[0]}", holds, late, {**late, "feedback": "loop"}, detached)
+    calls = [{"longest": 4, "call": call, "shape": (11, 3, 6)} for call in ("carried", "cut", "single", "short")]
+    _recurrent("delays-carried", "outputs before a call come back in it, and not behind a reset", *calls)
+    late = {"longest": 6, "model": "turn", "reset": "none", "shape": (6, 3, 5), "into": 1, "output": 1}
+    _recurrent("delays-several", "delays, and several inputs and outputs", {**late, "given": ("output 0", "output 1")})
     _recurrent("detached-carried", holds, *[{"constant": True, "call": call} for call in ("carried", "single")])
     _recurrent("input-alone", "the matrix learns where the input needs no gradient", {"wanted": ()})
     every = {"model": "alif", **ALL, "learn": (), "call": "run"}

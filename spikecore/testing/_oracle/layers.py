@@ -30,6 +30,24 @@ class Matrix(NamedTuple):
     #: Numbers of the input that is added to, and of the output that comes back.
     into: int = 0
     output: int = 0
+    #: For each neuron how many steps later its output comes back, ``[H]``; None for none.
+    delay: Any = None
+
+    def arriving(self, y: Array, t: int) -> Array:
+        """The output that comes back at step ``t``, of those of all steps behind that before the first, ``[T + 1, *N]``."""
+        if self.delay is None:
+            return y[t]
+        return _chosen(y, t - self.delay)
+
+    def departing(self, sent: Sequence[Array], t: int) -> Array:
+        """What comes to the output of step ``t - 1`` from the steps at which it comes back. ``sent`` begins at step t."""
+        return sent[0] if self.delay is None else _chosen(np.stack(sent), self.delay)
+
+    def past(self, y: Array, longest: int) -> Array:
+        """The outputs before the last one, of those of all steps behind that before the first; 0 before these."""
+        rows = y[max(0, len(y) - 1 - longest) : -1]
+        padded = np.concatenate([np.zeros((longest - len(rows), *y.shape[1:])), rows])
+        return np.moveaxis(padded, 0, -1)
 
     def back(self, y: Array) -> Array:
         """What comes back of an output."""
@@ -78,6 +96,13 @@ class Norm(NamedTuple):
         to_x = inner * wide(self.weight, g) * rstd
         inputs = (to_x,) if self.shortcut == "none" else (to_x, to_skip[self.shortcut])
         return inputs, {"weight": weight, "bias": bias}
+
+
+def _chosen(rows: Array, numbers: Array) -> Array:
+    """For each neuron its number of the row of this number; 0 where there is no such row."""
+    there = (numbers >= 0) & (numbers < len(rows))
+    index = np.broadcast_to(np.clip(numbers, 0, len(rows) - 1), rows.shape[1:])
+    return np.asarray(np.take_along_axis(rows, index[None], 0)[0] * there)
 
 
 def over(x: Array) -> Tuple[int, ...]:
