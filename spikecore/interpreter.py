@@ -264,16 +264,14 @@ class FeedbackLoop:
         x = inputs[into]
         arguments = params[:count]
         weights: Any = params[count:]  # tensors
-        delays: Any = ()
-        if self.feedback.delays:
-            *weights, delay, longest = weights
-            delays = (delay, longest)
+        delays: Any = weights[len(weights) - 2 * self.feedback.delays :]
+        weights = weights[: len(weights) - len(delays)]
         n = len(self.program.states)
         states = None if state is None else state[:n]
         last = torch.zeros_like(x[0]) if state is None else state[n]
         earlier: List[Tensor] = [last]  # the past, and the last output
         if delays:
-            past = x.new_zeros((*last.shape, longest)) if state is None else state[n + 1]
+            past = x.new_zeros((*last.shape, delays[1])) if state is None else state[n + 1]
             earlier = [*past.to(x.dtype).unbind(-1), last]
         rows: List[List[Tensor]] = [[] for _ in self.program.outputs]
         traces: Dict[str, List[Tensor]] = {name: [] for name in record}

@@ -309,8 +309,8 @@ class FeedbackCall(NamedTuple):
     def with_ends(
         self, to_out: Optional[Tensor], ends: Sequence[Optional[Tensor]]
     ) -> Tuple[Optional[Tensor], Optional[Tensor]]:
-        """The cotangent of the output that comes back with those of the states that are outputs, too; and, in rows, what
-        is for outputs before the call.
+        """The cotangent of the output that comes back, with those of the states that are outputs, too; and, in rows,
+        what is for outputs before the call.
         """
         last, past = (*ends, None, None)[:2]
         if last is None and past is None:
@@ -329,8 +329,8 @@ class FeedbackCall(NamedTuple):
         return total, rows[: len(rows) - inside]
 
     def to_first(self, gu: Optional[Tensor], of_past: Optional[Tensor], wanted: bool) -> List[Optional[Tensor]]:
-        """The gradients of the last output before the call and, with delays, of those before it. ``gu`` are those of the
-        drive, None where the output is a constant.
+        """The gradients of the last output before the call and, with delays, of those before it. ``gu`` are those of
+        the drive, None where the output is a constant.
         """
         if self.delays is None:
             return [None if gu is None or not wanted else _through(gu[0], self.weight)]
@@ -445,7 +445,8 @@ class FeedbackLaunch:
         params = (*fed.params, fed.weight.contiguous(), *self._lags(fed))
         filled: List[Any] = [*to_state]
         if fed.delays is not None:
-            filled = [*(to_state or [None] * kernels.n_states), new((fed.delays.rows, *step), dtype=compute).zero_()]
+            absent = [] if to_state else [None] * kernels.n_states
+            filled += [*absent, new((fed.delays.rows, *step), dtype=compute).zero_()]
         sums = launch(
             geometry, _with(fed.inputs, into, us.contiguous()), fed.state, params, (None, *checkpoints),
             [grad for grad in grads if grad is not None], ends if plan.final else (), traces,
@@ -565,13 +566,10 @@ class FeedbackSteps:
         for t in range(steps - 1, -1, -1):
             if t < start:
                 start, before = self._again(fed, us, checkpoints, t)
-            arriving = cotangents.outputs[output]
-            back(t, gu[t + 1] if t + 1 < steps else None, None if arriving is None else arriving[t])
-            given = [
-                to_out if k == output else g[t : t + 1].contiguous()
-                for k, g in enumerate(cotangents.outputs)
-                if outputs[k]
-            ]  # type: ignore[index]  # these are there
+            arriving = [None if g is None else g[t : t + 1] for g in cotangents.outputs]
+            back(t, gu[t + 1] if t + 1 < steps else None, arriving[output])
+            arriving[output] = to_out
+            given = [g.contiguous() for g in arriving if g is not None]
             drives = _with([value[t : t + 1] for value in fed.inputs], into, us[t : t + 1])
             filled = [value[t : t + 1] for value in gus if value is not None]
             traces = [cotangents.trace[k][t : t + 1].contiguous() for k in traced]  # type: ignore[index]  # these are there
@@ -657,7 +655,7 @@ class _Back:
             if following is not None:
                 self.later[step + 1] = _through(following, self.weight)
             sent = self.delays.sent(self.later, step)
-            self.out.copy_(sent if arriving is None else sent + arriving)
+            self.out.copy_(sent[None] if arriving is None else sent + arriving)
             return
         if following is None:
             if arriving is None:

@@ -14,7 +14,7 @@ from spikecore._shell import checks, observe
 from spikecore._shell.call import arguments
 from spikecore._shell.modules import calls_as, has_hooks, has_own_hooks
 from spikecore._shell.state import State, Stateful, Stepped
-from spikecore.backend import FEEDBACK_BIAS, FEEDBACK_WEIGHT, Feedback, Tensors, Unsupported
+from spikecore.backend import FEEDBACK_BIAS, FEEDBACK_WEIGHT, Feedback, Runner, Tensors, Unsupported
 from spikecore.layers import Delay
 from spikecore.layers._delay import PAST, following, one_by_one, whole
 from spikecore.layers._packed import Follow
@@ -470,7 +470,8 @@ def fed_back(
     spec = (spec[0], None, *spec[2:5], feedback)
     kind = dispatch.find(inputs[0].device.type, spec, *gradients, bool(record), dispatch.stamp)
     delays: Any = (matrix.delay, matrix.longest) if feedback.delays else ()
-    return dispatch.runners[kind](inputs, state, (*asked.values, *matrix.tensors, *delays), tuple(record))
+    runner: Runner = dispatch.runners[kind]
+    return runner(inputs, state, (*asked.values, *matrix.tensors, *delays), tuple(record))
 
 
 def under_autocast(x: Tensor, matrix: Matrix) -> Matrix:

@@ -109,7 +109,7 @@ class BackwardWriter(Writer):
         return lines
 
     def _delayed(self) -> List[str]:
-        """The loops that put what comes from a step into a ring, and take for each neuron that of a later step, at which
+        """The loops that put what comes from a step into a ring, and take for each neuron that of the step at which
         the output of the step before comes back.
         """
         delays = self.argument("delays", "pointer", "params", len(self.program.params) + 1)

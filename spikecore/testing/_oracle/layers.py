@@ -34,13 +34,13 @@ class Matrix(NamedTuple):
     delay: Any = None
 
     def arriving(self, y: Array, t: int) -> Array:
-        """The output that comes back at step ``t``, of those of all steps behind that before the first, ``[T + 1, *N]``."""
+        """The output that comes back at step ``t``. ``y`` begins with the output before the first step."""
         if self.delay is None:
-            return y[t]
+            return np.asarray(y[t])
         return _chosen(y, t - self.delay)
 
     def departing(self, sent: Sequence[Array], t: int) -> Array:
-        """What comes to the output of step ``t - 1`` from the steps at which it comes back. ``sent`` begins at step t."""
+        """What comes to the output of step ``t - 1`` from when it comes back. ``sent`` begins at step t."""
         return sent[0] if self.delay is None else _chosen(np.stack(sent), self.delay)
 
     def past(self, y: Array, longest: int) -> Array:
