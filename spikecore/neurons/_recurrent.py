@@ -51,9 +51,10 @@ class Recurrent(Stateful):
     ``record``, ``carry_state`` and ``reset`` work as for any neuron.
 
     With ``sc.Delay(nn.Linear(C, C), max_delay)`` an output comes back ``delay + 1`` steps later. The state then
-    has ``"past"``, too, ``[*N, max_delay]``: the outputs before the last one, the newest last. The steps are a loop.
+    has ``"past"``, too, ``[*N, max_delay]``: the outputs before the last one, the newest last.
 
-    With ``nn.Linear``, or a subclass that keeps its ``forward``, all steps are one call of a backend that declares
+    With ``nn.Linear``, or a subclass that keeps its ``forward``, or a ``Delay`` with one whole delay for each neuron
+    (``per="input"``; fixed, or learnt and in ``eval()``), all steps are one call of a backend that declares
     ``recurrent``, and one node of autograd's graph on a backend with kernels. Its weight may be computed by a
     parametrisation, such as a mask, which then is computed once a call. Any other module, one with hooks or whose
     ``forward`` was replaced, a call that torch traces or transforms, and other backends take a loop over the steps;
