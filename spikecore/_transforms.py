@@ -1,31 +1,41 @@
-"""Transforms of a network: ``sc.fuse``, ``sc.unfuse`` and ``sc.hoist`` replace modules in the chains that call them.
+"""Transforms of a network: ``sc.fuse``, ``sc.unfuse`` and ``sc.hoist`` replace modules in what calls them.
 
-A chain is an ``nn.Sequential``, which calls its parts one after the other. What a ``forward`` of your own calls is not
-seen: there, write the layers yourself.
+A chain is an ``nn.Sequential``, which calls its parts one after the other. A block has a ``forward`` of its own, which
+``sc.fuse`` traces; ``sc.hoist`` does not.
 """
 
 from __future__ import annotations
 
 import functools
+import operator
 import warnings
 from collections import Counter, OrderedDict
 from itertools import takewhile
-from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Type
+from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
 
-from torch import nn
+from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from spikecore._base.errors import a_kind
 from spikecore._shell.checks import shown
-from spikecore._shell.modules import calls_as, has_own_hooks, in_turn
+from spikecore._shell.modules import calls_as, has_own_hooks, in_turn, unwrapped
 from spikecore.encode import Constant
 from spikecore.layers import NormNeuron, PackedConv2d, PackedLinear, TimeBatched, Voting
 from spikecore.layers._batch_norm_stats import is_plain_norm
-from spikecore.layers._blocks import Adding
 from spikecore.layers._norm_neuron import NormPlace, neuron_of
 from spikecore.layers._packed import replace_modules
 from spikecore.layers._pooling import CompactAvgPool2d, CompactMaxPool2d, compact, plain
+from spikecore.layers._traced import (
+    Rewritten,
+    call_apart,
+    channels_behind,
+    ends_in,
+    in_shapes,
+    summands,
+    traced,
+    without_shapes,
+)
 from spikecore.neuron import Neuron
 
 
@@ -46,24 +56,43 @@ class Place(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A batch normalisation and the neuron behind it, in the innermost chain that has both."""
+    """A batch normalisation and the neuron behind it, in the module that has both: the innermost chain, or a block."""
 
     norm: Place
     neuron: Place
-    chain: nn.Module
+    owner: nn.Module
+    #: Where the neuron's kernel adds a shortcut: as of :class:`spikecore.layers.NormNeuron`.
+    shortcut: Optional[str] = None
+    #: The normalisation of that shortcut.
+    shortcut_norm: Optional[Place] = None
+    #: The dimension of the channels in a time step.
+    channel_dim: int = 1
+
+    @property
+    def norms(self) -> Tuple[Place, ...]:
+        """One or two."""
+        return (self.norm,) if self.shortcut_norm is None else (self.norm, self.shortcut_norm)
 
 
 def fuse(net: nn.Module) -> nn.Module:
     """Put a :class:`spikecore.layers.NormNeuron` in the place of every neuron of ``net`` that follows a batch
     normalisation; gives ``net`` back.
 
-    Within an ``nn.Sequential``, nested ones included, these pairs are taken, and an ``nn.Identity`` stands where the
-    normalisation was::
+    These pairs are taken, and an identity stands where the normalisation was. Chains of ``nn.Sequential``, nested ones
+    included, and blocks with a ``forward`` of their own have them::
 
         TimeBatched(..., nn.BatchNorm2d(C)), neuron  # multi-step
         nn.BatchNorm2d(C), neuron  # neuron of step="single"
+        neuron(norm(x).unflatten(0, (T, B)))  # or view(T, B, C, H, W): x has samples [T B, C, H, W]
+        neuron(norm(x.transpose(1, 2)).transpose(1, 2))  # tokens, nn.BatchNorm1d; a reshape may follow
+        neuron(norm(x) + y), neuron(norm(x) + norm2(y))  # the kernel adds y, or normalises it as well
+        neuron(norm(x)) + y  # the kernel adds y to the spikes
 
-    The kernel of the last neuron of a :class:`spikecore.layers.SEWBlock` adds the block's shortcut to its spikes.
+    A ``forward`` is traced by torch.fx, in ``train()`` and in ``eval()``. Where it adds, its graph takes its place:
+    what the ``forward`` reads of Python, such as ``self.scale``, is what it was when ``fuse`` was called. It stays as
+    it is where torch.fx cannot trace it (a condition on values or sizes), where it sets attributes, and where it reads
+    ``self.training``.
+
     Pooling of windows that do not overlap, wherever it stands, is replaced by layers that keep less for backward:
     ``nn.MaxPool2d`` a byte for each maximum, instead of its input and an index of 8 bytes, and ``nn.AvgPool2d``
     nothing, instead of its input.
@@ -74,23 +103,32 @@ def fuse(net: nn.Module) -> nn.Module:
     load into both; ``named_parameters()`` has those of the new modules, ``"1.norm.weight"`` and ``"1.neuron.tau"``.
 
     Left as they are: ``nn.SyncBatchNorm`` and other classes, a normalisation or a neuron that is in the network twice,
-    those with hooks or a ``forward`` of their own, and all that a module's own ``forward`` puts together: there, use
-    :class:`spikecore.layers.NormNeuron`. Hooks that they get afterwards are not called. :func:`unfuse` undoes it.
-    Raises TypeError for what is no module. Warns where ``net`` has batch normalisations and neurons and none of them
-    is a pair.
+    and those with hooks or a ``forward`` of their own. Hooks that they get afterwards are not called. :func:`unfuse`
+    undoes it. Raises TypeError for what is no module. Warns where ``net`` has batch normalisations and neurons and none
+    of them is a pair.
     """
     _check("fuse", net)
-    ends = {module.ending() for module in net.modules() if isinstance(module, Adding)}
-    for norm, neuron, chain in pairs(net):
-        # what a block adds to the neuron's spikes goes into its kernel
-        adds = neuron.module in ends
-        layer = NormNeuron(norm.module, neuron.module, shortcut="after" if adds else None)  # type: ignore[arg-type]
-        layer.adds_for_block = adds
-        identity = NormPlace()
-        layer.training, identity.training = neuron.module.training, norm.module.training
-        neuron.put(layer)
-        norm.put(identity)
-        _names_of(chain)[neuron.path] = norm.path
+    found = pairs(net)
+    for pair in found.pairs:
+        norm, *others = [place.module for place in pair.norms]
+        neuron: Any = pair.neuron.module
+        layer = NormNeuron(
+            norm,
+            neuron,
+            shortcut=pair.shortcut,
+            shortcut_norm=others[0] if others else None,
+            channel_dim=pair.channel_dim,
+        )
+        layer.adds_for_block = pair.shortcut is not None
+        layer.training = neuron.training
+        pair.neuron.put(layer)
+        for place in pair.norms:
+            identity = NormPlace()
+            identity.training = place.module.training
+            place.put(identity)
+        _names_of(pair.owner)[pair.neuron.path] = tuple([place.path for place in pair.norms])
+    for block, graph in found.graphs.items():
+        block.forward = Rewritten(block, graph)
     replace_modules(net, {module: compact(module) for module in net.modules()})
     _warn_of_nothing(net)
     return net
@@ -102,10 +140,10 @@ def _warn_of_nothing(net: nn.Module) -> None:
     if norms and any(isinstance(part, Neuron) for part in net.modules()) and not _has(net, NormNeuron):
         warnings.warn(
             f"sc.fuse(net) found no batch normalisation that a neuron can take over (net.{norms[0]}, for one, stays as "
-            "it is): it takes those that an nn.Sequential calls right before a neuron, without hooks, and within "
-            "TimeBatched unless the neuron has step='single'. In a forward of your own, write "
-            "sc.layers.NormNeuron(norm, neuron); sc.explain(net, x) says where that helps. Pooling keeps less for "
-            "backward all the same",
+            "it is): it takes those right before a neuron, without hooks, and within TimeBatched unless the neuron has "
+            "step='single', in an nn.Sequential, and in a forward of your own that torch.fx can trace and that does "
+            "the same in train() and eval(). Elsewhere, write sc.layers.NormNeuron(norm, neuron); sc.explain(net, x) "
+            "says where that helps. Pooling keeps less for backward all the same",
             stacklevel=3,
         )
 
@@ -115,20 +153,30 @@ def unfuse(net: nn.Module) -> nn.Module:
     hand stays. Raises TypeError for what is no module.
     """
     _check("unfuse", net)
-    for chain in [*net.modules()]:
-        names = vars(chain).get(_NAMES, {})
-        for neuron, norm in names.items():
-            there = dict(chain.named_modules())  # modules may have been replaced, inserted or removed
+    for owner in [*net.modules()]:
+        names = vars(owner).get(_NAMES, {})
+        for neuron, norms in names.items():
+            there = dict(owner.named_modules())  # modules may have been replaced, inserted or removed
             layer = there.get(neuron)
-            if isinstance(layer, NormNeuron) and isinstance(there.get(norm), NormPlace):
-                _put(chain, neuron, layer.neuron)
-                _put(chain, norm, layer.norm)
+            if isinstance(layer, NormNeuron) and all(isinstance(there.get(norm), NormPlace) for norm in norms):
+                _put(owner, neuron, layer.neuron)
+                for path, norm in zip(norms, layer.norms):
+                    _put(owner, path, norm)
         names.clear()
+        if isinstance(vars(owner).get("forward"), Rewritten):
+            del owner.forward
     replace_modules(net, {module: plain(module) for module in net.modules()})
     return net
 
 
-def pairs(net: nn.Module) -> List[Pair]:
+class Found(NamedTuple):
+    """What :func:`fuse` takes: pairs, and the new graph of each block whose ``forward`` changes."""
+
+    pairs: Sequence[Pair]
+    graphs: Mapping[nn.Module, fx.Graph]
+
+
+def pairs(net: nn.Module) -> Found:
     """The normalisations of ``net`` with the neurons behind them, as far as :func:`fuse` takes them."""
     # a module at two places is called from both, and only one of them may have the neuron behind it
     places = Counter(module for _, module in net.named_modules(remove_duplicate=False))
@@ -136,21 +184,27 @@ def pairs(net: nn.Module) -> List[Pair]:
     for chain in reversed([*net.modules()]):  # innermost chains first
         if not _is_chain(chain):
             continue
-        # these give their input back
-        parts = [
-            part
-            for part in _parts(chain, places)
-            if type(part.module) not in (nn.Identity, NormPlace) or has_own_hooks(part.module)
-        ]
-        for norm, behind in zip(parts, parts[1:]):
-            neuron: Any = behind.module
-            # a forward or a hook of its own would see the wrong input
-            takes = calls_as(neuron, Neuron) and len(neuron.inputs) == 1 and not has_own_hooks(neuron)
-            if not (takes and is_plain_norm(norm.module)) or neuron in by_neuron:
-                continue
-            if norm.folded == (neuron.step == "multi") and places[norm.module] == 1 == places[neuron]:
-                by_neuron[neuron] = Pair(norm, behind, chain)
-    return [*by_neuron.values()]
+        parts = [*_parts(chain, places)]
+        for norm, neuron in zip(parts, parts[1:]):
+            if neuron.module not in by_neuron and _fits(norm, neuron, places):
+                by_neuron[neuron.module] = Pair(norm, neuron, chain)
+    blocks = [module for module in net.modules() if _is_block(module)]
+    graphs = {block: _Block(block, places, by_neuron).changed() for block in blocks}
+    changed = {block: graph for block, graph in graphs.items() if graph is not None}
+    return Found([*by_neuron.values()], changed)
+
+
+def _fits(norm: Place, neuron: Place, places: Mapping[nn.Module, int]) -> bool:
+    """Whether the neuron can take over the normalisation whose output it gets."""
+    alone = is_plain_norm(norm.module) and places[norm.module] == 1
+    return alone and _takes(neuron, places) and norm.folded == (neuron.module.step == "multi")
+
+
+def _takes(neuron: Place, places: Mapping[nn.Module, int]) -> bool:
+    """Whether a module is a neuron that can take over a normalisation."""
+    layer: Any = neuron.module
+    # a forward or a hook of its own would see the wrong input
+    return calls_as(layer, Neuron) and len(layer.inputs) == 1 and not has_own_hooks(layer) and places[layer] == 1
 
 
 def _is_chain(module: nn.Module) -> bool:
@@ -162,46 +216,168 @@ def _parts(chain: nn.Module, places: Mapping[nn.Module, int], path: str = "", fo
     """What a chain calls, in order; parts of parts in their place where they can be seen through."""
     # not children(), which leaves out a module that comes a second time
     for name, part in chain._modules.items():
-        if part is None:
-            continue
-        place = Place(part, chain, name, path + name, folded)
-        if not folded and type(part) is TimeBatched and places[part] == 1 and not has_own_hooks(part):
-            place = Place(part.module, part, "module", f"{place.path}.module", part.step == "multi")
-        if _is_chain(place.module) and places[part] == 1 == places[place.module]:
-            yield from _parts(place.module, places, f"{place.path}.", place.folded)
-        else:
-            yield place
+        if part is not None:
+            yield from _seen(Place(part, chain, name, path + name, folded), places)
+
+
+def _seen(place: Place, places: Mapping[nn.Module, int]) -> Iterator[Place]:
+    """The parts of what stands at a place, or itself, without what gives its input back."""
+    part: Any = place.module
+    if not place.folded and type(part) is TimeBatched and places[part] == 1 and not has_own_hooks(part):
+        place = Place(part.module, part, "module", f"{place.path}.module", part.step == "multi")
+    if _is_chain(place.module) and places[part] == 1 == places[place.module]:
+        yield from _parts(place.module, places, f"{place.path}.", place.folded)
+    elif type(place.module) not in (nn.Identity, NormPlace) or has_own_hooks(place.module):
+        yield place
+
+
+# -- blocks with a forward of their own
+
+
+def _is_block(module: nn.Module) -> bool:
+    """Whether a module has a ``forward`` that may call a normalisation and a neuron: not torch's own, nor a layer."""
+    layer = isinstance(module, (Neuron, NormNeuron, TimeBatched)) or type(module).__module__.startswith("torch.")
+    own = not layer and "forward" not in vars(module)
+    return own and not in_turn(module) and unwrapped(module) is module and any(True for _ in module.children())
+
+
+class _Block:
+    """What the graph of a block's ``forward`` has of normalisations, neurons and sums."""
+
+    def __init__(self, block: nn.Module, places: Mapping[nn.Module, int], pairs: Dict[nn.Module, Pair]) -> None:
+        self._block, self._places, self._pairs = block, places, pairs
+
+    def changed(self) -> Optional[fx.Graph]:
+        """Add the block's pairs to those that are known; its graph if it must change."""
+        parts = [part for child in self._block.children() for part in child.modules()]
+        if not any(isinstance(part, Neuron) for part in parts) or not any(map(is_plain_norm, parts)):
+            return None
+        graph = traced(self._block)
+        if graph is None:
+            return None
+        self._calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
+        # sums in front of a neuron first: they are gone then
+        before = [self._normalises(graph, node) for node in graph.nodes if node.op == "call_module"]
+        after = [self._adds(graph, node) for node in graph.nodes if summands(node)]
+        return graph if any(before) or any(after) else None
+
+    def _normalises(self, graph: fx.Graph, call: fx.Node) -> bool:
+        """Note the normalisation before the neuron of a call; whether the graph changed."""
+        called = self._called(call)
+        if not called or called[0].module in self._pairs:
+            return False
+        neuron: Place = called[0]
+        source: Any = call.args[0]
+        total, shapes = without_shapes(source)
+        both = summands(total)
+        if not both:
+            norm, dim = self._norm_of(source, neuron)
+            if norm is not None:
+                self._pairs[neuron.module] = Pair(norm, neuron, self._block, channel_dim=dim)
+            return False
+        found = [self._norm_of(value, neuron, shapes) for value in both]
+        # a chain cannot be given two inputs, and x += norm(y) changes x
+        if neuron.path != call.target or len(total.users) > 1 or both[0] is both[1]:
+            return False
+        if not found[0][0] and total.target is not operator.iadd:
+            found, both = found[::-1], both[::-1]
+        (norm, dim), (shortcut_norm, its_dim) = found
+        if norm is None:
+            return False
+        if shortcut_norm is not None and dim != its_dim:
+            shortcut_norm = None
+        self._pairs[neuron.module] = Pair(norm, neuron, self._block, "before", shortcut_norm, dim)
+        with graph.inserting_before(call):
+            call.args = tuple([in_shapes(graph, value, shapes) for value in both])
+        for node in [*shapes[::-1], total]:
+            graph.erase_node(node)
+        return True
+
+    def _adds(self, graph: fx.Graph, total: fx.Node) -> bool:
+        """Have the neuron's kernel add what a node adds to its spikes; whether the graph changed."""
+        both = summands(total)
+        for spikes, shortcut in (both, both[::-1]):
+            called = self._called(spikes)
+            pair = self._pairs.get(called[-1].module) if called else None
+            in_place = total.target is operator.iadd and spikes is not both[0]
+            if pair is None or pair.shortcut or len(spikes.users) > 1 or both[0] is both[1] or in_place:
+                continue
+            if ends_in(self._block, spikes) is pair.neuron.module:
+                total.replace_all_uses_with(call_apart(graph, self._block, spikes, total, shortcut))
+                graph.erase_node(total)
+                graph.erase_node(spikes)
+                self._pairs[pair.neuron.module] = pair._replace(shortcut="after")
+                return True
+        return False
+
+    def _norm_of(self, value: Any, neuron: Place, more: Sequence[fx.Node] = ()) -> Tuple[Optional[Place], int]:
+        """The normalisation whose output a value is, if nothing but this neuron gets it, after ``more`` changes of
+        shape; and the dimension of its channels then.
+        """
+        source, shapes = without_shapes(value)
+        called = self._called(source)
+        if not called or len(source.users) > 1:
+            return None, 0
+        norm, shapes = called[-1], [*shapes, *more]
+        if not shapes:
+            return (norm, 1) if _fits(norm, neuron, self._places) else (None, 0)
+        if not _takes(neuron, self._places) or not (is_plain_norm(norm.module) and self._places[norm.module] == 1):
+            return None, 0
+        dim = channels_behind(norm.module, norm.folded, source, shapes)
+        # in the middle there are samples, of a neuron that sees time
+        unfolds = dim == -1 or (dim == 1 and not norm.folded and neuron.module.step == "multi")
+        return (norm, dim) if unfolds and (dim == 1 or len(called) == 1) else (None, 0)
+
+    def _called(self, node: Any) -> Sequence[Place]:
+        """The parts of the module that a node calls with one value, in order; none where others call it, too."""
+        calls = isinstance(node, fx.Node) and node.op == "call_module" and self._calls[node.target] == 1
+        if not calls or len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], fx.Node):
+            return ()
+        path = str(node.target)
+        parent, _, name = path.rpartition(".")
+        module = self._block.get_submodule(path)
+        place = Place(module, self._block.get_submodule(parent), name, path)
+        return [*_seen(place, self._places)] if self._places[module] == 1 else ()
 
 
 # -- names of a fused network in its state_dict
 
-#: The attribute of a chain: paths of its NormNeurons and of the normalisations before, ``{"1": "0.module.1"}``.
+#: The attribute of a chain or block: paths of its NormNeurons and of what they normalise, ``{"1": ("0.module.1",)}``.
 _NAMES = "_fused_names"
+#: The parts of a NormNeuron that are normalisations, in the order of these paths.
+_NORMS = ("norm", "shortcut_norm")
+_Names = Dict[str, Tuple[str, ...]]
 
 
-def _names_of(chain: nn.Module) -> Dict[str, str]:
-    """The names of a chain, which saves and loads its pairs under the names of the plain form from now on."""
-    if _NAMES not in vars(chain):
-        names: Dict[str, str] = {}
-        vars(chain)[_NAMES] = names
-        chain._register_state_dict_hook(functools.partial(_save_plain, names))
-        chain._register_load_state_dict_pre_hook(functools.partial(_load_plain, names))
-    return vars(chain)[_NAMES]  # type: ignore[no-any-return]  # as made above
+def _names_of(owner: nn.Module) -> _Names:
+    """The names of a module, which saves and loads its pairs under the names of the plain form from now on."""
+    if _NAMES not in vars(owner):
+        names: _Names = {}
+        vars(owner)[_NAMES] = names
+        owner._register_state_dict_hook(functools.partial(_save_plain, names))
+        owner._register_load_state_dict_pre_hook(functools.partial(_load_plain, names))
+    return vars(owner)[_NAMES]  # type: ignore[no-any-return]  # as made above
 
 
-def _save_plain(names: Dict[str, str], module: nn.Module, state: Dict[str, Any], prefix: str, *_: Any) -> None:
+def _both_names(names: _Names, prefix: str) -> List[Tuple[str, str]]:
+    """The beginnings of keys in a fused network, and in the plain one."""
+    of_norms = [
+        (f"{prefix}{neuron}.{part}.", f"{prefix}{norm}.")
+        for neuron, norms in names.items()
+        for part, norm in zip(_NORMS, norms)
+    ]
+    return of_norms + [(f"{prefix}{neuron}.neuron.", f"{prefix}{neuron}.") for neuron in names]
+
+
+def _save_plain(names: _Names, module: nn.Module, state: Dict[str, Any], prefix: str, *_: Any) -> None:
     """The hook that saves under the names of the plain form."""
-    renamed = [(f"{prefix}{neuron}.norm.", f"{prefix}{norm}.") for neuron, norm in names.items()]
-    renamed += [(f"{prefix}{neuron}.neuron.", f"{prefix}{neuron}.") for neuron in names]
-    _rename(state, renamed)
+    _rename(state, _both_names(names, prefix))
 
 
-def _load_plain(names: Dict[str, str], state: Dict[str, Any], prefix: str, *_: Any) -> None:
+def _load_plain(names: _Names, state: Dict[str, Any], prefix: str, *_: Any) -> None:
     """The hook that loads what has the names of the plain form, or those of the modules."""
-    parts = [f"{prefix}{neuron}.{part}." for neuron in names for part in ("norm", "neuron")]
-    renamed = [(f"{prefix}{norm}.", f"{prefix}{neuron}.norm.") for neuron, norm in names.items()]
-    renamed += [(f"{prefix}{neuron}.", f"{prefix}{neuron}.neuron.") for neuron in names]
-    _rename(state, [*zip(parts, parts), *renamed])
+    both = _both_names(names, prefix)
+    _rename(state, [*((fused, fused) for fused, _ in both), *((plain, fused) for fused, plain in both)])
 
 
 def _rename(state: Dict[str, Any], renamed: List[Tuple[str, str]]) -> None:

@@ -142,10 +142,10 @@ class Backend(Packing):
         and returns ``(outputs, state, trace)``: outputs ``[T, *N]`` in ``spec.dtype``, final state ``[*N]`` and
         recorded states ``[T, *N]`` in ``spec.compute``. The result is differentiable in inputs, state and parameters,
         by the derivatives of the program; where the start is at rest and ``program.initial`` names a learnt parameter,
-        that is part of them. Where ``program.statistics`` names parameters, the derivative of the first input goes
-        through the first two of them as well: mean and 1 / sqrt(variance + eps) of that input, per channel over all
-        steps and neurons. No result shares memory with an argument or with another result. Called once per program and
-        spec; the host keeps the runner.
+        that is part of them. Where ``program.normalised`` names an input, its derivative goes through two parameters
+        as well: mean and 1 / sqrt(variance + eps) of that input, per channel over all steps and neurons. No result
+        shares memory with an argument or with another result. Called once per program and spec; the host keeps the
+        runner.
 
         With ``spec.feedback`` (:class:`Feedback`) the inputs have steps and numbers. There is one more state, behind
         the program's: the last output, ``[*N]`` of ``spec.dtype``, 0 at rest. Behind the parameters come the weight

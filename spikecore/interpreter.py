@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import replace
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -90,7 +90,7 @@ class Interpreter:
         x, shape = inputs[0], inputs[0].shape[1:]
         # converted once, so that the parts of a 16-bit input's gradient add up in float32
         wide = [value.to(self.compute) for value in inputs]
-        params = through_statistics(self.program, wide[0], params)
+        params = through_statistics(self.program, wide, params)
         like = x if x.dtype == self.compute else x.new_empty((), dtype=self.compute)
         fixed, initial = self._fixed_values(params, like, self._before)
         # initial values may be 0-d or per channel; from here on every state has the shape of one step
@@ -218,18 +218,32 @@ def _stack(values: List[Tensor], x: Tensor) -> Tensor:
     return torch.stack(values) if values else x[:0].clone()
 
 
-def through_statistics(program: Program, x: Tensor, params: Tuple[ParamValue, ...]) -> Tuple[ParamValue, ...]:
-    """The parameters of a call, with mean and rstd of ``x`` as functions of ``x`` where ``program.statistics`` names
-    them; they have the values that were given. So a backend that computes under autograd has their derivatives.
-    ``x`` is the first input in the dtype of arithmetic.
+def through_statistics(
+    program: Program, inputs: Union[Tensor, Sequence[Tensor]], params: Tuple[ParamValue, ...]
+) -> Tuple[ParamValue, ...]:
+    """The parameters of a call, with mean and rstd of each input that ``program.normalised`` names as functions of that
+    input; they have the values that were given. So a backend that computes under autograd has their derivatives.
+    ``inputs`` are those of the call in the dtype of arithmetic; the first one alone is enough for a backend without
+    ``normalised_shortcut``.
     """
-    if not (program.statistics and x.requires_grad):
+    wide = dict(zip(program.inputs, (inputs,) if isinstance(inputs, Tensor) else inputs))
+    rows = [row for row in program.normalised if wide[row.input].requires_grad]
+    if not rows:
         return params
     values = dict(zip(program.params, params))
-    for name in program.statistics[:2]:
-        if not isinstance(values[name], Tensor):
-            raise TypeError(f"{program.name}: {name} is a number; statistics are tensors with one value per channel")
-    mean, rstd = (torch.as_tensor(values[name]).detach() for name in program.statistics[:2])
+    for row in rows:
+        for name in (row.mean, row.rstd):
+            if not isinstance(values[name], Tensor):
+                raise TypeError(
+                    f"{program.name}: {name} is a number; statistics are tensors with one value per channel"
+                )
+        values[row.mean], values[row.rstd] = _of_input(wide[row.input], values[row.mean], values[row.rstd])
+    return tuple(values[name] for name in program.params)
+
+
+def _of_input(x: Tensor, mean: Any, rstd: Any) -> Tuple[Tensor, Tensor]:
+    """Mean and rstd with these values, as functions of an input."""
+    mean, rstd = mean.detach(), rstd.detach()
     # all but the channel, time included; a parameter has one value along each
     over = [0, *(d + 1 for d, size in enumerate(mean.shape) if size == 1)]
     wide = x.to(mean.dtype)
@@ -237,10 +251,8 @@ def through_statistics(program: Program, x: Tensor, params: Tuple[ParamValue, ..
     variance = (wide - mean_of_x).square().mean(over, keepdim=True).squeeze(0)
     mean_of_x = mean_of_x.squeeze(0)
     # a difference that is 0, so that the values are exactly those of the kernels
-    values[program.statistics[0]] = mean + (mean_of_x - mean_of_x.detach())
     rstd_of_x = (rstd**-2 + (variance - variance.detach())) ** -0.5
-    values[program.statistics[1]] = rstd + (rstd_of_x - rstd_of_x.detach())
-    return tuple(values[name] for name in program.params)
+    return mean + (mean_of_x - mean_of_x.detach()), rstd + (rstd_of_x - rstd_of_x.detach())
 
 
 # Feedback through a matrix: a loop over steps, for runners that compute under autograd.

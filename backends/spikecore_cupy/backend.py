@@ -51,10 +51,11 @@ class CupyBackend(KernelBackend):
         return longest(program, spec) if spec.feedback is None else length_of(program, spec)
 
     def feeds_back(self, program: Program, spec: Spec, width: int) -> bool:
-        """Where a cluster of multiprocessors holds the weights in its registers: with float32 up to 512 neurons, with
+        """Where the multiprocessors of a GPU hold the weights in their registers: with float32 up to 1024 neurons, with
         16 bits more.
         """
-        return takes(program, spec, width) and self.feedback_kernel.multiplies()  # type: ignore[attr-defined]  # a class
+        kernel: Any = self.feedback_kernel
+        return kernel.multiplies() and takes(program, spec, width, kernel.fewest())
 
     def forward(self, plan: ForwardPlan) -> ForwardLaunch:
         if plan.spec.feedback is not None:

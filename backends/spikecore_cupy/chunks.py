@@ -17,7 +17,7 @@ at 0.63 of a copy's speed in float32 and 0.52 in bfloat16, read number by number
 
 from __future__ import annotations
 
-from typing import List, Sequence
+from typing import Any, List, Sequence, Tuple
 
 import torch
 
@@ -43,7 +43,7 @@ def longest(program: Program, spec: Spec) -> int:
     registers a neuron and step allow 10 steps of four neurons. On an H200, backward: two states in bfloat16
     0.83 of a copy's speed (chunks of 12 and two neurons 0.69 to 0.81), LIF in bfloat16 0.89 at T = 250 (12: 0.82).
     """
-    if spec.dtype == spec.compute or spec.learn or program.statistics or program.seeds:
+    if spec.dtype == spec.compute or spec.learn or program.normalised or program.seeds:
         return 12
     return 16 if len(program.states) == 1 else 10
 
@@ -60,6 +60,18 @@ class ChunkWriter(Writer):
     #: Names of the buffers in shared memory, and tensors of all steps that are written from them, one each.
     _buffers: Sequence[str] = ()
     _written: Sequence[str] = ()
+    #: How many loops over the steps of a chunk read what is fetched ahead, and the tensors that both read.
+    loops = 1
+    twice: Sequence[str] = ()
+    #: The states whose checkpoints are fetched ahead.
+    states_ahead: Sequence[str] = ()
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        #: What is fetched ahead, by the loop over the steps of a chunk that reads it, and whether that goes backwards.
+        self._fetched: List[Tuple[Sequence[Stream], bool]] = []
+        if self.form.ahead:
+            self.header = "ahead.cuh"
 
     # -- chunks
 
@@ -67,6 +79,11 @@ class ChunkWriter(Writer):
         """All loads of a chunk, before its first step: so that memory is not waited for one step at a time."""
         if self.form.staged:
             return self.staged_loads(streams, stores)
+        if self.form.ahead:
+            # arguments are in the order in which lines first name them, which is the same in all forms of a plan
+            for stream in streams:
+                self.all(stream.tensor, stream.group, stream.number)
+            return []
         lines = [f"Pack<{stream.kind}, V> {stream.name}[T];" for stream in streams]
         for stream in streams:
             load = f"{stream.name}[t] = load<V>({self.all(stream.tensor, stream.group, stream.number)});"
@@ -78,24 +95,127 @@ class ChunkWriter(Writer):
         if self.fixed:
             return list(chunk)
         first = ["if (chunk) {", *indented(before), "}"] if before else []
-        inner = [_IS_WHOLE, *first, *chunk, f"begin += {LENGTH};"]
         loop = "for (int chunk = 0; chunk < chunks; ++chunk) {"
+        if self.form.ahead:
+            coming = ["const bool more = chunk + 1 < chunks, next_whole = chunk + 1 < longer;"]
+            coming.append(f"const int next = begin + ({LENGTH});")
+            inner = [_IS_WHOLE, *coming, *first, *chunk, "begin = next;"]
+            start = ["{", *indented(["const bool more = true, next_whole = true;", "const int next = 0;"])]
+            start += [*indented(self._first_chunk()), "}"]
+            return [_COUNTS, *start, "int begin = 0;", loop, *indented(inner), "}"]
+        inner = [_IS_WHOLE, *first, *chunk, f"begin += {LENGTH};"]
         return [_COUNTS, "int begin = 0;", loop, *indented(inner), "}"]
 
     def backward_chunks(self, chunk: Sequence[str]) -> List[str]:
         """One chunk after the other, from the last to the first."""
         if self.fixed:
             return list(chunk)
+        loop = "for (int chunk = chunks - 1; chunk >= 0; --chunk) {"
+        if self.form.ahead:
+            coming = ["const bool more = chunk > 0, next_whole = chunk - 1 < longer;"]
+            coming.append("const int next = begin - (next_whole ? T : T - 1);")
+            inner = [_IS_WHOLE, f"begin -= {LENGTH};", *coming, *chunk]
+            start = ["const int chunk = chunks;", "const bool more = true, next_whole = chunks <= longer;"]
+            start += ["const int next = steps - (next_whole ? T : T - 1);", *self._first_chunk()]
+            return [_COUNTS, "{", *indented(start), "}", "int begin = steps;", loop, *indented(inner), "}"]
         waits = ["BLOCK_WAIT();"] if self.form.together else []
         inner = [*waits, _IS_WHOLE, f"begin -= {LENGTH};", *chunk]
-        loop = "for (int chunk = chunks - 1; chunk >= 0; --chunk) {"
         return [_COUNTS, "int begin = steps;", loop, *indented(inner), "}"]
-
-    # -- steps in shared memory, where the form says so
 
     def over_steps(self, lines: Sequence[str], backwards: bool = False) -> List[str]:
         """A loop over the steps of a chunk."""
         return over_steps(lines, "" if self.fixed else WHOLE, backwards)
+
+    def steps(self, streams: Sequence[Stream], lines: Sequence[str], backwards: bool = False) -> List[str]:
+        """A loop over the steps of a chunk, which reads the streams."""
+        if not self.form.ahead:
+            return self.over_steps([*self.numbers(streams), *lines], backwards)
+        # what both loops read is in registers from the first on
+        new = [stream for stream in streams if not any(stream in others for others, _ in self._fetched)]
+        numbers = []
+        for stream in streams:
+            at_t = self.of_step(stream.name)
+            if stream not in new:
+                numbers.append(f"const auto {at_t} = {stream.name}[t];")
+                continue
+            numbers.append(f"const auto {at_t} = {self.ahead(stream.name)}.get(t);")
+            if stream.name in self.twice:
+                numbers.append(f"{stream.name}[t] = {at_t};")
+        self._fetched.append((new, backwards))
+        inner = [f"if ({self._is_first(backwards)}) {self.wait()}"]
+        inner += [f"if (t < T - 1 || {WHOLE}) {{", *indented([*numbers, *lines]), "}"]
+        registers = [f"Pack<{stream.kind}, V> {stream.name}[T];" for stream in new if stream.name in self.twice]
+        return [
+            *registers,
+            *self._from(new, backwards),
+            *over_steps([*inner, *self._fetches(new, backwards)], "", backwards),
+        ]
+
+    # -- chunks that are fetched while the one before them is computed
+
+    def _is_first(self, backwards: bool) -> str:
+        """Whether step t is the first of those that are fetched together."""
+        return "t == T - 1 || t % TOGETHER == TOGETHER - 1" if backwards else "t % TOGETHER == 0"
+
+    def wait(self) -> str:
+        """The line that waits for the oldest of the groups that were fetched: in a chunk there are as many in each loop."""
+        return f"arrived<{self.loops} * ((T + TOGETHER - 1) / TOGETHER) - 1>();"
+
+    def _from(self, streams: Sequence[Stream], backwards: bool) -> List[str]:
+        """Lines that say where the first step that a loop fetches is, in each tensor."""
+        step = "(next + T - 1)" if backwards else "next"
+        at = [(self._next(one), one.kind, self.all(one.tensor, one.group, one.number, step)) for one in streams]
+        return [f"const {kind}* {name} = {place};" for name, kind, place in at]
+
+    def _next(self, stream: Stream) -> str:
+        return self.unique(f"{stream.name}_next")
+
+    def _fetches(self, streams: Sequence[Stream], backwards: bool) -> List[str]:
+        """Lines of a loop over steps that fetch steps of the next chunk to where these steps were: TOGETHER at a time,
+        since before each access that fills what was read the compiler puts three that do nothing.
+        """
+        lines = []
+        for one in streams:
+            sign = "-" if backwards else "+"
+            step = f"{self._next(one)} {sign}= {self.stride(one.tensor, one.group, one.number)};"
+            lines += [f"if (u < T - 1 || next_whole) {self.ahead(one.name)}.fetch(u, {self._next(one)});", step]
+        first = "t + TOGETHER - 1 < T ? t + TOGETHER - 1 : T - 1" if backwards else "t / TOGETHER * TOGETHER"
+        head = f"for (int u = {first}; u >= t; --u) {{" if backwards else f"for (int u = {first}; u <= t; ++u) {{"
+        loop = ["if (more) {", *indented(["#pragma unroll", head, *indented(lines), "}"]), "}"] if lines else []
+        return [f"if ({self._is_first(not backwards)}) {{", *indented([*loop, "fetched();"]), "}"]
+
+    def _first_chunk(self) -> List[str]:
+        """Lines that fetch what the first chunk reads."""
+        lines = self.fetched_states()
+        for streams, backwards in self._fetched:
+            lines += self._from(streams, backwards)
+            lines += over_steps(self._fetches(streams, backwards), "", backwards)
+        return lines
+
+    def fetched_states(self) -> List[str]:
+        """Lines that fetch the checkpoints of the next chunk."""
+        lines = []
+        for name in self.states_ahead:
+            place = self.saved_at(name, "chunk - 2")
+            lines.append(f"{self.ahead(self.state(name))}.fetch(0, {place});")
+        return ["if (chunk > 1) {", *indented(lines), "}"] if lines else []
+
+    def ahead(self, name: str) -> str:
+        """The places in shared memory of a tensor."""
+        return self.unique(f"{name}_ahead")
+
+    def _places(self) -> List[str]:
+        """The declarations of places in shared memory."""
+        streams = [stream for several, _ in self._fetched for stream in several]
+        kinds = [(stream.name, stream.kind, "T") for stream in streams]
+        kinds += [(self.state(name), self.real, "1") for name in self.states_ahead]
+        lines = []
+        for name, kind, count in kinds:
+            sizes, places = f"<{kind}, V, {count}, {self.form.threads}>", self.unique(f"{name}_places")
+            lines += [f"BLOCK_SHARED Places{sizes} {places};", f"const Ahead{sizes} {self.ahead(name)}({places});"]
+        return lines
+
+    # -- steps in shared memory, where the form says so
 
     def staged_loads(self, streams: Sequence[Stream], stores: int) -> List[str]:
         """Lines that copy the steps of a chunk to shared memory, where the threads of the block find them. There are
@@ -142,7 +262,7 @@ class ChunkWriter(Writer):
     def neurons_of_a_thread(self) -> List[str]:
         """The lines that say which neurons a thread has, and what its block shares, before any other."""
         if not self.form.staged:
-            return super().neurons_of_a_thread()
+            return [*self._places(), *super().neurons_of_a_thread()]
         size = f"{len(self._buffers)} * T * ROW"
         shared = f"BLOCK_SHARED Shared<{self.stored}, {size}> {self.unique('shared')};"
         return [shared, f"const Part<V> {self.part}(neurons);"]

@@ -59,6 +59,25 @@ __device__ __forceinline__ void loads_begun() { asm volatile("cp.async.commit_gr
 template <int N> __device__ __forceinline__ void loads_wait() {
     asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
 }
+// The same of what it has written to global memory, and of what other blocks have.
+__device__ __forceinline__ void published() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+// How many blocks asked before. A block that has the number that it asked for waits only for blocks that run, whatever the
+// order in which a GPU starts them.
+__device__ __forceinline__ unsigned ticket(unsigned* count) { return atomicAdd(count, 1u); }
+// How often a block has written, for blocks that are no cluster: what its threads wrote before is seen by those that wait.
+__device__ __forceinline__ void raise(unsigned* flag, unsigned count) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" :: "l"(flag), "r"(count) : "memory");
+}
+__device__ __forceinline__ void await(const unsigned* flag, unsigned count) {
+    unsigned found;
+    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(flag) : "memory");
+    while (found < count);
+}
+// So many bytes from the memory that all multiprocessors share, whose arrival a signal counts.
+__device__ __forceinline__ void take(unsigned* to, const unsigned* from, unsigned bytes, unsigned long long* signal) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+        :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(signal)) : "memory");
+}
 __device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], const Operand b) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"

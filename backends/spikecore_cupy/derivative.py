@@ -68,7 +68,7 @@ def inputs_in_halves(plan: Plan) -> Sequence[Node]:
 
 def normalises(plan: Plan) -> bool:
     """Whether a plan is of a program with statistics of its input, or of one that finds these, or their gradient."""
-    return bool(plan.program.statistics or plan.program.seeds)
+    return bool(plan.program.normalised or plan.program.seeds)
 
 
 def _divided(plan: BackwardPlan) -> Derivative:
@@ -76,10 +76,8 @@ def _divided(plan: BackwardPlan) -> Derivative:
     states = {n: node for n, node in zip(plan.program.states, adjoint.states) if n in plan.carried_cotangents}
     # what the forward kernel computes must come out the same here, bit for bit
     exact = frozenset(plan.program.nodes)
-    # a step without divisions of its own has arithmetic to spare: the kernel waits for memory anyway
-    busy = any(node.op == "div" for node in exact.difference(loop_invariant(plan.program.nodes)))
     # a kernel with feedback waits for each step's arithmetic, whatever its numbers are rounded to
-    if plan.spec.feedback is None and (plan.dtype == plan.compute or not busy):
+    if plan.spec.feedback is None and plan.dtype == plan.compute:
         return Derivative(adjoint.inputs, states, adjoint.params)
     order = topological(plan.roots)
     fixed = {*loop_invariant(order), *(node for node in order if node.op in ("param", "const"))}

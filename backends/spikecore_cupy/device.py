@@ -169,15 +169,15 @@ class Kernel:
 
     @staticmethod
     @lru_cache(maxsize=None)
-    def clusters(device: int) -> bool:
-        """Whether blocks of a GPU share their memory in clusters."""
-        return torch.cuda.get_device_capability(device) >= (9, 0)
-
-    @staticmethod
-    @lru_cache(maxsize=None)
     def multiprocessors(device: int) -> int:
         """How many blocks that fill a multiprocessor run at once."""
         return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+    @classmethod
+    @lru_cache(maxsize=1)
+    def fewest(cls) -> int:
+        """The multiprocessors of the GPU that has fewest."""
+        return min(map(cls.multiprocessors, range(torch.cuda.device_count())))
 
     @staticmethod
     @lru_cache(maxsize=1)

@@ -17,7 +17,7 @@ from spikecore.backend import Feedback
 from spikecore.kernels import BackwardPlan, ForwardPlan
 from spikecore.kernels.writing import Argument, indented, input_leaf, output_cotangent, state_cotangent
 from spikecore.lang import Node
-from spikecore_cupy.feedback_shape import Shape, parts_of
+from spikecore_cupy.feedback_shape import Shape, for_forward, parts_of
 from spikecore_cupy.source import BackwardWriter, ForwardWriter
 from spikecore_cupy.text import CudaPrinter, Form, Function, Source, over_neurons
 from spikecore_cupy.writer import Writer
@@ -37,7 +37,7 @@ class FeedbackWriter(Writer):
     division = "divided({0}, {1}, how)"
 
     def beginning(self) -> str:
-        return "Neurons i(neurons);"
+        return "Neurons i(neurons, exchange);" if self.shape.apart else "Neurons i(neurons);"
 
     def beside(self) -> Sequence[str]:
         return (f"using Neurons = {self.shape.text};",)
@@ -45,7 +45,7 @@ class FeedbackWriter(Writer):
     def top(self) -> str:
         bounds, blocks = f"__launch_bounds__({self.shape.threads}, 1)", self.shape.cluster
         # a launch of one block needs no cluster, and GPUs before compute capability 9.0 have none
-        cluster = f"__cluster_dims__({blocks}, 1, 1) " if blocks > 1 else ""
+        cluster = f"__cluster_dims__({blocks}, 1, 1) " if blocks > 1 and not self.shape.apart else ""
         return f'extern "C" __global__ void {cluster}{bounds} {self.name}('
 
     def function(
@@ -100,6 +100,8 @@ class FeedbackWriter(Writer):
 
     def weights(self) -> str:
         """The line that takes the weights."""
+        if self.shape.apart:
+            self.argument("exchange", "exchange")
         tensor = self.argument("weights", "pointer", "params", len(self.program.params))
         return f"i.take_weights({tensor});"
 
@@ -148,10 +150,8 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
 
     def __init__(self, plan: ForwardPlan, shape: Shape) -> None:
         self.feedback = plan.spec.feedback or Feedback()
-        parts = 1 if plan.program.outputs[self.feedback.output].op == "spike" else parts_of(plan.dtype)
-        length = shape.length
-        self.shape = shape._replace(value_parts=parts, length=1, kept=0, arriving=len(plan.program.inputs))
-        super().__init__(plan, Form(self.shape.each, length))
+        self.shape = for_forward(plan.program, plan.spec, shape)
+        super().__init__(plan, Form(shape.each, shape.length))
 
     def source(self) -> Source:
         plan, program, states = self.plan, self.program, self._states
@@ -377,7 +377,7 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         if self._kept:
             inner += [
                 "if (chunk < chunks - 1 && i.works()) {",
-                *(f"    {state} = {self._next(state)};" for state in self._packs()),
+                *(f"    {state} = {self._next_state(state)};" for state in self._packs()),
                 "}",
             ]
         inner += [
@@ -401,7 +401,7 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
             of_block = self.unique(f"{total}_block")
             body += [
                 f"const {self.real} {of_block} = block_sum(own_sum({total}, i));",
-                f"if (threadIdx.x == 0) {tensor}[blockIdx.x] = {of_block};",
+                f"if (threadIdx.x == 0) {tensor}[i.block] = {of_block};",
             ]
         return self.finished([step, adjoint] if self._kept else [adjoint], body)
 
@@ -444,7 +444,7 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         """The states of the steps that are computed again."""
         return [self.state(name) for name in self._states]
 
-    def _next(self, state: str) -> str:
+    def _next_state(self, state: str) -> str:
         """A state before the next chunk to be computed again, which is loaded before."""
         return self.unique(f"{state}_next")
 
@@ -454,7 +454,7 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
             return []
         first, saved = [], []
         for name in self._states:
-            target = self._next(self.state(name)) if following else self.state(name)
+            target = self._next_state(self.state(name)) if following else self.state(name)
             first += self.starting(name, target)
             saved.append(f"{target} = load<V>({self.saved_at(name, chunk)});")
         inner = [f"if ({chunk} == 0) {{", *indented(first), "} else {", *indented(saved), "}"]
@@ -462,7 +462,7 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
 
     def _first_again(self, step: Function, inputs: Mapping[Node, At]) -> List[str]:
         """The steps of the last chunk again, and the first ones of the chunk before, for which there is a place."""
-        lines = [line for state in self._packs() for line in (self.pack(state), self.pack(self._next(state)))]
+        lines = [line for state in self._packs() for line in (self.pack(state), self.pack(self._next_state(state)))]
         names = {leaf: self.unique(f"{self.local[leaf]}_found") for leaf in inputs}
         values = {leaf: self.value(f"{name}[j]") for leaf, name in names.items()}
 

@@ -34,6 +34,8 @@ HALF, SHARED = 1.2, 0.25
 KEPT, LONGEST = 24, 8
 #: Warps that may share a sum; blocks of a cluster.
 SPLITS, CLUSTERS = (1, 2, 4), (8, 4, 2, 1)
+#: Groups of 8 rows of blocks that are no cluster, and what a step of theirs takes beside that of such a group.
+TILES, MEETING = (1, 2, 3, 4), 2.0
 
 
 def parts_of(dtype: torch.dtype) -> int:
@@ -59,6 +61,21 @@ class Shape(NamedTuple):
     def blocks_tiles(self) -> int:
         """Groups of 16 neurons of a block."""
         return -(-self.width // (16 * self.cluster))
+
+    @property
+    def apart(self) -> bool:
+        """Whether there are more blocks than a cluster has, so that they exchange numbers through global memory."""
+        return self.cluster > CLUSTERS[0]
+
+    @property
+    def fragments(self) -> int:
+        """Words of the numbers that blocks give to one another, twice."""
+        return 2 * self.value_parts * self.tiles * self.blocks_tiles * self.cluster * 64
+
+    @property
+    def exchange(self) -> int:
+        """Words of global memory through which the blocks of a row exchange numbers, a count of each block behind them."""
+        return self.fragments + -(-self.cluster // 32) * 32
 
     @property
     def threads(self) -> int:
@@ -94,7 +111,7 @@ class Shape(NamedTuple):
     def memory(self) -> int:
         """Bytes of shared memory of a block."""
         groups = self.blocks_tiles
-        fragments = 2 * self.value_parts * self.tiles * groups * self.cluster * 64
+        fragments = self.fragments // 2 if self.apart else self.fragments
         parts = self.split * groups * self.tiles * 128 if self.split > 1 else 0
         workers = 2 * self.tiles // (self.each // 2)
         numbers = (self.length * self.kept + 2 * self.arriving) * self.each * 32 * groups * workers
@@ -111,19 +128,28 @@ def _fits(shape: Shape, room: int) -> bool:
 
 
 @lru_cache(maxsize=256)
-def shapes_of(width: int, dtype: torch.dtype, clusters: bool = True) -> Tuple[Shape, ...]:
+def shapes_of(width: int, dtype: torch.dtype, multiprocessors: int = MULTIPROCESSORS) -> Tuple[Shape, ...]:
     """The layouts of a width whose registers hold the weights, that with most blocks first; none where it is too wide.
 
-    All of them give the same bits, so that the batch changes no bit of a row. ``clusters``: whether there are any, as
-    there are from compute capability 9.0 on.
+    All of them give the same bits, so that the batch changes no bit of a row. ``multiprocessors``: how many the GPU
+    has, which all blocks of a row need at once.
     """
     parts, split = parts_of(dtype), 1 if width <= NARROW else 2
-    sizes = [c for c in CLUSTERS if c == 1 or (clusters and split > 1 and width >= c * SMALL)]
+    sizes = [c for c in CLUSTERS if c == 1 or (split > 1 and width >= c * SMALL)]
     fitting = [shape for shape in (Shape(width, c, split, 1, parts) for c in sizes) if _fits(shape, PLENTY)]
     if not fitting:
-        # one block with some registers in memory
-        fitting = [shape for shape in (Shape(width, 1, s, 1, parts) for s in SPLITS) if _fits(shape, FEWEST)][:1]
+        return tuple(shapes_apart(width, parts, multiprocessors))
     return tuple([shape for shape in fitting if shape.order == fitting[0].order])
+
+
+def shapes_apart(width: int, parts: int, multiprocessors: int = MULTIPROCESSORS) -> List[Shape]:
+    """The layouts of a width whose blocks are more than a cluster: as few as hold the weights, and rows for a batch."""
+    for groups in (4, 2):
+        blocks = -(-width // (16 * groups))
+        shapes = [Shape(width, blocks, 4, tiles, parts) for tiles in TILES]
+        if CLUSTERS[0] < blocks <= multiprocessors and _fits(shapes[0], PLENTY):
+            return shapes
+    return []
 
 
 def for_batch(shapes: Sequence[Shape], batch: int, multiprocessors: int) -> Shape:
@@ -132,6 +158,8 @@ def for_batch(shapes: Sequence[Shape], batch: int, multiprocessors: int) -> Shap
     """
 
     def time(shape: Shape) -> float:
+        if shape.apart:
+            return -(-batch // (shape.rows * (multiprocessors // shape.cluster))) * (MEETING + shape.tiles)
         at_once = max(1, CO_RESIDENT[shape.cluster] * multiprocessors // MULTIPROCESSORS)
         registers = min(shape.registers, shape.weights + PLENTY)
         together = max(1, min(REGISTERS * 128 // (registers * shape.threads), MEMORY // shape.memory))
@@ -164,16 +192,27 @@ def length_of(program: Program, spec: Spec) -> int:
     return max(2, min(LONGEST, KEPT // kept_of(program, spec) // 2 * 2))
 
 
-def takes(program: Program, spec: Spec, width: int, clusters: bool = True) -> bool:
-    """Whether there is a kernel for all steps of such a call: float32 arithmetic, weights that fit the registers of a
-    cluster, and no more numbers to keep than fit shared memory.
-    """
-    if spec.compute != torch.float32 or program.statistics or program.seeds or width < 1:
-        return False
-    length, kept = length_of(program, spec), kept_of(program, spec)
-    shapes = shapes_of(width, spec.dtype, clusters)
+def for_forward(program: Program, spec: Spec, shape: Shape) -> Shape:
+    """A layout as forward has it: spikes are one part, and no step is kept."""
+    output = program.outputs[spec.feedback.output if spec.feedback is not None else 0]
+    parts = 1 if output.op == "spike" else shape.weight_parts
+    return shape._replace(value_parts=parts, length=1, kept=0, arriving=len(program.inputs))
+
+
+def most_of(program: Program, spec: Spec, shape: Shape) -> Shape:
+    """A layout with the most that backward may keep in it, whatever gradients are asked for."""
     arriving = len(program.inputs) + len(program.outputs) + len(program.states)
-    return bool(shapes) and shapes[0]._replace(length=length, kept=kept, arriving=arriving).memory <= MEMORY
+    return shape._replace(length=length_of(program, spec), kept=kept_of(program, spec), arriving=arriving)
+
+
+def takes(program: Program, spec: Spec, width: int, multiprocessors: int = MULTIPROCESSORS) -> bool:
+    """Whether there is a kernel for all steps of such a call: float32 arithmetic, weights that fit the registers of a
+    GPU's blocks, and no more numbers to keep than fit shared memory.
+    """
+    if spec.compute != torch.float32 or program.normalised or program.seeds or width < 1:
+        return False
+    shapes = shapes_of(width, spec.dtype, multiprocessors)
+    return bool(shapes) and most_of(program, spec, shapes[0]).memory <= MEMORY
 
 
 def shapes(width: int, dtype: torch.dtype) -> List[Shape]:

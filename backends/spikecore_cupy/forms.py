@@ -69,6 +69,7 @@ KEPT_OF_FIVE = 62
 MOST = 168
 #: Bytes of shared memory of a block that needs no leave for more.
 SHARED = 48 * 1024
+AHEAD = False
 #: Of an H100 and an H200. The blocks of programs that normalise are counted by it on every GPU, for the same reason.
 MULTIPROCESSORS = 132
 
@@ -117,6 +118,13 @@ def in_chunks(plan: Plan, form: Form, length: int) -> Form:
     149 and 155. LIF whose division remains, tau = 3, is the same to 2 % with and without; in float32 all are.
     """
     form = form._replace(length=length)
+    if (
+        AHEAD
+        and plan.dtype != plan.compute
+        and not (normalises(plan) or form.staged or form.together)
+        and form.width > 1
+    ):
+        return form._replace(ahead=True)
     if plan.compute != torch.float32 or normalises(plan):
         return form
     if isinstance(plan, ForwardPlan):

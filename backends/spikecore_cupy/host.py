@@ -80,13 +80,13 @@ class HostClusters(HostKernel):
         before = '#define THREADS\n#include "host.h"\n#include "host_cluster.h"\n'
         return f"{before}{text}{_cluster_entry(name, types, self.memory)}"
 
-    @staticmethod
-    def clusters(device: int) -> bool:
-        """As on the GPUs that have them."""
-        return True
-
     @classmethod
     def multiprocessors(cls, device: int) -> int:
+        """See :attr:`blocks`."""
+        return cls.blocks
+
+    @classmethod
+    def fewest(cls) -> int:
         """See :attr:`blocks`."""
         return cls.blocks
 

@@ -5,7 +5,7 @@
 #define CLUSTERS
 #define __cluster_dims__(...)
 
-enum { MOST_BLOCKS = 8, MOST_WARPS = 32 };
+enum { MOST_BLOCKS = 16, MOST_WARPS = 32 };
 struct Warp {
     pthread_barrier_t all, some;
     unsigned a[32][4], b[32][2], x[32];
@@ -30,6 +30,14 @@ inline void copy(unsigned* here, unsigned rank, unsigned bytes, unsigned long lo
     memcpy(memories[rank] + (reinterpret_cast<unsigned char*>(here) - block_memory()), here, bytes);
 }
 inline void written() {}
+// Blocks that are no cluster.
+inline void published() {}
+inline unsigned ticket(unsigned* count) { return __atomic_fetch_add(count, 1u, __ATOMIC_RELAXED); }
+inline void raise(unsigned* flag, unsigned count) { __atomic_store_n(flag, count, __ATOMIC_RELEASE); }
+inline void await(const unsigned* flag, unsigned count) {
+    while (__atomic_load_n(flag, __ATOMIC_ACQUIRE) < count) sched_yield();
+}
+inline void take(unsigned* to, const unsigned* from, unsigned bytes, unsigned long long*) { memcpy(to, from, bytes); }
 
 // A load is done as late as may be: at the wait for its group.
 struct Load {

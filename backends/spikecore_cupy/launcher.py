@@ -16,7 +16,16 @@ from spikecore_cupy.chunks import chunk_length, longest
 from spikecore_cupy.derivative import divisors, is_power_of_two, normalises
 from spikecore_cupy.device import shared
 from spikecore_cupy.feedback import FeedbackBackwardWriter, FeedbackForwardWriter
-from spikecore_cupy.feedback_shape import MEMORY, Shape, for_batch, length_of, shapes_of
+from spikecore_cupy.feedback_shape import (
+    MEMORY,
+    MULTIPROCESSORS,
+    Shape,
+    for_batch,
+    for_forward,
+    length_of,
+    most_of,
+    shapes_of,
+)
 from spikecore_cupy.forms import beside_of, form_of, in_chunks, span_of
 from spikecore_cupy.source import print_kernel
 from spikecore_cupy.sums import Arrangement, Totals, arrangement
@@ -288,12 +297,17 @@ class Launcher:
         return kernel
 
 
-def shapes_for(plan: Plan, width: int, clusters: bool = True) -> Sequence[Shape]:
+def shapes_for(plan: Plan, width: int, multiprocessors: int = MULTIPROCESSORS) -> Sequence[Shape]:
     """How the kernels of a plan may be laid out for rows of so many neurons, the layout with most blocks first."""
-    shapes = shapes_of(width, plan.dtype, clusters)
+    shapes = shapes_of(width, plan.dtype, multiprocessors)
     if not shapes:
-        raise BackendError(f"a feedback of {width} neurons does not fit the registers of a cluster")
-    return [shape._replace(length=length_of(plan.program, plan.spec)) for shape in shapes]
+        raise BackendError(f"a feedback of {width} neurons does not fit the registers of this GPU")
+    length = length_of(plan.program, plan.spec)
+    if isinstance(plan, ForwardPlan):
+        fitting = [shape for shape in shapes if for_forward(plan.program, plan.spec, shape).memory <= MEMORY]
+    else:
+        fitting = [shape for shape in shapes if most_of(plan.program, plan.spec, shape).memory <= MEMORY]
+    return [shape._replace(length=length) for shape in fitting]
 
 
 def print_feedback(plan: Plan, shape: Shape) -> Tuple[Source, Shape]:
@@ -327,6 +341,9 @@ class FeedbackLauncher:
             counts = [blocks if kind == "scalar" else neurons for kind in self.learnt]
             sums = [x.new_empty(count, dtype=self.plan.compute) for count in counts]
         pointers += [sums[index].data_ptr() for _, index in printed.sums]
+        if shape.apart:
+            exchange = x.new_zeros(32 + blocks // shape.cluster * shape.exchange, dtype=torch.int32)
+            pointers.append(exchange.data_ptr())
         strides = [groups[group][index].stride(0) for group, index in printed.strides]
         strides += [channels[index][which] for index, which in printed.channels]
         numbers = [params[index] for _, index in printed.numbers]
@@ -334,25 +351,19 @@ class FeedbackLauncher:
         return sums
 
     def _printed(self, width: int, batch: int, device: int) -> _Printed:
-        clusters = self.kernel.clusters(device)  # type: ignore[attr-defined]  # a class of kernels
-        shapes = shapes_for(self.plan, width, clusters)
-        shape = for_batch(shapes, batch, self.kernel.multiprocessors(device))  # type: ignore[attr-defined]
+        multiprocessors = self.kernel.multiprocessors(device)  # type: ignore[attr-defined]  # a class of kernels
+        shape = for_batch(shapes_for(self.plan, width, multiprocessors), batch, multiprocessors)
         printed = self._kernels.get(shape)
         if printed is None:
-            printed = self._kernels[shape] = _Printed(self.kernel, self.plan, shape, shapes[0], self.groups)
+            printed = self._kernels[shape] = _Printed(self.kernel, self.plan, shape, self.groups)
         return printed
 
 
 class _Printed:
     """A kernel, its shape, and where its arguments are."""
 
-    def __init__(
-        self, kernel: Callable[..., Any], plan: Plan, shape: Shape, first: Shape, groups: Sequence[str]
-    ) -> None:
+    def __init__(self, kernel: Callable[..., Any], plan: Plan, shape: Shape, groups: Sequence[str]) -> None:
         source, self.shape = print_feedback(plan, shape)
-        if self.shape.memory > MEMORY:
-            # what backward keeps is known now, and more blocks fit
-            source, self.shape = print_feedback(plan, first)
         places = Places(source.arguments, groups)
         self.pointers, self.sums = places.of("pointer"), places.of("sum")
         self.strides, self.numbers, self.channels = places.of("stride"), places.of("number"), places.channels()

@@ -32,12 +32,15 @@ struct Layer {
     // Products of parts of a weight and of a number: what both are small in is below the last bit.
     static constexpr int SMALL = WP + VP > 4 ? WP + VP - 4 : 0, PRODUCTS = WP * VP - SMALL * (SMALL + 1) / 2;
     static constexpr int HOLDERS = 32 * MT * WORKERS;
-    static constexpr int FRAGMENTS = 2 * VP * NT * KT * 64, PARTS = KS > 1 ? KS * MT * NT * 128 : 0;
+    // More blocks than a cluster has give their numbers to one another through global memory.
+    static constexpr bool APART = C > 8;
+    static constexpr int FRAGMENTS = 2 * VP * NT * KT * 64, FLAGS = (C + 31) / 32 * 32, EXCHANGE = FRAGMENTS + FLAGS;
+    static constexpr int SHARED = APART ? FRAGMENTS / 2 : FRAGMENTS, PARTS = KS > 1 ? KS * MT * NT * 128 : 0;
     // What a block gives lies together, in the place of its rank: GIVEN words.
     static constexpr int GIVEN = FRAGMENTS / 2 / C;
     // Before them, two signals, of two words each.
     static constexpr int NUMBERS = (LENGTH * KEPT + 2 * ARRIVING) * V * HOLDERS;
-    static constexpr int SIGNALS = 4, MEMORY = 4 * (SIGNALS + FRAGMENTS + PARTS + NUMBERS);
+    static constexpr int SIGNALS = 4, MEMORY = 4 * (SIGNALS + SHARED + PARTS + NUMBERS);
     // Sums whose products do not wait for one another, as many as registers beside the weights allow. The same for any
     // NT, so that rows have the same bits.
     // Each of the four parts of a multiprocessor has 512 registers for a lane, and a quarter of the warps.
@@ -50,17 +53,26 @@ struct Layer {
     int offset[V];
     unsigned there;
     int lane, warp, mt, ks, m0, unit;
-    unsigned rank;
+    unsigned rank, block;
     unsigned w[NK][WP][4];
     unsigned phases;
+    // What blocks that are no cluster give to one another: both buffers, and how often each block has given.
+    unsigned* exchange;
 
-    __device__ __forceinline__ explicit Layer(long long neurons) {
+    __device__ __forceinline__ explicit Layer(long long neurons, unsigned* all = nullptr) {
         lane = threadIdx.x % 32, warp = threadIdx.x / 32, mt = warp / KS, ks = warp % KS;
-        rank = C > 1 ? cluster_rank() : 0;
+        block = blockIdx.x, rank = C > 1 && !APART ? cluster_rank() : 0;
+        if (APART) {
+            unsigned& number = reinterpret_cast<unsigned*>(block_memory())[2];
+            if (threadIdx.x == 0) number = ticket(all);
+            block_wait();
+            block = number, rank = block % C;
+            exchange = all + 32 + (long long)(block / C) * EXCHANGE;
+        }
         m0 = (rank * MT + mt) * 16;
         unit = ks * MINE;
         const int half = MINE > 1 ? 0 : unit % 2, tile = unit / 2;
-        const long long batch = neurons / H, row = (long long)(blockIdx.x / C) * ROWS + 8 * tile + lane % 4 * 2;
+        const long long batch = neurons / H, row = (long long)(block / C) * ROWS + 8 * tile + lane % 4 * 2;
         const int m = m0 + lane / 4 + 8 * half;
         first = (row < batch ? row : batch - 1) * H + (m < H ? m : H - 1);
         there = phases = 0;
@@ -83,9 +95,12 @@ struct Layer {
         return reinterpret_cast<unsigned long long*>(block_memory()) + buffer;
     }
     __device__ __forceinline__ unsigned* fragments() const {
+        return APART ? exchange : reinterpret_cast<unsigned*>(block_memory()) + SIGNALS;
+    }
+    __device__ __forceinline__ unsigned* staged() const {
         return reinterpret_cast<unsigned*>(block_memory()) + SIGNALS;
     }
-    __device__ __forceinline__ float* parts() const { return reinterpret_cast<float*>(fragments() + FRAGMENTS); }
+    __device__ __forceinline__ float* parts() const { return reinterpret_cast<float*>(staged() + SHARED); }
     __device__ __forceinline__ float& number(int place, int j) const {
         return (parts() + PARTS)[(place * V + j) * HOLDERS + (mt * WORKERS + ks) * 32 + lane];
     }
@@ -97,7 +112,11 @@ struct Layer {
     }
     // Before anything is given.
     __device__ __forceinline__ void begin() const {
-        if (C == 1) return;
+        if (APART) {
+            if (threadIdx.x == 0) signal_start(signal(0)), signals_started();
+            block_wait();
+        }
+        if (C == 1 || APART) return;
         if (threadIdx.x == 0) {
             signal_start(signal(0)), signal_start(signal(1));
             signals_started();
@@ -107,9 +126,15 @@ struct Layer {
     }
     // Pass what this block has given to all others, with one copy to each of them. Its own threads have it behind the
     // barrier.
-    __device__ __forceinline__ void pass(int buffer) const {
-        if (C > 1) written();
+    __device__ __forceinline__ void pass(int buffer) {
+        if (APART) published();
+        else if (C > 1) written();
         block_wait();
+        if (APART) {
+            ++phases;
+            if (threadIdx.x == 0) raise(exchange + FRAGMENTS + rank, phases);
+            return;
+        }
         if (threadIdx.x >= C || threadIdx.x == rank) return;
         copy(fragments() + buffer * (FRAGMENTS / 2) + rank * GIVEN, threadIdx.x, 4 * GIVEN, signal(buffer));
     }
@@ -125,13 +150,25 @@ struct Layer {
     //   so before any other block passes to b again.
     __device__ __forceinline__ void wait(int buffer) {
         if (C == 1) return;
+        if (APART) {
+            if (threadIdx.x == 0) signal_expect(signal(0), 4 * C * GIVEN);
+            if (threadIdx.x < 32) {
+                for (int block = lane; block < C; block += 32) {
+                    await(exchange + FRAGMENTS + block, phases);
+                    published();
+                    take(staged() + block * GIVEN, fragments() + buffer * (FRAGMENTS / 2) + block * GIVEN, 4 * GIVEN, signal(0));
+                }
+            }
+            signal_wait(signal(0), (phases - 1) & 1);
+            return;
+        }
         signal_wait(signal(buffer), phases >> buffer & 1);
         phases ^= 1u << buffer;
         if (threadIdx.x == 0) signal_expect(signal(buffer), 4 * (C - 1) * GIVEN);
     }
     // Of all threads, at the end: a block's memory is there until the last copies from it and to it have ended.
     __device__ __forceinline__ void end() const {
-        if (C > 1) cluster_wait();
+        if (C > 1 && !APART) cluster_wait();
     }
     // Where in a buffer the part q of the numbers of group k of 16 neurons and of group n of 8 rows begins.
     static __device__ constexpr int place(int k, int q, int n) {
@@ -160,7 +197,7 @@ struct Layer {
     // What comes to this thread's neurons from the numbers in one of the two buffers. For all threads of a block.
     __device__ __forceinline__ void product(int buffer, float (&sum)[V]) const {
         float c[CHAINS][NT][4] = {};
-        const unsigned* given = fragments() + buffer * (FRAGMENTS / 2) + 2 * lane;
+        const unsigned* given = (APART ? staged() : fragments() + buffer * (FRAGMENTS / 2)) + 2 * lane;
         #pragma unroll
         for (int i = 0; i < NK; ++i) {
             const int k = ks * NK + i < KT ? ks * NK + i : 0;  // beyond, weights are 0

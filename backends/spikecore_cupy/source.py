@@ -52,7 +52,7 @@ class ForwardWriter(ChunkWriter):
         ending = [self.store(self.one(f"{s}_end", "final", k), s) for k, s in enumerate(states) if plan.final]
         saving = [self.store(self.saved_at(name), self.state(name)) for name in plan.saved]
         loads = self.loads(inputs, len(program.outputs))
-        steps = self.over_steps([*self.numbers(inputs), *self._step(step)])
+        steps = self.steps(inputs, self._step(step))
         chunks = self.forward_chunks(saving, [*loads, *steps, *self.written()])
         # offsets are those of tensors in the lines of the steps
         each, until = [*self.offsets(), *starts, *chunks, *ending], "neurons"
@@ -113,11 +113,12 @@ class BackwardWriter(ChunkWriter):
         # where the adjoint is computed from inputs and cotangents alone, no step is computed again
         before = self.input_streams(step) if self._kept else []
         back = [*self.input_streams(adjoint), *self._cotangents()]
+        self.loops, self.twice = (2 if self._kept else 1), [stream.name for stream in before if stream in back]
         # an input that both read is loaded once
         chunk = self.loads([*before, *(stream for stream in back if stream not in before)], len(self.plan.wanted))
         chunk += self._recomputation(step, before) if self._kept else []
         copies = self._copies(adjoint)
-        chunk += self.over_steps([*self.numbers(back), *self._adjoint_step(adjoint, copies)], backwards=True)
+        chunk += self.steps(back, self._adjoint_step(adjoint, copies), backwards=True)
         chunk += self.written()
         chunks = self.backward_chunks(chunk)
         each = [*self._first_cotangents(), *chunks, *self._last_cotangents()]
@@ -168,22 +169,25 @@ class BackwardWriter(ChunkWriter):
 
     def _recomputation(self, step: Function, inputs: Sequence[Stream]) -> List[str]:
         """The steps of a chunk again, which keep what the adjoint is computed from."""
-        lines: List[str] = []
+        ahead = self.form.ahead
+        self.states_ahead = self._states if ahead else ()
+        lines: List[str] = [self.wait()] if ahead else []
         states = [self.state(name) for name in self._states]
         for name, state in zip(self._states, states):
             # the first chunk starts at rest or from given states, every other one from its checkpoint
             first = self.starting(name, state)
             if not self.fixed:
-                saved = f"{state} = {self.load(self.saved_at(name))};"
+                saved = f"{state} = {f'{self.ahead(state)}.get(0)' if ahead else self.load(self.saved_at(name))};"
                 first = ["if (chunk == 0) {", *indented(first), "} else {", *indented([saved]), "}"]
             lines += [self.pack(state), *first]
+        lines += self.fetched_states()
         lines += [f"Pack<{self.real}, V> {name}[T];" for name in self._kept.values()]
         targets = [*(f"{state}[j]" for state in states), *(f"{name}[t][j]" for name in self._kept.values())]
         body = over_neurons([self.call(step, targets, {})])
-        if self.stored != self.real and not self.form.staged:
+        if self.stored != self.real and not (self.form.staged or ahead):
             # 16-bit numbers stay two to a register until this line
             body = [*(f"hold({stream.name}[t]);" for stream in inputs), *body]
-        return [*lines, *self.over_steps([*self.numbers(inputs), *body])]
+        return [*lines, *self.steps(inputs, body)]
 
     def _taken_again(self, adjoint: Function) -> List[Node]:
         """The inputs that the adjoint takes once more from registers that hold two numbers each."""
@@ -224,7 +228,7 @@ class BackwardWriter(ChunkWriter):
             where[leaf] = self.value(f"{self.of_step(self.local[leaf])}[j]")
         for name, carried in self._carried.items():
             # the cotangent of a recorded state is added to that which the later step gave
-            traced = f" + {self._trace(name)}[t][j]" if name in self.plan.trace else ""
+            traced = f" + {self.of_step(self._trace(name))}[j]" if name in self.plan.trace else ""
             where[state_cotangent(name)] = f"{carried}[j]{traced}"
         grads = [self._grad_input(self.program.inputs[index]) for index in self.plan.wanted]
         exact = self.stored == self.real
@@ -232,7 +236,8 @@ class BackwardWriter(ChunkWriter):
         targets += [f"{carried}[j]" for carried in self._carried.values()]
         targets += [self._sum(name) + ("" if name in self._scalars else "[j]") for name in self.plan.learn]
         # only what the adjoint reads: a held number that nobody reads would still take its register
-        late = [self.local[node] for node in adjoint.takes if node.op == "out_grad" and not (exact or self.form.staged)]
+        apart = exact or self.form.staged or self.form.ahead
+        late = [self.local[node] for node in adjoint.takes if node.op == "out_grad" and not apart]
         lines = [f"hold({name}[t]);" for name in late]
         lines += [f"take_again({self.local[node]}[t]);" for node in self._taken_again(adjoint)]
         lines += [self.pack(name, self.stored) for name in grads]

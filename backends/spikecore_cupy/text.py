@@ -113,6 +113,8 @@ class Form(NamedTuple):
     grid: int = 0
     #: Whether the adjoint computes again what a step gave, where that saves registers.
     again: bool = False
+    #: Whether the steps of a chunk are fetched into shared memory while the chunk before it is computed.
+    ahead: bool = False
 
 
 class Source(NamedTuple):
@@ -200,7 +202,20 @@ class CudaPrinter(KernelPrinter):
 
 
 #: Kinds of arguments, in the order that a kernel has them. A ``"sum"`` is a pointer to a parameter's gradient.
-ORDER = ("pointer", "sum", "stride", "row", "inner", "channels", "span", "columns", "lanes", "period", "number")
+ORDER = (
+    "pointer",
+    "sum",
+    "exchange",
+    "stride",
+    "row",
+    "inner",
+    "channels",
+    "span",
+    "columns",
+    "lanes",
+    "period",
+    "number",
+)
 #: Kinds of arguments that are counts of neurons: 64 bits, since a tensor may have more than 2**31 numbers.
 _COUNTS = ("stride", "row", "inner", "channels", "span", "columns")
 #: Kinds of arguments that say which threads of a block have the same channels.
@@ -312,6 +327,8 @@ class TextWriter(KernelWriter):
     def _type(self, argument: Argument) -> str:
         if argument.kind == "number":
             return self.real
+        if argument.kind == "exchange":
+            return "unsigned*"
         if argument.kind in _COUNTS:
             return "long long"
         if argument.kind in _OF_BLOCK:

@@ -62,9 +62,12 @@ class Writer(TextWriter):
         # a chunk begins at step `begin`; a fixed number of steps is one chunk, which begins at 0
         step = step or ("t" if self.fixed else "(begin + t)")
         pointer, offset = self.argument(name, "pointer", group, index), self._offset(name, group, index)
+        return f"{pointer} + {step} * {self.stride(name, group, index)} + {offset}"
+
+    def stride(self, name: str, group: str, index: int) -> str:
+        """From one step to the next of a tensor of all steps."""
         apart = self.form.rows or group not in FILLED
-        stride = self.argument(f"{name}_step", "stride", group, index) if apart else "neurons"
-        return f"{pointer} + {step} * {stride} + {offset}"
+        return self.argument(f"{name}_step", "stride", group, index) if apart else "neurons"
 
     def _offset(self, name: str, group: str, index: int) -> str:
         """From the first neuron of a step of a tensor to the first of this thread."""
@@ -173,11 +176,11 @@ class Writer(TextWriter):
 
     # -- steps
 
-    def saved_at(self, name: str) -> str:
-        """Where the checkpoint of a state before a chunk is."""
+    def saved_at(self, name: str, index: str = "chunk - 1") -> str:
+        """Where the checkpoint of a state before a chunk is; the first chunk has none."""
         state = self.state(name)
         tensor = self.argument(f"{state}_saved", "pointer", "checkpoints", self.plan.saved.index(name))
-        return self.neurons_of.format(f"{tensor} + (chunk - 1) * neurons")
+        return self.neurons_of.format(f"{tensor} + ({index}) * neurons")
 
     def input_streams(self, function: Function) -> List[Stream]:
         """The inputs that a function takes."""
@@ -199,7 +202,7 @@ class Writer(TextWriter):
 
     def of_step(self, stream: str) -> str:
         """The numbers of this thread at step t, of a tensor that is read step by step."""
-        return self.unique(f"{stream}_t") if self.form.staged else f"{stream}[t]"
+        return self.unique(f"{stream}_t") if self.form.staged or self.form.ahead else f"{stream}[t]"
 
     # -- text
 

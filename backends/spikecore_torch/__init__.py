@@ -22,6 +22,7 @@ CAPABILITIES = Capabilities(
     several_inputs=True,
     several_outputs=True,
     normalisation=True,
+    normalised_shortcut=True,
     recurrent=True,
     # before, Dynamo could not look through a neuron without a graph break
     torch_compile=COMPILES,

@@ -47,6 +47,6 @@ class TorchRunner(Interpreter):
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
     ) -> Tuple[Tensors, Optional[Tensors]]:
         """See :func:`spikecore.backend.one_step`."""
-        if self.ties or self.program.statistics or not is_plain(inputs[0]) or is_autocast(inputs[0].device.type):
+        if self.ties or self.program.normalised or not is_plain(inputs[0]) or is_autocast(inputs[0].device.type):
             return by_call(self, inputs, state, params)
         return self.single_step(inputs, state, params)

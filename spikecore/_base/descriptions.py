@@ -14,7 +14,7 @@ Api = Union[int, Tuple[int, int]]
 #: right plugin may ignore: attributes, methods and fields with a default that changes nothing, capabilities that are
 #: off. A major version may ask something new of every plugin, or take something away. A plugin of a newer version is
 #: refused: what it relies on would be ignored.
-BACKEND_API: Tuple[int, int] = (1, 4)
+BACKEND_API: Tuple[int, int] = (1, 5)
 OLDEST_API: Tuple[int, int] = (1, 0)
 
 #: A device entry that stands for every device PyTorch has.
@@ -50,9 +50,11 @@ class Capabilities:
     #: Programs with more than one input, or more than one output.
     several_inputs: bool = False
     several_outputs: bool = False
-    #: Batch normalisation in front of a program: the gradient of the input through its own statistics
-    #: (``program.statistics``). It takes ``channel_parameters`` and, for gradients, ``parameter_gradients``, too.
+    #: Batch normalisation in front of a program: the gradient of the first input through its own statistics
+    #: (``program.normalised``). It takes ``channel_parameters`` and, for gradients, ``parameter_gradients``, too.
     normalisation: bool = False
+    #: The same of a shortcut, which is a second input: any row of ``program.normalised``.
+    normalised_shortcut: bool = False
     #: Outputs that come back through a matrix, within one call over all steps (:attr:`Spec.feedback`).
     recurrent: bool = False
     #: ``torch.compile(fullgraph=True)``.

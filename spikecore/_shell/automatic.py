@@ -150,15 +150,15 @@ class _Automatic:
 
         return automatic
 
-    def moments(self, x: Tensor) -> Optional[Tuple[Tensor, Tensor]]:
+    def moments(self, x: Tensor, dim: int) -> Optional[Tuple[Tensor, Tensor]]:
         """Mean and variance of an input per channel, by the backend; None where torch is to compute them."""
-        return self._statistics("moments", x)  # type: ignore[no-any-return]  # as declared
+        return self._statistics("moments", x, dim)  # type: ignore[no-any-return]  # as declared
 
-    def input_statistics(self, x: Tensor, eps: float, running: Any) -> Optional[Tuple[Tensor, Tensor]]:
+    def input_statistics(self, x: Tensor, dim: int, eps: float, running: Any) -> Optional[Tuple[Tensor, Tensor]]:
         """Mean and 1 / sqrt(variance + eps) of an input per channel, by the backend, which moves the running ones; None
         where torch is to compute them.
         """
-        return self._statistics("input_statistics", x, eps, running)  # type: ignore[no-any-return]  # as declared
+        return self._statistics("input_statistics", x, dim, eps, running)  # type: ignore[no-any-return]  # as declared
 
     def _statistics(self, name: str, *arguments: Any) -> Any:
         find = getattr(self._runner, name, None)

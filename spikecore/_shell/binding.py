@@ -48,8 +48,8 @@ SpecKey = Union[
     Tuple[torch.dtype, Optional[int], Tuple[str, ...], Tuple[str, ...], bool],
     Tuple[torch.dtype, Optional[int], Tuple[str, ...], Tuple[str, ...], bool, Feedback],
 ]
-#: What the kind of a call calls weight and bias of a normalisation, until its program gives them names.
-AFFINE = ("norm.weight", "norm.bias")
+#: What the kind of a call calls weight and bias of each normalisation, until its program gives them names.
+AFFINE = (("norm.weight", "norm.bias"), ("shortcut_norm.weight", "shortcut_norm.bias"))
 #: Type of device, whether the reference must compute, fields of the Spec, whether gradients, gradients of the state,
 #: and a record are asked for, and whether the inputs are parameters of the program.
 CallKind = Tuple[str, bool, SpecKey, bool, bool, bool, bool]
@@ -204,12 +204,16 @@ class Dispatch:
 
     @compile_time
     def find_normalised(
-        self, device_type: str, kind: Tuple[SpecKey, bool, bool, bool], how: Tuple[str, bool, bool], stamp: str
+        self,
+        device_type: str,
+        kind: Tuple[SpecKey, bool, bool, bool],
+        how: Tuple[str, Tuple[bool, ...], bool],
+        stamp: str,
     ) -> str:
         """Make the runner of ``derived`` for calls of this kind with batch normalisation in front.
 
-        Gives why there is none, else "". ``how``: the shortcut, whether by statistics of the batch, whether one program
-        was asked for.
+        Gives why there is none, else "". ``how``: the shortcut, for each normalised input whether by statistics of the
+        batch, whether one program was asked for.
         """
         key = (device_type, kind, how)
         if key in self.derived:
@@ -221,7 +225,9 @@ class Dispatch:
         kinds = (*kinds[:before], *["channel"] * len(names), *kinds[before:])
         if len(kinds) != len(program.params):
             return "the dynamics do not read their input"
-        named = dict(zip(AFFINE, names[2:]))
+        named: Dict[str, str] = {}
+        for k, affine in enumerate(AFFINE[: len(batch)]):
+            named.update(zip(affine, names[4 * k + 2 :]))
         spec = Spec(dtype, steps, kinds, tuple([named.get(name, name) for name in learnt]), final)
         resolved = self.bind(device_type)
         if resolved.backend.name == REFERENCE and not asked:

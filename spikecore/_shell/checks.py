@@ -192,6 +192,26 @@ def recorded(owner: str, record: Any, states: Collection[str]) -> Tuple[str, ...
     return names
 
 
+def tensor(owner: str, name: str, value: Any) -> None:
+    """Refuse an input that is no dense tensor of floating-point numbers."""
+    if not isinstance(value, Tensor):
+        if type(value).__module__.startswith("torch.fx"):
+            raise TypeError(
+                f"{owner}: torch.fx.symbolic_trace cannot look through a neuron, which checks its input; keep "
+                "neurons whole with a torch.fx.Tracer whose is_leaf_module returns True for spikecore.Neuron, or "
+                "use torch.compile or torch.export"
+            )
+        raise TypeError(f"{owner}: {no_tensor(name, value)}")
+    if value.dtype not in NAMES:
+        raise TypeError(f"{owner}: {name} has dtype {value.dtype}; give floating-point input, e.g. {name}.float()")
+    if value.is_nested:
+        raise TypeError(
+            f"{owner}: {name} is a nested tensor; give a dense tensor, e.g. torch.nested.to_padded_tensor({name}, 0.0)"
+        )
+    if value.layout is not torch.strided:
+        raise TypeError(f"{owner}: {name} has layout {value.layout}; give a dense tensor, e.g. {name}.to_dense()")
+
+
 def inputs(owner: str, names: Sequence[str], values: Sequence[Any]) -> Tensors:
     """The inputs of a call as tensors of one shape, device and floating dtype."""
     if len(values) != len(names):
@@ -201,23 +221,7 @@ def inputs(owner: str, names: Sequence[str], values: Sequence[Any]) -> Tensors:
             "run(x, state=state) for x [T, ...], of one time step run(x[t : t + 1], state=state)"
         )
     for name, value in zip(names, values):
-        if not isinstance(value, Tensor):
-            if type(value).__module__.startswith("torch.fx"):
-                raise TypeError(
-                    f"{owner}: torch.fx.symbolic_trace cannot look through a neuron, which checks its input; keep "
-                    "neurons whole with a torch.fx.Tracer whose is_leaf_module returns True for spikecore.Neuron, or "
-                    "use torch.compile or torch.export"
-                )
-            raise TypeError(f"{owner}: {no_tensor(name, value)}")
-        if value.dtype not in NAMES:
-            raise TypeError(f"{owner}: {name} has dtype {value.dtype}; give floating-point input, e.g. {name}.float()")
-        if value.is_nested:
-            raise TypeError(
-                f"{owner}: {name} is a nested tensor; give a dense tensor, "
-                f"e.g. torch.nested.to_padded_tensor({name}, 0.0)"
-            )
-        if value.layout is not torch.strided:
-            raise TypeError(f"{owner}: {name} has layout {value.layout}; give a dense tensor, e.g. {name}.to_dense()")
+        tensor(owner, name, value)
         if value.ndim == 0:
             raise ValueError(f"{owner}: {name} has no dimensions; a multi-step call takes [T, *N], T time steps first")
     first = values[0]
@@ -307,7 +311,8 @@ def lacking(
         ("channel_parameters", "channel" in spec.params),
         ("full_parameters", "full" in spec.params),
         ("record", record),
-        ("normalisation", bool(program.statistics)),
+        ("normalisation", bool(program.normalised)),
+        ("normalised_shortcut", any(row.input != program.inputs[0] for row in program.normalised)),
         ("recurrent", spec.feedback is not None),
         ("several_inputs", len(program.inputs) > 1),
         ("several_outputs", len(program.outputs) > 1),

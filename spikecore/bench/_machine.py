@@ -23,6 +23,10 @@ _LIBRARIES = {
     "spikingjelly": ("spikingjelly",),
     "snntorch": ("snntorch",),
     "norse": ("norse",),
+    "sinabs": ("sinabs",),
+    "rockpool": ("rockpool",),
+    "jax": ("jax",),
+    "spyx": ("spyx",),
 }
 
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
+from torch import nn
 
 from spikecore.bench._cases import Bench, Job, bench_of, timed
 from spikecore.bench._forms import forget_compiled, forms
@@ -25,6 +26,8 @@ from spikecore.bench._workers import Worker, turn
 from spikecore.bench.models import NETWORKS, Network
 
 RELU = "ReLU"
+#: The row of a network that SpikingJelly has ready.
+JELLYS = "SpikingJelly's network"
 #: Networks whose forms are set up before the first of them is timed; their captured steps are all in the memory of a
 #: GPU then.
 TOGETHER = 8
@@ -233,7 +236,17 @@ def entries(
             if other.in_network is not None and (other.ours or not (form.ours or (form.compiled and other.loops))):
                 its = form if other.ours else replace(form, apart=True)
                 found[form.row(other.name)] = partial(enter, other, network, batch, bench, its)
+        jelly = any(other.name.startswith("SpikingJelly") for other in bench.implementations)
+        if network.of_spikingjelly is not None and jelly and not form.ours:
+            ready = replace(network, make=partial(_ready, network.of_spikingjelly))
+            its = replace(form, apart=True)
+            found[form.row(JELLYS)] = partial(train, ready, batch, bench, Rectifier, REFERENCE, its)
     return found, plain
+
+
+def _ready(make: Callable[[int], nn.Module], steps: int, neuron: Any) -> nn.Module:
+    """A network whose neurons are its own."""
+    return make(steps)
 
 
 def _rows(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Tuple
 
 from spikecore.bench._report import MEASURED, Fact, Report, Row
+from spikecore.bench._settings import FIELD
 
 HOW_TO_GET = "a plot needs matplotlib: pip install 'spikecore[train]'"
 
@@ -45,13 +47,14 @@ def figure_of(report: Report) -> Any:
     for row in report.of("neurons"):
         neurons.setdefault(f"{row.case['neuron']} {row.case['dtype']}", []).append(row)
     panels += [("fractions", title, _measured(rows)) for title, rows in neurons.items()]
-    for suite in ("small", "networks"):
+    for suite in ("small", "networks", *FIELD):
         panels += [(suite, _title(case), _measured(rows)) for case, rows in report.cases(suite)]
     panels = [panel for panel in panels if panel[2]]
     module = pyplot()
     across = min(3, max(1, len(panels)))
     down = max(1, -(-len(panels) // across))
-    figure, axes = module.subplots(down, across, figsize=(5.2 * across, 3.4 * down), squeeze=False)
+    height = max([3.4, *(0.2 * len(rows) for _, _, rows in panels)])
+    figure, axes = module.subplots(down, across, figsize=(5.2 * across, height * down), squeeze=False)
     colours: Dict[str, str] = {}
     for ax, panel in zip(axes.flat, panels):
         _DRAW[panel[0]](ax, panel[1], panel[2], colours)
@@ -124,4 +127,26 @@ def _networks(ax: Any, title: str, rows: List[Row], colours: Dict[str, str]) -> 
     ax.set(title=title, xlabel="training step, ms")
 
 
-_DRAW = {"fractions": _fractions, "small": _small, "networks": _networks}
+def _bounded(kind: str, label: str, ax: Any, title: str, rows: List[Row], colours: Dict[str, str]) -> None:
+    """Times as points, and a line at the bound of the arithmetic. Forms of an implementation have its colour."""
+    rows = sorted(rows, key=lambda row: -row.figures[f"{kind}_ms"])
+    names, values = [row.implementation for row in rows], [row.figures[f"{kind}_ms"] for row in rows]
+    ax.scatter(values, names, color=[_colour(name.partition(", ")[0], colours) for name in names])
+    for name, value in zip(names, values):
+        ax.annotate(f"{value:#.3g}", (value, name), textcoords="offset points", xytext=(7, -3), fontsize=7)
+    bound = rows[0].figures[f"{kind}_bound_ms"]
+    ax.axvline(bound, color="black", linewidth=0.9, linestyle="--", label="bound of the arithmetic")
+    ax.set_xscale("log")
+    ax.margins(x=0.2)
+    ax.grid(axis="x", linewidth=0.3)
+    ax.tick_params(axis="y", labelsize=7)
+    ax.set(title=title, xlabel=f"{label}, ms")
+
+
+_DRAW: Dict[str, Callable[[Any, str, List[Row], Dict[str, str]], None]] = {
+    "fractions": _fractions,
+    "small": _small,
+    "networks": _networks,
+    FIELD[0]: partial(_bounded, "training", "forward + backward"),
+    FIELD[1]: partial(_bounded, "step", "training step"),
+}

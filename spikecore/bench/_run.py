@@ -9,6 +9,7 @@ import torch
 from spikecore.bench import _beside as beside
 from spikecore.bench import _calls as calls
 from spikecore.bench import _documents as documents
+from spikecore.bench import _field as field
 from spikecore.bench import _layouts as layouts
 from spikecore.bench import _networks as networks
 from spikecore.bench import _neurons as neurons
@@ -19,9 +20,10 @@ from spikecore.bench import _small as small
 from spikecore.bench import _steps as steps
 from spikecore.bench._cases import Bench, Job
 from spikecore.bench._implementations import find
+from spikecore.bench._libraries import find_libraries
 from spikecore.bench._machine import machine
 from spikecore.bench._report import Report
-from spikecore.bench._settings import Settings, device_named
+from spikecore.bench._settings import FIELD, Settings, device_named
 from spikecore.bench._timing import clock_for
 from spikecore.bench._workers import rehearse
 
@@ -41,6 +43,8 @@ _JOBS = {
     "norms": norms.jobs,
     "recurrent": recurrent.jobs,
     "pipeline": pipeline.jobs,
+    field.OPEN_NEUROMORPHIC: field.linear_jobs,
+    field.SHD: field.classifier_jobs,
 }
 
 
@@ -55,6 +59,10 @@ def prepare(settings: Settings) -> Tuple[Report, List[Job]]:
     settings = settings.on(device)
     compile_steps = settings.compile_steps or 0
     taking_part, listed = find(device, settings.backends, settings.peers, compile_steps, settings.peer_names)
+    if set(FIELD).intersection(settings.suites):
+        _, libraries = find_libraries(settings.peers, settings.peer_names)
+        named = {one.name for one in libraries}
+        listed = [*(one for one in listed if one.name not in named), *libraries]
     clock = clock_for(device)
     report = Report(machine(device), {**settings.as_dict(), "clock": clock.name}, listed)
     absent = {one.name: one.detail for one in listed if one.state != "ready"}

@@ -9,12 +9,15 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 import torch
 
 from spikecore.bench._forms import FORMS
+from spikecore.bench._libraries import LIBRARIES
 from spikecore.bench._peers import PEERS
 from spikecore.bench._timing import Plan
 from spikecore.bench._workloads import WORKLOADS
 from spikecore.bench.models import NETWORKS
 from spikecore.dtypes import DTYPES, NARROW
 
+#: The benchmarks of the field.
+FIELD = ("open-neuromorphic", "shd")
 SUITES = (
     "neurons",
     "layouts",
@@ -27,6 +30,7 @@ SUITES = (
     "norms",
     "recurrent",
     "pipeline",
+    *FIELD,
 )
 #: Time steps that people use, of which few are powers of two, and layouts: the suite ``steps`` has them.
 STEP_LAYOUTS = ("flat", "odd", "contiguous", "channels-last", "batch before time")
@@ -34,8 +38,8 @@ BETWEEN = (10, 20, 25, 50, 100, 250, 500, 1000)
 #: Field -> its option, and the suites that heed it. The others measure the same whatever it is.
 _HEEDING: Mapping[str, Tuple[str, Sequence[str]]] = {
     "neurons": ("--neuron", ("neurons", "layouts", "steps", "small", "documents")),
-    "dtypes": ("--dtype", ("neurons", "layouts", "steps", "small")),
-    "steps": ("--steps", ("neurons", "layouts", "steps", "small")),
+    "dtypes": ("--dtype", ("neurons", "layouts", "steps", "small", "open-neuromorphic")),
+    "steps": ("--steps", ("neurons", "layouts", "steps", "small", *FIELD)),
     "elements": ("--elements", ("neurons", "layouts", "steps")),
     "layouts": ("--layout", ("steps",)),
     "networks": ("--network", ("networks",)),
@@ -64,6 +68,9 @@ class Settings:
     size: int = 40
     small_neurons: Tuple[str, ...] = ()
     small_steps: Tuple[int, ...] = ()
+    #: Time steps of the benchmarks of the field, and dtypes of the first of them; those given above, if any are.
+    field_steps: Optional[int] = None
+    field_dtypes: Tuple[str, ...] = ()
     networks: Tuple[str, ...] = ()
     #: Forms that networks are trained in; none means those that suit network and device.
     forms: Tuple[str, ...] = ()
@@ -93,7 +100,8 @@ class Settings:
         _known("network", self.networks, tuple(NETWORKS))
         _known("form", self.forms, tuple(FORMS))
         _known("layout", self.layouts, STEP_LAYOUTS)
-        _known("peer", self.peer_names, tuple(peer.name for peer in PEERS))
+        others = [*(peer.name for peer in PEERS), *(library.name for library in LIBRARIES)]
+        _known("peer", self.peer_names, tuple(dict.fromkeys(others)))
         if self.peer_names and not self.peers:
             raise ValueError(
                 f"peer {self.peer_names[0]!r} cannot be measured with peers=False; leave out one of the two"
@@ -146,6 +154,8 @@ class Settings:
             between=BETWEEN if gpu and not (quick or self.steps) else (),
             small_neurons=self.neurons or (("LIF",) if quick else ("LIF", "Leaky")),
             small_steps=self.steps or ((8,) if quick else (8, 128)),
+            field_steps=self.steps[0] if self.steps else None,
+            field_dtypes=self.dtypes or (("float32", "bfloat16") if gpu and not quick else ("float32",)),
             networks=self.networks or (("fc",) if quick else tuple(NETWORKS) if gpu else ("fc", "cifar10")),
             # compilation takes longer than all else of a quick run
             compile_steps=(0 if quick else 4) if self.compile_steps is None else self.compile_steps,

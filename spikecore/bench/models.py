@@ -7,6 +7,8 @@ it is the same at every step. All but the neuron is the same for every implement
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from typing import Callable, List, Mapping, Optional, Tuple
 
 import torch
@@ -85,6 +87,12 @@ def vgg(steps: int, neuron: Activation, image: Tuple[int, ...] = (3, 32, 32), cl
     return nn.Sequential(sc.encode.Constant(steps), *net)
 
 
+def resnet19(steps: int, neuron: Activation, image: Tuple[int, ...] = (3, 32, 32), classes: int = 10) -> nn.Sequential:
+    """ResNet-19 with tdBN (Zheng et al., 2021); the read-out is linear."""
+    net = sc.models.resnet19(in_channels=image[0], classes=classes, neuron=neuron, norm=sc.layers.tdbn)
+    return nn.Sequential(sc.encode.Constant(steps), *net)
+
+
 class AttentionBlock(nn.Module):
     """Spiking self-attention and a hidden layer of four times the width, each added (Zhou et al., 2023).
 
@@ -109,13 +117,45 @@ class AttentionBlock(nn.Module):
         return added(known, follow(self.hidden, known))
 
 
-def attention(steps: int, neuron: Activation, image: Tuple[int, ...] = (3, 32, 32), classes: int = 10) -> nn.Sequential:
-    """Four blocks of spiking attention, 384 wide with eight heads, on patches of 4x4 pixels."""
+def attention(
+    steps: int, neuron: Activation, image: Tuple[int, ...] = (3, 32, 32), classes: int = 10, width: int = 384
+) -> nn.Sequential:
+    """Four blocks of spiking attention with eight heads on patches of 4x4 pixels."""
     tokens = (image[1] // 4) * (image[2] // 4)
-    patches = sc.layers.TimeBatched(nn.Conv2d(image[0], 384, 4, 4), nn.BatchNorm2d(384))
+    patches = sc.layers.TimeBatched(nn.Conv2d(image[0], width, 4, 4), nn.BatchNorm2d(width))
     layers: List[nn.Module] = [sc.encode.Constant(steps), patches, neuron(), Tokens()]
-    layers += [AttentionBlock(384, 8, tokens, neuron) for _ in range(4)]
-    return nn.Sequential(*layers, Mean(tokens), nn.Linear(384, classes))
+    layers += [AttentionBlock(width, 8, tokens, neuron) for _ in range(4)]
+    return nn.Sequential(*layers, Mean(tokens), nn.Linear(width, classes))
+
+
+def spikformer_ti(steps: int, neuron: Activation) -> nn.Sequential:
+    """Spikformer-Ti of SpikingJelly: four blocks of width 256 with eight heads, patches of 16x16 pixels."""
+    return sc.models.spikformer(
+        4,
+        256,
+        heads=8,
+        patch=16,
+        steps=steps,
+        classes=1000,
+        neuron=neuron,
+        attention_neuron=neuron,
+        qkv_bias=False,
+    )
+
+
+class JellySpikformer(nn.Module):
+    """SpikingJelly's own ``spikformer_ti``, at rest at the start of each call."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.net = import_module("spikingjelly.activation_based.model.spikformer").spikformer_ti(T=steps)
+        self.reset = import_module("spikingjelly.activation_based.functional").reset_net
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, 3, 224, 224] -> [T, B, 1000]``."""
+        self.reset(self.net)
+        scores: Tensor = self.net(x)
+        return scores
 
 
 class Tokens(nn.Module):
@@ -164,12 +204,17 @@ class Network:
     autocast: Optional[torch.dtype] = None
     #: Whether products of float32 matrices are those of TF32.
     tf32: bool = False
+    #: The network as SpikingJelly has it ready, for a number of steps; where it is not there, there is no row.
+    of_spikingjelly: Optional[Callable[[int], nn.Module]] = None
 
 
 _CIFAR10 = ("six 256-channel convolutions, 32x32", cifar10, 8, 32, 1, (3, 32, 32), 10)
 _SEW = ("SEW-ResNet18, 224x224", sew_resnet18, 4)
 _VGG = ("eight convolutions of 64 to 512 channels, four average poolings, 32x32", vgg)
 _ATTENTION = ("four blocks of spiking attention, 384 wide, 64 tokens", attention)
+_WIDE = ("four blocks of spiking attention, 512 wide, 64 tokens", partial(attention, width=512))
+_RESNET19 = ("ResNet-19 with tdBN, 32x32", resnet19)
+_SPIKFORMER = ("Spikformer-Ti, four blocks, 256 wide, 224x224", spikformer_ti, 4)
 _IMAGENET = ((3, 224, 224), 1000, torch.bfloat16)
 
 NETWORKS: Mapping[str, Network] = {
@@ -182,8 +227,14 @@ NETWORKS: Mapping[str, Network] = {
         Network("vgg-t4", *_VGG, 4, 128, 1, (3, 32, 32), 10, torch.bfloat16),
         Network("vgg-t6", *_VGG, 6, 64, 1, (3, 32, 32), 10, torch.bfloat16),
         Network("attention", *_ATTENTION, 4, 128, 1, (3, 32, 32), 10, torch.bfloat16),
+        Network("attention-512", *_WIDE, 4, 128, 1, (3, 32, 32), 10, torch.bfloat16),
+        Network("resnet19-t4", *_RESNET19, 4, 64, 1, (3, 32, 32), 10, torch.bfloat16),
+        Network("resnet19-t6", *_RESNET19, 6, 32, 1, (3, 32, 32), 10, torch.bfloat16),
+        Network("resnet19-f32", *_RESNET19, 5, 50, 1, (3, 32, 32), 10),
         Network("sew18-b32", *_SEW, 32, 1, *_IMAGENET),
         Network("sew18-b112", *_SEW, 112, 2, *_IMAGENET),
+        Network("spikformer-ti-b8", *_SPIKFORMER, 8, 1, *_IMAGENET, of_spikingjelly=JellySpikformer),
+        Network("spikformer-ti-b96", *_SPIKFORMER, 96, 1, *_IMAGENET, of_spikingjelly=JellySpikformer),
     )
 }
 

@@ -202,7 +202,8 @@ def cache(**options: Any) -> None:
     "--suite",
     "suites",
     default=["all"],
-    help="neurons, layouts, steps, small, calls, beside, documents, networks, norms, recurrent, pipeline or all.",
+    help="neurons, layouts, steps, small, calls, beside, documents, networks, norms, recurrent, pipeline, "
+    "open-neuromorphic, shd or all.",
 )
 @_option("--device", default="auto", help="cpu, cuda or cuda:1. auto is the GPU if there is one.")
 @_flag("--quick", help="Rough figures of a few cases in one to three minutes.")
@@ -215,7 +216,9 @@ def cache(**options: Any) -> None:
 @_options("--layout", "layouts", help="Layout of the suite steps: flat, odd.")
 @_number("--elements", help="Time steps times neurons of a row. By default they fill the device.")
 @_number("--size", default=40, help="Neurons of a small layer.")
-@click.option("--peers/--no-peers", default=True, help="Measure SpikingJelly, snnTorch and Norse where installed.")
+@click.option(
+    "--peers/--no-peers", default=True, help="Measure SpikingJelly, snnTorch, Norse and others where installed."
+)
 @_options("--peer", "peer_names", help="Measure this other library only.")
 @_number("--compile-steps", help="Measure torch.compile up to N steps, 0 for never.  [default: 4, with --quick 0]")
 @_number("--threads", type=click.IntRange(1), help="Threads of torch on the CPU.")

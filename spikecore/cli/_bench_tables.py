@@ -79,6 +79,7 @@ _FRACTION = Said("fraction of a copy's speed", "training_fraction")
 _PEAK = Said("peak extra memory", "memory_inputs")
 _BATCH = Said("a batch of calls with one synchronisation at the end")
 _COPY = "of copy: what must be moved at least, over the time, over the copy's bandwidth"
+_BOUND = "bound: the products at the rate of the fastest product here, or the bytes at a copy's speed"
 _PRINTED = Said("printed: by the document", "printed")
 
 SUITES: Mapping[str, Suite] = {
@@ -191,6 +192,30 @@ SUITES: Mapping[str, Suite] = {
             Said("best ReLU: the network with ReLU in its fastest form", "time_over_best_relu"),
             Said("eager ReLU: in its first one", "time_over_relu"),
         ),
+    ),
+    "open-neuromorphic": Suite(
+        "Open Neuromorphic: a linear layer and LIF",
+        (
+            _FORWARD,
+            Column("forward_bound_ms", "bound\nms", _three),
+            _BOTH,
+            Column("training_bound_ms", "bound\nms", _three),
+            Column("training_over_bound", "/ bound", _two),
+            Column("memory_gib", "memory\nGiB", _two),
+        ),
+        (Said("wall time, synchronised"), Said("sum of the output and its gradient")),
+        (Said(_BOUND), Said("TF32 is off")),
+    ),
+    "shd": Suite(
+        "SHD: two hidden layers",
+        (
+            _STEP,
+            Column("step_bound_ms", "bound\nms", _three),
+            Column("step_over_bound", "/ bound", _two),
+            Column("epoch_s", "epoch\ns", _three),
+        ),
+        (Said("wall time, synchronised"), _ADAM),
+        (Said("epoch: the steps of 8,156 samples"), Said(_BOUND), Said("TF32 is off")),
     ),
     "pipeline": Suite(
         "A network over several GPUs",

@@ -285,7 +285,7 @@ def _fused(run: Run) -> str:
     see it, in a ``forward`` of one's own.
     """
     layers = {row.module: row.layer for row in run.rows}
-    fusable = {(pair.norm.module, pair.neuron.module) for pair in pairs(run.net)}
+    fusable = {(pair.norm.module, pair.neuron.module) for pair in pairs(run.net).pairs}
     rows = [row for row in run.rows if run.training and row.source in layers and _normalises_in_kernel(row, run)]
     whole = [row for row in rows if (row.source, row.module) in fusable]
     chosen = whole or [row for row in rows if _follows(row, layers[row.source])]  # type: ignore[index]  # it is one

@@ -293,7 +293,8 @@ def _notes(seen: Seen) -> Tuple[str, ...]:
     if isinstance(seen.module, NormNeuron):
         adds = _ADDS[seen.module.shortcut or ""] if len(seen.inputs) > 1 else ""
         apart = f"; not in one kernel: {seen.module.reason}" if seen.module.reason else ""
-        notes.append(f"normalises its input{adds}{apart}")
+        both = " and its shortcut" if len(seen.module.norms) > 1 else ""
+        notes.append(f"normalises its input{both}{adds}{apart}")
     notes += [text for kind, text in _KEEPS.items() if isinstance(seen.module, kind)]
     if isinstance(seen.module, Delay):
         notes.append(seen.module.in_words())
@@ -375,13 +376,13 @@ def _words(seen: Seen, copies: int, training: bool) -> Tuple[Optional[float], Op
     is_reference = _backend_name(seen) == REFERENCE
     moved = float(_words_of_operations(neuron, backward)) if is_reference else floor
     if isinstance(seen.module, NormNeuron):
-        norm, beside = seen.module.norm, sum(reads[1:])
+        beside = sum(reads[1:])
         if backward and seen.module.shortcut == "before":
             beside += sum(gradients[1:])
-        if norm.training or getattr(norm, "running_mean", None) is None:
-            # Statistics read the input. So does the backward pass once more, with the cotangent, for the sums that its
-            # gradient needs; of one step repeated the cotangent summed over time is written and read instead.
-            beside += reads[0] + (min(1 + reads[0], 3 * reads[0]) if backward else 0.0)
+        # Statistics read their input. So does the backward pass once more, with the cotangent, for the sums that its
+        # gradient needs; of one step repeated the cotangent summed over time is written and read instead.
+        again = sum(read for norm, read in zip(seen.module.norms, reads) if norm.training or norm.running_mean is None)
+        beside += again + (min(1 + again, 3 * again) if backward and again else 0.0)
         floor, moved = floor + beside, moved + beside
     known = is_reference or _launches(seen)
     return moved + 2 * copies / (seen.elements * steps) if known else None, floor

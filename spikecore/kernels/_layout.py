@@ -122,7 +122,7 @@ ReturningBackwardLaunch = Callable[[Geometry, Group, Group, KernelParams, Group,
 #: Running mean and variance ``[C]`` that a call moves, how many calls there were (``[]`` of int64) if that is counted,
 #: and the share of the new ones.
 Moved = Tuple[Tensor, Tensor, Optional[Tensor], float]
-#: Statistics of an input ``[T, B, C, ...]``: ``launch(geometry, x, eps, running)``.
+#: Statistics of an input ``[T, *N]``: ``launch(geometry, x, eps, running)``.
 StatisticsLaunch = Callable[[Geometry, Tensor, float, Optional[Moved]], Optional[Tuple[Tensor, Tensor]]]
 #: What statistics add to the gradient of an input: ``launch(geometry, x, grad, channels)``.
 CorrectionLaunch = Callable[[Geometry, Tensor, Tensor, Sequence[Tensor]], None]

@@ -50,7 +50,7 @@ class KernelRunner:
 
     def __init__(self, backend: KernelBackend, program: Program, spec: Spec) -> None:
         self.program, self.spec = program, spec
-        self.kernels = (NormalisingKernels if program.statistics else Kernels)(backend, program, spec)
+        self.kernels = (NormalisingKernels if program.normalised else Kernels)(backend, program, spec)
         self.key = key_of(self.kernels)
         register()
         #: Whether the initial state depends on a learnt parameter, so that autograd must see how.
@@ -62,7 +62,7 @@ class KernelRunner:
         self.instead: Instead = None
         self._moments: Optional[Moments] = None
         #: What finds the statistics of an input, and how the channels of inputs lie, by shape and strides.
-        self._statistics: Optional[StatisticsLaunch] = backend.statistics(spec) if program.statistics else None
+        self._statistics: Optional[StatisticsLaunch] = backend.statistics(spec) if program.normalised else None
         self._channels: Recent[Any, Optional[Geometry]] = Recent(CALLS)
 
     def with_other(self, instead: Callable[[BackendError], Runner]) -> KernelRunner:
@@ -215,24 +215,28 @@ class KernelRunner:
 
     # -- batch normalisation
 
-    def moments(self, x: Tensor) -> Optional[Tuple[Tensor, Tensor]]:
-        """Mean and variance of an input ``[T, B, C, ...]`` per channel; None where torch's own way is as quick."""
+    def moments(self, x: Tensor, dim: int) -> Optional[Tuple[Tensor, Tensor]]:
+        """Mean and variance of an input ``[T, *N]`` for each channel along a dimension of a time step; None where
+        torch's own way is as quick.
+        """
         # on a GPU torch's kernels for channels innermost read at an eighth of the memory's speed
         if not (x.is_cuda and x.numel() >= WORTHWHILE):
             return None
         if self._moments is None:
             self._moments = Moments(self.kernels.backend, self.spec)
-        return self._moments(x)
+        return self._moments(x, dim)
 
-    def input_statistics(self, x: Tensor, eps: float, running: Optional[Moved]) -> Optional[Tuple[Tensor, Tensor]]:
-        """Mean and 1 / sqrt(variance + eps) of an input ``[T, B, C, ...]`` per channel, by which the running ones were
-        moved; None where the backend has no kernel for that.
+    def input_statistics(
+        self, x: Tensor, dim: int, eps: float, running: Optional[Moved]
+    ) -> Optional[Tuple[Tensor, Tensor]]:
+        """Mean and 1 / sqrt(variance + eps) of an input ``[T, *N]`` for each channel along a dimension of a time step,
+        by which the running ones were moved; None where the backend has no kernel for that.
         """
         if self._statistics is None:
             return None
         (x,) = resolved((x,))
-        lies = x.shape, x.stride()
+        lies = x.shape, x.stride(), dim
         geometry = self._channels.get(lies)
         if geometry is None:
-            geometry = self._channels.put(lies, channels_of(self.kernels, x))
+            geometry = self._channels.put(lies, channels_of(self.kernels, x, dim))
         return None if geometry is None else self._statistics(geometry, x, eps, running)

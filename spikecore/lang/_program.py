@@ -131,6 +131,18 @@ class Adjoint(NamedTuple):
     params: Tuple[Node, ...]
 
 
+class Statistics(NamedTuple):
+    """An input that is normalised by its own mean and standard deviation, per channel over all steps and neurons, and
+    the parameters of that: ``(x - mean) * (rstd * weight) + bias``.
+    """
+
+    input: str
+    mean: str
+    rstd: str
+    weight: str
+    bias: str
+
+
 class Program:
     """One step of a neuron, with what it starts from.
 
@@ -144,9 +156,9 @@ class Program:
     labels: names of values for people: ``z`` of spikes, ``v_next`` of a next value of ``v`` that is read again. Local
         variables of a definition have none in a text.
     numbers: those of ``params`` that are numbers of surrogates. They come last, and are Python numbers in every call.
-    statistics: names of the parameters mean, rstd, weight and bias if the first two are statistics of the first input,
-        per channel over all steps and neurons (:func:`spikecore.lang.normalised`). The derivative of that input is the
-        total one, through them as well, and they are never learnt; empty for all other programs.
+    normalised: the inputs that are normalised by their own statistics, with the names of the parameters mean, rstd,
+        weight and bias (:func:`normalised`). The derivative of such an input is the total one, through mean and rstd as
+        well, and these are never learnt; empty for all other programs.
     seeds: values of a step that have a cotangent of their own, an expression in the step's leaves, beside what the
         results give. Of no effect but in the adjoint.
     """
@@ -158,12 +170,12 @@ class Program:
         "labels",
         "name",
         "next",
+        "normalised",
         "numbers",
         "outputs",
         "params",
         "seeds",
         "states",
-        "statistics",
     )
 
     name: str
@@ -175,7 +187,7 @@ class Program:
     initial: Tuple[Node, ...]
     labels: Mapping[Node, str]
     numbers: Tuple[str, ...]
-    statistics: Tuple[str, ...]
+    normalised: Tuple[Statistics, ...]
     seeds: Tuple[Tuple[Node, Node], ...]
     key: str
 
@@ -191,7 +203,7 @@ class Program:
         params: Sequence[str] = (),
         labels: Mapping[Node, str] = {},  # never written to
         numbers: Sequence[str] = (),
-        statistics: Sequence[str] = (),
+        normalised: Sequence[Statistics] = (),
         seeds: Sequence[Tuple[Node, Node]] = (),
     ) -> None:
         seeded = [node for pair in seeds for node in pair]
@@ -206,7 +218,7 @@ class Program:
             "initial": tuple(initial),
             "labels": dict(labels),
             "numbers": tuple(name for name in numbers if name in used),
-            "statistics": tuple(statistics),
+            "normalised": tuple(normalised),
             "seeds": tuple(seeds),
         }
         digest = hashlib.blake2b(digest_size=16)
@@ -216,8 +228,8 @@ class Program:
             digest.update(b"|")
             for node in nodes:
                 digest.update(node.key)
-        if statistics or seeds:  # else the key is that of before there were any, which names cached kernels
-            digest.update(repr(values["statistics"]).encode())
+        if normalised or seeds:  # else the key is that of before there were any, which names cached kernels
+            digest.update(repr([*map(tuple, normalised)]).encode())
             for node in seeded:
                 digest.update(node.key)
         for attribute, value in {**values, "key": digest.hexdigest()}.items():
@@ -253,6 +265,11 @@ class Program:
 
     def __str__(self) -> str:
         return ListingPrinter().program(self)
+
+    @property
+    def statistics(self) -> Tuple[str, ...]:
+        """The names of mean, rstd, weight and bias of the first input, if that is normalised by its own statistics."""
+        return next((row[1:] for row in self.normalised if row.input == self.inputs[0]), ())
 
     @property
     def leaves(self) -> Tuple[Node, ...]:
@@ -423,7 +440,8 @@ def _reach(program: Program, outputs: Tuple[bool, ...], trace: Tuple[str, ...], 
 #
 #     y = (x - mean) * (rstd * weight) + bias [+ skip before the neuron]
 #
-# and a skip behind the neuron is added to the program's first output.
+# and a skip behind the neuron is added to the program's first output. A skip before the neuron may be normalised in the
+# same way, with parameters of its own. What follows holds for each input that is.
 #
 # Let g be the cotangent of y, n how many numbers a channel has and ``xhat = (x - mean) * rstd``. The gradients of
 # ``bias`` and ``weight`` are the sums of g and of ``g * xhat`` over a channel, and with these
@@ -455,23 +473,28 @@ def _changed(program: Program, nodes: Mapping[Node, Node], **values: Any) -> Pro
 
 
 @lru_cache(maxsize=256)
-def normalised(program: Program, shortcut: str, statistics: bool) -> Derived:
-    """``program`` with its first input normalised, whose parameters in front are mean, rstd, weight and bias.
+def normalised(program: Program, shortcut: str, statistics: Tuple[bool, ...]) -> Derived:
+    """``program`` with its first input normalised, and where ``statistics`` has two values the shortcut as well. The
+    parameters of each are mean, rstd, weight and bias, in front of the numbers of surrogates.
 
     shortcut: where a second input is added: to what is normalised ("before"), to the first output ("after"), "" for
-    nowhere. statistics: whether mean and rstd are functions of the input; else they are given, as the running ones are.
+    nowhere. statistics: for each normalised input whether its mean and rstd are functions of it; else they are given,
+    as the running ones are.
     """
     reserved = [*program.inputs, *program.states, *program.params]
-    names = tuple(_free(f"norm_{name}", reserved) for name in ("mean", "rstd", "weight", "bias"))
-    mean, rstd, weight, bias = map(_param, names)
-    x = Expr(Node("input", (), program.inputs[0]))
-    y = (x - mean) * (rstd * weight) + bias
     inputs = (*program.inputs, _free("skip", reserved)) if shortcut else program.inputs
-    skip = Expr(Node("input", (), inputs[-1]))
-    if shortcut == "before":
-        y = y + skip
-    behind = {x.node: y.node}
-    values = {"inputs": inputs, "params": _before_numbers(program, names), "statistics": names if statistics else ()}
+    given: List[Expr] = [Expr(Node("input", (), name)) for name in (inputs[0], inputs[-1])]
+    normal, rows = list(given), []
+    for k, (name, prefix) in enumerate(zip((inputs[0], inputs[-1])[: len(statistics)], ("norm", "skip_norm"))):
+        row = Statistics(name, *[_free(f"{prefix}_{what}", reserved) for what in Statistics._fields[1:]])
+        mean, rstd, weight, bias = map(_param, row[1:])
+        normal[k] = (given[k] - mean) * (rstd * weight) + bias
+        rows.append(row)
+    y, skip = normal
+    behind = {given[0].node: (y + skip if shortcut == "before" else y).node}
+    names = tuple(name for row in rows for name in row[1:])
+    values: Dict[str, Any] = {"inputs": inputs, "params": _before_numbers(program, names)}
+    values["normalised"] = [row for row, are_of_input in zip(rows, statistics) if are_of_input]
     if shortcut == "after":
         first, *others = (substitute(node, dict(behind)) for node in program.outputs)
         values["outputs"] = ((Expr(first) + skip).node, *others)
@@ -480,20 +503,22 @@ def normalised(program: Program, shortcut: str, statistics: bool) -> Derived:
 
 @lru_cache(maxsize=256)
 def corrected(program: Program) -> Derived:
-    """The program whose adjoint gives the gradient of the first input of a program with ``statistics``.
+    """The program whose adjoint gives the gradients of the inputs that a program normalises by their own statistics.
 
-    Its parameters beside those of the other one are the gradients of weight and bias, and 1 / n.
+    Its parameters beside those of the other one are the gradients of weight and bias of each, and 1 / n.
     """
     reserved = [*program.inputs, *program.states, *program.params]
-    names = tuple(_free(f"norm_{name}", reserved) for name in ("grad_weight", "grad_bias", "share"))
-    mean, rstd, weight, _ = map(_param, program.statistics)
-    grad_weight, grad_bias, share = map(_param, names)
-    centred = Expr(Node("input", (), program.inputs[0])) - mean
-    scale = rstd * weight
-    # of parameters alone but for one product and one sum per number
-    through = -(scale * (grad_bias * share)) - centred * (scale * rstd * (grad_weight * share))
-    seeds = [(centred.node, through.node)]
-    return Derived(_changed(program, {}, params=_before_numbers(program, names), seeds=seeds), names)
+    share, seeds, names = _free("norm_share", reserved), [], []
+    for row in program.normalised:
+        names += [_free(f"{name}_grad", reserved) for name in (row.weight, row.bias)]
+        mean, rstd, weight, grad_weight, grad_bias = map(_param, (row.mean, row.rstd, row.weight, *names[-2:]))
+        centred = Expr(Node("input", (), row.input)) - mean
+        scale, part = rstd * weight, _param(share)
+        # of parameters alone but for one product and one sum per number
+        through = -(scale * (grad_bias * part)) - centred * (scale * rstd * (grad_weight * part))
+        seeds.append((centred.node, through.node))
+    added = (*names, share)
+    return Derived(_changed(program, {}, params=_before_numbers(program, added), seeds=seeds), added)
 
 
 @lru_cache(maxsize=None)

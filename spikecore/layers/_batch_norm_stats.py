@@ -27,16 +27,18 @@ BY_KERNELS = _written is not None
 
 #: The running mean and variance, the count of calls (None where they are not counted), and how far a batch moves them.
 Running = Tuple[Tensor, Tensor, Optional[Tensor], float]
-#: Mean and variance of ``[T, B, C, ...]`` per channel, None where torch is to compute them.
-Moments = Callable[[Tensor], Optional[Tuple[Tensor, Tensor]]]
-#: Mean and 1 / sqrt(variance + eps) of ``[T, B, C, ...]`` per channel, by which the running statistics have been moved:
-#: ``statistics(x, eps, running)``. None where others are to compute them.
-Statistics = Callable[[Tensor, float, Optional[Running]], Optional[Tuple[Tensor, Tensor]]]
+#: Mean and variance of ``[T, *N]`` for each channel along a dimension of a time step, None where torch is to compute
+#: them: ``moments(x, dim)``.
+Moments = Callable[[Tensor, int], Optional[Tuple[Tensor, Tensor]]]
+#: Mean and 1 / sqrt(variance + eps) in the same way, by which the running statistics have been moved:
+#: ``statistics(x, dim, eps, running)``. None where others are to compute them.
+Statistics = Callable[[Tensor, int, float, Optional[Running]], Optional[Tuple[Tensor, Tensor]]]
 
 
-class NormTensors(NamedTuple):
-    """The tensors of a batch normalisation, None where it has none."""
+class Norm(NamedTuple):
+    """A batch normalisation, and its tensors; None where it has none."""
 
+    module: Any
     weight: Optional[Tensor]
     bias: Optional[Tensor]
     mean: Optional[Tensor]
@@ -44,23 +46,23 @@ class NormTensors(NamedTuple):
     calls: Optional[Tensor]
 
 
-def check_norm(owner: str, norm: Any) -> None:
+def check_norm(owner: str, norm: Any, name: str = "norm") -> None:
     """Refuse a module that is not one of torch's three batch normalisations, or that has hooks."""
     way_out = "leave it in front of the neuron: nn.Sequential(sc.layers.TimeBatched(conv, norm), neuron)"
     if isinstance(norm, nn.SyncBatchNorm):
         raise TypeError(
-            f"{owner}: norm is a SyncBatchNorm, whose statistics are those of all processes; a neuron computes those "
+            f"{owner}: {name} is a SyncBatchNorm, whose statistics are those of all processes; a neuron computes those "
             f"of its own process. To synchronise, {way_out}"
         )
     if type(norm) not in _DIMS:
         raise TypeError(
-            f"{owner}: norm is {a_kind(norm)}; a neuron can take over nn.BatchNorm1d, nn.BatchNorm2d and "
+            f"{owner}: {name} is {a_kind(norm)}; a neuron can take over nn.BatchNorm1d, nn.BatchNorm2d and "
             f"nn.BatchNorm3d themselves. Of another kind, {way_out}"
         )
     if has_own_hooks(norm):
         # nn.utils.weight_norm and prune make the weight in such a hook
         raise ValueError(
-            f"{owner}: norm is {a_kind(norm)} with hooks or a forward of its own, which a neuron that "
+            f"{owner}: {name} is {a_kind(norm)} with hooks or a forward of its own, which a neuron that "
             f"normalises would pass over (nn.utils.weight_norm and prune make hooks); {way_out}"
         )
 
@@ -70,74 +72,91 @@ def is_plain_norm(module: nn.Module) -> bool:
     return type(module) in _DIMS and not has_own_hooks(module)
 
 
-def takes_batch(norm: Any) -> bool:
+def takes_batch(norm: Norm) -> bool:
     """Whether a batch normalisation takes the statistics of its input, rather than the running ones."""
-    return bool(norm.training or norm.running_mean is None)
+    return norm.module.training or norm.mean is None
 
 
-def tensors_of(norm: Any) -> NormTensors:
-    """The tensors that a batch normalisation has."""
-    affine, buffers = norm._parameters, norm._buffers
-    statistics = ("running_mean", "running_var", "num_batches_tracked")
+def norm_of(module: Any) -> Norm:
+    """A batch normalisation with the tensors that it has."""
+    affine, buffers = module._parameters, module._buffers
     try:
-        return NormTensors(affine["weight"], affine["bias"], *[buffers[name] for name in statistics])
+        return Norm(
+            module,
+            affine["weight"],
+            affine["bias"],
+            buffers["running_mean"],
+            buffers["running_var"],
+            buffers["num_batches_tracked"],
+        )
     except KeyError:  # one is computed, as by nn.utils.parametrize
-        return NormTensors(norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.num_batches_tracked)
+        statistics = module.running_mean, module.running_var, module.num_batches_tracked
+        return Norm(module, module.weight, module.bias, *statistics)
 
 
-def fits(norm: Any, tensors: NormTensors, x: Tensor) -> bool:
-    """Whether ``x`` ``[T, B, C, ...]`` is plain input of ``norm``; torch's own forward computes or refuses other."""
-    channels = norm.num_features
+def fits(norm: Norm, x: Tensor, channel_dim: int) -> bool:
+    """Whether ``x``, ``[T, B, C, ...]`` or with ``channel_dim=-1`` ``[T, B, ..., C]``, is plain input of ``norm``;
+    torch's own forward computes or refuses other.
+    """
+    module, shape = norm.module, x.shape
+    channels, dims = module.num_features, len(shape)
     # a class that is in no table was made later, as by nn.utils.parametrize; of one number per channel torch computes
     # no variance, and says so
-    if x.ndim not in _DIMS.get(type(norm), ()) or x.shape[2] != channels or x.numel() <= channels:
+    has_dims = dims in _DIMS.get(type(module), ()) if channel_dim == 1 else dims > 2
+    if not has_dims or shape[2 if channel_dim == 1 else -1] != channels or x.numel() <= channels:
         return False
-    device, dtypes, shape = x.device, (x.dtype, compute_dtype(x.dtype)), (channels,)
-    for value in tensors[:4]:
-        if value is not None and not (value.device == device and value.dtype in dtypes and value.shape == shape):
+    device, dtypes = x.device, (x.dtype, compute_dtype(x.dtype))
+    for value in norm[1:5]:
+        if value is not None and not (
+            value.device == device and value.dtype in dtypes and value.ndim == 1 and value.shape[0] == channels
+        ):
             return False
-    return (tensors.mean is None) == (tensors.variance is None)
+    return (norm.mean is None) == (norm.variance is None)
 
 
-def normalised(norm: Any, x: Tensor, one_step: bool) -> Tensor:
-    """``x`` ``[T, B, C, ...]``, or ``[B, C, ...]`` of one step, as torch normalises it."""
+def normalised(norm: Any, x: Tensor, channel_dim: int, one_step: bool) -> Tensor:
+    """``x`` ``[T, B, C, ...]`` (``[T, B, ..., C]`` with ``channel_dim=-1``), or that of one step, as torch normalises
+    it.
+    """
     # not norm(x): hooks of a module that a kernel may compute are called in no case
-    y: Tensor = type(norm).forward(norm, x if one_step else folded(x))
-    return y if one_step else unfolded(y, x.shape[0], x.shape[1])
+    forward: Callable[[Any, Tensor], Tensor] = type(norm).forward
+    if channel_dim == -1:
+        return forward(norm, x.flatten(0, -2)).reshape(x.shape)
+    return forward(norm, x) if one_step else unfolded(forward(norm, folded(x)), x.shape[0], x.shape[1])
 
 
 def constants(
-    norm: Any, tensors: NormTensors, x: Tensor, moments: Optional[Moments], statistics: Optional[Statistics]
+    norm: Norm, x: Tensor, dim: int, moments: Optional[Moments], statistics: Optional[Statistics]
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What ``norm`` normalises ``x`` ``[T, B, C, ...]`` by, which :func:`fits`: ``(mean, rstd, weight, bias)`` per
-    channel, for ``(x - mean) * rstd * weight + bias``. In training its running statistics move, as torch moves them.
-    Mean and rstd carry no gradient.
+    """What ``norm`` normalises ``x`` ``[T, *N]`` by, which :func:`fits`: ``(mean, rstd, weight, bias)`` of each channel
+    along a dimension of a time step, for ``(x - mean) * rstd * weight + bias``. In training its running statistics
+    move, as torch moves them. Mean and rstd carry no gradient.
     """
     if takes_batch(norm):
-        by_kernels = None if statistics is None else _by_kernels(norm, tensors, x, statistics)
-        mean, rstd = by_kernels or _by_torch(norm, x, moments)
+        by_kernels = None if statistics is None else _by_kernels(norm, x, dim, statistics)
+        mean, rstd = by_kernels or _by_torch(norm.module, x, dim, moments)
     else:
-        running: Any = tensors.mean
+        running: Any = norm.mean
         compute = compute_dtype(x.dtype)
         # backward reads the mean: a copy is not moved by a call in training before it
         mean = running.to(compute, copy=torch.is_grad_enabled())
-        rstd = torch.rsqrt(tensors.variance.to(compute) + norm.eps)  # type: ignore[union-attr]  # see fits
+        rstd = torch.rsqrt(norm.variance.to(compute) + norm.module.eps)  # type: ignore[union-attr]  # see fits
     # one of the two may be None: torch's batch normalisation takes bias=False
-    weight = torch.ones_like(mean) if tensors.weight is None else tensors.weight
-    return mean, rstd, weight, torch.zeros_like(mean) if tensors.bias is None else tensors.bias
+    weight = torch.ones_like(mean) if norm.weight is None else norm.weight
+    return mean, rstd, weight, torch.zeros_like(mean) if norm.bias is None else norm.bias
 
 
-def _by_kernels(norm: Any, tensors: NormTensors, x: Tensor, statistics: Statistics) -> Optional[Tuple[Tensor, Tensor]]:
+def _by_kernels(norm: Norm, x: Tensor, dim: int, statistics: Statistics) -> Optional[Tuple[Tensor, Tensor]]:
     """Mean and 1 / sqrt(variance + eps) by a backend's own kernels, which also move the running statistics."""
     if _written is None or is_compiling():
         return None
-    running = None
+    running, module = None, norm.module
     # without running statistics calls are counted all the same
-    if norm.training and norm.track_running_stats and not (tensors.mean is None is tensors.calls):
-        running = _running_of(norm, tensors, x.device)
+    if module.training and module.track_running_stats and not (norm.mean is None is norm.calls):
+        running = _running_of(norm, x.device)
         if running is None:
             return None
-    result = statistics(x, norm.eps, running)
+    result = statistics(x, dim, module.eps, running)
     if result is not None and running is not None:
         for value in running[:3]:
             if value is not None:
@@ -145,30 +164,30 @@ def _by_kernels(norm: Any, tensors: NormTensors, x: Tensor, statistics: Statisti
     return result
 
 
-def _running_of(norm: Any, tensors: NormTensors, device: torch.device) -> Optional[Running]:
+def _running_of(norm: Norm, device: torch.device) -> Optional[Running]:
     """The running statistics of ``norm``, as a kernel can move them; None where torch has to."""
-    mean, variance, count = tensors.mean, tensors.variance, tensors.calls
+    mean, variance, count, momentum = norm.mean, norm.variance, norm.calls, norm.module.momentum
     # without a momentum it follows from the count, which a kernel would have to wait for
-    if mean is None or variance is None or norm.momentum is None or mean.dtype != variance.dtype:
+    if mean is None or variance is None or momentum is None or mean.dtype != variance.dtype:
         return None
     for value in (mean, variance):
         if value.is_inference() or not value.is_contiguous():
             return None
     if count is not None and (count.is_inference() or count.device != device or count.dtype != torch.int64):
         return None
-    return mean, variance, count, norm.momentum
+    return mean, variance, count, momentum
 
 
 @torch.no_grad()
-def _by_torch(norm: Any, x: Tensor, moments: Optional[Moments]) -> Tuple[Tensor, Tensor]:
+def _by_torch(norm: Any, x: Tensor, dim: int, moments: Optional[Moments]) -> Tuple[Tensor, Tensor]:
     """Mean and 1 / sqrt(variance + eps) of a batch, by which the running statistics have been moved."""
     compute = compute_dtype(x.dtype)
     moves = norm.training and norm.track_running_stats and norm.running_mean is not None
     factor = _counted(norm) if norm.training and norm.track_running_stats else 0.0
     # whether there is such a method is asked by `is None`: whether a method is true, torch.compile of 2.11 cannot ask
     compiling = is_compiling()
-    by_backend = None if compiling or moments is None else moments(x)
-    x = _samples(x)
+    by_backend = None if compiling or moments is None else moments(x, dim)
+    x = x.flatten(0, -2) if dim + 2 == x.ndim else _samples(x)
     if x.dtype == torch.float16 and x.device.type == "cpu":
         x = x.to(compute)  # torch 2.0 has no statistics of float16 there
     if by_backend is not None:

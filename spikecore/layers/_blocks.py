@@ -7,8 +7,6 @@ from typing import Callable, List, Optional
 from torch import Tensor, nn
 
 from spikecore._base.bits import Whole, added, multiplied
-from spikecore._shell.modules import has_hooks, in_turn
-from spikecore.layers._norm_neuron import NormNeuron
 from spikecore.layers._packed import Follow
 from spikecore.layers._stateless import TimeBatched, counts, makers, normalised, silenced
 
@@ -19,37 +17,7 @@ MakeNorm = Callable[[int], nn.Module]
 _CONNECT = ("add", "and", "iand")
 
 
-class Adding(nn.Module):
-    """A module that adds a shortcut to what its ``body`` gives.
-
-    Once :func:`spikecore.fuse` put a ``NormNeuron`` at the end of the body, the sum is computed by its kernel, if
-    nothing sees what the body gives: no hook, no ``forward`` of an object.
-    """
-
-    body: nn.Sequential
-
-    def ending(self) -> Optional[nn.Module]:
-        """The module at the end of the body, None where that is not known."""
-        body = self.body
-        # anything may have been put in its place
-        return [*body][-1] if in_turn(body) and len(body) else None
-
-    def sum(self, x: Tensor, shortcut: Optional[Callable[[Tensor], Tensor]] = None) -> Tensor:
-        """``body(x) + shortcut(x)``, the body computed first; ``body(x) + x`` without a shortcut."""
-        body, last = self.body, self.ending()
-        compiled = getattr(body, "_compiled_call_impl", None) is not None  # torch 2.0 has no Module.compile
-        fused = isinstance(last, NormNeuron) and last.adds_for_block
-        if not fused or compiled or has_hooks(body) or has_hooks(last):  # type: ignore[arg-type]  # a module
-            joined: Tensor = body(x)
-            return joined + (x if shortcut is None else shortcut(x))
-        y = x
-        for module in [*body][:-1]:
-            y = module(y)
-        joined = last(y, x if shortcut is None else shortcut(x))  # type: ignore[misc]  # as above
-        return joined  # noqa: RET504  # typed above: a call of a module is Any
-
-
-class SEWBlock(Adding):
+class SEWBlock(nn.Module):
     """Spike-element-wise residual block: the block's spikes and those of its input are joined element by element.
 
     ::
@@ -115,9 +83,9 @@ class SEWBlock(Adding):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[T, B, C, H, W]``, or ``[B, C, H, W]`` of one step."""
-        if self.connect == "add":
-            return self.sum(x, self.shortcut)
         a, s = self.body(x), self.shortcut(x)
+        if self.connect == "add":
+            return a + s  # type: ignore[no-any-return]  # tensors
         joined: Tensor = a * s if self.connect == "and" else (1 - a) * s
         return joined
 
@@ -128,10 +96,6 @@ class SEWBlock(Adding):
             return added(a, s)
         # 1 - a is 0 or 1 where a is
         return multiplied(a, s) if self.connect == "and" or a == Whole(1) else None
-
-    def ending(self) -> Optional[nn.Module]:
-        """The module to whose spikes those of the shortcut are added."""
-        return super().ending() if self.connect == "add" else None
 
     def extra_repr(self) -> str:
         """How branch and shortcut are joined."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,9 @@ from spikecore.layers import _batch_norm_stats as stats
 from spikecore.layers._packed import Follow
 from spikecore.neuron import Neuron
 
+#: The normalisations of the inputs of a call: of x, and of the shortcut if that is normalised.
+Norms = Sequence[stats.Norm]
+
 
 class NormNeuron(nn.Module):
     """Batch normalisation in front of a neuron, with a shortcut if there is one, as one layer.
@@ -31,9 +34,11 @@ class NormNeuron(nn.Module):
 
         y = neuron(norm(x))                 NormNeuron(norm, neuron)(x)
         y = neuron(norm(x) + skip)          NormNeuron(norm, neuron, shortcut="before")(x, skip)
+        y = neuron(norm(x) + norm2(skip))   NormNeuron(norm, neuron, shortcut="before", shortcut_norm=norm2)(x, skip)
         y = neuron(norm(x)) + skip          NormNeuron(norm, neuron, shortcut="after")(x, skip), as in SEW-ResNet
 
-    ``x`` and ``skip`` are ``[T, B, C, ...]``, or ``[B, C, ...]`` of a single-step neuron; ``y`` has their shape.
+    ``x`` and ``skip`` are ``[T, B, C, ...]``, or ``[B, C, ...]`` of a single-step neuron; ``y`` has their shape. Tokens
+    are ``[T, B, N, C]`` with ``channel_dim=-1``: ``nn.BatchNorm1d`` then normalises over all but the last dimension.
     ``norm`` is ``nn.BatchNorm1d``, ``nn.BatchNorm2d`` or ``nn.BatchNorm3d`` for one time step. It normalises as within
     :class:`spikecore.layers.TimeBatched`: in training with mean and variance over time, batch and space, one update of
     the running ones per call (Zheng et al., 2021, normalise in this way and scale by the threshold); ``momentum=None``,
@@ -46,47 +51,55 @@ class NormNeuron(nn.Module):
     ``fused=False`` always computes them so. A shortcut behind a neuron is added by torch, whatever ``fused`` is, where
     the output is no spikes, or the shortcut has another dtype than x or another order of memory.
 
-    ``norm`` and ``neuron`` are modules of this one: ``state_dict`` has ``norm.weight``, ``neuron.tau`` and so on. They
-    are not called, so hooks on them are not called either, fused or not; hooks of this layer are. ``neuron(y)`` called
-    alone is the neuron without the normalisation. ``shortcut`` and ``fused`` may be set later, and count from the next
-    call on.
+    ``norm``, ``shortcut_norm`` and ``neuron`` are modules of this one: ``state_dict`` has ``norm.weight``,
+    ``shortcut_norm.weight``, ``neuron.tau`` and so on. They are not called, so hooks on them are not called either,
+    fused or not; hooks of this layer are. ``neuron(y)`` called alone is the neuron without the normalisation.
+    ``shortcut``, ``shortcut_norm``, ``channel_dim`` and ``fused`` may be set later, and count from the next call on.
 
     norm: the normalisation, of one time step.
     neuron: any neuron with one input.
     shortcut: where ``skip`` is added: ``"before"`` or ``"after"`` the neuron; None for no shortcut.
+    shortcut_norm: the normalisation of ``skip``, of the kinds that ``norm`` may be; for ``shortcut="before"`` alone.
+    channel_dim: the dimension of a time step that is not normalised over: 1 (``[B, C, ...]``) or -1 (``[B, ..., C]``).
     fused: None takes one kernel where the backend can; True raises Unsupported where it cannot; False never does.
 
-    Raises TypeError for a ``norm`` of another kind, ``nn.SyncBatchNorm`` for one, and for a ``neuron`` that is none;
-    ValueError for a ``norm`` with hooks (``nn.utils.weight_norm``), for a neuron with several inputs, for one with a
-    ``forward`` of its own or a forward pre-hook, and for an unknown ``shortcut``.
+    Raises TypeError for a ``norm`` or ``shortcut_norm`` of another kind, ``nn.SyncBatchNorm`` for one, and for a
+    ``neuron`` that is none; ValueError for one of them with hooks (``nn.utils.weight_norm``), for a neuron with several
+    inputs, for one with a ``forward`` of its own or a forward pre-hook, for an unknown ``shortcut`` or ``channel_dim``,
+    for a ``shortcut_norm`` without ``shortcut="before"``, and for ``channel_dim=-1`` with another norm than
+    ``nn.BatchNorm1d``.
     """
 
     #: Why the last call computed normalisation and neuron one after the other: "" if it did not, None before one.
     reason: Optional[str]
-    #: Whether the block around it adds the shortcut: a call may have no ``skip`` then, or one that broadcasts.
+    #: Whether sc.fuse made it of a sum in a block: a call may have no ``skip`` then, or one that broadcasts.
     adds_for_block = False
 
     def __init__(
-        self, norm: nn.Module, neuron: Neuron, *, shortcut: Optional[str] = None, fused: Optional[bool] = None
+        self,
+        norm: nn.Module,
+        neuron: Neuron,
+        *,
+        shortcut: Optional[str] = None,
+        shortcut_norm: Optional[nn.Module] = None,
+        channel_dim: int = 1,
+        fused: Optional[bool] = None,
     ) -> None:
         super().__init__()
-        self.norm, self.neuron = norm, neuron
-        self.shortcut, self.fused, self.reason = shortcut, fused, None
+        self.norm, self.shortcut, self.shortcut_norm, self.neuron = norm, shortcut, shortcut_norm, neuron
+        self.channel_dim, self.fused, self.reason = channel_dim, fused, None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "shortcut" and value not in (None, "before", "after"):
-            raise ValueError(
-                f"NormNeuron: shortcut={value!r} must be None, 'before' (neuron(norm(x) + skip)) or 'after' "
-                "(neuron(norm(x)) + skip)"
-            )
-        if name == "fused" and not (value is None or isinstance(value, bool)):
-            raise TypeError(f"NormNeuron: fused={value!r} must be True, False or None (where the backend can)")
-        if name == "norm":
-            stats.check_norm("NormNeuron", value)
-        if name == "neuron":
-            _check_neuron(value)
         _check_no_tensor(self, name, value)
+        if name in _CHECKS:
+            _CHECKS[name](self, value)
         super().__setattr__(name, value)
+
+    @property
+    def norms(self) -> Tuple[nn.Module, ...]:
+        """The normalisations of the inputs: ``norm``, and behind it ``shortcut_norm`` if there is one."""
+        norm, of_shortcut = self._modules["norm"], self._modules.get("shortcut_norm")
+        return (norm,) if of_shortcut is None else (norm, of_shortcut)  # type: ignore[return-value]  # never None
 
     def forward(self, x: Tensor, *skip: Tensor) -> Any:
         """``[T, B, C, ...] -> [T, B, C, ...]``; with a shortcut also ``skip`` of that shape."""
@@ -114,8 +127,9 @@ class NormNeuron(nn.Module):
         return follow(self.neuron, None) if self.shortcut != "after" or self.adds_for_block else None
 
     def extra_repr(self) -> str:
-        """The shortcut, if there is one."""
-        return f"shortcut={self.shortcut!r}" if self.shortcut else ""
+        """The shortcut, if there is one, and where channels are."""
+        shown = [f"shortcut={self.shortcut!r}"] if self.shortcut else []
+        return ", ".join([*shown, *([f"channel_dim={self.channel_dim}"] if self.channel_dim != 1 else [])])
 
     # -- a call
 
@@ -179,23 +193,23 @@ class NormNeuron(nn.Module):
         dense = all(type(v) is Tensor and v.layout is torch.strided and not v.is_nested for v in inputs)
         alike = skip is None or skip.dtype is x.dtype
         may_note = dense and alike and mode is EAGER and state is None and not (record or final or single)
-        tensors = stats.tensors_of(self.norm)
-        results = self._noted_call(inputs, tensors) if may_note and self.fused is not False else None
+        norms = [stats.norm_of(norm) for norm in self.norms]
+        results = self._noted_call(inputs, norms) if may_note and self.fused is not False else None
         if results is None:
-            results = self._fused_call(x, skip, tensors, state, record, final, single, mode, may_note)
+            results = self._fused_call(inputs, norms, state, record, final, single, mode, may_note)
         if results is not None:
             return results
-        y = stats.normalised(self.norm, x, single or neuron.repeat is not None)
+        one_step = single or neuron.repeat is not None
+        y, *others = [stats.normalised(n.module, v, self.channel_dim, one_step) for n, v in zip(norms, inputs)]
         if skip is not None and self.shortcut == "before":
-            y = y + skip
+            y = y + (others[0] if others else skip)
         results = execute(neuron, (y,), state, record, final, single, mode)
         return _added(results, skip) if skip is not None and self.shortcut == "after" else results
 
     def _fused_call(
         self,
-        x: Tensor,
-        skip: Optional[Tensor],
-        tensors: stats.NormTensors,
+        inputs: Tensors,
+        norms: Norms,
         state: Optional[Mapping[str, Tensor]],
         record: Tuple[str, ...],
         final: bool,
@@ -207,42 +221,41 @@ class NormNeuron(nn.Module):
         if is_exporting():
             return None  # the reference computes it, see Dispatch.computes
         neuron: Any = self.neuron
-        steps = x.unsqueeze(0) if single else x
+        steps = tuple([v.unsqueeze(0) for v in inputs]) if single else inputs
         dispatch: Dispatch = neuron._settled()
-        reason = self._why_apart(dispatch, x, steps, tensors, single, mode)
+        reason = self._why_apart(dispatch, steps, norms, single, mode)
         if reason:
             self._refuse(reason)
             return None
         owner = type(neuron).__name__
-        x_and_skip = (x,) if skip is None else (x, skip)
-        inputs = checks.inputs(
-            owner, ("x", "skip")[: len(x_and_skip)], [v.unsqueeze(0) for v in x_and_skip] if single else x_and_skip
-        )
-        steps = inputs[0]
-        start = checks.state(owner, neuron.states, state, steps, carried=state is not None and state is neuron._state)
-        args = arguments(neuron, dispatch, inputs, start, final, mode, behind=[*zip(AFFINE, tensors[:2])])
+        inputs = checks.inputs(owner, ("x", "skip")[: len(steps)], steps)
+        x = inputs[0]
+        start = checks.state(owner, neuron.states, state, x, carried=state is not None and state is neuron._state)
+        affine = [pair for names, norm in zip(AFFINE, norms) for pair in zip(names, norm[1:3])]
+        args = arguments(neuron, dispatch, inputs, start, final, mode, behind=affine)
         values, kind = args.values, (*args.kind, bool(record))
-        how = (self.shortcut or "" if skip is not None else "", stats.takes_batch(self.norm), bool(self.fused))
-        lacks = dispatch.find_normalised(steps.device.type, kind, how, dispatch.stamp)
+        how = (self.shortcut or "" if len(inputs) > 1 else "", tuple(map(stats.takes_batch, norms)), bool(self.fused))
+        lacks = dispatch.find_normalised(x.device.type, kind, how, dispatch.stamp)
         if lacks:
             self._refuse(lacks)
             return None
-        runner = dispatch.derived[steps.device.type, kind, how]
+        runner = dispatch.derived[x.device.type, kind, how]
         before = len(values) - len(dispatch.numbers)
         # from here on nothing is refused: the running statistics move once
-        norm_params = self._norm_params(runner, tensors, steps)
+        norm_params = self._norm_params(runner, norms, inputs)
         self.__dict__["reason"] = ""
-        placed = _among(values, before, norm_params, steps.ndim)
+        placed = self._among(values, before, norm_params, x.ndim)
         if may_note:
             noted = NotedCall(runner, args, neuron)
             parameters = tuple([value for _, value in args.named])
             views = [tuple(value.shape) if isinstance(value, Tensor) else None for value in placed]
             try:
-                noted.call = bound(runner, inputs, None, _among(parameters, before, norm_params), views, False)
+                given = (*parameters[:before], *norm_params, *parameters[before:])
+                noted.call = bound(runner, inputs, None, given, views, False)
                 if noted.call is not None:
                     # as later ones: a checkpointed call must save the same tensors when it is computed again
-                    outputs = noted.call(inputs, None, _among(parameters, before, norm_params))[0]
-                    dispatch.note(self._signature(inputs, tensors), (noted, before))
+                    outputs = noted.call(inputs, None, given)[0]
+                    dispatch.note(self._signature(inputs, norms), (noted, before))
                     return outputs, None, ()
             except BackendError:
                 pass  # the runner raises it again, or falls back
@@ -258,11 +271,9 @@ class NormNeuron(nn.Module):
             owner = type(self.neuron).__name__
             raise Unsupported(f"{owner} was to normalise within its kernel (fused=True): {reason}")
 
-    def _why_apart(
-        self, dispatch: Dispatch, x: Tensor, steps: Tensor, tensors: stats.NormTensors, single: bool, mode: str
-    ) -> str:
-        """Why a call cannot be one program, whatever the backend; "" if it can."""
-        norm, neuron = self.norm, self.neuron
+    def _why_apart(self, dispatch: Dispatch, inputs: Tensors, norms: Norms, single: bool, mode: str) -> str:
+        """Why a call with these inputs ``[T, *N]`` cannot be one program, whatever the backend; "" if it can."""
+        neuron, x = self.neuron, inputs[0]
         if neuron.repeat is not None and not single:
             # it is normalised once, which reads and writes less than one program would
             return f"repeat={neuron.repeat} gives it one step, which is normalised once"
@@ -270,12 +281,18 @@ class NormNeuron(nn.Module):
             return "fused=False was asked for"
         if mode is not COMPILED and (mode is not EAGER or type(x) not in PLAIN):
             return "torch traces or transforms the call, or x is no plain tensor"
-        if x.dtype not in NAMES or x.layout is not torch.strided or not stats.fits(norm, tensors, steps):
-            return f"x of shape {list(x.shape)} and {x.dtype} is no plain input of the normalisation"
-        if not norm.eps > 0:  # type: ignore[operator]  # a number: a constant channel would be 0 / 0
-            return f"eps={norm.eps} of the normalisation is not above 0"
-        # parameters per channel are placed along the dimension that is normalised over
-        if neuron.channel_dim != 1 and any(
+        if self.adds_for_block and any((v.shape, v.dtype, v.device) != (x.shape, x.dtype, x.device) for v in inputs):
+            return "the shortcut has another shape or dtype than x"
+        for name, value, norm in zip(("x", "skip"), inputs, norms):
+            plain = value.dtype in NAMES and value.layout is torch.strided
+            if not plain or not stats.fits(norm, value, self.channel_dim):
+                shape = list(value.shape[1:] if single else value.shape)
+                return f"{name} of shape {shape} and {value.dtype} is no plain input of the normalisation"
+            if not norm.module.eps > 0:  # a constant channel would be 0 / 0
+                return f"eps={norm.module.eps} of the normalisation is not above 0"
+        # parameters per channel are placed along the dimension of the channels that are normalised
+        dims = x.ndim - 1
+        if (neuron.channel_dim - self.channel_dim) % dims and any(
             isinstance(value, Tensor) for _, value in dispatch.values(neuron, dispatch.stamp)
         ):
             return f"channel_dim={neuron.channel_dim}, and a parameter is a tensor"
@@ -294,36 +311,51 @@ class NormNeuron(nn.Module):
 
     # -- calls at rest for outputs alone, like one that passed every check: straight to the kernels
 
-    def _signature(self, inputs: Sequence[Tensor], tensors: stats.NormTensors) -> Tuple[Any, ...]:
+    def _signature(self, inputs: Sequence[Tensor], norms: Norms) -> Tuple[Any, ...]:
         """The key of such a call, beside the neuron's parameters. No call of the neuron itself has an equal one."""
-        norm: Any = self._modules["norm"]
         grad = torch.is_grad_enabled()
-        affine = [None if v is None else (type(v), v.dtype, v.stride(), v.requires_grad) for v in tensors[:3]]
+        of_norms = [(norm.module.eps > 0, stats.takes_batch(norm)) for norm in norms]
+        affine = [
+            None if v is None else (type(v), v.dtype, v.stride(), v.requires_grad) for norm in norms for v in norm[1:4]
+        ]
         forms = [(v.shape, v.stride(), v.dtype, v.device, grad and v.requires_grad) for v in inputs]
-        return (self.shortcut, bool(self.fused), norm.eps > 0, stats.takes_batch(norm), grad, *affine, *forms)
+        return (self.shortcut, self.channel_dim, bool(self.fused), grad, *of_norms, *affine, *forms)
 
-    def _noted_call(self, inputs: Tensors, tensors: stats.NormTensors) -> Optional[Results]:
+    def _noted_call(self, inputs: Tensors, norms: Norms) -> Optional[Results]:
         """The results of a call like one that passed the checks; None, with no statistics moved, if there was none."""
-        norm: Any = self._modules["norm"]
         neuron: Any = self._modules["neuron"]
-        noted, before = neuron._dispatch.noted.get(self._signature(inputs, tensors), (None, 0))
+        noted, before = neuron._dispatch.noted.get(self._signature(inputs, norms), (None, 0))
         values = None if noted is None else noted.values(neuron)
-        if values is None or not stats.fits(norm, tensors, inputs[0]):
+        if values is None or not all(map(stats.fits, norms, inputs, [self.channel_dim] * 2)):
             return None
-        norm_params = self._norm_params(noted.runner, tensors, inputs[0])
+        norm_params = self._norm_params(noted.runner, norms, inputs)
         self.__dict__["reason"] = ""
         try:
-            outputs: Tensors = noted.call(inputs, None, _among(values, before, norm_params))[0]
+            outputs: Tensors = noted.call(inputs, None, (*values[:before], *norm_params, *values[before:]))[0]
         except BackendError:  # the runner raises it again, or falls back; the running statistics have moved
             neuron._dispatch.noted.clear()
-            placed = _among(noted.placed(values), before, norm_params, inputs[0].ndim)
+            placed = self._among(noted.placed(values), before, norm_params, inputs[0].ndim)
             outputs = noted.runner(inputs, None, placed, ())[0]
         return outputs, None, ()
 
-    def _norm_params(self, runner: Runner, tensors: stats.NormTensors, x: Tensor) -> Tuple[Tensor, ...]:
-        """Mean, 1 / sqrt(variance + eps), weight and bias, by the runner where it can. Moves the running statistics."""
+    def _norm_params(self, runner: Runner, norms: Norms, inputs: Tensors) -> List[Tensor]:
+        """Mean, 1 / sqrt(variance + eps), weight and bias of each normalised input, by the runner where it can. Moves
+        the running statistics.
+        """
         moments, statistics = getattr(runner, "moments", None), getattr(runner, "input_statistics", None)
-        return stats.constants(self._modules["norm"], tensors, x, moments, statistics)
+        dim = self.channel_dim
+        params: List[Tensor] = []
+        for norm, x in zip(norms, inputs):
+            params += stats.constants(norm, x, dim if dim > 0 else dim + x.ndim - 1, moments, statistics)
+        return params
+
+    def _among(self, values: Sequence[Any], before: int, norm_params: Sequence[Tensor], ndim: int) -> Tuple[Any, ...]:
+        """A neuron's parameters, with those of the normalisations behind the first ``before``, placed over a time step
+        of an input with ``ndim`` dimensions.
+        """
+        view = [1] * (ndim - 1)
+        view[self.channel_dim] = -1
+        return (*values[:before], *[value.view(view) for value in norm_params], *values[before:])
 
 
 def _lie_alike(x: Tensor, skip: Tensor, mode: str) -> bool:
@@ -335,7 +367,56 @@ def _lie_alike(x: Tensor, skip: Tensor, mode: str) -> bool:
     return alike and x.stride() == skip.stride()
 
 
-def _check_neuron(neuron: Any) -> None:
+def _check_shortcut(layer: NormNeuron, shortcut: Any) -> None:
+    if shortcut not in (None, "before", "after"):
+        raise ValueError(
+            f"NormNeuron: shortcut={shortcut!r} must be None, 'before' (neuron(norm(x) + skip)) or 'after' "
+            "(neuron(norm(x)) + skip)"
+        )
+    _check_placed(shortcut, layer._modules.get("shortcut_norm"))
+
+
+def _check_norm(layer: NormNeuron, norm: Any) -> None:
+    stats.check_norm("NormNeuron", norm)
+    _check_dims(layer.__dict__.get("channel_dim", 1), norm)
+
+
+def _check_shortcut_norm(layer: NormNeuron, norm: Any) -> None:
+    if norm is not None:
+        stats.check_norm("NormNeuron", norm, "shortcut_norm")
+        _check_dims(layer.__dict__.get("channel_dim", 1), norm)
+    _check_placed(layer.shortcut, norm)
+
+
+def _check_placed(shortcut: Optional[str], norm: Any) -> None:
+    if norm is not None and shortcut != "before":
+        raise ValueError(
+            f"NormNeuron: shortcut_norm with shortcut={shortcut!r}; a shortcut is normalised with shortcut='before' "
+            "alone, neuron(norm(x) + shortcut_norm(skip))"
+        )
+
+
+def _check_channel_dim(layer: NormNeuron, channel_dim: Any) -> None:
+    if channel_dim not in (1, -1) or isinstance(channel_dim, bool):
+        raise ValueError(f"NormNeuron: channel_dim={channel_dim!r} must be 1 ([B, C, ...]) or -1 ([B, ..., C])")
+    for norm in layer.norms:
+        _check_dims(channel_dim, norm)
+
+
+def _check_dims(channel_dim: int, norm: Any) -> None:
+    if channel_dim == -1 and not isinstance(norm, nn.BatchNorm1d):
+        raise ValueError(
+            f"NormNeuron: channel_dim=-1 with {a_kind(norm)}; nn.BatchNorm1d(C) normalises [T, B, ..., C] over all "
+            "but the last dimension"
+        )
+
+
+def _check_fused(layer: NormNeuron, fused: Any) -> None:
+    if not (fused is None or isinstance(fused, bool)):
+        raise TypeError(f"NormNeuron: fused={fused!r} must be True, False or None (where the backend can)")
+
+
+def _check_neuron(layer: NormNeuron, neuron: Any) -> None:
     """Refuse a module that cannot be one layer with a normalisation."""
     if not isinstance(neuron, Neuron):
         raise TypeError(f"NormNeuron: neuron={neuron!r} must be a spikecore neuron")
@@ -351,6 +432,17 @@ def _check_neuron(neuron: Any) -> None:
             "see the input before it is normalised; leave norm in front of the neuron: "
             "nn.Sequential(sc.layers.TimeBatched(conv, norm), neuron)"
         )
+
+
+#: What refuses a value of an attribute: ``check(layer, value)``.
+_CHECKS: Dict[str, Callable[[NormNeuron, Any], None]] = {
+    "norm": _check_norm,
+    "shortcut": _check_shortcut,
+    "shortcut_norm": _check_shortcut_norm,
+    "neuron": _check_neuron,
+    "channel_dim": _check_channel_dim,
+    "fused": _check_fused,
+}
 
 
 class NormPlace(nn.Identity):
@@ -381,14 +473,3 @@ def _added(results: Results, skip: Tensor) -> Results:
     """The results of a call, with ``skip`` added to its first output."""
     outputs, end, trace = results
     return (outputs[0] + skip, *outputs[1:]), end, trace
-
-
-def _among(values: Sequence[Any], before: int, norm_params: Sequence[Tensor], ndim: int = 0) -> Tuple[Any, ...]:
-    """A neuron's parameters, with those of the normalisation behind the first ``before``.
-
-    ``ndim``: the dimensions of the input over whose time step those of the normalisation are placed; 0 leaves them.
-    """
-    if ndim:
-        view = (1, -1, *[1] * (ndim - 3))
-        norm_params = [value.view(view) for value in norm_params]
-    return (*values[:before], *norm_params, *values[before:])

@@ -369,10 +369,13 @@ def packable(net: nn.Module) -> Dict[nn.Module, Whole]:
             if known is not None and places[module] == 1 and "forward" not in vars(module):
                 layers[module] = known
             return None
-        if "forward" not in vars(module):
-            rule = _rule(module)
-            if rule is not None:
-                return rule(module, known, follow)
+        own = vars(module).get("forward")
+        of_graph: Optional[Callable[..., Optional[Whole]]] = getattr(own, "follow_spikes", None)  # sc.fuse wrote it
+        rule = _rule(module) if own is None or of_graph is not None else None
+        if rule is not None:
+            return rule(module, known, follow)
+        if of_graph is not None:
+            return of_graph(known, follow)
         for part in module.children():
             follow(part, None)
         return None

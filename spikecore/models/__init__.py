@@ -1,4 +1,5 @@
-"""Networks of the field, each an ``nn.Sequential`` of spikecore's layers: VGG, SEW-ResNet, MS-ResNet, Spikformer.
+"""Networks of the field, each an ``nn.Sequential`` of spikecore's layers: VGG, ResNet-19, SEW-ResNet, MS-ResNet,
+Spikformer.
 
 :func:`load` gives small ones with trained weights: ``sc.models.load("mnist")``.
 
@@ -16,9 +17,9 @@ Rules of this module:
 
 from __future__ import annotations
 
-from spikecore.models._resnet import ms_resnet, sew_resnet
+from spikecore.models._resnet import ms_resnet, resnet19, sew_resnet
 from spikecore.models._spikformer import spikformer
 from spikecore.models._trained import Trained, load, trained
 from spikecore.models._vgg import vgg
 
-__all__ = ["Trained", "load", "ms_resnet", "sew_resnet", "spikformer", "trained", "vgg"]
+__all__ = ["Trained", "load", "ms_resnet", "resnet19", "sew_resnet", "spikformer", "trained", "vgg"]

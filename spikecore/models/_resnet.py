@@ -1,14 +1,18 @@
-"""Residual networks: shortcuts of spikes (SEW-ResNet), and of potentials (MS-ResNet)."""
+"""Residual networks: shortcuts of spikes (SEW-ResNet), of potentials (MS-ResNet), and before a neuron (ResNet-19)."""
 
 from __future__ import annotations
 
 import functools
+import math
 from typing import List, Optional
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from spikecore._base.bits import Whole
 from spikecore.layers import MSBlock, SEWBlock, TimeBatched, tdbn
-from spikecore.layers._blocks import MakeNeuron, MakeNorm
+from spikecore.layers._blocks import MakeNeuron, MakeNorm, convolution
+from spikecore.layers._packed import Follow
 from spikecore.layers._stateless import counts, makers, normalised
 from spikecore.models._parts import beginning, lif, made, of_depth, read_out
 from spikecore.neurons import LIF
@@ -85,12 +89,12 @@ def sew_resnet(
     return net
 
 
-#: The normalisation of that program, for the threshold of its neuron.
+#: The normalisation for the threshold of that neuron.
 _TDBN = functools.partial(tdbn, threshold=0.5)
 
 
-def _of_ms_resnet() -> nn.Module:
-    """The neuron of the authors' program: a quarter of the potential stays, and the input comes in whole."""
+def _quarter() -> nn.Module:
+    """The neuron of both papers: a quarter of the potential stays, and the input comes in whole."""
     return LIF(tau=4.0 / 3.0, decay_input=False, threshold=0.5, detach_reset=True)
 
 
@@ -100,7 +104,7 @@ def ms_resnet(
     steps: Optional[int] = None,
     in_channels: int = 3,
     classes: int = 1000,
-    neuron: MakeNeuron = _of_ms_resnet,
+    neuron: MakeNeuron = _quarter,
     norm: MakeNorm = _TDBN,
     small: bool = False,
     zero_init: bool = True,
@@ -152,3 +156,79 @@ def ms_resnet(
             )
             channels = width
     return made(*layers, neuron(), read_out(channels, classes))
+
+
+class TDBlock(nn.Module):
+    """Residual block whose sum stands before the neuron: ``neuron(norm(conv(neuron(norm(conv(x))))) + s)``.
+
+    ``s`` is x, or ``norm(conv1x1(x))`` where stride or channels change.
+    """
+
+    def __init__(
+        self, in_channels: int, channels: int, neuron: MakeNeuron, *, stride: int = 1, norm: MakeNorm = tdbn
+    ) -> None:
+        super().__init__()
+        norms = [norm(channels), norm(channels)]
+        self.body = nn.Sequential(
+            normalised(convolution(in_channels, channels, 3, stride), norms[0]),
+            neuron(),
+            normalised(convolution(channels, channels, 3, 1), norms[1]),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        added = [norms[1]]
+        if stride != 1 or in_channels != channels:
+            added.append(norm(channels))
+            self.shortcut = normalised(convolution(in_channels, channels, 1, stride), added[1])
+        self.neuron = neuron()
+        # two are added: each has half of the variance
+        for module in added:
+            weight = getattr(module, "weight", None)
+            if isinstance(weight, Tensor):
+                with torch.no_grad():
+                    weight.mul_(math.sqrt(0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[T, B, C, H, W]``, or ``[B, C, H, W]`` of one step."""
+        y: Tensor = self.neuron(self.body(x) + self.shortcut(x))
+        return y
+
+    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
+        """What comes out, for :func:`spikecore.layers.pack`."""
+        follow(self.body, known)
+        follow(self.shortcut, known)
+        return follow(self.neuron, None)
+
+
+def resnet19(
+    *,
+    steps: Optional[int] = None,
+    in_channels: int = 3,
+    classes: int = 10,
+    neuron: MakeNeuron = _quarter,
+    norm: MakeNorm = _TDBN,
+) -> nn.Sequential:
+    """ResNet-19 with threshold-dependent batch normalisation: ``[T, B, C, H, W] -> [T, B, classes]``.
+
+    A 3x3 convolution of 128 channels and a neuron, eight blocks of two 3x3 convolutions, three of 128 channels, three
+    of 256 and two of 512, the mean over the image, a linear layer of 256 with a neuron, and a linear layer. A block
+    adds its input before its last neuron; where it halves the image, a 1x1 convolution and a normalisation of their own
+    fit the input. 12.70 million parameters for images of 3 channels and 10 classes.
+
+    steps: the number of time steps to repeat images ``[B, C, H, W]`` for; None: the input has time.
+    neuron: the paper's by default, ``LIF(tau=4/3, decay_input=False, threshold=0.5)``; theirs fires above the
+        threshold, this at it, too.
+    norm: tdBN by default, whose weight begins at 0.5, that threshold. The weights of normalisations that are added
+        begin at ``1 / sqrt(2)`` of what ``norm`` says.
+
+    Source: Zheng, Wu, Deng, Hu, Li: Going Deeper With Directly-Trained Larger Spiking Neural Networks. AAAI 2021.
+    """
+    counts("resnet19", in_channels=in_channels, classes=classes)
+    makers("resnet19", neuron=neuron, norm=norm)
+    stem = normalised(convolution(in_channels, 128, 3, 1), norm(128))
+    layers: List[nn.Module] = [*beginning(steps), stem, neuron()]
+    channels = 128
+    for width, count in ((128, 3), (256, 3), (512, 2)):
+        for k in range(count):
+            layers.append(TDBlock(channels, width, neuron, stride=2 if width > 128 and not k else 1, norm=norm))
+            channels = width
+    return made(*layers, read_out(512, 256), neuron(), nn.Linear(256, classes))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from spikecore._base.bits import Whole, added
 from spikecore.layers import EachToken, MeanOfTokens, SpikingSelfAttention, TimeBatched, Tokens
-from spikecore.layers._blocks import Adding, MakeNeuron, MakeNorm, linear
+from spikecore.layers._blocks import MakeNeuron, MakeNorm, linear
 from spikecore.layers._packed import Follow
 from spikecore.layers._stateless import counts, makers, normalised
 from spikecore.models._parts import beginning, lif, made
@@ -100,7 +100,7 @@ def spikformer(
     return net
 
 
-class Added(Adding):
+class Added(nn.Module):
     """``x + modules(x)``, one after the other."""
 
     def __init__(self, *modules: nn.Module) -> None:
@@ -109,7 +109,8 @@ class Added(Adding):
 
     def forward(self, x: Tensor) -> Tensor:
         """Of any shape, which ``modules`` keep."""
-        return self.sum(x)
+        y: Tensor = self.body(x) + x
+        return y
 
     def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
         """What comes out, for :func:`spikecore.layers.pack`."""

@@ -11,7 +11,7 @@ from spikecore._base.bits import Whole
 from spikecore._base.context import COMPILED, EAGER, PLAIN, autocast_dtype, is_compiling, with_traced_sizes, world
 from spikecore._base.errors import a_kind
 from spikecore._shell import checks, observe
-from spikecore._shell.call import arguments
+from spikecore._shell.call import arguments, call
 from spikecore._shell.modules import calls_as, has_hooks, has_own_hooks
 from spikecore._shell.state import State, Stateful, Stepped
 from spikecore.backend import FEEDBACK_BIAS, FEEDBACK_WEIGHT, Feedback, Runner, Tensors, Unsupported
@@ -58,7 +58,7 @@ class Recurrent(Stateful):
     ``recurrent``, and one node of autograd's graph on a backend with kernels. Its weight may be computed by a
     parametrisation, such as a mask, which then is computed once a call. Any other module, one with hooks or whose
     ``forward`` was replaced, a call that torch traces or transforms, and other backends take a loop over the steps;
-    :attr:`looped` says why.
+    :attr:`looped` says why. With ``step="single"`` a call is ``linear`` and one step of the neuron.
 
     A neuron with several inputs or outputs is called as ever, with all of them: ``into`` names the input that is added
     to, and ``output`` says which output comes back.
@@ -158,8 +158,8 @@ class Recurrent(Stateful):
 
     @property
     def looped(self) -> Optional[str]:
-        """Why the last call outside torch.compile computed one step after the other: "" if it did not, None before the
-        first one.
+        """Why the last call of several steps outside torch.compile computed one after the other: "" if it did not, None
+        before the first one.
         """
         return self._looped
 
@@ -169,10 +169,20 @@ class Recurrent(Stateful):
         if not (single or self._carrying):
             return _alone(self._steps(self._over_time(inputs), None, (), final=False)[0])
         before = self._begin()
-        at_once = [x.unsqueeze(0) if isinstance(x, Tensor) else x for x in inputs]
-        outputs, state, _ = self._steps(at_once if single else self._over_time(inputs), before, ())
+        several = self.into is not None or self.output is not None
+        if not single:
+            outputs, state, _ = self._steps(self._over_time(inputs), before, ())
+        elif (
+            self.fused or self._watchers or several or isinstance(self.linear, Delay)
+            or type(self.neuron).run is not Neuron.run
+        ):  # fmt: skip
+            at_once = [x.unsqueeze(0) if isinstance(x, Tensor) else x for x in inputs]
+            timed, state, _ = self._steps(at_once, before, ())
+            outputs = tuple([out.squeeze(0) for out in timed])
+        else:
+            outputs, state = self._one_step(inputs, before)
         self._end(state)
-        return _alone([out.squeeze(0) for out in outputs] if single else outputs)
+        return _alone(outputs)
 
     def run(self, *inputs: Tensor, state: Optional[Mapping[str, Tensor]] = None, record: Sequence[str] = ()) -> Any:
         """As :meth:`Neuron.run`: ``(output, state)``, with ``record`` also the trace of states of the inner neuron."""
@@ -199,12 +209,8 @@ class Recurrent(Stateful):
         return {**names, PAST: False} if isinstance(self.linear, Delay) else names
 
     def _constant_states(self) -> Collection[str]:
-        constant = self.neuron.program.constant_states()
-        return (*constant, *self._fed_back_states()) if self.detach else constant
-
-    def _fed_back_states(self) -> Tuple[str, ...]:
-        """The states that are outputs."""
-        return (FEEDBACK, PAST) if isinstance(self.linear, Delay) else (FEEDBACK,)
+        constant = self.neuron._constant_states()
+        return (*constant, FEEDBACK, PAST) if self.detach else constant
 
     def _steps(
         self,
@@ -291,23 +297,29 @@ class Recurrent(Stateful):
 
     def _through(self, x: Tensor, past: Optional[Tensor]) -> Callable[[Tensor], Tensor]:
         """What an output comes back through, one step after the other."""
-        checks_modules = not is_compiling()
         if not isinstance(self.linear, Delay):
-            if checks_modules:
-                self._check_linear(self.neuron, self.linear)  # modules may have come into it, or a step been set
-                if type(self.linear) is nn.Linear and self.linear.in_features != x.shape[-1]:
-                    raise ValueError(
-                        f"Recurrent: linear takes {self.linear.in_features} outputs, and one time step of the input "
-                        f"has shape {list(x.shape[1:])}; give nn.Linear({x.shape[-1]}, {x.shape[-1]})"
-                    )
-            return self.linear
-        if checks_modules and has_own_hooks(self.linear):
+            return self._linear_of(x.shape[1:])
+        if not is_compiling() and has_own_hooks(self.linear):
             raise RuntimeError(
                 "Recurrent: its Delay has hooks or a forward of its own, which nothing would call; put hooks on the "
                 "Recurrent"
             )
         past = past.detach() if self.detach and past is not None else past
         return one_by_one(self.linear.delayed(x), x, past)
+
+    def _linear_of(self, step: torch.Size) -> nn.Module:
+        """``linear``, which is no Delay, for steps of this shape."""
+        linear = self.linear
+        if is_compiling():
+            return linear
+        if type(linear) is not nn.Linear:
+            self._check_linear(self.neuron, linear)  # modules may have come into it, or a step been set
+        elif step[-1:] != (linear.in_features,):
+            raise ValueError(
+                f"Recurrent: linear takes {linear.in_features} outputs, and one time step of the input "
+                f"has shape {list(step)}; give nn.Linear({step[-1] if step else 1}, {step[-1] if step else 1})"
+            )
+        return linear
 
     def _behind(self, x: Tensor, past: Optional[Tensor], fed: Sequence[Tensor]) -> State:
         """The part of the state that a Delay has after these outputs came back."""
@@ -316,6 +328,25 @@ class Recurrent(Stateful):
         longest = self.linear.max_delay
         last = torch.stack([*fed[-longest:]]) if fed else x.new_zeros(0, *x.shape[1:])
         return {PAST: following(longest, last, past)}
+
+    def _one_step(self, inputs: Sequence[Tensor], before: Optional[State]) -> Tuple[Tensors, State]:
+        """One step ``[*N]`` of a neuron with one input: ``linear``, and one call of the neuron."""
+        if len(inputs) != 1:
+            checks.inputs("Recurrent", self.neuron.inputs, inputs)
+        (x,) = inputs
+        checks.tensor("Recurrent", "x", x)
+        neuron, fed, inner = self.neuron, None, None
+        if before is not None:
+            inner = dict(before)
+            fed = inner.pop(FEEDBACK, None)
+            if type(fed) is not Tensor or fed.shape != x.shape or fed.dtype is not x.dtype or fed.device != x.device:
+                names = (*neuron.states, FEEDBACK)
+                *_, fed = checks.state("Recurrent", names, before, x.unsqueeze(0), True)  # type: ignore[misc]  # not at rest
+        last = torch.zeros_like(x) if fed is None else fed.to(x.dtype)
+        back = _checked(self._linear_of(x.shape)(last.detach() if self.detach else last), x)
+        outputs, end, _ = call(neuron, (x + back,), inner, (), True, True)
+        # a copy: a caller may change the output in place
+        return outputs, {**(end or {}), FEEDBACK: outputs[0].clone()}
 
     def _loop(
         self, inputs: Tensors, start: Optional[Tensors], record: Tuple[str, ...], past: Optional[Tensor]
@@ -332,19 +363,8 @@ class Recurrent(Stateful):
         rows: List[List[Tensor]] = [[] for _ in self.neuron.program.outputs]
         traces: Dict[str, List[Tensor]] = {name: [] for name in record}
         for at in zip(*[value.unbind(0) for value in inputs]):
-            x_t = at[into]
-            back = through(fed.detach() if self.detach else fed)
-            if not isinstance(back, Tensor):
-                raise TypeError(
-                    f"Recurrent: linear, {a_kind(self.linear)}, gives {a_kind(back)}; give a module without state that "
-                    "makes a tensor of the shape of a step, such as nn.Linear(C, C)"
-                )
-            if back.shape != x_t.shape:
-                raise ValueError(
-                    f"Recurrent: linear gives shape {list(back.shape)}, one time step of the input has "
-                    f"{list(x_t.shape)}; give a module that keeps the shape, such as nn.Linear(C, C)"
-                )
-            step = [value.unsqueeze(0) for value in (*at[:into], x_t + back, *at[into + 1 :])]
+            back = _checked(through(fed.detach() if self.detach else fed), at[into])
+            step = [value.unsqueeze(0) for value in (*at[:into], at[into] + back, *at[into + 1 :])]
             out, inner = self.neuron.run(*step, state=inner)
             outputs = [value.squeeze(0) for value in (out if isinstance(out, tuple) else (out,))]
             fed = outputs[output]
@@ -390,6 +410,21 @@ def _check_ends(neuron: Neuron, into: Any, output: Any) -> None:
     numbers = range(count)
     if isinstance(output, bool) or (output not in numbers if output is not None else count != 1):
         raise ValueError(f"Recurrent: output={output!r} must be the output of {kind} that comes back, 0 to {count - 1}")
+
+
+def _checked(back: Any, x: Tensor) -> Tensor:
+    """What came back through ``linear`` for a step ``x``."""
+    if not isinstance(back, Tensor):
+        raise TypeError(
+            f"Recurrent: linear gives {a_kind(back)}; give a module without state that makes a tensor of the shape "
+            "of a step, such as nn.Linear(C, C)"
+        )
+    if back.shape != x.shape:
+        raise ValueError(
+            f"Recurrent: linear gives shape {list(back.shape)}, one time step of the input has {list(x.shape)}; "
+            "give a module that keeps the shape, such as nn.Linear(C, C)"
+        )
+    return back
 
 
 def _check_part(kind: str, part: nn.Module) -> None:

@@ -106,9 +106,10 @@ class Config:
     #: The longest delay of an output that comes back; 0 for none.
     longest: int = 0
     #: Batch normalisation in front of the neuron, in mode ``train`` or ``eval``; a shortcut ``before`` the neuron, or
-    #: ``after`` it.
+    #: ``after`` it, or ``normalised`` before it; channels ``first`` in a sample, or ``last``.
     norm: str = "none"
     shortcut: str = "none"
+    channels: str = "first"
     #: Weight and bias of that layer: ``learnt``, ``frozen``, ``absent`` (of the matrix the bias), ``masked``.
     weights: str = "learnt"
     #: Whether the call is under autocast.
@@ -149,7 +150,8 @@ class Config:
             "cotangents": ("plain", "huge", "nan", "last", "one"),
             "feedback": ("none", "fused", "loop"),
             "norm": ("none", "train", "eval"),
-            "shortcut": ("none", "before", "after"),
+            "shortcut": ("none", "before", "after", "normalised"),
+            "channels": ("first", "last"),
             "weights": ("learnt", "frozen", "absent", "masked"),
             "x": ("contiguous", *EVERY),
             "x2": ("contiguous", "same", "view", *EVERY),
@@ -243,6 +245,7 @@ class Config:
         needed = {
             "recurrent": self.feedback == "fused",
             "normalisation": self.norm != "none",
+            "normalised_shortcut": self.shortcut == "normalised",
             "gradients": inputs or layer,
             "parameter_gradients": bool(self.learn) or layer,
             "state_gradients": fed or states or (self.call != "short" and (inputs or bool(self.learn))),
@@ -314,7 +317,7 @@ class Config:
 
     def _layer(self, s: Subject) -> Layer:
         if self.norm != "none":
-            return normalisation(s, self.norm, self.weights, self.shortcut)
+            return normalisation(s, self.norm, self.weights, self.shortcut, self.channels)
         step = "single" if self.call == "single" else "multi"
         options: Dict[str, Any] = {"fused": self.feedback == "fused", "step": step, "detach": self.constant}
         return feedback(s, self.weights, ends=(self.into, self.output), longest=self.longest, **options)
@@ -604,8 +607,10 @@ def _compare_gradients(
 
 
 def _own_name(path: str) -> str:
-    """The name of a parameter within its module: ``linear.weight`` is ``weight``, behind a parametrisation, too."""
-    return path.replace(".original", "").rpartition(".")[2]
+    """The name of a parameter within its module: ``linear.weight`` is ``weight``, behind a parametrisation, too; that
+    of the normalisation of a shortcut is ``skip_weight``.
+    """
+    return path.replace(".original", "").replace("shortcut_norm.", "skip_").rpartition(".")[2]
 
 
 def _named(quantity: str, name: str, config: Config) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Union
+from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Tuple, Union
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from spikecore.layers import NormNeuron
 from spikecore.testing._compare import Mismatch
 from spikecore.testing._context import Context
 from spikecore.testing._inputs import generator, rounded
-from spikecore.testing._oracle import FEEDBACK, Array, Matrix, Norm
+from spikecore.testing._oracle import FEEDBACK, Affine, Array, Matrix, Norm
 
 if TYPE_CHECKING:
     from spikecore.testing._subject import Subject
@@ -86,18 +86,37 @@ class _Mask(nn.Module):
         return weight * keep.to(weight.dtype)
 
 
-def normalisation(s: Subject, mode: str, weights: str, shortcut: str) -> Layer:
-    """``NormNeuron``. mode: ``train`` or ``eval``. weights: ``learnt``, ``frozen`` or ``absent``."""
+def normalisation(s: Subject, mode: str, weights: str, shortcut: str, channels: str) -> Layer:
+    """``NormNeuron``. mode: ``train`` or ``eval``. weights: ``learnt``, ``frozen`` or ``absent``. shortcut:
+    ``before`` or ``after`` the neuron, ``normalised`` before it, ``none``. channels: ``first`` or ``last``.
+    """
     # quarters are exact in every dtype
     skip = np.random.default_rng(5).integers(-2, 3, s.inputs[0].shape) / 4.0
-    y = s.inputs[0] - (skip if shortcut == "before" else 0.0)
+    y = s.inputs[0] - (skip if shortcut in ("before", "normalised") else 0.0)
+    made = [_norm(s, value, mode, weights, channels) for value in ((y, skip) if shortcut == "normalised" else (y,))]
+    where = {"none": None, "normalised": "before"}.get(shortcut, shortcut)
+    options: Any = {"shortcut": where, "channel_dim": -1 if channels == "last" else 1, "fused": True}
+
+    def around(neuron: Any) -> Any:
+        norm, *others = copy.deepcopy([module for _, _, module in made])
+        layer = NormNeuron(norm, neuron, shortcut_norm=others[0] if others else None, **options)
+        return layer.train(mode == "train")
+
+    inputs = [x for _, x, _ in made]
+    inputs += [skip] if len(inputs) == 1 and where is not None else []
+    return Layer(Norm([oracle for oracle, _, _ in made], where or "none"), inputs, around, "behind batch normalisation")
+
+
+def _norm(s: Subject, y: Array, mode: str, weights: str, channels: str) -> Tuple[Affine, Array, Any]:
+    """A batch normalisation that gives ``y``, what it gives that of, and the module."""
     # 16-bit numbers times a power of two are 16-bit numbers
     scale, shift = (0.5, 0.0) if s.dtype_name in NARROW else (0.5, 3.0)
-    axes = tuple(d for d in range(y.ndim) if d != 2)
-    x, channels = rounded(y * scale + shift, s.dtype), y.shape[2]
-    made: Any = (nn.BatchNorm2d if y.ndim == 5 else nn.BatchNorm1d)(channels, affine=weights != "absent")
+    axis = -1 if channels == "last" else 2
+    x, count = rounded(y * scale + shift, s.dtype), y.shape[axis]
+    made: Any = (nn.BatchNorm2d if y.ndim == 5 and axis == 2 else nn.BatchNorm1d)(count, affine=weights != "absent")
     made = made.double() if s.dtype_name == "float64" else made
-    norm = Norm(np.ones(channels), np.zeros(channels), made.eps, shortcut)
+    norm = Affine(np.ones(count), np.zeros(count), made.eps, axis)
+    axes = norm.over(y)
     if weights != "absent":  # the layer makes y of x
         norm = norm._replace(weight=np.sqrt(y.var(axes) + made.eps / scale**2), bias=y.mean(axes))
         with torch.no_grad():
@@ -108,12 +127,7 @@ def normalisation(s: Subject, mode: str, weights: str, shortcut: str) -> Layer:
         made.running_mean.copy_(torch.tensor(x.mean(axes)))
         made.running_var.copy_(torch.tensor(x.var(axes)))
     made.train(mode == "train").requires_grad_(weights != "frozen")
-
-    def around(neuron: Any) -> Any:
-        layer = NormNeuron(copy.deepcopy(made), neuron, shortcut=norm.shortcut.replace("none", "") or None, fused=True)
-        return layer.train(mode == "train")
-
-    return Layer(norm, [x] if shortcut == "none" else [x, skip], around, "behind batch normalisation")
+    return norm, x, made
 
 
 def multiplies(context: Context, dtype: str) -> bool:

@@ -36,10 +36,10 @@ class Loop:
     ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
         """See :meth:`spikecore.backend.Backend.compile`."""
         program, shape = self.program, inputs[0].shape[1:]
-        if program.statistics:
+        if program.normalised:
             # converted once, so that the parts of a 16-bit input's gradient add up in float32
             inputs = tuple([x.to(self.compute) for x in inputs])
-        params = self.statistics(inputs[0], params)
+        params = self.statistics(inputs, params)
         known = {
             leaf: self.parameter(v, kind, inputs[0]) for leaf, v, kind in zip(self._params(), params, self.spec.params)
         }
@@ -68,9 +68,9 @@ class Loop:
             tuple(torch.stack(trace[name]) if trace[name] else empty for name in record),
         )
 
-    def statistics(self, x: Tensor, params: Tuple[ParamValue, ...]) -> Tuple[ParamValue, ...]:
-        """The parameters, mean and rstd of the input as functions of it."""
-        return through_statistics(self.program, x, params)
+    def statistics(self, inputs: Tensors, params: Tuple[ParamValue, ...]) -> Tuple[ParamValue, ...]:
+        """The parameters, mean and rstd of the inputs as functions of them."""
+        return through_statistics(self.program, inputs, params)
 
     def _params(self) -> Sequence[Node]:
         return [Node("param", (), name) for name in self.program.params]

@@ -108,6 +108,8 @@ LAYOUTS = [
     ((2, 2, 2), 20, 4, 17),
     ((1, 4, 2), 20, 4, 17),
     ((8, 1, 1), 33, 3, 1),
+    ((9, 1, 2), 140, 3, 17),
+    ((9, 4, 1), 20, 4, 2),
 ]
 
 
@@ -211,21 +213,31 @@ def plans(neuron: Any, dtype: torch.dtype, full: bool) -> Tuple[ForwardPlan, Bac
 @pytest.mark.parametrize("dtype", SHORT, ids=str)
 def test_every_width_has_a_shape_that_fits_or_none(dtype: torch.dtype) -> None:
     """Registers and shared memory hold what is said to fit; the widest are those of the documentation."""
-    widest = {torch.float32: 512, torch.float16: 512, torch.bfloat16: 768}[dtype]
-    assert [width for width in range(1, 1100) if not shapes_of(width, dtype)] == list(range(widest + 1, 1100))
+    widest = {torch.float32: 1024, torch.float16: 1536, torch.bfloat16: 3072}[dtype]
+    assert [width for width in range(1, 3200) if not shapes_of(width, dtype)] == list(range(widest + 1, 3200))
     for width in range(1, widest + 1, 13):
         for shape in shapes_of(width, dtype):
             assert shape.threads * shape.weights < 65536
-            assert shape.memory <= MEMORY
-            assert shape in shapes(width, dtype)
+            assert shape.memory <= MEMORY or shape.tiles > 1
+            assert shape.cluster <= 132
+            assert shape.apart or shape in shapes(width, dtype)
+
+
+def test_a_gpu_of_few_multiprocessors_takes_what_they_hold() -> None:
+    """All blocks of a row run at once: a part of a GPU takes no layer whose blocks are more than it has."""
+    program = sc.LIF().program
+    spec = plans(sc.LIF(), torch.float32, False)[0].spec
+    assert takes(program, spec, 1024, 32)
+    assert not takes(program, spec, 1024, 31)
+    assert takes(program, spec, 512, 16)
 
 
 def test_what_takes_a_launch_for_each_step() -> None:
     """Wide layers, float64, and programs that keep more of a step than shared memory holds of two."""
     program = sc.LIF().program
     spec = plans(sc.LIF(), torch.float32, False)[0].spec
-    assert takes(program, spec, 512)
-    assert not takes(program, spec, 513)
+    assert takes(program, spec, 1024)
+    assert not takes(program, spec, 1025)
     assert not takes(program, replace(spec, dtype=torch.float64), 8)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, List
 
 import pytest
@@ -103,18 +104,38 @@ def test_blocks_of_many_threads_compute_the_same(sizes, layout):
     x = _image(torch.float32, layout, sizes)
     x[:, :, 0] -= 1000
     x[0, 0, 1] = 5
+    _same_as_torch([x])
+
+
+@on_cpu
+@pytest.mark.parametrize("layout", ["first", "last"])
+def test_blocks_of_many_threads_normalise_a_shortcut(layout):
+    """Two inputs have statistics, sums and corrections of their own."""
+    x = _image(torch.float32, layout, (4, 3, 24, 6, 4))
+    x[:, :, 0] -= 1000
+    x[0, 0, 1] = 5
+    _same_as_torch([x, 2 * x.flip(0) + 1], shortcut="before", shortcut_norm=_norm(24))
+
+
+def _norm(channels):
+    norm = torch.nn.BatchNorm2d(channels)
+    with torch.no_grad():
+        norm.weight.copy_(torch.linspace(0.5, 1.5, channels))
+        norm.bias.copy_(torch.linspace(-0.2, 0.5, channels))
+    return norm
+
+
+def _same_as_torch(inputs, **options):
+    """Outputs, gradients and running statistics of torch; twice the same bits."""
     found = []
     with installed(HostBlocksBackend, devices=("cpu",)) as name:
         for backend, fused in ((name, True), (name, True), ("torch", False)):
-            norm = torch.nn.BatchNorm2d(sizes[2])
-            with torch.no_grad():
-                norm.weight.copy_(torch.linspace(0.5, 1.5, sizes[2]))
-                norm.bias.copy_(torch.linspace(-0.2, 0.5, sizes[2]))
-            layer = NormNeuron(norm, sc.LIF(backend=backend, detach_reset=True), fused=fused)
-            leaf = x.clone().requires_grad_()
-            y = layer(leaf)
+            neuron = sc.LIF(backend=backend, detach_reset=True)
+            layer = NormNeuron(_norm(inputs[0].shape[2]), neuron, fused=fused, **copy.deepcopy(options))
+            leaves = [x.clone().requires_grad_() for x in inputs]
+            y = layer(*leaves)
             y.backward(torch.linspace(-1.0, 2.0, y.numel()).view(y.shape))
-            found.append([y, leaf.grad, *(p.grad for p in layer.parameters()), *layer.buffers()])
+            found.append([y, *(x.grad for x in leaves), *(p.grad for p in layer.parameters()), *layer.buffers()])
     for mine, again, its in zip(*found):
         assert torch.equal(mine, again)
         torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-4)

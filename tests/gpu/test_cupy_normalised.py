@@ -21,16 +21,21 @@ def _norm(channels, dtype):
     return norm.to(DEVICE).to(torch.float64 if dtype == torch.float64 else torch.float32)
 
 
-def _results(backend, fused, inputs, cotangent, dtype):
-    """Outputs of two calls; gradients of their inputs and of parameters, and running statistics."""
-    layer = NormNeuron(_norm(cotangent.shape[2], dtype), sc.LIF(backend=backend, detach_reset=True), fused=fused)
+def _results(backend, fused, inputs, cotangent, dtype, two):
+    """Outputs of two calls; gradients of their inputs and of parameters, and running statistics. ``two``: with a
+    shortcut that is normalised.
+    """
+    options = {"shortcut": "before", "shortcut_norm": _norm(cotangent.shape[2], dtype)} if two else {}
+    neuron = sc.LIF(backend=backend, detach_reset=True)
+    layer = NormNeuron(_norm(cotangent.shape[2], dtype), neuron, fused=fused, **options)
     leaves = [value.to(dtype).clone().requires_grad_() for value in inputs]
-    outputs = [layer(leaf) for leaf in leaves]
+    outputs = [layer(*leaves), layer(*reversed(leaves))] if two else [layer(leaf) for leaf in leaves]
     torch.autograd.backward(outputs, [cotangent.to(dtype)] * 2)
     rest = [*(leaf.grad for leaf in leaves), *(p.grad for p in layer.parameters()), *layer.buffers()]
     return [value.double() for value in outputs], [value.double() for value in rest]
 
 
+@pytest.mark.parametrize("two", [False, True], ids=["one", "two"])
 @pytest.mark.parametrize("layout", ["first", "last"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize(
@@ -38,7 +43,7 @@ def _results(backend, fused, inputs, cotangent, dtype):
     [(4, 8, 64, 8, 8), (4, 5, 96, 7, 7), (6, 2, 33, 5, 3), (20, 16, 512, 4, 4), (4, 16, 4, 32, 32), (4, 2, 2048, 1, 2)],
     ids=str,
 )
-def test_statistics_spikes_and_gradients_are_those_of_torch(sizes, dtype, layout):
+def test_statistics_spikes_and_gradients_are_those_of_torch(sizes, dtype, layout, two):
     """Two calls and their gradients: running statistics, gradients of input, weight and bias; twice the same bits."""
     generator = torch.Generator(DEVICE).manual_seed(0)
     x = torch.randn(sizes, device=DEVICE, generator=generator) * 2 + 3
@@ -49,8 +54,8 @@ def test_statistics_spikes_and_gradients_are_those_of_torch(sizes, dtype, layout
         )
     inputs, cotangent = [x.to(dtype), (1.5 * x).to(dtype)], cotangent.to(dtype)
     half = dtype in (torch.bfloat16, torch.float16)
-    mine, again = (_results("cupy", True, inputs, cotangent, dtype) for _ in range(2))
-    its = _results("torch", False, inputs, cotangent, torch.float32 if half else dtype)
+    mine, again = (_results("cupy", True, inputs, cotangent, dtype, two) for _ in range(2))
+    its = _results("torch", False, inputs, cotangent, torch.float32 if half else dtype, two)
     for one, other in zip([*mine[0], *mine[1]], [*again[0], *again[1]]):
         assert torch.equal(one, other)
     for one, other in zip(mine[0], its[0]):

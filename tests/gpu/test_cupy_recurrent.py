@@ -10,7 +10,7 @@ from torch import nn
 
 import spikecore as sc
 from spikecore_cupy import launcher
-from spikecore_cupy.feedback_shape import shapes
+from spikecore_cupy.feedback_shape import parts_of, shapes, shapes_apart
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda"
@@ -68,27 +68,62 @@ def compare(net: Any, x: torch.Tensor, record: Sequence[str] = (), tolerance: fl
     ("steps", "batch", "width"),
     [
         (1, 1, 1), (2, 3, 5), (40, 8, 16), (33, 13, 100), (20, 64, 128), (17, 9, 129), (25, 200, 256), (12, 300, 360),
-        (30, 128, 512), (9, 257, 512), (300, 16, 128),
+        (30, 128, 512), (9, 257, 512), (300, 16, 128), (12, 13, 513), (20, 300, 700), (30, 128, 1024), (9, 5, 1032),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("model", ["lif", "alif"])
 def test_sizes(model: str, steps: int, batch: int, width: int) -> None:
-    """Widths that fill no tile, batches that fill no cluster, more clusters than run at once, many chunks."""
+    """Widths that fill no tile, batches that fill no cluster, more clusters than run at once, many chunks; rows that
+    more blocks share than a cluster has, and a width that takes a launch for each step.
+    """
     neuron = sc.LIF(tau=2.0) if model == "lif" else sc.ALIF(learn=("threshold",))
     record = ("v",) if model == "lif" else ("v", "a")
     compare(layer(neuron, width), drawn(steps, batch, width) * 2, record)
 
 
-@pytest.mark.parametrize("shape", shapes(96, torch.float32), ids=lambda shape: str(tuple(shape[1:4])))
+EVERY = [*shapes(96, torch.float32), *shapes_apart(600, parts_of(torch.float32))]
+
+
+@pytest.mark.parametrize("shape", EVERY, ids=lambda shape: str(tuple(shape[:4])))
 def test_every_layout(monkeypatch: pytest.MonkeyPatch, shape: Any) -> None:
     """All numbers of blocks, warps and rows that a kernel of this width may have."""
     monkeypatch.setattr(launcher, "shapes_of", lambda *_: (shape,))
     # a program of its own, since kernels are kept for each shape but runners for each program
-    compare(layer(sc.LIF(tau=2.0, learn=("tau",)), 96), drawn(19, 21, 96) * 2, ("v",))
+    compare(layer(sc.LIF(tau=2.0, learn=("tau",)), shape.width), drawn(19, 21, shape.width) * 2, ("v",))
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 4e-3)], ids=str)
-@pytest.mark.parametrize("width", [40, 128, 512, 768])
+@pytest.mark.parametrize("width", [40, 128, 512, 768, 1000])
 def test_sixteen_bits(dtype: torch.dtype, tolerance: float, width: int) -> None:
-    """Wider ones than fit take a launch for each step: the same numbers."""
+    """Wider ones have more blocks than a cluster: the same numbers."""
     compare(layer(sc.LIF(tau=2.0), width, dtype), drawn(12, 20, width, dtype=dtype) * 2, ("v",), tolerance)
+
+
+def test_wide_layers_on_many_streams_at_once() -> None:
+    """Blocks wait for one another: more of them than run at once, of several launches, all come to an end."""
+    net, streams = layer(sc.LIF(tau=2.0), 1024), [torch.cuda.Stream() for _ in range(6)]
+    sc.set_backend(net, "cupy")
+    x = drawn(50, 200, 1024) * 2
+    with torch.no_grad():
+        expected = net(x)
+        torch.cuda.synchronize()
+        found = []
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                found.append(net(x))
+    torch.cuda.synchronize()
+    assert all(torch.equal(value, expected) for value in found)
+
+
+def test_a_wide_layer_in_a_graph() -> None:
+    """Each replay starts anew: what blocks count is counted from 0."""
+    net, x = layer(sc.LIF(tau=2.0), 700), drawn(20, 30, 700) * 2
+    sc.set_backend(net, "cupy")
+    expected = [net(x).detach(), net(-x).detach()]
+    place, graph = x.clone(), torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        out = net(place)
+    for value, result in zip((x, -x), expected):
+        place.copy_(value)
+        graph.replay()
+        assert torch.equal(out, result)

@@ -57,7 +57,7 @@ def results(net: Any, x: torch.Tensor) -> List[torch.Tensor]:
 
 
 @pytest.mark.parametrize("backend", ["cupy", "triton"])
-@pytest.mark.parametrize(("width", "bias"), [(1000, True), (1024, True), (1024, False), (1032, True)])
+@pytest.mark.parametrize(("width", "bias"), [(1032, True), (1088, True), (1088, False)])
 def test_results_are_those_of_the_float64_loop(calls: List[int], width: int, bias: bool, backend: str) -> None:
     """But for spikes at a threshold, of which float32's own product has some, too."""
     net, x = layer(width, backend, bias), drawn(STEPS, BATCH, width, seed=3) * 2
@@ -74,7 +74,7 @@ def test_results_are_those_of_the_float64_loop(calls: List[int], width: int, bia
         assert (mine - its).norm() <= 1e-2 * its.norm(), k
 
 
-@pytest.mark.parametrize("width", [1000, 1024])
+@pytest.mark.parametrize("width", [1032, 1088])
 def test_bits_where_sums_are_exact(calls: List[int], width: int) -> None:
     """Weights that are multiples of 1/64 have the same sums in any order; the first output is no spike."""
     net, x = layer(width, "cupy"), drawn(STEPS, BATCH, width, seed=3) * 2

@@ -21,15 +21,16 @@ class Loop:
 
     def __init__(self, program: Program, spec: Spec) -> None:
         self.program, self.spec, self.dtype, self.compute = program, spec, spec.dtype, spec.compute
-        self.learn = [name for name in program.params if name in (*spec.learn, *program.statistics[:2])]
+        computed = [name for row in program.normalised for name in (row.mean, row.rstd)]
+        self.learn = [name for name in program.params if name in (*spec.learn, *computed)]
         self.orders: Dict[Tuple[Node, ...], Tuple[Node, ...]] = {}
 
     def __call__(self, inputs: Any, state: Any, params: Any, record: Any) -> Any:
         """See :meth:`spikecore.backend.Backend.compile`. The states at rest have autograd's gradient."""
-        if self.program.statistics:
+        if self.program.normalised:
             inputs = [x.to(self.compute) for x in inputs]  # before the gradient's parts are added
         x = inputs[0]
-        params = through_statistics(self.program, x, params)
+        params = through_statistics(self.program, inputs, params)
         values = [self.parameter(p, kind, x) for p, kind in zip(params, self.spec.params)]
         if state is None:
             leaves = [Node("param", (), name) for name in self.program.params]

@@ -28,12 +28,20 @@ def norm(dtype: torch.dtype = torch.float32, **options: Any) -> nn.BatchNorm2d:
     return made.to(dtype)
 
 
+def around(first: nn.BatchNorm2d, neuron: sc.Neuron, shortcut: Optional[str], **options: Any) -> NormNeuron:
+    """A layer; with the shortcut "normalised" it is that, before the neuron."""
+    if shortcut == "normalised":
+        options.update(shortcut_norm=norm(first.weight.dtype, eps=1e-3))
+        shortcut = "before"
+    return NormNeuron(first, neuron, shortcut=shortcut, **options)
+
+
 def pair(
     backend: Any = None, dtype: torch.dtype = torch.float32, shortcut: Optional[str] = None, **options: Any
 ) -> List[NormNeuron]:
     """The same layer as one program of the loop, and computed one after the other in float64."""
-    made = [NormNeuron(norm(dtype), sc.LIF(**options), shortcut=shortcut, fused=True)]
-    made.append(NormNeuron(norm(torch.float64), sc.LIF(backend="torch", **options), shortcut=shortcut, fused=False))
+    made = [around(norm(dtype), sc.LIF(**options), shortcut, fused=True)]
+    made.append(around(norm(torch.float64), sc.LIF(backend="torch", **options), shortcut, fused=False))
     bound(made[0].neuron, backend or Loop())
     return made
 
@@ -51,7 +59,7 @@ def results(layer: NormNeuron, x: Tensor, *skip: Tensor) -> List[Tensor]:
 
 
 @pytest.mark.parametrize("T", [1, 20])
-@pytest.mark.parametrize("shortcut", [None, "before", "after"])
+@pytest.mark.parametrize("shortcut", [None, "before", "after", "normalised"])
 def test_one_program_computes_what_two_layers_compute(T: int, shortcut: Optional[str]) -> None:
     """Outputs, all gradients and running statistics are those of normalisation and neuron in float64."""
     mine, its = pair(Loop(4), shortcut=shortcut)
@@ -60,20 +68,20 @@ def test_one_program_computes_what_two_layers_compute(T: int, shortcut: Optional
         same(found, wanted, rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("shortcut", [None, "before"])
+@pytest.mark.parametrize("shortcut", [None, "before", "normalised"])
 def test_gradients_are_finite_differences(shortcut: Optional[str]) -> None:
     """In float64, of a neuron that does not fire: of the input, the shortcut, weight and bias, with batch statistics
     and with running ones.
     """
-    layer = NormNeuron(norm(torch.float64), bound(sc.LI(tau=2.7), Loop(2)), shortcut=shortcut, fused=True)
-    weight, bias = layer.norm.weight, layer.norm.bias
+    layer = around(norm(torch.float64), bound(sc.LI(tau=2.7), Loop(2)), shortcut, fused=True)
+    affine = [value for norm in layer.norms for value in norm.parameters()]
 
-    def computed(x: Tensor, weight: Tensor, bias: Tensor, *skip: Tensor) -> Tensor:
-        return layer(x, *skip)
+    def computed(x: Tensor, *others: Tensor) -> Tensor:
+        return layer(x, *others[len(affine) :])
 
     x = (image(3, torch.float64)[:, :2, :, :1, :2] * 2.0 + 1.0).requires_grad_()
     skip = [image(3, torch.float64, 1)[:, :2, :, :1, :2].clone().requires_grad_()] if shortcut else []
-    assert torch.autograd.gradcheck(computed, (x, weight, bias, *skip))
+    assert torch.autograd.gradcheck(computed, (x, *affine, *skip))
 
 
 class Without(Loop):

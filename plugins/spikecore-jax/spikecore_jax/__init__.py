@@ -28,6 +28,7 @@ CAPABILITIES = Capabilities(
     several_inputs=True,
     several_outputs=True,
     normalisation=True,
+    normalised_shortcut=True,
     recurrent=True,
     torch_compile=True,
 )
@@ -62,6 +63,6 @@ def spikecore_backends() -> List[BackendInfo]:
             capabilities=CAPABILITIES,
             probe=_probe,
             install_hint="pip install 'jax>=0.6', or for a GPU 'jax[cuda13]'",
-            api=(1, 1),
+            api=(1, 5),
         )
     ]

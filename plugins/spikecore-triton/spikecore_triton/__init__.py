@@ -36,6 +36,7 @@ CAPABILITIES = Capabilities(
     several_inputs=True,
     several_outputs=True,
     normalisation=True,
+    normalised_shortcut=True,
     recurrent=True,
     torch_compile=True,
 )

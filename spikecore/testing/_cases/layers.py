@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 import numpy as np
 import torch
@@ -193,6 +193,18 @@ def _add_normalised() -> None:
         _normalised(f"{name}-image", f"{holds}: an image, channels innermost", shortcut=where, **image)
     holds = "a shortcut behind the neuron gets its gradient where nothing else does"
     _normalised("shortcut-alone", holds, shortcut="after", weights="frozen", wanted=("skip",))
+    holds = "both inputs and both pairs of weight and bias get the gradients of two normalisations and a sum"
+    _normalised("two", holds, shortcut="normalised")
+    _normalised("two-image", f"{holds}: an image, channels innermost", shortcut="normalised", **image)
+    for dtype in OTHER_DTYPES:
+        _normalised(f"two-{dtype}", f"{holds}, in this dtype", shortcut="normalised", dtype=dtype)
+    _normalised("two-frozen", "weights that are not learnt get none", shortcut="normalised", weights="frozen")
+    alone = "the shortcut gets the gradient of its normalisation where x needs none"
+    _normalised("two-skip", alone, shortcut="normalised", wanted=("skip",))
+    _normalised("two-eval", "both running statistics normalise", shortcut="normalised", norm="eval")
+    tokens: Dict[str, Any] = {"shape": (6, 2, 5, 3), "channels": "last"}
+    _normalised("tokens", f"{behind}, whose channels are the last dimension", **tokens)
+    _normalised("tokens-two", f"{holds}, whose channels are the last dimension", shortcut="normalised", **tokens)
     state = {"call": "run", "state": True, "wanted": ("inputs", "states")}
     _normalised("state", "from a given state, with its gradient", **state)
     _normalised("eval", "in eval mode the running statistics normalise, and stay", norm="eval")
@@ -210,22 +222,43 @@ _add_normalised()
 )
 def _running(context: Context) -> None:
     """Three calls with a momentum, and three with none, which is the average of all; then one in eval mode."""
+    _check_running(context, Config(norm="train"))
+
+
+@CASES.case(
+    "normalised/two-running",
+    "parameters",
+    "the running statistics of input and shortcut move once a call, each by its own",
+    "normalisation",
+    "channel_parameters",
+    "several_inputs",
+    "normalised_shortcut",
+)
+def _two_running(context: Context) -> None:
+    _check_running(context, Config(norm="train", shortcut="normalised"))
+
+
+def _check_running(context: Context, config: Config) -> None:
     for momentum in (0.25, None):
-        s = Config(norm="train").subject(context)
+        s = config.subject(context)
         layer: NormNeuron = s.module
-        norm: Any = layer.norm
-        norm.momentum = momentum
-        mean, variance = np.zeros(SHAPE[2]), np.ones(SHAPE[2])
+        norms: List[Any] = [*layer.norms]
+        moved = [(np.zeros(SHAPE[2]), np.ones(SHAPE[2])) for _ in norms]
+        for norm in norms:
+            norm.momentum = momentum
         for call in range(4):
-            scaled = s.inputs[0] * (call + 1)
+            scaled = [x * (call + 1) for x in s.inputs]
             layer.train(call < 3)
-            output = layer(context.tensor(scaled, s.dtype))
+            output = layer(*[context.tensor(x, s.dtype) for x in scaled])
             if call < 3:  # another scale of the input leaves what is normalised as it is, but for eps
                 s.check_outputs(output, f" of call {call}")
                 factor = 1.0 / (call + 1) if momentum is None else momentum
-                mean = mean + factor * (scaled.mean((0, 1)) - mean)
-                variance = variance + factor * (scaled.var((0, 1), ddof=1) - variance)
-        for what, value, right in (("mean", norm.running_mean, mean), ("variance", norm.running_var, variance)):
-            s.check("output", value, right, name=f"running {what}, momentum {momentum}")
-        if int(norm.num_batches_tracked) != 3:
-            raise Mismatch(f"after 3 calls of {s.of} num_batches_tracked is {int(norm.num_batches_tracked)}")
+                moved = [
+                    (mean + factor * (x.mean((0, 1)) - mean), variance + factor * (x.var((0, 1), ddof=1) - variance))
+                    for (mean, variance), x in zip(moved, scaled)
+                ]
+        for norm, (mean, variance) in zip(norms, moved):
+            for what, value, right in (("mean", norm.running_mean, mean), ("variance", norm.running_var, variance)):
+                s.check("output", value, right, name=f"running {what}, momentum {momentum}")
+            if int(norm.num_batches_tracked) != 3:
+                raise Mismatch(f"after 3 calls of {s.of} num_batches_tracked is {int(norm.num_batches_tracked)}")

@@ -4,7 +4,7 @@ Nothing here computes with spikecore.lang, a backend or torch: an error in one o
 Which operations there are is said by :mod:`spikecore.lang.operations`; what they are, by :mod:`rules` alone.
 """
 
-from spikecore.testing._oracle.layers import FEEDBACK, Matrix, Norm
+from spikecore.testing._oracle.layers import FEEDBACK, Affine, Matrix, Norm
 from spikecore.testing._oracle.rules import Array
 from spikecore.testing._oracle.surrogates import OTHER_ARGUMENTS, SURROGATES, Derivative
 from spikecore.testing._oracle.through_time import Gradients, Next, Oracle, Step, Trajectory, adjoint, run, summed
@@ -14,6 +14,7 @@ __all__ = [
     "FEEDBACK",
     "OTHER_ARGUMENTS",
     "SURROGATES",
+    "Affine",
     "Array",
     "Derivative",
     "Gradients",

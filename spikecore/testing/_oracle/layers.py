@@ -1,7 +1,7 @@
 """What a layer makes of a neuron's input and output, in NumPy.
 
-Feedback through a matrix: ``u[t] = x[t] + y[t-1] W' + b``. Batch normalisation of ``[T, B, C, ...]`` over all but C:
-``u = (x - mean) / sqrt(variance + eps) w + b``.
+Feedback through a matrix: ``u[t] = x[t] + y[t-1] W' + b``. Batch normalisation over all axes but that of
+channels: ``u = (x - mean) / sqrt(variance + eps) w + b``.
 """
 
 from __future__ import annotations
@@ -59,43 +59,75 @@ class Matrix(NamedTuple):
         return {"weight": rows.T @ before * self.mask, "bias": rows.sum(0)}
 
 
-class Norm(NamedTuple):
-    """A layer in front of the neuron: weight, bias, ``[C]`` each, and where a second input is added."""
+class Affine(NamedTuple):
+    """A batch normalisation of one input: weight and bias, ``[C]`` each."""
 
     weight: Array
     bias: Array
     eps: float = 1e-5
-    #: ``before`` or ``after`` the neuron, or ``none``.
-    shortcut: str = "none"
+    #: The axis of the channels.
+    axis: int = 2
     #: Mean and variance that are given, as in eval mode, in the place of those of the input.
     statistics: Optional[Tuple[Array, Array]] = None
 
     def normal(self, x: Array) -> Tuple[Array, Array]:
         """The input less mean over the standard deviation, and one over that."""
-        mean, variance = self.statistics or (x.mean(over(x)), x.var(over(x)))
-        rstd = wide(1.0 / np.sqrt(variance + self.eps), x)
-        return (x - wide(mean, x)) * rstd, rstd
+        over = self.over(x)
+        mean, variance = self.statistics or (x.mean(over), x.var(over))
+        rstd = self.wide(1.0 / np.sqrt(variance + self.eps), x)
+        return (x - self.wide(mean, x)) * rstd, rstd
+
+    def forward(self, x: Array) -> Array:
+        """What comes out."""
+        return self.normal(x)[0] * self.wide(self.weight, x) + self.wide(self.bias, x)
+
+    def back(self, x: Array, g: Array) -> Tuple[Array, Array, Array]:
+        """Gradients of the input, of weight and of bias. Mean and variance are functions of the input, unless they are
+        given.
+        """
+        hat, rstd = self.normal(x)
+        over = self.over(g)
+        bias, weight = g.sum(over), (g * hat).sum(over)
+        n = g.size / len(bias)
+        inner = g if self.statistics else g - self.wide(bias / n, g) - hat * self.wide(weight / n, g)
+        return inner * self.wide(self.weight, g) * rstd, weight, bias
+
+    def over(self, x: Array) -> Tuple[int, ...]:
+        """All axes but that of channels."""
+        return tuple(d for d in range(x.ndim) if d != self.axis % x.ndim)
+
+    def wide(self, value: Array, x: Array) -> Array:
+        """A value for each channel, as it broadcasts over ``x``."""
+        return value.reshape([-1 if d == self.axis % x.ndim else 1 for d in range(x.ndim)])
+
+
+class Norm(NamedTuple):
+    """A layer in front of the neuron that normalises its input, and the shortcut if it has two normalisations."""
+
+    norms: Sequence[Affine]
+    #: Where a second input is added: ``before`` or ``after`` the neuron, or ``none``.
+    shortcut: str = "none"
 
     def forward(self, inputs: Sequence[Array]) -> List[Array]:
         """What the neuron gets."""
-        x = inputs[0]
-        y = self.normal(x)[0] * wide(self.weight, x) + wide(self.bias, x)
-        return [y + inputs[1] if self.shortcut == "before" else y]
+        normal = [norm.forward(x) for norm, x in zip(self.norms, inputs)]
+        normal += inputs[len(normal) :]
+        return [normal[0] + normal[1] if self.shortcut == "before" else normal[0]]
 
     def back(
         self, inputs: Sequence[Array], g: Array, g_out: Optional[Array]
     ) -> Tuple[Tuple[Array, ...], Dict[str, Array]]:
-        """Gradients of the inputs, and of weight and bias, for the cotangents of what the neuron gets, and of the
-        output. Mean and variance are functions of the input, unless they are given.
+        """Gradients of the inputs, and of weights and biases, for the cotangents of what the neuron gets, and of the
+        output.
         """
-        hat, rstd = self.normal(inputs[0])
-        bias, weight = g.sum(over(g)), (g * hat).sum(over(g))
-        n = g.size / len(bias)
-        inner = g if self.statistics else g - wide(bias / n, g) - hat * wide(weight / n, g)
-        to_skip = {"before": g, "after": np.zeros_like(g) if g_out is None else g_out}
-        to_x = inner * wide(self.weight, g) * rstd
-        inputs = (to_x,) if self.shortcut == "none" else (to_x, to_skip[self.shortcut])
-        return inputs, {"weight": weight, "bias": bias}
+        of_inputs, of_params = [], {}
+        for prefix, norm, x in zip(("", "skip_"), self.norms, inputs):
+            to_x, of_params[f"{prefix}weight"], of_params[f"{prefix}bias"] = norm.back(x, g)
+            of_inputs.append(to_x)
+        if len(of_inputs) < len(inputs):
+            behind = np.zeros_like(g) if g_out is None else g_out
+            of_inputs.append(g if self.shortcut == "before" else behind)
+        return tuple(of_inputs), of_params
 
 
 def _chosen(rows: Array, numbers: Array) -> Array:
@@ -103,13 +135,3 @@ def _chosen(rows: Array, numbers: Array) -> Array:
     there = (numbers >= 0) & (numbers < len(rows))
     index = np.broadcast_to(np.clip(numbers, 0, len(rows) - 1), rows.shape[1:])
     return np.asarray(np.take_along_axis(rows, index[None], 0)[0] * there)
-
-
-def over(x: Array) -> Tuple[int, ...]:
-    """All axes but that of channels."""
-    return tuple(d for d in range(x.ndim) if d != 2)
-
-
-def wide(value: Array, x: Array) -> Array:
-    """A value for each channel, as it broadcasts over ``x``."""
-    return value.reshape([-1 if d == 2 else 1 for d in range(x.ndim)])

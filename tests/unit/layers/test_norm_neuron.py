@@ -55,17 +55,32 @@ def both(layer, plain, x, *skip):
 class Plain(nn.Module):
     """The same by hand, from copies of the same modules."""
 
-    def __init__(self, norm, neuron, shortcut=None):
+    def __init__(self, norm, neuron, shortcut=None, shortcut_norm=None):
         super().__init__()
-        self.norm, self.neuron, self.shortcut = copy.deepcopy(norm), copy.deepcopy(neuron), shortcut
+        self.norm, self.shortcut_norm = copy.deepcopy(norm), copy.deepcopy(shortcut_norm)
+        self.neuron, self.shortcut = copy.deepcopy(neuron), shortcut
 
     def forward(self, x, skip=None):
         """What NormNeuron says that it computes."""
         y = TimeBatched(self.norm)(x) if self.neuron.step == "multi" else self.norm(x)
+        if self.shortcut_norm is not None:
+            skip = TimeBatched(self.shortcut_norm)(skip)
         if self.shortcut == "before":
             y = y + skip
         z = self.neuron(y)
         return z + skip if self.shortcut == "after" else z
+
+
+class _Flat(nn.Module):
+    """A layer of [T, B N, C] called with tokens."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        """By views."""
+        return self.layer(x.flatten(1, 2)).view(x.shape)
 
 
 class Halving(sc.LIF):
@@ -96,6 +111,33 @@ class TestNormNeuron:
             torch.testing.assert_close(dict(layer.state_dict()), dict(plain.state_dict()))
             if seed == 1:
                 layer.eval(), plain.eval()
+
+    def test_a_shortcut_is_normalised(self):
+        """By statistics of its own, over two calls, in training and behind it; set to None, it is added as it is."""
+        normed, other, neuron = norm(), norm(eps=0.1), lif()
+        plain = Plain(normed, neuron, "before", other)
+        layer = NormNeuron(normed, neuron, shortcut="before", shortcut_norm=other)
+        for seed in range(3):
+            x, skip = drive(T, B, *SHAPES[2], seed=seed), drive(T, B, *SHAPES[2], seed=9) * 3
+            for mine, its in zip(*both(layer, plain, x, skip)):
+                torch.testing.assert_close(mine, its)
+            assert {*layer.state_dict()} == {*plain.state_dict()}
+            torch.testing.assert_close(dict(layer.state_dict()), dict(plain.state_dict()))
+            if seed == 1:
+                layer.eval(), plain.eval()
+        layer.shortcut_norm = plain.shortcut_norm = None
+        torch.testing.assert_close(layer(x, skip), plain(x, skip))
+
+    def test_tokens_have_their_channels_last(self):
+        """[T, B, N, C], and [B, N, C] of single steps, whose state has that shape."""
+        x = drive(T, B, 7, C)
+        normed = norm(1)
+        layer, flat = (NormNeuron(copy.deepcopy(normed), lif(), channel_dim=dim) for dim in (-1, 1))
+        for mine, its in zip(*both(layer, _Flat(flat), x)):
+            torch.testing.assert_close(mine, its)
+        single = NormNeuron(copy.deepcopy(normed), lif(step="single"), channel_dim=-1)
+        single(x[0])
+        assert single.neuron._state["v"].shape == x[0].shape
 
     @pytest.mark.parametrize("options", OPTIONS, ids=str)
     def test_every_setting_of_batch_normalisation_means_the_same(self, options):
@@ -157,6 +199,15 @@ class TestNormNeuron:
         for watched in (halving, hooked, own):
             with pytest.raises(ValueError, match="would see the input before it is normalised; leave norm in front"):
                 NormNeuron(norm(), watched)
+        for shortcut in (None, "after"):
+            with pytest.raises(ValueError, match=f"shortcut_norm with shortcut={shortcut!r}; a shortcut is normalised"):
+                NormNeuron(norm(), lif(), shortcut=shortcut, shortcut_norm=norm())
+        with pytest.raises(TypeError, match="shortcut_norm is a ReLU"):
+            NormNeuron(norm(), lif(), shortcut="before", shortcut_norm=nn.ReLU())
+        with pytest.raises(ValueError, match=r"channel_dim=2 must be 1 .* or -1"):
+            NormNeuron(norm(), lif(), channel_dim=2)
+        with pytest.raises(ValueError, match=r"channel_dim=-1 with a BatchNorm2d; nn.BatchNorm1d\(C\) normalises"):
+            NormNeuron(norm(), lif(), channel_dim=-1)
         layer = NormNeuron(norm(), lif(), shortcut="before")
         x = drive(T, B, *SHAPES[2])
         with pytest.raises(TypeError, match=r"takes 2 inputs \(x, skip\), got 1"):

@@ -1,0 +1,378 @@
+"""The field's own benchmarks: Open Neuromorphic's linear layer with LIF, and the training step of Spyx' paper on SHD.
+
+Every time is wall time with a synchronisation at its end. Beside it stands the bound of the arithmetic: the products'
+operations at the rate that the device's products reach here, in the same turns, or the bytes that must be moved at the
+speed of a copy, whichever takes longer. TF32 is off. What a layer computes is checked before it is timed, and a row
+whose equation is another one says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+import spikecore as sc
+from spikecore.bench._cases import Bench, Job, timed
+from spikecore.bench._libraries import Library, find_libraries, judged, of_backend
+from spikecore.bench._recurrent import _captured
+from spikecore.bench._report import Fact, Row
+from spikecore.bench._settings import FIELD, Settings
+from spikecore.bench._timing import Call, Failure, Timing, failure, interleave
+from spikecore.dtypes import DTYPES
+
+OPEN_NEUROMORPHIC, SHD = FIELD
+#: The row of the products alone.
+PRODUCTS = "products alone"
+GRAPH = "CUDA graph"
+#: The input of the check: time steps, batch and neurons.
+CHECKED = (50, 3, 333)
+#: Training samples, input channels and classes of the Spiking Heidelberg Digits.
+SAMPLES, CHANNELS, CLASSES = 8156, 128, 20
+#: Spikes of the synthetic input, per channel and step.
+RATE = 0.05
+LEARNING_RATE = 5e-4
+
+
+class Sizes(NamedTuple):
+    """What a suite measures on a device: time steps; batch and width of each case; repetitions of a step."""
+
+    steps: int
+    cases: Tuple[Tuple[int, int], ...]
+
+
+#: Batch and neurons.
+_LINEAR = {
+    "cuda": Sizes(500, ((16, 4096), (16, 8192), (16, 16384))),
+    "cpu": Sizes(100, ((16, 512), (16, 1024))),
+    "quick": Sizes(5, ((2, 32),)),
+}
+#: Batch and width of the hidden layers.
+_CLASSIFIER = {
+    "cuda": Sizes(256, ((128, 128), (128, 256), (64, 512), (128, 512), (256, 512), (128, 1024))),
+    "cpu": Sizes(256, ((32, 128),)),
+    "quick": Sizes(5, ((2, 8),)),
+}
+
+
+class Entrant(NamedTuple):
+    """A layer that may be timed, and how its row begins."""
+
+    library: Library
+    layer: Any
+    status: str
+    detail: str
+
+
+def sizes(table: Mapping[str, Sizes], settings: Settings, device: torch.device) -> Sizes:
+    """What is measured on a device, with the time steps that were asked for."""
+    chosen = table["quick" if settings.quick else device.type]
+    return chosen._replace(steps=settings.field_steps or chosen.steps)
+
+
+def linear_jobs(settings: Settings, bench: Bench) -> List[Job]:
+    """One job per dtype and width."""
+    steps, cases = sizes(_LINEAR, settings, bench.device)
+    ready, _ = find_libraries(settings.peers, settings.peer_names)
+    jobs = []
+    for dtype in settings.field_dtypes:
+        for batch, neurons in cases:
+            case: Dict[str, Fact] = {"neuron": "Linear + LIF", "dtype": dtype, "steps": steps, "neurons": neurons}
+            case["batch"] = batch
+            run = partial(linear, case, bench, ready)
+            jobs.append(_job(OPEN_NEUROMORPHIC, f"n={neurons:,} {dtype}", case, run, bench))
+    return jobs
+
+
+def classifier_jobs(settings: Settings, bench: Bench) -> List[Job]:
+    """One job per width and batch."""
+    steps, cases = sizes(_CLASSIFIER, settings, bench.device)
+    ready, _ = find_libraries(settings.peers, settings.peer_names)
+    jobs = []
+    for batch, width in cases:
+        case: Dict[str, Fact] = {
+            "network": f"{CHANNELS}-{width}-{width}-{CLASSES}",
+            "about": f"two hidden layers; synthetic spikes, {RATE} per channel and step",
+            "dtype": "float32",
+            "steps": steps,
+            "batch": batch,
+        }
+        run = partial(classifier, case, width, bench, ready)
+        jobs.append(_job(SHD, f"{case['network']} B={batch}", case, run, bench))
+    return jobs
+
+
+def _job(suite: str, label: str, case: Mapping[str, Fact], work: Callable[[], List[Row]], bench: Bench) -> Job:
+    def run() -> List[Row]:
+        try:
+            with _full_precision():
+                return work()
+        except Exception as error:
+            return [Row(suite, case, PRODUCTS, "failed", f"nothing was measured here: {failure(error).reason}")]
+        finally:
+            bench.clock.forget()
+
+    return Job(f"{suite}: {label}", run)
+
+
+@contextlib.contextmanager
+def _full_precision() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def entrants(
+    suite: str, case: Mapping[str, Fact], bench: Bench, ready: List[Library]
+) -> Tuple[List[Entrant], List[Row]]:
+    """The layers that may be timed, and the rows of the others: each is in one of the two."""
+    dtype = DTYPES[str(case["dtype"])]
+    generator = torch.Generator(bench.device).manual_seed(0)
+    x, cotangent = (torch.randn(CHECKED, device=bench.device, generator=generator).to(dtype) for _ in range(2))
+    x.requires_grad_()
+    taking_part: List[Entrant] = []
+    rows: List[Row] = []
+    for library in [*(of_backend(one) for one in bench.implementations if one.ours), *ready]:
+        try:
+            layer = library.layer()
+            status, detail = judged(library, layer, x, cotangent)
+        except Exception as error:
+            rows.append(Row(suite, case, library.name, "failed", failure(error).reason))
+            continue
+        if status == "wrong":
+            rows.append(Row(suite, case, library.name, status, detail))
+        else:
+            taking_part.append(Entrant(library, layer, status, detail))
+    return taking_part, rows
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Operations of the products, and bytes that must be moved."""
+
+    operations: float
+    moved: float
+
+    def seconds(self, rate: float, bandwidth: float) -> float:
+        """The least time at these rates."""
+        return max(self.operations / rate, self.moved / bandwidth)
+
+
+def linear_bounds(case: Mapping[str, Any]) -> Tuple[Bound, Bound]:
+    """Forward, and forward with backward, of a linear layer with neurons.
+
+    Forward reads the input and the weight and writes spikes; backward reads the input again and writes the weight's
+    gradient. The current between the two layers is not counted, since it could be computed again.
+    """
+    rows, n = case["steps"] * case["batch"], case["neurons"]
+    word = torch.finfo(DTYPES[case["dtype"]]).bits // 8
+    product = 2.0 * rows * n * n
+    return Bound(product, word * (2.0 * rows * n + n * n)), Bound(2 * product, word * (3.0 * rows * n + 2.0 * n * n))
+
+
+def linear(case: Mapping[str, Any], bench: Bench, ready: List[Library]) -> List[Row]:
+    """The rows of Open Neuromorphic's benchmark: forward, and forward with backward, of the sum of the output."""
+    suite, device, dtype = OPEN_NEUROMORPHIC, bench.device, DTYPES[str(case["dtype"])]
+    taking_part, rows = entrants(suite, case, bench, ready)
+    n = case["neurons"]
+    generator = torch.Generator(device).manual_seed(0)
+    x = torch.randn(case["steps"], case["batch"], n, device=device, generator=generator).to(dtype)
+    weight = ((torch.rand(n, n, device=device, generator=generator) * 2 - 1) * n**-0.5).to(dtype)
+    bias = torch.zeros(n, device=device, dtype=dtype)
+    forward, both, failed = _linear_calls(taking_part, x, weight, bias)
+    rows += [Row(suite, case, name, "failed", reason) for name, reason in failed.items()]
+    forward[PRODUCTS], both[PRODUCTS] = _products(x.flatten(0, 1), weight)
+    times = {"forward": interleave(forward, bench.clock.batch, bench.plan)}
+    times["training"] = interleave(both, bench.clock.batch, bench.plan)
+    speed = interleave({"copy": _copy(x)}, bench.clock.batch, bench.plan)["copy"]
+    rate, bandwidth = _rates(case, times, speed, x.numel() * x.element_size())
+    bounds = dict(zip(("forward", "training"), linear_bounds(case)))
+    peaks = {name: bench.clock.peak(partial(call, 0)) for name, call in both.items() if GRAPH not in name}
+    by_name = {entrant.library.name: entrant for entrant in taking_part}
+    for name in both:
+        entrant = by_name.get(name.partition(", ")[0])
+        figures = {} if peaks.get(name) is None else {"memory_gib": (peaks[name] or 0) / 2**30}
+        figures.update(products_tflops=rate / 1e12, bandwidth_gb_s=bandwidth / 1e9)
+        limits = {kind: bound.seconds(rate, bandwidth) for kind, bound in bounds.items()}
+        rows.append(
+            _row(suite, case, name, entrant, {kind: found[name] for kind, found in times.items()}, limits, figures)
+        )
+    return rows
+
+
+def _linear_calls(
+    taking_part: List[Entrant], x: Tensor, weight: Tensor, bias: Tensor
+) -> Tuple[Dict[str, Call], Dict[str, Call], Dict[str, str]]:
+    forward: Dict[str, Call] = {}
+    both: Dict[str, Call] = {}
+    failed: Dict[str, str] = {}
+    for library, layer, _, _ in taking_part:
+        try:
+            if library.make is None:
+                forward[library.name], both[library.name] = layer.linear(x, weight, bias)
+                continue
+            calls = _of_torch(layer.make(x.shape[-1]), x, weight, bias)
+        except Exception as error:
+            failed[library.name] = failure(error).reason
+            continue
+        forward[library.name], both[library.name] = calls
+        if x.device.type == "cuda" and library.loops:  # a graph has its kernels without the host's time between them
+            row = f"{library.name}, {GRAPH}"
+            forward[row], both[row] = (_captured(call) for call in calls)
+    return forward, both, failed
+
+
+def _of_torch(layer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor) -> Tuple[Call, Call]:
+    """Forward with a graph of its gradients, as the original has it, and forward with backward."""
+    layer = layer.to(x.device)
+    weight, bias = (parameter.detach().requires_grad_() for parameter in (weight, bias))
+
+    def forward(i: int) -> Tensor:
+        spikes: Tensor = layer(nn.functional.linear(x, weight, bias))
+        return spikes
+
+    def both(i: int) -> None:
+        forward(i).sum().backward()
+        weight.grad = bias.grad = None
+
+    return forward, both
+
+
+def _products(x: Tensor, weight: Tensor) -> Tuple[Call, Call]:
+    """The product of forward, and both products of forward and backward."""
+    gradient = torch.randn_like(x)
+
+    def both(i: int) -> None:
+        x @ weight.t()
+        gradient.t() @ x
+
+    return lambda i: x @ weight.t(), both
+
+
+def _copy(x: Tensor) -> Call:
+    there = torch.empty_like(x)
+    return lambda i: there.copy_(x)
+
+
+def _rates(
+    case: Mapping[str, Any], times: Mapping[str, Mapping[str, Any]], copy: Any, size: int
+) -> Tuple[float, float]:
+    """Operations per second of the products, and bytes per second of a copy: the fastest turn that was seen."""
+    bounds = dict(zip(("forward", "training"), linear_bounds(case)))
+    found = [(bounds[kind].operations, times[kind][PRODUCTS]) for kind in bounds]
+    rates = [operations / timing.low for operations, timing in found if isinstance(timing, Timing)]
+    if not rates or not isinstance(copy, Timing):
+        raise RuntimeError("the products or the copy could not be measured")
+    return max(rates), 2 * size / copy.low
+
+
+def _row(
+    suite: str,
+    case: Mapping[str, Fact],
+    name: str,
+    entrant: Optional[Entrant],
+    timings: Mapping[str, Any],
+    limits: Mapping[str, float],
+    figures: Dict[str, float],
+) -> Row:
+    """A row with its times and the bound of each; one that is faster says so."""
+    details = [entrant.detail] if entrant and entrant.detail else []
+    measured = {kind: timing for kind, timing in timings.items() if isinstance(timing, Timing)}
+    if len(measured) < len(timings):
+        reasons = [timing.reason for timing in timings.values() if isinstance(timing, Failure)]
+        return Row(suite, case, name, "failed", reasons[0])
+    for kind, timing in measured.items():
+        figures.update(timed(kind, timing))
+        figures[f"{kind}_bound_ms"] = limits[kind] * 1e3
+        figures[f"{kind}_over_bound"] = timing.seconds / limits[kind]
+        if entrant is not None and timing.seconds < 0.97 * limits[kind]:
+            details.append(f"{kind}: faster than the arithmetic's bound, so this is not a time of the same work")
+    return Row(suite, case, name, entrant.status if entrant else "ok", "; ".join(details), figures)
+
+
+class Classifier(nn.Module):
+    """Linear layers with neurons between them; the scores are the sum of the last one over time."""
+
+    def __init__(self, weights: List[Tensor], make: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        linears = [nn.Linear(weight.shape[1], weight.shape[0], bias=False) for weight in weights]
+        for linear_layer, weight in zip(linears, weights):
+            linear_layer.weight.data.copy_(weight)
+        layers: List[nn.Module] = []
+        for linear_layer in linears[:-1]:
+            layers += [linear_layer, make(linear_layer.out_features)]
+        self.layers = nn.Sequential(*layers, linears[-1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[T, B, 128] -> [T, B, 20]``."""
+        scores: Tensor = self.layers(x)
+        return scores
+
+
+def _loss(scores: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(scores.sum(0), labels)
+
+
+def classifier_operations(steps: int, batch: int, width: int) -> float:
+    """Of the products of a training step: forward, the weights' gradients, and those of all inputs but the first."""
+    first, others = CHANNELS * width, width * width + CLASSES * width
+    return 2.0 * steps * batch * (2 * first + 3 * others)
+
+
+def classifier(case: Mapping[str, Any], width: int, bench: Bench, ready: List[Library]) -> List[Row]:
+    """The rows of a training step on SHD: loss, backward and Adam, and an epoch's steps."""
+    device, steps, batch = bench.device, case["steps"], case["batch"]
+    taking_part, rows = entrants(SHD, case, bench, ready)
+    generator = torch.Generator(device).manual_seed(0)
+    x = (torch.rand(steps, batch, CHANNELS, device=device, generator=generator) < RATE).float()
+    labels = torch.randint(CLASSES, (batch,), device=device, generator=generator)
+    shapes = ((width, CHANNELS), (width, width), (CLASSES, width))
+    weights = [
+        (torch.rand(shape, device=device, generator=generator) * 2 - 1) * 3 * shape[1] ** -0.5 for shape in shapes
+    ]
+    calls: Dict[str, Call] = {}
+    for library, layer, _, _ in taking_part:
+        for form in ("", GRAPH) if device.type == "cuda" and library.make is not None else ("",):
+            name = f"{library.name}, {form}" if form else library.name
+            try:
+                if library.make is None:
+                    calls[name] = layer.classifier(weights, x, labels, LEARNING_RATE)
+                else:
+                    net = Classifier(weights, layer.make).to(device)
+                    calls[name] = _step(net, x, labels, form == GRAPH, library)
+            except Exception as error:
+                rows.append(Row(SHD, case, name, "failed", failure(error).reason))
+    side = 4096 if device.type == "cuda" else 1024
+    square = torch.randn(side, side, device=device, generator=generator)
+    product = interleave({"square": lambda i: square @ square}, bench.clock.batch, bench.plan)["square"]
+    if not isinstance(product, Timing):
+        raise RuntimeError(product.reason)
+    times = interleave(calls, bench.clock.batch, bench.plan)
+    rate = 2.0 * side**3 / product.low
+    limit = classifier_operations(steps, batch, width) / rate
+    by_name = {entrant.library.name: entrant for entrant in taking_part}
+    for name, timing in times.items():
+        figures = {"products_tflops": rate / 1e12}
+        if isinstance(timing, Timing):
+            figures["epoch_s"] = timing.seconds * -(-SAMPLES // batch)
+        entrant = by_name[name.partition(", ")[0]]
+        rows.append(_row(SHD, case, name, entrant, {"step": timing}, {"step": limit}, figures))
+    return rows
+
+
+def _step(net: nn.Module, x: Tensor, labels: Tensor, graph: bool, library: Library) -> Call:
+    gpu = x.device.type == "cuda"
+    optimizer = torch.optim.Adam(net.parameters(), LEARNING_RATE, fused=gpu)
+    options = sc.CudaOptions(graph=True) if graph else sc.TrainingOptions()
+    backend = library.name if library.ours else "torch"
+    step = sc.training_model(net, _loss, optimizer, backend=backend, options=options)
+    for _ in range(4):
+        step(x, labels)
+    return lambda i: step(x, labels)
