@@ -169,20 +169,22 @@ class Recurrent(Stateful):
         if not (single or self._carrying):
             return _alone(self._steps(self._over_time(inputs), None, (), final=False)[0])
         before = self._begin()
-        several = self.into is not None or self.output is not None
         if not single:
             outputs, state, _ = self._steps(self._over_time(inputs), before, ())
-        elif (
-            self.fused or self._watchers or several or isinstance(self.linear, Delay)
-            or type(self.neuron).run is not Neuron.run
-        ):  # fmt: skip
+        elif self._is_plain():
+            outputs, state = self._one_step(inputs, before)
+        else:
             at_once = [x.unsqueeze(0) if isinstance(x, Tensor) else x for x in inputs]
             timed, state, _ = self._steps(at_once, before, ())
             outputs = tuple([out.squeeze(0) for out in timed])
-        else:
-            outputs, state = self._one_step(inputs, before)
         self._end(state)
         return _alone(outputs)
+
+    def _is_plain(self) -> bool:
+        """Whether a single step is ``linear`` and a call of a neuron with one input and one output."""
+        if self.fused or self._watchers or self.into is not None or self.output is not None:
+            return False
+        return not isinstance(self.linear, Delay) and type(self.neuron).run is Neuron.run
 
     def run(self, *inputs: Tensor, state: Optional[Mapping[str, Tensor]] = None, record: Sequence[str] = ()) -> Any:
         """As :meth:`Neuron.run`: ``(output, state)``, with ``record`` also the trace of states of the inner neuron."""
