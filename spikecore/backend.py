@@ -63,12 +63,19 @@ MAX_STATIC_STEPS = 16
 class Feedback:
     """The output of a step comes back through a matrix, and is added to the input of the next step.
 
-    ``(y, s)[t] = program(x[t] + r[t], s[t-1])`` with ``r[t] = y[t-1] @ weight.T + bias``, for a program with one input
-    and one output, and neurons ``[..., H]``. See :meth:`Backend.compile` for what a runner then gets and returns.
+    ``(y, s)[t] = program(x[t] + r[t], s[t-1])`` with ``r[t] = y[t-1] @ weight.T + bias``, for neurons ``[..., H]``. See
+    :meth:`Backend.compile` for what a runner then gets and returns.
     """
 
     #: Whether there is a bias ``[H]``.
     bias: bool = True
+    #: Whether ``y[t-1]`` is a constant of ``r[t]``: the weight has a gradient, and no gradient goes back to the output.
+    detach: bool = False
+    #: Numbers of the input that ``r`` is added to, and of the output ``y``.
+    into: int = 0
+    output: int = 0
+    #: Whether an output of neuron ``j`` comes back ``delay[j]`` steps later: ``y[t - 1 - delay[j]]`` for ``y[t - 1]``.
+    delays: bool = False
 
 
 #: What :attr:`Spec.learn` calls the weight and the bias of a feedback. No parameter of a program can have such a name.
@@ -144,7 +151,10 @@ class Backend(Packing):
         the program's: the last output, ``[*N]`` of ``spec.dtype``, 0 at rest. Behind the parameters come the weight
         ``[H, H]`` and, if there is one, the bias ``[H]``; ``spec.params`` is about the others. The product is computed
         in the weight's dtype: ``spec.dtype``, or a 16-bit one that autocast chose. The result is differentiable in
-        both, too; ``spec.learn`` has :data:`FEEDBACK_WEIGHT` and :data:`FEEDBACK_BIAS` where that is wanted.
+        both, too; ``spec.learn`` has :data:`FEEDBACK_WEIGHT` and :data:`FEEDBACK_BIAS` where that is wanted. With
+        ``spec.feedback.delays`` there is a last state, the outputs before the last one, ``[*N, longest]``, the newest
+        last. Behind weight and bias come the delays ``[H]``, whole numbers of int64, and ``longest``, an int of 1 or
+        more.
 
         Raises :class:`Unsupported` for a program that cannot be lowered, naming what stands in the way.
         """

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from spikecore._base.context import PLAIN as PLAIN_TYPES
 from spikecore._base.context import is_autocast as is_autocast
 from spikecore._base.context import is_plain
-from spikecore.backend import ParamValue, Runner, Spec, Tensors, by_call, one_step
+from spikecore.backend import Feedback, ParamValue, Runner, Spec, Tensors, by_call, one_step
 from spikecore.lang import Node, Program, loop_invariant, topological
 from spikecore.lang._plain import number
 from spikecore.lang._program import UNBOUNDED, differentiable_leaves
@@ -269,7 +269,7 @@ class SingleSteps:
         state.
         """
         tensors = (*inputs, *(state or ()), *_tensors(params))
-        if self.program.statistics or not is_plain(inputs[0]) or any(type(t) not in PLAIN_TYPES for t in tensors):
+        if self.program.normalised or not is_plain(inputs[0]) or any(type(t) not in PLAIN_TYPES for t in tensors):
             return None
         wants = tuple([value.requires_grad for value in tensors])
         if not (torch.is_grad_enabled() and True in wants):
@@ -460,34 +460,52 @@ class FeedbackLoop:
     them the last output goes through the matrix by torch. Derivatives of any order are autograd's.
     """
 
-    def __init__(self, program: Program, step: Runner) -> None:
-        self.program, self.step = program, step
+    def __init__(self, program: Program, step: Runner, feedback: Feedback) -> None:
+        self.program, self.step, self.feedback = program, step, feedback
 
     def __call__(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
     ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
         """See :meth:`spikecore.backend.Backend.compile`."""
-        (x,), count = inputs, len(self.program.params)
+        into, fed, count = self.feedback.into, self.feedback.output, len(self.program.params)
+        x = inputs[into]
         arguments = params[:count]
         weights: Any = params[count:]  # tensors
-        states = None if state is None else state[:-1]
-        last = torch.zeros_like(x[0]) if state is None else state[-1]
-        outputs: List[Tensor] = []
+        delays: Any = weights[len(weights) - 2 * self.feedback.delays :]
+        weights = weights[: len(weights) - len(delays)]
+        n = len(self.program.states)
+        states = None if state is None else state[:n]
+        last = torch.zeros_like(x[0]) if state is None else state[n]
+        earlier: List[Tensor] = [last]  # the past, and the last output
+        if delays:
+            past = x.new_zeros((*last.shape, delays[1])) if state is None else state[n + 1]
+            earlier = [*past.to(x.dtype).unbind(-1), last]
+        rows: List[List[Tensor]] = [[] for _ in self.program.outputs]
         traces: Dict[str, List[Tensor]] = {name: [] for name in record}
-        for at in x.unbind(0):
-            (last,), states = one_step(self.step, (at + self.through(last, *weights),), states, arguments)
-            outputs.append(last)
+        for at in zip(*[value.unbind(0) for value in inputs]):
+            drive = at[into] + self.through(self.arriving(earlier, *delays), *weights)
+            outputs, states = one_step(self.step, (*at[:into], drive, *at[into + 1 :]), states, arguments)
+            earlier = [*earlier[1:], outputs[fed]]
+            for row, value in zip(rows, outputs):
+                row.append(value)
             for name, value in zip(self.program.states, states or ()):
                 if name in traces:
                     traces[name].append(value)
         return (
-            (torch.stack(outputs),),
-            (*(states or ()), last.clone()),
+            tuple(map(torch.stack, rows)),
+            (*(states or ()), earlier[-1].clone(), *([torch.stack(earlier[:-1], -1)] if delays else ())),
             tuple([torch.stack(traces[name]) for name in record]),
         )
 
+    def arriving(self, earlier: Sequence[Tensor], delay: Optional[Tensor] = None, longest: int = 0) -> Tensor:
+        """The output that comes back, of those that there were."""
+        if delay is None:
+            return earlier[-1]
+        return torch.stack([*earlier]).gather(0, (longest - delay).expand(1, *earlier[0].shape)).squeeze(0)
+
     def through(self, last: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
         """What comes back of an output."""
+        last = last.detach() if self.feedback.detach else last
         return F.linear(last.to(weight.dtype), weight, bias)
 
 

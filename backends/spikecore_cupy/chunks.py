@@ -145,7 +145,11 @@ class ChunkWriter(Writer):
         inner = [f"if ({self._is_first(backwards)}) {self.wait()}"]
         inner += [f"if (t < T - 1 || {WHOLE}) {{", *indented([*numbers, *lines]), "}"]
         registers = [f"Pack<{stream.kind}, V> {stream.name}[T];" for stream in new if stream.name in self.twice]
-        return [*registers, *self._from(new, backwards), *over_steps([*inner, *self._fetches(new, backwards)], "", backwards)]
+        return [
+            *registers,
+            *self._from(new, backwards),
+            *over_steps([*inner, *self._fetches(new, backwards)], "", backwards),
+        ]
 
     # -- chunks that are fetched while the one before them is computed
 

@@ -11,14 +11,15 @@ chunk are computed again while the adjoint of the chunk behind it waits for othe
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Callable, Dict, List, Mapping, Sequence
 
+from spikecore.backend import Feedback
 from spikecore.kernels import BackwardPlan, ForwardPlan
 from spikecore.kernels.writing import Argument, indented, input_leaf, output_cotangent, state_cotangent
 from spikecore.lang import Node
 from spikecore_cupy.feedback_shape import Shape, for_forward, parts_of
 from spikecore_cupy.source import BackwardWriter, ForwardWriter
-from spikecore_cupy.text import CudaPrinter, Form, Function, Source, Stream, over_neurons
+from spikecore_cupy.text import CudaPrinter, Form, Function, Source, over_neurons
 from spikecore_cupy.writer import Writer
 
 HEADER = "recurrent.cuh"
@@ -81,6 +82,8 @@ class FeedbackWriter(Writer):
 
     def is_stored(self, argument: Argument) -> bool:
         """The weight and the bias, the drive, and the output before the first step are stored, too."""
+        if argument.group == "params" and argument.number == self.delays_at:
+            return False
         of_program = {"params": len(self.program.params), "state": len(self.program.states)}
         if argument.group in of_program:
             return argument.number >= of_program[argument.group]
@@ -101,6 +104,19 @@ class FeedbackWriter(Writer):
             self.argument("exchange", "exchange")
         tensor = self.argument("weights", "pointer", "params", len(self.program.params))
         return f"i.take_weights({tensor});"
+
+    @property
+    def delays_at(self) -> int:
+        """Where among the parameters the delays stand, if there are any: behind the weight and, forward, the bias."""
+        feedback = self.plan.spec.feedback or Feedback()
+        if not feedback.delays:
+            return -1
+        return len(self.program.params) + 1 + (feedback.bias and isinstance(self.plan, ForwardPlan))
+
+    def lags(self) -> List[str]:
+        """The lines that take how many steps later the output of each neuron comes back."""
+        delays = self.argument("delays", "pointer", "params", self.delays_at)
+        return [f"const Pack<{self.real}, V> lag = column_values<V>({delays}, i);"]
 
     def first_two(self, at: At, step: str, number: int) -> List[str]:
         """Begin to load two steps of tensor ``number`` of those that arrive, ``step`` from their place ``k``. A step is
@@ -133,22 +149,26 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
     """Writes the forward kernel of a plan with feedback."""
 
     def __init__(self, plan: ForwardPlan, shape: Shape) -> None:
-        self.shape = for_forward(plan.program, shape)
+        self.feedback = plan.spec.feedback or Feedback()
+        self.shape = for_forward(plan.program, plan.spec, shape)
         super().__init__(plan, Form(shape.each, shape.length))
 
     def source(self) -> Source:
         plan, program, states = self.plan, self.program, self._states
         results = {f"new_{name}": node for name, node in zip(states, program.next)}
-        step = self.function("step", {**results, self._outs[0]: program.outputs[0]})
+        step = self.function("step", {**results, **dict(zip(self._outs, program.outputs))})
         starts = []
         for name, state in zip(program.states, states):
             starts += [self.pack(state), *self.starting(name, state)]
         gave, stored = self.unique("gave"), self.stored
-        first = self.one("first", "state", len(program.states))
-        starts += [f"const Pack<{stored}, V> before = load<V>({first});", self.pack(gave)]
-        starts += over_neurons([f"{gave}[j] = {self.value('before[j]')};"])
-        feedback = plan.spec.feedback
-        if feedback is not None and feedback.bias:
+        starts.append(self.pack(gave))
+        if self.feedback.delays:
+            starts += [*self.lags(), *over_neurons([f"{gave}[j] = {self._earlier('-1')};"])]
+        else:
+            first = self.one("first", "state", len(program.states))
+            starts.append(f"const Pack<{stored}, V> before = load<V>({first});")
+            starts += over_neurons([f"{gave}[j] = {self.value('before[j]')};"])
+        if self.feedback.bias:
             bias = self.argument("biases", "pointer", "params", len(program.params) + 1)
             starts.append(f"const Pack<{stored}, V> bias = column_values<V>({bias}, i);")
             added = f" + {self.value('bias[j]')}"
@@ -157,34 +177,38 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         # nobody may write to the memory of a block that has not started
         starts.append("i.begin();")
         # the first output may be any number, where the others are spikes
-        later = range(1, parts_of(plan.dtype)) if self.shape.value_parts == 1 else ()
+        some = self.shape.value_parts == 1 and not self.feedback.delays
+        later = range(1, parts_of(plan.dtype)) if some else ()
         if later:
             starts += self._parts_of_first(gave)
         back = self._rounded(f"{'(back[j] + extra[j])' if later else 'back[j]'}{added}")
         starts += [f"if (i.works()) i.give(1, {gave});", "i.pass(1);", "i.wait(1);"]
-        x = input_leaf(program.inputs[0])
-        at = self.each_step(f"{self.local[x]}s", "inputs", 0)
-        out = self._outs[0]
-        inner = [*self._saving(), *over_neurons([self._drive(at, back)]), *self._step_of(step, x, gave)]
+        leaves = [input_leaf(name) for name in program.inputs]
+        every = [self.each_step(f"{self.local[x]}s", "inputs", k) for k, x in enumerate(leaves)]
+        drive = over_neurons([self._drive(every[self.feedback.into], back)])
+        inner = [*self._saving(), *drive, *self._step_of(step, self._taken(every), gave)]
         if later:
             inner += over_neurons(["extra[j] = 0.0f;"])
         inner.append(f"i.give(k, {gave});")
         # behind the use of what has arrived, whose place it takes
-        after = [f"if (t + 2 < steps) begin_arrival({at('(t + 2)')}, 0, k);"]
+        after = [f"if (t + 2 < steps) begin_arrival({at('(t + 2)')}, {n}, k);" for n, at in enumerate(every)]
         if plan.checkpoints:
             # of `all`, a checkpoint of all steps has no stride
             us = self.argument("drives", "pointer", "checkpoints", 0)
             after.append(f"store({us} + t * neurons + i, drive);")
-        after.append(f"store({self.all(self._tensors[0], 'outputs', 0)}, {out});")
+        for k, (out, tensor) in enumerate(zip(self._outs, self._tensors)):
+            after.append(f"store({self.all(tensor, 'outputs', k)}, {out});")
         for k, name in enumerate(map(self.state, self.plan.record)):
             after.append(f"store({self.all(f'{name}_trace', 'trace', k)}, {name});")
         steps = [
             "const int t = pair + k;",
             "if (t >= steps) continue;",
+            # before the product, while which they arrive
+            *([self.pack("earlier"), *over_neurons([self._loaded()])] if self.feedback.delays else ()),
             "float back[V];",
             "i.product(1 - k, back);",
             f"Pack<{stored}, V> drive;",
-            self.pack(out, stored),
+            *(self.pack(out, stored) for out in self._outs),
             *self.shared_step(inner, after, "k"),
         ]
         # two steps by name: an array that is not indexed by a constant would be in memory
@@ -195,7 +219,8 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         ]
         loop += [*indented(indented(steps)), "    }", "}"]
         ending = [f"store({self.one(f'{s}_end', 'final', k)}, {s});" for k, s in enumerate(states) if plan.final]
-        begin = ["constexpr int begin = 0;", *self.arriving_first(self.first_two(at, "k", 0))]
+        first_two = [line for n, at in enumerate(every) for line in self.first_two(at, "k", n)]
+        begin = ["constexpr int begin = 0;", *self.arriving_first(first_two)]
         body = [self.weights(), *self.opening(), *starts, *begin, *loop, "i.end();", *ending]
         return self.finished([step], body)
 
@@ -225,8 +250,29 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
     def _rounded(self, text: str) -> str:
         return text if self.stored == self.real else f"value(rounded<{self.stored}>({text}))"
 
+    def _arrived(self, at: At, number: int) -> str:
+        """A neuron's number of an input at a step."""
+        return self.value(f"arrived({at('t')}, {number}, k, j)")
+
+    def _taken(self, every: Sequence[At]) -> Dict[Node, str]:
+        """What a step gets in the place of each input."""
+        taken = {input_leaf(name): self._arrived(at, k) for k, (name, at) in enumerate(zip(self.program.inputs, every))}
+        taken[input_leaf(self.program.inputs[self.feedback.into])] = self.value("drive[j]")
+        return taken
+
+    def _earlier(self, step: str) -> str:
+        """The output of a neuron that comes back behind a step. In front of those of the call stand those before it."""
+        number = self.feedback.output
+        outputs = self.argument(self._tensors[number], "pointer", "outputs", number)
+        return self.value(f"{outputs}[({step} - (long long)lag[j]) * neurons + i.at(j)]")
+
+    def _loaded(self) -> str:
+        """The line that loads the output of a neuron that comes back behind a step, unless it is that of the step."""
+        zero = self.printer.number(0.0)
+        return f"earlier[j] = lag[j] == {zero} ? {zero} : {self._earlier('t')};"
+
     def _drive(self, at: At, back: str) -> str:
-        arrived = self.value(f"arrived({at('t')}, 0, k, j)")
+        arrived = self._arrived(at, self.feedback.into)
         total = f"{arrived} + {back}" if "value(" in back else f"{arrived} + ({back})"
         return f"drive.set(j, {total if self.stored == self.real else f'rounded<{self.stored}>({total})'});"
 
@@ -237,23 +283,21 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         lines = [f"store({self.saved_at(name)}, {self.state(name)});" for name in self.plan.saved]
         return ["if (t && t % T == 0) {", "    const int chunk = t / T;", *indented(lines), "}"]
 
-    def _step_of(self, step: Function, x: Node, gave: str) -> List[str]:
+    def _step_of(self, step: Function, inputs: Mapping[Node, str], gave: str) -> List[str]:
         """One step of a thread's neurons."""
-        out, node = self._outs[0], self.program.outputs[0]
         following = [self.unique(f"{name}_following") for name in self._states]
-        lines = [self.pack(name) for name in (*following, self.unique(f"{out}_number"))]
-        targets = [f"{name}[j]" for name in (*following, self.unique(f"{out}_number"))]
-        lines += self.each(step, targets, {x: self.value("drive[j]")})
+        numbers = [self.unique(f"{out}_number") for out in self._outs]
+        lines = [self.pack(name) for name in (*following, *numbers)]
+        lines += self.each(step, [f"{name}[j]" for name in (*following, *numbers)], inputs)
         lines += [f"{name} = {new};" for name, new in zip(self._states, following)]
-        number = targets[-1]
-        exact = self.stored == self.real
-        lines += over_neurons(
-            [
-                f"{out}.set(j, {number if exact else f'{self.conversion(node)}({number})'});",
-                f"{gave}[j] = {self.value(f'{out}[j]')};",
-            ]
-        )
-        return lines
+        set_outputs = []
+        for out, node, number in zip(self._outs, self.program.outputs, numbers):
+            text = f"{number}[j]" if self.stored == self.real else f"{self.conversion(node)}({number}[j])"
+            set_outputs.append(f"{out}.set(j, {text});")
+        back = self.value(f"{self._outs[self.feedback.output]}[j]")
+        if self.feedback.delays:
+            back = f"lag[j] == {self.printer.number(0.0)} ? {back} : earlier[j]"
+        return [*lines, *over_neurons([*set_outputs, f"{gave}[j] = {back};"])]
 
 
 #: The last two steps; k is 0 for the even one.
@@ -275,18 +319,25 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         # what the base finds needs a form, whose width depends on the shape alone
         super().__init__(plan, Form(shape.each, shape.length))
         self.shape = shape._replace(value_parts=parts_of(plan.dtype))
+        self.feedback = plan.spec.feedback or Feedback()
         #: What of a stream has arrived for neuron j.
         self._arrived: Dict[str, str] = {}
 
     def source(self) -> Source:
         adjoint = self._adjoint()
         step = self.function("step", self._recomputed())
-        #: Whether the adjoint reads the drive, which is kept first; what of a step is kept, and where.
-        self._reads = any(node.op == "input" for node in adjoint.takes)
-        self._slots = {node: k + self._reads for k, node in enumerate(self._kept)}
-        drives = self._reads or (bool(self._kept) and any(node.op == "input" for node in step.takes))
+        #: The inputs that the adjoint reads, which are kept first; what of a step is kept, and where.
+        self._reads = [node for node in adjoint.takes if node.op == "input"]
+        self._slots = {node: k for k, node in enumerate([*self._reads, *self._kept])}
+        leaves = [(k, input_leaf(name)) for k, name in enumerate(self.program.inputs)]
+        taken = {*self._reads, *(step.takes if self._kept else ())}
         streams = self._cotangents()
-        self.shape = self.shape._replace(kept=self._reads + len(self._slots), arriving=len(streams) + drives)
+        #: The inputs that are read again: where they are, and the numbers of what arrives.
+        inputs = {
+            leaf: (self.each_step(f"{self.local[leaf]}s", "inputs", k), len(streams) + n)
+            for n, (k, leaf) in enumerate([(k, leaf) for k, leaf in leaves if leaf in taken])
+        }
+        self.shape = self.shape._replace(kept=len(self._slots), arriving=len(streams) + len(inputs))
         # two steps ahead, from the last step to the first
         first: List[str] = []
         following: List[str] = []
@@ -297,31 +348,36 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
             arrived = f"arrived({at('(begin + t)')}, {k}, t % 2, j)"
             self._arrived[stream.name] = self.value(arrived) if stream.kind == self.stored else arrived
         body = [self.weights(), *self.opening(), *self._first_cotangents(), *self._zeros()]
+        body += self._ring() if self.feedback.delays else ()
         body += ["const int chunks = (steps + T - 1) / T;", "int begin = (chunks - 1) * T;"]
         again: List[str] = []
-        if drives or self._kept:
-            at, k = self.each_step(f"{self.local[input_leaf(self.program.inputs[0])]}s", "inputs", 0), len(streams)
-            body += self._first_again(step, at if drives else None)
-            drive = self.value(f"arrived({at('(begin - 1 - t)')}, {k}, 1 - t % 2, j)")
-            again += ["if (chunk) {", *indented(self._again(step, drive, "place")), "}"]
-            if drives:
-                first += self.first_two(at, EARLIER_TWO, k)
+        if inputs or self._kept:
+            body += self._first_again(step, {leaf: at for leaf, (at, _) in inputs.items()})
+            drives = {
+                leaf: self.value(f"arrived({at('(begin - 1 - t)')}, {k}, 1 - t % 2, j)")
+                for leaf, (at, k) in inputs.items()
+            }
+            again += ["if (chunk) {", *indented(self._again(step, drives, "place")), "}"]
+            if inputs:
                 again.append(f"const int ahead = {EARLIER};")
+            for at, k in inputs.values():
+                first += self.first_two(at, EARLIER_TWO, k)
                 again.append(f"if (ahead >= 0) begin_arrival({at('ahead')}, {k}, 1 - t % 2);")
             following += self._states_of("(chunk - 2)", "if (chunk > 1 && t == (count > 1)) {")
         body += self.arriving_first(first)
         # the last step gets nothing from a later one
         body += [self.pack("gave"), *over_neurons(["gave[j] = 0.0f;"])]
         body += ["i.begin();", "if (i.works()) i.give((steps - 1) & 1, gave);", PASSED]
-        each = [*self._back_step(adjoint, streams[0]), "i.give(1 - t % 2, gave);"]
-        grad = self._grad_input(self.program.inputs[0])
+        each = [*self._back_step(adjoint), "i.give(1 - t % 2, gave);"]
+        grads = [self._grad_input(self.program.inputs[index]) for index in self.plan.wanted]
         # while other blocks give their numbers
-        after = [f"store({self.all(f'{grad}s', 'grad_inputs', 0)}, {grad});", *following, *again]
+        after = [f"store({self.all(f'{grad}s', 'grad_inputs', k)}, {grad});" for k, grad in enumerate(grads)]
+        after += [*following, *again]
         inner = ["const int count = steps - begin < T ? steps - begin : T;"]
         if self._kept:
             inner += [
                 "if (chunk < chunks - 1 && i.works()) {",
-                *(f"    {state} = {self._next(state)};" for state in self._packs()),
+                *(f"    {state} = {self._next_state(state)};" for state in self._packs()),
                 "}",
             ]
         inner += [
@@ -330,8 +386,8 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
             "    if (t >= count) continue;",
             "    const int place = (chunks - 1 - chunk) & 1 ? T - 1 - t : t;",
             "    float back[V];",
-            "    i.product(t % 2, back);",
-            f"    {self.pack(grad, self.stored)}",
+            *indented(self._from_ring() if self.feedback.delays else ["i.product(t % 2, back);"]),
+            *(f"    {self.pack(grad, self.stored)}" for grad in grads),
             *indented(self.shared_step(each, after, "1 - t % 2")),
             "}",
             "begin -= T;",
@@ -349,6 +405,32 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
             ]
         return self.finished([step, adjoint] if self._kept else [adjoint], body)
 
+    def _ring(self) -> List[str]:
+        """The lines that take the delays, and the ring of what comes from each step for earlier outputs."""
+        # behind the delays stands how many steps may still come back
+        delays = self.argument("delays", "pointer", "params", self.delays_at)
+        rows = f"const int rows = (int){delays}[{self.shape.width}];"
+        return [*self.lags(), rows, "int at_ring = steps % rows;"]
+
+    def _from_ring(self) -> List[str]:
+        """The product, which goes into the ring, and what comes from the step at which a neuron's output comes back."""
+        ring = self.argument("ring", "pointer", "grad_state", len(self.program.states))
+        zero = self.printer.number(0.0)
+        place = f"{ring}[(long long){{}} * neurons + i.at(j)]"
+        later = ["int later = at_ring + (int)lag[j];", "later = later < rows ? later : later - rows;"]
+        return [
+            self.pack("sent"),
+            *over_neurons([*later, f"sent[j] = lag[j] == {zero} ? {zero} : {place.format('later')};"]),
+            "i.product(t % 2, back);",
+            *over_neurons(
+                [
+                    f"if (i.works() && i.has(j)) {place.format('at_ring')} = back[j];",
+                    f"back[j] = lag[j] == {zero} ? back[j] : sent[j];",
+                ]
+            ),
+            "at_ring = at_ring ? at_ring - 1 : rows - 1;",
+        ]
+
     def _zeros(self) -> List[str]:
         lines = []
         for name in self.plan.learn:
@@ -362,7 +444,7 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         """The states of the steps that are computed again."""
         return [self.state(name) for name in self._states]
 
-    def _next(self, state: str) -> str:
+    def _next_state(self, state: str) -> str:
         """A state before the next chunk to be computed again, which is loaded before."""
         return self.unique(f"{state}_next")
 
@@ -372,20 +454,22 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
             return []
         first, saved = [], []
         for name in self._states:
-            target = self._next(self.state(name)) if following else self.state(name)
+            target = self._next_state(self.state(name)) if following else self.state(name)
             first += self.starting(name, target)
             saved.append(f"{target} = load<V>({self.saved_at(name, chunk)});")
         inner = [f"if ({chunk} == 0) {{", *indented(first), "} else {", *indented(saved), "}"]
         return [head, *indented(inner), "}"]
 
-    def _first_again(self, step: Function, at: Optional[At]) -> List[str]:
+    def _first_again(self, step: Function, inputs: Mapping[Node, At]) -> List[str]:
         """The steps of the last chunk again, and the first ones of the chunk before, for which there is a place."""
-        lines = [line for state in self._packs() for line in (self.pack(state), self.pack(self._next(state)))]
-        value = self.value("found[j]")
+        lines = [line for state in self._packs() for line in (self.pack(state), self.pack(self._next_state(state)))]
+        names = {leaf: self.unique(f"{self.local[leaf]}_found") for leaf in inputs}
+        values = {leaf: self.value(f"{name}[j]") for leaf, name in names.items()}
 
         def loop(until: str, time: str, place: str) -> List[str]:
-            loading = [f"const Pack<{self.stored}, V> found = load<V>({at(time)});"] if at is not None else []
-            inner = indented([*loading, *self._again(step, value, place)])
+            packs = [f"const Pack<{self.stored}, V> {names[leaf]}" for leaf in inputs]
+            loading = [f"{pack} = load<V>({at(time)});" for pack, at in zip(packs, inputs.values())]
+            inner = indented([*loading, *self._again(step, values, place)])
             return [f"for (int k = 0; k < {until}; ++k) {{", *inner, "}"]
 
         inner = self._states_of("(chunks - 1)", "{", False) + loop("steps - begin", "(begin + k)", "k")
@@ -393,43 +477,43 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         inner += ["if (chunks > 1) {", *indented(before), "}"]
         return [*lines, "const int done = T - (steps - begin);", "if (i.works()) {", *indented(inner), "}"]
 
-    def _again(self, step: Function, drive: str, place: str) -> List[str]:
-        """A step again from its drive, which keeps what the adjoint is computed from in a place."""
-        lines = over_neurons([f"i.kept({place}, 0, j) = {drive};"]) if self._reads else []
+    def _again(self, step: Function, inputs: Mapping[Node, str], place: str) -> List[str]:
+        """A step again from its inputs, which keeps what the adjoint is computed from in a place."""
+        keeping = [f"i.kept({place}, {self._slots[leaf]}, j) = {inputs[leaf]};" for leaf in self._reads]
+        lines = over_neurons(keeping) if keeping else []
         if not self._kept:
             return lines
         states = self._packs()
         slots = [f"i.kept({place}, {self._slots[node]}, j)" for node in self._kept]
         following = [self.unique(f"{state}_following") for state in states]
         lines += [self.pack(name) for name in following]
-        where = {input_leaf(name): drive for name in self.program.inputs}
-        lines += self.each(step, [*(f"{name}[j]" for name in following), *slots], where)
+        lines += self.each(step, [*(f"{name}[j]" for name in following), *slots], inputs)
         return [*lines, *(f"{state} = {new};" for state, new in zip(states, following))]
 
-    def _back_step(self, adjoint: Function, output: Stream) -> List[str]:
+    def _back_step(self, adjoint: Function) -> List[str]:
         """One step backwards of a thread's neurons."""
         where = {node: f"i.kept(place, {slot}, j)" for node, slot in self._slots.items()}
-        where.update((input_leaf(name), "i.kept(place, 0, j)") for name in self.program.inputs)
-        where[output_cotangent(0)] = f"{self._arrived[output.name]} + back[j]"
+        for index in self.plan.arriving:
+            arrived = self._arrived[self.local[output_cotangent(index)]]
+            where[output_cotangent(index)] = f"{arrived} + back[j]" if index == self.feedback.output else arrived
         for name, carried in self._carried.items():
             traced = f" + {self._arrived[self._trace(name)]}" if name in self.plan.trace else ""
             where[state_cotangent(name)] = f"{carried}[j]{traced}"
-        grad = self._grad_input(self.program.inputs[0])
+        grads = [self._grad_input(self.program.inputs[index]) for index in self.plan.wanted]
         exact = self.stored == self.real
-        targets = [f"{grad}[j]" if exact else self.unique(f"{grad}_j")]
+        targets = [f"{grad}[j]" if exact else self.unique(f"{grad}_j") for grad in grads]
         targets += [f"{carried}[j]" for carried in self._carried.values()]
         targets += [f"{self._sum(name)}[j]" for name in self.plan.learn]
         # what it adds to may be added once
         inner = [self.call(adjoint, [*targets, *(["plain"] if adjoint.template else [])], where)]
         if adjoint.template:
             inner.insert(0, "Plain plain;")
-        if exact:
-            inner.append(f"gave[j] = {grad}[j];")
-        else:
-            number = self.unique(f"{grad}_j")
-            inner = [f"{self.real} {number};", *inner, f"{grad}.set(j, rounded<{self.stored}>({number}));"]
-            inner.append(f"gave[j] = value({grad}[j]);")
-        return over_neurons(inner)
+        if not exact:
+            numbers = [self.unique(f"{grad}_j") for grad in grads]
+            inner.insert(0, f"{self.real} {', '.join(numbers)};")
+            inner += [f"{grad}.set(j, rounded<{self.stored}>({number}));" for grad, number in zip(grads, numbers)]
+        back = self._grad_input(self.program.inputs[self.feedback.into])
+        return over_neurons([*inner, f"gave[j] = {self.value(f'{back}[j]')};"])
 
     def _store_sums(self) -> List[str]:
         lines = []

@@ -184,7 +184,7 @@ def kept_of(program: Program, spec: Spec) -> int:
         state=True,
         learn=tuple([name for name in spec.learn if name in program.params]),
     )
-    return 1 + len(derivative(everything).cut)
+    return len(program.inputs) + len(derivative(everything).cut)
 
 
 def length_of(program: Program, spec: Spec) -> int:
@@ -192,15 +192,16 @@ def length_of(program: Program, spec: Spec) -> int:
     return max(2, min(LONGEST, KEPT // kept_of(program, spec) // 2 * 2))
 
 
-def for_forward(program: Program, shape: Shape) -> Shape:
+def for_forward(program: Program, spec: Spec, shape: Shape) -> Shape:
     """A layout as forward has it: spikes are one part, and no step is kept."""
-    parts = 1 if program.outputs[0].op == "spike" else shape.weight_parts
-    return shape._replace(value_parts=parts, length=1, kept=0, arriving=1)
+    output = program.outputs[spec.feedback.output if spec.feedback is not None else 0]
+    parts = 1 if output.op == "spike" else shape.weight_parts
+    return shape._replace(value_parts=parts, length=1, kept=0, arriving=len(program.inputs))
 
 
 def most_of(program: Program, spec: Spec, shape: Shape) -> Shape:
     """A layout with the most that backward may keep in it, whatever gradients are asked for."""
-    arriving = 2 + len(program.states)
+    arriving = len(program.inputs) + len(program.outputs) + len(program.states)
     return shape._replace(length=length_of(program, spec), kept=kept_of(program, spec), arriving=arriving)
 
 

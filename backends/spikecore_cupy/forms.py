@@ -118,7 +118,12 @@ def in_chunks(plan: Plan, form: Form, length: int) -> Form:
     149 and 155. LIF whose division remains, tau = 3, is the same to 2 % with and without; in float32 all are.
     """
     form = form._replace(length=length)
-    if AHEAD and plan.dtype != plan.compute and not (normalises(plan) or form.staged or form.together) and form.width > 1:
+    if (
+        AHEAD
+        and plan.dtype != plan.compute
+        and not (normalises(plan) or form.staged or form.together)
+        and form.width > 1
+    ):
         return form._replace(ahead=True)
     if plan.compute != torch.float32 or normalises(plan):
         return form

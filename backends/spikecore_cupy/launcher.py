@@ -304,7 +304,7 @@ def shapes_for(plan: Plan, width: int, multiprocessors: int = MULTIPROCESSORS) -
         raise BackendError(f"a feedback of {width} neurons does not fit the registers of this GPU")
     length = length_of(plan.program, plan.spec)
     if isinstance(plan, ForwardPlan):
-        fitting = [shape for shape in shapes if for_forward(plan.program, shape).memory <= MEMORY]
+        fitting = [shape for shape in shapes if for_forward(plan.program, plan.spec, shape).memory <= MEMORY]
     else:
         fitting = [shape for shape in shapes if most_of(plan.program, plan.spec, shape).memory <= MEMORY]
     return [shape._replace(length=length) for shape in fitting]

@@ -34,7 +34,7 @@ class TorchBackend(Backend):
     def compile(self, program: Program, spec: Spec) -> Runner:
         """An interpreter of the program; any step count, parameter kind and gradient is the same to it."""
         if spec.feedback is not None:
-            return FeedbackLoop(program, TorchRunner(program, step_spec(program, spec)))
+            return FeedbackLoop(program, TorchRunner(program, step_spec(program, spec)), spec.feedback)
         return TorchRunner(program, spec)
 
 

@@ -82,6 +82,13 @@ class KernelBackend(Backend):
         - backward: ``inputs`` are these; of the checkpoints the first is None. ``grad_outputs`` is there always, with a
           stride of 0 where none arrives, and to it comes what goes back through the weight. ``grad_state`` is of the
           program's.
+        - with ``feedback.detach`` there is no backward launch with feedback, and ``plan.saved`` is empty: backward is
+          that of a call without feedback, whose input is ``x[t] + r[t]``.
+        - with ``feedback.delays`` the delays stand behind weight and bias: ``[width + 1]`` of arithmetic, one for each
+          neuron, and how many steps may still come back, ``longest + 1``. Neuron ``j`` gives ``y[t - 1 - delay[j]]`` at
+          step ``t``. Forward: in front of the output that comes back lie so many steps more in memory, the outputs
+          before the call, and no last output is read. Backward: behind the gradients of the states stands a ring of
+          ``longest + 1`` steps ``[*N]`` of arithmetic, zeros, for what goes back through the weight at later steps.
         - a tensor of one step is contiguous, neurons of one row of the batch side by side.
         """
         return False

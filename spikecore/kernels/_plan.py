@@ -106,7 +106,11 @@ class ForwardPlan(_Plan):
     @property
     def saved(self) -> Tuple[str, ...]:
         """Names of the states whose checkpoints are written."""
-        return saved_states(self.program, self.spec, self.has_initial_state) if self.checkpoints else ()
+        feedback = self.spec.feedback
+        if not self.checkpoints or (feedback is not None and feedback.detach):
+            # what comes back is constant: backward takes the inputs of the program alone
+            return ()
+        return saved_states(self.program, self.spec, self.has_initial_state)
 
     def initial_state(
         self, params: Sequence[Any], functions: Optional[Functions] = None, like: Optional[Tensor] = None

@@ -6,6 +6,7 @@ stay as they are. With ``u[t] = x[t] + r[t]`` as its input, backward is the prog
 one product over all steps at the end.
 
 - Forward keeps ``u``, from which the states come again without a product, and the outputs where the weight is learnt.
+- Where the output that comes back is a constant, backward is that of a call without feedback whose input is ``u``.
 - A backend may have launches for all steps of a call (:meth:`~spikecore.kernels.KernelBackend.feeds_back`). For any
   other, a step is one product and one launch, in either direction.
 """
@@ -20,10 +21,11 @@ import torch
 from torch import Tensor
 
 from spikecore._base.context import no_autocast
-from spikecore.backend import MAX_STATIC_STEPS, ParamValue, Spec, Tensors
+from spikecore.backend import MAX_STATIC_STEPS, Feedback, ParamValue, Spec, Tensors
 from spikecore.dtypes import compute_dtype
 from spikecore.kernels._autograd import KernelCall
 from spikecore.kernels._call import Call, Kernels, channels_of, resolved
+from spikecore.kernels._delays import Delays
 from spikecore.kernels._layout import Launch, Layout, fitted_param, gradient
 from spikecore.kernels._plan import Geometry, saved_states
 from spikecore.kernels._runner import KernelRunner
@@ -41,12 +43,19 @@ class FedKernels(Kernels):
     def __init__(self, backend: KernelBackend, program: Program, spec: Spec) -> None:
         learn = tuple([name for name in spec.learn if name in program.params])
         super().__init__(backend, program, replace(spec, learn=learn, feedback=None))
+        #: What comes back: of which output, into which input, and whether it is constant.
+        self.fed = spec.feedback or Feedback()
         self.n_own, count = len(self.tensor_params), len(program.params)
-        self.n_states += 1
+        #: The last output and, with delays, the outputs before it.
+        self.n_fed = 1 + self.fed.delays
+        self.n_states += self.n_fed
         self.n_final = self.n_states if spec.final else 0
-        self.tensor_params = (*self.tensor_params, count, count + 1)[: self.n_own + 2]
+        behind = 1 + self.fed.bias + self.fed.delays
+        self.tensor_params = (*self.tensor_params, *range(count, count + behind))
         self.steps, self.launches = FeedbackSteps(backend, program, spec), FeedbackLaunch(backend, program, spec)
         self.feedback_spec = spec
+        #: What finds the gradients where the output that comes back is a constant.
+        self.apart = Kernels(backend, program, self.spec)
 
 
 class FedPlan:
@@ -62,7 +71,7 @@ class FedPlan:
         self, kernels: FedKernels, call: Call, tensors: Sequence[Tensor], wants: Sequence[bool], whole: bool
     ) -> None:
         self.kernels, self.call, self.whole, self.count = kernels, call, whole, len(tensors)
-        self.moving, self.n_results = kernels.n_moving(call), 1 + kernels.n_final + len(call.record)
+        self.moving, self.n_results = kernels.n_moving(call), kernels.n_results(call)
         self.views = [tuple(value.shape) for value in tensors[self.moving :]]
         self.weight = self.moving + kernels.n_own
         #: Whether the output is saved, for the gradient of the weight.
@@ -70,23 +79,30 @@ class FedPlan:
         self.save = True in wants
 
     def forward(self, numbers: Sequence[Any], tensors: Sequence[Tensor]) -> List[Tensor]:
-        """Output, final states, the last output and recorded states; and, for backward, what is saved."""
+        """Outputs, final states, the last output and recorded states; and, for backward, what is saved."""
         tensors = resolved(tensors)
         fed = self._fed(numbers, tensors)
-        out, final, trace, saved = self._way(fed).forward(fed, tensors[0], self.save)
+        back = fed.memory()
+        outputs, final, trace, saved = self._way(fed).forward(fed, tensors[: self.kernels.n_inputs], back, self.save)
         if self.kernels.n_final:
-            final = [*final, out[-1].clone()]
-        return [out, *final, *trace, *saved]
+            final = [*final, outputs[self.kernels.fed.output][-1].clone()]
+            final += [] if fed.delays is None else [fed.delays.behind(back.history)]
+        return [*outputs, *final, *trace, *saved]
 
     def to_save(self, tensors: Sequence[Tensor], results: Sequence[Tensor]) -> Sequence[Tensor]:
         """What autograd saves."""
-        return (*tensors[not self.whole :], *results[: self.output], *results[self.n_results :])
+        into, output = self.kernels.fed.into, self.kernels.fed.output
+        kept = tensors if self.whole else (*tensors[:into], *tensors[into + 1 :])
+        return (*kept, *results[output : output + self.output], *results[self.n_results :])
 
     def restored(self, saved: Sequence[Tensor]) -> Sequence[Tensor]:
         """As many tensors as a call had. What stands in the place of the input has its shape, and nobody reads its
         values.
         """
-        return saved if self.whole else (saved[self.count - 1 + self.output], *saved)
+        if self.whole:
+            return saved
+        into = self.kernels.fed.into
+        return (*saved[:into], saved[self.count - 1 + self.output], *saved[into:])
 
     def backward(
         self, numbers: Sequence[Any], saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]], needs: Sequence[bool]
@@ -102,27 +118,54 @@ class FedPlan:
         kernels, moving, n_final = self.kernels, self.moving, self.kernels.n_final
         tensors, (*behind,) = saved[: self.count], saved[self.count :]
         out = behind.pop(0) if self.output else None
-        fed = self._fed(numbers, tensors)
-        to_out, final = grads[0], grads[1 : 1 + n_final]
-        if final and final[-1] is not None:
-            # the last output is the state "feedback", too
-            to_out = to_out.contiguous().clone() if to_out is not None else torch.zeros_like(behind[0])
-            to_out[-1] += final[-1]
+        fed, n = self._fed(numbers, tensors), kernels.n_outputs
+        outputs, final = [*grads[:n]], grads[n : n + n_final]
+        to_out = outputs[fed.feedback.output]
+        final, ends = final[: n_final - kernels.n_fed], final[n_final - kernels.n_fed :]
+        outputs[fed.feedback.output], of_past = fed.with_ends(to_out, ends)
         learn = tuple(needs[moving : self.weight])
-        cotangents = Cotangents(to_out, tuple(final[:-1]), tuple(grads[1 + n_final :]), any(needs[1:moving]), learn)
-        gu, to_state, sums = self._way(fed).backward(fed, behind, cotangents)
-        result: List[Optional[Tensor]] = [gu if needs[0] else None]
-        result += [*to_state, _through(gu[0], fed.weight)] if cotangents.state else [None] * (moving - 1)
-        kinds, layout = kernels.spec.params, Layout(fed.shape[1:], None)
-        for index, value, total in zip(kernels.tensor_params, tensors[moving:], sums):
-            channels = fed.channels[index] if fed.channels else ()
-            result.append(
-                None if total is None else gradient(kinds[index], total, value, value.shape, layout, channels)
-            )
-        to_weight, *to_bias = needs[self.weight :]
+        state = any(needs[kernels.n_inputs : moving])
+        cotangents = Cotangents(outputs, tuple(final), tuple(grads[n + n_final :]), state, learn, needs)
+        result: List[Optional[Tensor]]
+        if fed.feedback.detach:
+            result = self._apart(numbers, tensors, behind[0], cotangents)
+            gu: Any = result[fed.feedback.into]
+            result[moving - kernels.n_fed : moving - kernels.n_fed] = fed.to_first(None, of_past, state)
+        else:
+            to_inputs, to_state, sums = self._way(fed).backward(fed, behind, cotangents)
+            gu = to_inputs[fed.feedback.into]
+            result = [*to_inputs]
+            result += [*to_state] if state else [None] * (moving - kernels.n_inputs - kernels.n_fed)
+            result += fed.to_first(gu, of_past, state)
+            kinds, layout = kernels.spec.params, Layout(fed.shape[1:], None)
+            for index, value, total in zip(kernels.tensor_params, tensors[moving:], sums):
+                channels = fed.channels[index] if fed.channels else ()
+                result.append(
+                    None if total is None else gradient(kinds[index], total, value, value.shape, layout, channels)
+                )
+        if not needs[fed.feedback.into]:
+            result[fed.feedback.into] = None
+        to_weight, *to_bias = needs[self.weight : self.count - fed.feedback.delays]
         rows = gu.reshape(-1, fed.shape[-1]).to(fed.weight.dtype)
         result.append(_of_weight(rows, fed, out) if to_weight else None)  # type: ignore[arg-type]  # saved for it
-        return [*result, *[_of_bias(gu).to(fed.weight.dtype) if wants else None for wants in to_bias]]
+        result += [_of_bias(gu).to(fed.weight.dtype) if wants else None for wants in to_bias]
+        return [*result, None] if fed.feedback.delays else result
+
+    def _apart(self, numbers: Sequence[Any], saved: Sequence[Tensor], us: Tensor, cotangents: Cotangents) -> List[Any]:
+        """Gradients of the inputs, of the program's states and of its parameters, of a call whose input is ``u`` and
+        into which nothing comes back.
+        """
+        kernels, moving, into = self.kernels.apart, self.moving, self.kernels.fed.into
+        tensors = [*saved[:into], us, *saved[into + 1 : moving - self.kernels.n_fed]]
+        tensors += saved[moving : self.weight]
+        needs = (
+            *cotangents.needed_inputs(kernels.n_inputs, into), *[cotangents.state] * kernels.n_states,
+            *cotangents.learn,
+        )  # fmt: skip
+        plan = kernels.plan(Call(self.call.record, True), tensors, needs, tuple(self.views[: self.weight - moving]))
+        grads = (*cotangents.outputs, *cotangents.final, *cotangents.trace)
+        checkpoints = plan.forward(numbers, tensors)[plan.n_results :] if plan.n_checkpoints else ()
+        return plan.backward(numbers, (*tensors, *checkpoints), grads, needs)
 
     def _way(self, fed: FeedbackCall) -> Any:
         """All steps by one launch, or a launch for each."""
@@ -134,8 +177,15 @@ class FedPlan:
     def _fed(self, numbers: Sequence[Any], tensors: Sequence[Tensor]) -> FeedbackCall:
         """The tensors of a call by what they are."""
         kernels, spec, shape = self.kernels, self.kernels.spec, tuple(tensors[0].shape)
-        *state, first = [value.contiguous() for value in tensors[1 : self.moving]]
+        inputs, into = [*tensors[: kernels.n_inputs]], kernels.fed.into
+        inputs = [value if k == into else value.contiguous() for k, value in enumerate(inputs)]
+        start = self.moving - kernels.n_fed
+        state = [value.contiguous() for value in tensors[kernels.n_inputs : start]]
         weight, *bias = tensors[self.weight :]
+        delays = None
+        if kernels.fed.delays:
+            past = tensors[start + 1]
+            delays = Delays(bias.pop(), past.shape[-1], past)
         layout, params = Layout(shape[1:], None), [*numbers[: len(spec.params)]]
         parameters = tensors[self.moving : self.weight]
         channels = channels_of(kernels, layout, [value.shape for value in parameters])
@@ -145,7 +195,10 @@ class FedPlan:
             if kind == "full" and kernels.backend.owns_outputs:
                 params[index] = params[index].reshape(-1)
         call = Call(self.call.record, True)
-        return FeedbackCall(call, shape, state, first, tuple(params), channels, weight, bias[0] if bias else None)
+        return FeedbackCall(
+            call, shape, inputs, state, tensors[start].contiguous(), tuple(params), channels, weight,
+            bias[0] if bias else None, kernels.fed, delays,
+        )  # fmt: skip
 
 
 class FedRunner(KernelRunner):
@@ -164,14 +217,16 @@ class FedRunner(KernelRunner):
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
     ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
         """See :meth:`spikecore.backend.Backend.compile`."""
-        x, count, compute = inputs[0], len(self.program.params), self.spec.compute
+        x, count, compute = inputs[self.fed.fed.into], len(self.program.params), self.spec.compute
         arguments = tuple([value.to(compute) if isinstance(value, Tensor) else value for value in params[:count]])
+        weights: Any = params[count:]
+        longest = weights[-1] if self.fed.fed.delays else 0
         if state is None:
             shape = x.shape[1:]
             # by autograd, since the start may depend on a parameter that is learnt
             state = (*self._at_rest(x.device, shape, arguments), x.new_zeros(shape))
-        weights: Any = params[count:]
-        tensors = (x, *state, *[value for value in arguments if isinstance(value, Tensor)], *weights)
+            state = (*state, x.new_zeros((*shape, longest))) if longest else state
+        tensors = (*inputs, *state, *[value for value in (*arguments, *weights) if isinstance(value, Tensor)])
         self._refuse(tensors)
         wants = [torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors]
         plan = FedPlan(self.fed, Call(tuple(record), True), tensors, wants, self.instead is not None)
@@ -180,8 +235,8 @@ class FedRunner(KernelRunner):
             results: Sequence[Tensor] = KernelCall.apply((plan, every, self.instead), *tensors)
         else:
             results = plan.forward(every, tensors)
-        n = 1 + self.fed.n_final
-        return (results[0],), tuple(results[1:n]) if self.fed.n_final else None, tuple(results[n:])
+        k, n = self.fed.n_outputs, self.fed.n_outputs + self.fed.n_final
+        return tuple(results[:k]), tuple(results[k:n]) if self.fed.n_final else None, tuple(results[n:])
 
 
 def _through(step: Tensor, weight: Tensor) -> Tensor:
@@ -193,6 +248,9 @@ def _of_weight(rows: Tensor, fed: FeedbackCall, out: Tensor) -> Tensor:
     """The gradient of the weight: the cotangents of all inputs ``[T * B, H]`` times the outputs of the steps before."""
     width = fed.shape[-1]
     batch = rows.shape[0] // fed.shape[0]
+    if fed.delays is not None:
+        history = torch.cat([fed.memory(0).history, out])
+        return rows.t() @ fed.delays.arriving(history, 0, fed.shape[0]).reshape(-1, width).to(rows.dtype)
     before = out[:-1].reshape(-1, width).to(rows.dtype)
     return (rows[batch:].t() @ before).addmm_(rows[:batch].t(), fed.first.reshape(-1, width).to(rows.dtype))
 
@@ -205,6 +263,20 @@ def _of_bias(gu: Tensor) -> Tensor:
     return total.reshape(-1, gu.shape[-1]).sum(0)
 
 
+class Memory(NamedTuple):
+    """Where the output that comes back is written: behind the outputs before the call, with delays."""
+
+    history: Any
+    output: Optional[Tensor]
+
+    def outputs(self, fed: FeedbackCall, like: Tensor, count: int) -> List[Tensor]:
+        """The outputs of a call, to be filled."""
+        outputs = [like.new_empty(fed.shape) for _ in range(count)]
+        if self.output is not None:
+            outputs[fed.feedback.output] = self.output
+        return outputs
+
+
 class FeedbackCall(NamedTuple):
     """A call with feedback: its tensors, in natural layout."""
 
@@ -212,6 +284,8 @@ class FeedbackCall(NamedTuple):
     call: Call
     #: ``[T, ..., H]``.
     shape: Tuple[int, ...]
+    #: As they came; in backward nobody reads that which is added to.
+    inputs: Sequence[Tensor]
     #: The first states of the program, and the output before the first step; contiguous.
     state: Sequence[Tensor]
     first: Tensor
@@ -220,6 +294,53 @@ class FeedbackCall(NamedTuple):
     channels: Sequence[Tuple[int, int]]
     weight: Tensor
     bias: Optional[Tensor]
+    feedback: Feedback
+    delays: Optional[Delays] = None
+
+    def memory(self, steps: Optional[int] = None) -> Memory:
+        """Where the output that comes back is written."""
+        if self.delays is None:
+            return Memory(None, None)
+        history = self.delays.history(self.first, self.shape[0] if steps is None else steps)
+        # no view, which autograd would treat in a way of its own
+        at, shape = self.delays.rows * history[0].numel(), (history.shape[0] - self.delays.rows, *self.shape[1:])
+        return Memory(history, history.new_empty(0).set_(history.untyped_storage(), at, shape, history.stride()))
+
+    def with_ends(
+        self, to_out: Optional[Tensor], ends: Sequence[Optional[Tensor]]
+    ) -> Tuple[Optional[Tensor], Optional[Tensor]]:
+        """The cotangent of the output that comes back, with those of the states that are outputs, too; and, in rows,
+        what is for outputs before the call.
+        """
+        last, past = (*ends, None, None)[:2]
+        if last is None and past is None:
+            return to_out, None
+        steps, total = (
+            self.shape[0],
+            self.first.new_zeros(self.shape) if to_out is None else to_out.contiguous().clone(),
+        )
+        if last is not None:
+            total[-1] += last
+        if past is None:
+            return total, None
+        rows = past.movedim(-1, 0)
+        inside = min(steps - 1, len(rows))
+        total[steps - 1 - inside : steps - 1] += rows[len(rows) - inside :]
+        return total, rows[: len(rows) - inside]
+
+    def to_first(self, gu: Optional[Tensor], of_past: Optional[Tensor], wanted: bool) -> List[Optional[Tensor]]:
+        """The gradients of the last output before the call and, with delays, of those before it. ``gu`` are those of
+        the drive, None where the output is a constant.
+        """
+        if self.delays is None:
+            return [None if gu is None or not wanted else _through(gu[0], self.weight)]
+        if not wanted or (gu is None and of_past is None):
+            return [None, None]
+        came = (
+            self.first.new_zeros((1, *self.shape[1:])) if gu is None else _through(gu[: self.delays.rows], self.weight)
+        )
+        total = self.delays.to_earlier(came, of_past)
+        return [total[-1], total[:-1].movedim(0, -1)]
 
     def geometry(self, steps: int) -> Geometry:
         """The sizes of a launch of so many steps."""
@@ -232,19 +353,25 @@ class FeedbackCall(NamedTuple):
 class Cotangents(NamedTuple):
     """The cotangents of a call, and which gradients are wanted."""
 
-    output: Optional[Tensor]
+    outputs: Sequence[Optional[Tensor]]
     #: Of the program's states, and of those that were recorded.
     final: Tuple[Optional[Tensor], ...]
     trace: Tuple[Optional[Tensor], ...]
     #: Whether the gradients of the first states are wanted, and of which parameters that are tensors.
     state: bool
     learn: Tuple[bool, ...]
+    #: Whether the gradient of each tensor of the call is wanted, inputs first.
+    needs: Sequence[bool]
+
+    def needed_inputs(self, count: int, into: int) -> Tuple[bool, ...]:
+        """Of which of so many inputs a kernel finds the gradient: always of that which is added to."""
+        return tuple([wants or k == into for k, wants in enumerate(self.needs[:count])])
 
 
-#: Output, final states, recorded states, and what is saved for backward.
-Results = Tuple[Tensor, List[Tensor], List[Tensor], List[Tensor]]
-#: Gradients of the input, of the first states, and of the parameters that are learnt, in parts.
-Gradients = Tuple[Tensor, Sequence[Tensor], List[Optional[Tensor]]]
+#: Outputs, final states, recorded states, and what is saved for backward.
+Results = Tuple[List[Tensor], List[Tensor], List[Tensor], List[Tensor]]
+#: Gradients of the inputs, of the first states, and of the parameters that are learnt, in parts.
+Gradients = Tuple[List[Any], Sequence[Tensor], List[Optional[Tensor]]]
 
 
 def filling(launch: Launch, count: int) -> Launch:
@@ -278,50 +405,71 @@ class FeedbackLaunch:
         learn = tuple([name for name in spec.learn if name in program.params])
         self.kernels = Kernels(backend, program, replace(spec, learn=learn))
 
-    def forward(self, fed: FeedbackCall, x: Tensor, save: bool) -> Results:
-        """All steps of ``x``."""
+    def forward(self, fed: FeedbackCall, inputs: Sequence[Tensor], memory: Memory, save: bool) -> Results:
+        """All steps of the inputs."""
         kernels, geometry, shape = self.kernels, self._geometry(fed), fed.shape
         launch = kernels.launch(kernels.forward_plan(fed.call, save), geometry)
         compute, chunk = kernels.spec.compute, kernels.chunk
-        x = x.contiguous()
-        out = torch.empty_like(x)
+        inputs = [value.contiguous() for value in inputs]
+        x = inputs[fed.feedback.into]
+        outputs = memory.outputs(fed, x, kernels.n_outputs)
         final = [x.new_empty(shape[1:], dtype=compute) for _ in range(kernels.n_final)]
         trace = [x.new_empty(shape, dtype=compute) for _ in fed.call.record]
         to_save = [torch.empty_like(x)] if save else []
-        if save and chunk:
+        if save and chunk and not fed.feedback.detach:
             states = saved_states(kernels.program, kernels.spec, True)
             to_save += [x.new_empty(((shape[0] - 1) // chunk, *shape[1:]), dtype=compute) for _ in states]
         bias = () if fed.bias is None else (fed.bias.contiguous(),)
-        params = (*fed.params, fed.weight.t().contiguous(), *bias)
-        launch(geometry, (x,), (*fed.state, fed.first), params, (out,), final, trace, to_save)
-        return out, final, trace, to_save
+        params = (*fed.params, fed.weight.t().contiguous(), *bias, *self._lags(fed))
+        launch(geometry, inputs, (*fed.state, fed.first), params, outputs, final, trace, to_save)
+        return outputs, final, trace, to_save
 
     def backward(self, fed: FeedbackCall, saved: Sequence[Tensor], cotangents: Cotangents) -> Gradients:
         """All steps, from the last to the first; ``saved`` is what :meth:`forward` saved."""
         (us, *checkpoints), kernels, geometry = saved, self.kernels, self._geometry(fed)
-        present = (True, *[grad is not None for grad in (*cotangents.final, *cotangents.trace)])
-        plan = kernels.backward_plan(
-            fed.call, present, (True, *[cotangents.state] * kernels.n_states, *cotangents.learn)
-        )
+        into, output = fed.feedback.into, fed.feedback.output
+        present = [grad is not None for grad in (*cotangents.outputs, *cotangents.final, *cotangents.trace)]
+        present[output] = True
+        wanted = cotangents.needed_inputs(kernels.n_inputs, into)
+        needs = (*wanted, *[cotangents.state] * kernels.n_states, *cotangents.learn)
+        plan = kernels.backward_plan(fed.call, present, needs)
         launch = kernels.launch(plan, geometry)
         compute, step, new = kernels.spec.compute, fed.shape[1:], us.new_empty
-        grad = new(step).zero_().expand(fed.shape) if cotangents.output is None else _steps(cotangents.output)
+        grads = [None if grad is None else _steps(grad) for grad in cotangents.outputs]
+        if grads[output] is None:
+            grads[output] = new(step).zero_().expand(fed.shape)
         ends = [new(step, dtype=compute).zero_() if g is None else g.contiguous() for g in cotangents.final]
         traces = [_steps(g) for g in cotangents.trace if g is not None]
-        gus = torch.empty_like(us, memory_format=torch.contiguous_format)
+        gus = [torch.empty_like(us, memory_format=torch.contiguous_format) if wants else None for wants in wanted]
         to_state = [new(step, dtype=compute) for _ in range(kernels.n_states)] if cotangents.state else []
-        params = (*fed.params, fed.weight.contiguous())
+        params = (*fed.params, fed.weight.contiguous(), *self._lags(fed))
+        filled: List[Any] = [*to_state]
+        if fed.delays is not None:
+            absent = [] if to_state else [None] * kernels.n_states
+            filled += [*absent, new((fed.delays.rows, *step), dtype=compute).zero_()]
         sums = launch(
-            geometry, (us.contiguous(),), fed.state, params, (None, *checkpoints), (grad,), ends if plan.final else (),
-            traces, (gus,), to_state,
+            geometry, _with(fed.inputs, into, us.contiguous()), fed.state, params, (None, *checkpoints),
+            [grad for grad in grads if grad is not None], ends if plan.final else (), traces,
+            [gu for gu in gus if gu is not None], filled,
         )  # fmt: skip
         each = iter(sums if sums is not None else ())
         return gus, to_state, [next(each) if wants else None for wants in cotangents.learn]
 
+    def _lags(self, fed: FeedbackCall) -> Tuple[Tensor, ...]:
+        """Delays as numbers of arithmetic, and behind them how many steps may still come back."""
+        if fed.delays is None:
+            return ()
+        return (torch.nn.functional.pad(fed.delays.lags.to(self.kernels.spec.compute), (0, 1), value=fed.delays.rows),)
+
     def _geometry(self, fed: FeedbackCall) -> Geometry:
         steps, neurons, channels, _ = fed.geometry(fed.shape[0])
-        # behind the parameters stand weight and bias
-        return Geometry(steps, neurons, (*channels, (0, 0), (0, 0)) if channels else channels)
+        # behind the parameters stand up to three tensors
+        return Geometry(steps, neurons, (*channels, *[(0, 0)] * 3) if channels else channels)
+
+
+def _with(inputs: Sequence[Tensor], into: int, drive: Tensor) -> List[Tensor]:
+    """Inputs, with the drive in the place of that which is added to."""
+    return [drive if k == into else value for k, value in enumerate(inputs)]
 
 
 def _steps(grad: Tensor) -> Tensor:
@@ -354,51 +502,59 @@ class FeedbackSteps:
         launch = kernels.launch(kernels.forward_plan(call, False), fed.geometry(steps))
         return filling(launch, 4) if self.backend.owns_outputs else launch
 
-    def forward(self, fed: FeedbackCall, x: Tensor, save: bool) -> Results:
-        """All steps of ``x``."""
+    def forward(self, fed: FeedbackCall, inputs: Sequence[Tensor], memory: Memory, save: bool) -> Results:
+        """All steps of the inputs."""
+        into, output, x = fed.feedback.into, fed.feedback.output, inputs[fed.feedback.into]
         compute, (steps, *shape) = self.spec.compute, fed.shape
         new = x.new_empty
-        out = new(fed.shape)
+        outputs = memory.outputs(fed, x, len(self.program.outputs))
         us = new(fed.shape if save else [1, *shape])
         trace = [new(fed.shape, dtype=compute) for _ in fed.call.record]
         each = chunk_of(steps)
-        count = max(1, steps // each) - 1 if save else 0
+        count = max(1, steps // each) - 1 if save and not fed.feedback.detach else 0
         states = range(len(self.program.states))
         checkpoints = [new([count, *shape], dtype=compute) for _ in states] if count else []
         current: Sequence[Tensor] = fed.state
         # states come and go in turns in two sets of tensors; the first is that of the caller
         spare = [[new(shape, dtype=compute) for _ in states] for _ in range(min(2, steps))]
         launch, geometry = self._forward(fed, fed.call, 1), fed.geometry(1)
-        product = _Product(fed, self.program.outputs[0].op == "spike")
+        product = _Product(fed, self.program.outputs[output].op == "spike")
         last = fed.first
         for t in range(steps):
             u = us[t if save else 0]
-            torch.add(x[t], product(last), out=u)
+            if fed.delays is not None:
+                last = fed.delays.arriving(memory.history, t, 1)[0]
+            torch.add(x[t], product(last, t > fed.delays.longest if fed.delays else t > 0), out=u)
             chunk, inside = divmod(t + 1, each)
             is_checkpoint = checkpoints and not inside and chunk <= count
             following = [values[chunk - 1] for values in checkpoints] if is_checkpoint else spare[t % 2]
-            last = out[t]
-            traced = [values[t : t + 1] for values in trace]
-            launch(geometry, (u[None],), current, fed.params, (last[None],), following, traced, ())
+            last = outputs[output][t]
+            traced, given = [values[t : t + 1] for values in trace], [values[t : t + 1] for values in outputs]
+            drives = _with([value[t : t + 1] for value in fed.inputs], into, u[None])
+            launch(geometry, drives, current, fed.params, given, following, traced, ())
             current = following
-        return out, list(current) if self.final else [], trace, [us, *checkpoints] if save else []
+        return outputs, list(current) if self.final else [], trace, [us, *checkpoints] if save else []
 
     def backward(self, fed: FeedbackCall, saved: Sequence[Tensor], cotangents: Cotangents) -> Gradients:
         """All steps, from the last to the first; ``saved`` is what :meth:`forward` saved."""
         compute, (steps, *shape) = self.spec.compute, fed.shape
         us, *checkpoints = saved
-        new, program = us.new_empty, self.program
+        new, program, into, output = us.new_empty, self.program, fed.feedback.into, fed.feedback.output
         traced = [k for k, grad in enumerate(cotangents.trace) if grad is not None]
         arrived = [name for name, grad in zip(program.states, cotangents.final) if grad is not None]
-        live = program.reach((True,), tuple([fed.call.record[k] for k in traced]), arrived).live
+        outputs = [grad is not None or k == output for k, grad in enumerate(cotangents.outputs)]
+        live = program.reach(outputs, tuple([fed.call.record[k] for k in traced]), arrived).live
         # a state that no cotangent reaches has none, at every step
-        present = (True, *[name in live for name in program.states], *[grad is not None for grad in cotangents.trace])
+        present = [*outputs, *[name in live for name in program.states]]
+        present += [grad is not None for grad in cotangents.trace]
+        wanted = cotangents.needed_inputs(len(program.inputs), into)
         plan = self.kernels(1).backward_plan(
-            fed.call, present, (True, *[True] * len(program.states), *cotangents.learn)
+            fed.call, present, (*wanted, *[True] * len(program.states), *cotangents.learn)
         )
         launch = self.kernels(1).launch(plan, fed.geometry(1))
         launch = filling(launch, 2) if self.backend.owns_outputs else launch
-        gus, to_out = new(us.shape), new([1, *shape])
+        gus, to_out = [new(us.shape) if wants else None for wants in wanted], new([1, *shape])
+        gu: Any = gus[into]
         sets = [[new(shape, dtype=compute).zero_() for _ in program.states] for _ in range(2)]
         for first, grad in zip(sets[0], cotangents.final):
             if grad is not None:
@@ -410,12 +566,17 @@ class FeedbackSteps:
         for t in range(steps - 1, -1, -1):
             if t < start:
                 start, before = self._again(fed, us, checkpoints, t)
-            back(gus[t + 1] if t + 1 < steps else None, None if cotangents.output is None else cotangents.output[t])
+            arriving = [None if g is None else g[t : t + 1] for g in cotangents.outputs]
+            back(t, gu[t + 1] if t + 1 < steps else None, arriving[output])
+            arriving[output] = to_out
+            given = [g.contiguous() for g in arriving if g is not None]
+            drives = _with([value[t : t + 1] for value in fed.inputs], into, us[t : t + 1])
+            filled = [value[t : t + 1] for value in gus if value is not None]
             traces = [cotangents.trace[k][t : t + 1].contiguous() for k in traced]  # type: ignore[index]  # these are there
             final, initial = sets[(steps - 1 - t) % 2], sets[(steps - t) % 2]
             parts = launch(
-                geometry, (us[t : t + 1],), before[t - start], fed.params, (), (to_out,),
-                final if plan.final else (), traces, (gus[t : t + 1],), initial,
+                geometry, drives, before[t - start], fed.params, (), given,
+                final if plan.final else (), traces, filled, initial,
             )  # fmt: skip
             if sums:
                 sums = [part if total is None else total + part for total, part in zip(sums, parts)]
@@ -439,8 +600,9 @@ class FeedbackSteps:
         trace = [new([steps, *shape], dtype=compute) for _ in names]
         final = [new(shape, dtype=compute) for _ in names]
         launch = self._forward(fed, Call(names, True), steps)
-        outputs = (new([steps, *shape]),)
-        launch(fed.geometry(steps), (us[start:t],), first, fed.params, outputs, final, trace, ())
+        outputs = [new([steps, *shape]) for _ in self.program.outputs]
+        drives = _with([value[start:t] for value in fed.inputs], fed.feedback.into, us[start:t])
+        launch(fed.geometry(steps), drives, first, fed.params, outputs, final, trace, ())
         return start, [first, *[[values[k] for values in trace] for k in range(steps)]]
 
 
@@ -461,16 +623,15 @@ class _Product:
         batch = fed.first.shape[:-1].numel()
         if spikes and fed.first.dtype == fed.weight.dtype and is_quicker(fed.weight, batch, fed.shape[0]):
             self.quick = SpikesTimes(fed.weight, fed.bias, batch)
-        # the output before the first step may be no spike
-        self.first = fed.first
         self.weight, self.bias = fed.weight.t(), fed.bias
         self.shape, self.rows = fed.shape[1:], (-1, fed.shape[-1])
         like = torch.empty(self.shape, dtype=fed.weight.dtype, device=fed.weight.device)
         self.out = like.view(self.rows)
 
-    def __call__(self, last: Tensor) -> Tensor:
+    def __call__(self, last: Tensor, inside: bool) -> Tensor:
+        """For an output of this call, or one before it, which may be no spike."""
         rows = last.view(self.rows).to(self.weight.dtype)
-        if self.quick is not None and last is not self.first:
+        if self.quick is not None and inside:
             return self.quick(rows).view(self.shape)
         if self.bias is None:
             torch.mm(rows, self.weight, out=self.out)
@@ -484,8 +645,18 @@ class _Back:
 
     def __init__(self, fed: FeedbackCall, out: Tensor) -> None:
         self.weight, self.rows, self.out = fed.weight, (-1, fed.shape[-1]), out
+        #: With delays, what comes from each step, for earlier outputs.
+        self.delays, self.later = fed.delays, None
+        if fed.delays is not None:
+            self.later = out.new_zeros((fed.shape[0] + fed.delays.rows, *fed.shape[1:]))
 
-    def __call__(self, following: Optional[Tensor], arriving: Optional[Tensor]) -> None:
+    def __call__(self, step: int, following: Optional[Tensor], arriving: Optional[Tensor]) -> None:
+        if self.delays is not None and self.later is not None:
+            if following is not None:
+                self.later[step + 1] = _through(following, self.weight)
+            sent = self.delays.sent(self.later, step)
+            self.out.copy_(sent[None] if arriving is None else sent + arriving)
+            return
         if following is None:
             if arriving is None:
                 self.out.zero_()

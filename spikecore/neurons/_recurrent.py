@@ -14,9 +14,9 @@ from spikecore._shell import checks, observe
 from spikecore._shell.call import arguments, call
 from spikecore._shell.modules import calls_as, has_hooks, has_own_hooks
 from spikecore._shell.state import State, Stateful, Stepped
-from spikecore.backend import FEEDBACK_BIAS, FEEDBACK_WEIGHT, Feedback, Tensors, Unsupported
+from spikecore.backend import FEEDBACK_BIAS, FEEDBACK_WEIGHT, Feedback, Runner, Tensors, Unsupported
 from spikecore.layers import Delay
-from spikecore.layers._delay import PAST, following, one_by_one
+from spikecore.layers._delay import PAST, following, one_by_one, whole
 from spikecore.layers._packed import Follow
 from spikecore.neuron import Neuron
 
@@ -31,6 +31,9 @@ class Matrix(NamedTuple):
 
     weight: Tensor
     bias: Optional[Tensor]
+    #: ``[H]`` whole steps by which an output comes back later, and the longest there may be; None and 0 without.
+    delay: Optional[Tensor] = None
+    longest: int = 0
 
     @property
     def tensors(self) -> Tensors:
@@ -48,25 +51,41 @@ class Recurrent(Stateful):
     ``record``, ``carry_state`` and ``reset`` work as for any neuron.
 
     With ``sc.Delay(nn.Linear(C, C), max_delay)`` an output comes back ``delay + 1`` steps later. The state then
-    has ``"past"``, too, ``[*N, max_delay]``: the outputs before the last one, the newest last. The steps are a loop.
+    has ``"past"``, too, ``[*N, max_delay]``: the outputs before the last one, the newest last.
 
-    With ``nn.Linear``, or a subclass that keeps its ``forward``, all steps are one call of a backend that declares
+    With ``nn.Linear``, or a subclass that keeps its ``forward``, or a ``Delay`` with one whole delay for each neuron
+    (``per="input"``; fixed, or learnt and in ``eval()``), all steps are one call of a backend that declares
     ``recurrent``, and one node of autograd's graph on a backend with kernels. Its weight may be computed by a
     parametrisation, such as a mask, which then is computed once a call. Any other module, one with hooks or whose
     ``forward`` was replaced, a call that torch traces or transforms, and other backends take a loop over the steps;
     :attr:`looped` says why. With ``step="single"`` a call is ``linear`` and one step of the neuron.
 
-    neuron: any neuron of spikecore with one input and one output.
+    A neuron with several inputs or outputs is called as ever, with all of them: ``into`` names the input that is added
+    to, and ``output`` says which output comes back.
+
+    neuron: any neuron of spikecore.
     linear: the module that the outputs come back through.
     step: ``"multi"`` or ``"single"``, as of a neuron.
     repeat: the number of steps of a call whose input is one step, as of a neuron; None where the input has time.
     fused: None takes one call where the backend can; True raises :class:`~spikecore.backend.Unsupported` where it
         cannot; False always takes the loop.
+    detach: whether what comes back is a constant for backward: ``linear(y[t-1].detach())``. Its weights learn from
+        their product at each step, and no gradient goes through it to earlier steps.
+    into: the name of the input that what comes back is added to, one of ``neuron.inputs``; None where there is one.
+    output: the number of the output that comes back, from 0; None where there is one.
     """
 
-    configuration = {**Stateful.configuration, "fused": checks.flag_or_none, "repeat": checks.steps_or_none}
+    configuration = {
+        **Stateful.configuration,
+        "fused": checks.flag_or_none,
+        "repeat": checks.steps_or_none,
+        "detach": checks.flag,
+    }
     # as class attributes, for a module that was pickled whole before there were these
     fused: Optional[bool] = None
+    detach: bool = False
+    into: Optional[str] = None
+    output: Optional[int] = None
     _looped: Optional[str] = None
 
     def __init__(
@@ -77,6 +96,9 @@ class Recurrent(Stateful):
         step: str = "multi",
         repeat: Optional[int] = None,
         fused: Optional[bool] = None,
+        detach: bool = False,
+        into: Optional[str] = None,
+        output: Optional[int] = None,
     ) -> None:
         super().__init__(step)
         if not isinstance(neuron, Neuron):
@@ -85,8 +107,7 @@ class Recurrent(Stateful):
             )
         if not isinstance(linear, nn.Module):
             raise TypeError(f"Recurrent: linear={linear!r} must be a module, such as nn.Linear(C, C)")
-        if len(neuron.inputs) != 1 or len(neuron.program.outputs) != 1:
-            raise ValueError(f"Recurrent: {type(neuron).__name__} must have one input and one output to feed back")
+        _check_ends(neuron, into, output)
         if FEEDBACK in neuron.states:
             raise ValueError(
                 f"Recurrent: {type(neuron).__name__} has a state {FEEDBACK!r}, as the last output is called in "
@@ -105,6 +126,9 @@ class Recurrent(Stateful):
         self.linear = linear
         self.repeat = repeat
         self.fused = fused
+        self.detach = detach
+        self.into = into
+        self.output = output
 
     def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
         """What comes out, for :func:`spikecore.layers.pack`."""
@@ -139,59 +163,73 @@ class Recurrent(Stateful):
         """
         return self._looped
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, *inputs: Tensor) -> Any:
         """Outputs for ``[T, *N]``, or ``[*N]`` in single-step mode."""
         single = self.step == "single"
         if not (single or self._carrying):
-            return self._steps(self._over_time(x), None, (), final=False)[0]
+            return _alone(self._steps(self._over_time(inputs), None, (), final=False)[0])
         before = self._begin()
         if not single:
-            out, state, _ = self._steps(self._over_time(x), before, ())
+            outputs, state, _ = self._steps(self._over_time(inputs), before, ())
         elif self._is_one_call():
-            out, state = self._one_step(x, before)
+            outputs, state = self._one_step(inputs, before)
         else:
-            timed, state, _ = self._steps(x.unsqueeze(0) if isinstance(x, Tensor) else x, before, ())
-            out = timed.squeeze(0)
+            at_once = [x.unsqueeze(0) if isinstance(x, Tensor) else x for x in inputs]
+            timed, state, _ = self._steps(at_once, before, ())
+            outputs = tuple([out.squeeze(0) for out in timed])
         self._end(state)
-        return out
+        return _alone(outputs)
 
-    def run(self, x: Tensor, *, state: Optional[Mapping[str, Tensor]] = None, record: Sequence[str] = ()) -> Any:
+    def run(self, *inputs: Tensor, state: Optional[Mapping[str, Tensor]] = None, record: Sequence[str] = ()) -> Any:
         """As :meth:`Neuron.run`: ``(output, state)``, with ``record`` also the trace of states of the inner neuron."""
         names = checks.recorded("Recurrent", record, self.neuron.states)
-        out, final, trace = self._steps(self._over_time(x), state, names)
-        return (out, final, trace) if names else (out, final)
+        outputs, final, trace = self._steps(self._over_time(inputs), state, names)
+        return (_alone(outputs), final, trace) if names else (_alone(outputs), final)
 
     @property
     def makes_time(self) -> bool:
         """Whether the input has no time, and the output has: ``repeat`` is set."""
         return self.repeat is not None
 
-    def _over_time(self, x: Tensor) -> Tensor:
-        return x if self.repeat is None or not isinstance(x, Tensor) else x.expand(self.repeat, *x.shape)
+    def _over_time(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        if self.repeat is None:
+            return inputs
+        return [x.expand(self.repeat, *x.shape) if isinstance(x, Tensor) else x for x in inputs]
+
+    def _ends(self) -> Tuple[int, int]:
+        """The numbers of the input that is added to, and of the output that comes back."""
+        return 0 if self.into is None else self.neuron.inputs.index(self.into), self.output or 0
 
     def _state_names(self) -> Mapping[str, bool]:
         names = dict.fromkeys((*self.neuron.states, FEEDBACK), True)
         return {**names, PAST: False} if isinstance(self.linear, Delay) else names
 
     def _constant_states(self) -> Collection[str]:
-        return self.neuron._constant_states()
+        constant = self.neuron._constant_states()
+        return (*constant, FEEDBACK, PAST) if self.detach else constant
 
     def _steps(
-        self, x: Tensor, state: Optional[Mapping[str, Tensor]], record: Tuple[str, ...], final: bool = True
-    ) -> Tuple[Tensor, State, Dict[str, Tensor]]:
+        self,
+        inputs: Sequence[Tensor],
+        state: Optional[Mapping[str, Tensor]],
+        record: Tuple[str, ...],
+        final: bool = True,
+    ) -> Tuple[Tensors, State, Dict[str, Tensor]]:
         watchers = self._watchers
         if not watchers:
-            return self._computed(x, state, record, final)
+            return self._computed(inputs, state, record, final)
         names = observe.states_to_record("Recurrent", watchers, self.neuron.states, record)
-        out, end, trace = self._computed(x, state, names, final)
-        observe.tell(self, watchers, (x,), (out,), trace, self.step == "single")
-        return out, end, {name: trace[name] for name in record}
+        outputs, end, trace = self._computed(inputs, state, names, final)
+        observe.tell(self, watchers, tuple(inputs), outputs, trace, self.step == "single")
+        return outputs, end, {name: trace[name] for name in record}
 
     @with_traced_sizes
     def _computed(
-        self, x: Tensor, state: Optional[Mapping[str, Tensor]], record: Tuple[str, ...], final: bool
-    ) -> Tuple[Tensor, State, Dict[str, Tensor]]:
-        (x,) = checks.inputs("Recurrent", ("x",), (x,))
+        self, inputs: Sequence[Tensor], state: Optional[Mapping[str, Tensor]], record: Tuple[str, ...], final: bool
+    ) -> Tuple[Tensors, State, Dict[str, Tensor]]:
+        inputs = checks.inputs("Recurrent", self.neuron.inputs, inputs)
+        into, output = self._ends()
+        x = inputs[into]
         names = (*self.neuron.states, FEEDBACK)
         carried, past = state is not None and state is self._state, None
         if isinstance(self.linear, Delay) and isinstance(state, Mapping):
@@ -204,15 +242,22 @@ class Recurrent(Stateful):
             start = (*start[:-1], start[-1].to(x.dtype))  # an output, not a state of the neuron
         mode = world()
         matrix: Union[Matrix, str] = "torch.compile traces the call" if mode is COMPILED else self._matrix(x)
-        reason = matrix if isinstance(matrix, str) else why_looped(self.neuron, x, start, matrix, record, mode)
+        reason = (
+            matrix
+            if isinstance(matrix, str)
+            else why_looped(self.neuron, inputs, into, (*(start or ()), past), matrix, record, mode)
+        )
         if mode is not COMPILED:
             self.__dict__["_looped"] = reason
         if isinstance(matrix, Matrix) and not reason:
-            out, end, trace = fed_back(self.neuron, x, start, matrix, record, final)
-            return out, dict(zip(names, end or ())), dict(zip(record, trace))
+            feedback = Feedback(matrix.bias is not None, self.detach, into, output, matrix.delay is not None)
+            if start is not None and past is not None:
+                start = (*start, past.to(x.dtype))
+            outputs, end, trace = fed_back(self.neuron, inputs, start, matrix, record, final, feedback)
+            return outputs, dict(zip((*names, PAST), end or ())), dict(zip(record, trace))
         if self.fused and x.numel():
             raise Unsupported(f"Recurrent was to run all steps in one call (fused=True): {reason}")
-        return self._loop(x, start, record, past)
+        return self._loop(inputs, start, record, past)
 
     def _matrix(self, x: Tensor) -> Union[Matrix, str]:
         """What the last output comes back through, or why it is no matrix."""
@@ -220,7 +265,7 @@ class Recurrent(Stateful):
         if self.fused is False:
             return "fused=False was asked for"
         if isinstance(linear, Delay):
-            return "linear is Delay, and a loop keeps what outputs send to later steps"
+            return self._delayed(x)
         if type(linear).forward is not nn.Linear.forward or type(linear).__call__ is not nn.Module.__call__:
             kind = type(linear)
             return f"linear is {kind.__module__}.{kind.__qualname__}, and one call takes the forward of nn.Linear only"
@@ -232,6 +277,20 @@ class Recurrent(Stateful):
             return f"{type(self.neuron).__name__} has a run() of its own"
         return under_autocast(x, Matrix(linear.weight, linear.bias))
 
+    def _delayed(self, x: Tensor) -> Union[Matrix, str]:
+        """The matrix of a Delay, or why a loop keeps what outputs send to later steps."""
+        linear: Any = self.linear
+        if linear.delay.ndim == 2:
+            return "linear is Delay with a delay for each connection, and one call takes one for each neuron"
+        if linear.sigma is not None and linear.training:
+            return "linear is Delay that learns its delays, and one call takes whole ones, as in eval()"
+        if has_hooks(linear):
+            return "linear has hooks or a forward of its own, which are called at every step"
+        if type(self.neuron).run is not Neuron.run:
+            return f"{type(self.neuron).__name__} has a run() of its own"
+        of = linear.delayed(x)
+        return under_autocast(x, Matrix(of.weight, of.bias, whole(of.delay, of.longest), of.longest))
+
     def _through(self, x: Tensor, past: Optional[Tensor]) -> Callable[[Tensor], Tensor]:
         """What an output comes back through, one step after the other."""
         if not isinstance(self.linear, Delay):
@@ -241,6 +300,7 @@ class Recurrent(Stateful):
                 "Recurrent: its Delay has hooks or a forward of its own, which nothing would call; put hooks on the "
                 "Recurrent"
             )
+        past = past.detach() if self.detach and past is not None else past
         return one_by_one(self.linear.delayed(x), x, past)
 
     def _linear_of(self, step: torch.Size) -> nn.Module:
@@ -266,14 +326,19 @@ class Recurrent(Stateful):
         return {PAST: following(longest, last, past)}
 
     def _is_one_call(self) -> bool:
-        """Whether a single step is ``linear`` and a call of the neuron, with nothing else to compute or to tell."""
-        if self.fused or self._watchers:
+        """Whether a single step is ``linear`` and a call of a neuron with one input and one output, with nothing else
+        to compute or to tell.
+        """
+        if self.fused or self._watchers or self.into is not None or self.output is not None:
             return False
         neuron: Any = self._modules["neuron"]  # past nn.Module.__getattr__, which takes a while
         return not isinstance(self._modules["linear"], Delay) and type(neuron).run is Neuron.run
 
-    def _one_step(self, x: Tensor, before: Optional[State]) -> Tuple[Tensor, State]:
-        """One step ``[*N]``: ``linear``, and one call of the neuron."""
+    def _one_step(self, inputs: Sequence[Tensor], before: Optional[State]) -> Tuple[Tensors, State]:
+        """One step ``[*N]`` of a neuron with one input: ``linear``, and one call of the neuron."""
+        if len(inputs) != 1:
+            checks.inputs("Recurrent", self.neuron.inputs, inputs)
+        (x,) = inputs
         checks.tensor("Recurrent", "x", x)
         neuron: Any = self._modules["neuron"]
         inner: Optional[State] = None
@@ -287,50 +352,74 @@ class Recurrent(Stateful):
                 names = (*neuron.states, FEEDBACK)
                 *_, fed = checks.state("Recurrent", names, before, x.unsqueeze(0), True)  # type: ignore[misc]  # not at rest
                 fed = fed.to(x.dtype)
-        back = _checked(self._linear_of(x.shape)(fed), x)
-        (out,), end, _ = call(neuron, (x + back,), inner, (), True, True)
+        back = _checked(self._linear_of(x.shape)(fed.detach() if self.detach else fed), x)
+        outputs, end, _ = call(neuron, (x + back,), inner, (), True, True)
         state: State = end or {}
-        state[FEEDBACK] = out.clone()  # a caller may change the output in place
-        return out, state
+        state[FEEDBACK] = outputs[0].clone()  # a caller may change the output in place
+        return outputs, state
 
     def _loop(
-        self, x: Tensor, start: Optional[Tensors], record: Tuple[str, ...], past: Optional[Tensor]
-    ) -> Tuple[Tensor, State, Dict[str, Tensor]]:
+        self, inputs: Tensors, start: Optional[Tensors], record: Tuple[str, ...], past: Optional[Tensor]
+    ) -> Tuple[Tensors, State, Dict[str, Tensor]]:
         """One step after the other."""
+        into, output = self._ends()
+        x = inputs[into]
         if start is None:
             inner: Optional[Dict[str, Tensor]] = None
             fed = torch.zeros_like(x[0]) if len(x) else x.new_zeros(x.shape[1:])
         else:
             inner, fed = dict(zip(self.neuron.states, start)), start[-1]
         first, through = fed, self._through(x, past)
-        outputs: List[Tensor] = []
+        rows: List[List[Tensor]] = [[] for _ in self.neuron.program.outputs]
         traces: Dict[str, List[Tensor]] = {name: [] for name in record}
-        for x_t in x.unbind(0):
-            back = _checked(through(fed), x_t)
-            out, inner = self.neuron.run((x_t + back).unsqueeze(0), state=inner)
-            fed = out.squeeze(0)
-            outputs.append(fed)
+        for at in zip(*[value.unbind(0) for value in inputs]):
+            back = _checked(through(fed.detach() if self.detach else fed), at[into])
+            step = [value.unsqueeze(0) for value in (*at[:into], at[into] + back, *at[into + 1 :])]
+            out, inner = self.neuron.run(*step, state=inner)
+            outputs = [value.squeeze(0) for value in (out if isinstance(out, tuple) else (out,))]
+            fed = outputs[output]
+            for row, value in zip(rows, outputs):
+                row.append(value)
             for name in record:
                 traces[name].append(inner[name])
-        if inner is None or not outputs:
+        if inner is None or not len(x):
             # no steps: what the neuron itself makes of them has the right shapes, dtypes and state
-            none, final, *trace = self.neuron.run(x, state=inner, record=record)
-            return none, {**final, FEEDBACK: fed, **self._behind(x, past, ())}, trace[0] if trace else {}
+            none, final, *trace = self.neuron.run(*inputs, state=inner, record=record)
+            nones = none if isinstance(none, tuple) else (none,)
+            return nones, {**final, FEEDBACK: fed, **self._behind(x, past, ())}, trace[0] if trace else {}
         return (
-            torch.stack(outputs),
-            {**inner, FEEDBACK: fed, **self._behind(x, past, [first, *outputs[:-1]])},
+            tuple(map(torch.stack, rows)),
+            {**inner, FEEDBACK: fed, **self._behind(x, past, [first, *rows[output][:-1]])},
             {name: torch.stack(seen) for name, seen in traces.items()},
         )
 
     def extra_repr(self) -> str:
         """Settings, and how the steps of the last call outside torch.compile were computed."""
-        settings = ", ".join(
-            f"{name}={getattr(self, name)}" for name in ("repeat", "fused") if getattr(self, name) is not None
-        )
+        names = ("repeat", "fused", "into", "output")
+        values = {**{name: getattr(self, name) for name in names}, "detach": self.detach or None}
+        settings = ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
         if self._looped is None:
             return settings
         steps = f"steps=a loop ({self._looped})" if self._looped else "steps=one call"
         return f"{settings}, {steps}" if settings else steps
+
+
+def _alone(outputs: Sequence[Tensor]) -> Any:
+    """A single output itself, several as a tuple."""
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def _check_ends(neuron: Neuron, into: Any, output: Any) -> None:
+    """Refuse an input or an output that the neuron has not, or none where it has several."""
+    kind, inputs, count = type(neuron).__name__, neuron.inputs, len(neuron.program.outputs)
+    if into not in inputs if into is not None else len(inputs) != 1:
+        raise ValueError(
+            f"Recurrent: into={into!r} must name the input of {kind} that what comes back is added to: "
+            f"{', '.join(inputs) or 'it has none'}"
+        )
+    numbers = range(count)
+    if isinstance(output, bool) or (output not in numbers if output is not None else count != 1):
+        raise ValueError(f"Recurrent: output={output!r} must be the output of {kind} that comes back, 0 to {count - 1}")
 
 
 def _checked(back: Any, x: Tensor) -> Tensor:
@@ -370,15 +459,23 @@ def _check_part(kind: str, part: nn.Module) -> None:
 
 
 def why_looped(
-    neuron: Any, x: Tensor, state: Optional[Tensors], matrix: Matrix, record: Sequence[str], mode: str
+    neuron: Any,
+    inputs: Tensors,
+    into: int,
+    state: Sequence[Optional[Tensor]],
+    matrix: Matrix,
+    record: Sequence[str],
+    mode: str,
 ) -> str:
     """Why a call with feedback cannot be one call of the backend, "" if it can.
 
-    ``state``: the states of the neuron in its order, then the last output; None at rest.
+    ``state``: the states of the neuron in its order, then the last output and the past; None for what is at rest.
     """
+    x = inputs[into]
     if mode is not EAGER or type(x) not in PLAIN:
         return "torch traces or transforms the call, or x is no plain tensor"
-    others = (*(state or ()), *matrix.tensors)
+    there = [value for value in (*state, matrix.delay) if value is not None]
+    others = (*inputs[:into], *inputs[into + 1 :], *there, *matrix.tensors)
     if any(type(value) not in PLAIN or value.device != x.device for value in others):
         return "weight, bias or state is no plain tensor beside x"
     if any(value.layout is not torch.strided for value in (x, *others)):
@@ -403,17 +500,24 @@ def why_looped(
 
 
 def fed_back(
-    neuron: Any, x: Tensor, state: Optional[Tensors], matrix: Matrix, record: Sequence[str], final: bool
-) -> Tuple[Tensor, Optional[Tensors], Tensors]:
-    """All steps of ``x`` ``[T, ..., H]``: output, states as they were given if ``final``, recorded states."""
+    neuron: Any,
+    inputs: Tensors,
+    state: Optional[Tensors],
+    matrix: Matrix,
+    record: Sequence[str],
+    final: bool,
+    feedback: Feedback,
+) -> Tuple[Tensors, Optional[Tensors], Tensors]:
+    """All steps of inputs ``[T, ..., H]``: outputs, states as they were given if ``final``, recorded states."""
     behind = [(FEEDBACK_WEIGHT, matrix.weight), (FEEDBACK_BIAS, matrix.bias)]
     dispatch = neuron._settled()
-    asked = arguments(neuron, dispatch, (x,), state, final, EAGER, behind=behind)
+    asked = arguments(neuron, dispatch, inputs, state, final, EAGER, behind=behind)
     spec, *gradients = asked.kind
-    spec = (spec[0], None, *spec[2:5], Feedback(matrix.bias is not None))
-    kind = dispatch.find(x.device.type, spec, *gradients, bool(record), dispatch.stamp)
-    outputs, end, trace = dispatch.runners[kind]((x,), state, (*asked.values, *matrix.tensors), tuple(record))
-    return outputs[0], end, trace
+    spec = (spec[0], None, *spec[2:5], feedback)
+    kind = dispatch.find(inputs[0].device.type, spec, *gradients, bool(record), dispatch.stamp)
+    delays: Any = (matrix.delay, matrix.longest) if feedback.delays else ()
+    runner: Runner = dispatch.runners[kind]
+    return runner(inputs, state, (*asked.values, *matrix.tensors, *delays), tuple(record))
 
 
 def under_autocast(x: Tensor, matrix: Matrix) -> Matrix:
@@ -422,4 +526,5 @@ def under_autocast(x: Tensor, matrix: Matrix) -> Matrix:
     # autocast leaves float64 as it is
     if dtype is None or torch.float64 in (x.dtype, *[value.dtype for value in matrix.tensors]):
         return matrix
-    return Matrix(*[None if value is None else value.to(dtype) for value in matrix])  # type: ignore[arg-type]  # the weight is there
+    bias = None if matrix.bias is None else matrix.bias.to(dtype)
+    return matrix._replace(weight=matrix.weight.to(dtype), bias=bias)

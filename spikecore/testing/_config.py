@@ -18,14 +18,15 @@ from torch import Tensor
 
 import spikecore as sc
 from spikecore.dtypes import DTYPES, NARROW
+from spikecore.layers._delay import PAST
 from spikecore.testing._case import Collection
-from spikecore.testing._compare import Mismatch, as_array, backward
+from spikecore.testing._compare import Mismatch, as_array, backward, same
 from spikecore.testing._context import Context
 from spikecore.testing._custom import CUSTOM, TENT
 from spikecore.testing._layers import Layer, feedback, multiplies, near, normalisation
 from spikecore.testing._models import MODELS, Model, spread
 from spikecore.testing._network import in_network
-from spikecore.testing._oracle import FEEDBACK, OTHER_ARGUMENTS, SURROGATES, Array, Derivative
+from spikecore.testing._oracle import FEEDBACK, OTHER_ARGUMENTS, SURROGATES, Array, Derivative, Matrix
 from spikecore.testing._strides import EVERY, laid, laid_step, repeated
 from spikecore.testing._subject import SHAPE, Subject
 from spikecore.testing._subnormal import foremost
@@ -97,6 +98,13 @@ class Config:
     cotangents: str = "plain"
     #: The output comes back through a matrix: ``fused`` in one call, or in a ``loop`` over the steps.
     feedback: str = "none"
+    #: Whether the output is a constant of what comes back.
+    constant: bool = False
+    #: Numbers of the input that is added to, and of the output that comes back.
+    into: int = 0
+    output: int = 0
+    #: The longest delay of an output that comes back; 0 for none.
+    longest: int = 0
     #: Batch normalisation in front of the neuron, in mode ``train`` or ``eval``; a shortcut ``before`` the neuron, or
     #: ``after`` it, or ``normalised`` before it; channels ``first`` in a sample, or ``last``.
     norm: str = "none"
@@ -311,7 +319,8 @@ class Config:
         if self.norm != "none":
             return normalisation(s, self.norm, self.weights, self.shortcut, self.channels)
         step = "single" if self.call == "single" else "multi"
-        return feedback(s, self.weights, fused=self.feedback == "fused", step=step)
+        options: Dict[str, Any] = {"fused": self.feedback == "fused", "step": step, "detach": self.constant}
+        return feedback(s, self.weights, ends=(self.into, self.output), longest=self.longest, **options)
 
     def _tied(self, draws: Tuple[Array, ...]) -> Tuple[Array, ...]:
         """Inputs that the layouts can hold."""
@@ -474,7 +483,11 @@ def _check_values(
     checks = [partial(s.check_outputs, outputs, words, exact=exact)]
     for kind, what, expected in (("final", "final state", right.final), ("trace", "recorded", right.states)):
         values = {name.partition(" ")[2]: value.detach() for name, value in results.items() if name.startswith(kind)}
+        past = values.pop(PAST, None) if config.longest else None
         checks.append(partial(s.check_states, values, expected, what, exact))
+        if past is not None and isinstance(s.seen.layer, Matrix):
+            fed = np.concatenate([s.seen.start[FEEDBACK][None], s.seen.outputs[config.output]])
+            checks.append(partial(same, "final past", s.of, as_array(past), s.seen.layer.past(fed, config.longest)))
     foremost(checks, Mismatch)
     if config.call != "short" and not all(f"final {name}" in results for name in config.states):
         raise Mismatch(f"{s.of}: no state is carried between single steps")

@@ -56,13 +56,25 @@ def feedback(s: Subject, weights: str, **options: Any) -> Layer:
         nn.utils.parametrize.register_parametrization(linear, "weight", _Mask())
     linear.requires_grad_(weights != "frozen")
     narrow = partial(rounded, dtype=s.dtype) if s.dtype_name in NARROW else np.asarray
-    matrix = Matrix(weight * mask, bias, narrow, mask)
-    back = matrix.back(np.concatenate([first[None], s.seen.outputs[0]])[: s.shape[0]])
+    into, output = options.pop("ends", (0, 0))
+    longest = options.pop("longest", 0)
+    # the first neurons have no delay, the longest one, and one of more steps than there are
+    delay = np.arange(width) * longest % (longest + 1) if longest else None
+    matrix = Matrix(weight * mask, bias, narrow, mask, options.get("detach", False), into, output, delay)
+    fed = np.concatenate([first[None], s.seen.outputs[output]])
+    back = matrix.back(np.stack([matrix.arriving(fed, t) for t in range(s.shape[0])])) if s.shape[0] else s.inputs[into]
+    if longest:
+        linear = sc.Delay(linear, longest, delay=torch.tensor(delay).to(torch.float32), learn=())
+    if len(s.inputs) > 1:
+        options["into"] = s.twin.inputs[into]
+    if len(s.seen.outputs) > 1:
+        options["output"] = output
 
     def around(neuron: Any) -> Any:
         return sc.Recurrent(neuron, copy.deepcopy(linear), **options)
 
-    return Layer(matrix, [rounded(s.inputs[0] - back, s.dtype)], around, "with feedback through a matrix")
+    inputs = [rounded(x - back, s.dtype) if k == into else x for k, x in enumerate(s.inputs)]
+    return Layer(matrix, inputs, around, "with feedback through a matrix")
 
 
 class _Mask(nn.Module):

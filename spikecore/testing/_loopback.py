@@ -135,7 +135,7 @@ class Loopback(Backend):
     def compile(self, program: Program, spec: Spec) -> Runner:
         """A loop over the program."""
         if spec.feedback is not None:
-            return self.feedback(program, self.loop(program, step_spec(program, spec)))
+            return self.feedback(program, self.loop(program, step_spec(program, spec)), spec.feedback)
         return self.loop(program, spec)
 
 

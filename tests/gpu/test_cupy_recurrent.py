@@ -28,23 +28,31 @@ def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> tor
     return found.to(DEVICE, dtype)
 
 
-def layer(neuron: Any, width: int, dtype: torch.dtype = torch.float32) -> Any:
-    """A recurrent layer whose weights are multiples of 1/64, with which sums of spikes are exact in any order."""
+def layer(neuron: Any, width: int, dtype: torch.dtype = torch.float32, longest: int = 0, **options: Any) -> Any:
+    """A recurrent layer whose weights are multiples of 1/64, with which sums of spikes are exact in any order, and with
+    delays up to ``longest``.
+    """
     linear = nn.Linear(width, width).to(DEVICE)
     with torch.no_grad():
         for k, value in enumerate(linear.parameters()):
             value.copy_((drawn(*value.shape, seed=width + k) * 24 / min(width, 64) ** 0.5).round() / 64)
-    return sc.Recurrent(neuron, linear).to(DEVICE, dtype)
+    if longest:
+        delay = torch.arange(width) * longest % (longest + 1)
+        linear = sc.Delay(linear, longest, delay=delay.float(), learn=()).to(DEVICE)  # type: ignore[assignment]
+    return sc.Recurrent(neuron, linear, **options).to(DEVICE, dtype)
 
 
 def results(net: Any, x: torch.Tensor, record: Sequence[str] = ()) -> Tuple[List[torch.Tensor], Dict[str, Any]]:
     """All that a call gives, and all gradients for a cotangent of each."""
     net.zero_grad()
-    x = x.detach().clone().requires_grad_()
-    out, state, *trace = net.run(x, record=record)
-    given = [out, *state.values(), *(trace[0].values() if trace else ())]
-    torch.autograd.backward(given, [drawn(*value.shape, dtype=value.dtype, seed=k) for k, value in enumerate(given)])
-    return [value.detach() for value in given], {"x": x.grad, **{n: p.grad for n, p in net.named_parameters()}}
+    xs = [x.detach().clone().requires_grad_() for _ in net.neuron.inputs]
+    out, state, *trace = net.run(*xs, record=record)
+    given = [*(out if isinstance(out, tuple) else (out,)), *state.values(), *(trace[0].values() if trace else ())]
+    wanted = [(value, drawn(*value.shape, dtype=value.dtype, seed=k)) for k, value in enumerate(given)]
+    wanted = [(value, g) for value, g in wanted if value.requires_grad]
+    torch.autograd.backward([value for value, _ in wanted], [g for _, g in wanted])
+    gradients = {f"x{k}": value.grad for k, value in enumerate(xs)}
+    return [value.detach() for value in given], {**gradients, **{n: p.grad for n, p in net.named_parameters()}}
 
 
 def compare(net: Any, x: torch.Tensor, record: Sequence[str] = (), tolerance: float = 1e-5) -> None:
@@ -97,6 +105,30 @@ def test_every_layout(monkeypatch: pytest.MonkeyPatch, shape: Any) -> None:
 def test_sixteen_bits(dtype: torch.dtype, tolerance: float, width: int) -> None:
     """Wider ones have more blocks than a cluster: the same numbers."""
     compare(layer(sc.LIF(tau=2.0), width, dtype), drawn(12, 20, width, dtype=dtype) * 2, ("v",), tolerance)
+
+
+class Two(sc.Neuron):
+    """Spikes and the potential, of a current and what raises the threshold."""
+
+    inputs = ("x", "y")
+    params = {"tau": 2.0, "gain": 0.5}
+    states = {"v": 0.0, "w": 0.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        v = s.v + (x.x - s.v) / p.tau
+        z = self.spike(v - 1.0 - s.w)
+        return (z, v), {"v": v * (1.0 - z), "w": s.w * 0.5 + x.y * p.gain}
+
+
+@pytest.mark.parametrize(("steps", "batch", "width"), [(1, 2, 5), (33, 13, 100), (40, 64, 256), (12, 20, 700)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)], ids=str)
+def test_what_comes_back(steps: int, batch: int, width: int, dtype: torch.dtype, tolerance: float) -> None:
+    """Constants, one of several outputs into one of several inputs, and outputs that come back later."""
+    x = drawn(steps, batch, width, dtype=dtype) * 2
+    for options in ({"detach": True}, {"longest": 9}, {"longest": 60, "detach": True}):
+        compare(layer(sc.ALIF(learn=("threshold",)), width, dtype, **options), x, ("v",), tolerance)
+    for into in ("x", "y"):
+        compare(layer(Two(), width, dtype, into=into, output=0), x, ("v",), tolerance)
 
 
 def test_wide_layers_on_many_streams_at_once() -> None:

@@ -170,6 +170,10 @@ class Feedback(FeedbackLoop):
         self.t = -1
         return super().__call__(inputs, state, params, record)
 
+    def arriving(self, earlier: Any, delay: Any = None, longest: int = 0) -> Tensor:
+        """The output that comes back."""
+        return super().arriving(earlier, delay, longest)
+
     def through(self, last: Tensor, weight: Tensor, bias: Any = None) -> Tensor:
         """What comes back."""
         self.t += 1
@@ -185,7 +189,7 @@ class Plain(Backend):
     def compile(self, program: Program, spec: Spec) -> Runner:
         """A loop over the program."""
         if spec.feedback is not None:
-            return Feedback(program, Loop(program, step_spec(program, spec)))
+            return Feedback(program, Loop(program, step_spec(program, spec)), spec.feedback)
         return Loop(program, spec)
 
     def pack(self, numbers: Tensor, whole: Any) -> Any:

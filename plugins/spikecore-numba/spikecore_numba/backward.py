@@ -86,7 +86,7 @@ class BackwardWriter(Writer):
         # cotangents that do not arrive are no tensors: their leaves are not in the adjoint
         for k, index in enumerate(plan.arriving):
             name = f"grad_{self.output_name(index)}"
-            loads[output_cotangent(index)] = partial(self._to_output, name, k)
+            loads[output_cotangent(index)] = partial(self._to_output, name, k, index)
         for name in plan.carried_cotangents:
             loads[state_cotangent(name)] = partial(self._cotangent, name)
         stores: List[Store] = []
@@ -94,7 +94,7 @@ class BackwardWriter(Writer):
         for k, index in enumerate(plan.wanted):
             name = f"grad_{self.input(program.inputs[index])}s"
             stores.append((adjoint.inputs[index], self.stored(self.all(name, "grad_inputs", k))))
-            if plan.spec.feedback is not None:
+            if plan.spec.feedback is not None and plan.spec.feedback.into == index:
                 stores.append((adjoint.inputs[index], f"{self.row(self._input)} = {{}}"))
         for name, node in zip(program.states, adjoint.states):
             if name in plan.carried_cotangents:
@@ -105,12 +105,30 @@ class BackwardWriter(Writer):
         lines = self.loop(stores, loads)
         if plan.spec.feedback is not None:
             lines += self.product(self._back, self._input, self.printer.number(0.0))
+            lines += self._delayed() if plan.spec.feedback.delays else ()
         return lines
 
-    def _to_output(self, name: str, index: int) -> str:
+    def _delayed(self) -> List[str]:
+        """The loops that put what comes from a step into a ring, and take for each neuron that of the step at which
+        the output of the step before comes back.
+        """
+        delays = self.argument("delays", "pointer", "params", len(self.program.params) + 1)
+        ring = self.argument("ring", "pointer", "grad_state", len(self.program.states))
+        back = self.row(self._back)
+        return [
+            f"rows = int({delays}[count])",
+            "for i in range(count):",
+            f"    {ring}[t % rows * neurons + first + i] = {back}",
+            "for i in range(count):",
+            f"    later = t % rows + int({delays}[i])",
+            f"    {back} = {ring}[(later if later < rows else later - rows) * neurons + first + i]",
+        ]
+
+    def _to_output(self, name: str, index: int, output: int) -> str:
         """The cotangent of an output: what arrives, and what comes back from the next step."""
-        arriving = self.read(name, "grad_outputs", index)
-        return arriving if self.plan.spec.feedback is None else f"{arriving} + {self.row(self._back)}"
+        arriving, feedback = self.read(name, "grad_outputs", index), self.plan.spec.feedback
+        comes_back = feedback is not None and feedback.output == output
+        return f"{arriving} + {self.row(self._back)}" if comes_back else arriving
 
     def _cotangent(self, name: str) -> str:
         """The cotangent of a state at the end of a step: from the next step, and from the trace."""

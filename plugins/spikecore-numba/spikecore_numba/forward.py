@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Callable, Dict, List
 
+from spikecore.backend import Feedback
 from spikecore.kernels import ForwardPlan
 from spikecore.kernels.writing import indented, input_leaf, state_leaf
 from spikecore.lang import Node
@@ -23,14 +24,15 @@ class ForwardWriter(Writer):
 
     def source(self) -> Source:
         """The kernel."""
-        fed = self.plan.spec.feedback is not None
+        feedback = self.plan.spec.feedback
+        fed = feedback is not None
         # one loop computes outputs and states, so that what both need is computed once
         stores, loads = [*self._outputs(), *self._states()], self.step_loads()
-        if fed:
-            self._feed(stores, loads)
+        if feedback is not None:
+            self._feed(feedback, stores, loads)
         body = [
             *self.starting(self.program.states),
-            *(self._first_output() if fed else ()),
+            *(self._first_output() if feedback is not None and not feedback.delays else ()),
             "for t in range(steps):",
             *indented(self._coming_back() if fed else ()),
             *indented(self.loop(stores, loads)),
@@ -40,11 +42,12 @@ class ForwardWriter(Writer):
 
     # -- feedback
 
-    def _feed(self, stores: List[Store], loads: Dict[Node, Callable[[], str]]) -> None:
+    def _feed(self, feedback: Feedback, stores: List[Store], loads: Dict[Node, Callable[[], str]]) -> None:
         """Have a step read what comes back, too, and keep its output for the next one."""
-        leaf = input_leaf(self.program.inputs[0])
+        leaf = input_leaf(self.program.inputs[feedback.into])
         loads[leaf] = partial("{} + {}".format, loads[leaf](), self.row(self._back))
-        stores.append((self.program.outputs[0], f"{self.row(self._last)} = {{}}"))
+        if not feedback.delays:
+            stores.append((self.program.outputs[feedback.output], f"{self.row(self._last)} = {{}}"))
         if self.plan.checkpoints:
             # backward begins with what the program was given
             stores.append((leaf, f"{self.all(f'{self.local[leaf]}_fed', 'checkpoints', 0)} = {{}}"))
@@ -58,9 +61,20 @@ class ForwardWriter(Writer):
     def _coming_back(self) -> List[str]:
         """The loops of what comes back of the last output."""
         feedback, bias = self.plan.spec.feedback, self.printer.number(0.0)
-        if feedback is not None and feedback.bias:
+        if feedback is None:
+            return []
+        if feedback.bias:
             bias = f"{self.argument('biases', 'pointer', 'params', len(self.program.params) + 1)}[i]"
-        return self.product(self._back, self._last, bias)
+        return [*(self._delayed(feedback) if feedback.delays else ()), *self.product(self._back, self._last, bias)]
+
+    def _delayed(self, feedback: Feedback) -> List[str]:
+        """The loop that takes the output of each neuron as many steps ago as it comes back later. In front of the first
+        step of the tensor stand the outputs before the call.
+        """
+        delays = self.argument("delays", "pointer", "params", len(self.program.params) + 1 + feedback.bias)
+        outputs = self.argument(self.output_name(feedback.output), "pointer", "outputs", feedback.output)
+        place = f"(t - 1 - int({delays}[i])) * neurons + first + i"
+        return ["for i in range(count):", f"    {self.row(self._last)} = {outputs}[{place}]"]
 
     # -- results
 

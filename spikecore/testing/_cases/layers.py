@@ -77,7 +77,49 @@ def _add_recurrent() -> None:
     add_row(CASES, "custom/recurrent", "language", holds, config)
 
 
+def _add_detached() -> None:
+    """Outputs that come back as constants."""
+    holds = "of an output that is detached the weight learns, and no gradient goes back to it"
+    for name, shape in (("", (12, 3, 7)), ("-steps-45", (45, 2, 5)), ("-steps-1", (1, 3, 7))):
+        change = {"constant": True, "model": "alif", "shape": shape, **ALL, "call": "run"}
+        _recurrent(f"detached{name}", holds, change, {**change, "feedback": "loop", "learn": ()})
+    _recurrent("detached-carried", holds, *[{"constant": True, "call": call} for call in ("carried", "single")])
+
+
+def _add_several() -> None:
+    """Of several inputs and outputs."""
+    holds = "of several inputs and outputs the named ones are joined, and the others are as ever"
+    joined: Dict[str, Any] = {"model": "turn", "reset": "none"}
+    for into, output in ((0, 0), (1, 0), (1, 1), (0, 1)):
+        turn = {**joined, "shape": (6, 3, 5), "into": into, "output": output}
+        whole = {**turn, **ALL, "learn": (), "call": "run"}
+        alone = [{**turn, "wanted": (name,), "given": ("output 1",)} for name in ("x", "y")]
+        _recurrent(f"output-{output}-into-{into}", holds, whole, {**whole, "feedback": "loop"}, *alone)
+    _recurrent(
+        "several-long",
+        holds,
+        {**joined, "into": 0, "output": 1, "shape": (33, 2, 3), "weights": "absent", "constant": True},
+    )
+
+
+def _add_delays() -> None:
+    """Outputs that come back later."""
+    holds = "of whole delays the output of each neuron comes back so many steps later, forward and backward"
+    for longest, shape in ((1, (12, 3, 7)), (5, (33, 2, 7)), (20, (12, 3, 7)), (3, (1, 3, 7))):
+        late: Dict[str, Any] = {"longest": longest, "model": "alif", "shape": shape, "params": "channel"}
+        late = {**late, "learn": ("*",), "call": "run", "given": ("outputs", "final v", "final feedback")}
+        detached = {**late, "constant": True}
+        _recurrent(f"delays-{longest}-steps-{shape[0]}", holds, late, {**late, "feedback": "loop"}, detached)
+    calls = [{"longest": 4, "call": call, "shape": (11, 3, 6)} for call in ("carried", "cut", "single", "short")]
+    _recurrent("delays-carried", "outputs before a call come back in it, and not behind a reset", *calls)
+    late = {"longest": 6, "model": "turn", "reset": "none", "shape": (6, 3, 5), "into": 1, "output": 1}
+    _recurrent("delays-several", "delays, and several inputs and outputs", {**late, "given": ("output 0", "output 1")})
+
+
 _add_recurrent()
+_add_detached()
+_add_several()
+_add_delays()
 
 
 @CASES.case(

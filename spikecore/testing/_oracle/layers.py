@@ -25,6 +25,29 @@ class Matrix(NamedTuple):
     rounded: Callable[[Array], Array] = np.asarray
     #: By what a parametrisation multiplies the weight that learns.
     mask: Any = 1.0
+    #: Whether the output is a constant of what comes back.
+    detach: bool = False
+    #: Numbers of the input that is added to, and of the output that comes back.
+    into: int = 0
+    output: int = 0
+    #: For each neuron how many steps later its output comes back, ``[H]``; None for none.
+    delay: Any = None
+
+    def arriving(self, y: Array, t: int) -> Array:
+        """The output that comes back at step ``t``. ``y`` begins with the output before the first step."""
+        if self.delay is None:
+            return np.asarray(y[t])
+        return _chosen(y, t - self.delay)
+
+    def departing(self, sent: Sequence[Array], t: int) -> Array:
+        """What comes to the output of step ``t - 1`` from when it comes back. ``sent`` begins at step t."""
+        return sent[0] if self.delay is None else _chosen(np.stack(sent), self.delay)
+
+    def past(self, y: Array, longest: int) -> Array:
+        """The outputs before the last one, of those of all steps behind that before the first; 0 before these."""
+        rows = y[max(0, len(y) - 1 - longest) : -1]
+        padded = np.concatenate([np.zeros((longest - len(rows), *y.shape[1:])), rows])
+        return np.moveaxis(padded, 0, -1)
 
     def back(self, y: Array) -> Array:
         """What comes back of an output."""
@@ -105,3 +128,10 @@ class Norm(NamedTuple):
             behind = np.zeros_like(g) if g_out is None else g_out
             of_inputs.append(g if self.shortcut == "before" else behind)
         return tuple(of_inputs), of_params
+
+
+def _chosen(rows: Array, numbers: Array) -> Array:
+    """For each neuron its number of the row of this number; 0 where there is no such row."""
+    there = (numbers >= 0) & (numbers < len(rows))
+    index = np.broadcast_to(np.clip(numbers, 0, len(rows) - 1), rows.shape[1:])
+    return np.asarray(np.take_along_axis(rows, index[None], 0)[0] * there)

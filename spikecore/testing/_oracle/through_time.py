@@ -165,12 +165,16 @@ def run(
         rest[FEEDBACK] = 0.0
     start = {name: np.broadcast_to(np.asarray((state or rest)[name], dtype), shape) for name in rest}
     current, steps = start, []
+    fed = [start[FEEDBACK]] if matrix is not None else []
     for at in zip(*xs):
         if matrix is not None:
-            at = (matrix.rounded(at[0] + matrix.back(current[FEEDBACK])),)
+            drive = matrix.rounded(at[matrix.into] + matrix.back(matrix.arriving(np.stack(fed), len(fed) - 1)))
+            at = (*at[: matrix.into], drive, *at[matrix.into + 1 :])
         _, (outputs, after), noted = computed(oracle, current, p, at)
-        after = {**after, FEEDBACK: outputs[0]}
+        after = {**after, FEEDBACK: outputs[0 if matrix is None else matrix.output]}
         before, current = current, {name: over(after[name].array, shape) for name in rest}
+        if matrix is not None:
+            fed.append(current[FEEDBACK])
         near = tuple(distances((*outputs, *after.values()))) if decisions else ()
         steps.append(Step(before, at, tuple(over(y.array, shape) for y in outputs), current, noted._tested, near))
     count = len(steps[0].outputs) if steps else oracle.outputs
@@ -211,23 +215,27 @@ def adjoint(
     ends, matrix = dict(final or {}), seen.layer if isinstance(seen.layer, Matrix) else None
     g: Dict[str, Array] = {name: np.asarray(ends.get(name, zero), dtype) for name in seen.start}
     g_inputs: List[Tuple[Array, ...]] = []
+    sent: List[Array] = []
+    fed = np.stack([seen.start[FEEDBACK], *seen.outputs[matrix.output]]) if matrix is not None else zero
     g_params = {name: np.zeros(np.shape(value)) for name, value in seen.params.items()}
     for t in reversed(range(len(seen.steps))):
         for name, cotangent in (trace or {}).items():
             g[name] = g[name] + np.asarray(cotangent[t], dtype)
         g_out = [zero if cotangent is None else np.asarray(cotangent[t], dtype) for cotangent in outputs]
         if matrix is not None:
-            g_out[0] = g_out[0] + g[FEEDBACK]
+            g_out[matrix.output] = g_out[matrix.output] + g[FEEDBACK]
         inputs, g, of_params = back(seen, t, g, g_out)
         g_inputs.append(inputs)
         for name, value in of_params.items():
             g_params[name] = g_params[name] + summed(value, shape, g_params[name].shape)
         if matrix is not None:
-            g[FEEDBACK] = inputs[0] @ matrix.weight
-            for name, value in matrix.gradients(inputs[0], seen.steps[t].before[FEEDBACK]).items():
+            to_drive = inputs[matrix.into]
+            sent.insert(0, to_drive @ matrix.weight)
+            g[FEEDBACK] = zero if matrix.detach else matrix.departing(sent, t)
+            for name, value in matrix.gradients(to_drive, matrix.arriving(fed, t)).items():
                 g_params[name] = g_params.get(name, 0.0) + value
         if 0 < cut == t:
-            g = dict.fromkeys(g, zero)
+            g, sent = dict.fromkeys(g, zero), [np.zeros_like(value) for value in sent]
     for name, initial in seen.oracle.rest.items():
         if seen.at_rest and isinstance(initial, str):
             g_params[initial] = g_params[initial] + summed(g[name], shape, g_params[initial].shape)

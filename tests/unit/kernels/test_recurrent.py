@@ -14,14 +14,17 @@ from spikecore.testing._loopback import installed
 from spikecore_torch.backend import TorchBackend
 
 
-def net_of(neuron: Any, width: int, dtype: torch.dtype, bias: bool = True) -> Any:
-    """A recurrent layer whose weights are multiples of 1/8."""
+def net_of(neuron: Any, width: int, dtype: torch.dtype, bias: bool = True, longest: int = 0, **options: Any) -> Any:
+    """A recurrent layer whose weights are multiples of 1/8, with delays up to ``longest``."""
     torch.manual_seed(width)
     linear = nn.Linear(width, width, bias=bias).to(dtype)
     with torch.no_grad():
         for value in linear.parameters():
             value.copy_((value * 24).round() / 8)
-    return sc.Recurrent(neuron, linear, fused=True).to(dtype)
+    if longest:
+        delay = torch.arange(width) * longest % (longest + 1)
+        return sc.Recurrent(neuron, sc.Delay(linear, longest, delay=delay.double(), learn=()), fused=True, **options)
+    return sc.Recurrent(neuron, linear, fused=True, **options).to(dtype)
 
 
 def called(
@@ -79,6 +82,28 @@ def test_values_and_gradients_are_those_of_the_reference(
     for ours, one in zip(found, expected):
         assert (ours is None) == (one is None) or not bool((one if ours is None else ours).any())
         if ours is not None and one is not None:
+            torch.testing.assert_close(ours, one, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("chunk", [0, 4])
+@pytest.mark.parametrize("options", [{"detach": True}, {"longest": 5}, {"longest": 30, "detach": True}], ids=str)
+def test_detached_and_delayed(chunk: int, options: Dict[str, Any]) -> None:
+    """The same for outputs that are constants, and for those that come back later, also after the end of the call."""
+    torch.manual_seed(2)
+    x, longest = torch.randn(19, 3, 4, dtype=torch.float64) * 2, options.get("longest", 0)
+    state = {name: torch.rand(3, 4, dtype=torch.float64) for name in ("v", "a", "feedback")}
+    if longest:
+        state["past"] = torch.rand(3, 4, longest, dtype=torch.float64)
+    found = []
+    for backend in (TorchBackend(), Loop(chunk)):
+        net = net_of(sc.ALIF(learn=("rho",)).double(), 4, torch.float64, **options)
+        bound(net.neuron, backend)
+        found.append(called(net, x, state, ("v", "a"), ()))
+        assert net.looped == ""
+    for ours, one in zip(*found):
+        there = [value for value in (ours, one) if value is not None and value.any()]
+        assert len(there) != 1
+        if len(there) == 2:
             torch.testing.assert_close(ours, one, rtol=1e-10, atol=1e-12)
 
 

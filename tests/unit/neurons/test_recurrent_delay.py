@@ -133,13 +133,19 @@ class TestState:
 class TestSaid:
     """What is told, and what is refused."""
 
-    def test_it_is_a_loop(self):
-        """And says why."""
+    def test_one_call_or_a_loop(self):
+        """One call of whole delays of neurons; of others a loop, which says why."""
         net, x = made(), drawn(T, B, C)
         net(x)
-        assert net.looped == "linear is Delay, and a loop keeps what outputs send to later steps"
+        assert net.looped == "linear is Delay with a delay for each connection, and one call takes one for each neuron"
         with pytest.raises(sc.backend.Unsupported, match=r"in one call \(fused=True\): linear is Delay"):
             made(fused=True)(x)
+        net = made("input")
+        net(x)
+        assert net.looped == "linear is Delay that learns its delays, and one call takes whole ones, as in eval()"
+        for whole in (net.eval(), made("input", learn=(), fused=True)):
+            whole(x)
+            assert whole.looped == ""
 
     def test_refused(self):
         """Delays that the loop would not see, states without a past."""
