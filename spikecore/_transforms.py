@@ -94,9 +94,9 @@ def fuse(net: nn.Module) -> nn.Module:
     it is where torch.fx cannot trace it (a condition on values or sizes), where it sets attributes, and where it reads
     ``self.training``.
 
-    Pooling of windows that do not overlap, wherever it stands, is replaced by layers that keep less for backward:
-    ``nn.MaxPool2d`` a byte for each maximum, instead of its input and an index of 8 bytes, and ``nn.AvgPool2d``
-    nothing, instead of its input.
+    Pooling, wherever it stands, is replaced by layers that keep less for backward: ``nn.MaxPool2d`` a byte for each
+    maximum (two of windows that overlap), instead of its input and an index of 8 bytes, and ``nn.AvgPool2d`` of windows
+    that do not overlap nothing, instead of its input.
 
     The network computes what it computed before, to rounding; a backend that can compute normalisation and neuron in
     one kernel then does, in which nothing normalised is stored. Normalisations and neurons stay the same objects, so

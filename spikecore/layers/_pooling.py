@@ -1,8 +1,8 @@
-"""Pooling of windows that do not overlap, which keeps little for backward; ``sc.fuse`` puts it into a network.
+"""Pooling that keeps little for backward; ``sc.fuse`` puts it into a network.
 
 - ``nn.MaxPool2d`` keeps its input, and an index of 8 bytes for each maximum. The place of each maximum within its
-  window is enough, in a byte.
-- ``nn.AvgPool2d`` keeps its input, of which backward reads the shape alone.
+  window is enough, in a byte; in two where windows overlap or are padded.
+- ``nn.AvgPool2d`` keeps its input, of which backward reads the shape alone. Here its windows do not overlap.
 
 Outputs, gradients and second derivatives are those of torch. Of equal maxima the first one counts, of several NaN the
 last one. Calls without a derivative, compiled, traced and transformed ones, and other inputs are left to torch.
@@ -23,6 +23,8 @@ from spikecore.layers._packed import Follow, as_kind, of_average
 
 #: Most numbers in a window of maximum pooling: a byte tells so many places apart.
 _MOST = 256
+#: Largest distance of two numbers of an image that two bytes hold.
+_FAR = 2**15 - 1
 #: Rows and columns of a window.
 Window = Tuple[int, int]
 
@@ -33,11 +35,16 @@ class _Compact(nn.Module):
     keeps: ClassVar[str]
 
     def forward(self, input: Tensor) -> Tensor:
-        """``[B, C, H, W] -> [B, C, H // h, W // w]``."""
+        """``[B, C, H, W] -> [B, C, H // h, W // w]``, or as many as windows that overlap give."""
         pool: Any = self
-        if _has_own_windows(pool) and _is_ours(input, _pair(pool.kernel_size)):
-            y: Tensor = _Pooling.apply(input, _pair(pool.kernel_size), isinstance(self, nn.MaxPool2d))
-            return y
+        if _is_ours(input, _pair(pool.kernel_size)):
+            window = _pair(pool.kernel_size)
+            if _has_own_windows(pool):
+                y: Tensor = _Pooling.apply(input, window, isinstance(self, nn.MaxPool2d))
+                return y
+            if _has_windows(pool, input.shape[3]):
+                how = (window, _pair(pool.stride or pool.kernel_size), _pair(pool.padding))
+                return _Overlapping.apply(input, *how)  # type: ignore[no-any-return]  # torch says nothing
         return super().forward(input)  # type: ignore[no-any-return]  # torch's
 
     def follow_spikes(self, known: Any, follow: Follow) -> Any:
@@ -50,7 +57,7 @@ class _Compact(nn.Module):
 
 
 class CompactMaxPool2d(_Compact, nn.MaxPool2d):
-    """:class:`torch.nn.MaxPool2d` that keeps a byte for each maximum."""
+    """:class:`torch.nn.MaxPool2d` that keeps a byte for each maximum, or two."""
 
     keeps = "places"
 
@@ -66,9 +73,9 @@ _PLAIN = {other: kind for kind, other in _COMPACT.items()}
 
 
 def compact(module: nn.Module) -> nn.Module:
-    """A pooling that keeps little, of windows that do not overlap; another module as it is."""
+    """A pooling that keeps little; another module as it is."""
     kind = _COMPACT.get(type(module))
-    return module if kind is None or not _has_own_windows(module) else as_kind(module, kind)
+    return module if kind is None or not (_has_own_windows(module) or _has_windows(module)) else as_kind(module, kind)
 
 
 def plain(module: nn.Module) -> nn.Module:
@@ -122,6 +129,40 @@ def _maxima(x: Tensor, window: Window) -> Tuple[Tensor, Tensor]:
     return out, indices.sub_(row, alpha=x.shape[3] - w).to(torch.uint8)
 
 
+class _Overlapping(torch.autograd.Function):
+    """The maximum of each window, of which the distance of its index to that of the window's first number is kept in
+    two bytes. Windows may overlap and be padded: torch's backward gets the indices again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, window: Window, stride: Window, padding: Window) -> Tensor:
+        out, indices = F.max_pool2d(x, window, stride, padding, return_indices=True)
+        ctx.how, ctx.shape = (window, stride, padding), x.shape
+        ctx.last = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+        # both wrap around, and so does the difference, which is small
+        ctx.save_for_backward(indices.short().sub_(_first(indices, x.shape[3], stride, padding).short()))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (window, stride, padding), (distances,) = ctx.how, ctx.saved_tensors
+        indices = distances + _first(distances, ctx.shape[3], stride, padding)
+        # torch reads the shape of the input, and how it lies
+        order = torch.channels_last if ctx.last else torch.contiguous_format
+        x = torch.empty(ctx.shape, dtype=grad.dtype, device=grad.device, memory_format=order)
+        pooled = torch.ops.aten.max_pool2d_with_indices_backward
+        return pooled(grad, x, window, stride, padding, (1, 1), False, indices), None, None, None
+
+
+def _first(like: Tensor, width: int, stride: Window, padding: Window) -> Tensor:
+    """The index in the image of the first number of each window ``[..., rows, columns]``."""
+    top, left = (
+        torch.arange(count, device=like.device).mul_(step).sub_(pad)
+        for count, step, pad in zip(like.shape[2:], stride, padding)
+    )
+    return top[:, None] * width + left
+
+
 def _pair(size: Any) -> Window:
     # of one number or a sequence of one, which is meant for both
     h, *others = size if isinstance(size, (tuple, list)) else (size,)
@@ -139,6 +180,13 @@ def _has_own_windows(pool: Any) -> bool:
     if isinstance(pool, nn.AvgPool2d):
         return pool.divisor_override is None
     return _pair(pool.dilation) == (1, 1) and not pool.return_indices and 1 < math.prod(window) <= _MOST
+
+
+def _has_windows(pool: Any, width: int = 1) -> bool:
+    """Whether the maxima of windows are all that comes out, of which two bytes tell the places in images so wide."""
+    usual = isinstance(pool, nn.MaxPool2d) and _pair(pool.dilation) == (1, 1)
+    h, w = _pair(pool.kernel_size)
+    return usual and not (pool.ceil_mode or pool.return_indices) and h * w > 1 and (h - 1) * width + w <= _FAR
 
 
 def _is_ours(x: Tensor, window: Window) -> bool:

@@ -92,11 +92,9 @@ def test_what_is_kept() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        nn.MaxPool2d(3, 2, 1),
         nn.MaxPool2d(2, dilation=2),
         nn.MaxPool2d(2, ceil_mode=True),
         nn.MaxPool2d(2, return_indices=True),
-        nn.MaxPool2d(17),
         nn.AvgPool2d(3, 2),
         nn.AvgPool2d(2, ceil_mode=True),
         nn.AvgPool2d(2, divisor_override=3),
@@ -105,8 +103,27 @@ def test_what_is_kept() -> None:
     ids=repr,
 )
 def test_other_poolings_stay(module: nn.Module) -> None:
-    """Windows that overlap or are padded, and what gives more than the pooled numbers."""
+    """Averages of windows that overlap, and what gives more than the pooled numbers."""
     assert sc.fuse(nn.Sequential(module))[0] is module
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("pool", [nn.MaxPool2d(3, 2, 1), nn.MaxPool2d((2, 3), (1, 2)), nn.MaxPool2d(2, 3)], ids=repr)
+def test_maxima_of_windows_that_overlap(pool: nn.Module, last: bool) -> None:
+    """As torch's, to second derivatives; two bytes for each are kept."""
+    x = numbers((2, 3, 9, 8), last, nan=True).requires_grad_()
+    module, found = compact(pool), []
+    for one in (pool, module):
+        y = one(x)
+        cotangent = torch.linspace(-1.0, 1.0, y.numel(), dtype=y.dtype).view(y.shape).requires_grad_()
+        (grad,) = torch.autograd.grad(y, x, cotangent, create_graph=True)
+        (second,) = torch.autograd.grad(
+            grad, cotangent, torch.cos(torch.arange(grad.numel()).double()).view(grad.shape)
+        )
+        found.append((y.detach(), grad, second))
+    torch.testing.assert_close(*found, equal_nan=True, check_stride=True)
+    assert [(t.dtype, t.shape) for t in saved(module, x)] == [(torch.int16, y.shape)]
+    assert torch.equal(module(x.detach()[0].nan_to_num()), pool(x.detach()[0].nan_to_num()))
 
 
 class TestFuse:
