@@ -25,6 +25,9 @@ from cuda_texts import QUICK, arguments, built, packed, spills
 from spikecore.backend import BackendError, Spec
 from spikecore.dtypes import DTYPES, WIDE, compute_dtype
 from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry
+from spikecore.kernels._batch_norm import NormalisingKernels
+from spikecore.kernels._call import Call
+from spikecore.lang._program import normalised
 from spikecore.lang.node import OPERATIONS
 from spikecore.neuron import Neuron
 from spikecore.testing import _edge_table as edge_table
@@ -34,6 +37,7 @@ from spikecore_cupy import ElementwiseKernel, ScanKernel
 from spikecore_cupy.device import compiled, headers
 from spikecore_cupy.feedback import HEADER
 from spikecore_cupy.forms import form_of
+from spikecore_cupy.host import HostBackend
 from spikecore_cupy.packing import printed
 from spikecore_cupy.source import print_kernel
 from spikecore_cupy.sums import Statistics, Totals
@@ -314,3 +318,21 @@ def test_a_chunk_fits_into_registers(name: str, dtype: torch.dtype) -> None:
     _, backward = plans(build(BY_NAME[name]), dtype, 16)
     log = built(text_of(backward), f"-arch=sm_{HOPPER}", "--ptxas-options=-v")[1]
     assert all(frame <= 16 and stores == loads == 0 for frame, stores, loads in spills(log))
+
+
+@pytest.mark.parametrize("steps", [4, 8])
+def test_passes_behind_two_normalisations_keep_their_values_in_registers(steps):
+    """With so many blocks for a multiprocessor as if one input were normalised, they spilled 300 bytes of a thread."""
+    program, names = normalised(sc.LIF(detach_reset=True).program, "before", (True, True))
+    kinds = tuple(["channel" if name in names else "number" for name in program.params])
+    first = NormalisingKernels(HostBackend(), program, Spec(torch.bfloat16, steps, kinds, (), False))
+    second = first.second()[0]
+    learnt = [index in first.sums for index in first.tensor_params]
+    passes = [
+        (first.backward_plan(Call(), (True,), (False, False, *learnt)), True),
+        (second.backward_plan(Call(), (True,), (True, True, *[False] * len(second.tensor_params))), False),
+    ]
+    for plan, sums in passes:
+        text = print_kernel(plan, form_of(plan)._replace(sums=sums, powers=True)).text
+        log = built(text, f"-arch=sm_{HOPPER}", "--ptxas-options=-v")[1]
+        assert all(stores == loads == 0 for _, stores, loads in spills(log))

@@ -68,6 +68,17 @@ def test_one_program_computes_what_two_layers_compute(T: int, shortcut: Optional
         same(found, wanted, rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("frozen", ["norm", "shortcut_norm"])
+def test_one_of_two_normalisations_may_be_frozen(frozen: str) -> None:
+    """In eval mode it takes its running statistics, which stay, and its input has a gradient of its own."""
+    made = pair(Loop(4), shortcut="normalised")
+    for layer in made:
+        getattr(layer, frozen).eval()
+    for found, wanted in zip(*[results(layer, image(5), image(5, seed=1)) for layer in made]):
+        same(found, wanted, rtol=1e-4, atol=2e-5)
+    assert made[0].reason == ""
+
+
 @pytest.mark.parametrize("shortcut", [None, "before", "normalised"])
 def test_gradients_are_finite_differences(shortcut: Optional[str]) -> None:
     """In float64, of a neuron that does not fire: of the input, the shortcut, weight and bias, with batch statistics
@@ -89,6 +100,25 @@ class Without(Loop):
 
     name = "without"
     capabilities = replace(Loop.capabilities, normalisation=False)
+
+
+class OfOneInput(Loop):
+    """A backend of an older contract, which normalises the first input alone."""
+
+    name = "of_one_input"
+    capabilities = replace(Loop.capabilities, normalised_shortcut=False)
+
+
+def test_a_backend_may_normalise_the_first_input_alone() -> None:
+    """A normalised shortcut is computed one after the other there, and the reason names the capability."""
+    with installed(OfOneInput) as name:
+        neuron = sc.LIF(backend=name)
+        layer = NormNeuron(norm(), neuron, shortcut="before")
+        layer(image(), image())
+        assert layer.reason == ""
+        layer.shortcut_norm = norm()
+        layer(image(), image())
+        assert "does not support normalised_shortcut" in str(layer.reason)
 
 
 def test_why_two_layers_are_computed_is_said() -> None:
