@@ -11,13 +11,13 @@ has no part in it: both are plans as it knows them.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 from spikecore.backend import Spec
-from spikecore.kernels._call import Call, CallPlan, Kernels
+from spikecore.kernels._call import Call, CallPlan, Kernels, Pass
 from spikecore.kernels._plan import Geometry
 from spikecore.lang import Program
 from spikecore.lang._program import corrected, moments
@@ -61,6 +61,17 @@ class NormalisingKernels(Kernels):
         return self._second
 
 
+class TwoPasses(NamedTuple):
+    """The backward passes of a call for some needs and cotangents that arrive."""
+
+    first: Pass
+    #: None until the first one has run, and where a backend corrects its gradients.
+    second: Optional[Pass]
+    #: Where the gradients that the second pass takes stand among those of the first, and which of all are not wanted.
+    sums: Sequence[int]
+    unwanted: Sequence[int]
+
+
 class NormalisingPlan(CallPlan):
     """A call with inputs that are normalised by their own statistics."""
 
@@ -68,9 +79,7 @@ class NormalisingPlan(CallPlan):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        #: 1 / n, and the plan of the second pass.
-        self._share = 1.0
-        self._second: Optional[CallPlan] = None
+        self._passes: Dict[Any, TwoPasses] = {}
 
     def backward(
         self, numbers: Sequence[Any], saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]], needs: Sequence[bool]
@@ -82,59 +91,68 @@ class NormalisingPlan(CallPlan):
         # both passes read one copy of what does not lie as planned
         is_dense = self.is_dense and self._as_planned(saved, grads)
         read = self.as_read(saved, grads, is_dense)
-        params, learns = kernels.tensor_params, needs[moving:]
-        # the gradient of an input needs those of weight and bias, whether or not they are learnt
-        first = [wants or index in kernels.sums for index, wants in zip(params, learns)]
-        inputs = needs[:moving] if kernels.correct is not None else [False] * moving
-        gradients = self.backward_pass((*inputs, *first), read[2])(numbers, saved, *read)
-        sums = dict(zip(params, gradients[moving:]))
+        key = (tuple(needs), *[grad is not None for grad in grads])
+        passes = self._passes.get(key) or self._first_pass(key, needs, grads)
+        gradients = passes.first(numbers, saved, *read)
+        sums: List[Any] = [gradients[place] for place in passes.sums]
         if kernels.correct is not None:
-            moved = gradients[:moving]
-            self._correct(read[0], moved, sums)
+            self._correct(read[0], gradients, sums)
         else:
-            moved = self._again(numbers, saved, read, needs, [sums[index] for index in kernels.sums])
-        return [*moved, *[sums[index] if wants else None for index, wants in zip(params, learns)]]
+            gradients[:moving] = self._again(key, numbers, saved, read, sums)
+        for place in passes.unwanted:
+            gradients[place] = None
+        return gradients
 
-    def _correct(
-        self, values: Sequence[Tensor], gradients: Sequence[Optional[Tensor]], sums: Dict[int, Optional[Tensor]]
-    ) -> None:
+    def _first_pass(self, key: Any, needs: Sequence[bool], grads: Sequence[Optional[Tensor]]) -> TwoPasses:
+        kernels, moving = self.kernels, self.moving
+        # the gradient of an input needs those of weight and bias, whether or not they are learnt
+        params = [wants or k in kernels.sums for k, wants in zip(kernels.tensor_params, needs[moving:])]
+        inputs = needs[:moving] if kernels.correct is not None else [False] * moving
+        places = [moving + kernels.tensor_params.index(k) for k in kernels.sums]
+        unwanted = [place for place in range(moving, len(needs)) if not needs[place]]
+        passes = TwoPasses(self.backward_pass((*inputs, *params), grads), None, places, unwanted)
+        self._passes[key] = passes
+        return passes
+
+    def _correct(self, values: Sequence[Tensor], gradients: Sequence[Optional[Tensor]], sums: Sequence[Tensor]) -> None:
         """Add to each gradient of a normalised input what goes through its statistics, by the backend's launch."""
         params = dict(zip(self.kernels.tensor_params, values[self.moving :]))
-        for place, (mean, rstd, weight, bias) in self.kernels.statistics:
+        for k, (place, (mean, rstd, weight, _)) in enumerate(self.kernels.statistics):
             grad = gradients[place]
             if grad is not None:
-                channels: List[Any] = [params[mean], params[rstd], params[weight], sums[weight], sums[bias]]
+                channels = [params[mean], params[rstd], params[weight], *sums[2 * k : 2 * k + 2]]
                 lies = Geometry(*self.geometry[:2], (self.geometry.channels[mean],))
-                flat = [value.reshape(-1).contiguous() for value in channels]
                 x, grad = self.timed((values[place], grad))
-                self.kernels.correct(lies, x, grad, flat)  # type: ignore[misc]  # not None
+                self.kernels.correct(lies, x, grad, [value.reshape(-1).contiguous() for value in channels])  # type: ignore[misc]  # not None
 
     def _again(
         self,
+        key: Any,
         numbers: Sequence[Any],
         saved: Sequence[Tensor],
         read: Tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Optional[Tensor]], bool],
-        needs: Sequence[bool],
-        sums: Sequence[Any],
+        sums: Sequence[Tensor],
     ) -> List[Optional[Tensor]]:
         """Gradients of inputs and states by the second pass, of what the first one read."""
         (values, checkpoints, grads, is_dense), moving = read, self.moving
-        second, places = self.kernels.second()
-        if self._second is None:
-            self._share = sums[0].numel() / saved[0].numel()
-        every = (*self.params(numbers, values), *sums, self._share)
+        kernels, places = self.kernels.second()
+        every = (*self.params(numbers, values), *sums, sums[0].numel() / saved[0].numel())
         params = [every[index] for index in places]
-        tensors = [*values[:moving], *[params[index] for index in second.tensor_params]]
-        if self._second is None:
-            # the gradients of weight and bias lie as these do
-            views = [*self.views, *[self.views[self.kernels.tensor_params.index(k)] for k in self.kernels.sums]]
-            first = len(every) - 1 - len(sums)
-            by_param = dict(zip([*self.kernels.tensor_params, *range(first, len(every) - 1)], views))
-            where = tuple([by_param[places[index]] for index in second.tensor_params])
-            self._second = second.plan(self.call, tensors, (True,) * len(tensors), where)
-        needs_moving = (*needs[:moving], *[False] * (len(tensors) - moving))
-        again = self._second.backward_pass(needs_moving, grads)
-        return again(params, saved, tensors, checkpoints, grads, is_dense)[:moving]
+        tensors = [*values[:moving], *[params[index] for index in kernels.tensor_params]]
+        second = self._passes[key].second
+        if second is None:
+            plan = kernels.plan(self.call, tensors, (True,) * len(tensors), self._views_again())
+            second = plan.backward_pass((*key[0][:moving], *[False] * (len(tensors) - moving)), grads)
+            self._passes[key] = self._passes[key]._replace(second=second)
+        return second(params, saved, tensors, checkpoints, grads, is_dense)[:moving]
+
+    def _views_again(self) -> Tuple[Any, ...]:
+        """The views of the second pass's parameters: the gradients of weight and bias lie as these do."""
+        kernels, places = self.kernels.second()
+        views = dict(zip(self.kernels.tensor_params, self.views))
+        first = len(self.kernels.program.params)
+        views.update({first + k: views[index] for k, index in enumerate(self.kernels.sums)})
+        return tuple([views[places[index]] for index in kernels.tensor_params])
 
 
 NormalisingKernels.plans = NormalisingPlan
