@@ -91,8 +91,8 @@ def fuse(net: nn.Module) -> nn.Module:
 
     A ``forward`` is traced by torch.fx, in ``train()`` and in ``eval()``. Where it adds, its graph takes its place:
     what the ``forward`` reads of Python, such as ``self.scale``, is what it was when ``fuse`` was called. It stays as
-    it is where torch.fx cannot trace it (a condition on values or sizes), where it sets attributes, and where it reads
-    ``self.training``.
+    it is where torch.fx cannot trace it (a condition on values or sizes), and where it sets attributes, uses
+    ``torch.no_grad()`` or ``torch.autocast()``, or reads ``self.training``.
 
     Pooling, wherever it stands, is replaced by layers that keep less for backward: ``nn.MaxPool2d`` a byte for each
     maximum, instead of its input and an index of 8 bytes, and ``nn.AvgPool2d`` of windows that do not overlap nothing,

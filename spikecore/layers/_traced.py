@@ -10,6 +10,7 @@ from torch import fx, nn
 from torch.fx.node import map_aggregate
 
 from spikecore._base.bits import Whole, added, multiplied
+from spikecore._base.context import autocast_dtype
 from spikecore._shell.modules import in_turn, unwrapped
 
 if TYPE_CHECKING:
@@ -29,8 +30,21 @@ class _Proxy(fx.Proxy):
         return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})
 
 
+def _modes() -> Tuple[Any, ...]:
+    return torch.is_grad_enabled(), autocast_dtype("cpu"), autocast_dtype("cuda")
+
+
 class _Tracer(fx.Tracer):
-    """Traces one ``forward``: the modules that it calls stay calls."""
+    """Traces one ``forward``: the modules that it calls stay calls. Raises where it sets a mode, which no graph has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._modes = _modes()
+
+    def create_proxy(self, *args: Any, **keywords: Any) -> Any:
+        if _modes() != self._modes:
+            raise RuntimeError("a graph has no torch.no_grad() and no torch.autocast()")
+        return super().create_proxy(*args, **keywords)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
@@ -41,7 +55,7 @@ class _Tracer(fx.Tracer):
 
 def traced(block: nn.Module) -> Optional[fx.Graph]:
     """The graph of a block's ``forward``, None where it has none: where torch.fx cannot trace it, what it does depends
-    on ``self.training``, it sets an attribute, or it changes something else than a sum in place.
+    on ``self.training``, it sets an attribute or a mode, or it changes something else than a sum in place.
     """
     modes = [(module, module.training) for module in block.modules()]
     attributes = dict(vars(block))

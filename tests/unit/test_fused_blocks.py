@@ -155,11 +155,14 @@ class Scaled(BasicBlock):
 
     def forward(self, x):
         """``[T, B, C, H, W]``."""
-        y = self.conv2(x)
+        y = self.conv2(x) if self.how != "no_grad" else x
         if self.how == "training" and self.training:
             y = 2 * y
         if self.how == "value" and y.mean() > 1:
             y = y + 1
+        if self.how == "no_grad":
+            with torch.no_grad():
+                y = self.conv2(x)
         if self.how == "attribute":
             self.seen = y
         if self.how == "in place":
@@ -169,7 +172,7 @@ class Scaled(BasicBlock):
         return self.lif2(y + x)
 
 
-@pytest.mark.parametrize("how", ["training", "value", "attribute", "in place", "used twice"])
+@pytest.mark.parametrize("how", ["training", "value", "no_grad", "attribute", "in place", "used twice"])
 def test_a_block_that_does_something_else_stays_as_it_is(how):
     """Its mode and its attributes, too; the warning says what can be taken."""
     block = Scaled(how).eval()
