@@ -132,10 +132,8 @@ def judged(library: Library, layer: Any, x: Tensor, cotangent: Tensor) -> Tuple[
     different = differences(seen, expected)
     if library.equation == LIF and different is None and library.surrogate:
         return "ok", ""
-    words = [
-        f"computes {equation.words}" if library.equation != LIF else "",
-        "" if library.surrogate else "its surrogate",
-    ]
+    words = [] if library.equation == LIF else [f"computes {equation.words}"]
+    words += [] if library.surrogate else ["its surrogate"]
     words.append("checked" if different is None else different)
     return "wrong" if library.ours else "differs", "; ".join(words)
 
