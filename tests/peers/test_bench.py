@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import spikecore as sc
+from spikecore.bench import models
 from spikecore.bench._libraries import LIBRARIES, judged
 from spikecore.bench._machine import version_of
 
@@ -38,3 +39,11 @@ def test_a_library_computes_the_equation_of_its_row(library):
     x, cotangent = (torch.randn(20, 2, 33, generator=generator) for _ in range(2))
     status, detail = judged(library, library.layer(), x.requires_grad_(), cotangent)
     assert (status, detail) == ("ok", "") or detail.endswith("checked")
+
+
+def test_spikformer_ti_has_the_weights_of_spikingjellys():
+    """As many; queries, keys and values are one matrix there, and only ours has biases before a normalisation."""
+    pytest.importorskip("spikingjelly", reason="spikingjelly is not installed")
+    ours, theirs = models.spikformer_ti(4, lambda: sc.LIF(2.0)), models.JellySpikformer(4)
+    weights = [sum(p.numel() for p in net.parameters() if p.ndim > 1) for net in (ours, theirs)]
+    assert weights[0] == weights[1]
