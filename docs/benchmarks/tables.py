@@ -35,7 +35,8 @@ def linear(row: Row) -> str:
 def classifier(row: Row) -> str:
     """A cell of the classifier: a step, and an epoch's."""
     figures = row.figures
-    return f"**{three(figures['step_ms'])}** ({three(figures['epoch_s'])} s)"
+    epoch = f" ({three(figures['epoch_s'])} s)" if "epoch_s" in figures else ""
+    return f"**{three(figures['step_ms'])}**{epoch}"
 
 
 _CELLS = {"open-neuromorphic": linear, "shd": classifier}

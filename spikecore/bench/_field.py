@@ -363,7 +363,7 @@ def classifier(case: Mapping[str, Any], width: int, bench: Bench, entrants: Entr
     by_name = {entrant.library.name: entrant for entrant in taking_part}
     for name, timing in times.items():
         figures = {"products_tflops": rate / 1e12}
-        if isinstance(timing, Timing):
+        if isinstance(timing, Timing) and name != PRODUCTS:
             figures["epoch_s"] = timing.seconds * -(-SAMPLES // batch)
         entrant = by_name.get(name.partition(", ")[0])
         rows.append(_row(SHD, case, name, entrant, {"step": timing}, {"step": limit}, figures))
