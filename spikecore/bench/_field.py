@@ -229,7 +229,9 @@ def _linear_calls(
             failed[library.name] = failure(error).reason
             continue
         forward[library.name], both[library.name] = calls
-        if x.device.type == "cuda" and library.loops:  # a graph has its kernels without the host's time between them
+        if (
+            x.device.type == "cuda" and library.graph and library.loops
+        ):  # a graph has its kernels without the host's time between them
             row = f"{library.name}, {GRAPH}"
             forward[row], both[row] = (_captured(call) for call in calls)
     return forward, both, failed
@@ -342,7 +344,7 @@ def classifier(case: Mapping[str, Any], width: int, bench: Bench, entrants: Entr
     ]
     calls: Dict[str, Call] = {}
     for library, layer, _, _ in taking_part:
-        for form in ("", GRAPH) if device.type == "cuda" and library.make is not None else ("",):
+        for form in ("", GRAPH) if device.type == "cuda" and library.graph else ("",):
             name = f"{library.name}, {form}" if form else library.name
             try:
                 if library.make is None:
