@@ -229,18 +229,17 @@ def _linear_calls(
             failed[library.name] = failure(error).reason
             continue
         forward[library.name], both[library.name] = calls
-        if (
-            x.device.type == "cuda" and library.graph and library.loops
-        ):  # a graph has its kernels without the host's time between them
+        if x.device.type == "cuda" and library.graph and library.loops:
+            # without the host's time between the loop's kernels; with weights that no other stream has used
             row = f"{library.name}, {GRAPH}"
-            forward[row], both[row] = (_captured(call) for call in calls)
+            forward[row], both[row] = map(_captured, _of_torch(layer.make(x.shape[-1]), x, weight, bias))
     return forward, both, failed
 
 
 def _of_torch(layer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor) -> Tuple[Call, Call]:
     """Forward with a graph of its gradients, as the original has it, and forward with backward."""
     layer = layer.to(x.device)
-    weight, bias = (parameter.detach().requires_grad_() for parameter in (weight, bias))
+    weight, bias = (parameter.detach().clone().requires_grad_() for parameter in (weight, bias))
 
     def forward(i: int) -> Tensor:
         spikes: Tensor = layer(nn.functional.linear(x, weight, bias))
