@@ -106,6 +106,8 @@ class Library:
     equation: str = LIF
     #: Whether it has the surrogate of the suites, so that gradients can be compared.
     surrogate: bool = True
+    #: Whether a CUDA graph can hold it. A capture that fails spoils torch's random numbers for all that follows.
+    graph: bool = False
     #: Whether it is a loop over time steps in Python.
     loops: bool = False
     #: Whether it is a backend of spikecore.
@@ -128,14 +130,12 @@ def judged(library: Library, layer: Any, x: Tensor, cotangent: Tensor) -> Tuple[
     expected = observe(equation.neuron(REFERENCE).to(x.device), x, cotangent)
     seen = layer.observe(x, cotangent)
     if not library.surrogate:
-        seen, expected = seen._replace(gradient=x), expected._replace(gradient=x)
+        seen, expected = (one._replace(gradient=x.detach()) for one in (seen, expected))
     different = differences(seen, expected)
     if library.equation == LIF and different is None and library.surrogate:
         return "ok", ""
-    words = [
-        f"computes {equation.words}" if library.equation != LIF else "",
-        "" if library.surrogate else "its surrogate",
-    ]
+    words = [] if library.equation == LIF else [f"computes {equation.words}"]
+    words += [] if library.surrogate else ["its surrogate"]
     words.append("checked" if different is None else different)
     return "wrong" if library.ours else "differs", "; ".join(words)
 
@@ -222,10 +222,10 @@ def _snn(width: int) -> nn.Module:
 
 _JELLY, _SNN = ("spikingjelly", "spikingjelly.activation_based.neuron"), ("snntorch", "snntorch")
 LIBRARIES: Tuple[Library, ...] = (
-    Library("SpikingJelly functional", *_JELLY, "functional.lif_multi_step", _jelly_functional),
-    Library("SpikingJelly module", *_JELLY, "LIFNode, multi-step", _jelly_module),
-    Library("snnTorch", *_SNN, "Leaky in a loop over steps", _snn, loops=True),
-    Library("snnTorch StateLeaky", *_SNN, "a convolution over time", SnnParallel, NO_RESET),
+    Library("SpikingJelly functional", *_JELLY, "functional.lif_multi_step", _jelly_functional, graph=True),
+    Library("SpikingJelly module", *_JELLY, "LIFNode, multi-step", _jelly_module, graph=True),
+    Library("snnTorch", *_SNN, "Leaky in a loop over steps", _snn, graph=True, loops=True),
+    Library("snnTorch StateLeaky", *_SNN, "a convolution over time", SnnParallel, NO_RESET, graph=True),
     Library(
         "Norse",
         "norse",
@@ -254,7 +254,7 @@ LIBRARIES: Tuple[Library, ...] = (
 def of_backend(one: Implementation) -> Library:
     """A backend of spikecore."""
     neuron, backend = EQUATIONS[LIF].neuron, one.backend or REFERENCE
-    return Library(one.name, "spikecore", "spikecore", "sc.LIF", lambda width: neuron(backend), ours=True)
+    return Library(one.name, "spikecore", "spikecore", "sc.LIF", lambda width: neuron(backend), graph=True, ours=True)
 
 
 def find_libraries(wanted: bool, names: Tuple[str, ...]) -> Tuple[List[Library], List[Availability]]:

@@ -112,7 +112,8 @@ class TestSite:
             named += [re.sub(r".*<(.*)>", r"\1", line) for line in lines]
         pages = {path.stem for path in docs.glob("*.*") if path.suffix in (".md", ".rst")} - {"index"}
         pages |= {f"notebooks/{path.stem}" for path in docs.glob("notebooks/*.md")}
-        there = sorted({*pages, "benchmarks/README", "benchmarks/guides", "conformance/*", "decisions/index"})
+        pages |= {f"benchmarks/{path.stem}" for path in docs.glob("benchmarks/*.md")}
+        there = sorted({*pages, "conformance/*", "decisions/index"})
         assert sorted(named) == there, "add the page to a toctree of docs/index.md, and a row to docs/guide.md"
 
 
@@ -167,6 +168,17 @@ class TestChangelog:
                 f"{path.name}: call it +short-name.TYPE.md, TYPE one of {', '.join(kinds)}"
             )
             assert path.read_text(encoding="utf-8").strip(), f"{path.name} is empty"
+
+
+class TestTables:
+    """The pages of the field's benchmarks have the figures of the files beside them."""
+
+    def test_the_tables_are_made_of_the_files(self) -> None:
+        """No figure is written by hand."""
+        made = runpy.run_path(str(ROOT / "docs/benchmarks/tables.py"))
+        for name in made["PAGES"]:
+            page = (ROOT / "docs/benchmarks" / name).read_text(encoding="utf-8")
+            assert made["render"](page) == page
 
 
 class TestResults:

@@ -4,6 +4,9 @@ import pytest
 import torch
 
 import spikecore as sc
+from spikecore.bench import models
+from spikecore.bench._libraries import LIBRARIES, judged
+from spikecore.bench._machine import version_of
 
 pytestmark = pytest.mark.peers
 
@@ -25,3 +28,22 @@ def test_norses_neuron_is_lif_but_for_ties_and_the_surrogate():
     # at the threshold itself LIF fires and LIFBox does not
     tie = torch.full((1, 1), 2.0)
     assert (sc.LIF(2.0, backend="torch")(tie).item(), NorseSteps()(tie).item()) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)
+def test_a_library_computes_the_equation_of_its_row(library):
+    """Spikes, and gradients where it has the surrogate, of the layer that the field's suites time."""
+    if version_of(library.distribution) is None:
+        pytest.skip(f"{library.distribution} is not installed")
+    generator = torch.Generator().manual_seed(0)
+    x, cotangent = (torch.randn(20, 2, 33, generator=generator) for _ in range(2))
+    status, detail = judged(library, library.layer(), x.requires_grad_(), cotangent)
+    assert (status, detail) == ("ok", "") or detail.endswith("checked")
+
+
+def test_spikformer_ti_has_the_weights_of_spikingjellys():
+    """As many; queries, keys and values are one matrix there, and only ours has biases before a normalisation."""
+    pytest.importorskip("spikingjelly", reason="spikingjelly is not installed")
+    ours, theirs = models.spikformer_ti(4, lambda: sc.LIF(2.0)), models.JellySpikformer(4)
+    weights = [sum(p.numel() for p in net.parameters() if p.ndim > 1) for net in (ours, theirs)]
+    assert weights[0] == weights[1]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from typing import List
 
-from spikecore.bench._report import Report, Row
+from rich.console import Console
+
+from spikecore.bench._report import Report, Row, from_json
 from spikecore.bench._run import measure, prepare
 from spikecore.bench._settings import Settings
+from spikecore.cli._bench_tables import show
 from spikecore.testing._loopback import Loop, Loopback
 
 TINY = Settings(
@@ -28,6 +32,13 @@ def ran(settings: Settings = TINY) -> Report:
     report, jobs = prepare(settings)
     measure(report, jobs)
     return report
+
+
+def shown(report: Report) -> str:
+    """What the command prints of a report, once it was written and read."""
+    console = Console(file=io.StringIO(), width=160)
+    show(from_json(report.to_json()), console)
+    return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def only(rows: List[Row], implementation: str) -> Row:

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from rich.console import Console
 
-from bench_runs import TINY, Mutant, only, ran
+from bench_runs import TINY, Mutant, only, ran, shown
 from spikecore.bench import _calls as calls
 from spikecore.bench import _networks as networks
 from spikecore.bench import _steps as steps
 from spikecore.bench import models
-from spikecore.bench._report import from_json
-from spikecore.cli._bench_tables import show
 from spikecore.testing._loopback import Loopback, installed
-
-
-def shown(report: Any) -> str:
-    """What the command prints of a report, once it was written and read."""
-    console = Console(file=io.StringIO(), width=160)
-    show(from_json(report.to_json()), console)
-    return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_every_subject_has_its_rows() -> None:

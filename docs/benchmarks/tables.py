@@ -1,0 +1,112 @@
+"""Writes the tables of the pages about the field's benchmarks from the files of ``spikecore bench --json`` beside them.
+
+python docs/benchmarks/tables.py
+
+A page has a line ``<!-- table: FILE -->`` before each table and ``<!-- end -->`` behind it. With ``<!-- table: FILE
+bfloat16 -->`` only the cases of a dtype are in the table.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Tuple
+
+from spikecore.bench._report import MEASURED, Report, Row, from_json
+
+HERE = Path(__file__).parent
+PAGES = ("open-neuromorphic.md", "shd.md")
+_BLOCK = re.compile(r"(<!-- table: (\S+)(?: (\w+))? -->\n).*?(<!-- end -->)", re.DOTALL)
+_VERSIONS = ("torch", "cuda", "cupy", "triton", "numba", "spikingjelly", "snntorch", "norse", "sinabs", "rockpool")
+
+
+def three(value: float) -> str:
+    """A time with three digits."""
+    return f"{value:#.3g}".rstrip(".") if value < 1000 else f"{value:,.0f}"
+
+
+def linear(row: Row) -> str:
+    """A cell of the linear layer: forward, forward and backward, and the bound's share of it."""
+    figures = row.figures
+    times = f"{three(figures['forward_ms'])} / **{three(figures['training_ms'])}**"
+    return f"{times} ({figures['training_over_bound']:.2f})"
+
+
+def classifier(row: Row) -> str:
+    """A cell of the classifier: a step, and an epoch's."""
+    figures = row.figures
+    epoch = f" ({three(figures['epoch_s'])} s)" if "epoch_s" in figures else ""
+    return f"**{three(figures['step_ms'])}**{epoch}"
+
+
+_CELLS = {"open-neuromorphic": linear, "shd": classifier}
+
+
+def heading(case: Mapping[str, Any]) -> str:
+    """What a column is."""
+    if "network" in case:
+        return f"H = {case['network'].split('-')[1]}, B = {case['batch']}"
+    return f"n = {case['neurons']:,}"
+
+
+def bound(suite: str, rows: List[Row]) -> str:
+    """The bound's cell of a column."""
+    figures = next(row.figures for row in rows if row.status in MEASURED)
+    if suite == "shd":
+        return three(figures["step_bound_ms"])
+    return f"{three(figures['forward_bound_ms'])} / {three(figures['training_bound_ms'])}"
+
+
+def table(report: Report, dtype: str) -> str:
+    """The cases of a report as columns, and below it the machine and what rows with a star compute."""
+    (suite,) = {row.suite for row in report.rows}
+    cases = [(case, rows) for case, rows in report.cases(suite) if dtype in ("", case["dtype"])]
+    names: Dict[str, Tuple[float, str]] = {}
+    for _, rows in cases:
+        for row in rows:
+            if row.status in MEASURED:
+                star = " *" if row.status == "differs" else ""
+                time = row.figures.get("training_ms", row.figures.get("step_ms", 0.0))
+                names.setdefault(row.implementation, (time, star))
+    lines = [["", *(heading(case) for case, _ in cases)], ["---"] * (1 + len(cases))]
+    lines.append(["bound of the arithmetic", *(bound(suite, rows) for _, rows in cases)])
+    for name, (_, star) in sorted(names.items(), key=lambda item: item[1][0]):
+        found = [next((row for row in rows if row.implementation == name), None) for _, rows in cases]
+        cells = [_CELLS[suite](row) if row is not None and row.status in MEASURED else "" for row in found]
+        lines.append([name + star, *cells])
+    text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return f"{text}\n{machine(report)}\n\n{details([row for _, rows in cases for row in rows])}"
+
+
+def machine(report: Report) -> str:
+    """One line about the machine and the versions."""
+    facts = report.machine
+    versions = ", ".join(f"{name} {facts[name]}" for name in _VERSIONS if facts.get(name))
+    threads = f", {facts['threads']} thread(s)" if str(facts["device"]).startswith("cpu") else ""
+    return f"{facts['device_name']}{threads}; {versions}; T = {report.rows[0].case['steps']}; {facts['date']}."
+
+
+def details(rows: List[Row]) -> str:
+    """What rows say in words, once each; of what fails, how."""
+    said: Dict[str, str] = {}
+    for row in rows:
+        if row.detail:
+            failed = f"{row.status}: " if row.status not in MEASURED else ""
+            said.setdefault(row.implementation.partition(", ")[0], f"{failed}{row.detail}")
+    return "".join(f"- {name}: {detail}\n" for name, detail in said.items())
+
+
+def render(page: str) -> str:
+    """A page with its tables as the files have them."""
+
+    def block(match: Any) -> str:
+        report = from_json((HERE / match[2]).read_text(encoding="utf-8"))
+        return f"{match[1]}\n{table(report, match[3] or '')}\n{match[4]}"
+
+    return _BLOCK.sub(block, page)
+
+
+if __name__ == "__main__":
+    for path in (HERE / page for page in PAGES):
+        path.write_text(render(path.read_text(encoding="utf-8")), encoding="utf-8")
+        print(path)

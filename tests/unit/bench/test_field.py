@@ -1,0 +1,86 @@
+"""The benchmarks of the field: their rows, their bounds, and who takes part. No time is judged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import spikecore as sc
+from bench_runs import TINY, Mutant, only, ran, shown
+from spikecore.bench import _field as field
+from spikecore.bench._settings import FIELD, Settings
+from spikecore.testing._loopback import installed
+
+
+def test_a_linear_layer_is_beside_its_products() -> None:
+    """Every time has its bound; who computes something else has none."""
+    with installed(Mutant):
+        report = ran(replace(TINY, suites=("open-neuromorphic",), backends=("torch", "mutant"), steps=(4,)))
+    rows = report.rows
+    assert [(row.implementation, row.status) for row in rows] == [
+        ("mutant", "wrong"),
+        ("torch", "ok"),
+        ("products alone", "ok"),
+    ]
+    assert not rows[0].figures
+    assert "spikes differ" in rows[0].detail
+    case, figures = rows[1].case, only(rows, "torch").figures
+    assert (case["steps"], case["batch"], case["neurons"]) == (4, 2, 32)
+    for kind, products, words in (("forward", 1, 2 * 8 * 32 + 32 * 32), ("training", 2, 3 * 8 * 32 + 2 * 32 * 32)):
+        operations = products * 2 * 8 * 32 * 32
+        least = max(operations / figures["products_tflops"] / 1e12, 4 * words / figures["bandwidth_gb_s"] / 1e9)
+        assert figures[f"{kind}_bound_ms"] == pytest.approx(1e3 * least)
+        assert figures[f"{kind}_over_bound"] == pytest.approx(figures[f"{kind}_ms"] / figures[f"{kind}_bound_ms"])
+    assert "a linear layer and LIF" in shown(report)
+
+
+def test_a_time_below_the_bound_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products and a copy that take a million times as long make every layer faster than the bound."""
+    kept = field._rates
+
+    def slow(*arguments: Any) -> Any:
+        return tuple(rate * 1e-6 for rate in kept(*arguments))
+
+    monkeypatch.setattr(field, "_rates", slow)
+    rows = ran(replace(TINY, suites=("open-neuromorphic",), backends=("torch",))).rows
+    assert "training: faster than the arithmetic's bound" in only(rows, "torch").detail
+
+
+def test_a_step_on_shd_has_the_time_of_an_epoch() -> None:
+    """8,156 samples in batches, the last one smaller."""
+    report = ran(replace(TINY, suites=("shd",), backends=("torch",), steps=(4,)))
+    assert [row.implementation for row in report.rows] == ["torch", "products alone"]
+    row = report.rows[0]
+    assert (row.status, row.case["network"]) == ("ok", "128-8-8-20")
+    assert row.figures["epoch_s"] == pytest.approx(4078 * row.figures["step_ms"] / 1e3)
+    assert "128-8-8-20" in shown(report)
+
+
+def test_the_operations_of_a_step_are_those_that_torch_counts() -> None:
+    """Forward, and the gradients of the weights and of all inputs but the first."""
+    counter = pytest.importorskip("torch.utils.flop_counter", reason="torch counts operations from 2.1 on")
+    weights = [torch.randn(16, field.CHANNELS), torch.randn(16, 16), torch.randn(field.CLASSES, 16)]
+    net = field.Classifier(weights, lambda width: sc.LIF(2.0, backend="torch"))
+    with counter.FlopCounterMode(display=False) as counted:
+        net(torch.rand(5, 3, field.CHANNELS)).sum().backward()
+    assert counted.get_total_flops() == field.classifier_operations(5, 3, 16)
+
+
+def test_who_is_not_there_is_listed_with_the_reason() -> None:
+    """Libraries that only these suites know, too."""
+    report = ran(replace(TINY, suites=("shd",), backends=("torch",)))
+    listed = {one.name: (one.state, one.detail) for one in report.implementations}
+    for name in ("snnTorch StateLeaky", "sinabs", "Rockpool", "Spyx"):
+        assert listed[name] == ("left out", "--no-peers")
+
+
+def test_options_of_the_suites() -> None:
+    """A dtype is for the first of them; an unknown library is an error that names those that are known."""
+    with pytest.raises(ValueError, match="--dtype float16 does not change what --suite shd measures"):
+        Settings(suites=("shd",), dtypes=("float16",)).check_use()
+    Settings(suites=FIELD, steps=(4,)).check_use()
+    with pytest.raises(ValueError, match="peer 'Spix' is not known; there are: .*sinabs, Rockpool, Spyx"):
+        Settings(peer_names=("Spix",))
