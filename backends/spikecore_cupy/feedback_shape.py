@@ -144,9 +144,10 @@ def shapes_of(width: int, dtype: torch.dtype, multiprocessors: int = MULTIPROCES
 
 def shapes_apart(width: int, parts: int, multiprocessors: int = MULTIPROCESSORS) -> List[Shape]:
     """The layouts of a width whose blocks are more than a cluster: as few as hold the weights, and rows for a batch."""
-    for groups in (4, 2):
+    # 8 warps, so that a thread may have most registers
+    for groups, split in ((4, 2), (2, 4)):
         blocks = -(-width // (16 * groups))
-        shapes = [Shape(width, blocks, 4, tiles, parts) for tiles in TILES]
+        shapes = [Shape(width, blocks, split, tiles, parts) for tiles in TILES]
         if CLUSTERS[0] < blocks <= multiprocessors and _fits(shapes[0], PLENTY):
             return shapes
     return []

@@ -326,6 +326,8 @@ class FeedbackLauncher:
         self.kernel, self.plan, self.groups, self.learnt = kernel, plan, groups, learnt
         self._params = groups.index("params")
         self._kernels: Dict[Shape, _Printed] = {}
+        #: For rows of so many neurons, a batch, and multiprocessors.
+        self._chosen: Dict[Tuple[int, int, int], _Printed] = {}
 
     def __call__(self, geometry: Geometry, *groups: Any) -> Sequence[Tensor]:
         """Launch on these tensors; gives the parameters' gradients in parts."""
@@ -352,10 +354,14 @@ class FeedbackLauncher:
 
     def _printed(self, width: int, batch: int, device: int) -> _Printed:
         multiprocessors = self.kernel.multiprocessors(device)  # type: ignore[attr-defined]  # a class of kernels
-        shape = for_batch(shapes_for(self.plan, width, multiprocessors), batch, multiprocessors)
-        printed = self._kernels.get(shape)
+        key = (width, batch, multiprocessors)
+        printed = self._chosen.get(key)
         if printed is None:
-            printed = self._kernels[shape] = _Printed(self.kernel, self.plan, shape, self.groups)
+            shape = for_batch(shapes_for(self.plan, width, multiprocessors), batch, multiprocessors)
+            printed = self._kernels.get(shape)
+            if printed is None:
+                printed = self._kernels[shape] = _Printed(self.kernel, self.plan, shape, self.groups)
+            self._chosen[key] = printed
         return printed
 
 

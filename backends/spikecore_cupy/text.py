@@ -200,7 +200,20 @@ class CudaPrinter(KernelPrinter):
 
 
 #: Kinds of arguments, in the order that a kernel has them. A ``"sum"`` is a pointer to a parameter's gradient.
-ORDER = ("pointer", "sum", "exchange", "stride", "row", "inner", "channels", "span", "columns", "lanes", "period", "number")
+ORDER = (
+    "pointer",
+    "sum",
+    "exchange",
+    "stride",
+    "row",
+    "inner",
+    "channels",
+    "span",
+    "columns",
+    "lanes",
+    "period",
+    "number",
+)
 #: Kinds of arguments that are counts of neurons: 64 bits, since a tensor may have more than 2**31 numbers.
 _COUNTS = ("stride", "row", "inner", "channels", "span", "columns")
 #: Kinds of arguments that say which threads of a block have the same channels.

@@ -47,6 +47,8 @@ class FedKernels(Kernels):
         self.tensor_params = (*self.tensor_params, count, count + 1)[: self.n_own + 2]
         self.steps, self.launches = FeedbackSteps(backend, program, spec), FeedbackLaunch(backend, program, spec)
         self.feedback_spec = spec
+        #: For each width, what computes its steps.
+        self.ways: Dict[int, Any] = {}
 
 
 class FedPlan:
@@ -59,9 +61,16 @@ class FedPlan:
     added, eager = (), True
 
     def __init__(
-        self, kernels: FedKernels, call: Call, tensors: Sequence[Tensor], wants: Sequence[bool], whole: bool
+        self,
+        kernels: FedKernels,
+        call: Call,
+        tensors: Sequence[Tensor],
+        wants: Sequence[bool],
+        whole: bool,
+        at_rest: bool,
     ) -> None:
         self.kernels, self.call, self.whole, self.count = kernels, call, whole, len(tensors)
+        self.at_rest = at_rest
         self.moving, self.n_results = kernels.n_moving(call), 1 + kernels.n_final + len(call.record)
         self.views = [tuple(value.shape) for value in tensors[self.moving :]]
         self.weight = self.moving + kernels.n_own
@@ -128,8 +137,13 @@ class FedPlan:
         """All steps by one launch, or a launch for each."""
         kernels, width = self.kernels, fed.weight.shape[0]
         spec = kernels.feedback_spec
-        whole = fed.weight.dtype == spec.dtype and kernels.backend.feeds_back(kernels.program, spec, width)
-        return kernels.launches if whole else kernels.steps
+        if fed.weight.dtype != spec.dtype:
+            return kernels.steps
+        way = kernels.ways.get(width)
+        if way is None:
+            whole = kernels.backend.feeds_back(kernels.program, spec, width)
+            way = kernels.ways[width] = kernels.launches if whole else kernels.steps
+        return way
 
     def _fed(self, numbers: Sequence[Any], tensors: Sequence[Tensor]) -> FeedbackCall:
         """The tensors of a call by what they are."""
@@ -145,7 +159,8 @@ class FedPlan:
             if kind == "full" and kernels.backend.owns_outputs:
                 params[index] = params[index].reshape(-1)
         call = Call(self.call.record, True)
-        return FeedbackCall(call, shape, state, first, tuple(params), channels, weight, bias[0] if bias else None)
+        matrix = weight, bias[0] if bias else None
+        return FeedbackCall(call, shape, state, first, tuple(params), channels, *matrix, self.at_rest)
 
 
 class FedRunner(KernelRunner):
@@ -166,15 +181,14 @@ class FedRunner(KernelRunner):
         """See :meth:`spikecore.backend.Backend.compile`."""
         x, count, compute = inputs[0], len(self.program.params), self.spec.compute
         arguments = tuple([value.to(compute) if isinstance(value, Tensor) else value for value in params[:count]])
+        at_rest = state is None
         if state is None:
-            shape = x.shape[1:]
-            # by autograd, since the start may depend on a parameter that is learnt
-            state = (*self._at_rest(x.device, shape, arguments), x.new_zeros(shape))
+            state = self._start(x, arguments)
         weights: Any = params[count:]
         tensors = (x, *state, *[value for value in arguments if isinstance(value, Tensor)], *weights)
         self._refuse(tensors)
         wants = [torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors]
-        plan = FedPlan(self.fed, Call(tuple(record), True), tensors, wants, self.instead is not None)
+        plan = FedPlan(self.fed, Call(tuple(record), True), tensors, wants, self.instead is not None, at_rest)
         every = (*arguments, *weights)
         if plan.save:
             results: Sequence[Tensor] = KernelCall.apply((plan, every, self.instead), *tensors)
@@ -182,6 +196,20 @@ class FedRunner(KernelRunner):
             results = plan.forward(every, tensors)
         n = 1 + self.fed.n_final
         return (results[0],), tuple(results[1:n]) if self.fed.n_final else None, tuple(results[n:])
+
+    def _start(self, x: Tensor, params: Tuple[ParamValue, ...]) -> Tensors:
+        """The states and the output before the first step, where none is given."""
+        shape, program, compute = x.shape[1:], self.program, self.spec.compute
+        values = dict(zip(program.params, params))
+        starts = [values[str(node.attr)] if node.op == "param" else node.attr for node in program.initial]
+        constant = all(node.op in ("const", "param") for node in program.initial)
+        if not constant or any(isinstance(start, Tensor) for start in starts):
+            # by autograd, since the start may depend on a parameter that is learnt
+            return (*self._at_rest(x.device, shape, params), x.new_zeros(shape))
+        if x.dtype == compute and not any(starts):
+            # one launch for all
+            return x.new_zeros((len(starts) + 1, *shape)).unbind(0)
+        return (*[x.new_full(shape, start, dtype=compute) for start in starts], x.new_zeros(shape))
 
 
 def _through(step: Tensor, weight: Tensor) -> Tensor:
@@ -194,7 +222,8 @@ def _of_weight(rows: Tensor, fed: FeedbackCall, out: Tensor) -> Tensor:
     width = fed.shape[-1]
     batch = rows.shape[0] // fed.shape[0]
     before = out[:-1].reshape(-1, width).to(rows.dtype)
-    return (rows[batch:].t() @ before).addmm_(rows[:batch].t(), fed.first.reshape(-1, width).to(rows.dtype))
+    gradient = rows[batch:].t() @ before
+    return gradient if fed.at_rest else gradient.addmm_(rows[:batch].t(), fed.first.reshape(-1, width).to(rows.dtype))
 
 
 def _of_bias(gu: Tensor) -> Tensor:
@@ -220,6 +249,8 @@ class FeedbackCall(NamedTuple):
     channels: Sequence[Tuple[int, int]]
     weight: Tensor
     bias: Optional[Tensor]
+    #: Whether the output before the first step is 0.
+    at_rest: bool = False
 
     def geometry(self, steps: int) -> Geometry:
         """The sizes of a launch of so many steps."""
@@ -306,14 +337,15 @@ class FeedbackLaunch:
         launch = kernels.launch(plan, geometry)
         compute, step, new = kernels.spec.compute, fed.shape[1:], us.new_empty
         grad = new(step).zero_().expand(fed.shape) if cotangents.output is None else _steps(cotangents.output)
-        ends = [new(step, dtype=compute).zero_() if g is None else g.contiguous() for g in cotangents.final]
+        ends: List[Tensor] = []
+        if plan.final:
+            ends = [new(step, dtype=compute).zero_() if g is None else g.contiguous() for g in cotangents.final]
         traces = [_steps(g) for g in cotangents.trace if g is not None]
         gus = torch.empty_like(us, memory_format=torch.contiguous_format)
         to_state = [new(step, dtype=compute) for _ in range(kernels.n_states)] if cotangents.state else []
         params = (*fed.params, fed.weight.contiguous())
         sums = launch(
-            geometry, (us.contiguous(),), fed.state, params, (None, *checkpoints), (grad,), ends if plan.final else (),
-            traces, (gus,), to_state,
+            geometry, (us.contiguous(),), fed.state, params, (None, *checkpoints), (grad,), ends, traces, (gus,), to_state,
         )  # fmt: skip
         each = iter(sums if sums is not None else ())
         return gus, to_state, [next(each) if wants else None for wants in cotangents.learn]
