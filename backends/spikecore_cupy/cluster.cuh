@@ -73,6 +73,9 @@ __device__ __forceinline__ void await(const unsigned* flag, unsigned count) {
     do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(flag) : "memory");
     while (found < count);
 }
+// On a GPU each warp waits for what it needs.
+__device__ __forceinline__ void fetched() {}
+__device__ __forceinline__ void fetched_wait(unsigned long long* signal, unsigned phase) { signal_wait(signal, phase); }
 // So many bytes from the memory that all multiprocessors share, whose arrival a signal counts.
 __device__ __forceinline__ void take(unsigned* to, const unsigned* from, unsigned bytes, unsigned long long* signal) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"

@@ -15,8 +15,8 @@ from spikecore_cupy.derivative import derivative
 
 #: Shared memory of a block, in bytes, as an H100 has it, less what sums over a block take.
 MEMORY = 232448 - 1024
-#: Words before all else: two signals.
-SIGNALS = 4
+#: Words before all else: two signals; and those of groups of blocks that are no cluster.
+SIGNALS, OF_GROUPS = 4, 32
 #: 32-bit registers that the warps of one of the four parts of a multiprocessor have for a lane, and a thread at most.
 REGISTERS, MOST = 512, 255
 #: Registers of a thread beside those of its weights: with as many all is in registers, with as few it still works.
@@ -74,7 +74,7 @@ class Shape(NamedTuple):
 
     @property
     def exchange(self) -> int:
-        """Words of global memory through which the blocks of a row exchange numbers, a count of each block behind them."""
+        """Words of global memory through which the blocks of a row exchange numbers, and a count of each block."""
         return self.fragments + -(-self.cluster // 32) * 32
 
     @property
@@ -115,7 +115,7 @@ class Shape(NamedTuple):
         parts = self.split * groups * self.tiles * 128 if self.split > 1 else 0
         workers = 2 * self.tiles // (self.each // 2)
         numbers = (self.length * self.kept + 2 * self.arriving) * self.each * 32 * groups * workers
-        return 4 * (SIGNALS + fragments + parts + numbers)
+        return 4 * (SIGNALS + OF_GROUPS * self.apart + fragments + parts + numbers)
 
     @property
     def text(self) -> str:

@@ -32,6 +32,8 @@ inline void copy(unsigned* here, unsigned rank, unsigned bytes, unsigned long lo
 inline void written() {}
 // Blocks that are no cluster.
 inline void published() {}
+inline void fetched() { cluster_wait(); }
+inline void fetched_wait(unsigned long long*, unsigned) {}
 inline unsigned ticket(unsigned* count) { return __atomic_fetch_add(count, 1u, __ATOMIC_RELAXED); }
 inline void raise(unsigned* flag, unsigned count) { __atomic_store_n(flag, count, __ATOMIC_RELEASE); }
 inline void await(const unsigned* flag, unsigned count) {

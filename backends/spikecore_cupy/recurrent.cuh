@@ -32,15 +32,18 @@ struct Layer {
     // Products of parts of a weight and of a number: what both are small in is below the last bit.
     static constexpr int SMALL = WP + VP > 4 ? WP + VP - 4 : 0, PRODUCTS = WP * VP - SMALL * (SMALL + 1) / 2;
     static constexpr int HOLDERS = 32 * MT * WORKERS;
-    // More blocks than a cluster has give their numbers to one another through global memory.
+    // More blocks than a cluster has give their numbers to one another through global memory, EXCHANGE words for both
+    // buffers and a count of each block. From there a block takes those of all blocks to its own memory. GROUP blocks
+    // have a signal together, so that their numbers are multiplied while others are on their way.
     static constexpr bool APART = C > 8;
-    static constexpr int FRAGMENTS = 2 * VP * NT * KT * 64, FLAGS = (C + 31) / 32 * 32, EXCHANGE = FRAGMENTS + FLAGS;
+    static constexpr int GROUP = (C + 15) / 16, GROUPS = (C + GROUP - 1) / GROUP, FETCHED = (C + KS - 1) / KS;
+    static constexpr int FRAGMENTS = 2 * VP * NT * KT * 64, EXCHANGE = FRAGMENTS + (C + 31) / 32 * 32;
     static constexpr int SHARED = APART ? FRAGMENTS / 2 : FRAGMENTS, PARTS = KS > 1 ? KS * MT * NT * 128 : 0;
     // What a block gives lies together, in the place of its rank: GIVEN words.
     static constexpr int GIVEN = FRAGMENTS / 2 / C;
-    // Before them, two signals, of two words each.
+    // Before them, two signals, of two words each, and those of groups.
     static constexpr int NUMBERS = (LENGTH * KEPT + 2 * ARRIVING) * V * HOLDERS;
-    static constexpr int SIGNALS = 4, MEMORY = 4 * (SIGNALS + SHARED + PARTS + NUMBERS);
+    static constexpr int SIGNALS = APART ? 36 : 4, MEMORY = 4 * (SIGNALS + SHARED + PARTS + NUMBERS);
     // Sums whose products do not wait for one another, as many as registers beside the weights allow. The same for any
     // NT, so that rows have the same bits.
     // Each of the four parts of a multiprocessor has 512 registers for a lane, and a quarter of the warps.
@@ -63,7 +66,7 @@ struct Layer {
         lane = threadIdx.x % 32, warp = threadIdx.x / 32, mt = warp / KS, ks = warp % KS;
         block = blockIdx.x, rank = C > 1 && !APART ? cluster_rank() : 0;
         if (APART) {
-            unsigned& number = reinterpret_cast<unsigned*>(block_memory())[2];
+            unsigned& number = *reinterpret_cast<unsigned*>(block_memory());
             if (threadIdx.x == 0) number = ticket(all);
             block_wait();
             block = number, rank = block % C;
@@ -94,6 +97,7 @@ struct Layer {
     __device__ __forceinline__ unsigned long long* signal(int buffer) const {
         return reinterpret_cast<unsigned long long*>(block_memory()) + buffer;
     }
+    __device__ __forceinline__ unsigned long long* signal_of(int group) const { return signal(2 + group); }
     __device__ __forceinline__ unsigned* fragments() const {
         return APART ? exchange : reinterpret_cast<unsigned*>(block_memory()) + SIGNALS;
     }
@@ -113,7 +117,7 @@ struct Layer {
     // Before anything is given.
     __device__ __forceinline__ void begin() const {
         if (APART) {
-            if (threadIdx.x == 0) signal_start(signal(0)), signals_started();
+            if (threadIdx.x < GROUPS) signal_start(signal_of(threadIdx.x)), signals_started();
             block_wait();
         }
         if (C == 1 || APART) return;
@@ -151,23 +155,32 @@ struct Layer {
     __device__ __forceinline__ void wait(int buffer) {
         if (C == 1) return;
         if (APART) {
-            if (threadIdx.x == 0) signal_expect(signal(0), 4 * C * GIVEN);
-            if (threadIdx.x < 32) {
-                for (int block = lane; block < C; block += 32) {
-                    await(exchange + FRAGMENTS + block, phases);
-                    published();
-                    take(staged() + block * GIVEN, fragments() + buffer * (FRAGMENTS / 2) + block * GIVEN, 4 * GIVEN, signal(0));
-                }
-            }
-            signal_wait(signal(0), (phases - 1) & 1);
+            if (threadIdx.x < 32) fetch(buffer);
+            fetched();
             return;
         }
         signal_wait(signal(buffer), phases >> buffer & 1);
         phases ^= 1u << buffer;
         if (threadIdx.x == 0) signal_expect(signal(buffer), 4 * (C - 1) * GIVEN);
     }
+    // Of one warp: take what all blocks have given. First what comes first in each warp's part of a sum.
+    //
+    // Both buffers and a block's memory are free then, as they are in a cluster: a block counts on behind the barrier of
+    // `pass`, where its warps have read what it took before, and all others wait for its count before they write.
+    __device__ __forceinline__ void fetch(int buffer) const {
+        if (lane < GROUPS) signal_expect(signal_of(lane), 4 * GIVEN * (C - lane * GROUP < GROUP ? C - lane * GROUP : GROUP));
+        for (int k = lane; k < FETCHED * KS; k += 32) {
+            const int from = k % KS * FETCHED + k / KS;
+            if (from >= C) continue;
+            await(exchange + FRAGMENTS + from, phases);
+            published();
+            const int at = from * GIVEN;
+            take(staged() + at, exchange + buffer * (FRAGMENTS / 2) + at, 4 * GIVEN, signal_of(from / GROUP));
+        }
+    }
     // Of all threads, at the end: a block's memory is there until the last copies from it and to it have ended.
     __device__ __forceinline__ void end() const {
+        if (APART && threadIdx.x < GROUPS) fetched_wait(signal_of(threadIdx.x), (phases - 1) & 1);
         if (C > 1 && !APART) cluster_wait();
     }
     // Where in a buffer the part q of the numbers of group k of 16 neurons and of group n of 8 rows begins.
@@ -201,6 +214,7 @@ struct Layer {
         #pragma unroll
         for (int i = 0; i < NK; ++i) {
             const int k = ks * NK + i < KT ? ks * NK + i : 0;  // beyond, weights are 0
+            if (APART && (i == 0 || k % (MT * GROUP) == 0)) fetched_wait(signal_of(k / (MT * GROUP)), (phases - 1) & 1);
             #pragma unroll
             for (int n = 0; n < NT; ++n) {
                 #pragma unroll

@@ -200,6 +200,7 @@ class CudaPrinter(KernelPrinter):
 
 
 #: Kinds of arguments, in the order that a kernel has them. A ``"sum"`` is a pointer to a parameter's gradient.
+#: ``"exchange"`` is memory through which blocks give numbers to one another.
 ORDER = (
     "pointer",
     "sum",

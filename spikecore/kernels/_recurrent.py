@@ -345,7 +345,8 @@ class FeedbackLaunch:
         to_state = [new(step, dtype=compute) for _ in range(kernels.n_states)] if cotangents.state else []
         params = (*fed.params, fed.weight.contiguous())
         sums = launch(
-            geometry, (us.contiguous(),), fed.state, params, (None, *checkpoints), (grad,), ends, traces, (gus,), to_state,
+            geometry, (us.contiguous(),), fed.state, params, (None, *checkpoints), (grad,), ends, traces, (gus,),
+            to_state,
         )  # fmt: skip
         each = iter(sums if sums is not None else ())
         return gus, to_state, [next(each) if wants else None for wants in cotangents.learn]
