@@ -201,7 +201,7 @@ class FedRunner(KernelRunner):
         """The states and the output before the first step, where none is given."""
         shape, program, compute = x.shape[1:], self.program, self.spec.compute
         values = dict(zip(program.params, params))
-        starts = [values[str(node.attr)] if node.op == "param" else node.attr for node in program.initial]
+        starts: List[Any] = [values[str(node.attr)] if node.op == "param" else node.attr for node in program.initial]
         constant = all(node.op in ("const", "param") for node in program.initial)
         if not constant or any(isinstance(start, Tensor) for start in starts):
             # by autograd, since the start may depend on a parameter that is learnt
