@@ -70,7 +70,8 @@ class Shape(NamedTuple):
     @property
     def fragments(self) -> int:
         """Words of the numbers that blocks give to one another, twice."""
-        return 2 * self.value_parts * self.tiles * self.blocks_tiles * self.cluster * 64
+        halves = min(2, self.value_parts) if self.apart else self.value_parts
+        return 2 * halves * self.tiles * self.blocks_tiles * self.cluster * 64
 
     @property
     def exchange(self) -> int:
@@ -146,15 +147,16 @@ def shapes_apart(width: int, parts: int, multiprocessors: int = MULTIPROCESSORS)
     """The layouts of a width whose blocks are more than a cluster: as few as hold the weights, and rows for a batch."""
     # 8 warps, so that a thread may have most registers
     for groups, split in ((4, 2), (2, 4)):
-        blocks = -(-width // (16 * groups))
+        # each two of them are a cluster
+        blocks = 2 * -(-width // (32 * groups))
         shapes = [Shape(width, blocks, split, tiles, parts) for tiles in TILES]
         if CLUSTERS[0] < blocks <= multiprocessors and _fits(shapes[0], PLENTY):
             return shapes
     return []
 
 
-def for_batch(shapes: Sequence[Shape], batch: int, multiprocessors: int) -> Shape:
-    """Of the layouts of a width the one with which all rows of a batch take the least time: many blocks for a cluster
+def by_time(shapes: Sequence[Shape], batch: int, multiprocessors: int) -> List[Shape]:
+    """The layouts of a width, that with which all rows of a batch take the least time first: many blocks for a cluster
     as long as all clusters run at once.
     """
 
@@ -168,7 +170,7 @@ def for_batch(shapes: Sequence[Shape], batch: int, multiprocessors: int) -> Shap
         turns = -(-load // together)
         return turns * (1 + SHARED * (-(-load // turns) - 1)) / float(HALF ** math.log2(shape.cluster))
 
-    return min(shapes, key=time)
+    return sorted(shapes, key=time)
 
 
 @lru_cache(maxsize=256)

@@ -39,7 +39,16 @@ inline void raise(unsigned* flag, unsigned count) { __atomic_store_n(flag, count
 inline void await(const unsigned* flag, unsigned count) {
     while (__atomic_load_n(flag, __ATOMIC_ACQUIRE) < count) sched_yield();
 }
-inline void take(unsigned* to, const unsigned* from, unsigned bytes, unsigned long long*) { memcpy(to, from, bytes); }
+inline unsigned pair_rank() { return rank_of_block % 2; }
+inline void pair_wait() { cluster_wait(); }
+// The same place in the memory of the other of two blocks.
+inline unsigned* of_other(unsigned* here) {
+    return reinterpret_cast<unsigned*>(memories[rank_of_block ^ 1] + (reinterpret_cast<unsigned char*>(here) - block_memory()));
+}
+inline void tell_pair(unsigned* here, unsigned word) { *here = *of_other(here) = word; }
+inline void take(unsigned* to, const unsigned* from, unsigned bytes, unsigned long long*) {
+    memcpy(to, from, bytes), memcpy(of_other(to), from, bytes);
+}
 
 // A load is done as late as may be: at the wait for its group.
 struct Load {
