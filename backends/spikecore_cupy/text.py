@@ -200,7 +200,6 @@ class CudaPrinter(KernelPrinter):
 
 
 #: Kinds of arguments, in the order that a kernel has them. A ``"sum"`` is a pointer to a parameter's gradient.
-#: ``"exchange"`` is memory through which blocks give numbers to one another.
 ORDER = (
     "pointer",
     "sum",
@@ -326,7 +325,7 @@ class TextWriter(KernelWriter):
     def _type(self, argument: Argument) -> str:
         if argument.kind == "number":
             return self.real
-        if argument.kind == "exchange":
+        if argument.kind == "exchange":  # memory through which blocks give numbers to one another
             return "unsigned*"
         if argument.kind in _COUNTS:
             return "long long"
