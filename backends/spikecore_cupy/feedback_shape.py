@@ -207,6 +207,7 @@ def most_of(program: Program, spec: Spec, shape: Shape) -> Shape:
     return shape._replace(length=length_of(program, spec), kept=kept_of(program, spec), arriving=arriving)
 
 
+@lru_cache(maxsize=256)
 def takes(program: Program, spec: Spec, width: int, multiprocessors: int = MULTIPROCESSORS) -> bool:
     """Whether there is a kernel for all steps of such a call: float32 arithmetic, weights that fit the registers of a
     GPU's blocks, and no more numbers to keep than fit shared memory.

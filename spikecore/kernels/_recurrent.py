@@ -47,8 +47,6 @@ class FedKernels(Kernels):
         self.tensor_params = (*self.tensor_params, count, count + 1)[: self.n_own + 2]
         self.steps, self.launches = FeedbackSteps(backend, program, spec), FeedbackLaunch(backend, program, spec)
         self.feedback_spec = spec
-        #: For each width, what computes its steps.
-        self.ways: Dict[int, Any] = {}
 
 
 class FedPlan:
@@ -61,16 +59,9 @@ class FedPlan:
     added, eager = (), True
 
     def __init__(
-        self,
-        kernels: FedKernels,
-        call: Call,
-        tensors: Sequence[Tensor],
-        wants: Sequence[bool],
-        whole: bool,
-        at_rest: bool,
+        self, kernels: FedKernels, call: Call, tensors: Sequence[Tensor], wants: Sequence[bool], whole: bool
     ) -> None:
         self.kernels, self.call, self.whole, self.count = kernels, call, whole, len(tensors)
-        self.at_rest = at_rest
         self.moving, self.n_results = kernels.n_moving(call), 1 + kernels.n_final + len(call.record)
         self.views = [tuple(value.shape) for value in tensors[self.moving :]]
         self.weight = self.moving + kernels.n_own
@@ -137,13 +128,8 @@ class FedPlan:
         """All steps by one launch, or a launch for each."""
         kernels, width = self.kernels, fed.weight.shape[0]
         spec = kernels.feedback_spec
-        if fed.weight.dtype != spec.dtype:
-            return kernels.steps
-        way = kernels.ways.get(width)
-        if way is None:
-            whole = kernels.backend.feeds_back(kernels.program, spec, width)
-            way = kernels.ways[width] = kernels.launches if whole else kernels.steps
-        return way
+        whole = fed.weight.dtype == spec.dtype and kernels.backend.feeds_back(kernels.program, spec, width)
+        return kernels.launches if whole else kernels.steps
 
     def _fed(self, numbers: Sequence[Any], tensors: Sequence[Tensor]) -> FeedbackCall:
         """The tensors of a call by what they are."""
@@ -159,8 +145,7 @@ class FedPlan:
             if kind == "full" and kernels.backend.owns_outputs:
                 params[index] = params[index].reshape(-1)
         call = Call(self.call.record, True)
-        matrix = weight, bias[0] if bias else None
-        return FeedbackCall(call, shape, state, first, tuple(params), channels, *matrix, self.at_rest)
+        return FeedbackCall(call, shape, state, first, tuple(params), channels, weight, bias[0] if bias else None)
 
 
 class FedRunner(KernelRunner):
@@ -181,14 +166,13 @@ class FedRunner(KernelRunner):
         """See :meth:`spikecore.backend.Backend.compile`."""
         x, count, compute = inputs[0], len(self.program.params), self.spec.compute
         arguments = tuple([value.to(compute) if isinstance(value, Tensor) else value for value in params[:count]])
-        at_rest = state is None
         if state is None:
             state = self._start(x, arguments)
         weights: Any = params[count:]
         tensors = (x, *state, *[value for value in arguments if isinstance(value, Tensor)], *weights)
         self._refuse(tensors)
         wants = [torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors]
-        plan = FedPlan(self.fed, Call(tuple(record), True), tensors, wants, self.instead is not None, at_rest)
+        plan = FedPlan(self.fed, Call(tuple(record), True), tensors, wants, self.instead is not None)
         every = (*arguments, *weights)
         if plan.save:
             results: Sequence[Tensor] = KernelCall.apply((plan, every, self.instead), *tensors)
@@ -222,8 +206,7 @@ def _of_weight(rows: Tensor, fed: FeedbackCall, out: Tensor) -> Tensor:
     width = fed.shape[-1]
     batch = rows.shape[0] // fed.shape[0]
     before = out[:-1].reshape(-1, width).to(rows.dtype)
-    gradient = rows[batch:].t() @ before
-    return gradient if fed.at_rest else gradient.addmm_(rows[:batch].t(), fed.first.reshape(-1, width).to(rows.dtype))
+    return (rows[batch:].t() @ before).addmm_(rows[:batch].t(), fed.first.reshape(-1, width).to(rows.dtype))
 
 
 def _of_bias(gu: Tensor) -> Tensor:
@@ -249,8 +232,6 @@ class FeedbackCall(NamedTuple):
     channels: Sequence[Tuple[int, int]]
     weight: Tensor
     bias: Optional[Tensor]
-    #: Whether the output before the first step is 0.
-    at_rest: bool = False
 
     def geometry(self, steps: int) -> Geometry:
         """The sizes of a launch of so many steps."""
@@ -337,16 +318,15 @@ class FeedbackLaunch:
         launch = kernels.launch(plan, geometry)
         compute, step, new = kernels.spec.compute, fed.shape[1:], us.new_empty
         grad = new(step).zero_().expand(fed.shape) if cotangents.output is None else _steps(cotangents.output)
-        ends: List[Tensor] = []
-        if plan.final:
-            ends = [new(step, dtype=compute).zero_() if g is None else g.contiguous() for g in cotangents.final]
+        final = cotangents.final if plan.final else ()
+        ends = [new(step, dtype=compute).zero_() if g is None else g.contiguous() for g in final]
         traces = [_steps(g) for g in cotangents.trace if g is not None]
         gus = torch.empty_like(us, memory_format=torch.contiguous_format)
         to_state = [new(step, dtype=compute) for _ in range(kernels.n_states)] if cotangents.state else []
         params = (*fed.params, fed.weight.contiguous())
         sums = launch(
-            geometry, (us.contiguous(),), fed.state, params, (None, *checkpoints), (grad,), ends, traces, (gus,),
-            to_state,
+            geometry, (us.contiguous(),), fed.state, params, (None, *checkpoints), (grad,), ends if plan.final else (),
+            traces, (gus,), to_state,
         )  # fmt: skip
         each = iter(sums if sums is not None else ())
         return gus, to_state, [next(each) if wants else None for wants in cotangents.learn]
