@@ -61,9 +61,18 @@ template <int N> __device__ __forceinline__ void loads_wait() {
 }
 // The same of what it has written to global memory, and of what other blocks have.
 __device__ __forceinline__ void published() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
-// How many blocks asked before. A block that has the number that it asked for waits only for blocks that run, whatever the
-// order in which a GPU starts them.
+// How many asked before. Blocks whose number comes from here wait only for blocks that run, whatever the order in which a
+// GPU starts them.
 __device__ __forceinline__ unsigned ticket(unsigned* count) { return atomicAdd(count, 1u); }
+// Of two blocks, which are a cluster. A word for both, at the same address, seen behind `pair_wait`.
+__device__ __forceinline__ unsigned pair_rank() { return cluster_rank(); }
+__device__ __forceinline__ void pair_wait() { cluster_wait(); }
+__device__ __forceinline__ void tell_pair(unsigned* here, unsigned word) {
+    unsigned there;
+    *here = word;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, 1;" : "=r"(there) : "r"(shared_address(here)));
+    asm volatile("st.shared::cluster.u32 [%0], %1;" :: "r"(there), "r"(word) : "memory");
+}
 // How often a block has written, for blocks that are no cluster: what its threads wrote before is seen by those that wait.
 __device__ __forceinline__ void raise(unsigned* flag, unsigned count) {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" :: "l"(flag), "r"(count) : "memory");
@@ -73,10 +82,15 @@ __device__ __forceinline__ void await(const unsigned* flag, unsigned count) {
     do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(flag) : "memory");
     while (found < count);
 }
-// So many bytes from the memory that all multiprocessors share, whose arrival a signal counts.
+// On a GPU each warp waits for what it needs.
+__device__ __forceinline__ void fetched() {}
+__device__ __forceinline__ void fetched_wait(unsigned long long* signal, unsigned phase) { signal_wait(signal, phase); }
+// So many bytes from the memory that all multiprocessors share to both of two blocks, whose signals count them.
 __device__ __forceinline__ void take(unsigned* to, const unsigned* from, unsigned bytes, unsigned long long* signal) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-        :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(signal)) : "memory");
+    const unsigned short both = 3;
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
+        :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(signal)), "h"(both) : "memory");
 }
 __device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], const Operand b) {
     asm volatile(

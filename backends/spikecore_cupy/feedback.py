@@ -43,9 +43,10 @@ class FeedbackWriter(Writer):
         return (f"using Neurons = {self.shape.text};",)
 
     def top(self) -> str:
-        bounds, blocks = f"__launch_bounds__({self.shape.threads}, 1)", self.shape.cluster
+        bounds = f"__launch_bounds__({self.shape.threads}, 1)"
+        blocks = 2 if self.shape.apart else self.shape.cluster
         # a launch of one block needs no cluster, and GPUs before compute capability 9.0 have none
-        cluster = f"__cluster_dims__({blocks}, 1, 1) " if blocks > 1 and not self.shape.apart else ""
+        cluster = f"__cluster_dims__({blocks}, 1, 1) " if blocks > 1 else ""
         return f'extern "C" __global__ void {cluster}{bounds} {self.name}('
 
     def function(

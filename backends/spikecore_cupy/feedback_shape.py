@@ -15,8 +15,8 @@ from spikecore_cupy.derivative import derivative
 
 #: Shared memory of a block, in bytes, as an H100 has it, less what sums over a block take.
 MEMORY = 232448 - 1024
-#: Words before all else: two signals.
-SIGNALS = 4
+#: Words before all else: two signals; and those of groups of blocks that are no cluster.
+SIGNALS, OF_GROUPS = 4, 32
 #: 32-bit registers that the warps of one of the four parts of a multiprocessor have for a lane, and a thread at most.
 REGISTERS, MOST = 512, 255
 #: Registers of a thread beside those of its weights: with as many all is in registers, with as few it still works.
@@ -70,11 +70,12 @@ class Shape(NamedTuple):
     @property
     def fragments(self) -> int:
         """Words of the numbers that blocks give to one another, twice."""
-        return 2 * self.value_parts * self.tiles * self.blocks_tiles * self.cluster * 64
+        halves = min(2, self.value_parts) if self.apart else self.value_parts
+        return 2 * halves * self.tiles * self.blocks_tiles * self.cluster * 64
 
     @property
     def exchange(self) -> int:
-        """Words of global memory through which the blocks of a row exchange numbers, a count of each block behind them."""
+        """Words of global memory through which the blocks of a row exchange numbers, and a count of each block."""
         return self.fragments + -(-self.cluster // 32) * 32
 
     @property
@@ -115,7 +116,7 @@ class Shape(NamedTuple):
         parts = self.split * groups * self.tiles * 128 if self.split > 1 else 0
         workers = 2 * self.tiles // (self.each // 2)
         numbers = (self.length * self.kept + 2 * self.arriving) * self.each * 32 * groups * workers
-        return 4 * (SIGNALS + fragments + parts + numbers)
+        return 4 * (SIGNALS + OF_GROUPS * self.apart + fragments + parts + numbers)
 
     @property
     def text(self) -> str:
@@ -144,16 +145,18 @@ def shapes_of(width: int, dtype: torch.dtype, multiprocessors: int = MULTIPROCES
 
 def shapes_apart(width: int, parts: int, multiprocessors: int = MULTIPROCESSORS) -> List[Shape]:
     """The layouts of a width whose blocks are more than a cluster: as few as hold the weights, and rows for a batch."""
-    for groups in (4, 2):
-        blocks = -(-width // (16 * groups))
-        shapes = [Shape(width, blocks, 4, tiles, parts) for tiles in TILES]
+    # 8 warps, so that a thread may have most registers
+    for groups, split in ((4, 2), (2, 4)):
+        # each two of them are a cluster
+        blocks = 2 * -(-width // (32 * groups))
+        shapes = [Shape(width, blocks, split, tiles, parts) for tiles in TILES]
         if CLUSTERS[0] < blocks <= multiprocessors and _fits(shapes[0], PLENTY):
             return shapes
     return []
 
 
-def for_batch(shapes: Sequence[Shape], batch: int, multiprocessors: int) -> Shape:
-    """Of the layouts of a width the one with which all rows of a batch take the least time: many blocks for a cluster
+def by_time(shapes: Sequence[Shape], batch: int, multiprocessors: int) -> List[Shape]:
+    """The layouts of a width, that with which all rows of a batch take the least time first: many blocks for a cluster
     as long as all clusters run at once.
     """
 
@@ -167,7 +170,7 @@ def for_batch(shapes: Sequence[Shape], batch: int, multiprocessors: int) -> Shap
         turns = -(-load // together)
         return turns * (1 + SHARED * (-(-load // turns) - 1)) / float(HALF ** math.log2(shape.cluster))
 
-    return min(shapes, key=time)
+    return sorted(shapes, key=time)
 
 
 @lru_cache(maxsize=256)
@@ -205,6 +208,7 @@ def most_of(program: Program, spec: Spec, shape: Shape) -> Shape:
     return shape._replace(length=length_of(program, spec), kept=kept_of(program, spec), arriving=arriving)
 
 
+@lru_cache(maxsize=256)
 def takes(program: Program, spec: Spec, width: int, multiprocessors: int = MULTIPROCESSORS) -> bool:
     """Whether there is a kernel for all steps of such a call: float32 arithmetic, weights that fit the registers of a
     GPU's blocks, and no more numbers to keep than fit shared memory.

@@ -32,12 +32,23 @@ inline void copy(unsigned* here, unsigned rank, unsigned bytes, unsigned long lo
 inline void written() {}
 // Blocks that are no cluster.
 inline void published() {}
+inline void fetched() { cluster_wait(); }
+inline void fetched_wait(unsigned long long*, unsigned) {}
 inline unsigned ticket(unsigned* count) { return __atomic_fetch_add(count, 1u, __ATOMIC_RELAXED); }
 inline void raise(unsigned* flag, unsigned count) { __atomic_store_n(flag, count, __ATOMIC_RELEASE); }
 inline void await(const unsigned* flag, unsigned count) {
     while (__atomic_load_n(flag, __ATOMIC_ACQUIRE) < count) sched_yield();
 }
-inline void take(unsigned* to, const unsigned* from, unsigned bytes, unsigned long long*) { memcpy(to, from, bytes); }
+inline unsigned pair_rank() { return rank_of_block % 2; }
+inline void pair_wait() { cluster_wait(); }
+// The same place in the memory of the other of two blocks.
+inline unsigned* of_other(unsigned* here) {
+    return reinterpret_cast<unsigned*>(memories[rank_of_block ^ 1] + (reinterpret_cast<unsigned char*>(here) - block_memory()));
+}
+inline void tell_pair(unsigned* here, unsigned word) { *here = *of_other(here) = word; }
+inline void take(unsigned* to, const unsigned* from, unsigned bytes, unsigned long long*) {
+    memcpy(to, from, bytes), memcpy(of_other(to), from, bytes);
+}
 
 // A load is done as late as may be: at the wait for its group.
 struct Load {

@@ -20,10 +20,8 @@ from spikecore_cupy.feedback_shape import (
     MEMORY,
     MULTIPROCESSORS,
     Shape,
-    for_batch,
-    for_forward,
+    by_time,
     length_of,
-    most_of,
     shapes_of,
 )
 from spikecore_cupy.forms import beside_of, form_of, in_chunks, span_of
@@ -303,11 +301,7 @@ def shapes_for(plan: Plan, width: int, multiprocessors: int = MULTIPROCESSORS) -
     if not shapes:
         raise BackendError(f"a feedback of {width} neurons does not fit the registers of this GPU")
     length = length_of(plan.program, plan.spec)
-    if isinstance(plan, ForwardPlan):
-        fitting = [shape for shape in shapes if for_forward(plan.program, plan.spec, shape).memory <= MEMORY]
-    else:
-        fitting = [shape for shape in shapes if most_of(plan.program, plan.spec, shape).memory <= MEMORY]
-    return [shape._replace(length=length) for shape in fitting]
+    return [shape._replace(length=length) for shape in shapes]
 
 
 def print_feedback(plan: Plan, shape: Shape) -> Tuple[Source, Shape]:
@@ -326,6 +320,8 @@ class FeedbackLauncher:
         self.kernel, self.plan, self.groups, self.learnt = kernel, plan, groups, learnt
         self._params = groups.index("params")
         self._kernels: Dict[Shape, _Printed] = {}
+        #: For rows of so many neurons, a batch, and multiprocessors.
+        self._chosen: Dict[Tuple[int, int, int], _Printed] = {}
 
     def __call__(self, geometry: Geometry, *groups: Any) -> Sequence[Tensor]:
         """Launch on these tensors; gives the parameters' gradients in parts."""
@@ -352,7 +348,16 @@ class FeedbackLauncher:
 
     def _printed(self, width: int, batch: int, device: int) -> _Printed:
         multiprocessors = self.kernel.multiprocessors(device)  # type: ignore[attr-defined]  # a class of kernels
-        shape = for_batch(shapes_for(self.plan, width, multiprocessors), batch, multiprocessors)
+        key = (width, batch, multiprocessors)
+        printed = self._chosen.get(key)
+        if printed is None:
+            shapes = by_time(shapes_for(self.plan, width, multiprocessors), batch, multiprocessors)
+            # what is kept of a step is known when the text is printed
+            printed = next(found for found in map(self._of, shapes) if found.shape.memory <= MEMORY)
+            self._chosen[key] = printed
+        return printed
+
+    def _of(self, shape: Shape) -> _Printed:
         printed = self._kernels.get(shape)
         if printed is None:
             printed = self._kernels[shape] = _Printed(self.kernel, self.plan, shape, self.groups)
@@ -367,4 +372,10 @@ class _Printed:
         places = Places(source.arguments, groups)
         self.pointers, self.sums = places.of("pointer"), places.of("sum")
         self.strides, self.numbers, self.channels = places.of("stride"), places.of("number"), places.channels()
-        self.kernel = shared(kernel, source.name, source.text, source.types, self.shape.memory)
+        self._made = kernel, source
+
+    @cached_property
+    def kernel(self) -> Any:
+        """Compiled when it is first launched."""
+        made, source = self._made
+        return shared(made, source.name, source.text, source.types, self.shape.memory)

@@ -17,6 +17,17 @@ __device__ __forceinline__ unsigned pair_of(float a, float b) {
     return __float_as_uint(a) >> 16 | (__float_as_uint(b) & 0xffff0000u);
 }
 
+// Four numbers of an operand, and the part of them that comes first, of which the rest remains.
+struct alignas(16) Four {
+    float of[4];
+    __device__ __forceinline__ Operand part() {
+        const Operand first = {pair_of(of[0], of[1]), pair_of(of[2], of[3])};
+        #pragma unroll
+        for (int k = 0; k < 4; ++k) of[k] -= first_bits(of[k]);
+        return first;
+    }
+};
+
 // The sizes of a kernel, and where a thread is in them. WIDTH neurons in a row; SPLIT warps share 16 neurons: each adds up
 // a part of the numbers that come to them. Weights have WP parts, and the numbers that are multiplied by them VP.
 // LENGTH steps of a chunk keep KEPT numbers of each neuron in shared memory; of ARRIVING tensors numbers of two steps
@@ -32,15 +43,23 @@ struct Layer {
     // Products of parts of a weight and of a number: what both are small in is below the last bit.
     static constexpr int SMALL = WP + VP > 4 ? WP + VP - 4 : 0, PRODUCTS = WP * VP - SMALL * (SMALL + 1) / 2;
     static constexpr int HOLDERS = 32 * MT * WORKERS;
-    // More blocks than a cluster has give their numbers to one another through global memory.
+    // More blocks than a cluster has give their numbers to one another through global memory, EXCHANGE words for both
+    // buffers and a count of each block. From there each two blocks take those of all to their own memory: each takes
+    // half of them, for both. GIVING blocks have neurons. GROUP blocks have a signal together, so that their numbers are
+    // multiplied while others are on their way.
     static constexpr bool APART = C > 8;
-    static constexpr int FRAGMENTS = 2 * VP * NT * KT * 64, FLAGS = (C + 31) / 32 * 32, EXCHANGE = FRAGMENTS + FLAGS;
+    static constexpr int GIVING = (H + 16 * MT - 1) / (16 * MT), GROUP = (C + 15) / 16;
+    static constexpr int GROUPS = (GIVING + GROUP - 1) / GROUP, TAKEN = (GIVING + KS - 1) / KS;
+    // There a number that has parts is whole, a float, and split where it is multiplied: those are less words to take.
+    static constexpr bool WHOLE = APART && VP > 1;
+    static constexpr int HALVES = WHOLE ? 2 : VP;
+    static constexpr int FRAGMENTS = 2 * HALVES * NT * KT * 64, EXCHANGE = FRAGMENTS + (C + 31) / 32 * 32;
     static constexpr int SHARED = APART ? FRAGMENTS / 2 : FRAGMENTS, PARTS = KS > 1 ? KS * MT * NT * 128 : 0;
     // What a block gives lies together, in the place of its rank: GIVEN words.
     static constexpr int GIVEN = FRAGMENTS / 2 / C;
-    // Before them, two signals, of two words each.
+    // Before them, two signals, of two words each, and those of groups.
     static constexpr int NUMBERS = (LENGTH * KEPT + 2 * ARRIVING) * V * HOLDERS;
-    static constexpr int SIGNALS = 4, MEMORY = 4 * (SIGNALS + SHARED + PARTS + NUMBERS);
+    static constexpr int SIGNALS = APART ? 36 : 4, MEMORY = 4 * (SIGNALS + SHARED + PARTS + NUMBERS);
     // Sums whose products do not wait for one another, as many as registers beside the weights allow. The same for any
     // NT, so that rows have the same bits.
     // Each of the four parts of a multiprocessor has 512 registers for a lane, and a quarter of the warps.
@@ -63,10 +82,10 @@ struct Layer {
         lane = threadIdx.x % 32, warp = threadIdx.x / 32, mt = warp / KS, ks = warp % KS;
         block = blockIdx.x, rank = C > 1 && !APART ? cluster_rank() : 0;
         if (APART) {
-            unsigned& number = reinterpret_cast<unsigned*>(block_memory())[2];
-            if (threadIdx.x == 0) number = ticket(all);
-            block_wait();
-            block = number, rank = block % C;
+            unsigned& number = *reinterpret_cast<unsigned*>(block_memory());
+            if (threadIdx.x == 0 && pair_rank() == 0) tell_pair(&number, ticket(all));
+            pair_wait();
+            block = 2 * number + pair_rank(), rank = block % C;
             exchange = all + 32 + (long long)(block / C) * EXCHANGE;
         }
         m0 = (rank * MT + mt) * 16;
@@ -94,6 +113,7 @@ struct Layer {
     __device__ __forceinline__ unsigned long long* signal(int buffer) const {
         return reinterpret_cast<unsigned long long*>(block_memory()) + buffer;
     }
+    __device__ __forceinline__ unsigned long long* signal_of(int group) const { return signal(2 + group); }
     __device__ __forceinline__ unsigned* fragments() const {
         return APART ? exchange : reinterpret_cast<unsigned*>(block_memory()) + SIGNALS;
     }
@@ -113,8 +133,8 @@ struct Layer {
     // Before anything is given.
     __device__ __forceinline__ void begin() const {
         if (APART) {
-            if (threadIdx.x == 0) signal_start(signal(0)), signals_started();
-            block_wait();
+            if (threadIdx.x < GROUPS) signal_start(signal_of(threadIdx.x)), signals_started();
+            pair_wait();
         }
         if (C == 1 || APART) return;
         if (threadIdx.x == 0) {
@@ -151,28 +171,45 @@ struct Layer {
     __device__ __forceinline__ void wait(int buffer) {
         if (C == 1) return;
         if (APART) {
-            if (threadIdx.x == 0) signal_expect(signal(0), 4 * C * GIVEN);
-            if (threadIdx.x < 32) {
-                for (int block = lane; block < C; block += 32) {
-                    await(exchange + FRAGMENTS + block, phases);
-                    published();
-                    take(staged() + block * GIVEN, fragments() + buffer * (FRAGMENTS / 2) + block * GIVEN, 4 * GIVEN, signal(0));
-                }
-            }
-            signal_wait(signal(0), (phases - 1) & 1);
+            if (threadIdx.x < 32) fetch(buffer);
+            fetched();
             return;
         }
         signal_wait(signal(buffer), phases >> buffer & 1);
         phases ^= 1u << buffer;
         if (threadIdx.x == 0) signal_expect(signal(buffer), 4 * (C - 1) * GIVEN);
     }
+    // Of one warp: take what all blocks have given, with the other block of two. First what comes first in each warp's
+    // part of a sum.
+    //
+    // Both buffers and a block's memory are free then, as they are in a cluster: a block counts on behind the barrier of
+    // `pass`, where its warps have read what was taken before; the other block of two waits for that. And a block writes
+    // to a buffer again when it has read what all blocks gave to the other one.
+    __device__ __forceinline__ void fetch(int buffer) const {
+        const unsigned* counts = exchange + FRAGMENTS;
+        const int last = GIVING - lane * GROUP;
+        if (lane < GROUPS) signal_expect(signal_of(lane), 4 * GIVEN * (last < GROUP ? last : GROUP));
+        await(counts + (rank ^ 1), phases);
+        for (int k = 2 * lane + rank % 2; k < TAKEN * KS; k += 64) {
+            const int from = k % KS * TAKEN + k / KS, at = from * GIVEN;
+            if (from >= GIVING) continue;
+            await(counts + from, phases);
+            published();
+            take(staged() + at, exchange + buffer * (FRAGMENTS / 2) + at, 4 * GIVEN, signal_of(from / GROUP));
+        }
+    }
     // Of all threads, at the end: a block's memory is there until the last copies from it and to it have ended.
     __device__ __forceinline__ void end() const {
+        if (APART && threadIdx.x < GROUPS) fetched_wait(signal_of(threadIdx.x), (phases - 1) & 1);
         if (C > 1 && !APART) cluster_wait();
     }
     // Where in a buffer the part q of the numbers of group k of 16 neurons and of group n of 8 rows begins.
     static __device__ constexpr int place(int k, int q, int n) {
         return ((k / MT * VP + q) * NT + n) * MT * 64 + k % MT * 64;
+    }
+    // The same of whole numbers: four of a lane lie together.
+    static __device__ constexpr int place_of_whole(int k, int n) {
+        return (k / MT * NT + n) * MT * 128 + k % MT * 128;
     }
 
     // The weights of this thread: row k of `from` is what number k adds to each of H sums.
@@ -197,15 +234,19 @@ struct Layer {
     // What comes to this thread's neurons from the numbers in one of the two buffers. For all threads of a block.
     __device__ __forceinline__ void product(int buffer, float (&sum)[V]) const {
         float c[CHAINS][NT][4] = {};
-        const unsigned* given = (APART ? staged() : fragments() + buffer * (FRAGMENTS / 2)) + 2 * lane;
+        const unsigned* given = (APART ? staged() : fragments() + buffer * (FRAGMENTS / 2)) + (WHOLE ? 4 : 2) * lane;
         #pragma unroll
         for (int i = 0; i < NK; ++i) {
-            const int k = ks * NK + i < KT ? ks * NK + i : 0;  // beyond, weights are 0
+            const int k = ks * NK + i < GIVING * MT ? ks * NK + i : 0;  // beyond, weights are 0
+            if (APART && (i == 0 || k % (MT * GROUP) == 0)) fetched_wait(signal_of(k / (MT * GROUP)), (phases - 1) & 1);
             #pragma unroll
             for (int n = 0; n < NT; ++n) {
+                Four four;
+                if (WHOLE) four = *reinterpret_cast<const Four*>(given + place_of_whole(k, n));
                 #pragma unroll
                 for (int q = 0; q < VP; ++q) {
-                    const Operand b = *reinterpret_cast<const Operand*>(given + place(k, q, n));
+                    const Operand b =
+                        WHOLE ? four.part() : *reinterpret_cast<const Operand*>(given + place(k, q, n));
                     #pragma unroll
                     for (int p = 0; p < WP; ++p)
                         if (p + q < 3) multiply(c[(i * PRODUCTS + q * WP - q * (q - 1) / 2 + p) % CHAINS][n], w[i][p], b);
@@ -249,6 +290,13 @@ struct Layer {
         for (int l = 0; l < MINE; ++l) {
             const int half = (unit + l) % 2, tile = (unit + l) / 2;
             float a = has(2 * l) ? numbers[2 * l] : 0.0f, b = has(2 * l + 1) ? numbers[2 * l + 1] : 0.0f;
+            if (WHOLE) {
+                // where the lane has it that gets it in an operand: of row r of 8 and neuron m of 8, lane 4 * r + m / 2
+                unsigned* to = fragments() + buffer * (FRAGMENTS / 2) + place_of_whole(rank * MT + mt, tile);
+                to += lane % 4 * 32 + lane / 8 * 4 + lane / 4 % 2 + 2 * half;
+                to[0] = __float_as_uint(a), to[16] = __float_as_uint(b);
+                continue;
+            }
             #pragma unroll
             for (int q = 0; q < VP; ++q) {
                 const float p = first_bits(a), r = first_bits(b);

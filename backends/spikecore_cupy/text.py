@@ -327,7 +327,7 @@ class TextWriter(KernelWriter):
     def _type(self, argument: Argument) -> str:
         if argument.kind == "number":
             return self.real
-        if argument.kind == "exchange":
+        if argument.kind == "exchange":  # memory through which blocks give numbers to one another
             return "unsigned*"
         if argument.kind in _COUNTS:
             return "long long"

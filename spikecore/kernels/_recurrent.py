@@ -222,10 +222,8 @@ class FedRunner(KernelRunner):
         weights: Any = params[count:]
         longest = weights[-1] if self.fed.fed.delays else 0
         if state is None:
-            shape = x.shape[1:]
-            # by autograd, since the start may depend on a parameter that is learnt
-            state = (*self._at_rest(x.device, shape, arguments), x.new_zeros(shape))
-            state = (*state, x.new_zeros((*shape, longest))) if longest else state
+            state = self._start(x, arguments)
+            state = (*state, x.new_zeros((*x.shape[1:], longest))) if longest else state
         tensors = (*inputs, *state, *[value for value in (*arguments, *weights) if isinstance(value, Tensor)])
         self._refuse(tensors)
         wants = [torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors]
@@ -237,6 +235,20 @@ class FedRunner(KernelRunner):
             results = plan.forward(every, tensors)
         k, n = self.fed.n_outputs, self.fed.n_outputs + self.fed.n_final
         return tuple(results[:k]), tuple(results[k:n]) if self.fed.n_final else None, tuple(results[n:])
+
+    def _start(self, x: Tensor, params: Tuple[ParamValue, ...]) -> Tensors:
+        """The states and the output before the first step, where none is given."""
+        shape, program, compute = x.shape[1:], self.program, self.spec.compute
+        values = dict(zip(program.params, params))
+        starts: List[Any] = [values[str(node.attr)] if node.op == "param" else node.attr for node in program.initial]
+        constant = all(node.op in ("const", "param") for node in program.initial)
+        if not constant or any(isinstance(start, Tensor) for start in starts):
+            # by autograd, since the start may depend on a parameter that is learnt
+            return (*self._at_rest(x.device, shape, params), x.new_zeros(shape))
+        if x.dtype == compute and not any(starts):
+            # one launch for all
+            return x.new_zeros((len(starts) + 1, *shape)).unbind(0)
+        return (*[x.new_full(shape, start, dtype=compute) for start in starts], x.new_zeros(shape))
 
 
 def _through(step: Tensor, weight: Tensor) -> Tensor:
@@ -438,7 +450,8 @@ class FeedbackLaunch:
         grads = [None if grad is None else _steps(grad) for grad in cotangents.outputs]
         if grads[output] is None:
             grads[output] = new(step).zero_().expand(fed.shape)
-        ends = [new(step, dtype=compute).zero_() if g is None else g.contiguous() for g in cotangents.final]
+        final = cotangents.final if plan.final else ()
+        ends = [new(step, dtype=compute).zero_() if g is None else g.contiguous() for g in final]
         traces = [_steps(g) for g in cotangents.trace if g is not None]
         gus = [torch.empty_like(us, memory_format=torch.contiguous_format) if wants else None for wants in wanted]
         to_state = [new(step, dtype=compute) for _ in range(kernels.n_states)] if cotangents.state else []
@@ -449,7 +462,7 @@ class FeedbackLaunch:
             filled += [*absent, new((fed.delays.rows, *step), dtype=compute).zero_()]
         sums = launch(
             geometry, _with(fed.inputs, into, us.contiguous()), fed.state, params, (None, *checkpoints),
-            [grad for grad in grads if grad is not None], ends if plan.final else (), traces,
+            [grad for grad in grads if grad is not None], ends, traces,
             [gu for gu in gus if gu is not None], filled,
         )  # fmt: skip
         each = iter(sums if sums is not None else ())
