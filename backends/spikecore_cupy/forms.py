@@ -99,8 +99,9 @@ def form_of(plan: Plan) -> Form:
     if normalises(plan):
         return _normalising(plan)
     width, blocks = widest(plan), 0
-    if isinstance(plan, BackwardPlan) and not plan.spec.steps and not plan.learn and plan.compute == torch.float32:
-        # what is kept, and what a step needs beside it; with five blocks two states in float32 spilled registers
+    if isinstance(plan, BackwardPlan) and not plan.spec.steps and not plan.learn and plan.dtype == torch.float32:
+        # what is kept, and what a step needs beside it; with five blocks two states in float32 spilled registers, and
+        # with six two states in bfloat16
         blocks = min(6, int(65536 // (BLOCK * (24 + width * _registers_of_chunk(plan)))))
     return Form(width, longest(plan.program, plan.spec), blocks if blocks == 6 else 0)
 
