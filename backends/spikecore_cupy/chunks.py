@@ -145,7 +145,11 @@ class ChunkWriter(Writer):
         inner = [f"if ({self._is_first(backwards)}) {self.wait()}"]
         inner += [f"if (t < T - 1 || {WHOLE}) {{", *indented([*numbers, *lines]), "}"]
         registers = [f"Pack<{stream.kind}, V> {stream.name}[T];" for stream in new if stream.name in self.twice]
-        return [*registers, *self._from(new, backwards), *over_steps([*inner, *self._fetches(new, backwards)], "", backwards)]
+        return [
+            *registers,
+            *self._from(new, backwards),
+            *over_steps([*inner, *self._fetches(new, backwards)], "", backwards),
+        ]
 
     # -- chunks that are fetched while the one before them is computed
 
@@ -154,16 +158,16 @@ class ChunkWriter(Writer):
         return "t == T - 1 || t % TOGETHER == TOGETHER - 1" if backwards else "t % TOGETHER == 0"
 
     def wait(self) -> str:
-        """The line that waits for the oldest of the groups that were fetched: in a chunk there are as many in each loop."""
+        """The line that waits for the oldest group that was fetched: each loop over a chunk has as many."""
         return f"arrived<{self.loops} * ((T + TOGETHER - 1) / TOGETHER) - 1>();"
 
     def _from(self, streams: Sequence[Stream], backwards: bool) -> List[str]:
         """Lines that say where the first step that a loop fetches is, in each tensor."""
         step = "(next + T - 1)" if backwards else "next"
-        at = [(self._next(one), one.kind, self.all(one.tensor, one.group, one.number, step)) for one in streams]
+        at = [(self._coming(one), one.kind, self.all(one.tensor, one.group, one.number, step)) for one in streams]
         return [f"const {kind}* {name} = {place};" for name, kind, place in at]
 
-    def _next(self, stream: Stream) -> str:
+    def _coming(self, stream: Stream) -> str:
         return self.unique(f"{stream.name}_next")
 
     def _fetches(self, streams: Sequence[Stream], backwards: bool) -> List[str]:
@@ -173,8 +177,8 @@ class ChunkWriter(Writer):
         lines = []
         for one in streams:
             sign = "-" if backwards else "+"
-            step = f"{self._next(one)} {sign}= {self.stride(one.tensor, one.group, one.number)};"
-            lines += [f"if (u < T - 1 || next_whole) {self.ahead(one.name)}.fetch(u, {self._next(one)});", step]
+            step = f"{self._coming(one)} {sign}= {self.stride(one.tensor, one.group, one.number)};"
+            lines += [f"if (u < T - 1 || next_whole) {self.ahead(one.name)}.fetch(u, {self._coming(one)});", step]
         first = "t + TOGETHER - 1 < T ? t + TOGETHER - 1 : T - 1" if backwards else "t / TOGETHER * TOGETHER"
         head = f"for (int u = {first}; u >= t; --u) {{" if backwards else f"for (int u = {first}; u <= t; ++u) {{"
         loop = ["if (more) {", *indented(["#pragma unroll", head, *indented(lines), "}"]), "}"] if lines else []

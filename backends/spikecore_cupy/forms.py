@@ -119,7 +119,7 @@ def in_chunks(plan: Plan, form: Form, length: int) -> Form:
     149 and 155. LIF whose division remains, tau = 3, is the same to 2 % with and without; in float32 all are.
     """
     form = form._replace(length=length)
-    if AHEAD and plan.dtype != plan.compute and not (normalises(plan) or form.staged or form.together) and form.width > 1:
+    if AHEAD and _fits_ahead(plan, form):
         return form._replace(ahead=True)
     if plan.compute != torch.float32 or normalises(plan):
         return form
@@ -131,6 +131,19 @@ def in_chunks(plan: Plan, form: Form, length: int) -> Form:
     return (
         form._replace(blocks=5) if channels and form.width * _registers_of_chunk(plan, length) <= KEPT_OF_FIVE else form
     )
+
+
+def _fits_ahead(plan: Plan, form: Form) -> bool:
+    """Whether a chunk is fetched while the one before it is computed: with 16 bits, whose kernels have few threads over
+    many steps, where a thread copies 4 bytes at least and the places of a block need no leave.
+    """
+    if plan.dtype == plan.compute or normalises(plan) or form.staged or form.together or form.width == 1:
+        return False
+    stored, real = torch.finfo(plan.dtype).bits // 8, torch.finfo(plan.compute).bits // 8
+    size = len(plan.program.inputs) * form.length * stored
+    if isinstance(plan, BackwardPlan):
+        size += form.length * (sum(plan.outputs) * stored + len(plan.trace) * real) + len(plan.recomputed_states) * real
+    return size * form.width * form.threads <= SHARED
 
 
 def beside_of(plan: Plan) -> Optional[Beside]:
