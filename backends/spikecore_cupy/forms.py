@@ -69,7 +69,8 @@ KEPT_OF_FIVE = 62
 MOST = 168
 #: Bytes of shared memory of a block that needs no leave for more.
 SHARED = 48 * 1024
-AHEAD = False
+#: Neurons of a layer whose forward kernel fetches chunks ahead, at least: with fewer a thread has one number.
+FEWEST = 2**16
 #: Of an H100 and an H200. The blocks of programs that normalise are counted by it on every GPU, for the same reason.
 MULTIPROCESSORS = 132
 
@@ -119,8 +120,9 @@ def in_chunks(plan: Plan, form: Form, length: int) -> Form:
     149 and 155. LIF whose division remains, tau = 3, is the same to 2 % with and without; in float32 all are.
     """
     form = form._replace(length=length)
-    if AHEAD and _fits_ahead(plan, form):
-        return form._replace(ahead=True)
+    if form.ahead:
+        fits = _fits_ahead(plan, form)
+        return form._replace(ahead=fits, blocks=4 if fits and isinstance(plan, ForwardPlan) else form.blocks)
     if plan.compute != torch.float32 or normalises(plan):
         return form
     if isinstance(plan, ForwardPlan):
@@ -133,11 +135,24 @@ def in_chunks(plan: Plan, form: Form, length: int) -> Form:
     )
 
 
-def _fits_ahead(plan: Plan, form: Form) -> bool:
-    """Whether a chunk is fetched while the one before it is computed: with 16 bits, whose kernels have few threads over
-    many steps, where a thread copies 4 bytes at least and the places of a block need no leave.
+def goes_ahead(plan: Plan, neurons: int) -> bool:
+    """Whether the kernel for so many neurons fetches a chunk while it computes the one before it, if its form allows.
+
+    Of a copy's speed in bfloat16 on an H100, forward over 700 steps of 96,000 neurons: LIF 0.87 and 0.76 without, two
+    states 0.81 and 0.67; of 700,000 neurons threads hide each other's waiting, and both are the same or 0.03 slower.
+    Backward with two and three states 0.78 to 0.87 and 0.59 to 0.81; LIF over 250 steps 0.84 and 0.78, over 97 steps
+    0.82 and 0.86.
     """
-    if plan.dtype == plan.compute or normalises(plan) or form.staged or form.together or form.width == 1:
+    if plan.dtype == plan.compute or plan.spec.steps or normalises(plan):
+        return False
+    if isinstance(plan, ForwardPlan):
+        return FEWEST <= neurons < 4 * FEWEST
+    return len(plan.program.states) > 1 or (not plan.learn and neurons < 8 * FEWEST)
+
+
+def _fits_ahead(plan: Plan, form: Form) -> bool:
+    """Whether a thread copies 4 bytes at least, and a block needs no leave for its places in shared memory."""
+    if form.staged or form.together or form.width == 1:
         return False
     stored, real = torch.finfo(plan.dtype).bits // 8, torch.finfo(plan.compute).bits // 8
     size = len(plan.program.inputs) * form.length * stored
