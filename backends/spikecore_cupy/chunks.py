@@ -2,9 +2,12 @@
 
 Chunks: each has T steps or one less, the longer first, so that every number of steps is computed by unrolled loops.
 (A last chunk of a few steps, in a loop, waited for memory at each of them: 25 steps took a third longer than 32.)
-Measured on an H200 and left out: to issue the loads of the next chunk within this one, in the places that its steps
-leave (forward the same, backward 5 to 25 % slower, for it takes up to half as many registers again), and a text for
-each of the two lengths (the same where all chunks are equal, up to 9 % slower where they are not).
+A text for each of the two lengths was measured on an H200 and left out (the same where all chunks are equal, up to 9 %
+slower where they are not).
+
+Ahead: with 16 bits a thread fetches the next chunk into shared memory while it computes this one, into the places that
+its steps have read, and no register waits for memory. (In registers, backward took up to half as many again, and was 5
+to 25 % slower.)
 
 Groups: a thread may have several groups of neighbouring neurons, far from one another, one after the other. It then
 reads parameters per channel once for all of them, and adds up its parts of a gradient.
@@ -38,14 +41,13 @@ _IS_WHOLE = f"const bool {WHOLE} = chunk < longer;"
 def longest(program: Program, spec: Spec) -> int:
     """Steps of a chunk at most, where there are several: the same for forward and backward, which share checkpoints.
 
-    Backward keeps some values of every step of a chunk in registers, and a checkpoint is memory to write and to read.
-    With 16 bits of memory a checkpoint of one state, 32 bits, weighs twice as much, and with two states 8 bytes of
-    registers a neuron and step allow 10 steps of four neurons. On an H200, backward: two states in bfloat16
-    0.83 of a copy's speed (chunks of 12 and two neurons 0.69 to 0.81), LIF in bfloat16 0.89 at T = 250 (12: 0.82).
+    Backward keeps some values of every step of a chunk in registers, and a checkpoint is memory to write and to read:
+    with 16 bits of memory one of two states costs 16 bytes beside the 10 of each step, written and read. On an H100,
+    two states in bfloat16: chunks of 10 steps 0.70 to 0.79 of a copy's speed, of 16, fetched ahead, 0.77 to 0.86.
     """
-    if spec.dtype == spec.compute or spec.learn or program.normalised or program.seeds:
+    if spec.dtype == spec.compute or program.normalised or program.seeds:
         return 12
-    return 16 if len(program.states) == 1 else 10
+    return 12 if spec.learn and len(program.states) == 1 else 16
 
 
 def chunk_length(steps: int, most: int) -> int:
@@ -158,16 +160,16 @@ class ChunkWriter(Writer):
         return "t == T - 1 || t % TOGETHER == TOGETHER - 1" if backwards else "t % TOGETHER == 0"
 
     def wait(self) -> str:
-        """The line that waits for the oldest of the groups that were fetched: in a chunk there are as many in each loop."""
+        """The line that waits for the oldest group that was fetched: each loop over a chunk has as many."""
         return f"arrived<{self.loops} * ((T + TOGETHER - 1) / TOGETHER) - 1>();"
 
     def _from(self, streams: Sequence[Stream], backwards: bool) -> List[str]:
         """Lines that say where the first step that a loop fetches is, in each tensor."""
         step = "(next + T - 1)" if backwards else "next"
-        at = [(self._next(one), one.kind, self.all(one.tensor, one.group, one.number, step)) for one in streams]
+        at = [(self._coming(one), one.kind, self.all(one.tensor, one.group, one.number, step)) for one in streams]
         return [f"const {kind}* {name} = {place};" for name, kind, place in at]
 
-    def _next(self, stream: Stream) -> str:
+    def _coming(self, stream: Stream) -> str:
         return self.unique(f"{stream.name}_next")
 
     def _fetches(self, streams: Sequence[Stream], backwards: bool) -> List[str]:
@@ -177,8 +179,8 @@ class ChunkWriter(Writer):
         lines = []
         for one in streams:
             sign = "-" if backwards else "+"
-            step = f"{self._next(one)} {sign}= {self.stride(one.tensor, one.group, one.number)};"
-            lines += [f"if (u < T - 1 || next_whole) {self.ahead(one.name)}.fetch(u, {self._next(one)});", step]
+            step = f"{self._coming(one)} {sign}= {self.stride(one.tensor, one.group, one.number)};"
+            lines += [f"if (u < T - 1 || next_whole) {self.ahead(one.name)}.fetch(u, {self._coming(one)});", step]
         first = "t + TOGETHER - 1 < T ? t + TOGETHER - 1 : T - 1" if backwards else "t / TOGETHER * TOGETHER"
         head = f"for (int u = {first}; u >= t; --u) {{" if backwards else f"for (int u = {first}; u <= t; ++u) {{"
         loop = ["if (more) {", *indented(["#pragma unroll", head, *indented(lines), "}"]), "}"] if lines else []

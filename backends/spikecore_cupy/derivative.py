@@ -1,11 +1,11 @@
 """The adjoint of a step as the backward kernel computes it.
 
-Where its results are rounded to 16 bits and the step that is computed again has exact divisions, the kernel would wait
-for arithmetic and not for memory. There the adjoint's own divisions may be off by two units in the last place of
+Where its results are rounded to 16 bits, the kernel would wait for arithmetic and not for memory: two states took 43
+instructions of each step, and take 30. There the adjoint's own divisions may be off by two units in the last place of
 float32, far below the rounding: one by parameters alone becomes a product with their reciprocal, any other one is
-approximate. A product and the sum it is added to are rounded once: two states in bfloat16 wait for instructions.
-Spikes and states never depend on it. In kernels with feedback every step waits for the one behind it, and so for each
-exact division of the adjoint (four of a thread, one after the other, took a fifth of a step): there, too.
+approximate. A product and the sum it is added to are rounded once. Spikes and states never depend on it. In kernels
+with feedback every step waits for the one behind it, and so for each exact division of the adjoint (four of a thread,
+one after the other, took a fifth of a step): there, too.
 
 The adjoint of a program that normalises has twice the arithmetic, on two reads of the same numbers: there a product
 and the sum it is added to are rounded once, and what is a factor of all parts of a sum is multiplied once, at the end.

@@ -177,7 +177,9 @@ class BackwardWriter(ChunkWriter):
             # the first chunk starts at rest or from given states, every other one from its checkpoint
             first = self.starting(name, state)
             if not self.fixed:
-                saved = f"{state} = {f'{self.ahead(state)}.get(0)' if ahead else self.load(self.saved_at(name))};"
+                # arguments are in the order in which lines first name them, which is the same in all forms of a plan
+                place = self.saved_at(name)
+                saved = f"{state} = {f'{self.ahead(state)}.get(0)' if ahead else self.load(place)};"
                 first = ["if (chunk == 0) {", *indented(first), "} else {", *indented([saved]), "}"]
             lines += [self.pack(state), *first]
         lines += self.fetched_states()
