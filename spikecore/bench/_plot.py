@@ -61,7 +61,8 @@ def figure_of(report: Report) -> Any:
     for ax in list(axes.flat)[len(panels) :]:
         ax.set_visible(False)
     machine = report.machine
-    figure.suptitle(f"spikecore {machine['spikecore']} on {machine['device_name']}, torch {machine['torch']}")
+    title = f"spikecore {machine['spikecore']} on {machine['device_name']}, torch {machine['torch']}"
+    figure.suptitle(title, fontsize="large" if across > 1 else "small")
     # colours mean the same in all panels, so one legend serves them all, below, where it covers no point
     lines = {label: line for ax in axes.flat for line, label in zip(*ax.get_legend_handles_labels())}
     columns = 2 * across
@@ -133,7 +134,8 @@ def _bounded(kind: str, label: str, ax: Any, title: str, rows: List[Row], colour
     names, values = [row.implementation for row in rows], [row.figures[f"{kind}_ms"] for row in rows]
     ax.scatter(values, names, color=[_colour(name.partition(", ")[0], colours) for name in names])
     for name, value in zip(names, values):
-        ax.annotate(f"{value:#.3g}", (value, name), textcoords="offset points", xytext=(7, -3), fontsize=7)
+        written = f"{value:#.3g}".rstrip(".") if value < 1000 else f"{value:,.0f}"
+        ax.annotate(written, (value, name), textcoords="offset points", xytext=(7, -3), fontsize=7)
     bound = rows[0].figures[f"{kind}_bound_ms"]
     ax.axvline(bound, color="black", linewidth=0.9, linestyle="--", label="bound of the arithmetic")
     ax.set_xscale("log")

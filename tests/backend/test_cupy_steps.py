@@ -12,6 +12,7 @@ import spikecore as sc
 from spikecore.backend import Spec
 from spikecore.kernels import Geometry
 from spikecore.kernels._call import Call, Kernels
+from spikecore_cupy import forms
 from spikecore_cupy import launcher as cupy_launcher
 from spikecore_cupy.host import HostBackend
 from spikecore_cupy.source import print_kernel
@@ -71,3 +72,14 @@ def test_sizes_in_turn_print_no_text_again(monkeypatch: pytest.MonkeyPatch) -> N
         assert launch.dense(geometry, (1, 0, 0, 1, 0, 0, 0))((x, out), values) is not None
         assert torch.equal(out, sc.LIF(backend="torch")(x))
     assert printed == ["ForwardPlan"]
+
+
+@pytest.mark.parametrize("make", [sc.LIF, sc.Synaptic, sc.Alpha])
+def test_chunks_fetched_ahead(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 16 bits layers of some sizes fetch the next chunk while they compute this one, forward and backward."""
+    monkeypatch.setattr(forms, "FEWEST", 16)
+    for steps in (17, 32, 33, 40, 49):
+        x = torch.rand(steps, 32, generator=torch.Generator().manual_seed(steps)).mul(1.5).to(torch.bfloat16)
+        ours, reference = (results(lambda b: make(backend=b), name, x) for name in ("cupy_host", "torch"))
+        assert torch.equal(ours[0], reference[0]), steps
+        torch.testing.assert_close(ours[-1], reference[-1], rtol=2e-2, atol=2e-2)
