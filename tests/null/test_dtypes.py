@@ -14,6 +14,7 @@ from spikecore import dtypes
 from spikecore._shell.checks import lacking
 from spikecore.backend import Capabilities, Feedback, Spec
 from spikecore.lang import Node, Program
+from spikecore.lang._program import Statistics
 from spikecore.testing._tolerances import EXACT_STEPS, TOLERANCES
 
 # -- dtypes
@@ -72,8 +73,9 @@ NOT_BY_A_CALL = {"double_backward", "torch_compile"}
 def asked() -> Set[str]:
     """The capabilities that some call needs."""
     x, v, p = Node("input", (), "x"), Node("state", (), "v"), Node("param", (), "p")
-    names = {"inputs": ("x", "y"), "states": ("v",), "params": ("p",), "statistics": ("p",) * 4}
-    program = Program("All", outputs=[x, v], next=[p], initial=[v], **names)
+    names = {"inputs": ("x", "y"), "states": ("v",), "params": ("p",)}
+    normalised = [Statistics(name, *("p",) * 4) for name in names["inputs"]]
+    program = Program("All", outputs=[x, v], next=[p], initial=[v], normalised=normalised, **names)
     found: Set[str] = set()
     for row, kind in itertools.product(dtypes.TABLE, ("channel", "full")):
         spec = Spec(row.dtype, 1, (kind,), learn=("p",), feedback=Feedback())
