@@ -460,8 +460,8 @@ class FeedbackLoop:
     them the last output goes through the matrix by torch. Derivatives of any order are autograd's.
     """
 
-    def __init__(self, program: Program, step: Runner, feedback: Feedback) -> None:
-        self.program, self.step, self.feedback = program, step, feedback
+    def __init__(self, program: Program, step: Runner, feedback: Optional[Feedback] = None) -> None:
+        self.program, self.step, self.feedback = program, step, feedback or Feedback()
 
     def __call__(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]

@@ -130,6 +130,7 @@ class FedPlan:
         if fed.feedback.detach:
             result = self._apart(numbers, tensors, behind[0], cotangents)
             gu: Any = result[fed.feedback.into]
+            gu = torch.zeros_like(behind[0]) if gu is None else gu  # of outputs that do not depend on it
             result[moving - kernels.n_fed : moving - kernels.n_fed] = fed.to_first(None, of_past, state)
         else:
             to_inputs, to_state, sums = self._way(fed).backward(fed, behind, cotangents)
@@ -223,7 +224,7 @@ class FedRunner(KernelRunner):
         longest = weights[-1] if self.fed.fed.delays else 0
         if state is None:
             state = self._start(x, arguments)
-            state = (*state, x.new_zeros((*x.shape[1:], longest))) if longest else state
+            state = (*state, x.new_zeros((*x.shape[1:], longest))) if self.fed.fed.delays else state
         tensors = (*inputs, *state, *[value for value in (*arguments, *weights) if isinstance(value, Tensor)])
         self._refuse(tensors)
         wants = [torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors]
