@@ -54,8 +54,14 @@ class FedKernels(Kernels):
         self.tensor_params = (*self.tensor_params, *range(count, count + behind))
         self.steps, self.launches = FeedbackSteps(backend, program, spec), FeedbackLaunch(backend, program, spec)
         self.feedback_spec = spec
-        #: What finds the gradients where the output that comes back is a constant.
-        self.apart = Kernels(backend, program, self.spec)
+        self._detached: Dict[Optional[int], Kernels] = {}
+
+    def detached(self, steps: int) -> Kernels:
+        """What computes so many steps without feedback, for gradients where the output that comes back is a constant."""
+        fixed = steps if steps <= MAX_STATIC_STEPS else None
+        if fixed not in self._detached:
+            self._detached[fixed] = Kernels(self.backend, self.program, replace(self.spec, steps=fixed))
+        return self._detached[fixed]
 
 
 class FedPlan:
@@ -156,7 +162,7 @@ class FedPlan:
         """Gradients of the inputs, of the program's states and of its parameters, of a call whose input is ``u`` and
         into which nothing comes back.
         """
-        kernels, moving, into = self.kernels.apart, self.moving, self.kernels.fed.into
+        kernels, moving, into = self.kernels.detached(len(us)), self.moving, self.kernels.fed.into
         tensors = [*saved[:into], us, *saved[into + 1 : moving - self.kernels.n_fed]]
         tensors += saved[moving : self.weight]
         needs = (
