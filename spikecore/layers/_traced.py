@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
@@ -24,10 +25,16 @@ _SHAPES = ("contiguous", "flatten", "permute", "reshape", "squeeze", "transpose"
 
 
 class _Proxy(fx.Proxy):
-    """A value under way. ``a += b`` stays a change in place."""
+    """A value under way. ``a += b`` stays a change in place; others would become new values, so they raise."""
 
     def __iadd__(self, other: Any) -> Any:
         return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})
+
+    def _refuse(self, other: Any) -> Any:
+        raise RuntimeError("of changes in place a graph has sums alone")
+
+    __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = __ipow__ = __imatmul__ = _refuse
+    __iand__ = __ior__ = __ixor__ = __ilshift__ = __irshift__ = _refuse
 
 
 def _modes() -> Tuple[Any, ...]:
@@ -53,12 +60,37 @@ class _Tracer(fx.Tracer):
         return _Proxy(node, self)
 
 
+class _Kept:
+    """A dict of attributes as it was, with the lists and dicts in it."""
+
+    def __init__(self, attributes: Dict[str, Any]) -> None:
+        inner = [value for value in attributes.values() if isinstance(value, (list, dict))]
+        self._kept = [(value, copy.copy(value)) for value in [attributes, *inner]]
+
+    def restore(self) -> bool:
+        """Give them back what they had; whether that is something else than what they have."""
+        changed = [(now, old) for now, old in self._kept if not _same(now, old)]
+        for now, old in changed:
+            now.clear()
+            now.update(old) if isinstance(now, dict) else now.extend(old)
+        return bool(changed)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two lists or dicts have the same objects."""
+    if isinstance(one, dict):
+        return _same([*one], [*other]) and _same([*one.values()], [*other.values()])
+    return len(one) == len(other) and all(map(operator.is_, one, other))
+
+
 def traced(block: nn.Module) -> Optional[fx.Graph]:
     """The graph of a block's ``forward``, None where it has none: where torch.fx cannot trace it, what it does depends
-    on ``self.training``, it sets an attribute or a mode, or it changes something else than a sum in place.
+    on ``self.training``, an argument has a default, it sets an attribute or a mode, it changes a list or dict that is
+    an attribute, or it changes something else than a sum in place.
     """
     modes = [(module, module.training) for module in block.modules()]
-    attributes = dict(vars(block))
+    grad, before = torch.is_grad_enabled(), _modes()
+    kept = [_Kept(vars(module)) for module, _ in modes]
     graphs = []
     try:
         for training in (True, False):
@@ -69,25 +101,32 @@ def traced(block: nn.Module) -> Optional[fx.Graph]:
         # a forward that reads sizes or values raises whatever it likes: nothing is known of it
         return None
     finally:
+        changed = _modes() != before
+        torch.set_grad_enabled(grad)
         for module, training in modes:
             module.training = training
-        changed = {name for name, value in vars(block).items() if attributes.get(name, block) is not value}
-        for name in changed:
-            vars(block).pop(name)
-        vars(block).update(attributes)
+        for attributes in kept:
+            changed = attributes.restore() or changed
     in_place = any(
         (node.target is operator.iadd and len(node.args[0].users) > 1)
         or (node.op == "call_method" and str(node.target).endswith("_"))
         or {"inplace", "out"}.intersection(node.kwargs)
         for node in graphs[0].nodes
     )
-    return None if changed or in_place or str(graphs[0]) != str(graphs[1]) else graphs[0]
+    # of an argument with a default the graph has what a forward does that is given one
+    defaults = any(node.op == "placeholder" and node.args for node in graphs[0].nodes)
+    return None if changed or in_place or defaults or str(graphs[0]) != str(graphs[1]) else graphs[0]
 
 
 def summands(node: Any) -> Tuple[fx.Node, ...]:
     """The two values that a node adds; none where it does something else."""
-    adds = isinstance(node, fx.Node) and node.op in ("call_function", "call_method") and node.target in _SUMS
-    both = adds and len(node.args) == 2 and not node.kwargs and all(isinstance(v, fx.Node) for v in node.args)
+    return _operands(node, _SUMS)
+
+
+def _operands(node: Any, targets: Sequence[Any]) -> Tuple[fx.Node, ...]:
+    """The two values that a node calls one of the targets with; none where it has other arguments."""
+    calls = isinstance(node, fx.Node) and node.op in ("call_function", "call_method") and node.target in targets
+    both = calls and len(node.args) == 2 and not node.kwargs and all(isinstance(v, fx.Node) for v in node.args)
     return node.args if both else ()
 
 
@@ -131,9 +170,9 @@ def in_shapes(graph: fx.Graph, value: fx.Node, shapes: Sequence[fx.Node]) -> fx.
     return value
 
 
-def channels_behind(norm: Any, folded: bool, call: fx.Node, shapes: Sequence[fx.Node]) -> int:
+def channels_behind(norm: Any, folded: bool, call: fx.Node, shapes: Sequence[fx.Node], before: Any) -> int:
     """Which dimension of a time step has the channels of a normalisation of samples, once its output was given other
-    shapes: 1, or -1 for the last one; 0 where that is not known.
+    shapes: 1, or -1 for the last one; 0 where that is not known. ``before`` is the module that its input comes from.
 
     Known are tokens that are transposed before and behind (Zhou et al., 2023), and samples in front of which time and
     batch, and tokens maybe, become dimensions of their own. Where sizes are not what the shapes say, the call raises.
@@ -152,7 +191,9 @@ def channels_behind(norm: Any, folded: bool, call: fx.Node, shapes: Sequence[fx.
         sizes = (*sizes, *[None] * _SAMPLES[type(norm)])
     if isinstance(norm, nn.BatchNorm1d) and _is_matrix(source):
         return 1 if len(sizes) in (3, 4) and len(_sizes(unfolds[0])) == 2 else -1 if len(sizes) > 2 else 0
-    return 1 if len(sizes) == 2 + _SAMPLES[type(norm)] else 0
+    # nn.BatchNorm1d takes matrices as well, which four sizes may give tokens
+    shown = not isinstance(norm, nn.BatchNorm1d) or isinstance(before, nn.Conv1d) or _name(unfolds[0]) == "unflatten"
+    return 1 if len(sizes) == 2 + _SAMPLES[type(norm)] and (shown or _has_sizes(source, 3)) else 0
 
 
 #: Dimensions of a sample.
@@ -185,11 +226,11 @@ def _sizes(node: fx.Node) -> Tuple[Any, ...]:
 
 
 def _keeps_last(node: fx.Node) -> bool:
-    """Whether the last dimension stays, if its size does."""
+    """Whether the last dimension stays, of ``[T * B, N, C]`` that becomes ``[T, B, N, C]``, if its size does."""
     name, args = _name(node), node.args[1:]
     if name == "flatten":
         return len(args) == 2 and args[1:] != (-1,)
-    return name in ("contiguous", "reshape", "view") or (name == "unflatten" and args[:1] != (-1,))
+    return name == "contiguous" or (name == "unflatten" and args[:1] == (0,)) or _has_sizes(node, 4)
 
 
 def _is_matrix(value: Any) -> bool:
@@ -199,7 +240,12 @@ def _is_matrix(value: Any) -> bool:
     if not _shapes(value):
         return False
     flattened = _name(value) == "flatten" and value.args[1:] in ((0, 2), (0, -2))
-    return flattened or (_name(value) in ("reshape", "view") and len(_sizes(value)) == 2)
+    return flattened or _has_sizes(value, 2)
+
+
+def _has_sizes(value: Any, count: int) -> bool:
+    """Whether a value was given so many sizes."""
+    return _shapes(value) and _name(value) in ("reshape", "view") and len(_sizes(value)) == count
 
 
 class Rewritten:
@@ -243,9 +289,9 @@ def follow_graph(block: nn.Module, graph: fx.Graph, known: Optional[Whole], foll
             values[node], known = known, None
         elif node.op == "call_module":
             values[node] = _follow_call(block.get_submodule(str(node.target)), of, follow)
-        elif node.target in _SUMS and len(of) == 2:
+        elif summands(node):
             values[node] = added(*of)
-        elif node.target in _PRODUCTS and len(of) == 2:
+        elif _operands(node, _PRODUCTS):
             values[node] = multiplied(*of)
         elif _shapes(node):
             values[node] = of[0]

@@ -151,7 +151,7 @@ class Scaled(BasicBlock):
 
     def __init__(self, how):
         super().__init__(2, 2)
-        self.how = how
+        self.how, self.log = how, []
 
     def forward(self, x):
         """``[T, B, C, H, W]``."""
@@ -169,20 +169,86 @@ class Scaled(BasicBlock):
             x.mul_(2)
         if self.how == "used twice":
             return self.lif2(y + x) + y
+        if self.how == "times in place":
+            x = z = self.conv1(x)
+            x *= 2
+            return self.lif2(y + z)
+        if self.how == "list":
+            self.log.append(y)
+        if self.how == "attribute of a part":
+            self.lif2.seen = y
+        if self.how == "grad mode":
+            torch.set_grad_enabled(False)
         return self.lif2(y + x)
 
 
-@pytest.mark.parametrize("how", ["training", "value", "no_grad", "attribute", "in place", "used twice"])
+class Optional(Scaled):
+    """A block with an argument that may be left out."""
+
+    def forward(self, x, skip=None):
+        """``[T, B, C, H, W]``."""
+        return self.lif2(self.conv2(x) + x if skip is None else self.conv2(x) + skip)
+
+
+class Reads(Scaled):
+    """A block that reads a parameter of its normalisation."""
+
+    def forward(self, x):
+        """``[T, B, C, H, W]``."""
+        return self.lif1(self.bn1(x)) * self.bn1.module.weight.mean()
+
+
+HOWS = ["training", "value", "no_grad", "attribute", "in place", "used twice", "times in place", "list"]
+HOWS += ["attribute of a part", "grad mode", Optional, Reads]
+
+
+@pytest.mark.parametrize("how", HOWS)
 def test_a_block_that_does_something_else_stays_as_it_is(how):
     """Its mode and its attributes, too; the warning says what can be taken."""
-    block = Scaled(how).eval()
+    block = (Scaled(how) if isinstance(how, str) else how("")).eval()
     block.conv2.train()
-    before = dict(vars(block))
+    before, of_part = dict(vars(block)), dict(vars(block.lif2))
     with pytest.warns(UserWarning, match=r"that torch\.fx can trace and that does the same in train\(\) and eval\(\)"):
         sc.fuse(block)
     assert vars(block) == before
+    assert vars(block.lif2) == of_part
+    assert not block.log
+    assert torch.is_grad_enabled()
     assert not forms(block)
     assert block.conv2.training
+
+
+class Tokens(nn.Module):
+    """A normalisation of tokens, and shapes between it and the neuron."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.drop, self.linear, self.conv = how, nn.Dropout(0.0), nn.Linear(4, 4), nn.Conv1d(4, 4, 1)
+        self.norm, self.neuron = nn.BatchNorm1d(4), sc.LIF()
+
+    def forward(self, x):
+        """``[T, B, 4, 4]``."""
+        if self.how == "matrix":
+            y = self.norm(self.linear(self.drop(x.flatten(0, 2)))).view(T, B, 4, 4)
+        elif self.how == "heads":
+            y = self.norm(x.flatten(0, 1).transpose(1, 2)).transpose(1, 2).reshape(T, B, 4, 2, 2)
+        elif self.how == "convolution":
+            y = self.norm(self.conv(x.flatten(0, 1))).view(T, B, 4, 4)
+        else:
+            y = self.norm(x.reshape(T * B, 4, 4)).view(T, B, 4, 4)
+        return self.neuron(y)
+
+
+@pytest.mark.parametrize(("how", "expected"), [("matrix", []), ("heads", []), ("convolution", [1]), ("samples", [1])])
+@pytest.mark.filterwarnings("ignore:sc.fuse:UserWarning")
+def test_tokens_whose_channels_are_not_known_stay_as_they_are(how, expected):
+    """With as many tokens as channels no size tells them apart."""
+    plain = Tokens(how).double()
+    nn.init.uniform_(plain.norm.weight, 1.0, 3.0)
+    fused = sc.fuse(copy.deepcopy(plain))
+    assert [dim for _, dim in forms(fused)] == expected
+    x = 3 * torch.rand(T, B, 4, 4, dtype=torch.float64)
+    torch.testing.assert_close(fused(x), plain(x))
 
 
 def test_a_shortcut_that_broadcasts_is_added_by_torch():
@@ -215,6 +281,22 @@ def test_spikes_of_a_rewritten_block_are_packed():
     layers = {name for name, part in packed.named_modules() if type(part).__name__.startswith("Packed")}
     assert layers == {"0.conv2.module.0", "1.q_linear", "1.k_linear", "1.v_linear", "2"}
     assert packed[2].spikes.largest == 2
+
+
+@pytest.mark.skipif(not COMPILES, reason="spikes are kept as bits with torch 2.6 or newer")
+def test_a_sum_with_a_factor_is_not_packed_as_a_sum():
+    """``alpha`` is no part of its bound."""
+
+    class Weighted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.linear = sc.LIF(), sc.LIF(), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.linear(torch.add(self.first(x), self.second(x), alpha=2))
+
+    with pytest.warns(RuntimeWarning, match="found no nn.Linear"):
+        sc.layers.pack(Weighted())
 
 
 @pytest.mark.skipif(not COMPILES, reason="spikes are kept as bits with torch 2.6 or newer")
