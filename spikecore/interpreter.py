@@ -277,10 +277,10 @@ class SingleSteps:
         if state is None and self.learnt_initial:
             return None
         key = (wants, state is not None)
-        found = self._differentiable.get(key)
-        if found is None:
-            found = self._differentiable[key] = _Differentiable(self, *key, [isinstance(p, Tensor) for p in params])
-        return found
+        steps = self._differentiable.get(key)
+        if steps is None:
+            steps = self._differentiable[key] = _Differentiable(self, *key, [isinstance(p, Tensor) for p in params])
+        return steps
 
     def _values(
         self, inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]
@@ -328,8 +328,8 @@ class _Differentiable:
         every = self._roots(wants, (True,) * len(self.cotangents))
         read = [*every, *[arg for node in topological(every, known=known | computed) for arg in operands(node)]]
         #: What a step computes and backward reads, beside the results, which a caller may change.
-        self.kept = [node for node in dict.fromkeys(read) if node in computed and node not in steps.roots]
-        self.step = PlainLine(steps.interpreter.step_leaves, [*steps.roots, *self.kept])
+        self.intermediates = [node for node in dict.fromkeys(read) if node in computed and node not in steps.roots]
+        self.step = PlainLine(steps.interpreter.step_leaves, [*steps.roots, *self.intermediates])
 
     def _roots(self, needs: Sequence[bool], present: Sequence[bool]) -> List[Node]:
         """The wanted gradients where these cotangents arrive."""
@@ -371,7 +371,7 @@ class _Differentiable:
     ) -> Sequence[Optional[Tensor]]:
         """Gradients of a call's tensors, from the cotangents of its results that arrive."""
         count = len(needs)
-        tensors, kept = saved[:count], saved[count:]
+        tensors, intermediates = saved[:count], saved[count:]
         if torch.is_grad_enabled():
             return self._again(tensors, params, grads, needs)
         present = tuple([grad is not None for grad in grads])
@@ -380,14 +380,14 @@ class _Differentiable:
         leaves, like = self.steps.leaves(*self.call(tensors, params))
         arriving = [grads[place] if place < len(grads) else None for place in places]
         cotangents = [torch.zeros_like(leaves[0]) if g is None else g.to(like.dtype) for g in arriving]
-        found = iter(line([*leaves, *kept, *cotangents], like))
+        gradients = iter(line([*leaves, *intermediates, *cotangents], like))
         shape = tensors[0].shape
-        return [_fitted(next(found), value, shape) if wants else None for value, wants in zip(tensors, needs)]
+        return [_fitted(next(gradients), value, shape) if wants else None for value, wants in zip(tensors, needs)]
 
     def _adjoint(self, needs: Sequence[bool], present: Sequence[bool]) -> Tuple[List[int], PlainLine]:
         """The places of the cotangents that are read, those of states though none arrives, and the adjoint."""
         roots = self._roots(needs, (*present, *[False] * (len(self.cotangents) - len(present))))
-        leaves = [*self.steps.interpreter.step_leaves, *self.kept]
+        leaves = [*self.steps.interpreter.step_leaves, *self.intermediates]
         read = topological(roots, known=leaves)
         places = [place for place, node in enumerate(self.cotangents) if node in read]
         return places, PlainLine([*leaves, *[self.cotangents[place] for place in places]], roots)
@@ -404,11 +404,11 @@ class _Differentiable:
         outputs, end = by_call(self.steps.interpreter.interpret, *self.call(local, params))
         pairs = [(a, b) for a, b in zip((*outputs, *(end or ())), grads) if b is not None and a.requires_grad]
         wanted = [value for value, wants in zip(local, needs) if wants]
-        found: Sequence[Optional[Tensor]] = [None] * len(wanted)
+        gradients: Sequence[Optional[Tensor]] = [None] * len(wanted)
         if pairs:
             results, arriving = zip(*pairs)
-            found = torch.autograd.grad(results, wanted, arriving, create_graph=True, allow_unused=True)
-        each = iter([torch.zeros_like(a) if b is None else b for a, b in zip(wanted, found)])
+            gradients = torch.autograd.grad(results, wanted, arriving, create_graph=True, allow_unused=True)
+        each = iter([torch.zeros_like(a) if b is None else b for a, b in zip(wanted, gradients)])
         return [next(each) if wants else None for wants in needs]
 
 
@@ -418,8 +418,8 @@ class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, context: Any, *tensors: Tensor) -> Tensors:
         steps, params = ctx.context = context
-        results, kept = steps.forward(tensors, params)
-        ctx.save_for_backward(*tensors, *kept)
+        results, intermediates = steps.forward(tensors, params)
+        ctx.save_for_backward(*tensors, *intermediates)
         # an absent cotangent is not 0, which an infinite derivative would make NaN
         ctx.set_materialize_grads(False)
         return tuple(results)
@@ -460,8 +460,8 @@ class FeedbackLoop:
     them the last output goes through the matrix by torch. Derivatives of any order are autograd's.
     """
 
-    def __init__(self, program: Program, step: Runner, feedback: Feedback) -> None:
-        self.program, self.step, self.feedback = program, step, feedback
+    def __init__(self, program: Program, step: Runner, feedback: Optional[Feedback] = None) -> None:
+        self.program, self.step, self.feedback = program, step, feedback or Feedback()
 
     def __call__(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]

@@ -28,6 +28,7 @@ CAPABILITIES = Capabilities(
     normalisation=True,
     normalised_shortcut=True,
     recurrent=True,
+    feedback_options=True,
     torch_compile=True,
 )
 

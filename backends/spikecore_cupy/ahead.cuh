@@ -36,7 +36,7 @@ template <typename P> __device__ __forceinline__ P load_shared(unsigned from) {
 #endif
 
 // What this thread fetched since the last call is a group.
-__device__ __forceinline__ void fetched() {
+__device__ __forceinline__ void chunk_fetched() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     asm volatile("cp.async.commit_group;" ::: "memory");
 #endif

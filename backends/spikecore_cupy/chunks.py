@@ -184,7 +184,7 @@ class ChunkWriter(Writer):
         first = "t + TOGETHER - 1 < T ? t + TOGETHER - 1 : T - 1" if backwards else "t / TOGETHER * TOGETHER"
         head = f"for (int u = {first}; u >= t; --u) {{" if backwards else f"for (int u = {first}; u <= t; ++u) {{"
         loop = ["if (more) {", *indented(["#pragma unroll", head, *indented(lines), "}"]), "}"] if lines else []
-        return [f"if ({self._is_first(not backwards)}) {{", *indented([*loop, "fetched();"]), "}"]
+        return [f"if ({self._is_first(not backwards)}) {{", *indented([*loop, "chunk_fetched();"]), "}"]
 
     def _first_chunk(self) -> List[str]:
         """Lines that fetch what the first chunk reads."""

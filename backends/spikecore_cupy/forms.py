@@ -120,9 +120,9 @@ def in_chunks(plan: Plan, form: Form, length: int) -> Form:
     149 and 155. LIF whose division remains, tau = 3, is the same to 2 % with and without; in float32 all are.
     """
     form = form._replace(length=length)
-    if form.ahead:
-        fits = _fits_ahead(plan, form)
-        return form._replace(ahead=fits, blocks=4 if fits and isinstance(plan, ForwardPlan) else form.blocks)
+    if form.ahead and _fits_ahead(plan, form):
+        return form._replace(blocks=4) if isinstance(plan, ForwardPlan) else form
+    form = form._replace(ahead=False)
     if plan.compute != torch.float32 or normalises(plan):
         return form
     if isinstance(plan, ForwardPlan):

@@ -357,7 +357,7 @@ class FeedbackLauncher:
         if printed is None:
             shapes = by_time(shapes_for(self.plan, width, multiprocessors), batch, multiprocessors)
             # what is kept of a step is known when the text is printed
-            printed = next(found for found in map(self._of, shapes) if found.shape.memory <= MEMORY)
+            printed = next(each for each in map(self._of, shapes) if each.shape.memory <= MEMORY)
             self._chosen[key] = printed
         return printed
 

@@ -187,13 +187,13 @@ class Statistics:
         mean, variance, count, factor = running or (None, None, None, 0.0)
         dtype = x.dtype if mean is None else mean.dtype
         last = self._last.get(dtype) or self._finishing(dtype)
-        found = parts.new_empty(plan.channels), parts.new_empty(plan.channels)
+        sums = parts.new_empty(plan.channels), parts.new_empty(plan.channels)
         pointers = [0 if value is None else value.data_ptr() for value in (mean, variance, count)]
         threads, side = adding(plan.numbers, plan.channels, plan.inner, THREADS if last.block > 1 else 1)
-        pointers = [parts.data_ptr(), found[0].data_ptr(), found[1].data_ptr(), *pointers]
+        pointers = [parts.data_ptr(), sums[0].data_ptr(), sums[1].data_ptr(), *pointers]
         arguments = (plan.numbers, plan.channels, plan.inner, side, *pointers, plan.each, eps, factor)
         last(-(-plan.channels // side), device, arguments, threads)
-        return found
+        return sums
 
     def _planned(self, geometry: Geometry, step: int, aligned: int) -> _Plan:
         """The launch of the first kernel for inputs of these sizes, at addresses that lie so far behind a multiple
@@ -231,8 +231,8 @@ class Statistics:
 
     def _finishing(self, dtype: torch.dtype) -> Any:
         text = _LAST.replace("HELD", TYPES[dtype]).replace("REAL", self._real)
-        real, held = f"{self._real}*", f"{TYPES[dtype]}*"
-        pointers = (f"const {real}", real, real, held, held, "long long*")
+        real, stored = f"{self._real}*", f"{TYPES[dtype]}*"
+        pointers = (f"const {real}", real, real, stored, stored, "long long*")
         types = (*["int"] * 4, *pointers, *[self._real] * 3)
         kernel = self._last[dtype] = shared(self.kernel, "channel_statistics", text, types)
         return kernel

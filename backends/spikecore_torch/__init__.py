@@ -24,6 +24,7 @@ CAPABILITIES = Capabilities(
     normalisation=True,
     normalised_shortcut=True,
     recurrent=True,
+    feedback_options=True,
     # before, Dynamo could not look through a neuron without a graph break
     torch_compile=COMPILES,
 )

@@ -57,6 +57,8 @@ class Capabilities:
     normalised_shortcut: bool = False
     #: Outputs that come back through a matrix, within one call over all steps (:attr:`Spec.feedback`).
     recurrent: bool = False
+    #: A feedback with ``detach``, with delays, or between other ends than the first input and output.
+    feedback_options: bool = False
     #: ``torch.compile(fullgraph=True)``.
     torch_compile: bool = False
 

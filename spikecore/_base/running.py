@@ -50,7 +50,8 @@ def bound(
     one time step, None for a number. ``single``: inputs and outputs are one step, ``[*N]``. A call may raise
     :class:`~spikecore.backend.BackendError`; the runner then meets it, too.
 
-    Only runners of :mod:`spikecore.kernels` have the method ``bind``, which is no part of the contract.
+    Only runners of :mod:`spikecore.kernels` and of the torch backend have the method ``bind``, which is no part of the
+    contract.
     """
     make = getattr(runner, "bind", None)
     call: Optional[BoundCall] = None if make is None else make(inputs, state, params, views, single)

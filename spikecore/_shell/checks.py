@@ -17,7 +17,7 @@ from spikecore._base.context import is_compiling
 from spikecore._base.errors import a_kind, no_tensor
 from spikecore._plugins.registry import AUTO_NAME, default_registry
 from spikecore._plugins.selection import Resolved
-from spikecore.backend import BackendError, Capabilities, Spec, Tensors, Unsupported
+from spikecore.backend import BackendError, Capabilities, Feedback, Spec, Tensors, Unsupported
 from spikecore.dtypes import NAMES, compute_dtype
 from spikecore.lang import Program
 from spikecore.surrogate import Surrogate
@@ -314,6 +314,7 @@ def lacking(
         ("normalisation", bool(program.normalised)),
         ("normalised_shortcut", any(row.input != program.inputs[0] for row in program.normalised)),
         ("recurrent", spec.feedback is not None),
+        ("feedback_options", spec.feedback is not None and spec.feedback != Feedback(spec.feedback.bias)),
         ("several_inputs", len(program.inputs) > 1),
         ("several_outputs", len(program.outputs) > 1),
     )

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from spikecore.bench._cases import Bench, Job, timed
-from spikecore.bench._libraries import Library, find_libraries, judged, of_backend
+from spikecore.bench._libraries import Library, find_libraries, of_backend, verdict_of
 from spikecore.bench._recurrent import _captured
 from spikecore.bench._report import MEASURED, Fact, Row
 from spikecore.bench._settings import FIELD, Settings
@@ -62,7 +62,7 @@ _CLASSIFIER = {
 }
 
 
-class Entrant(NamedTuple):
+class Candidate(NamedTuple):
     """A layer that was checked, and how its row begins."""
 
     library: Library
@@ -71,33 +71,33 @@ class Entrant(NamedTuple):
     detail: str
 
 
-class Entrants:
+class Candidates:
     """The backends and the libraries that are there, each checked once in a dtype."""
 
     def __init__(self, settings: Settings, bench: Bench) -> None:
         ready, _ = find_libraries(settings.peers, settings.peer_names)
-        self._libraries = [*(of_backend(one) for one in bench.implementations if one.ours), *ready]
+        self._libraries = [*(of_backend(each) for each in bench.implementations if each.ours), *ready]
         self._device = bench.device
-        self._checked: Dict[str, List[Entrant]] = {}
+        self._checked: Dict[str, List[Candidate]] = {}
 
-    def admit(self, suite: str, case: Mapping[str, Fact]) -> Tuple[List[Entrant], List[Row]]:
+    def checked(self, suite: str, case: Mapping[str, Fact]) -> Tuple[List[Candidate], List[Row]]:
         """Those that may be timed, and the rows of the others."""
         dtype = str(case["dtype"])
         if dtype not in self._checked:
             self._checked[dtype] = [self._check(library, DTYPES[dtype]) for library in self._libraries]
         checked = self._checked[dtype]
-        others = [one for one in checked if one.status not in MEASURED]
-        rows = [Row(suite, case, one.library.name, one.status, one.detail) for one in others]
-        return [one for one in checked if one.status in MEASURED], rows
+        others = [layer for layer in checked if layer.status not in MEASURED]
+        rows = [Row(suite, case, layer.library.name, layer.status, layer.detail) for layer in others]
+        return [layer for layer in checked if layer.status in MEASURED], rows
 
-    def _check(self, library: Library, dtype: torch.dtype) -> Entrant:
+    def _check(self, library: Library, dtype: torch.dtype) -> Candidate:
         generator = torch.Generator(self._device).manual_seed(0)
         x, cotangent = (torch.randn(CHECKED, device=self._device, generator=generator).to(dtype) for _ in range(2))
         try:
             layer = library.layer()
-            return Entrant(library, layer, *judged(library, layer, x.requires_grad_(), cotangent))
+            return Candidate(library, layer, *verdict_of(library, layer, x.requires_grad_(), cotangent))
         except Exception as error:
-            return Entrant(library, None, "failed", failure(error).reason)
+            return Candidate(library, None, "failed", failure(error).reason)
 
 
 def sizes(table: Mapping[str, Sizes], settings: Settings, device: torch.device) -> Sizes:
@@ -109,12 +109,12 @@ def sizes(table: Mapping[str, Sizes], settings: Settings, device: torch.device) 
 def linear_jobs(settings: Settings, bench: Bench) -> List[Job]:
     """One job per dtype and width."""
     steps, cases = sizes(_LINEAR, settings, bench.device)
-    entrants, jobs = Entrants(settings, bench), []
+    candidates, jobs = Candidates(settings, bench), []
     for dtype in settings.field_dtypes:
         for batch, neurons in cases:
             case: Dict[str, Fact] = {"neuron": "Linear + LIF", "dtype": dtype, "steps": steps, "neurons": neurons}
             case["batch"] = batch
-            run = partial(linear, case, bench, entrants)
+            run = partial(linear, case, bench, candidates)
             jobs.append(_job(OPEN_NEUROMORPHIC, f"n={neurons:,} {dtype}", case, run, bench))
     return jobs
 
@@ -122,7 +122,7 @@ def linear_jobs(settings: Settings, bench: Bench) -> List[Job]:
 def classifier_jobs(settings: Settings, bench: Bench) -> List[Job]:
     """One job per width and batch."""
     steps, cases = sizes(_CLASSIFIER, settings, bench.device)
-    entrants, jobs = Entrants(settings, bench), []
+    candidates, jobs = Candidates(settings, bench), []
     for batch, width in cases:
         case: Dict[str, Fact] = {
             "network": f"{CHANNELS}-{width}-{width}-{CLASSES}",
@@ -131,7 +131,7 @@ def classifier_jobs(settings: Settings, bench: Bench) -> List[Job]:
             "steps": steps,
             "batch": batch,
         }
-        run = partial(classifier, case, width, bench, entrants)
+        run = partial(classifier, case, width, bench, candidates)
         jobs.append(_job(SHD, f"{case['network']} B={batch}", case, run, bench))
     return jobs
 
@@ -183,16 +183,16 @@ def linear_bounds(case: Mapping[str, Any]) -> Tuple[Bound, Bound]:
     return Bound(product, word * (2.0 * rows * n + n * n)), Bound(2 * product, word * (3.0 * rows * n + 2.0 * n * n))
 
 
-def linear(case: Mapping[str, Any], bench: Bench, entrants: Entrants) -> List[Row]:
+def linear(case: Mapping[str, Any], bench: Bench, candidates: Candidates) -> List[Row]:
     """The rows of Open Neuromorphic's benchmark: forward, and forward with backward, of the sum of the output."""
     suite, device, dtype = OPEN_NEUROMORPHIC, bench.device, DTYPES[str(case["dtype"])]
-    taking_part, rows = entrants.admit(suite, case)
+    measurable, rows = candidates.checked(suite, case)
     n = case["neurons"]
     generator = torch.Generator(device).manual_seed(0)
     x = torch.randn(case["steps"], case["batch"], n, device=device, generator=generator).to(dtype)
     weight = ((torch.rand(n, n, device=device, generator=generator) * 2 - 1) * n**-0.5).to(dtype)
     bias = torch.zeros(n, device=device, dtype=dtype)
-    forward, both, failed = _linear_calls(taking_part, x, weight, bias)
+    forward, both, failed = _linear_calls(measurable, x, weight, bias)
     rows += [Row(suite, case, name, "failed", reason) for name, reason in failed.items()]
     forward[PRODUCTS], both[PRODUCTS] = _products(x.flatten(0, 1), weight)
     forward[COPY] = _copy(x)
@@ -201,25 +201,25 @@ def linear(case: Mapping[str, Any], bench: Bench, entrants: Entrants) -> List[Ro
     rate, bandwidth = _rates(case, times, x.numel() * x.element_size())
     bounds = dict(zip(("forward", "training"), linear_bounds(case)))
     limits = {kind: bound.seconds(rate, bandwidth) for kind, bound in bounds.items()}
-    by_name = {entrant.library.name: entrant for entrant in taking_part}
+    by_name = {candidate.library.name: candidate for candidate in measurable}
     for name, call in both.items():
-        entrant = by_name.get(name.partition(", ")[0])
+        candidate = by_name.get(name.partition(", ")[0])
         figures = {"products_tflops": rate / 1e12, "bandwidth_gb_s": bandwidth / 1e9}
-        row = _row(suite, case, name, entrant, {kind: found[name] for kind, found in times.items()}, limits, figures)
+        row = _row(suite, case, name, candidate, {kind: found[name] for kind, found in times.items()}, limits, figures)
         # a graph allocates before it is replayed, and torch does not see JAX's memory
-        seen = GRAPH not in name and (entrant is None or entrant.library.make is not None)
+        seen = GRAPH not in name and (candidate is None or candidate.library.make is not None)
         peak = bench.clock.peak(partial(call, 0)) if seen and row.status in MEASURED else None
         rows.append(row if peak is None else replace(row, figures={**row.figures, "memory_gib": peak / 2**30}))
     return rows
 
 
 def _linear_calls(
-    taking_part: List[Entrant], x: Tensor, weight: Tensor, bias: Tensor
+    measurable: List[Candidate], x: Tensor, weight: Tensor, bias: Tensor
 ) -> Tuple[Dict[str, Call], Dict[str, Call], Dict[str, str]]:
     forward: Dict[str, Call] = {}
     both: Dict[str, Call] = {}
     failed: Dict[str, str] = {}
-    for library, layer, _, _ in taking_part:
+    for library, layer, _, _ in measurable:
         try:
             if library.make is None:
                 forward[library.name], both[library.name] = layer.linear(x, weight, bias)
@@ -281,13 +281,13 @@ def _row(
     suite: str,
     case: Mapping[str, Fact],
     name: str,
-    entrant: Optional[Entrant],
+    candidate: Optional[Candidate],
     timings: Mapping[str, Any],
     limits: Mapping[str, float],
     figures: Dict[str, float],
 ) -> Row:
     """A row with its times and the bound of each; one that is faster says so."""
-    details = [entrant.detail] if entrant and entrant.detail else []
+    details = [candidate.detail] if candidate and candidate.detail else []
     measured = {kind: timing for kind, timing in timings.items() if isinstance(timing, Timing)}
     if len(measured) < len(timings):
         reasons = [timing.reason for timing in timings.values() if isinstance(timing, Failure)]
@@ -296,9 +296,9 @@ def _row(
         figures.update(timed(kind, timing))
         figures[f"{kind}_bound_ms"] = limits[kind] * 1e3
         figures[f"{kind}_over_bound"] = timing.seconds / limits[kind]
-        if entrant is not None and timing.seconds < 0.97 * limits[kind]:
+        if candidate is not None and timing.seconds < 0.97 * limits[kind]:
             details.append(f"{kind}: {FASTER}")
-    return Row(suite, case, name, entrant.status if entrant else "ok", "; ".join(details), figures)
+    return Row(suite, case, name, candidate.status if candidate else "ok", "; ".join(details), figures)
 
 
 class Classifier(nn.Module):
@@ -330,10 +330,10 @@ def classifier_operations(steps: int, batch: int, width: int) -> float:
     return 2.0 * steps * batch * (2 * first + 3 * others)
 
 
-def classifier(case: Mapping[str, Any], width: int, bench: Bench, entrants: Entrants) -> List[Row]:
+def classifier(case: Mapping[str, Any], width: int, bench: Bench, candidates: Candidates) -> List[Row]:
     """The rows of a training step on SHD: loss, backward and Adam, and an epoch's steps."""
     device, steps, batch = bench.device, case["steps"], case["batch"]
-    taking_part, rows = entrants.admit(SHD, case)
+    measurable, rows = candidates.checked(SHD, case)
     generator = torch.Generator(device).manual_seed(0)
     x = (torch.rand(steps, batch, CHANNELS, device=device, generator=generator) < RATE).float()
     labels = torch.randint(CLASSES, (batch,), device=device, generator=generator)
@@ -342,7 +342,7 @@ def classifier(case: Mapping[str, Any], width: int, bench: Bench, entrants: Entr
         (torch.rand(shape, device=device, generator=generator) * 2 - 1) * 3 * shape[1] ** -0.5 for shape in shapes
     ]
     calls: Dict[str, Call] = {}
-    for library, layer, _, _ in taking_part:
+    for library, layer, _, _ in measurable:
         for form in ("", GRAPH) if device.type == "cuda" and library.graph else ("",):
             name = f"{library.name}, {form}" if form else library.name
             try:
@@ -361,13 +361,13 @@ def classifier(case: Mapping[str, Any], width: int, bench: Bench, entrants: Entr
     operations = classifier_operations(steps, batch, width)
     rate = max(_rate(operations, times[PRODUCTS]), _rate(2.0 * side**3, times.pop(SQUARE)))
     limit = operations / rate
-    by_name = {entrant.library.name: entrant for entrant in taking_part}
+    by_name = {candidate.library.name: candidate for candidate in measurable}
     for name, timing in times.items():
         figures = {"products_tflops": rate / 1e12}
         if isinstance(timing, Timing) and name != PRODUCTS:
             figures["epoch_s"] = timing.seconds * -(-SAMPLES // batch)
-        entrant = by_name.get(name.partition(", ")[0])
-        rows.append(_row(SHD, case, name, entrant, {"step": timing}, {"step": limit}, figures))
+        candidate = by_name.get(name.partition(", ")[0])
+        rows.append(_row(SHD, case, name, candidate, {"step": timing}, {"step": limit}, figures))
     return rows
 
 

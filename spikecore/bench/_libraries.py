@@ -120,7 +120,7 @@ class Library:
         return import_module("spikecore.bench._spyx").Layer()
 
 
-def judged(library: Library, layer: Any, x: Tensor, cotangent: Tensor) -> Tuple[str, str]:
+def verdict_of(library: Library, layer: Any, x: Tensor, cotangent: Tensor) -> Tuple[str, str]:
     """The status and the detail of a layer, by what it computes of an input ``[T, B, N]``.
 
     ``ok``: the equation of the suites. ``differs``: another one, or other numbers, as the detail says. ``wrong``: a

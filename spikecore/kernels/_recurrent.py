@@ -92,8 +92,8 @@ class FedPlan:
     def to_save(self, tensors: Sequence[Tensor], results: Sequence[Tensor]) -> Sequence[Tensor]:
         """What autograd saves."""
         into, output = self.kernels.fed.into, self.kernels.fed.output
-        kept = tensors if self.whole else (*tensors[:into], *tensors[into + 1 :])
-        return (*kept, *results[output : output + self.output], *results[self.n_results :])
+        inputs = tensors if self.whole else (*tensors[:into], *tensors[into + 1 :])
+        return (*inputs, *results[output : output + self.output], *results[self.n_results :])
 
     def restored(self, saved: Sequence[Tensor]) -> Sequence[Tensor]:
         """As many tensors as a call had. What stands in the place of the input has its shape, and nobody reads its
@@ -130,6 +130,7 @@ class FedPlan:
         if fed.feedback.detach:
             result = self._apart(numbers, tensors, behind[0], cotangents)
             gu: Any = result[fed.feedback.into]
+            gu = torch.zeros_like(behind[0]) if gu is None else gu  # of outputs that do not depend on it
             result[moving - kernels.n_fed : moving - kernels.n_fed] = fed.to_first(None, of_past, state)
         else:
             to_inputs, to_state, sums = self._way(fed).backward(fed, behind, cotangents)
@@ -223,7 +224,7 @@ class FedRunner(KernelRunner):
         longest = weights[-1] if self.fed.fed.delays else 0
         if state is None:
             state = self._start(x, arguments)
-            state = (*state, x.new_zeros((*x.shape[1:], longest))) if longest else state
+            state = (*state, x.new_zeros((*x.shape[1:], longest))) if self.fed.fed.delays else state
         tensors = (*inputs, *state, *[value for value in (*arguments, *weights) if isinstance(value, Tensor)])
         self._refuse(tensors)
         wants = [torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors]
@@ -542,9 +543,9 @@ class FeedbackSteps:
             is_checkpoint = checkpoints and not inside and chunk <= count
             following = [values[chunk - 1] for values in checkpoints] if is_checkpoint else spare[t % 2]
             last = outputs[output][t]
-            traced, given = [values[t : t + 1] for values in trace], [values[t : t + 1] for values in outputs]
+            traced, results = [values[t : t + 1] for values in trace], [values[t : t + 1] for values in outputs]
             drives = _with([value[t : t + 1] for value in fed.inputs], into, u[None])
-            launch(geometry, drives, current, fed.params, given, following, traced, ())
+            launch(geometry, drives, current, fed.params, results, following, traced, ())
             current = following
         return outputs, list(current) if self.final else [], trace, [us, *checkpoints] if save else []
 
@@ -582,13 +583,13 @@ class FeedbackSteps:
             arriving = [None if g is None else g[t : t + 1] for g in cotangents.outputs]
             back(t, gu[t + 1] if t + 1 < steps else None, arriving[output])
             arriving[output] = to_out
-            given = [g.contiguous() for g in arriving if g is not None]
+            grads = [g.contiguous() for g in arriving if g is not None]
             drives = _with([value[t : t + 1] for value in fed.inputs], into, us[t : t + 1])
             filled = [value[t : t + 1] for value in gus if value is not None]
             traces = [cotangents.trace[k][t : t + 1].contiguous() for k in traced]  # type: ignore[index]  # these are there
             final, initial = sets[(steps - 1 - t) % 2], sets[(steps - t) % 2]
             parts = launch(
-                geometry, drives, before[t - start], fed.params, (), given,
+                geometry, drives, before[t - start], fed.params, (), grads,
                 final if plan.final else (), traces, filled, initial,
             )  # fmt: skip
             if sums:

@@ -48,7 +48,7 @@ def reset(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
     if is_few(z):
         return torch.where(z.bool(), a, b)
     bits = _BITS.get(z.dtype)
-    if bits is None or not z.is_cpu or a.shape or a.dtype != z.dtype or b.shape != z.shape or a.item():
+    if bits is None or not z.is_cpu or a.shape or a.dtype != z.dtype or b.shape != z.shape or a.view(bits).item():
         return choice(z, a, b)
     b = b.resolve_neg().view(bits)
     spikes = z.view(bits)  # of 0.0 all bits are 0

@@ -494,15 +494,15 @@ def normalised(program: Program, shortcut: str, statistics: Tuple[bool, ...], wh
     """
     reserved = [*program.inputs, *program.states, *program.params]
     inputs = (*program.inputs, _free("skip", reserved)) if shortcut else program.inputs
-    given: List[Expr] = [Expr(Node("input", (), name)) for name in (inputs[0], inputs[-1])]
-    normal, rows = list(given), []
+    leaves: List[Expr] = [Expr(Node("input", (), name)) for name in (inputs[0], inputs[-1])]
+    normal, rows = list(leaves), []
     for k, (name, prefix) in enumerate(zip((inputs[0], inputs[-1])[: len(statistics)], ("norm", "skip_norm"))):
         row = Statistics(name, *[_free(f"{prefix}_{what}", reserved) for what in Statistics._fields[1:]])
         mean, rstd, weight, bias = map(_param, row[1:])
-        normal[k] = (given[k] - mean) * (rstd * weight) + bias
+        normal[k] = (leaves[k] - mean) * (rstd * weight) + bias
         rows.append(row)
     y, skip = normal
-    behind = {given[0].node: (y + skip if shortcut == "before" else y).node}
+    behind = {leaves[0].node: (y + skip if shortcut == "before" else y).node}
     names = tuple(name for row in rows for name in row[1:])
     values: Dict[str, Any] = {"inputs": inputs, "params": _before_numbers(program, names)}
     values["normalised"] = [row for row, are_of_input in zip(rows, statistics) if are_of_input]

@@ -254,11 +254,11 @@ class NormNeuron(nn.Module):
             parameters = tuple([value for _, value in args.named])
             views = [tuple(value.shape) if isinstance(value, Tensor) else None for value in placed]
             try:
-                given = (*parameters[:before], *norm_params, *parameters[before:])
-                noted.call = bound(runner, inputs, None, given, views, False)
+                every = (*parameters[:before], *norm_params, *parameters[before:])
+                noted.call = bound(runner, inputs, None, every, views, False)
                 if noted.call is not None:
                     # as later ones: a checkpointed call must save the same tensors when it is computed again
-                    outputs = noted.call(inputs, None, given)[0]
+                    outputs = noted.call(inputs, None, every)[0]
                     dispatch.note(self._signature(inputs, norms), (noted, before))
                     return outputs, None, ()
             except BackendError:

@@ -213,7 +213,8 @@ def _pack(x: Tensor, order: List[int], largest: int, unit: float) -> Tuple[Tenso
         what = "spikes, 0 or 1" if (largest, unit) == (1, 1.0) else f"whole numbers from 0 to {largest}, times {unit}"
         raise ValueError(
             f"x of shape {list(x.shape)} is not what its layer was said to get: {what}. PackedLinear and PackedConv2d "
-            "take largest= and unit=; use nn.Linear and nn.Conv2d for other numbers"
+            "take largest= and unit=; use nn.Linear and nn.Conv2d for other numbers. If it is the shortcut of a "
+            "NormNeuron, call sc.layers.unpack(net)"
         )
     return packed.data, packed.right
 
@@ -337,7 +338,7 @@ def pack(net: nn.Module) -> nn.Module:
     replace_modules(net, {module: as_kind(module, _PACKED[type(module)], spikes) for module, spikes in packed.items()})
     for layer in layers.keys() - packed.keys():
         layer.shortcut_spikes = tuple(layers[layer])  # type: ignore[assignment]  # plain numbers, for torch.compile
-    if not is_packed(net):
+    if not layers and not is_packed(net):
         warnings.warn(
             "sc.layers.pack(net) found no nn.Linear or nn.Conv2d behind a spiking neuron: it looks in nn.Sequential "
             "and in a forward that torch.fx can trace. Elsewhere, write sc.layers.PackedLinear or "

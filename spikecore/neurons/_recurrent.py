@@ -242,15 +242,15 @@ class Recurrent(Stateful):
             start = (*start[:-1], start[-1].to(x.dtype))  # an output, not a state of the neuron
         mode = world()
         matrix: Union[Matrix, str] = "torch.compile traces the call" if mode is COMPILED else self._matrix(x)
-        reason = (
-            matrix
-            if isinstance(matrix, str)
-            else why_looped(self.neuron, inputs, into, (*(start or ()), past), matrix, record, mode)
-        )
+        feedback = None
+        if isinstance(matrix, Matrix):
+            feedback = Feedback(matrix.bias is not None, self.detach, into, output, matrix.delay is not None)
+            reason = why_looped(self.neuron, inputs, feedback, (*(start or ()), past), matrix, record, mode)
+        else:
+            reason = matrix
         if mode is not COMPILED:
             self.__dict__["_looped"] = reason
-        if isinstance(matrix, Matrix) and not reason:
-            feedback = Feedback(matrix.bias is not None, self.detach, into, output, matrix.delay is not None)
+        if isinstance(matrix, Matrix) and feedback is not None and not reason:
             if start is not None and past is not None:
                 start = (*start, past.to(x.dtype))
             outputs, end, trace = fed_back(self.neuron, inputs, start, matrix, record, final, feedback)
@@ -417,8 +417,8 @@ def _check_ends(neuron: Neuron, into: Any, output: Any) -> None:
             f"Recurrent: into={into!r} must name the input of {kind} that what comes back is added to: "
             f"{', '.join(inputs) or 'it has none'}"
         )
-    numbers = range(count)
-    if isinstance(output, bool) or (output not in numbers if output is not None else count != 1):
+    is_number = isinstance(output, int) and not isinstance(output, bool)
+    if (not is_number or output not in range(count)) if output is not None else count != 1:
         raise ValueError(f"Recurrent: output={output!r} must be the output of {kind} that comes back, 0 to {count - 1}")
 
 
@@ -461,7 +461,7 @@ def _check_part(kind: str, part: nn.Module) -> None:
 def why_looped(
     neuron: Any,
     inputs: Tensors,
-    into: int,
+    feedback: Feedback,
     state: Sequence[Optional[Tensor]],
     matrix: Matrix,
     record: Sequence[str],
@@ -471,6 +471,7 @@ def why_looped(
 
     ``state``: the states of the neuron in its order, then the last output and the past; None for what is at rest.
     """
+    into = feedback.into
     x = inputs[into]
     if mode is not EAGER or type(x) not in PLAIN:
         return "torch traces or transforms the call, or x is no plain tensor"
@@ -494,7 +495,12 @@ def why_looped(
     has = backend.capabilities_on(device)
     # what the loop does without: it collects a record itself, and the matrix is no parameter of its calls
     learns = torch.is_grad_enabled() and any(value.requires_grad for value in matrix.tensors)
-    demands = {"recurrent": True, "record": bool(record), "parameter_gradients": learns}
+    demands = {
+        "recurrent": True,
+        "feedback_options": feedback != Feedback(feedback.bias),
+        "record": bool(record),
+        "parameter_gradients": learns,
+    }
     missing = [name for name, wants in demands.items() if wants and not getattr(has, name)]
     return f"backend {backend.name!r} does not declare {', '.join(missing)}" if missing else ""
 

@@ -244,6 +244,7 @@ class Config:
         layer = bool(self.given) and (self.feedback == "fused" or self.norm != "none")
         needed = {
             "recurrent": self.feedback == "fused",
+            "feedback_options": self.feedback == "fused" and any((self.constant, self.into, self.output, self.longest)),
             "normalisation": self.norm != "none",
             "normalised_shortcut": self.shortcut == "normalised",
             "gradients": inputs or layer,

@@ -78,7 +78,7 @@ def asked() -> Set[str]:
     program = Program("All", outputs=[x, v], next=[p], initial=[v], normalised=normalised, **names)
     found: Set[str] = set()
     for row, kind in itertools.product(dtypes.TABLE, ("channel", "full")):
-        spec = Spec(row.dtype, 1, (kind,), learn=("p",), feedback=Feedback())
+        spec = Spec(row.dtype, 1, (kind,), learn=("p",), feedback=Feedback(detach=True))
         found |= {*lacking(Capabilities(), program, spec, gradients=True, state_gradients=True, record=True)}
     return found
 

@@ -226,6 +226,28 @@ def test_a_backend_without_it_is_given_single_steps() -> None:
             net(x)
 
 
+def test_a_backend_of_plain_feedback_is_given_single_steps_of_others() -> None:
+    """A backend that knows no detached feedback runs single steps; the gradients are those of the reference."""
+
+    class Plain(Loopback):
+        name = "plain"
+        capabilities = replace(EVERYTHING, feedback_options=False)
+
+    x = values(T, B, C).requires_grad_()
+    with installed(Plain) as name:
+        net = built(neuron=sc.LIF(1.7, backend=name), detach=True)
+        (mine,) = torch.autograd.grad(net(x).sum(), x)
+        assert net.looped == "backend 'plain' does not declare feedback_options"
+        assert torch.equal(mine, torch.autograd.grad(built(detach=True)(x).sum(), x)[0])
+        assert not built(neuron=sc.LIF(1.7, backend=name))(x).isnan().any()
+
+
+def test_the_output_that_comes_back_is_a_number() -> None:
+    """1.0 equals 1, and names no output."""
+    with pytest.raises(ValueError, match=r"output=0.0 must be the output of LIF that comes back, 0 to 0"):
+        built(output=0.0)
+
+
 def test_a_parametrisation_is_computed_once_a_call() -> None:
     """And its gradient flows to what it is computed from."""
     calls = []
