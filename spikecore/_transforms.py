@@ -89,11 +89,12 @@ def fuse(net: nn.Module) -> nn.Module:
         neuron(norm(x) + y), neuron(norm(x) + norm2(y))  # the kernel adds y, or normalises it as well
         neuron(norm(x)) + y  # the kernel adds y to the spikes
 
-    A ``forward`` is traced by torch.fx, in ``train()`` and in ``eval()``. Where it adds, its graph takes its place:
-    what the ``forward`` reads of Python, such as ``self.scale``, is what it was when ``fuse`` was called. It stays as
-    it is where torch.fx cannot trace it (a condition on values or sizes), and where it sets attributes, has arguments
-    with defaults, changes values in place other than by ``+=``, uses ``torch.no_grad()`` or ``torch.autocast()``, or
-    reads ``self.training``.
+    A ``forward`` is traced by torch.fx. Where it adds, its graph takes its place: what it reads of ``self``, such as
+    ``self.scale``, is what it was when ``fuse`` was called. One is traced only if its text says all that it does:
+    assignments to local names and what is returned; conditions and loops over attributes of ``self`` alone, not
+    ``self.training``; calls of modules, of torch, of methods of values and of such methods of its own. With default
+    arguments, ``try``, ``with``, ``assert``, ``isinstance``, calls for an effect and changes of attributes it stays as
+    it is, and so it does with changes of values in place other than ``+=``.
 
     Pooling is replaced, wherever it stands, by layers that keep less for backward: ``nn.MaxPool2d`` a byte for each
     maximum, instead of its input and an index of 8 bytes, and ``nn.AvgPool2d`` of windows that do not overlap nothing,
@@ -144,8 +145,8 @@ def _warn_of_nothing(net: nn.Module) -> None:
         warnings.warn(
             f"sc.fuse(net) found no batch normalisation that a neuron can take over (net.{norms[0]}, for one, stays as "
             "it is): it takes those right before a neuron, without hooks, and within TimeBatched unless the neuron has "
-            "step='single', in an nn.Sequential, and in a forward of your own that torch.fx can trace and that does "
-            "the same in train() and eval(). Elsewhere, write sc.layers.NormNeuron(norm, neuron); sc.explain(net, x) "
+            "step='single', in an nn.Sequential, and in a forward of your own that is assignments, calls and what it "
+            "returns (see help(sc.fuse)). Elsewhere, write sc.layers.NormNeuron(norm, neuron); sc.explain(net, x) "
             "says where that helps. Pooling keeps less for backward all the same",
             stacklevel=3,
         )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
+import random
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import spikecore as sc
@@ -146,76 +148,134 @@ def test_a_fused_block_computes_what_it_computed(name):
     assert torch.equal(fused(x), plain(x))
 
 
-class Scaled(BasicBlock):
-    """A block that does something else."""
-
-    def __init__(self, how):
-        super().__init__(2, 2)
-        self.how, self.log = how, []
-
-    def forward(self, x):
-        """``[T, B, C, H, W]``."""
-        y = self.conv2(x) if self.how != "no_grad" else x
-        if self.how == "training" and self.training:
-            y = 2 * y
-        if self.how == "value" and y.mean() > 1:
-            y = y + 1
-        if self.how == "no_grad":
-            with torch.no_grad():
-                y = self.conv2(x)
-        if self.how == "attribute":
-            self.seen = y
-        if self.how == "in place":
-            x.mul_(2)
-        if self.how == "used twice":
-            return self.lif2(y + x) + y
-        if self.how == "times in place":
-            x = z = self.conv1(x)
-            x *= 2
-            return self.lif2(y + z)
-        if self.how == "list":
-            self.log.append(y)
-        if self.how == "attribute of a part":
-            self.lif2.seen = y
-        if self.how == "grad mode":
-            torch.set_grad_enabled(False)
-        return self.lif2(y + x)
+def reads_training(self, x):
+    return self.lif2(self.conv2(x) + x) if self.training else x
 
 
-class Optional(Scaled):
-    """A block with an argument that may be left out."""
-
-    def forward(self, x, skip=None):
-        """``[T, B, C, H, W]``."""
-        return self.lif2(self.conv2(x) + x if skip is None else self.conv2(x) + skip)
+def reads_values(self, x):
+    return self.lif2(self.conv2(x) + x) if x.mean() > 1 else x
 
 
-class Reads(Scaled):
-    """A block that reads a parameter of its normalisation."""
-
-    def forward(self, x):
-        """``[T, B, C, H, W]``."""
-        return self.lif1(self.bn1(x)) * self.bn1.module.weight.mean()
+def reads_the_type(self, x):
+    return self.lif2(self.conv2(x) + x) if isinstance(x, torch.Tensor) else x
 
 
-HOWS = ["training", "value", "no_grad", "attribute", "in place", "used twice", "times in place", "list"]
-HOWS += ["attribute of a part", "grad mode", Optional, Reads]
+def reads_a_mode(self, x):
+    return self.lif2(self.conv2(x) + x) if torch.is_grad_enabled() else x
 
 
-@pytest.mark.parametrize("how", HOWS)
-def test_a_block_that_does_something_else_stays_as_it_is(how):
-    """Its mode and its attributes, too; the warning says what can be taken."""
-    block = (Scaled(how) if isinstance(how, str) else how("")).eval()
+def reads_a_weight(self, x):
+    return self.lif1(self.bn1(x)) * self.bn1.module.weight.mean()
+
+
+def sets_a_mode(self, x):
+    with torch.no_grad():
+        y = self.conv2(x)
+    return self.lif2(y + x)
+
+
+def sets_an_attribute(self, x):
+    self.seen = x
+    return self.lif2(self.conv2(x) + x)
+
+
+def counts(self, x):
+    self.log.append(1)
+    return self.lif2(self.conv2(x) + x)
+
+
+def counts_in_a_method(self, x):
+    return self.lif2(self.counted(x) + x)
+
+
+def draws(self, x):
+    return self.lif2(self.conv2(x) + x) * torch.rand(1)
+
+
+def draws_in_python(self, x):
+    return self.lif2(self.conv2(x) + x) if random.random() < 0.5 else x
+
+
+def catches(self, x):
+    try:
+        return self.lif2(self.conv2(x) + x)
+    except RuntimeError:
+        return x
+
+
+def has_a_default(self, x, skip=None):
+    return self.lif2(self.conv2(x) + (x if skip is None else skip))
+
+
+def changes_the_input(self, x):
+    y = x.mul_(2)
+    return self.lif2(self.conv2(y) + y)
+
+
+def multiplies_in_place(self, x):
+    x = z = self.conv1(x)
+    x *= 2
+    return self.lif2(x + z)
+
+
+def uses_the_sum_twice(self, x):
+    y = self.conv2(x)
+    return self.lif2(y + x) + y
+
+
+class Other(BasicBlock):
+    """A block with another ``forward``, and methods that it may call."""
+
+    def counted(self, x):
+        """Changes a list."""
+        self.log.append(1)
+        return self.conv2(x)
+
+    def branch(self, x):
+        """Computes."""
+        return self.conv2(x)
+
+
+def other(forward):
+    """Such a block."""
+    block = type("Block", (Other,), {"forward": forward})(2, 2)
+    block.log = []
+    return block
+
+
+STAY = [reads_training, reads_values, reads_the_type, reads_a_mode, reads_a_weight, sets_a_mode, sets_an_attribute]
+STAY += [counts, counts_in_a_method, draws, draws_in_python, catches, has_a_default, changes_the_input]
+STAY += [multiplies_in_place, uses_the_sum_twice]
+
+
+@pytest.mark.parametrize("forward", STAY, ids=lambda forward: forward.__name__)
+def test_a_block_whose_text_does_not_say_all_stays_as_it_is(forward):
+    """It is not called, so that its mode and its attributes stay; the warning says what can be taken."""
+    block = other(forward).eval()
     block.conv2.train()
-    before, of_part = dict(vars(block)), dict(vars(block.lif2))
-    with pytest.warns(UserWarning, match=r"that torch\.fx can trace and that does the same in train\(\) and eval\(\)"):
+    before = dict(vars(block))
+    with pytest.warns(UserWarning, match="in a forward of your own that is assignments, calls and what it returns"):
         sc.fuse(block)
     assert vars(block) == before
-    assert vars(block.lif2) == of_part
     assert not block.log
-    assert torch.is_grad_enabled()
     assert not forms(block)
     assert block.conv2.training
+
+
+def loops(self, x):
+    """Over parts of the block, by a method of its own, with a condition on what it has."""
+    for layer in [self.conv1, self.conv1][:1]:
+        x = layer(x) if self.down is None else x
+    return self.lif2(self.branch(x) + F.relu(x.flatten(0, 1).contiguous()).unflatten(0, (T, B)))
+
+
+def test_a_block_whose_text_says_all_is_fused():
+    """Conditions and loops over its attributes, its methods, functions of torch and methods of values."""
+    block = other(loops)
+    x = torch.rand(T, B, 2, 4, 4)
+    expected = copy.deepcopy(block)(x)
+    assert forms(sc.fuse(block))
+    assert torch.equal(block(x), expected)
 
 
 class Tokens(nn.Module):
