@@ -89,14 +89,17 @@ def fuse(net: nn.Module) -> nn.Module:
         neuron(norm(x) + y), neuron(norm(x) + norm2(y))  # the kernel adds y, or normalises it as well
         neuron(norm(x)) + y  # the kernel adds y to the spikes
 
-    A ``forward`` is traced by torch.fx, in ``train()`` and in ``eval()``. Where it adds, its graph takes its place:
-    what the ``forward`` reads of Python, such as ``self.scale``, is what it was when ``fuse`` was called. It stays as
-    it is where torch.fx cannot trace it (a condition on values or sizes), and where it sets attributes, uses
-    ``torch.no_grad()`` or ``torch.autocast()``, or reads ``self.training``.
+    A ``forward`` is traced by torch.fx. Where it adds, its graph takes its place: what it reads of ``self``, such as
+    ``self.scale``, is what it was when ``fuse`` was called. One is traced only if its text says all that it does:
+    assignments to local names and what is returned; conditions and loops over attributes of ``self`` alone, not
+    ``self.training``; calls of modules, of torch, of methods of values and of such methods of its own. With default
+    arguments, ``try``, ``with``, ``assert``, ``isinstance``, calls for an effect and changes of attributes it stays as
+    it is, and so it does with changes of values in place other than ``+=``.
 
-    Pooling, wherever it stands, is replaced by layers that keep less for backward: ``nn.MaxPool2d`` a byte for each
+    Pooling is replaced, wherever it stands, by layers that keep less for backward: ``nn.MaxPool2d`` a byte for each
     maximum, instead of its input and an index of 8 bytes, and ``nn.AvgPool2d`` of windows that do not overlap nothing,
-    instead of its input.
+    instead of its input. Not replaced is pooling with ``ceil_mode``, ``dilation``, ``return_indices``,
+    ``divisor_override``, or a maximum of more than 256 values.
 
     The network computes what it computed before, to rounding; a backend that can compute normalisation and neuron in
     one kernel then does, in which nothing normalised is stored. Normalisations and neurons stay the same objects, so
@@ -142,8 +145,8 @@ def _warn_of_nothing(net: nn.Module) -> None:
         warnings.warn(
             f"sc.fuse(net) found no batch normalisation that a neuron can take over (net.{norms[0]}, for one, stays as "
             "it is): it takes those right before a neuron, without hooks, and within TimeBatched unless the neuron has "
-            "step='single', in an nn.Sequential, and in a forward of your own that torch.fx can trace and that does "
-            "the same in train() and eval(). Elsewhere, write sc.layers.NormNeuron(norm, neuron); sc.explain(net, x) "
+            "step='single', in an nn.Sequential, and in a forward of your own that is assignments, calls and what it "
+            "returns (see help(sc.fuse)). Elsewhere, write sc.layers.NormNeuron(norm, neuron); sc.explain(net, x) "
             "says where that helps. Pooling keeps less for backward all the same",
             stacklevel=3,
         )
@@ -255,6 +258,7 @@ class _Block:
         if graph is None:
             return None
         self._calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
+        self._read = [str(node.target) for node in graph.nodes if node.op == "get_attr"]
         # sums in front of a neuron first: they are gone then
         before = [self._normalises(graph, node) for node in graph.nodes if node.op == "call_module"]
         after = [self._adds(graph, node) for node in graph.nodes if summands(node)]
@@ -322,17 +326,26 @@ class _Block:
             return (norm, 1) if _fits(norm, neuron, self._places) else (None, 0)
         if not _takes(neuron, self._places) or not (is_plain_norm(norm.module) and self._places[norm.module] == 1):
             return None, 0
-        dim = channels_behind(norm.module, norm.folded, source, shapes)
+        before = called[-2].module if len(called) > 1 else self._from(source.args[0])
+        dim = channels_behind(norm.module, norm.folded, source, shapes, before)
         # in the middle there are samples, of a neuron that sees time
         unfolds = dim == -1 or (dim == 1 and not norm.folded and neuron.module.step == "multi")
         return (norm, dim) if unfolds and (dim == 1 or len(called) == 1) else (None, 0)
 
+    def _from(self, node: Any) -> Optional[nn.Module]:
+        """The module that computes a value, if one does."""
+        return ends_in(self._block, node) if isinstance(node, fx.Node) and node.op == "call_module" else None
+
     def _called(self, node: Any) -> Sequence[Place]:
-        """The parts of the module that a node calls with one value, in order; none where others call it, too."""
+        """The parts of the module that a node calls with one value, in order; none where others call it, too, or where
+        the block reads a parameter of it.
+        """
         calls = isinstance(node, fx.Node) and node.op == "call_module" and self._calls[node.target] == 1
         if not calls or len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], fx.Node):
             return ()
         path = str(node.target)
+        if any(read.startswith(f"{path}.") for read in self._read):
+            return ()
         parent, _, name = path.rpartition(".")
         module = self._block.get_submodule(path)
         place = Place(module, self._block.get_submodule(parent), name, path)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
+import inspect
 import operator
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+import textwrap
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 
 from spikecore._base.bits import Whole, added, multiplied
-from spikecore._base.context import autocast_dtype
 from spikecore._shell.modules import in_turn, unwrapped
 
 if TYPE_CHECKING:
@@ -30,21 +33,8 @@ class _Proxy(fx.Proxy):
         return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})
 
 
-def _modes() -> Tuple[Any, ...]:
-    return torch.is_grad_enabled(), autocast_dtype("cpu"), autocast_dtype("cuda")
-
-
 class _Tracer(fx.Tracer):
-    """Traces one ``forward``: the modules that it calls stay calls. Raises where it sets a mode, which no graph has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._modes = _modes()
-
-    def create_proxy(self, *args: Any, **keywords: Any) -> Any:
-        if _modes() != self._modes:
-            raise RuntimeError("a graph has no torch.no_grad() and no torch.autocast()")
-        return super().create_proxy(*args, **keywords)
+    """Traces one ``forward``: the modules that it calls stay calls."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
@@ -54,40 +44,152 @@ class _Tracer(fx.Tracer):
 
 
 def traced(block: nn.Module) -> Optional[fx.Graph]:
-    """The graph of a block's ``forward``, None where it has none: where torch.fx cannot trace it, what it does depends
-    on ``self.training``, it sets an attribute or a mode, or it changes something else than a sum in place.
+    """The graph of a block's ``forward``; None where its text is no straight one (:func:`is_straight`), where torch.fx
+    cannot trace it, and where it changes something else than a sum in place.
     """
-    modes = [(module, module.training) for module in block.modules()]
-    attributes = dict(vars(block))
-    graphs = []
+    if not is_straight(block):
+        return None
     try:
-        for training in (True, False):
-            for module, _ in modes:
-                module.training = training
-            graphs.append(_Tracer().trace(block))
+        graph = _Tracer().trace(block)
     except Exception:
         # a forward that reads sizes or values raises whatever it likes: nothing is known of it
         return None
-    finally:
-        for module, training in modes:
-            module.training = training
-        changed = {name for name, value in vars(block).items() if attributes.get(name, block) is not value}
-        for name in changed:
-            vars(block).pop(name)
-        vars(block).update(attributes)
     in_place = any(
         (node.target is operator.iadd and len(node.args[0].users) > 1)
         or (node.op == "call_method" and str(node.target).endswith("_"))
-        or {"inplace", "out"}.intersection(node.kwargs)
-        for node in graphs[0].nodes
+        or node.kwargs.get("inplace")
+        or "out" in node.kwargs
+        for node in graph.nodes
     )
-    return None if changed or in_place or str(graphs[0]) != str(graphs[1]) else graphs[0]
+    return None if in_place else graph
+
+
+# -- texts of which one trace stands for every call
+
+#: Builtin functions whose result depends on their arguments alone, and on no type of a traced value.
+_BUILTINS = ("dict", "enumerate", "float", "int", "len", "list", "max", "min", "range", "reversed", "tuple", "zip")
+#: How names of torch begin that draw numbers, or that read or set a mode.
+_OF_MODES = ("rand", "bernoulli", "normal", "poisson", "multinomial", "is_", "get_", "set_", "seed", "manual_seed")
+
+
+def is_straight(block: nn.Module) -> bool:
+    """Whether one trace of a ``forward`` stands for every call: its text assigns local names, and returns.
+
+    Conditions and loops read attributes of ``self`` alone, whose values are then those of the trace; ``self.training``
+    is read nowhere. It calls modules, methods of values, functions of torch and methods of its own that are such a
+    text, too, and nothing for an effect alone. It has no default argument, and changes no attribute.
+    """
+    return _Text(block, type(block).forward).is_straight()
+
+
+class _Text:
+    """The text of a method of a block."""
+
+    def __init__(self, block: nn.Module, method: Callable[..., Any]) -> None:
+        self.block, self.method = block, method
+        self.globals = getattr(method, "__globals__", {})
+
+    def is_straight(self) -> bool:
+        """See :func:`is_straight`."""
+        try:
+            (function,) = ast.parse(textwrap.dedent(inspect.getsource(self.method))).body
+        except (OSError, TypeError, SyntaxError, ValueError):
+            return False  # there is no text, as of a method that was written in a console
+        if not isinstance(function, ast.FunctionDef) or function.decorator_list:
+            return False
+        arguments = function.args
+        if arguments.defaults or arguments.kwonlyargs or arguments.vararg or arguments.kwarg:
+            return False
+        self.itself = arguments.args[0].arg
+        self.local = {argument.arg for argument in arguments.args[1:]}
+        self.local |= {
+            node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        }
+        return all(map(self._says_all, function.body))
+
+    def _says_all(self, statement: ast.stmt) -> bool:
+        if isinstance(statement, ast.Expr):
+            return isinstance(statement.value, ast.Constant)  # a docstring
+        if isinstance(statement, (ast.If, ast.For)):
+            read = statement.test if isinstance(statement, ast.If) else statement.iter
+            parts = [*statement.body, *statement.orelse]
+            return self._is_of_block(read) and self._is_value(read) and all(map(self._says_all, parts))
+        if isinstance(statement, ast.AugAssign) and not isinstance(statement.op, ast.Add):
+            return False
+        if not isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Pass)):
+            return False
+        return all(self._is_value(child) for child in ast.iter_child_nodes(statement) if isinstance(child, ast.expr))
+
+    def _is_value(self, expression: ast.expr) -> bool:
+        return all(map(self._is_allowed, ast.walk(expression)))
+
+    def _is_allowed(self, node: ast.AST) -> bool:
+        if isinstance(node, (ast.Lambda, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)):
+            return False
+        if isinstance(node, ast.IfExp):
+            return self._is_of_block(node.test)
+        if isinstance(node, ast.comprehension):
+            return all(map(self._is_of_block, [node.iter, *node.ifs]))
+        if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store):
+            return False
+        if isinstance(node, ast.Attribute):
+            return node.attr != "training"
+        if isinstance(node, ast.Compare):
+            return self._is_of_block(node)
+        return not isinstance(node, ast.Call) or self._is_known(node.func)
+
+    def _is_of_block(self, expression: ast.expr) -> bool:
+        """Whether an expression reads attributes of the block, numbers and builtins alone."""
+        names = {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
+        return names <= {self.itself, *_BUILTINS, "True", "False", "None"}
+
+    def _is_known(self, called: ast.expr) -> bool:
+        """Whether a call is one of a module, of torch, of a method of a value, or of such a text of the block."""
+        path: List[str] = []
+        while isinstance(called, (ast.Attribute, ast.Subscript)):
+            if isinstance(called, ast.Subscript):
+                path.clear()  # an entry of a list of modules, or of a value
+            else:
+                path.append(called.attr)
+            called = called.value
+        if not isinstance(called, ast.Name):
+            return True  # a method of a value
+        if called.id == self.itself:
+            return self._is_own(path[::-1])
+        if called.id in self.local:
+            return True
+        if called.id in _BUILTINS and not path:
+            return getattr(builtins, called.id) is self.globals.get(called.id, getattr(builtins, called.id))
+        value = self.globals.get(called.id)
+        module = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", None)
+        of_torch = isinstance(module, str) and module.partition(".")[0] in ("torch", "spikecore")
+        return of_torch and not any(name.startswith(_OF_MODES) for name in (*path, called.id))
+
+    def _is_own(self, path: Any) -> bool:
+        """Whether a path from the block leads to a module, to a method of a tensor, or to a method with such a text."""
+        if len(path) == 1 and inspect.isfunction(getattr(type(self.block), path[0], None)):
+            own = path[0] not in vars(nn.Module) and path[0] not in vars(self.block)
+            return own and _Text(self.block, getattr(type(self.block), path[0])).is_straight()
+        value: Any = self.block
+        for name in path:
+            if isinstance(value, Tensor):
+                return True
+            value = getattr(value, name, None)
+        return value is None or isinstance(value, nn.Module)  # None where a condition leaves the call out
+
+
+# -- what is in a graph
 
 
 def summands(node: Any) -> Tuple[fx.Node, ...]:
     """The two values that a node adds; none where it does something else."""
-    adds = isinstance(node, fx.Node) and node.op in ("call_function", "call_method") and node.target in _SUMS
-    both = adds and len(node.args) == 2 and not node.kwargs and all(isinstance(v, fx.Node) for v in node.args)
+    return _operands(node, _SUMS)
+
+
+def _operands(node: Any, targets: Sequence[Any]) -> Tuple[fx.Node, ...]:
+    """The two values that a node calls one of the targets with; none where it has other arguments."""
+    calls = isinstance(node, fx.Node) and node.op in ("call_function", "call_method") and node.target in targets
+    both = calls and len(node.args) == 2 and not node.kwargs and all(isinstance(v, fx.Node) for v in node.args)
     return node.args if both else ()
 
 
@@ -131,9 +233,9 @@ def in_shapes(graph: fx.Graph, value: fx.Node, shapes: Sequence[fx.Node]) -> fx.
     return value
 
 
-def channels_behind(norm: Any, folded: bool, call: fx.Node, shapes: Sequence[fx.Node]) -> int:
+def channels_behind(norm: Any, folded: bool, call: fx.Node, shapes: Sequence[fx.Node], before: Any) -> int:
     """Which dimension of a time step has the channels of a normalisation of samples, once its output was given other
-    shapes: 1, or -1 for the last one; 0 where that is not known.
+    shapes: 1, or -1 for the last one; 0 where that is not known. ``before`` is the module that its input comes from.
 
     Known are tokens that are transposed before and behind (Zhou et al., 2023), and samples in front of which time and
     batch, and tokens maybe, become dimensions of their own. Where sizes are not what the shapes say, the call raises.
@@ -152,7 +254,9 @@ def channels_behind(norm: Any, folded: bool, call: fx.Node, shapes: Sequence[fx.
         sizes = (*sizes, *[None] * _SAMPLES[type(norm)])
     if isinstance(norm, nn.BatchNorm1d) and _is_matrix(source):
         return 1 if len(sizes) in (3, 4) and len(_sizes(unfolds[0])) == 2 else -1 if len(sizes) > 2 else 0
-    return 1 if len(sizes) == 2 + _SAMPLES[type(norm)] else 0
+    # nn.BatchNorm1d takes matrices as well, which four sizes may give tokens
+    shown = not isinstance(norm, nn.BatchNorm1d) or isinstance(before, nn.Conv1d) or _name(unfolds[0]) == "unflatten"
+    return 1 if len(sizes) == 2 + _SAMPLES[type(norm)] and (shown or _has_sizes(source, 3)) else 0
 
 
 #: Dimensions of a sample.
@@ -185,11 +289,11 @@ def _sizes(node: fx.Node) -> Tuple[Any, ...]:
 
 
 def _keeps_last(node: fx.Node) -> bool:
-    """Whether the last dimension stays, if its size does."""
+    """Whether the last dimension stays, of ``[T * B, N, C]`` that becomes ``[T, B, N, C]``, if its size does."""
     name, args = _name(node), node.args[1:]
     if name == "flatten":
         return len(args) == 2 and args[1:] != (-1,)
-    return name in ("contiguous", "reshape", "view") or (name == "unflatten" and args[:1] != (-1,))
+    return name == "contiguous" or (name == "unflatten" and args[:1] == (0,)) or _has_sizes(node, 4)
 
 
 def _is_matrix(value: Any) -> bool:
@@ -199,7 +303,12 @@ def _is_matrix(value: Any) -> bool:
     if not _shapes(value):
         return False
     flattened = _name(value) == "flatten" and value.args[1:] in ((0, 2), (0, -2))
-    return flattened or (_name(value) in ("reshape", "view") and len(_sizes(value)) == 2)
+    return flattened or _has_sizes(value, 2)
+
+
+def _has_sizes(value: Any, count: int) -> bool:
+    """Whether a value was given so many sizes."""
+    return _shapes(value) and _name(value) in ("reshape", "view") and len(_sizes(value)) == count
 
 
 class Rewritten:
@@ -243,9 +352,9 @@ def follow_graph(block: nn.Module, graph: fx.Graph, known: Optional[Whole], foll
             values[node], known = known, None
         elif node.op == "call_module":
             values[node] = _follow_call(block.get_submodule(str(node.target)), of, follow)
-        elif node.target in _SUMS and len(of) == 2:
+        elif summands(node):
             values[node] = added(*of)
-        elif node.target in _PRODUCTS and len(of) == 2:
+        elif _operands(node, _PRODUCTS):
             values[node] = multiplied(*of)
         elif _shapes(node):
             values[node] = of[0]

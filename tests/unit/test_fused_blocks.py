@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
+import random
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import spikecore as sc
@@ -146,43 +148,167 @@ def test_a_fused_block_computes_what_it_computed(name):
     assert torch.equal(fused(x), plain(x))
 
 
-class Scaled(BasicBlock):
-    """A block that does something else."""
-
-    def __init__(self, how):
-        super().__init__(2, 2)
-        self.how = how
-
-    def forward(self, x):
-        """``[T, B, C, H, W]``."""
-        y = self.conv2(x) if self.how != "no_grad" else x
-        if self.how == "training" and self.training:
-            y = 2 * y
-        if self.how == "value" and y.mean() > 1:
-            y = y + 1
-        if self.how == "no_grad":
-            with torch.no_grad():
-                y = self.conv2(x)
-        if self.how == "attribute":
-            self.seen = y
-        if self.how == "in place":
-            x.mul_(2)
-        if self.how == "used twice":
-            return self.lif2(y + x) + y
-        return self.lif2(y + x)
+def reads_training(self, x):
+    return self.lif2(self.conv2(x) + x) if self.training else x
 
 
-@pytest.mark.parametrize("how", ["training", "value", "no_grad", "attribute", "in place", "used twice"])
-def test_a_block_that_does_something_else_stays_as_it_is(how):
-    """Its mode and its attributes, too; the warning says what can be taken."""
-    block = Scaled(how).eval()
+def reads_values(self, x):
+    return self.lif2(self.conv2(x) + x) if x.mean() > 1 else x
+
+
+def reads_the_type(self, x):
+    return self.lif2(self.conv2(x) + x) if isinstance(x, torch.Tensor) else x
+
+
+def reads_a_mode(self, x):
+    return self.lif2(self.conv2(x) + x) if torch.is_grad_enabled() else x
+
+
+def reads_a_weight(self, x):
+    return self.lif1(self.bn1(x)) * self.bn1.module.weight.mean()
+
+
+def sets_a_mode(self, x):
+    with torch.no_grad():
+        y = self.conv2(x)
+    return self.lif2(y + x)
+
+
+def sets_an_attribute(self, x):
+    self.seen = x
+    return self.lif2(self.conv2(x) + x)
+
+
+def counts(self, x):
+    self.log.append(1)
+    return self.lif2(self.conv2(x) + x)
+
+
+def counts_in_a_method(self, x):
+    return self.lif2(self.counted(x) + x)
+
+
+def draws(self, x):
+    return self.lif2(self.conv2(x) + x) * torch.rand(1)
+
+
+def draws_in_python(self, x):
+    return self.lif2(self.conv2(x) + x) if random.random() < 0.5 else x
+
+
+def catches(self, x):
+    try:
+        return self.lif2(self.conv2(x) + x)
+    except RuntimeError:
+        return x
+
+
+def has_a_default(self, x, skip=None):
+    return self.lif2(self.conv2(x) + (x if skip is None else skip))
+
+
+def changes_the_input(self, x):
+    y = x.mul_(2)
+    return self.lif2(self.conv2(y) + y)
+
+
+def multiplies_in_place(self, x):
+    x = z = self.conv1(x)
+    x *= 2
+    return self.lif2(x + z)
+
+
+def uses_the_sum_twice(self, x):
+    y = self.conv2(x)
+    return self.lif2(y + x) + y
+
+
+class Other(BasicBlock):
+    """A block with another ``forward``, and methods that it may call."""
+
+    def counted(self, x):
+        """Changes a list."""
+        self.log.append(1)
+        return self.conv2(x)
+
+    def branch(self, x):
+        """Computes."""
+        return self.conv2(x)
+
+
+def other(forward):
+    """Such a block."""
+    block = type("Block", (Other,), {"forward": forward})(2, 2)
+    block.log = []
+    return block
+
+
+STAY = [reads_training, reads_values, reads_the_type, reads_a_mode, reads_a_weight, sets_a_mode, sets_an_attribute]
+STAY += [counts, counts_in_a_method, draws, draws_in_python, catches, has_a_default, changes_the_input]
+STAY += [multiplies_in_place, uses_the_sum_twice]
+
+
+@pytest.mark.parametrize("forward", STAY, ids=lambda forward: forward.__name__)
+def test_a_block_whose_text_does_not_say_all_stays_as_it_is(forward):
+    """It is not called, so that its mode and its attributes stay; the warning says what can be taken."""
+    block = other(forward).eval()
     block.conv2.train()
     before = dict(vars(block))
-    with pytest.warns(UserWarning, match=r"that torch\.fx can trace and that does the same in train\(\) and eval\(\)"):
+    with pytest.warns(UserWarning, match="in a forward of your own that is assignments, calls and what it returns"):
         sc.fuse(block)
     assert vars(block) == before
+    assert not block.log
     assert not forms(block)
     assert block.conv2.training
+
+
+def loops(self, x):
+    """Over parts of the block, by a method of its own, with a condition on what it has."""
+    for layer in [self.conv1, self.conv1][:1]:
+        x = layer(x) if self.down is None else x
+    return self.lif2(self.branch(x) + F.relu(x.flatten(0, 1).contiguous()).unflatten(0, (T, B)))
+
+
+def test_a_block_whose_text_says_all_is_fused():
+    """Conditions and loops over its attributes, its methods, functions of torch and methods of values."""
+    block = other(loops)
+    x = torch.rand(T, B, 2, 4, 4)
+    expected = copy.deepcopy(block)(x)
+    assert forms(sc.fuse(block))
+    assert torch.equal(block(x), expected)
+
+
+class Tokens(nn.Module):
+    """A normalisation of tokens, and shapes between it and the neuron."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.drop, self.linear, self.conv = how, nn.Dropout(0.0), nn.Linear(4, 4), nn.Conv1d(4, 4, 1)
+        self.norm, self.neuron = nn.BatchNorm1d(4), sc.LIF()
+
+    def forward(self, x):
+        """``[T, B, 4, 4]``."""
+        if self.how == "matrix":
+            y = self.norm(self.linear(self.drop(x.flatten(0, 2)))).view(T, B, 4, 4)
+        elif self.how == "heads":
+            y = self.norm(x.flatten(0, 1).transpose(1, 2)).transpose(1, 2).reshape(T, B, 4, 2, 2)
+        elif self.how == "convolution":
+            y = self.norm(self.conv(x.flatten(0, 1))).view(T, B, 4, 4)
+        else:
+            y = self.norm(x.reshape(T * B, 4, 4)).view(T, B, 4, 4)
+        return self.neuron(y)
+
+
+@pytest.mark.parametrize(("how", "expected"), [("matrix", []), ("heads", []), ("convolution", [1]), ("samples", [1])])
+@pytest.mark.filterwarnings("ignore:sc.fuse:UserWarning")
+def test_tokens_whose_channels_are_not_known_stay_as_they_are(how, expected):
+    """With as many tokens as channels no size tells them apart."""
+    plain = Tokens(how).double()
+    nn.init.uniform_(plain.norm.weight, 1.0, 3.0)
+    fused = sc.fuse(copy.deepcopy(plain))
+    assert [dim for _, dim in forms(fused)] == expected
+    x = 3 * torch.rand(T, B, 4, 4, dtype=torch.float64)
+    torch.testing.assert_close(fused(x), plain(x))
 
 
 def test_a_shortcut_that_broadcasts_is_added_by_torch():
@@ -215,6 +341,22 @@ def test_spikes_of_a_rewritten_block_are_packed():
     layers = {name for name, part in packed.named_modules() if type(part).__name__.startswith("Packed")}
     assert layers == {"0.conv2.module.0", "1.q_linear", "1.k_linear", "1.v_linear", "2"}
     assert packed[2].spikes.largest == 2
+
+
+@pytest.mark.skipif(not COMPILES, reason="spikes are kept as bits with torch 2.6 or newer")
+def test_a_sum_with_a_factor_is_not_packed_as_a_sum():
+    """``alpha`` is no part of its bound."""
+
+    class Weighted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.linear = sc.LIF(), sc.LIF(), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.linear(torch.add(self.first(x), self.second(x), alpha=2))
+
+    with pytest.warns(RuntimeWarning, match="found no nn.Linear"):
+        sc.layers.pack(Weighted())
 
 
 @pytest.mark.skipif(not COMPILES, reason="spikes are kept as bits with torch 2.6 or newer")
