@@ -57,7 +57,7 @@ class FedKernels(Kernels):
         self._detached: Dict[Optional[int], Kernels] = {}
 
     def detached(self, steps: int) -> Kernels:
-        """What computes so many steps without feedback, for gradients where the output that comes back is a constant."""
+        """What computes so many steps without feedback: gradients where the output that comes back is a constant."""
         fixed = steps if steps <= MAX_STATIC_STEPS else None
         if fixed not in self._detached:
             self._detached[fixed] = Kernels(self.backend, self.program, replace(self.spec, steps=fixed))
