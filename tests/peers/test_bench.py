@@ -5,7 +5,7 @@ import torch
 
 import spikecore as sc
 from spikecore.bench import models
-from spikecore.bench._libraries import LIBRARIES, judged
+from spikecore.bench._libraries import LIBRARIES, verdict_of
 from spikecore.bench._machine import version_of
 
 pytestmark = pytest.mark.peers
@@ -37,7 +37,7 @@ def test_a_library_computes_the_equation_of_its_row(library):
         pytest.skip(f"{library.distribution} is not installed")
     generator = torch.Generator().manual_seed(0)
     x, cotangent = (torch.randn(20, 2, 33, generator=generator) for _ in range(2))
-    status, detail = judged(library, library.layer(), x.requires_grad_(), cotangent)
+    status, detail = verdict_of(library, library.layer(), x.requires_grad_(), cotangent)
     assert (status, detail) == ("ok", "") or detail.endswith("checked")
 
 

@@ -123,8 +123,11 @@ class TestRefusals:
                 type("Wrong", (sc.stochastic.Stochastic,), {"inputs": inputs, "drawn": drawn})
 
     def test_layers_of_one_input(self):
-        """Recurrent and NormNeuron take neurons of one input."""
-        with pytest.raises(ValueError, match="Recurrent: EscapeNoise must have one input and one output"):
+        """NormNeuron takes neurons of one input; Recurrent asks which of several is added to."""
+        with pytest.raises(
+            ValueError,
+            match="Recurrent: into=None must name the input of EscapeNoise that what comes back is added to: x, u",
+        ):
             sc.Recurrent(sc.stochastic.EscapeNoise(backend="torch"), nn.Linear(5, 5))(drive())
         with pytest.raises(ValueError, match="NormNeuron: EscapeNoise has the inputs x, u"):
             sc.layers.NormNeuron(nn.BatchNorm1d(5), sc.stochastic.EscapeNoise())

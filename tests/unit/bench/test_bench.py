@@ -122,7 +122,10 @@ def test_every_implementation_is_listed_with_its_state(monkeypatch: pytest.Monke
     ("wrong", "says"),
     [
         ({"networks": ("net.py:net",)}, "'net.py:net' seems to be a network of your own.*docs/speed.md has five lines"),
-        ({"suites": ("neuron",)}, "suite 'neuron' is not known; there are: neurons, layouts, steps, small, calls"),
+        (
+            {"suites": ("neuron",)},
+            "suite 'neuron' is not known; there are: neurons, layouts, steps, small, single, calls",
+        ),
         ({"neurons": ("Lif",)}, "there are: LIF, Leaky"),
         ({"layouts": ("NHWC",)}, "there are: flat, odd, contiguous, channels-last, batch before time"),
         ({"steps": (0,)}, "steps=0 must be 1 or more"),
