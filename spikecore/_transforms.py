@@ -112,8 +112,8 @@ def fuse(net: nn.Module) -> nn.Module:
     of them is a pair.
     """
     _check("fuse", net)
-    found = pairs(net)
-    for pair in found.pairs:
+    matches = pairs(net)
+    for pair in matches.pairs:
         norm, *others = [place.module for place in pair.norms]
         neuron: Any = pair.neuron.module
         layer = NormNeuron(
@@ -131,7 +131,7 @@ def fuse(net: nn.Module) -> nn.Module:
             identity.training = place.module.training
             place.put(identity)
         _names_of(pair.owner)[pair.neuron.path] = tuple([place.path for place in pair.norms])
-    for block, graph in found.graphs.items():
+    for block, graph in matches.graphs.items():
         block.forward = Rewritten(block, graph)
     replace_modules(net, {module: compact(module) for module in net.modules()})
     _warn_of_nothing(net)
@@ -173,14 +173,14 @@ def unfuse(net: nn.Module) -> nn.Module:
     return net
 
 
-class Found(NamedTuple):
+class Matches(NamedTuple):
     """What :func:`fuse` takes: pairs, and the new graph of each block whose ``forward`` changes."""
 
     pairs: Sequence[Pair]
     graphs: Mapping[nn.Module, fx.Graph]
 
 
-def pairs(net: nn.Module) -> Found:
+def pairs(net: nn.Module) -> Matches:
     """The normalisations of ``net`` with the neurons behind them, as far as :func:`fuse` takes them."""
     # a module at two places is called from both, and only one of them may have the neuron behind it
     places = Counter(module for _, module in net.named_modules(remove_duplicate=False))
@@ -195,7 +195,7 @@ def pairs(net: nn.Module) -> Found:
     blocks = [module for module in net.modules() if _is_block(module)]
     graphs = {block: _Block(block, places, by_neuron).changed() for block in blocks}
     changed = {block: graph for block, graph in graphs.items() if graph is not None}
-    return Found([*by_neuron.values()], changed)
+    return Matches([*by_neuron.values()], changed)
 
 
 def _fits(norm: Place, neuron: Place, places: Mapping[nn.Module, int]) -> bool:
@@ -278,13 +278,13 @@ class _Block:
             if norm is not None:
                 self._pairs[neuron.module] = Pair(norm, neuron, self._block, channel_dim=dim)
             return False
-        found = [self._norm_of(value, neuron, shapes) for value in both]
+        norms = [self._norm_of(value, neuron, shapes) for value in both]
         # a chain cannot be given two inputs, and x += norm(y) changes x
         if neuron.path != call.target or len(total.users) > 1 or both[0] is both[1]:
             return False
-        if not found[0][0] and total.target is not operator.iadd:
-            found, both = found[::-1], both[::-1]
-        (norm, dim), (shortcut_norm, its_dim) = found
+        if not norms[0][0] and total.target is not operator.iadd:
+            norms, both = norms[::-1], both[::-1]
+        (norm, dim), (shortcut_norm, its_dim) = norms
         if norm is None:
             return False
         if shortcut_norm is not None and dim != its_dim:

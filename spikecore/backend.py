@@ -99,6 +99,10 @@ class Spec:
     #: What of the last output is added to the input of a step, if anything is.
     feedback: Optional[Feedback] = None
 
+    def learnt(self, program: Program) -> Tuple[str, ...]:
+        """The learnt parameters of the program itself, without weight and bias of a feedback."""
+        return tuple([name for name in self.learn if name in program.params])
+
     @property
     def compute(self) -> torch.dtype:
         """dtype of state and arithmetic."""

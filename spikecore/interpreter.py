@@ -149,28 +149,27 @@ class _FixedValues:
 
     def __call__(self, params: Sequence[ParamValue], like: Tensor) -> Fixed:
         """The values in the dtype and on the device of ``like``."""
-        return self.of_plain(params, like) if is_plain(like) else self._computed(params, like, _as_tensor)
+        return self.of_plain(params, like) if is_plain(like) else self._computed(_as_tensors(params, like), like)
 
     def of_plain(self, params: Sequence[ParamValue], like: Tensor) -> Fixed:
         """The same where ``like`` is plain."""
         if not like.is_cpu:
-            return self._computed(params, like, _as_tensor)
+            return self._computed(_as_tensors(params, like), like)
         last = self._last
         # compared by identity, since 0.0 == -0.0
         if last is not None and all(map(operator.is_, last[0], params)):
             return last[1]
         if any(isinstance(value, Tensor) for value in params):
-            return self._computed(params, like, self._known)
+            return self._computed([self._known(*each, like) for each in enumerate(params)], like)
         with torch.inference_mode(False):
-            fixed = self._computed(params, like, self._known)
+            fixed = self._computed([self._known(*each, like) for each in enumerate(params)], like)
         self._last = params, fixed
         return fixed
 
-    def _computed(self, params: Sequence[ParamValue], like: Tensor, as_tensor: Callable[..., Tensor]) -> Fixed:
-        values = [as_tensor(value, like, place) for place, value in enumerate(params)]
+    def _computed(self, values: Sequence[Tensor], like: Tensor) -> Fixed:
         return self.fixed(values, like), self.initial(values, like)
 
-    def _known(self, value: ParamValue, like: Tensor, place: int) -> Tensor:
+    def _known(self, place: int, value: ParamValue, like: Tensor) -> Tensor:
         if isinstance(value, Tensor):
             return value.to(like.dtype)
         known = self._numbers.get(place)
@@ -180,8 +179,8 @@ class _FixedValues:
         return known[1]
 
 
-def _as_tensor(value: ParamValue, like: Tensor, place: int) -> Tensor:
-    return value.to(like.dtype) if isinstance(value, Tensor) else number(value, like)
+def _as_tensors(params: Sequence[ParamValue], like: Tensor) -> List[Tensor]:
+    return [value.to(like.dtype) if isinstance(value, Tensor) else number(value, like) for value in params]
 
 
 def _unshared(value: Tensor, is_fresh: bool) -> Tensor:
@@ -305,7 +304,7 @@ class SingleSteps:
     def results(self, values: Sequence[Tensor], shape: torch.Size) -> List[Tensor]:
         """Outputs and states as a caller gets them, from the values of a step: memory that nothing else shares."""
         results = [
-            value if is_fresh and value.shape == shape and value.is_contiguous() else _copied(value, shape)
+            _unshared(_full(value, shape), is_fresh and value.shape == shape)
             for value, is_fresh in zip(values, self.fresh)
         ]
         if self.dtype is not self.compute:
@@ -343,16 +342,16 @@ class _Differentiable:
     def __call__(
         self, inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]
     ) -> Tuple[Tensors, Optional[Tensors]]:
-        results = _apply((self, params), *inputs, *(state or ()), *_tensors(params))
+        results = _Step.apply((self, params), *inputs, *(state or ()), *_tensors(params))
         n = self.steps.n_outputs
         return results[:n], results[n:] if self.steps.final else None
 
     def call(self, tensors: Tensors, params: Sequence[ParamValue]) -> Tuple[Tensors, Optional[Tensors], Any]:
         """Inputs, states and parameters of a call with these tensors."""
         n, m = self.steps.n_inputs, self.n_moving
-        each = iter(tensors[m:])
+        values = iter(tensors[m:])
         if len(tensors) > m:
-            params = tuple([next(each) if isinstance(value, Tensor) else value for value in params])
+            params = tuple([next(values) if isinstance(value, Tensor) else value for value in params])
         return tensors[:n], tensors[n:m] if self.has_state else None, params
 
     def forward(self, tensors: Tensors, params: Sequence[ParamValue]) -> Tuple[List[Tensor], List[Tensor]]:
@@ -403,13 +402,13 @@ class _Differentiable:
         local = tuple([value.view_as(value) for value in tensors])  # so that derivatives end here
         outputs, end = by_call(self.steps.interpreter.interpret, *self.call(local, params))
         pairs = [(a, b) for a, b in zip((*outputs, *(end or ())), grads) if b is not None and a.requires_grad]
-        wanted = [value for value, wants in zip(local, needs) if wants]
-        gradients: Sequence[Optional[Tensor]] = [None] * len(wanted)
+        targets = [value for value, wants in zip(local, needs) if wants]
+        gradients: Sequence[Optional[Tensor]] = [None] * len(targets)
         if pairs:
             results, arriving = zip(*pairs)
-            gradients = torch.autograd.grad(results, wanted, arriving, create_graph=True, allow_unused=True)
-        each = iter([torch.zeros_like(a) if b is None else b for a, b in zip(wanted, gradients)])
-        return [next(each) if wants else None for wants in needs]
+            gradients = torch.autograd.grad(results, targets, arriving, create_graph=True, allow_unused=True)
+        totals = iter([torch.zeros_like(a) if b is None else b for a, b in zip(targets, gradients)])
+        return [next(totals) if wants else None for wants in needs]
 
 
 class _Step(torch.autograd.Function):
@@ -430,17 +429,8 @@ class _Step(torch.autograd.Function):
         return (None, *steps.backward(params, ctx.saved_tensors, grads, ctx.needs_input_grad[1:]))
 
 
-#: ``_Step.apply`` without the look at each argument that torch takes there for ended transforms of torch.func, which
-#: operations do as well.
-_apply = super(torch.autograd.Function, _Step).apply
-
-
 def _tensors(params: Sequence[ParamValue]) -> Tensors:
     return tuple([value for value in params if isinstance(value, Tensor)])
-
-
-def _copied(value: Tensor, shape: torch.Size) -> Tensor:
-    return value.expand(shape).clone(memory_format=torch.contiguous_format)
 
 
 def _fitted(gradient: Tensor, value: Tensor, shape: torch.Size) -> Tensor:
@@ -511,8 +501,7 @@ class FeedbackLoop:
 
 def step_spec(program: Program, spec: Spec) -> Spec:
     """The spec of one step of a program without its feedback."""
-    learn = tuple([name for name in spec.learn if name in program.params])
-    return replace(spec, steps=1, learn=learn, final=True, feedback=None)
+    return replace(spec, steps=1, learn=spec.learnt(program), final=True, feedback=None)
 
 
 # Backward starts from the cotangents of a kernel. Autograd runs no backward of what nobody asked the gradient of, and

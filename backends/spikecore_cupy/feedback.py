@@ -257,9 +257,11 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
 
     def _taken(self, every: Sequence[At]) -> Dict[Node, str]:
         """What a step gets in the place of each input."""
-        taken = {input_leaf(name): self._arrived(at, k) for k, (name, at) in enumerate(zip(self.program.inputs, every))}
-        taken[input_leaf(self.program.inputs[self.feedback.into])] = self.value("drive[j]")
-        return taken
+        places = {
+            input_leaf(name): self._arrived(at, k) for k, (name, at) in enumerate(zip(self.program.inputs, every))
+        }
+        places[input_leaf(self.program.inputs[self.feedback.into])] = self.value("drive[j]")
+        return places
 
     def _earlier(self, step: str) -> str:
         """The output of a neuron that comes back behind a step. In front of those of the call stand those before it."""
@@ -331,12 +333,12 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         self._reads = [node for node in adjoint.takes if node.op == "input"]
         self._slots = {node: k for k, node in enumerate([*self._reads, *self._kept])}
         leaves = [(k, input_leaf(name)) for k, name in enumerate(self.program.inputs)]
-        taken = {*self._reads, *(step.takes if self._kept else ())}
+        leaves_read = {*self._reads, *(step.takes if self._kept else ())}
         streams = self._cotangents()
         #: The inputs that are read again: where they are, and the numbers of what arrives.
         inputs = {
             leaf: (self.each_step(f"{self.local[leaf]}s", "inputs", k), len(streams) + n)
-            for n, (k, leaf) in enumerate([(k, leaf) for k, leaf in leaves if leaf in taken])
+            for n, (k, leaf) in enumerate([(k, leaf) for k, leaf in leaves if leaf in leaves_read])
         }
         self.shape = self.shape._replace(kept=len(self._slots), arriving=len(streams) + len(inputs))
         # two steps ahead, from the last step to the first
@@ -369,7 +371,7 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         # the last step gets nothing from a later one
         body += [self.pack("gave"), *over_neurons(["gave[j] = 0.0f;"])]
         body += ["i.begin();", "if (i.works()) i.give((steps - 1) & 1, gave);", PASSED]
-        each = [*self._back_step(adjoint), "i.give(1 - t % 2, gave);"]
+        lines = [*self._back_step(adjoint), "i.give(1 - t % 2, gave);"]
         grads = [self._grad_input(self.program.inputs[index]) for index in self.plan.wanted]
         # while other blocks give their numbers
         after = [f"store({self.all(f'{grad}s', 'grad_inputs', k)}, {grad});" for k, grad in enumerate(grads)]
@@ -389,7 +391,7 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
             "    float back[V];",
             *indented(self._from_ring() if self.feedback.delays else ["i.product(t % 2, back);"]),
             *(f"    {self.pack(grad, self.stored)}" for grad in grads),
-            *indented(self.shared_step(each, after, "1 - t % 2")),
+            *indented(self.shared_step(lines, after, "1 - t % 2")),
             "}",
             "begin -= T;",
         ]

@@ -185,7 +185,7 @@ def kept_of(program: Program, spec: Spec) -> int:
         final=True,
         inputs=(True,) * len(program.inputs),
         state=True,
-        learn=tuple([name for name in spec.learn if name in program.params]),
+        learn=spec.learnt(program),
     )
     return len(program.inputs) + len(derivative(everything).cut)
 

@@ -10,7 +10,7 @@ Rules of this module:
 from __future__ import annotations
 
 import math
-from typing import Mapping, NamedTuple, Optional, Tuple
+from typing import List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -67,6 +67,11 @@ class Bits(NamedTuple):
 
     data: Tensor
     right: Tensor
+
+
+def memory_order(x: Tensor) -> List[int]:
+    """The dimensions of a tensor from the outermost in memory to the innermost."""
+    return sorted(range(x.ndim), key=x.stride().__getitem__, reverse=True)
 
 
 def added(a: Optional[Whole], b: Optional[Whole]) -> Optional[Whole]:

@@ -101,21 +101,21 @@ def jobs(settings: Settings, bench: Bench) -> List[Job]:
 
 def _layers(case: Case, bench: Bench) -> Dict[str, Callable[[], Single]]:
     """What makes each neuron, and what puts it at rest."""
-    made: Dict[str, Callable[[], Single]] = {PLAIN: lambda: _with_reset(PlainLIF())}
-    made.update({one.name: one.single for one in bench.implementations if one.single is not None})
+    steps: Dict[str, Callable[[], Single]] = {PLAIN: lambda: _with_reset(PlainLIF())}
+    steps.update({each.name: each.single for each in bench.implementations if each.single is not None})
     if case.neuron == "LIF":
-        return made
+        return steps
     ours = {one.name: one.backend for one in bench.implementations if one.backend is not None}
 
     def fed_back(name: str) -> Single:
         linear = nn.Linear(case.neurons, case.neurons, bias=False)
         nn.init.constant_(linear.weight, 1.0 / case.neurons)
         if name not in ours:
-            return _with_reset(PlainFeedback(made[name](), linear))
+            return _with_reset(PlainFeedback(steps[name](), linear))
         layer = sc.Recurrent(sc.LIF(2.0, backend=ours[name]), linear, step="single")
         return layer, lambda: sc.reset(layer)
 
-    return {name: lambda name=name: fed_back(name) for name in made}  # type: ignore[misc]  # a default argument
+    return {name: lambda name=name: fed_back(name) for name in steps}  # type: ignore[misc]  # a default argument
 
 
 def _with_reset(layer: Any) -> Single:

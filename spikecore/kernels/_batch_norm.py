@@ -31,8 +31,8 @@ class NormalisingKernels(Kernels):
 
     def __init__(self, backend: KernelBackend, program: Program, spec: Spec) -> None:
         # the first pass finds the gradients of weight and bias whether or not these are learnt
-        found = [name for row in program.normalised for name in (row.weight, row.bias)]
-        learn = tuple(name for name in program.params if name in (*spec.learn, *found))
+        affine = [name for row in program.normalised for name in (row.weight, row.bias)]
+        learn = tuple(name for name in program.params if name in (*spec.learn, *affine))
         super().__init__(backend, program, replace(spec, learn=learn))
         self.correct = backend.correction(spec)
         #: Where each normalised input stands among the inputs, and where its mean, 1 / standard deviation, weight and

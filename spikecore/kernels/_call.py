@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optiona
 import torch
 from torch import Tensor
 
-from spikecore._base.bits import Whole
+from spikecore._base.bits import Whole, memory_order
 from spikecore._base.caches import CALLS, Lock, Recent
 from spikecore._base.context import is_batched_by_autograd
 from spikecore.backend import Spec, Unsupported
@@ -281,11 +281,11 @@ class CallPlan:
     def to_save(self, tensors: Sequence[Tensor], results: Sequence[Tensor]) -> Sequence[Tensor]:
         """What autograd keeps of a call for backward: its tensors but those that are only added, and checkpoints."""
         if self.packed:
-            kept = [*tensors, *results[self.n_results :]]
+            saved = [*tensors, *results[self.n_results :]]
             for index, (_, order, _), whole in self.packed:
-                kept[index], right = torch.ops.spikecore.pack_spikes(tensors[index], order, *whole)
-                kept.append(right)
-            return kept
+                saved[index], right = torch.ops.spikecore.pack_spikes(tensors[index], order, *whole)
+                saved.append(right)
+            return saved
         if not self.added:
             return (*tensors, *results[self.n_results :]) if len(results) > self.n_results else tensors
         if not self.keeps:
@@ -630,8 +630,7 @@ def packed_inputs(program: Program, tensors: Sequence[Tensor]) -> List[Tuple[int
     for name, whole in program.whole:
         index = program.inputs.index(name)
         x = tensors[index]
-        order = sorted(range(x.ndim), key=x.stride().__getitem__, reverse=True)
-        packed.append((index, (x.shape, order, x.dtype), whole))
+        packed.append((index, (x.shape, memory_order(x), x.dtype), whole))
     return packed
 
 

@@ -41,8 +41,7 @@ class FedKernels(Kernels):
     """
 
     def __init__(self, backend: KernelBackend, program: Program, spec: Spec) -> None:
-        learn = tuple([name for name in spec.learn if name in program.params])
-        super().__init__(backend, program, replace(spec, learn=learn, feedback=None))
+        super().__init__(backend, program, replace(spec, learn=spec.learnt(program), feedback=None))
         #: What comes back: of which output, into which input, and whether it is constant.
         self.fed = spec.feedback or Feedback()
         self.n_own, count = len(self.tensor_params), len(program.params)
@@ -347,13 +346,13 @@ class FeedbackCall(NamedTuple):
         total[steps - 1 - inside : steps - 1] += rows[len(rows) - inside :]
         return total, rows[: len(rows) - inside]
 
-    def to_first(self, gu: Optional[Tensor], of_past: Optional[Tensor], wanted: bool) -> List[Optional[Tensor]]:
+    def to_first(self, gu: Optional[Tensor], of_past: Optional[Tensor], needed: bool) -> List[Optional[Tensor]]:
         """The gradients of the last output before the call and, with delays, of those before it. ``gu`` are those of
         the drive, None where the output is a constant.
         """
         if self.delays is None:
-            return [None if gu is None or not wanted else _through(gu[0], self.weight)]
-        if not wanted or (gu is None and of_past is None):
+            return [None if gu is None or not needed else _through(gu[0], self.weight)]
+        if not needed or (gu is None and of_past is None):
             return [None, None]
         came = (
             self.first.new_zeros((1, *self.shape[1:])) if gu is None else _through(gu[: self.delays.rows], self.weight)
@@ -421,8 +420,7 @@ class FeedbackLaunch:
     """One launch for all steps, of a backend that feeds back by itself."""
 
     def __init__(self, backend: KernelBackend, program: Program, spec: Spec) -> None:
-        learn = tuple([name for name in spec.learn if name in program.params])
-        self.kernels = Kernels(backend, program, replace(spec, learn=learn))
+        self.kernels = Kernels(backend, program, replace(spec, learn=spec.learnt(program)))
 
     def forward(self, fed: FeedbackCall, inputs: Sequence[Tensor], memory: Memory, save: bool) -> Results:
         """All steps of the inputs."""
@@ -449,8 +447,8 @@ class FeedbackLaunch:
         into, output = fed.feedback.into, fed.feedback.output
         present = [grad is not None for grad in (*cotangents.outputs, *cotangents.final, *cotangents.trace)]
         present[output] = True
-        wanted = cotangents.needed_inputs(kernels.n_inputs, into)
-        needs = (*wanted, *[cotangents.state] * kernels.n_states, *cotangents.learn)
+        needs_inputs = cotangents.needed_inputs(kernels.n_inputs, into)
+        needs = (*needs_inputs, *[cotangents.state] * kernels.n_states, *cotangents.learn)
         plan = kernels.backward_plan(fed.call, present, needs)
         launch = kernels.launch(plan, geometry)
         compute, step, new = kernels.spec.compute, fed.shape[1:], us.new_empty
@@ -460,7 +458,7 @@ class FeedbackLaunch:
         final = cotangents.final if plan.final else ()
         ends = [new(step, dtype=compute).zero_() if g is None else g.contiguous() for g in final]
         traces = [_steps(g) for g in cotangents.trace if g is not None]
-        gus = [torch.empty_like(us, memory_format=torch.contiguous_format) if wants else None for wants in wanted]
+        gus = [torch.empty_like(us, memory_format=torch.contiguous_format) if wants else None for wants in needs_inputs]
         to_state = [new(step, dtype=compute) for _ in range(kernels.n_states)] if cotangents.state else []
         params = (*fed.params, fed.weight.contiguous(), *self._lags(fed))
         filled: List[Any] = [*to_state]
@@ -502,9 +500,8 @@ class FeedbackSteps:
 
     def __init__(self, backend: KernelBackend, program: Program, spec: Spec) -> None:
         self.backend, self.program = backend, program
-        learn = tuple([name for name in spec.learn if name in program.params])
         #: What one step is compiled for.
-        self.spec = replace(spec, steps=1, final=True, learn=learn, feedback=None)
+        self.spec = replace(spec, steps=1, final=True, learn=spec.learnt(program), feedback=None)
         self.final = spec.final
         self._kernels: Dict[Optional[int], Kernels] = {}
 
@@ -567,13 +564,13 @@ class FeedbackSteps:
         # a state that no cotangent reaches has none, at every step
         present = [*outputs, *[name in live for name in program.states]]
         present += [grad is not None for grad in cotangents.trace]
-        wanted = cotangents.needed_inputs(len(program.inputs), into)
+        needs_inputs = cotangents.needed_inputs(len(program.inputs), into)
         plan = self.kernels(1).backward_plan(
-            fed.call, present, (*wanted, *[True] * len(program.states), *cotangents.learn)
+            fed.call, present, (*needs_inputs, *[True] * len(program.states), *cotangents.learn)
         )
         launch = self.kernels(1).launch(plan, fed.geometry(1))
         launch = filling(launch, 2) if self.backend.owns_outputs else launch
-        gus, to_out = [new(us.shape) if wants else None for wants in wanted], new([1, *shape])
+        gus, to_out = [new(us.shape) if wants else None for wants in needs_inputs], new([1, *shape])
         gu: Any = gus[into]
         sets = [[new(shape, dtype=compute).zero_() for _ in program.states] for _ in range(2)]
         for first, grad in zip(sets[0], cotangents.final):

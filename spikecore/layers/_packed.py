@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from spikecore._base import bits
-from spikecore._base.bits import Bits, Packing, Whole
+from spikecore._base.bits import Bits, Packing, Whole, memory_order
 from spikecore._base.context import (
     COMPILES,
     PLAIN,
@@ -141,7 +141,7 @@ class _Kept(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Optional[Tensor], largest: int, unit: float, form: Form
     ) -> Tensor:
         # the order of memory, so that what is unpacked has the strides of x
-        order = sorted(range(x.ndim), key=x.stride().__getitem__, reverse=True)
+        order = memory_order(x)
         data, right = torch.ops.spikecore.pack_spikes(x, order, largest, unit)
         ctx.save_for_backward(data, right, weight)
         ctx.about = (x.shape, order, largest, unit, x.dtype)

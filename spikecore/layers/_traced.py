@@ -168,8 +168,8 @@ class _Text:
     def _is_own(self, path: Any) -> bool:
         """Whether a path from the block leads to a module, to a method of a tensor, or to a method with such a text."""
         if len(path) == 1 and inspect.isfunction(getattr(type(self.block), path[0], None)):
-            own = path[0] not in vars(nn.Module) and path[0] not in vars(self.block)
-            return own and _Text(self.block, getattr(type(self.block), path[0])).is_straight()
+            of_class = path[0] not in vars(nn.Module) and path[0] not in vars(self.block)
+            return of_class and _Text(self.block, getattr(type(self.block), path[0])).is_straight()
         value: Any = self.block
         for name in path:
             if isinstance(value, Tensor):
@@ -338,8 +338,8 @@ def graph_of(module: nn.Module) -> Optional[fx.Graph]:
 
 def may_be_traced(module: nn.Module) -> bool:
     """Whether a module is a block with a ``forward`` of its own: none of torch's, and no wrapper."""
-    own = not type(module).__module__.startswith("torch.") and "forward" not in vars(module)
-    return own and not in_turn(module) and unwrapped(module) is module and any(True for _ in module.children())
+    of_user = not type(module).__module__.startswith("torch.") and "forward" not in vars(module)
+    return of_user and not in_turn(module) and unwrapped(module) is module and any(True for _ in module.children())
 
 
 def follow_graph(block: nn.Module, graph: fx.Graph, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
@@ -366,8 +366,8 @@ def follow_graph(block: nn.Module, graph: fx.Graph, known: Optional[Whole], foll
 def _follow_call(module: nn.Module, of: Sequence[Optional[Whole]], follow: Follow) -> Optional[Whole]:
     """What comes out of a module; of two inputs the second one is the shortcut of a ``NormNeuron``."""
     shortcut = getattr(module, "shortcut", None) if len(of) == 2 else None
-    found = follow(module, of[1] if shortcut == "before" else of[0] if of else None)
-    return added(found, of[1]) if shortcut == "after" else found
+    spikes = follow(module, of[1] if shortcut == "before" else of[0] if of else None)
+    return added(spikes, of[1]) if shortcut == "after" else spikes
 
 
 class _Value:

@@ -11,6 +11,7 @@ from torch import nn
 
 import spikecore as sc
 from cuda_texts import QUICK, built
+from kernel_loop import TwoEnds
 from spikecore._shell.checks import COMMON
 from spikecore.backend import Feedback, Spec
 from spikecore.dtypes import DTYPES, compute_dtype
@@ -149,23 +150,10 @@ def test_an_output_that_is_detached(host: str) -> None:
     compare(host, net, drawn(19, 3, 6) * 2, ("v", "a"), 1e-6)
 
 
-class Two(sc.Neuron):
-    """Spikes and the potential, of a current and what raises the threshold."""
-
-    inputs = ("x", "y")
-    params = {"tau": 2.0, "gain": 0.5}
-    states = {"v": 0.0, "w": 0.0}
-
-    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
-        v = s.v + (x.x - s.v) / p.tau
-        z = self.spike(v - 1.0 - s.w)
-        return (z, v), {"v": v * (1.0 - z), "w": s.w * 0.5 + x.y * x.y * p.gain}
-
-
 @pytest.mark.parametrize(("into", "output"), [("x", 0), ("y", 0), ("y", 1)])
 def test_several_inputs_and_outputs(host: str, into: str, output: int) -> None:
     """Of one step or of several chunks; an input that is squared is read backwards, too."""
-    net = layer(Two(learn=("gain",), backend="torch"), 6, torch.float32, into=into, output=output)
+    net = layer(TwoEnds(learn=("gain",), backend="torch"), 6, torch.float32, into=into, output=output)
     if output:
         with torch.no_grad():
             net.linear.weight.div_(16)

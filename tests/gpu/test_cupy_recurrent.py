@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
+from kernel_loop import TwoEnds
 from spikecore_cupy import launcher
 from spikecore_cupy.feedback_shape import parts_of, shapes, shapes_apart
 
@@ -107,19 +108,6 @@ def test_sixteen_bits(dtype: torch.dtype, tolerance: float, width: int) -> None:
     compare(layer(sc.LIF(tau=2.0), width, dtype), drawn(12, 20, width, dtype=dtype) * 2, ("v",), tolerance)
 
 
-class Two(sc.Neuron):
-    """Spikes and the potential, of a current and what raises the threshold."""
-
-    inputs = ("x", "y")
-    params = {"tau": 2.0, "gain": 0.5}
-    states = {"v": 0.0, "w": 0.0}
-
-    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
-        v = s.v + (x.x - s.v) / p.tau
-        z = self.spike(v - 1.0 - s.w)
-        return (z, v), {"v": v * (1.0 - z), "w": s.w * 0.5 + x.y * p.gain}
-
-
 @pytest.mark.parametrize(("steps", "batch", "width"), [(1, 2, 5), (33, 13, 100), (40, 64, 256), (12, 20, 700)])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)], ids=str)
 def test_what_comes_back(steps: int, batch: int, width: int, dtype: torch.dtype, tolerance: float) -> None:
@@ -128,7 +116,7 @@ def test_what_comes_back(steps: int, batch: int, width: int, dtype: torch.dtype,
     for options in ({"detach": True}, {"longest": 9}, {"longest": 60, "detach": True}):
         compare(layer(sc.ALIF(learn=("threshold",)), width, dtype, **options), x, ("v",), tolerance)
     for into in ("x", "y"):
-        compare(layer(Two(), width, dtype, into=into, output=0), x, ("v",), tolerance)
+        compare(layer(TwoEnds(), width, dtype, into=into, output=0), x, ("v",), tolerance)
 
 
 def test_wide_layers_on_many_streams_at_once() -> None:

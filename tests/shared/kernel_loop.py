@@ -225,3 +225,16 @@ def gradients(results: Sequence[Tensor], wanted: Sequence[Tensor], cotangents: S
 
 def same(ours: Any, theirs: Any, **tolerance: float) -> None:
     torch.testing.assert_close(ours, theirs, check_stride=False, **(tolerance or {"rtol": 1e-5, "atol": 1e-6}))
+
+
+class TwoEnds(sc.Neuron):
+    """Spikes and the potential, of a current and what raises the threshold: a feedback has ends to choose from."""
+
+    inputs = ("x", "y")
+    params = {"tau": 2.0, "gain": 0.5}
+    states = {"v": 0.0, "w": 0.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        v = s.v + (x.x - s.v) / p.tau
+        z = self.spike(v - 1.0 - s.w)
+        return (z, v), {"v": v * (1.0 - z), "w": s.w * 0.5 + x.y * x.y * p.gain}
