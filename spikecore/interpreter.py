@@ -262,10 +262,8 @@ class SingleSteps:
     def bind(
         self, inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]
     ) -> Optional[Callable[..., Tuple[Tensors, Optional[Tensors]]]]:
-        """What computes calls like this one, as a call ``(inputs, state, params)``; None where that is none of these.
-
-        What such calls have in common: the types of the tensors, which of them want gradients, and whether there is a
-        state.
+        """A function of ``(inputs, state, params)`` for calls with tensors of these types, of which the same ones want
+        gradients, and with or without a state as here. None if such a call is not one node of autograd's graph.
         """
         tensors = (*inputs, *(state or ()), *_tensors(params))
         if self.program.normalised or not is_plain(inputs[0]) or any(type(t) not in PLAIN_TYPES for t in tensors):
@@ -384,7 +382,7 @@ class _Differentiable:
         return [_fitted(next(gradients), value, shape) if wants else None for value, wants in zip(tensors, needs)]
 
     def _adjoint(self, needs: Sequence[bool], present: Sequence[bool]) -> Tuple[List[int], PlainLine]:
-        """The places of the cotangents that are read, those of states though none arrives, and the adjoint."""
+        """The adjoint, and the places of the cotangents that it reads."""
         roots = self._roots(needs, (*present, *[False] * (len(self.cotangents) - len(present))))
         leaves = [*self.steps.interpreter.step_leaves, *self.intermediates]
         read = topological(roots, known=leaves)

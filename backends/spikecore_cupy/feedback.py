@@ -204,7 +204,7 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         steps = [
             "const int t = pair + k;",
             "if (t >= steps) continue;",
-            # before the product, while which they arrive
+            # loaded before the product, so that the loads are under way while it is computed
             *([self.pack("earlier"), *over_neurons([self._loaded()])] if self.feedback.delays else ()),
             "float back[V];",
             "i.product(1 - k, back);",

@@ -111,7 +111,7 @@ def _small(ax: Any, title: str, rows: List[Row], colours: Dict[str, str]) -> Non
     ax.scatter(values, names, color=[_colour(name, colours) for name in names])
     for name, value in zip(names, values):
         ax.annotate(f"{value:#.3g}", (value, name), textcoords="offset points", xytext=(7, -3), fontsize=7)
-    ax.set_xscale("log")
+    _logarithmic(ax)
     ax.margins(x=0.25, y=0.15)
     ax.grid(axis="x", linewidth=0.3)
     ax.tick_params(axis="y", labelsize=7)
@@ -138,7 +138,7 @@ def _bounded(kind: str, label: str, ax: Any, title: str, rows: List[Row], colour
         ax.annotate(written, (value, name), textcoords="offset points", xytext=(7, -3), fontsize=7)
     bound = rows[0].figures[f"{kind}_bound_ms"]
     ax.axvline(bound, color="black", linewidth=0.9, linestyle="--", label="bound of the arithmetic")
-    ax.set_xscale("log")
+    _logarithmic(ax)
     ax.margins(x=0.2)
     ax.grid(axis="x", linewidth=0.3)
     ax.tick_params(axis="y", labelsize=7)
@@ -152,3 +152,13 @@ _DRAW: Dict[str, Callable[[Any, str, List[Row], Dict[str, str]], None]] = {
     FIELD[0]: partial(_bounded, "training", "forward + backward"),
     FIELD[1]: partial(_bounded, "step", "training step"),
 }
+
+
+def _logarithmic(ax: Any) -> None:
+    """A logarithmic axis with two to five labels, which do not overlap within a decade or two."""
+    from matplotlib import ticker
+
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
+    ax.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,g}"))
+    ax.xaxis.set_minor_formatter(ticker.NullFormatter())

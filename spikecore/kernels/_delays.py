@@ -1,4 +1,4 @@
-"""Outputs that come back some steps later: which step comes back at which, forward and backward.
+"""Delays of a feedback: at which step each output comes back, and where its cotangent goes.
 
 The output ``y[s]`` of neuron ``j`` comes back at step ``s + 1 + lags[j]``. Outputs are kept in one tensor, the history:
 first those before the call, ``y[-longest - 1]`` to ``y[-1]``, then those of its steps.
@@ -39,8 +39,8 @@ class Delays(NamedTuple):
         return history.gather(0, self._spread(steps.unsqueeze(-1) + self.longest - self.lags, history.shape[1:]))
 
     def sent(self, later: Tensor, step: int) -> Tensor:
-        """The cotangent that an output of a step gets from when it comes back, ``[*N]``. ``later`` has a row for each
-        step, and ``longest + 1`` behind them.
+        """The cotangent of the output of a step, from the later step at which it comes back, ``[*N]``. ``later`` has a
+        row for each step, and ``longest + 1`` more behind the last one.
         """
         window = later[step + 1 : step + 1 + self.rows]
         return window.gather(0, self._spread(self.lags.unsqueeze(0), later.shape[1:]))[0]

@@ -202,8 +202,8 @@ def ends_in(block: nn.Module, call: fx.Node) -> Optional[nn.Module]:
 
 
 def call_apart(graph: fx.Graph, block: nn.Module, call: fx.Node, at: fx.Node, other: fx.Node) -> fx.Node:
-    """Write calls of the parts of a chain beside the call of the chain; that of the last part, which gets another value
-    as well, stands before ``at``, and is given back.
+    """Replace a call of a chain by calls of its parts. The last part also gets ``other``, its call stands before ``at``
+    and is the result.
     """
     value, path = call.args[0], str(call.target)
     module: Any = block.get_submodule(path)
@@ -234,11 +234,11 @@ def in_shapes(graph: fx.Graph, value: fx.Node, shapes: Sequence[fx.Node]) -> fx.
 
 
 def channels_behind(norm: Any, folded: bool, call: fx.Node, shapes: Sequence[fx.Node], before: Any) -> int:
-    """Which dimension of a time step has the channels of a normalisation of samples, once its output was given other
-    shapes: 1, or -1 for the last one; 0 where that is not known. ``before`` is the module that its input comes from.
+    """The dimension of a time step that has the channels of a normalisation of samples, behind the calls ``shapes``,
+    which reshape its output: 1, or -1 for the last one; 0 if that is not known. ``before``: the module in front of it.
 
-    Known are tokens that are transposed before and behind (Zhou et al., 2023), and samples in front of which time and
-    batch, and tokens maybe, become dimensions of their own. Where sizes are not what the shapes say, the call raises.
+    It is known for tokens that are transposed before and behind the normalisation (Zhou et al., 2023), and where time
+    and batch, and maybe tokens, become dimensions again. A call raises where sizes are not what the shapes say.
     """
     source: Any = call.args[0]
     if _swaps(source, folded):
