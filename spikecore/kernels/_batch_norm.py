@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequenc
 import torch
 from torch import Tensor
 
-from spikecore.backend import Spec
-from spikecore.kernels._call import Call, CallPlan, Kernels, Pass
+from spikecore._base.caches import CALLS, Recent
+from spikecore.backend import Spec, compute_dtype
+from spikecore.kernels._call import Call, CallPlan, Kernels, Pass, resolved
+from spikecore.kernels._layout import Moved
 from spikecore.kernels._plan import Geometry
 from spikecore.lang import Program
 from spikecore.lang._program import corrected, moments
@@ -35,15 +37,31 @@ class NormalisingKernels(Kernels):
         learn = tuple(name for name in program.params if name in (*spec.learn, *affine))
         super().__init__(backend, program, replace(spec, learn=learn))
         self.correct = backend.correction(spec)
+        #: What finds the statistics of an input, and how the channels of inputs lie, by shape, strides and dimension.
+        self.find_statistics = backend.statistics(spec)
+        self._channels: Recent[Any, Optional[Geometry]] = Recent(CALLS)
         #: Where each normalised input stands among the inputs, and where its mean, 1 / standard deviation, weight and
         #: bias stand among the parameters.
-        self.statistics = [
+        self.normalised = [
             (program.inputs.index(row.input), [program.params.index(name) for name in row[1:]])
             for row in program.normalised
         ]
         #: Of these the weights and biases.
-        self.sums = [index for _, places in self.statistics for index in places[2:]]
+        self.sums = [index for _, places in self.normalised for index in places[2:]]
         self._second: Optional[Tuple[Kernels, Sequence[int]]] = None
+
+    def statistics(
+        self, x: Tensor, dim: int, eps: float, running: Optional[Moved]
+    ) -> Optional[Tuple[Tensor, Tensor]]:
+        """See :meth:`KernelRunner.input_statistics`."""
+        if self.find_statistics is None:
+            return None
+        (x,) = resolved((x,))
+        lies = x.shape, x.stride(), dim
+        geometry = self._channels.get(lies)
+        if geometry is None:
+            geometry = self._channels.put(lies, channels_of(self, x, dim))
+        return None if geometry is None else self.find_statistics(geometry, x, eps, running)
 
     def second(self) -> Tuple[Kernels, Sequence[int]]:
         """The launches of the second pass, and where each of its parameters stands among those of the first, the
@@ -86,7 +104,7 @@ class NormalisingPlan(CallPlan):
     ) -> List[Optional[Tensor]]:
         """See :meth:`CallPlan.backward`."""
         kernels, moving = self.kernels, self.moving
-        if self.is_empty or True not in [needs[place] for place, _ in kernels.statistics]:
+        if self.is_empty or True not in [needs[place] for place, _ in kernels.normalised]:
             return super().backward(numbers, saved, grads, needs)
         # both passes read one copy of what does not lie as planned
         is_dense = self.is_dense and self._as_planned(saved, grads)
@@ -117,7 +135,7 @@ class NormalisingPlan(CallPlan):
     def _correct(self, values: Sequence[Tensor], gradients: Sequence[Optional[Tensor]], sums: Sequence[Tensor]) -> None:
         """Add to each gradient of a normalised input what goes through its statistics, by the backend's launch."""
         params = dict(zip(self.kernels.tensor_params, values[self.moving :]))
-        for k, (place, (mean, rstd, weight, _)) in enumerate(self.kernels.statistics):
+        for k, (place, (mean, rstd, weight, _)) in enumerate(self.kernels.normalised):
             grad = gradients[place]
             if grad is not None:
                 channels = [params[mean], params[rstd], params[weight], *sums[2 * k : 2 * k + 2]]
@@ -166,6 +184,20 @@ def channels_of(kernels: Kernels, x: Tensor, dim: int) -> Optional[Geometry]:
     if layout.outer or not x.numel() or not layout.holds(x[0]):
         return None
     return Geometry(x.shape[0], x.numel() // x.shape[0], ((layout.inner_of(dim), x.shape[1 + dim]),))
+
+
+def statistics_by_torch(x: Tensor, dim: int, eps: float, running: Optional[Moved]) -> Tuple[Tensor, Tensor]:
+    """As :meth:`NormalisingKernels.statistics`, by operations of torch."""
+    compute = compute_dtype(x.dtype)
+    variance, mean = torch.var_mean(x.to(compute), [d for d in range(x.ndim) if d != 1 + dim], correction=0)
+    if running is not None:
+        of_mean, of_variance, count, factor = running
+        n = x.numel() // x.shape[1 + dim]
+        for moved, value in ((of_mean, mean), (of_variance, variance * (n / (n - 1)))):
+            moved.lerp_(value.to(moved.dtype), factor)
+        if count is not None:
+            count.add_(1)
+    return mean, torch.rsqrt(variance + eps)
 
 
 #: So many samples, and places along each further dimension, are enough to tell where the numbers of a channel lie.
