@@ -23,8 +23,8 @@ from torch import Tensor
 from spikecore._base.caches import RUNNERS, Lock, Recent
 from spikecore._base.context import COMPILES, EAGER, PLAIN, require_compiler, world
 from spikecore.backend import BackendError, ParamValue, Runner, Tensors, Unsupported
-from spikecore.kernels._call import Call, CallPlan, Kernels, packed_inputs
 from spikecore.kernels._batch_norm import statistics_by_torch
+from spikecore.kernels._call import Call, CallPlan, Kernels, packed_inputs
 from spikecore.kernels._layout import Layout, Moved
 
 #: Gives the runner of another backend for the error of this one; None where this one was asked for by name.

@@ -231,4 +231,8 @@ class KernelRunner:
         kernels = self.kernels
         if not isinstance(kernels, NormalisingKernels) or kernels.find_statistics is None:
             return None
-        return statistics_op(self.key, x, dim, eps, running) if is_compiling() else kernels.statistics(x, dim, eps, running)
+        return (
+            statistics_op(self.key, x, dim, eps, running)
+            if is_compiling()
+            else kernels.statistics(x, dim, eps, running)
+        )
