@@ -252,7 +252,7 @@ def register() -> None:
         if _library or not COMPILES:
             return
         library = torch.library.Library("spikecore", "FRAGMENT")
-        functions = {
+        functions: Dict[str, Tuple[Callable[..., Any], Callable[..., Any]]] = {
             "forward": (_forward, _forward_fake),
             "backward": (_backward, _backward_fake),
             "statistics": (_statistics, _statistics_fake),

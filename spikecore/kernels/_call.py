@@ -331,9 +331,10 @@ class CallPlan:
             if gradients is not None:
                 return gradients
             is_dense = False
-        values, *others = self.as_read(saved, grads, is_dense)
+        values, checkpoints, grads, is_dense = self.as_read(saved, grads, is_dense)
         params = self.params(numbers, values) if self.views else numbers
-        return backward_pass.placed(*backward_pass(params, values[: self.moving], *others), saved)
+        found = backward_pass(params, values[: self.moving], checkpoints, grads, is_dense)
+        return backward_pass.placed(*found, saved)
 
     def backward_pass(self, needs: Sequence[bool], grads: Sequence[Optional[Tensor]]) -> Pass:
         """The pass for these needs and the cotangents that arrive."""
