@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Dict, Optional, Union
 
+from torch import Tensor
+
 from spikecore.backend import Backend, Runner, Spec
+from spikecore.kernels import _spike_products
 from spikecore.kernels._layout import CorrectionLaunch, Launch, StatisticsLaunch
 from spikecore.kernels._plan import BackwardPlan, ForwardPlan
 from spikecore.kernels._recurrent import FedRunner
@@ -114,6 +117,15 @@ class KernelBackend(Backend):
         grad_weight and grad_bias, ``[C]`` of arithmetic; ``x`` and ``geometry`` are as for :meth:`statistics`.
         """
         return None
+
+    def split(self, x: Tensor, count: int) -> Tensor:
+        """Numbers ``x [K, H]`` of float32, contiguous, as ``count`` parts of bfloat16, 8 bits each: ``[K, count, P]``,
+        where P is H rounded up to a multiple of 8, with zeros behind the H numbers of a row. The part with the highest
+        bits is the last one; it is cut off, not rounded. Three parts have all bits of a number above 2^-133.
+
+        Here by several operations of torch, each of which reads and writes all numbers.
+        """
+        return _spike_products.split(x, count)
 
     def text(self, plan: Union[ForwardPlan, BackwardPlan]) -> str:
         """The source text of a kernel, for people."""

@@ -29,6 +29,7 @@ from spikecore.kernels._delays import Delays
 from spikecore.kernels._layout import Launch, Layout, fitted_param, gradient
 from spikecore.kernels._plan import Geometry, saved_states
 from spikecore.kernels._runner import KernelRunner
+from spikecore.kernels._spike_products import SpikesTimes, Split, gradient_is_quicker, is_quicker, of_gradient
 from spikecore.lang import Program
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class FedKernels(Kernels):
         super().__init__(backend, program, replace(spec, learn=spec.learnt(program), feedback=None))
         #: What comes back: of which output, into which input, and whether it is constant.
         self.fed = spec.feedback or Feedback()
+        #: Whether what comes back is spikes of 0 and 1.
+        self.spikes = program.outputs[self.fed.output].op == "spike"
         self.n_own, count = len(self.tensor_params), len(program.params)
         #: The last output and, with delays, the outputs before it.
         self.n_fed = 1 + self.fed.delays
@@ -153,7 +156,8 @@ class FedPlan:
             result[fed.feedback.into] = None
         to_weight, *to_bias = needs[self.weight : self.count - fed.feedback.delays]
         rows = gu.reshape(-1, fed.shape[-1]).to(fed.weight.dtype)
-        result.append(_of_weight(rows, fed, out) if to_weight else None)  # type: ignore[arg-type]  # saved for it
+        split = kernels.backend.split if kernels.spikes else None
+        result.append(_of_weight(rows, fed, out, split) if to_weight else None)  # type: ignore[arg-type]  # saved for it
         result += [_of_bias(gu).to(fed.weight.dtype) if wants else None for wants in to_bias]
         return [*result, None] if fed.feedback.delays else result
 
@@ -262,15 +266,22 @@ def _through(step: Tensor, weight: Tensor) -> Tensor:
     return (step.to(weight.dtype) @ weight).to(step.dtype)
 
 
-def _of_weight(rows: Tensor, fed: FeedbackCall, out: Tensor) -> Tensor:
-    """The gradient of the weight: the cotangents of all inputs ``[T * B, H]`` times the outputs of the steps before."""
+def _of_weight(rows: Tensor, fed: FeedbackCall, out: Tensor, split: Optional[Split]) -> Tensor:
+    """The gradient of the weight: the cotangents of all inputs ``[T * B, H]`` times the outputs of the steps before.
+    ``split``: of a backend, where these are spikes.
+    """
     width = fed.shape[-1]
     batch = rows.shape[0] // fed.shape[0]
     if fed.delays is not None:
         history = torch.cat([fed.memory(0).history, out])
         return rows.t() @ fed.delays.arriving(history, 0, fed.shape[0]).reshape(-1, width).to(rows.dtype)
-    before = out[:-1].reshape(-1, width).to(rows.dtype)
-    return (rows[batch:].t() @ before).addmm_(rows[:batch].t(), fed.first.reshape(-1, width).to(rows.dtype))
+    # the output before the call may be no spike
+    first, later, before = rows[:batch], rows[batch:], out[:-1].reshape(-1, width)
+    if split is not None and before.dtype == later.dtype and gradient_is_quicker(later):
+        total = of_gradient(later, before, split)
+    else:
+        total = later.t() @ before.to(rows.dtype)
+    return total.addmm_(first.t(), fed.first.reshape(-1, width).to(rows.dtype))
 
 
 def _of_bias(gu: Tensor) -> Tensor:
@@ -535,7 +546,7 @@ class FeedbackSteps:
         # states come and go in turns in two sets of tensors; the first is that of the caller
         spare = [[new(shape, dtype=compute) for _ in states] for _ in range(min(2, steps))]
         launch, geometry = self._forward(fed, fed.call, 1), fed.geometry(1)
-        product = _Product(fed, self.program.outputs[output].op == "spike")
+        product = _Product(fed, self.backend.split if self.program.outputs[output].op == "spike" else None)
         last = fed.first
         for t in range(steps):
             u = us[t if save else 0]
@@ -632,14 +643,15 @@ def chunk_of(steps: int) -> int:
 
 class _Product:
     """What one step gives to the next: ``y @ W.T + b``, with the bits of ``torch.nn.functional.linear``; where spikes
-    are multiplied as exact parts, with its accuracy (:class:`SpikesTimes`).
+    are multiplied as exact parts, with its accuracy (:class:`SpikesTimes`). ``split``: of a backend, where these are
+    spikes.
     """
 
-    def __init__(self, fed: FeedbackCall, spikes: bool) -> None:
+    def __init__(self, fed: FeedbackCall, split: Optional[Split]) -> None:
         self.quick: Optional[SpikesTimes] = None
         batch = fed.first.shape[:-1].numel()
-        if spikes and fed.first.dtype == fed.weight.dtype and is_quicker(fed.weight, batch, fed.shape[0]):
-            self.quick = SpikesTimes(fed.weight, fed.bias, batch)
+        if split is not None and fed.first.dtype == fed.weight.dtype and is_quicker(fed.weight, batch, fed.shape[0]):
+            self.quick = SpikesTimes(fed.weight, fed.bias, batch, split)
         self.weight, self.bias = fed.weight.t(), fed.bias
         self.shape, self.rows = fed.shape[1:], (-1, fed.shape[-1])
         like = torch.empty(self.shape, dtype=fed.weight.dtype, device=fed.weight.device)
@@ -689,86 +701,3 @@ class _Back:
             torch.mm(rows, self.weight, out=out)
         else:
             torch.addmm(arriving.reshape(self.rows), rows, self.weight, out=out)
-
-
-# Products of spikes and float32 matrices on tensor cores, which multiply bfloat16.
-#
-# A float32 number is the sum of three of bfloat16, 8 bits each, and a spike is one of bfloat16: products of a spike and
-# a part are exact, and their sums are float32, as those of a float32 product. So ``y @ W.t() + b`` is one product of
-# ``[y y y 1]`` and the parts of ``[W b]`` side by side, the smallest first. Bits below 2^-133 are lost.
-#
-# cuBLAS sums across blocks in the type of the result, so torch's switch for reduced precision changes nothing here. An
-# infinite weight has no further parts: times 0 it is NaN, times 1 it is infinite, as in a float32 product.
-
-#: Width of a matrix from which on its product is taken so. A kernel with feedback takes narrower ones on most GPUs.
-WIDE = 512
-#: Multiplications of a step (rows times width squared) from which on it is, and steps: of 32 rows of 520 neurons and 32
-#: steps a training step takes 0.98 of the time, of 100 steps 0.92, of 128 rows of 1024 neurons 0.69 and 0.67 (H200,
-#: device). Of 16 steps of 32 rows the split of the weight, some fifty small launches, is not made up for (1.05).
-WORK, STEPS = 2**23, 32
-#: Numbers behind the three copies of a row of spikes that are 1. With a width that is a multiple of 8, too, every row
-#: begins at a multiple of 16 bytes, without which cuBLAS has slower kernels.
-BESIDE = 8
-
-
-def is_quicker(weight: Tensor, rows: int, steps: int) -> bool:
-    """Whether tensor cores take the products of so many steps of so many rows of spikes: large ones of float32, on a
-    CUDA GPU whose tensor cores have bfloat16, by a torch whose ``mm`` gives float32 for it (from 2.8 on).
-
-    Where products of float32 may be rounded to TF32, they are quicker still, and what was asked for.
-    """
-    width = weight.shape[0]
-    if weight.dtype != torch.float32 or weight.device.type != "cuda" or torch.version.cuda is None:
-        return False
-    if width < WIDE or width % 8 or rows * width * width < WORK or steps < STEPS:
-        return False
-    if not hasattr(torch.ops.aten.mm, "dtype") or torch.cuda.get_device_capability(weight.device) < (8, 0):
-        return False
-    return not _may_round()
-
-
-def _may_round() -> bool:
-    matmul = torch.backends.cuda.matmul
-    try:
-        # from torch 2.9 on, where reading the older name raises once the newer one was set
-        return bool(matmul.fp32_precision == "tf32")
-    except (AttributeError, AssertionError):  # an older torch raises either for a name that it does not know
-        return bool(matmul.allow_tf32)
-
-
-def multiplied(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b`` of bfloat16, in float32."""
-    return torch.mm(a, b, out_dtype=torch.float32)
-
-
-def parts_of(x: Tensor) -> List[Tensor]:
-    """Three tensors of bfloat16 whose sum is x, the smallest first."""
-    parts: List[Tensor] = []
-    for _ in range(3):
-        # cut off, not rounded: the largest numbers would become infinite
-        first = (x.view(torch.int32) & -65536).view(torch.float32)
-        parts.insert(0, first.to(torch.bfloat16))
-        # of an infinite number nothing is left
-        x = (x - first).masked_fill_(x.isinf(), 0.0)
-    return parts
-
-
-class SpikesTimes:
-    """``y @ W.t() + b`` for spikes ``y [B, H]``, step after step."""
-
-    def __init__(self, weight: Tensor, bias: Optional[Tensor], batch: int) -> None:
-        width = weight.shape[0]
-        beside = weight.new_zeros((width, BESIDE))
-        if bias is not None:
-            # its three parts, each times a 1
-            for k, part in enumerate(parts_of(bias)):
-                beside[:, k] = part
-        self.factor = torch.cat([*parts_of(weight), beside.to(torch.bfloat16)], 1).t()
-        self.rows = torch.empty((batch, 3 * width + BESIDE), dtype=torch.bfloat16, device=weight.device)
-        self.rows[:, 3 * width :] = 1.0
-        self.spikes = self.rows[:, : 3 * width].view(batch, 3, width)
-
-    def __call__(self, spikes: Tensor) -> Tensor:
-        """For the spikes ``[B, H]`` of a step."""
-        self.spikes.copy_(spikes[:, None])
-        return multiplied(self.rows, self.factor)
