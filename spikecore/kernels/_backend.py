@@ -77,11 +77,11 @@ class KernelBackend(Backend):
         ``spec.dtype``, and their launches differ in this:
 
         - the weight ``[width, width]`` stands behind the parameters, and in a forward launch the bias if there is one.
-          A forward launch gets the weight transposed: row ``j`` is what neuron ``j`` gives to each neuron.
-        - forward: with ``plan.has_initial_state`` the last output before the call stands behind the states. The final
-          states are the program's. With ``plan.checkpoints`` the first of the group of that name is ``[T, *N]``, to be
-          filled with the inputs of the program, ``x[t] + r[t]``; behind it stand those of ``plan.saved``, where
-          :meth:`chunk_of` is not 0 for a spec with feedback.
+          Column ``j`` is what neuron ``j`` gives to each neuron.
+        - forward: with ``plan.has_initial_state`` the last output before the call stands behind the states; without,
+          it is 0. The final states are the program's. With ``plan.checkpoints`` the first of the group of that name is
+          ``[T, *N]``, to be filled with the inputs of the program, ``x[t] + r[t]``; behind it stand those of
+          ``plan.saved``, where :meth:`chunk_of` is not 0 for a spec with feedback.
         - backward: ``inputs`` are these; of the checkpoints the first is None. ``grad_outputs`` is there always, with a
           stride of 0 where none arrives, and to it comes what goes back through the weight. ``grad_state`` is of the
           program's.

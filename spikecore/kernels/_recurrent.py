@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import isqrt
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -58,6 +58,12 @@ class FedKernels(Kernels):
         self.feedback_spec = spec
         self._detached: Dict[Optional[int], Kernels] = {}
 
+    def way(self, weight: Tensor) -> Union[FeedbackSteps, FeedbackLaunch]:
+        """All steps of a call with this weight by one launch, or a launch for each."""
+        spec = self.feedback_spec
+        whole = weight.dtype == spec.dtype and self.backend.feeds_back(self.program, spec, weight.shape[0])
+        return self.launches if whole else self.steps
+
     def detached(self, steps: int) -> Kernels:
         """What computes so many steps without feedback: gradients where the output that comes back is a constant."""
         fixed = steps if steps <= MAX_STATIC_STEPS else None
@@ -69,17 +75,25 @@ class FedKernels(Kernels):
 class FedPlan:
     """A call with feedback, as :class:`~spikecore.kernels._call.CallPlan` is one without.
 
-    wants: for each tensor, whether its gradient may be asked for. whole: whether the input itself is kept, which only
-    another runner reads that may have to compute the call anew.
+    way: :meth:`FedKernels.way`. wants: for each tensor, whether its gradient may be asked for. whole: whether the input
+    itself is kept, which only another runner reads that may have to compute the call anew.
     """
 
     added, eager = (), True
 
     def __init__(
-        self, kernels: FedKernels, call: Call, tensors: Sequence[Tensor], wants: Sequence[bool], whole: bool
+        self,
+        kernels: FedKernels,
+        way: Union[FeedbackSteps, FeedbackLaunch],
+        call: Call,
+        tensors: Sequence[Tensor],
+        wants: Sequence[bool],
+        whole: bool,
     ) -> None:
-        self.kernels, self.call, self.whole, self.count = kernels, call, whole, len(tensors)
+        self.kernels, self.way, self.call, self.whole, self.count = kernels, way, call, whole, len(tensors)
         self.moving, self.n_results = kernels.n_moving(call), kernels.n_results(call)
+        #: Behind the program's states, before the last output.
+        self.first = self.moving - (kernels.n_fed if call.has_initial_state else 0)
         self.views = [tuple(value.shape) for value in tensors[self.moving :]]
         self.weight = self.moving + kernels.n_own
         #: Whether the output is saved, for the gradient of the weight.
@@ -91,7 +105,7 @@ class FedPlan:
         tensors = resolved(tensors)
         fed = self._fed(numbers, tensors)
         back = fed.memory()
-        outputs, final, trace, saved = self._way(fed).forward(fed, tensors[: self.kernels.n_inputs], back, self.save)
+        outputs, final, trace, saved = self.way.forward(fed, tensors[: self.kernels.n_inputs], back, self.save)
         if self.kernels.n_final:
             final = [*final, outputs[self.kernels.fed.output][-1].clone()]
             final += [] if fed.delays is None else [fed.delays.behind(back.history)]
@@ -139,12 +153,12 @@ class FedPlan:
             result = self._apart(numbers, tensors, behind[0], cotangents)
             gu: Any = result[fed.feedback.into]
             gu = torch.zeros_like(behind[0]) if gu is None else gu  # of outputs that do not depend on it
-            result[moving - kernels.n_fed : moving - kernels.n_fed] = fed.to_first(None, of_past, state)
+            result[self.first : self.first] = fed.to_first(None, of_past, state)
         else:
-            to_inputs, to_state, sums = self._way(fed).backward(fed, behind, cotangents)
+            to_inputs, to_state, sums = self.way.backward(fed, behind, cotangents)
             gu = to_inputs[fed.feedback.into]
             result = [*to_inputs]
-            result += [*to_state] if state else [None] * (moving - kernels.n_inputs - kernels.n_fed)
+            result += [*to_state] if state else [None] * (self.first - kernels.n_inputs)
             result += fed.to_first(gu, of_past, state)
             kinds, layout = kernels.spec.params, Layout(fed.shape[1:], None)
             for index, value, total in zip(kernels.tensor_params, tensors[moving:], sums):
@@ -166,35 +180,29 @@ class FedPlan:
         into which nothing comes back.
         """
         kernels, moving, into = self.kernels.detached(len(us)), self.moving, self.kernels.fed.into
-        tensors = [*saved[:into], us, *saved[into + 1 : moving - self.kernels.n_fed]]
+        tensors = [*saved[:into], us, *saved[into + 1 : self.first]]
         tensors += saved[moving : self.weight]
         needs = (
-            *cotangents.needed_inputs(kernels.n_inputs, into), *[cotangents.state] * kernels.n_states,
+            *cotangents.needed_inputs(kernels.n_inputs, into),
+            *[cotangents.state] * (self.first - kernels.n_inputs),
             *cotangents.learn,
-        )  # fmt: skip
-        plan = kernels.plan(Call(self.call.record, True), tensors, needs, tuple(self.views[: self.weight - moving]))
+        )
+        plan = kernels.plan(self.call, tensors, needs, tuple(self.views[: self.weight - moving]))
         grads = (*cotangents.outputs, *cotangents.final, *cotangents.trace)
         checkpoints = plan.forward(numbers, tensors)[plan.n_results :] if plan.n_checkpoints else ()
         return plan.backward(numbers, (*tensors, *checkpoints), grads, needs)
-
-    def _way(self, fed: FeedbackCall) -> Any:
-        """All steps by one launch, or a launch for each."""
-        kernels, width = self.kernels, fed.weight.shape[0]
-        spec = kernels.feedback_spec
-        whole = fed.weight.dtype == spec.dtype and kernels.backend.feeds_back(kernels.program, spec, width)
-        return kernels.launches if whole else kernels.steps
 
     def _fed(self, numbers: Sequence[Any], tensors: Sequence[Tensor]) -> FeedbackCall:
         """The tensors of a call by what they are."""
         kernels, spec, shape = self.kernels, self.kernels.spec, tuple(tensors[0].shape)
         inputs, into = [*tensors[: kernels.n_inputs]], kernels.fed.into
         inputs = [value if k == into else value.contiguous() for k, value in enumerate(inputs)]
-        start = self.moving - kernels.n_fed
-        state = [value.contiguous() for value in tensors[kernels.n_inputs : start]]
+        state = [value.contiguous() for value in tensors[kernels.n_inputs : self.first]]
+        first = tensors[self.first].contiguous() if self.call.has_initial_state else None
         weight, *bias = tensors[self.weight :]
         delays = None
         if kernels.fed.delays:
-            past = tensors[start + 1]
+            past = tensors[self.first + 1]
             delays = Delays(bias.pop(), past.shape[-1], past)
         layout, params = Layout(shape[1:], None), [*numbers[: len(spec.params)]]
         parameters = tensors[self.moving : self.weight]
@@ -204,10 +212,9 @@ class FedPlan:
             params[index] = fitted_param(kind, value, value.shape, layout)
             if kind == "full" and kernels.backend.owns_outputs:
                 params[index] = params[index].reshape(-1)
-        call = Call(self.call.record, True)
         return FeedbackCall(
-            call, shape, inputs, state, tensors[start].contiguous(), tuple(params), channels, weight,
-            bias[0] if bias else None, kernels.fed, delays,
+            self.call, shape, inputs, state, first, tuple(params), channels, weight, bias[0] if bias else None,
+            kernels.fed, delays,
         )  # fmt: skip
 
 
@@ -231,13 +238,16 @@ class FedRunner(KernelRunner):
         arguments = tuple([value.to(compute) if isinstance(value, Tensor) else value for value in params[:count]])
         weights: Any = params[count:]
         longest = weights[-1] if self.fed.fed.delays else 0
-        if state is None:
+        way = self.fed.way(weights[0])
+        # a launch of all steps begins at rest by itself
+        if state is None and (way is self.fed.steps or self.learnt_initial or self.fed.fed.delays):
             state = self._start(x, arguments)
             state = (*state, x.new_zeros((*x.shape[1:], longest))) if self.fed.fed.delays else state
-        tensors = (*inputs, *state, *[value for value in (*arguments, *weights) if isinstance(value, Tensor)])
+        call = Call(tuple(record), state is not None)
+        tensors = (*inputs, *(state or ()), *[value for value in (*arguments, *weights) if isinstance(value, Tensor)])
         self._refuse(tensors)
         wants = [torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors]
-        plan = FedPlan(self.fed, Call(tuple(record), True), tensors, wants, self.instead is not None)
+        plan = FedPlan(self.fed, way, call, tensors, wants, self.instead is not None)
         every = (*arguments, *weights)
         if plan.save:
             results: Sequence[Tensor] = KernelCall.apply((plan, every, self.instead), *tensors)
@@ -281,7 +291,7 @@ def _of_weight(rows: Tensor, fed: FeedbackCall, out: Tensor, split: Optional[Spl
         total = of_gradient(later, before, split)
     else:
         total = later.t() @ before.to(rows.dtype)
-    return total.addmm_(first.t(), fed.first.reshape(-1, width).to(rows.dtype))
+    return total if fed.first is None else total.addmm_(first.t(), fed.first.reshape(-1, width).to(rows.dtype))
 
 
 def _of_bias(gu: Tensor) -> Tensor:
@@ -315,9 +325,10 @@ class FeedbackCall(NamedTuple):
     shape: Tuple[int, ...]
     #: As they came; in backward nobody reads that which is added to.
     inputs: Sequence[Tensor]
-    #: The first states of the program, and the output before the first step; contiguous.
+    #: The first states of the program, and the output before the first step; contiguous. None of them at rest, if a
+    #: launch takes all steps and there are no delays.
     state: Sequence[Tensor]
-    first: Tensor
+    first: Any
     #: As a kernel takes them.
     params: Tuple[Any, ...]
     channels: Sequence[Tuple[int, int]]
@@ -346,7 +357,7 @@ class FeedbackCall(NamedTuple):
             return to_out, None
         steps, total = (
             self.shape[0],
-            self.first.new_zeros(self.shape) if to_out is None else to_out.contiguous().clone(),
+            self.inputs[self.feedback.into].new_zeros(self.shape) if to_out is None else to_out.contiguous().clone(),
         )
         if last is not None:
             total[-1] += last
@@ -361,6 +372,8 @@ class FeedbackCall(NamedTuple):
         """The gradients of the last output before the call and, with delays, of those before it. ``gu`` are those of
         the drive, None where the output is a constant.
         """
+        if self.first is None:
+            return []
         if self.delays is None:
             return [None if gu is None or not needed else _through(gu[0], self.weight)]
         if not needed or (gu is None and of_past is None):
@@ -445,11 +458,12 @@ class FeedbackLaunch:
         trace = [x.new_empty(shape, dtype=compute) for _ in fed.call.record]
         to_save = [torch.empty_like(x)] if save else []
         if save and chunk and not fed.feedback.detach:
-            states = saved_states(kernels.program, kernels.spec, True)
+            states = saved_states(kernels.program, kernels.spec, fed.call.has_initial_state)
             to_save += [x.new_empty(((shape[0] - 1) // chunk, *shape[1:]), dtype=compute) for _ in states]
         bias = () if fed.bias is None else (fed.bias.contiguous(),)
-        params = (*fed.params, fed.weight.t().contiguous(), *bias, *self._lags(fed))
-        launch(geometry, inputs, (*fed.state, fed.first), params, outputs, final, trace, to_save)
+        params = (*fed.params, fed.weight.contiguous(), *bias, *self._lags(fed))
+        state = (*fed.state, fed.first) if fed.call.has_initial_state else ()
+        launch(geometry, inputs, state, params, outputs, final, trace, to_save)
         return outputs, final, trace, to_save
 
     def backward(self, fed: FeedbackCall, saved: Sequence[Tensor], cotangents: Cotangents) -> Gradients:
@@ -459,7 +473,7 @@ class FeedbackLaunch:
         present = [grad is not None for grad in (*cotangents.outputs, *cotangents.final, *cotangents.trace)]
         present[output] = True
         needs_inputs = cotangents.needed_inputs(kernels.n_inputs, into)
-        needs = (*needs_inputs, *[cotangents.state] * kernels.n_states, *cotangents.learn)
+        needs = (*needs_inputs, *[cotangents.state] * len(fed.state), *cotangents.learn)
         plan = kernels.backward_plan(fed.call, present, needs)
         launch = kernels.launch(plan, geometry)
         compute, step, new = kernels.spec.compute, fed.shape[1:], us.new_empty
