@@ -284,20 +284,21 @@ class SingleSteps:
     ) -> Tuple[Tensors, Optional[Tensors]]:
         """Outputs, and states after the step if they are asked for."""
         x, n = inputs[0], self.n_outputs
-        results = self.results(self.step(*self.leaves(inputs, state, params)), x.shape)
+        like, fixed = self.fixed(x, params)
+        results = self.results(self.step(self.leaves(inputs, state, fixed), like), x.shape)
         return tuple(results[:n]), tuple(results[n:]) if self.final else None
 
-    def leaves(
-        self, inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]
-    ) -> Tuple[List[Tensor], Tensor]:
-        """The values of the interpreter's ``step_leaves``, and a tensor of their dtype and device."""
-        x = like = inputs[0]
-        if x.dtype is not self.compute:
-            like, inputs = x.new_empty((), dtype=self.compute), tuple([value.to(self.compute) for value in inputs])
-        fixed, initial = self.interpreter.fixed.of_plain(params, like)
+    def fixed(self, x: Tensor, params: Sequence[ParamValue]) -> Tuple[Tensor, Fixed]:
+        """A tensor of the dtype of arithmetic where an input is, and what depends on parameters alone."""
+        like = x if x.dtype is self.compute else x.new_empty((), dtype=self.compute)
+        return like, self.interpreter.fixed.of_plain(params, like)
+
+    def leaves(self, inputs: Tensors, state: Optional[Tensors], fixed: Fixed) -> List[Tensor]:
+        """The values of the interpreter's ``step_leaves``."""
+        values, initial = fixed
         if state is None:
-            state = tuple([value.expand(x.shape) for value in initial])
-        return [*inputs, *state, *fixed], like
+            state = tuple([value.expand(inputs[0].shape) for value in initial])
+        return [*_of_dtype(inputs, self.compute), *state, *values]
 
     def results(self, values: Sequence[Tensor], shape: torch.Size) -> List[Tensor]:
         """Outputs and states as a caller gets them, from the values of a step: memory that nothing else shares."""
@@ -344,40 +345,29 @@ class _Differentiable:
         n = self.steps.n_outputs
         return results[:n], results[n:] if self.steps.final else None
 
-    def call(self, tensors: Tensors, params: Sequence[ParamValue]) -> Tuple[Tensors, Optional[Tensors], Any]:
-        """Inputs, states and parameters of a call with these tensors."""
+    def leaves(self, tensors: Tensors, fixed: Fixed) -> List[Tensor]:
+        """What a step reads, of a call with these tensors."""
         n, m = self.steps.n_inputs, self.n_moving
-        values = iter(tensors[m:])
-        if len(tensors) > m:
-            params = tuple([next(values) if isinstance(value, Tensor) else value for value in params])
-        return tensors[:n], tensors[n:m] if self.has_state else None, params
+        return self.steps.leaves(tensors[:n], tensors[n:m] if self.has_state else None, fixed)
 
-    def forward(self, tensors: Tensors, params: Sequence[ParamValue]) -> Tuple[List[Tensor], List[Tensor]]:
+    def forward(self, tensors: Tensors, like: Tensor, fixed: Fixed) -> Tuple[List[Tensor], List[Tensor]]:
         """The results of a step, and what backward reads of it."""
-        steps = self.steps
-        values = self.step(*steps.leaves(*self.call(tensors, params)))
-        n = len(steps.roots)
-        return steps.results(values[:n], tensors[0].shape), values[n:]
+        values, n = self.step(self.leaves(tensors, fixed), like), len(self.steps.roots)
+        return self.steps.results(values[:n], tensors[0].shape), values[n:]
 
     def backward(
-        self,
-        params: Sequence[ParamValue],
-        saved: Tensors,
-        grads: Sequence[Optional[Tensor]],
-        needs: Sequence[bool],
+        self, saved: Tensors, fixed: Fixed, grads: Sequence[Optional[Tensor]], needs: Sequence[bool]
     ) -> Sequence[Optional[Tensor]]:
         """Gradients of a call's tensors, from the cotangents of its results that arrive."""
-        count = len(needs)
+        count, compute = len(needs), self.steps.compute
         tensors, intermediates = saved[:count], saved[count:]
-        if torch.is_grad_enabled():
-            return self._again(tensors, params, grads, needs)
         present = tuple([grad is not None for grad in grads])
         key = (needs, present)
         places, line = self._backward.get(key) or self._backward.setdefault(key, self._adjoint(needs, present))
-        leaves, like = self.steps.leaves(*self.call(tensors, params))
+        leaves = self.leaves(tensors, fixed)
         arriving = [grads[place] if place < len(grads) else None for place in places]
-        cotangents = [torch.zeros_like(leaves[0]) if g is None else g.to(like.dtype) for g in arriving]
-        gradients = iter(line([*leaves, *intermediates, *cotangents], like))
+        cotangents = _of_dtype([torch.zeros_like(leaves[0]) if g is None else g for g in arriving], compute)
+        gradients = iter(line([*leaves, *intermediates, *cotangents], leaves[0]))
         shape = tensors[0].shape
         return [_fitted(next(gradients), value, shape) if wants else None for value, wants in zip(tensors, needs)]
 
@@ -389,7 +379,7 @@ class _Differentiable:
         places = [place for place, node in enumerate(self.cotangents) if node in read]
         return places, PlainLine([*leaves, *[self.cotangents[place] for place in places]], roots)
 
-    def _again(
+    def again(
         self,
         tensors: Tensors,
         params: Sequence[ParamValue],
@@ -398,7 +388,11 @@ class _Differentiable:
     ) -> Sequence[Optional[Tensor]]:
         """The gradients as functions of tensors and cotangents: the interpreter computes the step again."""
         local = tuple([value.view_as(value) for value in tensors])  # so that derivatives end here
-        outputs, end = by_call(self.steps.interpreter.interpret, *self.call(local, params))
+        n, m = self.steps.n_inputs, self.n_moving
+        values = iter(local[m:])
+        params = tuple([next(values) if isinstance(value, Tensor) else value for value in params])
+        state = local[n:m] if self.has_state else None
+        outputs, end = by_call(self.steps.interpreter.interpret, local[:n], state, params)
         pairs = [(a, b) for a, b in zip((*outputs, *(end or ())), grads) if b is not None and a.requires_grad]
         targets = [value for value, wants in zip(local, needs) if wants]
         gradients: Sequence[Optional[Tensor]] = [None] * len(targets)
@@ -414,8 +408,10 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, context: Any, *tensors: Tensor) -> Tensors:
-        steps, params = ctx.context = context
-        results, intermediates = steps.forward(tensors, params)
+        steps, params = context
+        like, fixed = steps.steps.fixed(tensors[0], params)
+        ctx.context = steps, params, fixed
+        results, intermediates = steps.forward(tensors, like, fixed)
         ctx.save_for_backward(*tensors, *intermediates)
         # an absent cotangent is not 0, which an infinite derivative would make NaN
         ctx.set_materialize_grads(False)
@@ -423,19 +419,26 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Optional[Tensor]) -> Any:
-        steps, params = ctx.context
-        return (None, *steps.backward(params, ctx.saved_tensors, grads, ctx.needs_input_grad[1:]))
+        (steps, params, fixed), needs = ctx.context, ctx.needs_input_grad[1:]
+        if torch.is_grad_enabled():
+            return (None, *steps.again(ctx.saved_tensors[: len(needs)], params, grads, needs))
+        return (None, *steps.backward(ctx.saved_tensors, fixed, grads, needs))
 
 
 def _tensors(params: Sequence[ParamValue]) -> Tensors:
     return tuple([value for value in params if isinstance(value, Tensor)])
 
 
+def _of_dtype(values: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
+    return [value if value.dtype is dtype else value.to(dtype) for value in values]
+
+
 def _fitted(gradient: Tensor, value: Tensor, shape: torch.Size) -> Tensor:
     """A gradient of one number per neuron, summed over the neurons that share a value, in its shape and dtype."""
     if gradient.shape != shape:
         gradient = gradient.expand(shape)
-    return (gradient if value.shape == shape else gradient.sum_to_size(value.shape)).to(value.dtype)
+    gradient = gradient if value.shape == shape else gradient.sum_to_size(value.shape)
+    return gradient if gradient.dtype is value.dtype else gradient.to(value.dtype)
 
 
 # Feedback through a matrix: a loop over steps, for runners that compute under autograd.
