@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequenc
 import torch
 from torch import Tensor
 
+from spikecore._base.caches import CALLS, Recent
 from spikecore._base.context import no_autocast
 from spikecore.backend import MAX_STATIC_STEPS, Feedback, ParamValue, Spec, Tensors
 from spikecore.dtypes import compute_dtype
@@ -285,13 +286,15 @@ def _of_weight(rows: Tensor, fed: FeedbackCall, out: Tensor, split: Optional[Spl
     if fed.delays is not None:
         history = torch.cat([fed.memory(0).history, out])
         return rows.t() @ fed.delays.arriving(history, 0, fed.shape[0]).reshape(-1, width).to(rows.dtype)
-    # the output before the call may be no spike
-    first, later, before = rows[:batch], rows[batch:], out[:-1].reshape(-1, width)
+    later, before = rows[batch:], out[:-1].reshape(-1, width)
     if split is not None and before.dtype == later.dtype and gradient_is_quicker(later):
         total = of_gradient(later, before, split)
     else:
         total = later.t() @ before.to(rows.dtype)
-    return total if fed.first is None else total.addmm_(first.t(), fed.first.reshape(-1, width).to(rows.dtype))
+    if fed.first is None:
+        return total
+    # it may be no spike
+    return total.addmm_(rows[:batch].t(), fed.first.reshape(-1, width).to(rows.dtype))
 
 
 def _of_bias(gu: Tensor) -> Tensor:
@@ -445,11 +448,15 @@ class FeedbackLaunch:
 
     def __init__(self, backend: KernelBackend, program: Program, spec: Spec) -> None:
         self.kernels = Kernels(backend, program, replace(spec, learn=spec.learnt(program)))
+        #: By what of a call decides its plan, which is quicker to compare than a plan.
+        self._launches: Recent[Any, Launch] = Recent(CALLS)
 
     def forward(self, fed: FeedbackCall, inputs: Sequence[Tensor], memory: Memory, save: bool) -> Results:
         """All steps of the inputs."""
         kernels, geometry, shape = self.kernels, self._geometry(fed), fed.shape
-        launch = kernels.launch(kernels.forward_plan(fed.call, save), geometry)
+        launch = self._launches.get_or(
+            (fed.call, save), lambda: kernels.launch(kernels.forward_plan(fed.call, save), geometry)
+        )
         compute, chunk = kernels.spec.compute, kernels.chunk
         inputs = [value.contiguous() for value in inputs]
         x = inputs[fed.feedback.into]
@@ -470,17 +477,19 @@ class FeedbackLaunch:
         """All steps, from the last to the first; ``saved`` is what :meth:`forward` saved."""
         (us, *checkpoints), kernels, geometry = saved, self.kernels, self._geometry(fed)
         into, output = fed.feedback.into, fed.feedback.output
-        present = [grad is not None for grad in (*cotangents.outputs, *cotangents.final, *cotangents.trace)]
-        present[output] = True
+        every = (*cotangents.outputs, *cotangents.final, *cotangents.trace)
+        present = tuple([grad is not None or k == output for k, grad in enumerate(every)])
         needs_inputs = cotangents.needed_inputs(kernels.n_inputs, into)
         needs = (*needs_inputs, *[cotangents.state] * len(fed.state), *cotangents.learn)
-        plan = kernels.backward_plan(fed.call, present, needs)
-        launch = kernels.launch(plan, geometry)
+        launch = self._launches.get_or(
+            (fed.call, present, needs),
+            lambda: kernels.launch(kernels.backward_plan(fed.call, present, needs), geometry),
+        )
         compute, step, new = kernels.spec.compute, fed.shape[1:], us.new_empty
         grads = [None if grad is None else _steps(grad) for grad in cotangents.outputs]
         if grads[output] is None:
             grads[output] = new(step).zero_().expand(fed.shape)
-        final = cotangents.final if plan.final else ()
+        final = () if all(grad is None for grad in cotangents.final) else cotangents.final
         ends = [new(step, dtype=compute).zero_() if g is None else g.contiguous() for g in final]
         traces = [_steps(g) for g in cotangents.trace if g is not None]
         gus = [torch.empty_like(us, memory_format=torch.contiguous_format) if wants else None for wants in needs_inputs]
@@ -517,7 +526,7 @@ def _with(inputs: Sequence[Tensor], into: int, drive: Tensor) -> List[Tensor]:
 
 def _steps(grad: Tensor) -> Tensor:
     """A cotangent of all steps, each of them contiguous."""
-    return grad if grad.shape[0] and grad[0].is_contiguous() else grad.contiguous()
+    return grad if grad.is_contiguous() or (grad.shape[0] and grad[0].is_contiguous()) else grad.contiguous()
 
 
 class FeedbackSteps:

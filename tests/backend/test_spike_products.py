@@ -51,9 +51,10 @@ def test_numbers_that_do_not_begin_at_sixteen_bytes(split: Any) -> None:
     assert torch.equal(split(x, 3).double().sum(1), x.double())
 
 
-@pytest.mark.parametrize("width", [16, 21])
-def test_the_gradient_is_the_product(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
-    """Beside the product in float64; on a CPU no product of bfloat16 gives float32."""
+@pytest.mark.parametrize(("width", "rows"), [(16, 50), (21, 50), (21, 16)])
+def test_the_gradient_is_the_product(monkeypatch: pytest.MonkeyPatch, width: int, rows: int) -> None:
+    """Of all rows at once or of some; beside the product in float64. On a CPU no product of bfloat16 gives float32."""
+    monkeypatch.setattr(_spike_products, "ROWS", rows)
     monkeypatch.setattr(_spike_products, "multiplied", lambda a, b: a.float() @ b.float())
     generator = torch.Generator().manual_seed(0)
     grads, spikes = torch.randn(50, width, generator=generator), torch.rand(50, width, generator=generator).round()
