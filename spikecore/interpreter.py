@@ -43,13 +43,12 @@ class Interpreter:
         roots = [*program.outputs, *program.next]
         constants = [node for node in topological([*roots, *program.initial]) if node.op == "const"]
         fixed: Sequence[Node] = [*params, *constants, *loop_invariant(program.nodes)]
-        #: What depends on parameters alone.
+        #: What depends on parameters alone, and its values; and which parameters are tensors.
+        self.fixed_nodes, self.is_tensor = fixed, [kind != "number" for kind in spec.params]
         self.fixed = _FixedValues(
             StraightLine(params, fixed, functions), StraightLine(params, program.initial, functions)
         )
-        #: What a step reads: inputs, states, and what depends on parameters alone.
-        self.step_leaves = [*moving, *fixed]
-        self.step = StraightLine(self.step_leaves, roots, functions)
+        self.step = StraightLine([*moving, *fixed], roots, functions)
         self.n_outputs = len(program.outputs)
         # a state that is an output, too, gets a node of its own in autograd's graph, where the gradients of later steps
         # are summed before that of the output is added
@@ -252,7 +251,15 @@ class SingleSteps:
         program = self.program
         self.n_inputs, self.n_outputs, self.n_states = len(program.inputs), len(program.outputs), len(program.states)
         self.roots = [*program.outputs, *program.next]
-        self.step = PlainLine(interpreter.step_leaves, self.roots)
+        leaves, n = program.leaves, self.n_inputs + self.n_states
+        tensors = [leaf for leaf, is_tensor in zip(leaves[n:], interpreter.is_tensor) if is_tensor]
+        numbers = [leaf for leaf in leaves[n:] if leaf not in tensors]
+        of_numbers = [node for node in interpreter.fixed_nodes if not {*tensors}.intersection(parameters([node]))]
+        #: What a step reads: inputs, states, parameters that are tensors, and what depends on numbers alone.
+        self.step_leaves = [*leaves[:n], *tensors, *of_numbers]
+        self.has_tensors = len(tensors) > 0
+        self.of_numbers = _FixedValues(StraightLine(numbers, of_numbers), StraightLine(numbers, ()))
+        self.step = PlainLine(self.step_leaves, self.roots)
         #: Whether a result is memory of its own, which no other one shares.
         self.fresh = tuple(node.op in (*_FRESH, "spike") and self.roots.count(node) == 1 for node in self.roots)
         #: Whether the first states depend on a learnt parameter, so that the step at rest is no single node.
@@ -284,21 +291,23 @@ class SingleSteps:
     ) -> Tuple[Tensors, Optional[Tensors]]:
         """Outputs, and states after the step if they are asked for."""
         x, n = inputs[0], self.n_outputs
-        like, fixed = self.fixed(x, params)
-        results = self.results(self.step(self.leaves(inputs, state, fixed), like), x.shape)
+        tensors = _tensors(params) if self.has_tensors else ()
+        results = self.results(self.step(*self.leaves(inputs, state, tensors, params)), x.shape)
         return tuple(results[:n]), tuple(results[n:]) if self.final else None
 
-    def fixed(self, x: Tensor, params: Sequence[ParamValue]) -> Tuple[Tensor, Fixed]:
-        """A tensor of the dtype of arithmetic where an input is, and what depends on parameters alone."""
+    def leaves(
+        self, inputs: Tensors, state: Optional[Tensors], tensors: Tensors, params: Sequence[ParamValue]
+    ) -> Tuple[List[Tensor], Tensor]:
+        """The values of :attr:`step_leaves`, and a tensor of their dtype and device. ``tensors`` are those of the
+        parameters.
+        """
+        x = inputs[0]
         like = x if x.dtype is self.compute else x.new_empty((), dtype=self.compute)
-        return like, self.interpreter.fixed.of_plain(params, like)
-
-    def leaves(self, inputs: Tensors, state: Optional[Tensors], fixed: Fixed) -> List[Tensor]:
-        """The values of the interpreter's ``step_leaves``."""
-        values, initial = fixed
         if state is None:
-            state = tuple([value.expand(inputs[0].shape) for value in initial])
-        return [*_of_dtype(inputs, self.compute), *state, *values]
+            state = tuple([value.expand(x.shape) for value in self.interpreter.fixed.of_plain(params, like)[1]])
+        numbers = [value for value in params if not isinstance(value, Tensor)] if tensors else params
+        fixed = self.of_numbers.of_plain(numbers, like)[0]
+        return [*_of_dtype(inputs, self.compute), *state, *_of_dtype(tensors, self.compute), *fixed], like
 
     def results(self, values: Sequence[Tensor], shape: torch.Size) -> List[Tensor]:
         """Outputs and states as a caller gets them, from the values of a step: memory that nothing else shares."""
@@ -317,7 +326,7 @@ class _Differentiable:
     def __init__(self, steps: SingleSteps, wants: Sequence[bool], has_state: bool, is_tensor: Sequence[bool]) -> None:
         self.steps, self.has_state = steps, has_state
         self.n_moving = steps.n_inputs + steps.n_states * has_state
-        program, known = steps.program, set(steps.interpreter.step_leaves)
+        program, known = steps.program, set(steps.step_leaves)
         self.cotangents = [Node("out_grad", (), index) for index in range(steps.n_outputs)]
         self.cotangents += [Node("next_grad", (), name) for name in program.states]
         self.tensor_params = [name for name, there in zip(program.params, is_tensor) if there]
@@ -327,7 +336,7 @@ class _Differentiable:
         read = [*every, *[arg for node in topological(every, known=known | computed) for arg in operands(node)]]
         #: What a step computes and backward reads, beside the results, which a caller may change.
         self.intermediates = [node for node in dict.fromkeys(read) if node in computed and node not in steps.roots]
-        self.step = PlainLine(steps.interpreter.step_leaves, [*steps.roots, *self.intermediates])
+        self.step = PlainLine(steps.step_leaves, [*steps.roots, *self.intermediates])
 
     def _roots(self, needs: Sequence[bool], present: Sequence[bool]) -> List[Node]:
         """The wanted gradients where these cotangents arrive."""
@@ -345,41 +354,47 @@ class _Differentiable:
         n = self.steps.n_outputs
         return results[:n], results[n:] if self.steps.final else None
 
-    def leaves(self, tensors: Tensors, fixed: Fixed) -> List[Tensor]:
+    def leaves(self, tensors: Tensors, params: Sequence[ParamValue]) -> Tuple[List[Tensor], Tensor]:
         """What a step reads, of a call with these tensors."""
         n, m = self.steps.n_inputs, self.n_moving
-        return self.steps.leaves(tensors[:n], tensors[n:m] if self.has_state else None, fixed)
+        return self.steps.leaves(tensors[:n], tensors[n:m] if self.has_state else None, tensors[m:], params)
 
-    def forward(self, tensors: Tensors, like: Tensor, fixed: Fixed) -> Tuple[List[Tensor], List[Tensor]]:
+    def forward(self, tensors: Tensors, params: Sequence[ParamValue]) -> Tuple[List[Tensor], List[Tensor]]:
         """The results of a step, and what backward reads of it."""
-        values, n = self.step(self.leaves(tensors, fixed), like), len(self.steps.roots)
+        values, n = self.step(*self.leaves(tensors, params)), len(self.steps.roots)
         return self.steps.results(values[:n], tensors[0].shape), values[n:]
 
     def backward(
-        self, saved: Tensors, fixed: Fixed, grads: Sequence[Optional[Tensor]], needs: Sequence[bool]
+        self,
+        params: Sequence[ParamValue],
+        saved: Tensors,
+        grads: Sequence[Optional[Tensor]],
+        needs: Sequence[bool],
     ) -> Sequence[Optional[Tensor]]:
         """Gradients of a call's tensors, from the cotangents of its results that arrive."""
         count, compute = len(needs), self.steps.compute
         tensors, intermediates = saved[:count], saved[count:]
+        if torch.is_grad_enabled():
+            return self._again(tensors, params, grads, needs)
         present = tuple([grad is not None for grad in grads])
         key = (needs, present)
         places, line = self._backward.get(key) or self._backward.setdefault(key, self._adjoint(needs, present))
-        leaves = self.leaves(tensors, fixed)
+        leaves, like = self.leaves(tensors, params)
         arriving = [grads[place] if place < len(grads) else None for place in places]
         cotangents = _of_dtype([torch.zeros_like(leaves[0]) if g is None else g for g in arriving], compute)
-        gradients = iter(line([*leaves, *intermediates, *cotangents], leaves[0]))
+        gradients = iter(line([*leaves, *intermediates, *cotangents], like))
         shape = tensors[0].shape
         return [_fitted(next(gradients), value, shape) if wants else None for value, wants in zip(tensors, needs)]
 
     def _adjoint(self, needs: Sequence[bool], present: Sequence[bool]) -> Tuple[List[int], PlainLine]:
         """The adjoint, and the places of the cotangents that it reads."""
         roots = self._roots(needs, (*present, *[False] * (len(self.cotangents) - len(present))))
-        leaves = [*self.steps.interpreter.step_leaves, *self.intermediates]
+        leaves = [*self.steps.step_leaves, *self.intermediates]
         read = topological(roots, known=leaves)
         places = [place for place, node in enumerate(self.cotangents) if node in read]
         return places, PlainLine([*leaves, *[self.cotangents[place] for place in places]], roots)
 
-    def again(
+    def _again(
         self,
         tensors: Tensors,
         params: Sequence[ParamValue],
@@ -408,10 +423,8 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, context: Any, *tensors: Tensor) -> Tensors:
-        steps, params = context
-        like, fixed = steps.steps.fixed(tensors[0], params)
-        ctx.context = steps, params, fixed
-        results, intermediates = steps.forward(tensors, like, fixed)
+        steps, params = ctx.context = context
+        results, intermediates = steps.forward(tensors, params)
         ctx.save_for_backward(*tensors, *intermediates)
         # an absent cotangent is not 0, which an infinite derivative would make NaN
         ctx.set_materialize_grads(False)
@@ -419,10 +432,8 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Optional[Tensor]) -> Any:
-        (steps, params, fixed), needs = ctx.context, ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled():
-            return (None, *steps.again(ctx.saved_tensors[: len(needs)], params, grads, needs))
-        return (None, *steps.backward(ctx.saved_tensors, fixed, grads, needs))
+        steps, params = ctx.context
+        return (None, *steps.backward(params, ctx.saved_tensors, grads, ctx.needs_input_grad[1:]))
 
 
 def _tensors(params: Sequence[ParamValue]) -> Tensors:
