@@ -24,7 +24,7 @@ from spikecore.backend import Feedback, ParamValue, Runner, Spec, Tensors, by_ca
 from spikecore.lang import Node, Program, loop_invariant, topological
 from spikecore.lang._plain import number
 from spikecore.lang._program import UNBOUNDED, differentiable_leaves
-from spikecore.lang.eager import TORCH, Functions, PlainLine, StraightLine, operands
+from spikecore.lang.eager import TORCH, Functions, PlainLine, StraightLine, operands, with_masks
 from spikecore.lang.node import parameters
 
 #: Operations whose result is new memory, and whose derivative does not read it.
@@ -250,7 +250,7 @@ class SingleSteps:
         self.dtype, self.compute = interpreter.dtype, interpreter.compute
         program = self.program
         self.n_inputs, self.n_outputs, self.n_states = len(program.inputs), len(program.outputs), len(program.states)
-        self.roots = [*program.outputs, *program.next]
+        self.roots = with_masks([*program.outputs, *program.next])
         leaves, n = program.leaves, self.n_inputs + self.n_states
         tensors = [leaf for leaf, is_tensor in zip(leaves[n:], interpreter.is_tensor) if is_tensor]
         numbers = [leaf for leaf in leaves[n:] if leaf not in tensors]
@@ -261,7 +261,9 @@ class SingleSteps:
         self.of_numbers = _FixedValues(StraightLine(numbers, of_numbers), StraightLine(numbers, ()))
         self.step = PlainLine(self.step_leaves, self.roots)
         #: Whether a result is memory of its own, which no other one shares.
-        self.fresh = tuple(node.op in (*_FRESH, "spike") and self.roots.count(node) == 1 for node in self.roots)
+        self.fresh = tuple(
+            node.op in (*_FRESH, "spike", "masked") and self.roots.count(node) == 1 for node in self.roots
+        )
         #: Whether the first states depend on a learnt parameter, so that the step at rest is no single node.
         self.learnt_initial = any(node.attr in interpreter.learn for node in parameters(program.initial))
         self._differentiable: Dict[Any, _Differentiable] = {}
@@ -290,29 +292,33 @@ class SingleSteps:
         self, inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]
     ) -> Tuple[Tensors, Optional[Tensors]]:
         """Outputs, and states after the step if they are asked for."""
-        x, n = inputs[0], self.n_outputs
-        tensors = _tensors(params) if self.has_tensors else ()
-        results = self.results(self.step(*self.leaves(inputs, state, tensors, params)), x.shape)
+        n, tensors = self.n_outputs, self.tensors(inputs, state, params)
+        results = self.results(self.step(*self.leaves(tensors, state is not None, params)), tensors[0].shape)
         return tuple(results[:n]), tuple(results[n:]) if self.final else None
 
-    def leaves(
-        self, inputs: Tensors, state: Optional[Tensors], tensors: Tensors, params: Sequence[ParamValue]
-    ) -> Tuple[List[Tensor], Tensor]:
-        """The values of :attr:`step_leaves`, and a tensor of their dtype and device. ``tensors`` are those of the
-        parameters.
-        """
-        x = inputs[0]
-        like = x if x.dtype is self.compute else x.new_empty((), dtype=self.compute)
-        if state is None:
-            state = tuple([value.expand(x.shape) for value in self.interpreter.fixed.of_plain(params, like)[1]])
-        numbers = [value for value in params if not isinstance(value, Tensor)] if tensors else params
-        fixed = self.of_numbers.of_plain(numbers, like)[0]
-        return [*_of_dtype(inputs, self.compute), *state, *_of_dtype(tensors, self.compute), *fixed], like
+    def tensors(self, inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]) -> Tensors:
+        """The tensors of a call: inputs, states if they are given, and parameters."""
+        return (*inputs, *(state or ()), *(_tensors(params) if self.has_tensors else ()))
+
+    def leaves(self, tensors: Tensors, has_state: bool, params: Sequence[ParamValue]) -> Tuple[List[Tensor], Tensor]:
+        """The values of :attr:`step_leaves` for the tensors of a call, and a tensor of their dtype and device."""
+        x, n, compute, numbers = tensors[0], self.n_inputs, self.compute, params
+        like = x if x.dtype is compute else x.new_empty((), dtype=compute)
+        if self.has_tensors:
+            numbers = [value for value in params if not isinstance(value, Tensor)]
+        if self.has_tensors or like is not x:
+            tensors = _of_dtype(tensors, compute)
+        if not has_state:
+            initial = self.interpreter.fixed.of_plain(params, like)[1]
+            tensors = (*tensors[:n], *[value.expand(x.shape) for value in initial], *tensors[n:])
+        return [*tensors, *self.of_numbers.of_plain(numbers, like)[0]], like
 
     def results(self, values: Sequence[Tensor], shape: torch.Size) -> List[Tensor]:
         """Outputs and states as a caller gets them, from the values of a step: memory that nothing else shares."""
         results = [
-            _unshared(_full(value, shape), is_fresh and value.shape == shape)
+            value
+            if is_fresh and value.shape == shape and value.is_contiguous()
+            else _full(value, shape).clone(memory_format=torch.contiguous_format)
             for value, is_fresh in zip(values, self.fresh)
         ]
         if self.dtype is not self.compute:
@@ -345,24 +351,20 @@ class _Differentiable:
         final = [name for name, there in zip(program.states, present[steps.n_outputs :]) if there]
         adjoint = program.adjoint(learn, present[: steps.n_outputs], (), final)
         moving = [node for node, wants in zip((*adjoint.inputs, *adjoint.states), needs[: self.n_moving]) if wants]
-        return [*moving, *adjoint.params]
+        return with_masks([*moving, *adjoint.params])
 
     def __call__(
         self, inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]
     ) -> Tuple[Tensors, Optional[Tensors]]:
-        results = _Step.apply((self, params), *inputs, *(state or ()), *_tensors(params))
+        results = _Step.apply((self, params), *self.steps.tensors(inputs, state, params))
         n = self.steps.n_outputs
         return results[:n], results[n:] if self.steps.final else None
 
-    def leaves(self, tensors: Tensors, params: Sequence[ParamValue]) -> Tuple[List[Tensor], Tensor]:
-        """What a step reads, of a call with these tensors."""
-        n, m = self.steps.n_inputs, self.n_moving
-        return self.steps.leaves(tensors[:n], tensors[n:m] if self.has_state else None, tensors[m:], params)
-
     def forward(self, tensors: Tensors, params: Sequence[ParamValue]) -> Tuple[List[Tensor], List[Tensor]]:
         """The results of a step, and what backward reads of it."""
-        values, n = self.step(*self.leaves(tensors, params)), len(self.steps.roots)
-        return self.steps.results(values[:n], tensors[0].shape), values[n:]
+        steps = self.steps
+        values, n = self.step(*steps.leaves(tensors, self.has_state, params)), len(steps.roots)
+        return steps.results(values[:n], tensors[0].shape), values[n:]
 
     def backward(
         self,
@@ -379,9 +381,11 @@ class _Differentiable:
         present = tuple([grad is not None for grad in grads])
         key = (needs, present)
         places, line = self._backward.get(key) or self._backward.setdefault(key, self._adjoint(needs, present))
-        leaves, like = self.leaves(tensors, params)
+        leaves, like = self.steps.leaves(tensors, self.has_state, params)
         arriving = [grads[place] if place < len(grads) else None for place in places]
-        cotangents = _of_dtype([torch.zeros_like(leaves[0]) if g is None else g for g in arriving], compute)
+        cotangents = tuple([torch.zeros_like(leaves[0]) if g is None else g for g in arriving])
+        if self.steps.dtype is not compute:
+            cotangents = _of_dtype(cotangents, compute)
         gradients = iter(line([*leaves, *intermediates, *cotangents], like))
         shape = tensors[0].shape
         return [_fitted(next(gradients), value, shape) if wants else None for value, wants in zip(tensors, needs)]
@@ -440,8 +444,8 @@ def _tensors(params: Sequence[ParamValue]) -> Tensors:
     return tuple([value for value in params if isinstance(value, Tensor)])
 
 
-def _of_dtype(values: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
-    return [value if value.dtype is dtype else value.to(dtype) for value in values]
+def _of_dtype(values: Sequence[Tensor], dtype: torch.dtype) -> Tensors:
+    return tuple([value if value.dtype is dtype else value.to(dtype) for value in values])
 
 
 def _fitted(gradient: Tensor, value: Tensor, shape: torch.Size) -> Tensor:
