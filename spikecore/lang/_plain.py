@@ -44,8 +44,8 @@ def choice(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def silent(z: Tensor) -> Tensor:
-    """Where spikes are 0, for :func:`masked`: truth values, or for many numbers on a CPU the integers 1 and 0, as large as
-    a number. Each number of ``z`` is 0 or 1, and no 0 is -0.
+    """Where spikes are 0, for :func:`masked`: truth values, or for many numbers on a CPU 1 and 0 as integers of the
+    size of a number. Each number of ``z`` is 0 or 1, and no 0 is -0.
     """
     bits = None if is_few(z) or not z.is_cpu else _BITS.get(z.dtype)
     if bits is None:
