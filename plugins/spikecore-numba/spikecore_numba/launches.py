@@ -243,7 +243,7 @@ def widest(steps: int, neurons: int) -> int:
     return min(-(-share // 16) * 16, BLOCK)
 
 
-def with_rows(plan: ForwardPlan, groups: Sequence[Any]) -> Sequence[Any]:
+def with_rows(plan: ForwardPlan, groups: Tuple[Any, ...]) -> Tuple[Any, ...]:
     """The tensors of a forward launch with feedback, with what a neuron gives to each neuron in a row of the weight."""
     params = [*groups[PARAMS]]
     at = len(plan.program.params)
