@@ -41,6 +41,7 @@ class CupyBackend(KernelBackend):
     name = "cupy"
     capabilities = CAPABILITIES
     rows = True
+    quick_split = True
 
     #: What compiles and launches a kernel.
     kernel: Callable[..., Any] = Kernel

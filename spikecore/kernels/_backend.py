@@ -40,6 +40,8 @@ class KernelBackend(Backend):
     #: geometry of such a call has ``rows``. All tensors of all steps then have strides of their own, those
     #: that are filled, too: ``stride(0)`` from step to step and ``stride(rows[1])`` from row to row.
     rows: bool = False
+    #: Whether :meth:`split` reads all numbers once, so that the gradient of a float32 weight is quicker by parts.
+    quick_split: bool = False
 
     def chunk_of(self, program: Program, spec: Spec) -> int:
         """``chunk`` for calls of this program under this spec, where it is not the same for all."""

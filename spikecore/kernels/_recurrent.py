@@ -171,7 +171,7 @@ class FedPlan:
             result[fed.feedback.into] = None
         to_weight, *to_bias = needs[self.weight : self.count - fed.feedback.delays]
         rows = gu.reshape(-1, fed.shape[-1]).to(fed.weight.dtype)
-        split = kernels.backend.split if kernels.spikes else None
+        split = kernels.backend.split if kernels.spikes and kernels.backend.quick_split else None
         result.append(_of_weight(rows, fed, out, split) if to_weight else None)  # type: ignore[arg-type]  # saved for it
         result += [_of_bias(gu).to(fed.weight.dtype) if wants else None for wants in to_bias]
         return [*result, None] if fed.feedback.delays else result

@@ -62,8 +62,8 @@ def test_results_are_those_of_the_float64_loop(calls: List[int], width: int, bia
     """But for spikes at a threshold, of which float32's own product has some, too."""
     net, x = layer(width, backend, bias), drawn(STEPS, BATCH, width, seed=3) * 2
     found = results(net, x)
-    # of every step but the first, and the gradient's
-    assert calls == [width] * STEPS
+    # of every step but the first, and on cupy the gradient's
+    assert calls == [width] * (STEPS - (backend == "triton"))
     assert all(torch.equal(a, b) for a, b in zip(found, results(net, x)))
     exact = copy.deepcopy(net).double()
     exact.fused = False
