@@ -196,7 +196,7 @@ def _normalising(plan: Plan) -> Form:
     """
     width = max(1, 64 // torch.finfo(plan.dtype).bits)
     if isinstance(plan, ForwardPlan):
-        # it begins where statistics ended, as the second pass backwards where the first one did: that is in the cache
+        # the second pass backwards begins where the first one ended: that is in the cache
         return Form(width, grid=12 * MULTIPROCESSORS, down=True)
     each, least = _registers_of_chunk(plan), _fewest_registers(plan)
     while width > 2 and _needed(plan, width, least) > MOST:
@@ -206,7 +206,7 @@ def _normalising(plan: Plan) -> Form:
     # memory, and LIF behind 128 x 32 x 32 in bfloat16 with 6 steps took 289 us on an H200, not 234. Where registers do,
     # nothing is: with 8 steps that took 294 us, and 313 with what could be computed again.
     again = _needed(plan, width, each) > _registers(blocks)
-    return Form(width, blocks=blocks, grid=blocks * MULTIPROCESSORS, down=any(plan.inputs), again=again)
+    return Form(width, blocks=blocks, grid=blocks * MULTIPROCESSORS, down=not any(plan.inputs), again=again)
 
 
 def _registers(blocks: int) -> int:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import spikecore as sc
+from spikecore._base.context import COMPILES
 from spikecore.backend import Spec
 from spikecore.bench._workloads import TwoStates
 from spikecore.kernels import Geometry
@@ -92,6 +93,30 @@ def test_autograd_knows_that_running_statistics_moved():
         layer(_image(torch.float32, "first"))
         assert all(buffer._version > before for buffer, before in zip(norm.buffers(), versions))
         assert int(norm.num_batches_tracked) == 2
+
+
+@on_cpu
+@pytest.mark.skipif(not COMPILES, reason="torch.compile of what spikecore computes needs torch 2.6")
+@pytest.mark.parametrize(
+    ("layout", "sizes"), [("last", (4, 3, 8, 4, 4)), ("first", (2, 2, 3, 257, 1))], ids=["by kernels", "by torch"]
+)
+def test_a_compiled_network_moves_running_statistics_as_an_eager_one(layout, sizes):
+    """Two calls in training: outputs, gradients, and running statistics, which an op in the graph writes. Of channels
+    that no block takes, torch's operations find the statistics.
+    """
+    with installed(HostBlocksBackend, devices=("cpu",)) as name:
+        eager = NormNeuron(_norm(sizes[2]), sc.LIF(backend=name), fused=True)
+        compiled = copy.deepcopy(eager)
+        run = torch.compile(compiled, fullgraph=True, backend="aot_eager")
+        x, found = _image(torch.float32, layout, sizes), []
+        for layer, call in ((eager, eager), (compiled, run)):
+            leaf = x.clone().requires_grad_()
+            outputs = [call(leaf), call(leaf + 1)]
+            torch.autograd.backward(outputs, [torch.linspace(-1.0, 2.0, x.numel()).view(x.shape)] * 2)
+            found.append([*outputs, leaf.grad, *(p.grad for p in layer.parameters()), *layer.buffers()])
+    for its, mine in zip(*found):
+        torch.testing.assert_close(mine, its)
+    assert int(compiled.norm.num_batches_tracked) == 2
 
 
 @on_cpu
