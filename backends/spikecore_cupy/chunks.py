@@ -178,9 +178,10 @@ class ChunkWriter(Writer):
         """
         lines = []
         for one in streams:
-            sign = "-" if backwards else "+"
-            step = f"{self._coming(one)} {sign}= {self.stride(one.tensor, one.group, one.number)};"
-            lines += [f"if (u < T - 1 || next_whole) {self.ahead(one.name)}.fetch(u, {self._coming(one)});", step]
+            sign, place = "-" if backwards else "+", self._coming(one)
+            lines.append(f"if (u < T - 1 || next_whole) {self.ahead(one.name)}.fetch(u, {place});")
+            # held, so that the compiler does not find each place anew from the number of its step
+            lines += [f"{place} {sign}= {self.stride(one.tensor, one.group, one.number)};", f"hold({place});"]
         first = "t + TOGETHER - 1 < T ? t + TOGETHER - 1 : T - 1" if backwards else "t / TOGETHER * TOGETHER"
         head = f"for (int u = {first}; u >= t; --u) {{" if backwards else f"for (int u = {first}; u <= t; ++u) {{"
         loop = ["if (more) {", *indented(["#pragma unroll", head, *indented(lines), "}"]), "}"] if lines else []

@@ -93,7 +93,23 @@ template <> struct Pack<bfloat16, 8> : Halves<bfloat16, 8> {};
 template <int V, typename S> __device__ __forceinline__ Pack<S, V> load(const S* from) {
     return *reinterpret_cast<const Pack<S, V>*>(from);
 }
+// One access: the compiler took a pack apart where it is stored in a loop over groups of neurons.
 template <int V, typename S> __device__ __forceinline__ void store(S* to, const Pack<S, V>& pack) {
+#ifdef __CUDA_ARCH__
+    struct alignas(sizeof(pack)) Words { unsigned at[sizeof(pack) / 4]; };
+    if constexpr (sizeof(pack) == 8) {
+        const Words words = *reinterpret_cast<const Words*>(&pack);
+        asm volatile("st.global.v2.b32 [%0], {%1, %2};"
+            :: "l"(__cvta_generic_to_global(to)), "r"(words.at[0]), "r"(words.at[1]));
+        return;
+    }
+    if constexpr (sizeof(pack) == 16) {
+        const Words words = *reinterpret_cast<const Words*>(&pack);
+        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+            :: "l"(__cvta_generic_to_global(to)), "r"(words.at[0]), "r"(words.at[1]), "r"(words.at[2]), "r"(words.at[3]));
+        return;
+    }
+#endif
     *reinterpret_cast<Pack<S, V>*>(to) = pack;
 }
 
@@ -162,6 +178,7 @@ template <typename S, int V> __device__ __forceinline__ void hold(Halves<S, V>& 
     for (int k = 0; k < V / 2; ++k) asm volatile("" : "+r"(x.words[k]));
 }
 template <typename S> __device__ __forceinline__ void hold(Pack<S, 1>&) {}
+template <typename S> __device__ __forceinline__ void hold(const S*& x) { asm volatile("" : "+l"(x)); }
 #else
 template <typename R> inline void hold(R&) {}
 #endif

@@ -60,9 +60,11 @@ class Writer(TextWriter):
     def all(self, name: str, group: str, index: int, step: str = "") -> str:
         """Where a tensor of all steps has this thread's neurons at a step: by default at step t of the chunk."""
         # a chunk begins at step `begin`; a fixed number of steps is one chunk, which begins at 0
-        step = step or ("t" if self.fixed else "(begin + t)")
         pointer, offset = self.argument(name, "pointer", group, index), self._offset(name, group, index)
-        return f"{pointer} + {step} * {self.stride(name, group, index)} + {offset}"
+        stride = self.stride(name, group, index)
+        if step or self.fixed:
+            return f"{pointer} + {step or 't'} * {stride} + {offset}"
+        return f"({pointer} + (begin * {stride} + {offset})) + t * {stride}"
 
     def stride(self, name: str, group: str, index: int) -> str:
         """From one step to the next of a tensor of all steps."""
