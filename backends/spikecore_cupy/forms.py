@@ -145,9 +145,10 @@ def goes_ahead(plan: Plan, neurons: int) -> bool:
     """
     if plan.dtype == plan.compute or plan.spec.steps or normalises(plan):
         return False
+    many = len(plan.program.states) > 1
     if isinstance(plan, ForwardPlan):
-        return FEWEST <= neurons < 4 * FEWEST
-    return len(plan.program.states) > 1 or (not plan.learn and neurons < 8 * FEWEST)
+        return neurons >= FEWEST and (many or neurons < 4 * FEWEST)
+    return many or bool(plan.learn) or neurons < 8 * FEWEST
 
 
 def _fits_ahead(plan: Plan, form: Form) -> bool:

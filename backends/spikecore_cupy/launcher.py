@@ -37,6 +37,8 @@ MANY = 2**16
 #: In 16-bit backward kernels layers of any size multiply by reciprocals over up to SHORT steps; over more steps, layers
 #: of at most FEW neurons.
 SHORT, FEW = 10, 2**17
+#: Neurons at most of a thread of a backward kernel that fetches ahead.
+PAIR = 2
 #: Fewer neurons than these have places in the steps of a chunk that are counted with 32 bits.
 _FEWER = 2**27
 
@@ -90,7 +92,7 @@ class Launcher:
         #: Threads of a block at most; a kernel on a CPU has one.
         self._threads = self._form.threads if kernel.block > 1 else 1  # type: ignore[attr-defined]  # a class
         #: What adds up the sums of blocks, where blocks add up channels.
-        self._totals = Totals(kernel, plan.compute) if normalises(plan) and {*learnt} == {"channel"} else None
+        self._totals = Totals(kernel, plan.compute) if {*learnt} == {"channel"} else None
 
     def __call__(self, geometry: Geometry, *groups: Any) -> Sequence[Tensor]:
         """Launch on these tensors; gives the parameters' gradients in parts."""
@@ -228,7 +230,11 @@ class Launcher:
         """
         arranged = None
         if self._totals is not None:
-            arranged = arrangement(width, *channels[self._learnt_at[0]], self._threads)
+            arrangements = {channels[index] for index in self._learnt_at}
+            (inner, count) = channels[self._learnt_at[0]]
+            # a thread that has the whole sum of its channels leaves nothing to add up
+            if len(arrangements) == 1 and (self._form.grid or (inner, count) != (1, self._span(neurons, channels, 1))):
+                arranged = arrangement(width, inner, count, self._threads)
         threads = self._threads if arranged is None else arranged.block
         span = self._span(neurons, channels, width * threads)
         return arranged, threads, span, -(-span // (threads * width))
@@ -270,9 +276,12 @@ class Launcher:
         # a kernel on a CPU waits for nothing
         if self._form.grid or self._threads == 1:
             return width
-        # nor does a forward kernel that fetches ahead
-        if isinstance(self.plan, ForwardPlan) and goes_ahead(self.plan, neurons):
-            return width
+        if goes_ahead(self.plan, neurons):
+            # nor does a forward kernel that fetches ahead
+            if isinstance(self.plan, ForwardPlan):
+                return width
+            # LIF, 250 steps in bfloat16 on an H100: 0.91 of a copy's speed, with four neurons 0.86
+            width = min(width, PAIR)
         while width > 1 and neurons < width * (MANY if width * self._bytes > 4 else MANY // 2):
             width //= 2
         return width

@@ -72,10 +72,30 @@ class ForwardWriter(ChunkWriter):
                 f"{out}.set(j, {self.conversion(node)}({self.unique(f'{out}_j')}));"
                 for out, node in zip(self._outs, self.program.outputs)
             ]
+        if step.template:
+            return [*self._verified(step), *self._stores()]
         declare = [f"{self.real} {', '.join(self.unique(f'{out}_j') for out in self._outs)};"] if convert else []
         lines = [self.pack(out, self.stored) for out in self._outs]
         # stores come after all neurons of the thread: one store moves a pack
         lines += over_neurons([*declare, self.call(step, targets, {}), *convert])
+        return [*lines, *self._stores()]
+
+    def _verified(self, step: Function) -> List[str]:
+        """One step of all neurons, which may be computed twice."""
+        following = [self.unique(f"{name}_following") for name in self._states]
+        numbers = [self.unique(f"{out}_number") for out in self._outs]
+        lines = [self.pack(name) for name in (*following, *numbers)]
+        lines += self.each(step, [f"{name}[j]" for name in (*following, *numbers)], {})
+        lines += [f"{name} = {new};" for name, new in zip(self._states, following)]
+        lines += [self.pack(out, self.stored) for out in self._outs]
+        for out, node, number in zip(self._outs, self.program.outputs, numbers):
+            text = f"{number}[j]" if self.stored == self.real else f"{self.conversion(node)}({number}[j])"
+            lines += over_neurons([f"{out}.set(j, {text});"])
+        return lines
+
+    def _stores(self) -> List[str]:
+        """Stores of a step's outputs and of what is recorded."""
+        lines = []
         for k, (out, tensor) in enumerate(zip(self._outs, self._tensors)):
             lines.append(self.store_step(tensor, "outputs", k, out))
         for k, state in enumerate(self.plan.record):
@@ -186,6 +206,11 @@ class BackwardWriter(ChunkWriter):
         lines += [f"Pack<{self.real}, V> {name}[T];" for name in self._kept.values()]
         targets = [*(f"{state}[j]" for state in states), *(f"{name}[t][j]" for name in self._kept.values())]
         body = over_neurons([self.call(step, targets, {})])
+        if step.template:
+            following = [self.unique(f"{state}_following") for state in states]
+            body = [self.pack(name) for name in following]
+            body += self.each(step, [*(f"{name}[j]" for name in following), *targets[len(states) :]], {})
+            body += [f"{state} = {new};" for state, new in zip(states, following)]
         if self.stored != self.real and not (self.form.staged or ahead):
             # 16-bit numbers stay two to a register until this line
             body = [*(f"hold({stream.name}[t]);" for stream in inputs), *body]
@@ -247,6 +272,10 @@ class BackwardWriter(ChunkWriter):
         # registers
         holds = [f"hold({carried}[j]);" for carried in self._carried.values()]
         holds += [f"hold({name}[t][j]);" for name in self._kept.values()]
+        if adjoint.template:
+            # what it adds to may be added once
+            targets.append("plain")
+            holds.append("Plain plain;")
         inner = [*holds, self.call(adjoint, targets, where)]
         if grads and not exact:
             inner.insert(0, f"{self.real} {', '.join(self.unique(f'{name}_j') for name in grads)};")

@@ -276,5 +276,19 @@ __device__ __forceinline__ float divided(float x, float y) {
     return x == 0.0f && near == 0.0f ? near : plainly_divided(x, y);
 }
 
+// Divisions of a step by what is the same at each: all at once, and again one by one if one is not sure.
+struct Quick {
+    bool sure = true;
+};
+struct Plain {};
+__device__ __forceinline__ float divided(float x, float y, Quick& how) {
+    const float r = reciprocal(y), q = x * r, better = fmaf(fmaf(-q, y, x), r, q);
+    // 0 keeps its sign; r - r is NaN where y is not ordinary
+    const bool zero = x == r - r;
+    how.sure = how.sure && (zero || fabsf(better) >= 8.271806125530277e-25f);
+    return zero ? q : better;
+}
+__device__ __forceinline__ float divided(float x, float y, Plain&) { return divided(x, y); }
+
 #include "staged.cuh"
 #include "sums.cuh"
