@@ -30,7 +30,7 @@ class ForwardWriter(ChunkWriter):
 
     def __init__(self, plan: ForwardPlan, form: Form) -> None:
         super().__init__(plan, "forward", form, plan.roots)
-        self._grouped = self.takes_groups(())
+        self.is_grouped = self.takes_groups(())
         #: The tensors of outputs, and the variables that hold a step of each.
         self._tensors = [self.output_name(k) for k in range(len(plan.program.outputs))]
         words = ["out"] if len(self._tensors) == 1 else [f"out{k}" for k in range(len(self._tensors))]
@@ -56,7 +56,7 @@ class ForwardWriter(ChunkWriter):
         chunks = self.forward_chunks(saving, [*loads, *steps, *self.written()])
         # offsets are those of tensors in the lines of the steps
         each, until = [*self.offsets(), *starts, *chunks, *ending], "neurons"
-        if self._grouped:
+        if self.is_grouped:
             until, each = self.argument("span", "span"), self.over_groups(each)
         return self.finished([step], [*self.leaving(until), *self.opening(), *each])
 
@@ -121,7 +121,7 @@ class BackwardWriter(ChunkWriter):
         self._carried = {name: self.carried(name) for name in plan.carried_cotangents}
         #: Whether a thread has several groups of neighbouring neurons, whose parts of a sum it adds up. It reads its
         #: parameters once, so neurons of all groups have the same: one that all neurons share, or that of a channel.
-        self._grouped = self.takes_groups(plan.learn)
+        self.is_grouped = self.takes_groups(plan.learn)
         #: Learnt parameters of one value for all neurons: their gradient is summed over the threads of a block.
         self._scalars = [name for name in plan.learn if self.kinds[name] == "scalar"]
         #: Learnt parameters per channel whose gradient is summed over the threads of a block.
@@ -145,7 +145,7 @@ class BackwardWriter(ChunkWriter):
         # behind all lines that read or write a tensor of all steps
         each = [*self.offsets(), *each]
         until = "neurons"
-        if self._grouped:
+        if self.is_grouped:
             until, each = self.argument("span", "span"), self.over_groups(each)
         scaled = [line for name, node in self._derivative.factors.items() for line in self._scaled(name, node)]
         zero = self._zero_sums()

@@ -93,24 +93,31 @@ template <> struct Pack<bfloat16, 8> : Halves<bfloat16, 8> {};
 template <int V, typename S> __device__ __forceinline__ Pack<S, V> load(const S* from) {
     return *reinterpret_cast<const Pack<S, V>*>(from);
 }
-// One access: the compiler took a pack apart where it is stored in a loop over groups of neurons.
 template <int V, typename S> __device__ __forceinline__ void store(S* to, const Pack<S, V>& pack) {
+    *reinterpret_cast<Pack<S, V>*>(to) = pack;
+}
+
+// The same in one access, where the compiler takes a pack apart: in loops over chunks within loops over groups of neurons
+// it finds the place of each part for itself.
+struct alignas(8) TwoWords { unsigned at[2]; };
+struct alignas(16) FourWords { unsigned at[4]; };
+template <int V, typename S> __device__ __forceinline__ void store_whole(S* to, const Pack<S, V>& pack) {
 #ifdef __CUDA_ARCH__
-    struct alignas(sizeof(pack)) Words { unsigned at[sizeof(pack) / 4]; };
     if constexpr (sizeof(pack) == 8) {
-        const Words words = *reinterpret_cast<const Words*>(&pack);
-        asm volatile("st.global.v2.b32 [%0], {%1, %2};"
-            :: "l"(__cvta_generic_to_global(to)), "r"(words.at[0]), "r"(words.at[1]));
+        const TwoWords x = *reinterpret_cast<const TwoWords*>(&pack);
+        asm volatile("st.global.v2.b32 [%0], {%1, %2};" :: "l"(__cvta_generic_to_global(to)), "r"(x.at[0]), "r"(x.at[1]));
         return;
     }
     if constexpr (sizeof(pack) == 16) {
-        const Words words = *reinterpret_cast<const Words*>(&pack);
-        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
-            :: "l"(__cvta_generic_to_global(to)), "r"(words.at[0]), "r"(words.at[1]), "r"(words.at[2]), "r"(words.at[3]));
+        const FourWords x = *reinterpret_cast<const FourWords*>(&pack);
+        asm volatile(
+            "st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+            :: "l"(__cvta_generic_to_global(to)), "r"(x.at[0]), "r"(x.at[1]), "r"(x.at[2]), "r"(x.at[3])
+        );
         return;
     }
 #endif
-    *reinterpret_cast<Pack<S, V>*>(to) = pack;
+    store(to, pack);
 }
 
 // What the threads of a block share, and where they wait for one another.

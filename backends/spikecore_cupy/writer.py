@@ -23,6 +23,9 @@ class Writer(TextWriter):
     ``approximate`` are divisions that may be off by two units in the last place.
     """
 
+    #: Whether a thread may have several groups of neighbouring neurons.
+    is_grouped = False
+
     @property
     def at_once(self) -> bool:
         """Whether divisions of all of a thread's neurons are verified together: a branch for each puts one neuron
@@ -92,7 +95,9 @@ class Writer(TextWriter):
 
     def store(self, place: str, name: str) -> str:
         """The line that stores numbers of this thread's neurons to a tensor of one step."""
-        return f"store_apart({place}, {name}, {self.part});" if self.form.staged else f"store({place}, {name});"
+        if self.form.staged:
+            return f"store_apart({place}, {name}, {self.part});"
+        return f"{'store_whole' if self.is_grouped and not self.fixed else 'store'}({place}, {name});"
 
     def offsets(self) -> List[str]:
         """Where neuron i is in the tensors of all steps, once all lines that read or write them are there."""
