@@ -75,6 +75,15 @@ FEWEST = 2**16
 MULTIPROCESSORS = 132
 
 
+class Size(NamedTuple):
+    """See :func:`size_of`."""
+
+    #: Whether the kernel fetches a chunk while it computes the one before it.
+    ahead: bool = False
+    #: Whether divisions of all of a thread's neurons are verified together.
+    at_once: bool = False
+
+
 class Beside(NamedTuple):
     """See :func:`beside_of`."""
 
@@ -135,20 +144,24 @@ def in_chunks(plan: Plan, form: Form, length: int) -> Form:
     )
 
 
-def goes_ahead(plan: Plan, neurons: int) -> bool:
-    """Whether the kernel for so many neurons fetches a chunk while it computes the one before it, if its form allows.
+def size_of(plan: Plan, neurons: int) -> Size:
+    """What the kernel for so many neurons does otherwise than that for many, if its form allows.
 
-    Of a copy's speed in bfloat16 on an H100, forward over 700 steps of 96,000 neurons: LIF 0.87 and 0.76 without, two
-    states 0.81 and 0.67; of 700,000 neurons threads hide each other's waiting, and both are the same or 0.03 slower.
-    Backward with two and three states 0.78 to 0.87 and 0.59 to 0.81; LIF over 250 steps 0.84 and 0.78, over 97 steps
-    0.82 and 0.86.
+    Ahead: of a copy's speed in bfloat16 on an H100, forward over 700 steps of 96,000 neurons LIF 0.88 and without 0.72,
+    two states 0.86 and 0.70, three 0.79 and 0.56. Of 700,000 neurons threads hide each other's waiting: LIF 0.89 and
+    0.91; with three states, whose steps take longer, 0.81 and 0.77. Backward with two and three states 0.78 to 0.87 and
+    0.59 to 0.81; with a learnt tau 0.92 to 0.94 and 0.72 to 0.85; LIF over 250 steps 0.91 and 0.77, over 97 steps 0.90
+    and 0.93.
+
+    Divisions at once: of few warps each waits for itself. Forward with a tau of each channel, 82,000 neurons 0.74
+    and 0.67, 66,000 neurons 0.64 and 0.60; with more neurons 0.79 to 0.84 and 0.80 to 0.86.
     """
     if plan.dtype == plan.compute or plan.spec.steps or normalises(plan):
-        return False
-    many = len(plan.program.states) > 1
+        return Size()
+    many, few = len(plan.program.states) > 1, FEWEST <= neurons < 2 * FEWEST
     if isinstance(plan, ForwardPlan):
-        return neurons >= FEWEST and (many or neurons < 4 * FEWEST)
-    return many or bool(plan.learn) or neurons < 8 * FEWEST
+        return Size(neurons >= FEWEST and (many or neurons < 4 * FEWEST), few)
+    return Size(many or bool(plan.learn) or neurons < 8 * FEWEST, few)
 
 
 def _fits_ahead(plan: Plan, form: Form) -> bool:
