@@ -117,12 +117,9 @@ def form_of(plan: Plan) -> Form:
 
 
 def in_chunks(plan: Plan, form: Form, length: int) -> Form:
-    """The form for chunks of this length. Learnt parameters of each channel want five blocks on a multiprocessor where
-    what is kept leaves enough of their 96 registers.
-
-    Tau and threshold in bfloat16, 100 and 250 steps: 0.77 of a copy's speed, 0.73 as the compiler chose; in float32, 25
-    steps, 0.83 and 0.78. Where more is kept, five blocks were slower: 12 steps in float32 0.77 with five blocks, 0.81
-    without; 12 steps of four neurons with a soft reset in bfloat16 0.67 and 0.84.
+    """The form for chunks of this length. Where nothing is fetched ahead, learnt parameters of each channel want five
+    blocks on a multiprocessor if what is kept leaves enough of their 96 registers: tau and threshold in float32, 25
+    steps, 0.83 of a copy's speed, 0.78 as the compiler chose; where more is kept, with 12 steps, 0.77 and 0.81.
 
     Forward the compiler takes as few as 32 registers unless it is told that it may take more, and few loads are under
     way. Two states, 100 steps in bfloat16 on an H100: of 262,144 neurons 56 us, and 39 with four blocks; of a million
@@ -172,6 +169,7 @@ def _fits_ahead(plan: Plan, form: Form) -> bool:
     size = len(plan.program.inputs) * form.length * stored
     if isinstance(plan, BackwardPlan):
         size += form.length * (sum(plan.outputs) * stored + len(plan.trace) * real) + len(plan.recomputed_states) * real
+        size += real if plan.learn else 0  # parts of sums
     return size * form.width * form.threads <= SHARED
 
 
