@@ -142,6 +142,23 @@ def test_blocks_of_many_threads_normalise_a_shortcut(layout):
     _same_as_torch([x, 2 * x.flip(0) + 1], shortcut="before", shortcut_norm=_norm(24))
 
 
+@on_cpu
+@pytest.mark.parametrize("sizes", [(18, 5, 8, 4, 4), (18, 3, 24, 6, 3), (4, 2, 8, 4, 2), (18, 3, 64)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blocks_of_many_threads_add_up_learnt_parameters(dtype, sizes):
+    """Two parameters of each channel, of any shape of a channel: torch's gradients, and twice the same bits."""
+    x = (torch.rand(sizes, generator=torch.Generator().manual_seed(1)) * 2).to(dtype)
+    weights = torch.rand(sizes, generator=torch.Generator().manual_seed(2)).to(dtype)
+    tau, threshold = torch.linspace(1.5, 3.0, sizes[2]), torch.linspace(0.5, 1.0, sizes[2])
+    found = []
+    with installed(HostBlocksBackend, devices=("cpu",)) as name:
+        for backend in (name, name, "torch"):
+            neuron = sc.LIF(tau, threshold=threshold, learn=("tau", "threshold"), backend=backend)
+            found.append(torch.autograd.grad((neuron(x) * weights).float().sum(), [neuron.tau, neuron.threshold]))
+    assert all(torch.equal(one, other) for one, other in zip(*found[:2]))
+    torch.testing.assert_close(found[0], found[2], rtol=1e-3, atol=1e-3)
+
+
 def _norm(channels):
     norm = torch.nn.BatchNorm2d(channels)
     with torch.no_grad():
