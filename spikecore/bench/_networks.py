@@ -19,14 +19,14 @@ from spikecore.bench._cases import Bench, Job, bench_of, timed
 from spikecore.bench._forms import forget_compiled, forms
 from spikecore.bench._implementations import REFERENCE
 from spikecore.bench._report import MEASURED, Fact, Row
-from spikecore.bench._set_up import Rectifier, Training, attempt, enter, train
+from spikecore.bench._set_up import Rectifier, Training, attempt, enter, train, train_by_jelly
 from spikecore.bench._settings import Settings
 from spikecore.bench._timing import Call, HostClock, Timing, failure, interleave
 from spikecore.bench._workers import Worker, turn
 from spikecore.bench.models import NETWORKS, Network
 
 RELU = "ReLU"
-#: The row of a network that SpikingJelly has ready.
+#: The row of a network that SpikingJelly has ready; also under a graph of its own.
 JELLYS = "SpikingJelly's network"
 #: Networks whose forms are set up before the first of them is timed; their captured steps are all in the memory of a
 #: GPU then.
@@ -241,6 +241,8 @@ def entries(
             ready = replace(network, make=partial(_ready, network.of_spikingjelly))
             its = replace(form, apart=True)
             found[form.row(JELLYS)] = partial(train, ready, batch, bench, Rectifier, REFERENCE, its)
+            if form.graph and not (form.compiled or form.compiled_adam):
+                found[f"{JELLYS}, its own {form.name}"] = partial(train_by_jelly, network, batch, bench, its)
     return found, plain
 
 
