@@ -310,7 +310,8 @@ class Participant:
         if state != "ready":
             raise RuntimeError(said.reason)
         try:
-            return worker.ask("row", case, self.name, rates, limit=budget)
+            row: Row = worker.ask("row", case, self.name, rates, limit=budget)
+            return row
         except TimeoutError as error:
             self._worker = None
             raise TimeoutError(f"{error}; --budget gives it more") from error

@@ -131,7 +131,7 @@ def _batch(network: Network, batch: int, device: torch.device, form: Form) -> Tu
 
 
 def train_by_jelly(network: Network, batch: int, bench: Bench, form: Form) -> Training:
-    """SpikingJelly's network under its own CUDA graph, used as its trainers use it with ``execution_mode="cuda_graph"``.
+    """SpikingJelly's network under its own CUDA graph, as its trainers have it with ``execution_mode="cuda_graph"``.
 
     Forward, loss and backward are replayed; the optimiser's step, what clears gradients and the reset of the states are
     outside.
@@ -141,7 +141,8 @@ def train_by_jelly(network: Network, batch: int, bench: Bench, form: Form) -> Tr
     if network.of_spikingjelly is None:
         raise _Out("skipped", "is not ready there")
     torch.manual_seed(0)
-    net = form.network(network.of_spikingjelly(network.steps).net.to(device))
+    ready: Any = network.of_spikingjelly(network.steps)
+    net = form.network(ready.net.to(device))
     inside.validate_cuda_graph_model(net)
     images, labels = _batch(network, batch, device, form)
     optimizer, loss_of = form.optimizer(net.parameters(), device), form.loss()
