@@ -217,11 +217,23 @@ def _snn(width: int) -> nn.Module:
 
 
 _JELLY, _SNN = ("spikingjelly", "spikingjelly.activation_based.neuron"), ("snntorch", "snntorch")
+#: In the order in which they are measured: loops over time steps, which take longest, come last.
 LIBRARIES: Tuple[Library, ...] = (
     Library("SpikingJelly functional", *_JELLY, "functional.lif_multi_step", _jelly_functional),
     Library("SpikingJelly module", *_JELLY, "LIFNode, multi-step", _jelly_module),
-    Library("snnTorch", *_SNN, "Leaky in a loop over steps", _snn),
+    Library("Spyx", "spyx", "spikecore.bench._spyx", "nn.LIF in lax.scan, compiled by XLA", None, SUBTRACTED),
     Library("snnTorch StateLeaky", *_SNN, "a convolution over time", SnnParallel, NO_RESET),
+    Library("snnTorch", *_SNN, "Leaky in a loop over steps", _snn),
+    Library(
+        "Norse compiled",
+        "norse",
+        "norse.torch.functional.lif_box",
+        "LIFBox in a loop over steps, each compiled by torch.compile",
+        lambda width: NorseSteps(compiled=True),
+        RELAXED,
+        surrogate=False,
+    ),
+    Library("sinabs", "sinabs", "sinabs.layers", "LIF, a loop over steps", lambda width: SinabsLayer()),
     Library(
         "Norse",
         "norse",
@@ -232,16 +244,6 @@ LIBRARIES: Tuple[Library, ...] = (
         surrogate=False,
     ),
     Library(
-        "Norse compiled",
-        "norse",
-        "norse.torch.functional.lif_box",
-        "the same, each step compiled by torch.compile",
-        lambda width: NorseSteps(compiled=True),
-        RELAXED,
-        surrogate=False,
-    ),
-    Library("sinabs", "sinabs", "sinabs.layers", "LIF, a loop over steps", lambda width: SinabsLayer()),
-    Library(
         "Rockpool",
         "rockpool",
         "rockpool.nn.modules.torch.lif_torch",
@@ -250,7 +252,6 @@ LIBRARIES: Tuple[Library, ...] = (
         SYNAPSE,
         surrogate=False,
     ),
-    Library("Spyx", "spyx", "spikecore.bench._spyx", "nn.LIF in lax.scan, compiled by XLA", None, SUBTRACTED),
 )
 
 
