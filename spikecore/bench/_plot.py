@@ -139,10 +139,12 @@ def _bounded(kind: str, label: str, ax: Any, title: str, rows: List[Row], colour
     bound = rows[0].figures[f"{kind}_bound_ms"]
     ax.axvline(bound, color="black", linewidth=0.9, linestyle="--", label="bound of the arithmetic")
     _logarithmic(ax)
-    ax.margins(x=0.2)
+    # at least twice the bound, so that hundredths do not look like much; behind the last point there is its number
+    ax.set_xlim(0.85 * bound, max(2.0 * bound, *values) * (max(values) / bound) ** 0.25)
     ax.grid(axis="x", linewidth=0.3)
     ax.tick_params(axis="y", labelsize=7)
-    ax.set(title=title, xlabel=f"{label}, ms")
+    ax.set(xlabel=f"{label}, ms")
+    ax.set_title(title, fontsize=10)
 
 
 _DRAW: Dict[str, Callable[[Any, str, List[Row], Dict[str, str]], None]] = {
