@@ -92,12 +92,12 @@ def machine(report: Report) -> str:
 
 def details(rows: List[Row]) -> str:
     """What rows say in words, once each; of what fails, how."""
-    said: Dict[str, str] = {}
+    said: Dict[Tuple[str, str], str] = {}
     for row in rows:
         if row.detail:
             failed = f"{row.status}: " if row.status not in MEASURED else ""
-            said.setdefault(row.implementation.partition(", ")[0], f"{failed}{row.detail}")
-    return "".join(f"- {name}: {detail}\n" for name, detail in said.items())
+            said.setdefault((row.implementation.partition(", ")[0], failed), f"{failed}{row.detail}")
+    return "".join(f"- {name}: {detail}\n" for (name, _), detail in said.items())
 
 
 def render(page: str) -> str:
