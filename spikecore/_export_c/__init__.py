@@ -1,0 +1,113 @@
+"""Networks as C11 without Python: ``sc.export_c``."""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Dict, Optional, Tuple, Union
+
+import torch
+from torch import Tensor, nn
+
+from spikecore._base.errors import a_kind
+from spikecore._export_c._graph import Calls, Refused, calls_of
+from spikecore._export_c._program import Built, header, source
+from spikecore._export_c._values import Table, Value, integers_of, table_of
+from spikecore._shell.checks import shown
+from spikecore.lang.render import C_WORDS
+from spikecore.quant import Format
+
+__all__ = ["CProgram", "export_c"]
+
+_DTYPES = ("fixed", "float32")
+
+
+@dataclass(frozen=True)
+class CProgram:
+    """What :func:`export_c` wrote."""
+
+    folder: Path
+    files: Tuple[str, ...]
+    #: Bytes of tables in flash, beside the code.
+    flash: int
+    #: Bytes of the state, all the memory that a step needs beside the stack.
+    memory: int
+    #: Formats of inputs and outputs; None for floats.
+    inputs: Optional[Format]
+    outputs: Optional[Format]
+
+
+def export_c(
+    net: nn.Module,
+    example: Tensor,
+    folder: Union[str, Path],
+    *,
+    name: str = "network",
+    dtype: str = "fixed",
+    inputs: Optional[Format] = None,
+) -> CProgram:
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"sc.export_c: net={shown(net)} is {a_kind(net)}; give the network itself (an nn.Module)")
+    if not isinstance(example, Tensor) or example.ndim < 2 or not example.numel():
+        raise ValueError(f"sc.export_c: example={shown(example)} must be inputs over time, a tensor [T, B, ...]")
+    if not re.fullmatch(r"[A-Za-z]\w*", name) or name in C_WORDS:
+        raise ValueError(f"sc.export_c: name={name!r} must be a name that C can have: letters, digits and underscores")
+    if dtype not in _DTYPES:
+        raise ValueError(f"sc.export_c: dtype={dtype!r} must be 'fixed' or 'float32'")
+    wide = any(p.dtype == torch.float64 for p in net.parameters()) or example.dtype == torch.float64
+    arithmetic = torch.float64 if wide else torch.float32
+    try:
+        calls = calls_of(net, example.detach().cpu())
+        built = Built(calls, arithmetic if dtype == "fixed" else None, inputs)
+    except Refused as error:
+        raise ValueError(f"sc.export_c: {error}") from error
+    texts = {f"{name}.h": header(built, name), f"{name}.c": source(built, name), **_test_of(built, calls, name)}
+    folder = Path(folder)
+    for file, text in texts.items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(text, encoding="utf-8")
+    return CProgram(folder, tuple(texts), built.constants, built.memory, built.input.format, built.output.format)
+
+
+#: Files around the program -> their templates.
+_TEMPLATES = {
+    "Makefile": "Makefile",
+    **{f"test/{file}": file for file in ("recorded.h", "recorded.c", "host.c", "cortex_m4.c", "cortex_m4.ld", "wasm.mjs")},
+}
+_COMPARED = {
+    True: "return a != b;",
+    False: "const float apart = a < b ? b - a : a - b, size = b < 0 ? -b : b;\n    return !(apart <= 1e-4f + 1e-4f * size);",
+}
+
+
+def _test_of(built: Built, calls: Calls, name: str) -> Dict[str, str]:
+    """The files of the test."""
+    fixed, count = built.is_fixed, calls.outputs.numel()
+    tables = [_recorded("inputs", built.input, calls.inputs), _recorded("outputs", built.output, calls.outputs)]
+    words = {
+        "name": name,
+        "NAME": name.upper(),
+        "steps": str(len(calls.inputs)),
+        # sums of floats depend on their order, and a spike on the last bit of a sum
+        "allowed": str(0 if fixed else count // 100),
+        "tables": "\n".join(line for table in tables for line in table.lines()),
+        "compare": _COMPARED[built.output.format is not None],
+        "float": "-mfloat-abi=soft" if fixed else "-mfloat-abi=hard -mfpu=fpv4-sp-d16",
+    }
+    return {file: _filled(template, words) for file, template in _TEMPLATES.items()}
+
+
+def _recorded(what: str, value: Value, numbers: Tensor) -> Table:
+    if value.format is None:
+        return table_of(f"recorded_{what}", numbers.float(), None)
+    integers = integers_of(f"an example's {what[:-1]}", numbers, int(value.format.frac or 0))
+    return table_of(f"recorded_{what}", integers, value.format)._replace(type=value.type)
+
+
+def _filled(template: str, words: Dict[str, str]) -> str:
+    text = (pkgutil.get_data(__name__, f"templates/{template}") or b"").decode("utf-8")
+    for word, value in words.items():
+        text = text.replace(f"@{word}@", value)
+    return text
