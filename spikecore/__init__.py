@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors
     from spikecore._convert import ann2snn as ann2snn
     from spikecore._convert import convert as convert
     from spikecore._convert import load_weights as load_weights
+    from spikecore._export_c import export_c as export_c
     from spikecore._plugins.selection import backends as backends
     from spikecore._plugins.selection import use_backend as use_backend
     from spikecore._transforms import fuse as fuse
@@ -69,6 +70,7 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors
 #: Module -> names of ``sc`` that it has, beside the models of ``spikecore.neurons``.
 _NAMES: Mapping[str, str] = {
     "spikecore._convert": "ann2snn convert load_weights",
+    "spikecore._export_c": "export_c",
     "spikecore._plugins.selection": "backends use_backend",
     "spikecore._transforms": "fuse hoist unfuse",
     "spikecore.functional": "carry_state detach get_state reset set_backend set_state set_step",
@@ -92,6 +94,7 @@ _PUBLIC = frozenset([*_LISTED, *_INNER.split()])
 #: Module -> names of it that ``dir(sc)`` does not list: programs and plugins have them from ``sc``.
 _MOVED_TO: Mapping[str, str] = {
     "_convert": "Conversion",
+    "_export_c": "CProgram",
     "backend": (
         "Backend BackendError BackendInfo BackendLoadError BackendStatus BackendUnavailable Capabilities "
         "UnknownBackend Unsupported hookimpl"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from spikecore._export_c._fixed import FixedPrinter
 from spikecore._export_c._graph import Refused, identifier
-from spikecore._export_c._values import BYTES, Grid, Table, Value, grid_of, integers_of, packed, table_of, type_of
+from spikecore._export_c._values import BYTES, SPIKE, Grid, Table, Value, grid_of, integers_of, packed, table_of, type_of
 from spikecore._shell import parameters
 from spikecore.lang import Node, Program, loop_invariant, topological
 from spikecore.lang.c11 import C11Printer
@@ -390,8 +390,8 @@ class Cells(Part):
             except ValueError as error:
                 raise Refused(f"{title} is not fixed point: {error}") from error
             self.output.format = self.formats[program.outputs[0]]
-        elif _is_spike(program.outputs[0]):
-            self.output.format = Format(0, 0, 1)
+        elif is_spike(program.outputs[0]):
+            self.output.format = SPIKE
         self._printer: Any = FixedPrinter(title, self.formats) if fixed else C11Printer("float")
         #: What parameters alone decide -> its text.
         self._constants = self._evaluated(torch.float64 if fixed is torch.float64 else torch.float32)
@@ -484,8 +484,9 @@ class Cells(Part):
         return f"({type_of(format)})({text} * {1 << shift})" if shift else f"({type_of(format)}){text}"
 
 
-def _is_spike(node: Node) -> bool:
-    return _is_spike(node.args[0]) if node.op == "detach" else node.op == "spike"
+def is_spike(node: Node) -> bool:
+    """Whether a value is a spike, 0 or 1."""
+    return is_spike(node.args[0]) if node.op == "detach" else node.op == "spike"
 
 
 def _run(values: Tensor) -> int:

@@ -11,8 +11,8 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 
 from spikecore._export_c import _fixed
 from spikecore._export_c._graph import Call, Calls, Refused
-from spikecore._export_c._parts import Cells, Conv, Copy, DelayedLinear, DelayLine, Field, Linear, Part, Pool, Sum
-from spikecore._export_c._values import BYTES, Value
+from spikecore._export_c._parts import Cells, Conv, Copy, DelayedLinear, DelayLine, Field, Linear, Part, Pool, Sum, is_spike
+from spikecore._export_c._values import BYTES, SPIKE, Value
 from spikecore._shell.modules import calls_as
 from spikecore.lang import c11
 from spikecore.layers import Delay, PackedConv2d, PackedLinear
@@ -91,7 +91,7 @@ class Built:
         if module == "sum":
             return self._add(Sum(name, title, of, fixed))
         kind = type_before_parametrizations(module)
-        if self._fixed is not None and any(value.format is None for value in of) and not isinstance(module, Neuron):
+        if fixed is not None and any(value.format is None for value in of):
             raise Refused(f"{title} reads floats; say what the input is, inputs=sc.quant.Format(0, 0, 1) for spikes")
         if kind in _LINEARS:
             return self._add(Linear(name, title, of[0], module, fixed))
@@ -130,15 +130,13 @@ class Built:
             back = self._add(Linear(f"{name}_back", f"the feedback of {title}", last, module.linear, self._fixed))
         total = self._add(Sum(f"{name}_total", f"input and feedback of {title}", [of[0], back], self._fixed))
         cells = Cells(name, f"{title}, {last.count} neurons", [total], neuron, self._fixed)
-        if cells.output.format != last.format:
-            cells.output.format = last.format
         cells.output = last
         return self._add(cells)
 
     def _output_of(self, neuron: Any, title: str) -> Optional[Format]:
         """The format of a neuron's output, whatever its input is."""
         if self._fixed is None:
-            return Cells("u", title, [Value("u", (1,), None)], _Plain(neuron), None).output.format
+            return SPIKE if is_spike(neuron.program.outputs[0]) else None
         try:
             return analyse(neuron.program, {}, self._fixed)[neuron.program.outputs[0]]
         except ValueError as error:
@@ -182,18 +180,6 @@ class Built:
     def constants(self) -> int:
         """Bytes of all tables."""
         return sum(table.bytes for part in self.parts for table in part.tables)
-
-
-class _Plain:
-    """A neuron of one number for the form of its output."""
-
-    def __init__(self, neuron: Any) -> None:
-        self.program, self._neuron = neuron.program, neuron
-
-    channel_dim = 1
-
-    def named_values(self) -> Dict[str, float]:
-        return dict.fromkeys(self._neuron.named_values(), 1.0)
 
 
 def _pair(value: Any) -> Tuple[int, int]:
