@@ -1,0 +1,6 @@
+"""Fixed point: neurons and layers whose floating-point numbers are integers, with the same bits on every backend."""
+
+from spikecore.quant._analysis import Format, Inexact, analyse
+from spikecore.quant._fixed import FixedPoint, fixed
+
+__all__ = ["FixedPoint", "Format", "Inexact", "analyse", "fixed"]
