@@ -18,7 +18,8 @@ from spikecore._shell import parameters
 from spikecore.lang import Node, Program, loop_invariant, topological
 from spikecore.lang.c11 import C11Printer
 from spikecore.lang.eager import StraightLine, number
-from spikecore.quant import SIGNIFICAND, Format, analyse
+from spikecore.quant import Format, analyse
+from spikecore.quant._analysis import SIGNIFICAND
 
 
 class Field(NamedTuple):
