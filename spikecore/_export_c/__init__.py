@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from spikecore._base.errors import a_kind
 from spikecore._export_c._graph import Calls, Refused, calls_of
-from spikecore._export_c._program import Built, header, source
+from spikecore._export_c._program import Built, source, words_of_header
 from spikecore._export_c._values import Table, Value, integers_of, table_of
 from spikecore._shell.checks import shown
 from spikecore.lang.render import C_WORDS
@@ -48,6 +48,42 @@ def export_c(
     dtype: str = "fixed",
     inputs: Optional[Format] = None,
 ) -> CProgram:
+    """Write a network as a program in C11, which computes one time step at a call and needs no Python.
+
+    ::
+
+        net = sc.quant.prepare(net, x)  # and train it; weights and states are integers now
+        sc.export_c(net.eval(), x, "digits/", name="digits")
+
+    The folder then has ``NAME.h`` and ``NAME.c``: tables of constants, a ``struct NAME`` for the state, and ::
+
+        void NAME_reset(struct NAME *s);
+        void NAME_step(struct NAME *s, const NAME_in *x, NAME_out *y);
+
+    They allocate nothing, and need no library beyond ``stdint.h``, and ``math.h`` where a float32 network calls one of
+    its functions. A neuron's step is printed from its program, with its names. Layers skip inputs that are 0. Beside
+    the program lie the first sample of ``example``, what the network makes of it, and a ``Makefile``: ``make test``
+    compares them on this machine, ``make test-cortex-m4`` on an emulated Cortex-M4, ``make test-wasm`` as WebAssembly.
+
+    With ``dtype="fixed"`` all numbers are integers, and outputs are those of the network in PyTorch, bit for bit: each
+    value is a multiple of a power of two, and the export fails where one is not, or where the network's floats could
+    not hold it. With ``"float32"`` neurons of ``+ - * /`` have the same bits for the same input; the sums of a layer
+    are rounded in another order than torch's.
+
+    net: linear layers, convolutions of one and two dimensions, pooling, batch normalisation behind one of these,
+        neurons of one output, ``Recurrent``, ``Delay``, sums and flattening, in ``eval()``; whatever
+        :func:`spikecore.set_step` can have take single steps. It stays as it is.
+    example: inputs over time, ``[T, B, ...]``. Of a network that makes time itself, repeat the input:
+        ``x.expand(T, *x.shape)``.
+    folder: where the files go; those of the same names are replaced.
+    name: a name that C can have, of the files, the struct and the functions.
+    dtype: ``"fixed"`` or ``"float32"``.
+    inputs: the format of the network's input, ``sc.quant.Format(0, 0, 1)`` for spikes. None for floats, or for a
+        network that begins with a rounding of :func:`spikecore.quant.prepare`, which says it.
+
+    Returns a :class:`CProgram` with the files, and the bytes that tables and state take. Raises ValueError, before
+    anything is written, for what cannot be exported, naming the layer and the way out; TypeError for what is no module.
+    """
     if not isinstance(net, nn.Module):
         raise TypeError(f"sc.export_c: net={shown(net)} is {a_kind(net)}; give the network itself (an nn.Module)")
     if not isinstance(example, Tensor) or example.ndim < 2 or not example.numel():
@@ -63,7 +99,7 @@ def export_c(
         built = Built(calls, arithmetic if dtype == "fixed" else None, inputs)
     except Refused as error:
         raise ValueError(f"sc.export_c: {error}") from error
-    texts = {f"{name}.h": header(built, name), f"{name}.c": source(built, name), **_test_of(built, calls, name)}
+    texts = _files(built, calls, name)
     folder = Path(folder)
     for file, text in texts.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
@@ -74,16 +110,19 @@ def export_c(
 #: Files around the program -> their templates.
 _TEMPLATES = {
     "Makefile": "Makefile",
-    **{f"test/{file}": file for file in ("recorded.h", "recorded.c", "host.c", "cortex_m4.c", "cortex_m4.ld", "wasm.mjs")},
+    **{
+        f"test/{file}": file
+        for file in ("recorded.h", "recorded.c", "host.c", "cortex_m4.c", "cortex_m4.ld", "wasm.mjs")
+    },
 }
 _COMPARED = {
     True: "return a != b;",
-    False: "const float apart = a < b ? b - a : a - b, size = b < 0 ? -b : b;\n    return !(apart <= 1e-4f + 1e-4f * size);",
+    False: "const float apart = a < b ? b - a : a - b;\n    return !(apart <= 1e-4f * (1 + (b < 0 ? -b : b)));",
 }
 
 
-def _test_of(built: Built, calls: Calls, name: str) -> Dict[str, str]:
-    """The files of the test."""
+def _files(built: Built, calls: Calls, name: str) -> Dict[str, str]:
+    """All files: path -> text."""
     fixed, count = built.is_fixed, calls.outputs.numel()
     tables = [_recorded("inputs", built.input, calls.inputs), _recorded("outputs", built.output, calls.outputs)]
     words = {
@@ -96,7 +135,9 @@ def _test_of(built: Built, calls: Calls, name: str) -> Dict[str, str]:
         "compare": _COMPARED[built.output.format is not None],
         "float": "-mfloat-abi=soft" if fixed else "-mfloat-abi=hard -mfpu=fpv4-sp-d16",
     }
-    return {file: _filled(template, words) for file, template in _TEMPLATES.items()}
+    words.update(words_of_header(built))
+    around = {file: _filled(template, words) for file, template in _TEMPLATES.items()}
+    return {f"{name}.h": _filled("program.h", words), f"{name}.c": source(built, name), **around}
 
 
 def _recorded(what: str, value: Value, numbers: Tensor) -> Table:

@@ -205,4 +205,3 @@ def helpers(text: str) -> List[str]:
                 head = f"static inline {kind} {name}{bits}({arguments.format(t=kind)})"
                 lines.append(f"{head} {{ return {value.format(t=kind)}; }}")
     return lines
-

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 import re
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -21,7 +21,16 @@ from spikecore.lang.render import C_WORDS, ascii_name
 from spikecore.layers import NormNeuron, SequenceDropout, TimeBatched
 
 #: Modules that give what they get, one step in ``eval()``.
-_NOTHING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, SequenceDropout, Constant)
+_NOTHING = (
+    nn.Identity,
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    SequenceDropout,
+    Constant,
+)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 _CONVS = (nn.Conv1d, nn.Conv2d)
 _ADDITIONS = (operator.add, operator.iadd, torch.add)

@@ -1,19 +1,30 @@
 """What a step is made of: a part computes one array from others, by a function in C.
 
-A part has tables of constants, fields of the state, and the lines of its function. There ``in`` (or ``in0``, ``in1``) are
-the arrays that it reads, ``out`` is the one that it writes, and ``s`` is the state.
+A part has tables of constants, fields of the state, and the lines of its function. There ``in`` (or ``in0``, ``in1``)
+are the arrays that it reads, ``out`` is the one that it writes, and ``s`` is the state.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
 
 from spikecore._export_c._fixed import FixedPrinter
 from spikecore._export_c._graph import Refused, identifier
-from spikecore._export_c._values import BYTES, SPIKE, Grid, Table, Value, grid_of, integers_of, packed, table_of, type_of
+from spikecore._export_c._values import (
+    BYTES,
+    SPIKE,
+    Grid,
+    Table,
+    Value,
+    grid_of,
+    integers_of,
+    packed,
+    table_of,
+    type_of,
+)
 from spikecore._shell import parameters
 from spikecore.lang import Node, Program, loop_invariant, topological
 from spikecore.lang.c11 import C11Printer
@@ -27,13 +38,13 @@ class Field(NamedTuple):
 
     type: str
     name: str
-    count: int
+    numbers: int
     rest: str = "0"
 
     @property
     def bytes(self) -> int:
         """Its size."""
-        return BYTES[self.type] * self.count
+        return BYTES[self.type] * self.numbers
 
 
 class Part:
@@ -164,7 +175,9 @@ class Conv(Part):
     def __init__(self, name: str, title: str, x: Value, layer: Any, shape: Any, fixed: Optional[torch.dtype]) -> None:
         super().__init__(name, title, [x], shape)
         if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
-            raise Refused(f"{title}: padding={layer.padding!r}, padding_mode={layer.padding_mode!r}; give numbers, zeros")
+            raise Refused(
+                f"{title}: padding={layer.padding!r}, padding_mode={layer.padding_mode!r}; give numbers, zeros"
+            )
         self._layer, weight = layer, layer.weight
         # [out, in / groups, kernel] as [in, kernel, out / groups]
         places = torch.arange(weight.numel()).view(layer.groups, -1, *weight.shape[1:])
@@ -174,7 +187,9 @@ class Conv(Part):
 
     def lines(self) -> List[str]:
         layer, weights, one = self._layer, self._weights, len(self.shape) == 2
-        (height, width), (rows, columns) = (value[-2:] if not one else (1, value[-1]) for value in (self.x.shape, self.shape))
+        (height, width), (rows, columns) = (
+            value[-2:] if not one else (1, value[-1]) for value in (self.x.shape, self.shape)
+        )
         kernel, stride, padding, dilation = (
             (neutral, pair[0]) if one else pair
             for neutral, pair in ((1, layer.kernel_size), (1, layer.stride), (0, layer.padding), (1, layer.dilation))
@@ -206,7 +221,9 @@ class Conv(Part):
         return lines
 
 
-def _reached(indent: str, of: str, to: str, tap: str, count: int, padding: int, dilation: int, stride: int) -> List[str]:
+def _reached(
+    indent: str, of: str, to: str, tap: str, count: int, padding: int, dilation: int, stride: int
+) -> List[str]:
     """Lines that find the place of an output that a tap adds to, or go on to the next tap."""
     first = f"{_with(of, padding)} - {tap}" + (f" * {dilation}" if dilation > 1 else "")
     if stride == 1:
@@ -316,8 +333,8 @@ class DelayLine(Part):
         return [
             *remembered(self.name, count),
             f"for (int j = 0; j < {count}; ++j) {{",
-            f"    const int row = at - {self.name}_delay[j];",
-            f"    out[j] = s->{self.name}_past[(row < 0 ? row + {rows} : row) * {count} + j];",
+            f"    const int past = at - {self.name}_delay[j], row = past < 0 ? past + {rows} : past;",
+            f"    out[j] = s->{self.name}_past[row * {count} + j];",
             "}",
             turned(self.name, rows),
         ]
@@ -326,7 +343,9 @@ class DelayLine(Part):
 class DelayedLinear(Part):
     """A linear layer each of whose connections has a delay."""
 
-    def __init__(self, name: str, title: str, x: Value, layer: Any, delays: Tensor, fixed: Optional[torch.dtype]) -> None:
+    def __init__(
+        self, name: str, title: str, x: Value, layer: Any, delays: Tensor, fixed: Optional[torch.dtype]
+    ) -> None:
         rows, columns = layer.weight.shape
         super().__init__(name, title, [x], (rows,))
         self._rows = int(delays.max()) + 1
@@ -343,8 +362,8 @@ class DelayedLinear(Part):
             f"for (int o = 0; o < {outputs}; ++o) {weights.start()}",
             f"for (int j = 0, k = 0; j < {columns}; ++j)",
             f"    for (int o = 0; o < {outputs}; ++o, ++k) {{",
-            f"        const int row = at - {self.name}_delay[k];",
-            f"        const {self.x.type} v = s->{self.name}_past[(row < 0 ? row + {self._rows} : row) * {columns} + j];",
+            f"        const int past = at - {self.name}_delay[k], row = past < 0 ? past + {self._rows} : past;",
+            f"        const {self.x.type} v = s->{self.name}_past[row * {columns} + j];",
             f"        if (v != 0) {weights.added('o', self.x)}",
             "    }",
             turned(self.name, self._rows),
@@ -377,7 +396,9 @@ def turned(name: str, rows: int) -> str:
 class Cells(Part):
     """The neurons of a layer: a step of their program, with its names."""
 
-    def __init__(self, name: str, title: str, inputs: Sequence[Value], neuron: Any, fixed: Optional[torch.dtype]) -> None:
+    def __init__(
+        self, name: str, title: str, inputs: Sequence[Value], neuron: Any, fixed: Optional[torch.dtype]
+    ) -> None:
         super().__init__(name, title, inputs, inputs[0].shape)
         self._neuron, program = neuron, neuron.program
         self._program: Program = program
@@ -460,7 +481,9 @@ class Cells(Part):
                 lines.append(f"const {wide} {names[leaf]} = s->{self._field(name)}[i];")
         roots = [*program.outputs, *program.next]
         lines += printer.block(roots, names, program.labels, name_roots=False)
-        texts = [self._stored(root, names, field) for root, field in zip(roots, [self.output.format, *self._next_formats()])]
+        texts = [
+            self._stored(root, names, field) for root, field in zip(roots, [self.output.format, *self._next_formats()])
+        ]
         targets = ["out[i]", *(f"s->{self._field(name)}[i]" for name in program.states)]
         # what a store writes no text behind it may read: states were loaded first
         lines += [f"{target} = {text};" for target, text in zip(targets, texts)]

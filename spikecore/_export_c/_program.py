@@ -11,7 +11,19 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 
 from spikecore._export_c import _fixed
 from spikecore._export_c._graph import Call, Calls, Refused
-from spikecore._export_c._parts import Cells, Conv, Copy, DelayedLinear, DelayLine, Field, Linear, Part, Pool, Sum, is_spike
+from spikecore._export_c._parts import (
+    Cells,
+    Conv,
+    Copy,
+    DelayedLinear,
+    DelayLine,
+    Field,
+    Linear,
+    Part,
+    Pool,
+    Sum,
+    is_spike,
+)
 from spikecore._export_c._values import BYTES, SPIKE, Value
 from spikecore._shell.modules import calls_as
 from spikecore.lang import c11
@@ -32,7 +44,9 @@ _POOLS = {
     CompactMaxPool2d: "max",
     SumPool2d: "sum",
 }
-_KNOWN = "Linear, Conv1d, Conv2d, AvgPool2d, MaxPool2d, SumPool2d, AdaptiveAvgPool2d, Flatten, Delay, Recurrent, neurons"
+_KNOWN = (
+    "Linear, Conv1d, Conv2d, AvgPool2d, MaxPool2d, SumPool2d, AdaptiveAvgPool2d, Flatten, Delay, Recurrent, neurons"
+)
 
 
 class Slot(NamedTuple):
@@ -170,11 +184,13 @@ class Built:
     @property
     def memory(self) -> int:
         """Bytes of the state."""
-        size, alignment = 0, 1
-        for unit, step in [(s.bytes, s.alignment) for s in self.slots] + [(f.bytes, BYTES[f.type]) for f in self.fields]:
+        size, alignment = 0, 1  # a struct of nothing has one byte
+        for unit, step in [(s.bytes, s.alignment) for s in self.slots] + [
+            (f.bytes, BYTES[f.type]) for f in self.fields
+        ]:
             size = -(-size // step) * step + unit
             alignment = max(alignment, step)
-        return -(-size // alignment) * alignment
+        return max(1, -(-size // alignment) * alignment)
 
     @property
     def constants(self) -> int:
@@ -195,7 +211,11 @@ def _window(module: Any, kind: Any, title: str, shape: Sequence[int], to: Sequen
             raise Refused(f"{title}: {list(shape[1:])} is not divided by {list(to[1:])}")
         kernel = (shape[1] // to[1], shape[2] // to[2])
         return kernel, kernel, (0, 0)
-    kernel, stride, padding = _pair(module.kernel_size), _pair(module.stride or module.kernel_size), _pair(module.padding)
+    kernel, stride, padding = (
+        _pair(module.kernel_size),
+        _pair(module.stride or module.kernel_size),
+        _pair(module.padding),
+    )
     odd = getattr(module, "divisor_override", None) is not None or _pair(getattr(module, "dilation", 1)) != (1, 1)
     uncounted = any(padding) and not getattr(module, "count_include_pad", True)
     if odd or uncounted or getattr(module, "ceil_mode", False):
@@ -214,9 +234,9 @@ def source(built: Built, name: str) -> str:
     floats = [*c11.NO_CONTRACTION, ""] if "float" in text else []
     floats += ["#include <math.h>"] if _OF_MATH.search("\n".join([text, *helpers])) else []
     tables = [line for part in built.parts for table in part.tables for line in table.lines()]
-    reset = [f"    for (int i = 0; i < {f.count}; ++i) s->{f.name}[i] = {f.rest};" for f in built.fields]
+    reset = [f"    for (int i = 0; i < {f.numbers}; ++i) s->{f.name}[i] = {f.rest};" for f in built.fields]
     calls = [f"    step_{part.name}({', '.join(_arguments(part))});" for part in built.parts]
-    of_state = "struct {0} *s".format(name)
+    of_state = f"struct {name} *s"
     step = f"void {name}_step({of_state}, const {name}_in *x, {name}_out *y) {{"
     unused = ["    (void)s;"]
     blocks = [
@@ -259,65 +279,33 @@ def _comment(text: str) -> str:
     return text.replace("*/", "* /")
 
 
-def header(built: Built, name: str) -> str:
-    """``NAME.h``: the state, the functions, formats and sizes."""
-    guard = f"{name.upper()}_H"
-    slots = [
-        f"    union {{ {' '.join(f'{v.type} {v.name}[{v.count}];' for v in slot.values)} }} work{k};"
-        for k, slot in enumerate(built.slots)
-    ]
-    fields = [f"    {field.type} {field.name}[{field.count}];" for field in built.fields]
-    empty = [] if slots or fields else ["    char unused;"]
-    inputs, outputs = built.input, built.output
-    macro = name.upper()
-    return f"""\
-/* A spiking network, one time step at a call.
- *
- *     static struct {name} state;
- *     {name}_reset(&state);                      before the first step
- *     {name}_step(&state, x, y);                 for each step
- *
- * x: {inputs.count} numbers, {_shape(inputs)}; {_format(inputs)}
- * y: {outputs.count} numbers, {_shape(outputs)}; {_format(outputs)}
- *
- * Tables take {built.constants} bytes of flash, beside the code, and the state {built.memory} bytes of memory. Nothing is allocated.
- */
-#ifndef {guard}
-#define {guard}
-
-#include <stdint.h>
-
-#define {macro}_INPUTS {inputs.count}
-#define {macro}_OUTPUTS {outputs.count}
-
-typedef {inputs.type} {name}_in;
-typedef {outputs.type} {name}_out;
-
-/* States of neurons and delays, and behind them memory that a step works with. */
-struct {name} {{
-{chr(10).join([*slots, *fields, *empty])}
-}};
-
-_Static_assert(sizeof(struct {name}) == {built.memory or 1}, "the size that is said above");
-
-/* Go to rest. */
-void {name}_reset(struct {name} *s);
-
-/* One time step. x and y do not overlap. */
-void {name}_step(struct {name} *s, const {name}_in *x, {name}_out *y);
-
-#endif
-"""
+def words_of_header(built: Built) -> Dict[str, str]:
+    """What the places of the header stand for."""
+    fields = []
+    for k, slot in enumerate(built.slots):
+        arrays = "".join(f" {value.type} {value.name}[{value.count}];" for value in slot.values)
+        fields.append(f"    union {{{arrays} }} work{k};")
+    fields += [f"    {field.type} {field.name}[{field.numbers}];" for field in built.fields]
+    return {
+        "inputs": _described(built.input),
+        "outputs": _described(built.output),
+        "count_in": str(built.input.count),
+        "count_out": str(built.output.count),
+        "type_in": built.input.type,
+        "type_out": built.output.type,
+        "flash": str(built.constants),
+        "memory": str(built.memory),
+        "fields": "\n".join(fields or ["    uint8_t none;"]),
+    }
 
 
-def _shape(value: Value) -> str:
-    return f"a sample of shape {list(value.shape)}"
-
-
-def _format(value: Value) -> str:
+def _described(value: Value) -> str:
+    """An array in words."""
+    array = f"{value.count} numbers, a sample of shape {list(value.shape)}"
     if value.format is None:
-        return "floats"
+        return f"{array}; floats"
     if value.is_spikes:
-        return "spikes, 0 or 1"
-    frac, low, high = value.format.frac, value.format.low, value.format.high
-    return f"integers n from {low} to {high}, each of which is n * 2^{-(frac or 0)}"
+        return f"{array}; spikes, 0 or 1"
+    return (
+        f"{array}; integers n from {value.format.low} to {value.format.high}, for n * 2^{-int(value.format.frac or 0)}"
+    )

@@ -16,9 +16,7 @@ from spikecore.cli._named import network as named_network
 from spikecore.quant import Format
 
 
-def export(
-    network: str, example: Path, out: Path, name: str, dtype: str, inputs: Optional[str], as_json: bool
-) -> None:
+def export(network: str, example: Path, out: Path, name: str, dtype: str, inputs: Optional[str], as_json: bool) -> None:
     """Write the program, and print its files and sizes."""
     try:
         net = named_network(network).eval()
