@@ -16,9 +16,11 @@ from spikecore._shell.modules import has_own_hooks, unwrapped
 from spikecore._shell.state import Stateful
 from spikecore._transforms import unfuse
 from spikecore.encode import Constant, Encoder
-from spikecore.functional import reset, set_backend, set_step
+from spikecore.functional import set_step
 from spikecore.lang.render import C_WORDS, ascii_name
 from spikecore.layers import NormNeuron, SequenceDropout, TimeBatched
+from spikecore.neuron import Neuron
+from spikecore.nir import SumPool2d
 
 #: Modules that give what they get, one step in ``eval()``.
 _NOTHING = (
@@ -68,7 +70,7 @@ class Calls(NamedTuple):
 
 def calls_of(net: nn.Module, example: Tensor) -> Calls:
     """The calls of one step of ``net``, on which nothing changes. ``example`` is ``[T, B, *N]``."""
-    of_one_step = _prepared(net)
+    of_one_step = _prepared(unwrapped(net))
     tracer = _Tracer()
     try:
         graph = tracer.trace(of_one_step)
@@ -88,28 +90,40 @@ def calls_of(net: nn.Module, example: Tensor) -> Calls:
 
 def _prepared(net: nn.Module) -> nn.Module:
     """A copy that takes single steps, on the reference, without what only holds other modules."""
-    net = unwrapped(net)
     if any(part.training for part in net.modules()):
         raise Refused("the network is in training mode, and is exported as it infers; call net.eval() first")
-    net = copy.deepcopy(net)
-    if any(isinstance(part, NormNeuron) for part in net.modules()):
-        unfuse(net)
+    # in a module of its own, so that a layer alone is a call
+    net = unfuse(nn.Sequential(copy.deepcopy(net)))
     for name, part in net.named_modules():
         if has_own_hooks(part):
-            raise Refused(f"{type(part).__name__} at {name!r} has hooks, which C would not have; remove them")
-    set_step(net, "single")
-    set_backend(net, "torch")
-    reset(net)
+            raise Refused(f"{_place(type(part), _path(name))} has hooks, which C would not have; remove them")
+    set_step(net, "single")  # at rest
+    for part in net.modules():
+        if isinstance(part, Neuron):
+            part.backend = "torch"
     for name, part in [*net.named_modules()]:
-        if isinstance(part, TimeBatched) and name:
+        if isinstance(part, NormNeuron) and part.shortcut:
+            raise Refused(f"NormNeuron at {_path(name)!r} has a shortcut; write the sum in forward, without NormNeuron")
+        if isinstance(part, (NormNeuron, TimeBatched)):
             parent, _, last = name.rpartition(".")
-            setattr(net.get_submodule(parent), last, part.module)
-    return net.module if isinstance(net, TimeBatched) else net
+            inner = nn.Sequential(part.norm, part.neuron) if isinstance(part, NormNeuron) else part.module
+            setattr(net.get_submodule(parent), last, inner)
+    return net
+
+
+def _path(name: str) -> str:
+    """The path of a module in the user's network, which is within another one here."""
+    return name.partition(".")[2]
+
+
+def _place(kind: Any, path: str) -> str:
+    """A module in words."""
+    return f"{kind.__name__} at {path!r}" if path else str(kind.__name__)
 
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        known = isinstance(m, (Stateful, Encoder, *_NOTHING)) or is_parametrized(m)
+        known = isinstance(m, (Stateful, Encoder, SumPool2d, *_NOTHING)) or is_parametrized(m)
         of_quant = type(m).__module__.startswith("spikecore.quant")
         return known or of_quant or super().is_leaf_module(m, module_qualified_name)
 
@@ -165,26 +179,25 @@ class _Reader:
         return self._of[value]
 
     def _module(self, node: fx.Node) -> None:
-        path = str(node.target)
-        module = self._net.get_submodule(path)
+        module, path = self._net.get_submodule(str(node.target)), _path(str(node.target))
         kind = type_before_parametrizations(module)
         if node.kwargs:
-            raise Refused(f"{kind.__name__} at {path!r} is called with keyword arguments, {[*node.kwargs]}")
+            raise Refused(f"{_place(kind, path)} is called with keyword arguments, {[*node.kwargs]}")
         of = [self._known(value, node) for value in node.args]
         if kind in _NOTHING:
             self._of[node] = of[0]
             return
         if kind is nn.Flatten:
-            self._add(node, path, f"{kind.__name__} at {path!r}", "view", of)
+            self._add(node, path, _place(kind, path), "view", of)
             return
         if id(module) in self._placed:
-            raise Refused(f"{kind.__name__} at {path!r} is called twice; make a layer for each place")
+            raise Refused(f"{_place(kind, path)} is called twice; make a layer for each place")
         self._placed[id(module)] = path
         if kind in _NORMS:
             self._fold(node, module, path)
             return
-        name = path if not path[:1].isdigit() else f"{kind.__name__.lower()}_{path}"
-        self._add(node, name, f"{kind.__name__} at {path!r}", module, of)
+        name = path if path[:1].isalpha() else f"{kind.__name__.lower()}_{path}"
+        self._add(node, name, _place(kind, path), module, of)
 
     def _fold(self, node: fx.Node, norm: Any, path: str) -> None:
         """Put a batch normalisation into the layer in front of it."""
@@ -193,10 +206,10 @@ class _Reader:
         linear = type(call.what) is nn.Linear
         if not (linear or type(call.what) in _CONVS) or len(source.users) > 1 or norm.running_mean is None:
             raise Refused(
-                f"{type(norm).__name__} at {path!r} has no linear layer or convolution in front of it to be folded into"
+                f"{_place(type(norm), path)} has no linear layer or convolution in front of it to be folded into"
             )
         folded = fuse_linear_bn_eval(call.what, norm) if linear else fuse_conv_bn_eval(call.what, norm)
-        self._calls[call.name] = call._replace(what=folded, title=f"{call.title} and {type(norm).__name__} at {path!r}")
+        self._calls[call.name] = call._replace(what=folded, title=f"{call.title} and {_place(type(norm), path)}")
         self._of[node] = call.name
 
     def _function(self, node: fx.Node) -> None:
