@@ -12,7 +12,7 @@ from typing import List, Mapping, Optional, Sequence, Tuple
 from spikecore._export_c._graph import Refused
 from spikecore._export_c._values import type_of
 from spikecore.lang import Node
-from spikecore.lang.c11 import C11Printer
+from spikecore.lang.c import C11Printer
 from spikecore.lang.operations import AND, ATOM, EQUALITY, OR, ORDER, PRODUCT, SUM, TERNARY, UNARY
 from spikecore.quant import Format
 from spikecore.quant._analysis import power_of_two

@@ -27,7 +27,7 @@ from spikecore._export_c._values import (
 )
 from spikecore._shell import parameters
 from spikecore.lang import Node, Program, loop_invariant, topological
-from spikecore.lang.c11 import C11Printer
+from spikecore.lang.c import C11Printer
 from spikecore.lang.eager import StraightLine, number
 from spikecore.quant import Format, analyse
 from spikecore.quant._analysis import SIGNIFICAND

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from spikecore._export_c._graph import Refused
-from spikecore.lang.c11 import C11Printer
+from spikecore.lang.c import C11Printer
 from spikecore.quant import Format
 
 #: Integer types, the narrowest first: name, lowest, highest.

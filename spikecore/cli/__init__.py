@@ -183,7 +183,7 @@ def kernel(**options: Any) -> None:
 @app.command(
     epilog=_examples(
         "export package.module:network --example data.pt --out folder",
-        "export model.py:net --example steps.pt --out digits --name digits --inputs 0,0,1",
+        "export model.py:net --example x.pt --out folder --inputs 0,0,1",
     )
 )
 @click.argument("network", metavar="MODULE:NAME")
@@ -194,7 +194,7 @@ def kernel(**options: Any) -> None:
 @_option("--inputs", metavar="FRAC,LOW,HIGH", help="Format of the inputs: 0,0,1 for spikes.")
 @_flag("--json", "as_json", help="Print JSON: folder, files, flash, memory, inputs, outputs.")
 def export(**options: Any) -> None:
-    """Write a network as a program in C11, for microcontrollers and other machines without Python.
+    """Write a network as a program in C11, for machines without Python.
 
     MODULE:NAME is a network, or a class or function that makes one without arguments. MODULE is a file's path or an
     importable module.

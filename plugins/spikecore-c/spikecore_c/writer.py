@@ -21,7 +21,7 @@ from spikecore.kernels.writing import (
     state_leaf,
 )
 from spikecore.lang import Node, topological
-from spikecore.lang.c11 import NO_CONTRACTION, C11Printer, helpers
+from spikecore.lang.c import NO_CONTRACTION, C11Printer, helpers
 
 #: What a tensor of one step is read and written at: the neuron.
 AT = "[i]"
