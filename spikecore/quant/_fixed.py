@@ -9,8 +9,8 @@ The program that comes out has the operations of the language alone, and its val
       q = round(c * 2**f) * 2**-f + (c - detach(c))
 
   The last term is 0, and has the derivative 1 within the range and 0 beyond it.
-- Sums are exact. A product has saturated factors, and is rounded to f fractional bits, with derivative 1. Where a factor
-  holds whole numbers, as spikes do, the product is exact.
+- Sums are exact. A product has saturated factors, and is rounded to f fractional bits, with derivative 1. Where a
+  factor holds whole numbers, as spikes do, the product is exact.
 - What depends on parameters alone is a coefficient, computed once a call and rounded where it is read: to a multiple of
   ``2**-f`` as a summand or beside whole numbers; as a factor to ``factors`` significant bits, on a grid of its own.
 - ``a / b`` is ``a`` times the coefficient ``1 / b``; a divisor that changes from step to step is refused.
@@ -44,6 +44,7 @@ from spikecore.quant._analysis import (
     Format,
     analyse,
     format_of,
+    number_of,
     of_number,
     power_of_two,
     signed,
@@ -151,7 +152,7 @@ class _Rewriting:
             for arg in node.args:
                 self.add(arg)
             if node.op == "const":
-                known = of_number(float(node.attr))  # type: ignore[arg-type]  # a number
+                known = of_number(number_of(node), SIGNIFICAND[self.how.dtype])
             self.formats[node] = known or format_of(node, [self.formats[arg] for arg in node.args])
         return node
 
@@ -169,7 +170,7 @@ class _Rewriting:
         """A coefficient rounded to a grid, to the nearest, and saturated."""
         frac = int(grid.frac or 0)
         if node.op == "const":
-            number = float(node.attr)  # type: ignore[arg-type]  # a number
+            number = number_of(node)
             if math.isinf(number):
                 return self.add(node)
             n = min(max(round(math.ldexp(number, frac)), int(grid.low)), int(grid.high))
@@ -232,7 +233,7 @@ class _Rewriting:
 
     def _reciprocal(self, divisor: Node) -> Node:
         if divisor.op == "const":
-            reciprocal = const(1.0 / float(divisor.attr))  # type: ignore[arg-type]  # a number
+            reciprocal = const(1.0 / number_of(divisor))
         else:
             reciprocal = (1.0 / Expr(divisor)).node
         self.coefficients.add(reciprocal)
@@ -387,8 +388,8 @@ def fixed(
         lif = sc.quant.fixed(sc.LIF(tau=2.0), word=16, frac=12)
         print(lif.program)
 
-    Inputs, states and outputs are ``n * 2**-frac`` for integers n of ``word`` bits; spikes are 0 and 1. Which values are
-    rounded and saturated is said in :mod:`spikecore.quant._fixed`, and shown by the program. All values of a step are
+    Inputs, states and outputs are ``n * 2**-frac`` for integers n of ``word`` bits; spikes are 0 and 1. Which values
+    are rounded and saturated is said in :mod:`spikecore.quant._fixed`, and shown by the program. All of a step are
     whole multiples of powers of two that ``dtype`` holds exactly: :func:`spikecore.quant.analyse` proves it, so that
     every backend, and integer arithmetic, has the same bits. Derivatives pass a rounding unchanged, and are 0 beyond a
     saturation. Parameters stay floats, as they were learnt, and are rounded where they are read; names in
