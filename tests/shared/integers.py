@@ -217,7 +217,7 @@ class _Expressions:
             "scale": lambda x, s, p: c(x, s, p) * a(x, s, p),
             "divide": lambda x, s, p: a(x, s, p) / getattr(p, divisor),
             "product": lambda x, s, p: a(x, s, p) * b(x, s, p),
-            "gate": lambda x, s, p: sc.ops.where((a(x, s, p) > c(x, s, p)) | (b(x, s, p) <= 0.25), 1.0, 0.0) * b(x, s, p),
+            "gate": lambda x, s, p: sc.ops.where((a(x, s, p) > c(x, s, p)) | (b(x, s, p) <= 0.25), 1.0, a(x, s, p)),
             "extremum": lambda x, s, p: sc.ops.maximum(a(x, s, p), sc.ops.minimum(b(x, s, p), c(x, s, p))),
             "clamp": lambda x, s, p: sc.ops.clamp(a(x, s, p), -1.0, 0.75),
             "flat": lambda x, s, p: sc.ops.floor(a(x, s, p)) + sc.ops.sign(b(x, s, p)),
@@ -229,7 +229,8 @@ class _Expressions:
         """A neuron with a spike and these states."""
         potential, outputs, reset = self.value(2), self.value(1), self.rng.choice(self.states)
         following = {name: self.value(2) for name in self.states}
-        strict, initial = self.rng.random() < 0.5, {name: self.rng.choice((0.0, 0.3, self.params[0])) for name in self.states}
+        strict = self.rng.random() < 0.5
+        initial = {name: self.rng.choice((0.0, 0.3, self.params[0])) for name in self.states}
         params = {name: self.rng.choice((0.4, 1.25, 2.0, 3.0)) for name in self.params}
 
         def dynamics(self: Any, x: Any, s: Any, p: Any) -> Any:
