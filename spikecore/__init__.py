@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors
     from spikecore import nir as nir
     from spikecore import parallel as parallel
     from spikecore import plot as plot
+    from spikecore import quant as quant
     from spikecore import stochastic as stochastic
     from spikecore import surrogate as surrogate
     from spikecore import testing as testing
@@ -86,7 +87,7 @@ _NAMES: Mapping[str, str] = {
 }
 _MODULES: Dict[str, str] = {name: module for module, names in _NAMES.items() for name in names.split()}
 #: Modules that stand in ``dir(sc)``.
-_LISTED = "backend encode layers losses metrics models nir plot surrogate".split()
+_LISTED = "backend encode layers losses metrics models nir plot quant surrogate".split()
 #: Public modules, which are attributes without an import of their own.
 _INNER = "bench dtypes functional inspect interpreter kernels lang neuron neurons parallel stochastic testing training"
 _PUBLIC = frozenset([*_LISTED, *_INNER.split()])

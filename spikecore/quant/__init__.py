@@ -2,5 +2,6 @@
 
 from spikecore.quant._analysis import Format, Inexact, analyse
 from spikecore.quant._fixed import FixedPoint, fixed
+from spikecore.quant._prepare import Report, prepare, report
 
-__all__ = ["FixedPoint", "Format", "Inexact", "analyse", "fixed"]
+__all__ = ["FixedPoint", "Format", "Inexact", "Report", "analyse", "fixed", "prepare", "report"]

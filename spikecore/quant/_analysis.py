@@ -5,8 +5,8 @@ A value on a grid is ``n * 2**-frac`` for a whole number n. Rules of this module
 - A float with a significand of p bits holds every such value with ``|n| <= 2**p`` exactly. Where that is so for the
   arguments and the result of ``+ - *``, a comparison, a choice, ``round`` or ``floor``, the operation on floats gives
   what the operation on integers gives: nothing is rounded, on no backend.
-- Fractional bits of a product add; a sum has those of the argument with more of them. A product with a constant power of
-  two changes ``frac`` alone. ``v - detach(v)`` is 0.
+- Fractional bits of a product add; a sum has those of the argument with more of them. A product with a constant power
+  of two changes ``frac`` alone. ``v - detach(v)`` is 0.
 - What depends on parameters alone is a coefficient. It may be computed in floats, and is rounded to a grid before it
   meets what changes from step to step. The same holds for an input that comes as a float.
 - A state has one format at each step: the smallest that its initial value and its next value fit.
@@ -99,15 +99,15 @@ def signed(word: int, frac: int) -> Format:
     return Format(frac, -(1 << (word - 1)), (1 << (word - 1)) - 1)
 
 
-def of_number(value: float) -> Format:
-    """The format of one number: as few fractional bits as it needs, and no fewer than none if that fits 24 bits."""
+def of_number(value: float, significand: int) -> Format:
+    """The format of a constant, without fractional bits that it does not need; a float that is rounded is one."""
     if not math.isfinite(value):
         return Format(None, value, value)
     n, denominator = value.as_integer_ratio()
     frac = denominator.bit_length() - 1
-    while abs(n) > 1 << 24 and n % 2 == 0:
+    while abs(n) > 1 << significand and n % 2 == 0:
         n, frac = n // 2, frac - 1
-    return Format(frac, n, n)
+    return Format(frac, n, n) if abs(n) <= 1 << significand else Format(None, value, value)
 
 
 def union(a: Format, b: Format) -> Format:
@@ -132,10 +132,13 @@ Rule = Callable[[Node, Sequence[Format]], Format]
 
 def power_of_two(node: Node) -> Optional[int]:
     """k for the constant ``2**k``; None for every other node."""
-    if node.op != "const" or not float(node.attr) > 0:  # type: ignore[arg-type]  # a number
-        return None
-    mantissa, exponent = math.frexp(float(node.attr))  # type: ignore[arg-type]  # a number
-    return exponent - 1 if mantissa == 0.5 and math.isfinite(float(node.attr)) else None  # type: ignore[arg-type]
+    mantissa, exponent = math.frexp(number_of(node) if node.op == "const" else 0.0)
+    return exponent - 1 if mantissa == 0.5 else None
+
+
+def number_of(node: Node) -> float:
+    """The number that a constant is."""
+    return float(node.attr)  # type: ignore[arg-type]  # of a constant it is a number
 
 
 def without_detach(node: Node) -> Node:
@@ -285,7 +288,7 @@ class Analysis:
         known = {**self.inputs, **{Node("state", (), name): value for name, value in states.items()}}
         for node in self.order:
             if node.op == "const":
-                known[node] = of_number(float(node.attr))  # type: ignore[arg-type]  # a number
+                known[node] = of_number(number_of(node), SIGNIFICAND[self.dtype])
             elif node.op == "param":
                 known[node] = ANY
             elif node not in known:
@@ -298,6 +301,7 @@ class Analysis:
         saturated = self._next(dict.fromkeys(program.states, ANY))
         initial = self.formats(dict.fromkeys(program.states, ANY))
         states = {name: initial[node] for name, node in zip(program.states, program.initial)}
+        following: Dict[str, Format] = {}
         for name, value in states.items():
             if value.is_float:
                 raise Inexact(f"{program.name}: the initial value of state {name!r} is a float that nothing rounds")
@@ -331,27 +335,23 @@ class Analysis:
                 raise Inexact(self._not_rounded(node, floats[0]))
             if not is_coefficient and node.args and value.is_float and not floats:
                 raise Inexact(f"{self._place(node)} is no operation on whole numbers: {_NO_OPERATION}")
-            if not value.is_float and node.op != "const":
+            if not value.is_float:
                 self._check_bits(node, known)
         for node in (*self.program.outputs, *self.program.next):
             if known[node].is_float:
                 raise Inexact(self._not_rounded(node, node))
 
     def _check_bits(self, node: Node, known: Mapping[Node, Format]) -> None:
-        most = SIGNIFICAND[self.dtype]
-        for value in (*(arg for arg in node.args if arg.op == "const"), node):
-            needs, name = known[value].bits if not known[value].is_float else 0, str(self.dtype).replace("torch.", "")
-            if needs > most:
-                of = " and ".join(str(known[arg]) for arg in node.args) or "a number"
-                wider = "" if self.dtype == torch.float64 else ", or compute in float64, which holds 53"
-                raise Inexact(
-                    f"{self._place(node)} of {of} needs {needs} bits, and {name} holds {most}: take {needs - most} bits "
-                    f"off the operands (word, frac or factors of sc.quant.fixed){wider}"
-                )
-            if abs(known[value].frac or 0) + needs > _LARGEST_SHIFT:
-                raise Inexact(
-                    f"{self._place(node)} is a multiple of 2**-{known[value].frac}, too far from 1 for {name}"
-                )
+        value, most, name = known[node], SIGNIFICAND[self.dtype], str(self.dtype).replace("torch.", "")
+        if value.bits > most:
+            of = " and ".join(str(known[arg]) for arg in node.args)
+            wider = "" if self.dtype == torch.float64 else ", or compute in float64, which holds 53"
+            raise Inexact(
+                f"{self._place(node)} of {of} needs {value.bits} bits, and {name} holds {most}: take "
+                f"{value.bits - most} bits off the operands (word, frac or factors of sc.quant.fixed){wider}"
+            )
+        if node.args and abs(value.frac or 0) + value.bits > _LARGEST_SHIFT:
+            raise Inexact(f"{self._place(node)} is a multiple of 2**-{value.frac}, too far from 1 for {name}")
 
     def _place(self, node: Node) -> str:
         leaves = [str(leaf.attr) for leaf in topological([node]) if leaf.is_leaf and leaf.op != "const"]
@@ -384,8 +384,8 @@ def analyse(
     that of the arithmetic, float32 or float64. Coefficients, which depend on parameters alone, are floats until they
     are rounded. Of a constant and of a product with a constant power of two, see the rules of the module.
 
-    Raises :class:`Inexact`, a ValueError, where a value needs more bits than the dtype holds, where an operation is none
-    on whole numbers, and where a float meets a value on a grid. It names the operation and what to change.
+    Raises :class:`Inexact`, a ValueError, where a value needs more bits than the dtype holds, where an operation is
+    none on whole numbers, and where a float meets a value on a grid. It names the operation and what to change.
     """
     if dtype not in SIGNIFICAND:
         raise ValueError(f"dtype={dtype} must be torch.float32 or torch.float64, which arithmetic is in")

@@ -9,11 +9,12 @@ The program that comes out has the operations of the language alone, and its val
       q = round(c * 2**f) * 2**-f + (c - detach(c))
 
   The last term is 0, and has the derivative 1 within the range and 0 beyond it.
-- Sums are exact. A product has saturated factors, and is rounded to f fractional bits, with derivative 1. Where a factor
-  holds whole numbers, as spikes do, the product is exact.
+- Sums are exact. A product has saturated factors, and is rounded to f fractional bits, with derivative 1. Where a
+  factor holds whole numbers, as spikes do, the product is exact.
 - What depends on parameters alone is a coefficient, computed once a call and rounded where it is read: to a multiple of
   ``2**-f`` as a summand or beside whole numbers; as a factor to ``factors`` significant bits, on a grid of its own.
-- ``a / b`` is ``a`` times the coefficient ``1 / b``; a divisor that changes from step to step is refused.
+- ``a / b`` is ``a`` times the coefficient ``1 / b``; a divisor that changes from step to step is refused. Coefficients
+  of a product are multiplied first: ``c v / d`` is ``v`` times ``c (1 / d)``, which is rounded once.
 - Next values of states, and outputs, are saturated. An initial value is a coefficient.
 - ``exp``, ``log``, ``sigmoid`` and ``tanh`` of coefficients are written with ``+ - * /`` and square roots, whose bits
   are the same on every backend. Of other values they are tables, piecewise linear, that ``tables`` declares.
@@ -44,6 +45,7 @@ from spikecore.quant._analysis import (
     Format,
     analyse,
     format_of,
+    number_of,
     of_number,
     power_of_two,
     signed,
@@ -151,7 +153,7 @@ class _Rewriting:
             for arg in node.args:
                 self.add(arg)
             if node.op == "const":
-                known = of_number(float(node.attr))  # type: ignore[arg-type]  # a number
+                known = of_number(number_of(node), SIGNIFICAND[self.how.dtype])
             self.formats[node] = known or format_of(node, [self.formats[arg] for arg in node.args])
         return node
 
@@ -169,12 +171,12 @@ class _Rewriting:
         """A coefficient rounded to a grid, to the nearest, and saturated."""
         frac = int(grid.frac or 0)
         if node.op == "const":
-            number = float(node.attr)  # type: ignore[arg-type]  # a number
+            number = number_of(node)
             if math.isinf(number):
                 return self.add(node)
             n = min(max(round(math.ldexp(number, frac)), int(grid.low)), int(grid.high))
             return self.add(const(math.ldexp(n, -frac)))
-        if self.sizes[node] > grid.ends[1] > 0 and not self.sizes[node] <= -grid.ends[0]:
+        if self.sizes[node] > grid.ends[1]:
             raise ValueError(
                 f"sc.quant.fixed: {self.old.name}: {node!r} is {self.sizes[node]:g}, beyond the range "
                 f"[{grid.ends[0]:g}, {grid.ends[1]:g}] of word={self.how.word}, frac={self.how.frac}: take fewer "
@@ -218,26 +220,40 @@ class _Rewriting:
         if node.op == "mul":
             return self.product(*node.args)
         if node.op == "div":
-            dividend, divisor = node.args
-            if divisor not in self.coefficients:
+            if node.args[1] not in self.coefficients:
                 raise ValueError(
                     f"sc.quant.fixed: {self.old.name}: {node!r} divides by a value that changes from step to step, and "
                     "there is no such operation on integers; multiply by a parameter, or by a table of the reciprocal"
                 )
-            reciprocal = self._reciprocal(divisor)
-            return self.product(dividend, reciprocal)
+            return self.product(node.args[0], self._reciprocal(node.args[1]))
         if node.op in _FUNCTIONS:
             return self.table(node)
         return self.add(Node(node.op, tuple(self.value(arg) for arg in node.args), node.attr))
 
     def _reciprocal(self, divisor: Node) -> Node:
         if divisor.op == "const":
-            reciprocal = const(1.0 / float(divisor.attr))  # type: ignore[arg-type]  # a number
-        else:
-            reciprocal = (1.0 / Expr(divisor)).node
-        self.coefficients.add(reciprocal)
-        self.sizes.update(_sizes(self.how, [reciprocal]))
-        return reciprocal
+            return self._coefficient(const(1.0 / number_of(divisor)))
+        return self._coefficient((1.0 / Expr(divisor)).node)
+
+    def _coefficient(self, node: Node) -> Node:
+        """A coefficient that the program did not have."""
+        if node not in self.coefficients:
+            self.coefficients.add(node)
+            self.sizes.update(_sizes(self.how, [node]))
+        return node
+
+    def _gathered(self, value: Node, coefficient: Node) -> Tuple[Node, Node]:
+        """``(c1 v) c2`` as v and ``c1 c2``: the coefficients of a product are multiplied first."""
+        while value.op in ("mul", "div"):
+            a, b = value.args
+            if b in self.coefficients:
+                value, other = a, self._reciprocal(b) if value.op == "div" else b
+            elif a in self.coefficients and value.op == "mul":
+                value, other = b, a
+            else:
+                break
+            coefficient = self._coefficient((Expr(other) * Expr(coefficient)).node)
+        return value, coefficient
 
     def product(self, a: Node, b: Node) -> Node:
         """The product of two values or coefficients, rounded to the fractional bits of the word."""
@@ -247,7 +263,7 @@ class _Rewriting:
             if not self.formats[x].is_whole and not self.formats[y].is_whole:
                 x, y = self.clamped(x, self.how.format), self.clamped(y, self.how.format)
         else:
-            value, coefficient = (b, a) if is_coefficient[0] else (a, b)
+            value, coefficient = self._gathered(*((b, a) if is_coefficient[0] else (a, b)))
             x = self.new[value]
             if self.formats[x].is_whole:
                 y = self.value(coefficient)
@@ -387,8 +403,8 @@ def fixed(
         lif = sc.quant.fixed(sc.LIF(tau=2.0), word=16, frac=12)
         print(lif.program)
 
-    Inputs, states and outputs are ``n * 2**-frac`` for integers n of ``word`` bits; spikes are 0 and 1. Which values are
-    rounded and saturated is said in :mod:`spikecore.quant._fixed`, and shown by the program. All values of a step are
+    Inputs, states and outputs are ``n * 2**-frac`` for integers n of ``word`` bits; spikes are 0 and 1. Which values
+    are rounded and saturated is said in :mod:`spikecore.quant._fixed`, and shown by the program. All of a step are
     whole multiples of powers of two that ``dtype`` holds exactly: :func:`spikecore.quant.analyse` proves it, so that
     every backend, and integer arithmetic, has the same bits. Derivatives pass a rounding unchanged, and are 0 beyond a
     saturation. Parameters stay floats, as they were learnt, and are rounded where they are read; names in
