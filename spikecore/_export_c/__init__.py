@@ -6,7 +6,7 @@ import pkgutil
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Optional, Tuple, Union
+from typing import Callable, Dict, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +62,7 @@ def export_c(
 
     They allocate nothing, and need no library beyond ``stdint.h``, and ``math.h`` where a float32 network calls one of
     its functions. A neuron's step is printed from its program, with its names. Layers skip inputs that are 0. Beside
-    the program lie the first sample of ``example``, what the network makes of it, and a ``Makefile``: ``make test``
+    the program lie the samples of ``example``, what the network makes of them, and a ``Makefile``: ``make test``
     compares them on this machine, ``make test-cortex-m4`` on an emulated Cortex-M4, ``make test-wasm`` as WebAssembly.
 
     With ``dtype="fixed"`` all numbers are integers, and outputs are those of the network in PyTorch, bit for bit: each
@@ -73,7 +73,7 @@ def export_c(
     net: linear layers, convolutions of one and two dimensions, pooling, batch normalisation behind one of these,
         neurons of one output, ``Recurrent``, ``Delay``, sums and flattening, in ``eval()``; whatever
         :func:`spikecore.set_step` can have take single steps. It stays as it is.
-    example: inputs over time, ``[T, B, ...]``. Of a network that makes time itself, repeat the input:
+    example: inputs over time, ``[T, B, ...]``: a few samples, each of which begins at rest. Of a network that makes time itself, repeat the input:
         ``x.expand(T, *x.shape)``.
     folder: where the files go; those of the same names are replaced.
     name: a name that C can have, of the files, the struct and the functions.
@@ -124,11 +124,15 @@ _COMPARED = {
 def _files(built: Built, calls: Calls, name: str) -> Dict[str, str]:
     """All files: path -> text."""
     fixed, count = built.is_fixed, calls.outputs.numel()
-    tables = [_recorded("inputs", built.input, calls.inputs), _recorded("outputs", built.output, calls.outputs)]
+    tables = [
+        _recorded("inputs", built.input, calls.inputs, built.rounds),
+        _recorded("outputs", built.output, calls.outputs),
+    ]
     words = {
         "name": name,
         "NAME": name.upper(),
-        "steps": str(len(calls.inputs)),
+        "steps": str(calls.inputs.shape[1]),
+        "all_steps": str(calls.inputs.shape[0] * calls.inputs.shape[1]),
         # sums of floats depend on their order, and a spike on the last bit of a sum
         "allowed": str(0 if fixed else count // 100),
         "tables": "\n".join(line for table in tables for line in table.lines()),
@@ -140,10 +144,13 @@ def _files(built: Built, calls: Calls, name: str) -> Dict[str, str]:
     return {f"{name}.h": _filled("program.h", words), f"{name}.c": source(built, name), **around}
 
 
-def _recorded(what: str, value: Value, numbers: Tensor) -> Table:
+def _recorded(what: str, value: Value, numbers: Tensor, rounds: Optional[Callable[[Tensor], Tensor]] = None) -> Table:
     if value.format is None:
         return table_of(f"recorded_{what}", numbers.float(), None)
-    integers = integers_of(f"an example's {what[:-1]}", numbers, int(value.format.frac or 0))
+    if rounds is not None:
+        integers = rounds(numbers)
+    else:
+        integers = integers_of(f"an example's {what[:-1]}", numbers, int(value.format.frac or 0))
     return table_of(f"recorded_{what}", integers, value.format)._replace(type=value.type)
 
 

@@ -56,7 +56,7 @@ class FixedPrinter(C11Printer):
         return self.declaration.format(type=self._type(node), name=name, value=self.expression(node, names))
 
     def _type(self, node: Node) -> str:
-        return "int" if node.is_bool else "int64_t" if _is_wide(self._formats[node]) else "int32_t"
+        return "int" if node.is_bool else "int64_t" if is_wide(self._formats[node]) else "int32_t"
 
     def _expression(self, node: Node, names: Mapping[Node, str], top: bool = True) -> _Text:
         if node in names and not (top and node.args):
@@ -110,7 +110,7 @@ class FixedPrinter(C11Printer):
     def _width(self, args: Sequence[Node]) -> int:
         """The bits of an operation that aligns its arguments."""
         frac = self._finest(args)
-        return 64 if any(_is_wide(self._formats[arg].at(frac)) for arg in args) else 32
+        return 64 if any(is_wide(self._formats[arg].at(frac)) for arg in args) else 32
 
     def _aligned(self, args: Sequence[Node], names: Mapping[Node, str], frac: Optional[int], least: int) -> List[str]:
         """The arguments with so many fractional bits, by default the most that one of them has."""
@@ -126,7 +126,7 @@ class FixedPrinter(C11Printer):
             elif shift == 0 or format == Format(frac, 0, 0):
                 bound, text = self._expression(arg, names, top=False)
             else:
-                cast = "(int64_t)" if _is_wide(format) and self._type(arg) != "int64_t" else ""
+                cast = "(int64_t)" if is_wide(format) and self._type(arg) != "int64_t" else ""
                 text = self._arg(arg, names, ATOM if cast else PRODUCT)
                 bound, text = PRODUCT, f"{cast}{text} * {_integer(1 << shift)[1]}"
             texts.append(text if bound >= least else f"({text})")
@@ -158,7 +158,7 @@ class FixedPrinter(C11Printer):
             return self._expression(args[0], names, top=False)
         frac = int(self._formats[node].frac or 0)
         (one,), (other,) = self._aligned(args[:1], names, frac, SUM), self._aligned(args[1:], names, frac, PRODUCT)
-        if _is_wide(self._formats[node]) and self._type(args[0]) != "int64_t" and not one.startswith("(int64_t)"):
+        if is_wide(self._formats[node]) and self._type(args[0]) != "int64_t" and not one.startswith("(int64_t)"):
             (one,) = self._aligned(args[:1], names, frac, ATOM)
             one = f"(int64_t){one}"
         return SUM, f"{one} {_SYMBOLS[node.op][1]} {other}"
@@ -181,11 +181,11 @@ class FixedPrinter(C11Printer):
             raise Refused(f"{self._owner}: {op} takes off {shift} bits, and C has 64")
         if op == "floor":
             return ORDER, f"{self._arg(arg, names, ATOM)} >> {shift}"
-        wide = shift > 30 or _is_wide(Format(0, format.low, int(format.high) + (1 << (shift - 1))))
+        wide = shift > 30 or is_wide(Format(0, format.low, int(format.high) + (1 << (shift - 1))))
         return ATOM, f"rounded{64 if wide else 32}({self._arg(arg, names, TERNARY)}, {shift})"
 
 
-def _is_wide(format: Format) -> bool:
+def is_wide(format: Format) -> bool:
     """Whether an integer needs more than 32 bits."""
     return type_of(format) in ("int64_t", "")
 

@@ -21,6 +21,7 @@ from spikecore.lang.render import C_WORDS, ascii_name
 from spikecore.layers import NormNeuron, SequenceDropout, TimeBatched
 from spikecore.neuron import Neuron
 from spikecore.nir import SumPool2d
+from spikecore.quant._layers import round_input, round_output
 
 #: Modules that give what they get, one step in ``eval()``.
 _NOTHING = (
@@ -55,6 +56,8 @@ class Call(NamedTuple):
     of: Tuple[str, ...]
     #: The shape of a sample of its value.
     shape: Tuple[int, ...]
+    #: Which output of a neuron it is.
+    output: int = 0
 
 
 class Calls(NamedTuple):
@@ -63,7 +66,7 @@ class Calls(NamedTuple):
     calls: List[Call]
     #: The name of the call whose value is the network's.
     result: str
-    #: ``[T, *N]`` of one sample.
+    #: ``[B, T, *N]``.
     inputs: Tensor
     outputs: Tensor
 
@@ -81,11 +84,11 @@ def calls_of(net: nn.Module, example: Tensor) -> Calls:
         ) from error
     recorder = _Recorder(fx.GraphModule(of_one_step, graph))
     with torch.no_grad():
-        outputs = [recorder.run(x_t) for x_t in example[:, :1]]
-    if not all(isinstance(y, Tensor) and y.shape[:1] == (1,) for y in outputs):
+        outputs = [recorder.run(x_t) for x_t in example]
+    if not all(isinstance(y, Tensor) and y.shape[:1] == example.shape[1:2] for y in outputs):
         raise Refused(f"{type(net).__name__} must return one tensor [B, ...] for a step")
     calls, result = _Reader(of_one_step, recorder.shapes).read(graph)
-    return Calls(calls, result, example[:, 0], torch.stack(outputs)[:, 0])
+    return Calls(calls, result, example.transpose(0, 1), torch.stack(outputs, 1))
 
 
 def _prepared(net: nn.Module) -> nn.Module:
@@ -95,7 +98,7 @@ def _prepared(net: nn.Module) -> nn.Module:
     # in a module of its own, so that a layer alone is a call
     net = unfuse(nn.Sequential(copy.deepcopy(net)))
     for name, part in net.named_modules():
-        if has_own_hooks(part):
+        if has_own_hooks(part) and not _only_rounds(part):
             raise Refused(f"{_place(type(part), _path(name))} has hooks, which C would not have; remove them")
     set_step(net, "single")  # at rest
     for part in net.modules():
@@ -109,6 +112,12 @@ def _prepared(net: nn.Module) -> nn.Module:
             inner = nn.Sequential(part.norm, part.neuron) if isinstance(part, NormNeuron) else part.module
             setattr(net.get_submodule(parent), last, inner)
     return net
+
+
+def _only_rounds(module: nn.Module) -> bool:
+    """Whether the hooks of a module are those of :func:`spikecore.quant.prepare` alone."""
+    hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    return "forward" not in vars(module) and all(hook in (round_input, round_output) for hook in hooks)
 
 
 def _path(name: str) -> str:
@@ -170,7 +179,7 @@ class _Reader:
 
     def _add(self, node: fx.Node, name: str, title: str, what: Any, of: Sequence[str]) -> None:
         name = identifier(name, self._calls)
-        self._calls[name] = Call(name, title, what, tuple(of), self._shapes[node])
+        self._calls[name] = Call(name, title, what, tuple(of), self._shapes.get(node, ()))
         self._of[node] = name
 
     def _known(self, value: Any, user: fx.Node) -> str:
@@ -212,8 +221,20 @@ class _Reader:
         self._calls[call.name] = call._replace(what=folded, title=f"{call.title} and {_place(type(norm), path)}")
         self._of[node] = call.name
 
+    def _output(self, node: fx.Node, number: int) -> None:
+        """One output of a neuron with several."""
+        source: Any = node.args[0]
+        call = self._calls[self._known(source, node)]
+        if len({user.args[1] for user in source.users}) > 1:
+            raise Refused(f"{call.title} gives two of its outputs, and C is written for one of them")
+        self._calls[call.name] = call._replace(shape=self._shapes[node], output=number)
+        self._of[node] = call.name
+
     def _function(self, node: fx.Node) -> None:
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+        if node.target is operator.getitem and isinstance(node.args[1], int):
+            self._output(node, int(node.args[1]))
+            return
         adds = node.target in _ADDITIONS or (node.op == "call_method" and name in ("add", "add_"))
         if adds and len(node.args) == 2 and not node.kwargs:
             of = [self._known(value, node) for value in node.args]

@@ -11,7 +11,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 import torch
 from torch import Tensor
 
-from spikecore._export_c._fixed import FixedPrinter
+from spikecore._export_c._fixed import FixedPrinter, is_wide
 from spikecore._export_c._graph import Refused, identifier
 from spikecore._export_c._values import (
     BYTES,
@@ -31,6 +31,7 @@ from spikecore.lang.c import C11Printer
 from spikecore.lang.eager import StraightLine, number
 from spikecore.quant import Format, analyse
 from spikecore.quant._analysis import SIGNIFICAND
+from spikecore.quant._layers import own_weight
 
 
 class Field(NamedTuple):
@@ -72,20 +73,21 @@ class Part:
 class Weights:
     """The weight and the bias of a layer as tables, and the format of its sums.
 
-    ``order``: the weight as the loops read it; ``[..., out]``, with outputs of one group side by side.
+    ``taps``: which numbers of the weight the loops read, in their order: for each input the outputs side by side.
     """
 
-    def __init__(self, part: Part, layer: Any, order: Tensor, fixed: Optional[torch.dtype], taps: Tensor) -> None:
+    def __init__(self, part: Part, layer: Any, taps: Tensor, fixed: Optional[torch.dtype]) -> None:
         self._part, x = part, part.x.format
-        outputs, self._multiplier = int(layer.weight.shape[0]), ""
-        self.name, bias = f"{part.name}_weight", layer.bias
+        weight, bias = weight_of(layer), layer.bias
+        outputs, self._multiplier, self.name = len(weight), "", f"{part.name}_weight"
+        order = weight.detach().flatten()[taps]
         if fixed is None or x is None:
-            part.tables.append(table_of(self.name, order.detach().float(), None))
+            part.tables.append(table_of(self.name, order.float(), None))
             bias = torch.zeros(outputs) if bias is None else bias.detach().float()
             self._bias(bias, None)
             self.load, self.format = f"{self.name}[k]", None
             return
-        grid = grid_of(part.title, layer.weight)
+        grid = grid_of(part.title, weight)
         frac = max(grid.fracs)
         if bias is not None:
             frac = max(frac, max(grid_of(f"{part.title}, bias", bias.unsqueeze(1)).fracs) - int(x.frac or 0))
@@ -141,6 +143,13 @@ class Weights:
         return f"out[{at}] += {self.load}{'' if of.is_spikes else f' * {factor}'};"
 
 
+def weight_of(layer: Any) -> Tensor:
+    """The weight of a layer as it computes with it, rounded by whatever quantises it."""
+    own = own_weight(layer)
+    weight: Tensor = layer.weight if own is None else own
+    return weight
+
+
 class Linear(Part):
     """``y = W x + b``, input by input: those that are 0 are skipped."""
 
@@ -150,7 +159,7 @@ class Linear(Part):
         if x.shape != (columns,):
             raise Refused(f"{title}: its input has samples of shape {list(x.shape)}, not [{columns}]; flatten them")
         taps = torch.arange(rows * columns).view(rows, columns).t().flatten()
-        self._weights = Weights(self, layer, layer.weight.t(), fixed, taps)
+        self._weights = Weights(self, layer, taps, fixed)
         self.output.format = self._weights.format
 
     def lines(self) -> List[str]:
@@ -182,7 +191,7 @@ class Conv(Part):
         # [out, in / groups, kernel] as [in, kernel, out / groups]
         places = torch.arange(weight.numel()).view(layer.groups, -1, *weight.shape[1:])
         taps = places.movedim(1, -1).flatten(0, 1).flatten()
-        self._weights = Weights(self, layer, weight.detach().flatten()[taps], fixed, taps)
+        self._weights = Weights(self, layer, taps, fixed)
         self.output.format = self._weights.format
 
     def lines(self) -> List[str]:
@@ -305,6 +314,29 @@ class Sum(Part):
         return [f"for (int i = 0; i < {self.output.count}; ++i) out[i] = ({kind})({texts[0]} + {texts[1]});"]
 
 
+class Round(Part):
+    """Numbers on another grid, to the nearest, ties to even, and saturated."""
+
+    def __init__(self, name: str, title: str, x: Value, format: Format) -> None:
+        super().__init__(name, title, [x], x.shape)
+        self.output.format = format
+
+    def lines(self) -> List[str]:
+        x, to = self.x.format, self.output.format
+        if x is None or to is None:
+            raise Refused(f"{self.title} rounds floats, which the program has none of")
+        shift = int(x.frac or 0) - int(to.frac or 0)
+        if shift > 0:
+            wide = is_wide(Format(0, x.low, int(x.high) + (1 << shift - 1)))
+            text = f"rounded{64 if wide else 32}(in[i], {shift})"
+        else:
+            wide = is_wide(x.at(int(to.frac or 0)))
+            text = f"{'(int64_t)' if wide else ''}in[i] * {1 << -shift}" if shift else "in[i]"
+        bits = 64 if wide else 32
+        text = f"lesser{bits}(greater{bits}({text}, {to.low}), {to.high})"
+        return [f"for (int i = 0; i < {self.output.count}; ++i) out[i] = ({self.output.type}){text};"]
+
+
 class Copy(Part):
     """The same numbers at another place."""
 
@@ -350,7 +382,7 @@ class DelayedLinear(Part):
         super().__init__(name, title, [x], (rows,))
         self._rows = int(delays.max()) + 1
         taps = torch.arange(rows * columns).view(rows, columns).t().flatten()
-        self._weights = Weights(self, layer, layer.weight.t(), fixed, taps)
+        self._weights = Weights(self, layer, taps, fixed)
         self.output.format = self._weights.format
         self.tables.append(table_of(f"{name}_delay", delays.to(torch.int64).t(), Format(0, 0, 0)))
         self.fields = ring(self, self._rows)
@@ -397,13 +429,19 @@ class Cells(Part):
     """The neurons of a layer: a step of their program, with its names."""
 
     def __init__(
-        self, name: str, title: str, inputs: Sequence[Value], neuron: Any, fixed: Optional[torch.dtype]
+        self,
+        name: str,
+        title: str,
+        inputs: Sequence[Value],
+        neuron: Any,
+        fixed: Optional[torch.dtype],
+        output: int = 0,
     ) -> None:
         super().__init__(name, title, inputs, inputs[0].shape)
         self._neuron, program = neuron, neuron.program
         self._program: Program = program
-        if len(program.outputs) != 1:
-            raise Refused(f"{title} has {len(program.outputs)} outputs, and C is written for neurons of one")
+        #: What steps compute: the output, and the next states.
+        self._roots = [program.outputs[output], *program.next]
         self.formats: Dict[Node, Format] = {}
         if fixed is not None:
             of_inputs = {n: v.format for n, v in zip(program.inputs, inputs) if v.format is not None}
@@ -411,8 +449,8 @@ class Cells(Part):
                 self.formats = analyse(program, of_inputs, fixed)
             except ValueError as error:
                 raise Refused(f"{title} is not fixed point: {error}") from error
-            self.output.format = self.formats[program.outputs[0]]
-        elif is_spike(program.outputs[0]):
+            self.output.format = self.formats[self._roots[0]]
+        elif is_spike(self._roots[0]):
             self.output.format = SPIKE
         self._printer: Any = FixedPrinter(title, self.formats) if fixed else C11Printer("float")
         #: What parameters alone decide -> its text.
@@ -427,8 +465,7 @@ class Cells(Part):
 
     def _evaluated(self, dtype: torch.dtype) -> Dict[Node, str]:
         """The values that steps and initial states read of what depends on parameters alone, as numbers or tables."""
-        program = self._program
-        roots = [*program.outputs, *program.next]
+        program, roots = self._program, self._roots
         order = topological([*roots, *program.initial])
         fixed = {node for node in order if node.op in ("param", "const")} | set(loop_invariant(order))
         read_by_steps = {arg for node in order if node not in fixed for arg in node.args if arg in fixed}
@@ -462,11 +499,11 @@ class Cells(Part):
         return f"{self.tables[-1].name}[{f'i / {inner}' if inner > 1 else 'i'}]"
 
     def lines(self) -> List[str]:
-        program, printer = self._program, self._printer
+        program, printer, roots = self._program, self._printer, self._roots
         names: Dict[Node, str] = dict(self._constants)
         real = "int32_t" if self.formats else "float"
         lines = []
-        order = topological([*program.outputs, *program.next])
+        order = topological(roots)
         for k, name in enumerate(program.inputs):
             leaf = Node("input", (), name)
             names[leaf] = printer.symbol(leaf)
@@ -479,7 +516,6 @@ class Cells(Part):
             if leaf in order:
                 wide = "int64_t" if type_of(self.formats.get(leaf)) == "int64_t" else real
                 lines.append(f"const {wide} {names[leaf]} = s->{self._field(name)}[i];")
-        roots = [*program.outputs, *program.next]
         lines += printer.block(roots, names, program.labels, name_roots=False)
         texts = [
             self._stored(root, names, field) for root, field in zip(roots, [self.output.format, *self._next_formats()])
@@ -487,11 +523,16 @@ class Cells(Part):
         targets = ["out[i]", *(f"s->{self._field(name)}[i]" for name in program.states)]
         # what a store writes no text behind it may read: states were loaded first
         lines += [f"{target} = {text};" for target, text in zip(targets, texts)]
-        # a value that only a difference with itself reads has no reader
-        text = "\n".join(lines)
-        lines = [line for line in lines if not line.startswith("const") or text.count(line.split()[2]) > 1]
-        write = printer.named(["in in0 in1 out s i", *lines])
-        return [f"for (int i = 0; i < {self.output.count}; ++i) {{", *(f"    {write(line)}" for line in lines), "}"]
+        lines = _read(lines)
+        arrays = [f"in{k if len(self.inputs) > 1 else ''}" for k in range(len(self.inputs))]
+        unread = [f"(void){array};" for array in arrays if f" {array}[i]" not in "\n".join(lines)]
+        write = printer.named([" ".join(arrays), "out s i", *lines])
+        return [
+            *unread,
+            f"for (int i = 0; i < {self.output.count}; ++i) {{",
+            *(f"    {write(line)}" for line in lines),
+            "}",
+        ]
 
     def _next_formats(self) -> List[Optional[Format]]:
         return [self.formats.get(Node("state", (), name)) for name in self._program.states]
@@ -511,6 +552,15 @@ class Cells(Part):
 def is_spike(node: Node) -> bool:
     """Whether a value is a spike, 0 or 1."""
     return is_spike(node.args[0]) if node.op == "detach" else node.op == "spike"
+
+
+def _read(lines: Sequence[str]) -> List[str]:
+    """The lines but for constants that none reads: those that a difference with itself would read."""
+    lines = [*lines]
+    for line in lines[::-1]:
+        if line.startswith("const") and "\n".join(lines).count(line.split()[2]) == 1:
+            lines.remove(line)
+    return lines
 
 
 def _run(values: Tensor) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from spikecore._export_c import _fixed
@@ -21,6 +21,7 @@ from spikecore._export_c._parts import (
     Linear,
     Part,
     Pool,
+    Round,
     Sum,
     is_spike,
 )
@@ -33,6 +34,8 @@ from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 from spikecore.nir import SumPool2d
 from spikecore.quant import Format, analyse
+from spikecore.quant._fixed import ROUNDINGS
+from spikecore.quant._layers import own_weight, round_input
 
 _LINEARS = (nn.Linear, PackedLinear)
 _CONVS = (nn.Conv1d, nn.Conv2d, PackedConv2d)
@@ -75,6 +78,8 @@ class Built:
         self._fixed, self.is_fixed = fixed, fixed is not None
         self.parts: List[Part] = []
         self._values: Dict[str, Value] = {}
+        #: From the user's input to integers; None where it is floats, or has to be on its grid.
+        self.rounds: Optional[Callable[[Tensor], Tensor]] = None
         for call in calls.calls:
             if call.what == "input":
                 self.input = self._values[call.name] = Value("x", call.shape, inputs, place="x")
@@ -102,14 +107,54 @@ class Built:
 
     def _part(self, call: Call, of: Sequence[Value]) -> Value:
         name, title, module, fixed = call.name, call.title, call.what, self._fixed
-        if module == "sum":
-            return self._add(Sum(name, title, of, fixed))
-        kind = type_before_parametrizations(module)
+        if fixed is not None and module != "sum":
+            of = [self._on_grid(call, value) for value in of]
         if fixed is not None and any(value.format is None for value in of):
             raise Refused(f"{title} reads floats; say what the input is, inputs=sc.quant.Format(0, 0, 1) for spikes")
-        if kind in _LINEARS:
+        if module == "sum":
+            return self._add(Sum(name, title, of, fixed))
+        value = self._layer(call, of)
+        grid: Any = module._modules.get("output_format")
+        if fixed is None or grid is None or grid.format.holds(value.format):
+            return value
+        return self._add(Round(f"{name}_rounded", f"the rounding behind {title}", value, grid.format))
+
+    def _on_grid(self, call: Call, x: Value) -> Value:
+        """What a layer reads, rounded where it has an ``input_format``, as :func:`spikecore.quant.prepare` gives it.
+
+        A network's input is rounded by whoever calls the program.
+        """
+        module = call.what
+        grid: Any = module._modules.get("input_format")
+        if x.root is self.input and x.format is None:
+            inner = module.linear if isinstance(module, Delay) else module
+            of_spikes, how = inner._modules.get("input_format"), getattr(module, "arithmetic", None)
+            if grid is None and of_spikes is None and how is None:
+                return x
+            if how is not None:
+                self._rounded_by(how.format, rounding=ROUNDINGS[how.rounding])
+            else:
+                self._rounded_by(
+                    (grid or of_spikes).format, rounding="round" if round_input in _pre_hooks(module) else ""
+                )
+            return Value(x.name, x.shape, self.input.format, of=self.input)
+        if grid is None or round_input not in _pre_hooks(module) or grid.format.holds(x.format):
+            return x
+        return self._add(Round(f"{call.name}_in", f"the rounding before {call.title}", x, grid.format))
+
+    def _rounded_by(self, format: Format, rounding: str) -> None:
+        self.input.format = format
+        if rounding:
+            scale, whole = 2.0 ** int(format.frac or 0), getattr(torch, rounding)
+            self.rounds = lambda x: whole((x.double() * scale).clamp(format.low, format.high)).long()
+
+    def _layer(self, call: Call, of: Sequence[Value]) -> Value:
+        name, title, module, fixed = call.name, call.title, call.what, self._fixed
+        kind = type_before_parametrizations(module)
+        quantised = own_weight(module) is not None if isinstance(module, (nn.Linear, *_CONVS)) else False
+        if kind in _LINEARS or (quantised and isinstance(module, nn.Linear)):
             return self._add(Linear(name, title, of[0], module, fixed))
-        if kind in _CONVS:
+        if kind in _CONVS or quantised:
             return self._add(Conv(name, title, of[0], module, call.shape, fixed))
         if kind in _POOLS:
             window = _window(module, kind, title, of[0].shape, call.shape)
@@ -119,7 +164,7 @@ class Built:
         if type(module) is Delay:
             return self._delay(name, title, module, of[0])
         if calls_as(module, Neuron):
-            return self._add(Cells(name, f"{title}, {of[0].count} neurons", of, module, fixed))
+            return self._add(Cells(name, f"{title}, {of[0].count} neurons", of, module, fixed, call.output))
         raise Refused(f"{title}: there is no C for {kind.__name__}; there is for {_KNOWN}, and sums of these")
 
     def _delay(self, name: str, title: str, module: Any, x: Value) -> Value:
@@ -196,6 +241,10 @@ class Built:
     def constants(self) -> int:
         """Bytes of all tables."""
         return sum(table.bytes for part in self.parts for table in part.tables)
+
+
+def _pre_hooks(module: nn.Module) -> List[Any]:
+    return [*module._forward_pre_hooks.values()]
 
 
 def _pair(value: Any) -> Tuple[int, int]:

@@ -11,7 +11,7 @@ static int differs(const @name@_out a, const @name@_out b) {
 int32_t recorded_step(const int32_t step) {
     @name@_out y[@NAME@_OUTPUTS];
     int32_t wrong = 0;
-    if (step == 0) @name@_reset(&state);
+    if (step % RECORDED_SAMPLE == 0) @name@_reset(&state);
     @name@_step(&state, recorded_inputs + step * @NAME@_INPUTS, y);
     for (int i = 0; i < @NAME@_OUTPUTS; ++i) wrong += differs(y[i], recorded_outputs[step * @NAME@_OUTPUTS + i]);
     return wrong;

@@ -4,11 +4,13 @@
 
 #include "@name@.h"
 
-#define RECORDED_STEPS @steps@
+/* All steps, and those of a sample, before the first of which the state is at rest. */
+#define RECORDED_STEPS @all_steps@
+#define RECORDED_SAMPLE @steps@
 /* How many outputs may differ: sums of floats depend on their order, sums of integers do not. */
 #define RECORDED_ALLOWED @allowed@
 
-/* One recorded step: how many of its outputs differ. Step 0 begins at rest. */
+/* One recorded step: how many of its outputs differ. Steps come in their order. */
 int32_t recorded_step(int32_t step);
 
 /* All of them. */
