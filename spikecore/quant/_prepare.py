@@ -280,8 +280,9 @@ def _quantise(place: Weighted, run: _Run, bits: int, word: int, activations: int
     if seen is None:
         raise ValueError(f"sc.quant.prepare: {place.name} was not called with the calibration data")
     read = torch.cat(seen.outputs if isinstance(called, Recurrent) else seen.inputs)
+    spikes = isinstance(called, Recurrent) and called.neuron.program.outputs[called.output or 0].op == "spike"
     grid = grid_of(read, activations)
-    whole = max(grid.fracs) <= 0
+    whole = spikes or max(grid.fracs) <= 0
     if isinstance(called, Recurrent) and not whole:
         raise ValueError(f"sc.quant.prepare: {place.name}: what comes back is no whole number, as spikes are")
     if whole:
