@@ -1,8 +1,7 @@
-"""Accuracy of networks in fixed point beside floats, and the time of a training step.
+"""Accuracy of networks in fixed point beside floats.
 
     python docs/benchmarks/fixed_point.py --network digits --out docs/benchmarks/cpu-fixed-point-digits.json
     python docs/benchmarks/fixed_point.py --network ecg --epochs 12 --out docs/benchmarks/cpu-fixed-point-ecg.json
-    python docs/benchmarks/fixed_point.py --time --backend numba
 
 A network is trained in floats, made fixed by ``sc.quant.prepare``, and trained for some epochs more; the float network
 is trained for as many epochs more, too. The data of the electrocardiograms are made up (examples/common/heartbeats.py).
@@ -124,49 +123,6 @@ def compared(name: str, seed: int, epochs: int, more: int) -> Dict[str, Any]:
     return row
 
 
-def timed(backend: str, device: str, shape: Tuple[int, ...]) -> Dict[str, Any]:
-    """Milliseconds of forward and backward of LIF in floats and in fixed point, the least of ten."""
-    neurons = {"float": sc.LIF(), "fixed": sc.quant.fixed(sc.LIF())}
-    x = torch.randn(shape, device=device, requires_grad=True)
-    least = dict.fromkeys(neurons, float("inf"))
-    for turn in range(12):
-        for name, neuron in neurons.items():
-            neuron.backend = backend
-            _finished(device)
-            begun = time.perf_counter()
-            neuron(x).sum().backward()
-            _finished(device)
-            if turn > 1:
-                least[name] = min(least[name], 1000 * (time.perf_counter() - begun))
-    return {"backend": backend, "shape": list(shape), **least, "fixed / float": least["fixed"] / least["float"]}
-
-
-def timed_network(backend: str, device: str) -> Dict[str, Any]:
-    """Milliseconds of a training step of examples/digits.py, the least of ten."""
-    task = Digits(0)
-    x, y = (value.to(device) for value in next(iter(task.batches())))
-    nets = {"float": task.net, "fixed": sc.quant.prepare(task.net, x.cpu())}
-    steps = {}
-    for name, net in nets.items():
-        sc.set_backend(net.to(device), backend)
-        steps[name] = sc.training_model(net, task.loss, torch.optim.Adam(net.parameters(), lr=1e-3))
-    least = dict.fromkeys(nets, float("inf"))
-    for turn in range(13):
-        for name, step in steps.items():
-            _finished(device)
-            begun = time.perf_counter()
-            step(x, y)
-            _finished(device)
-            if turn > 2:
-                least[name] = min(least[name], 1000 * (time.perf_counter() - begun))
-    return {"backend": backend, "network": "digits", **least, "fixed / float": least["fixed"] / least["float"]}
-
-
-def _finished(device: str) -> None:
-    if device != "cpu":
-        torch.cuda.synchronize()
-
-
 def main() -> None:
     """Run what is asked for, and write it."""
     parser = argparse.ArgumentParser(description="Fixed point beside floats.")
@@ -174,30 +130,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=20, help="of the training in floats")
     parser.add_argument("--more", type=int, default=5, help="epochs of each form after it")
-    parser.add_argument("--time", action="store_true", help="time a step instead")
-    parser.add_argument("--backend", default="numba")
-    parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rows: List[Dict[str, Any]] = []
-    if options.time:
-        for shape in ((8, 32, 1024), (32, 64, 4096)):
-            rows.append(timed(options.backend, options.device, shape))
-            print(rows[-1], flush=True)
-        rows.append(timed_network(options.backend, options.device))
-        print(rows[-1], flush=True)
-    else:
-        for seed in options.seeds:
-            rows.append(compared(options.network, seed, options.epochs, options.more))
-            print(json.dumps(rows[-1]), flush=True)
-            if options.out:
-                options.out.write_text(json.dumps(_document(options, rows), indent=2) + "\n", encoding="utf-8")
-    if options.out:
-        options.out.write_text(json.dumps(_document(options, rows), indent=2) + "\n", encoding="utf-8")
+    for seed in options.seeds:
+        rows.append(compared(options.network, seed, options.epochs, options.more))
+        print(json.dumps(rows[-1]), flush=True)
+        if options.out:
+            options.out.write_text(json.dumps(_document(options, rows), indent=2) + "\n", encoding="utf-8")
 
 
 def _document(options: argparse.Namespace, rows: List[Dict[str, Any]]) -> Dict[str, Any]:
-    settings = {"epochs": options.epochs, "more": options.more} if not options.time else {}
+    settings = {"epochs": options.epochs, "more": options.more}
     return {**settings, "torch": torch.__version__, "threads": torch.get_num_threads(), "rows": rows}
 
 
