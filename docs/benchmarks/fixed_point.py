@@ -28,7 +28,11 @@ import spikecore as sc
 from common import data, heartbeats
 
 #: What is compared with floats: bits of weights and of states.
-FORMS = {"int8 weights, 16-bit states": (8, 16), "int4 weights, 8-bit states": (4, 8)}
+FORMS = {
+    "int8 weights, 16-bit states": (8, 16),
+    "int4 weights, 16-bit states": (4, 16),
+    "int4 weights, 8-bit states": (4, 8),
+}
 #: Steps of a made-up electrocardiogram, as many as the published ones have.
 STEPS = 1300
 
