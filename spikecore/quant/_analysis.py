@@ -310,11 +310,8 @@ class Analysis:
             grown = {name: union(states[name], following[name]) for name in states}
             if grown == states:
                 return states
-            for name, value in grown.items():
-                low, high = saturated[name].ends
-                if turn >= _PATIENCE and value != states[name] and math.isfinite(low) and math.isfinite(high):
-                    scale = 2.0 ** (value.frac or 0)
-                    grown[name] = union(value, Format(value.frac, math.floor(low * scale), math.ceil(high * scale)))
+            if turn >= _PATIENCE:
+                grown = {name: _widened(states[name], value, saturated[name]) for name, value in grown.items()}
             states = grown
         name = next(name for name in states if following[name] != states[name])
         raise Inexact(
@@ -360,6 +357,15 @@ class Analysis:
     def _not_rounded(self, node: Node, value: Node) -> str:
         what = f"{value.op} {value.attr!r}" if value.is_leaf else f"the result of {value.op!r}"
         return f"{self._place(node)} takes {what}, a float that nothing has rounded: {_NOT_ROUNDED}"
+
+
+def _widened(before: Format, value: Format, saturated: Format) -> Format:
+    """A format whose ends that still move are those of a saturation, where there is one."""
+    low, high = (end * 2.0 ** (value.frac or 0) for end in saturated.ends)
+    before = before.at(value.frac or 0)
+    lowest = math.floor(low) if value.low < before.low and math.isfinite(low) else value.low
+    highest = math.ceil(high) if value.high > before.high and math.isfinite(high) else value.high
+    return Format(value.frac, lowest, highest)
 
 
 _NOT_ROUNDED = "round it to a multiple of a power of two and clamp it first, or let sc.quant.fixed do it"

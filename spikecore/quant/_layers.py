@@ -103,14 +103,17 @@ def exact_frac(values: Tensor, most: int) -> Optional[int]:
 
 
 def grid_of(values: Tensor, bits: int) -> OnGrid:
-    """The grid of activations: the one that they are on where it has so few bits, else the best one."""
-    frac = exact_frac(values, bits)
+    """The grid of activations: the one that they are on, where it has so few bits, else the best one."""
     low, high = float(values.min()), float(values.max())
-    if low == high == 0.0:
-        frac = bits  # it may be spikes or means of them, of which there were none
-    elif frac is None or max(-low, high) * 2.0**frac >= 1 << bits:
-        frac = best_frac(values, bits + 1 if low >= 0 else bits)
-    lowest, highest = (0, (1 << bits) - 1) if low >= 0 else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+    frac, signed_too = exact_frac(values, bits), low < 0
+    most = max(-low, high, 1.0) * 2.0 ** (frac or 0)
+    if frac is not None and most <= 1 << (bits - signed_too) and (low or high):
+        # means of spikes, and sums of them: up to the power of two that holds what was seen
+        largest = 1 << (math.ceil(most) - 1).bit_length()
+        return OnGrid(torch.tensor(2.0**frac, device=values.device), -largest * signed_too, largest)
+    # where all are 0 they may be spikes, or means of them
+    frac = best_frac(values, bits + (not signed_too)) if low or high else bits
+    lowest, highest = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed_too else (0, (1 << bits) - 1)
     return OnGrid(torch.tensor(2.0**frac, device=values.device), lowest, highest)
 
 

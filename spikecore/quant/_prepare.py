@@ -208,6 +208,7 @@ def prepare(
     """
     _check(net, weights, activations)
     new = unfuse(copy.deepcopy(net)).to(dtype)
+    _refuse_norm_neurons(new)
     _fold(new, _Run(new, x, dtype))
     _refuse_others(new)
     run = _Run(new, x, dtype)
@@ -258,13 +259,17 @@ def _fold(net: nn.Module, run: _Run) -> None:
         setattr(net.get_submodule(parent), attribute, nn.Identity())
 
 
-def _refuse_others(net: nn.Module) -> None:
+def _refuse_norm_neurons(net: nn.Module) -> None:
     for name, module in net.named_modules():
         if isinstance(module, NormNeuron):
             raise ValueError(
                 f"sc.quant.prepare: {name} is a NormNeuron, whose normalisation cannot be folded; write the "
                 "normalisation behind the layer, and let sc.fuse make NormNeurons"
             )
+
+
+def _refuse_others(net: nn.Module) -> None:
+    for name, module in net.named_modules():
         known = isinstance(module, (*LAYERS, Neuron, Delay))
         within = module.__class__.__module__.startswith("torch.nn.utils.parametrize") or "parametrizations" in name
         if not known and not within and any(True for _ in module.parameters(recurse=False)):
@@ -280,8 +285,9 @@ def _quantise(place: Weighted, run: _Run, bits: int, word: int, activations: int
     if seen is None:
         raise ValueError(f"sc.quant.prepare: {place.name} was not called with the calibration data")
     read = torch.cat(seen.outputs if isinstance(called, Recurrent) else seen.inputs)
+    spikes = isinstance(called, Recurrent) and called.neuron.program.outputs[called.output or 0].op == "spike"
     grid = grid_of(read, activations)
-    whole = max(grid.fracs) <= 0
+    whole = spikes or max(grid.fracs) <= 0
     if isinstance(called, Recurrent) and not whole:
         raise ValueError(f"sc.quant.prepare: {place.name}: what comes back is no whole number, as spikes are")
     if whole:

@@ -12,11 +12,50 @@ from fractions import Fraction
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 import numpy as np
+import torch
 
 import spikecore as sc
 from spikecore.lang import Node, Program, loop_invariant, topological
 
 Grid = Tuple[int, int]
+
+#: Tables of the neurons that need one, and neurons whose product of two states has more bits than float32 holds.
+TABLES: Dict[str, Dict[str, Any]] = {"CLIF": {"sigmoid": (-4.0, 4.0, 16)}, "EIF": {"exp": (-4.0, 2.0, 12)}}
+WIDE = ("BRF", "Izhikevich", "QIF")
+
+
+def fixed_model(name: str, **how: Any) -> Any:
+    """The model of this name in fixed point, with words of 12 bits where 16 would need float64."""
+    how = {"word": 12 if name in WIDE else 16, **how}
+    if name in TABLES:
+        how = {**how, "word": min(how["word"], 12), "tables": TABLES[name]}
+    return sc.quant.fixed(sc.neurons.example(name), **how)
+
+
+def fixed_drawn(seed: int) -> Any:
+    """A random neuron in fixed point, of 16 bits where float32 has room for that, else of 12."""
+    try:
+        return sc.quant.fixed(drawn(seed), word=16)
+    except sc.quant.Inexact:
+        return sc.quant.fixed(drawn(seed), word=12)
+
+
+def results(neuron: Any, x: torch.Tensor, backend: str) -> List[torch.Tensor]:
+    """Outputs, and states after every step, on the CPU."""
+    sc.set_backend(neuron, backend)
+    with torch.no_grad():
+        outputs, _, *trace = neuron.run(x, record=tuple(neuron.states))
+    return [
+        value.cpu()
+        for value in (*(outputs if isinstance(outputs, tuple) else (outputs,)), *(trace[0].values() if trace else ()))
+    ]
+
+
+def check_same_bits(neuron: Any, x: torch.Tensor, backend: str) -> None:
+    """Outputs and states of a backend on the device of x, and those of the reference on the CPU, are the same bits."""
+    for got, expected in zip(results(neuron, x, backend), results(neuron.cpu(), x.cpu(), "torch")):
+        assert torch.equal(got, expected)
+
 
 _FLOATS = {
     "add": np.add,
