@@ -113,6 +113,7 @@ class Step(nn.Module):
         self.front, self.cell, self.out, self.leak = net[0], net[1], net[2], net[3]
 
     def forward(self, x: Tensor, v: Tensor, last: Tensor, y: Tensor) -> Any:
+        """Outputs, and the next states."""
         current = (self.front(x) + self.cell.linear(last)).unsqueeze(0)
         spikes, state = self.cell.neuron.run(current, state={"v": v})
         out, leak = self.leak.run(self.out(spikes), state={"v": y})
