@@ -73,8 +73,8 @@ def export_c(
     net: linear layers, convolutions of one and two dimensions, pooling, batch normalisation behind one of these,
         neurons of one output, ``Recurrent``, ``Delay``, sums and flattening, in ``eval()``; whatever
         :func:`spikecore.set_step` can have take single steps. It stays as it is.
-    example: inputs over time, ``[T, B, ...]``: a few samples, each of which begins at rest. Of a network that makes time itself, repeat the input:
-        ``x.expand(T, *x.shape)``.
+    example: inputs over time, ``[T, B, ...]``: a few samples, each of which begins at rest. Of a network that makes
+        time itself, repeat the input: ``x.expand(T, *x.shape)``.
     folder: where the files go; those of the same names are replaced.
     name: a name that C can have, of the files, the struct and the functions.
     dtype: ``"fixed"`` or ``"float32"``.

@@ -125,22 +125,26 @@ class Built:
         A network's input is rounded by whoever calls the program.
         """
         module = call.what
-        grid: Any = module._modules.get("input_format")
+        rounds = round_input in module._forward_pre_hooks.values()
         if x.root is self.input and x.format is None:
-            inner = module.linear if isinstance(module, Delay) else module
-            of_spikes, how = inner._modules.get("input_format"), getattr(module, "arithmetic", None)
-            if grid is None and of_spikes is None and how is None:
-                return x
-            if how is not None:
-                self._rounded_by(how.format, rounding=ROUNDINGS[how.rounding])
-            else:
-                self._rounded_by(
-                    (grid or of_spikes).format, rounding="round" if round_input in _pre_hooks(module) else ""
-                )
+            self._give_input(module, rounds)
             return Value(x.name, x.shape, self.input.format, of=self.input)
-        if grid is None or round_input not in _pre_hooks(module) or grid.format.holds(x.format):
+        grid: Any = module._modules.get("input_format")
+        if not rounds or grid.format.holds(x.format):
             return x
+        if x.root is self.input and self.rounds is not None:
+            raise Refused(f"{call.title} rounds the input of the network in another way than the layer before it")
         return self._add(Round(f"{call.name}_in", f"the rounding before {call.title}", x, grid.format))
+
+    def _give_input(self, module: Any, rounds: bool) -> None:
+        """Give the network's input the format that the first layer, or a neuron, reads."""
+        inner = module.linear if isinstance(module, Delay) else module
+        grid: Any = (module if rounds else inner)._modules.get("input_format")
+        how: Any = getattr(module, "arithmetic", None)
+        if how is not None:
+            self._rounded_by(how.format, ROUNDINGS[how.rounding])
+        elif grid is not None:
+            self._rounded_by(grid.format, "round" if rounds else "")
 
     def _rounded_by(self, format: Format, rounding: str) -> None:
         self.input.format = format
@@ -241,10 +245,6 @@ class Built:
     def constants(self) -> int:
         """Bytes of all tables."""
         return sum(table.bytes for part in self.parts for table in part.tables)
-
-
-def _pre_hooks(module: nn.Module) -> List[Any]:
-    return [*module._forward_pre_hooks.values()]
 
 
 def _pair(value: Any) -> Tuple[int, int]:
