@@ -46,9 +46,8 @@ class OnGrid(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``n / scale`` for the nearest n from ``low`` to ``high``."""
         scale = self.scale.to(x.dtype)
-        inside = torch.minimum(torch.maximum(x, self.low / scale), self.high / scale)
-        rounded = torch.round(inside.detach() * scale) / scale
-        return rounded + (inside - inside.detach())
+        inside = (x * scale).clamp(self.low, self.high)
+        return (torch.round(inside.detach()) + (inside - inside.detach())) / scale
 
     def integers(self, x: Tensor) -> Tensor:
         """The integers n of values on the grid."""
