@@ -182,7 +182,7 @@ class Built:
 
     def _recurrent(self, call: Call, module: Any, of: Sequence[Value]) -> Value:
         neuron, name, title = module.neuron, call.name, call.title
-        if len(of) != 1 or type(module) is not Recurrent:
+        if len(of) != 1 or type(module) is not Recurrent or len(neuron.program.outputs) != 1:
             raise Refused(f"{title}: C is written for sc.Recurrent around neurons of one input and one output")
         if type_before_parametrizations(module.linear) not in (*_LINEARS, Delay):
             raise Refused(f"{title}: its feedback is {type(module.linear).__name__}; give nn.Linear, or Delay of one")

@@ -73,6 +73,7 @@ TABLES = {"CLIF": {"sigmoid": (-8.0, 8.0, 32)}, "EIF": {"exp": (-8.0, 8.0, 64)}}
 CHANGED = {"BRF": {"threshold": 0.0625}}
 
 
+@pytest.mark.matrix(turn=2)
 @pytest.mark.parametrize("name", [*MODELS])
 def test_every_neuron(name: str, tmp_path: Path) -> None:
     """A thousand steps of each neuron that spikecore has, for numbers that make it fire."""

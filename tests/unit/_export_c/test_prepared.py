@@ -73,6 +73,7 @@ NETWORKS: Dict[str, Tuple[Callable[[], nn.Module], Tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.matrix(turn=1)
 @pytest.mark.parametrize("bits", [(8, 16), (4, 8)])
 @pytest.mark.parametrize("name", [*NETWORKS])
 def test_the_bits_of_torch(name: str, bits: Tuple[int, int], tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ LAYERS: Dict[str, Tuple[Callable[[], nn.Module], Tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.matrix(turn=0)
 @pytest.mark.parametrize("numbers", ["spikes", "graded"])
 @pytest.mark.parametrize("dtype", ["fixed", "float32"])
 @pytest.mark.parametrize("name", [*LAYERS])
