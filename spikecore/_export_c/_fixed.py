@@ -76,8 +76,8 @@ class FixedPrinter(C11Printer):
         if op == "neg":
             return UNARY, f"-{self._arg(args[0], names, ATOM)}"
         if op in ("select", "where"):
-            one, other = self._aligned(args[1:], names, int(self._formats[node].frac or 0), OR)
-            return TERNARY, f"{self._arg(args[0], names, OR)} ? {one} : {other}"
+            chosen, otherwise = self._aligned(args[1:], names, int(self._formats[node].frac or 0), OR)
+            return TERNARY, f"{self._arg(args[0], names, OR)} ? {chosen} : {otherwise}"
         if op == "spike":
             sign = ">" if getattr(node.attr, "strict", False) else ">="
             return TERNARY, f"{self._arg(args[0], names, SUM)} {sign} 0 ? 1 : 0"
@@ -157,20 +157,20 @@ class FixedPrinter(C11Printer):
         if self._formats[args[1]] == _ZERO:
             return self._expression(args[0], names, top=False)
         frac = int(self._formats[node].frac or 0)
-        (one,), (other,) = self._aligned(args[:1], names, frac, SUM), self._aligned(args[1:], names, frac, PRODUCT)
-        if is_wide(self._formats[node]) and self._type(args[0]) != "int64_t" and not one.startswith("(int64_t)"):
-            (one,) = self._aligned(args[:1], names, frac, ATOM)
-            one = f"(int64_t){one}"
-        return SUM, f"{one} {_SYMBOLS[node.op][1]} {other}"
+        (left,), (right,) = self._aligned(args[:1], names, frac, SUM), self._aligned(args[1:], names, frac, PRODUCT)
+        if is_wide(self._formats[node]) and self._type(args[0]) != "int64_t" and not left.startswith("(int64_t)"):
+            (left,) = self._aligned(args[:1], names, frac, ATOM)
+            left = f"(int64_t){left}"
+        return SUM, f"{left} {_SYMBOLS[node.op][1]} {right}"
 
     def _product(self, node: Node, args: Sequence[Node], names: Mapping[Node, str]) -> _Text:
         """A product. One with a power of two is the same integer, with other fractional bits."""
-        for other, value in ((1, 0), (0, 1)):
-            if power_of_two(args[other]) is not None:
+        for power, value in ((1, 0), (0, 1)):
+            if power_of_two(args[power]) is not None:
                 return self._expression(args[value], names, top=False)
         wide = self._type(node) == "int64_t" and "int64_t" not in map(self._type, args)
-        one, other_ = self._arg(args[0], names, ATOM if wide else PRODUCT), self._arg(args[1], names, ATOM)
-        return PRODUCT, f"{'(int64_t)' if wide else ''}{one} * {other_}"
+        left, right = self._arg(args[0], names, ATOM if wide else PRODUCT), self._arg(args[1], names, ATOM)
+        return PRODUCT, f"{'(int64_t)' if wide else ''}{left} * {right}"
 
     def _rounded(self, op: str, arg: Node, names: Mapping[Node, str]) -> _Text:
         format = self._formats[arg]

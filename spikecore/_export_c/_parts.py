@@ -145,8 +145,8 @@ class Weights:
 
 def weight_of(layer: Any) -> Tensor:
     """The weight of a layer as it computes with it, rounded by whatever quantises it."""
-    own = own_weight(layer)
-    weight: Tensor = layer.weight if own is None else own
+    rounded = own_weight(layer)
+    weight: Tensor = layer.weight if rounded is None else rounded
     return weight
 
 
@@ -195,12 +195,12 @@ class Conv(Part):
         self.output.format = self._weights.format
 
     def lines(self) -> List[str]:
-        layer, weights, one = self._layer, self._weights, len(self.shape) == 2
+        layer, weights, is_line = self._layer, self._weights, len(self.shape) == 2
         (height, width), (rows, columns) = (
-            value[-2:] if not one else (1, value[-1]) for value in (self.x.shape, self.shape)
+            (1, value[-1]) if is_line else value[-2:] for value in (self.x.shape, self.shape)
         )
         kernel, stride, padding, dilation = (
-            (neutral, pair[0]) if one else pair
+            (neutral, pair[0]) if is_line else pair
             for neutral, pair in ((1, layer.kernel_size), (1, layer.stride), (0, layer.padding), (1, layer.dilation))
         )
         outputs, groups = layer.out_channels, layer.groups
@@ -270,7 +270,7 @@ class Pool(Part):
     def lines(self) -> List[str]:
         (_, height, width), (channels, rows, columns) = self.x.shape, self.shape
         kernel, stride, padding, most = self._kernel, self._stride, self._padding, self._kind == "max"
-        total = "float" if self.output.format is None else "int32_t"
+        total = {"float": "float", "int64_t": "int64_t"}.get(self.output.type, "int32_t")
         value = f"in[(c * {height} + at_row) * {width} + at_column]"
         count = kernel[0] * kernel[1]
         inner = f"if (first || {value} > total) {{ total = {value}; first = 0; }}" if most else f"total += {value};"
@@ -309,8 +309,9 @@ class Sum(Part):
             self.output.format = Format(frac, a.low + b.low, a.high + b.high)
 
     def lines(self) -> List[str]:
-        texts = [f"in{k}[i]" + (f" * {1 << shift}" if shift else "") for k, shift in enumerate(self._shifts)]
         kind = self.output.type
+        cast = "(int64_t)" if kind == "int64_t" else ""
+        texts = [f"{cast}in{k}[i]" + (f" * {1 << shift}" if shift else "") for k, shift in enumerate(self._shifts)]
         return [f"for (int i = 0; i < {self.output.count}; ++i) out[i] = ({kind})({texts[0]} + {texts[1]});"]
 
 

@@ -89,7 +89,7 @@ class Built:
             else:
                 self._values[call.name] = self._part(call, [self._values[name] for name in call.of])
         result = self._values[calls.result].root
-        if result.kept or result is self.input:
+        if result.lasts or result is self.input:
             result = self._add(Copy("result", result))
         self.output, result.place = result, "y"
         self.slots = self._divided()
@@ -186,7 +186,7 @@ class Built:
             raise Refused(f"{title}: C is written for sc.Recurrent around neurons of one input and one output")
         if type_before_parametrizations(module.linear) not in (*_LINEARS, Delay):
             raise Refused(f"{title}: its feedback is {type(module.linear).__name__}; give nn.Linear, or Delay of one")
-        last = Value(name, call.shape, self._output_of(neuron, title), kept=True)
+        last = Value(name, call.shape, self._output_of(neuron, title), lasts=True)
         if type(module.linear) is Delay:
             back = self._delay(f"{name}_back", f"the feedback of {title}", module.linear, last)
         else:
@@ -214,7 +214,7 @@ class Built:
         free: Dict[int, int] = {}
         for k, part in enumerate(self.parts):
             value = part.output
-            if value.kept:
+            if value.lasts:
                 value.place = f"s->{value.name}"
             elif not value.place:
                 fitting = [n for n in range(len(slots)) if free[n] < k]
@@ -227,8 +227,9 @@ class Built:
         return slots
 
     def _fields(self) -> List[Field]:
-        kept = [Field(part.output.type, part.output.name, part.output.count) for part in self.parts if part.output.kept]
-        return [*kept, *(field for part in self.parts for field in part.fields)]
+        lasting = [part.output for part in self.parts if part.output.lasts]
+        arrays = [Field(value.type, value.name, value.count) for value in lasting]
+        return [*arrays, *(field for part in self.parts for field in part.fields)]
 
     @property
     def memory(self) -> int:

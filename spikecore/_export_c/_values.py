@@ -37,8 +37,8 @@ class Value:
     shape: Tuple[int, ...]
     #: Its integers; None for float.
     format: Optional[Format]
-    #: Whether it is kept until the next step.
-    kept: bool = False
+    #: Whether the next step reads it, too.
+    lasts: bool = False
     #: The array in C, once memory is divided.
     place: str = ""
     #: The array that it is, in another shape.
