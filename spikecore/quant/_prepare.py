@@ -78,7 +78,7 @@ class _Run:
         if isinstance(module, (Neuron, Recurrent)):
             seen.inputs += [_sampled(value) for value in args if isinstance(value, Tensor)]
             seen.states += _states(module, args)
-            if source is not None:
+            if source is not None and isinstance(module, Neuron):  # Recurrent adds to it
                 self.seen[source].is_read = False
         else:
             seen.inputs.append(_sampled(args[0]))
@@ -189,7 +189,8 @@ def prepare(
       the sums. A layer that has a quantiser already (a parametrisation, torch.ao's fake quantisation, brevitas) keeps
       it; its weight must be on such a grid.
     - What a layer reads, where it is not whole numbers as spikes are, is rounded to ``activations`` bits, and what it
-      writes, where it is not read by a neuron alone, to ``word`` bits. Ranges are those of the calibration run.
+      writes, where it is not read by a neuron alone, to ``word`` bits on one grid, so that sums are exact. Ranges are
+      those of the calibration run.
     - Neurons compute as :func:`spikecore.quant.fixed` says; one that is fixed already stays.
 
     Sums of a layer's products are below the significand of ``dtype``, so that they are exact in any order, on every
@@ -213,7 +214,8 @@ def prepare(
     _refuse_others(new)
     run = _Run(new, x, dtype)
     for place in weighted(new):
-        _quantise(place, run, weights, word, activations, per_channel)
+        _quantise(place, run, weights, activations, per_channel)
+    _round_outputs(new, run, word)
     for name, neuron in [*new.named_modules()]:
         if isinstance(neuron, Neuron) and neuron.arithmetic is None:
             chosen = _frac(new, neuron, run, word) if frac is None else frac
@@ -222,8 +224,7 @@ def prepare(
                 neuron.arithmetic = fixed(neuron, word, chosen, **options).arithmetic
             except ValueError as error:
                 raise type(error)(f"sc.quant.prepare: {name}: {error}") from None
-    for place in weighted(new):
-        _prove(place, dtype)
+    _prove_all(new, run, dtype)
     return new
 
 
@@ -279,8 +280,8 @@ def _refuse_others(net: nn.Module) -> None:
             )
 
 
-def _quantise(place: Weighted, run: _Run, bits: int, word: int, activations: int, per_channel: bool) -> None:
-    """Put the weight of one layer on a grid, and what it reads and writes."""
+def _quantise(place: Weighted, run: _Run, bits: int, activations: int, per_channel: bool) -> None:
+    """Put the weight of one layer on a grid, and what it reads."""
     seen, called = run.seen.get(place.called), place.called
     if seen is None:
         raise ValueError(f"sc.quant.prepare: {place.name} was not called with the calibration data")
@@ -295,9 +296,17 @@ def _quantise(place: Weighted, run: _Run, bits: int, word: int, activations: int
     _attach(place.layer, "spikes" if whole else "input", grid, called)
     if own_weight(place.layer) is None:
         quantise_weight(place.layer, bits, per_channel, max(grid.fracs))
-    if seen.is_read and not isinstance(called, Recurrent):
-        scale = torch.tensor(2.0 ** best_frac(torch.cat(seen.outputs), word), device=read.device)
-        _attach(place.layer, "output", OnGrid(scale, -(1 << (word - 1)), (1 << (word - 1)) - 1), called)
+
+
+def _round_outputs(net: nn.Module, run: _Run, word: int) -> None:
+    """Put what layers write, where not a neuron alone reads it, on one grid, so that sums of such values are exact."""
+    written = [place for place in weighted(net) if run.seen[place.called].is_read]
+    written = [place for place in written if not isinstance(place.called, Recurrent)]
+    fracs = [best_frac(torch.cat(run.seen[place.called].outputs), word) for place in written]
+    for place in written:
+        weight: Any = place.layer.weight
+        scale = torch.tensor(2.0 ** min(*fracs, word - 2), device=weight.device)
+        _attach(place.layer, "output", OnGrid(scale, -(1 << (word - 1)), (1 << (word - 1)) - 1), place.called)
 
 
 def _attach(layer: nn.Module, what: str, grid: OnGrid, called: nn.Module) -> None:
@@ -343,14 +352,33 @@ def _prove(place: Weighted, dtype: torch.dtype) -> int:
     if bias is not None and parametrize.is_parametrized(place.layer, "bias"):
         grid: Any = place.layer.parametrizations.bias[0]  # type: ignore[union-attr,index]  # as quantise_weight made it
         most += int(grid.integers(bias).abs().max())
+    _check_sum(place.name, most, dtype)
+    return most
+
+
+def _check_sum(name: str, most: int, dtype: torch.dtype) -> None:
     bits = SIGNIFICAND[dtype]
     if most >= 1 << bits:
         raise Inexact(
-            f"sc.quant.prepare: {place.name}: sums of its products reach {most}, which needs {most.bit_length()} bits, "
-            f"and {str(dtype).replace('torch.', '')} holds {bits}: take fewer bits of activations= or weights=, or "
+            f"sc.quant.prepare: {name}: sums of its products reach {most}, which needs {most.bit_length()} bits, and "
+            f"{str(dtype).replace('torch.', '')} holds {bits}: take fewer bits of activations= or weights=, or "
             "dtype=torch.float64"
         )
-    return most
+
+
+def _prove_all(net: nn.Module, run: _Run, dtype: torch.dtype) -> List[int]:
+    """The largest sum of each layer, as :func:`_prove`; what comes back in ``Recurrent`` is added to another one."""
+    sums = []
+    for place in weighted(net):
+        sums.append(_prove(place, dtype))
+        source = run.seen[place.called].source if isinstance(place.called, Recurrent) else None
+        written = None if source is None else source._modules.get("output_format")
+        if isinstance(written, OnGrid):
+            (frac,), of_sum = written.fracs, max(integers_of(place.layer, 8)[1]) + int(input_format(place).frac or 0)
+            common = max(frac, of_sum)
+            sums[-1] = (sums[-1] << (common - of_sum)) + (-written.low << (common - frac))
+            _check_sum(place.name, sums[-1], dtype)
+    return sums
 
 
 # -- report
@@ -400,7 +428,7 @@ def report(net: nn.Module, x: Inputs, beside: Optional[nn.Module] = None) -> Rep
     dtypes = [module.arithmetic.dtype for module in net.modules() if _is_fixed(module)]
     dtype = torch.float64 if torch.float64 in dtypes else torch.float32
     run = _Run(net, x, dtype)
-    rows = [_weights_row(place, _prove(place, dtype)) for place in weighted(net)]
+    rows = [_weights_row(place, most) for place, most in zip(weighted(net), _prove_all(net, run, dtype))]
     for name, module in net.named_modules():
         if isinstance(module, (Neuron, Recurrent)) and module in run.seen:
             neuron: Any = module.neuron if isinstance(module, Recurrent) else module

@@ -72,13 +72,14 @@ def test_recurrence_and_delays_are_integer_arithmetic() -> None:
     fixed = sc.quant.prepare(net, x)
     padded = np.concatenate([np.zeros((3, 2, 8), dtype=np.int64), x.numpy().astype(np.int64)])
     late = np.stack([padded[3 - d : 33 - d, :, j] for j, d in enumerate(delay.whole.tolist())], -1)
-    sums, fracs = linear(fixed[0].linear, late, 0)
+    (frac,) = fixed[0].output_format.fracs
+    sums = rounded(*linear(fixed[0].linear, late, 0), frac, 16)
     cell, back = fixed[1].neuron, fixed[1].linear
     how, v, z, expected = cell.arithmetic, np.zeros((2, 12), dtype=np.int64), np.zeros((2, 12), dtype=np.int64), []
     for at in sums:
         fed, of_fed = linear(back, z, 0)
-        common = max(fracs.max(), of_fed.max())
-        total = (at << (common - fracs)) + (fed << (common - of_fed))
+        common = max(frac, of_fed.max())
+        total = (at << (common - frac)) + (fed << (common - of_fed))
         h = v + rounded(np.clip(rounded(total, common, how.frac, 16) - v, -(1 << 15), (1 << 15) - 1), 1, 0, 64)
         z = (h >= round(0.2 * 2**how.frac)).astype(np.int64)
         v = np.clip(np.where(z, 0, h), -(1 << 15), (1 << 15) - 1)
