@@ -104,7 +104,9 @@ class FeedbackWriter(Writer):
         if self.shape.apart:
             self.argument("exchange", "exchange")
         tensor = self.argument("weights", "pointer", "params", len(self.program.params))
-        return f"i.take_weights({tensor});"
+        # a sum of neuron m has a row of the weight forward, and a column backward
+        apart = "1, Neurons::H" if isinstance(self.plan, ForwardPlan) else "Neurons::H, 1"
+        return f"i.take_weights({tensor}, {apart});"
 
     @property
     def delays_at(self) -> int:
@@ -165,10 +167,12 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         starts.append(self.pack(gave))
         if self.feedback.delays:
             starts += [*self.lags(), *over_neurons([f"{gave}[j] = {self._earlier('-1')};"])]
-        else:
+        elif plan.has_initial_state:
             first = self.one("first", "state", len(program.states))
             starts.append(f"const Pack<{stored}, V> before = load<V>({first});")
             starts += over_neurons([f"{gave}[j] = {self.value('before[j]')};"])
+        else:
+            starts += over_neurons([f"{gave}[j] = {self.printer.number(0.0)};"])
         if self.feedback.bias:
             bias = self.argument("biases", "pointer", "params", len(program.params) + 1)
             starts.append(f"const Pack<{stored}, V> bias = column_values<V>({bias}, i);")
@@ -178,7 +182,7 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         # nobody may write to the memory of a block that has not started
         starts.append("i.begin();")
         # the first output may be any number, where the others are spikes
-        some = self.shape.value_parts == 1 and not self.feedback.delays
+        some = self.shape.value_parts == 1 and plan.has_initial_state and not self.feedback.delays
         later = range(1, parts_of(plan.dtype)) if some else ()
         if later:
             starts += self._parts_of_first(gave)

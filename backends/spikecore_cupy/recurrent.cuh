@@ -212,15 +212,15 @@ struct Layer {
         return (k / MT * NT + n) * MT * 128 + k % MT * 128;
     }
 
-    // The weights of this thread: row k of `from` is what number k adds to each of H sums.
-    template <typename S> __device__ __forceinline__ void take_weights(const S* from) {
+    // The weights of this thread: what number k adds to sum m is at k * numbers + m * sums.
+    template <typename S> __device__ __forceinline__ void take_weights(const S* from, int numbers, int sums) {
         #pragma unroll
         for (int i = 0; i < NK; ++i) {
             #pragma unroll
             for (int a = 0; a < 4; ++a) {
                 const int m = m0 + lane / 4 + 8 * (a & 1), k = (ks * NK + i) * 16 + lane % 4 * 2 + 8 * (a >> 1);
-                float x = m < H && k < H ? value(from[(long long)k * H + m]) : 0.0f;
-                float y = m < H && k + 1 < H ? value(from[(long long)(k + 1) * H + m]) : 0.0f;
+                float x = m < H && k < H ? value(from[k * numbers + m * sums]) : 0.0f;
+                float y = m < H && k + 1 < H ? value(from[(k + 1) * numbers + m * sums]) : 0.0f;
                 #pragma unroll
                 for (int p = 0; p < WP; ++p) {
                     const float a_ = first_bits(x), b_ = first_bits(y);

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import torch
 
@@ -267,6 +267,11 @@ def format_of(node: Node, args: Sequence[Format]) -> Format:
     return rule(node, args)
 
 
+def coefficients_of(order: Sequence[Node]) -> Set[Node]:
+    """Of these nodes, arguments first, those that depend on parameters and constants alone."""
+    return {node for node in order if node.op in ("param", "const")} | set(loop_invariant(order))
+
+
 # -- a program
 
 
@@ -276,8 +281,7 @@ class Analysis:
     def __init__(self, program: Program, inputs: Mapping[str, Format], dtype: torch.dtype) -> None:
         self.program, self.dtype = program, dtype
         self.order = topological([*program.outputs, *program.next, *program.initial])
-        self.coefficients = {node for node in self.order if node.op in ("param", "const")}
-        self.coefficients.update(loop_invariant(self.order))
+        self.coefficients = coefficients_of(self.order)
         unknown = [name for name in inputs if name not in program.inputs]
         if unknown:
             raise ValueError(f"inputs has {unknown[0]!r}, which is no input of {program.name}: {program.inputs}")

@@ -32,7 +32,7 @@ import torch
 
 from spikecore._shell.checks import shown
 from spikecore.functional import reset
-from spikecore.lang import Expr, Node, Program, loop_invariant, ops, topological
+from spikecore.lang import Expr, Node, Program, ops, topological
 from spikecore.lang.eager import evaluate
 from spikecore.lang.node import const
 from spikecore.lang.operations import OPERATION
@@ -44,6 +44,7 @@ from spikecore.quant._analysis import (
     SIGNIFICAND,
     Format,
     analyse,
+    coefficients_of,
     format_of,
     number_of,
     of_number,
@@ -109,8 +110,7 @@ class _Rewriting:
     def __init__(self, how: FixedPoint, program: Program) -> None:
         self.how, self.old = how, program
         self.order = topological([*program.outputs, *program.next, *program.initial])
-        self.coefficients = {node for node in self.order if node.op in ("param", "const")}
-        self.coefficients.update(loop_invariant(self.order))
+        self.coefficients = coefficients_of(self.order)
         self.new: Dict[Node, Node] = {}
         self.formats: Dict[Node, Format] = {}
         self.labels: Dict[Node, str] = {}
@@ -453,7 +453,7 @@ def _values(neuron: Neuron, program: Program) -> Tuple[Tuple[Tuple[str, Tuple[fl
 def _default_frac(how: FixedPoint, program: Program) -> int:
     """The fractional bits that leave eight times the largest summand, or 1."""
     order = topological([*program.outputs, *program.next, *program.initial])
-    coefficients = {node for node in order if node.op in ("param", "const")} | set(loop_invariant(order))
+    coefficients = coefficients_of(order)
     summands = [*program.initial]
     for node in order:
         if node not in coefficients and node.op not in ("mul", "div"):
