@@ -33,8 +33,7 @@ class FeedbackWriter(Writer):
     header = HEADER
     shape: Shape
     printer: CudaPrinter
-    #: Divisions of all of a thread's neurons are verified together: a branch for each would put one behind the other.
-    division = "divided({0}, {1}, how)"
+    at_once = True
 
     def beginning(self) -> str:
         return "Neurons i(neurons, exchange);" if self.shape.apart else "Neurons i(neurons);"
@@ -48,34 +47,6 @@ class FeedbackWriter(Writer):
         # a launch of one block needs no cluster, and GPUs before compute capability 9.0 have none
         cluster = f"__cluster_dims__({blocks}, 1, 1) " if blocks > 1 else ""
         return f'extern "C" __global__ void {cluster}{bounds} {self.name}('
-
-    def function(
-        self,
-        name: str,
-        results: Mapping[str, Node],
-        sums: Mapping[str, Node] = {},
-        known: Mapping[Node, str] = {},
-    ) -> Function:
-        """See the base; a function with divisions takes ``how`` they are made."""
-        self.printer.division = self.division
-        text = super().function(name, results, sums, known)
-        if not any("how)" in line for line in text.body):
-            return text
-        return text._replace(arguments=[*text.arguments, "How& how"], template="template <typename How> ")
-
-    def each(self, function: Function, targets: Sequence[str], where: Mapping[Node, str]) -> List[str]:
-        """A step of each of a thread's neurons; no target is an argument, too, so that it may be computed twice."""
-        if not function.template:
-            return over_neurons([self.call(function, targets, where)])
-        plain = over_neurons([self.call(function, [*targets, "plain"], where)])
-        return [
-            "Quick quick;",
-            *over_neurons([self.call(function, [*targets, "quick"], where)]),
-            "if (!quick.sure) {",
-            "    Plain plain;",
-            *indented(plain),
-            "}",
-        ]
 
     def takes_groups(self, learnt: Sequence[str]) -> bool:
         """A thread has no more than one group of neurons."""

@@ -308,21 +308,6 @@ struct Layer {
     }
 };
 
-// -- divisions of a step by what is the same at each (see divided): all at once, and again one by one if one is not sure
-
-struct Quick {
-    bool sure = true;
-};
-struct Plain {};
-__device__ __forceinline__ float divided(float x, float y, Quick& how) {
-    const float r = reciprocal(y), q = x * r, better = fmaf(fmaf(-q, y, x), r, q);
-    // 0 keeps its sign; r - r is NaN where y is not ordinary
-    const bool zero = x == r - r;
-    how.sure = how.sure && (zero || fabsf(better) >= 8.271806125530277e-25f);
-    return zero ? q : better;
-}
-__device__ __forceinline__ float divided(float x, float y, Plain&) { return divided(x, y); }
-
 // -- the neurons of a thread in a tensor, as if they were neighbours
 
 template <typename S, typename L> struct Gathered {
