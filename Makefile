@@ -50,6 +50,7 @@ PEERS_INSTALLED := $(VENV)/.peers-installed
 NUMBA_INSTALLED := $(VENV)/.numba-installed
 TRITON_INSTALLED := $(VENV)/.triton-installed
 JAX_INSTALLED := $(VENV)/.jax-installed
+C_INSTALLED := $(VENV)/.c-installed
 NVRTC_INSTALLED := $(VENV)/.nvrtc-installed
 PACKAGING_INSTALLED := $(VENV)/.packaging-installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
@@ -63,7 +64,7 @@ FLOOR := $(EMULATOR)/tests tests/ipu tests/backend tests/null \
     $(wildcard $(addprefix tests/unit/,lang _shell neurons layers models test_*.py training))
 
 # What `make check` gives to mypy, two at a time.
-TYPED := spikecore spikecore-numba spikecore-triton spikecore-jax
+TYPED := spikecore spikecore-numba spikecore-triton spikecore-jax spikecore-c
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-plugins test-kernels check test-docs test-peers test-floor docs notebooks size package clean distclean $(addprefix types-,$(TYPED))
@@ -106,11 +107,12 @@ test-all: $(INSTALLED)
 # Most of the time is compilation, which every core can share. Triton's kernels run in its interpreter where there is no
 # GPU. Some are compiled for AMD's GPUs (tests/test_amd.py); that all compile, for NVIDIA's as well, takes minutes more
 # (tests/test_compiled.py).
-test-plugins: $(NUMBA_INSTALLED) $(TRITON_INSTALLED) $(JAX_INSTALLED)
+test-plugins: $(NUMBA_INSTALLED) $(TRITON_INSTALLED) $(JAX_INSTALLED) $(C_INSTALLED)
 	@test -s $(NUMBA_INSTALLED)
 	@cd plugins/spikecore-numba && $(abspath $(BIN))/python -m pytest $(PARALLEL) $(SUPPORT) $(ARGS)
 	@cd plugins/spikecore-triton && $(abspath $(BIN))/python -m pytest $(PARALLEL) --ignore tests/test_compiled.py $(ARGS)
 	@cd plugins/spikecore-jax && $(abspath $(BIN))/python -m pytest $(PARALLEL) $(ARGS)
+	@cd plugins/spikecore-c && $(abspath $(BIN))/python -m pytest $(PARALLEL) $(ARGS)
 
 # Only files that have the mark: to collect all others takes 12 s in each process.
 test-kernels: $(NVRTC_INSTALLED)
@@ -209,6 +211,11 @@ $(TRITON_INSTALLED): plugins/spikecore-triton/pyproject.toml $(INSTALLED)
 $(JAX_INSTALLED): plugins/spikecore-jax/pyproject.toml $(INSTALLED)
 	@echo 'Installing spikecore-jax'
 	@$(PIP) install --constraint $(VENV)/torch.txt --editable 'plugins/spikecore-jax[test]'
+	@touch $@
+
+$(C_INSTALLED): plugins/spikecore-c/pyproject.toml $(INSTALLED)
+	@echo 'Installing spikecore-c'
+	@$(PIP) install --constraint $(VENV)/torch.txt --editable plugins/spikecore-c
 	@touch $@
 
 $(NVRTC_INSTALLED): Makefile $(INSTALLED)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors
     from spikecore import nir as nir
     from spikecore import parallel as parallel
     from spikecore import plot as plot
+    from spikecore import quant as quant
     from spikecore import stochastic as stochastic
     from spikecore import surrogate as surrogate
     from spikecore import testing as testing
@@ -37,6 +38,7 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors
     from spikecore._convert import ann2snn as ann2snn
     from spikecore._convert import convert as convert
     from spikecore._convert import load_weights as load_weights
+    from spikecore._export_c import export_c as export_c
     from spikecore._plugins.selection import backends as backends
     from spikecore._plugins.selection import use_backend as use_backend
     from spikecore._transforms import fuse as fuse
@@ -69,6 +71,7 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors
 #: Module -> names of ``sc`` that it has, beside the models of ``spikecore.neurons``.
 _NAMES: Mapping[str, str] = {
     "spikecore._convert": "ann2snn convert load_weights",
+    "spikecore._export_c": "export_c",
     "spikecore._plugins.selection": "backends use_backend",
     "spikecore._transforms": "fuse hoist unfuse",
     "spikecore.functional": "carry_state detach get_state reset set_backend set_state set_step",
@@ -84,7 +87,7 @@ _NAMES: Mapping[str, str] = {
 }
 _MODULES: Dict[str, str] = {name: module for module, names in _NAMES.items() for name in names.split()}
 #: Modules that stand in ``dir(sc)``.
-_LISTED = "backend encode layers losses metrics models nir plot surrogate".split()
+_LISTED = "backend encode layers losses metrics models nir plot quant surrogate".split()
 #: Public modules, which are attributes without an import of their own.
 _INNER = "bench dtypes functional inspect interpreter kernels lang neuron neurons parallel stochastic testing training"
 _PUBLIC = frozenset([*_LISTED, *_INNER.split()])
@@ -92,6 +95,7 @@ _PUBLIC = frozenset([*_LISTED, *_INNER.split()])
 #: Module -> names of it that ``dir(sc)`` does not list: programs and plugins have them from ``sc``.
 _MOVED_TO: Mapping[str, str] = {
     "_convert": "Conversion",
+    "_export_c": "CProgram",
     "backend": (
         "Backend BackendError BackendInfo BackendLoadError BackendStatus BackendUnavailable Capabilities "
         "UnknownBackend Unsupported hookimpl"

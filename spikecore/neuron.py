@@ -16,7 +16,7 @@ from spikecore._base.context import compile_time, is_compiling, uncompiled
 from spikecore._base.misnamed import hint_at_missing
 from spikecore._plugins.selection import Resolved, asked_in_words, capture
 from spikecore._shell import checkpoints, checks, parameters, ranges
-from spikecore._shell.binding import Dispatch, ask, request
+from spikecore._shell.binding import Arithmetic, Dispatch, ask, request
 from spikecore._shell.call import call
 from spikecore._shell.state import Stateful
 from spikecore.lang import Program, ops
@@ -84,6 +84,8 @@ class Neuron(Stateful):
         "repeat": checks.steps_or_none,
         **Stateful.configuration,
     }
+    #: What makes another program of the traced one, as :func:`spikecore.quant.fixed` does; None: as it was written.
+    arithmetic: Optional[Arithmetic] = None
     #: The ranges now, which ``bounds`` shows, and ``bounds`` as it was given, which stays when ranges follow values.
     _ranges: Dict[str, ranges.Interval]
     _given_bounds: Any
@@ -160,7 +162,7 @@ class Neuron(Stateful):
         """What the program is traced with: configuration, and the ranges of what is learnt."""
         learnt = {name: value for name, value in self._parameters.items() if name in self._ranges}
         limits = [(name, self._ranges[name], value.dtype) for name, value in learnt.items() if value is not None]
-        return (*map(self.__dict__.get, self.configuration), *limits)
+        return (self.arithmetic, *map(self.__dict__.get, self.configuration), *limits)
 
     def _settle(self) -> Dispatch:
         """The dispatch, with its stamp settled; another one if a setting was written past ``__setattr__``."""
@@ -393,6 +395,7 @@ class Neuron(Stateful):
         added = [name for name in self.configuration if name not in Neuron.configuration]
         unusual = [name for name in (*added, *Neuron.configuration) if getattr(self, name) != usual.get(name)]
         parts += [f"{name}={getattr(self, name)!r}" for name in unusual]
+        parts += [] if self.arithmetic is None else [f"arithmetic={self.arithmetic!r}"]
         resolved = self._dispatch.bound
         bound = ", ".join(f"{chosen.backend.name} on {device}" for device, chosen in resolved.items())
         asked = asked_in_words(self._dispatch.request, resolved.values())

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field, replace
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, Union
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Protocol, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,17 @@ from spikecore.lang import Expr, Node, Numbers, Program, topological, trace
 from spikecore.lang._program import normalised, repeated
 
 # -- dispatch
+
+
+class Arithmetic(Protocol):
+    """What makes another program of a neuron's traced one, such as fixed point. It never changes, and has a value."""
+
+    def rewrite(self, program: Program) -> Program:
+        """The program that the neuron computes, of the same inputs, states and parameters."""
+
+    def holds(self, dtype: torch.dtype) -> bool:
+        """Whether it may be computed in this dtype."""
+
 
 #: Unique id of a definition until the hash of its program is known.
 _definitions = itertools.count()
@@ -67,6 +78,8 @@ class Dispatch:
     #: What torch.compile guards: the key of the program once that is known, a unique id before.
     stamp: str = field(default_factory=lambda: f"{_UNTRACED}{next(_definitions)}")
     program: Optional[Program] = None
+    #: What made it of the traced one, if anything did.
+    arithmetic: Optional[Arithmetic] = None
     #: The numbers of the surrogates: the values of ``program.numbers``, by name.
     numbers: Dict[str, float] = field(default_factory=dict)
     #: What the program was traced with.
@@ -88,7 +101,7 @@ class Dispatch:
     def define(self, neuron: Any) -> Program:
         """The program of ``neuron``, which is traced if it was not."""
         if self.program is None:
-            self.settings = neuron._settings()
+            self.settings, self.arithmetic = neuron._settings(), neuron.arithmetic
             program, self.numbers = _traced(neuron)
             self.program = program
             return program
@@ -146,6 +159,7 @@ class Dispatch:
             program: Any = self.program
             program = repeated(program).program if repeats else program
             calls = Calls(device_type, program, Spec(*spec), gradients, state_gradients, record)
+            self._check_arithmetic(calls)
             self.runners[key] = runner_of(self.computes(device_type, transformed), calls)
         return key
 
@@ -239,8 +253,17 @@ class Dispatch:
         missing = calls.lacks(resolved.backend) or (() if has.normalisation else ("normalisation",))
         if missing:
             return checks.unsupported(resolved, program.name, missing, device_type)
+        self._check_arithmetic(calls)
         self.derived[key] = runner_of(resolved, calls)
         return ""
+
+    def _check_arithmetic(self, calls: Calls) -> None:
+        """Raise ValueError for calls in a dtype in which the program is not what it is meant to be."""
+        if self.arithmetic is not None and not self.arithmetic.holds(calls.spec.compute):
+            raise ValueError(
+                f"{calls.program.name}: {self.arithmetic!r} is not exact for inputs in {NAMES[calls.spec.dtype]}; give "
+                "inputs in float64"
+            )
 
     def values(self, neuron: Any, stamp: str) -> List[Tuple[str, Union[float, Tensor]]]:
         """The parameters of the program, by name: those of the neuron, and behind them the numbers of its surrogate."""
@@ -293,6 +316,8 @@ def _traced(neuron: Any) -> Tuple[Program, Dict[str, float]]:
         numbers=numbers,
     )
     _check_learnt(neuron, program)
+    if neuron.arithmetic is not None:
+        program = neuron.arithmetic.rewrite(program)
     return program, {name: numbers.values[name] for name in program.numbers}
 
 

@@ -37,7 +37,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 #: Heading of the help -> the commands below it.
 _SECTIONS: Mapping[str, List[str]] = {
-    "Commands": ["backends", "explain", "kernel", "cache", "bench"],
+    "Commands": ["backends", "explain", "kernel", "export", "cache", "bench"],
     "Commands for authors of a backend": ["conformance", "new-backend"],
 }
 
@@ -178,6 +178,28 @@ def kernel(**options: Any) -> None:
     MODULE:NAME. MODULE is a file's path or an importable module, and NAME a class or an object.
     """
     _run("kernel", options)
+
+
+@app.command(
+    epilog=_examples(
+        "export package.module:network --example data.pt --out folder",
+        "export model.py:net --example x.pt --out folder --inputs 0,0,1",
+    )
+)
+@click.argument("network", metavar="MODULE:NAME")
+@_path("--example", required=True, help="Inputs over time, [T, B, ...], as torch.save wrote them.")
+@_path("--out", metavar="DIR", required=True, help="Folder to write the program into.")
+@_option("--name", default="network", help="Name of the program: of its files, its struct and its functions.")
+@_choice("--dtype", "fixed", "float32", default="fixed", help="Integers, or floats of 32 bits.")
+@_option("--inputs", metavar="FRAC,LOW,HIGH", help="Format of the inputs: 0,0,1 for spikes.")
+@_flag("--json", "as_json", help="Print JSON: folder, files, flash, memory, inputs, outputs.")
+def export(**options: Any) -> None:
+    """Write a network as a program in C11, for machines without Python.
+
+    MODULE:NAME is a network, or a class or function that makes one without arguments. MODULE is a file's path or an
+    importable module.
+    """
+    _run("export", options)
 
 
 @app.command(epilog=_examples("cache", "cache --json", "cache --clear"))

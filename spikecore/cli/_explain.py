@@ -11,9 +11,8 @@ import click
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.errors import a_kind
 from spikecore.backend import BackendError
-from spikecore.cli._named import named
+from spikecore.cli._named import network as named_network
 from spikecore.dtypes import DTYPES
 from spikecore.inspect import explain as explain_network
 
@@ -34,7 +33,7 @@ def explain(
     try:
         torch.manual_seed(seed)
         place = _device(device)
-        net = _network(network).to(place, DTYPES[dtype])
+        net = named_network(network).to(place, DTYPES[dtype])
         inputs = [torch.rand(_shape(text)).to(place, DTYPES[dtype]) for text in shapes]
         if channels_last:
             net, inputs = _channels_last(net), [_channels_last(x) for x in inputs]
@@ -48,15 +47,6 @@ def explain(
     except (ImportError, TypeError, ValueError) as error:
         raise click.UsageError(str(error)) from error
     click.echo(json.dumps(asdict(explanation), indent=2) if as_json else str(explanation))
-
-
-def _network(text: str) -> nn.Module:
-    value = named(text)
-    if callable(value) and not isinstance(value, nn.Module):
-        value = value()
-    if not isinstance(value, nn.Module):
-        raise TypeError(f"{text} is {a_kind(value)}; name an nn.Module or what makes one without arguments")
-    return value
 
 
 def _device(name: str) -> torch.device:

@@ -11,6 +11,10 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from spikecore._base.errors import a_kind
+
 
 def named(text: str) -> Any:
     """The object of ``package.module:name`` or ``path/to/file.py:name``.
@@ -29,6 +33,16 @@ def named(text: str) -> Any:
         close = difflib.get_close_matches(name, vars(module), n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"{where} has no {name!r}{hint}") from error
+
+
+def network(text: str) -> nn.Module:
+    """The network of that name, or the one that the object makes without arguments."""
+    value = named(text)
+    if callable(value) and not isinstance(value, nn.Module):
+        value = value()
+    if not isinstance(value, nn.Module):
+        raise TypeError(f"{text} is {a_kind(value)}; name an nn.Module or what makes one without arguments")
+    return value
 
 
 def _file(path: Path) -> Any:

@@ -7,6 +7,7 @@ nodes with underscores, so that keys of ``state_dict`` are lost, and refuses ``t
 from __future__ import annotations
 
 import io
+import json
 import operator
 import os
 import warnings
@@ -29,6 +30,7 @@ from spikecore.nir._file import metadata_of, package
 from spikecore.nir._layer_nodes import WRITERS, Place, flatten_node
 from spikecore.nir._modules import INPUT, OF_ONE_STEP, Network
 from spikecore.nir._neuron_nodes import FORMS, Unsaid, Writing, checked_node_of
+from spikecore.quant._plain import Formats, plain
 
 #: What ``keep`` may name.
 KEEPABLE = tuple("soft_reset no_reset delayed_reset many_spikes initial_state surrogate detach_reset".split())
@@ -85,6 +87,8 @@ def save(
 
     Class, settings and exact parameters of our neurons are kept as metadata, too, so that :func:`load` gives the same
     network, bit for bit, although ``tau`` is rounded in the file. Numbers are float32, or float64 if the network's are.
+    Of a network of :func:`spikecore.quant.prepare` the weights are written as it computes with them, on their grids.
+    Its formats are kept as metadata, ``"spikecore_formats"``, and what is loaded computes in floats.
 
     Raises ValueError for what NIR cannot say, naming module and way out; TypeError for arguments of wrong types;
     ImportError without the package nir.
@@ -99,7 +103,7 @@ def save(
     if isinstance(keep, str) or any(name not in KEEPABLE for name in keep):
         raise ValueError(f"sc.nir.save: keep={keep!r} must be a tuple of some of {', '.join(KEEPABLE)}")
     nir = package()
-    net = unwrapped(net)
+    net, formats = plain(unwrapped(net))
     wide = any(value.dtype == torch.float64 for value in net.parameters())
     drawn = Drawn(Writing(float(dt), discretization, "float64" if wide else "float32"))
     first, last = _unlike(net, "input"), _unlike(net, "output")
@@ -110,6 +114,7 @@ def save(
         _tell(drawn.to.unsaid, keep)
     except ValueError as error:
         raise ValueError(f"sc.nir.save: {error}") from error.__cause__
+    drawn.note(formats)
     drawn.nodes[last] = nir.Output(types("output", end.shape))
     drawn.edges += [(source, last) for source in end.sources]
     metadata = metadata_of({"dt": float(dt), "discretization": discretization})
@@ -203,6 +208,14 @@ class Drawn:
         self.edges += [(source, name) for source in of.sources]
         node.input_type, node.output_type = types("input", of.shape), types("output", shape)
         return Value((name,), tuple(shape))
+
+    def note(self, formats: Formats) -> None:
+        """Keep the formats of a prepared network as metadata of the nodes of its modules, or of those around them."""
+        for node_name, node in self.nodes.items():
+            inside = f"{node_name}."
+            content = {name: value for name, value in formats.items() if f"{name}.".startswith(inside)}
+            if content:
+                node.metadata = {**(node.metadata or {}), "spikecore_formats": json.dumps(content)}
 
     def follow(self, net: nn.Module, prefix: str, of: Value, leading: int) -> Value:
         """What ``net`` makes of a value; ``leading``: dimensions of its input before those of a sample."""

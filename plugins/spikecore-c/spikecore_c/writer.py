@@ -1,0 +1,269 @@
+"""The kernels as C: a loop over neurons, and in it one over the steps of a neuron, whose states are local variables."""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Sequence, Tuple, Union
+
+import torch
+
+from spikecore.kernels import BackwardPlan, ForwardPlan
+from spikecore.kernels.writing import (
+    FILLED,
+    Argument,
+    KernelPrinter,
+    KernelWriter,
+    filled,
+    indented,
+    input_leaf,
+    named,
+    output_cotangent,
+    state_cotangent,
+    state_leaf,
+)
+from spikecore.lang import Node, topological
+from spikecore.lang.c import NO_CONTRACTION, C11Printer, helpers
+
+#: What a tensor of one step is read and written at: the neuron.
+AT = "[i]"
+
+
+class Kernel(NamedTuple):
+    """A printed kernel. It takes the numbers of steps and of neurons, and then its arguments."""
+
+    name: str
+    text: str
+    arguments: Tuple[Argument, ...]
+
+
+class CPrinter(C11Printer, KernelPrinter):
+    """C11 with the names of kernels."""
+
+
+class Writer(KernelWriter):
+    """Writes the lines of one kernel."""
+
+    neurons_of = f"{{}}{AT}"
+
+    def __init__(self, plan: Union[ForwardPlan, BackwardPlan], direction: str, roots: Sequence[Node]) -> None:
+        self.real = "double" if plan.compute == torch.float64 else "float"
+        super().__init__(plan, direction, CPrinter(self.real), roots)
+        #: What is computed before the first step -> its name.
+        self.names: Dict[Node, str] = {}
+        for node in (*self.uniform, *self.varying):
+            self.local[node] = self.distinct_label(node, "k", self.local.values())
+
+    def all(self, name: str, group: str, index: int) -> str:
+        """A tensor of all steps, at step and neuron. One step that stands for all has stride 0."""
+        step = "neurons" if group in FILLED else self.argument(f"{name}_step", "stride", group, index)
+        return f"{self.argument(name, 'pointer', group, index)}[t * {step} + i]"
+
+    def declared(self, name: str, value: str) -> str:
+        """A variable that changes."""
+        return f"{self.real} {name} = {value};"
+
+    def constant(self, name: str, value: str) -> str:
+        """A variable that does not change."""
+        return f"const {self.declared(name, value)}"
+
+    # -- parameters and what is computed from them
+
+    def _read_params(self, *kinds: str) -> List[str]:
+        lines = []
+        for leaf in self.params_of(*kinds):
+            name, kind = self.local[leaf], self.kinds[str(leaf.attr)]
+            if leaf not in self.used:
+                continue
+            if kind == "number":
+                self.argument(name, "number", *self.param_place(leaf))
+            elif kind == "channel":
+                tensor, inner, channels = self.channel(leaf)
+                lines.append(self.constant(name, f"{tensor}[i / {inner} % {channels}]"))
+            else:
+                tensor = self.argument(f"{name}s", "pointer", *self.param_place(leaf))
+                lines.append(self.constant(name, f"{tensor}{AT if kind == 'full' else '[0]'}"))
+            self.names[leaf] = name
+        return lines
+
+    def _computed_once(self, nodes: Sequence[Node]) -> List[str]:
+        lines = []
+        for node in nodes:
+            # step by step under its own name: a value and itself detached have two
+            lines += self.printer.block([node], self.names, self.program.labels, name_roots=False)
+            if node not in self.names:
+                lines.append(self.printer.statement(node, self.local[node], self.names))
+                self.names[node] = self.local[node]
+        return lines
+
+    def starting(self, states: Sequence[str]) -> List[str]:
+        """Lines that give states their first values."""
+        lines = []
+        for index, (name, initial) in enumerate(zip(self.program.states, self.program.initial)):
+            if name in states:
+                value = self.printer.expression(initial, self.names)
+                if self.plan.has_initial_state:
+                    value = self.one(f"{self.state(name)}_start", "state", index)
+                lines.append(self.declared(self.state(name), value))
+        return lines
+
+    # -- one step
+
+    def step_names(self) -> Dict[Node, str]:
+        """The names of all that a step can read."""
+        states = {state_leaf(name): self.state(name) for name in self.program.states}
+        return {**self.names, **states, **{input_leaf(name): self.input(name) for name in self.program.inputs}}
+
+    def inputs(self, roots: Sequence[Node]) -> List[str]:
+        """Lines that read the inputs of a step which these values are computed from."""
+        leaves = self.leaves_of(roots)
+        lines = []
+        for index, name in enumerate(self.program.inputs):
+            if input_leaf(name) in leaves:
+                local = self.input(name)
+                lines.append(self.constant(local, self.all(f"{local}s", "inputs", index)))
+        return lines
+
+    def moved(self, values: Dict[str, Node], names: Dict[Node, str]) -> List[str]:
+        """Lines that give variables their next values, which may be computed from any of them."""
+        following = {variable: self.free(f"{variable}_next") for variable in values}
+        lines = [self.constant(following[v], self.value(node, names)) for v, node in values.items()]
+        return [*lines, *(f"{variable} = {name};" for variable, name in following.items())]
+
+    def value(self, node: Node, names: Dict[Node, str]) -> str:
+        """The text of a value that a block has computed, or that is a leaf."""
+        return names.get(node) or self.printer.expression(node, names)
+
+    def leaves_of(self, roots: Sequence[Node]) -> Sequence[Node]:
+        """The leaves that some values are computed from."""
+        return [node for node in topological(roots, known=self.names) if node.is_leaf]
+
+    # -- text
+
+    def finished(self, uniform: List[str], each: List[str]) -> Kernel:
+        """The kernel: ``uniform`` lines come once, and ``each`` for every neuron."""
+        arguments = self.arguments.all()
+        head = [f"void {self.name}(", *filled([f"{word}," for word in self._declarations(arguments)], 112)]
+        head[-1] = head[-1].rstrip(",")
+        body = [
+            *head,
+            ") {",
+            *indented([*uniform, "for (int64_t i = 0; i < neurons; ++i) {", *indented(each), "}"]),
+            "}",
+        ]
+        before = helpers("\n".join(body), self.real)
+        write = self.printer.named(body)
+        lines = [f"// {self.title()}", *self.listing("//"), "", "#include <math.h>", "#include <stdint.h>", ""]
+        text = "\n".join([*lines, *NO_CONTRACTION, "", *before, "", *map(write, body)])
+        return Kernel(write(self.name), f"{text}\n", named(arguments, write))
+
+    def _declarations(self, arguments: Sequence[Argument]) -> List[str]:
+        words = ["const int64_t steps", "const int64_t neurons"]
+        for argument in arguments:
+            if argument.kind == "pointer":
+                const = "" if argument.group in (*FILLED, "history") else "const "
+                words.append(f"{const}{self.real} *restrict {argument.name}")
+            else:
+                words.append(f"const {self.real if argument.kind == 'number' else 'int64_t'} {argument.name}")
+        return words
+
+
+class ForwardWriter(Writer):
+    """Writes the forward kernel of a plan."""
+
+    plan: ForwardPlan
+
+    def __init__(self, plan: ForwardPlan) -> None:
+        super().__init__(plan, "forward", plan.roots)
+
+    def kernel(self) -> Kernel:
+        """The kernel."""
+        plan, program = self.plan, self.program
+        uniform = [*self._read_params("number", "scalar"), *self._computed_once(self.uniform)]
+        each = [
+            *self._read_params("channel", "full"),
+            *self._computed_once(self.varying),
+            *self.starting(program.states),
+        ]
+        names = self.step_names()
+        step = [*self.inputs(plan.roots), *self.printer.block(plan.roots, names, program.labels, name_roots=False)]
+        for k, node in enumerate(program.outputs):
+            step.append(f"{self.all(self.output_name(k), 'outputs', k)} = {self.value(node, names)};")
+        step += self.moved({self.state(name): node for name, node in zip(program.states, program.next)}, names)
+        for k, name in enumerate(plan.record):
+            step.append(f"{self.all(f'{self.state(name)}_trace', 'trace', k)} = {self.state(name)};")
+        each += ["for (int64_t t = 0; t < steps; ++t) {", *indented(step), "}"]
+        for k, name in enumerate(program.states if plan.final else ()):
+            each.append(f"{self.one(f'{self.state(name)}_end', 'final', k)} = {self.state(name)};")
+        return self.finished(uniform, each)
+
+
+class BackwardWriter(Writer):
+    """Writes the backward kernel of a plan: the states before each step, and then the adjoint from the last one on."""
+
+    plan: BackwardPlan
+
+    def __init__(self, plan: BackwardPlan) -> None:
+        super().__init__(plan, "backward", [*plan.roots, *plan.following.values()])
+
+    def kernel(self) -> Kernel:
+        """The kernel."""
+        plan = self.plan
+        uniform = [*self._read_params("number", "scalar"), *self._computed_once(self.uniform)]
+        each = [*self._read_params("channel", "full"), *self._computed_once(self.varying)]
+        if plan.recomputed_states:
+            each += ["{", *indented(self._recomputed()), "}"]
+        for name in plan.carried_cotangents:
+            index = self.program.states.index(name)
+            final = self.one(f"{self.carried(name)}_end", "grad_final", index) if plan.final else self._zero
+            each.append(self.declared(self.carried(name), final))
+        sums = {name: self.free(f"{self.param(name)}_sum") for name in plan.learn}
+        each += [self.declared(name, self._zero) for name in sums.values()]
+        each += ["for (int64_t t = steps - 1; t >= 0; --t) {", *indented(self._adjoint(sums)), "}"]
+        for k, name in enumerate(self.program.states if plan.state else ()):
+            each.append(f"{self.one(f'{self.carried(name)}_start', 'grad_state', k)} = {self.carried(name)};")
+        for k, name in enumerate(plan.learn):
+            each.append(f"{self.one(f'grad_{self.param(name)}', 'grad_params', k)} = {sums[name]};")
+        return self.finished(uniform, each)
+
+    @property
+    def _zero(self) -> str:
+        return self.printer.number(0.0)
+
+    def _history(self, name: str) -> str:
+        """A state of this neuron before step t."""
+        index = self.plan.recomputed_states.index(name)
+        return f"{self.argument(f'{self.state(name)}_before', 'pointer', 'history', index)}[t]"
+
+    def _recomputed(self) -> List[str]:
+        """The loop that keeps the states before each step."""
+        following = self.plan.following
+        names = self.step_names()
+        step = [f"{self._history(name)} = {self.state(name)};" for name in following]
+        roots = [*following.values()]
+        step += [*self.inputs(roots), *self.printer.block(roots, names, self.program.labels, name_roots=False)]
+        step += self.moved({self.state(name): node for name, node in following.items()}, names)
+        return [*self.starting([*following]), "for (int64_t t = 0; t < steps; ++t) {", *indented(step), "}"]
+
+    def _adjoint(self, sums: Dict[str, str]) -> List[str]:
+        """The lines of one step backwards."""
+        plan, adjoint, program = self.plan, self.plan.adjoint, self.program
+        names, leaves, lines = self.step_names(), self.leaves_of(plan.roots), self.inputs(plan.roots)
+        for name in plan.recomputed_states:
+            if state_leaf(name) in leaves:
+                lines.append(self.constant(self.state(name), self._history(name)))
+        for k, index in enumerate(plan.arriving):
+            leaf = output_cotangent(index)
+            if leaf in leaves:
+                lines.append(self.constant(self.local[leaf], self.all(f"{self.local[leaf]}s", "grad_outputs", k)))
+                names[leaf] = self.local[leaf]
+        for name in plan.carried_cotangents:
+            names[state_cotangent(name)] = self.carried(name)
+        for k, name in enumerate(plan.trace):
+            if name in plan.carried_cotangents:
+                lines.append(f"{self.carried(name)} += {self.all(f'{self.carried(name)}_trace', 'grad_trace', k)};")
+        lines += self.printer.block(plan.roots, names, program.labels, name_roots=False)
+        for k, index in enumerate(plan.wanted):
+            tensor = self.all(f"grad_{self.input(program.inputs[index])}s", "grad_inputs", k)
+            lines.append(f"{tensor} = {self.value(adjoint.inputs[index], names)};")
+        lines += [f"{sums[name]} += {self.value(node, names)};" for name, node in zip(plan.learn, adjoint.params)]
+        of_states = dict(zip(program.states, adjoint.states))
+        return [*lines, *self.moved({self.carried(name): of_states[name] for name in plan.carried_cotangents}, names)]

@@ -1,0 +1,62 @@
+"""What the machine's compiler is asked for, and what is said where it cannot do it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+import spikecore as sc
+import spikecore_c
+from spikecore.backend import BackendError, Spec
+from spikecore.kernels import ForwardPlan
+from spikecore_c.building import built
+from spikecore_c.writer import ForwardWriter
+
+
+class Uses(sc.Neuron):
+    """Every function that C's library lacks, and names that C has or that the kernel has."""
+
+    states = {"steps": 0.0, "short": 0.5}
+    params = {"signed": 2.0}
+
+    def dynamics(self, x, s, p):
+        i = sc.ops.sigmoid(x) + sc.ops.softplus(s.steps) * sc.ops.sign(x)
+        t = sc.ops.clamp(sc.ops.minimum(i, s.short), -1.0, p.signed)
+        return sc.ops.maximum(t, x), {"steps": t, "short": s.steps}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_no_warning(tmp_path: Path, dtype: torch.dtype) -> None:
+    """A kernel compiles without a warning, whatever the names of its values."""
+    program = Uses().program
+    text = ForwardWriter(ForwardPlan(program, Spec(dtype, None, ("number",) * len(program.params)))).kernel().text
+    (tmp_path / "kernel.c").write_text(text)
+    options = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O2", "-c", "-o", str(tmp_path / "kernel.o")]
+    done = subprocess.run(
+        [spikecore_c.compiler(), *options, str(tmp_path / "kernel.c")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_states_that_change_places() -> None:
+    """Both states read what they were before the step."""
+    x = torch.linspace(-2, 2, 24).view(6, 4)
+    (y, state), (expected, of_torch) = (Uses(backend=name).run(x) for name in ("c", "torch"))
+    assert torch.allclose(y, expected, atol=1e-6)
+    assert all(torch.allclose(state[name], of_torch[name], atol=1e-6) for name in state)
+
+
+def test_what_does_not_compile_is_shown() -> None:
+    with pytest.raises(BackendError, match=r"cannot compile kernel nothing; cc says:[\s\S]*error"):
+        built("nothing", "void nothing(void) { undeclared = 1; }")
+
+
+def test_a_machine_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backend is not ready, and says what is missing."""
+    monkeypatch.setenv("CC", "no-such-compiler")
+    (info,) = spikecore_c.spikecore_backends()
+    assert info.probe() is not None
+    assert "'no-such-compiler' is not on the PATH" in info.probe()

@@ -1,0 +1,155 @@
+"""Values of a step, their numbers in C, and weights on grids of powers of two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from spikecore._export_c._graph import Refused
+from spikecore.lang.c import C11Printer
+from spikecore.quant import Format
+
+#: Integer types, the narrowest first: name, lowest, highest.
+_INTEGERS = (
+    ("uint8_t", 0, 255),
+    ("int8_t", -128, 127),
+    ("int16_t", -(1 << 15), (1 << 15) - 1),
+    ("int32_t", -(1 << 31), (1 << 31) - 1),
+    ("int64_t", -(1 << 63), (1 << 63) - 1),
+)
+BYTES = {"uint8_t": 1, "int8_t": 1, "int16_t": 2, "int32_t": 4, "int64_t": 8, "float": 4}
+SPIKE = Format(0, 0, 1)
+#: Fractional bits that a weight is looked for on.
+_GRIDS = range(-24, 40)
+#: Numbers of a line.
+_WIDTH = 112
+_printer = C11Printer("float")
+
+
+@dataclass(eq=False)
+class Value:
+    """An array of a step: one number for each element of a sample."""
+
+    name: str
+    shape: Tuple[int, ...]
+    #: Its integers; None for float.
+    format: Optional[Format]
+    #: Whether the next step reads it, too.
+    lasts: bool = False
+    #: The array in C, once memory is divided.
+    place: str = ""
+    #: The array that it is, in another shape.
+    of: Optional[Value] = None
+
+    @property
+    def root(self) -> Value:
+        """The array itself."""
+        return self if self.of is None else self.of.root
+
+    @property
+    def count(self) -> int:
+        """How many numbers it has."""
+        return int(torch.Size(self.shape).numel())
+
+    @property
+    def type(self) -> str:
+        """The type of a number in C."""
+        return type_of(self.format)
+
+    @property
+    def is_spikes(self) -> bool:
+        """Whether its numbers are 0 and 1."""
+        return self.format == SPIKE
+
+
+def type_of(format: Optional[Format]) -> str:
+    """The narrowest type that holds a format."""
+    if format is None:
+        return "float"
+    fits = (name for name, low, high in _INTEGERS if low <= format.low and format.high <= high)
+    return next(fits, "")
+
+
+class Grid(NamedTuple):
+    """Numbers as integers: ``integers[o] * 2**-fracs[o]`` for each output o."""
+
+    integers: Tensor
+    fracs: List[int]
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether each number fits four bits."""
+        return bool(((self.integers >= -8) & (self.integers <= 7)).all())
+
+
+def grid_of(owner: str, weight: Tensor) -> Grid:
+    """The integers of a weight ``[out, ...]``, with as few fractional bits as each output needs. Raises Refused for a
+    weight of more than 16 bits.
+    """
+    rows = weight.detach().double().flatten(1)
+    if not bool(torch.isfinite(rows).all()):
+        raise Refused(f"{owner}: its weight is not finite")
+    fracs = torch.full(rows.shape[:1], _GRIDS[0])
+    for frac in _GRIDS:
+        missing = (rows * 2.0 ** (frac - 1) != (rows * 2.0 ** (frac - 1)).round()).any(1)
+        fracs = torch.where(missing, torch.full_like(fracs, frac), fracs)
+    integers = rows * (2.0 ** fracs.double()).unsqueeze(1)
+    if bool((integers.abs() >= 1 << 15).any()) or bool((integers != integers.round()).any()):
+        raise Refused(
+            f"{owner}: its weight is on no grid of 16 bits or fewer; train it with sc.quant.prepare(net), or export "
+            "with dtype='float32'"
+        )
+    # a row of zeros fits every grid
+    silent = (rows == 0).all(1)
+    fracs[silent] = int(fracs[~silent].max()) if bool((~silent).any()) else 0
+    return Grid(integers.to(torch.int64).view(weight.shape), fracs.tolist())
+
+
+def integers_of(owner: str, numbers: Tensor, frac: int) -> Tensor:
+    """Numbers as integers over ``2**frac``."""
+    scaled = numbers.detach().double() * 2.0**frac
+    if bool((scaled != scaled.round()).any()):
+        raise Refused(f"{owner} is no multiple of 2**-{frac}, as fixed point needs it; sc.quant.prepare(net) rounds it")
+    return scaled.to(torch.int64)
+
+
+class Table(NamedTuple):
+    """Constants of a program."""
+
+    type: str
+    name: str
+    numbers: Sequence[Any]
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+        return BYTES[self.type] * len(self.numbers)
+
+    def lines(self) -> List[str]:
+        """The definition."""
+        lines, line = [f"static const {self.type} {self.name}[{len(self.numbers)}] = {{"], "   "
+        for number in self.numbers:
+            word = f" {number},"
+            if len(line) + len(word) > _WIDTH:
+                lines.append(line)
+                line = "   "
+            line += word
+        return [*lines, line, "};"]
+
+
+def table_of(name: str, numbers: Tensor, format: Optional[Format]) -> Table:
+    """A table of floats, or of integers in the narrowest type."""
+    flat = numbers.flatten().tolist()
+    if format is None:
+        return Table("float", name, [_printer.number(each) for each in flat])
+    return Table(type_of(Format(0, min(flat, default=0), max(flat, default=0))), name, flat)
+
+
+def packed(name: str, integers: Tensor) -> Table:
+    """Integers of four bits, two in a byte, the first one in its lower half."""
+    flat = [each & 15 for each in integers.flatten().tolist()]
+    flat += [0] * (len(flat) % 2)
+    return Table("uint8_t", name, [low | high << 4 for low, high in zip(flat[::2], flat[1::2])])

@@ -1,0 +1,64 @@
+"""``spikecore export``: a network as a program in C."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Optional
+
+import click
+import torch
+from torch import Tensor
+
+from spikecore._export_c import export_c
+from spikecore.backend import BackendError
+from spikecore.cli._named import network as named_network
+from spikecore.quant import Format
+
+
+def export(network: str, example: Path, out: Path, name: str, dtype: str, inputs: Optional[str], as_json: bool) -> None:
+    """Write the program, and print its files and sizes."""
+    try:
+        net = named_network(network).eval()
+        format = None if inputs is None else _format(inputs)
+        written = export_c(net, _example(example), out, name=name, dtype=dtype, inputs=format)
+    except (BackendError, ImportError, TypeError, ValueError, OSError) as error:
+        raise click.UsageError(str(error)) from error
+    facts = {
+        "folder": str(written.folder),
+        "files": [*written.files],
+        "flash": written.flash,
+        "memory": written.memory,
+        "inputs": _in_words(written.inputs),
+        "outputs": _in_words(written.outputs),
+    }
+    if as_json:
+        click.echo(json.dumps(facts, indent=2))
+        return
+    click.echo(
+        f"wrote {', '.join(written.files)}\nto {written.folder}\n\n"
+        f"  tables in flash   {written.flash} bytes, beside the code\n"
+        f"  state in memory   {written.memory} bytes\n"
+        f"  inputs            {facts['inputs']}\n"
+        f"  outputs           {facts['outputs']}\n\n"
+        f"  make -C {written.folder} test"
+    )
+
+
+def _example(path: Path) -> Tensor:
+    value: Any = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(value, Tensor):
+        raise TypeError(f"--example {path} holds {type(value).__name__}; save one tensor [T, B, ...]")
+    return value
+
+
+def _format(text: str) -> Format:
+    try:
+        frac, low, high = (int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"--inputs {text!r} must be FRAC,LOW,HIGH: 0,0,1 for spikes") from None
+    return Format(frac, low, high)
+
+
+def _in_words(format: Optional[Format]) -> str:
+    return "floats" if format is None else f"{format.low} to {format.high}, times 2^{-(format.frac or 0)}"

@@ -1,0 +1,7 @@
+"""Fixed point: neurons and layers whose floating-point numbers are integers, with the same bits on every backend."""
+
+from spikecore.quant._analysis import Format, Inexact, analyse
+from spikecore.quant._fixed import FixedPoint, fixed
+from spikecore.quant._prepare import Report, prepare, report
+
+__all__ = ["FixedPoint", "Format", "Inexact", "Report", "analyse", "fixed", "prepare", "report"]

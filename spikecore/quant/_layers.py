@@ -1,0 +1,178 @@
+"""Weights and activations on power-of-two grids, as parametrisations and hooks of a network's layers.
+
+Rules of this module:
+
+- A weight is ``n * 2**-frac`` for an integer n of some bits, with one ``frac`` for each output channel or one for all.
+  The layer has a parametrisation, which gives the rounded weight wherever it is read: within ``Recurrent``, ``Delay``
+  and convolutions too. Its derivative is 1 within the range and 0 beyond it.
+- What a layer reads is on a grid: spikes and their sums are; anything else is rounded by the layer's ``input_format``.
+- Weights of at most 8 bits and inputs of at most 9 are exact in TF32 and in bfloat16. Their products are added in
+  float32, where a sum of integers below ``2**24`` is exact in any order.
+- ``frac`` is the one with the least squared error on the data, rounding and saturation together.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, List, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from spikecore.quant._analysis import Format, signed
+
+#: Layers with a weight ``[out, in, ...]``.
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+#: How many finer grids than the one that holds every value are tried.
+_FINER = 6
+#: Integers of a bias are below 2**this.
+_BIAS = 23
+
+
+class OnGrid(nn.Module):
+    """A tensor rounded to multiples of ``1 / scale`` and clamped: its value, with a straight-through derivative.
+
+    scale: powers of two, a buffer that broadcasts to the tensor. low, high: the integers at the ends.
+    """
+
+    scale: Tensor
+
+    def __init__(self, scale: Tensor, low: int, high: int) -> None:
+        super().__init__()
+        self.register_buffer("scale", scale)
+        self.low, self.high = low, high
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``n / scale`` for the nearest n from ``low`` to ``high``."""
+        scale = self.scale.to(x.dtype)
+        inside = (x * scale).clamp(self.low, self.high)
+        return (torch.round(inside.detach()) + (inside - inside.detach())) / scale
+
+    def integers(self, x: Tensor) -> Tensor:
+        """The integers n of values on the grid."""
+        return torch.round(x.detach().double() * self.scale.double()).long()
+
+    @property
+    def fracs(self) -> List[int]:
+        """The fractional bits, one for each channel or one."""
+        return [int(math.log2(value)) for value in self.scale.flatten().tolist()]
+
+    @property
+    def format(self) -> Format:
+        """The format of all values."""
+        frac = max(self.fracs)
+        return Format(frac, self.low << (frac - min(self.fracs)), self.high << (frac - min(self.fracs)))
+
+    def extra_repr(self) -> str:
+        """Range and grid."""
+        fracs = self.fracs
+        text = f"frac={fracs[0]}" if len(set(fracs)) == 1 else f"frac={min(fracs)}..{max(fracs)}"
+        return f"{self.low}..{self.high}, {text}"
+
+
+def best_frac(values: Tensor, bits: int) -> int:
+    """The fractional bits with which integers of so many bits have the least squared error of these values."""
+    values = values.detach().double().flatten()
+    most = float(values.abs().max()) if values.numel() else 0.0
+    if not most or not math.isfinite(most):
+        return bits - 1
+    widest = bits - 1 - math.frexp(most)[1]
+    errors = [(float((values - _on_grid(values, frac, bits)).square().sum()), frac) for frac in _tried(widest)]
+    return min(errors)[1]
+
+
+def _tried(widest: int) -> range:
+    return range(widest, widest + _FINER)
+
+
+def _on_grid(values: Tensor, frac: int, bits: int) -> Tensor:
+    known = signed(bits, frac)
+    return torch.round(values * 2.0**frac).clamp(int(known.low), int(known.high)) * 2.0**-frac
+
+
+def exact_frac(values: Tensor, most: int) -> Optional[int]:
+    """The fewest fractional bits, up to ``most``, of which every value is a multiple; None if there are none."""
+    scaled = values.detach().double()
+    for frac in range(most + 1):
+        if bool((scaled == scaled.round()).all()):
+            return frac
+        scaled = scaled * 2.0
+    return None
+
+
+def grid_of(values: Tensor, bits: int) -> OnGrid:
+    """The grid of activations: the one that they are on, where it has so few bits, else the best one."""
+    low, high = float(values.min()), float(values.max())
+    frac, signed_too = exact_frac(values, bits), low < 0
+    most = max(-low, high, 1.0) * 2.0 ** (frac or 0)
+    if frac is not None and most <= 1 << (bits - signed_too) and (low or high):
+        # means of spikes, and sums of them: up to the power of two that holds what was seen
+        largest = 1 << (math.ceil(most) - 1).bit_length()
+        return OnGrid(torch.tensor(2.0**frac, device=values.device), -largest * signed_too, largest)
+    # where all are 0 they may be spikes, or means of them
+    frac = best_frac(values, bits + (not signed_too)) if low or high else bits
+    lowest, highest = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed_too else (0, (1 << bits) - 1)
+    return OnGrid(torch.tensor(2.0**frac, device=values.device), lowest, highest)
+
+
+def quantise_weight(layer: nn.Module, bits: int, per_channel: bool, input_frac: int) -> None:
+    """Give a layer parametrisations of its weight, and of its bias on the grid of its sums."""
+    weight: Any = layer.weight
+    rows = list(weight.detach()) if per_channel else [weight.detach()]
+    scales = torch.tensor([2.0 ** best_frac(row, bits) for row in rows], device=weight.device)
+    shaped = scales.reshape(-1, *[1] * (weight.ndim - 1)) if per_channel else scales.reshape([1] * weight.ndim)
+    known = signed(bits, 0)
+    parametrize.register_parametrization(layer, "weight", OnGrid(shaped, int(known.low), int(known.high)))
+    if layer.bias is not None:
+        grid = OnGrid(scales * 2.0**input_frac, -(1 << _BIAS), 1 << _BIAS)
+        parametrize.register_parametrization(layer, "bias", grid)
+
+
+def bits_of(integers: Tensor) -> int:
+    """The bits of the smallest two's complement integers that hold these."""
+    return (
+        max(int(integers.max()).bit_length(), (-int(integers.min()) - 1).bit_length() if int(integers.min()) < 0 else 0)
+        + 1
+    )
+
+
+def own_weight(layer: nn.Module) -> Optional[Tensor]:
+    """The weight of a layer that has a quantiser already, as it computes with it; None for a plain layer.
+
+    A parametrisation of any kind, torch.ao's ``weight_fake_quant``, and brevitas' ``quant_weight()``.
+    """
+    weight: Any = layer.weight
+    if callable(getattr(layer, "quant_weight", None)):
+        quantised = layer.quant_weight()  # type: ignore[operator]  # brevitas
+        return getattr(quantised, "value", quantised)  # type: ignore[no-any-return]
+    if isinstance(getattr(layer, "weight_fake_quant", None), nn.Module):
+        return layer.weight_fake_quant(weight)  # type: ignore[operator,no-any-return]  # torch.ao
+    return weight if parametrize.is_parametrized(layer, "weight") else None
+
+
+def integers_of(layer: nn.Module, most: int) -> Tuple[Tensor, List[int]]:
+    """The weight of a layer as integers, and the fractional bits of each output channel.
+
+    Raises ValueError where it is not on power-of-two grids with integers of at most ``most`` bits.
+    """
+    own = own_weight(layer)
+    weight: Any = layer.weight if own is None else own
+    rows = [exact_frac(row, 40) for row in weight.detach()]
+    integers = [row.double() * 2.0 ** (frac or 0) for row, frac in zip(weight.detach(), rows)]
+    if None in rows or bits_of(torch.stack(integers).round().long()) > most:
+        raise ValueError(
+            f"its weight is not on a grid n * 2**-frac with integers of {most} bits; a quantiser needs scales that are "
+            "powers of two (torch.ao: a scale of 2**-k and zero point 0; brevitas: a power-of-two scaling)"
+        )
+    return torch.stack(integers).round().long(), [int(frac or 0) for frac in rows]
+
+
+def round_input(layer: nn.Module, args: Tuple[Any, ...]) -> Tuple[Any, ...]:
+    """The forward pre-hook of a layer with an ``input_format``."""
+    return (layer.input_format(args[0]), *args[1:])  # type: ignore[operator]  # a module
+
+
+def round_output(layer: nn.Module, args: Tuple[Any, ...], output: Tensor) -> Tensor:
+    """The forward hook of a layer with an ``output_format``."""
+    return layer.output_format(output)  # type: ignore[operator,no-any-return]  # a module

@@ -1,0 +1,137 @@
+"""Each layer in C gives what torch gives: integers exactly, floats up to the order of sums."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Callable, Dict, Tuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import spikecore as sc
+from c_programs import CHECKED, SPIKES, differing, on_grid, spikes
+from spikecore.neurons import example
+from spikecore.nir import SumPool2d
+from spikecore.quant import Format
+
+#: Numbers of a layer that are no spikes: 8 bits, 4 of them fractional.
+GRADED = Format(4, -128, 127)
+TimeBatched = sc.layers.TimeBatched
+
+
+def graded(*shape: int) -> Tensor:
+    """Random numbers of :data:`GRADED`, ``[T, 1, ...]``."""
+    drawn = torch.randint(-128, 128, shape, generator=torch.Generator().manual_seed(0)).float()
+    return (drawn / 16).unsqueeze(1)
+
+
+def per_row() -> nn.Module:
+    layer = nn.Linear(6, 4)
+    on_grid(layer)
+    with torch.no_grad():
+        layer.weight.mul_(2.0 ** torch.tensor([[2.0], [0.0], [-3.0], [1.0]]))
+    return layer
+
+
+class Sums(nn.Module):
+    """Sums of numbers with different fractional bits, written in the ways that there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = on_grid(nn.Linear(6, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.add(x, self.layer(x))
+        y += x
+        return y.add(x)
+
+
+def delayed(per: str) -> nn.Module:
+    return sc.Delay(nn.Linear(6, 4), 3, per=per, learn=(), generator=torch.Generator().manual_seed(0))
+
+
+LAYERS: Dict[str, Tuple[Callable[[], nn.Module], Tuple[int, ...]]] = {
+    "linear": (lambda: nn.Linear(6, 4), (6,)),
+    "linear without bias": (lambda: nn.Linear(6, 4, bias=False), (6,)),
+    "conv1d": (lambda: TimeBatched(nn.Conv1d(2, 4, 3, stride=2, padding=2, dilation=2)), (2, 11)),
+    "conv2d": (lambda: TimeBatched(nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 0), groups=2)), (4, 7, 5)),
+    "conv2d depthwise": (lambda: TimeBatched(nn.Conv2d(3, 3, 3, padding=1, groups=3, bias=False)), (3, 4, 4)),
+    "maximum": (lambda: TimeBatched(nn.MaxPool2d(3, stride=2, padding=1)), (2, 6, 7)),
+    "mean": (lambda: TimeBatched(nn.AvgPool2d(2, padding=1)), (2, 6, 4)),
+    "mean of all": (lambda: TimeBatched(nn.AdaptiveAvgPool2d(1)), (3, 4, 4)),
+    "sum": (lambda: TimeBatched(SumPool2d(3, 2)), (2, 7, 7)),
+    "delay of connections": (lambda: delayed("connection"), (6,)),
+    "delay of inputs": (lambda: delayed("input"), (6,)),
+    "sums": (Sums, (6,)),
+}
+
+
+@pytest.mark.matrix(turn=0)
+@pytest.mark.parametrize("numbers", ["spikes", "graded"])
+@pytest.mark.parametrize("dtype", ["fixed", "float32"])
+@pytest.mark.parametrize("name", [*LAYERS])
+def test_as_torch(name: str, dtype: str, numbers: str, tmp_path: Path) -> None:
+    make, shape = LAYERS[name]
+    net, is_fixed = on_grid(make()), dtype == "fixed"
+    x = spikes(12, *shape) if numbers == "spikes" else graded(12, *shape)
+    inputs = SPIKES if numbers == "spikes" else GRADED if is_fixed else None
+    program = sc.export_c(net, x, tmp_path, dtype=dtype, inputs=inputs)
+    assert (program.outputs is None) == (not is_fixed and not (name == "maximum" and numbers == "spikes"))
+    # sums of these few numbers are exact in float32, too
+    assert differing(tmp_path, "test", CHECKED)[0] == 0
+
+
+@pytest.mark.parametrize("bits", [4, 8, 12])
+def test_weights_take_as_many_bits_as_they_need(bits: int, tmp_path: Path) -> None:
+    """Four bits are packed in pairs, eight are a byte, more are two."""
+    net = on_grid(nn.Linear(33, 7, bias=False), bits)
+    program = sc.export_c(net, graded(9, 33), tmp_path, inputs=GRADED)
+    assert program.flash == {4: 116, 8: 231, 12: 462}[bits]
+    assert differing(tmp_path, "test", CHECKED)[0] == 0
+
+
+def test_rows_with_grids_of_their_own(tmp_path: Path) -> None:
+    """Each output has a power of two; sums are brought to one."""
+    sc.export_c(per_row().eval(), graded(9, 6), tmp_path, inputs=GRADED)
+    assert differing(tmp_path, "test", CHECKED)[0] == 0
+
+
+def test_batch_normalisation_is_folded(tmp_path: Path) -> None:
+    """Behind a convolution, a linear layer, and within a NormNeuron."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        TimeBatched(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3)),
+        sc.LIF(),
+        TimeBatched(nn.Conv2d(3, 3, 3)),
+        sc.layers.NormNeuron(nn.BatchNorm2d(3), sc.LIF()),
+        TimeBatched(nn.Flatten(), nn.Linear(12, 4), nn.BatchNorm1d(4)),
+        sc.LI(),
+    )
+    x = 2 * torch.rand(20, 3, 1, 6, 6)
+    for _ in range(3):
+        net(x)
+    sc.export_c(net.eval(), x, tmp_path, dtype="float32")
+    assert "step_batchnorm" not in (tmp_path / "network.c").read_text()
+    assert differing(tmp_path)[0] == 0
+
+
+@pytest.mark.parametrize("name", ["LIF", "EIF", "CLIF", "Izhikevich", "ALIF"])
+def test_neurons_in_float32(name: str, tmp_path: Path) -> None:
+    """The step of a neuron as its program says, with functions of math.h where it has some."""
+    torch.manual_seed(0)
+    net = nn.Sequential(example(name)).eval()
+    sc.export_c(net, 3 * torch.rand(100, 1, 16), tmp_path, dtype="float32")
+    wrong, count = differing(tmp_path)
+    # an exponential may differ in its last bit, and a spike with it
+    assert wrong <= (0 if name in ("LIF", "ALIF", "Izhikevich") else count // 100)
+
+
+def test_values_of_neurons_and_channels(tmp_path: Path) -> None:
+    """A parameter that is one number for each channel is a table of channels; one for each neuron, of neurons."""
+    net = nn.Sequential(sc.LIF(threshold=torch.tensor([0.5, 1.0])), sc.LIF(tau=1.5 + torch.rand(2, 3, 4))).eval()
+    sc.export_c(net, torch.rand(30, 1, 2, 3, 4), tmp_path, dtype="float32")
+    text = (tmp_path / "network.c").read_text()
+    assert "lif_0_threshold[i / 12]" in text
+    assert "lif_1_tau[i]" in text
+    assert differing(tmp_path)[0] == 0

@@ -1,0 +1,114 @@
+"""Whole networks have the same bits in PyTorch, in C here, on a Cortex-M4 and as WebAssembly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import spikecore as sc
+from c_programs import CHECKED, SPIKES, TOOLS, differing, lif, made, needs, on_grid, spikes
+from spikecore.quant import fixed
+
+STEPS = 1000
+TimeBatched = sc.layers.TimeBatched
+
+
+def leak(**options: object) -> nn.Module:
+    return fixed(sc.LI(tau=4.0, **options), word=16, frac=8)
+
+
+def delay(inputs: int, outputs: int, longest: int, **options: object) -> sc.Delay:
+    generator = torch.Generator().manual_seed(1)
+    return sc.Delay(nn.Linear(inputs, outputs), longest, learn=(), generator=generator, **options)
+
+
+class Residual(nn.Module):
+    """A sum of spikes and of what a branch makes of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(TimeBatched(nn.Conv2d(4, 4, 3, padding=1)), lif())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.branch(x)
+
+
+def dense() -> nn.Module:
+    return nn.Sequential(nn.Linear(20, 32), lif(), nn.Linear(32, 5), leak())
+
+
+def convolutional() -> nn.Module:
+    thresholds = torch.tensor([0.125, 0.25, 0.375, 0.5])
+    return nn.Sequential(
+        TimeBatched(nn.Conv2d(2, 4, 3, padding=1, stride=2, bias=False)),
+        lif(threshold=thresholds),
+        TimeBatched(nn.AvgPool2d(2), nn.Conv2d(4, 4, 3, padding=1, groups=2)),
+        lif(),
+        TimeBatched(nn.Flatten(), nn.Linear(16, 3)),
+        leak(),
+    )
+
+
+def residual() -> nn.Module:
+    pooled = TimeBatched(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 3))
+    return nn.Sequential(TimeBatched(nn.Conv2d(1, 4, 3, padding=1)), lif(), Residual(), Residual(), pooled, leak())
+
+
+def recurrent() -> nn.Module:
+    return nn.Sequential(
+        delay(12, 16, 5),
+        sc.Recurrent(lif(), delay(16, 16, 7, per="input")),
+        delay(16, 8, 4, per="input"),
+        sc.Recurrent(lif(), nn.Linear(8, 8)),
+        nn.Linear(8, 3),
+        leak(),
+    )
+
+
+SHAPES = {dense: (20,), convolutional: (2, 8, 8), residual: (1, 4, 4), recurrent: (12,)}
+
+
+@pytest.fixture(scope="module", params=[*SHAPES], ids=lambda make: make.__name__)
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network as a program, with a thousand recorded steps in which its read-out moves."""
+    net, x = on_grid(request.param()), spikes(STEPS, *SHAPES[request.param])
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        assert len(net(x).unique()) > 100
+    folder = tmp_path_factory.mktemp(request.param.__name__)
+    sc.export_c(net, x, folder, name=request.param.__name__, inputs=SPIKES)
+    return folder
+
+
+@pytest.mark.parametrize("target", [*TOOLS])
+def test_the_same_bits(exported: Path, target: str) -> None:
+    """Every output of a thousand steps, on each machine."""
+    wrong, count = differing(exported, target)
+    assert wrong == 0
+    assert count >= 3 * STEPS
+
+
+def test_nothing_undefined(exported: Path) -> None:
+    """No overflow of a signed number, and no shift that C leaves open."""
+    assert differing(exported, "test", CHECKED)[0] == 0
+
+
+def test_another_compiler(exported: Path) -> None:
+    """Clang warns of nothing either, and has the same bits."""
+    needs("test-wasm")
+    assert differing(exported, "test", "CC=clang")[0] == 0
+
+
+def test_a_wrong_weight_is_noticed(tmp_path: Path) -> None:
+    """The recorded steps differ from those of a program with one other weight."""
+    sc.export_c(on_grid(dense()), spikes(50, 20), tmp_path, inputs=SPIKES)
+    source = tmp_path / "network.c"
+    before, name, numbers = source.read_text().partition("linear_0_weight[640] = {\n    ")
+    first, comma, rest = numbers.partition(",")
+    source.write_text(f"{before}{name}{int(first) ^ 64}{comma}{rest}")
+    done = made(tmp_path)
+    assert done.returncode != 0
+    assert int(done.stdout.split(" steps, ")[1].split()[0]) > 0

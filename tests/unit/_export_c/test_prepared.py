@@ -1,0 +1,112 @@
+"""Networks of ``sc.quant.prepare`` in C: roundings in front of and behind layers, and inputs that the caller rounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Callable, Dict, Tuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import spikecore as sc
+from c_programs import CHECKED, differing
+
+TimeBatched = sc.layers.TimeBatched
+
+
+class Gated(sc.Neuron):
+    """Integrates where its gate is open; gives spikes and potentials."""
+
+    inputs = ("x", "gate")
+    states = {"v": 0.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        v = 0.5 * s.v + sc.ops.where(x.gate > 0.0, x.x, 0.0)
+        z = self.spike(v - 1.0)
+        return (z, v), {"v": sc.ops.select(z, 0.0, v)}
+
+
+class Gate(nn.Module):
+    """A neuron with two inputs and two outputs, of which the second is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.front, self.gate, self.cell = nn.Linear(6, 5), nn.Linear(6, 5), Gated()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.cell(self.front(x), self.gate(x))[1]
+
+
+def analogue(*shape: int) -> Tensor:
+    """Numbers on no grid, ``[T, B, ...]``."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+NETWORKS: Dict[str, Tuple[Callable[[], nn.Module], Tuple[int, ...]]] = {
+    "analogue inputs": (lambda: nn.Sequential(nn.Linear(6, 8), sc.LIF(), nn.Linear(8, 3), sc.LI()), (6,)),
+    "read-outs between layers": (
+        lambda: nn.Sequential(nn.Linear(6, 8), sc.LI(), nn.Linear(8, 5), nn.Linear(5, 3)),
+        (6,),
+    ),
+    "images and pooling": (
+        lambda: nn.Sequential(
+            TimeBatched(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.AvgPool2d(2)),
+            sc.LIF(threshold=0.25),
+            TimeBatched(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)),
+            sc.LIF(threshold=0.25),
+            TimeBatched(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(4, 3)),
+            sc.LIF(threshold=0.25),
+        ),
+        (1, 8, 8),
+    ),
+    "a neuron first": (lambda: nn.Sequential(sc.LIF(threshold=0.5), nn.Linear(6, 3), sc.LI()), (6,)),
+    "feedback and delays": (
+        lambda: nn.Sequential(
+            sc.Delay(nn.Linear(6, 8), 3, learn=()),
+            sc.Recurrent(sc.ALIF(), sc.Delay(nn.Linear(8, 8), 4, per="input", learn=())),
+            nn.Linear(8, 3),
+        ),
+        (6,),
+    ),
+    "two inputs, the second output": (Gate, (6,)),
+}
+
+
+@pytest.mark.matrix(turn=1)
+@pytest.mark.parametrize("bits", [(8, 16), (4, 8)])
+@pytest.mark.parametrize("name", [*NETWORKS])
+def test_the_bits_of_torch(name: str, bits: Tuple[int, int], tmp_path: Path) -> None:
+    make, shape = NETWORKS[name]
+    torch.manual_seed(0)
+    net, x = make(), 2.0 * analogue(25, 3, *shape)
+    for _ in range(2):
+        net(x)  # running statistics
+    prepared = sc.quant.prepare(net.eval(), x, bits[0], word=bits[1]).eval()
+    with torch.no_grad():
+        assert len(prepared(x).unique()) > 1
+    program = sc.export_c(prepared, x, tmp_path)
+    assert program.inputs is not None
+    wrong, count = differing(tmp_path, "test", CHECKED)
+    assert (wrong, count % (25 * 3)) == (0, 0)
+    text = (tmp_path / "network.c").read_text()
+    assert "float" not in text
+    assert ("nibble(" in text) == (bits[0] == 4)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_of_torch_ao(tmp_path: Path) -> None:
+    """A layer that torch.ao quantises keeps its quantiser, whose integers are in the program."""
+    from torch.ao.nn.qat import Linear
+    from torch.ao.quantization import FakeQuantize, FixedQParamsObserver, QConfig
+
+    def weight(factory_kwargs: Any = None) -> FakeQuantize:
+        how = {"scale": 2.0**-6, "zero_point": 0, "dtype": torch.qint8, "quant_min": -128, "quant_max": 127}
+        return FakeQuantize(observer=FixedQParamsObserver, **how)
+
+    torch.manual_seed(0)
+    layer = Linear(6, 4, bias=False, qconfig=QConfig(activation=nn.Identity, weight=weight))
+    x = (analogue(20, 2, 6) > 0).float()
+    net = sc.quant.prepare(nn.Sequential(layer, sc.LIF(threshold=0.5)), x).eval()
+    sc.export_c(net, x, tmp_path)
+    assert differing(tmp_path)[0] == 0

@@ -1,0 +1,237 @@
+"""Neurons in fixed point: their bits are those of integers, and they learn."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any, Dict, List
+
+import numpy as np
+import pytest
+import torch
+
+import spikecore as sc
+from integers import TABLES, WIDE, Integers, fixed_drawn, fixed_model, half_even, results
+from spikecore.neurons import MODELS, example
+
+
+def drive(seed: int, steps: int = 25, count: int = 4) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_normal((steps, count)) * 2).astype(np.float32)
+
+
+def check_bits(neuron: Any, x: np.ndarray, backend: str = "torch") -> None:
+    """Outputs and states are those of integers, and each value is within the format that the analysis gives it."""
+    dtype = neuron.arithmetic.dtype
+    formats = sc.quant.analyse(neuron.program, dtype=dtype)
+    found = results(neuron, torch.tensor(x, dtype=dtype), backend)
+    values = {name: float(torch.as_tensor(value).detach()) for name, value in neuron.named_values().items()}
+    oracle = Integers(neuron.program, values, np.float64 if dtype == torch.float64 else np.float32)
+    expected, states = oracle.run([x], formats)
+    for got, want in zip(found, [*expected, *states]):
+        np.testing.assert_array_equal(got.double().numpy(), want)
+
+
+@pytest.mark.parametrize("how", [{"word": 16}, {"word": 12}, {"word": 8, "rounding": "floor"}], ids=str)
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in TABLES])
+def test_every_neuron_has_the_bits_of_integers(name: str, how: Dict[str, Any]) -> None:
+    if name in WIDE and how["word"] == 16:
+        how = {**how, "dtype": torch.float64}
+    check_bits(sc.quant.fixed(example(name), **how), drive(1))
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_is_near_its_function(name: str) -> None:
+    x = drive(2)
+    neuron = fixed_model(name)
+    check_bits(neuron, x)
+    plain, table = (n(torch.tensor(x)).mean() for n in (example(name), neuron))
+    assert abs(plain - table) < 0.05
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_programs_have_the_bits_of_integers(seed: int) -> None:
+    check_bits(fixed_drawn(seed), drive(seed, steps=12, count=2))
+
+
+# -- the equations by hand, in integers of 16 bits with 12 fractional ones; 1 / tau is 128 / 256
+
+
+def saturated(n: int) -> int:
+    return min(max(n, -(1 << 15)), (1 << 15) - 1)
+
+
+def read(x: float) -> int:
+    return saturated(round(float(x) * 4096))
+
+
+def times(n: int, factor: int, bits: int) -> int:
+    """A saturated number times a factor with so many fractional bits."""
+    return half_even(saturated(n) * factor, bits)
+
+
+def lif(xs: Any, factor: int = 128, bits: int = 8) -> List[float]:
+    v, spikes = 0, []
+    for x in xs:
+        h = v + times(read(x) - v, factor, bits)
+        z = h >= 4096
+        v = saturated(0 if z else h)
+        spikes.append(float(z))
+    return spikes
+
+
+def integrate(xs: Any) -> List[float]:
+    v, spikes = 0, []
+    for x in xs:
+        h = v + read(x)
+        v, z = (0, 1.0) if h >= 4096 else (saturated(h), 0.0)
+        spikes.append(z)
+    return spikes
+
+
+def alif(xs: Any) -> List[float]:
+    v = a = 0
+    spikes = []
+    for x in xs:
+        h = v + times(read(x) - v, 128, 8)
+        z = h >= 4096 + times(a, 205, 10)  # 0.2 is 204.8 / 1024
+        v = saturated(0 if z else h)
+        a = saturated(times(a, 230, 8) + 4096 * z)  # 0.9 is 230.4 / 256
+        spikes.append(float(z))
+    return spikes
+
+
+def synaptic(xs: Any) -> List[float]:
+    i = v = 0
+    spikes = []
+    for x in xs:
+        i = times(i, 128, 8) + read(x)
+        h = times(v, 192, 8) + i
+        z = h >= 4096
+        i, v = saturated(i), saturated(0 if z else h)
+        spikes.append(float(z))
+    return spikes
+
+
+def soft(xs: Any) -> List[float]:
+    """Leaky integrate and fire, reset by subtraction one step later."""
+    v, spikes = 0, []
+    for x in xs:
+        reset = v > 4096
+        v = saturated(times(v, 230, 8) + read(x) - 4096 * reset)
+        spikes.append(float(v > 4096))
+    return spikes
+
+
+BY_HAND = {
+    "LIF": (lambda: sc.LIF(2.0), lif),
+    "LIF of tau 10": (lambda: sc.LIF(10.0), lambda xs: lif(xs, 205, 11)),  # 0.1 is 204.8 / 2048
+    "IF": (sc.IF, integrate),
+    "ALIF": (sc.ALIF, alif),
+    "Synaptic": (lambda: sc.Synaptic(0.5, 0.75), synaptic),
+    "Leaky": (lambda: sc.Leaky(0.9), soft),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_neurons_compute_what_a_loop_of_integers_does(name: str) -> None:
+    make, loop = BY_HAND[name]
+    x = drive(3, steps=200) + 0.5
+    spikes = sc.quant.fixed(make(), word=16, frac=12)(torch.tensor(x)).numpy()
+    expected = np.array([loop(column) for column in x.T]).T
+    assert 0.02 < expected.mean() < 0.98
+    np.testing.assert_array_equal(spikes, expected)
+
+
+# -- derivatives
+
+
+def test_gradients_pass_a_rounding_and_stop_at_a_saturation() -> None:
+    x = torch.tensor([[0.3, -0.7, 1e3], [0.1, 0.45, 1e3], [0.9, 0.0, 0.1]], dtype=torch.float64, requires_grad=True)
+    outputs = [neuron(x)[-1].sum() for neuron in (sc.quant.fixed(sc.LI(2.0), word=16, frac=12), sc.LI(2.0))]
+    fixed, plain = (torch.autograd.grad(output, x)[0] for output in outputs)
+    torch.testing.assert_close(fixed[:, :2], plain[:, :2], rtol=0, atol=0)
+    assert fixed[:, 2].tolist() == [0.0, 0.0, 0.5]
+
+
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+def test_a_fixed_neuron_learns_under_the_names_it_had(backend: str) -> None:
+    if backend == "numba":
+        pytest.importorskip("spikecore_numba", reason="the numba plugin is not installed")
+    plain = sc.LIF(3.0, learn=("tau",), threshold=0.5, backend=backend)
+    neuron = sc.quant.fixed(plain)
+    neuron.load_state_dict(plain.state_dict())
+    optimizer = torch.optim.SGD(neuron.parameters(), lr=0.1)
+    neuron(torch.rand(8, 5)).sum().backward()
+    assert neuron.tau.grad.abs() > 0
+    optimizer.step()
+    assert neuron.tau != plain.tau == 3.0
+    assert plain.arithmetic is None
+
+
+# -- the neuron as before
+
+
+def test_copies_and_single_steps_have_the_same_bits() -> None:
+    neuron = sc.quant.fixed(sc.ALIF(), word=12)
+    x = torch.tensor(drive(4))
+    expected = neuron(x)
+    for other in (copy.deepcopy(neuron), pickle.loads(pickle.dumps(neuron))):
+        assert torch.equal(other(x), expected)
+        assert other.program == neuron.program
+    single = sc.quant.fixed(sc.ALIF(step="single"), word=12)
+    assert torch.equal(torch.stack([single(value) for value in x]), expected)
+    sc.reset(single)
+    assert torch.equal(single(x[0]), expected[0])
+    assert "FixedPoint(word=12" in repr(neuron)
+
+
+def test_another_value_of_a_parameter_counts_at_once() -> None:
+    neuron, x = sc.quant.fixed(sc.LIF(2.0), word=16, frac=12), torch.tensor(drive(5))
+    neuron.threshold = 0.5
+    expected = np.array([[float(h >= 0.5) for h in row] for row in neuron.run(x[:1])[0].numpy()])
+    assert neuron(x[:1]).sum() == expected.sum()
+    assert neuron(x).sum() > sc.quant.fixed(sc.LIF(2.0), word=16, frac=12)(x).sum()
+
+
+# -- errors
+
+
+class Ratio(sc.Neuron):
+    states = {"v": 0.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        v = x / (abs(s.v) + 1.0)
+        return v, {"v": v}
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: sc.quant.fixed(sc.QIF()), "'mul'.*needs 30 bits, and float32 holds 24: take 6 bits off.*float64"),
+        (lambda: sc.quant.fixed(sc.EIF()), r"exp in .* is no operation on integers.*tables=\{'exp': \(low, high, size"),
+        (lambda: sc.quant.fixed(Ratio()), "divides by a value that changes from step to step"),
+        (
+            lambda: sc.quant.fixed(sc.LIF(threshold=20.0), frac=12),
+            "threshold is 20, beyond the range .* fewer fractional",
+        ),
+        (lambda: sc.quant.fixed(sc.LIF(), word=25), "word=25 must be a whole number of bits from 2 to 24"),
+        (lambda: sc.quant.fixed(sc.LIF(), rounding="up"), "rounding='up' must be one of 'nearest', 'floor'"),
+        (lambda: sc.quant.fixed(sc.LIF(), overflow="wrap"), "overflow='wrap' must be 'saturate'"),
+        (lambda: sc.quant.fixed(sc.EIF(), tables={"exp": (0.0, 1.0, 3)}), "0.333333 wide, and must be a power of two"),
+        (lambda: sc.quant.fixed(sc.EIF(), tables={"add": (0.0, 1.0, 2)}), "tables has 'add'; there are tables of: exp"),
+    ],
+)
+def test_what_has_no_fixed_point_is_refused_by_name(call: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        call()
+
+
+def test_a_network_is_no_neuron() -> None:
+    with pytest.raises(TypeError, match=r"is no neuron; for a network, sc\.quant\.prepare"):
+        sc.quant.fixed(torch.nn.Linear(2, 2))  # type: ignore[arg-type]  # on purpose
+
+
+def test_what_needs_float64_takes_no_float32() -> None:
+    neuron = sc.quant.fixed(sc.QIF(), dtype=torch.float64)
+    with pytest.raises(ValueError, match="is not exact for inputs in float32; give inputs in float64"):
+        neuron(torch.rand(3, 2))

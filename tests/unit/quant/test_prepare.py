@@ -1,0 +1,261 @@
+"""Networks in fixed point: they compute what integers compute, and they train."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+import spikecore as sc
+from integers import half_even
+from spikecore.quant._layers import OnGrid, best_frac, integers_of
+from spikecore.quant._prepare import weighted
+
+
+def rounded(values: Any, frac_from: Any, frac_to: int, bits: int) -> np.ndarray:
+    """Integers moved to another number of fractional bits, ties to even, and saturated."""
+    fracs = np.broadcast_to(frac_from, np.shape(values))
+    moved = [half_even(int(n), int(f) - frac_to) for n, f in zip(np.ravel(values), fracs.ravel())]
+    low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+    return np.clip(np.array(moved, dtype=np.int64).reshape(np.shape(values)), low, high)
+
+
+def linear(layer: Any, x: np.ndarray, frac: int) -> Any:
+    """Sums of a layer as integers, and the fractional bits of each channel; x has ``frac`` of them."""
+    weight, fracs = integers_of(layer, 8)
+    sums = x.astype(np.int64) @ weight.numpy().T
+    if layer.bias is not None:
+        scale = 2.0 ** (np.array(fracs) + frac)
+        sums = sums + np.rint(layer.bias.detach().double().numpy() * scale).astype(np.int64)
+    return sums, np.array(fracs) + frac
+
+
+def lif(neuron: Any, sums: np.ndarray, fracs: Any) -> np.ndarray:
+    """LIF with tau 2 and a hard reset, in integers ``[T, B, N]``."""
+    how = neuron.arithmetic
+    one, v, spikes = round(neuron.threshold * 2**how.frac), 0, []
+    for at in rounded(sums, fracs, how.frac, how.word):
+        charge = np.clip(at - v, -(1 << (how.word - 1)), (1 << (how.word - 1)) - 1)
+        h = v + rounded(charge, 1, 0, 64)
+        z = h >= one
+        v = np.clip(np.where(z, 0, h), -(1 << (how.word - 1)), (1 << (how.word - 1)) - 1)
+        spikes.append(z.astype(np.int64))
+    return np.stack(spikes)
+
+
+@pytest.mark.parametrize(("weights", "word"), [(8, 16), (4, 8)])
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_a_dense_network_is_integer_arithmetic(weights: int, word: int, per_channel: bool) -> None:
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(20, 30), sc.LIF(threshold=0.2), nn.Linear(30, 30, bias=False), sc.LIF(threshold=0.1))
+    x = torch.rand(40, 3, 20)
+    fixed = sc.quant.prepare(net, x, weights, word=word, per_channel=per_channel)
+    assert max(abs(integers_of(place.layer, weights)[0].abs().max()) for place in weighted(fixed)) <= 2 ** (weights - 1)
+    n = fixed[0].input_format.integers(fixed[0].input_format(x)).numpy()
+    first = lif(fixed[1], *linear(fixed[0], n, max(fixed[0].input_format.fracs)))
+    last = lif(fixed[3], *linear(fixed[2], first, 0))
+    assert 0.02 < last.mean() < 0.9
+    np.testing.assert_array_equal(fixed(x).detach().numpy(), last)
+    assert net[1].arithmetic is None
+
+
+def test_recurrence_and_delays_are_integer_arithmetic() -> None:
+    torch.manual_seed(2)
+    delay = sc.Delay(nn.Linear(8, 12), 3, per="input", learn=(), delay=torch.tensor([0.0, 1, 2, 3, 0, 1, 2, 3]))
+    net = nn.Sequential(delay, sc.Recurrent(sc.LIF(threshold=0.2), nn.Linear(12, 12)))
+    x = (torch.rand(30, 2, 8) < 0.5).float()
+    fixed = sc.quant.prepare(net, x)
+    padded = np.concatenate([np.zeros((3, 2, 8), dtype=np.int64), x.numpy().astype(np.int64)])
+    late = np.stack([padded[3 - d : 33 - d, :, j] for j, d in enumerate(delay.whole.tolist())], -1)
+    (frac,) = fixed[0].output_format.fracs
+    sums = rounded(*linear(fixed[0].linear, late, 0), frac, 16)
+    cell, back = fixed[1].neuron, fixed[1].linear
+    how, v, z, expected = cell.arithmetic, np.zeros((2, 12), dtype=np.int64), np.zeros((2, 12), dtype=np.int64), []
+    for at in sums:
+        fed, of_fed = linear(back, z, 0)
+        common = max(frac, of_fed.max())
+        total = (at << (common - frac)) + (fed << (common - of_fed))
+        h = v + rounded(np.clip(rounded(total, common, how.frac, 16) - v, -(1 << 15), (1 << 15) - 1), 1, 0, 64)
+        z = (h >= round(0.2 * 2**how.frac)).astype(np.int64)
+        v = np.clip(np.where(z, 0, h), -(1 << 15), (1 << 15) - 1)
+        expected.append(z)
+    assert 0.05 < np.mean(expected) < 0.9
+    np.testing.assert_array_equal(fixed(x).detach().numpy(), np.stack(expected))
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+        self.other, self.first, self.last = nn.Conv2d(4, 4, 1), sc.LIF(threshold=0.2), sc.LIF(threshold=0.2)
+
+    def forward(self, x: Any) -> Any:
+        x = self.first(x)
+        main = sc.layers.TimeBatched(nn.Sequential(self.conv, self.norm))(x)
+        return self.last(main + sc.layers.TimeBatched(self.other)(x))
+
+
+def test_norms_are_folded_and_what_is_added_is_on_a_grid() -> None:
+    torch.manual_seed(3)
+    net, x = Residual(), torch.rand(10, 4, 4, 6, 6) * 2
+    net(x)
+    net.eval()
+    fixed = sc.quant.prepare(net, x, word=20, weights=8)
+    assert isinstance(fixed.norm, nn.Identity)
+    assert isinstance(fixed.conv.output_format, OnGrid)
+    assert (fixed(x) == net(x)).double().mean() > 0.97
+    spikes = fixed.first(x).flatten(0, 1)
+    for conv in (fixed.conv, fixed.other):
+        sums = conv(spikes)
+        assert torch.equal(conv.output_format(sums), sums)
+    exact = copy.deepcopy(fixed.conv).double()(spikes.double())
+    assert torch.equal(fixed.conv(spikes).double(), exact)
+
+
+def test_it_learns_and_stays_on_its_grid() -> None:
+    torch.manual_seed(4)
+    net = nn.Sequential(nn.Linear(6, 16), sc.LIF(threshold=0.4), nn.Linear(16, 3), sc.LI())
+    x, y = torch.rand(12, 24, 6), torch.randint(0, 3, (24,))
+    fixed = sc.quant.prepare(net, x)
+    optimizer = torch.optim.Adam(fixed.parameters(), 1e-2)
+    step = sc.training_model(fixed, lambda out, y: nn.functional.cross_entropy(out.mean(0), y), optimizer)
+    losses = [float(step(x, y)[1]) for _ in range(20)]
+    assert losses[-1] < losses[0]
+    for place in weighted(fixed):
+        assert integers_of(place.layer, 8)[0].abs().max() <= 128
+    again = sc.quant.prepare(net, x)
+    again.load_state_dict(fixed.state_dict())
+    assert torch.equal(again(x), fixed(x))
+
+
+def test_a_weight_has_derivative_0_where_it_saturates() -> None:
+    grid = OnGrid(torch.tensor(4.0), -8, 7)
+    w = torch.tensor([0.3, 5.0, -3.0, 1.75], requires_grad=True)
+    assert grid(w).tolist() == [0.25, 1.75, -2.0, 1.75]
+    assert torch.autograd.grad(grid(w).sum(), w)[0].tolist()[:3] == [1.0, 0.0, 0.0]
+
+
+def test_the_best_grid_has_the_least_error() -> None:
+    values = torch.randn(1000, generator=torch.Generator().manual_seed(0)) * 0.1
+    for bits in (4, 8):
+        error = {}
+        for frac in range(12):
+            n = torch.clamp(torch.round(values * 2.0**frac), -(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+            error[frac] = float((n * 2.0**-frac - values).square().sum())
+        assert best_frac(values, bits) == min(error, key=error.__getitem__)
+
+
+# -- layers that have a quantiser already
+
+
+class PowerOfTwo(nn.Module):
+    def forward(self, w: torch.Tensor) -> torch.Tensor:
+        return torch.clamp(torch.round(w * 64), -128, 127) / 64
+
+
+class Brevitas(nn.Linear):
+    """A layer with the method that those of brevitas have."""
+
+    def quant_weight(self) -> Any:
+        return PowerOfTwo()(self.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.quant_weight(), self.bias)
+
+
+def own_quantiser(kind: str, scale: float = 2.0**-6) -> nn.Module:
+    if kind == "brevitas":
+        return Brevitas(6, 4, bias=False)
+    layer: Any = nn.Linear(6, 4, bias=False)
+    if kind == "parametrisation":
+        parametrize.register_parametrization(layer, "weight", PowerOfTwo())
+        return layer  # type: ignore[no-any-return]
+    from torch.ao.nn.qat import Linear
+    from torch.ao.quantization import FakeQuantize, FixedQParamsObserver, QConfig
+
+    def weight(factory_kwargs: Any = None) -> FakeQuantize:
+        how = {"scale": scale, "zero_point": 0, "dtype": torch.qint8, "quant_min": -128, "quant_max": 127}
+        return FakeQuantize(observer=FixedQParamsObserver, **how)
+
+    return Linear(6, 4, bias=False, qconfig=QConfig(activation=nn.Identity, weight=weight))  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("kind", ["parametrisation", "brevitas", "torch.ao"])
+def test_a_quantiser_that_is_there_stays(kind: str) -> None:
+    torch.manual_seed(0)
+    layer = own_quantiser(kind)
+    x = (torch.rand(5, 2, 6) < 0.5).float()
+    fixed = sc.quant.prepare(nn.Sequential(layer, sc.LIF()), x)
+    assert torch.equal(fixed[0](x), layer(x))
+    assert "int" in sc.quant.report(fixed, x).rows[0].format
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_quantiser_with_another_scale_is_refused() -> None:
+    net = nn.Sequential(own_quantiser("torch.ao", scale=0.01), sc.LIF())
+    with pytest.raises(ValueError, match=r"prepare: 0: its weight is not on a grid.*scales that are powers of two"):
+        sc.quant.prepare(net, torch.ones(5, 2, 6))
+
+
+# -- the report, and errors
+
+
+def test_the_report_counts_saturations_and_bits() -> None:
+    torch.manual_seed(5)
+    net = nn.Sequential(nn.Linear(6, 5), sc.LI())
+    x = torch.rand(7, 4, 6)
+    fixed = sc.quant.prepare(net, x)
+    layer, neuron = sc.quant.report(fixed, x, beside=net).rows
+    assert (layer.name, layer.kind, neuron.name, neuron.reads) == ("0", "weights", "1", "v")
+    integers, _ = integers_of(fixed[0], 8)
+    bias = fixed[0].parametrizations.bias[0].integers(fixed[0].bias)
+    most = int(integers.abs().sum(1).max()) * fixed[0].input_format.high + int(bias.abs().max())
+    assert layer.bits == most.bit_length()
+    assert neuron.saturated == 0.0
+    assert sc.quant.report(fixed, 1e4 * x).rows[1].saturated == 0.0  # the input of the layer saturates before
+    report = sc.quant.report(fixed, x, beside=net)
+    assert report.agreement > 0.7
+    assert "int16 / 2^" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("net", "text"),
+    [
+        (
+            lambda: nn.Sequential(nn.BatchNorm1d(6), sc.LIF()),
+            "prepare: 0: a BatchNorm1d is folded into the layer before",
+        ),
+        (lambda: nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), sc.LIF()), "1 is a LayerNorm with parameters"),
+        (lambda: nn.Sequential(nn.Linear(6, 6), sc.QIF()), "prepare: 1: QIF: .*needs 30 bits"),
+        (
+            lambda: nn.Sequential(nn.Linear(6, 6), sc.layers.NormNeuron(nn.BatchNorm1d(6), sc.LIF())),
+            "1 is a NormNeuron",
+        ),
+    ],
+)
+def test_what_has_no_fixed_point_is_named(net: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        sc.quant.prepare(net(), torch.rand(5, 6, 6) if "Batch" in text else torch.rand(5, 2, 6))
+
+
+def test_sums_that_float32_does_not_hold_are_refused() -> None:
+    net = nn.Sequential(nn.Linear(2048, 2), sc.LIF())
+    torch.nn.init.uniform_(net[0].weight, -1.0, 1.0)
+    with pytest.raises(
+        sc.quant.Inexact, match=r"prepare: 0: sums of its products reach .* float32 holds 24: take fewer"
+    ):
+        sc.quant.prepare(net, torch.rand(3, 2, 2048))
+    assert sc.quant.prepare(net, torch.rand(3, 2, 2048), activations=4)
+
+
+def test_arguments_are_checked() -> None:
+    with pytest.raises(TypeError, match=r"for a neuron alone there is sc\.quant\.fixed"):
+        sc.quant.prepare(sc.LIF(), torch.rand(3, 2))
+    with pytest.raises(ValueError, match="weights=16 must be a whole number of bits from 2 to 8"):
+        sc.quant.prepare(nn.Sequential(nn.Linear(2, 2)), torch.rand(3, 2), 16)
