@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Tuple
+import gc
+import weakref
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -81,6 +83,34 @@ def recurrent(neuron: sc.Neuron, bias: bool = True) -> nn.Module:
     torch.manual_seed(2)
     net = nn.Sequential(nn.Linear(I, J), sc.Recurrent(neuron, nn.Linear(J, J, bias=bias), detach=True))
     return net.double()
+
+
+class Saved:
+    """A tensor that autograd keeps for backward."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+def check_one_chunk_is_held(net: nn.Module, **rule: Any) -> None:
+    """Whenever a chunk is asked for, graphs hold as many tensors as at the one before."""
+    held: Any = weakref.WeakSet()
+    counts: List[int] = []
+
+    def pack(tensor: Tensor) -> Saved:
+        saved = Saved(tensor)
+        held.add(saved)
+        return saved
+
+    def chunks() -> Iterator[Tensor]:
+        for k in range(6):
+            gc.collect()
+            counts.append(len(held))
+            yield batch(k)[0][:3]
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved.tensor):
+        step_of(net, lambda y, _: y.square().sum(), time_targets=False, **rule)(chunks())
+    assert len(set(counts[2:])) == 1, f"tensors that are held when a chunk is asked for: {counts}"
 
 
 # -- recursions by hand
