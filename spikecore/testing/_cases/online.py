@@ -69,6 +69,7 @@ def _online(context: Context, rule: str = "d_rtrl") -> None:
         nn.init.eye_(layer.weight)
         net = nn.Sequential(context.place(layer), s.neuron)
         x, weights = s.x(), s.cotangent(s.x())
+        s.check_outputs(s.neuron(x))
         errors = _by_inputs(s, rule, weights)
         right = np.einsum("tbj,tbi->ji", errors, as_array(x))
         for chunk in (1, 3, s.shape[0]):
