@@ -14,7 +14,7 @@ from spikecore._shell.state import keep
 from spikecore.functional import project, stateful_modules
 from spikecore.training._checks import check_loss, check_optimizer
 from spikecore.training._online._backward import Backward
-from spikecore.training._online._chunk import going_on, recording
+from spikecore.training._online._chunk import GoingOn, Recording
 from spikecore.training._online._network import Network
 from spikecore.training._online._options import OnlineOptions
 from spikecore.training._online._rules import RULES, Dispatches
@@ -160,16 +160,17 @@ class OnlineTraining:
 
     def _online(self, inputs: Any, targets: Any) -> Tuple[Any, Tensor]:
         network = self._network
-        network.check()
         self._forget_at_rest()
-        with recording(network.neurons, network.others, network.layers, self._dispatches) as chunk:
+        if all(module.state is None for module in network.neurons.values()):
+            network.check()  # a stream begins
+        with Recording(network.neurons, network.others, network.layers, self._dispatches) as chunk:
             outputs = run_network(self.net, inputs)
             loss = self._loss_of(outputs, targets)
         self._backward(chunk, loss)
         return outputs, loss
 
     def _truncated(self, inputs: Any, targets: Any) -> Tuple[Any, Tensor]:
-        with going_on(self._stateful):
+        with GoingOn(self._stateful):
             outputs = run_network(self.net, inputs)
             loss = self._loss_of(outputs, targets)
         loss.backward()
