@@ -15,11 +15,7 @@ from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 from spikecore.training._online._chunk import learnt
 from spikecore.training._online._rules import Rule
-from spikecore.training._online._traces import AFFINE
-
-#: The layers that a rule has traces for, by the kind of trace, and their names.
-_TAKES = {"full": (nn.Linear,), "outer": AFFINE, "input": AFFINE}
-_NAMED = {"full": "nn.Linear", "outer": "linear layers and convolutions", "input": "linear layers and convolutions"}
+from spikecore.training._online._traces import AFFINE, KINDS
 
 
 class Network:
@@ -45,6 +41,11 @@ class Network:
             n: m for n, m in net.named_modules() if m not in within and any(True for _ in m.parameters(False))
         }
 
+    @property
+    def weights(self) -> List[nn.Parameter]:
+        """The parameters that are learnt outside of neurons."""
+        return [p for layer in self.layers.values() for p in learnt(layer).values()]
+
     def check(self) -> None:
         """Raise Unsupported, with its name, for what the rule cannot train."""
         rule, net = self.rule, self.net
@@ -59,24 +60,24 @@ class Network:
             why = _refused(rule, module)
             if why:
                 raise Unsupported(f"rule={rule.name!r} and {name!r}: {why}")
-        for name, layer in self.layers.items():
-            if rule.trace and learnt(layer) and not isinstance(layer, _TAKES[rule.trace]):
-                raise Unsupported(
-                    f"rule={rule.name!r} has traces for {_NAMED[rule.trace]}, and {name!r} is {type(layer).__name__} "
-                    f"with weights of its own; take {_way_out(rule, layer)}, or give its weights requires_grad_(False)"
-                )
-        for name, neuron in self.neurons.items():
-            if isinstance(neuron, Recurrent) and rule.trace:
-                linear = neuron.linear
-                if learnt(linear) and not isinstance(linear, _TAKES[rule.trace]):
-                    raise Unsupported(
-                        f"rule={rule.name!r} has traces for {_NAMED[rule.trace]}, and {name!r} feeds back through "
-                        f"{type(linear).__name__}; take {_way_out(rule, linear)}"
-                    )
+        for name, layer in self.layers.items() if rule.trace else ():
+            self._check_layer(name, layer)
+        for name, neuron in self.neurons.items() if rule.trace else ():
+            if isinstance(neuron, Recurrent):
+                self._check_layer(f"{name}.linear", neuron.linear)
 
-
-def _way_out(rule: Rule, layer: nn.Module) -> str:
-    return "rule='pp_prop', 'ottt' or 'sltt'" if rule.trace == "full" and isinstance(layer, AFFINE) else "rule='sltt'"
+    def _check_layer(self, name: str, layer: nn.Module) -> None:
+        """Refuse a layer that learns, and that the rule has no trace for."""
+        trace = KINDS[self.rule.trace]
+        fits = isinstance(layer, trace.kinds) and (trace.kinds is AFFINE or {"weight", "bias"} >= learnt(layer).keys())
+        if learnt(layer) and not fits:
+            others = (
+                "'pp_prop', 'ottt' or 'sltt'" if trace.kinds is not AFFINE and isinstance(layer, AFFINE) else "'sltt'"
+            )
+            raise Unsupported(
+                f"rule={self.rule.name!r} has traces for {trace.takes}, and {name!r} is {type(layer).__name__} "
+                f"with weights of its own; take rule={others}, or give its weights requires_grad_(False)"
+            )
 
 
 def _refused(rule: Rule, module: nn.Module) -> str:

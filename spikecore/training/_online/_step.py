@@ -66,7 +66,7 @@ class OnlineTraining:
         if self._rule is not None:
             self._network = Network(net, self._rule)
             self._dispatches = Dispatches(self._rule)
-            self._backward = Backward(self._rule, options)
+            self._backward = Backward(self._network, options)
         self._captured = self._chunks_of_graphs() if options.graph else None
 
     @property
@@ -159,6 +159,7 @@ class OnlineTraining:
             outputs, loss = self._truncated(inputs, targets)
         else:
             self._forget_at_rest()
+            self._backward.move(device)
             if all(module.state is None for module in self._network.neurons.values()):
                 self._network.check()  # a stream begins
             outputs, loss = (self._captured or self._online)(inputs, targets)

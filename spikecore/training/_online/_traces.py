@@ -99,6 +99,7 @@ class Full:
     """A number for each sample, neuron and weight."""
 
     kinds = (nn.Linear,)
+    takes = "nn.Linear"
 
     def __init__(self, traces: Traces) -> None:
         self.traces = traces
@@ -170,7 +171,7 @@ class Full:
         if self._checked.get(of.name) == shapes:
             return
         ones = [torch.ones_like(x) for x in inputs]
-        random = torch.rand(z.shape, dtype=z.dtype, device=z.device) + 0.5
+        random = (torch.rand(z.shape, generator=torch.Generator().manual_seed(0)) + 0.5).to(z.device, z.dtype)
         fits = all(x.numel() == z.numel() for x in inputs)
         if fits:
             scaled, plain = of.cotangent([random.reshape(x.shape) for x in inputs]), of.cotangent(ones)
@@ -205,6 +206,7 @@ class Outer:
     """A number for each neuron, and a mean input for each layer."""
 
     kinds = AFFINE
+    takes = "linear layers and convolutions"
 
     def __init__(self, traces: Traces) -> None:
         self.traces = traces
@@ -283,6 +285,7 @@ class Filtered:
     """The input of a layer, filtered by the leak of the neuron."""
 
     kinds = AFFINE
+    takes = "linear layers and convolutions"
 
     def __init__(self, traces: Traces) -> None:
         self.traces = traces
@@ -315,6 +318,10 @@ class Filtered:
         (output, *_), end, _ = runner((x.contiguous(),), start, tuple(values), ())
         self.traces.update(zip(keys, end or ()))
         return output
+
+
+#: The kinds of traces, by the word of a rule.
+KINDS: Dict[str, Any] = {"full": Full, "outer": Outer, "input": Filtered}
 
 
 def _number(owner: str, name: str, value: Any) -> Any:
