@@ -87,7 +87,7 @@ class Backward:
         """Backward through a neuron and to the next cuts below it."""
         is_filtered = self.rule.trace == "input"
         recurrent = call.module.linear if isinstance(call.module, Recurrent) else None
-        own = [] if recurrent is None or is_filtered else [*learnt(recurrent).values()]
+        own = [] if recurrent is None or is_filtered else [p for p in recurrent.parameters() if p.requires_grad]
         by_input, starts, by_own = call.back(errors, own)
         for weight, gradient in zip(own, by_own):
             if gradient is not None:

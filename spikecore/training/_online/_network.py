@@ -57,30 +57,28 @@ class Network:
                 "or a neuron with repeat; encode before, and give the step [T, B, ...]"
             )
         for name, module in net.named_modules():
-            why = _refused(rule, module)
+            why = _refused(module)
             if why:
                 raise Unsupported(f"rule={rule.name!r} and {name!r}: {why}")
+        fed_back = {f"{name}.linear": m.linear for name, m in self.neurons.items() if isinstance(m, Recurrent)}
         for name, layer in self.layers.items() if rule.trace else ():
-            self._check_layer(name, layer)
-        for name, neuron in self.neurons.items() if rule.trace else ():
-            if isinstance(neuron, Recurrent):
-                self._check_layer(f"{name}.linear", neuron.linear)
+            self._check_layer(name, layer, bool(learnt(layer)))
+        for name, layer in fed_back.items() if rule.trace else ():
+            self._check_layer(name, layer, any(p.requires_grad for p in layer.parameters()))
 
-    def _check_layer(self, name: str, layer: nn.Module) -> None:
+    def _check_layer(self, name: str, layer: nn.Module, learns: bool) -> None:
         """Refuse a layer that learns, and that the rule has no trace for."""
-        trace = KINDS[self.rule.trace]
+        trace, is_affine = KINDS[self.rule.trace], isinstance(layer, AFFINE)
         fits = isinstance(layer, trace.kinds) and (trace.kinds is AFFINE or {"weight", "bias"} >= learnt(layer).keys())
-        if learnt(layer) and not fits:
-            others = (
-                "'pp_prop', 'ottt' or 'sltt'" if trace.kinds is not AFFINE and isinstance(layer, AFFINE) else "'sltt'"
-            )
+        if learns and not fits:
+            others = "'pp_prop', 'ottt' or 'sltt'" if is_affine and trace.kinds is not AFFINE else "'sltt'"
             raise Unsupported(
                 f"rule={self.rule.name!r} has traces for {trace.takes}, and {name!r} is {type(layer).__name__} "
                 f"with weights of its own; take rule={others}, or give its weights requires_grad_(False)"
             )
 
 
-def _refused(rule: Rule, module: nn.Module) -> str:
+def _refused(module: nn.Module) -> str:
     """Why a rule does not take a module, and what does; "" if it does."""
     if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
         return (
