@@ -19,10 +19,10 @@ begins with the states ``s0`` and ends with ``s1``, the adjoint of the neuron gi
 - :class:`Filtered` has the leak of the neuron for its transition, so that the input alone has a trace: ``û[t]``, and
   ``w[t]``, the same filter of 1 (:func:`~spikecore.training._online._rules.leak`)::
 
-      dE/dW += sum_t w[t] F'(û[t] / w[t]; W)^T dE/dz[t]
+      dE/dW += sum_t F'(û[t]; W)^T dE/dz[t] + sum_t (w[t] - 1) F'(0; W)^T dE/dz[t]
 
-A layer is affine in its input, so that a sum of its derivatives at several inputs is that at their mean, times the sum
-of the weights. So the last two need no formula of a layer, and a bias, whose input is 1, has its trace with the rest.
+A layer is affine in its input, so that a sum of its derivatives by W at several inputs is that at a sum of these. So
+the last two need no formula of a layer, and a bias, whose input is 1, has its trace with the rest.
 """
 
 from __future__ import annotations
@@ -293,13 +293,13 @@ class Filtered:
 
     def learn(self, of: Connection, output: Tensor) -> None:
         """Add the gradient of the weights for that of the layer's output, and move the trace over the chunk."""
-        inputs = of.over_time(of.inputs)
+        inputs, cotangent = of.over_time(of.inputs), of.over_time(output)
         filtered = self._run(of, "filtered", inputs)
         weight = self._run(of, "weight", inputs.new_ones(of.steps, 1))
-        weight = weight.view(-1, *[1] * (filtered.ndim - 1))
-        cotangent = of.over_time(output)
-        scale = weight.view(-1, *[1] * (cotangent.ndim - 1))
-        of.learn(filtered / weight, cotangent * scale)
+        of.learn(filtered, cotangent)
+        if learnt(of.layer).keys() != {"weight"} or isinstance(of.layer, nn.modules.batchnorm._BatchNorm):
+            more = (weight - 1.0).view(-1, *[1] * (cotangent.ndim - 1)) * cotangent
+            of.learn(torch.zeros_like(filtered[:1]), more.sum(0, keepdim=True))
 
     @torch.no_grad()
     def _run(self, of: Connection, what: str, x: Tensor) -> Tensor:
