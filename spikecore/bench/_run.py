@@ -45,8 +45,8 @@ _JOBS = {
     "norms": norms.jobs,
     "recurrent": recurrent.jobs,
     "pipeline": pipeline.jobs,
-    field.OPEN_NEUROMORPHIC: field.linear_jobs,
-    field.SHD: field.classifier_jobs,
+    FIELD[0]: field.linear_jobs,
+    FIELD[1]: field.classifier_jobs,
 }
 
 
