@@ -106,7 +106,7 @@ _MOVED_TO: Mapping[str, str] = {
     "layers": "pack unpack",
     "parallel": "Pipeline",
     "stochastic": "EscapeNoise Stochastic",
-    "training": "InferenceStep TrainingStep",
+    "training": "InferenceStep OnlineOptions TrainingStep",
 }
 #: Such a name -> its module, and its name there.
 _MOVED: Dict[str, Tuple[str, str]] = {

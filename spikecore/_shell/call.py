@@ -178,12 +178,16 @@ def arguments(
     mode: str,
     front: Sequence[Tuple[str, Any]] = (),
     behind: Sequence[Tuple[str, Any]] = (),
+    instead: Optional[Mapping[str, Tensor]] = None,
 ) -> Arguments:
     """The parameters of a call with these inputs ``[T, *N]``, and what it asks of a runner.
 
-    ``front``: inputs that are parameters of the program. ``behind``: other tensors that may be learnt.
+    ``front``: inputs that are parameters of the program. ``behind``: other tensors that may be learnt. ``instead``: in
+    the place of parameters of these names.
     """
     x, owner, named = inputs[0], type(neuron).__name__, dispatch.values(neuron, dispatch.stamp)
+    if instead:
+        named = [(name, instead.get(name, value)) for name, value in named]
     checks.same_device(owner, x.device, named)
     if mode is not COMPILED:
         modules.check_gathered(owner, x, named)

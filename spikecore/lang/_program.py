@@ -471,7 +471,7 @@ class Derived(NamedTuple):
     names: Tuple[str, ...]
 
 
-def _changed(program: Program, nodes: Mapping[Node, Node], **values: Any) -> Program:
+def changed(program: Program, nodes: Mapping[Node, Node], **values: Any) -> Program:
     """The program with some nodes replaced, and other values of attributes."""
 
     def replaced(roots: Sequence[Node]) -> List[Node]:
@@ -510,7 +510,7 @@ def normalised(program: Program, shortcut: str, statistics: Tuple[bool, ...], wh
     if shortcut == "after":
         first, *others = (substitute(node, dict(behind)) for node in program.outputs)
         values["outputs"] = ((Expr(first) + skip).node, *others)
-    return Derived(_changed(program, behind, **values), names)
+    return Derived(changed(program, behind, **values), names)
 
 
 @lru_cache(maxsize=256)
@@ -530,7 +530,7 @@ def corrected(program: Program) -> Derived:
         through = -(scale * (grad_bias * part)) - centred * (scale * rstd * (grad_weight * part))
         seeds.append((centred.node, through.node))
     added = (*names, share)
-    return Derived(_changed(program, {}, params=_before_numbers(program, added), seeds=seeds), added)
+    return Derived(changed(program, {}, params=_before_numbers(program, added), seeds=seeds), added)
 
 
 @lru_cache(maxsize=None)
@@ -588,4 +588,4 @@ def repeated(program: Program) -> Derived:
     constants = [_free(f"{name}_constant", reserved) for name in program.inputs]
     nodes = {Node("input", (), name): Node("param", (), ours) for name, ours in zip(program.inputs, constants)}
     names = tuple(ours if name in read else "" for name, ours in zip(program.inputs, constants))
-    return Derived(_changed(program, nodes, params=(*filter(None, names), *program.params)), names)
+    return Derived(changed(program, nodes, params=(*filter(None, names), *program.params)), names)

@@ -1,0 +1,194 @@
+"""Backward through one chunk: neuron by neuron, from the loss to the input, with the traces of a rule."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
+
+import torch
+from torch import Tensor
+
+from spikecore.backend import Unsupported
+from spikecore.neurons import Recurrent
+from spikecore.training._online._chunk import (
+    Chunk,
+    Gradients,
+    LayerCall,
+    NeuronCall,
+    accumulate,
+    at_first,
+    gradients,
+    learnt,
+)
+from spikecore.training._online._network import Network
+from spikecore.training._online._options import OnlineOptions
+from spikecore.training._online._rules import is_leaky_read_out
+from spikecore.training._online._sensitivities import learn_parameters
+from spikecore.training._online._traces import KINDS, Connection, Filtered, Traces
+
+#: The name of the memory of a read-out among the states of a neuron below it.
+READ_OUT = "read-out"
+
+
+class ReadOut(NamedTuple):
+    """The memory of a leaky read-out, as the neurons below see it: ``r' = decay r + sum_t share[t] y[t]``.
+
+    An output y of a neuron below is in the read-out's state, times the weight between, as r is (Bellec et al., 2020,
+    where the filtered eligibility trace is that of r). So r is one more state of that neuron.
+    """
+
+    share: Tensor
+    #: None where the chunk began at rest.
+    decay: Optional[Tensor]
+    #: The gradient of the read-out's state before the chunk, and of r by the leaf of an output that reaches it.
+    error: Tensor
+    below: Mapping[Tensor, Tensor]
+
+
+class Backward:
+    """Adds the gradients of a chunk to those of the parameters, and moves the traces over it."""
+
+    def __init__(self, network: Network, options: OnlineOptions) -> None:
+        self.network, self.rule, self.options = network, network.rule, options
+        #: What the rule carries from chunk to chunk.
+        self.traces: Traces = {}
+        #: The matrices of random feedback, by neuron and output.
+        self.matrices: Traces = {}
+        self._kept = KINDS[self.rule.trace](self.traces) if self.rule.trace else None
+        #: The read-out of the chunk under way.
+        self._read_out: Optional[ReadOut] = None
+
+    def __call__(self, chunk: Chunk, loss: Tensor) -> None:
+        """Backward of the chunk's loss."""
+        calls, last = chunk.calls, chunk.last_layer
+        arrived, at_layers = chunk.spread([loss], [torch.ones_like(loss)], len(calls), self.network.weights)
+        reached: Set[str] = set()
+        self._read_out = None
+        for position in reversed(range(len(calls))):
+            call = calls[position]
+            if isinstance(call, LayerCall):
+                continue
+            errors: Gradients = [arrived.get(leaf) for leaf in call.leaves]
+            if last is not None and position < calls.index(last) and self.options.feedback != "exact":
+                if self.options.feedback == "none":
+                    continue
+                errors = [
+                    self._sent(call, k, at_layers[last].reshape(*y.shape[:2], -1)) if last in at_layers else None
+                    for k, y in enumerate(call.outputs)
+                ]
+            errors = [torch.zeros_like(y) if g is None else g for g, y in zip(errors, call.outputs)]
+            below, of_layers = self._through(chunk, position, call, errors, reached)
+            at_layers.update(of_layers)
+            for leaf, gradient in below.items():
+                arrived[leaf] = arrived[leaf] + gradient if leaf in arrived else gradient
+
+    def _through(
+        self, chunk: Chunk, position: int, call: NeuronCall, errors: Gradients, reached: Set[str]
+    ) -> Tuple[Dict[Tensor, Tensor], Dict[LayerCall, Tensor]]:
+        """Backward through a neuron and to the next cuts below it."""
+        is_filtered = self.rule.trace == "input"
+        recurrent = call.module.linear if isinstance(call.module, Recurrent) else None
+        own = [] if recurrent is None or is_filtered else [p for p in recurrent.parameters() if p.requires_grad]
+        by_input, starts, by_own = call.back(errors, own)
+        for weight, gradient in zip(own, by_own):
+            if gradient is not None:
+                accumulate(weight, gradient)
+        below, at_layers = chunk.spread(call.inputs, by_input, position, [] if is_filtered else self.network.weights)
+        if self._kept is not None:
+            connections = [Connection(of.name, of.layer, of.inputs, call, of) for of in at_layers if learnt(of.layer)]
+            self._refuse_shared(connections, reached)
+            if recurrent is not None and learnt(recurrent):
+                connections.append(Connection(f"{call.name}.linear", recurrent, call.fed_back(), call, None))
+            self._learn(call, connections, by_input, starts, at_layers)
+        learn_parameters(call, errors, self.traces)
+        last = chunk.last_layer
+        if self.rule.has_read_out and last in at_layers and is_leaky_read_out(call.neuron.program):
+            self._read_out = self._read_out_of(chunk, call, last, starts)
+        return below, at_layers
+
+    def _learn(
+        self,
+        call: NeuronCall,
+        connections: List[Connection],
+        by_input: Gradients,
+        starts: Dict[str, Tensor],
+        at_layers: Dict[LayerCall, Tensor],
+    ) -> None:
+        """What the weights of a neuron learn from earlier steps, and their traces."""
+        kept: Any = self._kept
+        if isinstance(kept, Filtered):
+            for of in connections:
+                output = of.cotangent(by_input) if of.call is None else at_layers[of.call]
+                if output is not None:
+                    kept.learn(of, output)
+        elif connections:
+            memory = self._memory_errors(call)
+            owed = {**starts, **{f"{READ_OUT}/{k}": error for k, error in memory.items()}}
+            for of in connections:
+                kept.owe(of, owed)
+            ends = [name for name in call.states if call.end[name].requires_grad]
+            kept.advance(connections, {**{name: call.transition(name) for name in ends}, **self._memory(call, memory)})
+
+    def _read_out_of(self, chunk: Chunk, call: NeuronCall, last: LayerCall, starts: Mapping[str, Tensor]) -> ReadOut:
+        (state,), (x,) = call.states, call.inputs
+        (share,), by_state = call.transition(state)
+        error = starts.get(state, torch.zeros_like(call.end[state]))
+        earlier = chunk.calls[: chunk.calls.index(last)]
+        leaves = [leaf for other in earlier if isinstance(other, NeuronCall) for leaf in other.leaves]
+        given = gradients([x], leaves, [at_first(error, x)])
+        below = {leaf: gradient[0] for leaf, gradient in zip(leaves, given) if gradient is not None}
+        decay = by_state.get(state)
+        # every neuron of the read-out has the same ones
+        return ReadOut(share.flatten(1)[:, 0], None if decay is None else decay.flatten()[0], error, below)  # type: ignore[union-attr]
+
+    def _memory_errors(self, call: NeuronCall) -> Dict[int, Tensor]:
+        """The gradients of the read-out's memory of this neuron's outputs before the chunk, by the output's number."""
+        read_out = self._read_out
+        if read_out is None:
+            return {}
+        if self.options.feedback == "random":
+            error = read_out.error.flatten(1).unsqueeze(0)
+            return {k: self._sent(call, k, error)[0] for k in range(len(call.outputs))}
+        return {k: read_out.below[leaf] for k, leaf in enumerate(call.leaves) if leaf in read_out.below}
+
+    def _memory(self, call: NeuronCall, errors: Iterable[int]) -> Dict[str, Any]:
+        """The read-out's memory of the outputs of a neuron, as states of it: see :class:`ReadOut`."""
+        memory: Dict[str, Any] = {}
+        read_out: Any = self._read_out
+        for k in errors:
+            y, name = call.outputs[k], f"{READ_OUT}/{k}"
+            cotangent = read_out.share.to(y.dtype).view(-1, *[1] * (y.ndim - 1)).expand(y.shape)
+            by_input, by_state, _ = call.back([cotangent if other is y else None for other in call.outputs])
+            if read_out.decay is not None:
+                by_state = {**by_state, name: read_out.decay.expand(y.shape[1:])}
+            memory[name] = by_input, by_state
+        return memory
+
+    def _refuse_shared(self, connections: List[Connection], reached: Set[str]) -> None:
+        for of in connections:
+            if of.name in reached:
+                raise Unsupported(
+                    f"rule={self.rule.name!r}: {of.name!r} reaches {of.neuron.name!r} and another neuron, and has one "
+                    "trace; make a layer for each, or take rule='sltt'"
+                )
+            reached.add(of.name)
+
+    def _sent(self, call: NeuronCall, k: int, error: Tensor) -> Tensor:
+        """An error ``[C, B, K]`` behind the last layer at output k of a neuron, by its fixed random matrix."""
+        y = call.outputs[k]
+        key = f"{call.name}/{k}"
+        matrix = self.matrices.get(key)
+        if matrix is None:
+            size = (error.shape[-1], y[0, 0].numel())
+            matrix = torch.randn(size, generator=self.options.generator) / size[0] ** 0.5
+        matrix = self.matrices[key] = matrix.to(error.device, error.dtype)
+        return (error @ matrix).view(-1, *y.shape[1:]).to(y.dtype)
+
+    def move(self, device: Optional[torch.device]) -> None:
+        """Have the traces where the network is."""
+        for tensors in (self.traces, self.matrices):
+            tensors.update({key: value.to(device) for key, value in tensors.items() if value.device != device})
+
+    def forget(self, neuron: str) -> None:
+        """Drop the traces of a neuron."""
+        for key in [key for key in self.traces if key.split("/")[0] == neuron]:
+            del self.traces[key]

@@ -1,0 +1,382 @@
+"""What each online rule computes, against backpropagation through time and loops over the papers' equations."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Tuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import spikecore as sc
+from online_rules import (
+    B,
+    I,
+    J,
+    K,
+    T,
+    alif_by_hand,
+    batch,
+    check,
+    difference,
+    eprop_by_hand,
+    gradients,
+    layer,
+    read_out_of_lif,
+    recurrent_alif,
+    slope,
+    squares,
+    step_of,
+    through_time,
+)
+from spikecore import neurons
+from spikecore.testing.random_programs._draw import drawn, programs
+
+CHUNKS = pytest.mark.parametrize("chunk", [1, 7, T])
+
+# -- d_rtrl: the gradient of backpropagation through time
+
+
+@CHUNKS
+@pytest.mark.parametrize("name", sorted(neurons.MODELS))
+def test_d_rtrl_of_a_neuron_is_backpropagation_through_time(name: str, chunk: int) -> None:
+    """For one layer of every neuron of the gallery, weights, biases and the neuron's own parameters, at any chunk."""
+    plain = neurons.example(name)
+    net = layer(neurons.example(name, learn=[p for p in plain.program.params if p in plain.params]))
+    x, targets = batch()
+    check(gradients(net, x, targets, rule="d_rtrl", chunk=chunk), through_time(net, x, targets))
+
+
+def test_d_rtrl_of_random_programs() -> None:
+    """200 drawn neurons, of several inputs, states and outputs, whose gradient through time is finite."""
+    checked = moved = 0
+    for program in drawn(programs(lambda name: True), 220, 7):
+        model = program.model()
+        net = layer(model.neuron(surrogate=model.surrogate.library()), 0.25)
+        x, (weight,) = batch()
+        targets = (weight,) * len(program.outputs)
+        want = through_time(net, x, targets)
+        if checked == 200 or not all(bool(gradient.isfinite().all()) for gradient in want.values()):
+            continue
+        checked += 1
+        moved += any(bool(gradient.any()) for gradient in want.values())
+        for chunk in (1, 7, T):
+            check(gradients(net, x, targets, rule="d_rtrl", chunk=chunk), want)
+    assert checked == 200
+    assert moved > 100
+
+
+def test_parameters_of_a_channel_have_their_own_gradients() -> None:
+    """A time constant for each channel, and one for all."""
+    for tau in (torch.rand(J, generator=torch.Generator().manual_seed(3)) + 1.5, torch.tensor(2.5)):
+        net = layer(sc.LIF(tau, learn=("tau", "threshold")))
+        x, targets = batch()
+        for rule in ("d_rtrl", "pp_prop", "sltt", "eprop"):
+            got, want = gradients(net, x, targets, rule=rule, chunk=4), through_time(net, x, targets)
+            check({"tau": got["neuron.tau"]}, {"tau": want["neuron.tau"]})
+            check({"threshold": got["neuron.threshold"]}, {"threshold": want["neuron.threshold"]})
+
+
+@CHUNKS
+def test_d_rtrl_of_a_recurrent_layer_is_a_recursion_by_hand(chunk: int) -> None:
+    """With a learnt parameter, and with the weights that feed back."""
+    net, (x, (target,)) = recurrent_alif(), batch()
+    check(gradients(net, x, (target,), rule="d_rtrl", chunk=chunk), alif_by_hand(net, x, target))
+
+
+# -- the equations of the papers
+
+
+@CHUNKS
+@pytest.mark.parametrize("feedback", ["exact", "random"])
+def test_eprop_is_that_of_bellec_et_al(chunk: int, feedback: str) -> None:
+    """With the read-out's own weights for learning signals, and with random ones."""
+    net, (x, _) = read_out_of_lif(), batch()
+    targets = torch.randn(T, B, K, dtype=torch.float64)
+    step = step_of(net, squares, rule="eprop", chunk=chunk, feedback=feedback)
+    step(x, targets)
+    signals = None if feedback == "exact" else step.state_dict()["online"]["feedback"]["1/0"]
+    check({name: p.grad for name, p in net.named_parameters()}, eprop_by_hand(net, x, targets, signals))
+
+
+def two_layers() -> nn.Module:
+    """Two layers of LIF, each with a leak of its own, and a read-out without memory."""
+    torch.manual_seed(4)
+    return nn.Sequential(
+        nn.Linear(I, J),
+        sc.LIF(2.0, decay_input=False, reset="soft"),
+        nn.Linear(J, J),
+        sc.LIF(4.0, decay_input=False, reset="soft", threshold=0.4),
+        nn.Linear(J, K),
+    ).double()
+
+
+@CHUNKS
+@pytest.mark.parametrize("rule", ["ottt", "sltt"])
+def test_ottt_and_sltt_are_those_of_their_papers(rule: str, chunk: int) -> None:
+    """Errors through space at each step, times presynaptic traces (Xiao et al., 2022, equation 8), or the inputs of
+    the step (Meng et al., 2023, equation 9). The input of a bias is 1, whose trace is that of any input.
+    """
+    net = two_layers()
+    x, _ = batch()
+    targets = torch.randn(T, B, K, dtype=torch.float64)
+    (W1, b1, W2, b2, W3, b3) = [p.detach() for p in net.parameters()]
+    leaks, thresholds = (1 - 1 / 2.0, 1 - 1 / 4.0), (1.0, 0.4)
+    v1 = v2 = torch.zeros(B, J, dtype=torch.float64)
+    ones = torch.ones(B, 1, dtype=torch.float64)
+    traces = [torch.zeros(B, size).double() for size in (I, 1, J, 1)]
+    want = [torch.zeros_like(p) for p in (W1, b1[:, None], W2, b2[:, None], W3, b3[:, None])]
+    for t in range(T):
+        h1 = leaks[0] * v1 + x[t] @ W1.T + b1
+        z1 = (h1 >= thresholds[0]).double()
+        h2 = leaks[1] * v2 + z1 @ W2.T + b2
+        z2 = (h2 >= thresholds[1]).double()
+        v1, v2 = h1 - thresholds[0] * z1, h2 - thresholds[1] * z2
+        d3 = z2 @ W3.T + b3 - targets[t]
+        d2 = d3 @ W3 * slope(h2 - thresholds[1])
+        d1 = d2 @ W2 * slope(h1 - thresholds[0])
+        for k, (leak, now) in enumerate(zip((leaks[0], leaks[0], leaks[1], leaks[1]), (x[t], ones, z1, ones))):
+            traces[k] = (leak * traces[k] if rule == "ottt" else 0.0) + now
+        for k, (error, pre) in enumerate(zip((d1, d1, d2, d2, d3, d3), (*traces, z2, ones))):
+            want[k] += error.T @ pre
+    got = gradients(net, x, targets, squares, rule=rule, chunk=chunk)
+    check(got, {name: value.view(got[name].shape) for name, value in zip(got, want)})
+
+
+class Resonator(sc.Neuron):
+    """A potential that oscillates, so that inputs of earlier steps count with both signs."""
+
+    states = {"a": 0.0, "b": 0.0}
+    params = {"stay": 0.1, "turn": 0.95}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        """A damped rotation."""
+        a = p.stay * s.a - p.turn * s.b + x
+        return a, {"a": a, "b": p.turn * s.a + p.stay * s.b}
+
+
+@pytest.mark.parametrize(
+    "neuron",
+    [
+        Resonator(),
+        sc.LI(3.0),
+        sc.LIF(3.0, reset="none"),
+        sc.Synaptic(0.6, 0.8, reset="none"),
+        sc.LIF(1.0, reset="none"),
+    ],
+)
+def test_ottt_is_exact_where_the_transition_is_linear(neuron: sc.Neuron) -> None:
+    """Of neurons without a reset, with one state and with two: the filter has the kernel of both."""
+    net = layer(neuron)
+    x, targets = batch()
+    check(gradients(net, x, targets, rule="ottt", chunk=4), through_time(net, x, targets))
+
+
+# -- pp_prop
+
+
+def test_pp_prop_is_exact_for_biases_and_where_samples_and_neurons_share_a_transition() -> None:
+    """A leak without a reset is one transition for all, and a bias has an input that is the same at all steps."""
+    x, targets = batch()
+    leaky = layer(sc.LI(3.0))
+    check(gradients(leaky, x, targets, rule="pp_prop", chunk=4), through_time(leaky, x, targets))
+    spiking = layer(sc.ALIF())
+    got, want = gradients(spiking, x, targets, rule="pp_prop", chunk=4), through_time(spiking, x, targets)
+    check({"bias": got["linears.0.bias"]}, {"bias": want["linears.0.bias"]})
+    assert difference(got["linears.0.weight"], want["linears.0.weight"]) > 1e-3
+
+
+def moving_bars() -> Tuple[nn.Module, Tensor, Tensor, Callable[..., Tensor]]:
+    """A network of convolution, normalisation, pooling and linear layers, and bars that move to one side or another."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        sc.layers.TimeBatched(nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6)),
+        sc.LIF(3.0),
+        sc.layers.TimeBatched(nn.AvgPool2d(2), nn.Flatten()),
+        nn.Linear(6 * 16, 24),
+        sc.ALIF(3.0),
+        nn.Linear(24, 2),
+    )
+    labels, x = torch.arange(16) // 8 % 2, torch.zeros(8, 16, 1, 8, 8)
+    for n, label in enumerate(labels):
+        for t in range(8):
+            x[t, n, 0, :, (n + (t if label else -t)) % 8] = 4.0
+
+    def loss(y: Tensor, labels: Tensor) -> Tensor:
+        return sum(nn.functional.cross_entropy(out, labels) for out in y)  # type: ignore[return-value]
+
+    with torch.no_grad():
+        for _ in range(20):  # moments for the normalisation
+            net(x)
+    net[0].module[1].eval()
+    return net, x, labels, loss
+
+
+@pytest.mark.slow
+def test_pp_prop_points_where_backpropagation_does_in_every_layer_of_a_trained_network() -> None:
+    """It trains the network, and the cosine of each parameter's gradient is high, the higher the longer a chunk."""
+    net, x, labels, loss = moving_bars()
+    step = sc.training_model(
+        net, loss, torch.optim.Adam(net.parameters(), lr=1e-2), options=sc.OnlineOptions(rule="pp_prop", chunk=2)
+    )
+    for _ in range(40):
+        outputs, _ = step(x, labels)
+    assert (outputs.mean(0).argmax(1) == labels).double().mean() > 0.9
+    want = through_time(net, x, labels, loss)
+    for chunk, least in ((1, {"3.weight": 0.85}), (4, dict.fromkeys(want, 0.7))):
+        step = sc.training_model(
+            net, loss, torch.optim.SGD(net.parameters(), lr=0.0), options=sc.OnlineOptions(rule="pp_prop", chunk=chunk)
+        )
+        step(x, labels)
+        cosines = {
+            name: torch.cosine_similarity(p.grad.flatten(), want[name].flatten(), dim=0).item()
+            for name, p in net.named_parameters()
+        }
+        assert all(cosines[name] > value for name, value in least.items()), (chunk, cosines)
+
+
+# -- networks
+
+
+def filtered(layer: nn.Module, u: Tensor, trace: Tensor, weight: float) -> Tensor:
+    """``layer(u)``, whose weights have the gradient at the mean of earlier inputs, times the sum of their shares."""
+    frozen = torch.func.functional_call(layer, {name: p.detach() for name, p in layer.named_parameters()}, (u,))
+    live = weight * layer((trace / weight).detach())
+    return frozen + live - live.detach()
+
+
+def ottt_by_steps(net: Callable[..., Tensor], layers: List[nn.Module], leak: float, x: Tensor, loss: Any) -> None:
+    """The equations of OTTT by autograd within each step: ``net`` gets one step, a function that applies a layer, and
+    one that applies LIF with a soft reset, number k of its kind.
+    """
+    traces: Dict[nn.Module, Tensor] = {}
+    potentials: Dict[int, Tensor] = {}
+    weight = 0.0
+    for t, x_t in enumerate(x):
+        weight = leak * weight + 1.0
+
+        def apply(layer: nn.Module, u: Tensor, weight: float = weight) -> Tensor:
+            traces[layer] = leak * traces.get(layer, torch.zeros_like(u)) + u.detach()
+            return filtered(layer, u, traces[layer], weight)
+
+        def fire(k: int, current: Tensor) -> Tensor:
+            h = leak * potentials.get(k, torch.zeros_like(current)) + current
+            z = sc.ops.spike(h - 1.0, sc.surrogate.ATan(2.0))
+            potentials[k] = (h - z).detach()
+            return z
+
+        loss(t, net(x_t, apply, fire)).backward()
+
+
+TAU = 3.0
+
+
+def lif() -> sc.Neuron:
+    """The neuron of :func:`ottt_by_steps`."""
+    return sc.LIF(TAU, decay_input=False, reset="soft")
+
+
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_ottt_of_a_convolutional_network_with_running_statistics(chunk: int) -> None:
+    """Convolutions, the weights of normalisations, a pooling between, a residual sum, and a read-out."""
+    torch.manual_seed(5)
+    conv1, norm1 = nn.Conv2d(2, 4, 3, padding=1).double(), nn.BatchNorm2d(4).double().eval()
+    conv2, norm2, out = (
+        nn.Conv2d(4, 4, 3, padding=1).double(),
+        nn.BatchNorm2d(4).double().eval(),
+        nn.Linear(16, K).double(),
+    )
+    for norm in (norm1, norm2):
+        norm.running_mean.normal_(), norm.running_var.uniform_(0.2, 0.5), nn.init.normal_(norm.weight, 1.0, 0.3)
+    folded = sc.layers.TimeBatched
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.lif = folded(conv1, norm1), lif()
+            self.pool, self.second, self.lif2, self.flat, self.out = (
+                folded(nn.AvgPool2d(2)),
+                folded(conv2, norm2),
+                lif(),
+                folded(nn.Flatten()),
+                out,
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.pool(self.lif(self.first(x)))
+            return self.out(self.flat(self.lif2(self.second(y) + y)))
+
+    net = Residual()
+    x = (torch.rand(8, B, 2, 4, 4) < 0.5).double()
+    targets = torch.randn(8, B, K, dtype=torch.float64)
+
+    def by_step(x: Tensor, apply: Any, fire: Any) -> Tensor:
+        y = nn.functional.avg_pool2d(fire(0, apply(norm1, apply(conv1, x))), 2)
+        z = fire(1, apply(norm2, apply(conv2, y)) + y)
+        return out(z.flatten(1))
+
+    got = gradients(net, x, targets, squares, rule="ottt", chunk=chunk)
+    net.zero_grad()
+    ottt_by_steps(by_step, [], 1 - 1 / TAU, x, lambda t, y: squares(y, targets[t]))
+    check(got, {name: p.grad for name, p in net.named_parameters()})
+
+
+class Attention(nn.Module):
+    """Spikes of queries, keys and values, whose products drive a neuron, as in a spiking transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(6)
+        self.q, self.k, self.v, self.out = nn.Linear(I, J), nn.Linear(I, J), nn.Linear(I, J), nn.Linear(J, K)
+        self.lifs = nn.ModuleList(lif() for _ in range(4))
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[T, B, N, I] -> [T, B, N, K]``."""
+        return self.step(x, lambda layer, u: layer(u), lambda k, current: self.lifs[k](current))
+
+    def step(self, x: Tensor, apply: Any, fire: Any) -> Tensor:
+        """The same of one step or of all."""
+        q, k, v = (fire(n, apply(layer, x)) for n, layer in enumerate((self.q, self.k, self.v)))
+        return self.out(fire(3, 0.5 * (q @ k.transpose(-1, -2) @ v)))
+
+
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_ottt_through_the_products_of_attention(chunk: int) -> None:
+    """Products of spikes are space, through which errors go; tokens have no trace of their own."""
+    net = Attention()
+    x = (torch.rand(8, B, 3, I) < 0.5).double()
+    targets = torch.randn(8, B, 3, K, dtype=torch.float64)
+    got = gradients(net, x, targets, squares, rule="ottt", chunk=chunk)
+    net.zero_grad()
+    ottt_by_steps(net.step, [], 1 - 1 / TAU, x, lambda t, y: squares(y, targets[t]))
+    check(got, {name: p.grad for name, p in net.named_parameters()})
+
+
+@pytest.mark.parametrize("rule", ["d_rtrl", "pp_prop"])
+@pytest.mark.parametrize("name", ["two_layers", "attention", "convolutions"])
+def test_one_chunk_is_backpropagation_through_time(name: str, rule: str) -> None:
+    """With all steps in one chunk nothing is owed; with several, a network has what each layer owes, and no more."""
+    if name == "convolutions":
+        net, x, targets, loss = moving_bars()
+        net, x = net.double(), x.double()
+        if rule == "d_rtrl":
+            pytest.skip("a convolution has no trace for each weight")
+    else:
+        net, loss = (two_layers(), squares) if name == "two_layers" else (Attention(), squares)
+        x = (
+            torch.rand(T, B, *([3] if name == "attention" else []), I, generator=torch.Generator().manual_seed(1)) < 0.5
+        ).double() * 2
+        targets = torch.randn(*x.shape[:-1], K, dtype=torch.float64)
+    options = {} if name == "convolutions" else {"time_targets": True}
+
+    def learnt(chunk: int) -> Dict[str, Tensor]:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+        step = sc.training_model(net, loss, optimizer, options=sc.OnlineOptions(rule=rule, chunk=chunk, **options))
+        step(x, targets)
+        return {name: p.grad.clone() for name, p in net.named_parameters()}
+
+    want = through_time(net, x, targets, loss)
+    check(learnt(len(x)), want)
+    first = next(iter(want))
+    assert 1e-6 < difference(learnt(1)[first], want[first]) < 1.0
