@@ -49,7 +49,7 @@ def with_spike_times(program: Program, shift: str, last: str) -> Program:
     z = Node("detach", (Node("spike", spike.args, SpikeRule(rule.strict, const(0.0), rule.label)),))
     before = _state(last)
     rises = before <= 0.0 if rule.strict else before < 0.0
-    steps_per_u = torch.where(rises, 1.0 / torch.maximum(u - before, Expr(const(_LOWEST_RISE))), 0.0)
+    steps_per_u = torch.where(rises, 1.0 / record("maximum", u - before, _LOWEST_RISE), 0.0)
     moved = (_constant(u) - u) * _constant(record("select", Expr(z), steps_per_u, 0.0))
 
     def replaced(node: Node) -> Expr:
