@@ -93,7 +93,7 @@ def trace(
             raise TraceError(f"{name}.dynamics: {error}") from error
         outputs, following = _outputs(name, returned), _next(name, returned, states)
     followed = () if numbers is None else tuple(numbers.values)
-    following = [_detach_spikes(node) if state in detached else node for state, node in zip(states, following)]
+    following = [detach_spikes(node) if state in detached else node for state, node in zip(states, following)]
     return Program(
         name,
         inputs=inputs,
@@ -158,7 +158,8 @@ def _number(owner: str, what: str, value: Any) -> Node:
     return node
 
 
-def _detach_spikes(root: Node) -> Node:
+def detach_spikes(root: Node) -> Node:
+    """The expression in which spikes carry no gradient."""
     spikes = [node for node in topological([root]) if node.op == "spike"]
     return substitute(root, {spike: Node("detach", (spike,)) for spike in spikes})
 

@@ -17,12 +17,13 @@ from spikecore._convert._network import carrying
 from spikecore._plugins.selection import backend_named, capture, resolve
 from spikecore._shell.binding import ask, request
 from spikecore._shell.checks import shown
-from spikecore.backend import Backend
+from spikecore.backend import Backend, Unsupported
 from spikecore.functional import check_places, stateful_modules
 from spikecore.neuron import Neuron
 from spikecore.parallel import Pipeline
 from spikecore.training._graphed import GraphedInference, GraphedTraining
 from spikecore.training._steps import CudaOptions, InferenceStep, Loss, TrainingStep
+from spikecore.training.online import OnlineOptions, OnlineTraining
 
 
 def training_model(
@@ -33,10 +34,19 @@ def training_model(
     ``inputs`` is a tensor, a tuple for ``net(*inputs)``, or a dict for ``net(**inputs)``; ``loss(outputs, targets)``
     gives one number. A step begins at rest, single-step neurons included, unless ``sc.carry_state(net)`` is active.
     ``backend`` asks for a backend in every neuron of ``net`` (see :func:`spikecore.set_backend`). ``options`` are those
-    of the backend: :class:`TrainingOptions` where it runs eagerly, :class:`CudaOptions` for a GPU there.
+    of the backend: :class:`TrainingOptions` where it runs eagerly, :class:`CudaOptions` for a GPU there, and
+    :class:`OnlineOptions` there for a learning rule that moves along with time.
     """
     _check(net, loss, options)
-    step = _backend_of(net, backend, "training_model()").training_model(net, loss, optimizer, options)
+    chosen = _backend_of(net, backend, "training_model()")
+    if isinstance(options, OnlineOptions):
+        if type(chosen).training_model is not Backend.training_model:
+            raise Unsupported(
+                f"options={options!r}: backend {chosen.name!r} trains in a way of its own; give backend= one that runs "
+                "inside PyTorch, such as 'torch'"
+            )
+        return OnlineTraining(net, loss, optimizer, options)
+    step = chosen.training_model(net, loss, optimizer, options)
     return GraphedTraining(step, options) if _is_captured(options) else step
 
 

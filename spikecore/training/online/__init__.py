@@ -1,0 +1,14 @@
+"""Learning rules that move along with time: each a choice of what is kept of a neuron's transition, and how.
+
+The path of a chunk: :class:`OnlineTraining` runs the network on it and records its calls, cut at every neuron
+(:mod:`~spikecore.training.online._chunk`), where neurons compute by programs that the rule makes of theirs
+(:mod:`~spikecore.training.online._rules`). Backward goes from neuron to neuron
+(:mod:`~spikecore.training.online._backward`), and at each asks the traces of its weights
+(:mod:`~spikecore.training.online._traces`) and of its parameters
+(:mod:`~spikecore.training.online._sensitivities`) what the chunk owes to earlier steps.
+"""
+
+from spikecore.training.online._options import OnlineOptions
+from spikecore.training.online._step import OnlineTraining
+
+__all__ = ["OnlineOptions", "OnlineTraining"]

@@ -1,0 +1,230 @@
+"""A chunk as it was computed: the calls of its neurons and layers, cut apart so that each is differentiated alone.
+
+While a chunk is recorded, a neuron gets its input as a leaf of autograd, and what it gives goes on as another one. So a
+graph ends at every neuron, at both sides, and what lies between neurons (:meth:`Chunk.spread`) is space without time.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from spikecore._shell.state import Stateful, carried, put_back
+from spikecore.backend import Unsupported
+from spikecore.neurons import Recurrent
+from spikecore.training.online._rules import Dispatches
+
+#: Gradients beside what they are of; None where there is no path.
+Gradients = Sequence[Optional[Tensor]]
+
+
+def gradients(of: Sequence[Tensor], by: Sequence[Tensor], cotangents: Gradients) -> List[Optional[Tensor]]:
+    """The vector-Jacobian product, which keeps the graph."""
+    pairs = [(value, g) for value, g in zip(of, cotangents) if g is not None and value.requires_grad]
+    if not pairs or not by:
+        return [None] * len(by)
+    values, grads = zip(*pairs)
+    return list(torch.autograd.grad(values, list(by), grads, retain_graph=True, allow_unused=True))
+
+
+def accumulate(parameter: Tensor, gradient: Tensor) -> None:
+    """Add to ``parameter.grad``."""
+    gradient = gradient.detach().to(parameter.dtype)
+    parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad.add_(gradient)
+
+
+def learnt(module: nn.Module) -> Dict[str, nn.Parameter]:
+    """The parameters that a module itself has and learns."""
+    return {name: p for name, p in module._parameters.items() if p is not None and p.requires_grad}
+
+
+@dataclass(eq=False)
+class LayerCall:
+    """A call of a layer with weights."""
+
+    name: str
+    layer: nn.Module
+    #: What it read, ``[C, B, ...]``, or ``[C * B, ...]`` within ``TimeBatched``.
+    inputs: Tensor
+    output: Tensor
+
+
+@dataclass(eq=False)
+class NeuronCall:
+    """A call of a neuron or of ``Recurrent``, from its state before the chunk to that behind it."""
+
+    name: str
+    module: Any
+    #: The inputs ``[C, B, ...]`` with their graph, and as leaves.
+    inputs: Tuple[Tensor, ...]
+    cut: Tuple[Tensor, ...]
+    #: The states before, as leaves; none at rest.
+    start: Dict[str, Tensor]
+    outputs: Tuple[Tensor, ...] = ()
+    #: The outputs as they went on, as leaves.
+    leaves: Tuple[Tensor, ...] = ()
+    end: Dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def neuron(self) -> Any:
+        """The neuron, within ``Recurrent`` the inner one."""
+        return self.module.neuron if isinstance(self.module, Recurrent) else self.module
+
+    @property
+    def states(self) -> Tuple[str, ...]:
+        """The names of its neuron's states."""
+        return tuple(self.neuron.states)
+
+    def back(self, outputs: Gradients, more: Sequence[Tensor] = ()) -> Tuple[Gradients, Dict[str, Tensor], Gradients]:
+        """Gradients of the inputs, of the states before, and of other tensors, for those of the outputs."""
+        starts = [self.start[name] for name in self.states if name in self.start]
+        given = gradients(self.outputs, [*self.cut, *starts, *more], outputs)
+        count = len(self.cut)
+        return given[:count], self._named(given[count : count + len(starts)]), given[count + len(starts) :]
+
+    def transition(self, state: str) -> Tuple[Gradients, Dict[str, Tensor]]:
+        """The derivatives of the final value of a state by the inputs of each step, and by the states before."""
+        starts = [self.start[name] for name in self.states if name in self.start]
+        end = self.end[state]
+        given = gradients([end], [*self.cut, *starts], [torch.ones_like(end)])
+        return given[: len(self.cut)], self._named(given[len(self.cut) :])
+
+    def fed_back(self) -> Tensor:
+        """What came back at each step, of ``Recurrent``: the outputs one step before."""
+        y = self.outputs[self.module.output or 0].detach()
+        first = self.start["feedback"].detach() if self.start else torch.zeros_like(y[0])
+        return torch.cat([first.to(y.dtype).unsqueeze(0), y[:-1]])
+
+    def _named(self, values: Gradients) -> Dict[str, Tensor]:
+        names = [name for name in self.states if name in self.start]
+        return {name: value for name, value in zip(names, values) if value is not None}
+
+
+class Chunk:
+    """The calls of a chunk, in order."""
+
+    def __init__(self) -> None:
+        self.calls: List[Any] = []
+
+    @property
+    def last_layer(self) -> Optional[LayerCall]:
+        """The last layer with weights, other than a normalisation."""
+        layers = [call for call in self.calls if isinstance(call, LayerCall)]
+        weights = [call for call in layers if not isinstance(call.layer, nn.modules.batchnorm._BatchNorm)]
+        return next(reversed(weights or layers), None)
+
+    def spread(
+        self, of: Sequence[Tensor], cotangents: Gradients, before: int, traced: bool
+    ) -> Tuple[Dict[Tensor, Tensor], Dict[LayerCall, Tensor]]:
+        """Backward from ``of`` to the next cuts: the gradients of the outputs of neurons, and of those of layers.
+
+        ``before``: how many calls there were. Parameters on the way get theirs, but for those that are ``traced``.
+        """
+        earlier = self.calls[:before]
+        layers = [call for call in earlier if isinstance(call, LayerCall) and call.output.requires_grad]
+        leaves = [leaf for call in earlier if isinstance(call, NeuronCall) for leaf in call.leaves]
+        weights = [] if traced else list({p: None for call in layers for p in learnt(call.layer).values()})
+        given = gradients(of, [*leaves, *(call.output for call in layers), *weights], cotangents)
+        outputs, rest = given[: len(leaves)], given[len(leaves) :]
+        for weight, gradient in zip(weights, rest[len(layers) :]):
+            if gradient is not None:
+                accumulate(weight, gradient)
+        return (
+            {leaf: gradient for leaf, gradient in zip(leaves, outputs) if gradient is not None},
+            {call: gradient for call, gradient in zip(layers, rest) if gradient is not None},
+        )
+
+
+@contextmanager
+def recording(
+    neurons: Mapping[str, Stateful],
+    others: Sequence[Stateful],
+    layers: Mapping[str, nn.Module],
+    dispatches: Dispatches,
+) -> Iterator[Chunk]:
+    """Within the block calls are recorded and cut, neurons compute by a rule's programs, and states go on."""
+    chunk = Chunk()
+    open_calls: Dict[nn.Module, NeuronCall] = {}
+    called: Set[str] = set()
+
+    def count(name: str, module: nn.Module) -> None:
+        if name in called and (module in neurons.values() or learnt(module)):
+            raise Unsupported(
+                f"rule={rule.name!r}: {name!r} is called twice for a chunk, and a trace is that of one call a step; "
+                "give the network whole chunks [C, B, ...] in the place of a loop over steps, make a module for each "
+                "place, or take rule='bptt'"
+            )
+        called.add(name)
+
+    def before(name: str, module: Any, args: Any) -> Any:
+        count(name, module)
+        cut = tuple([x.detach().requires_grad_() for x in args])
+        open_calls[module] = NeuronCall(name, module, args, cut, module.state or {})
+        return cut
+
+    def behind(module: Any, args: Any, result: Any) -> Any:
+        call = open_calls.pop(module)
+        call.outputs = result if isinstance(result, tuple) else (result,)
+        call.leaves = tuple([y.detach().requires_grad_() for y in call.outputs])
+        call.end = module.state
+        chunk.calls.append(call)
+        return call.leaves if isinstance(result, tuple) else call.leaves[0]
+
+    def layer_called(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        if rule.trace:
+            count(name, module)
+        chunk.calls.append(LayerCall(name, module, args[0].detach(), output))
+
+    rule = dispatches.rule
+    with ExitStack() as stack:
+        stack.enter_context(going_on([*neurons.values(), *others]))
+        for name, module in neurons.items():
+            neuron = module.neuron if isinstance(module, Recurrent) else module
+            stack.enter_context(_computing(neuron, dispatches))
+            pre = module.register_forward_pre_hook(lambda module, args, name=name: before(name, module, args))
+            stack.callback(pre.remove)
+            stack.callback(module.register_forward_hook(behind).remove)
+        for name, layer in layers.items():
+            hook = layer.register_forward_hook(lambda *call, name=name: layer_called(name, *call))
+            stack.callback(hook.remove)
+        yield chunk
+
+
+@contextmanager
+def going_on(modules: Sequence[Stateful]) -> Iterator[None]:
+    """Within the block modules go on from their states, as leaves; afterwards they have their new ones, without a graph,
+    or those of before if something was raised.
+    """
+    with ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(_goes_on(module))
+        yield
+
+
+@contextmanager
+def _goes_on(module: Stateful) -> Iterator[None]:
+    before = carried(module)
+    state = before.pop("_state")
+    leaves = state and {name: value.detach().requires_grad_() for name, value in state.items()}
+    put_back(module, {**before, "_carrying": before["_carrying"] + 1}, leaves)
+    try:
+        yield
+    except BaseException:
+        put_back(module, before, state)
+        raise
+    put_back(module, before, module.state and {name: value.detach() for name, value in module.state.items()})
+
+
+@contextmanager
+def _computing(neuron: Any, dispatches: Dispatches) -> Iterator[None]:
+    """The neuron computes by the program of the rule."""
+    made, before = dispatches.of(neuron), neuron._dispatch
+    neuron.__dict__["_dispatch"] = made
+    try:
+        yield
+    finally:
+        neuron.__dict__["_dispatch"] = before

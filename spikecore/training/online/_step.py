@@ -1,0 +1,252 @@
+"""The online step: a sequence in chunks, an iterator of chunks, or a stream of single steps."""
+
+from __future__ import annotations
+
+from itertools import repeat
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from spikecore._base.batches import beside, device_of, flattened, run_network, to_device, tree_map
+from spikecore._shell.modules import named_as
+from spikecore._shell.state import keep
+from spikecore.functional import project, stateful_modules
+from spikecore.training._checks import check_loss, check_optimizer
+from spikecore.training._saving import all_or_nothing, check_parts, load_optimizer
+from spikecore.training._steps import Loss
+from spikecore.training._updates import Updates
+from spikecore.training.online._backward import Backward
+from spikecore.training.online._chunk import going_on, recording
+from spikecore.training.online._network import Network
+from spikecore.training.online._options import OnlineOptions
+from spikecore.training.online._rules import RULES, Dispatches
+
+#: Parts of the state of a step.
+_PARTS = ("net", "optimizer", "online")
+
+
+class OnlineTraining:
+    """A step that trains online, made by ``sc.training_model(net, loss, optimizer, options=sc.OnlineOptions(...))``.
+
+    ``step(inputs, targets)`` runs a sequence ``[T, B, ...]`` in chunks, from rest, and leaves the network at rest, as
+    every step of training does; within ``sc.carry_state(net)`` it goes on from the call before, and leaves its states
+    and traces to the next one. It gives the outputs, detached, and the loss. ``inputs`` may be an iterator of chunks
+    ``[C, B, ...]`` of any lengths, which are read one by one; the outputs then are those of the last chunk. With
+    ``time_targets`` the targets are cut as the inputs are, ``[T, B, ...]``, or an iterator beside that of the inputs;
+    without, each chunk gets them whole.
+
+    The loss of a sequence is the sum of ``loss(outputs, targets)`` of its chunks. So the gradient is that of a loss
+    that is a sum over steps; one that takes a mean over the steps that it gets weighs a chunk of any length equally.
+
+    ``step.feed(x_t, y_t)`` is a chunk of one step, ``[B, ...]``, whatever ``chunk`` is, and goes on from the one before
+    until :func:`spikecore.reset` or :meth:`reset`. With ``update="sequence"`` gradients add up until :meth:`update`.
+
+    States of neurons are in the network, and traces in the step: ``sc.reset(net)`` puts both to rest, after which the
+    batch may have another size. A step holds the graph of one chunk, and the traces: memory does not grow with time.
+    Gradients are in ``parameter.grad`` after a step, as ever, until the next one begins.
+
+    Raises :class:`~spikecore.backend.Unsupported` for a network that the rule cannot train, naming the module and a
+    rule that can: batch normalisation by statistics of the batch; a layer that is called more than once in a chunk, as
+    in a ``forward`` that loops over the steps, or whose output reaches two neurons; a convolution under ``"d_rtrl"``
+    and ``"eprop"``, and what lies between layer and neuron there and is not element-wise; ``Recurrent`` without
+    ``detach=True``; delays and ``PSN``; under ``"ottt"`` a neuron whose leak depends on its state.
+    """
+
+    def __init__(self, net: nn.Module, loss: Loss, optimizer: Any, options: OnlineOptions) -> None:
+        check_optimizer(optimizer, net)
+        self.net, self.loss, self.optimizer, self.options = net, loss, optimizer, options
+        self._stateful = stateful_modules(net)
+        self._updates = Updates(net, options.clip_norm, None)
+        #: Whether gradients were used, so that the next chunk begins with none.
+        self._is_updated = True
+        self._rule = RULES.get(options.rule)
+        if self._rule is not None:
+            self._network = Network(net, self._rule)
+            self._dispatches = Dispatches(self._rule)
+            self._backward = Backward(self._rule, options)
+
+    @property
+    def traces(self) -> Mapping[str, Tensor]:
+        """What is carried from chunk to chunk beside the states, by the names of neuron and layer; {} at rest."""
+        return {} if self._rule is None else self._backward.traces
+
+    # -- calls
+
+    def __call__(self, inputs: Any, targets: Any = None) -> Tuple[Any, Tensor]:
+        """Train on a sequence; the outputs and the loss, detached, are those from before the updates."""
+        carries = any(module.carrying for module in self._stateful)
+        if not carries:
+            self.reset()
+        self._is_updated = True
+        total: Optional[Tensor] = None
+        collected: List[Any] = []
+        is_stream = hasattr(inputs, "__next__")
+        try:
+            for chunk, target in self._chunks(inputs, targets):
+                outputs, loss = self._learn(chunk, target)
+                total = loss if total is None else total + loss
+                collected = [outputs] if is_stream else [*collected, outputs]
+                if self.options.update == "chunk":
+                    self.update()
+            if total is None:
+                raise ValueError("inputs have no steps; give [T, B, ...] with T of 1 or more, or chunks of such")
+            if self.options.update == "sequence":
+                self.update()
+        finally:
+            if not carries:
+                self.reset()
+        return _joined(collected), total
+
+    def feed(self, x: Any, y: Any = None) -> Tuple[Any, Tensor]:
+        """Train on one time step ``[B, ...]``, which goes on from the one before; gives its output and loss.
+
+        With ``time_targets`` ``y`` is the target of the step, ``[B, ...]``, which the loss gets as ``[1, B, ...]``.
+        """
+        target = tree_map(lambda value: value.unsqueeze(0), y) if self.options.time_targets else y
+        outputs, loss = self._learn(tree_map(lambda value: value.unsqueeze(0), x), target)
+        if self.options.update == "chunk":
+            self.update()
+        return tree_map(lambda value: value.squeeze(0), outputs), loss
+
+    def update(self) -> None:
+        """Step the optimiser with the gradients that added up since the last update."""
+        self._updates.make(self.optimizer, lambda optimizer: optimizer.step(), False, {})
+        project(self.net)
+        self._is_updated = True
+
+    def reset(self) -> None:
+        """Put the neurons to rest, and drop the traces."""
+        for module in self._stateful:
+            keep(module, None)
+        self._forget_at_rest()
+
+    # -- a chunk
+
+    def _chunks(self, inputs: Any, targets: Any) -> Iterator[Tuple[Any, Any]]:
+        if hasattr(inputs, "__next__"):
+            beside_inputs = targets if self.options.time_targets and hasattr(targets, "__next__") else None
+            if beside_inputs is None and self.options.time_targets:
+                raise TypeError(
+                    "inputs is an iterator of chunks, and time_targets=True: give targets as an iterator beside it"
+                )
+            yield from zip(inputs, repeat(targets) if beside_inputs is None else beside_inputs)
+            return
+        steps = {len(value) for value in flattened(inputs)}
+        if len(steps) != 1:
+            raise ValueError(f"inputs have {sorted(steps)} steps; give tensors [T, B, ...] of one T")
+        (count,) = steps
+        if self.options.time_targets and any(len(value) != count for value in flattened(targets)):
+            raise ValueError(
+                f"targets have {[len(value) for value in flattened(targets)]} steps and inputs {count}; with "
+                "time_targets=True both are [T, B, ...]"
+            )
+        for begin in range(0, count, self.options.chunk):
+            part = slice(begin, begin + self.options.chunk)
+            cut = tree_map(lambda value, part=part: value[part], inputs)
+            yield cut, tree_map(lambda value, part=part: value[part], targets) if self.options.time_targets else targets
+
+    def _learn(self, inputs: Any, targets: Any) -> Tuple[Any, Tensor]:
+        """Run a chunk, and add its gradients."""
+        device = device_of(self.net)
+        inputs, targets = to_device(inputs, device), to_device(targets, device)
+        if self._is_updated:
+            self.optimizer.zero_grad(set_to_none=True)
+            self._is_updated = False
+        if self._rule is None:
+            outputs, loss = self._truncated(inputs, targets)
+        else:
+            outputs, loss = self._online(inputs, targets)
+        return tree_map(Tensor.detach, outputs), loss.detach()
+
+    def _online(self, inputs: Any, targets: Any) -> Tuple[Any, Tensor]:
+        network = self._network
+        network.check()
+        self._forget_at_rest()
+        with recording(network.neurons, network.others, network.layers, self._dispatches) as chunk:
+            outputs = run_network(self.net, inputs)
+            loss = self._loss_of(outputs, targets)
+        self._backward(chunk, loss)
+        return outputs, loss
+
+    def _truncated(self, inputs: Any, targets: Any) -> Tuple[Any, Tensor]:
+        with going_on(self._stateful):
+            outputs = run_network(self.net, inputs)
+            loss = self._loss_of(outputs, targets)
+        loss.backward()
+        return outputs, loss
+
+    def _loss_of(self, outputs: Any, targets: Any) -> Tensor:
+        loss = self.loss(outputs, beside(outputs, targets))
+        check_loss(loss)
+        return loss
+
+    def _forget_at_rest(self) -> None:
+        """Drop the traces of neurons that are at rest: somebody reset them."""
+        if self._rule is not None:
+            for name, module in self._network.neurons.items():
+                if module.state is None:
+                    self._backward.forget(name)
+
+    # -- saving
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Weights, optimiser, and under ``"online"`` states, traces, random feedback, and gradients not yet used."""
+        names = {id(p): name for name, p in self.net.named_parameters()}
+        pending = {} if self._is_updated else {p: p.grad for p in self.net.parameters() if p.grad is not None}
+        states = {name: module.state for name, module in self.net.named_modules() if module in self._stateful}
+        online = {
+            "states": {name: _copied(state) for name, state in states.items() if state},
+            "traces": _copied(self.traces),
+            "feedback": {} if self._rule is None else _copied(self._backward.matrices),
+            "gradients": {names[id(p)]: gradient.clone() for p, gradient in pending.items()},
+        }
+        return {"net": self.net.state_dict(), "optimizer": self.optimizer.state_dict(), "online": online}
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` gave, as a whole or not at all; errors as of every training step."""
+        check_parts(state, _PARTS)
+        online = state["online"]
+        missing = [name for name in ("states", "traces", "feedback", "gradients") if name not in online]
+        modules = dict(self.net.named_modules())
+        parameters = dict(self.net.named_parameters())
+        unknown = [name for name in online.get("states", {}) if modules.get(name) not in self._stateful]
+        unknown += [name for name in online.get("gradients", {}) if name not in parameters]
+        if missing or unknown:
+            faults = [f"has no {name!r}" for name in missing] + [
+                f"has {name!r}, which the network lacks" for name in unknown
+            ]
+            raise ValueError(f"state['online'] {' and '.join(faults)}. Nothing was loaded")
+        net = named_as(self.net, state["net"])
+        with all_or_nothing(net, [self.optimizer]):
+            load_optimizer(self.optimizer, state["optimizer"])
+            net.load_state_dict(state["net"])
+        device = device_of(self.net)
+        for name, module in modules.items():
+            if module in self._stateful:
+                saved = online["states"].get(name)
+                keep(module, None if saved is None else to_device(_copied(saved), device))  # type: ignore[arg-type]
+        self.optimizer.zero_grad(set_to_none=True)
+        for name, gradient in online["gradients"].items():
+            parameters[name].grad = gradient.to(parameters[name].device, copy=True)
+        self._is_updated = not online["gradients"]
+        if self._rule is not None:
+            for ours, saved in ((self._backward.traces, "traces"), (self._backward.matrices, "feedback")):
+                ours.clear()
+                ours.update(to_device(_copied(online[saved]), device))
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> Dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in tensors.items()}
+
+
+def _joined(outputs: List[Any]) -> Any:
+    """The outputs of chunks, one behind the other."""
+    first = outputs[0]
+    if len(outputs) == 1:
+        return first
+    if isinstance(first, Tensor):
+        return torch.cat(outputs)
+    if isinstance(first, dict):
+        return {key: _joined([part[key] for part in outputs]) for key in first}
+    return tuple([_joined(list(parts)) for parts in zip(*outputs)])

@@ -1,0 +1,338 @@
+"""The traces of weights: what a weight of earlier steps still has to say, and how it moves over a chunk.
+
+A connection is a layer with weights ``z = F(u; W)`` and the neuron that ``z`` reaches through space. For a chunk that
+begins with the states ``s0`` and ends with ``s1``, the adjoint of the neuron gives, for each state k,
+
+    M[k, l] = ds1_k / ds0_l        c_k[t] = ds1_k / dx[t]        g_k = dE / ds0_k  (E: the chunk's loss)
+
+- :class:`Full`, for ``z = W u + b``, carries ``E_k = ds0_k / dW``, a number for each sample and weight::
+
+      dE/dW += sum_k g_k E_k                        what the chunk owes to earlier steps
+      E_k'   = sum_l M[k, l] E_l + sum_t c_k[t] u[t]^T
+
+- :class:`Outer` carries ``F_k = ds0_k / db``, a number for each neuron, and for each layer a mean input ``m``, in which
+  an input has the weight of what it added to F, as far as that is left::
+
+      E_k is about F_k m^T      F_k' = sum_l M[k, l] F_l + sum_t c_k[t]
+      m' = (p m + sum_t q[t] u[t]) / (p + sum_t q[t])      p = |M F|, q[t] = |c[t]|, sums over states and neurons
+
+- :class:`Filtered` has the leak of the neuron for its transition, so that the input alone has a trace: ``û[t]``, and
+  ``w[t]``, the same filter of 1 (:func:`~spikecore.training.online._rules.leak`)::
+
+      dE/dW += sum_t w[t] F'(û[t] / w[t]; W)^T dE/dz[t]
+
+A layer is affine in its input, so that a sum of its derivatives at several inputs is that at their mean, times the sum
+of the weights. So the last two need no formula of a layer, and a bias, whose input is 1, has its trace with the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from spikecore._shell.binding import runner_of
+from spikecore._shell.automatic import Calls
+from spikecore.backend import Spec, Unsupported
+from spikecore.dtypes import compute_dtype
+from spikecore.lang import Program
+from spikecore.training.online._chunk import Gradients, LayerCall, NeuronCall, accumulate, gradients, learnt
+from spikecore.training.online._rules import leak
+
+#: Tensors by ``neuron/kind/...``: all that a step carries from chunk to chunk beside the states.
+Traces = Dict[str, Tensor]
+#: Of each state, the derivatives of its final value by the inputs, and by the states before.
+Transition = Mapping[str, Tuple[Gradients, Mapping[str, Tensor]]]
+
+#: Layers that are affine in their input, and linear in their weights.
+AFFINE = (nn.Linear, nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm)
+
+
+class Connection(NamedTuple):
+    """A layer with weights, and the neuron that its output reaches."""
+
+    name: str
+    layer: nn.Module
+    #: What the layer read.
+    inputs: Tensor
+    neuron: NeuronCall
+    #: The call of the layer; None for what comes back in ``Recurrent``, which is added to an input of the neuron.
+    call: Optional[LayerCall]
+
+    @property
+    def steps(self) -> int:
+        """The number of steps of the chunk."""
+        return self.neuron.cut[0].shape[0]
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the output of the layer is the input of the neuron itself."""
+        return self.call is not None and len(self.neuron.inputs) == 1 and self.neuron.inputs[0] is self.call.output
+
+    def cotangent(self, inputs: Gradients) -> Optional[Tensor]:
+        """The gradient of the layer's output for those of the neuron's inputs."""
+        if self.call is None:
+            recurrent = self.neuron.module
+            return inputs[0 if recurrent.into is None else recurrent.neuron.inputs.index(recurrent.into)]
+        return inputs[0] if self.is_direct else gradients(self.neuron.inputs, [self.call.output], inputs)[0]
+
+    def over_time(self, value: Tensor) -> Tensor:
+        """An input or an output of the layer as ``[C, B, ...]``."""
+        return value if value.shape[0] == self.steps else value.unflatten(0, (self.steps, -1))
+
+    def as_read(self, value: Tensor) -> Tensor:
+        """Inputs of some steps, ``[C, B, ...]``, as the layer takes them."""
+        return value if self.inputs.shape[0] == self.steps else value.flatten(0, 1)
+
+    def learn(self, inputs: Tensor, output: Tensor) -> None:
+        """Add the gradient of the weights for inputs and cotangents of the output, ``[C, B, ...]`` each."""
+        weights = learnt(self.layer)
+        with torch.enable_grad():
+            z = self.layer(self.as_read(inputs))
+        for weight, gradient in zip(weights.values(), gradients([z], [*weights.values()], [output.reshape(z.shape)])):
+            if gradient is not None:
+                accumulate(weight, gradient)
+
+
+class Full:
+    """A number for each sample, neuron and weight."""
+
+    kinds = (nn.Linear,)
+
+    def __init__(self, traces: Traces) -> None:
+        self.traces = traces
+        self._checked: Dict[str, Tuple[torch.Size, torch.Size]] = {}
+
+    def owe(self, of: Connection, starts: Mapping[str, Tensor]) -> None:
+        """Add what the chunk owes to earlier steps; ``starts``: the gradients of the states before."""
+        weights = learnt(of.layer)
+        for state, g in starts.items():
+            trace = self.traces.get(_key(of, "weight", state))
+            if "weight" in weights and trace is not None:
+                rows = g.reshape(trace.shape[:2])
+                accumulate(weights["weight"], _summed(rows, trace))
+            bias = self.traces.get(_key(of, "bias", state))
+            if "bias" in weights and bias is not None:
+                accumulate(weights["bias"], (g.reshape(bias.shape) * bias).sum(0))
+
+    def advance(self, connections: Sequence[Connection], transition: Transition) -> None:
+        """Move the traces over the chunk."""
+        for of in connections:
+            self._check_elementwise(of)
+            weights = learnt(of.layer)
+            inputs = of.inputs.reshape(of.steps, -1, of.inputs.shape[-1])  # [C, R, I]
+            rows = inputs.transpose(0, 1).to(compute_dtype(inputs.dtype))
+            cotangents = {state: of.cotangent(by_input) for state, (by_input, _) in transition.items()}
+            for name in weights:
+                self._advance(of, name, rows, cotangents, transition)
+
+    def _advance(
+        self,
+        of: Connection,
+        name: str,
+        rows: Tensor,
+        cotangents: Mapping[str, Optional[Tensor]],
+        transition: Transition,
+    ) -> None:
+        before = {state: self.traces.get(_key(of, name, state)) for state in transition}
+        in_place = all(set(by_state) <= {state} for state, (_, by_state) in transition.items())
+        for state, (_, by_state) in transition.items():
+            trace: Optional[Tensor] = None
+            for other, M in by_state.items():
+                old = before[other]
+                if old is not None:
+                    factor = M.reshape(old.shape[:2] + (1,) * (old.ndim - 2))
+                    if trace is None:
+                        trace = old.mul_(factor) if in_place else old * factor
+                    else:
+                        trace.addcmul_(old, factor)
+            c = cotangents[state]
+            if c is not None:
+                # [R, C, J]: for each sample the derivatives by the inputs of the steps
+                c = c.reshape(of.steps, len(rows), -1).transpose(0, 1).to(rows.dtype)
+                trace = _added(trace, c, rows) if name == "weight" else _plus(trace, c.sum(1))
+            key = _key(of, name, state)
+            if trace is None:
+                self.traces.pop(key, None)
+            else:
+                self.traces[key] = trace
+
+    def _check_elementwise(self, of: Connection) -> None:
+        """Refuse a connection in which a neuron's input depends on other outputs of the layer than its own.
+
+        For a Jacobian J that is diagonal, and no other, ``J^T r`` is ``r`` times ``J^T 1`` for any r.
+        """
+        if of.call is None or of.is_direct:
+            return
+        z, inputs = of.call.output, of.neuron.inputs
+        shapes = (z.shape, inputs[0].shape)
+        if self._checked.get(of.name) == shapes:
+            return
+        ones = [torch.ones_like(x) for x in inputs]
+        random = torch.rand(z.shape, dtype=z.dtype, device=z.device) + 0.5
+        fits = all(x.numel() == z.numel() for x in inputs)
+        if fits:
+            scaled, plain = of.cotangent([random.reshape(x.shape) for x in inputs]), of.cotangent(ones)
+            fits = scaled is not None and plain is not None and torch.allclose(scaled, random * plain, rtol=1e-2)
+        if not fits:
+            raise Unsupported(
+                f"{of.name!r} reaches {of.neuron.name!r} through more than element-wise operations, and a trace for "
+                "each weight needs one output of the layer for each neuron; take rule='pp_prop', 'ottt' or 'sltt'"
+            )
+        self._checked[of.name] = shapes
+
+
+def _added(trace: Optional[Tensor], c: Tensor, u: Tensor) -> Tensor:
+    """``trace[r, j, i] + sum_t c[r, t, j] u[r, t, i]``."""
+    if trace is None:
+        return torch.bmm(c.transpose(1, 2), u)
+    if c.shape[1] == 1:  # an outer product is quicker by elements
+        return trace.addcmul_(c.transpose(1, 2), u)
+    return trace.baddbmm_(c.transpose(1, 2), u)
+
+
+def _plus(trace: Optional[Tensor], value: Tensor) -> Tensor:
+    return value if trace is None else trace.add_(value)
+
+
+def _summed(g: Tensor, trace: Tensor) -> Tensor:
+    """``sum_r g[r, j] trace[r, j, i]``."""
+    return torch.bmm(g.to(trace.dtype).t().unsqueeze(1), trace.transpose(0, 1)).squeeze(1)
+
+
+class Outer:
+    """A number for each neuron, and a mean input for each layer."""
+
+    kinds = AFFINE
+
+    def __init__(self, traces: Traces) -> None:
+        self.traces = traces
+
+    def owe(self, of: Connection, starts: Mapping[str, Tensor]) -> None:
+        """As of :class:`Full`."""
+        mean, neuron = self.traces.get(_key(of, "mean")), of.neuron
+        if mean is None:
+            return
+        inputs = [self._owed(neuron, k, starts) for k in range(len(neuron.cut))]
+        if of.is_direct or of.call is None:
+            output = of.cotangent([g if g is None else g.unsqueeze(0) for g in inputs])
+        else:  # through what lies between, at the first step of the chunk
+            first = [g if g is None else _at_first(g, x) for g, x in zip(inputs, neuron.cut)]
+            output = of.cotangent(first)
+            output = output if output is None else of.over_time(output)[:1]
+        if output is not None:
+            of.learn(mean.unsqueeze(0).to(of.inputs.dtype), output.to(of.inputs.dtype))
+
+    def _owed(self, neuron: NeuronCall, k: int, starts: Mapping[str, Tensor]) -> Optional[Tensor]:
+        """What the chunk owes to input k of the neuron, as if it had been the same at all steps before."""
+        total: Optional[Tensor] = None
+        for state, g in starts.items():
+            shift = self.traces.get(f"{neuron.name}/shift/{k}/{state}")
+            if shift is not None:
+                total = g * shift if total is None else total.addcmul_(g, shift)
+        return total
+
+    def advance(self, connections: Sequence[Connection], transition: Transition) -> None:
+        """As of :class:`Full`."""
+        if not connections:
+            return
+        neuron = connections[0].neuron
+        steps, batch = neuron.cut[0].shape[:2]
+        past = neuron.cut[0].new_zeros(batch, dtype=compute_dtype(neuron.cut[0].dtype))
+        now = past.new_zeros(steps, batch)
+        new: Traces = {}
+        for k in range(len(neuron.cut)):
+            for state, (by_input, by_state) in transition.items():
+                parts = [
+                    M * self.traces[f"{neuron.name}/shift/{k}/{other}"]
+                    for other, M in by_state.items()
+                    if f"{neuron.name}/shift/{k}/{other}" in self.traces
+                ]
+                if parts:
+                    past += sum(parts).abs().reshape(batch, -1).sum(1)
+                c = by_input[k]
+                if c is not None:
+                    c = c.to(past.dtype)
+                    now += c.abs().reshape(steps, batch, -1).sum(2)
+                    parts.append(c.sum(0))
+                if parts:
+                    new[f"{neuron.name}/shift/{k}/{state}"] = sum(parts)
+        self.traces.update(new)
+        total = past + now.sum(0)
+        share = torch.where(total > 0, total, torch.ones_like(total)).reciprocal()
+        for of in connections:
+            self._move_mean(of, torch.where(total > 0, past * share, torch.ones_like(total)), now * share)
+
+    def _move_mean(self, of: Connection, past: Tensor, now: Tensor) -> None:
+        inputs = of.over_time(of.inputs)
+        if inputs.shape[:2] != now.shape:
+            raise Unsupported(
+                f"{of.name!r} reads an input of shape {list(of.inputs.shape)}, which has not time and batch first, as "
+                f"the input of {of.neuron.name!r} has; take rule='sltt'"
+            )
+        mean = torch.einsum("cb,cb...->b...", now, inputs.to(now.dtype))
+        old = self.traces.get(_key(of, "mean"))
+        if old is not None:
+            mean.addcmul_(old, past.view(-1, *[1] * (mean.ndim - 1)))
+        self.traces[_key(of, "mean")] = mean
+
+
+def _at_first(g: Tensor, x: Tensor) -> Tensor:
+    """A gradient of the first step, as one of all steps."""
+    whole = torch.zeros_like(x)
+    whole[0] = g
+    return whole
+
+
+class Filtered:
+    """The input of a layer, filtered by the leak of the neuron."""
+
+    kinds = AFFINE
+
+    def __init__(self, traces: Traces) -> None:
+        self.traces = traces
+        self._leaks: Dict[Program, Program] = {}
+
+    def learn(self, of: Connection, output: Tensor) -> None:
+        """Add the gradient of the weights for that of the layer's output, and move the trace over the chunk."""
+        inputs = of.over_time(of.inputs)
+        filtered = self._run(of, "filtered", inputs)
+        weight = self._run(of, "weight", inputs.new_ones(of.steps, 1))
+        weight = weight.view(-1, *[1] * (filtered.ndim - 1))
+        cotangent = of.over_time(output)
+        scale = weight.view(-1, *[1] * (cotangent.ndim - 1))
+        of.learn(filtered / weight, cotangent * scale)
+
+    @torch.no_grad()
+    def _run(self, of: Connection, what: str, x: Tensor) -> Tensor:
+        neuron = of.neuron.neuron
+        dispatch = neuron._settle()
+        program = self._leaks.get(dispatch.program)
+        if program is None:
+            program = self._leaks[dispatch.program] = leak(dispatch.program)
+        named = dict(dispatch.values(neuron, dispatch.stamp))
+        values = [_number(of.neuron.name, name, named[name]) for name in program.params]
+        kinds = tuple(["scalar" if isinstance(value, Tensor) else "number" for value in values])
+        spec = Spec(x.dtype, None, kinds, (), True)
+        runner = runner_of(dispatch.computes(x.device.type), Calls(x.device.type, program, spec, False, False, False))
+        keys = [_key(of, what, state) for state in program.states]
+        start = tuple([self.traces[key] for key in keys]) if keys and keys[0] in self.traces else None
+        (output, *_), end, _ = runner((x.contiguous(),), start, tuple(values), ())
+        self.traces.update(zip(keys, end or ()))
+        return output
+
+
+def _number(owner: str, name: str, value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    if value.numel() != 1:
+        raise Unsupported(
+            f"rule='ottt' filters the inputs of a layer by one leak, and {owner!r} has a {name} for each of "
+            f"{value.numel()} channels; take rule='pp_prop'"
+        )
+    return value.detach().reshape(())
+
+
+def _key(of: Connection, *what: str) -> str:
+    return "/".join([of.neuron.name, of.name, *what])
