@@ -10,9 +10,10 @@ from spikecore.training._checks import check_loss, check_optimizer
 from spikecore.training._models import DataLoader, inference_model, training_model
 from spikecore.training._saving import all_or_nothing, check_parts, load_checkpoint, save_checkpoint
 from spikecore.training._steps import CudaOptions, InferenceStep, Loss, TrainingOptions, TrainingStep
-from spikecore.training.online import OnlineOptions
+from spikecore.training.online import STDP, OnlineOptions
 
 __all__ = [
+    "STDP",
     "CudaOptions",
     "DataLoader",
     "InferenceStep",

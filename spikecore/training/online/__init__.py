@@ -9,6 +9,7 @@ The path of a chunk: :class:`OnlineTraining` runs the network on it and records 
 """
 
 from spikecore.training.online._options import OnlineOptions
+from spikecore.training.online._plasticity import STDP
 from spikecore.training.online._step import OnlineTraining
 
-__all__ = ["OnlineOptions", "OnlineTraining"]
+__all__ = ["STDP", "OnlineOptions", "OnlineTraining"]

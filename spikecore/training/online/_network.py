@@ -15,12 +15,13 @@ from spikecore.layers import Delay, NormNeuron
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 from spikecore.training.online._chunk import learnt
+from spikecore.training.online._plasticity import SYNAPSES
 from spikecore.training.online._rules import Rule
 from spikecore.training.online._traces import AFFINE
 
 #: The layers that a rule has traces for, by the kind of trace, and their names.
-_TAKES = {"full": (nn.Linear,), "outer": AFFINE, "input": AFFINE}
-_NAMED = {"full": "nn.Linear", "outer": "linear layers and convolutions", "input": "linear layers and convolutions"}
+_TAKES = {"full": (nn.Linear,), "outer": AFFINE, "input": AFFINE, "pairs": SYNAPSES}
+_NAMED = {"full": "nn.Linear", **dict.fromkeys(("outer", "input", "pairs"), "linear layers and convolutions")}
 
 
 class Network:
@@ -92,7 +93,7 @@ def _refused(rule: Rule, module: nn.Module) -> str:
     if isinstance(module, Recurrent):
         if isinstance(module.linear, Delay):
             return "it feeds back through a Delay; take rule='bptt'"
-        if not module.detach:
+        if not module.detach and rule.trace != "pairs":
             return "its feedback carries gradients from neuron to neuron; make it with detach=True, or take rule='bptt'"
     if isinstance(module, (Neuron, Recurrent)) and module.step == "single":
         return "it takes one step a call; call sc.set_step(net, 'multi'): a chunk may have one step"

@@ -20,6 +20,7 @@ from spikecore.training.online._backward import Backward
 from spikecore.training.online._chunk import going_on, recording
 from spikecore.training.online._network import Network
 from spikecore.training.online._options import OnlineOptions
+from spikecore.training.online._plasticity import Plasticity
 from spikecore.training.online._rules import RULES, Dispatches
 
 #: Parts of the state of a step.
@@ -60,11 +61,13 @@ class OnlineTraining:
         self._updates = Updates(net, options.clip_norm, None)
         #: Whether gradients were used, so that the next chunk begins with none.
         self._is_updated = True
-        self._rule = RULES.get(options.rule)
+        plasticity = options.plasticity
+        self._takes_rows = plasticity is not None and plasticity.reward
+        self._rule = RULES.get("stdp" if plasticity else options.rule)  # type: ignore[arg-type]  # a name
         if self._rule is not None:
             self._network = Network(net, self._rule)
             self._dispatches = Dispatches(self._rule)
-            self._backward = Backward(self._rule, options)
+            self._backward: Any = Plasticity(plasticity) if plasticity else Backward(self._rule, options)
 
     @property
     def traces(self) -> Mapping[str, Tensor]:
@@ -167,7 +170,7 @@ class OnlineTraining:
             outputs = run_network(self.net, inputs)
             loss = self._loss_of(outputs, targets)
         self._backward(chunk, loss)
-        return outputs, loss
+        return outputs, loss.mean()
 
     def _truncated(self, inputs: Any, targets: Any) -> Tuple[Any, Tensor]:
         with going_on(self._stateful):
@@ -178,7 +181,8 @@ class OnlineTraining:
 
     def _loss_of(self, outputs: Any, targets: Any) -> Tensor:
         loss = self.loss(outputs, beside(outputs, targets))
-        check_loss(loss)
+        if not (self._takes_rows and isinstance(loss, Tensor) and loss.ndim == 1):
+            check_loss(loss)
         return loss
 
     def _forget_at_rest(self) -> None:
