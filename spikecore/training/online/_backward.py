@@ -2,20 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 import torch
 from torch import Tensor
 
 from spikecore.backend import Unsupported
 from spikecore.neurons import Recurrent
-from spikecore.training.online._chunk import Chunk, Gradients, LayerCall, NeuronCall, accumulate, learnt
+from spikecore.training.online._chunk import (
+    Chunk,
+    Gradients,
+    LayerCall,
+    NeuronCall,
+    accumulate,
+    at_first,
+    gradients,
+    learnt,
+)
 from spikecore.training.online._options import OnlineOptions
-from spikecore.training.online._rules import Rule
+from spikecore.training.online._rules import Rule, is_leaky_read_out
 from spikecore.training.online._sensitivities import learn_parameters
 from spikecore.training.online._traces import Connection, Filtered, Full, Outer, Traces
 
 _KINDS: Dict[str, Any] = {"full": Full, "outer": Outer, "input": Filtered}
+
+
+#: The name of the memory of a read-out among the states of a neuron below it.
+READ_OUT = "read-out"
+
+
+class ReadOut(NamedTuple):
+    """The memory of a leaky read-out, as the neurons below see it: ``r' = decay r + sum_t share[t] y[t]``.
+
+    An output y of a neuron below is in the read-out's state, times the weight between, as r is (Bellec et al., 2020,
+    where the filtered eligibility trace is that of r). So r is one more state of that neuron.
+    """
+
+    share: Tensor
+    #: None where the chunk began at rest.
+    decay: Optional[Tensor]
+    #: The gradient of the read-out's state before the chunk, and of r by the leaf of an output that reaches it.
+    error: Tensor
+    below: Mapping[Tensor, Tensor]
 
 
 class Backward:
@@ -28,12 +56,15 @@ class Backward:
         #: The matrices of random feedback, by neuron and output.
         self.matrices: Traces = {}
         self._kept = _KINDS[rule.trace](self.traces) if rule.trace else None
+        #: The read-out of the chunk under way.
+        self._read_out: Optional[ReadOut] = None
 
     def __call__(self, chunk: Chunk, loss: Tensor) -> None:
         """Backward of the chunk's loss."""
         calls, last = chunk.calls, chunk.last_layer
         arrived, at_layers = chunk.spread([loss], [torch.ones_like(loss)], len(calls), False)
         reached: Set[str] = set()
+        self._read_out = None
         for position in reversed(range(len(calls))):
             call = calls[position]
             if isinstance(call, LayerCall):
@@ -43,7 +74,11 @@ class Backward:
                 continue
             errors: Gradients = [arrived.get(leaf) for leaf in call.leaves]
             if is_below and self.options.feedback == "random":
-                errors = self._sent(call, at_layers.get(last))  # type: ignore[arg-type]  # there is a last one
+                error = at_layers.get(last)  # type: ignore[call-overload]  # there is a last one
+                errors = [
+                    None if error is None else self._sent(call, k, error.reshape(*y.shape[:2], -1))
+                    for k, y in enumerate(call.outputs)
+                ]
             errors = [torch.zeros_like(y) if g is None else g for g, y in zip(errors, call.outputs)]
             below, of_layers = self._through(chunk, position, call, errors, reached)
             at_layers.update(of_layers)
@@ -69,6 +104,9 @@ class Backward:
                 connections.append(Connection(f"{call.name}.linear", recurrent, call.fed_back(), call, None))
             self._learn(call, connections, by_input, starts, at_layers)
         learn_parameters(call, errors, self.traces)
+        last = chunk.last_layer
+        if self.rule.has_read_out and last in at_layers and is_leaky_read_out(call.neuron.program):
+            self._read_out = self._read_out_of(chunk, call, last, starts)
         return below, at_layers
 
     def _learn(
@@ -87,10 +125,46 @@ class Backward:
                 if output is not None:
                     kept.learn(of, output)
             else:
-                kept.owe(of, starts)
+                kept.owe(of, {**starts, **self._memory_errors(call)})
         if connections and not isinstance(kept, Filtered):
             ends = [name for name in call.states if call.end[name].requires_grad]
-            kept.advance(connections, {name: call.transition(name) for name in ends})
+            kept.advance(connections, {**{name: call.transition(name) for name in ends}, **self._memory(call)})
+
+    def _read_out_of(self, chunk: Chunk, call: NeuronCall, last: LayerCall, starts: Mapping[str, Tensor]) -> ReadOut:
+        (state,), (x,) = call.states, call.inputs
+        (share,), by_state = call.transition(state)
+        error = starts.get(state, torch.zeros_like(call.end[state]))
+        earlier = chunk.calls[: chunk.calls.index(last)]
+        leaves = [leaf for other in earlier if isinstance(other, NeuronCall) for leaf in other.leaves]
+        given = gradients([x], leaves, [at_first(error, x)])
+        below = {leaf: gradient[0] for leaf, gradient in zip(leaves, given) if gradient is not None}
+        decay = by_state.get(state)
+        # every neuron of the read-out has the same ones
+        return ReadOut(share.flatten(1)[:, 0], None if decay is None else decay.flatten()[0], error, below)  # type: ignore[union-attr]
+
+    def _memory_errors(self, call: NeuronCall) -> Dict[str, Tensor]:
+        """The gradients of the read-out's memory of this neuron's outputs before the chunk."""
+        errors: Dict[str, Tensor] = {}
+        for k, leaf in enumerate(call.leaves if self._read_out is not None else ()):
+            read_out: Any = self._read_out
+            if self.options.feedback == "random":
+                errors[f"{READ_OUT}/{k}"] = self._sent(call, k, read_out.error.flatten(1).unsqueeze(0))[0]
+            elif leaf in read_out.below:
+                errors[f"{READ_OUT}/{k}"] = read_out.below[leaf]
+        return errors
+
+    def _memory(self, call: NeuronCall) -> Dict[str, Any]:
+        """The read-out's memory of the outputs of a neuron, as states of it: see :class:`ReadOut`."""
+        memory = {}
+        for k, name in enumerate(self._memory_errors(call)):
+            share, decay = self._read_out.share, self._read_out.decay  # type: ignore[union-attr]  # there is one
+            y = call.outputs[k]
+            cotangent = share.to(y.dtype).view(-1, *[1] * (y.ndim - 1)).expand(y.shape)
+            by_input, by_state, _ = call.back([cotangent if other is y else None for other in call.outputs])
+            if decay is not None:
+                by_state = {**by_state, name: decay.expand(y.shape[1:])}
+            memory[name] = by_input, by_state
+        return memory
 
     def _refuse_shared(self, connections: List[Connection], reached: Set[str]) -> None:
         for of in connections:
@@ -101,22 +175,16 @@ class Backward:
                 )
             reached.add(of.name)
 
-    def _sent(self, call: NeuronCall, error: Optional[Tensor]) -> Gradients:
-        """The errors at the outputs of a neuron, by its fixed random matrices."""
-        if error is None:
-            return [None] * len(call.outputs)
-        sent: List[Optional[Tensor]] = []
-        for k, y in enumerate(call.outputs):
-            steps, batch = y.shape[:2]
-            flat = error.reshape(steps, batch, -1)
-            key = f"{call.name}/{k}"
-            matrix = self.matrices.get(key)
-            if matrix is None:
-                size = (flat.shape[-1], y[0, 0].numel())
-                matrix = torch.randn(size, generator=self.options.generator) / size[0] ** 0.5
-            matrix = self.matrices[key] = matrix.to(flat.device, flat.dtype)
-            sent.append((flat @ matrix).view(y.shape).to(y.dtype))
-        return sent
+    def _sent(self, call: NeuronCall, k: int, error: Tensor) -> Tensor:
+        """An error ``[C, B, K]`` behind the last layer at output k of a neuron, by its fixed random matrix."""
+        y = call.outputs[k]
+        key = f"{call.name}/{k}"
+        matrix = self.matrices.get(key)
+        if matrix is None:
+            size = (error.shape[-1], y[0, 0].numel())
+            matrix = torch.randn(size, generator=self.options.generator) / size[0] ** 0.5
+        matrix = self.matrices[key] = matrix.to(error.device, error.dtype)
+        return (error @ matrix).view(-1, *y.shape[1:]).to(y.dtype)
 
     def forget(self, neuron: str) -> None:
         """Drop the traces of a neuron."""

@@ -37,6 +37,13 @@ def accumulate(parameter: Tensor, gradient: Tensor) -> None:
     parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad.add_(gradient)
 
 
+def at_first(g: Tensor, x: Tensor) -> Tensor:
+    """A gradient of the first step, as one of all steps."""
+    whole = torch.zeros_like(x)
+    whole[0] = g
+    return whole
+
+
 def learnt(module: nn.Module) -> Dict[str, nn.Parameter]:
     """The parameters that a module itself has and learns."""
     return {name: p for name, p in module._parameters.items() if p is not None and p.requires_grad}
@@ -196,8 +203,8 @@ def recording(
 
 @contextmanager
 def going_on(modules: Sequence[Stateful]) -> Iterator[None]:
-    """Within the block modules go on from their states, as leaves; afterwards they have their new ones, without a graph,
-    or those of before if something was raised.
+    """Within the block modules go on from their states, as leaves. Afterwards they have their new ones, without a
+    graph, or those of before if something was raised.
     """
     with ExitStack() as stack:
         for module in modules:

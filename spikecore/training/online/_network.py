@@ -10,7 +10,6 @@ from spikecore._shell.checks import shown
 from spikecore._shell.modules import makes_time, unwrapped
 from spikecore._shell.state import Stateful, Stepped
 from spikecore.backend import Unsupported
-from spikecore.functional import stateful_modules
 from spikecore.layers import Delay, NormNeuron
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent

@@ -40,13 +40,15 @@ class Rule:
     name: str
     trace: str
     keep: Optional[Callable[[Any, Program], Program]] = None
+    #: Whether traces have the memory of a leaky read-out in them, where errors come from it directly.
+    has_read_out: bool = False
 
 
 RULES: Mapping[str, Rule] = {
     rule.name: rule
     for rule in (
         Rule("d_rtrl", "full"),
-        Rule("eprop", "full", reset_detached),
+        Rule("eprop", "full", reset_detached, has_read_out=True),
         Rule("pp_prop", "outer"),
         Rule("ottt", "input", states_detached),
         Rule("sltt", "", states_detached),
@@ -76,6 +78,17 @@ class Dispatches:
 
 
 # -- the leak
+
+
+def is_leaky_read_out(program: Program) -> bool:
+    """Whether a neuron does not fire, and has one state, whose transition is a number: ``sc.LI``."""
+    if len(program.inputs) != 1 or len(program.states) != 1:
+        return False
+    used = reverse([(program.next[0], const(1.0))], program.leaves[:2])
+    nodes = topological([*program.outputs, *program.next])
+    return not any(node.op == "spike" for node in nodes) and all(
+        leaf.op in ("const", "param") for leaf in topological(used) if not leaf.args
+    )
 
 
 def leak(program: Program) -> Program:

@@ -43,7 +43,7 @@ def learn_parameters(call: NeuronCall, errors: Gradients, traces: Traces) -> Non
                     new = M * old if new is None else new.to(old.dtype) + M * old
             if new is not None:
                 moved[_key(call, name, state)] = new
-    for name, value in values.items():
+    for name in names:
         for state, start in starts.items():
             old, g = traces.get(_key(call, name, state)), total[start]
             if old is not None and g is not None:

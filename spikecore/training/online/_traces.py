@@ -27,17 +27,17 @@ of the weights. So the last two need no formula of a layer, and a bias, whose in
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 
-from spikecore._shell.binding import runner_of
 from spikecore._shell.automatic import Calls
+from spikecore._shell.binding import runner_of
 from spikecore.backend import Spec, Unsupported
 from spikecore.dtypes import compute_dtype
 from spikecore.lang import Program
-from spikecore.training.online._chunk import Gradients, LayerCall, NeuronCall, accumulate, gradients, learnt
+from spikecore.training.online._chunk import Gradients, LayerCall, NeuronCall, accumulate, at_first, gradients, learnt
 from spikecore.training.online._rules import leak
 
 #: Tensors by ``neuron/kind/...``: all that a step carries from chunk to chunk beside the states.
@@ -218,7 +218,7 @@ class Outer:
         if of.is_direct or of.call is None:
             output = of.cotangent([g if g is None else g.unsqueeze(0) for g in inputs])
         else:  # through what lies between, at the first step of the chunk
-            first = [g if g is None else _at_first(g, x) for g, x in zip(inputs, neuron.cut)]
+            first = [g if g is None else at_first(g, x) for g, x in zip(inputs, neuron.cut)]
             output = of.cotangent(first)
             output = output if output is None else of.over_time(output)[:1]
         if output is not None:
@@ -276,13 +276,6 @@ class Outer:
         if old is not None:
             mean.addcmul_(old, past.view(-1, *[1] * (mean.ndim - 1)))
         self.traces[_key(of, "mean")] = mean
-
-
-def _at_first(g: Tensor, x: Tensor) -> Tensor:
-    """A gradient of the first step, as one of all steps."""
-    whole = torch.zeros_like(x)
-    whole[0] = g
-    return whole
 
 
 class Filtered:
