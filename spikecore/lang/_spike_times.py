@@ -18,8 +18,6 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, Collection, Dict, List, Tuple
 
-import torch
-
 from spikecore.lang._expr import Expr, record
 from spikecore.lang._program import Program, changed, free_name
 from spikecore.lang.node import Node, SpikeRule, const, substitute
@@ -49,7 +47,7 @@ def with_spike_times(program: Program, shift: str, last: str) -> Program:
     z = Node("detach", (Node("spike", spike.args, SpikeRule(rule.strict, const(0.0), rule.label)),))
     before = _state(last)
     rises = before <= 0.0 if rule.strict else before < 0.0
-    steps_per_u = torch.where(rises, 1.0 / record("maximum", u - before, _LOWEST_RISE), 0.0)
+    steps_per_u = record("where", rises, 1.0 / record("maximum", u - before, _LOWEST_RISE), 0.0)
     moved = (_constant(u) - u) * _constant(record("select", Expr(z), steps_per_u, 0.0))
 
     def replaced(node: Node) -> Expr:

@@ -75,6 +75,7 @@ def test_stdp(learning, chunk):
 def test_stdp_of_a_convolution(learning):
     torch.manual_seed(0)
     conv, neuron = nn.Conv2d(2, J, 3, stride=2, padding=1).double(), sc.LIF(1.5)
+    nn.init.uniform_(conv.weight, 0.0, 0.5)
     x = spikes(T, 2, 2, 7, 7)
     ours = grown(nn.Sequential(TimeBatched(conv), neuron), conv, STDP(window(7.0), window(11.0)), x, chunk=8)
     conv.weight.data -= ours

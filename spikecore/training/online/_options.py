@@ -45,8 +45,8 @@ class OnlineOptions:
         - ``"ottt"``: of ``M`` the leak alone; the trace is the input, filtered by the leak (Xiao et al., NeurIPS 2022).
           Exact for a neuron that is linear but for its output.
         - ``"sltt"``: nothing of ``M``, no trace (Meng et al., ICCV 2023).
-        - ``"stdp"``, ``"rstdp"`` or an :class:`~spikecore.training.STDP`: local plasticity, by the times of spikes alone,
-          or with the negative of the loss as reward.
+        - ``"stdp"``, ``"rstdp"`` or an :class:`~spikecore.training.STDP`: local plasticity, by the times of spikes
+          alone, or with the negative of the loss as reward.
         - ``"bptt"``: truncated backpropagation through time: all within a chunk, nothing beyond.
 
         Learnt parameters of neurons have exact traces of ``ds / dp`` under every rule but ``"bptt"``.

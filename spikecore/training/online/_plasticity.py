@@ -184,7 +184,8 @@ def _product(of: Connection, inputs: Tensor, spikes: Tensor) -> Tensor:
     weight: Any = of.layer.weight
     with torch.enable_grad():
         z = of.layer(of.as_read(inputs))
-    return torch.autograd.grad(z, weight, cotangent.reshape(z.shape))[0]
+    total: Tensor = torch.autograd.grad(z, weight, cotangent.reshape(z.shape))[0]
+    return total
 
 
 def _pairs_of_samples(of: Connection, inputs: Tensor, spikes: Tensor, weight: Tensor) -> Tensor:

@@ -13,17 +13,17 @@ import spikecore as sc
 from spikecore.layers import TimeBatched
 from spikecore.training import STDP
 
-T, B, I, J = 23, 3, 5, 4
+T, B, N, J = 23, 3, 5, 4
 CHUNKS = [1, 7, T]
 
 
 def spikes(seed=0):
-    return (torch.rand(T, B, I, generator=torch.Generator().manual_seed(seed)) < 0.4).double()
+    return (torch.rand(T, B, N, generator=torch.Generator().manual_seed(seed)) < 0.4).double()
 
 
 def network(seed=0):
     torch.manual_seed(seed)
-    net = nn.Sequential(nn.Linear(I, J), sc.LIF(2.0)).double()
+    net = nn.Sequential(nn.Linear(N, J), sc.LIF(2.0)).double()
     nn.init.uniform_(net[0].weight, 0.0, 1.5)  # so that it fires
     return net
 
@@ -42,10 +42,10 @@ def trained(net, rule, x, chunk, loss=no_loss, targets=None):
 
 
 def pairings(u, y, decay_pre, decay_post):
-    """``[T, B, J, I]``: of every pair of spikes what the later one of them adds, by loops over the pairs."""
-    gained, lost = torch.zeros(T, B, J, I, dtype=torch.float64), torch.zeros(T, B, J, I, dtype=torch.float64)
+    """``[T, B, J, N]``: of every pair of spikes what the later one of them adds, by loops over the pairs."""
+    gained, lost = torch.zeros(T, B, J, N, dtype=torch.float64), torch.zeros(T, B, J, N, dtype=torch.float64)
     for b in range(B):
-        for i in range(I):
+        for i in range(N):
             for j in range(J):
                 for before in u[:, b, i].nonzero().flatten().tolist():
                     for behind in y[:, b, j].nonzero().flatten().tolist():
@@ -82,7 +82,7 @@ class TestPairs:
         net, x = network(), spikes()
         y = net(x).detach()
         gained, lost = pairings(x, y, 1 - 1 / 20.0, 1 - 1 / 20.0)
-        expected = torch.zeros(J, I, dtype=torch.float64)
+        expected = torch.zeros(J, N, dtype=torch.float64)
         for begin in range(0, T, chunk):
             part = slice(begin, begin + chunk)
             rewards = -(y[part].sum((0, 2)) - 1.5)
@@ -100,7 +100,7 @@ class TestPairs:
             each = outputs.sum((0, 2)) - 1.5
             return each if per_sample else each.sum()
 
-        expected, trace = torch.zeros(J, I, dtype=torch.float64), torch.zeros(B, J, I, dtype=torch.float64)
+        expected, trace = torch.zeros(J, N, dtype=torch.float64), torch.zeros(B, J, N, dtype=torch.float64)
         for t in range(T):
             trace = math.exp(-1 / tau) * trace + (gained - lost)[t] / tau
             if (t + 1) % chunk == 0 or t == T - 1:
@@ -164,9 +164,9 @@ def test_any_equations_make_a_window():
 
     net, x = network(), spikes()
     y = net(x).detach()
-    expected = torch.zeros(J, I, dtype=torch.float64)
+    expected = torch.zeros(J, N, dtype=torch.float64)
     for b in range(B):
-        for i in range(I):
+        for i in range(N):
             for j in range(J):
                 pre, post = x[:, b, i].nonzero().flatten().tolist(), y[:, b, j].nonzero().flatten().tolist()
                 expected[j, i] += sum(0.8 ** (t - max(s for s in pre if s <= t)) for t in post if t >= min(pre))
@@ -177,7 +177,7 @@ def test_any_equations_make_a_window():
 
 
 def test_traces_are_of_the_step():
-    """They go on within ``feed``, are saved and loaded, and are gone after a reset; a batch may then have another size."""
+    """They go on within ``feed``, are saved and loaded, and gone after a reset; the batch may then be another."""
     net, x = network(), spikes()
     expected = trained(network(), "stdp", x, T)
     before = net[0].weight.detach().clone()
@@ -217,12 +217,9 @@ def test_errors():
     with pytest.raises(sc.backend.Unsupported, match="'2' learns, and there is no neuron behind it with whose spikes"):
         trained(unread, "stdp", x, 1)
     conv = nn.Sequential(TimeBatched(nn.Conv1d(2, J, 3)), sc.LIF()).double()
-    with pytest.raises(
-        sc.backend.Unsupported, match="tau_eligibility has a trace for each weight of nn.Linear, and '0"
-    ):
-        options = sc.OnlineOptions(rule=STDP(reward=True, tau_eligibility=3.0))
-        sc.training_model(conv, no_loss, torch.optim.SGD(conv.parameters(), 1.0), options=options)(
-            torch.rand(4, 2, 2, 8).double()
-        )
+    options = sc.OnlineOptions(rule=STDP(reward=True, tau_eligibility=3.0))
+    step = sc.training_model(conv, no_loss, torch.optim.SGD(conv.parameters(), 1.0), options=options)
+    with pytest.raises(sc.backend.Unsupported, match="tau_eligibility has a trace for each weight of nn.Linear, and"):
+        step(torch.rand(4, 2, 2, 8).double())
     with pytest.raises(ValueError, match="loss must give a tensor with one number, got shape"):
         trained(network(), "stdp", x, 1, lambda outputs, targets: outputs.sum((0, 2)))
