@@ -18,7 +18,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -81,7 +81,7 @@ def recurrent(exact: bool) -> nn.Sequential:
 
 
 def sequences(count: int, generator: torch.Generator) -> Batch:
-    """Spikes ``[T, B, 4 GROUP]`` of the groups "bit 0", "bit 1", "store" and "recall", and the bit at recall ``[T, B]``.
+    """Spikes ``[T, B, 4 GROUP]`` of the groups "bit 0", "bit 1", "store", "recall"; at recall the bit, ``[T, B]``.
 
     There is a bit in every phase but that of the recall; the one to keep is that of the phase with "store".
     """

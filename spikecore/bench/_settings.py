@@ -30,6 +30,7 @@ SUITES = (
     "networks",
     "norms",
     "recurrent",
+    "online",
     "pipeline",
     *FIELD,
 )
