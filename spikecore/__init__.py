@@ -60,7 +60,6 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors
     from spikecore.surrogate import Surrogate as Surrogate
     from spikecore.training import CudaOptions as CudaOptions
     from spikecore.training import DataLoader as DataLoader
-    from spikecore.training import OnlineOptions as OnlineOptions
     from spikecore.training import TrainingOptions as TrainingOptions
     from spikecore.training import inference_model as inference_model
     from spikecore.training import load_checkpoint as load_checkpoint
@@ -80,8 +79,7 @@ _NAMES: Mapping[str, str] = {
     "spikecore.parallel": "checkpoint",
     "spikecore.surrogate": "Surrogate",
     "spikecore.training": (
-        "CudaOptions DataLoader OnlineOptions TrainingOptions inference_model load_checkpoint save_checkpoint "
-        "training_model"
+        "CudaOptions DataLoader TrainingOptions inference_model load_checkpoint save_checkpoint training_model"
     ),
 }
 _MODULES: Dict[str, str] = {name: module for module, names in _NAMES.items() for name in names.split()}
@@ -104,7 +102,7 @@ _MOVED_TO: Mapping[str, str] = {
     "layers": "pack unpack",
     "parallel": "Pipeline",
     "stochastic": "EscapeNoise Stochastic",
-    "training": "InferenceStep TrainingStep",
+    "training": "InferenceStep OnlineOptions TrainingStep",
 }
 #: Such a name -> its module, and its name there.
 _MOVED: Dict[str, Tuple[str, str]] = {

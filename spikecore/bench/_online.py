@@ -26,6 +26,7 @@ from spikecore.bench._machine import version_of
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
 from spikecore.bench._timing import Call, Timing, failure, interleave
+from spikecore.training import OnlineOptions
 
 #: What the ratios are to.
 PLAIN = "plain PyTorch"
@@ -229,7 +230,7 @@ def _ours(rule: str, numbers: Numbers, chunk: int, backend: str, of: Optional[st
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-9)
 
     def step(chunk: int, update: str) -> Any:
-        options = sc.OnlineOptions(rule, chunk=chunk, update=update, time_targets=True)
+        options = OnlineOptions(rule, chunk=chunk, update=update, time_targets=True)
         return sc.training_model(net, weighted, optimizer, options=options)
 
     whole, fed = step(chunk, "sequence"), step(1, "chunk")

@@ -21,6 +21,7 @@ from spikecore.bench._cases import Bench, Case, Job, contained
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
 from spikecore.bench._timing import failure
+from spikecore.training import OnlineOptions
 
 STEPS: Tuple[int, ...] = (100, 1_000, 10_000, 100_000)
 BATCH, NEURONS, CHUNK = 4, 256, 100
@@ -115,7 +116,7 @@ def train(way: str, backend: str, device: str, steps: int) -> None:
         step = sc.training_model(net, _loss, optimizer)
         step(_inputs(steps, device), None)
         return
-    step = sc.training_model(net, _loss, optimizer, options=sc.OnlineOptions(way, chunk=CHUNK))
+    step = sc.training_model(net, _loss, optimizer, options=OnlineOptions(way, chunk=CHUNK))
     step(_chunks(steps, device), None)
 
 

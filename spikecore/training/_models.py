@@ -22,8 +22,8 @@ from spikecore.functional import check_places, stateful_modules
 from spikecore.neuron import Neuron
 from spikecore.parallel import Pipeline
 from spikecore.training._graphed import GraphedInference, GraphedTraining
+from spikecore.training._online import OnlineOptions, OnlineTraining
 from spikecore.training._steps import CudaOptions, InferenceStep, Loss, TrainingStep
-from spikecore.training.online import OnlineOptions, OnlineTraining
 
 
 def training_model(

@@ -19,8 +19,8 @@ from spikecore._base.context import EAGER
 from spikecore._shell import parameters
 from spikecore._shell.call import arguments
 from spikecore.neurons import Recurrent
-from spikecore.training.online._chunk import Gradients, NeuronCall, accumulate, gradients, learnt
-from spikecore.training.online._traces import Traces
+from spikecore.training._online._chunk import Gradients, NeuronCall, accumulate, gradients, learnt
+from spikecore.training._online._traces import Traces
 
 
 def learn_parameters(call: NeuronCall, errors: Gradients, traces: Traces) -> None:

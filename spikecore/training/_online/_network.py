@@ -13,10 +13,10 @@ from spikecore.backend import Unsupported
 from spikecore.layers import Delay, NormNeuron
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
-from spikecore.training.online._chunk import learnt
-from spikecore.training.online._plasticity import SYNAPSES
-from spikecore.training.online._rules import Rule
-from spikecore.training.online._traces import AFFINE
+from spikecore.training._online._chunk import learnt
+from spikecore.training._online._plasticity import SYNAPSES
+from spikecore.training._online._rules import Rule
+from spikecore.training._online._traces import AFFINE
 
 #: The layers that a rule has traces for, by the kind of trace, and their names.
 _TAKES = {"full": (nn.Linear,), "outer": AFFINE, "input": AFFINE, "pairs": SYNAPSES}

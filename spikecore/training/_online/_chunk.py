@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from spikecore._shell.state import Stateful, carried, put_back
 from spikecore.backend import Unsupported
 from spikecore.neurons import Recurrent
-from spikecore.training.online._rules import Dispatches
+from spikecore.training._online._rules import Dispatches
 
 #: Gradients beside what they are of; None where there is no path.
 Gradients = Sequence[Optional[Tensor]]

@@ -13,15 +13,15 @@ from spikecore._shell.modules import named_as
 from spikecore._shell.state import keep
 from spikecore.functional import project, stateful_modules
 from spikecore.training._checks import check_loss, check_optimizer
+from spikecore.training._online._backward import Backward
+from spikecore.training._online._chunk import going_on, recording
+from spikecore.training._online._network import Network
+from spikecore.training._online._options import OnlineOptions
+from spikecore.training._online._plasticity import Plasticity
+from spikecore.training._online._rules import RULES, Dispatches
 from spikecore.training._saving import all_or_nothing, check_parts, load_optimizer
 from spikecore.training._steps import Loss
 from spikecore.training._updates import Updates
-from spikecore.training.online._backward import Backward
-from spikecore.training.online._chunk import going_on, recording
-from spikecore.training.online._network import Network
-from spikecore.training.online._options import OnlineOptions
-from spikecore.training.online._plasticity import Plasticity
-from spikecore.training.online._rules import RULES, Dispatches
 
 #: Parts of the state of a step.
 _PARTS = ("net", "optimizer", "online")
@@ -146,8 +146,7 @@ class OnlineTraining:
             )
         for begin in range(0, count, self.options.chunk):
             part = slice(begin, begin + self.options.chunk)
-            cut = tree_map(lambda value, part=part: value[part], inputs)
-            yield cut, tree_map(lambda value, part=part: value[part], targets) if self.options.time_targets else targets
+            yield _part(inputs, part), _part(targets, part) if self.options.time_targets else targets
 
     def _learn(self, inputs: Any, targets: Any) -> Tuple[Any, Tensor]:
         """Run a chunk, and add its gradients."""
@@ -229,7 +228,7 @@ class OnlineTraining:
         for name, module in modules.items():
             if module in self._stateful:
                 saved = online["states"].get(name)
-                keep(module, None if saved is None else to_device(_copied(saved), device))  # type: ignore[arg-type]
+                keep(module, None if saved is None else to_device(_copied(saved), device))
         self.optimizer.zero_grad(set_to_none=True)
         for name, gradient in online["gradients"].items():
             parameters[name].grad = gradient.to(parameters[name].device, copy=True)
@@ -238,6 +237,11 @@ class OnlineTraining:
             for ours, saved in ((self._backward.traces, "traces"), (self._backward.matrices, "feedback")):
                 ours.clear()
                 ours.update(to_device(_copied(online[saved]), device))
+
+
+def _part(structure: Any, part: slice) -> Any:
+    """Some steps of tensors ``[T, ...]``."""
+    return tree_map(lambda value: value[part], structure)
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> Dict[str, Tensor]:

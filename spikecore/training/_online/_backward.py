@@ -9,7 +9,7 @@ from torch import Tensor
 
 from spikecore.backend import Unsupported
 from spikecore.neurons import Recurrent
-from spikecore.training.online._chunk import (
+from spikecore.training._online._chunk import (
     Chunk,
     Gradients,
     LayerCall,
@@ -19,10 +19,10 @@ from spikecore.training.online._chunk import (
     gradients,
     learnt,
 )
-from spikecore.training.online._options import OnlineOptions
-from spikecore.training.online._rules import Rule, is_leaky_read_out
-from spikecore.training.online._sensitivities import learn_parameters
-from spikecore.training.online._traces import Connection, Filtered, Full, Outer, Traces
+from spikecore.training._online._options import OnlineOptions
+from spikecore.training._online._rules import Rule, is_leaky_read_out
+from spikecore.training._online._sensitivities import learn_parameters
+from spikecore.training._online._traces import Connection, Filtered, Full, Outer, Traces
 
 _KINDS: Dict[str, Any] = {"full": Full, "outer": Outer, "input": Filtered}
 
@@ -69,14 +69,12 @@ class Backward:
             call = calls[position]
             if isinstance(call, LayerCall):
                 continue
-            is_below = last is not None and position < calls.index(last)
-            if is_below and self.options.feedback == "none":
-                continue
             errors: Gradients = [arrived.get(leaf) for leaf in call.leaves]
-            if is_below and self.options.feedback == "random":
-                error = at_layers.get(last)  # type: ignore[call-overload]  # there is a last one
+            if last is not None and position < calls.index(last) and self.options.feedback != "exact":
+                if self.options.feedback == "none":
+                    continue
                 errors = [
-                    None if error is None else self._sent(call, k, error.reshape(*y.shape[:2], -1))
+                    self._sent(call, k, at_layers[last].reshape(*y.shape[:2], -1)) if last in at_layers else None
                     for k, y in enumerate(call.outputs)
                 ]
             errors = [torch.zeros_like(y) if g is None else g for g, y in zip(errors, call.outputs)]

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from spikecore.backend import Unsupported
 from spikecore.neuron import Neuron
 from spikecore.neurons import LI, Recurrent
-from spikecore.training.online._chunk import Chunk, LayerCall, NeuronCall, accumulate, learnt
-from spikecore.training.online._traces import Connection, Traces
+from spikecore.training._online._chunk import Chunk, LayerCall, NeuronCall, accumulate, learnt
+from spikecore.training._online._traces import Connection, Traces
 
 #: The layers whose weights are synapses.
 SYNAPSES = (nn.Linear, nn.modules.conv._ConvNd)

@@ -17,7 +17,7 @@ begins with the states ``s0`` and ends with ``s1``, the adjoint of the neuron gi
       m' = (p m + sum_t q[t] u[t]) / (p + sum_t q[t])      p = |M F|, q[t] = |c[t]|, sums over states and neurons
 
 - :class:`Filtered` has the leak of the neuron for its transition, so that the input alone has a trace: ``û[t]``, and
-  ``w[t]``, the same filter of 1 (:func:`~spikecore.training.online._rules.leak`)::
+  ``w[t]``, the same filter of 1 (:func:`~spikecore.training._online._rules.leak`)::
 
       dE/dW += sum_t w[t] F'(û[t] / w[t]; W)^T dE/dz[t]
 
@@ -37,8 +37,8 @@ from spikecore._shell.binding import runner_of
 from spikecore.backend import Spec, Unsupported
 from spikecore.dtypes import compute_dtype
 from spikecore.lang import Program
-from spikecore.training.online._chunk import Gradients, LayerCall, NeuronCall, accumulate, at_first, gradients, learnt
-from spikecore.training.online._rules import leak
+from spikecore.training._online._chunk import Gradients, LayerCall, NeuronCall, accumulate, at_first, gradients, learnt
+from spikecore.training._online._rules import leak
 
 #: Tensors by ``neuron/kind/...``: all that a step carries from chunk to chunk beside the states.
 Traces = Dict[str, Tensor]
@@ -244,20 +244,21 @@ class Outer:
         new: Traces = {}
         for k in range(len(neuron.cut)):
             for state, (by_input, by_state) in transition.items():
-                parts = [
+                owed = [
                     M * self.traces[f"{neuron.name}/shift/{k}/{other}"]
                     for other, M in by_state.items()
                     if f"{neuron.name}/shift/{k}/{other}" in self.traces
                 ]
-                if parts:
-                    past += sum(parts).abs().reshape(batch, -1).sum(1)
+                shift: Any = sum(owed)
+                if owed:
+                    past += shift.abs().reshape(batch, -1).sum(1)
                 c = by_input[k]
                 if c is not None:
                     c = c.to(past.dtype)
                     now += c.abs().reshape(steps, batch, -1).sum(2)
-                    parts.append(c.sum(0))
-                if parts:
-                    new[f"{neuron.name}/shift/{k}/{state}"] = sum(parts)
+                    shift = shift + c.sum(0)
+                if owed or c is not None:
+                    new[f"{neuron.name}/shift/{k}/{state}"] = shift
         self.traces.update(new)
         total = past + now.sum(0)
         share = torch.where(total > 0, total, torch.ones_like(total)).reciprocal()

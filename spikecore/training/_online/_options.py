@@ -8,7 +8,7 @@ from typing import Any, Optional, Union
 
 import torch
 
-from spikecore.training.online._plasticity import STDP
+from spikecore.training._online._plasticity import STDP
 
 RULES = ("d_rtrl", "eprop", "pp_prop", "ottt", "sltt", "bptt", "stdp", "rstdp")
 UPDATES = ("sequence", "chunk")
@@ -29,7 +29,7 @@ class OnlineOptions:
 
     A step runs the network on a chunk from the states that the chunk before left, takes the gradient of the chunk's
     loss, adds what the chunk owes to earlier steps, and moves its traces on. See
-    :class:`~spikecore.training.online.OnlineTraining` for what a call does, and for the loss of a sequence.
+    :class:`~spikecore.training.OnlineTraining` for what a call does, and for the loss of a sequence.
 
     With ``s`` the states of a neuron, ``x = W u + b`` its input and ``y`` its output, a rule is what it keeps of the
     transition ``M[t] = ds[t] / ds[t-1]``, and the trace that each weight has of ``ds / dW``:

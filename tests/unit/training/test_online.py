@@ -1,0 +1,498 @@
+"""The online step: its calls, what it holds and lets go, what it saves, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import re
+import weakref
+from typing import Any, Iterator, List, Tuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import spikecore as sc
+
+T, B, N, K = 12, 3, 5, 4
+
+
+def network() -> nn.Sequential:
+    """Two layers, one of them recurrent, with a learnt time constant, and a read-out."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(N, N),
+        sc.Recurrent(sc.LIF(2.0, learn=("tau",)), nn.Linear(N, N), detach=True),
+        nn.Linear(N, N),
+        sc.ALIF(3.0, threshold=0.05),
+        nn.Linear(N, K),
+        sc.LI(2.0),
+    )
+
+
+def batch(seed: int = 0, size: int = B) -> Tuple[Tensor, Tensor]:
+    """Spikes times four, and what the read-out is to be."""
+    generator = torch.Generator().manual_seed(seed)
+    x = (torch.rand(T, size, N, generator=generator) < 0.5).float() * 4
+    return x, torch.randn(T, size, K, generator=generator)
+
+
+def squares(y: Tensor, targets: Tensor) -> Tensor:
+    """A sum over steps."""
+    return (y - targets).square().sum()
+
+
+def step_of(net: nn.Module, loss: Any = squares, lr: float = 1e-2, **options: Any) -> Any:
+    """A step with momentum, which the optimiser's state is."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9)
+    given = {"rule": "d_rtrl", "chunk": 1, "time_targets": True, **options}
+    return sc.training_model(net, loss, optimizer, options=sc.OnlineOptions(**given))
+
+
+def weights(net: nn.Module) -> List[Tensor]:
+    """Copies of the parameters."""
+    return [p.detach().clone() for p in net.parameters()]
+
+
+def same(a: Any, b: Any) -> bool:
+    """The same bits."""
+    return all(torch.equal(x, y) for x, y in zip(a, b))
+
+
+RULES = pytest.mark.parametrize("rule", ["d_rtrl", "eprop", "pp_prop", "ottt", "sltt", "bptt"])
+
+# -- calls
+
+
+@RULES
+@pytest.mark.parametrize("update", ["sequence", "chunk"])
+def test_a_sequence_chunks_and_single_steps_are_one_training(rule: str, update: str) -> None:
+    """A tensor, an iterator of chunks, and steps that are fed one by one leave the same weights and give the same."""
+    x, targets = batch()
+    results = []
+    for form in ("tensor", "iterator", "feed"):
+        net = network()
+        step = step_of(net, rule=rule, update=update)
+        for _ in range(2):
+            if form == "tensor":
+                outputs, loss = step(x, targets)
+            elif form == "iterator":
+                outputs, loss = step(iter(x.split(1)), iter(targets.split(1)))
+            else:
+                given = [step.feed(x_t, y_t) for x_t, y_t in zip(x, targets)]
+                outputs, loss = torch.stack([out for out, _ in given]), sum(part for _, part in given)
+                if update == "sequence":
+                    step.update()
+                sc.reset(net)
+            assert not loss.requires_grad
+        results.append((weights(net), loss, outputs))
+    (want, total, everything), (others, total_of_others, last), (fed, total_of_fed, stacked) = results
+    assert same(want, others)
+    assert same(want, fed)
+    assert total == total_of_others == total_of_fed
+    assert torch.equal(everything, stacked)
+    assert torch.equal(everything[-1:], last)
+
+
+def test_outputs_and_loss_are_those_of_the_network() -> None:
+    """The outputs of chunks, one behind the other, and the sum of their losses; what is left over is a chunk, too."""
+    net, (x, targets) = network(), batch()
+    want = net(x).detach()
+    outputs, loss = step_of(net, chunk=5, lr=0.0)(x, targets)
+    assert torch.equal(outputs, want)
+    assert loss.item() == pytest.approx(squares(want, targets).item(), rel=1e-5)
+
+
+def test_without_time_targets_each_chunk_gets_the_targets_whole() -> None:
+    """Labels of a sequence count once for each chunk."""
+    net, (x, _) = network(), batch()
+    labels, seen = torch.arange(B), []
+
+    def loss(y: Tensor, targets: Tensor) -> Tensor:
+        seen.append((len(y), targets.tolist()))
+        return nn.functional.cross_entropy(y.sum(0), targets)
+
+    step_of(net, loss, chunk=5, time_targets=False)(x, labels)
+    assert seen == [(5, [0, 1, 2]), (5, [0, 1, 2]), (2, [0, 1, 2])]
+
+
+def test_a_step_leaves_the_network_as_any_step_does() -> None:
+    """At rest, without traces, hooks or states, with gradients; a call of it is backpropagated as before."""
+    net, (x, targets) = network(), batch()
+    before = copy.deepcopy(net)
+    step = step_of(net, lr=0.0)
+    step(x, targets)
+    assert step.traces == {}
+    assert all(
+        module.state is None and not module.carrying for module in net if isinstance(module, (sc.Neuron, sc.Recurrent))
+    )
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
+    for network_ in (net, before):
+        network_.zero_grad()
+        squares(network_(x), targets).backward()
+    assert same([p.grad for p in net.parameters()], [p.grad for p in before.parameters()])
+
+
+def test_a_chunk_that_fails_changes_no_state() -> None:
+    """A loss that raises in the third step: the stream goes on as if that step had not been tried."""
+    x, targets = batch()
+    nets = [network() for _ in range(2)]
+    steps = [step_of(net) for net in nets]
+    for t in range(4):
+        for k, step in enumerate(steps):
+            if (k, t) == (1, 2):
+                with pytest.raises(RuntimeError, match="size of tensor"):
+                    step.feed(x[t], targets[t, :, :2])
+            step.feed(x[t], targets[t])
+    assert same([p.grad for p in nets[0].parameters()], [p.grad for p in nets[1].parameters()])
+
+
+def test_within_carry_state_a_call_goes_on_from_the_one_before() -> None:
+    """Two calls on halves give the updates of a stream, and leave no state behind the block."""
+    x, targets = batch()
+    one, other = network(), network()
+    step_of(one, update="chunk", chunk=3)(x, targets)
+    step = step_of(other, update="chunk", chunk=3)
+    with sc.carry_state(other):
+        for part in (slice(0, 6), slice(6, T)):
+            step(x[part], targets[part])
+        assert step.traces
+    assert same(weights(one), weights(other))
+    step(x, targets)
+    assert step.traces == {}
+
+
+def test_reset_clears_states_and_traces_and_the_batch_may_change() -> None:
+    """Of the network or of the step; without it another batch is refused, as of any stream."""
+    net = network()
+    step = step_of(net, lr=0.0)
+    fresh = network()
+    expected = step_of(fresh, lr=0.0)
+    for reset in (lambda: sc.reset(net), step.reset):
+        x, targets = batch(1)
+        for t in range(4):
+            step.feed(x[t], targets[t])
+        assert step.traces
+        x, targets = batch(2, size=B + 2)
+        with pytest.raises(ValueError, match=r"sc\.reset"):
+            step.feed(x[0], targets[0])
+        reset()
+        step.update()
+        sc.reset(fresh)
+        expected.update()
+        for t in range(4):
+            step.feed(x[t], targets[t])
+            expected.feed(x[t], targets[t])
+        assert same([p.grad for p in net.parameters()], [p.grad for p in fresh.parameters()])
+        step.reset()
+
+
+def test_samples_of_a_batch_do_not_mix() -> None:
+    """The gradient of a batch is the sum of those of its samples."""
+    x, targets = batch()
+    net = network()
+    totals = [torch.zeros_like(p) for p in net.parameters()]
+    for part in range(B):
+        step_of(net, lr=0.0, chunk=2)(x[:, part : part + 1], targets[:, part : part + 1])
+        totals = [total + p.grad for total, p in zip(totals, net.parameters())]
+    step_of(net, lr=0.0, chunk=2)(x, targets)
+    assert all(torch.allclose(p.grad, total, atol=1e-4) for p, total in zip(net.parameters(), totals))
+
+
+# -- what is held
+
+
+@RULES
+def test_a_step_holds_no_more_than_a_chunk(rule: str) -> None:
+    """When a chunk is asked for, nothing has kept the one before the last: a graph over it would have."""
+    net = network()
+    inputs: List[Any] = []
+    count = 6
+
+    def chunks() -> Iterator[Tensor]:
+        for k in range(count):
+            gc.collect()
+            assert [made() is not None for made in inputs[:-1]] == [False] * len(inputs[:-1])
+            x = batch(k)[0][:3].clone()
+            inputs.append(weakref.ref(x))
+            yield x
+
+    step_of(net, lambda y, targets: y.square().sum(), rule=rule, time_targets=False)(chunks())
+    assert len(inputs) == count
+
+
+@RULES
+def test_what_earlier_chunks_read_may_be_overwritten(rule: str) -> None:
+    """One buffer for all chunks of a stream gives the gradients of a tensor for each."""
+    x, targets = batch()
+    net = network()
+    step_of(net, rule=rule, chunk=3, lr=0.0)(x, targets)
+    want = [p.grad.clone() for p in net.parameters()]
+    buffer = torch.empty(3, B, N)
+
+    def chunks() -> Iterator[Tensor]:
+        for part in x.split(3):
+            yield buffer.copy_(part)
+
+    step_of(net, rule=rule, lr=0.0)(chunks(), iter(targets.split(3)))
+    assert same([p.grad for p in net.parameters()], want)
+
+
+@RULES
+def test_traces_have_the_same_size_at_every_step(rule: str) -> None:
+    """After one step and after all."""
+    net, (x, targets) = network(), batch()
+    step = step_of(net, rule=rule)
+    sizes = []
+    for t in range(T):
+        step.feed(x[t], targets[t])
+        sizes.append({name: tuple(value.shape) for name, value in step.traces.items()})
+        assert not any(value.requires_grad for value in step.traces.values())
+    assert all(size == sizes[1] for size in sizes[2:])
+
+
+# -- feedback
+
+
+def test_without_feedback_the_last_layer_alone_learns() -> None:
+    """As it does with it."""
+    net, (x, targets) = network(), batch()
+    step_of(net, lr=0.0)(x, targets)
+    want = [p.grad.clone() for p in net[4].parameters()]
+    step_of(net, lr=0.0, feedback="none")(x, targets)
+    assert [p.grad is None for p in net.parameters()] == [True] * 7 + [False] * 2
+    assert same([p.grad for p in net[4].parameters()], want)
+
+
+def test_random_feedback_is_drawn_once_from_its_generator() -> None:
+    """The same seed trains the same; another one another way; none of it is that of the network's own weights."""
+    x, targets = batch()
+    results = []
+    for seed in (1, 1, 2):
+        net = network()
+        step = step_of(net, feedback="random", generator=torch.Generator().manual_seed(seed))
+        for _ in range(2):
+            step(x, targets)
+        results.append(weights(net))
+    assert same(results[0], results[1])
+    assert not torch.equal(results[0][0], results[2][0])
+
+
+# -- saving
+
+
+@RULES
+@pytest.mark.parametrize("update", ["sequence", "chunk"])
+def test_a_stream_that_was_saved_goes_on(rule: str, update: str, tmp_path: Any) -> None:
+    """States, traces, random feedback, gradients that wait and the optimiser: bit for bit, through a file."""
+    x, targets = batch()
+    options: Any = {"rule": rule, "update": update, "feedback": "exact" if rule == "bptt" else "random"}
+    net = network()
+    step = step_of(net, **options)
+    for t in range(T // 2):
+        step.feed(x[t], targets[t])
+    sc.save_checkpoint(tmp_path / "run.pt", {}, step=step.state_dict())
+    other = network()
+    again = step_of(other, **options)
+    again.load_state_dict(sc.load_checkpoint(tmp_path / "run.pt", {})["step"])
+    for t in range(T // 2, T):
+        assert same(*[s.feed(x[t], targets[t]) for s in (step, again)])
+    for each in (step, again):
+        each.update()
+    assert same(weights(net), weights(other))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda state: state.pop("online"), "state has no 'online'"),
+        (lambda state: state["online"].pop("traces"), r"state\['online'\] has no 'traces'. Nothing was loaded"),
+        (lambda state: state["online"]["states"].update({"9": {}}), "has '9', which the network lacks"),
+    ],
+)
+def test_a_state_that_does_not_fit_changes_nothing(change: Any, text: str) -> None:
+    """Neither weights nor states."""
+    net, (x, targets) = network(), batch()
+    step = step_of(net)
+    step.feed(x[0], targets[0])
+    state = step.state_dict()
+    change(state)
+    before, traces = weights(net), dict(step.traces)
+    with pytest.raises(ValueError, match=text):
+        step.load_state_dict(state)
+    assert same(before, weights(net))
+    assert same(traces.values(), step.traces.values())
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"rule": "rtrl"}, "rule='rtrl' must be one of 'd_rtrl', 'eprop'"),
+        ({"rule": "sltt", "chunk": 0}, "chunk=0 must be a whole number of steps, 1 or more"),
+        ({"rule": "sltt", "chunk": True}, "chunk=True must be a whole number"),
+        ({"rule": "sltt", "update": "step"}, "update='step' must be one of 'sequence', 'chunk'"),
+        ({"rule": "sltt", "feedback": "direct"}, "feedback='direct' must be one of 'exact', 'random', 'none'"),
+        ({"rule": "bptt", "feedback": "random"}, "feedback='random': rule='bptt' follows the network's own paths"),
+        ({"rule": "sltt", "clip_norm": 0.0}, "clip_norm=0.0 must be a number above 0"),
+        ({"rule": "sltt", "time_targets": 1}, "time_targets=1 must be True or False"),
+        ({"rule": "sltt", "generator": 3}, "generator=3 must be a torch.Generator"),
+    ],
+)
+def test_options_that_say_nothing_right(options: Any, text: str) -> None:
+    """Each error names the option, its value and what would be right."""
+    with pytest.raises((TypeError, ValueError), match=re.escape(text)):
+        sc.OnlineOptions(**options)
+
+
+class Loop(nn.Module):
+    """A ``forward`` that loops over the steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.lif = nn.Linear(N, N), sc.LIF()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[T, B, N] -> [T, B, N]``."""
+        return self.lif(torch.stack([self.linear(step) for step in x]))
+
+
+class Twice(nn.Module):
+    """A layer whose output reaches two neurons."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.a, self.b = nn.Linear(N, N), sc.LIF(2.0), sc.LIF(3.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[T, B, N] -> [T, B, N]``."""
+        x = self.linear(x)
+        return self.a(x) + self.b(x)
+
+
+class Mixed(nn.Module):
+    """Something between layer and neuron that is not element-wise, and keeps the shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.lif = nn.Linear(N, N), sc.LIF(2.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[T, B, N] -> [T, B, N]``."""
+        return self.lif(self.linear(x).softmax(-1))
+
+
+def conv() -> nn.Module:
+    """A convolution along the neurons."""
+    return sc.layers.TimeBatched(nn.Unflatten(1, (1, N)), nn.Conv1d(1, 1, 3, padding=1), nn.Flatten())
+
+
+REFUSED = {
+    "batch statistics": (
+        lambda: nn.Sequential(nn.Linear(N, N), sc.layers.TimeBatched(nn.BatchNorm1d(N)), sc.LIF()),
+        "sltt",
+        r"'1.module': it normalises by the statistics of a batch.* call .eval\(\) on it.* rule='bptt'",
+    ),
+    "a normalisation in the neuron": (
+        lambda: nn.Sequential(nn.Linear(N, N), sc.layers.NormNeuron(nn.BatchNorm1d(N).eval(), sc.LIF())),
+        "ottt",
+        r"normalisation and neuron in one; call sc.unfuse\(net\)",
+    ),
+    "a convolution": (
+        lambda: nn.Sequential(conv(), sc.LIF()),
+        "d_rtrl",
+        "'0.module.1' is Conv1d with weights of its own; take rule='pp_prop', 'ottt' or 'sltt'",
+    ),
+    "a layer norm": (
+        lambda: nn.Sequential(nn.Linear(N, N), nn.LayerNorm(N), sc.LIF()),
+        "ottt",
+        r"'1' is LayerNorm with weights of its own; take rule='sltt', or give its weights requires_grad_\(False\)",
+    ),
+    "a loop": (
+        Loop,
+        "pp_prop",
+        "'linear' is called twice for a chunk.* in the place of a loop over steps.* rule='bptt'",
+    ),
+    "two neurons": (Twice, "d_rtrl", "'linear' reaches 'a' and another neuron.* or take rule='sltt'"),
+    "more than element-wise": (
+        Mixed,
+        "eprop",
+        "'linear' reaches 'lif' through more than element-wise operations.*'pp_prop'",
+    ),
+    "feedback with gradients": (
+        lambda: nn.Sequential(nn.Linear(N, N), sc.Recurrent(sc.LIF(), nn.Linear(N, N))),
+        "eprop",
+        "'1': its feedback carries gradients.* detach=True, or take rule='bptt'",
+    ),
+    "single steps": (
+        lambda: sc.set_step(nn.Sequential(nn.Linear(N, N), sc.LIF()), "single"),
+        "sltt",
+        r"'1': it takes one step a call; call sc.set_step\(net, 'multi'\)",
+    ),
+    "a delay": (
+        lambda: nn.Sequential(sc.Delay(nn.Linear(N, N), 3), sc.LIF()),
+        "ottt",
+        "'0': Delay keeps inputs of earlier steps.* rule='bptt'",
+    ),
+    "all steps at once": (
+        lambda: nn.Sequential(nn.Linear(N, N), sc.layers.PSN(T)),
+        "sltt",
+        "'1': PSN joins all steps of a sequence",
+    ),
+    "an encoder": (
+        lambda: nn.Sequential(sc.encode.Constant(T), nn.Linear(N, N), sc.LIF()),
+        "sltt",
+        "this one makes time itself",
+    ),
+    "no leak": (
+        lambda: nn.Sequential(nn.Linear(N, N), sc.QIF()),
+        "ottt",
+        "QIF has no such leak.* depends on v.*'pp_prop'",
+    ),
+    "a leak for each channel": (
+        lambda: nn.Sequential(nn.Linear(N, N), sc.LIF(torch.full((N,), 2.0))),
+        "ottt",
+        "'1' has a tau for each of 5 channels; take rule='pp_prop'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_network_that_a_rule_cannot_train(name: str) -> None:
+    """The error names the module, says why, and which rule can."""
+    make, rule, text = REFUSED[name]
+    step = step_of(make(), lambda y, _: y.sum(), rule=rule, chunk=3, time_targets=False)
+    with pytest.raises(sc.Unsupported, match=re.compile(text, re.DOTALL)):
+        step(torch.rand(T, B, N))
+
+
+def test_frozen_weights_need_no_trace() -> None:
+    """A layer norm without gradients is space like any other."""
+    net = nn.Sequential(nn.Linear(N, N), nn.LayerNorm(N).requires_grad_(False), sc.LIF(), nn.Linear(N, K))
+    x, targets = batch()
+    step_of(net, rule="ottt")(x, targets)
+    assert net[0].weight.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "text"),
+    [
+        (torch.zeros(0, B, N), torch.zeros(0, B, K), "inputs have no steps"),
+        ((torch.zeros(3, B, N), torch.zeros(4, B, N)), torch.zeros(3, B, K), r"inputs have \[3, 4\] steps"),
+        (torch.zeros(3, B, N), torch.zeros(2, B, K), r"targets have \[2\] steps and inputs 3"),
+        (iter([torch.zeros(3, B, N)]), torch.zeros(3, B, K), "give targets as an iterator beside it"),
+    ],
+)
+def test_inputs_and_targets_that_do_not_fit(inputs: Any, targets: Any, text: str) -> None:
+    """They are told before anything is computed."""
+    with pytest.raises((TypeError, ValueError), match=text):
+        step_of(network())(inputs, targets)
+
+
+def test_a_backend_with_a_training_of_its_own_refuses() -> None:
+    """An IPU compiles a step as a whole."""
+    net = nn.Sequential(nn.Linear(N, N), sc.LIF(backend="ipu"))
+    with pytest.raises(sc.Unsupported, match="backend 'ipu' trains in a way of its own; give backend="):
+        step_of(net)
