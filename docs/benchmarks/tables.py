@@ -91,7 +91,8 @@ def online(report: Report, part: str) -> str:
         found = [next((row for row in rows if row.implementation == name), None) for _, rows in cases]
         lines.append([name, *(online_cell(row) if row is not None and row.figures else "" for row in found)])
     text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    return f"{text}\n{machine(report)}\n\n{details(every)}"
+    steps = "" if in_memory else f"; T = {cases[0][0]['steps']}"
+    return f"{text}\n{versions(report)}{steps}; {report.machine['date']}.\n\n{details(every)}"
 
 
 def online_cell(row: Row) -> str:
@@ -106,10 +107,15 @@ def online_cell(row: Row) -> str:
 
 def machine(report: Report) -> str:
     """One line about the machine and the versions."""
+    return f"{versions(report)}; T = {report.rows[0].case['steps']}; {report.machine['date']}."
+
+
+def versions(report: Report) -> str:
+    """The machine, and the versions of libraries."""
     facts = report.machine
-    versions = ", ".join(f"{name} {facts[name]}" for name in _VERSIONS if facts.get(name))
+    there = ", ".join(f"{name} {facts[name]}" for name in _VERSIONS if facts.get(name))
     threads = f", {facts['threads']} thread(s)" if str(facts["device"]).startswith("cpu") else ""
-    return f"{facts['device_name']}{threads}; {versions}; T = {report.rows[0].case['steps']}; {facts['date']}."
+    return f"{facts['device_name']}{threads}; {there}"
 
 
 def details(rows: List[Row]) -> str:

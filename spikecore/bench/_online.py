@@ -22,6 +22,7 @@ from torch import Tensor, nn
 import spikecore as sc
 from spikecore.bench import _online_memory as memory
 from spikecore.bench._cases import Bench, Case, Job, contained, first_failure
+from spikecore.bench._implementations import NotHere
 from spikecore.bench._machine import version_of
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
@@ -134,9 +135,11 @@ def measure(peers: bool, case: Any, bench: Bench) -> List[Row]:
         try:
             learner = make()
             apart = ((learner.gradient() - expected).abs().max() / expected.abs().max()).item()
+        except NotHere as reason:
+            rows[name] = case.row(name, "skipped", str(reason))
+            continue
         except Exception as error:
-            missing = isinstance(error, ModuleNotFoundError)
-            rows[name] = case.row(name, "skipped" if missing else "failed", failure(error).reason)
+            rows[name] = case.row(name, "failed", failure(error).reason)
             continue
         learners[name] = learner
         differs = f"gradients differ by {apart:.1g} of the largest" if not apart <= TOLERANCE else ""
@@ -194,7 +197,7 @@ def _linear(weight: Tensor) -> nn.Linear:
 
 def _installed(distribution: str, make: Callable[[], Learner]) -> Learner:
     if version_of(distribution) is None:
-        raise ModuleNotFoundError(f"not installed: pip install {distribution}")
+        raise NotHere(f"not installed: pip install {distribution}")
     return make()
 
 
