@@ -48,7 +48,7 @@ class STDP:
 
     pre, post: the neurons that make the traces, of one input and one output; by default ``sc.LI(20.0,
         decay_input=False)``, ``p' = (1 - 1/tau) p + u``. Any equations will do, such as ones in which a spike sets the
-        trace to 1, for nearest neighbours.
+        trace to 1, for nearest neighbours. They compute on the backend that they ask for themselves.
     potentiation, depression: amplitudes, numbers or functions of the weights, ``lambda w: 1.0 - w``.
     reward: whether the chunk's loss modulates the pairings: the reward is ``-loss(outputs, targets)``, one number, or
         one for each sample, ``[B]``. It comes at the end of a chunk, for what happened in it and, with
