@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator
+from typing import Any, Callable, Dict
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 import online_rules as rules
 import spikecore as sc
-from spikecore._shell.state import carried, put_back
+from spikecore._shell.state import put_back
 from spikecore.training._online import _backward, _chunk, _traces
 
 
@@ -152,13 +151,11 @@ def test_a_graph_over_the_whole_sequence_is_caught(monkeypatch: pytest.MonkeyPat
     net = rules.read_out_of_lif()
     rules.check_one_chunk_is_held(net, rule="eprop")
 
-    @contextmanager
-    def kept(module: Any) -> Iterator[None]:
-        before = carried(module)
-        put_back(module, {**before, "_carrying": 1}, module.state)
-        yield
-        put_back(module, {**before, "_carrying": 0}, module.state)
+    def kept(self: Any, *_: Any) -> None:
+        for module in self.modules:
+            put_back(module, {"_carrying": 0}, module.state)
 
-    monkeypatch.setattr(_chunk, "_goes_on", kept)
+    monkeypatch.setattr(_chunk, "_leaves", lambda state: state)
+    monkeypatch.setattr(_chunk.GoingOn, "__exit__", kept)
     with pytest.raises(AssertionError, match="tensors that are held"):
         rules.check_one_chunk_is_held(net, rule="eprop")

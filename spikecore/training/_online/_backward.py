@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 import torch
 from torch import Tensor
@@ -117,16 +117,18 @@ class Backward:
     ) -> None:
         """What the weights of a neuron learn from earlier steps, and their traces."""
         kept: Any = self._kept
-        for of in connections:
-            if isinstance(kept, Filtered):
+        if isinstance(kept, Filtered):
+            for of in connections:
                 output = of.cotangent(by_input) if of.call is None else at_layers[of.call]
                 if output is not None:
                     kept.learn(of, output)
-            else:
-                kept.owe(of, {**starts, **self._memory_errors(call)})
-        if connections and not isinstance(kept, Filtered):
+        elif connections:
+            memory = self._memory_errors(call)
+            owed = {**starts, **{f"{READ_OUT}/{k}": error for k, error in memory.items()}}
+            for of in connections:
+                kept.owe(of, owed)
             ends = [name for name in call.states if call.end[name].requires_grad]
-            kept.advance(connections, {**{name: call.transition(name) for name in ends}, **self._memory(call)})
+            kept.advance(connections, {**{name: call.transition(name) for name in ends}, **self._memory(call, memory)})
 
     def _read_out_of(self, chunk: Chunk, call: NeuronCall, last: LayerCall, starts: Mapping[str, Tensor]) -> ReadOut:
         (state,), (x,) = call.states, call.inputs
@@ -140,27 +142,25 @@ class Backward:
         # every neuron of the read-out has the same ones
         return ReadOut(share.flatten(1)[:, 0], None if decay is None else decay.flatten()[0], error, below)  # type: ignore[union-attr]
 
-    def _memory_errors(self, call: NeuronCall) -> Dict[str, Tensor]:
-        """The gradients of the read-out's memory of this neuron's outputs before the chunk."""
-        errors: Dict[str, Tensor] = {}
-        for k, leaf in enumerate(call.leaves if self._read_out is not None else ()):
-            read_out: Any = self._read_out
-            if self.options.feedback == "random":
-                errors[f"{READ_OUT}/{k}"] = self._sent(call, k, read_out.error.flatten(1).unsqueeze(0))[0]
-            elif leaf in read_out.below:
-                errors[f"{READ_OUT}/{k}"] = read_out.below[leaf]
-        return errors
+    def _memory_errors(self, call: NeuronCall) -> Dict[int, Tensor]:
+        """The gradients of the read-out's memory of this neuron's outputs before the chunk, by the output's number."""
+        read_out = self._read_out
+        if read_out is None:
+            return {}
+        if self.options.feedback == "random":
+            error = read_out.error.flatten(1).unsqueeze(0)
+            return {k: self._sent(call, k, error)[0] for k in range(len(call.outputs))}
+        return {k: read_out.below[leaf] for k, leaf in enumerate(call.leaves) if leaf in read_out.below}
 
-    def _memory(self, call: NeuronCall) -> Dict[str, Any]:
+    def _memory(self, call: NeuronCall, errors: Iterable[int]) -> Dict[str, Any]:
         """The read-out's memory of the outputs of a neuron, as states of it: see :class:`ReadOut`."""
-        memory = {}
-        for k, name in enumerate(self._memory_errors(call)):
-            share, decay = self._read_out.share, self._read_out.decay  # type: ignore[union-attr]  # there is one
-            y = call.outputs[k]
-            cotangent = share.to(y.dtype).view(-1, *[1] * (y.ndim - 1)).expand(y.shape)
+        memory, read_out = {}, self._read_out
+        for k in errors if read_out is not None else ():
+            y, name = call.outputs[k], f"{READ_OUT}/{k}"
+            cotangent = read_out.share.to(y.dtype).view(-1, *[1] * (y.ndim - 1)).expand(y.shape)
             by_input, by_state, _ = call.back([cotangent if other is y else None for other in call.outputs])
-            if decay is not None:
-                by_state = {**by_state, name: decay.expand(y.shape[1:])}
+            if read_out.decay is not None:
+                by_state = {**by_state, name: read_out.decay.expand(y.shape[1:])}
             memory[name] = by_input, by_state
         return memory
 

@@ -6,9 +6,9 @@ graph ends at every neuron, at both sides, and what lies between neurons (:meth:
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from functools import partial
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -146,92 +146,93 @@ class Chunk:
         )
 
 
-@contextmanager
-def recording(
-    neurons: Mapping[str, Stateful],
-    others: Sequence[Stateful],
-    layers: Mapping[str, nn.Module],
-    dispatches: Dispatches,
-) -> Iterator[Chunk]:
-    """Within the block calls are recorded and cut, neurons compute by a rule's programs, and states go on."""
-    chunk = Chunk()
-    open_calls: Dict[nn.Module, NeuronCall] = {}
-    called: Set[str] = set()
-
-    def count(name: str, module: nn.Module) -> None:
-        if name in called and (module in neurons.values() or learnt(module)):
-            raise Unsupported(
-                f"rule={rule.name!r}: {name!r} is called twice for a chunk, and a trace is that of one call a step; "
-                "give the network whole chunks [C, B, ...] in the place of a loop over steps, make a module for each "
-                "place, or take rule='bptt'"
-            )
-        called.add(name)
-
-    def before(name: str, module: Any, args: Any) -> Any:
-        count(name, module)
-        cut = tuple([x.detach().requires_grad_() for x in args])
-        open_calls[module] = NeuronCall(name, module, args, cut, module.state or {})
-        return cut
-
-    def behind(module: Any, args: Any, result: Any) -> Any:
-        call = open_calls.pop(module)
-        call.outputs = result if isinstance(result, tuple) else (result,)
-        call.leaves = tuple([y.detach().requires_grad_() for y in call.outputs])
-        call.end = module.state
-        chunk.calls.append(call)
-        return call.leaves if isinstance(result, tuple) else call.leaves[0]
-
-    def layer_called(name: str, module: nn.Module, args: Any, output: Any) -> None:
-        if rule.trace:
-            count(name, module)
-        chunk.calls.append(LayerCall(name, module, args[0].detach(), output))
-
-    rule = dispatches.rule
-    with ExitStack() as stack:
-        stack.enter_context(going_on([*neurons.values(), *others]))
-        for name, module in neurons.items():
-            neuron = module.neuron if isinstance(module, Recurrent) else module
-            stack.enter_context(_computing(neuron, dispatches))
-            pre = module.register_forward_pre_hook(lambda module, args, name=name: before(name, module, args))
-            stack.callback(pre.remove)
-            stack.callback(module.register_forward_hook(behind).remove)
-        for name, layer in layers.items():
-            hook = layer.register_forward_hook(lambda *call, name=name: layer_called(name, *call))
-            stack.callback(hook.remove)
-        yield chunk
-
-
-@contextmanager
-def going_on(modules: Sequence[Stateful]) -> Iterator[None]:
+class GoingOn:
     """Within the block modules go on from their states, as leaves. Afterwards they have their new ones, without a
     graph, or those of before if something was raised.
     """
-    with ExitStack() as stack:
-        for module in modules:
-            stack.enter_context(_goes_on(module))
-        yield
+
+    def __init__(self, modules: Sequence[Stateful]) -> None:
+        self.modules = modules
+
+    def __enter__(self) -> None:
+        self._before = [carried(module) for module in self.modules]
+        for module, before in zip(self.modules, self._before):
+            put_back(module, {**before, "_carrying": before["_carrying"] + 1}, _leaves(before["_state"]))
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        for module, before in zip(self.modules, self._before):
+            state = module.state
+            now = state and {name: value.detach() for name, value in state.items()}
+            put_back(module, before, now if kind is None else before["_state"])
 
 
-@contextmanager
-def _goes_on(module: Stateful) -> Iterator[None]:
-    before = carried(module)
-    state = before.pop("_state")
-    leaves = state and {name: value.detach().requires_grad_() for name, value in state.items()}
-    put_back(module, {**before, "_carrying": before["_carrying"] + 1}, leaves)
-    try:
-        yield
-    except BaseException:
-        put_back(module, before, state)
-        raise
-    put_back(module, before, module.state and {name: value.detach() for name, value in module.state.items()})
+def _leaves(state: Optional[Mapping[str, Tensor]]) -> Optional[Dict[str, Tensor]]:
+    return state and {name: value.detach().requires_grad_() for name, value in state.items()}  # type: ignore[return-value]
 
 
-@contextmanager
-def _computing(neuron: Any, dispatches: Dispatches) -> Iterator[None]:
-    """The neuron computes by the program of the rule."""
-    made, before = dispatches.of(neuron), neuron._dispatch
-    neuron.__dict__["_dispatch"] = made
-    try:
-        yield
-    finally:
-        neuron.__dict__["_dispatch"] = before
+class Recording(GoingOn):
+    """Within the block calls are recorded and cut, too, and neurons compute by the programs of a rule."""
+
+    def __init__(
+        self,
+        neurons: Mapping[str, Stateful],
+        others: Sequence[Stateful],
+        layers: Mapping[str, nn.Module],
+        dispatches: Dispatches,
+    ) -> None:
+        super().__init__([*neurons.values(), *others])
+        self.chunk = Chunk()
+        self._neurons, self._layers, self._dispatches = neurons, layers, dispatches
+        self._open: Dict[nn.Module, NeuronCall] = {}
+        self._called: Set[str] = set()
+
+    def __enter__(self) -> Chunk:  # type: ignore[override]  # it gives what it records
+        self._programs = []
+        for module in self._neurons.values():
+            neuron = module.neuron if isinstance(module, Recurrent) else module
+            made = self._dispatches.of(neuron)
+            self._programs.append((neuron, neuron.__dict__["_dispatch"]))
+            neuron.__dict__["_dispatch"] = made
+        self._hooks: List[Any] = []
+        for name, module in self._neurons.items():
+            self._hooks.append(module.register_forward_pre_hook(partial(self._begin, name)))
+            self._hooks.append(module.register_forward_hook(self._end))
+        for name, layer in self._layers.items():
+            self._hooks.append(layer.register_forward_hook(partial(self._layer, name)))
+        super().__enter__()
+        return self.chunk
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        super().__exit__(kind)
+        for hook in self._hooks:
+            hook.remove()
+        for neuron, dispatch in self._programs:
+            neuron.__dict__["_dispatch"] = dispatch
+
+    def _begin(self, name: str, module: Any, args: Any) -> Any:
+        self._count(name)
+        cut = tuple([x.detach().requires_grad_() for x in args])
+        self._open[module] = NeuronCall(name, module, args, cut, module.state or {})
+        return cut
+
+    def _end(self, module: Any, args: Any, result: Any) -> Any:
+        call = self._open.pop(module)
+        call.outputs = result if isinstance(result, tuple) else (result,)
+        call.leaves = tuple([y.detach().requires_grad_() for y in call.outputs])
+        call.end = module.state
+        self.chunk.calls.append(call)
+        return call.leaves if isinstance(result, tuple) else call.leaves[0]
+
+    def _layer(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        if self._dispatches.rule.trace and learnt(module):
+            self._count(name)
+        self.chunk.calls.append(LayerCall(name, module, args[0].detach(), output))
+
+    def _count(self, name: str) -> None:
+        if name in self._called:
+            raise Unsupported(
+                f"rule={self._dispatches.rule.name!r}: {name!r} is called twice for a chunk, and a trace is that of "
+                "one call a step; give the network whole chunks [C, B, ...] in the place of a loop over steps, make a "
+                "module for each place, or take rule='bptt'"
+            )
+        self._called.add(name)

@@ -60,6 +60,8 @@ class OnlineOptions:
     time_targets: whether targets have time first, as the inputs, and are cut with them; otherwise each chunk's loss
         gets them whole.
     clip_norm: if given, gradients are scaled down to this total 2-norm before an update.
+    graph: whether chunks that go on from others are replayed from a CUDA graph, one for each kind of chunk. A parameter
+        that gets no gradient then has one of 0. Not for ``"bptt"``, and on a GPU alone.
     generator: what random feedback is drawn from; None for torch's own.
 
     Raises ValueError or TypeError for what is none of these.
@@ -71,6 +73,7 @@ class OnlineOptions:
     feedback: str = "exact"
     time_targets: bool = False
     clip_norm: Optional[float] = None
+    graph: bool = False
     generator: Optional[torch.Generator] = None
 
     def __post_init__(self) -> None:
@@ -81,8 +84,9 @@ class OnlineOptions:
         chunk: Any = self.chunk
         if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
             raise ValueError(f"chunk={chunk!r} must be a whole number of steps, 1 or more")
-        if not isinstance(self.time_targets, bool):
-            raise TypeError(f"time_targets={self.time_targets!r} must be True or False")
+        for name in ("time_targets", "graph"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name}={getattr(self, name)!r} must be True or False")
         norm: Any = self.clip_norm
         if norm is not None and (isinstance(norm, bool) or not isinstance(norm, Real) or not float(norm) > 0):
             raise ValueError(f"clip_norm={norm!r} must be a number above 0, or None for no clipping")
@@ -90,6 +94,12 @@ class OnlineOptions:
             raise TypeError(f"generator={self.generator!r} must be a torch.Generator, or None for torch's own")
         if self.plasticity and self.feedback != "exact":
             raise ValueError(f"feedback={self.feedback!r}: rule={self.rule!r} is local, and has none; leave it out")
+        if self.plasticity and self.graph:
+            raise ValueError(
+                f"graph=True is for rules with a backward pass, and rule={self.rule!r} has none; leave it out"
+            )
+        if self.rule == "bptt" and self.graph:
+            raise ValueError("graph=True is for rules with traces; for rule='bptt' take sc.CudaOptions(graph=True)")
         if self.rule == "bptt" and self.feedback != "exact":
             raise ValueError(f"feedback={self.feedback!r}: rule='bptt' follows the network's own paths; take 'exact'")
 

@@ -13,8 +13,10 @@ from spikecore._shell.modules import named_as
 from spikecore._shell.state import keep
 from spikecore.functional import project, stateful_modules
 from spikecore.training._checks import check_loss, check_optimizer
+from spikecore.training._graphed import gpu_of
 from spikecore.training._online._backward import Backward
-from spikecore.training._online._chunk import going_on, recording
+from spikecore.training._online._captured import CapturedChunks
+from spikecore.training._online._chunk import GoingOn, Recording
 from spikecore.training._online._network import Network
 from spikecore.training._online._options import OnlineOptions
 from spikecore.training._online._plasticity import Plasticity
@@ -68,6 +70,7 @@ class OnlineTraining:
             self._network = Network(net, self._rule)
             self._dispatches = Dispatches(self._rule)
             self._backward: Any = Plasticity(plasticity) if plasticity else Backward(self._rule, options)
+        self._captured = self._chunks_of_graphs() if options.graph else None
 
     @property
     def traces(self) -> Mapping[str, Tensor]:
@@ -158,21 +161,26 @@ class OnlineTraining:
         if self._rule is None:
             outputs, loss = self._truncated(inputs, targets)
         else:
-            outputs, loss = self._online(inputs, targets)
+            self._forget_at_rest()
+            if all(module.state is None for module in self._network.neurons.values()):
+                self._network.check()  # a stream begins
+            outputs, loss = (self._captured or self._online)(inputs, targets)
         return tree_map(Tensor.detach, outputs), loss.detach()
+
+    def _chunks_of_graphs(self) -> CapturedChunks:
+        carrying = [*self._network.neurons.values(), *self._network.others]
+        return CapturedChunks(self.net, self._online, carrying, self._backward.traces, gpu_of(self.net))
 
     def _online(self, inputs: Any, targets: Any) -> Tuple[Any, Tensor]:
         network = self._network
-        network.check()
-        self._forget_at_rest()
-        with recording(network.neurons, network.others, network.layers, self._dispatches) as chunk:
+        with Recording(network.neurons, network.others, network.layers, self._dispatches) as chunk:
             outputs = run_network(self.net, inputs)
             loss = self._loss_of(outputs, targets)
         self._backward(chunk, loss)
-        return outputs, loss.mean()
+        return tree_map(Tensor.detach, outputs), loss.detach().mean()
 
     def _truncated(self, inputs: Any, targets: Any) -> Tuple[Any, Tensor]:
-        with going_on(self._stateful):
+        with GoingOn(self._stateful):
             outputs = run_network(self.net, inputs)
             loss = self._loss_of(outputs, targets)
         loss.backward()

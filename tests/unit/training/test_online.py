@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import spikecore as sc
+from graphed import Rerun
 from online_rules import check_one_chunk_is_held, read_out_of_lif
+from spikecore.training._online import _captured, _step
 
 T, B, N, K = 12, 3, 5, 4
 
@@ -264,6 +266,32 @@ def test_random_feedback_is_drawn_once_from_its_generator() -> None:
     assert not torch.equal(results[0][0], results[2][0])
 
 
+# -- graphs
+
+
+@pytest.mark.parametrize("rule", ["d_rtrl", "eprop", "pp_prop", "ottt", "sltt"])
+@pytest.mark.parametrize("update", ["sequence", "chunk"])
+def test_a_captured_stream_trains_as_an_eager_one(rule: str, update: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences, a short chunk at their end, another batch, and steps that are fed; a stand-in runs the work again."""
+    monkeypatch.setattr(_captured, "Capture", Rerun)
+    monkeypatch.setattr(_step, "gpu_of", lambda net: torch.device("cpu"))
+    results = []
+    for graph in (False, True):
+        net = network()
+        step = step_of(net, rule=rule, update=update, chunk=5, graph=graph)
+        seen = []
+        for k, size in enumerate((B, B, B + 2, B)):
+            x, targets = batch(k, size)
+            seen += step(x, targets)
+            seen += [value for x_t, y_t in zip(x, targets) for value in step.feed(x_t, y_t)]
+            step.update()
+            step.reset()
+        results.append((weights(net), seen))
+    assert same(*[kept for kept, _ in results])
+    assert same(*[seen for _, seen in results])
+    assert Rerun.made[-1].replayed > 10
+
+
 # -- saving
 
 
@@ -324,6 +352,8 @@ def test_a_state_that_does_not_fit_changes_nothing(change: Any, text: str) -> No
         ({"rule": "bptt", "feedback": "random"}, "feedback='random': rule='bptt' follows the network's own paths"),
         ({"rule": "sltt", "clip_norm": 0.0}, "clip_norm=0.0 must be a number above 0"),
         ({"rule": "sltt", "time_targets": 1}, "time_targets=1 must be True or False"),
+        ({"rule": "sltt", "graph": 1}, "graph=1 must be True or False"),
+        ({"rule": "bptt", "graph": True}, "take sc.CudaOptions(graph=True)"),
         ({"rule": "sltt", "generator": 3}, "generator=3 must be a torch.Generator"),
     ],
 )
@@ -475,6 +505,12 @@ def test_inputs_and_targets_that_do_not_fit(inputs: Any, targets: Any, text: str
     """They are told before anything is computed."""
     with pytest.raises((TypeError, ValueError), match=text):
         step_of(network())(inputs, targets)
+
+
+def test_a_graph_needs_a_gpu() -> None:
+    """It is told when the step is made."""
+    with pytest.raises(ValueError, match="graph=True needs the network on one GPU"):
+        step_of(network(), graph=True)
 
 
 def test_a_backend_with_a_training_of_its_own_refuses() -> None:

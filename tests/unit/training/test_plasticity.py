@@ -212,6 +212,8 @@ def test_errors():
             STDP(**keywords)
     with pytest.raises(ValueError, match="feedback='none': rule='stdp' is local, and has none; leave it out"):
         sc.OnlineOptions(rule="stdp", feedback="none")
+    with pytest.raises(ValueError, match="graph=True is for rules with a backward pass, and rule='rstdp' has none;"):
+        sc.OnlineOptions(rule="rstdp", graph=True)
     x = spikes()
     unread = nn.Sequential(*network(), nn.Linear(J, 2)).double()
     with pytest.raises(sc.backend.Unsupported, match="'2' learns, and there is no neuron behind it with whose spikes"):
