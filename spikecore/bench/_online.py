@@ -181,6 +181,8 @@ def _makers(rule: str, numbers: Numbers, chunk: int, bench: Bench, peers: bool) 
     for each in bench.implementations:
         if each.backend is not None:
             made[each.name] = partial(_ours, rule, numbers, chunk, each.backend)
+            if bench.device.type == "cuda":
+                made[f"{each.name}, CUDA graph"] = partial(_ours, rule, numbers, chunk, each.backend, graph=True)
             made[f"{each.name}, BPTT"] = partial(_ours, "bptt", numbers, len(numbers.x), each.backend, of=rule)
     makers = {"SpikingJelly OTTT": _jelly, "braintrace": _braintrace}
     for name, (distribution, rules) in PEERS.items():
@@ -226,14 +228,16 @@ def weighted(outputs: Tensor, numbers: Tensor) -> Tensor:
     return (outputs * numbers).sum()
 
 
-def _ours(rule: str, numbers: Numbers, chunk: int, backend: str, of: Optional[str] = None) -> Learner:
+def _ours(
+    rule: str, numbers: Numbers, chunk: int, backend: str, of: Optional[str] = None, graph: bool = False
+) -> Learner:
     """A step of spikecore; ``of``: the rule whose neuron it is, if it is another."""
     linear = _linear(numbers.weight)
     net = nn.Sequential(linear, neuron(of or rule, backend))
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-9)
 
     def step(chunk: int, update: str) -> Any:
-        options = OnlineOptions(rule, chunk=chunk, update=update, time_targets=True)
+        options = OnlineOptions(rule, chunk=chunk, update=update, time_targets=True, graph=graph)
         return sc.training_model(net, weighted, optimizer, options=options)
 
     whole, fed = step(chunk, "sequence"), step(1, "chunk")
