@@ -17,7 +17,19 @@ from spikecore.bench._report import MEASURED, Report, Row, from_json
 HERE = Path(__file__).parent
 PAGES = ("open-neuromorphic.md", "shd.md", "online.md")
 _BLOCK = re.compile(r"(<!-- table: (\S+)(?: (\w+))? -->\n).*?(<!-- end -->)", re.DOTALL)
-_VERSIONS = ("torch", "cuda", "cupy", "triton", "numba", "spikingjelly", "snntorch", "norse", "sinabs", "rockpool")
+_VERSIONS = (
+    "torch",
+    "cuda",
+    "cupy",
+    "triton",
+    "numba",
+    "spikingjelly",
+    "snntorch",
+    "norse",
+    "sinabs",
+    "rockpool",
+    "braintrace",
+)
 
 
 def three(value: float) -> str:
@@ -102,7 +114,7 @@ def online_cell(row: Row) -> str:
         return three(figures["memory_mib"])
     kinds = [kind for kind in ("step", "chunk") if f"{kind}_us" in figures]
     cells = [f"{three(figures[f'{kind}_us'])} ({figures[f'{kind}_over_plain']:.2f})" for kind in kinds]
-    return " / ".join(cells if len(kinds) == 2 else ["", *cells]).strip()
+    return " / ".join(cells if len(kinds) == 2 else ["–", *cells])
 
 
 def machine(report: Report) -> str:
