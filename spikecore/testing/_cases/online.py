@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any, List
 
 import numpy as np
 import torch
@@ -85,5 +85,5 @@ def _online(context: Context, rule: str = "d_rtrl") -> None:
                 raise Mismatch(f"backend {context.name!r} trains in a way of its own, and took {options!r}")
             outputs, _ = step(x, weights)
             s.check_outputs(outputs, f" of chunks of {chunk}")
-            terms: Dict[str, Array] = {"terms": np.einsum("tbj,tbi->ji", np.abs(errors), np.abs(as_array(x)))}
-            s.check("parameter gradient", layer.weight.grad, right, name=f"a weight, by chunks of {chunk}", **terms)
+            terms = np.einsum("tbj,tbi->ji", np.abs(errors), np.abs(as_array(x)))
+            s.check("parameter gradient", layer.weight.grad, right, name=f"a weight, chunks of {chunk}", terms=terms)

@@ -19,13 +19,11 @@ from spikecore.training._online._chunk import (
     gradients,
     learnt,
 )
+from spikecore.training._online._network import Network
 from spikecore.training._online._options import OnlineOptions
-from spikecore.training._online._rules import Rule, is_leaky_read_out
+from spikecore.training._online._rules import is_leaky_read_out
 from spikecore.training._online._sensitivities import learn_parameters
-from spikecore.training._online._traces import Connection, Filtered, Full, Outer, Traces
-
-_KINDS: Dict[str, Any] = {"full": Full, "outer": Outer, "input": Filtered}
-
+from spikecore.training._online._traces import KINDS, Connection, Filtered, Traces
 
 #: The name of the memory of a read-out among the states of a neuron below it.
 READ_OUT = "read-out"
@@ -49,20 +47,20 @@ class ReadOut(NamedTuple):
 class Backward:
     """Adds the gradients of a chunk to those of the parameters, and moves the traces over it."""
 
-    def __init__(self, rule: Rule, options: OnlineOptions) -> None:
-        self.rule, self.options = rule, options
+    def __init__(self, network: Network, options: OnlineOptions) -> None:
+        self.network, self.rule, self.options = network, network.rule, options
         #: What the rule carries from chunk to chunk.
         self.traces: Traces = {}
         #: The matrices of random feedback, by neuron and output.
         self.matrices: Traces = {}
-        self._kept = _KINDS[rule.trace](self.traces) if rule.trace else None
+        self._kept = KINDS[self.rule.trace](self.traces) if self.rule.trace else None
         #: The read-out of the chunk under way.
         self._read_out: Optional[ReadOut] = None
 
     def __call__(self, chunk: Chunk, loss: Tensor) -> None:
         """Backward of the chunk's loss."""
         calls, last = chunk.calls, chunk.last_layer
-        arrived, at_layers = chunk.spread([loss], [torch.ones_like(loss)], len(calls), False)
+        arrived, at_layers = chunk.spread([loss], [torch.ones_like(loss)], len(calls), self.network.weights)
         reached: Set[str] = set()
         self._read_out = None
         for position in reversed(range(len(calls))):
@@ -89,12 +87,12 @@ class Backward:
         """Backward through a neuron and to the next cuts below it."""
         is_filtered = self.rule.trace == "input"
         recurrent = call.module.linear if isinstance(call.module, Recurrent) else None
-        own = [] if recurrent is None or is_filtered else [*learnt(recurrent).values()]
+        own = [] if recurrent is None or is_filtered else [p for p in recurrent.parameters() if p.requires_grad]
         by_input, starts, by_own = call.back(errors, own)
         for weight, gradient in zip(own, by_own):
             if gradient is not None:
                 accumulate(weight, gradient)
-        below, at_layers = chunk.spread(call.inputs, by_input, position, is_filtered)
+        below, at_layers = chunk.spread(call.inputs, by_input, position, [] if is_filtered else self.network.weights)
         if self._kept is not None:
             connections = [Connection(of.name, of.layer, of.inputs, call, of) for of in at_layers if learnt(of.layer)]
             self._refuse_shared(connections, reached)
@@ -154,8 +152,9 @@ class Backward:
 
     def _memory(self, call: NeuronCall, errors: Iterable[int]) -> Dict[str, Any]:
         """The read-out's memory of the outputs of a neuron, as states of it: see :class:`ReadOut`."""
-        memory, read_out = {}, self._read_out
-        for k in errors if read_out is not None else ():
+        memory: Dict[str, Any] = {}
+        read_out: Any = self._read_out
+        for k in errors:
             y, name = call.outputs[k], f"{READ_OUT}/{k}"
             cotangent = read_out.share.to(y.dtype).view(-1, *[1] * (y.ndim - 1)).expand(y.shape)
             by_input, by_state, _ = call.back([cotangent if other is y else None for other in call.outputs])
@@ -183,6 +182,11 @@ class Backward:
             matrix = torch.randn(size, generator=self.options.generator) / size[0] ** 0.5
         matrix = self.matrices[key] = matrix.to(error.device, error.dtype)
         return (error @ matrix).view(-1, *y.shape[1:]).to(y.dtype)
+
+    def move(self, device: Optional[torch.device]) -> None:
+        """Have the traces where the network is."""
+        for tensors in (self.traces, self.matrices):
+            tensors.update({key: value.to(device) for key, value in tensors.items() if value.device != device})
 
     def forget(self, neuron: str) -> None:
         """Drop the traces of a neuron."""

@@ -32,9 +32,14 @@ class _Graph(NamedTuple):
 
     batch: List[Tensor]
     gradients: Dict[nn.Parameter, Tensor]
-    states: Dict[nn.Module, Dict[str, Tensor]]
+    states: Dict[Any, Dict[str, Tensor]]
     traces: Dict[str, Tensor]
     replay: Callable[[], Tuple[Any, Tensor]]
+
+
+def _not_yet() -> Any:
+    """Stands for the replay of a graph that is being captured."""
+    raise RuntimeError("the graph is not captured yet")
 
 
 class CapturedChunks:
@@ -54,7 +59,8 @@ class CapturedChunks:
             self._runs[kind] = self._runs.get(kind, 0) + 1
             goes_on = all(module.state is not None for module in self._stateful) and len(self._graphs) < _MOST
             if not goes_on or self._runs[kind] <= _WARMUP:
-                return self._capture.run(lambda: self._run(inputs, targets))  # type: ignore[no-any-return]  # what it gives
+                result: Tuple[Any, Tensor] = self._capture.run(lambda: self._run(inputs, targets))
+                return result
             graph = self._graphs[kind] = self._captured(inputs, targets)
         self._load(graph, inputs, targets)
         outputs, loss = graph.replay()
@@ -79,13 +85,13 @@ class CapturedChunks:
         gradients = {p: torch.zeros_like(p) for p in self.net.parameters() if p.requires_grad}
         states = {module: {k: v.clone() for k, v in module.state.items()} for module in self._stateful}
         traces = {name: value.clone() for name, value in self.traces.items()}
-        graph = _Graph(flattened(batch), gradients, states, traces, lambda: None)  # type: ignore[arg-type,return-value]
+        graph = _Graph(flattened(batch), gradients, states, traces, _not_yet)
 
         def work() -> Tuple[Any, Tensor]:
             self._attach(graph)
             outputs, loss = self._run(*batch)
             for module, kept in states.items():
-                for name, value in module.state.items():  # type: ignore[union-attr,operator]  # it has one now
+                for name, value in module.state.items():
                     kept[name].copy_(value)
             for name, value in self.traces.items():
                 if traces[name] is not value:
@@ -98,7 +104,7 @@ class CapturedChunks:
         for p, gradient in before[0].items():
             p.grad = gradient
         for module, state in before[1].items():
-            keep(module, state)  # type: ignore[arg-type]  # a module with state
+            keep(module, state)
         self.traces.update(before[2])
         return graph._replace(replay=replay)
 
@@ -107,14 +113,14 @@ class CapturedChunks:
         for p, gradient in graph.gradients.items():
             p.grad = gradient
         for module, state in graph.states.items():
-            keep(module, dict(state))  # type: ignore[arg-type]  # a module with state
+            keep(module, dict(state))
         self.traces.update(graph.traces)
 
     def _load(self, graph: _Graph, inputs: Any, targets: Any) -> None:
         """Copy the batch, and what is carried where that is in other tensors, into those of the graph."""
         pairs = list(zip(graph.batch, flattened((inputs, targets))))
         for module, state in graph.states.items():
-            pairs += [(value, module.state[name]) for name, value in state.items()]  # type: ignore[index,operator]
+            pairs += [(value, module.state[name]) for name, value in state.items()]
         pairs += [(value, self.traces[name]) for name, value in graph.traces.items()]
         for p, gradient in graph.gradients.items():
             if p.grad is None:

@@ -125,16 +125,15 @@ class Chunk:
         return next(reversed(weights or layers), None)
 
     def spread(
-        self, of: Sequence[Tensor], cotangents: Gradients, before: int, traced: bool
+        self, of: Sequence[Tensor], cotangents: Gradients, before: int, weights: Sequence[nn.Parameter]
     ) -> Tuple[Dict[Tensor, Tensor], Dict[LayerCall, Tensor]]:
         """Backward from ``of`` to the next cuts: the gradients of the outputs of neurons, and of those of layers.
 
-        ``before``: how many calls there were. Parameters on the way get theirs, but for those that are ``traced``.
+        ``before``: how many calls there were. Those of ``weights`` on the way get theirs.
         """
         earlier = self.calls[:before]
         layers = [call for call in earlier if isinstance(call, LayerCall) and call.output.requires_grad]
         leaves = [leaf for call in earlier if isinstance(call, NeuronCall) for leaf in call.leaves]
-        weights = [] if traced else list({p: None for call in layers for p in learnt(call.layer).values()})
         given = gradients(of, [*leaves, *(call.output for call in layers), *weights], cotangents)
         outputs, rest = given[: len(leaves)], given[len(leaves) :]
         for weight, gradient in zip(weights, rest[len(layers) :]):
@@ -226,7 +225,8 @@ class Recording(GoingOn):
     def _layer(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
         if self._dispatches.rule.trace and learnt(module):
             self._count(name)
-        self.chunk.calls.append(LayerCall(name, module, args[0].detach(), output))
+        if args and isinstance(output, Tensor):
+            self.chunk.calls.append(LayerCall(name, module, args[0].detach(), output))
 
     def _count(self, name: str) -> None:
         if name in self._called:

@@ -14,13 +14,12 @@ from spikecore.layers import Delay, NormNeuron
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 from spikecore.training._online._chunk import learnt
-from spikecore.training._online._plasticity import SYNAPSES
+from spikecore.training._online._plasticity import Plasticity
 from spikecore.training._online._rules import Rule
-from spikecore.training._online._traces import AFFINE
+from spikecore.training._online._traces import AFFINE, KINDS
 
-#: The layers that a rule has traces for, by the kind of trace, and their names.
-_TAKES = {"full": (nn.Linear,), "outer": AFFINE, "input": AFFINE, "pairs": SYNAPSES}
-_NAMED = {"full": "nn.Linear", **dict.fromkeys(("outer", "input", "pairs"), "linear layers and convolutions")}
+#: What learns from the calls of a chunk, by the word of a rule.
+_LEARN = {**KINDS, "pairs": Plasticity}
 
 
 class Network:
@@ -46,6 +45,11 @@ class Network:
             n: m for n, m in net.named_modules() if m not in within and any(True for _ in m.parameters(False))
         }
 
+    @property
+    def weights(self) -> List[nn.Parameter]:
+        """The parameters that are learnt outside of neurons."""
+        return [p for layer in self.layers.values() for p in learnt(layer).values()]
+
     def check(self) -> None:
         """Raise Unsupported, with its name, for what the rule cannot train."""
         rule, net = self.rule, self.net
@@ -60,24 +64,22 @@ class Network:
             why = _refused(rule, module)
             if why:
                 raise Unsupported(f"rule={rule.name!r} and {name!r}: {why}")
-        for name, layer in self.layers.items():
-            if rule.trace and learnt(layer) and not isinstance(layer, _TAKES[rule.trace]):
-                raise Unsupported(
-                    f"rule={rule.name!r} has traces for {_NAMED[rule.trace]}, and {name!r} is {type(layer).__name__} "
-                    f"with weights of its own; take {_way_out(rule, layer)}, or give its weights requires_grad_(False)"
-                )
-        for name, neuron in self.neurons.items():
-            if isinstance(neuron, Recurrent) and rule.trace:
-                linear = neuron.linear
-                if learnt(linear) and not isinstance(linear, _TAKES[rule.trace]):
-                    raise Unsupported(
-                        f"rule={rule.name!r} has traces for {_NAMED[rule.trace]}, and {name!r} feeds back through "
-                        f"{type(linear).__name__}; take {_way_out(rule, linear)}"
-                    )
+        fed_back = {f"{name}.linear": m.linear for name, m in self.neurons.items() if isinstance(m, Recurrent)}
+        for name, layer in self.layers.items() if rule.trace else ():
+            self._check_layer(name, layer, bool(learnt(layer)))
+        for name, layer in fed_back.items() if rule.trace else ():
+            self._check_layer(name, layer, any(p.requires_grad for p in layer.parameters()))
 
-
-def _way_out(rule: Rule, layer: nn.Module) -> str:
-    return "rule='pp_prop', 'ottt' or 'sltt'" if rule.trace == "full" and isinstance(layer, AFFINE) else "rule='sltt'"
+    def _check_layer(self, name: str, layer: nn.Module, learns: bool) -> None:
+        """Refuse a layer that learns, and that the rule has no trace for."""
+        trace, is_affine = _LEARN[self.rule.trace], isinstance(layer, AFFINE)
+        fits = isinstance(layer, trace.kinds) and (trace.kinds is AFFINE or {"weight", "bias"} >= learnt(layer).keys())
+        if learns and not fits:
+            others = "'pp_prop', 'ottt' or 'sltt'" if is_affine and trace.kinds is not AFFINE else "'sltt'"
+            raise Unsupported(
+                f"rule={self.rule.name!r} has traces for {trace.takes}, and {name!r} is {type(layer).__name__} "
+                f"with weights of its own; take rule={others}, or give its weights requires_grad_(False)"
+            )
 
 
 def _refused(rule: Rule, module: nn.Module) -> str:

@@ -91,6 +91,9 @@ class STDP:
 class Plasticity:
     """Adds what a chunk changes of the weights, and moves the traces over it."""
 
+    kinds = SYNAPSES
+    takes = "linear layers and convolutions"
+
     def __init__(self, rule: STDP) -> None:
         self.rule = rule
         #: What is carried from chunk to chunk.
@@ -161,7 +164,7 @@ class Plasticity:
 def _connections(chunk: Chunk, position: int, call: NeuronCall) -> List[Connection]:
     """The layers with weights that learn, and whose output reaches a neuron."""
     ones = [torch.ones_like(x) for x in call.inputs]
-    layers = chunk.spread(call.inputs, ones, position, traced=True)[1]
+    layers = chunk.spread(call.inputs, ones, position, weights=())[1]
     found = [Connection(of.name, of.layer, of.inputs, call, of) for of in layers]
     if isinstance(call.module, Recurrent):
         found.append(Connection(f"{call.name}.linear", call.module.linear, call.fed_back(), call, None))

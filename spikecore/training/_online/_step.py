@@ -47,7 +47,8 @@ class OnlineTraining:
 
     States of neurons are in the network, and traces in the step: ``sc.reset(net)`` puts both to rest, after which the
     batch may have another size. A step holds the graph of one chunk, and the traces: memory does not grow with time.
-    Gradients are in ``parameter.grad`` after a step, as ever, until the next one begins.
+    Gradients are in ``parameter.grad`` after a step, as ever, until the next one begins. On a GPU, where a step of a
+    small network is mostly the host's work, ``graph=True`` replays it.
 
     Raises :class:`~spikecore.backend.Unsupported` for a network that the rule cannot train, naming the module and a
     rule that can: batch normalisation by statistics of the batch; a layer that is called more than once in a chunk, as
@@ -61,6 +62,8 @@ class OnlineTraining:
         self.net, self.loss, self.optimizer, self.options = net, loss, optimizer, options
         self._stateful = stateful_modules(net)
         self._updates = Updates(net, options.clip_norm, None)
+        #: The last chunk, for the words of an error.
+        self._last: Dict[str, Any] = {}
         #: Whether gradients were used, so that the next chunk begins with none.
         self._is_updated = True
         plasticity = options.plasticity
@@ -69,7 +72,7 @@ class OnlineTraining:
         if self._rule is not None:
             self._network = Network(net, self._rule)
             self._dispatches = Dispatches(self._rule)
-            self._backward: Any = Plasticity(plasticity) if plasticity else Backward(self._rule, options)
+            self._backward: Any = Plasticity(plasticity) if plasticity else Backward(self._network, options)
         self._captured = self._chunks_of_graphs() if options.graph else None
 
     @property
@@ -117,7 +120,7 @@ class OnlineTraining:
 
     def update(self) -> None:
         """Step the optimiser with the gradients that added up since the last update."""
-        self._updates.make(self.optimizer, lambda optimizer: optimizer.step(), False, {})
+        self._updates.make(self.optimizer, lambda optimizer: optimizer.step(), False, self._last)
         project(self.net)
         self._is_updated = True
 
@@ -162,10 +165,13 @@ class OnlineTraining:
             outputs, loss = self._truncated(inputs, targets)
         else:
             self._forget_at_rest()
+            self._backward.move(device)
             if all(module.state is None for module in self._network.neurons.values()):
                 self._network.check()  # a stream begins
             outputs, loss = (self._captured or self._online)(inputs, targets)
-        return tree_map(Tensor.detach, outputs), loss.detach()
+        if self.options.clip_norm is not None:
+            self._last = {"inputs": inputs, "targets": targets, "outputs": outputs, "loss": loss}
+        return outputs, loss
 
     def _chunks_of_graphs(self) -> CapturedChunks:
         carrying = [*self._network.neurons.values(), *self._network.others]
@@ -184,7 +190,7 @@ class OnlineTraining:
             outputs = run_network(self.net, inputs)
             loss = self._loss_of(outputs, targets)
         loss.backward()
-        return outputs, loss
+        return tree_map(Tensor.detach, outputs), loss.detach()
 
     def _loss_of(self, outputs: Any, targets: Any) -> Tensor:
         loss = self.loss(outputs, beside(outputs, targets))

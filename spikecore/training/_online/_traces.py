@@ -19,10 +19,10 @@ begins with the states ``s0`` and ends with ``s1``, the adjoint of the neuron gi
 - :class:`Filtered` has the leak of the neuron for its transition, so that the input alone has a trace: ``û[t]``, and
   ``w[t]``, the same filter of 1 (:func:`~spikecore.training._online._rules.leak`)::
 
-      dE/dW += sum_t w[t] F'(û[t] / w[t]; W)^T dE/dz[t]
+      dE/dW += sum_t F'(û[t]; W)^T dE/dz[t] + sum_t (w[t] - 1) F'(0; W)^T dE/dz[t]
 
-A layer is affine in its input, so that a sum of its derivatives at several inputs is that at their mean, times the sum
-of the weights. So the last two need no formula of a layer, and a bias, whose input is 1, has its trace with the rest.
+A layer is affine in its input, so that a sum of its derivatives by W at several inputs is that at a sum of these. So
+the last two need no formula of a layer, and a bias, whose input is 1, has its trace with the rest.
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ class Full:
     """A number for each sample, neuron and weight."""
 
     kinds = (nn.Linear,)
+    takes = "nn.Linear"
 
     def __init__(self, traces: Traces) -> None:
         self.traces = traces
@@ -170,7 +171,7 @@ class Full:
         if self._checked.get(of.name) == shapes:
             return
         ones = [torch.ones_like(x) for x in inputs]
-        random = torch.rand(z.shape, dtype=z.dtype, device=z.device) + 0.5
+        random = (torch.rand(z.shape, generator=torch.Generator().manual_seed(0)) + 0.5).to(z.device, z.dtype)
         fits = all(x.numel() == z.numel() for x in inputs)
         if fits:
             scaled, plain = of.cotangent([random.reshape(x.shape) for x in inputs]), of.cotangent(ones)
@@ -205,6 +206,7 @@ class Outer:
     """A number for each neuron, and a mean input for each layer."""
 
     kinds = AFFINE
+    takes = "linear layers and convolutions"
 
     def __init__(self, traces: Traces) -> None:
         self.traces = traces
@@ -283,6 +285,7 @@ class Filtered:
     """The input of a layer, filtered by the leak of the neuron."""
 
     kinds = AFFINE
+    takes = "linear layers and convolutions"
 
     def __init__(self, traces: Traces) -> None:
         self.traces = traces
@@ -290,13 +293,13 @@ class Filtered:
 
     def learn(self, of: Connection, output: Tensor) -> None:
         """Add the gradient of the weights for that of the layer's output, and move the trace over the chunk."""
-        inputs = of.over_time(of.inputs)
+        inputs, cotangent = of.over_time(of.inputs), of.over_time(output)
         filtered = self._run(of, "filtered", inputs)
         weight = self._run(of, "weight", inputs.new_ones(of.steps, 1))
-        weight = weight.view(-1, *[1] * (filtered.ndim - 1))
-        cotangent = of.over_time(output)
-        scale = weight.view(-1, *[1] * (cotangent.ndim - 1))
-        of.learn(filtered / weight, cotangent * scale)
+        of.learn(filtered, cotangent)
+        if learnt(of.layer).keys() != {"weight"} or isinstance(of.layer, nn.modules.batchnorm._BatchNorm):
+            more = (weight - 1.0).view(-1, *[1] * (cotangent.ndim - 1)) * cotangent
+            of.learn(torch.zeros_like(filtered[:1]), more.sum(0, keepdim=True))
 
     @torch.no_grad()
     def _run(self, of: Connection, what: str, x: Tensor) -> Tensor:
@@ -315,6 +318,10 @@ class Filtered:
         (output, *_), end, _ = runner((x.contiguous(),), start, tuple(values), ())
         self.traces.update(zip(keys, end or ()))
         return output
+
+
+#: The kinds of traces, by the word of a rule.
+KINDS: Dict[str, Any] = {"full": Full, "outer": Outer, "input": Filtered}
 
 
 def _number(owner: str, name: str, value: Any) -> Any:

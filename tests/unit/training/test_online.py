@@ -239,6 +239,20 @@ def test_traces_have_the_same_size_at_every_step(rule: str) -> None:
     assert all(size == sizes[1] for size in sizes[2:])
 
 
+@RULES
+def test_gradients_are_clipped(rule: str) -> None:
+    """To the norm that was given; what is not finite raises, and changes no weight."""
+    net, (x, targets) = network(), batch()
+    step = step_of(net, rule=rule, clip_norm=0.5)
+    step(x, targets)
+    norm = torch.stack([p.grad.norm() for p in net.parameters() if p.grad is not None]).norm()
+    assert norm.item() == pytest.approx(0.5, rel=1e-3)
+    before = weights(net)
+    with pytest.raises(FloatingPointError, match="the target has 12 NaN"):
+        step(x, targets * float("nan"))
+    assert same(before, weights(net))
+
+
 # -- feedback
 
 
@@ -441,6 +455,11 @@ REFUSED = {
         lambda: nn.Sequential(nn.Linear(N, N), sc.Recurrent(sc.LIF(), nn.Linear(N, N))),
         "eprop",
         "'1': its feedback carries gradients.* detach=True, or take rule='bptt'",
+    ),
+    "feedback through several layers": (
+        lambda: nn.Sequential(sc.Recurrent(sc.LIF(), nn.Sequential(nn.Linear(N, N), nn.Linear(N, N)), detach=True)),
+        "pp_prop",
+        "'0.linear' is Sequential with weights of its own; take rule='sltt'",
     ),
     "single steps": (
         lambda: sc.set_step(nn.Sequential(nn.Linear(N, N), sc.LIF()), "single"),

@@ -139,8 +139,27 @@ def test_ottt_and_sltt_are_those_of_their_papers(rule: str, chunk: int) -> None:
     check(got, {name: value.view(got[name].shape) for name, value in zip(got, want)})
 
 
+class Resonator(sc.Neuron):
+    """A potential that oscillates, so that inputs of earlier steps count with both signs."""
+
+    states = {"a": 0.0, "b": 0.0}
+    params = {"stay": 0.1, "turn": 0.95}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        """A damped rotation."""
+        a = p.stay * s.a - p.turn * s.b + x
+        return a, {"a": a, "b": p.turn * s.a + p.stay * s.b}
+
+
 @pytest.mark.parametrize(
-    "neuron", [sc.LI(3.0), sc.LIF(3.0, reset="none"), sc.Synaptic(0.6, 0.8, reset="none"), sc.LIF(1.0, reset="none")]
+    "neuron",
+    [
+        Resonator(),
+        sc.LI(3.0),
+        sc.LIF(3.0, reset="none"),
+        sc.Synaptic(0.6, 0.8, reset="none"),
+        sc.LIF(1.0, reset="none"),
+    ],
 )
 def test_ottt_is_exact_where_the_transition_is_linear(neuron: sc.Neuron) -> None:
     """Of neurons without a reset, with one state and with two: the filter has the kernel of both."""
