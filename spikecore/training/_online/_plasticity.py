@@ -155,6 +155,10 @@ class Plasticity:
         self.traces[_key(of, "eligibility")] = total
         return total
 
+    def move(self, device: Optional[torch.device]) -> None:
+        """Have the traces where the network is."""
+        self.traces.update({key: value.to(device) for key, value in self.traces.items() if value.device != device})
+
     def forget(self, neuron: str) -> None:
         """Drop the traces of a neuron."""
         for key in [key for key in self.traces if key.split("/")[0] == neuron]:
