@@ -15,7 +15,6 @@ import functools
 import inspect
 import operator
 from operator import itemgetter
-from types import MappingProxyType
 from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
 
 import torch
@@ -179,15 +178,16 @@ def arguments(
     mode: str,
     front: Sequence[Tuple[str, Any]] = (),
     behind: Sequence[Tuple[str, Any]] = (),
-    instead: Mapping[str, Tensor] = MappingProxyType({}),
+    instead: Optional[Mapping[str, Tensor]] = None,
 ) -> Arguments:
     """The parameters of a call with these inputs ``[T, *N]``, and what it asks of a runner.
 
     ``front``: inputs that are parameters of the program. ``behind``: other tensors that may be learnt. ``instead``: in
     the place of parameters of these names.
     """
-    x, owner = inputs[0], type(neuron).__name__
-    named = [(name, instead.get(name, value)) for name, value in dispatch.values(neuron, dispatch.stamp)]
+    x, owner, named = inputs[0], type(neuron).__name__, dispatch.values(neuron, dispatch.stamp)
+    if instead:
+        named = [(name, instead.get(name, value)) for name, value in named]
     checks.same_device(owner, x.device, named)
     if mode is not COMPILED:
         modules.check_gathered(owner, x, named)

@@ -69,7 +69,7 @@ class CapturedChunks:
     def _kind(self, inputs: Any, targets: Any) -> Hashable:
         """What a graph holds for, without asking the GPU."""
         batch = [(x.shape, x.stride(), x.dtype) for x in flattened((inputs, targets))]
-        parameters = [(p.data_ptr(), p.requires_grad) for p in self.net.parameters()]
+        parameters = [(t.data_ptr(), t.requires_grad) for t in (*self.net.parameters(), *self.net.buffers())]
         numbers = [
             (module.program.key, *[v for v in module.named_values().values() if not isinstance(v, Tensor)])
             for module in self.net.modules()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from spikecore._shell.state import Stateful, carried, put_back
 from spikecore.backend import Unsupported
 from spikecore.neurons import Recurrent
+from spikecore.neurons._recurrent import FEEDBACK
 from spikecore.training._online._rules import Dispatches
 
 #: Gradients beside what they are of; None where there is no path.
@@ -86,6 +87,12 @@ class NeuronCall:
         """The names of its neuron's states."""
         return tuple(self.neuron.states)
 
+    @property
+    def ends(self) -> Tuple[int, int]:
+        """Of ``Recurrent``, the numbers of the input that is added to, and of the output that comes back."""
+        into, output = self.module.into, self.module.output
+        return 0 if into is None else self.neuron.inputs.index(into), output or 0
+
     def back(self, outputs: Gradients, more: Sequence[Tensor] = ()) -> Tuple[Gradients, Dict[str, Tensor], Gradients]:
         """Gradients of the inputs, of the states before, and of other tensors, for those of the outputs."""
         starts = [self.start[name] for name in self.states if name in self.start]
@@ -102,8 +109,8 @@ class NeuronCall:
 
     def fed_back(self) -> Tensor:
         """What came back at each step, of ``Recurrent``: the outputs one step before."""
-        y = self.outputs[self.module.output or 0].detach()
-        first = self.start["feedback"].detach() if self.start else torch.zeros_like(y[0])
+        y = self.outputs[self.ends[1]].detach()
+        first = self.start[FEEDBACK].detach() if self.start else torch.zeros_like(y[0])
         return torch.cat([first.to(y.dtype).unsqueeze(0), y[:-1]])
 
     def _named(self, values: Gradients) -> Dict[str, Tensor]:

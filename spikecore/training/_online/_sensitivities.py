@@ -10,7 +10,7 @@ of the parameter for each neuron, so that derivatives by it come out for each.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Dict, List, Mapping, Tuple
 
 import torch
 from torch import Tensor
@@ -94,8 +94,6 @@ def _again(
 @torch.no_grad()
 def _with_feedback(call: NeuronCall, inputs: Tuple[Tensor, ...]) -> Tuple[Tensor, ...]:
     """The inputs of the neuron within ``Recurrent``."""
-    module: Any = call.module
-    into = 0 if module.into is None else call.neuron.inputs.index(module.into)
-    fed = call.fed_back()
-    back = module.linear(fed.flatten(0, 1)).view(inputs[into].shape)
+    into, fed = call.ends[0], call.fed_back()
+    back = call.module.linear(fed.flatten(0, 1)).view(inputs[into].shape)
     return (*inputs[:into], inputs[into] + back, *inputs[into + 1 :])

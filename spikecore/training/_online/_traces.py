@@ -73,8 +73,7 @@ class Connection(NamedTuple):
     def cotangent(self, inputs: Gradients) -> Optional[Tensor]:
         """The gradient of the layer's output for those of the neuron's inputs."""
         if self.call is None:
-            recurrent = self.neuron.module
-            return inputs[0 if recurrent.into is None else recurrent.neuron.inputs.index(recurrent.into)]
+            return inputs[self.neuron.ends[0]]
         return inputs[0] if self.is_direct else gradients(self.neuron.inputs, [self.call.output], inputs)[0]
 
     def over_time(self, value: Tensor) -> Tensor:
