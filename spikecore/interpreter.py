@@ -24,7 +24,7 @@ from spikecore.backend import Feedback, ParamValue, Runner, Spec, Tensors, by_ca
 from spikecore.lang import Node, Program, loop_invariant, topological
 from spikecore.lang._plain import number
 from spikecore.lang._program import UNBOUNDED, differentiable_leaves
-from spikecore.lang.eager import TORCH, Functions, PlainLine, StraightLine, operands
+from spikecore.lang.eager import TORCH, Functions, PlainLine, StraightLine, operands, with_masks
 from spikecore.lang.node import parameters
 
 #: Operations whose result is new memory, and whose derivative does not read it.
@@ -43,13 +43,12 @@ class Interpreter:
         roots = [*program.outputs, *program.next]
         constants = [node for node in topological([*roots, *program.initial]) if node.op == "const"]
         fixed: Sequence[Node] = [*params, *constants, *loop_invariant(program.nodes)]
-        #: What depends on parameters alone.
+        #: What depends on parameters alone, and its values; and which parameters are tensors.
+        self.fixed_nodes, self.is_tensor = fixed, [kind != "number" for kind in spec.params]
         self.fixed = _FixedValues(
             StraightLine(params, fixed, functions), StraightLine(params, program.initial, functions)
         )
-        #: What a step reads: inputs, states, and what depends on parameters alone.
-        self.step_leaves = [*moving, *fixed]
-        self.step = StraightLine(self.step_leaves, roots, functions)
+        self.step = StraightLine([*moving, *fixed], roots, functions)
         self.n_outputs = len(program.outputs)
         # a state that is an output, too, gets a node of its own in autograd's graph, where the gradients of later steps
         # are summed before that of the output is added
@@ -251,10 +250,20 @@ class SingleSteps:
         self.dtype, self.compute = interpreter.dtype, interpreter.compute
         program = self.program
         self.n_inputs, self.n_outputs, self.n_states = len(program.inputs), len(program.outputs), len(program.states)
-        self.roots = [*program.outputs, *program.next]
-        self.step = PlainLine(interpreter.step_leaves, self.roots)
+        self.roots = with_masks([*program.outputs, *program.next])
+        leaves, n = program.leaves, self.n_inputs + self.n_states
+        tensors = [leaf for leaf, is_tensor in zip(leaves[n:], interpreter.is_tensor) if is_tensor]
+        numbers = [leaf for leaf in leaves[n:] if leaf not in tensors]
+        of_numbers = [node for node in interpreter.fixed_nodes if not {*tensors}.intersection(parameters([node]))]
+        #: What a step reads: inputs, states, parameters that are tensors, and what depends on numbers alone.
+        self.step_leaves = [*leaves[:n], *tensors, *of_numbers]
+        self.has_tensors = len(tensors) > 0
+        self.of_numbers = _FixedValues(StraightLine(numbers, of_numbers), StraightLine(numbers, ()))
+        self.step = PlainLine(self.step_leaves, self.roots)
         #: Whether a result is memory of its own, which no other one shares.
-        self.fresh = tuple(node.op in (*_FRESH, "spike") and self.roots.count(node) == 1 for node in self.roots)
+        self.fresh = tuple(
+            node.op in (*_FRESH, "spike", "masked") and self.roots.count(node) == 1 for node in self.roots
+        )
         #: Whether the first states depend on a learnt parameter, so that the step at rest is no single node.
         self.learnt_initial = any(node.attr in interpreter.learn for node in parameters(program.initial))
         self._differentiable: Dict[Any, _Differentiable] = {}
@@ -283,26 +292,33 @@ class SingleSteps:
         self, inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]
     ) -> Tuple[Tensors, Optional[Tensors]]:
         """Outputs, and states after the step if they are asked for."""
-        x, n = inputs[0], self.n_outputs
-        results = self.results(self.step(*self.leaves(inputs, state, params)), x.shape)
+        n, tensors = self.n_outputs, self.tensors(inputs, state, params)
+        results = self.results(self.step(*self.leaves(tensors, state is not None, params)), tensors[0].shape)
         return tuple(results[:n]), tuple(results[n:]) if self.final else None
 
-    def leaves(
-        self, inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]
-    ) -> Tuple[List[Tensor], Tensor]:
-        """The values of the interpreter's ``step_leaves``, and a tensor of their dtype and device."""
-        x = like = inputs[0]
-        if x.dtype is not self.compute:
-            like, inputs = x.new_empty((), dtype=self.compute), tuple([value.to(self.compute) for value in inputs])
-        fixed, initial = self.interpreter.fixed.of_plain(params, like)
-        if state is None:
-            state = tuple([value.expand(x.shape) for value in initial])
-        return [*inputs, *state, *fixed], like
+    def tensors(self, inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]) -> Tensors:
+        """The tensors of a call: inputs, states if they are given, and parameters."""
+        return (*inputs, *(state or ()), *(_tensors(params) if self.has_tensors else ()))
+
+    def leaves(self, tensors: Tensors, has_state: bool, params: Sequence[ParamValue]) -> Tuple[List[Tensor], Tensor]:
+        """The values of :attr:`step_leaves` for the tensors of a call, and a tensor of their dtype and device."""
+        x, n, compute, numbers = tensors[0], self.n_inputs, self.compute, params
+        like = x if x.dtype is compute else x.new_empty((), dtype=compute)
+        if self.has_tensors:
+            numbers = [value for value in params if not isinstance(value, Tensor)]
+        if self.has_tensors or like is not x:
+            tensors = _of_dtype(tensors, compute)
+        if not has_state:
+            initial = self.interpreter.fixed.of_plain(params, like)[1]
+            tensors = (*tensors[:n], *[value.expand(x.shape) for value in initial], *tensors[n:])
+        return [*tensors, *self.of_numbers.of_plain(numbers, like)[0]], like
 
     def results(self, values: Sequence[Tensor], shape: torch.Size) -> List[Tensor]:
         """Outputs and states as a caller gets them, from the values of a step: memory that nothing else shares."""
         results = [
-            _unshared(_full(value, shape), is_fresh and value.shape == shape)
+            value
+            if is_fresh and value.shape == shape and value.is_contiguous()
+            else _full(value, shape).clone(memory_format=torch.contiguous_format)
             for value, is_fresh in zip(values, self.fresh)
         ]
         if self.dtype is not self.compute:
@@ -316,7 +332,7 @@ class _Differentiable:
     def __init__(self, steps: SingleSteps, wants: Sequence[bool], has_state: bool, is_tensor: Sequence[bool]) -> None:
         self.steps, self.has_state = steps, has_state
         self.n_moving = steps.n_inputs + steps.n_states * has_state
-        program, known = steps.program, set(steps.interpreter.step_leaves)
+        program, known = steps.program, set(steps.step_leaves)
         self.cotangents = [Node("out_grad", (), index) for index in range(steps.n_outputs)]
         self.cotangents += [Node("next_grad", (), name) for name in program.states]
         self.tensor_params = [name for name, there in zip(program.params, is_tensor) if there]
@@ -326,7 +342,7 @@ class _Differentiable:
         read = [*every, *[arg for node in topological(every, known=known | computed) for arg in operands(node)]]
         #: What a step computes and backward reads, beside the results, which a caller may change.
         self.intermediates = [node for node in dict.fromkeys(read) if node in computed and node not in steps.roots]
-        self.step = PlainLine(steps.interpreter.step_leaves, [*steps.roots, *self.intermediates])
+        self.step = PlainLine(steps.step_leaves, [*steps.roots, *self.intermediates])
 
     def _roots(self, needs: Sequence[bool], present: Sequence[bool]) -> List[Node]:
         """The wanted gradients where these cotangents arrive."""
@@ -335,28 +351,19 @@ class _Differentiable:
         final = [name for name, there in zip(program.states, present[steps.n_outputs :]) if there]
         adjoint = program.adjoint(learn, present[: steps.n_outputs], (), final)
         moving = [node for node, wants in zip((*adjoint.inputs, *adjoint.states), needs[: self.n_moving]) if wants]
-        return [*moving, *adjoint.params]
+        return with_masks([*moving, *adjoint.params])
 
     def __call__(
         self, inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]
     ) -> Tuple[Tensors, Optional[Tensors]]:
-        results = _Step.apply((self, params), *inputs, *(state or ()), *_tensors(params))
+        results = _Step.apply((self, params), *self.steps.tensors(inputs, state, params))
         n = self.steps.n_outputs
         return results[:n], results[n:] if self.steps.final else None
-
-    def call(self, tensors: Tensors, params: Sequence[ParamValue]) -> Tuple[Tensors, Optional[Tensors], Any]:
-        """Inputs, states and parameters of a call with these tensors."""
-        n, m = self.steps.n_inputs, self.n_moving
-        values = iter(tensors[m:])
-        if len(tensors) > m:
-            params = tuple([next(values) if isinstance(value, Tensor) else value for value in params])
-        return tensors[:n], tensors[n:m] if self.has_state else None, params
 
     def forward(self, tensors: Tensors, params: Sequence[ParamValue]) -> Tuple[List[Tensor], List[Tensor]]:
         """The results of a step, and what backward reads of it."""
         steps = self.steps
-        values = self.step(*steps.leaves(*self.call(tensors, params)))
-        n = len(steps.roots)
+        values, n = self.step(*steps.leaves(tensors, self.has_state, params)), len(steps.roots)
         return steps.results(values[:n], tensors[0].shape), values[n:]
 
     def backward(
@@ -367,16 +374,18 @@ class _Differentiable:
         needs: Sequence[bool],
     ) -> Sequence[Optional[Tensor]]:
         """Gradients of a call's tensors, from the cotangents of its results that arrive."""
-        count = len(needs)
+        count, compute = len(needs), self.steps.compute
         tensors, intermediates = saved[:count], saved[count:]
         if torch.is_grad_enabled():
             return self._again(tensors, params, grads, needs)
         present = tuple([grad is not None for grad in grads])
         key = (needs, present)
         places, line = self._backward.get(key) or self._backward.setdefault(key, self._adjoint(needs, present))
-        leaves, like = self.steps.leaves(*self.call(tensors, params))
+        leaves, like = self.steps.leaves(tensors, self.has_state, params)
         arriving = [grads[place] if place < len(grads) else None for place in places]
-        cotangents = [torch.zeros_like(leaves[0]) if g is None else g.to(like.dtype) for g in arriving]
+        cotangents = tuple([torch.zeros_like(leaves[0]) if g is None else g for g in arriving])
+        if self.steps.dtype is not compute:
+            cotangents = _of_dtype(cotangents, compute)
         gradients = iter(line([*leaves, *intermediates, *cotangents], like))
         shape = tensors[0].shape
         return [_fitted(next(gradients), value, shape) if wants else None for value, wants in zip(tensors, needs)]
@@ -384,7 +393,7 @@ class _Differentiable:
     def _adjoint(self, needs: Sequence[bool], present: Sequence[bool]) -> Tuple[List[int], PlainLine]:
         """The adjoint, and the places of the cotangents that it reads."""
         roots = self._roots(needs, (*present, *[False] * (len(self.cotangents) - len(present))))
-        leaves = [*self.steps.interpreter.step_leaves, *self.intermediates]
+        leaves = [*self.steps.step_leaves, *self.intermediates]
         read = topological(roots, known=leaves)
         places = [place for place, node in enumerate(self.cotangents) if node in read]
         return places, PlainLine([*leaves, *[self.cotangents[place] for place in places]], roots)
@@ -398,7 +407,11 @@ class _Differentiable:
     ) -> Sequence[Optional[Tensor]]:
         """The gradients as functions of tensors and cotangents: the interpreter computes the step again."""
         local = tuple([value.view_as(value) for value in tensors])  # so that derivatives end here
-        outputs, end = by_call(self.steps.interpreter.interpret, *self.call(local, params))
+        n, m = self.steps.n_inputs, self.n_moving
+        values = iter(local[m:])
+        params = tuple([next(values) if isinstance(value, Tensor) else value for value in params])
+        state = local[n:m] if self.has_state else None
+        outputs, end = by_call(self.steps.interpreter.interpret, local[:n], state, params)
         pairs = [(a, b) for a, b in zip((*outputs, *(end or ())), grads) if b is not None and a.requires_grad]
         targets = [value for value, wants in zip(local, needs) if wants]
         gradients: Sequence[Optional[Tensor]] = [None] * len(targets)
@@ -431,11 +444,16 @@ def _tensors(params: Sequence[ParamValue]) -> Tensors:
     return tuple([value for value in params if isinstance(value, Tensor)])
 
 
+def _of_dtype(values: Sequence[Tensor], dtype: torch.dtype) -> Tensors:
+    return tuple([value if value.dtype is dtype else value.to(dtype) for value in values])
+
+
 def _fitted(gradient: Tensor, value: Tensor, shape: torch.Size) -> Tensor:
     """A gradient of one number per neuron, summed over the neurons that share a value, in its shape and dtype."""
     if gradient.shape != shape:
         gradient = gradient.expand(shape)
-    return (gradient if value.shape == shape else gradient.sum_to_size(value.shape)).to(value.dtype)
+    gradient = gradient if value.shape == shape else gradient.sum_to_size(value.shape)
+    return gradient if gradient.dtype is value.dtype else gradient.to(value.dtype)
 
 
 # Feedback through a matrix: a loop over steps, for runners that compute under autograd.

@@ -26,6 +26,7 @@ from spikecore_cupy.forms import form_of
 from spikecore_cupy.launcher import FeedbackLauncher, Launcher, print_feedback, shapes_for
 from spikecore_cupy.packing import Packer
 from spikecore_cupy.source import print_kernel
+from spikecore_cupy.splitting import Splitter
 from spikecore_cupy.sums import Statistics
 
 #: Neurons of a row in the text of a kernel with feedback that people are shown.
@@ -40,6 +41,7 @@ class CupyBackend(KernelBackend):
     name = "cupy"
     capabilities = CAPABILITIES
     rows = True
+    quick_split = True
 
     #: What compiles and launches a kernel.
     kernel: Callable[..., Any] = Kernel
@@ -82,6 +84,13 @@ class CupyBackend(KernelBackend):
 
     def unpack(self, bits: Bits, whole: Whole, count: int, dtype: torch.dtype) -> Tensor:
         return self._packer.unpack(bits, whole, count, dtype)
+
+    def split(self, x: Tensor, count: int) -> Tensor:
+        return self._splitter(x, count)
+
+    @cached_property
+    def _splitter(self) -> Splitter:
+        return Splitter(self.kernel)
 
     @cached_property
     def _packer(self) -> Packer:

@@ -45,9 +45,7 @@ def longest(program: Program, spec: Spec) -> int:
     with 16 bits of memory one of two states costs 16 bytes beside the 10 of each step, written and read. On an H100,
     two states in bfloat16: chunks of 10 steps 0.70 to 0.79 of a copy's speed, of 16, fetched ahead, 0.77 to 0.86.
     """
-    if spec.dtype == spec.compute or program.normalised or program.seeds:
-        return 12
-    return 12 if spec.learn and len(program.states) == 1 else 16
+    return 12 if spec.dtype == spec.compute or program.normalised or program.seeds else 16
 
 
 def chunk_length(steps: int, most: int) -> int:
@@ -178,9 +176,10 @@ class ChunkWriter(Writer):
         """
         lines = []
         for one in streams:
-            sign = "-" if backwards else "+"
-            step = f"{self._coming(one)} {sign}= {self.stride(one.tensor, one.group, one.number)};"
-            lines += [f"if (u < T - 1 || next_whole) {self.ahead(one.name)}.fetch(u, {self._coming(one)});", step]
+            sign, place = "-" if backwards else "+", self._coming(one)
+            lines.append(f"if (u < T - 1 || next_whole) {self.ahead(one.name)}.fetch(u, {place});")
+            # held, so that the compiler does not find each place anew from the number of its step
+            lines += [f"{place} {sign}= {self.stride(one.tensor, one.group, one.number)};", f"hold({place});"]
         first = "t + TOGETHER - 1 < T ? t + TOGETHER - 1 : T - 1" if backwards else "t / TOGETHER * TOGETHER"
         head = f"for (int u = {first}; u >= t; --u) {{" if backwards else f"for (int u = {first}; u <= t; ++u) {{"
         loop = ["if (more) {", *indented(["#pragma unroll", head, *indented(lines), "}"]), "}"] if lines else []

@@ -33,8 +33,7 @@ class FeedbackWriter(Writer):
     header = HEADER
     shape: Shape
     printer: CudaPrinter
-    #: Divisions of all of a thread's neurons are verified together: a branch for each would put one behind the other.
-    division = "divided({0}, {1}, how)"
+    at_once = True
 
     def beginning(self) -> str:
         return "Neurons i(neurons, exchange);" if self.shape.apart else "Neurons i(neurons);"
@@ -48,34 +47,6 @@ class FeedbackWriter(Writer):
         # a launch of one block needs no cluster, and GPUs before compute capability 9.0 have none
         cluster = f"__cluster_dims__({blocks}, 1, 1) " if blocks > 1 else ""
         return f'extern "C" __global__ void {cluster}{bounds} {self.name}('
-
-    def function(
-        self,
-        name: str,
-        results: Mapping[str, Node],
-        sums: Mapping[str, Node] = {},
-        known: Mapping[Node, str] = {},
-    ) -> Function:
-        """See the base; a function with divisions takes ``how`` they are made."""
-        self.printer.division = self.division
-        text = super().function(name, results, sums, known)
-        if not any("how)" in line for line in text.body):
-            return text
-        return text._replace(arguments=[*text.arguments, "How& how"], template="template <typename How> ")
-
-    def each(self, function: Function, targets: Sequence[str], where: Mapping[Node, str]) -> List[str]:
-        """A step of each of a thread's neurons; no target is an argument, too, so that it may be computed twice."""
-        if not function.template:
-            return over_neurons([self.call(function, targets, where)])
-        plain = over_neurons([self.call(function, [*targets, "plain"], where)])
-        return [
-            "Quick quick;",
-            *over_neurons([self.call(function, [*targets, "quick"], where)]),
-            "if (!quick.sure) {",
-            "    Plain plain;",
-            *indented(plain),
-            "}",
-        ]
 
     def takes_groups(self, learnt: Sequence[str]) -> bool:
         """A thread has no more than one group of neurons."""
@@ -104,7 +75,9 @@ class FeedbackWriter(Writer):
         if self.shape.apart:
             self.argument("exchange", "exchange")
         tensor = self.argument("weights", "pointer", "params", len(self.program.params))
-        return f"i.take_weights({tensor});"
+        # a sum of neuron m has a row of the weight forward, and a column backward
+        apart = "1, Neurons::H" if isinstance(self.plan, ForwardPlan) else "Neurons::H, 1"
+        return f"i.take_weights({tensor}, {apart});"
 
     @property
     def delays_at(self) -> int:
@@ -165,10 +138,12 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         starts.append(self.pack(gave))
         if self.feedback.delays:
             starts += [*self.lags(), *over_neurons([f"{gave}[j] = {self._earlier('-1')};"])]
-        else:
+        elif plan.has_initial_state:
             first = self.one("first", "state", len(program.states))
             starts.append(f"const Pack<{stored}, V> before = load<V>({first});")
             starts += over_neurons([f"{gave}[j] = {self.value('before[j]')};"])
+        else:
+            starts += over_neurons([f"{gave}[j] = {self.printer.number(0.0)};"])
         if self.feedback.bias:
             bias = self.argument("biases", "pointer", "params", len(program.params) + 1)
             starts.append(f"const Pack<{stored}, V> bias = column_values<V>({bias}, i);")
@@ -178,7 +153,7 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         # nobody may write to the memory of a block that has not started
         starts.append("i.begin();")
         # the first output may be any number, where the others are spikes
-        some = self.shape.value_parts == 1 and not self.feedback.delays
+        some = self.shape.value_parts == 1 and plan.has_initial_state and not self.feedback.delays
         later = range(1, parts_of(plan.dtype)) if some else ()
         if later:
             starts += self._parts_of_first(gave)

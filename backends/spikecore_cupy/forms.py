@@ -75,6 +75,15 @@ FEWEST = 2**16
 MULTIPROCESSORS = 132
 
 
+class Size(NamedTuple):
+    """See :func:`size_of`."""
+
+    #: Whether the kernel fetches a chunk while it computes the one before it.
+    ahead: bool = False
+    #: Whether divisions of all of a thread's neurons are verified together.
+    at_once: bool = False
+
+
 class Beside(NamedTuple):
     """See :func:`beside_of`."""
 
@@ -108,12 +117,9 @@ def form_of(plan: Plan) -> Form:
 
 
 def in_chunks(plan: Plan, form: Form, length: int) -> Form:
-    """The form for chunks of this length. Learnt parameters of each channel want five blocks on a multiprocessor where
-    what is kept leaves enough of their 96 registers.
-
-    Tau and threshold in bfloat16, 100 and 250 steps: 0.77 of a copy's speed, 0.73 as the compiler chose; in float32, 25
-    steps, 0.83 and 0.78. Where more is kept, five blocks were slower: 12 steps in float32 0.77 with five blocks, 0.81
-    without; 12 steps of four neurons with a soft reset in bfloat16 0.67 and 0.84.
+    """The form for chunks of this length. Where nothing is fetched ahead, learnt parameters of each channel want five
+    blocks on a multiprocessor if what is kept leaves enough of their 96 registers: tau and threshold in float32, 25
+    steps, 0.83 of a copy's speed, 0.78 as the compiler chose; where more is kept, with 12 steps, 0.77 and 0.81.
 
     Forward the compiler takes as few as 32 registers unless it is told that it may take more, and few loads are under
     way. Two states, 100 steps in bfloat16 on an H100: of 262,144 neurons 56 us, and 39 with four blocks; of a million
@@ -135,19 +141,24 @@ def in_chunks(plan: Plan, form: Form, length: int) -> Form:
     )
 
 
-def goes_ahead(plan: Plan, neurons: int) -> bool:
-    """Whether the kernel for so many neurons fetches a chunk while it computes the one before it, if its form allows.
+def size_of(plan: Plan, neurons: int) -> Size:
+    """What the kernel for so many neurons does otherwise than that for many, if its form allows.
 
-    Of a copy's speed in bfloat16 on an H100, forward over 700 steps of 96,000 neurons: LIF 0.87 and 0.76 without, two
-    states 0.81 and 0.67; of 700,000 neurons threads hide each other's waiting, and both are the same or 0.03 slower.
-    Backward with two and three states 0.78 to 0.87 and 0.59 to 0.81; LIF over 250 steps 0.84 and 0.78, over 97 steps
-    0.82 and 0.86.
+    Ahead: of a copy's speed in bfloat16 on an H100, forward over 700 steps of 96,000 neurons LIF 0.88 and without 0.72,
+    two states 0.86 and 0.70, three 0.79 and 0.56. Of 700,000 neurons threads hide each other's waiting: LIF 0.89 and
+    0.91; with three states, whose steps take longer, 0.81 and 0.77. Backward with two and three states 0.78 to 0.87 and
+    0.59 to 0.81; with a learnt tau 0.92 to 0.94 and 0.72 to 0.85; LIF over 250 steps 0.91 and 0.77, over 97 steps 0.90
+    and 0.93.
+
+    Divisions at once: of few warps each waits for itself. Forward with a tau of each channel, 82,000 neurons 0.74
+    and 0.67, 66,000 neurons 0.64 and 0.60; with more neurons 0.79 to 0.84 and 0.80 to 0.86.
     """
     if plan.dtype == plan.compute or plan.spec.steps or normalises(plan):
-        return False
+        return Size()
+    many, few = len(plan.program.states) > 1, FEWEST <= neurons < 2 * FEWEST
     if isinstance(plan, ForwardPlan):
-        return FEWEST <= neurons < 4 * FEWEST
-    return len(plan.program.states) > 1 or (not plan.learn and neurons < 8 * FEWEST)
+        return Size(neurons >= FEWEST and (many or neurons < 4 * FEWEST), few)
+    return Size(many or bool(plan.learn) or neurons < 8 * FEWEST, few)
 
 
 def _fits_ahead(plan: Plan, form: Form) -> bool:
@@ -158,6 +169,7 @@ def _fits_ahead(plan: Plan, form: Form) -> bool:
     size = len(plan.program.inputs) * form.length * stored
     if isinstance(plan, BackwardPlan):
         size += form.length * (sum(plan.outputs) * stored + len(plan.trace) * real) + len(plan.recomputed_states) * real
+        size += real if plan.learn else 0  # parts of sums
     return size * form.width * form.threads <= SHARED
 
 
@@ -196,7 +208,7 @@ def _normalising(plan: Plan) -> Form:
     """
     width = max(1, 64 // torch.finfo(plan.dtype).bits)
     if isinstance(plan, ForwardPlan):
-        # it begins where statistics ended, as the second pass backwards where the first one did: that is in the cache
+        # the second pass backwards begins where the first one ended: that is in the cache
         return Form(width, grid=12 * MULTIPROCESSORS, down=True)
     each, least = _registers_of_chunk(plan), _fewest_registers(plan)
     while width > 2 and _needed(plan, width, least) > MOST:
@@ -206,7 +218,7 @@ def _normalising(plan: Plan) -> Form:
     # memory, and LIF behind 128 x 32 x 32 in bfloat16 with 6 steps took 289 us on an H200, not 234. Where registers do,
     # nothing is: with 8 steps that took 294 us, and 313 with what could be computed again.
     again = _needed(plan, width, each) > _registers(blocks)
-    return Form(width, blocks=blocks, grid=blocks * MULTIPROCESSORS, down=any(plan.inputs), again=again)
+    return Form(width, blocks=blocks, grid=blocks * MULTIPROCESSORS, down=not any(plan.inputs), again=again)
 
 
 def _registers(blocks: int) -> int:

@@ -212,15 +212,15 @@ struct Layer {
         return (k / MT * NT + n) * MT * 128 + k % MT * 128;
     }
 
-    // The weights of this thread: row k of `from` is what number k adds to each of H sums.
-    template <typename S> __device__ __forceinline__ void take_weights(const S* from) {
+    // The weights of this thread: what number k adds to sum m is at k * numbers + m * sums.
+    template <typename S> __device__ __forceinline__ void take_weights(const S* from, int numbers, int sums) {
         #pragma unroll
         for (int i = 0; i < NK; ++i) {
             #pragma unroll
             for (int a = 0; a < 4; ++a) {
                 const int m = m0 + lane / 4 + 8 * (a & 1), k = (ks * NK + i) * 16 + lane % 4 * 2 + 8 * (a >> 1);
-                float x = m < H && k < H ? value(from[(long long)k * H + m]) : 0.0f;
-                float y = m < H && k + 1 < H ? value(from[(long long)(k + 1) * H + m]) : 0.0f;
+                float x = m < H && k < H ? value(from[k * numbers + m * sums]) : 0.0f;
+                float y = m < H && k + 1 < H ? value(from[(k + 1) * numbers + m * sums]) : 0.0f;
                 #pragma unroll
                 for (int p = 0; p < WP; ++p) {
                     const float a_ = first_bits(x), b_ = first_bits(y);
@@ -307,21 +307,6 @@ struct Layer {
         }
     }
 };
-
-// -- divisions of a step by what is the same at each (see divided): all at once, and again one by one if one is not sure
-
-struct Quick {
-    bool sure = true;
-};
-struct Plain {};
-__device__ __forceinline__ float divided(float x, float y, Quick& how) {
-    const float r = reciprocal(y), q = x * r, better = fmaf(fmaf(-q, y, x), r, q);
-    // 0 keeps its sign; r - r is NaN where y is not ordinary
-    const bool zero = x == r - r;
-    how.sure = how.sure && (zero || fabsf(better) >= 8.271806125530277e-25f);
-    return zero ? q : better;
-}
-__device__ __forceinline__ float divided(float x, float y, Plain&) { return divided(x, y); }
 
 // -- the neurons of a thread in a tensor, as if they were neighbours
 

@@ -30,7 +30,7 @@ class ForwardWriter(ChunkWriter):
 
     def __init__(self, plan: ForwardPlan, form: Form) -> None:
         super().__init__(plan, "forward", form, plan.roots)
-        self._grouped = self.takes_groups(())
+        self.is_grouped = self.takes_groups(())
         #: The tensors of outputs, and the variables that hold a step of each.
         self._tensors = [self.output_name(k) for k in range(len(plan.program.outputs))]
         words = ["out"] if len(self._tensors) == 1 else [f"out{k}" for k in range(len(self._tensors))]
@@ -56,7 +56,7 @@ class ForwardWriter(ChunkWriter):
         chunks = self.forward_chunks(saving, [*loads, *steps, *self.written()])
         # offsets are those of tensors in the lines of the steps
         each, until = [*self.offsets(), *starts, *chunks, *ending], "neurons"
-        if self._grouped:
+        if self.is_grouped:
             until, each = self.argument("span", "span"), self.over_groups(each)
         return self.finished([step], [*self.leaving(until), *self.opening(), *each])
 
@@ -72,10 +72,30 @@ class ForwardWriter(ChunkWriter):
                 f"{out}.set(j, {self.conversion(node)}({self.unique(f'{out}_j')}));"
                 for out, node in zip(self._outs, self.program.outputs)
             ]
+        if step.template:
+            return [*self._verified(step), *self._stores()]
         declare = [f"{self.real} {', '.join(self.unique(f'{out}_j') for out in self._outs)};"] if convert else []
         lines = [self.pack(out, self.stored) for out in self._outs]
         # stores come after all neurons of the thread: one store moves a pack
         lines += over_neurons([*declare, self.call(step, targets, {}), *convert])
+        return [*lines, *self._stores()]
+
+    def _verified(self, step: Function) -> List[str]:
+        """One step of all neurons, which may be computed twice."""
+        following = [self.unique(f"{name}_following") for name in self._states]
+        numbers = [self.unique(f"{out}_number") for out in self._outs]
+        lines = [self.pack(name) for name in (*following, *numbers)]
+        lines += self.each(step, [f"{name}[j]" for name in (*following, *numbers)], {})
+        lines += [f"{name} = {new};" for name, new in zip(self._states, following)]
+        lines += [self.pack(out, self.stored) for out in self._outs]
+        for out, node, number in zip(self._outs, self.program.outputs, numbers):
+            text = f"{number}[j]" if self.stored == self.real else f"{self.conversion(node)}({number}[j])"
+            lines += over_neurons([f"{out}.set(j, {text});"])
+        return lines
+
+    def _stores(self) -> List[str]:
+        """Stores of a step's outputs and of what is recorded."""
+        lines = []
         for k, (out, tensor) in enumerate(zip(self._outs, self._tensors)):
             lines.append(self.store_step(tensor, "outputs", k, out))
         for k, state in enumerate(self.plan.record):
@@ -101,7 +121,7 @@ class BackwardWriter(ChunkWriter):
         self._carried = {name: self.carried(name) for name in plan.carried_cotangents}
         #: Whether a thread has several groups of neighbouring neurons, whose parts of a sum it adds up. It reads its
         #: parameters once, so neurons of all groups have the same: one that all neurons share, or that of a channel.
-        self._grouped = self.takes_groups(plan.learn)
+        self.is_grouped = self.takes_groups(plan.learn)
         #: Learnt parameters of one value for all neurons: their gradient is summed over the threads of a block.
         self._scalars = [name for name in plan.learn if self.kinds[name] == "scalar"]
         #: Learnt parameters per channel whose gradient is summed over the threads of a block.
@@ -125,7 +145,7 @@ class BackwardWriter(ChunkWriter):
         # behind all lines that read or write a tensor of all steps
         each = [*self.offsets(), *each]
         until = "neurons"
-        if self._grouped:
+        if self.is_grouped:
             until, each = self.argument("span", "span"), self.over_groups(each)
         scaled = [line for name, node in self._derivative.factors.items() for line in self._scaled(name, node)]
         zero = self._zero_sums()
@@ -186,6 +206,11 @@ class BackwardWriter(ChunkWriter):
         lines += [f"Pack<{self.real}, V> {name}[T];" for name in self._kept.values()]
         targets = [*(f"{state}[j]" for state in states), *(f"{name}[t][j]" for name in self._kept.values())]
         body = over_neurons([self.call(step, targets, {})])
+        if step.template:
+            following = [self.unique(f"{state}_following") for state in states]
+            body = [self.pack(name) for name in following]
+            body += self.each(step, [*(f"{name}[j]" for name in following), *targets[len(states) :]], {})
+            body += [f"{state} = {new};" for state, new in zip(states, following)]
         if self.stored != self.real and not (self.form.staged or ahead):
             # 16-bit numbers stay two to a register until this line
             body = [*(f"hold({stream.name}[t]);" for stream in inputs), *body]
@@ -247,6 +272,10 @@ class BackwardWriter(ChunkWriter):
         # registers
         holds = [f"hold({carried}[j]);" for carried in self._carried.values()]
         holds += [f"hold({name}[t][j]);" for name in self._kept.values()]
+        if adjoint.template:
+            # what it adds to may be added once
+            targets.append("plain")
+            holds.append("Plain plain;")
         inner = [*holds, self.call(adjoint, targets, where)]
         if grads and not exact:
             inner.insert(0, f"{self.real} {', '.join(self.unique(f'{name}_j') for name in grads)};")

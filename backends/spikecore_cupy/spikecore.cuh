@@ -97,6 +97,29 @@ template <int V, typename S> __device__ __forceinline__ void store(S* to, const 
     *reinterpret_cast<Pack<S, V>*>(to) = pack;
 }
 
+// The same in one access, where the compiler takes a pack apart: in loops over chunks within loops over groups of neurons
+// it finds the place of each part for itself.
+struct alignas(8) TwoWords { unsigned at[2]; };
+struct alignas(16) FourWords { unsigned at[4]; };
+template <int V, typename S> __device__ __forceinline__ void store_whole(S* to, const Pack<S, V>& pack) {
+#ifdef __CUDA_ARCH__
+    if constexpr (sizeof(pack) == 8) {
+        const TwoWords x = *reinterpret_cast<const TwoWords*>(&pack);
+        asm volatile("st.global.v2.b32 [%0], {%1, %2};" :: "l"(__cvta_generic_to_global(to)), "r"(x.at[0]), "r"(x.at[1]));
+        return;
+    }
+    if constexpr (sizeof(pack) == 16) {
+        const FourWords x = *reinterpret_cast<const FourWords*>(&pack);
+        asm volatile(
+            "st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+            :: "l"(__cvta_generic_to_global(to)), "r"(x.at[0]), "r"(x.at[1]), "r"(x.at[2]), "r"(x.at[3])
+        );
+        return;
+    }
+#endif
+    store(to, pack);
+}
+
 // What the threads of a block share, and where they wait for one another.
 #ifdef __CUDA_ARCH__
 #define BLOCK_SHARED __shared__
@@ -162,6 +185,7 @@ template <typename S, int V> __device__ __forceinline__ void hold(Halves<S, V>& 
     for (int k = 0; k < V / 2; ++k) asm volatile("" : "+r"(x.words[k]));
 }
 template <typename S> __device__ __forceinline__ void hold(Pack<S, 1>&) {}
+template <typename S> __device__ __forceinline__ void hold(const S*& x) { asm volatile("" : "+l"(x)); }
 #else
 template <typename R> inline void hold(R&) {}
 #endif
@@ -258,6 +282,20 @@ __device__ __forceinline__ float divided(float x, float y) {
     if (fabsf(q) >= 8.271806125530277e-25f) return q;
     return x == 0.0f && near == 0.0f ? near : plainly_divided(x, y);
 }
+
+// Divisions of a step by what is the same at each: all at once, and again one by one if one is not sure.
+struct Quick {
+    bool sure = true;
+};
+struct Plain {};
+__device__ __forceinline__ float divided(float x, float y, Quick& how) {
+    const float r = reciprocal(y), q = x * r, better = fmaf(fmaf(-q, y, x), r, q);
+    // 0 keeps its sign; r - r is NaN where y is not ordinary
+    const bool zero = x == r - r;
+    how.sure = how.sure && (zero || fabsf(better) >= 8.271806125530277e-25f);
+    return zero ? q : better;
+}
+__device__ __forceinline__ float divided(float x, float y, Plain&) { return divided(x, y); }
 
 #include "staged.cuh"
 #include "sums.cuh"

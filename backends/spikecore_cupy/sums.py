@@ -4,7 +4,7 @@ The threads of a block add up what they have of each channel, so that little is 
 is fixed: the same bits at every run.
 
 Mean and standard deviation of each channel take one pass over an input. Each thread adds up its numbers less its own
-first one, and the squares of that: no digits are lost where the mean is far from 0, and one number far from all others
+last one, and the squares of that: no digits are lost where the mean is far from 0, and one number far from all others
 costs the digits of one thread. Means and squares of threads, and then of blocks, are put together in a fixed order
 (Chan, Golub and LeVeque, 1983).
 """
@@ -258,12 +258,13 @@ extern "C" __global__ void __launch_bounds__({BLOCK}, 2) channel_moments(
     #pragma unroll
     for (int j = 0; j < V; ++j) shift[j] = total[j] = squares[j] = 0;
     if (count) {{
-        const STORED* at = xs + first;
+        // from the last number to the first: what the layer before wrote last is in the cache
+        const STORED* at = xs + (steps - 1) * step + first + (groups - 1) * span;
         long long left = count, group = groups;
         const auto taken = [&]() {{
             const Pack<STORED, V> found = load<V>(at);
-            at += span;
-            if (--group == 0) at += over, group = groups;
+            at -= span;
+            if (--group == 0) at -= over, group = groups;
             return found;
         }};
         const auto add = [&](const Pack<STORED, V>& x) {{

@@ -115,6 +115,8 @@ class Form(NamedTuple):
     again: bool = False
     #: Whether the steps of a chunk are fetched into shared memory while the chunk before it is computed.
     ahead: bool = False
+    #: Whether divisions by what is the same at each step are verified for all of a thread's neurons together.
+    at_once: bool = False
 
 
 class Source(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Dict, FrozenSet, List, Mapping, Sequence, Tuple, Union
 import torch
 
 from spikecore.kernels import BackwardPlan, ForwardPlan
-from spikecore.kernels.writing import FILLED, input_leaf
+from spikecore.kernels.writing import FILLED, indented, input_leaf
 from spikecore.lang import Node, topological
 from spikecore_cupy.derivative import divisors, normalises, repeated_divisions
 from spikecore_cupy.text import CudaPrinter, Form, Function, Stream, TextWriter, over_neurons
@@ -22,6 +22,16 @@ class Writer(TextWriter):
 
     ``approximate`` are divisions that may be off by two units in the last place.
     """
+
+    #: Whether a thread may have several groups of neighbouring neurons.
+    is_grouped = False
+
+    @property
+    def at_once(self) -> bool:
+        """Whether divisions of all of a thread's neurons are verified together: a branch for each puts one neuron
+        behind the other.
+        """
+        return self.form.at_once
 
     @property
     def neurons_of(self) -> str:  # type: ignore[override]  # what it is depends on the form
@@ -44,6 +54,8 @@ class Writer(TextWriter):
         #: Whether a product is added to a sum in one operation.
         self._contracts = isinstance(plan, BackwardPlan) and normalises(plan)
         super().__init__(plan, direction, form, printer, roots)
+        if self.at_once:
+            printer.division = "divided({0}, {1}, how)"
         #: Which tensors of all steps have an offset of their own -> what it is called, and the tensor.
         self._offsets: Dict[Tuple[str, int], Tuple[str, str]] = {}
         # a value and the same value detached are two arguments of a step
@@ -60,9 +72,11 @@ class Writer(TextWriter):
     def all(self, name: str, group: str, index: int, step: str = "") -> str:
         """Where a tensor of all steps has this thread's neurons at a step: by default at step t of the chunk."""
         # a chunk begins at step `begin`; a fixed number of steps is one chunk, which begins at 0
-        step = step or ("t" if self.fixed else "(begin + t)")
         pointer, offset = self.argument(name, "pointer", group, index), self._offset(name, group, index)
-        return f"{pointer} + {step} * {self.stride(name, group, index)} + {offset}"
+        stride = self.stride(name, group, index)
+        if step or self.fixed:
+            return f"{pointer} + {step or 't'} * {stride} + {offset}"
+        return f"({pointer} + (begin * {stride} + {offset})) + t * {stride}"
 
     def stride(self, name: str, group: str, index: int) -> str:
         """From one step to the next of a tensor of all steps."""
@@ -81,7 +95,9 @@ class Writer(TextWriter):
 
     def store(self, place: str, name: str) -> str:
         """The line that stores numbers of this thread's neurons to a tensor of one step."""
-        return f"store_apart({place}, {name}, {self.part});" if self.form.staged else f"store({place}, {name});"
+        if self.form.staged:
+            return f"store_apart({place}, {name}, {self.part});"
+        return f"{'store_whole' if self.is_grouped and not self.fixed else 'store'}({place}, {name});"
 
     def offsets(self) -> List[str]:
         """Where neuron i is in the tensors of all steps, once all lines that read or write them are there."""
@@ -200,6 +216,20 @@ class Writer(TextWriter):
                 values.append(self.at(node))
         return f"{function.name}({', '.join([*values, *targets])});"
 
+    def each(self, function: Function, targets: Sequence[str], where: Mapping[Node, str]) -> List[str]:
+        """A step of each of a thread's neurons; no target is an argument, too, so that it may be computed twice."""
+        if not function.template:
+            return over_neurons([self.call(function, targets, where)])
+        plain = over_neurons([self.call(function, [*targets, "plain"], where)])
+        return [
+            "Quick quick;",
+            *over_neurons([self.call(function, [*targets, "quick"], where)]),
+            "if (!quick.sure) {",
+            "    Plain plain;",
+            *indented(plain),
+            "}",
+        ]
+
     def of_step(self, stream: str) -> str:
         """The numbers of this thread at step t, of a tensor that is read step by step."""
         return self.unique(f"{stream}_t") if self.form.staged or self.form.ahead else f"{stream}[t]"
@@ -215,7 +245,8 @@ class Writer(TextWriter):
     ) -> Function:
         """A device function that sets its last arguments to the results and adds to the sums.
 
-        ``known`` are values that it takes, and need not compute, by their names.
+        ``known`` are values that it takes, and need not compute, by their names. A function with divisions that are
+        verified together takes ``how`` they are made.
         """
         roots = [*results.values(), *sums.values()]
         # what is computed before the first step is an argument of the function, and so is what backward kept
@@ -236,4 +267,6 @@ class Writer(TextWriter):
                 continue
             sign = "=" if k < len(results) else "+="
             body.append(f"{target} {sign} {names.get(root) or self.printer.expression(root, names)};")
-        return Function(name, arguments, body, takes)
+        if not any("how)" in line for line in body):
+            return Function(name, arguments, body, takes)
+        return Function(name, [*arguments, "How& how"], body, takes, "template <typename How> ")

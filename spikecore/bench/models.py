@@ -210,6 +210,7 @@ _ATTENTION = ("four blocks of spiking attention, 384 wide, 64 tokens", attention
 _WIDE = ("four blocks of spiking attention, 512 wide, 64 tokens", partial(attention, width=512))
 _RESNET19 = ("ResNet-19 with tdBN, 32x32", resnet19)
 _SPIKFORMER = ("Spikformer-Ti, four blocks, 256 wide, 224x224", spikformer_ti, 4)
+_CIFAR = ((3, 32, 32), 10)
 _IMAGENET = ((3, 224, 224), 1000, torch.bfloat16)
 
 NETWORKS: Mapping[str, Network] = {
@@ -219,13 +220,19 @@ NETWORKS: Mapping[str, Network] = {
         Network("fc-tf32", "784-1000-10", fully_connected, 25, 128, 128, (784,), 10, tf32=True),
         Network("cifar10", *_CIFAR10),
         Network("cifar10-bf16", *_CIFAR10, torch.bfloat16),
-        Network("vgg-t4", *_VGG, 4, 128, 1, (3, 32, 32), 10, torch.bfloat16),
-        Network("vgg-t6", *_VGG, 6, 64, 1, (3, 32, 32), 10, torch.bfloat16),
-        Network("attention", *_ATTENTION, 4, 128, 1, (3, 32, 32), 10, torch.bfloat16),
-        Network("attention-512", *_WIDE, 4, 128, 1, (3, 32, 32), 10, torch.bfloat16),
-        Network("resnet19-t4", *_RESNET19, 4, 64, 1, (3, 32, 32), 10, torch.bfloat16),
-        Network("resnet19-t6", *_RESNET19, 6, 32, 1, (3, 32, 32), 10, torch.bfloat16),
-        Network("resnet19-f32", *_RESNET19, 5, 50, 1, (3, 32, 32), 10),
+        Network("vgg-t4", *_VGG, 4, 128, 1, *_CIFAR, torch.bfloat16),
+        Network("vgg-t6", *_VGG, 6, 64, 1, *_CIFAR, torch.bfloat16),
+        Network("attention", *_ATTENTION, 4, 128, 1, *_CIFAR, torch.bfloat16),
+        Network("attention-512", *_WIDE, 4, 128, 1, *_CIFAR, torch.bfloat16),
+        Network("resnet19-t4", *_RESNET19, 4, 64, 1, *_CIFAR, torch.bfloat16),
+        Network("resnet19-t4-b32", *_RESNET19, 4, 32, 1, *_CIFAR, torch.bfloat16),
+        Network("resnet19-t6", *_RESNET19, 6, 32, 1, *_CIFAR, torch.bfloat16),
+        Network("resnet19-t6-b64", *_RESNET19, 6, 64, 1, *_CIFAR, torch.bfloat16),
+        Network("resnet19-f32", *_RESNET19, 5, 50, 1, *_CIFAR),
+        Network("resnet19-f32-t4", *_RESNET19, 4, 64, 1, *_CIFAR),
+        Network("resnet19-f32-t4-b32", *_RESNET19, 4, 32, 1, *_CIFAR),
+        Network("resnet19-f32-t6", *_RESNET19, 6, 32, 1, *_CIFAR),
+        Network("resnet19-f32-t6-b64", *_RESNET19, 6, 64, 1, *_CIFAR),
         Network("sew18-b32", *_SEW, 32, 1, *_IMAGENET),
         Network("sew18-b112", *_SEW, 112, 2, *_IMAGENET),
         Network("spikformer-ti-b8", *_SPIKFORMER, 8, 1, *_IMAGENET, of_spikingjelly=JellySpikformer),

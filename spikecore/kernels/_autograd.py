@@ -23,8 +23,9 @@ from torch import Tensor
 from spikecore._base.caches import RUNNERS, Lock, Recent
 from spikecore._base.context import COMPILES, EAGER, PLAIN, require_compiler, world
 from spikecore.backend import BackendError, ParamValue, Runner, Tensors, Unsupported
+from spikecore.kernels._batch_norm import statistics_by_torch
 from spikecore.kernels._call import Call, CallPlan, Kernels, packed_inputs
-from spikecore.kernels._layout import Layout
+from spikecore.kernels._layout import Layout, Moved
 
 #: Gives the runner of another backend for the error of this one; None where this one was asked for by name.
 Instead = Optional[Callable[[BackendError], Runner]]
@@ -192,12 +193,14 @@ def _grad(pairs: Sequence[Tuple[Tensor, Tensor]], of: Sequence[Tensor], create_g
 
 # -- ops of torch
 
-#: The arguments of both ops. ``order`` is that of the layout of forward, in which checkpoints lie.
+#: The arguments of the ops of a call. ``order`` is that of the layout of forward, in which checkpoints lie.
 _CALL = "float[] numbers, str[] record, bool has_initial_state"
 _SCHEMAS = {
     "forward": f"(str key, Tensor[] tensors, {_CALL}, bool save) -> Tensor[]",
     "backward": f"(str key, Tensor[] tensors, Tensor[] checkpoints, Tensor?[] grads, {_CALL}, bool[] needs, "
     "int[] order) -> Tensor[]",
+    "statistics": "(str key, Tensor x, int dim, float eps, Tensor(a!)? mean, Tensor(b!)? variance, Tensor(c!)? count, "
+    "float factor) -> (Tensor, Tensor)",
 }
 #: What stays as long as torch's ops do. A second import, after removal from ``sys.modules``, goes on with it.
 _LASTING: Dict[str, Any] = vars(torch.ops.spikecore)
@@ -236,13 +239,25 @@ def run_op(key: str, call: Call, numbers: Sequence[Any], tensors: Sequence[Tenso
     return results
 
 
+def statistics_op(key: str, x: Tensor, dim: int, eps: float, running: Optional[Moved]) -> Tuple[Tensor, Tensor]:
+    """Mean and 1 / sqrt(variance + eps) of an input, through the op: see ``KernelRunner.input_statistics``."""
+    with torch.no_grad():
+        moved = running or (None, None, None, 0.0)
+        return torch.ops.spikecore.statistics(key, x.detach(), dim, eps, *moved)  # type: ignore[no-any-return]  # two
+
+
 def register() -> None:
     """Define the ops, once, where torch is new enough."""
     with _lock:
         if _library or not COMPILES:
             return
         library = torch.library.Library("spikecore", "FRAGMENT")
-        for name, function, fake in (("forward", _forward, _forward_fake), ("backward", _backward, _backward_fake)):
+        functions: Dict[str, Tuple[Callable[..., Any], Callable[..., Any]]] = {
+            "forward": (_forward, _forward_fake),
+            "backward": (_backward, _backward_fake),
+            "statistics": (_statistics, _statistics_fake),
+        }
+        for name, (function, fake) in functions.items():
             # kernels read strides, so a compiler must not hand over other strides than the shapes were computed from
             tags = (torch.Tag.needs_fixed_stride_order,)
             library.define(name + _SCHEMAS[name], tags=tags)
@@ -251,6 +266,26 @@ def register() -> None:
             torch.library.register_fake(f"spikecore::{name}", fake, lib=library)
         library.impl("forward", _forward_autograd, "Autograd")
         _library.append(library)
+
+
+def _statistics(
+    key: str,
+    x: Tensor,
+    dim: int,
+    eps: float,
+    mean: Optional[Tensor],
+    variance: Optional[Tensor],
+    count: Optional[Tensor],
+    factor: float,
+) -> Tuple[Tensor, Tensor]:
+    kernels: Any = find(key)
+    running = None if mean is None or variance is None else (mean, variance, count, factor)
+    return kernels.statistics(x, dim, eps, running) or statistics_by_torch(x, dim, eps, running)
+
+
+def _statistics_fake(key: str, x: Tensor, dim: int, *others: Any) -> Tuple[Tensor, Tensor]:
+    compute, channels = find(key).spec.compute, x.shape[1 + dim]
+    return x.new_empty(channels, dtype=compute), x.new_empty(channels, dtype=compute)
 
 
 class _Op(CallPlan):

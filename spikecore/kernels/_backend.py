@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Dict, Optional, Union
 
+from torch import Tensor
+
 from spikecore.backend import Backend, Runner, Spec
+from spikecore.kernels import _spike_products
 from spikecore.kernels._layout import CorrectionLaunch, Launch, StatisticsLaunch
 from spikecore.kernels._plan import BackwardPlan, ForwardPlan
 from spikecore.kernels._recurrent import FedRunner
@@ -37,6 +40,8 @@ class KernelBackend(Backend):
     #: geometry of such a call has ``rows``. All tensors of all steps then have strides of their own, those
     #: that are filled, too: ``stride(0)`` from step to step and ``stride(rows[1])`` from row to row.
     rows: bool = False
+    #: Whether :meth:`split` reads all numbers once, so that the gradient of a float32 weight is quicker by parts.
+    quick_split: bool = False
 
     def chunk_of(self, program: Program, spec: Spec) -> int:
         """``chunk`` for calls of this program under this spec, where it is not the same for all."""
@@ -74,11 +79,11 @@ class KernelBackend(Backend):
         ``spec.dtype``, and their launches differ in this:
 
         - the weight ``[width, width]`` stands behind the parameters, and in a forward launch the bias if there is one.
-          A forward launch gets the weight transposed: row ``j`` is what neuron ``j`` gives to each neuron.
-        - forward: with ``plan.has_initial_state`` the last output before the call stands behind the states. The final
-          states are the program's. With ``plan.checkpoints`` the first of the group of that name is ``[T, *N]``, to be
-          filled with the inputs of the program, ``x[t] + r[t]``; behind it stand those of ``plan.saved``, where
-          :meth:`chunk_of` is not 0 for a spec with feedback.
+          Column ``j`` is what neuron ``j`` gives to each neuron.
+        - forward: with ``plan.has_initial_state`` the last output before the call stands behind the states; without,
+          it is 0. The final states are the program's. With ``plan.checkpoints`` the first of the group of that name is
+          ``[T, *N]``, to be filled with the inputs of the program, ``x[t] + r[t]``; behind it stand those of
+          ``plan.saved``, where :meth:`chunk_of` is not 0 for a spec with feedback.
         - backward: ``inputs`` are these; of the checkpoints the first is None. ``grad_outputs`` is there always, with a
           stride of 0 where none arrives, and to it comes what goes back through the weight. ``grad_state`` is of the
           program's.
@@ -114,6 +119,15 @@ class KernelBackend(Backend):
         grad_weight and grad_bias, ``[C]`` of arithmetic; ``x`` and ``geometry`` are as for :meth:`statistics`.
         """
         return None
+
+    def split(self, x: Tensor, count: int) -> Tensor:
+        """Numbers ``x [K, H]`` of float32, contiguous, as ``count`` parts of bfloat16, 8 bits each: ``[K, count, P]``,
+        where P is H rounded up to a multiple of 8, with zeros behind the H numbers of a row. The part with the highest
+        bits is the last one; it is cut off, not rounded. Three parts have all bits of a number above 2^-133.
+
+        Here by several operations of torch, each of which reads and writes all numbers.
+        """
+        return _spike_products.split(x, count)
 
     def text(self, plan: Union[ForwardPlan, BackwardPlan]) -> str:
         """The source text of a kernel, for people."""

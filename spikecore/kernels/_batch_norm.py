@@ -11,13 +11,15 @@ has no part in it: both are plans as it knows them.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
-from spikecore.backend import Spec
-from spikecore.kernels._call import Call, CallPlan, Kernels, Pass
+from spikecore._base.caches import CALLS, Recent
+from spikecore.backend import Spec, compute_dtype
+from spikecore.kernels._call import Call, CallPlan, Kernels, Pass, resolved
+from spikecore.kernels._layout import Moved
 from spikecore.kernels._plan import Geometry
 from spikecore.lang import Program
 from spikecore.lang._program import corrected, moments
@@ -35,15 +37,29 @@ class NormalisingKernels(Kernels):
         learn = tuple(name for name in program.params if name in (*spec.learn, *affine))
         super().__init__(backend, program, replace(spec, learn=learn))
         self.correct = backend.correction(spec)
+        #: What finds the statistics of an input, and how the channels of inputs lie, by shape, strides and dimension.
+        self.find_statistics = backend.statistics(spec)
+        self._channels: Recent[Any, Optional[Geometry]] = Recent(CALLS)
         #: Where each normalised input stands among the inputs, and where its mean, 1 / standard deviation, weight and
         #: bias stand among the parameters.
-        self.statistics = [
+        self.normalised = [
             (program.inputs.index(row.input), [program.params.index(name) for name in row[1:]])
             for row in program.normalised
         ]
         #: Of these the weights and biases.
-        self.sums = [index for _, places in self.statistics for index in places[2:]]
+        self.sums = [index for _, places in self.normalised for index in places[2:]]
         self._second: Optional[Tuple[Kernels, Sequence[int]]] = None
+
+    def statistics(self, x: Tensor, dim: int, eps: float, running: Optional[Moved]) -> Optional[Tuple[Tensor, Tensor]]:
+        """See :meth:`KernelRunner.input_statistics`."""
+        if self.find_statistics is None:
+            return None
+        (x,) = resolved((x,))
+        lies = x.shape, x.stride(), dim
+        geometry = self._channels.get(lies)
+        if geometry is None:
+            geometry = self._channels.put(lies, channels_of(self, x, dim))
+        return None if geometry is None else self.find_statistics(geometry, x, eps, running)
 
     def second(self) -> Tuple[Kernels, Sequence[int]]:
         """The launches of the second pass, and where each of its parameters stands among those of the first, the
@@ -61,15 +77,40 @@ class NormalisingKernels(Kernels):
         return self._second
 
 
-class TwoPasses(NamedTuple):
+class TwoPasses:
     """The backward passes of a call for some needs and cotangents that arrive."""
 
-    first: Pass
-    #: None until the first one has run, and where a backend corrects its gradients.
-    second: Optional[Pass]
-    #: Where the gradients that the second pass takes stand among those of the first, and which of all are not wanted.
-    sums: Sequence[int]
-    unwanted: Sequence[int]
+    def __init__(self, plan: NormalisingPlan, needs: Sequence[bool], grads: Sequence[Optional[Tensor]]) -> None:
+        self.plan, self.needs = plan, needs
+        kernels, moving = plan.kernels, plan.moving
+        # the gradient of an input needs those of weight and bias, whether or not they are learnt
+        params = [wants or k in kernels.sums for k, wants in zip(kernels.tensor_params, needs[moving:])]
+        inputs = needs[:moving] if kernels.correct is not None else [False] * moving
+        self.first = plan.backward_pass((*inputs, *params), grads)
+        #: None until the first one has run, and where a backend corrects its gradients.
+        self.second: Optional[Pass] = None
+        #: Where the gradients that the second pass takes stand among those of the first, and which of all are not
+        #: wanted.
+        self.sums = [moving + kernels.tensor_params.index(k) for k in kernels.sums]
+        self.unwanted = [place for place in range(moving, len(needs)) if not needs[place]]
+        channels = plan.geometry.channels[kernels.sums[0]][1]
+        #: 1 / n, for n numbers of a channel.
+        self.share = channels / (plan.geometry.steps * plan.geometry.neurons)
+
+    def second_pass(self, params: Sequence[Any], inputs: Sequence[Tensor], grads: Sequence[Optional[Tensor]]) -> Pass:
+        """The second pass, for parameters of its own: the gradients of weight and bias lie as these do."""
+        if self.second is None:
+            plan = self.plan
+            kernels, places = plan.kernels.second()
+            views = dict(zip(plan.kernels.tensor_params, plan.views))
+            first = len(plan.kernels.program.params)
+            views.update({first + k: views[index] for k, index in enumerate(plan.kernels.sums)})
+            tensors = [*inputs, *[params[index] for index in kernels.tensor_params]]
+            of_params = tuple([views[places[index]] for index in kernels.tensor_params])
+            again = kernels.plan(plan.call, tensors, (True,) * len(tensors), of_params)
+            needs = (*self.needs[: plan.moving], *[False] * (len(tensors) - plan.moving))
+            self.second = again.backward_pass(needs, grads)
+        return self.second
 
 
 class NormalisingPlan(CallPlan):
@@ -85,74 +126,47 @@ class NormalisingPlan(CallPlan):
         self, numbers: Sequence[Any], saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]], needs: Sequence[bool]
     ) -> List[Optional[Tensor]]:
         """See :meth:`CallPlan.backward`."""
-        kernels, moving = self.kernels, self.moving
-        if self.is_empty or True not in [needs[place] for place, _ in kernels.statistics]:
+        kernels = self.kernels
+        if self.is_empty or True not in [needs[place] for place, _ in kernels.normalised]:
             return super().backward(numbers, saved, grads, needs)
         # both passes read one copy of what does not lie as planned
         is_dense = self.is_dense and self._as_planned(saved, grads)
-        read = self.as_read(saved, grads, is_dense)
+        values, checkpoints, grads, is_dense = self.as_read(saved, grads, is_dense)
         key = (tuple(needs), *[grad is not None for grad in grads])
-        passes = self._passes.get(key) or self._first_pass(key, needs, grads)
-        gradients = passes.first(numbers, saved, *read)
+        passes = self._passes.get(key)
+        if passes is None:
+            passes = self._passes[key] = TwoPasses(self, needs, grads)
+        params, inputs = self.params(numbers, values), values[: self.moving]
+        gradients = passes.first.placed(*passes.first(params, inputs, checkpoints, grads, is_dense), saved)
         sums: List[Any] = [gradients[place] for place in passes.sums]
         if kernels.correct is not None:
-            self._correct(read[0], gradients, sums)
+            self._correct(params, inputs, gradients, sums)
         else:
-            gradients[:moving] = self._again(key, numbers, saved, read, sums)
+            every = (*params, *sums, passes.share)
+            params = [every[index] for index in kernels.second()[1]]
+            second = passes.second_pass(params, inputs, grads)
+            results, _ = second(params, inputs, checkpoints, grads, is_dense)
+            for place, result in zip(second.places, results):
+                gradients[place] = result
         for place in passes.unwanted:
             gradients[place] = None
         return gradients
 
-    def _first_pass(self, key: Any, needs: Sequence[bool], grads: Sequence[Optional[Tensor]]) -> TwoPasses:
-        kernels, moving = self.kernels, self.moving
-        # the gradient of an input needs those of weight and bias, whether or not they are learnt
-        params = [wants or k in kernels.sums for k, wants in zip(kernels.tensor_params, needs[moving:])]
-        inputs = needs[:moving] if kernels.correct is not None else [False] * moving
-        places = [moving + kernels.tensor_params.index(k) for k in kernels.sums]
-        unwanted = [place for place in range(moving, len(needs)) if not needs[place]]
-        passes = TwoPasses(self.backward_pass((*inputs, *params), grads), None, places, unwanted)
-        self._passes[key] = passes
-        return passes
-
-    def _correct(self, values: Sequence[Tensor], gradients: Sequence[Optional[Tensor]], sums: Sequence[Tensor]) -> None:
+    def _correct(
+        self,
+        params: Sequence[Any],
+        inputs: Sequence[Tensor],
+        gradients: Sequence[Optional[Tensor]],
+        sums: Sequence[Tensor],
+    ) -> None:
         """Add to each gradient of a normalised input what goes through its statistics, by the backend's launch."""
-        params = dict(zip(self.kernels.tensor_params, values[self.moving :]))
-        for k, (place, (mean, rstd, weight, _)) in enumerate(self.kernels.statistics):
+        for k, (place, (mean, rstd, weight, _)) in enumerate(self.kernels.normalised):
             grad = gradients[place]
             if grad is not None:
                 channels = [params[mean], params[rstd], params[weight], *sums[2 * k : 2 * k + 2]]
                 lies = Geometry(*self.geometry[:2], (self.geometry.channels[mean],))
-                x, grad = self.timed((values[place], grad))
+                x, grad = self.timed((inputs[place], grad))
                 self.kernels.correct(lies, x, grad, [value.reshape(-1).contiguous() for value in channels])  # type: ignore[misc]  # not None
-
-    def _again(
-        self,
-        key: Any,
-        numbers: Sequence[Any],
-        saved: Sequence[Tensor],
-        read: Tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Optional[Tensor]], bool],
-        sums: Sequence[Tensor],
-    ) -> List[Optional[Tensor]]:
-        """Gradients of inputs and states by the second pass, of what the first one read."""
-        (values, checkpoints, grads, is_dense), moving = read, self.moving
-        kernels, places = self.kernels.second()
-        every = (*self.params(numbers, values), *sums, sums[0].numel() / saved[0].numel())
-        params = [every[index] for index in places]
-        tensors = [*values[:moving], *[params[index] for index in kernels.tensor_params]]
-        second = self._passes[key].second
-        if second is None:
-            plan = kernels.plan(self.call, tensors, (True,) * len(tensors), self._views_again())
-            second = plan.backward_pass((*key[0][:moving], *[False] * (len(tensors) - moving)), grads)
-            self._passes[key] = self._passes[key]._replace(second=second)
-        return second(params, saved, tensors, checkpoints, grads, is_dense)[:moving]
-
-    def _views_again(self) -> Tuple[Any, ...]:
-        """The views of the second pass's parameters: the gradients of weight and bias lie as these do."""
-        kernels, places = self.kernels.second()
-        views = dict(zip(self.kernels.tensor_params, self.views))
-        first = len(self.kernels.program.params)
-        views.update({first + k: views[index] for k, index in enumerate(self.kernels.sums)})
-        return tuple([views[places[index]] for index in kernels.tensor_params])
 
 
 NormalisingKernels.plans = NormalisingPlan
@@ -166,6 +180,20 @@ def channels_of(kernels: Kernels, x: Tensor, dim: int) -> Optional[Geometry]:
     if layout.outer or not x.numel() or not layout.holds(x[0]):
         return None
     return Geometry(x.shape[0], x.numel() // x.shape[0], ((layout.inner_of(dim), x.shape[1 + dim]),))
+
+
+def statistics_by_torch(x: Tensor, dim: int, eps: float, running: Optional[Moved]) -> Tuple[Tensor, Tensor]:
+    """As :meth:`NormalisingKernels.statistics`, by operations of torch."""
+    compute = compute_dtype(x.dtype)
+    variance, mean = torch.var_mean(x.to(compute), [d for d in range(x.ndim) if d != 1 + dim], correction=0)
+    if running is not None:
+        of_mean, of_variance, count, factor = running
+        n = x.numel() // x.shape[1 + dim]
+        for moved, value in ((of_mean, mean), (of_variance, variance * (n / (n - 1)))):
+            moved.lerp_(value.to(moved.dtype), factor)
+        if count is not None:
+            count.add_(1)
+    return mean, torch.rsqrt(variance + eps)
 
 
 #: So many samples, and places along each further dimension, are enough to tell where the numbers of a channel lie.

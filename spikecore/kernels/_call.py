@@ -331,7 +331,10 @@ class CallPlan:
             if gradients is not None:
                 return gradients
             is_dense = False
-        return backward_pass(numbers, saved, *self.as_read(saved, grads, is_dense))
+        values, checkpoints, grads, is_dense = self.as_read(saved, grads, is_dense)
+        params = self.params(numbers, values) if self.views else numbers
+        found = backward_pass(params, values[: self.moving], checkpoints, grads, is_dense)
+        return backward_pass.placed(*found, saved)
 
     def backward_pass(self, needs: Sequence[bool], grads: Sequence[Optional[Tensor]]) -> Pass:
         """The pass for these needs and the cotangents that arrive."""
@@ -493,34 +496,34 @@ class Pass:
         sums = self.dense((x, *saved[plan.count :], grad, *results), params)  # type: ignore[misc, arg-type]  # they are there
         if sums is None or plan.count == 1:
             return None if sums is None else results
-        return self._sorted(results, sums, saved)
+        return self.placed(results, sums, saved)
 
     def __call__(
         self,
-        numbers: Sequence[Any],
-        saved: Sequence[Tensor],
-        values: Sequence[Tensor],
+        params: Sequence[Any],
+        moving: Sequence[Tensor],
         checkpoints: Sequence[Tensor],
         grads: Sequence[Optional[Tensor]],
         is_dense: bool,
-    ) -> List[Optional[Tensor]]:
-        """The wanted gradients. ``values`` are the tensors as kernels read them, ``saved`` the tensors of the call."""
-        plan, kernels = self.plan, self.plan.kernels
+    ) -> Tuple[Sequence[Tensor], Optional[Sequence[Tensor]]]:
+        """The wanted gradients of inputs and states, and parts of those of parameters. ``params`` are all parameters,
+        ``moving`` inputs and states, as kernels read them.
+        """
+        plan, kernels, device = self.plan, self.plan.kernels, moving[0].device
         n, m = kernels.n_outputs, kernels.n_outputs + kernels.n_final
-        moving, params = values[: plan.moving], plan.params(numbers, values) if plan.views else numbers
         arriving: List[Tensor] = [grad for grad in grads if grad is not None]
         if not kernels.reads and grads[0] is not None:
             moving = [*[grads[0]] * kernels.n_inputs, *moving[kernels.n_inputs :]]
         ends: Sequence[Tensor] = ()
         if self.final:
-            (zero,) = _empty([plan.step], saved[0].device)
+            (zero,) = _empty([plan.step], device)
             ends = [zero.zero_() if grad is None else grad for grad in grads[n:m]]
             arriving = [*[g for g in grads[:n] if g is not None], *ends, *[g for g in grads[m:] if g is not None]]
         sums = None
         if kernels.backend.owns_outputs:
             results: List[Tensor] = []
         else:
-            results = _empty(self.forms, saved[0].device)
+            results = _empty(self.forms, device)
         if is_dense and self.dense is not None:
             sums = self.dense((*moving, *checkpoints, *arriving, *results), params)
         if sums is None:
@@ -532,9 +535,9 @@ class Pass:
             else:
                 filled = plan.timed(results[: self.n_inputs]), results[self.n_inputs :]
                 sums = self.launch(plan.geometry, *groups, *filled)
-        return self._sorted(results, sums, saved)
+        return results, sums
 
-    def _sorted(
+    def placed(
         self, results: Sequence[Tensor], sums: Optional[Sequence[Tensor]], saved: Sequence[Tensor]
     ) -> List[Optional[Tensor]]:
         """The gradients of the tensors of the call, each in its place."""

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import isqrt
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
 
+from spikecore._base.caches import CALLS, Recent
 from spikecore._base.context import no_autocast
 from spikecore.backend import MAX_STATIC_STEPS, Feedback, ParamValue, Spec, Tensors
 from spikecore.dtypes import compute_dtype
@@ -29,6 +30,7 @@ from spikecore.kernels._delays import Delays
 from spikecore.kernels._layout import Launch, Layout, fitted_param, gradient
 from spikecore.kernels._plan import Geometry, saved_states
 from spikecore.kernels._runner import KernelRunner
+from spikecore.kernels._spike_products import SpikesTimes, Split, gradient_is_quicker, is_quicker, of_gradient
 from spikecore.lang import Program
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ class FedKernels(Kernels):
         super().__init__(backend, program, replace(spec, learn=spec.learnt(program), feedback=None))
         #: What comes back: of which output, into which input, and whether it is constant.
         self.fed = spec.feedback or Feedback()
+        #: Whether what comes back is spikes of 0 and 1.
+        self.spikes = program.outputs[self.fed.output].op == "spike"
         self.n_own, count = len(self.tensor_params), len(program.params)
         #: The last output and, with delays, the outputs before it.
         self.n_fed = 1 + self.fed.delays
@@ -54,6 +58,12 @@ class FedKernels(Kernels):
         self.steps, self.launches = FeedbackSteps(backend, program, spec), FeedbackLaunch(backend, program, spec)
         self.feedback_spec = spec
         self._detached: Dict[Optional[int], Kernels] = {}
+
+    def way(self, weight: Tensor) -> Union[FeedbackSteps, FeedbackLaunch]:
+        """All steps of a call with this weight by one launch, or a launch for each."""
+        spec = self.feedback_spec
+        whole = weight.dtype == spec.dtype and self.backend.feeds_back(self.program, spec, weight.shape[0])
+        return self.launches if whole else self.steps
 
     def detached(self, steps: int) -> Kernels:
         """What computes so many steps without feedback: gradients where the output that comes back is a constant."""
@@ -66,17 +76,25 @@ class FedKernels(Kernels):
 class FedPlan:
     """A call with feedback, as :class:`~spikecore.kernels._call.CallPlan` is one without.
 
-    wants: for each tensor, whether its gradient may be asked for. whole: whether the input itself is kept, which only
-    another runner reads that may have to compute the call anew.
+    way: :meth:`FedKernels.way`. wants: for each tensor, whether its gradient may be asked for. whole: whether the input
+    itself is kept, which only another runner reads that may have to compute the call anew.
     """
 
     added, eager = (), True
 
     def __init__(
-        self, kernels: FedKernels, call: Call, tensors: Sequence[Tensor], wants: Sequence[bool], whole: bool
+        self,
+        kernels: FedKernels,
+        way: Union[FeedbackSteps, FeedbackLaunch],
+        call: Call,
+        tensors: Sequence[Tensor],
+        wants: Sequence[bool],
+        whole: bool,
     ) -> None:
-        self.kernels, self.call, self.whole, self.count = kernels, call, whole, len(tensors)
+        self.kernels, self.way, self.call, self.whole, self.count = kernels, way, call, whole, len(tensors)
         self.moving, self.n_results = kernels.n_moving(call), kernels.n_results(call)
+        #: Behind the program's states, before the last output.
+        self.first = self.moving - (kernels.n_fed if call.has_initial_state else 0)
         self.views = [tuple(value.shape) for value in tensors[self.moving :]]
         self.weight = self.moving + kernels.n_own
         #: Whether the output is saved, for the gradient of the weight.
@@ -88,7 +106,7 @@ class FedPlan:
         tensors = resolved(tensors)
         fed = self._fed(numbers, tensors)
         back = fed.memory()
-        outputs, final, trace, saved = self._way(fed).forward(fed, tensors[: self.kernels.n_inputs], back, self.save)
+        outputs, final, trace, saved = self.way.forward(fed, tensors[: self.kernels.n_inputs], back, self.save)
         if self.kernels.n_final:
             final = [*final, outputs[self.kernels.fed.output][-1].clone()]
             final += [] if fed.delays is None else [fed.delays.behind(back.history)]
@@ -136,12 +154,12 @@ class FedPlan:
             result = self._apart(numbers, tensors, behind[0], cotangents)
             gu: Any = result[fed.feedback.into]
             gu = torch.zeros_like(behind[0]) if gu is None else gu  # of outputs that do not depend on it
-            result[moving - kernels.n_fed : moving - kernels.n_fed] = fed.to_first(None, of_past, state)
+            result[self.first : self.first] = fed.to_first(None, of_past, state)
         else:
-            to_inputs, to_state, sums = self._way(fed).backward(fed, behind, cotangents)
+            to_inputs, to_state, sums = self.way.backward(fed, behind, cotangents)
             gu = to_inputs[fed.feedback.into]
             result = [*to_inputs]
-            result += [*to_state] if state else [None] * (moving - kernels.n_inputs - kernels.n_fed)
+            result += [*to_state] if state else [None] * (self.first - kernels.n_inputs)
             result += fed.to_first(gu, of_past, state)
             kinds, layout = kernels.spec.params, Layout(fed.shape[1:], None)
             for index, value, total in zip(kernels.tensor_params, tensors[moving:], sums):
@@ -153,7 +171,8 @@ class FedPlan:
             result[fed.feedback.into] = None
         to_weight, *to_bias = needs[self.weight : self.count - fed.feedback.delays]
         rows = gu.reshape(-1, fed.shape[-1]).to(fed.weight.dtype)
-        result.append(_of_weight(rows, fed, out) if to_weight else None)  # type: ignore[arg-type]  # saved for it
+        split = kernels.backend.split if kernels.spikes and kernels.backend.quick_split else None
+        result.append(_of_weight(rows, fed, out, split) if to_weight else None)  # type: ignore[arg-type]  # saved for it
         result += [_of_bias(gu).to(fed.weight.dtype) if wants else None for wants in to_bias]
         return [*result, None] if fed.feedback.delays else result
 
@@ -162,35 +181,29 @@ class FedPlan:
         into which nothing comes back.
         """
         kernels, moving, into = self.kernels.detached(len(us)), self.moving, self.kernels.fed.into
-        tensors = [*saved[:into], us, *saved[into + 1 : moving - self.kernels.n_fed]]
+        tensors = [*saved[:into], us, *saved[into + 1 : self.first]]
         tensors += saved[moving : self.weight]
         needs = (
-            *cotangents.needed_inputs(kernels.n_inputs, into), *[cotangents.state] * kernels.n_states,
+            *cotangents.needed_inputs(kernels.n_inputs, into),
+            *[cotangents.state] * (self.first - kernels.n_inputs),
             *cotangents.learn,
-        )  # fmt: skip
-        plan = kernels.plan(Call(self.call.record, True), tensors, needs, tuple(self.views[: self.weight - moving]))
+        )
+        plan = kernels.plan(self.call, tensors, needs, tuple(self.views[: self.weight - moving]))
         grads = (*cotangents.outputs, *cotangents.final, *cotangents.trace)
         checkpoints = plan.forward(numbers, tensors)[plan.n_results :] if plan.n_checkpoints else ()
         return plan.backward(numbers, (*tensors, *checkpoints), grads, needs)
-
-    def _way(self, fed: FeedbackCall) -> Any:
-        """All steps by one launch, or a launch for each."""
-        kernels, width = self.kernels, fed.weight.shape[0]
-        spec = kernels.feedback_spec
-        whole = fed.weight.dtype == spec.dtype and kernels.backend.feeds_back(kernels.program, spec, width)
-        return kernels.launches if whole else kernels.steps
 
     def _fed(self, numbers: Sequence[Any], tensors: Sequence[Tensor]) -> FeedbackCall:
         """The tensors of a call by what they are."""
         kernels, spec, shape = self.kernels, self.kernels.spec, tuple(tensors[0].shape)
         inputs, into = [*tensors[: kernels.n_inputs]], kernels.fed.into
         inputs = [value if k == into else value.contiguous() for k, value in enumerate(inputs)]
-        start = self.moving - kernels.n_fed
-        state = [value.contiguous() for value in tensors[kernels.n_inputs : start]]
+        state = [value.contiguous() for value in tensors[kernels.n_inputs : self.first]]
+        first = tensors[self.first].contiguous() if self.call.has_initial_state else None
         weight, *bias = tensors[self.weight :]
         delays = None
         if kernels.fed.delays:
-            past = tensors[start + 1]
+            past = tensors[self.first + 1]
             delays = Delays(bias.pop(), past.shape[-1], past)
         layout, params = Layout(shape[1:], None), [*numbers[: len(spec.params)]]
         parameters = tensors[self.moving : self.weight]
@@ -200,10 +213,9 @@ class FedPlan:
             params[index] = fitted_param(kind, value, value.shape, layout)
             if kind == "full" and kernels.backend.owns_outputs:
                 params[index] = params[index].reshape(-1)
-        call = Call(self.call.record, True)
         return FeedbackCall(
-            call, shape, inputs, state, tensors[start].contiguous(), tuple(params), channels, weight,
-            bias[0] if bias else None, kernels.fed, delays,
+            self.call, shape, inputs, state, first, tuple(params), channels, weight, bias[0] if bias else None,
+            kernels.fed, delays,
         )  # fmt: skip
 
 
@@ -227,13 +239,16 @@ class FedRunner(KernelRunner):
         arguments = tuple([value.to(compute) if isinstance(value, Tensor) else value for value in params[:count]])
         weights: Any = params[count:]
         longest = weights[-1] if self.fed.fed.delays else 0
-        if state is None:
+        way = self.fed.way(weights[0])
+        # a launch of all steps begins at rest by itself
+        if state is None and (way is self.fed.steps or self.learnt_initial or self.fed.fed.delays):
             state = self._start(x, arguments)
             state = (*state, x.new_zeros((*x.shape[1:], longest))) if self.fed.fed.delays else state
-        tensors = (*inputs, *state, *[value for value in (*arguments, *weights) if isinstance(value, Tensor)])
+        call = Call(tuple(record), state is not None)
+        tensors = (*inputs, *(state or ()), *[value for value in (*arguments, *weights) if isinstance(value, Tensor)])
         self._refuse(tensors)
         wants = [torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors]
-        plan = FedPlan(self.fed, Call(tuple(record), True), tensors, wants, self.instead is not None)
+        plan = FedPlan(self.fed, way, call, tensors, wants, self.instead is not None)
         every = (*arguments, *weights)
         if plan.save:
             results: Sequence[Tensor] = KernelCall.apply((plan, every, self.instead), *tensors)
@@ -262,15 +277,24 @@ def _through(step: Tensor, weight: Tensor) -> Tensor:
     return (step.to(weight.dtype) @ weight).to(step.dtype)
 
 
-def _of_weight(rows: Tensor, fed: FeedbackCall, out: Tensor) -> Tensor:
-    """The gradient of the weight: the cotangents of all inputs ``[T * B, H]`` times the outputs of the steps before."""
+def _of_weight(rows: Tensor, fed: FeedbackCall, out: Tensor, split: Optional[Split]) -> Tensor:
+    """The gradient of the weight: the cotangents of all inputs ``[T * B, H]`` times the outputs of the steps before.
+    ``split``: of a backend, where these are spikes.
+    """
     width = fed.shape[-1]
     batch = rows.shape[0] // fed.shape[0]
     if fed.delays is not None:
         history = torch.cat([fed.memory(0).history, out])
         return rows.t() @ fed.delays.arriving(history, 0, fed.shape[0]).reshape(-1, width).to(rows.dtype)
-    before = out[:-1].reshape(-1, width).to(rows.dtype)
-    return (rows[batch:].t() @ before).addmm_(rows[:batch].t(), fed.first.reshape(-1, width).to(rows.dtype))
+    later, before = rows[batch:], out[:-1].reshape(-1, width)
+    if split is not None and before.dtype == later.dtype and gradient_is_quicker(later):
+        total = of_gradient(later, before, split)
+    else:
+        total = later.t() @ before.to(rows.dtype)
+    if fed.first is None:
+        return total
+    # it may be no spike
+    return total.addmm_(rows[:batch].t(), fed.first.reshape(-1, width).to(rows.dtype))
 
 
 def _of_bias(gu: Tensor) -> Tensor:
@@ -304,9 +328,10 @@ class FeedbackCall(NamedTuple):
     shape: Tuple[int, ...]
     #: As they came; in backward nobody reads that which is added to.
     inputs: Sequence[Tensor]
-    #: The first states of the program, and the output before the first step; contiguous.
+    #: The first states of the program, and the output before the first step; contiguous. None of them at rest, if a
+    #: launch takes all steps and there are no delays.
     state: Sequence[Tensor]
-    first: Tensor
+    first: Any
     #: As a kernel takes them.
     params: Tuple[Any, ...]
     channels: Sequence[Tuple[int, int]]
@@ -335,7 +360,7 @@ class FeedbackCall(NamedTuple):
             return to_out, None
         steps, total = (
             self.shape[0],
-            self.first.new_zeros(self.shape) if to_out is None else to_out.contiguous().clone(),
+            self.inputs[self.feedback.into].new_zeros(self.shape) if to_out is None else to_out.contiguous().clone(),
         )
         if last is not None:
             total[-1] += last
@@ -350,6 +375,8 @@ class FeedbackCall(NamedTuple):
         """The gradients of the last output before the call and, with delays, of those before it. ``gu`` are those of
         the drive, None where the output is a constant.
         """
+        if self.first is None:
+            return []
         if self.delays is None:
             return [None if gu is None or not needed else _through(gu[0], self.weight)]
         if not needed or (gu is None and of_past is None):
@@ -421,11 +448,15 @@ class FeedbackLaunch:
 
     def __init__(self, backend: KernelBackend, program: Program, spec: Spec) -> None:
         self.kernels = Kernels(backend, program, replace(spec, learn=spec.learnt(program)))
+        #: By what of a call decides its plan, which is quicker to compare than a plan.
+        self._launches: Recent[Any, Launch] = Recent(CALLS)
 
     def forward(self, fed: FeedbackCall, inputs: Sequence[Tensor], memory: Memory, save: bool) -> Results:
         """All steps of the inputs."""
         kernels, geometry, shape = self.kernels, self._geometry(fed), fed.shape
-        launch = kernels.launch(kernels.forward_plan(fed.call, save), geometry)
+        launch = self._launches.get_or(
+            (fed.call, save), lambda: kernels.launch(kernels.forward_plan(fed.call, save), geometry)
+        )
         compute, chunk = kernels.spec.compute, kernels.chunk
         inputs = [value.contiguous() for value in inputs]
         x = inputs[fed.feedback.into]
@@ -434,28 +465,31 @@ class FeedbackLaunch:
         trace = [x.new_empty(shape, dtype=compute) for _ in fed.call.record]
         to_save = [torch.empty_like(x)] if save else []
         if save and chunk and not fed.feedback.detach:
-            states = saved_states(kernels.program, kernels.spec, True)
+            states = saved_states(kernels.program, kernels.spec, fed.call.has_initial_state)
             to_save += [x.new_empty(((shape[0] - 1) // chunk, *shape[1:]), dtype=compute) for _ in states]
         bias = () if fed.bias is None else (fed.bias.contiguous(),)
-        params = (*fed.params, fed.weight.t().contiguous(), *bias, *self._lags(fed))
-        launch(geometry, inputs, (*fed.state, fed.first), params, outputs, final, trace, to_save)
+        params = (*fed.params, fed.weight.contiguous(), *bias, *self._lags(fed))
+        state = (*fed.state, fed.first) if fed.call.has_initial_state else ()
+        launch(geometry, inputs, state, params, outputs, final, trace, to_save)
         return outputs, final, trace, to_save
 
     def backward(self, fed: FeedbackCall, saved: Sequence[Tensor], cotangents: Cotangents) -> Gradients:
         """All steps, from the last to the first; ``saved`` is what :meth:`forward` saved."""
         (us, *checkpoints), kernels, geometry = saved, self.kernels, self._geometry(fed)
         into, output = fed.feedback.into, fed.feedback.output
-        present = [grad is not None for grad in (*cotangents.outputs, *cotangents.final, *cotangents.trace)]
-        present[output] = True
+        every = (*cotangents.outputs, *cotangents.final, *cotangents.trace)
+        present = tuple([grad is not None or k == output for k, grad in enumerate(every)])
         needs_inputs = cotangents.needed_inputs(kernels.n_inputs, into)
-        needs = (*needs_inputs, *[cotangents.state] * kernels.n_states, *cotangents.learn)
-        plan = kernels.backward_plan(fed.call, present, needs)
-        launch = kernels.launch(plan, geometry)
+        needs = (*needs_inputs, *[cotangents.state] * len(fed.state), *cotangents.learn)
+        launch = self._launches.get_or(
+            (fed.call, present, needs),
+            lambda: kernels.launch(kernels.backward_plan(fed.call, present, needs), geometry),
+        )
         compute, step, new = kernels.spec.compute, fed.shape[1:], us.new_empty
         grads = [None if grad is None else _steps(grad) for grad in cotangents.outputs]
         if grads[output] is None:
             grads[output] = new(step).zero_().expand(fed.shape)
-        final = cotangents.final if plan.final else ()
+        final = () if all(grad is None for grad in cotangents.final) else cotangents.final
         ends = [new(step, dtype=compute).zero_() if g is None else g.contiguous() for g in final]
         traces = [_steps(g) for g in cotangents.trace if g is not None]
         gus = [torch.empty_like(us, memory_format=torch.contiguous_format) if wants else None for wants in needs_inputs]
@@ -492,7 +526,7 @@ def _with(inputs: Sequence[Tensor], into: int, drive: Tensor) -> List[Tensor]:
 
 def _steps(grad: Tensor) -> Tensor:
     """A cotangent of all steps, each of them contiguous."""
-    return grad if grad.shape[0] and grad[0].is_contiguous() else grad.contiguous()
+    return grad if grad.is_contiguous() or (grad.shape[0] and grad[0].is_contiguous()) else grad.contiguous()
 
 
 class FeedbackSteps:
@@ -535,7 +569,7 @@ class FeedbackSteps:
         # states come and go in turns in two sets of tensors; the first is that of the caller
         spare = [[new(shape, dtype=compute) for _ in states] for _ in range(min(2, steps))]
         launch, geometry = self._forward(fed, fed.call, 1), fed.geometry(1)
-        product = _Product(fed, self.program.outputs[output].op == "spike")
+        product = _Product(fed, self.backend.split if self.program.outputs[output].op == "spike" else None)
         last = fed.first
         for t in range(steps):
             u = us[t if save else 0]
@@ -632,14 +666,15 @@ def chunk_of(steps: int) -> int:
 
 class _Product:
     """What one step gives to the next: ``y @ W.T + b``, with the bits of ``torch.nn.functional.linear``; where spikes
-    are multiplied as exact parts, with its accuracy (:class:`SpikesTimes`).
+    are multiplied as exact parts, with its accuracy (:class:`SpikesTimes`). ``split``: of a backend, where these are
+    spikes.
     """
 
-    def __init__(self, fed: FeedbackCall, spikes: bool) -> None:
+    def __init__(self, fed: FeedbackCall, split: Optional[Split]) -> None:
         self.quick: Optional[SpikesTimes] = None
         batch = fed.first.shape[:-1].numel()
-        if spikes and fed.first.dtype == fed.weight.dtype and is_quicker(fed.weight, batch, fed.shape[0]):
-            self.quick = SpikesTimes(fed.weight, fed.bias, batch)
+        if split is not None and fed.first.dtype == fed.weight.dtype and is_quicker(fed.weight, batch, fed.shape[0]):
+            self.quick = SpikesTimes(fed.weight, fed.bias, batch, split)
         self.weight, self.bias = fed.weight.t(), fed.bias
         self.shape, self.rows = fed.shape[1:], (-1, fed.shape[-1])
         like = torch.empty(self.shape, dtype=fed.weight.dtype, device=fed.weight.device)
@@ -689,86 +724,3 @@ class _Back:
             torch.mm(rows, self.weight, out=out)
         else:
             torch.addmm(arriving.reshape(self.rows), rows, self.weight, out=out)
-
-
-# Products of spikes and float32 matrices on tensor cores, which multiply bfloat16.
-#
-# A float32 number is the sum of three of bfloat16, 8 bits each, and a spike is one of bfloat16: products of a spike and
-# a part are exact, and their sums are float32, as those of a float32 product. So ``y @ W.t() + b`` is one product of
-# ``[y y y 1]`` and the parts of ``[W b]`` side by side, the smallest first. Bits below 2^-133 are lost.
-#
-# cuBLAS sums across blocks in the type of the result, so torch's switch for reduced precision changes nothing here. An
-# infinite weight has no further parts: times 0 it is NaN, times 1 it is infinite, as in a float32 product.
-
-#: Width of a matrix from which on its product is taken so. A kernel with feedback takes narrower ones on most GPUs.
-WIDE = 512
-#: Multiplications of a step (rows times width squared) from which on it is, and steps: of 32 rows of 520 neurons and 32
-#: steps a training step takes 0.98 of the time, of 100 steps 0.92, of 128 rows of 1024 neurons 0.69 and 0.67 (H200,
-#: device). Of 16 steps of 32 rows the split of the weight, some fifty small launches, is not made up for (1.05).
-WORK, STEPS = 2**23, 32
-#: Numbers behind the three copies of a row of spikes that are 1. With a width that is a multiple of 8, too, every row
-#: begins at a multiple of 16 bytes, without which cuBLAS has slower kernels.
-BESIDE = 8
-
-
-def is_quicker(weight: Tensor, rows: int, steps: int) -> bool:
-    """Whether tensor cores take the products of so many steps of so many rows of spikes: large ones of float32, on a
-    CUDA GPU whose tensor cores have bfloat16, by a torch whose ``mm`` gives float32 for it (from 2.8 on).
-
-    Where products of float32 may be rounded to TF32, they are quicker still, and what was asked for.
-    """
-    width = weight.shape[0]
-    if weight.dtype != torch.float32 or weight.device.type != "cuda" or torch.version.cuda is None:
-        return False
-    if width < WIDE or width % 8 or rows * width * width < WORK or steps < STEPS:
-        return False
-    if not hasattr(torch.ops.aten.mm, "dtype") or torch.cuda.get_device_capability(weight.device) < (8, 0):
-        return False
-    return not _may_round()
-
-
-def _may_round() -> bool:
-    matmul = torch.backends.cuda.matmul
-    try:
-        # from torch 2.9 on, where reading the older name raises once the newer one was set
-        return bool(matmul.fp32_precision == "tf32")
-    except (AttributeError, AssertionError):  # an older torch raises either for a name that it does not know
-        return bool(matmul.allow_tf32)
-
-
-def multiplied(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b`` of bfloat16, in float32."""
-    return torch.mm(a, b, out_dtype=torch.float32)
-
-
-def parts_of(x: Tensor) -> List[Tensor]:
-    """Three tensors of bfloat16 whose sum is x, the smallest first."""
-    parts: List[Tensor] = []
-    for _ in range(3):
-        # cut off, not rounded: the largest numbers would become infinite
-        first = (x.view(torch.int32) & -65536).view(torch.float32)
-        parts.insert(0, first.to(torch.bfloat16))
-        # of an infinite number nothing is left
-        x = (x - first).masked_fill_(x.isinf(), 0.0)
-    return parts
-
-
-class SpikesTimes:
-    """``y @ W.t() + b`` for spikes ``y [B, H]``, step after step."""
-
-    def __init__(self, weight: Tensor, bias: Optional[Tensor], batch: int) -> None:
-        width = weight.shape[0]
-        beside = weight.new_zeros((width, BESIDE))
-        if bias is not None:
-            # its three parts, each times a 1
-            for k, part in enumerate(parts_of(bias)):
-                beside[:, k] = part
-        self.factor = torch.cat([*parts_of(weight), beside.to(torch.bfloat16)], 1).t()
-        self.rows = torch.empty((batch, 3 * width + BESIDE), dtype=torch.bfloat16, device=weight.device)
-        self.rows[:, 3 * width :] = 1.0
-        self.spikes = self.rows[:, : 3 * width].view(batch, 3, width)
-
-    def __call__(self, spikes: Tensor) -> Tensor:
-        """For the spikes ``[B, H]`` of a step."""
-        self.spikes.copy_(spikes[:, None])
-        return multiplied(self.rows, self.factor)

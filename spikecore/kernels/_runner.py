@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from spikecore._base.caches import CALLS, Recent
 from spikecore._base.context import (
     COMPILED,
     EAGER,
@@ -20,17 +19,17 @@ from spikecore._base.context import (
     TRANSFORMED,
     dispatch_modes,
     has_tangent,
+    is_compiling,
     is_jit_tracing,
     is_transforming,
     world,
 )
 from spikecore._base.running import BoundCall
 from spikecore.backend import BackendError, ParamValue, Runner, Spec, Tensors, Unsupported
-from spikecore.kernels._autograd import Instead, KernelCall, apply, key_of, register, run_op
-from spikecore.kernels._batch_norm import Moments, NormalisingKernels, channels_of
-from spikecore.kernels._call import Call, CallPlan, Kernels, has_memory, resolved
-from spikecore.kernels._layout import Moved, StatisticsLaunch
-from spikecore.kernels._plan import Geometry
+from spikecore.kernels._autograd import Instead, KernelCall, apply, key_of, register, run_op, statistics_op
+from spikecore.kernels._batch_norm import Moments, NormalisingKernels
+from spikecore.kernels._call import Call, CallPlan, Kernels, has_memory
+from spikecore.kernels._layout import Moved
 from spikecore.lang import Program
 from spikecore.lang.eager import StraightLine
 from spikecore.lang.node import parameters
@@ -61,9 +60,6 @@ class KernelRunner:
         self.initial = StraightLine(program.leaves[len(program.inputs) + len(program.states) :], program.initial)
         self.instead: Instead = None
         self._moments: Optional[Moments] = None
-        #: What finds the statistics of an input, and how the channels of inputs lie, by shape and strides.
-        self._statistics: Optional[StatisticsLaunch] = backend.statistics(spec) if program.normalised else None
-        self._channels: Recent[Any, Optional[Geometry]] = Recent(CALLS)
 
     def with_other(self, instead: Callable[[BackendError], Runner]) -> KernelRunner:
         """A copy of this runner. Where its backward fails, the runner ``instead(error)`` computes the gradients."""
@@ -232,11 +228,11 @@ class KernelRunner:
         """Mean and 1 / sqrt(variance + eps) of an input ``[T, *N]`` for each channel along a dimension of a time step,
         by which the running ones were moved; None where the backend has no kernel for that.
         """
-        if self._statistics is None:
+        kernels = self.kernels
+        if not isinstance(kernels, NormalisingKernels) or kernels.find_statistics is None:
             return None
-        (x,) = resolved((x,))
-        lies = x.shape, x.stride(), dim
-        geometry = self._channels.get(lies)
-        if geometry is None:
-            geometry = self._channels.put(lies, channels_of(self.kernels, x, dim))
-        return None if geometry is None else self._statistics(geometry, x, eps, running)
+        return (
+            statistics_op(self.key, x, dim, eps, running)
+            if is_compiling()
+            else kernels.statistics(x, dim, eps, running)
+        )

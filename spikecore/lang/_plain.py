@@ -43,16 +43,26 @@ def choice(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return (mask & (a ^ b)).bitwise_xor_(b).view(z.dtype)
 
 
-def reset(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """:func:`choice` by spikes: each number of ``z`` is 0 or 1, and no 0 is -0."""
-    if is_few(z):
-        return torch.where(z.bool(), a, b)
-    bits = _BITS.get(z.dtype)
-    if bits is None or not z.is_cpu or a.shape or a.dtype != z.dtype or b.shape != z.shape or a.view(bits).item():
-        return choice(z, a, b)
-    b = b.resolve_neg().view(bits)
+def silent(z: Tensor) -> Tensor:
+    """Where spikes are 0, for :func:`masked`: truth values, or for many numbers on a CPU 1 and 0 as integers of the
+    size of a number. Each number of ``z`` is 0 or 1, and no 0 is -0.
+    """
+    bits = None if is_few(z) or not z.is_cpu else _BITS.get(z.dtype)
+    if bits is None:
+        return torch.eq(z, zero_of(z))
     spikes = z.view(bits)  # of 0.0 all bits are 0
-    return torch.eq(spikes, ZERO.of_plain(spikes)[0], out=torch.empty_like(spikes)).mul_(b).view(z.dtype)
+    return torch.eq(spikes, ZERO.of_plain(spikes)[0], out=torch.empty_like(spikes))
+
+
+def masked(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """``b`` where spikes are 0, else ``a``, bit for bit; ``mask`` is what :func:`silent` gave."""
+    bits = mask.dtype
+    if bits is torch.bool:
+        return torch.where(mask, b, a)
+    a, b, dtype = a.resolve_neg().view(bits), b.resolve_neg().view(bits), b.dtype
+    if not a.shape and not a.item():  # a reset to 0
+        return torch.mul(mask, b).view(dtype)
+    return (mask.neg() & (a ^ b)).bitwise_xor_(a).view(dtype)
 
 
 def is_few(z: Tensor) -> bool:

@@ -20,7 +20,7 @@ from spikecore.lang import operations
 from spikecore.lang._expr import Expr, TraceError, here, lift, make, record, refusing_no_grad
 from spikecore.lang._functions import RECORDED as RECORDED
 from spikecore.lang._graph import topological
-from spikecore.lang._plain import Constants, choice, reset, zero_of
+from spikecore.lang._plain import Constants, choice, masked, silent, zero_of
 from spikecore.lang._plain import number as number
 from spikecore.lang.node import Node, SpikeRule
 from spikecore.lang.operations import ROWS
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 Functions = Mapping[str, Callable[..., Tensor]]
 
 TORCH: Functions = {row.name: row.torch for row in ROWS}
+#: The same for plain tensors on which no graph is built, and for :func:`with_masks`.
+PLAIN: Functions = {**TORCH, "select": choice, "silent": silent, "masked": masked}
 
 #: One instruction: function, slots of its arguments, slots that nothing reads after it. Its result is appended to the
 #: slots.
@@ -132,9 +134,7 @@ class PlainLine:
     def _call(node: Node, args: Sequence[str], scope: Dict[str, Any]) -> str:
         if isinstance(node.attr, SpikeRule):
             return f"{'gt' if node.attr.strict else 'ge'}({args[0]}, zero, out=like({args[0]}))"
-        function = function_of(node)
-        if node.op == "select":
-            function = reset if node.args[0].op == "spike" else choice
+        function = function_of(node, PLAIN)
         name = f"f_{len(scope)}"
         scope[name] = function
         return f"{name}({', '.join(args)})"
@@ -142,6 +142,18 @@ class PlainLine:
     def __call__(self, leaves: Sequence[Tensor], like: Tensor) -> List[Tensor]:
         """Values of the roots, in the dtype and on the device of ``like``."""
         return self._line(*leaves, *(self.constants.of_plain(like) if self.constants.values else ()), zero_of(like))
+
+
+def with_masks(roots: Sequence[Node]) -> List[Node]:
+    """The same values, in which spikes choose by their masks: all choices by a spike share one."""
+    new: Dict[Node, Node] = {}
+    for node in topological(roots):
+        args = tuple([new[arg] for arg in node.args])
+        if node.op == "select" and args[0].op == "spike":
+            new[node] = Node("masked", (Node("silent", args[:1]), *args[1:]))
+        else:
+            new[node] = node if args == node.args else Node(node.op, args, node.attr)
+    return [new[root] for root in roots]
 
 
 def evaluate(roots: Sequence[Node], values: Mapping[Node, Tensor], like: Tensor) -> List[Tensor]:

@@ -148,7 +148,7 @@ def constants(
 
 def _by_kernels(norm: Norm, x: Tensor, dim: int, statistics: Statistics) -> Optional[Tuple[Tensor, Tensor]]:
     """Mean and 1 / sqrt(variance + eps) by a backend's own kernels, which also move the running statistics."""
-    if _written is None or is_compiling():
+    if _written is None:
         return None
     running, module = None, norm.module
     # without running statistics calls are counted all the same
@@ -157,7 +157,8 @@ def _by_kernels(norm: Norm, x: Tensor, dim: int, statistics: Statistics) -> Opti
         if running is None:
             return None
     result = statistics(x, dim, module.eps, running)
-    if result is not None and running is not None:
+    # torch.compile sees an op that says what it writes
+    if result is not None and running is not None and not is_compiling():
         for value in running[:3]:
             if value is not None:
                 _written(value)
@@ -170,10 +171,11 @@ def _running_of(norm: Norm, device: torch.device) -> Optional[Running]:
     # without a momentum it follows from the count, which a kernel would have to wait for
     if mean is None or variance is None or momentum is None or mean.dtype != variance.dtype:
         return None
-    for value in (mean, variance):
-        if value.is_inference() or not value.is_contiguous():
-            return None
-    if count is not None and (count.is_inference() or count.device != device or count.dtype != torch.int64):
+    if not (mean.is_contiguous() and variance.is_contiguous()):
+        return None
+    if count is not None and (count.device != device or count.dtype != torch.int64):
+        return None
+    if not is_compiling() and True in [value.is_inference() for value in (mean, variance, count) if value is not None]:
         return None
     return mean, variance, count, momentum
 

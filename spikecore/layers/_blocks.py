@@ -7,7 +7,7 @@ from typing import Callable, List, Optional
 from torch import Tensor, nn
 
 from spikecore._base.bits import Whole, added, multiplied
-from spikecore.layers._packed import Follow
+from spikecore.layers._packed import Follow, HeadProducts
 from spikecore.layers._stateless import TimeBatched, counts, makers, normalised, silenced
 
 #: Makes the neuron of one place, and the normalisation of so many channels.
@@ -219,6 +219,7 @@ class SpikingSelfAttention(nn.Module):
         self.query = linear(channels, channels, neuron, norm, first)
         self.key = linear(channels, channels, neuron, norm, first)
         self.value = linear(channels, channels, neuron, norm, first)
+        self.products = HeadProducts()
         self.fire = (attention_neuron or neuron)()
         self.projected = linear(channels, channels, neuron, norm, bias)
 
@@ -237,15 +238,15 @@ class SpikingSelfAttention(nn.Module):
             layer(flat).unflatten(-2, sizes).unflatten(-1, (self.heads, -1)).transpose(-3, -2)
             for layer in (self.query, self.key, self.value)
         )
-        attended = query @ (key.transpose(-2, -1) @ value) * self.scale
+        attended = self.products(query, key, value) * self.scale
         fired = self.fire(attended.transpose(-3, -2).flatten(-2).flatten(-3, -2))
         projected: Tensor = self.projected(fired).unflatten(-2, sizes)
         return projected
 
     def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
         """What comes out, for :func:`spikecore.layers.pack`."""
-        for layer in (self.query, self.key, self.value):
-            follow(layer, known)
+        heads = {follow(layer, known) for layer in (self.query, self.key, self.value)}
+        follow(self.products, heads.pop() if len(heads) == 1 else None)
         return follow(self.projected, follow(self.fire, None))
 
     def extra_repr(self) -> str:

@@ -47,6 +47,32 @@ from spikecore.neuron import Neuron
 Form = Sequence[int]
 
 
+class HeadProducts(nn.Module):
+    """The two products of spiking self-attention, ``query @ (key^T @ value)``: each ``[..., N, d]``, and so the result.
+
+    It has no weights. :func:`spikecore.layers.pack` has it keep what it reads as bits.
+    """
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """See the class."""
+        return query @ (key.transpose(-2, -1) @ value)
+
+
+class PackedHeadProducts(HeadProducts):
+    """The same, keeping query, key and value for backward as bits; what they hold is in ``spikes``."""
+
+    spikes: Whole
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """See the class."""
+        if not all(_keeps(x, query) for x in (query, key, value)):
+            return super().forward(query, key, value)
+        query, key, value = _autocast(query, key, value)  # type: ignore[assignment]  # none is None
+        product = torch.ops.spikecore.product if is_compiling() else _Product.apply
+        inner = product(key.transpose(-2, -1), value, *self.spikes, True)
+        return product(query, inner, *self.spikes, False)  # type: ignore[no-any-return]  # a tensor
+
+
 class _Packed(nn.Module):
     """What both layers have beside torch's."""
 
@@ -126,11 +152,16 @@ def _keeps(x: Tensor, weight: Tensor) -> bool:
 
 
 def _kept(x: Tensor, weight: Tensor, bias: Optional[Tensor], spikes: Whole, form: Form) -> Tensor:
-    dtype = autocast_dtype(x.device.type)
-    if dtype is not None and x.dtype != torch.float64:
-        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     run = torch.ops.spikecore.kept if is_compiling() else _Kept.apply
-    return run(x, weight, bias, *spikes, form)  # type: ignore[no-any-return]  # torch says nothing
+    return run(*_autocast(x, weight, bias), *spikes, form)  # type: ignore[no-any-return]  # torch says nothing
+
+
+def _autocast(x: Tensor, *others: Optional[Tensor]) -> Sequence[Optional[Tensor]]:
+    """The factors of a product as autocast has them."""
+    dtype = autocast_dtype(x.device.type)
+    if dtype is None or x.dtype == torch.float64:
+        return (x, *others)
+    return [value if value is None else value.to(dtype) for value in (x, *others)]
 
 
 class _Kept(torch.autograd.Function):
@@ -161,19 +192,18 @@ def _plain(x: Tensor, weight: Tensor, bias: Optional[Tensor], largest: int, unit
     return F.conv2d(x, weight, bias, *_parts(form)) if form else F.linear(x, weight, bias)
 
 
+def _plain_product(a: Tensor, b: Tensor, largest: int, unit: float, both: bool) -> Tensor:
+    return a @ b
+
+
 def _parts(form: Form) -> Tuple[Any, Any, Any, int]:
     return form[:2], form[2:4], form[4:6], form[6]
-
-
-def _unpacked(ctx: Any, saved: Sequence[Tensor]) -> Tensor:
-    x: Tensor = torch.ops.spikecore.unpack_spikes(*saved[:2], *ctx.about)
-    return x
 
 
 def _of_linear(ctx: Any, saved: Sequence[Tensor], grad: Tensor) -> Tuple[Optional[Tensor], ...]:
     weight, wants = saved[2], ctx.needs_input_grad
     flat = grad.reshape(-1, weight.shape[0])
-    of_weight = flat.t() @ _unpacked(ctx, saved).reshape(-1, weight.shape[1]) if wants[1] else None
+    of_weight = flat.t() @ _restored(saved, ctx.about).reshape(-1, weight.shape[1]) if wants[1] else None
     of_input = (flat @ weight).view(ctx.about[0]) if wants[0] else None
     return of_input, of_weight, flat.sum(0) if wants[2] else None
 
@@ -183,7 +213,7 @@ def _of_convolution(ctx: Any, saved: Sequence[Tensor], grad: Tensor) -> Tuple[Op
     stride, padding, dilation, groups = _parts(ctx.form)
     apart = grad.is_cuda and wants[0]
     how = (stride, padding, dilation, False, [0, 0], groups, [wants[0] and not apart, *wants[1:]])
-    gradients = torch.ops.aten.convolution_backward(grad, _unpacked(ctx, saved), weight, ctx.sizes, *how)
+    gradients = torch.ops.aten.convolution_backward(grad, _restored(saved, ctx.about), weight, ctx.sizes, *how)
     of_input = _of_input(grad, weight, ctx.about[0], ctx.form) if apart else gradients[0]
     return of_input, gradients[1], gradients[2] if wants[2] else None
 
@@ -201,6 +231,37 @@ def _of_input(grad: Tensor, weight: Tensor, shape: torch.Size, form: Form) -> Te
     # a caller may run backward under autocast
     with no_autocast(grad.device.type):
         return F.conv_transpose2d(grad, weight, None, stride, padding, rest, groups, dilation)
+
+
+class _Product(torch.autograd.Function):
+    """``a @ b``, of which a is kept as bits, and with ``both`` b, too."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, largest: int, unit: float, both: bool) -> Tensor:
+        saved: List[Tensor] = []
+        ctx.about = []
+        for x in (a, b) if both else (a,):
+            order = memory_order(x)
+            saved += torch.ops.spikecore.pack_spikes(x, order, largest, unit)
+            ctx.about.append((x.shape, order, largest, unit, x.dtype))
+        ctx.save_for_backward(*saved, *(() if both else (b,)))
+        return a @ b
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        saved, of_a, of_b = ctx.saved_tensors, None, None
+        if ctx.needs_input_grad[0]:
+            b = _restored(saved[2:], ctx.about[1]) if len(ctx.about) > 1 else saved[2]
+            of_a = grad @ b.transpose(-2, -1)
+        if ctx.needs_input_grad[1]:
+            of_b = _restored(saved, ctx.about[0]).transpose(-2, -1) @ grad
+        return of_a, of_b, None, None, None
+
+
+def _restored(saved: Sequence[Tensor], about: Any) -> Tensor:
+    x: Tensor = torch.ops.spikecore.unpack_spikes(*saved[:2], *about)
+    return x
 
 
 # -- the ops
@@ -284,11 +345,16 @@ def _register() -> None:
             _unpack,
             _unpack_fake,
         ),
-        # what torch.compile sees of a layer; its kernel for autograd, traced, is made of the other two
+        # what torch.compile sees of layers and products; their kernels for autograd, traced, are made of the others
         "kept": (
             "(Tensor x, Tensor weight, Tensor? bias, int largest, float unit, int[] form) -> Tensor",
             _plain,
             _plain,
+        ),
+        "product": (
+            "(Tensor a, Tensor b, int largest, float unit, bool both) -> Tensor",
+            _plain_product,
+            _plain_product,
         ),
     }
     for name, (schema, function, fake) in operators.items():
@@ -296,6 +362,7 @@ def _register() -> None:
         library.impl(name, function, "CompositeExplicitAutograd")
         torch.library.register_fake(f"spikecore::{name}", fake, lib=library)
     library.impl("kept", _Kept.apply, "Autograd")
+    library.impl("product", _Product.apply, "Autograd")
     lasting["library of packing"] = library  # torch forgets the operators with it
 
 
@@ -306,7 +373,11 @@ if COMPILES:
 # -- into networks
 
 #: Torch's layers, and those that take their place.
-_PACKED: Mapping[Type[nn.Module], Type[nn.Module]] = {nn.Linear: PackedLinear, nn.Conv2d: PackedConv2d}
+_PACKED: Mapping[Type[nn.Module], Type[nn.Module]] = {
+    nn.Linear: PackedLinear,
+    nn.Conv2d: PackedConv2d,
+    HeadProducts: PackedHeadProducts,
+}
 #: What gives some of the numbers that it gets, or 0, as often as may be.
 _KEEPING = (nn.Flatten, nn.Unflatten, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 #: Of a part of a network and what goes into it, what comes out.
@@ -321,7 +392,8 @@ def pack(net: nn.Module) -> nn.Module:
     pooling, average pooling of windows of 2, 4, 8 and so on, and through a ``forward`` of your own that torch.fx can
     trace as :func:`spikecore.fuse` does: through calls of such layers, sums and products of spikes, which take two,
     four or eight bits, and changes of shape. Elsewhere write :class:`spikecore.layers.PackedLinear` and
-    ``PackedConv2d`` yourself. A ``NormNeuron`` that adds spikes before its neuron keeps these as bits, too.
+    ``PackedConv2d`` yourself. A ``NormNeuron`` that adds spikes before its neuron keeps these as bits, too, and
+    :class:`spikecore.layers.SpikingSelfAttention` queries, keys and values.
 
     Parameters and hooks stay the same objects, so that an optimiser goes on, and ``state_dict()`` has the same keys.
     Left as they are: subclasses, layers with a parametrisation, and those that are in the network twice. A part of an
@@ -364,7 +436,7 @@ def unpack(net: nn.Module) -> nn.Module:
 
 def is_packed(net: nn.Module) -> bool:
     """Whether some layer keeps its input as bits."""
-    return any(isinstance(module, (PackedLinear, PackedConv2d)) for module in net.modules())
+    return any(type(module) in _PACKED.values() or isinstance(module, _Packed) for module in net.modules())
 
 
 def packable(net: nn.Module) -> Dict[nn.Module, Whole]:

@@ -305,17 +305,17 @@ class Recurrent(Stateful):
 
     def _linear_of(self, step: torch.Size) -> nn.Module:
         """``linear``, which is no Delay, for steps of this shape."""
-        linear: nn.Module = self._modules["linear"]  # type: ignore[assignment]  # it is there
-        if is_compiling():
-            return linear
-        if type(linear) is not nn.Linear:
-            self._check_linear(self.neuron, linear)  # modules may have come into it, or a step been set
-        elif step[-1:] != (linear.in_features,):
+        linear: Any = self._modules["linear"]
+        is_linear = type(linear) is nn.Linear
+        if (is_linear and step[-1:] == (linear.in_features,)) or is_compiling():
+            return linear  # type: ignore[no-any-return]  # a module
+        if is_linear:
             raise ValueError(
                 f"Recurrent: linear takes {linear.in_features} outputs, and one time step of the input "
                 f"has shape {list(step)}; give nn.Linear({step[-1] if step else 1}, {step[-1] if step else 1})"
             )
-        return linear
+        self._check_linear(self.neuron, linear)  # modules may have come into it, or a step been set
+        return linear  # type: ignore[no-any-return]  # a module
 
     def _behind(self, x: Tensor, past: Optional[Tensor], fed: Sequence[Tensor]) -> State:
         """The part of the state that a Delay has after these outputs came back."""
@@ -352,7 +352,9 @@ class Recurrent(Stateful):
                 names = (*neuron.states, FEEDBACK)
                 *_, fed = checks.state("Recurrent", names, before, x.unsqueeze(0), True)  # type: ignore[misc]  # not at rest
                 fed = fed.to(x.dtype)
-        back = _checked(self._linear_of(x.shape)(fed.detach() if self.detach else fed), x)
+        back = self._linear_of(fed.shape)(fed.detach() if self.detach else fed)
+        if type(back) is not Tensor or back.shape != fed.shape:
+            _checked(back, x)
         outputs, end, _ = call(neuron, (x + back,), inner, (), True, True)
         state: State = end or {}
         state[FEEDBACK] = outputs[0].clone()  # a caller may change the output in place

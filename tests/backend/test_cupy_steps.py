@@ -74,12 +74,28 @@ def test_sizes_in_turn_print_no_text_again(monkeypatch: pytest.MonkeyPatch) -> N
     assert printed == ["ForwardPlan"]
 
 
-@pytest.mark.parametrize("make", [sc.LIF, sc.Synaptic, sc.Alpha])
-def test_chunks_fetched_ahead(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 16 bits layers of some sizes fetch the next chunk while they compute this one, forward and backward."""
-    monkeypatch.setattr(forms, "FEWEST", 16)
+AHEAD = {
+    "LIF": sc.LIF,
+    "LIF, tau = 3": lambda backend: sc.LIF(3.0, backend=backend),
+    "Synaptic": sc.Synaptic,
+    "Alpha": sc.Alpha,
+    "PLIF": sc.PLIF,
+    "two numbers": lambda backend: sc.Synaptic(learn=("alpha", "beta"), backend=backend),
+    "channels": lambda backend: sc.LIF(torch.linspace(1.5, 3.0, 4), learn=("tau",), channel_dim=1, backend=backend),
+}
+
+
+@pytest.mark.parametrize("fewest", [16, 32], ids=["one-by-one", "at-once"])
+@pytest.mark.parametrize("name", AHEAD)
+def test_chunks_fetched_ahead(name: str, fewest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 16 bits layers of some sizes fetch the next chunk while they compute this one, forward and backward; the
+    smallest of them verify divisions of several neurons together, zeros and subnormal quotients among them.
+    """
+    monkeypatch.setattr(forms, "FEWEST", fewest)
     for steps in (17, 32, 33, 40, 49):
-        x = torch.rand(steps, 32, generator=torch.Generator().manual_seed(steps)).mul(1.5).to(torch.bfloat16)
-        ours, reference = (results(lambda b: make(backend=b), name, x) for name in ("cupy_host", "torch"))
+        x = torch.rand(steps, 2, 4, 4, generator=torch.Generator().manual_seed(steps)).mul(1.5)
+        x[:3, :, :, ::3] = torch.tensor([-0.0, 1e-38, 3e-39])[:, None, None, None]
+        x = x.to(torch.bfloat16)
+        ours, reference = (results(lambda b: AHEAD[name](backend=b), where, x) for where in ("cupy_host", "torch"))
         assert torch.equal(ours[0], reference[0]), steps
-        torch.testing.assert_close(ours[-1], reference[-1], rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(ours[1:], reference[1:], rtol=2e-2, atol=2e-2)

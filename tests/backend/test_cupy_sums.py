@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import spikecore as sc
+from spikecore._base.context import COMPILES
 from spikecore.backend import Spec
 from spikecore.bench._workloads import TwoStates
 from spikecore.kernels import Geometry
@@ -95,6 +96,30 @@ def test_autograd_knows_that_running_statistics_moved():
 
 
 @on_cpu
+@pytest.mark.skipif(not COMPILES, reason="torch.compile of what spikecore computes needs torch 2.6")
+@pytest.mark.parametrize(
+    ("layout", "sizes"), [("last", (4, 3, 8, 4, 4)), ("first", (2, 2, 3, 257, 1))], ids=["by kernels", "by torch"]
+)
+def test_a_compiled_network_moves_running_statistics_as_an_eager_one(layout, sizes):
+    """Two calls in training: outputs, gradients, and running statistics, which an op in the graph writes. Of channels
+    that no block takes, torch's operations find the statistics.
+    """
+    with installed(HostBlocksBackend, devices=("cpu",)) as name:
+        eager = NormNeuron(_norm(sizes[2]), sc.LIF(backend=name), fused=True)
+        compiled = copy.deepcopy(eager)
+        run = torch.compile(compiled, fullgraph=True, backend="aot_eager")
+        x, found = _image(torch.float32, layout, sizes), []
+        for layer, call in ((eager, eager), (compiled, run)):
+            leaf = x.clone().requires_grad_()
+            outputs = [call(leaf), call(leaf + 1)]
+            torch.autograd.backward(outputs, [torch.linspace(-1.0, 2.0, x.numel()).view(x.shape)] * 2)
+            found.append([*outputs, leaf.grad, *(p.grad for p in layer.parameters()), *layer.buffers()])
+    for its, mine in zip(*found):
+        torch.testing.assert_close(mine, its)
+    assert int(compiled.norm.num_batches_tracked) == 2
+
+
+@on_cpu
 @pytest.mark.parametrize("layout", ["first", "last"])
 @pytest.mark.parametrize("sizes", [(4, 5, 8, 4, 4), (4, 3, 24, 6, 4), (18, 2, 8, 4, 2), (2, 2, 6, 3, 1)], ids=str)
 def test_blocks_of_many_threads_compute_the_same(sizes, layout):
@@ -115,6 +140,23 @@ def test_blocks_of_many_threads_normalise_a_shortcut(layout):
     x[:, :, 0] -= 1000
     x[0, 0, 1] = 5
     _same_as_torch([x, 2 * x.flip(0) + 1], shortcut="before", shortcut_norm=_norm(24))
+
+
+@on_cpu
+@pytest.mark.parametrize("sizes", [(18, 5, 8, 4, 4), (18, 3, 24, 6, 3), (4, 2, 8, 4, 2), (18, 3, 64)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blocks_of_many_threads_add_up_learnt_parameters(dtype, sizes):
+    """Two parameters of each channel, of any shape of a channel: torch's gradients, and twice the same bits."""
+    x = (torch.rand(sizes, generator=torch.Generator().manual_seed(1)) * 2).to(dtype)
+    weights = torch.rand(sizes, generator=torch.Generator().manual_seed(2)).to(dtype)
+    tau, threshold = torch.linspace(1.5, 3.0, sizes[2]), torch.linspace(0.5, 1.0, sizes[2])
+    found = []
+    with installed(HostBlocksBackend, devices=("cpu",)) as name:
+        for backend in (name, name, "torch"):
+            neuron = sc.LIF(tau, threshold=threshold, learn=("tau", "threshold"), backend=backend)
+            found.append(torch.autograd.grad((neuron(x) * weights).float().sum(), [neuron.tau, neuron.threshold]))
+    assert all(torch.equal(one, other) for one, other in zip(*found[:2]))
+    torch.testing.assert_close(found[0], found[2], rtol=1e-3, atol=1e-3)
 
 
 def _norm(channels):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from spikecore.kernels import _recurrent
+from spikecore.kernels import _spike_products
 
 pytestmark = pytest.mark.gpu
 STEPS, BATCH = 40, 256
@@ -22,13 +22,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> List[int]:
     if not hasattr(torch.ops.aten.mm, "dtype") or torch.cuda.get_device_capability() < (8, 0):
         pytest.skip("needs tensor cores with bfloat16, and torch 2.8")
     found: List[int] = []
-    multiplied = _recurrent.multiplied
+    multiplied = _spike_products.multiplied
 
     def counted(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         found.append(b.shape[1])
         return multiplied(a, b)
 
-    monkeypatch.setattr(_recurrent, "multiplied", counted)
+    monkeypatch.setattr(_spike_products, "multiplied", counted)
     return found
 
 
@@ -62,7 +62,8 @@ def test_results_are_those_of_the_float64_loop(calls: List[int], width: int, bia
     """But for spikes at a threshold, of which float32's own product has some, too."""
     net, x = layer(width, backend, bias), drawn(STEPS, BATCH, width, seed=3) * 2
     found = results(net, x)
-    assert calls == [width] * (STEPS - 1)
+    # of every step but the first, and on cupy the gradient's
+    assert calls == [width] * (STEPS - (backend == "triton"))
     assert all(torch.equal(a, b) for a, b in zip(found, results(net, x)))
     exact = copy.deepcopy(net).double()
     exact.fused = False
@@ -88,3 +89,19 @@ def test_bits_where_sums_are_exact(calls: List[int], width: int) -> None:
     sc.set_backend(net, "torch")
     assert found.any()
     assert torch.equal(found, net.run(x, state=state)[0])
+
+
+@pytest.mark.parametrize("width", [513, 700, 1024])
+def test_the_gradient_of_the_weight_is_exact_but_for_sums(calls: List[int], width: int) -> None:
+    """Of layers whose steps are one launch: beside the product of the same cotangents and spikes in float64."""
+    net, x = layer(width, "cupy"), drawn(STEPS, BATCH, width, seed=3) * 2
+    spikes, _, of_x, of_weight, _ = results(net, x)
+    assert calls == [-(-width // 8) * 8]
+    exact = of_x[1:].double().flatten(0, 1).t() @ spikes[:-1].double().flatten(0, 1)
+    assert (of_weight - exact).norm() <= 1e-6 * exact.norm()
+    torch.set_float32_matmul_precision("high")
+    try:
+        results(net, x)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert len(calls) == 1

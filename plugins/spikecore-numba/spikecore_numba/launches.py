@@ -52,6 +52,8 @@ class Forward:
         kernel, scratch_bytes = self.kernel, self._bytes
         steps, neurons = geometry[:2]
         width, work_size = blocks_of(self.plan, geometry, groups)
+        if self.plan.spec.feedback is not None:
+            groups = with_rows(self.plan, groups)
         before, after = kernel.values(geometry, groups)
         # only what the kernel is the first to write: memory that was written has its pages already
         if steps * neurons >= WORTHWHILE:
@@ -239,6 +241,14 @@ def widest(steps: int, neurons: int) -> int:
     share = neurons if steps * neurons < WORTHWHILE else max(-(-neurons // (2 * torch.get_num_threads())), NARROW)
     # a multiple of the widest vector, 16 numbers of float32, so that the loop over a block's neurons leaves none over
     return min(-(-share // 16) * 16, BLOCK)
+
+
+def with_rows(plan: ForwardPlan, groups: Tuple[Any, ...]) -> Tuple[Any, ...]:
+    """The tensors of a forward launch with feedback, with what a neuron gives to each neuron in a row of the weight."""
+    params = [*groups[PARAMS]]
+    at = len(plan.program.params)
+    params[at] = params[at].t().contiguous()
+    return (*groups[:PARAMS], params, *groups[PARAMS + 1 :])
 
 
 def blocks_of(plan: Union[ForwardPlan, BackwardPlan], geometry: Geometry, groups: Sequence[Any]) -> Tuple[int, int]:

@@ -264,6 +264,27 @@ def test_blocks_and_networks_of_the_field() -> None:
             assert torch.equal(mine.grad, its.grad), name
 
 
+@pytest.mark.parametrize("half", [False, True])
+def test_attention_keeps_queries_keys_and_values_as_bits(half: bool) -> None:
+    """With outputs and gradients of the plain layer: a bit in the place of each number of the three."""
+    torch.manual_seed(0)
+    lif = lambda: sc.LIF(threshold=0.1, backend="torch")  # noqa: E731
+    plain = nn.Sequential(lif(), sc.layers.SpikingSelfAttention(16, 2, lif))
+    net = sc.layers.pack(copy.deepcopy(plain))
+    found = []
+    for one in (plain, net):
+        with torch.autocast("cpu", HALF, enabled=half):
+            out, kept = saved_by(lambda: one(zeros_and_ones(3, 2, 5, 16)))  # noqa: B023  # called at once
+        of_heads = {k.data_ptr() for k in kept if {*k.shape[-2:]} == {5, 8}}
+        assert len(of_heads) == (0 if one is net else 3)
+        out.float().square().sum().backward()
+        found.append([out, *(p.grad for p in one.parameters())])
+    for mine, its in zip(*found):
+        torch.testing.assert_close(mine, its)
+    assert "PackedHeadProducts" in str(net)
+    assert "PackedHeadProducts" not in str(sc.layers.unpack(net))
+
+
 def test_what_is_left_as_it_is() -> None:
     linear = nn.Linear(4, 4)
     own_forward = nn.Linear(4, 4)
@@ -333,3 +354,18 @@ def test_a_compiled_graph_keeps_bits() -> None:
         torch.testing.assert_close(mine, its)
     with pytest.raises(ValueError, match="is not what its layer was said to get"):
         run(x + 0.5)
+
+
+def test_products_of_attention_in_a_compiled_graph_keep_bits() -> None:
+    """With the gradients of torch's products."""
+    torch._dynamo.reset()
+    heads = sc.layers.pack(nn.Sequential(sc.LIF(), sc.layers.SpikingSelfAttention(16, 2, sc.LIF)))[1].products
+    found, bits = [], []
+    for run in (torch.compile(heads, fullgraph=True, backend="aot_eager"), packed.HeadProducts()):
+        leaves = [zeros_and_ones(3, k, 5, 8).transpose(0, 1)[:2].contiguous().requires_grad_() for k in (2, 3, 4)]
+        out, kept = saved_by(lambda: run(*leaves))  # noqa: B023  # called at once
+        found.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+        bits.append(len([k for k in kept if k.dtype == torch.uint8]))
+    assert bits == [3, 0]
+    for mine, its in zip(*found):
+        torch.testing.assert_close(mine, its)

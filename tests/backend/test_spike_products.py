@@ -1,0 +1,62 @@
+"""Float32 numbers in parts of bfloat16: by torch's operations, and by the kernel of cupy, here on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from spikecore.kernels import _spike_products
+from spikecore_cupy.host import HostBackend, reason
+
+#: What splits: operations of torch, or the kernel.
+SPLITS = [
+    "torch",
+    pytest.param("kernel", marks=[pytest.mark.kernels, pytest.mark.skipif(reason() is not None, reason=str(reason()))]),
+]
+
+
+@pytest.fixture
+def split(request: pytest.FixtureRequest) -> Any:
+    """One of :data:`SPLITS`."""
+    return _spike_products.split if request.param == "torch" else HostBackend().split
+
+
+def drawn(rows: int, width: int) -> torch.Tensor:
+    """Numbers of all sizes, the largest among them; none is so small that it loses bits."""
+    generator = torch.Generator().manual_seed(width)
+    x = torch.randn(rows, width, generator=generator) * torch.randn(rows, width, generator=generator).mul(20).exp()
+    x[x.abs() < 2.0**-100] = 0.0
+    x[0, 0] = -torch.finfo(torch.float32).max
+    return x
+
+
+@pytest.mark.parametrize("split", SPLITS, indirect=True)
+@pytest.mark.parametrize(("rows", "width"), [(5, 7), (3, 12), (9, 16), (2, 513)])
+def test_three_parts_are_the_number(split: Any, rows: int, width: int) -> None:
+    """All bits of it; rows are filled up with zeros, and one part is that with the highest bits."""
+    x = drawn(rows, width)
+    parts = split(x, 3)
+    assert parts.shape == (rows, 3, -(-width // 8) * 8)
+    assert torch.equal(parts.double().sum(1)[:, :width], x.double())
+    assert not parts[:, :, width:].any()
+    assert torch.equal(split(x, 1)[:, 0], parts[:, 2])
+
+
+@pytest.mark.parametrize("split", SPLITS, indirect=True)
+def test_numbers_that_do_not_begin_at_sixteen_bytes(split: Any) -> None:
+    """A view that begins at its second number."""
+    x = drawn(1, 33)[0, 1:].view(4, 8)
+    assert torch.equal(split(x, 3).double().sum(1), x.double())
+
+
+@pytest.mark.parametrize(("width", "rows"), [(16, 50), (21, 50), (21, 16)])
+def test_the_gradient_is_the_product(monkeypatch: pytest.MonkeyPatch, width: int, rows: int) -> None:
+    """Of all rows at once or of some; beside the product in float64. On a CPU no product of bfloat16 gives float32."""
+    monkeypatch.setattr(_spike_products, "ROWS", rows)
+    monkeypatch.setattr(_spike_products, "multiplied", lambda a, b: a.float() @ b.float())
+    generator = torch.Generator().manual_seed(0)
+    grads, spikes = torch.randn(50, width, generator=generator), torch.rand(50, width, generator=generator).round()
+    found = _spike_products.of_gradient(grads, spikes, _spike_products.split)
+    torch.testing.assert_close(found.double(), grads.double().t() @ spikes.double(), rtol=1e-6, atol=1e-6)
