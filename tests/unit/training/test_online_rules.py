@@ -48,18 +48,22 @@ def test_d_rtrl_of_a_neuron_is_backpropagation_through_time(name: str, chunk: in
 
 
 def test_d_rtrl_of_random_programs() -> None:
-    """200 drawn neurons, of several inputs, states and outputs."""
-    checked = 0
-    for program in drawn(programs(lambda name: True), 200, 7):
+    """200 drawn neurons, of several inputs, states and outputs, whose gradient through time is finite."""
+    checked = moved = 0
+    for program in drawn(programs(lambda name: True), 220, 7):
         model = program.model()
         net = layer(model.neuron(surrogate=model.surrogate.library()), 0.25)
         x, (weight,) = batch()
         targets = (weight,) * len(program.outputs)
         want = through_time(net, x, targets)
-        checked += any(bool(gradient.any()) for gradient in want.values())
+        if checked == 200 or not all(bool(gradient.isfinite().all()) for gradient in want.values()):
+            continue
+        checked += 1
+        moved += any(bool(gradient.any()) for gradient in want.values())
         for chunk in (1, 7, T):
             check(gradients(net, x, targets, rule="d_rtrl", chunk=chunk), want)
-    assert checked > 100
+    assert checked == 200
+    assert moved > 100
 
 
 def test_parameters_of_a_channel_have_their_own_gradients() -> None:
