@@ -18,6 +18,7 @@ HERE = Path(__file__).parent
 PAGES = ("open-neuromorphic.md", "shd.md", "online.md")
 _BLOCK = re.compile(r"(<!-- table: (\S+)(?: (\w+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 _VERSIONS = (
+<<<<<<< HEAD
     "torch",
     "cuda",
     "cupy",
@@ -29,6 +30,10 @@ _VERSIONS = (
     "sinabs",
     "rockpool",
     "braintrace",
+=======
+    *("torch", "cuda", "cupy", "triton", "numba", "jax"),
+    *("spikingjelly", "snntorch", "norse", "sinabs", "rockpool", "spyx"),
+>>>>>>> main
 )
 
 
@@ -61,12 +66,11 @@ def heading(case: Mapping[str, Any]) -> str:
     return f"n = {case['neurons']:,}"
 
 
-def bound(suite: str, rows: List[Row]) -> str:
-    """The bound's cell of a column."""
+def bound(suite: str, rows: List[Row], of: str) -> str:
+    """A column's cell of the bound; ``of`` is ``bound``, or ``peak`` for that of the data sheet."""
     figures = next(row.figures for row in rows if row.status in MEASURED)
-    if suite == "shd":
-        return three(figures["step_bound_ms"])
-    return f"{three(figures['forward_bound_ms'])} / {three(figures['training_bound_ms'])}"
+    kinds = ("step",) if suite == "shd" else ("forward", "training")
+    return " / ".join(three(figures[f"{kind}_{of}_ms"]) for kind in kinds)
 
 
 def table(report: Report, dtype: str) -> str:
@@ -83,7 +87,9 @@ def table(report: Report, dtype: str) -> str:
                 time = row.figures.get("training_ms", row.figures.get("step_ms", 0.0))
                 names.setdefault(row.implementation, (time, star))
     lines = [["", *(heading(case) for case, _ in cases)], ["---"] * (1 + len(cases))]
-    lines.append(["bound of the arithmetic", *(bound(suite, rows) for _, rows in cases)])
+    lines.append(["bound of the arithmetic", *(bound(suite, rows, "bound") for _, rows in cases)])
+    if any(name.endswith("_peak_ms") for name in report.rows[0].figures):
+        lines.append(["the same by the data sheet", *(bound(suite, rows, "peak") for _, rows in cases)])
     for name, (_, star) in sorted(names.items(), key=lambda item: item[1][0]):
         found = [next((row for row in rows if row.implementation == name), None) for _, rows in cases]
         cells = [_CELLS[suite](row) if row is not None and row.status in MEASURED else "" for row in found]
@@ -132,12 +138,12 @@ def versions(report: Report) -> str:
 
 def details(rows: List[Row]) -> str:
     """What rows say in words, once each; of what fails, how."""
-    said: Dict[str, str] = {}
+    said: Dict[Tuple[str, str], str] = {}
     for row in rows:
         if row.detail:
             failed = f"{row.status}: " if row.status not in MEASURED else ""
-            said.setdefault(row.implementation.partition(", ")[0], f"{failed}{row.detail}")
-    return "".join(f"- {name}: {detail}\n" for name, detail in said.items())
+            said.setdefault((row.implementation.partition(", ")[0], failed), f"{failed}{row.detail}")
+    return "".join(f"- {name}: {detail}\n" for (name, _), detail in said.items())
 
 
 def render(page: str) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from spikecore.bench._check import Observed, differences, observe
-from spikecore.bench._implementations import REFERENCE, Implementation
+from spikecore.bench._implementations import REFERENCE
 from spikecore.bench._machine import version_of
 from spikecore.bench._peers import JellyFunctional, JellyModule, NorseSteps, SnnSteps
 from spikecore.bench._report import Availability
@@ -106,10 +106,6 @@ class Library:
     equation: str = LIF
     #: Whether it has the surrogate of the suites, so that gradients can be compared.
     surrogate: bool = True
-    #: Whether a CUDA graph can hold it. A capture that fails spoils torch's random numbers for all that follows.
-    graph: bool = False
-    #: Whether it is a loop over time steps in Python.
-    loops: bool = False
     #: Whether it is a backend of spikecore.
     ours: bool = False
 
@@ -221,11 +217,23 @@ def _snn(width: int) -> nn.Module:
 
 
 _JELLY, _SNN = ("spikingjelly", "spikingjelly.activation_based.neuron"), ("snntorch", "snntorch")
+#: In the order in which they are measured: loops over time steps, which take longest, come last.
 LIBRARIES: Tuple[Library, ...] = (
-    Library("SpikingJelly functional", *_JELLY, "functional.lif_multi_step", _jelly_functional, graph=True),
-    Library("SpikingJelly module", *_JELLY, "LIFNode, multi-step", _jelly_module, graph=True),
-    Library("snnTorch", *_SNN, "Leaky in a loop over steps", _snn, graph=True, loops=True),
-    Library("snnTorch StateLeaky", *_SNN, "a convolution over time", SnnParallel, NO_RESET, graph=True),
+    Library("SpikingJelly functional", *_JELLY, "functional.lif_multi_step", _jelly_functional),
+    Library("SpikingJelly module", *_JELLY, "LIFNode, multi-step", _jelly_module),
+    Library("Spyx", "spyx", "spikecore.bench._spyx", "nn.LIF in lax.scan, compiled by XLA", None, SUBTRACTED),
+    Library("snnTorch StateLeaky", *_SNN, "a convolution over time", SnnParallel, NO_RESET),
+    Library("snnTorch", *_SNN, "Leaky in a loop over steps", _snn),
+    Library(
+        "Norse compiled",
+        "norse",
+        "norse.torch.functional.lif_box",
+        "LIFBox in a loop over steps, each compiled by torch.compile",
+        lambda width: NorseSteps(compiled=True),
+        RELAXED,
+        surrogate=False,
+    ),
+    Library("sinabs", "sinabs", "sinabs.layers", "LIF, a loop over steps", lambda width: SinabsLayer()),
     Library(
         "Norse",
         "norse",
@@ -234,9 +242,7 @@ LIBRARIES: Tuple[Library, ...] = (
         lambda width: NorseSteps(),
         RELAXED,
         surrogate=False,
-        loops=True,
     ),
-    Library("sinabs", "sinabs", "sinabs.layers", "LIF, a loop over steps", lambda width: SinabsLayer(), loops=True),
     Library(
         "Rockpool",
         "rockpool",
@@ -245,16 +251,13 @@ LIBRARIES: Tuple[Library, ...] = (
         RockpoolLayer,
         SYNAPSE,
         surrogate=False,
-        loops=True,
     ),
-    Library("Spyx", "spyx", "spikecore.bench._spyx", "nn.LIF in lax.scan, compiled by XLA", None, SUBTRACTED),
 )
 
 
-def of_backend(one: Implementation) -> Library:
+def of_backend(name: str) -> Library:
     """A backend of spikecore."""
-    neuron, backend = EQUATIONS[LIF].neuron, one.backend or REFERENCE
-    return Library(one.name, "spikecore", "spikecore", "sc.LIF", lambda width: neuron(backend), graph=True, ours=True)
+    return Library(name, "spikecore", "spikecore", "sc.LIF", lambda width: EQUATIONS[LIF].neuron(name), ours=True)
 
 
 def find_libraries(wanted: bool, names: Tuple[str, ...]) -> Tuple[List[Library], List[Availability]]:

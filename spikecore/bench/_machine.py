@@ -7,7 +7,7 @@ import sys
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
-from typing import Dict, Optional
+from typing import Dict, Mapping, NamedTuple, Optional
 
 import torch
 
@@ -28,6 +28,23 @@ _LIBRARIES = {
     "jax": ("jax",),
     "spyx": ("spyx",),
     "braintrace": ("braintrace",),
+}
+
+
+class Peak(NamedTuple):
+    """Rates of a card by its data sheet."""
+
+    #: Of products of float32 without TF32.
+    float32_tflops: float
+    #: Of products in 16 bits on the tensor cores, without sparsity.
+    tensor_tflops: float
+    memory_gb_s: float
+
+
+#: By the name that the driver gives. Source: NVIDIA's data sheets of the SXM modules.
+PEAKS: Mapping[str, Peak] = {
+    "NVIDIA H100 80GB HBM3": Peak(67.0, 989.5, 3350.0),
+    "NVIDIA H200": Peak(67.0, 989.5, 4800.0),
 }
 
 

@@ -19,15 +19,19 @@ from spikecore.bench._cases import Bench, Job, bench_of, timed
 from spikecore.bench._forms import forget_compiled, forms
 from spikecore.bench._implementations import REFERENCE
 from spikecore.bench._report import MEASURED, Fact, Row
-from spikecore.bench._set_up import Rectifier, Training, attempt, enter, train
+from spikecore.bench._set_up import Rectifier, Training, attempt, enter, train, train_by_jelly
 from spikecore.bench._settings import Settings
 from spikecore.bench._timing import Call, HostClock, Timing, failure, interleave
 from spikecore.bench._workers import Worker, turn
-from spikecore.bench.models import NETWORKS, Network
+from spikecore.bench.models import NETWORKS, Network, with_triton_neurons
 
 RELU = "ReLU"
-#: The row of a network that SpikingJelly has ready.
+#: The row of a network that SpikingJelly has ready; also under a graph of its own.
 JELLYS = "SpikingJelly's network"
+#: The same with its neurons in 16 bits as Triton kernels, which it has on request alone.
+JELLYS_TRITON = f"{JELLYS} with Triton neurons"
+#: How the reason of a row begins whose memory was not there.
+FULL = "OutOfMemoryError"
 #: Networks whose forms are set up before the first of them is timed; their captured steps are all in the memory of a
 #: GPU then.
 TOGETHER = 8
@@ -84,11 +88,26 @@ def _case(network: Network, bench: Bench) -> Dict[str, Fact]:
 
 
 def measure(network: Network, wanted: Sequence[str], case: Mapping[str, Fact], bench: Bench) -> List[Row]:
-    """The rows of one network, all forms in this process."""
+    """The rows of one network, all forms in this process, in turns; what does not fit beside the others, alone."""
     known, plain = entries(network, wanted, case, bench)
     found = {name: attempt(enter, bench) for name, enter in known.items()}
+    timings = _timed(found, bench)
+    for name in [name for name, one in found.items() if one.detail.startswith(FULL)]:
+        alone = {name: attempt(known[name], bench)}
+        timings.update(_timed(alone, bench))
+        found.update(alone)
+    return _rows(case, found, plain, timings)
+
+
+def _timed(found: Dict[str, Training], bench: Bench) -> Dict[str, Any]:
+    """The times of those that were set up, whose memory is given back."""
     calls = {name: one.call for name, one in found.items() if one.call is not None}
-    return _rows(case, found, plain, interleave(calls, bench.clock.batch, bench.plan))
+    timings = interleave(calls, bench.clock.batch, bench.plan)
+    calls.clear()
+    for name, one in found.items():
+        found[name] = replace(one, call=None)
+    bench.clock.forget()
+    return dict(timings)
 
 
 class Together:
@@ -236,12 +255,24 @@ def entries(
             if other.in_network is not None and (other.ours or not (form.ours or (form.compiled and other.loops))):
                 its = form if other.ours else replace(form, apart=True)
                 found[form.row(other.name)] = partial(enter, other, network, batch, bench, its)
-        jelly = any(other.name.startswith("SpikingJelly") for other in bench.implementations)
-        if network.of_spikingjelly is not None and jelly and not form.ours:
-            ready = replace(network, make=partial(_ready, network.of_spikingjelly))
+        for name, make in _jellys(network, bench).items() if not form.ours else ():
+            ready = replace(network, of_spikingjelly=make, make=partial(_ready, make))
             its = replace(form, apart=True)
-            found[form.row(JELLYS)] = partial(train, ready, batch, bench, Rectifier, REFERENCE, its)
+            found[form.row(name)] = partial(train, ready, batch, bench, Rectifier, REFERENCE, its)
+            if form.graph and not (form.compiled or form.compiled_adam):
+                found[f"{name}, its own {form.name}"] = partial(train_by_jelly, ready, batch, bench, its)
     return found, plain
+
+
+def _jellys(network: Network, bench: Bench) -> Dict[str, Callable[[int], nn.Module]]:
+    """The networks that SpikingJelly has ready, where it takes part."""
+    make = network.of_spikingjelly
+    if make is None or not any(other.name.startswith("SpikingJelly") for other in bench.implementations):
+        return {}
+    found = {JELLYS: make}
+    if bench.device.type == "cuda" and network.autocast is not None:
+        found[JELLYS_TRITON] = partial(with_triton_neurons, make, bench.device)
+    return found
 
 
 def _ready(make: Callable[[int], nn.Module], steps: int, neuron: Any) -> nn.Module:

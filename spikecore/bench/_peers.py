@@ -105,18 +105,20 @@ class SnnSingle(nn.Module):
 class NorseSingle(nn.Module):
     """Norse's LIF without a current, as a single step that continues."""
 
-    def __init__(self, tau: float = 2.0) -> None:
+    def __init__(self, tau: float = 2.0, compiled: bool = False) -> None:
         super().__init__()
         box = self.box = import_module("norse.torch.functional.lif_box")
         # the time step is 1, so the time constant is in time steps
         self.settings = box.LIFBoxParameters(tau_mem_inv=torch.tensor(1.0 / tau))
+        step: Callable[..., Any] = box.lif_box_feed_forward_step
+        self.step = torch.compile(step) if compiled else step
         self.state: Any = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Spikes of one time step."""
         state = self.box.LIFBoxFeedForwardState(v=torch.zeros_like(x)) if self.state is None else self.state
         spikes: Tensor
-        spikes, self.state = self.box.lif_box_feed_forward_step(x, state, self.settings, dt=1.0)
+        spikes, self.state = self.step(x, state, self.settings, dt=1.0)
         return spikes
 
     def reset(self) -> None:

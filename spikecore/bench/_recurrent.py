@@ -206,14 +206,14 @@ def measure(case: Any, bench: Bench) -> List[Row]:
     kinds = {"device": interleave(once, bench.clock.kernels, replace(bench.plan, fixed=PROFILED))}
     kinds["wall"] = interleave(calls, bench.clock.batch, bench.plan)
     if bench.device.type == "cuda":
-        captured = {name: _captured(call) for name, call in calls.items()}
+        captured = {name: as_graph(call) for name, call in calls.items()}
         kinds["graph"] = interleave(captured, bench.clock.batch, bench.plan)
     for name, one in under.items():
         rows[name] = _row(case, name, one, kinds)
     return [rows[name] for name in order]
 
 
-def _captured(call: Call) -> Call:
+def as_graph(call: Call) -> Call:
     """The same call as a CUDA graph, captured when it is first made."""
     graphs: List[torch.cuda.CUDAGraph] = []
 

@@ -47,8 +47,8 @@ _JOBS = {
     "recurrent": recurrent.jobs,
     "online": online.jobs,
     "pipeline": pipeline.jobs,
-    field.OPEN_NEUROMORPHIC: field.linear_jobs,
-    field.SHD: field.classifier_jobs,
+    FIELD[0]: field.linear_jobs,
+    FIELD[1]: field.classifier_jobs,
 }
 
 

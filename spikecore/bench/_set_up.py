@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any, Callable, Iterator, Optional, Tuple
 
 import torch
@@ -101,9 +102,7 @@ def train(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         net = form.network(sc.hoist(network.make(network.steps, neuron)).to(device))
-    generator = torch.Generator(device).manual_seed(0)
-    images = form.images(torch.rand(batch, *network.image, device=device, generator=generator))
-    labels = torch.randint(network.classes, (batch,), device=device, generator=generator)
+    images, labels = _batch(network, batch, device, form)
     optimizer = form.optimizer(net.parameters(), device)
     step = sc.training_model(net, form.loss(), optimizer, backend=backend, options=form.options(network))
 
@@ -122,6 +121,53 @@ def train(
         return Training(call, None, None)
     owned = held - before + peak
     return Training(call, owned, owned - _kept(net, optimizer))
+
+
+def _batch(network: Network, batch: int, device: torch.device, form: Form) -> Tuple[Tensor, Tensor]:
+    """Images and labels."""
+    generator = torch.Generator(device).manual_seed(0)
+    images = form.images(torch.rand(batch, *network.image, device=device, generator=generator))
+    return images, torch.randint(network.classes, (batch,), device=device, generator=generator)
+
+
+def train_by_jelly(network: Network, batch: int, bench: Bench, form: Form) -> Training:
+    """SpikingJelly's network under its own CUDA graph, as its trainers have it with ``execution_mode="cuda_graph"``.
+
+    Forward, loss and backward are replayed; the optimiser's step, what clears gradients and the reset of the states are
+    outside.
+    """
+    device, inside = bench.device, import_module("spikingjelly.activation_based._cuda_graph")
+    reset = import_module("spikingjelly.activation_based.functional").reset_net
+    if network.of_spikingjelly is None:
+        raise _Out("skipped", "is not ready there")
+    torch.manual_seed(0)
+    ready: Any = network.of_spikingjelly(network.steps)
+    net = form.network(ready.net.to(device))
+    inside.validate_cuda_graph_model(net)
+    images, labels = _batch(network, batch, device, form)
+    optimizer, loss_of = form.optimizer(net.parameters(), device), form.loss()
+
+    def step(images: Tensor, labels: Tensor) -> Tensor:
+        with torch.autocast(device.type, network.autocast, enabled=network.autocast is not None):
+            scores = net(images)
+        loss: Tensor = loss_of(scores, labels)
+        loss.backward()
+        return loss
+
+    replayed = inside.StaticCudaGraph(step, WARM_UP)
+
+    def call(i: int) -> Any:
+        optimizer.zero_grad(set_to_none=False)
+        loss = replayed(images, labels)
+        optimizer.step()
+        reset(net)
+        return loss
+
+    for i in range(WARM_UP + 2):
+        call(i)
+    if not torch.isfinite(call(0)):
+        raise _Out("failed", "the loss is not finite after a few steps")
+    return Training(call, None, None)
 
 
 @contextlib.contextmanager

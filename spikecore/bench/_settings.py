@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
@@ -46,7 +47,11 @@ _HEEDING: Mapping[str, Tuple[str, Sequence[str]]] = {
     "layouts": ("--layout", ("steps",)),
     "networks": ("--network", ("networks",)),
     "forms": ("--form", ("networks",)),
+    "cases": ("--case", FIELD),
+    "budget": ("--budget", FIELD),
 }
+#: Field's suite -> how ``cases`` names one of its sizes.
+_CASES = {"open-neuromorphic": re.compile(r"n=([1-9]\d*)"), "shd": re.compile(r"H=([1-9]\d*),B=([1-9]\d*)")}
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,11 @@ class Settings:
     #: Time steps of the benchmarks of the field, and dtypes of the first of them; those given above, if any are.
     field_steps: Optional[int] = None
     field_dtypes: Tuple[str, ...] = ()
+    #: Sizes of them, ``n=4096`` and ``H=128,B=64``; a suite of which none is here has its usual ones.
+    cases: Tuple[str, ...] = ()
+    #: Seconds of a library in a case of them, in a process of its own; 0: no limit, and in this process. Chosen for the
+    #: device where None.
+    budget: Optional[float] = None
     networks: Tuple[str, ...] = ()
     #: Forms that networks are trained in; none means those that suit network and device.
     forms: Tuple[str, ...] = ()
@@ -102,6 +112,9 @@ class Settings:
         _known("network", self.networks, tuple(NETWORKS))
         _known("form", self.forms, tuple(FORMS))
         _known("layout", self.layouts, STEP_LAYOUTS)
+        for case in self.cases:
+            if not any(pattern.fullmatch(case) for pattern in _CASES.values()):
+                raise ValueError(f"case {case!r} is no size; write n=4096 (open-neuromorphic) or H=128,B=64 (shd)")
         others = [*(peer.name for peer in PEERS), *(library.name for library in LIBRARIES)]
         _known("peer", self.peer_names, tuple(dict.fromkeys(others)))
         if self.peer_names and not self.peers:
@@ -120,6 +133,8 @@ class Settings:
         # NaN fails each comparison; with no patience nothing is waited for
         if self.turn is not None and not 0 < self.turn < math.inf:
             raise ValueError(f"turn={self.turn} must be a number of seconds above 0")
+        if self.budget is not None and not 0 <= self.budget < math.inf:
+            raise ValueError(f"budget={self.budget} must be a number of seconds, 0 or more")
         if not 0 <= self.patience < math.inf:
             raise ValueError(f"patience={self.patience} must be a number of seconds, 0 or more")
 
@@ -131,11 +146,16 @@ class Settings:
         for name, (option, heeding) in _HEEDING.items():
             values = getattr(self, name)
             if values and not set(heeding).intersection(self.suites):
-                chosen = values if isinstance(values, int) else ", ".join(map(str, values))
+                chosen = values if isinstance(values, (int, float)) else ", ".join(map(str, values))
                 raise ValueError(
                     f"{option} {chosen} does not change what --suite {', '.join(self.suites)} measures; leave it out, "
                     f"or measure a suite that it is for: {', '.join(heeding)}"
                 )
+
+        for suite, pattern in _CASES.items():
+            named = [case for case in self.cases if pattern.fullmatch(case)]
+            if named and suite not in self.suites:
+                raise ValueError(f"--case {named[0]} is a size of --suite {suite}, which is not measured")
 
     def check_shown(self) -> None:
         """Raise ValueError for what was chosen where a report is shown and nothing is measured."""
@@ -158,11 +178,17 @@ class Settings:
             small_steps=self.steps or ((8,) if quick else (8, 128)),
             field_steps=self.steps[0] if self.steps else None,
             field_dtypes=self.dtypes or (("float32", "bfloat16") if gpu and not quick else ("float32",)),
+            budget=(0.0 if quick else 60.0 if gpu else 120.0) if self.budget is None else self.budget,
             networks=self.networks or (("fc",) if quick else tuple(NETWORKS) if gpu else ("fc", "cifar10")),
             # compilation takes longer than all else of a quick run
             compile_steps=(0 if quick else 4) if self.compile_steps is None else self.compile_steps,
             repetitions=self.repetitions or (3 if quick else 9),
         )
+
+    def sizes(self, suite: str) -> Tuple[Tuple[int, ...], ...]:
+        """The numbers of the cases that name a size of this suite."""
+        found = (_CASES[suite].fullmatch(case) for case in self.cases)
+        return tuple(tuple(map(int, match.groups())) for match in found if match)
 
     @property
     def all_steps(self) -> Tuple[int, ...]:

@@ -227,7 +227,11 @@ class _Runner:
             self.calls, self.turns = plan.fixed, plan.repetitions
             return
         self.measure(turn, 1)  # compiles, tunes, allocates
-        once = min(self.measure(turn, 1), self.measure(turn, 1))
+        once = self.measure(turn, 1)
+        if once >= plan.patience:  # a turn is one call, whatever more is known of it
+            self.turns = plan.turns(once)
+            return
+        once = min(once, self.measure(turn, 1))
         # a quarter of a turn says how long a call takes once everything is warm
         warm = self.measure(turn, max(1, plan.calls(once) // 4))
         self.calls = plan.calls(warm)

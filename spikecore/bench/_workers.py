@@ -14,7 +14,7 @@ import time
 from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
 
 from spikecore.bench._settings import Settings
-from spikecore.bench._timing import failure
+from spikecore.bench._timing import Failure, failure
 
 #: One thread each, for as many processes as there are processors.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
@@ -98,8 +98,14 @@ class Worker:
         there.close()
         self._ready: Optional[Tuple[str, Any]] = None
 
-    def ready(self) -> Tuple[str, Any]:
-        """``("ready", what ``told()`` gave there)``, or ``("failed", a Failure)``; waits for it."""
+    def ready(self, limit: Optional[float] = None) -> Tuple[str, Any]:
+        """``("ready", what ``told()`` gave there)``, or ``("failed", a Failure)``; waits for it.
+
+        A process that is not ready after ``limit`` seconds is killed.
+        """
+        if self._ready is None and not self._pipe.poll(limit):
+            self.kill()
+            self._ready = ("failed", Failure("its process was not ready in time"))
         if self._ready is None:
             try:
                 self._ready = self._pipe.recv()
@@ -108,9 +114,16 @@ class Worker:
                 self._ready = ("failed", failure(RuntimeError(f"its process ended with {self._process.exitcode}")))
         return self._ready
 
-    def ask(self, what: str, *arguments: Any) -> Any:
-        """What a method of what was set up gives there, while all others wait. Raises RuntimeError if it raises."""
+    def ask(self, what: str, *arguments: Any, limit: Optional[float] = None) -> Any:
+        """What a method of what was set up gives there, while all others wait.
+
+        Raises RuntimeError if it raises, and TimeoutError after ``limit`` seconds; the process is killed then. Raises
+        EOFError if the process ended.
+        """
         self._pipe.send((what, arguments))
+        if not self._pipe.poll(limit):
+            self.kill()
+            raise TimeoutError(f"not done in {limit:g} s")
         good, answer = self._pipe.recv()
         if not good:
             raise RuntimeError(answer)
@@ -121,8 +134,12 @@ class Worker:
         self._pipe.close()
         self._process.join(LEAVE)
         if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+            self.kill()
+
+    def kill(self) -> None:
+        """End the process in the middle of what it does."""
+        self._process.kill()
+        self._process.join()
 
 
 def turn(call: Any, begin: int, calls: int) -> float:

@@ -153,6 +153,17 @@ class JellySpikformer(nn.Module):
         return scores
 
 
+def with_triton_neurons(make: Callable[[int], nn.Module], device: torch.device, steps: int) -> nn.Module:
+    """A network of SpikingJelly whose neurons take bfloat16 and keep states in it, as Triton kernels.
+
+    Without that request its modules compute inputs in 16 bits step by step in plain torch.
+    """
+    prepare = import_module("spikingjelly.activation_based.precision").prepare_model_for_precision
+    net = make(steps).to(device)
+    prepare(net, device, {"mode": "bf16", "neuron_storage": "bf16"})
+    return net
+
+
 class Tokens(nn.Module):
     """Images as tokens: ``[T, B, C, H, W] -> [T, B H W, C]``."""
 

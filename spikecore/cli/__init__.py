@@ -220,6 +220,13 @@ def cache(**options: Any) -> None:
     "--peers/--no-peers", default=True, help="Measure SpikingJelly, snnTorch, Norse and others where installed."
 )
 @_options("--peer", "peer_names", help="Measure this other library only.")
+@_options("--case", "cases", help="Measure this size of open-neuromorphic or shd only: n=4096, 'H=128,B=64'.")
+@_option(
+    "--budget",
+    type=float,
+    default=None,
+    help="Seconds of each library in a case of open-neuromorphic or shd.  [default: 60, on a CPU 120]",
+)
 @_number("--compile-steps", help="Measure torch.compile up to N steps, 0 for never.  [default: 4, with --quick 0]")
 @_number("--threads", type=click.IntRange(1), help="Threads of torch on the CPU.")
 @_number("--repetitions", help="Turns of every implementation. A figure is their median.  [default: 9]")

@@ -2,7 +2,7 @@
 
 They compute our spikes from our graphs, saved as the page on NIR says.
 
-Norse before 1.1 has no ``to_nir``, and Rockpool brings much: their cases are skipped where they are not installed.
+Rockpool brings much: its cases are skipped where it is not installed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nir_peers import WRITERS, how
 
 #: Deprecations of nirtorch and of what the libraries import are theirs.
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]
-OPTIONAL = {"norse": "norse.torch.utils.export_nir", "rockpool": "rockpool.nn.modules.torch.nir"}
+OPTIONAL = {"rockpool": "rockpool.nn.modules.torch.nir"}
 
 
 def _need(library: str) -> None:

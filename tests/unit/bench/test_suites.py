@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, List
 
 import pytest
 
@@ -11,6 +12,7 @@ from spikecore.bench import _calls as calls
 from spikecore.bench import _networks as networks
 from spikecore.bench import _steps as steps
 from spikecore.bench import models
+from spikecore.bench._set_up import Training
 from spikecore.testing._loopback import Loopback, installed
 
 
@@ -90,6 +92,24 @@ def small_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first network is small, and the only one."""
     network = replace(models.NETWORKS["fc"], steps=2, batch_on_cpu=2)
     monkeypatch.setattr(networks, "NETWORKS", {"fc": network})
+
+
+def test_what_does_not_fit_beside_others_is_set_up_alone(small_network: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A form whose memory is missing while others are there gets a second attempt without them."""
+    begun: List[str] = []
+
+    def attempt(enter: Any, bench: Any) -> Training:
+        begun.append("")
+        if len(begun) == 1:
+            return Training(None, None, None, "failed", "OutOfMemoryError: CUDA out of memory")
+        return kept(enter, bench)
+
+    kept = networks.attempt
+    monkeypatch.setattr(networks, "attempt", attempt)
+    rows = ran(replace(TINY, suites=("networks",), backends=("torch",))).rows
+    assert [(row.implementation, row.status) for row in rows] == [("ReLU", "ok"), ("torch", "ok")]
+    assert all(row.figures["step_ms"] > 0 for row in rows)
+    assert len(begun) == 3
 
 
 def test_networks_are_beside_relu(small_network: None) -> None:
