@@ -18,22 +18,8 @@ HERE = Path(__file__).parent
 PAGES = ("open-neuromorphic.md", "shd.md", "online.md")
 _BLOCK = re.compile(r"(<!-- table: (\S+)(?: (\w+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 _VERSIONS = (
-<<<<<<< HEAD
-    "torch",
-    "cuda",
-    "cupy",
-    "triton",
-    "numba",
-    "spikingjelly",
-    "snntorch",
-    "norse",
-    "sinabs",
-    "rockpool",
-    "braintrace",
-=======
     *("torch", "cuda", "cupy", "triton", "numba", "jax"),
-    *("spikingjelly", "snntorch", "norse", "sinabs", "rockpool", "spyx"),
->>>>>>> main
+    *("spikingjelly", "snntorch", "norse", "sinabs", "rockpool", "spyx", "braintrace"),
 )
 
 
