@@ -47,6 +47,7 @@ __all__ = [
     "ce_max_membrane",
     "ce_rate",
     "ce_temporal",
+    "first_spike",
     "mse_count",
     "mse_membrane",
     "mse_temporal",
@@ -227,6 +228,51 @@ def ce_temporal(
     sooner = -first if inverse == "negate" else 1.0 / (first + 1.0)
     labels = Targets(targets, outputs.shape[-1], weight, ignore_index, reduction)
     return labels.cross_entropy(steps.valid(sooner).log_softmax(-1), label_smoothing)
+
+
+def first_spike(
+    outputs: Tensor,
+    targets: Tensor,
+    *,
+    tau: float = 1.0,
+    early: float = 0.0,
+    tau_early: Optional[float] = None,
+    weight: Optional[Tensor] = None,
+    mask: Optional[Tensor] = None,
+    ignore_index: Optional[int] = None,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+) -> Tensor:
+    """Cross entropy of first-spike times: the right class should spike first, by a margin of ``tau``, and soon.
+
+    ``l_b = -log softmax(-t_b / tau)[y_b] + early (exp(t_b[y_b] / tau_early) - 1)`` with the time ``t_bc`` of the first
+    spike, in steps from 0, and ``T - 1`` for a neuron without one. The derivative of ``t_bc`` counts as -1 with respect
+    to the output at that step, and as 0 at all others. From neurons with ``gradient="spike_time"`` the gradient of all
+    weights is then that of the loss in continuous time (EventProp); from others it goes through the surrogate. With a
+    mask steps are counted among the real ones of the sequence, and T is their number.
+
+    ``outputs`` are spikes ``[T, B, C]``, one neuron for each class; a spike is what is not 0. ``tau`` is a difference
+    of times, in steps, above 0. ``early`` weighs the second term, which asks for early spikes; 0 or above.
+    ``tau_early`` is in steps, above 0; None for T. Class weights and ``ignore_index`` concern both terms,
+    ``label_smoothing`` the first. Otherwise as for :func:`ce_count`; ValueError also for another ``tau``, ``early`` or
+    ``tau_early``.
+    Source: Wunderlich and Pehle, "Event-based backpropagation can compute exact gradients for spiking neural networks"
+    (2021).
+    """
+    steps, x = _samples(outputs, targets, mask, ignore_index)
+    for name, value in (("tau", tau), ("tau_early", 1.0 if tau_early is None else tau_early)):
+        if not 0.0 < _number(name, value) < math.inf:
+            raise ValueError(f"{name} must be a number of steps above 0, got {value!r}")
+    if not 0.0 <= _number("early", early) < math.inf:
+        raise ValueError(f"early must be 0 or above, got {early!r}")
+    first = steps.valid(_spike_times(steps, x, 1)[0])
+    labels = Targets(targets, outputs.shape[-1], weight, ignore_index, reduction)
+    loss = labels.cross_entropy((first / -tau).log_softmax(-1), label_smoothing)
+    if not early:
+        return loss
+    of_target = (first * labels.per_class(first, on=1.0, off=0.0)).sum(-1)
+    scale = steps.count(x).clamp(min=1) if tau_early is None else tau_early
+    return loss + labels.reduce(early * ((of_target / scale).exp() - 1.0))
 
 
 def mse_temporal(
@@ -668,6 +714,12 @@ def _check_reduction(reduction: str) -> None:
 
 
 # spike counts and spike times
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    return value
 
 
 def _whole_spikes(name: str, rate: float, most: int) -> float:

@@ -34,8 +34,8 @@ def accuracy(
     - ``"count"``: the class with most spikes, for ``ce_count``, ``mse_count`` and ``ce_rate``. Graded and pooled spikes
       add up. Negative values are no spikes: a ValueError, and where values cannot be read (on a GPU or IPU, in a
       compiled graph) the accuracy is NaN. Those of ``TernaryLIF`` want ``"mean_membrane"``;
-    - ``"first_spike"``: the class that spikes first, for ``ce_temporal`` and ``mse_temporal``. A spike is whatever is
-      not 0, and a class without one counts as time T, after all steps;
+    - ``"first_spike"``: the class that spikes first, for ``ce_temporal``, ``mse_temporal`` and ``first_spike``. A spike
+      is whatever is not 0, and a class without one counts as time T, after all steps;
     - ``"max_membrane"``: the class with the highest value at any step, for ``ce_max_membrane``;
     - ``"mean_membrane"``: the class with the highest mean over time, for ``mse_membrane``, for ``ce_rate`` of a
       membrane or a linear read-out, and for a loss of ``outputs.mean(0)``.

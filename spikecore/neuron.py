@@ -20,6 +20,7 @@ from spikecore._shell.binding import Arithmetic, Dispatch, ask, request
 from spikecore._shell.call import call
 from spikecore._shell.state import Stateful
 from spikecore.lang import Program, ops
+from spikecore.lang import _spike_times as spike_times
 from spikecore.surrogate import ATan, Surrogate
 
 __all__ = ["Neuron", "Stateful"]
@@ -45,6 +46,9 @@ class Neuron(Stateful):
 
     surrogate: what stands for the derivative of the spike, see :mod:`spikecore.surrogate`.
     detach_reset: if true, spikes carry no gradient where they enter the next value of a state in ``reset_states``.
+    gradient: ``"surrogate"``, or ``"spike_time"``: the exact derivative of the times of spikes (EventProp), for
+        equations with one spike. The spikes stay as they are; ``surrogate`` and ``detach_reset`` have no effect. The
+        neuron then has two more states, ``"time_shift"`` and ``"last_u"``. See the page on spike times.
     learn: names of the parameters to learn; they become ``nn.Parameter``.
     bounds: ranges of parameters that replace those the class declares, ``{"tau": (1.0, 10.0)}``; ``{"tau": None}`` for
         none, and ``bounds=None`` for no ranges at all. See :mod:`spikecore._shell.ranges`.
@@ -80,6 +84,7 @@ class Neuron(Stateful):
     configuration = {
         "surrogate": checks.surrogate,
         "detach_reset": checks.flag,
+        "gradient": checks.gradient,
         "channel_dim": checks.whole,
         "repeat": checks.steps_or_none,
         **Stateful.configuration,
@@ -89,6 +94,8 @@ class Neuron(Stateful):
     #: The ranges now, which ``bounds`` shows, and ``bounds`` as it was given, which stays when ranges follow values.
     _ranges: Dict[str, ranges.Interval]
     _given_bounds: Any
+    #: What stands for the derivative of a spike; of the class for a neuron that was pickled before there was a choice.
+    gradient: str = "surrogate"
     #: Whether a checkpoint is loaded.
     _loading = False
     #: What runs calls; there is none yet while the neuron is made.
@@ -108,6 +115,7 @@ class Neuron(Stateful):
         *,
         surrogate: Optional[Surrogate] = None,
         detach_reset: bool = False,
+        gradient: str = "surrogate",
         learn: Sequence[str] = (),
         channel_dim: int = 1,
         step: str = "multi",
@@ -121,6 +129,7 @@ class Neuron(Stateful):
         checks.known_keywords(type(self), params)
         self.surrogate = ATan() if surrogate is None else surrogate
         self.detach_reset = detach_reset
+        self.gradient = gradient
         self.channel_dim = channel_dim
         self.repeat = repeat
         self.learn = parameters.names_to_learn(type(self).__name__, learn, tuple(self.params))
@@ -250,6 +259,14 @@ class Neuron(Stateful):
         """The ranges of this neuron's parameters, given their values, before ``bounds`` replaces some."""
         return ranges.declared(type(self))
 
+    def _states_for(self, gradient: str) -> Mapping[str, Union[float, str]]:
+        """The states of this neuron's program, which ``states`` shows."""
+        declared = type(self).states
+        if gradient == "surrogate":
+            return declared
+        shift, last = spike_times.names_of((*self.inputs, *declared, *self.params))
+        return {**declared, shift: 0.0, last: spike_times.UNKNOWN}
+
     def _own_names(self) -> Collection[str]:
         return tuple(dict.fromkeys((*self.params, *self.configuration, *checks.COMMON)))
 
@@ -266,6 +283,8 @@ class Neuron(Stateful):
             before = self.__dict__.get(name, self.__dict__)
             super().__setattr__(name, value)
             after = self.__dict__.get(name)
+            if name == "gradient":
+                self.__dict__["states"] = self._states_for(value)
             if after is not before or type(after) not in _FIXED:
                 self._changed(name)
 
@@ -391,7 +410,7 @@ class Neuron(Stateful):
         learnt = {name for name, _ in self.named_parameters(recurse=False)}
         shown = {name: parameters.shown(getattr(self, name)) for name in self.params}
         parts = [f"{name}={text}" + (" (learnt)" if name in learnt else "") for name, text in shown.items()]
-        usual = {"step": "multi", "detach_reset": False, "channel_dim": 1}
+        usual = {"step": "multi", "detach_reset": False, "gradient": "surrogate", "channel_dim": 1}
         added = [name for name in self.configuration if name not in Neuron.configuration]
         unusual = [name for name in (*added, *Neuron.configuration) if getattr(self, name) != usual.get(name)]
         parts += [f"{name}={getattr(self, name)!r}" for name in unusual]

@@ -3,7 +3,7 @@
 python docs/benchmarks/tables.py
 
 A page has a line ``<!-- table: FILE -->`` before each table and ``<!-- end -->`` behind it. With ``<!-- table: FILE
-bfloat16 -->`` only the cases of a dtype are in the table.
+bfloat16 -->`` only the cases of a dtype are in the table; of the suite ``online`` with ``rules`` or ``memory`` those.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, Dict, List, Mapping, Tuple
 from spikecore.bench._report import MEASURED, Report, Row, from_json
 
 HERE = Path(__file__).parent
-PAGES = ("open-neuromorphic.md", "shd.md")
+PAGES = ("open-neuromorphic.md", "shd.md", "online.md")
 _BLOCK = re.compile(r"(<!-- table: (\S+)(?: (\w+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 _VERSIONS = (
     *("torch", "cuda", "cupy", "triton", "numba", "jax"),
-    *("spikingjelly", "snntorch", "norse", "sinabs", "rockpool", "spyx"),
+    *("spikingjelly", "snntorch", "norse", "sinabs", "rockpool", "spyx", "braintrace"),
 )
 
 
@@ -62,6 +62,8 @@ def bound(suite: str, rows: List[Row], of: str) -> str:
 def table(report: Report, dtype: str) -> str:
     """The cases of a report as columns, and below it the machine and what rows with a star compute."""
     (suite,) = {row.suite for row in report.rows}
+    if suite == "online":
+        return online(report, dtype)
     cases = [(case, rows) for case, rows in report.cases(suite) if dtype in ("", case["dtype"])]
     names: Dict[str, Tuple[float, str]] = {}
     for _, rows in cases:
@@ -82,12 +84,42 @@ def table(report: Report, dtype: str) -> str:
     return f"{text}\n{machine(report)}\n\n{details([row for _, rows in cases for row in rows])}"
 
 
+def online(report: Report, part: str) -> str:
+    """The rules as columns, or the numbers of steps: a cell has single steps and chunks, or MiB."""
+    in_memory = part == "memory"
+    cases = [(case, rows) for case, rows in report.cases("online") if ("rule" not in case) == in_memory]
+    headings = [f"T = {case['steps']:,}" if in_memory else case["rule"] for case, _ in cases]
+    lines = [["", *headings], ["---"] * (1 + len(cases))]
+    every = [row for _, rows in cases for row in rows]
+    for name in dict.fromkeys(row.implementation for row in every if row.status in MEASURED):
+        found = [next((row for row in rows if row.implementation == name), None) for _, rows in cases]
+        lines.append([name, *(online_cell(row) if row is not None and row.figures else "" for row in found)])
+    text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    steps = "" if in_memory else f"; T = {cases[0][0]['steps']}"
+    return f"{text}\n{versions(report)}{steps}; {report.machine['date']}.\n\n{details(every)}"
+
+
+def online_cell(row: Row) -> str:
+    """A cell: MiB, or microseconds per step, each with the ratio to the loop by hand."""
+    figures = row.figures
+    if "memory_mib" in figures:
+        return three(figures["memory_mib"])
+    kinds = [kind for kind in ("step", "chunk") if f"{kind}_us" in figures]
+    cells = [f"{three(figures[f'{kind}_us'])} ({figures[f'{kind}_over_plain']:.2f})" for kind in kinds]
+    return " / ".join(cells if len(kinds) == 2 else ["–", *cells])
+
+
 def machine(report: Report) -> str:
     """One line about the machine and the versions."""
+    return f"{versions(report)}; T = {report.rows[0].case['steps']}; {report.machine['date']}."
+
+
+def versions(report: Report) -> str:
+    """The machine, and the versions of libraries."""
     facts = report.machine
-    versions = ", ".join(f"{name} {facts[name]}" for name in _VERSIONS if facts.get(name))
+    there = ", ".join(f"{name} {facts[name]}" for name in _VERSIONS if facts.get(name))
     threads = f", {facts['threads']} thread(s)" if str(facts["device"]).startswith("cpu") else ""
-    return f"{facts['device_name']}{threads}; {versions}; T = {report.rows[0].case['steps']}; {facts['date']}."
+    return f"{facts['device_name']}{threads}; {there}"
 
 
 def details(rows: List[Row]) -> str:

@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 PAGE = HERE.parent / "results.md"
 #: What the runs of a row have in common.
 SAME = ("data", "library", "network", "backend", "machine", "command")
-ORDER = ("MNIST", "digits", "Japanese Vowels", "the QT database")
+ORDER = ("MNIST", "digits", "store and recall", "Japanese Vowels", "the QT database")
 HEAD = """\
 # Results
 
@@ -45,6 +45,7 @@ A row's command leaves out `--seed 0`, and `--results FILE`, which adds a run to
   `train-images-idx3-ubyte`, `train-labels-idx1-ubyte`, `t10k-images-idx3-ubyte`, `t10k-labels-idx1-ubyte`.
   `python examples/mnist.py --data FOLDER --download` gets them from a public mirror.
 - **digits** (E. Alpaydin, C. Kaynak; CC BY 4.0) come with scikit-learn, which `pip install '.[train]'` installs.
+- **store and recall** is made by `online.py` itself, from the seed; so are the sequences it is tested with.
 - **Japanese Vowels** (M. Kudo, J. Toyama, M. Shimbo; CC BY 4.0) come with aeon: `pip install --no-deps aeon`.
 
 Electrocardiograms (`ecg.py`, 400 epochs) were not run again for this page: [Benchmarks](benchmarks/guides.md#programs)

@@ -37,6 +37,7 @@ from spikecore.backend import Feedback, Runner, Spec, Unsupported
 from spikecore.dtypes import NAMES
 from spikecore.lang import Expr, Node, Numbers, Program, topological, trace
 from spikecore.lang._program import normalised, repeated
+from spikecore.lang._spike_times import with_spike_times
 
 # -- dispatch
 
@@ -301,7 +302,8 @@ def _traced(neuron: Any) -> Tuple[Program, Dict[str, float]]:
     for name, value in neuron._parameters.items():
         if name in ranges and value is not None:
             params[name] = ranges[name].equation(params[name], value.dtype)
-    reset = neuron.states if neuron.reset_states is None else neuron.reset_states
+    declared = type(neuron).states
+    reset = declared if neuron.reset_states is None else neuron.reset_states
     # dynamics sees self.tau as p.tau, since as a number it would be a constant; and what it sets on self is lost
     twin = object.__new__(type(neuron))
     twin.__dict__.update(neuron.__dict__)
@@ -310,12 +312,14 @@ def _traced(neuron: Any) -> Tuple[Program, Dict[str, float]]:
         twin.dynamics,
         name=type(neuron).__name__,
         inputs=neuron.inputs,
-        states=neuron.states,
+        states=declared,
         params=params,
         detached=tuple(reset) if neuron.detach_reset else (),
         numbers=numbers,
     )
     _check_learnt(neuron, program)
+    if neuron.gradient == "spike_time":
+        program = with_spike_times(program, *[name for name in neuron.states if name not in declared])
     if neuron.arithmetic is not None:
         program = neuron.arithmetic.rewrite(program)
     return program, {name: numbers.values[name] for name in program.numbers}

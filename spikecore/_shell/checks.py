@@ -25,7 +25,7 @@ from spikecore.surrogate._base import is_given
 
 RESETS = ("hard", "soft", "none")
 #: Keywords of every neuron, beside its parameters.
-COMMON = ("surrogate", "detach_reset", "learn", "channel_dim", "step", "repeat", "backend", "bounds")
+COMMON = ("surrogate", "detach_reset", "gradient", "learn", "channel_dim", "step", "repeat", "backend", "bounds")
 
 
 def shown(value: Any) -> str:
@@ -163,6 +163,12 @@ def steps_or_none(owner: str, name: str, value: Any) -> Optional[int]:
 def reset(owner: str, name: str, value: Any) -> str:
     """What a spike does to the membrane potential."""
     return _choice(owner, name, value, RESETS, f"one of {', '.join(map(repr, RESETS))}")
+
+
+def gradient(owner: str, name: str, value: Any) -> str:
+    """What stands for the derivative of a spike."""
+    words = "'surrogate', or 'spike_time' for the exact derivative of the times of spikes"
+    return _choice(owner, name, value, ("surrogate", "spike_time"), words)
 
 
 def step(owner: str, name: str, value: Any) -> str:

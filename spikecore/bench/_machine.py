@@ -27,6 +27,7 @@ _LIBRARIES = {
     "rockpool": ("rockpool",),
     "jax": ("jax",),
     "spyx": ("spyx",),
+    "braintrace": ("braintrace",),
 }
 
 

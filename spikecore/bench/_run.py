@@ -14,6 +14,7 @@ from spikecore.bench import _layouts as layouts
 from spikecore.bench import _networks as networks
 from spikecore.bench import _neurons as neurons
 from spikecore.bench import _norms as norms
+from spikecore.bench import _online as online
 from spikecore.bench import _pipeline as pipeline
 from spikecore.bench import _recurrent as recurrent
 from spikecore.bench import _single as single
@@ -44,6 +45,7 @@ _JOBS = {
     "networks": networks.jobs,
     "norms": norms.jobs,
     "recurrent": recurrent.jobs,
+    "online": online.jobs,
     "pipeline": pipeline.jobs,
     FIELD[0]: field.linear_jobs,
     FIELD[1]: field.classifier_jobs,

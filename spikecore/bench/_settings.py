@@ -31,6 +31,7 @@ SUITES = (
     "networks",
     "norms",
     "recurrent",
+    "online",
     "pipeline",
     *FIELD,
 )

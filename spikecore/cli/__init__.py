@@ -224,8 +224,8 @@ def cache(**options: Any) -> None:
     "--suite",
     "suites",
     default=["all"],
-    help="neurons, layouts, steps, small, single, calls, beside, documents, networks, norms, recurrent, pipeline, "
-    "open-neuromorphic, shd or all.",
+    help="neurons, layouts, steps, small, single, calls, beside, documents, networks, norms, recurrent, online, "
+    "pipeline, open-neuromorphic, shd or all.",
 )
 @_option("--device", default="auto", help="cpu, cuda or cuda:1. auto is the GPU if there is one.")
 @_flag("--quick", help="Rough figures of a few cases in one to three minutes.")

@@ -145,6 +145,23 @@ SUITES: Mapping[str, Suite] = {
             Said("kept: float32 for each number of the output", "held_words"),
         ),
     ),
+    "online": Suite(
+        "Learning rules that move along with time",
+        (
+            Column("step_us", "step\nus", _three),
+            Column("step_over_plain", "/ plain", _two),
+            Column("chunk_us", "in chunks\nus", _three),
+            Column("chunk_over_plain", "/ plain", _two),
+            Column("memory_mib", "memory\nMiB", _three),
+        ),
+        (Said("wall time per step"), Said("forward, trace, gradient and update", "step_us")),
+        (
+            Said("plain: the rule written by hand in plain PyTorch", "step_over_plain"),
+            Said("step: one at a time, with an update", "step_us"),
+            Said("in chunks: of 20 steps, of a sequence of 100", "chunk_us"),
+            Said("memory: at the peak, beyond a short sequence's", "memory_mib"),
+        ),
+    ),
     "small": Suite(
         "Small layers",
         (

@@ -493,11 +493,11 @@ def normalised(program: Program, shortcut: str, statistics: Tuple[bool, ...], wh
     as the running ones are. whole: what the shortcut holds, where that is known.
     """
     reserved = [*program.inputs, *program.states, *program.params]
-    inputs = (*program.inputs, _free("skip", reserved)) if shortcut else program.inputs
+    inputs = (*program.inputs, free_name("skip", reserved)) if shortcut else program.inputs
     leaves: List[Expr] = [Expr(Node("input", (), name)) for name in (inputs[0], inputs[-1])]
     normal, rows = list(leaves), []
     for k, (name, prefix) in enumerate(zip((inputs[0], inputs[-1])[: len(statistics)], ("norm", "skip_norm"))):
-        row = Statistics(name, *[_free(f"{prefix}_{what}", reserved) for what in Statistics._fields[1:]])
+        row = Statistics(name, *[free_name(f"{prefix}_{what}", reserved) for what in Statistics._fields[1:]])
         mean, rstd, weight, bias = map(_param, row[1:])
         normal[k] = (leaves[k] - mean) * (rstd * weight) + bias
         rows.append(row)
@@ -520,9 +520,9 @@ def corrected(program: Program) -> Derived:
     Its parameters beside those of the other one are the gradients of weight and bias of each, and 1 / n.
     """
     reserved = [*program.inputs, *program.states, *program.params]
-    share, seeds, names = _free("norm_share", reserved), [], []
+    share, seeds, names = free_name("norm_share", reserved), [], []
     for row in program.normalised:
-        names += [_free(f"{name}_grad", reserved) for name in (row.weight, row.bias)]
+        names += [free_name(f"{name}_grad", reserved) for name in (row.weight, row.bias)]
         mean, rstd, weight, grad_weight, grad_bias = map(_param, (row.mean, row.rstd, row.weight, *names[-2:]))
         centred = Expr(Node("input", (), row.input)) - mean
         scale, part = rstd * weight, _param(share)
@@ -558,7 +558,8 @@ def _param(name: str) -> Expr:
     return Expr(Node("param", (), name))
 
 
-def _free(name: str, reserved: Collection[str]) -> str:
+def free_name(name: str, reserved: Collection[str]) -> str:
+    """The name, with underscores behind it until it is in no use."""
     while name in reserved:
         name += "_"
     return name
@@ -585,7 +586,7 @@ def repeated(program: Program) -> Derived:
     """
     read = {node.attr for node in program.nodes if node.op == "input"}
     reserved = {*program.inputs, *program.states, *program.params}
-    constants = [_free(f"{name}_constant", reserved) for name in program.inputs]
+    constants = [free_name(f"{name}_constant", reserved) for name in program.inputs]
     nodes = {Node("input", (), name): Node("param", (), ours) for name, ours in zip(program.inputs, constants)}
     names = tuple(ours if name in read else "" for name, ours in zip(program.inputs, constants))
     return Derived(changed(program, nodes, params=(*filter(None, names), *program.params)), names)

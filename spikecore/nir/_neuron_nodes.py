@@ -127,6 +127,7 @@ def _unsaid_of(neuron: Any) -> List[Unsaid]:
         (neuron.reset == "none", "no_reset", "is not reset (reset='none'), NIR resets to v_reset"),
         (late, "delayed_reset", "is reset one step after it fired (reset_delay=True), NIR resets it at once"),
         (neuron.detach_reset, "detach_reset", "has detach_reset=True, a rule for gradients that NIR has no word for"),
+        (neuron.gradient != "surrogate", "gradient", f"has gradient={neuron.gradient!r}, which NIR has no word for"),
         (getattr(neuron, "many", False), "many_spikes", "may fire several spikes in a step (many=True), in NIR one"),
     )
     return [*(Unsaid(name, sentence) for holds, name, sentence in facts if holds), *unsaid_surrogate(neuron)]

@@ -33,7 +33,7 @@ from spikecore.nir._neuron_nodes import FORMS, Unsaid, Writing, checked_node_of
 from spikecore.quant._plain import Formats, plain
 
 #: What ``keep`` may name.
-KEEPABLE = tuple("soft_reset no_reset delayed_reset many_spikes initial_state surrogate detach_reset".split())
+KEEPABLE = tuple("soft_reset no_reset delayed_reset many_spikes initial_state surrogate detach_reset gradient".split())
 #: What other modules should do.
 _HINTS: Dict[str, str] = {
     "BatchNorm1d": "fold it into the layer before it: torch.nn.utils.fusion.fuse_linear_bn_eval",
@@ -83,7 +83,7 @@ def save(
     keep: what NIR cannot say is refused, unless it is named here. Then the graph is written without it, with one
         warning, and it is kept as metadata, which :func:`load` alone reads: ``"soft_reset"``, ``"no_reset"``,
         ``"delayed_reset"``, ``"many_spikes"``, ``"initial_state"``, ``"surrogate"`` (any but the default),
-        ``"detach_reset"``.
+        ``"detach_reset"``, ``"gradient"`` (of spike times).
 
     Class, settings and exact parameters of our neurons are kept as metadata, too, so that :func:`load` gives the same
     network, bit for bit, although ``tau`` is rounded in the file. Numbers are float32, or float64 if the network's are.

@@ -8,11 +8,12 @@ checks and the handling of batches that every step needs.
 from spikecore._base.batches import device_of, flattened, run_network, tree_map
 from spikecore.training._checks import check_loss, check_optimizer
 from spikecore.training._models import DataLoader, inference_model, training_model
-from spikecore.training._online import OnlineOptions, OnlineTraining
+from spikecore.training._online import STDP, OnlineOptions, OnlineTraining
 from spikecore.training._saving import all_or_nothing, check_parts, load_checkpoint, save_checkpoint
 from spikecore.training._steps import CudaOptions, InferenceStep, Loss, TrainingOptions, TrainingStep
 
 __all__ = [
+    "STDP",
     "CudaOptions",
     "DataLoader",
     "InferenceStep",

@@ -272,7 +272,7 @@ class TestErrors:
             losses.rate_regularizer(spikes(), target=0.1, per="layer")
 
 
-SMOOTHED = [losses.ce_count, losses.ce_rate, losses.ce_max_membrane, losses.ce_temporal]
+SMOOTHED = [losses.ce_count, losses.ce_rate, losses.ce_max_membrane, losses.ce_temporal, losses.first_spike]
 EVERY = [*SMOOTHED, losses.mse_count, losses.mse_membrane, losses.mse_temporal]
 WEIGHT = torch.tensor([0.5, 2.0, 1.0, 0.1, 3.0, 1.5], dtype=torch.float64)
 
@@ -394,6 +394,23 @@ def ce_by_hand(x, y, lengths, inverse):
     return each, gradient
 
 
+def first_by_hand(x, y, lengths, tau, early, tau_early):
+    """``first_spike`` of each sample and its derivative, by loops."""
+    each, gradient = np.zeros(len(lengths)), np.zeros_like(x)
+    for b, length in enumerate(lengths):
+        times = [times_of(x[:length, b, c], 1)[0] for c in range(NEURONS)]
+        odds = np.exp([-time / tau for time in times])
+        odds /= odds.sum()
+        scale = length if tau_early is None else tau_early
+        each[b] = -np.log(odds[y[b]]) + early * (np.exp(times[y[b]] / scale) - 1)
+        for c, time in enumerate(times):
+            to_time = ((c == y[b]) - odds[c]) / tau
+            if c == y[b]:
+                to_time += early / scale * np.exp(time / scale)
+            gradient[time, b, c] -= to_time
+    return each, gradient
+
+
 def mse_by_hand(x, y, lengths, on, off, tolerance):
     each, gradient = np.zeros(SAMPLES), np.zeros_like(x)
     for b, length in enumerate(lengths):
@@ -422,6 +439,18 @@ class TestSpikeTimes:
         x.requires_grad_()
         found = losses.ce_temporal(x, neurons_of(), inverse=inverse, mask=mask, reduction="none")
         expected, gradient = ce_by_hand(trains().numpy(), neurons_of().numpy(), lengths, inverse)
+        np.testing.assert_allclose(found.detach().numpy(), expected, rtol=1e-12)
+        found.sum().backward()
+        np.testing.assert_allclose(x.grad.numpy(), gradient, rtol=1e-12, atol=1e-15)
+
+    @pytest.mark.parametrize(("early", "tau_early"), [(0.0, None), (0.3, None), (0.3, 2.5)])
+    def test_first_spike(self, lengths, early, tau_early):
+        """Values and gradients are those of the loop, with and without the term of early spikes."""
+        x, mask = padded(lengths)
+        x.requires_grad_()
+        keywords = {"tau": 1.7, "early": early, "tau_early": tau_early, "mask": mask, "reduction": "none"}
+        found = losses.first_spike(x, neurons_of(), **keywords)
+        expected, gradient = first_by_hand(trains().numpy(), neurons_of().numpy(), lengths, 1.7, early, tau_early)
         np.testing.assert_allclose(found.detach().numpy(), expected, rtol=1e-12)
         found.sum().backward()
         np.testing.assert_allclose(x.grad.numpy(), gradient, rtol=1e-12, atol=1e-15)
@@ -480,6 +509,14 @@ def test_errors_of_spike_times():
         losses.mse_temporal(x, times.bool(), target_is_time=True)
     with pytest.raises(ValueError, match="reduction must be one of .* got 'avg'"):
         losses.mse_temporal(x, times, target_is_time=True, reduction="avg")
+    for keywords, error, text in (
+        ({"tau": 0.0}, ValueError, r"tau must be a number of steps above 0, got 0\.0"),
+        ({"tau_early": -1}, ValueError, "tau_early must be a number of steps above 0, got -1"),
+        ({"early": float("inf")}, ValueError, "early must be 0 or above, got inf"),
+        ({"early": True}, TypeError, "early must be a number, got True"),
+    ):
+        with pytest.raises(error, match=text):
+            losses.first_spike(x, y, **keywords)
     with pytest.raises(ValueError, match="inverse must be one of 'negate', 'reciprocal', got 'no'"):
         losses.ce_temporal(x, y, inverse="no")
 

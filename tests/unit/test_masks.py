@@ -22,6 +22,7 @@ LOSSES = [
     partial(losses.mse_count, correct_rate=0.29, incorrect_rate=0.15),
     partial(losses.mse_membrane, on_target=1.5, off_target=-0.5),
     losses.ce_temporal,
+    partial(losses.first_spike, tau=2.0, early=0.1),
     partial(losses.mse_temporal, on_target=2),
 ]
 REGULARIZERS = [

@@ -5,10 +5,12 @@ The path of a chunk: :class:`OnlineTraining` runs the network on it and records 
 (:mod:`~spikecore.training._online._rules`). Backward goes from neuron to neuron
 (:mod:`~spikecore.training._online._backward`), and at each asks the traces of its weights
 (:mod:`~spikecore.training._online._traces`) and of its parameters
-(:mod:`~spikecore.training._online._sensitivities`) what the chunk owes to earlier steps.
+(:mod:`~spikecore.training._online._sensitivities`) what the chunk owes to earlier steps. Local plasticity has no
+backward, and pairs the spikes of the calls (:mod:`~spikecore.training._online._plasticity`).
 """
 
 from spikecore.training._online._options import OnlineOptions
+from spikecore.training._online._plasticity import STDP
 from spikecore.training._online._step import OnlineTraining
 
-__all__ = ["OnlineOptions", "OnlineTraining"]
+__all__ = ["STDP", "OnlineOptions", "OnlineTraining"]

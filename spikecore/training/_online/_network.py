@@ -14,8 +14,12 @@ from spikecore.layers import Delay, NormNeuron
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 from spikecore.training._online._chunk import learnt
+from spikecore.training._online._plasticity import Plasticity
 from spikecore.training._online._rules import Rule
 from spikecore.training._online._traces import AFFINE, KINDS
+
+#: What learns from the calls of a chunk, by the word of a rule.
+_LEARN = {**KINDS, "pairs": Plasticity}
 
 
 class Network:
@@ -57,7 +61,7 @@ class Network:
                 "or a neuron with repeat; encode before, and give the step [T, B, ...]"
             )
         for name, module in net.named_modules():
-            why = _refused(module)
+            why = _refused(rule, module)
             if why:
                 raise Unsupported(f"rule={rule.name!r} and {name!r}: {why}")
         fed_back = {f"{name}.linear": m.linear for name, m in self.neurons.items() if isinstance(m, Recurrent)}
@@ -68,7 +72,7 @@ class Network:
 
     def _check_layer(self, name: str, layer: nn.Module, learns: bool) -> None:
         """Refuse a layer that learns, and that the rule has no trace for."""
-        trace, is_affine = KINDS[self.rule.trace], isinstance(layer, AFFINE)
+        trace, is_affine = _LEARN[self.rule.trace], isinstance(layer, AFFINE)
         fits = isinstance(layer, trace.kinds) and (trace.kinds is AFFINE or {"weight", "bias"} >= learnt(layer).keys())
         if learns and not fits:
             others = "'pp_prop', 'ottt' or 'sltt'" if is_affine and trace.kinds is not AFFINE else "'sltt'"
@@ -78,7 +82,7 @@ class Network:
             )
 
 
-def _refused(module: nn.Module) -> str:
+def _refused(rule: Rule, module: nn.Module) -> str:
     """Why a rule does not take a module, and what does; "" if it does."""
     if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
         return (
@@ -90,7 +94,7 @@ def _refused(module: nn.Module) -> str:
     if isinstance(module, Recurrent):
         if isinstance(module.linear, Delay):
             return "it feeds back through a Delay; take rule='bptt'"
-        if not module.detach:
+        if not module.detach and rule.trace != "pairs":
             return "its feedback carries gradients from neuron to neuron; make it with detach=True, or take rule='bptt'"
     if isinstance(module, (Neuron, Recurrent)) and module.step == "single":
         return "it takes one step a call; call sc.set_step(net, 'multi'): a chunk may have one step"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import torch
 
-RULES = ("d_rtrl", "eprop", "pp_prop", "ottt", "sltt", "bptt")
+from spikecore.training._online._plasticity import STDP
+
+RULES = ("d_rtrl", "eprop", "pp_prop", "ottt", "sltt", "bptt", "stdp", "rstdp")
 UPDATES = ("sequence", "chunk")
 FEEDBACKS = ("exact", "random", "none")
 
@@ -43,6 +45,8 @@ class OnlineOptions:
         - ``"ottt"``: of ``M`` the leak alone; the trace is the input, filtered by the leak (Xiao et al., NeurIPS 2022).
           Exact for a neuron that is linear but for its output.
         - ``"sltt"``: nothing of ``M``, no trace (Meng et al., ICCV 2023).
+        - ``"stdp"``, ``"rstdp"`` or an :class:`~spikecore.training.STDP`: local plasticity, by the times of spikes
+          alone, or with the negative of the loss as reward.
         - ``"bptt"``: truncated backpropagation through time: all within a chunk, nothing beyond.
 
         Learnt parameters of neurons have exact traces of ``ds / dp`` under every rule but ``"bptt"``.
@@ -63,7 +67,7 @@ class OnlineOptions:
     Raises ValueError or TypeError for what is none of these.
     """
 
-    rule: str
+    rule: Union[str, STDP]
     chunk: int = 1
     update: str = "sequence"
     feedback: str = "exact"
@@ -75,7 +79,7 @@ class OnlineOptions:
     def __post_init__(self) -> None:
         for name, choices in (("rule", RULES), ("update", UPDATES), ("feedback", FEEDBACKS)):
             value: Any = getattr(self, name)
-            if value not in choices:
+            if value not in choices and not (name == "rule" and isinstance(value, STDP)):
                 raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")
         chunk: Any = self.chunk
         if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
@@ -88,7 +92,20 @@ class OnlineOptions:
             raise ValueError(f"clip_norm={norm!r} must be a number above 0, or None for no clipping")
         if self.generator is not None and not isinstance(self.generator, torch.Generator):
             raise TypeError(f"generator={self.generator!r} must be a torch.Generator, or None for torch's own")
+        if self.plasticity and self.feedback != "exact":
+            raise ValueError(f"feedback={self.feedback!r}: rule={self.rule!r} is local, and has none; leave it out")
+        if self.plasticity and self.graph:
+            raise ValueError(
+                f"graph=True is for rules with a backward pass, and rule={self.rule!r} has none; leave it out"
+            )
         if self.rule == "bptt" and self.graph:
             raise ValueError("graph=True is for rules with traces; for rule='bptt' take sc.CudaOptions(graph=True)")
         if self.rule == "bptt" and self.feedback != "exact":
             raise ValueError(f"feedback={self.feedback!r}: rule='bptt' follows the network's own paths; take 'exact'")
+
+    @property
+    def plasticity(self) -> Optional[STDP]:
+        """The rule, if it is one of local plasticity."""
+        if isinstance(self.rule, STDP):
+            return self.rule
+        return STDP(reward=self.rule == "rstdp") if self.rule in ("stdp", "rstdp") else None

@@ -52,6 +52,7 @@ RULES: Mapping[str, Rule] = {
         Rule("pp_prop", "outer"),
         Rule("ottt", "input", states_detached),
         Rule("sltt", "", states_detached),
+        Rule("stdp", "pairs", states_detached),
     )
 }
 

@@ -19,6 +19,7 @@ from spikecore.training._online._captured import CapturedChunks
 from spikecore.training._online._chunk import GoingOn, Recording
 from spikecore.training._online._network import Network
 from spikecore.training._online._options import OnlineOptions
+from spikecore.training._online._plasticity import Plasticity
 from spikecore.training._online._rules import RULES, Dispatches
 from spikecore.training._saving import all_or_nothing, check_parts, load_optimizer
 from spikecore.training._steps import Loss
@@ -65,11 +66,13 @@ class OnlineTraining:
         self._last: Dict[str, Any] = {}
         #: Whether gradients were used, so that the next chunk begins with none.
         self._is_updated = True
-        self._rule = RULES.get(options.rule)
+        plasticity = options.plasticity
+        self._takes_rows = plasticity is not None and plasticity.reward
+        self._rule = RULES.get("stdp" if plasticity else options.rule)  # type: ignore[arg-type]  # a name
         if self._rule is not None:
             self._network = Network(net, self._rule)
             self._dispatches = Dispatches(self._rule)
-            self._backward = Backward(self._network, options)
+            self._backward: Any = Plasticity(plasticity) if plasticity else Backward(self._network, options)
         self._captured = self._chunks_of_graphs() if options.graph else None
 
     @property
@@ -180,7 +183,7 @@ class OnlineTraining:
             outputs = run_network(self.net, inputs)
             loss = self._loss_of(outputs, targets)
         self._backward(chunk, loss)
-        return tree_map(Tensor.detach, outputs), loss.detach()
+        return tree_map(Tensor.detach, outputs), loss.detach().mean()
 
     def _truncated(self, inputs: Any, targets: Any) -> Tuple[Any, Tensor]:
         with GoingOn(self._stateful):
@@ -191,7 +194,8 @@ class OnlineTraining:
 
     def _loss_of(self, outputs: Any, targets: Any) -> Tensor:
         loss = self.loss(outputs, beside(outputs, targets))
-        check_loss(loss)
+        if not (self._takes_rows and isinstance(loss, Tensor) and loss.ndim == 1):
+            check_loss(loss)
         return loss
 
     def _forget_at_rest(self) -> None:

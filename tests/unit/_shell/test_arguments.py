@@ -53,8 +53,8 @@ class TestDeclaration:
 
     def test_missing_attribute(self):
         """A missing attribute in ``dynamics`` is said by its own name, not as a missing program."""
-        cls = type("Mine", (sc.Neuron,), {"dynamics": lambda self, x, s, p: (x * self.gain, {})})
-        with pytest.raises(sc.lang.TraceError, match=r"^Mine\.dynamics: Mine has no attribute 'gain'$"):
+        cls = type("Mine", (sc.Neuron,), {"dynamics": lambda self, x, s, p: (x * self.boost, {})})
+        with pytest.raises(sc.lang.TraceError, match=r"^Mine\.dynamics: Mine has no attribute 'boost'$"):
             cls()(torch.zeros(1, 1))
 
     def test_without_dynamics(self):
@@ -114,8 +114,8 @@ class TestConstructor:
         """A keyword that no neuron has: the close one, and all there are."""
         message = (
             r"^LIF has no parameter 'thresold'; did you mean 'threshold'\? Parameters: tau, decay_input, threshold, "
-            "reset, v_reset; every neuron takes: surrogate, detach_reset, learn, channel_dim, step, repeat, backend, "
-            "bounds$"
+            "reset, v_reset; every neuron takes: surrogate, detach_reset, gradient, learn, channel_dim, step, repeat, "
+            "backend, bounds$"
         )
         with pytest.raises(TypeError, match=message):
             sc.LIF(thresold=1.0)

@@ -57,6 +57,21 @@ def test_single_steps_are_beside_the_plain_step() -> None:
     assert all({"forward_over_plain", "training_over_plain"} <= row.figures.keys() for row in rows)
 
 
+def test_online_rules_are_beside_the_loop_by_hand() -> None:
+    """Each rule has the gradient of the loop, and backpropagation that of ``d_rtrl``; each way its memory."""
+    report = ran(replace(TINY, suites=("online",), backends=("torch",), peers=False))
+    assert {row.status for row in report.rows} == {"ok"}, [(row.implementation, row.detail) for row in report.rows]
+    (exact, by_rule), (paper, _), (_, memory) = report.cases("online")
+    assert (exact["rule"], paper["rule"]) == ("d_rtrl", "ottt")
+    assert [row.implementation for row in by_rule] == ["plain PyTorch", "torch", "torch, BPTT"]
+    ours = only(by_rule, "torch").figures
+    assert {"step_us", "step_over_plain", "chunk_us", "chunk_over_plain"} == ours.keys()
+    assert "step_us" not in only(by_rule, "torch, BPTT").figures
+    assert [row.implementation for row in memory] == ["torch, d_rtrl", "torch, BPTT"]
+    assert only(memory, "torch, BPTT").figures["memory_mib"] > 0
+    assert "in chunks" in shown(report)
+
+
 def test_recurrent_layers_are_beside_an_lstm() -> None:
     """One call and the loop, for the first variant; a training step with projections; ratios to the LSTM's."""
     report = ran(replace(TINY, suites=("recurrent",), backends=("torch",)))

@@ -14,7 +14,7 @@ from spikecore.layers import TimeBatched
 
 nir = pytest.importorskip("nir", reason="the package nir, which needs Python 3.10, is not installed")
 #: What NIR cannot say and these networks have.
-LOSSY = ("soft_reset", "delayed_reset", "surrogate", "detach_reset", "no_reset", "initial_state", "many_spikes")
+LOSSY = tuple("soft_reset delayed_reset surrogate detach_reset gradient no_reset initial_state many_spikes".split())
 
 
 def _both(net, other, x):

@@ -1,0 +1,297 @@
+"""Learning rules that move along with time, beside loops written by hand, other libraries and backpropagation.
+
+A layer learns from ``sum_t c[t] y[t]`` with numbers ``c``. Two calls are timed:
+
+- single steps: :data:`FED` steps, each with forward, trace, gradient and an update of the weights;
+- a sequence, in chunks of :data:`CHUNK` steps where there are chunks, with one update at its end.
+
+Gradients of a sequence are compared with those of the loop by hand before anything is timed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+import spikecore as sc
+from spikecore.bench import _online_memory as memory
+from spikecore.bench._cases import Bench, Case, Job, contained, first_failure
+from spikecore.bench._implementations import NotHere
+from spikecore.bench._machine import version_of
+from spikecore.bench._report import Row
+from spikecore.bench._settings import Settings
+from spikecore.bench._timing import Call, Timing, failure, interleave
+from spikecore.training import OnlineOptions
+
+#: What the ratios are to.
+PLAIN = "plain PyTorch"
+#: Steps of a turn of single steps, of a sequence, and of a chunk; batch and neurons; the same of a quick run.
+FED, STEPS, CHUNK, SIZE = 20, 100, 20, (64, 256)
+QUICK = (20, 20, 10, (2, 8))
+#: Other libraries: name -> its distribution, and the rules that it has.
+PEERS: Mapping[str, Tuple[str, Tuple[str, ...]]] = {
+    "SpikingJelly OTTT": ("spikingjelly", ("ottt",)),
+    "braintrace": ("braintrace", ("d_rtrl",)),
+}
+#: How far gradients of a sequence may be apart, relative to the largest.
+TOLERANCE = 1e-4
+
+
+def neuron(rule: str, backend: str) -> sc.Neuron:
+    """The neuron of each rule: one whose reset has a gradient, and that of the paper, whose leak is all there is."""
+    if rule == "d_rtrl":
+        return sc.LIF(2.0, backend=backend)
+    return sc.LIF(2.0, decay_input=False, reset="soft", detach_reset=True, backend=backend)
+
+
+class Learner(NamedTuple):
+    """A layer that learns."""
+
+    #: The gradient of the weights ``[J, I]`` by a sequence, none of whose weights moved.
+    gradient: Callable[[], Tensor]
+    #: One call each; no single steps where there are none.
+    sequence: Call
+    steps: Optional[Call]
+
+
+class ByHand:
+    """Both rules as one writes them in a loop, for the neurons above with the surrogate ATan(2)."""
+
+    def __init__(self, rule: str, weight: Tensor) -> None:
+        self.rule, self.weight = rule, weight.clone()
+        self.step = self._ottt if rule == "ottt" else self._d_rtrl
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin at rest."""
+        self.v: Any = 0.0
+        self.trace: Any = 0.0
+
+    def _ottt(self, x: Tensor, c: Tensor) -> Tensor:
+        """``v = h - z``, ``h = v / 2 + W x``: the trace of the inputs decays as the potential does."""
+        self.trace = 0.5 * self.trace + x
+        h = 0.5 * self.v + x @ self.weight.t()
+        self.v = h - (h >= 1.0).to(h.dtype)
+        gradient: Tensor = (c * self._surrogate(h)).t() @ self.trace
+        return gradient
+
+    def _d_rtrl(self, x: Tensor, c: Tensor) -> Tensor:
+        """``v = (1 - z) h``, ``h = (v + W x) / 2``: a trace of dh/dW for each sample and weight."""
+        h = (self.v + x @ self.weight.t()) / 2.0
+        trace = (self.trace + x.unsqueeze(1)) / 2.0
+        z, slope = (h >= 1.0).to(h.dtype), self._surrogate(h)
+        gradient = torch.einsum("bj,bji->ji", c * slope, trace.expand(*h.shape, -1))
+        self.v = (1.0 - z) * h
+        self.trace = (1.0 - z - h * slope).unsqueeze(2) * trace
+        return gradient
+
+    @staticmethod
+    def _surrogate(h: Tensor) -> Tensor:
+        return 1.0 / (1.0 + (math.pi * (h - 1.0)).square())
+
+
+class Numbers(NamedTuple):
+    """Weights, spikes and the numbers of the loss."""
+
+    weight: Tensor
+    x: Tensor
+    c: Tensor
+
+
+@dataclass(frozen=True)
+class Rule(Case):
+    """A rule on a layer ``[B, N]``."""
+
+    batch: int = 1
+    chunk: int = 1
+
+    @property
+    def facts(self) -> Dict[str, Any]:
+        """For the report."""
+        return {**super().facts, "batch": self.batch, "rule": self.neuron.partition(" ")[2]}
+
+
+def jobs(settings: Settings, bench: Bench) -> List[Job]:
+    """One job per rule, and one for memory at each number of steps."""
+    _, steps, chunk, (batch, n) = QUICK if settings.quick else (FED, STEPS, CHUNK, SIZE)
+    cases = [Rule("online", f"LIF {rule}", "float32", steps, n, batch, chunk) for rule in ("d_rtrl", "ottt")]
+    timed = [contained(case, bench, partial(measure, settings.peers)) for case in cases]
+    return [*timed, *memory.jobs(settings, bench)]
+
+
+def measure(peers: bool, case: Any, bench: Bench) -> List[Row]:
+    """The rows of one rule."""
+    rule, numbers = case.facts["rule"], _numbers(case, bench.device)
+    expected = _by_hand(rule, numbers).gradient()
+    rows: Dict[str, Row] = {}
+    learners: Dict[str, Learner] = {}
+    for name, make in _makers(rule, numbers, case.chunk, bench, peers).items():
+        try:
+            learner = make()
+            apart = ((learner.gradient() - expected).abs().max() / expected.abs().max()).item()
+        except NotHere as reason:
+            rows[name] = case.row(name, "skipped", str(reason))
+            continue
+        except Exception as error:
+            rows[name] = case.row(name, "failed", failure(error).reason)
+            continue
+        learners[name] = learner
+        differs = f"gradients differ by {apart:.1g} of the largest" if not apart <= TOLERANCE else ""
+        rows[name] = case.row(name, "differs" if differs else "ok", differs)
+    steps = {name: learner.steps for name, learner in learners.items() if learner.steps is not None}
+    fed = interleave(steps, bench.clock.batch, bench.plan)
+    whole = interleave({name: each.sequence for name, each in learners.items()}, bench.clock.batch, bench.plan)
+    for name in learners:
+        found = {"step": (fed.get(name), fed.get(PLAIN), FED), "chunk": (whole[name], whole.get(PLAIN), case.steps)}
+        problem = first_failure(*[timing for timing, _, _ in found.values()])
+        figures = {} if problem else _figures(found)
+        status, detail = ("failed", problem) if problem else (rows[name].status, rows[name].detail)
+        rows[name] = case.row(name, status, detail, **figures)
+    return list(rows.values())
+
+
+def _figures(found: Mapping[str, Tuple[Any, Any, int]]) -> Dict[str, float]:
+    """Microseconds per step, and their ratio to those of the loop by hand."""
+    figures: Dict[str, float] = {}
+    for kind, (timing, plain, steps) in found.items():
+        if isinstance(timing, Timing):
+            figures[f"{kind}_us"] = timing.seconds * 1e6 / steps
+            if isinstance(plain, Timing):
+                figures[f"{kind}_over_plain"] = timing.seconds / plain.seconds
+    return figures
+
+
+def _numbers(case: Rule, device: torch.device) -> Numbers:
+    generator = torch.Generator(device).manual_seed(0)
+    n, shape = case.neurons, (case.steps, case.batch, case.neurons)
+    weight = torch.randn(n, n, device=device, generator=generator) * (2.0 / n**0.5)
+    x = (torch.rand(shape, device=device, generator=generator) < 0.3).float()
+    return Numbers(weight, x, torch.randn(shape, device=device, generator=generator))
+
+
+def _makers(rule: str, numbers: Numbers, chunk: int, bench: Bench, peers: bool) -> Dict[str, Callable[[], Learner]]:
+    """What makes each learner."""
+    made: Dict[str, Callable[[], Learner]] = {PLAIN: partial(_by_hand, rule, numbers)}
+    for each in bench.implementations:
+        if each.backend is not None:
+            made[each.name] = partial(_ours, rule, numbers, chunk, each.backend)
+            if bench.device.type == "cuda":
+                made[f"{each.name}, CUDA graph"] = partial(_ours, rule, numbers, chunk, each.backend, graph=True)
+            made[f"{each.name}, BPTT"] = partial(_ours, "bptt", numbers, len(numbers.x), each.backend, of=rule)
+    makers = {"SpikingJelly OTTT": _jelly, "braintrace": _braintrace}
+    for name, (distribution, rules) in PEERS.items():
+        if peers and rule in rules:
+            made[name] = partial(_installed, distribution, partial(makers[name], numbers))
+    return made
+
+
+def _linear(weight: Tensor) -> nn.Linear:
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False).to(weight.device)
+    linear.weight.data.copy_(weight)
+    return linear
+
+
+def _installed(distribution: str, make: Callable[[], Learner]) -> Learner:
+    if version_of(distribution) is None:
+        raise NotHere(f"not installed: pip install {distribution}")
+    return make()
+
+
+def _by_hand(rule: str, numbers: Numbers) -> Learner:
+    learner, small = ByHand(rule, numbers.weight), 1e-9
+
+    def gradient() -> Tensor:
+        learner.reset()
+        total = torch.zeros_like(learner.weight)
+        for x, c in zip(numbers.x, numbers.c):
+            total += learner.step(x, c)
+        return total
+
+    def sequence(i: int) -> None:
+        learner.weight -= small * gradient()
+
+    def steps(i: int) -> None:
+        for x, c in zip(numbers.x[:FED], numbers.c):
+            learner.weight -= small * learner.step(x, c)
+
+    return Learner(gradient, sequence, steps)
+
+
+def weighted(outputs: Tensor, numbers: Tensor) -> Tensor:
+    """The loss: a sum over all."""
+    return (outputs * numbers).sum()
+
+
+def _ours(
+    rule: str, numbers: Numbers, chunk: int, backend: str, of: Optional[str] = None, graph: bool = False
+) -> Learner:
+    """A step of spikecore; ``of``: the rule whose neuron it is, if it is another."""
+    linear = _linear(numbers.weight)
+    net = nn.Sequential(linear, neuron(of or rule, backend))
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-9)
+
+    def step(chunk: int, update: str) -> Any:
+        options = OnlineOptions(rule, chunk=chunk, update=update, time_targets=True, graph=graph)
+        return sc.training_model(net, weighted, optimizer, options=options)
+
+    whole, fed = step(chunk, "sequence"), step(1, "chunk")
+
+    def gradient() -> Tensor:
+        whole(numbers.x, numbers.c)
+        result: Any = linear.weight.grad
+        return result.clone()  # type: ignore[no-any-return]  # a tensor
+
+    def steps(i: int) -> None:
+        for x, c in zip(numbers.x[:FED], numbers.c):
+            fed.feed(x, c)
+
+    return Learner(gradient, lambda i: whole(numbers.x, numbers.c), None if rule == "bptt" else steps)
+
+
+def _jelly(numbers: Numbers) -> Learner:
+    """Their layers, the loop of their ``ottt_online_training``, and the trace of the input as their node has it."""
+    package = "spikingjelly.activation_based"
+    nodes, layers = import_module(f"{package}.neuron"), import_module(f"{package}.layer")
+    detach = import_module(f"{package}.functional").detach_net
+    linear = _linear(numbers.weight)
+    surrogate = import_module(f"{package}.surrogate").ATan(alpha=2.0)
+    node = nodes.OTTTLIFNode(tau=2.0, surrogate_function=surrogate)
+    net, optimizer = layers.OTTTSequential(linear, node), torch.optim.SGD([linear.weight], lr=1e-9)
+    traces: Dict[str, Tensor] = {}
+
+    def learn(x: Tensor, c: Tensor) -> None:
+        traces["x"] = nodes.OTTTLIFNode.track_trace(x, traces.get("x", torch.zeros_like(x)), 2.0)
+        weighted(net([x, traces["x"]])[0], c).backward()
+        detach(net)
+
+    def gradient() -> Tensor:
+        node.reset()
+        traces.clear()
+        optimizer.zero_grad()
+        for x, c in zip(numbers.x, numbers.c):
+            learn(x, c)
+        result: Any = linear.weight.grad
+        return result.clone()  # type: ignore[no-any-return]  # a tensor
+
+    def sequence(i: int) -> None:
+        gradient()
+        optimizer.step()
+
+    def steps(i: int) -> None:
+        for x, c in zip(numbers.x[:FED], numbers.c):
+            optimizer.zero_grad()
+            learn(x, c)
+            optimizer.step()
+
+    return Learner(gradient, sequence, steps)
+
+
+def _braintrace(numbers: Numbers) -> Learner:
+    layer = import_module("spikecore.bench._braintrace").Layer(*numbers)
+    return Learner(layer.gradient, layer.sequence, partial(layer.steps, FED))

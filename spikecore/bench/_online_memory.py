@@ -1,0 +1,133 @@
+"""Peak memory of training at many numbers of steps: rules that move along with time beside backpropagation.
+
+Two layers of LIF, a batch of 4, inputs included: the rules read chunks, backpropagation the whole sequence. On a CPU
+each figure is from a process of its own, the growth of its resident memory over that behind a short sequence.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Iterator, List, Tuple
+
+import torch
+from torch import Tensor, nn
+
+import spikecore as sc
+from spikecore.bench._cases import Bench, Case, Job, contained
+from spikecore.bench._report import Row
+from spikecore.bench._settings import Settings
+from spikecore.bench._timing import failure
+from spikecore.training import OnlineOptions
+
+STEPS: Tuple[int, ...] = (100, 1_000, 10_000, 100_000)
+BATCH, NEURONS, CHUNK = 4, 256, 100
+#: Rules, and backpropagation with and without the layers computed again in backward.
+WAYS = ("d_rtrl", "eprop", "pp_prop", "ottt", "sltt", "BPTT", "BPTT, checkpointing")
+
+
+@dataclass(frozen=True)
+class Length(Case):
+    """A number of steps."""
+
+    backend: str = ""
+    ways: Tuple[str, ...] = WAYS
+
+
+def jobs(settings: Settings, bench: Bench) -> List[Job]:
+    """One job per number of steps, with the fastest backend for it: the first that is not the reference."""
+    backends = [each.backend for each in bench.implementations if each.backend is not None]
+    chosen = next((name for name in backends if name != "torch"), "torch")
+    steps, ways = (STEPS[:1], ("d_rtrl", "BPTT")) if settings.quick else (STEPS, WAYS)
+    cases = [Length("online", "memory", "float32", count, NEURONS, chosen, ways) for count in steps]
+    return [contained(case, bench, measure) for case in cases]
+
+
+def measure(case: Any, bench: Bench) -> List[Row]:
+    """The rows of one number of steps."""
+    rows = []
+    for way in case.ways:
+        name = f"{case.backend}, {way}"
+        try:
+            rows.append(case.row(name, "ok", memory_mib=_peak(way, case, bench) / 2**20))
+        except Exception as error:
+            rows.append(case.row(name, "failed", failure(error).reason))
+    return rows
+
+
+def _peak(way: str, case: Length, bench: Bench) -> int:
+    run = partial(train, way, case.backend, str(bench.device))
+    if bench.device.type == "cuda":
+        run(CHUNK)
+        return bench.clock.peak(partial(run, case.steps)) or 0
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_in_process, args=(theirs, run, case.steps))
+    process.start()
+    theirs.close()
+    try:
+        found = ours.recv()
+    except EOFError:
+        process.join()
+        found = f"the process ended with {process.exitcode}"
+    process.join()
+    if isinstance(found, str):
+        raise RuntimeError(found)
+    return int(found)
+
+
+def _in_process(pipe: Any, run: Any, steps: int) -> None:
+    try:
+        run(CHUNK)  # libraries are loaded, and kernels compiled
+        before = _forget_peak()
+        run(steps)
+        pipe.send(max(0, _status("VmHWM") - before))
+    except Exception as error:
+        pipe.send(failure(error).reason)
+
+
+def _forget_peak() -> int:
+    """Have the system forget the peak of this process; gives what is resident now."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    return _status("VmRSS")
+
+
+def _status(name: str) -> int:
+    """Bytes, from what Linux says of this process."""
+    text = Path("/proc/self/status").read_text(encoding="ascii")
+    found = re.search(rf"{name}:\s+(\d+) kB", text)
+    if found is None:
+        raise OSError(f"this system does not say {name}")
+    return int(found.group(1)) * 1024
+
+
+def train(way: str, backend: str, device: str, steps: int) -> None:
+    """One sequence of so many steps."""
+    torch.manual_seed(0)
+    pairs = [(nn.Linear(NEURONS, NEURONS), sc.LIF(2.0, backend=backend)) for _ in range(2)]
+    net: nn.Module = nn.Sequential(*[layer for pair in pairs for layer in pair]).to(device)
+    if way == "BPTT, checkpointing":
+        net = sc.checkpoint(net, every=2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-6)
+    if way.startswith("BPTT"):
+        step = sc.training_model(net, _loss, optimizer)
+        step(_inputs(steps, device), None)
+        return
+    step = sc.training_model(net, _loss, optimizer, options=OnlineOptions(way, chunk=CHUNK))
+    step(_chunks(steps, device), None)
+
+
+def _inputs(steps: int, device: str) -> Tensor:
+    return torch.rand(steps, BATCH, NEURONS, device=device)
+
+
+def _chunks(steps: int, device: str) -> Iterator[Tensor]:
+    for begin in range(0, steps, CHUNK):
+        yield _inputs(min(CHUNK, steps - begin), device)
+
+
+def _loss(outputs: Tensor, _: Any) -> Tensor:
+    return outputs.sum()
