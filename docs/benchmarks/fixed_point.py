@@ -1,10 +1,11 @@
 """Accuracy of networks in fixed point beside floats.
 
     python docs/benchmarks/fixed_point.py --network digits --out docs/benchmarks/cpu-fixed-point-digits.json
-    python docs/benchmarks/fixed_point.py --network ecg --epochs 12 --out docs/benchmarks/cpu-fixed-point-ecg.json
+    python docs/benchmarks/fixed_point.py --network ecg --data FOLDER --weights FILE --more 4 --lr 0.004 --out FILE
 
 A network is trained in floats, made fixed by ``sc.quant.prepare``, and trained for some epochs more; the float network
-is trained for as many epochs more, too. The data of the electrocardiograms are made up (examples/common/heartbeats.py).
+is trained for as many epochs more, too. ``--weights`` takes published weights in the place of the first training. Data
+and weights of the electrocardiograms are those of ``examples/ecg.py``; without ``--data`` they are made up.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 import digits
 import ecg
 import spikecore as sc
-from common import data, heartbeats
+from common import data, heartbeats, resonators
 
 #: What is compared with floats: bits of weights and of states.
 FORMS = {
@@ -42,7 +43,7 @@ class Task:
 
     lr, dtype = 2e-3, torch.float32
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, options: argparse.Namespace) -> None:
         torch.manual_seed(seed)
         self.order = torch.Generator().manual_seed(seed)
 
@@ -50,8 +51,8 @@ class Task:
 class Digits(Task):
     """examples/digits.py: 1,797 handwritten digits, a convolutional network, 8 steps."""
 
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed)
+    def __init__(self, seed: int, options: argparse.Namespace) -> None:
+        super().__init__(seed, options)
         self.net = digits.network()
         self.training, self.test = data.digits()[1:3]
         self.loss = sc.losses.ce_count
@@ -73,10 +74,15 @@ class Heartbeats(Task):
 
     lr, dtype = 0.05, torch.float64
 
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed)
+    def __init__(self, seed: int, options: argparse.Namespace) -> None:
+        super().__init__(seed, options)
         self.net = ecg.network()
-        self.training, self.test = heartbeats.made_up(192, 1, STEPS), heartbeats.made_up(64, 2, STEPS)
+        if options.weights is not None:
+            resonators.load(self.net, options.weights)
+        if options.data == heartbeats.MADE_UP:
+            self.training, self.test = heartbeats.made_up(192, 1, STEPS), heartbeats.made_up(64, 2, STEPS)
+        else:
+            _, self.training, self.test = heartbeats.load(options.data)
         self.loss = ecg.per_step
 
     def batches(self) -> Any:
@@ -106,11 +112,13 @@ def train(task: Any, net: nn.Module, epochs: int, lr: float) -> None:
             step(x.to(dtype), y)
 
 
-def compared(name: str, seed: int, epochs: int, more: int) -> Dict[str, Any]:
+def compared(seed: int, options: argparse.Namespace) -> Dict[str, Any]:
     """Accuracies of one seed."""
-    task = TASKS[name](seed)
+    name = options.network
+    task = TASKS[name](seed, options)
     begun = time.perf_counter()
-    train(task, task.net, epochs, task.lr)
+    if options.weights is None:
+        train(task, task.net, options.epochs, task.lr)
     row: Dict[str, Any] = {"network": name, "seed": seed, "float, as trained": task.accuracy(task.net)}
     x = next(iter(task.batches()))[0]
     forms: List[Tuple[str, nn.Module]] = [("float", copy.deepcopy(task.net))]
@@ -121,7 +129,7 @@ def compared(name: str, seed: int, epochs: int, more: int) -> Dict[str, Any]:
     state = task.order.get_state()
     for form, net in forms:
         task.order.set_state(state)
-        train(task, net, more, task.lr / 4)
+        train(task, net, options.more, options.lr or task.lr / 4)
         row[form] = task.accuracy(net)
         print(name, seed, form, f"{row[form]:.4f}", f"{time.perf_counter() - begun:.0f} s", flush=True)
     return row
@@ -134,18 +142,23 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=20, help="of the training in floats")
     parser.add_argument("--more", type=int, default=5, help="epochs of each form after it")
+    parser.add_argument("--lr", type=float, help="where these begin; a quarter of that of the training if left out")
+    parser.add_argument("--data", default=heartbeats.MADE_UP, help="the folder of the electrocardiograms")
+    parser.add_argument("--weights", type=Path, help="of the electrocardiograms' network, in the place of a training")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rows: List[Dict[str, Any]] = []
     for seed in options.seeds:
-        rows.append(compared(options.network, seed, options.epochs, options.more))
+        rows.append(compared(seed, options))
         print(json.dumps(rows[-1]), flush=True)
         if options.out:
             options.out.write_text(json.dumps(_document(options, rows), indent=2) + "\n", encoding="utf-8")
 
 
 def _document(options: argparse.Namespace, rows: List[Dict[str, Any]]) -> Dict[str, Any]:
-    settings = {"epochs": options.epochs, "more": options.more}
+    settings = {"epochs": options.epochs if options.weights is None else 0, "more": options.more, "lr": options.lr}
+    if options.network == "ecg":
+        settings["data"] = options.data if options.data == heartbeats.MADE_UP else "the QT database"
     return {**settings, "torch": torch.__version__, "threads": torch.get_num_threads(), "rows": rows}
 
 

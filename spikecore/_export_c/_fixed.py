@@ -86,7 +86,7 @@ class FixedPrinter(C11Printer):
         if op == "mul":
             return self._product(node, args, names)
         if op == "clamp":
-            return self._clamped(args, names)
+            return self._clamped(node, args, names)
         if op in _FUNCTIONS:
             return self._call(_FUNCTIONS[op], args, names)
         if op in ("add", "sub"):
@@ -141,9 +141,10 @@ class FixedPrinter(C11Printer):
             return self._expression(finite[0], names, top=False)
         return ATOM, f"{name}{self._width(args)}({', '.join(self._aligned(args, names, None, TERNARY))})"
 
-    def _clamped(self, args: Sequence[Node], names: Mapping[Node, str]) -> _Text:
-        finite = [arg for arg in args if not self._formats[arg].is_float]
-        width, texts = self._width(finite), self._aligned(finite, names, None, TERNARY)
+    def _clamped(self, node: Node, args: Sequence[Node], names: Mapping[Node, str]) -> _Text:
+        finite, frac = [arg for arg in args if not self._formats[arg].is_float], int(self._formats[node].frac or 0)
+        width = 64 if any(is_wide(self._formats[arg].at(frac)) for arg in finite) else 32
+        texts = self._aligned(finite, names, frac, TERNARY)
         text = texts.pop(0)
         for arg, name in zip(args[1:], ("greater", "lesser")):
             if arg in finite:

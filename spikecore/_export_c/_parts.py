@@ -544,7 +544,7 @@ class Cells(Part):
         if format is None:
             return text
         have = self.formats.get(root)
-        shift = (format.frac or 0) - (have.frac or 0) if have is not None else 0
+        shift = (format.frac or 0) - (have.frac or 0) if have is not None and (have.low or have.high) else 0
         simple = text.startswith("\x02") and text.endswith("\x03")
         text = text if simple else f"({text})"
         return f"({type_of(format)})({text} * {1 << shift})" if shift else f"({type_of(format)}){text}"

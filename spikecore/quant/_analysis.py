@@ -74,8 +74,10 @@ class Format:
         return math.ldexp(self.low, -self.frac), math.ldexp(self.high, -self.frac)
 
     def at(self, frac: int) -> Format:
-        """The same values with more fractional bits."""
+        """The same values with so many fractional bits, with fewer only where both ends stay whole."""
         shift = frac - (self.frac or 0)
+        if shift < 0:
+            return Format(frac, int(self.low) >> -shift, int(self.high) >> -shift)
         return Format(frac, int(self.low) << shift, int(self.high) << shift)
 
     def holds(self, other: Format) -> bool:
@@ -120,8 +122,9 @@ def union(a: Format, b: Format) -> Format:
 
 
 def _aligned(*formats: Format) -> List[Format]:
-    frac = max(int(f.frac) for f in formats if f.frac is not None)
-    return [f.at(frac) for f in formats]
+    # 0 is on every grid
+    frac = max((int(f.frac) for f in formats if f.frac is not None and (f.low or f.high)), default=0)
+    return [f.at(frac) if f.low or f.high else Format(frac, 0, 0) for f in formats]
 
 
 # -- one operation
@@ -202,8 +205,16 @@ def _extremum(node: Node, args: Sequence[Format]) -> Format:
     return Format(a.frac, choose(a.low, b.low), choose(a.high, b.high))
 
 
+def _coarser(end: Format, value: Format) -> Format:
+    """The format of a constant end with as few fractional bits as a value has, where it stays exact."""
+    if end.frac is None or value.frac is None or end.low != end.high or value.frac >= end.frac:
+        return end
+    coarser = end.at(value.frac)
+    return coarser if coarser.ends == end.ends else end
+
+
 def _clamp(node: Node, args: Sequence[Format]) -> Format:
-    value, low, high = args
+    value, low, high = args[0], *(_coarser(end, args[0]) for end in args[1:])
     raised = _extremum(Node("maximum", (node.args[0], node.args[1])), [value, low])
     return _extremum(Node("minimum", (node.args[0], node.args[2])), [raised, high])
 

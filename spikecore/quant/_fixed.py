@@ -260,12 +260,12 @@ class _Rewriting:
         is_coefficient = (a in self.coefficients, b in self.coefficients)
         if not any(is_coefficient):
             x, y = self.new[a], self.new[b]
-            if not self.formats[x].is_whole and not self.formats[y].is_whole:
+            if not self.is_count(x) and not self.is_count(y):
                 x, y = self.clamped(x, self.how.format), self.clamped(y, self.how.format)
         else:
             value, coefficient = self._gathered(*((b, a) if is_coefficient[0] else (a, b)))
             x = self.new[value]
-            if self.formats[x].is_whole:
+            if self.is_count(x):
                 y = self.value(coefficient)
             elif power_of_two(coefficient) is not None:
                 y = self.add(coefficient)
@@ -273,6 +273,10 @@ class _Rewriting:
                 x, y = self.clamped(x, self.how.format), self.factor(coefficient)
             x, y = (y, x) if is_coefficient[0] else (x, y)
         return self.on_grid(self.add(Node("mul", (x, y))))
+
+    def is_count(self, node: Node) -> bool:
+        """Whether a value is a spike, or a whole number where those of the word are fractions: a product is then exact."""
+        return self.formats[node] == FLAG or (self.how.frac > 0 and self.formats[node].is_whole)
 
     def on_grid(self, node: Node) -> Node:
         """A value rounded to the fractional bits of the word, and not saturated."""

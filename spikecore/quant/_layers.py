@@ -91,10 +91,14 @@ def _on_grid(values: Tensor, frac: int, bits: int) -> Tensor:
     return torch.round(values * 2.0**frac).clamp(int(known.low), int(known.high)) * 2.0**-frac
 
 
-def exact_frac(values: Tensor, most: int) -> Optional[int]:
-    """The fewest fractional bits, up to ``most``, of which every value is a multiple; None if there are none."""
-    scaled = values.detach().double()
-    for frac in range(most + 1):
+def exact_frac(values: Tensor, most: int, least: int = 0) -> Optional[int]:
+    """The fewest fractional bits from ``least`` to ``most`` of which every value is a multiple; None if there are none.
+    0 where all values are.
+    """
+    scaled = values.detach().double() * 2.0**least
+    if not scaled.any():
+        return 0
+    for frac in range(least, most + 1):
         if bool((scaled == scaled.round()).all()):
             return frac
         scaled = scaled * 2.0
@@ -158,7 +162,7 @@ def integers_of(layer: nn.Module, most: int) -> Tuple[Tensor, List[int]]:
     """
     own = own_weight(layer)
     weight: Any = layer.weight if own is None else own
-    rows = [exact_frac(row, 40) for row in weight.detach()]
+    rows = [exact_frac(row, 40, -40) for row in weight.detach()]
     integers = [row.double() * 2.0 ** (frac or 0) for row, frac in zip(weight.detach(), rows)]
     if None in rows or bits_of(torch.stack(integers).round().long()) > most:
         raise ValueError(

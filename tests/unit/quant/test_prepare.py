@@ -50,17 +50,22 @@ def lif(neuron: Any, sums: np.ndarray, fracs: Any) -> np.ndarray:
 
 @pytest.mark.parametrize(("weights", "word"), [(8, 16), (4, 8)])
 @pytest.mark.parametrize("per_channel", [True, False])
-def test_a_dense_network_is_integer_arithmetic(weights: int, word: int, per_channel: bool) -> None:
+@pytest.mark.parametrize("scale", [1, 2000])  # of weights above 127, whose grid is coarser than 1
+def test_a_dense_network_is_integer_arithmetic(weights: int, word: int, per_channel: bool, scale: int) -> None:
     torch.manual_seed(1)
-    net = nn.Sequential(nn.Linear(20, 30), sc.LIF(threshold=0.2), nn.Linear(30, 30, bias=False), sc.LIF(threshold=0.1))
+    first, last = nn.Linear(20, 30), nn.Linear(30, 30, bias=False)
+    net = nn.Sequential(first, sc.LIF(threshold=0.2 * scale), last, sc.LIF(threshold=0.1 * scale))
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight.mul_(scale)
     x = torch.rand(40, 3, 20)
     fixed = sc.quant.prepare(net, x, weights, word=word, per_channel=per_channel)
     assert max(abs(integers_of(place.layer, weights)[0].abs().max()) for place in weighted(fixed)) <= 2 ** (weights - 1)
     n = fixed[0].input_format.integers(fixed[0].input_format(x)).numpy()
-    first = lif(fixed[1], *linear(fixed[0], n, max(fixed[0].input_format.fracs)))
-    last = lif(fixed[3], *linear(fixed[2], first, 0))
-    assert 0.02 < last.mean() < 0.9
-    np.testing.assert_array_equal(fixed(x).detach().numpy(), last)
+    hidden = lif(fixed[1], *linear(fixed[0], n, max(fixed[0].input_format.fracs)))
+    spikes = lif(fixed[3], *linear(fixed[2], hidden, 0))
+    assert 0.02 < spikes.mean() < 0.9
+    np.testing.assert_array_equal(fixed(x).detach().numpy(), spikes)
     assert net[1].arithmetic is None
 
 
