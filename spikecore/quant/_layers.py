@@ -110,8 +110,8 @@ def grid_of(values: Tensor, bits: int) -> OnGrid:
         # means of spikes, and sums of them: up to the power of two that holds what was seen
         largest = 1 << (math.ceil(most) - 1).bit_length()
         return OnGrid(torch.tensor(2.0**frac, device=values.device), -largest * signed_too, largest)
-    # where all are 0 they may be spikes, or means of them
-    frac = best_frac(values, bits + (not signed_too)) if low or high else bits
+    # where all are 0 they may be spikes, or means of them: 1 is on the grid
+    frac = best_frac(values, bits + (not signed_too)) if low or high else bits - 1
     lowest, highest = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed_too else (0, (1 << bits) - 1)
     return OnGrid(torch.tensor(2.0**frac, device=values.device), lowest, highest)
 
