@@ -38,6 +38,22 @@ class Gate(nn.Module):
         return self.cell(self.front(x), self.gate(x))[1]
 
 
+class Unpacked(Gate):
+    """Unpacks both outputs, and reads one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, v = self.cell(self.front(x), self.gate(x))
+        return v
+
+
+def biased() -> nn.Module:
+    """Biases of more than 16 bits on the grid of the sums."""
+    net = nn.Sequential(nn.Linear(6, 8), sc.LIF(), nn.Linear(8, 3), sc.LI())
+    nn.init.constant_(net[0].bias, 2.3456)
+    nn.init.constant_(net[2].bias, -10.1234)
+    return net
+
+
 def analogue(*shape: int) -> Tensor:
     """Numbers on no grid, ``[T, B, ...]``."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
@@ -70,6 +86,8 @@ NETWORKS: Dict[str, Tuple[Callable[[], nn.Module], Tuple[int, ...]]] = {
         (6,),
     ),
     "two inputs, the second output": (Gate, (6,)),
+    "two outputs, unpacked": (Unpacked, (6,)),
+    "large biases": (biased, (6,)),
 }
 
 
