@@ -26,6 +26,8 @@ from spikecore.quant._analysis import Format, signed
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 #: How many finer grids than the one that holds every value are tried.
 _FINER = 6
+#: Fractional bits of weights on the coarsest grid: large weights are multiples of 2, 4, 8, ...
+_COARSEST = -24
 #: Integers of a bias are below 2**this.
 _BIAS = 23
 
@@ -91,10 +93,10 @@ def _on_grid(values: Tensor, frac: int, bits: int) -> Tensor:
     return torch.round(values * 2.0**frac).clamp(int(known.low), int(known.high)) * 2.0**-frac
 
 
-def exact_frac(values: Tensor, most: int) -> Optional[int]:
-    """The fewest fractional bits, up to ``most``, of which every value is a multiple; None if there are none."""
-    scaled = values.detach().double()
-    for frac in range(most + 1):
+def exact_frac(values: Tensor, most: int, least: int = 0) -> Optional[int]:
+    """The fewest fractional bits, ``least`` to ``most``, of which every value is a multiple; None if there are none."""
+    scaled = values.detach().double() * 2.0**least
+    for frac in range(least, most + 1):
         if bool((scaled == scaled.round()).all()):
             return frac
         scaled = scaled * 2.0
@@ -158,7 +160,7 @@ def integers_of(layer: nn.Module, most: int) -> Tuple[Tensor, List[int]]:
     """
     own = own_weight(layer)
     weight: Any = layer.weight if own is None else own
-    rows = [exact_frac(row, 40) for row in weight.detach()]
+    rows = [exact_frac(row, 40, _COARSEST if row.any() else 0) for row in weight.detach()]
     integers = [row.double() * 2.0 ** (frac or 0) for row, frac in zip(weight.detach(), rows)]
     if None in rows or bits_of(torch.stack(integers).round().long()) > most:
         raise ValueError(

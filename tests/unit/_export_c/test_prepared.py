@@ -112,6 +112,17 @@ def test_the_bits_of_torch(name: str, bits: Tuple[int, int], tmp_path: Path) -> 
     assert ("nibble(" in text) == (bits[0] == 4)
 
 
+def test_of_weights_above_127(tmp_path: Path) -> None:
+    """Integers of 8 bits times 2, 4, 8, ..., as for currents in picoamperes."""
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(6, 8), sc.LIF(threshold=150.0)), 2.0 * analogue(25, 3, 6)
+    nn.init.uniform_(net[0].weight, -500.0, 500.0)
+    prepared = sc.quant.prepare(net, x).eval()
+    assert prepared(x).any()
+    sc.export_c(prepared, x, tmp_path)
+    assert differing(tmp_path)[0] == 0
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_of_torch_ao(tmp_path: Path) -> None:
     """A layer that torch.ao quantises keeps its quantiser, whose integers are in the program."""
