@@ -22,6 +22,8 @@ from spikecore.quant import Format
 __all__ = ["CProgram", "export_c"]
 
 _DTYPES = ("fixed", "float32")
+#: Headers that programs and their tests include; NAME.h would stand before them.
+_HEADERS = ("math", "recorded", "stdint", "stdio")
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,8 @@ def export_c(
         raise ValueError(f"sc.export_c: example={shown(example)} must be inputs over time, a tensor [T, B, ...]")
     if not re.fullmatch(r"[A-Za-z]\w*", name) or name in C_WORDS:
         raise ValueError(f"sc.export_c: name={name!r} must be a name that C can have: letters, digits and underscores")
+    if name in _HEADERS:
+        raise ValueError(f"sc.export_c: name={name!r} is that of a header that the program or its test includes")
     if dtype not in _DTYPES:
         raise ValueError(f"sc.export_c: dtype={dtype!r} must be 'fixed' or 'float32'")
     wide = any(p.dtype == torch.float64 for p in net.parameters()) or example.dtype == torch.float64

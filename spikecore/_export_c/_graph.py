@@ -222,10 +222,12 @@ class _Reader:
         self._of[node] = call.name
 
     def _output(self, node: fx.Node, number: int) -> None:
-        """One output of a neuron with several."""
+        """One output of a neuron with several, of which others may be unpacked and not used."""
+        if not node.users:
+            return
         source: Any = node.args[0]
         call = self._calls[self._known(source, node)]
-        if len({user.args[1] for user in source.users}) > 1:
+        if len({user.args[1] for user in source.users if user.users}) > 1:
             raise Refused(f"{call.title} gives two of its outputs, and C is written for one of them")
         self._calls[call.name] = call._replace(shape=self._shapes[node], output=number)
         self._of[node] = call.name

@@ -19,6 +19,7 @@ from spikecore._export_c._values import (
     Grid,
     Table,
     Value,
+    fracs_of,
     grid_of,
     integers_of,
     packed,
@@ -90,7 +91,8 @@ class Weights:
         grid = grid_of(part.title, weight)
         frac = max(grid.fracs)
         if bias is not None:
-            frac = max(frac, max(grid_of(f"{part.title}, bias", bias.unsqueeze(1)).fracs) - int(x.frac or 0))
+            of_bias = fracs_of(f"{part.title}, bias", bias.detach().double().unsqueeze(1))
+            frac = max(frac, int(of_bias.max()) - int(x.frac or 0))
         integers = grid.integers.flatten()[taps]
         part.tables.append(packed(self.name, integers) if grid.is_narrow else table_of(self.name, integers, x))
         self.load = f"nibble({self.name}, k)" if grid.is_narrow else f"{self.name}[k]"
@@ -121,8 +123,9 @@ class Weights:
         bits = Format(frac, 0, int(largest.max())).bits
         if bits > min(SIGNIFICAND[dtype], 31):
             raise Refused(
-                f"{self._part.title}: its sums need {bits} bits, and {str(dtype)[6:]} holds {SIGNIFICAND[dtype]} and C "
-                "32; give weights or inputs fewer bits, or divide the layer"
+                f"{self._part.title}: its sums need {bits} bits on one grid for all channels, and {str(dtype)[6:]} "
+                f"holds {SIGNIFICAND[dtype]} and C 32; give weights or inputs fewer bits, prepare with "
+                "per_channel=False, or divide the layer"
             )
         return Format(frac, int(least.min()), int(most.max()))
 

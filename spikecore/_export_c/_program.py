@@ -94,6 +94,7 @@ class Built:
         self.output, result.place = result, "y"
         self.slots = self._divided()
         self.fields: List[Field] = sorted(self._fields(), key=lambda field: -BYTES[field.type])
+        self._refuse_equal_names()
 
     # -- parts
 
@@ -110,7 +111,10 @@ class Built:
         if fixed is not None and module != "sum":
             of = [self._on_grid(call, value) for value in of]
         if fixed is not None and any(value.format is None for value in of):
-            raise Refused(f"{title} reads floats; say what the input is, inputs=sc.quant.Format(0, 0, 1) for spikes")
+            raise Refused(
+                f"{title} reads floats; sc.quant.prepare(net, x) rounds what layers read, or say what the input is, "
+                "inputs=sc.quant.Format(0, 0, 1) for spikes"
+            )
         if module == "sum":
             return self._add(Sum(name, title, of, fixed))
         value = self._layer(call, of)
@@ -230,6 +234,15 @@ class Built:
         lasting = [part.output for part in self.parts if part.output.lasts]
         arrays = [Field(value.type, value.name, value.count) for value in lasting]
         return [*arrays, *(field for part in self.parts for field in part.fields)]
+
+    def _refuse_equal_names(self) -> None:
+        """What belongs to a module begins with its name, which may make the name of another one's."""
+        members = [*(f"work{k}" for k in range(len(self.slots))), *(field.name for field in self.fields)]
+        tables = [table.name for part in self.parts for table in part.tables]
+        for names in ([part.name for part in self.parts], tables, members):
+            for name in names:
+                if names.count(name) > 1:
+                    raise Refused(f"two parts of the program are named {name!r}; give a module or a state another name")
 
     @property
     def memory(self) -> int:

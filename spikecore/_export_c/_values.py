@@ -90,22 +90,28 @@ def grid_of(owner: str, weight: Tensor) -> Grid:
     weight of more than 16 bits.
     """
     rows = weight.detach().double().flatten(1)
-    if not bool(torch.isfinite(rows).all()):
-        raise Refused(f"{owner}: its weight is not finite")
-    fracs = torch.full(rows.shape[:1], _GRIDS[0])
-    for frac in _GRIDS:
-        missing = (rows * 2.0 ** (frac - 1) != (rows * 2.0 ** (frac - 1)).round()).any(1)
-        fracs = torch.where(missing, torch.full_like(fracs, frac), fracs)
+    fracs = fracs_of(owner, rows)
     integers = rows * (2.0 ** fracs.double()).unsqueeze(1)
     if bool((integers.abs() >= 1 << 15).any()) or bool((integers != integers.round()).any()):
         raise Refused(
             f"{owner}: its weight is on no grid of 16 bits or fewer; train it with sc.quant.prepare(net), or export "
             "with dtype='float32'"
         )
+    return Grid(integers.to(torch.int64).view(weight.shape), fracs.tolist())
+
+
+def fracs_of(owner: str, rows: Tensor) -> Tensor:
+    """The fewest fractional bits that each row of numbers needs."""
+    if not bool(torch.isfinite(rows).all()):
+        raise Refused(f"{owner}: its weight is not finite")
+    fracs = torch.full(rows.shape[:1], _GRIDS[0])
+    for frac in _GRIDS:
+        missing = (rows * 2.0 ** (frac - 1) != (rows * 2.0 ** (frac - 1)).round()).any(1)
+        fracs = torch.where(missing, torch.full_like(fracs, frac), fracs)
     # a row of zeros fits every grid
     silent = (rows == 0).all(1)
     fracs[silent] = int(fracs[~silent].max()) if bool((~silent).any()) else 0
-    return Grid(integers.to(torch.int64).view(weight.shape), fracs.tolist())
+    return fracs
 
 
 def integers_of(owner: str, numbers: Tensor, frac: int) -> Tensor:

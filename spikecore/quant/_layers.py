@@ -26,6 +26,8 @@ from spikecore.quant._analysis import Format, signed
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 #: How many finer grids than the one that holds every value are tried.
 _FINER = 6
+#: Fractional bits of weights on the coarsest grid: large weights are multiples of 2, 4, 8, ...
+_COARSEST = -24
 #: Integers of a bias are below 2**this.
 _BIAS = 23
 
@@ -114,8 +116,8 @@ def grid_of(values: Tensor, bits: int) -> OnGrid:
         # means of spikes, and sums of them: up to the power of two that holds what was seen
         largest = 1 << (math.ceil(most) - 1).bit_length()
         return OnGrid(torch.tensor(2.0**frac, device=values.device), -largest * signed_too, largest)
-    # where all are 0 they may be spikes, or means of them
-    frac = best_frac(values, bits + (not signed_too)) if low or high else bits
+    # where all are 0 they may be spikes, or means of them: 1 is on the grid
+    frac = best_frac(values, bits + (not signed_too)) if low or high else bits - 1
     lowest, highest = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed_too else (0, (1 << bits) - 1)
     return OnGrid(torch.tensor(2.0**frac, device=values.device), lowest, highest)
 
@@ -162,7 +164,7 @@ def integers_of(layer: nn.Module, most: int) -> Tuple[Tensor, List[int]]:
     """
     own = own_weight(layer)
     weight: Any = layer.weight if own is None else own
-    rows = [exact_frac(row, 40, -40) for row in weight.detach()]
+    rows = [exact_frac(row, 40, _COARSEST) for row in weight.detach()]
     integers = [row.double() * 2.0 ** (frac or 0) for row, frac in zip(weight.detach(), rows)]
     if None in rows or bits_of(torch.stack(integers).round().long()) > most:
         raise ValueError(

@@ -218,9 +218,9 @@ def prepare(
     _round_outputs(new, run, word)
     for name, neuron in [*new.named_modules()]:
         if isinstance(neuron, Neuron) and neuron.arithmetic is None:
-            chosen = _frac(new, neuron, run, word) if frac is None else frac
             options: Any = {"rounding": rounding, "factors": factors, "dtype": dtype}
             try:
+                chosen = _frac(new, neuron, run, word) if frac is None else frac
                 neuron.arithmetic = fixed(neuron, word, chosen, **options).arithmetic
             except ValueError as error:
                 raise type(error)(f"sc.quant.prepare: {name}: {error}") from None

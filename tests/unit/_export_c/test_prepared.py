@@ -38,6 +38,22 @@ class Gate(nn.Module):
         return self.cell(self.front(x), self.gate(x))[1]
 
 
+class Unpacked(Gate):
+    """Unpacks both outputs, and reads one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, v = self.cell(self.front(x), self.gate(x))
+        return v
+
+
+def biased() -> nn.Module:
+    """Biases of more than 16 bits on the grid of the sums."""
+    net = nn.Sequential(nn.Linear(6, 8), sc.LIF(), nn.Linear(8, 3), sc.LI())
+    nn.init.constant_(net[0].bias, 2.3456)
+    nn.init.constant_(net[2].bias, -10.1234)
+    return net
+
+
 def analogue(*shape: int) -> Tensor:
     """Numbers on no grid, ``[T, B, ...]``."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
@@ -70,6 +86,8 @@ NETWORKS: Dict[str, Tuple[Callable[[], nn.Module], Tuple[int, ...]]] = {
         (6,),
     ),
     "two inputs, the second output": (Gate, (6,)),
+    "two outputs, unpacked": (Unpacked, (6,)),
+    "large biases": (biased, (6,)),
 }
 
 
@@ -92,6 +110,17 @@ def test_the_bits_of_torch(name: str, bits: Tuple[int, int], tmp_path: Path) -> 
     text = (tmp_path / "network.c").read_text()
     assert "float" not in text
     assert ("nibble(" in text) == (bits[0] == 4)
+
+
+def test_of_weights_above_127(tmp_path: Path) -> None:
+    """Integers of 8 bits times 2, 4, 8, ..., as for currents in picoamperes."""
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(6, 8), sc.LIF(threshold=150.0)), 2.0 * analogue(25, 3, 6)
+    nn.init.uniform_(net[0].weight, -500.0, 500.0)
+    prepared = sc.quant.prepare(net, x).eval()
+    assert prepared(x).any()
+    sc.export_c(prepared, x, tmp_path)
+    assert differing(tmp_path)[0] == 0
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

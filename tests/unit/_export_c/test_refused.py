@@ -33,6 +33,17 @@ class Twice(nn.Module):
         return self.layer(self.layer(x))
 
 
+class EqualNames(nn.Module):
+    """The feedback of ``rec`` and a layer have one name in C."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rec, self.rec_back = sc.Recurrent(lif(), nn.Linear(6, 6)), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rec_back(self.rec(x))
+
+
 def hooked() -> nn.Module:
     net = nn.Sequential(nn.Linear(6, 4), lif())
     net[0].register_forward_hook(lambda *_: None)
@@ -61,6 +72,7 @@ REFUSED: Dict[str, Tuple[Callable[[], nn.Module], Dict[str, Any], str]] = {
     ),
     "a function": (Multiplies, {"dtype": "float32"}, "forward calls sigmoid, for which there is no C"),
     "a branch": (Branches, {"dtype": "float32"}, "torch.fx cannot follow forward of Branches: "),
+    "two equal names": (EqualNames, {"dtype": "float32"}, "two parts of the program are named 'rec_back'; give a mod"),
     "a layer at two places": (Twice, {"dtype": "float32"}, "Linear at 'layer' is called twice; make a layer for each"),
     "a hook": (hooked, {}, "Linear at '0' has hooks, which C would not have; remove them"),
     "training": (
@@ -77,7 +89,7 @@ REFUSED: Dict[str, Tuple[Callable[[], nn.Module], Dict[str, Any], str]] = {
     "floats": (
         lambda: on_grid(nn.Sequential(nn.Linear(6, 4), lif())),
         {"inputs": None},
-        r"Linear at '0' reads floats; say what the input is, inputs=sc.quant.Format\(0, 0, 1\) for spikes",
+        r"Linear at '0' reads floats; sc.quant.prepare\(net, x\) rounds what layers read, or say what the input is, ",
     ),
     "a neuron of floats": (
         lambda: on_grid(nn.Sequential(nn.Linear(6, 4), sc.LIF())),
@@ -87,7 +99,7 @@ REFUSED: Dict[str, Tuple[Callable[[], nn.Module], Dict[str, Any], str]] = {
     "sums beyond float32": (
         long_sums,
         {"inputs": Format(0, -(1 << 15), 1 << 15)},
-        "Linear: its sums need 27 bits, and float32 holds 24 and C 32; give weights or inputs fewer bits",
+        "Linear: its sums need 27 bits on one grid for all channels, and float32 holds 24 and C 32; give weights",
     ),
     "the mean of nine": (
         lambda: sc.layers.TimeBatched(nn.AvgPool2d(3)),
@@ -126,6 +138,7 @@ def test_refused(name: str, tmp_path: Path) -> None:
         (nn.Linear(6, 4).eval(), torch.ones(6), {}, "must be inputs over time"),
         (nn.Linear(6, 4).eval(), torch.ones(2, 1, 6), {"name": "2nd"}, "name='2nd' must be a name that C can have"),
         (nn.Linear(6, 4).eval(), torch.ones(2, 1, 6), {"name": "double"}, "name='double' must be a name that C can"),
+        (nn.Linear(6, 4).eval(), torch.ones(2, 1, 6), {"name": "stdint"}, "name='stdint' is that of a header"),
         (nn.Linear(6, 4).eval(), torch.ones(2, 1, 6), {"dtype": "int8"}, "dtype='int8' must be 'fixed' or 'float32'"),
         (on_grid(nn.Linear(6, 4)), 0.5 * torch.ones(2, 1, 6), {}, "an example's input is no multiple of 2"),
     ],

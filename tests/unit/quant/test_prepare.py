@@ -208,6 +208,13 @@ def test_a_quantiser_with_another_scale_is_refused() -> None:
         sc.quant.prepare(net, torch.ones(5, 2, 6))
 
 
+def test_spikes_that_the_data_did_not_have_stay_1() -> None:
+    net = nn.Sequential(sc.LIF(), nn.Linear(6, 3), sc.LI())
+    fixed = sc.quant.prepare(net, torch.zeros(5, 2, 6))
+    ends = torch.tensor([0.0, 0.125, 0.75, 1.0])
+    assert torch.equal(fixed[1].input_format(ends), ends)
+
+
 # -- the report, and errors
 
 
@@ -238,6 +245,7 @@ def test_the_report_counts_saturations_and_bits() -> None:
         ),
         (lambda: nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), sc.LIF()), "1 is a LayerNorm with parameters"),
         (lambda: nn.Sequential(nn.Linear(6, 6), sc.QIF()), "prepare: 1: QIF: .*needs 30 bits"),
+        (lambda: nn.Sequential(nn.Linear(6, 6), sc.EIF()), "prepare: 1: .*EIF: exp in .*declare a table"),
         (
             lambda: nn.Sequential(nn.Linear(6, 6), sc.layers.NormNeuron(nn.BatchNorm1d(6), sc.LIF())),
             "1 is a NormNeuron",
