@@ -132,12 +132,15 @@ def _bounded(kind: str, label: str, ax: Any, title: str, rows: List[Row], colour
     """Times as points, and a line at the bound of the arithmetic. Forms of an implementation have its colour."""
     bound = rows[0].figures[f"{kind}_bound_ms"]
     rows = sorted(rows, key=lambda row: -row.figures[f"{kind}_ms"])
-    names, values = [row.implementation for row in rows], [row.figures[f"{kind}_ms"] for row in rows]
-    ax.scatter(values, names, color=[_colour(name.partition(", ")[0], colours) for name in names])
+    names = [row.implementation + (" *" if row.status == "differs" else "") for row in rows]
+    values = [row.figures[f"{kind}_ms"] for row in rows]
+    ax.scatter(values, names, color=[_colour(row.implementation.partition(", ")[0], colours) for row in rows])
     for name, value in zip(names, values):
         written = f"{value:#.3g}".rstrip(".") if value < 1000 else f"{value:,.0f}"
         ax.annotate(written, (value, name), textcoords="offset points", xytext=(7, -3), fontsize=7)
     ax.axvline(bound, color="black", linewidth=0.9, linestyle="--", label="bound of the arithmetic")
+    if any(row.status == "differs" for row in rows):
+        ax.plot([], [], " ", label="* another equation, or other numbers")
     _logarithmic(ax)
     # at least twice the bound, so that hundredths do not look like much; behind the last point there is its number
     ax.set_xlim(0.85 * bound, max(2.0 * bound, *values) * (max(values) / bound) ** 0.25)

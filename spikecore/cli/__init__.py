@@ -245,6 +245,7 @@ def cache(**options: Any) -> None:
 @_options("--case", "cases", help="Measure this size of open-neuromorphic or shd only: n=4096, 'H=128,B=64'.")
 @_option(
     "--budget",
+    metavar="SECONDS",
     type=float,
     default=None,
     help="Seconds of each library in a case of open-neuromorphic or shd.  [default: 60, on a CPU 120]",

@@ -71,10 +71,15 @@ def with_spike_times(program: Program, shift: str, last: str) -> Program:
 def _only_spike(program: Program) -> Node:
     spikes = [node for node in program.nodes if node.op == "spike"]
     if len(spikes) != 1 or program.outputs[0] != spikes[0]:
+        way_out = (
+            "a neuron that resets one step later has two: take sc.LIF, sc.Synaptic or another that resets in the step "
+            "of its spike"
+        )
+        if not spikes:
+            way_out = "leave gradient= out: its outputs have exact gradients"
         raise ValueError(
             f"{program.name}: gradient='spike_time' needs equations with one spike, the first output, and these have "
-            f"{len(spikes)}{'' if len(spikes) != 1 else ', which is not the first output'}; a neuron that resets one "
-            "step later has two: take sc.LIF, sc.Synaptic or another that resets in the step of its spike"
+            f"{len(spikes)}{'' if len(spikes) != 1 else ', which is not the first output'}; {way_out}"
         )
     return spikes[0]
 

@@ -199,5 +199,5 @@ class TestOption:
             sc.LIF(gradient="time")
         with pytest.raises(ValueError, match="Leaky: gradient='spike_time' needs equations with one spike, the first"):
             sc.Leaky(0.9, gradient="spike_time")(torch.rand(3, 2))
-        with pytest.raises(ValueError, match="and these have 0; "):
+        with pytest.raises(ValueError, match="and these have 0; leave gradient= out"):
             sc.LI(gradient="spike_time")(torch.rand(3, 2))
