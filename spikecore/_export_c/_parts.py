@@ -15,7 +15,6 @@ from spikecore._export_c._fixed import FixedPrinter, is_wide
 from spikecore._export_c._graph import Refused, identifier
 from spikecore._export_c._values import (
     BYTES,
-    SPIKE,
     Grid,
     Table,
     Value,
@@ -26,12 +25,12 @@ from spikecore._export_c._values import (
     type_of,
 )
 from spikecore._shell import parameters
-from spikecore.lang import Node, Program, loop_invariant, topological
+from spikecore.lang import Node, Program, topological
 from spikecore.lang.c import C11Printer
 from spikecore.lang.eager import StraightLine, number
 from spikecore.quant import Format, analyse
-from spikecore.quant._analysis import SIGNIFICAND
-from spikecore.quant._layers import own_weight
+from spikecore.quant._analysis import FLAG, SIGNIFICAND, coefficients_of
+from spikecore.quant._layers import weight_of
 
 
 class Field(NamedTuple):
@@ -141,13 +140,6 @@ class Weights:
     def added(self, at: str, of: Value, factor: str = "v") -> str:
         """The line that adds the product with an input, of number k."""
         return f"out[{at}] += {self.load}{'' if of.is_spikes else f' * {factor}'};"
-
-
-def weight_of(layer: Any) -> Tensor:
-    """The weight of a layer as it computes with it, rounded by whatever quantises it."""
-    rounded = own_weight(layer)
-    weight: Tensor = layer.weight if rounded is None else rounded
-    return weight
 
 
 class Linear(Part):
@@ -323,9 +315,8 @@ class Round(Part):
         self.output.format = format
 
     def lines(self) -> List[str]:
-        x, to = self.x.format, self.output.format
-        if x is None or to is None:
-            raise Refused(f"{self.title} rounds floats, which the program has none of")
+        x: Any = self.x.format
+        to: Any = self.output.format
         shift = int(x.frac or 0) - int(to.frac or 0)
         if shift > 0:
             wide = is_wide(Format(0, x.low, int(x.high) + (1 << shift - 1)))
@@ -452,7 +443,7 @@ class Cells(Part):
                 raise Refused(f"{title} is not fixed point: {error}") from error
             self.output.format = self.formats[self._roots[0]]
         elif is_spike(self._roots[0]):
-            self.output.format = SPIKE
+            self.output.format = FLAG
         self._printer: Any = FixedPrinter(title, self.formats) if fixed else C11Printer("float")
         #: What parameters alone decide -> its text.
         self._constants = self._evaluated(torch.float64 if fixed is torch.float64 else torch.float32)
@@ -468,7 +459,7 @@ class Cells(Part):
         """The values that steps and initial states read of what depends on parameters alone, as numbers or tables."""
         program, roots = self._program, self._roots
         order = topological([*roots, *program.initial])
-        fixed = {node for node in order if node.op in ("param", "const")} | set(loop_invariant(order))
+        fixed = coefficients_of(order)
         read_by_steps = {arg for node in order if node not in fixed for arg in node.args if arg in fixed}
         read_by_steps |= {root for root in roots if root in fixed}
         front = [node for node in order if node in read_by_steps or node in program.initial]
