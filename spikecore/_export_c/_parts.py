@@ -86,10 +86,10 @@ class Weights:
             self._bias(bias, None)
             self.load, self.format = f"{self.name}[k]", None
             return
-        grid = grid_of(part.title, weight)
+        grid = grid_of(f"the weight of {part.title}", weight, 16)
         frac = max(grid.fracs)
         if bias is not None:
-            frac = max(frac, max(grid_of(f"{part.title}, bias", bias.unsqueeze(1)).fracs) - int(x.frac or 0))
+            frac = max(frac, max(grid_of(f"the bias of {part.title}", bias.unsqueeze(1), 31).fracs) - int(x.frac or 0))
         integers = grid.integers.flatten()[taps]
         part.tables.append(packed(self.name, integers) if grid.is_narrow else table_of(self.name, integers, x))
         self.load = f"nibble({self.name}, k)" if grid.is_narrow else f"{self.name}[k]"
@@ -513,7 +513,7 @@ class Cells(Part):
             self._stored(root, names, field) for root, field in zip(roots, [self.output.format, *self._next_formats()])
         ]
         targets = ["out[i]", *(f"s->{self._field(name)}[i]" for name in program.states)]
-        # what a store writes no text behind it may read: states were loaded first
+        # every state was loaded before the first store
         lines += [f"{target} = {text};" for target, text in zip(targets, texts)]
         lines = _read(lines)
         arrays = [f"in{k if len(self.inputs) > 1 else ''}" for k in range(len(self.inputs))]
@@ -547,7 +547,7 @@ def is_spike(node: Node) -> bool:
 
 
 def _read(lines: Sequence[str]) -> List[str]:
-    """The lines but for constants that none reads: those that a difference with itself would read."""
+    """The lines without constants that no other line reads, as those of a difference that is always 0."""
     lines = [*lines]
     for line in lines[::-1]:
         if line.startswith("const") and "\n".join(lines).count(line.split()[2]) == 1:

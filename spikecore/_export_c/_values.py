@@ -84,17 +84,17 @@ class Grid(NamedTuple):
         return bool(((self.integers >= -8) & (self.integers <= 7)).all())
 
 
-def grid_of(owner: str, weight: Tensor) -> Grid:
-    """The integers of a weight ``[out, ...]``, with as few fractional bits as each output needs. Raises Refused for a
-    weight of more than 16 bits.
+def grid_of(what: str, numbers: Tensor, bits: int) -> Grid:
+    """The integers of a weight or a bias ``[out, ...]``, with as few fractional bits as each output needs. Raises
+    Refused where one has more than ``bits`` bits.
     """
-    if not bool(torch.isfinite(weight).all()):
-        raise Refused(f"{owner}: its weight is not finite")
-    on_grid = on_grids(weight, 16)
+    if not bool(torch.isfinite(numbers).all()):
+        raise Refused(f"{what} is not finite")
+    on_grid = on_grids(numbers, bits)
     if on_grid is None:
         raise Refused(
-            f"{owner}: its weight is on no grid of 16 bits or fewer; train it with sc.quant.prepare(net), or export "
-            "with dtype='float32'"
+            f"{what} is on no grid of {bits} bits or fewer; train it with sc.quant.prepare(net), or export with "
+            "dtype='float32'"
         )
     return Grid(*on_grid)
 

@@ -130,15 +130,22 @@ def grid_of(values: Tensor, bits: int) -> OnGrid:
     return OnGrid(torch.tensor(2.0**frac, device=values.device), lowest, highest)
 
 
-def quantise_weight(layer: nn.Module, bits: int, per_channel: bool, input_frac: int) -> None:
-    """Give a layer parametrisations of its weight, and of its bias on the grid of its sums."""
-    weight: Any = layer.weight
-    rows = list(weight.detach()) if per_channel else [weight.detach()]
+def quantise_layer(layer: nn.Module, bits: int, per_channel: bool, input_frac: int) -> None:
+    """Give a layer parametrisations of its weight, unless it has a quantiser, and of its bias, on its sums' grid."""
+    quantised = quantised_weight(layer)
+    weight = weight_of(layer).detach()
+    rows = list(weight) if per_channel else [weight]
     scales = torch.tensor([2.0 ** best_frac(row, bits) for row in rows], device=weight.device)
-    shaped = scales.reshape(-1, *[1] * (weight.ndim - 1)) if per_channel else scales.reshape([1] * weight.ndim)
-    grid = OnGrid(shaped, -(1 << (bits - 1)), (1 << (bits - 1)) - 1)
-    parametrize.register_parametrization(layer, "weight", grid)
-    if layer.bias is not None:
+    if quantised is None:
+        shape = [-1 if per_channel else 1, *[1] * (weight.ndim - 1)]
+        grid = OnGrid(scales.reshape(shape), -(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+        parametrize.register_parametrization(layer, "weight", grid)
+    if layer.bias is not None and not parametrize.is_parametrized(layer, "bias"):
+        kind = type(layer)
+        if quantised is not None and parametrize.is_parametrized(layer):
+            # torch makes a property of the class, which is that of the layer this one is a copy of
+            members = {name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")}
+            layer.__class__ = type(kind.__name__, kind.__bases__, members)
         grid = OnGrid(scales * 2.0**input_frac, -(1 << _BIAS), 1 << _BIAS)
         parametrize.register_parametrization(layer, "bias", grid)
 

@@ -32,7 +32,7 @@ from spikecore.quant._layers import (
     bits_of,
     grid_of,
     integers_of,
-    quantise_weight,
+    quantise_layer,
     quantised_weight,
     round_input,
     round_output,
@@ -187,7 +187,7 @@ def prepare(
     - Weights of linear layers and convolutions, those of ``Recurrent`` and ``Delay`` too, are integers of ``weights``
       bits times a power of two, by a parametrisation: gradients pass the rounding unchanged. Biases are on the grid of
       the sums. A layer that has a quantiser already (a parametrisation, torch.ao's fake quantisation, brevitas) keeps
-      it; its weight must be on such a grid.
+      it; its weight must be on such a grid. Its bias is rounded as every other.
     - What a layer reads, where it is not whole numbers as spikes are, is rounded to ``activations`` bits, and what it
       writes, where it is not read by a neuron alone, to ``word`` bits on one grid, so that sums are exact. Ranges are
       those of the calibration run.
@@ -294,8 +294,7 @@ def _quantise(place: Weighted, run: _Run, bits: int, activations: int, per_chann
     if whole:
         grid = OnGrid(torch.ones_like(grid.scale), min(0, int(read.min())), max(1, int(read.max())))
     _attach(place.layer, "spikes" if whole else "input", grid, called)
-    if quantised_weight(place.layer) is None:
-        quantise_weight(place.layer, bits, per_channel, max(grid.fracs))
+    quantise_layer(place.layer, bits if quantised_weight(place.layer) is None else 8, per_channel, max(grid.fracs))
 
 
 def _round_outputs(net: nn.Module, run: _Run, word: int) -> None:
@@ -355,7 +354,7 @@ def _largest_sum(place: Weighted, written: Any) -> int:
         [(int(row) * largest, frac + int(read.frac or 0))] for row, frac in zip(integers.abs().flatten(1).sum(1), fracs)
     ]
     if parametrize.is_parametrized(place.layer, "bias"):
-        grid: Any = place.layer.parametrizations.bias[0]  # type: ignore[union-attr,index]  # as quantise_weight made it
+        grid: Any = place.layer.parametrizations.bias[0]  # type: ignore[union-attr,index]  # as quantise_layer made it
         biases = grid.integers(place.layer.bias).abs().tolist()
         for terms, bias, frac in zip(sums, biases, grid.fracs * (len(biases) // len(grid.fracs))):
             terms += [(bias, frac)] if bias else []

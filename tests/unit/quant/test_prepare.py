@@ -203,6 +203,17 @@ def test_a_quantiser_with_another_scale_is_refused() -> None:
         sc.quant.prepare(net, torch.ones(5, 2, 6))
 
 
+def test_the_bias_of_a_layer_with_a_quantiser_is_rounded() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(3000, 4)
+    parametrize.register_parametrization(layer, "weight", PowerOfTwo())
+    x = torch.rand(5, 3, 3000)
+    fixed = sc.quant.prepare(nn.Sequential(layer, sc.LIF()), x, activations=4)
+    exact = fixed[0].input_format(x).double() @ fixed[0].weight.double().t() + fixed[0].bias.double()
+    assert torch.equal(fixed[0](x).double(), exact)
+    assert torch.allclose(fixed[0].bias, layer.bias, rtol=0.0, atol=2.0**-8)
+
+
 # -- the report, and errors
 
 
