@@ -173,7 +173,6 @@ def main() -> None:
     try:
         sc.set_backend(net, options.backend)
         result = results.Run(net, "digits", options)
-        result = results.Run(net, "digits", options)
         curves = train(net, options)
     except (
         sc.backend.BackendError
@@ -183,8 +182,6 @@ def main() -> None:
         if not checkpoint(options).exists():
             raise Stopped("\nstopped: no epoch was finished") from None
         raise Stopped(f"\nstopped: the last finished epoch is in {checkpoint(options)}; go on with --resume") from None
-    result.curve = curves["test accuracy"]
-    result.keep()
     result.curve = curves["test accuracy"]
     result.keep()
     title = "Handwritten digits, convolutional spiking network"

@@ -15,7 +15,7 @@ from spikecore.lang import Node
 from spikecore.lang.c import C11Printer
 from spikecore.lang.operations import AND, ATOM, EQUALITY, OR, ORDER, PRODUCT, SUM, TERNARY, UNARY
 from spikecore.quant import Format
-from spikecore.quant._analysis import power_of_two
+from spikecore.quant._analysis import ZERO, power_of_two
 
 #: Functions of integers, by name: what they are called with and what they give. ``{t}`` is the type.
 HELPERS: Mapping[str, Tuple[str, str]] = {
@@ -41,7 +41,6 @@ _SYMBOLS = {
 _FUNCTIONS = {"minimum": "lesser", "maximum": "greater", "abs": "magnitude", "sign": "sign"}
 #: How tightly a text binds, and the text.
 _Text = Tuple[int, str]
-_ZERO = Format(0, 0, 0)
 
 
 class FixedPrinter(C11Printer):
@@ -153,9 +152,9 @@ class FixedPrinter(C11Printer):
 
     def _sum(self, node: Node, args: Sequence[Node], names: Mapping[Node, str]) -> _Text:
         """A sum or a difference. What is always 0, as the difference of a value with itself, is left out."""
-        if self._formats[node] == _ZERO:
+        if self._formats[node] == ZERO:
             return ATOM, "0"
-        if self._formats[args[1]] == _ZERO:
+        if self._formats[args[1]] == ZERO:
             return self._expression(args[0], names, top=False)
         frac = int(self._formats[node].frac or 0)
         (left,), (right,) = self._aligned(args[:1], names, frac, SUM), self._aligned(args[1:], names, frac, PRODUCT)

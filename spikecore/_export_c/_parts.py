@@ -15,11 +15,9 @@ from spikecore._export_c._fixed import FixedPrinter, is_wide
 from spikecore._export_c._graph import Refused, identifier
 from spikecore._export_c._values import (
     BYTES,
-    SPIKE,
     Grid,
     Table,
     Value,
-    fracs_of,
     grid_of,
     integers_of,
     packed,
@@ -27,12 +25,12 @@ from spikecore._export_c._values import (
     type_of,
 )
 from spikecore._shell import parameters
-from spikecore.lang import Node, Program, loop_invariant, topological
+from spikecore.lang import Node, Program, topological
 from spikecore.lang.c import C11Printer
 from spikecore.lang.eager import StraightLine, number
 from spikecore.quant import Format, analyse
-from spikecore.quant._analysis import SIGNIFICAND
-from spikecore.quant._layers import own_weight
+from spikecore.quant._analysis import FLAG, SIGNIFICAND, coefficients_of
+from spikecore.quant._layers import weight_of
 
 
 class Field(NamedTuple):
@@ -88,11 +86,10 @@ class Weights:
             self._bias(bias, None)
             self.load, self.format = f"{self.name}[k]", None
             return
-        grid = grid_of(part.title, weight)
+        grid = grid_of(f"the weight of {part.title}", weight, 16)
         frac = max(grid.fracs)
         if bias is not None:
-            of_bias = fracs_of(f"{part.title}, bias", bias.detach().double().unsqueeze(1))
-            frac = max(frac, int(of_bias.max()) - int(x.frac or 0))
+            frac = max(frac, max(grid_of(f"the bias of {part.title}", bias.unsqueeze(1), 31).fracs) - int(x.frac or 0))
         integers = grid.integers.flatten()[taps]
         part.tables.append(packed(self.name, integers) if grid.is_narrow else table_of(self.name, integers, x))
         self.load = f"nibble({self.name}, k)" if grid.is_narrow else f"{self.name}[k]"
@@ -144,13 +141,6 @@ class Weights:
     def added(self, at: str, of: Value, factor: str = "v") -> str:
         """The line that adds the product with an input, of number k."""
         return f"out[{at}] += {self.load}{'' if of.is_spikes else f' * {factor}'};"
-
-
-def weight_of(layer: Any) -> Tensor:
-    """The weight of a layer as it computes with it, rounded by whatever quantises it."""
-    rounded = own_weight(layer)
-    weight: Tensor = layer.weight if rounded is None else rounded
-    return weight
 
 
 class Linear(Part):
@@ -326,9 +316,8 @@ class Round(Part):
         self.output.format = format
 
     def lines(self) -> List[str]:
-        x, to = self.x.format, self.output.format
-        if x is None or to is None:
-            raise Refused(f"{self.title} rounds floats, which the program has none of")
+        x: Any = self.x.format
+        to: Any = self.output.format
         shift = int(x.frac or 0) - int(to.frac or 0)
         if shift > 0:
             wide = is_wide(Format(0, x.low, int(x.high) + (1 << shift - 1)))
@@ -455,7 +444,7 @@ class Cells(Part):
                 raise Refused(f"{title} is not fixed point: {error}") from error
             self.output.format = self.formats[self._roots[0]]
         elif is_spike(self._roots[0]):
-            self.output.format = SPIKE
+            self.output.format = FLAG
         self._printer: Any = FixedPrinter(title, self.formats) if fixed else C11Printer("float")
         #: What parameters alone decide -> its text.
         self._constants = self._evaluated(torch.float64 if fixed is torch.float64 else torch.float32)
@@ -471,7 +460,7 @@ class Cells(Part):
         """The values that steps and initial states read of what depends on parameters alone, as numbers or tables."""
         program, roots = self._program, self._roots
         order = topological([*roots, *program.initial])
-        fixed = {node for node in order if node.op in ("param", "const")} | set(loop_invariant(order))
+        fixed = coefficients_of(order)
         read_by_steps = {arg for node in order if node not in fixed for arg in node.args if arg in fixed}
         read_by_steps |= {root for root in roots if root in fixed}
         front = [node for node in order if node in read_by_steps or node in program.initial]
@@ -525,7 +514,7 @@ class Cells(Part):
             self._stored(root, names, field) for root, field in zip(roots, [self.output.format, *self._next_formats()])
         ]
         targets = ["out[i]", *(f"s->{self._field(name)}[i]" for name in program.states)]
-        # what a store writes no text behind it may read: states were loaded first
+        # every state was loaded before the first store
         lines += [f"{target} = {text};" for target, text in zip(targets, texts)]
         lines = _read(lines)
         arrays = [f"in{k if len(self.inputs) > 1 else ''}" for k in range(len(self.inputs))]
@@ -559,7 +548,7 @@ def is_spike(node: Node) -> bool:
 
 
 def _read(lines: Sequence[str]) -> List[str]:
-    """The lines but for constants that none reads: those that a difference with itself would read."""
+    """The lines without constants that no other line reads, as those of a difference that is always 0."""
     lines = [*lines]
     for line in lines[::-1]:
         if line.startswith("const") and "\n".join(lines).count(line.split()[2]) == 1:

@@ -25,7 +25,7 @@ from spikecore._export_c._parts import (
     Sum,
     is_spike,
 )
-from spikecore._export_c._values import BYTES, SPIKE, Value
+from spikecore._export_c._values import BYTES, Value
 from spikecore._shell.modules import calls_as
 from spikecore.lang import c
 from spikecore.layers import Delay, PackedConv2d, PackedLinear
@@ -34,8 +34,9 @@ from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 from spikecore.nir import SumPool2d
 from spikecore.quant import Format, analyse
+from spikecore.quant._analysis import FLAG
 from spikecore.quant._fixed import ROUNDINGS
-from spikecore.quant._layers import own_weight, round_input
+from spikecore.quant._layers import quantised_weight, round_input
 
 _LINEARS = (nn.Linear, PackedLinear)
 _CONVS = (nn.Conv1d, nn.Conv2d, PackedConv2d)
@@ -159,7 +160,7 @@ class Built:
     def _layer(self, call: Call, of: Sequence[Value]) -> Value:
         name, title, module, fixed = call.name, call.title, call.what, self._fixed
         kind = type_before_parametrizations(module)
-        quantised = own_weight(module) is not None if isinstance(module, (nn.Linear, *_CONVS)) else False
+        quantised = quantised_weight(module) is not None if isinstance(module, (nn.Linear, *_CONVS)) else False
         if kind in _LINEARS or (quantised and isinstance(module, nn.Linear)):
             return self._add(Linear(name, title, of[0], module, fixed))
         if kind in _CONVS or quantised:
@@ -203,7 +204,7 @@ class Built:
     def _output_of(self, neuron: Any, title: str) -> Optional[Format]:
         """The format of a neuron's output, whatever its input is."""
         if self._fixed is None:
-            return SPIKE if is_spike(neuron.program.outputs[0]) else None
+            return FLAG if is_spike(neuron.program.outputs[0]) else None
         try:
             return analyse(neuron.program, {}, self._fixed)[neuron.program.outputs[0]]
         except ValueError as error:

@@ -11,6 +11,8 @@ from torch import Tensor
 from spikecore._export_c._graph import Refused
 from spikecore.lang.c import C11Printer
 from spikecore.quant import Format
+from spikecore.quant._analysis import FLAG
+from spikecore.quant._layers import on_grids
 
 #: Integer types, the narrowest first: name, lowest, highest.
 _INTEGERS = (
@@ -21,9 +23,6 @@ _INTEGERS = (
     ("int64_t", -(1 << 63), (1 << 63) - 1),
 )
 BYTES = {"uint8_t": 1, "int8_t": 1, "int16_t": 2, "int32_t": 4, "int64_t": 8, "float": 4}
-SPIKE = Format(0, 0, 1)
-#: Fractional bits that a weight is looked for on.
-_GRIDS = range(-24, 40)
 #: Numbers of a line.
 _WIDTH = 112
 _printer = C11Printer("float")
@@ -62,7 +61,7 @@ class Value:
     @property
     def is_spikes(self) -> bool:
         """Whether its numbers are 0 and 1."""
-        return self.format == SPIKE
+        return self.format == FLAG
 
 
 def type_of(format: Optional[Format]) -> str:
@@ -85,33 +84,19 @@ class Grid(NamedTuple):
         return bool(((self.integers >= -8) & (self.integers <= 7)).all())
 
 
-def grid_of(owner: str, weight: Tensor) -> Grid:
-    """The integers of a weight ``[out, ...]``, with as few fractional bits as each output needs. Raises Refused for a
-    weight of more than 16 bits.
+def grid_of(what: str, numbers: Tensor, bits: int) -> Grid:
+    """The integers of a weight or a bias ``[out, ...]``, with as few fractional bits as each output needs. Raises
+    Refused where one has more than ``bits`` bits.
     """
-    rows = weight.detach().double().flatten(1)
-    fracs = fracs_of(owner, rows)
-    integers = rows * (2.0 ** fracs.double()).unsqueeze(1)
-    if bool((integers.abs() >= 1 << 15).any()) or bool((integers != integers.round()).any()):
+    if not bool(torch.isfinite(numbers).all()):
+        raise Refused(f"{what} is not finite")
+    on_grid = on_grids(numbers, bits)
+    if on_grid is None:
         raise Refused(
-            f"{owner}: its weight is on no grid of 16 bits or fewer; train it with sc.quant.prepare(net), or export "
-            "with dtype='float32'"
+            f"{what} is on no grid of {bits} bits or fewer; train it with sc.quant.prepare(net), or export with "
+            "dtype='float32'"
         )
-    return Grid(integers.to(torch.int64).view(weight.shape), fracs.tolist())
-
-
-def fracs_of(owner: str, rows: Tensor) -> Tensor:
-    """The fewest fractional bits that each row of numbers needs."""
-    if not bool(torch.isfinite(rows).all()):
-        raise Refused(f"{owner}: its weight is not finite")
-    fracs = torch.full(rows.shape[:1], _GRIDS[0])
-    for frac in _GRIDS:
-        missing = (rows * 2.0 ** (frac - 1) != (rows * 2.0 ** (frac - 1)).round()).any(1)
-        fracs = torch.where(missing, torch.full_like(fracs, frac), fracs)
-    # a row of zeros fits every grid
-    silent = (rows == 0).all(1)
-    fracs[silent] = int(fracs[~silent].max()) if bool((~silent).any()) else 0
-    return fracs
+    return Grid(*on_grid)
 
 
 def integers_of(owner: str, numbers: Tensor, frac: int) -> Tensor:

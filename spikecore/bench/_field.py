@@ -143,13 +143,13 @@ def measure_products(case: FieldCase, bench: Bench) -> Tuple[Row, Rates]:
     there = torch.empty_like(source)
     first = next(iter(calls.values()))
     first.update(square=lambda i: square @ square, copy=lambda i: there.copy_(source))
-    found = {kind: interleave(some, bench.clock.batch, bench.plan) for kind, some in calls.items()}
+    measured = {kind: interleave(some, bench.clock.batch, bench.plan) for kind, some in calls.items()}
     operations = {kind: bound.operations for kind, bound in case.bounds.items()}
-    flops = [_rate(operations[kind], times[PRODUCTS]) for kind, times in found.items()]
-    times = found[next(iter(found))]
+    flops = [_rate(operations[kind], times[PRODUCTS]) for kind, times in measured.items()]
+    times = measured[next(iter(measured))]
     flops.append(_rate(2.0 * side**3, times["square"]))
     rates = Rates(max(flops), _rate(2.0 * source.numel() * source.element_size(), times["copy"]))
-    timings = {kind: some[PRODUCTS] for kind, some in found.items()}
+    timings = {kind: some[PRODUCTS] for kind, some in measured.items()}
     return row_of(case, PRODUCTS, "ok", "", timings, rates, PEAKS.get(_card(device))), rates
 
 

@@ -80,8 +80,8 @@ class LinearCase:
 
     def products(self, device: torch.device) -> Mapping[str, Call]:
         """The product of forward, and both products of forward and backward."""
-        given, weight, _ = self._tensors(device)
-        x = given.flatten(0, 1)
+        inputs, weight, _ = self._tensors(device)
+        x = inputs.flatten(0, 1)
         gradient = torch.randn_like(x)
 
         def both(i: int) -> None:
@@ -97,14 +97,9 @@ class LinearCase:
             forward, both = layer.linear(x, weight, bias)  # type: ignore[attr-defined]
         else:
             forward, both = _linear_of_torch(library.make(self.neurons).to(device), x, weight, bias)
-        return (
-            {"forward": as_graph(forward), "training": as_graph(both)}
-            if graph
-            else {
-                "forward": forward,
-                "training": both,
-            }
-        )
+        if graph:
+            forward, both = as_graph(forward), as_graph(both)
+        return {"forward": forward, "training": both}
 
 
 def _linear_of_torch(layer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor) -> Tuple[Call, Call]:

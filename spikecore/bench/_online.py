@@ -148,18 +148,18 @@ def measure(peers: bool, case: Any, bench: Bench) -> List[Row]:
     fed = interleave(steps, bench.clock.batch, bench.plan)
     whole = interleave({name: each.sequence for name, each in learners.items()}, bench.clock.batch, bench.plan)
     for name in learners:
-        found = {"step": (fed.get(name), fed.get(PLAIN), FED), "chunk": (whole[name], whole.get(PLAIN), case.steps)}
-        problem = first_failure(*[timing for timing, _, _ in found.values()])
-        figures = {} if problem else _figures(found)
+        timings = {"step": (fed.get(name), fed.get(PLAIN), FED), "chunk": (whole[name], whole.get(PLAIN), case.steps)}
+        problem = first_failure(*[timing for timing, _, _ in timings.values()])
+        figures = {} if problem else _figures(timings)
         status, detail = ("failed", problem) if problem else (rows[name].status, rows[name].detail)
         rows[name] = case.row(name, status, detail, **figures)
     return list(rows.values())
 
 
-def _figures(found: Mapping[str, Tuple[Any, Any, int]]) -> Dict[str, float]:
+def _figures(timings: Mapping[str, Tuple[Any, Any, int]]) -> Dict[str, float]:
     """Microseconds per step, and their ratio to those of the loop by hand."""
     figures: Dict[str, float] = {}
-    for kind, (timing, plain, steps) in found.items():
+    for kind, (timing, plain, steps) in timings.items():
         if isinstance(timing, Timing):
             figures[f"{kind}_us"] = timing.seconds * 1e6 / steps
             if isinstance(plain, Timing):

@@ -69,14 +69,14 @@ def _peak(way: str, case: Length, bench: Bench) -> int:
     process.start()
     theirs.close()
     try:
-        found = ours.recv()
+        peak = ours.recv()
     except EOFError:
         process.join()
-        found = f"the process ended with {process.exitcode}"
+        peak = f"the process ended with {process.exitcode}"
     process.join()
-    if isinstance(found, str):
-        raise RuntimeError(found)
-    return int(found)
+    if isinstance(peak, str):
+        raise RuntimeError(peak)
+    return int(peak)
 
 
 def _in_process(pipe: Any, run: Any, steps: int) -> None:
@@ -98,10 +98,10 @@ def _forget_peak() -> int:
 def _status(name: str) -> int:
     """Bytes, from what Linux says of this process."""
     text = Path("/proc/self/status").read_text(encoding="ascii")
-    found = re.search(rf"{name}:\s+(\d+) kB", text)
-    if found is None:
+    line = re.search(rf"{name}:\s+(\d+) kB", text)
+    if line is None:
         raise OSError(f"this system does not say {name}")
-    return int(found.group(1)) * 1024
+    return int(line.group(1)) * 1024
 
 
 def train(way: str, backend: str, device: str, steps: int) -> None:

@@ -21,9 +21,6 @@ from spikecore.dtypes import compute_dtype
 _DIMS: Dict[Any, Tuple[int, ...]] = {nn.BatchNorm1d: (3, 4), nn.BatchNorm2d: (5,), nn.BatchNorm3d: (6,)}
 #: Tells autograd that a tensor was written by other means than torch's; torch 2.0 has no such function.
 _written: Any = getattr(torch.autograd.graph, "increment_version", None)
-#: Whether kernels may find statistics at all.
-BY_KERNELS = _written is not None
-
 
 #: The running mean and variance, the count of calls (None where they are not counted), and how far a batch moves them.
 Running = Tuple[Tensor, Tensor, Optional[Tensor], float]

@@ -395,7 +395,6 @@ def fixed(
     frac: Optional[int] = None,
     *,
     rounding: str = "nearest",
-    overflow: str = "saturate",
     factors: Optional[int] = None,
     tables: Mapping[str, Table] = {},
     dtype: torch.dtype = torch.float32,
@@ -418,7 +417,6 @@ def fixed(
     frac: how many of them are fractional; None: as many as leave eight times the largest threshold, or other number
         that is added or compared, or 1.
     rounding: "nearest", ties to even, or "floor".
-    overflow: "saturate".
     factors: significant bits of a coefficient that is a factor, such as ``1 / tau``; None: what dtype has beside a
         word, 15 at most: 8 for 16 bits in float32. A learnt one saturates at twice its value of now.
     tables: of functions of values that change from step to step: ``{"exp": (low, high, size)}`` has ``size`` linear
@@ -428,7 +426,7 @@ def fixed(
     Raises TypeError for what is no neuron, ValueError for a wrong argument, an operation that integers do not have, a
     parameter beyond the range, and a program that is not exact (:class:`spikecore.quant.Inexact`), with what to change.
     """
-    _check(neuron, word, frac, rounding, overflow, factors, dtype)
+    _check(neuron, word, frac, rounding, factors, dtype)
     new = copy.deepcopy(neuron)
     new.arithmetic = None
     reset(new)
@@ -480,15 +478,7 @@ def _checked_tables(tables: Mapping[str, Table]) -> Tuple[Tuple[str, Table], ...
     return tuple((op, (float(low), float(high), int(size))) for op, (low, high, size) in tables.items())
 
 
-def _check(
-    neuron: Any,
-    word: Any,
-    frac: Any,
-    rounding: Any,
-    overflow: Any,
-    factors: Any,
-    dtype: Any,
-) -> None:
+def _check(neuron: Any, word: Any, frac: Any, rounding: Any, factors: Any, dtype: Any) -> None:
     """Raise TypeError or ValueError for a wrong argument of :func:`fixed`."""
     if not isinstance(neuron, Neuron):
         raise TypeError(
@@ -505,8 +495,3 @@ def _check(
             raise TypeError(f"sc.quant.fixed: {name}={shown(value)} must be a whole number of bits, or None")
     if rounding not in ROUNDINGS:
         raise ValueError(f"sc.quant.fixed: rounding={rounding!r} must be one of {', '.join(map(repr, ROUNDINGS))}")
-    if overflow != "saturate":
-        raise ValueError(
-            f"sc.quant.fixed: overflow={overflow!r} must be 'saturate': a potential that wraps around would fire at "
-            "its lowest value"
-        )

@@ -20,16 +20,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from spikecore.quant._analysis import Format, signed
+from spikecore.quant._analysis import Format
 
 #: Layers with a weight ``[out, in, ...]``.
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 #: How many finer grids than the one that holds every value are tried.
 _FINER = 6
-#: Fractional bits of weights on the coarsest grid: large weights are multiples of 2, 4, 8, ...
-_COARSEST = -24
 #: Integers of a bias are below 2**this.
 _BIAS = 23
+#: Fractional bits that are tried; below 0 for multiples of 2, 4, 8, ...
+_GRIDS = range(-24, 41)
 
 
 class OnGrid(nn.Module):
@@ -80,39 +80,47 @@ def best_frac(values: Tensor, bits: int) -> int:
     if not most or not math.isfinite(most):
         return bits - 1
     widest = bits - 1 - math.frexp(most)[1]
-    errors = [(float((values - _on_grid(values, frac, bits)).square().sum()), frac) for frac in _tried(widest)]
-    return min(errors)[1]
+    low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+
+    def error(frac: int) -> float:
+        rounded = torch.round(values * 2.0**frac).clamp(low, high) * 2.0**-frac
+        return float((values - rounded).square().sum())
+
+    return min(range(widest, widest + _FINER), key=error)
 
 
-def _tried(widest: int) -> range:
-    return range(widest, widest + _FINER)
+def exact_fracs(rows: Tensor) -> Tensor:
+    """The fewest fractional bits with which every value of a row is on a grid; more than there are where none is."""
+    rows = rows.detach().double()
+    fracs = torch.full(rows.shape[:1], _GRIDS.start, device=rows.device)
+    for frac in _GRIDS:
+        scaled = rows * 2.0**frac
+        fracs[(scaled != scaled.round()).any(1)] = frac + 1
+    return fracs
 
 
-def _on_grid(values: Tensor, frac: int, bits: int) -> Tensor:
-    known = signed(bits, frac)
-    return torch.round(values * 2.0**frac).clamp(int(known.low), int(known.high)) * 2.0**-frac
-
-
-def exact_frac(values: Tensor, most: int, least: int = 0) -> Optional[int]:
-    """The fewest fractional bits from ``least`` to ``most`` of which every value is a multiple; None if there are none.
-    0 where all values are.
+def on_grids(weight: Tensor, bits: int) -> Optional[Tuple[Tensor, List[int]]]:
+    """A weight ``[out, ...]`` as integers, with as few fractional bits as each output needs; None where that takes more
+    than ``bits`` bits.
     """
-    scaled = values.detach().double() * 2.0**least
-    if not scaled.any():
-        return 0
-    for frac in range(least, most + 1):
-        if bool((scaled == scaled.round()).all()):
-            return frac
-        scaled = scaled * 2.0
-    return None
+    rows = weight.detach().double().flatten(1)
+    fracs = exact_fracs(rows)
+    integers = rows * (2.0 ** fracs.double()).unsqueeze(1)
+    low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+    if bool((fracs == _GRIDS.stop).any()) or not bool(((low <= integers) & (integers <= high)).all()):
+        return None
+    # a row of zeros fits every grid
+    silent = (rows == 0).all(1)
+    fracs[silent] = int(fracs[~silent].max()) if bool((~silent).any()) else 0
+    return integers.long().view(weight.shape), fracs.tolist()
 
 
 def grid_of(values: Tensor, bits: int) -> OnGrid:
     """The grid of activations: the one that they are on, where it has so few bits, else the best one."""
     low, high = float(values.min()), float(values.max())
-    frac, signed_too = exact_frac(values, bits), low < 0
-    most = max(-low, high, 1.0) * 2.0 ** (frac or 0)
-    if frac is not None and most <= 1 << (bits - signed_too) and (low or high):
+    frac, signed_too = max(0, int(exact_fracs(values.reshape(1, -1)))), low < 0
+    most = max(-low, high, 1.0) * 2.0**frac
+    if frac <= bits and most <= 1 << (bits - signed_too) and (low or high):
         # means of spikes, and sums of them: up to the power of two that holds what was seen
         largest = 1 << (math.ceil(most) - 1).bit_length()
         return OnGrid(torch.tensor(2.0**frac, device=values.device), -largest * signed_too, largest)
@@ -122,28 +130,32 @@ def grid_of(values: Tensor, bits: int) -> OnGrid:
     return OnGrid(torch.tensor(2.0**frac, device=values.device), lowest, highest)
 
 
-def quantise_weight(layer: nn.Module, bits: int, per_channel: bool, input_frac: int) -> None:
-    """Give a layer parametrisations of its weight, and of its bias on the grid of its sums."""
-    weight: Any = layer.weight
-    rows = list(weight.detach()) if per_channel else [weight.detach()]
+def quantise_layer(layer: nn.Module, bits: int, per_channel: bool, input_frac: int) -> None:
+    """Give a layer parametrisations of its weight, unless it has a quantiser, and of its bias, on its sums' grid."""
+    quantised = quantised_weight(layer)
+    weight = weight_of(layer).detach()
+    rows = list(weight) if per_channel else [weight]
     scales = torch.tensor([2.0 ** best_frac(row, bits) for row in rows], device=weight.device)
-    shaped = scales.reshape(-1, *[1] * (weight.ndim - 1)) if per_channel else scales.reshape([1] * weight.ndim)
-    known = signed(bits, 0)
-    parametrize.register_parametrization(layer, "weight", OnGrid(shaped, int(known.low), int(known.high)))
-    if layer.bias is not None:
+    if quantised is None:
+        shape = [-1 if per_channel else 1, *[1] * (weight.ndim - 1)]
+        grid = OnGrid(scales.reshape(shape), -(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+        parametrize.register_parametrization(layer, "weight", grid)
+    if layer.bias is not None and not parametrize.is_parametrized(layer, "bias"):
+        kind = type(layer)
+        if quantised is not None and parametrize.is_parametrized(layer):
+            # torch makes a property of the class, which is that of the layer this one is a copy of
+            members = {name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")}
+            layer.__class__ = type(kind.__name__, kind.__bases__, members)
         grid = OnGrid(scales * 2.0**input_frac, -(1 << _BIAS), 1 << _BIAS)
         parametrize.register_parametrization(layer, "bias", grid)
 
 
 def bits_of(integers: Tensor) -> int:
     """The bits of the smallest two's complement integers that hold these."""
-    return (
-        max(int(integers.max()).bit_length(), (-int(integers.min()) - 1).bit_length() if int(integers.min()) < 0 else 0)
-        + 1
-    )
+    return max(int(integers.max()), -int(integers.min()) - 1).bit_length() + 1
 
 
-def own_weight(layer: nn.Module) -> Optional[Tensor]:
+def quantised_weight(layer: nn.Module) -> Optional[Tensor]:
     """The weight of a layer that has a quantiser already, as it computes with it; None for a plain layer.
 
     A parametrisation of any kind, torch.ao's ``weight_fake_quant``, and brevitas' ``quant_weight()``.
@@ -157,21 +169,24 @@ def own_weight(layer: nn.Module) -> Optional[Tensor]:
     return weight if parametrize.is_parametrized(layer, "weight") else None
 
 
+def weight_of(layer: nn.Module) -> Tensor:
+    """The weight of a layer as it computes with it, rounded by whatever quantises it."""
+    quantised = quantised_weight(layer)
+    return layer.weight if quantised is None else quantised  # type: ignore[return-value]  # a tensor
+
+
 def integers_of(layer: nn.Module, most: int) -> Tuple[Tensor, List[int]]:
     """The weight of a layer as integers, and the fractional bits of each output channel.
 
     Raises ValueError where it is not on power-of-two grids with integers of at most ``most`` bits.
     """
-    own = own_weight(layer)
-    weight: Any = layer.weight if own is None else own
-    rows = [exact_frac(row, 40, _COARSEST) for row in weight.detach()]
-    integers = [row.double() * 2.0 ** (frac or 0) for row, frac in zip(weight.detach(), rows)]
-    if None in rows or bits_of(torch.stack(integers).round().long()) > most:
+    on_grid = on_grids(weight_of(layer), most)
+    if on_grid is None:
         raise ValueError(
             f"its weight is not on a grid n * 2**-frac with integers of {most} bits; a quantiser needs scales that are "
             "powers of two (torch.ao: a scale of 2**-k and zero point 0; brevitas: a power-of-two scaling)"
         )
-    return torch.stack(integers).round().long(), [int(frac or 0) for frac in rows]
+    return on_grid
 
 
 def round_input(layer: nn.Module, args: Tuple[Any, ...]) -> Tuple[Any, ...]:

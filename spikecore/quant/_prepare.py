@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +32,8 @@ from spikecore.quant._layers import (
     bits_of,
     grid_of,
     integers_of,
-    own_weight,
-    quantise_weight,
+    quantise_layer,
+    quantised_weight,
     round_input,
     round_output,
 )
@@ -62,8 +62,8 @@ class _Run:
     def __init__(self, net: nn.Module, x: Inputs, dtype: torch.dtype) -> None:
         self.seen: Dict[nn.Module, _Seen] = {}
         self._writers: Dict[int, nn.Module] = {}
-        #: Held, so that no memory is used twice.
-        self._held: List[Any] = []
+        #: What was read and written, so that no memory is used twice.
+        self._alive: List[Any] = []
         with _hooks(net, self._see), _evaluating(net), torch.no_grad():
             self.output = net(*_inputs(x, dtype))
             reset(net)
@@ -72,7 +72,7 @@ class _Run:
         if not args or not isinstance(args[0], Tensor) or not isinstance(output, Tensor):
             return
         seen = self.seen.setdefault(module, _Seen())
-        self._held.append((args, output))
+        self._alive.append((args, output))
         source = self._writers.get(_memory(args[0]))
         seen.source = source or seen.source
         if isinstance(module, (Neuron, Recurrent)):
@@ -187,7 +187,7 @@ def prepare(
     - Weights of linear layers and convolutions, those of ``Recurrent`` and ``Delay`` too, are integers of ``weights``
       bits times a power of two, by a parametrisation: gradients pass the rounding unchanged. Biases are on the grid of
       the sums. A layer that has a quantiser already (a parametrisation, torch.ao's fake quantisation, brevitas) keeps
-      it; its weight must be on such a grid.
+      it; its weight must be on such a grid. Its bias is rounded as every other.
     - What a layer reads, where it is not whole numbers as spikes are, is rounded to ``activations`` bits, and what it
       writes, where it is not read by a neuron alone, to ``word`` bits on one grid, so that sums are exact. Ranges are
       those of the calibration run.
@@ -224,7 +224,7 @@ def prepare(
                 neuron.arithmetic = fixed(neuron, word, chosen, **options).arithmetic
             except ValueError as error:
                 raise type(error)(f"sc.quant.prepare: {name}: {error}") from None
-    _prove_all(new, run, dtype)
+    _prove(new, run, dtype)
     return new
 
 
@@ -244,7 +244,7 @@ def _fold(net: nn.Module, run: _Run) -> None:
             continue
         source = run.seen[norm].source if norm in run.seen else None
         layer: Any = source.linear if isinstance(source, Delay) else source
-        if layer is None or norm.running_var is None or own_weight(layer) is not None:
+        if layer is None or norm.running_var is None or quantised_weight(layer) is not None:
             raise ValueError(
                 f"sc.quant.prepare: {name}: a {type(norm).__name__} is folded into the layer before it, and there is "
                 "no plain linear layer or convolution whose output it reads, or it has no running statistics"
@@ -294,8 +294,7 @@ def _quantise(place: Weighted, run: _Run, bits: int, activations: int, per_chann
     if whole:
         grid = OnGrid(torch.ones_like(grid.scale), min(0, int(read.min())), max(1, int(read.max())))
     _attach(place.layer, "spikes" if whole else "input", grid, called)
-    if own_weight(place.layer) is None:
-        quantise_weight(place.layer, bits, per_channel, max(grid.fracs))
+    quantise_layer(place.layer, bits if quantised_weight(place.layer) is None else 8, per_channel, max(grid.fracs))
 
 
 def _round_outputs(net: nn.Module, run: _Run, word: int) -> None:
@@ -340,44 +339,52 @@ def _frac(net: nn.Module, neuron: Neuron, run: _Run, word: int) -> Optional[int]
     return min(chosen, least.frac + 2) if isinstance(least, FixedPoint) else chosen
 
 
-def _prove(place: Weighted, dtype: torch.dtype) -> int:
-    """The largest sum of a layer's products, as an integer; raises where the dtype does not hold it."""
+def _largest_sum(place: Weighted, written: Any) -> int:
+    """The largest sum of a layer's products, its bias and what another layer wrote, as an integer on the finest grid of
+    these.
+    """
     try:
-        integers, _ = integers_of(place.layer, 8)
+        integers, fracs = integers_of(place.layer, 8)
     except ValueError as error:
         raise ValueError(f"sc.quant.prepare: {place.name}: {error}") from None
     read = input_format(place)
-    most = int(integers.abs().flatten(1).sum(1).max()) * max(abs(int(read.low)), abs(int(read.high)))
-    bias = getattr(place.layer, "bias", None)
-    if bias is not None and parametrize.is_parametrized(place.layer, "bias"):
-        grid: Any = place.layer.parametrizations.bias[0]  # type: ignore[union-attr,index]  # as quantise_weight made it
-        most += int(grid.integers(bias).abs().max())
-    _check_sum(place.name, most, dtype)
-    return most
+    largest = max(abs(int(read.low)), abs(int(read.high)))
+    # of each output: pairs of an integer and its fractional bits
+    sums = [
+        [(int(row) * largest, frac + int(read.frac or 0))] for row, frac in zip(integers.abs().flatten(1).sum(1), fracs)
+    ]
+    if parametrize.is_parametrized(place.layer, "bias"):
+        grid: Any = place.layer.parametrizations.bias[0]  # type: ignore[union-attr,index]  # as quantise_layer made it
+        biases = grid.integers(place.layer.bias).abs().tolist()
+        for terms, bias, frac in zip(sums, biases, grid.fracs * (len(biases) // len(grid.fracs))):
+            terms += [(bias, frac)] if bias else []
+    if isinstance(written, OnGrid):
+        for terms in sums:
+            terms.append((-written.low, written.fracs[0]))
+    return max(_added(terms) for terms in sums)
 
 
-def _check_sum(name: str, most: int, dtype: torch.dtype) -> None:
-    bits = SIGNIFICAND[dtype]
-    if most >= 1 << bits:
-        raise Inexact(
-            f"sc.quant.prepare: {name}: sums of its products reach {most}, which needs {most.bit_length()} bits, and "
-            f"{str(dtype).replace('torch.', '')} holds {bits}: take fewer bits of activations= or weights=, or "
-            "dtype=torch.float64"
-        )
+def _added(terms: Sequence[Tuple[int, int]]) -> int:
+    """The sum of numbers ``n * 2**-frac``, as an integer on the finest grid of them."""
+    finest = max(frac for _, frac in terms)
+    return sum(n << (finest - frac) for n, frac in terms)
 
 
-def _prove_all(net: nn.Module, run: _Run, dtype: torch.dtype) -> List[int]:
-    """The largest sum of each layer, as :func:`_prove`; what comes back in ``Recurrent`` is added to another one."""
-    sums = []
+def _prove(net: nn.Module, run: _Run, dtype: torch.dtype) -> List[int]:
+    """The largest sum of each layer; raises where the dtype does not hold it. What comes back in ``Recurrent`` is added
+    to what another layer wrote.
+    """
+    sums, bits = [], SIGNIFICAND[dtype]
     for place in weighted(net):
-        sums.append(_prove(place, dtype))
         source = run.seen[place.called].source if isinstance(place.called, Recurrent) else None
-        written = None if source is None else source._modules.get("output_format")
-        if isinstance(written, OnGrid):
-            (frac,), of_sum = written.fracs, max(integers_of(place.layer, 8)[1]) + int(input_format(place).frac or 0)
-            common = max(frac, of_sum)
-            sums[-1] = (sums[-1] << (common - of_sum)) + (-written.low << (common - frac))
-            _check_sum(place.name, sums[-1], dtype)
+        most = _largest_sum(place, source and source._modules.get("output_format"))
+        if most >= 1 << bits:
+            raise Inexact(
+                f"sc.quant.prepare: {place.name}: sums of its products reach {most}, which needs {most.bit_length()} "
+                f"bits, and {str(dtype).replace('torch.', '')} holds {bits}: take fewer bits of activations= or "
+                "weights=, or dtype=torch.float64"
+            )
+        sums.append(most)
     return sums
 
 
@@ -428,7 +435,7 @@ def report(net: nn.Module, x: Inputs, beside: Optional[nn.Module] = None) -> Rep
     dtypes = [module.arithmetic.dtype for module in net.modules() if _is_fixed(module)]
     dtype = torch.float64 if torch.float64 in dtypes else torch.float32
     run = _Run(net, x, dtype)
-    rows = [_weights_row(place, most) for place, most in zip(weighted(net), _prove_all(net, run, dtype))]
+    rows = [_weights_row(place, most) for place, most in zip(weighted(net), _prove(net, run, dtype))]
     for name, module in net.named_modules():
         if isinstance(module, (Neuron, Recurrent)) and module in run.seen:
             neuron: Any = module.neuron if isinstance(module, Recurrent) else module

@@ -53,7 +53,8 @@ class Backward:
         self.traces: Traces = {}
         #: The matrices of random feedback, by neuron and output.
         self.matrices: Traces = {}
-        self._kept = KINDS[self.rule.trace](self.traces) if self.rule.trace else None
+        #: The traces of weights; None for a rule without.
+        self._of_weights: Any = KINDS[self.rule.trace](self.traces) if self.rule.trace else None
         #: The read-out of the chunk under way.
         self._read_out: Optional[ReadOut] = None
 
@@ -87,13 +88,13 @@ class Backward:
         """Backward through a neuron and to the next cuts below it."""
         is_filtered = self.rule.trace == "input"
         recurrent = call.module.linear if isinstance(call.module, Recurrent) else None
-        own = [] if recurrent is None or is_filtered else [p for p in recurrent.parameters() if p.requires_grad]
-        by_input, starts, by_own = call.back(errors, own)
-        for weight, gradient in zip(own, by_own):
+        inner = [] if recurrent is None or is_filtered else [p for p in recurrent.parameters() if p.requires_grad]
+        by_input, starts, by_inner = call.back(errors, inner)
+        for weight, gradient in zip(inner, by_inner):
             if gradient is not None:
                 accumulate(weight, gradient)
         below, at_layers = chunk.spread(call.inputs, by_input, position, [] if is_filtered else self.network.weights)
-        if self._kept is not None:
+        if self._of_weights is not None:
             connections = [Connection(of.name, of.layer, of.inputs, call, of) for of in at_layers if learnt(of.layer)]
             self._refuse_shared(connections, reached)
             if recurrent is not None and learnt(recurrent):
@@ -114,19 +115,20 @@ class Backward:
         at_layers: Dict[LayerCall, Tensor],
     ) -> None:
         """What the weights of a neuron learn from earlier steps, and their traces."""
-        kept: Any = self._kept
-        if isinstance(kept, Filtered):
+        traces = self._of_weights
+        if isinstance(traces, Filtered):
             for of in connections:
                 output = of.cotangent(by_input) if of.call is None else at_layers[of.call]
                 if output is not None:
-                    kept.learn(of, output)
+                    traces.learn(of, output)
         elif connections:
             memory = self._memory_errors(call)
             owed = {**starts, **{f"{READ_OUT}/{k}": error for k, error in memory.items()}}
             for of in connections:
-                kept.owe(of, owed)
+                traces.owe(of, owed)
             ends = [name for name in call.states if call.end[name].requires_grad]
-            kept.advance(connections, {**{name: call.transition(name) for name in ends}, **self._memory(call, memory)})
+            transition = {name: call.transition(name) for name in ends}
+            traces.advance(connections, {**transition, **self._memory(call, memory)})
 
     def _read_out_of(self, chunk: Chunk, call: NeuronCall, last: LayerCall, starts: Mapping[str, Tensor]) -> ReadOut:
         (state,), (x,) = call.states, call.inputs
@@ -134,8 +136,8 @@ class Backward:
         error = starts.get(state, torch.zeros_like(call.end[state]))
         earlier = chunk.calls[: chunk.calls.index(last)]
         leaves = [leaf for other in earlier if isinstance(other, NeuronCall) for leaf in other.leaves]
-        given = gradients([x], leaves, [at_first(error, x)])
-        below = {leaf: gradient[0] for leaf, gradient in zip(leaves, given) if gradient is not None}
+        by_leaf = gradients([x], leaves, [at_first(error, x)])
+        below = {leaf: gradient[0] for leaf, gradient in zip(leaves, by_leaf) if gradient is not None}
         decay = by_state.get(state)
         # every neuron of the read-out has the same ones
         return ReadOut(share.flatten(1)[:, 0], None if decay is None else decay.flatten()[0], error, below)  # type: ignore[union-attr]
@@ -182,13 +184,3 @@ class Backward:
             matrix = torch.randn(size, generator=self.options.generator) / size[0] ** 0.5
         matrix = self.matrices[key] = matrix.to(error.device, error.dtype)
         return (error @ matrix).view(-1, *y.shape[1:]).to(y.dtype)
-
-    def move(self, device: Optional[torch.device]) -> None:
-        """Have the traces where the network is."""
-        for tensors in (self.traces, self.matrices):
-            tensors.update({key: value.to(device) for key, value in tensors.items() if value.device != device})
-
-    def forget(self, neuron: str) -> None:
-        """Drop the traces of a neuron."""
-        for key in [key for key in self.traces if key.split("/")[0] == neuron]:
-            del self.traces[key]

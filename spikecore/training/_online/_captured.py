@@ -34,12 +34,8 @@ class _Graph(NamedTuple):
     gradients: Dict[nn.Parameter, Tensor]
     states: Dict[Any, Dict[str, Tensor]]
     traces: Dict[str, Tensor]
-    replay: Callable[[], Tuple[Any, Tensor]]
-
-
-def _not_yet() -> Any:
-    """Stands for the replay of a graph that is being captured."""
-    raise RuntimeError("the graph is not captured yet")
+    #: None while it is being captured.
+    replay: Any = None
 
 
 class CapturedChunks:
@@ -85,14 +81,14 @@ class CapturedChunks:
         gradients = {p: torch.zeros_like(p) for p in self.net.parameters() if p.requires_grad}
         states = {module: {k: v.clone() for k, v in module.state.items()} for module in self._stateful}
         traces = {name: value.clone() for name, value in self.traces.items()}
-        graph = _Graph(flattened(batch), gradients, states, traces, _not_yet)
+        graph = _Graph(flattened(batch), gradients, states, traces)
 
         def work() -> Tuple[Any, Tensor]:
             self._attach(graph)
             outputs, loss = self._run(*batch)
-            for module, kept in states.items():
+            for module, carried in states.items():
                 for name, value in module.state.items():
-                    kept[name].copy_(value)
+                    carried[name].copy_(value)
             for name, value in self.traces.items():
                 if traces[name] is not value:
                     traces[name].copy_(value)

@@ -95,17 +95,12 @@ class NeuronCall:
 
     def back(self, outputs: Gradients, more: Sequence[Tensor] = ()) -> Tuple[Gradients, Dict[str, Tensor], Gradients]:
         """Gradients of the inputs, of the states before, and of other tensors, for those of the outputs."""
-        starts = [self.start[name] for name in self.states if name in self.start]
-        given = gradients(self.outputs, [*self.cut, *starts, *more], outputs)
-        count = len(self.cut)
-        return given[:count], self._named(given[count : count + len(starts)]), given[count + len(starts) :]
+        return self._back(self.outputs, outputs, more)
 
     def transition(self, state: str) -> Tuple[Gradients, Dict[str, Tensor]]:
         """The derivatives of the final value of a state by the inputs of each step, and by the states before."""
-        starts = [self.start[name] for name in self.states if name in self.start]
         end = self.end[state]
-        given = gradients([end], [*self.cut, *starts], [torch.ones_like(end)])
-        return given[: len(self.cut)], self._named(given[len(self.cut) :])
+        return self._back([end], [torch.ones_like(end)])[:2]
 
     def fed_back(self) -> Tensor:
         """What came back at each step, of ``Recurrent``: the outputs one step before."""
@@ -113,9 +108,14 @@ class NeuronCall:
         first = self.start[FEEDBACK].detach() if self.start else torch.zeros_like(y[0])
         return torch.cat([first.to(y.dtype).unsqueeze(0), y[:-1]])
 
-    def _named(self, values: Gradients) -> Dict[str, Tensor]:
+    def _back(
+        self, of: Sequence[Tensor], cotangents: Gradients, more: Sequence[Tensor] = ()
+    ) -> Tuple[Gradients, Dict[str, Tensor], Gradients]:
         names = [name for name in self.states if name in self.start]
-        return {name: value for name, value in zip(names, values) if value is not None}
+        results = gradients(of, [*self.cut, *(self.start[name] for name in names), *more], cotangents)
+        first, behind = len(self.cut), len(self.cut) + len(names)
+        starts = {name: value for name, value in zip(names, results[first:behind]) if value is not None}
+        return results[:first], starts, results[behind:]
 
 
 class Chunk:
@@ -141,8 +141,8 @@ class Chunk:
         earlier = self.calls[:before]
         layers = [call for call in earlier if isinstance(call, LayerCall) and call.output.requires_grad]
         leaves = [leaf for call in earlier if isinstance(call, NeuronCall) for leaf in call.leaves]
-        given = gradients(of, [*leaves, *(call.output for call in layers), *weights], cotangents)
-        outputs, rest = given[: len(leaves)], given[len(leaves) :]
+        results = gradients(of, [*leaves, *(call.output for call in layers), *weights], cotangents)
+        outputs, rest = results[: len(leaves)], results[len(leaves) :]
         for weight, gradient in zip(weights, rest[len(layers) :]):
             if gradient is not None:
                 accumulate(weight, gradient)

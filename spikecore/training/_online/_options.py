@@ -9,8 +9,9 @@ from typing import Any, Optional, Union
 import torch
 
 from spikecore.training._online._plasticity import STDP
+from spikecore.training._online._rules import RULES
 
-RULES = ("d_rtrl", "eprop", "pp_prop", "ottt", "sltt", "bptt", "stdp", "rstdp")
+_RULES = (*RULES, "rstdp", "bptt")
 UPDATES = ("sequence", "chunk")
 FEEDBACKS = ("exact", "random", "none")
 
@@ -77,7 +78,7 @@ class OnlineOptions:
     generator: Optional[torch.Generator] = None
 
     def __post_init__(self) -> None:
-        for name, choices in (("rule", RULES), ("update", UPDATES), ("feedback", FEEDBACKS)):
+        for name, choices in (("rule", _RULES), ("update", UPDATES), ("feedback", FEEDBACKS)):
             value: Any = getattr(self, name)
             if value not in choices and not (name == "rule" and isinstance(value, STDP)):
                 raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")

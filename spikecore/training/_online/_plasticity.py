@@ -19,7 +19,7 @@ from spikecore.backend import Unsupported
 from spikecore.neuron import Neuron
 from spikecore.neurons import LI, Recurrent
 from spikecore.training._online._chunk import Chunk, LayerCall, NeuronCall, accumulate, learnt
-from spikecore.training._online._traces import Connection, Traces
+from spikecore.training._online._traces import Connection, Traces, key_of
 
 #: The layers whose weights are synapses.
 SYNAPSES = (nn.Linear, nn.modules.conv._ConvNd)
@@ -121,7 +121,7 @@ class Plasticity:
     def _change(self, of: Connection, post: Tensor, reward: Tensor) -> Tensor:
         """By how much the weights of a layer grow, but for the learning rate."""
         u, y = of.over_time(of.inputs), _spikes(of.neuron)
-        pre = self._trace(_key(of, "pre"), self.rule.pre, u)
+        pre = self._trace(key_of(of, "pre"), self.rule.pre, u)
         if self.rule.tau_eligibility is not None:
             return _modulated(self._eligibility(of, (pre, y), (u, post)), reward, y.shape[1])
         if self.rule.reward:
@@ -150,29 +150,20 @@ class Plasticity:
         weight = torch.exp(-behind / tau) / tau
         gained, lost = (_pairs_of_samples(of, *pairs, weight) for pairs in (gain, loss))
         new = _times(self.rule.potentiation, of, gained) - _times(self.rule.depression, of, lost)
-        old = self.traces.get(_key(of, "eligibility"))
+        old = self.traces.get(key_of(of, "eligibility"))
         total = new if old is None else new + math.exp(-of.steps / tau) * old
-        self.traces[_key(of, "eligibility")] = total
+        self.traces[key_of(of, "eligibility")] = total
         return total
-
-    def move(self, device: Optional[torch.device]) -> None:
-        """Have the traces where the network is."""
-        self.traces.update({key: value.to(device) for key, value in self.traces.items() if value.device != device})
-
-    def forget(self, neuron: str) -> None:
-        """Drop the traces of a neuron."""
-        for key in [key for key in self.traces if key.split("/")[0] == neuron]:
-            del self.traces[key]
 
 
 def _connections(chunk: Chunk, position: int, call: NeuronCall) -> List[Connection]:
     """The layers with weights that learn, and whose output reaches a neuron."""
     ones = [torch.ones_like(x) for x in call.inputs]
     layers = chunk.spread(call.inputs, ones, position, weights=())[1]
-    found = [Connection(of.name, of.layer, of.inputs, call, of) for of in layers]
+    connections = [Connection(of.name, of.layer, of.inputs, call, of) for of in layers]
     if isinstance(call.module, Recurrent):
-        found.append(Connection(f"{call.name}.linear", call.module.linear, call.fed_back(), call, None))
-    return [of for of in found if isinstance(of.layer, SYNAPSES) and "weight" in learnt(of.layer)]
+        connections.append(Connection(f"{call.name}.linear", call.module.linear, call.fed_back(), call, None))
+    return [of for of in connections if isinstance(of.layer, SYNAPSES) and "weight" in learnt(of.layer)]
 
 
 def _spikes(call: NeuronCall) -> Tensor:
@@ -212,7 +203,3 @@ def _modulated(eligibility: Tensor, reward: Tensor, batch: int) -> Tensor:
 def _of_samples(reward: Tensor, values: Tensor) -> Tensor:
     """``values [C, B, ...]`` times the reward of each sample."""
     return values * reward.to(values.dtype).reshape(1, -1, *[1] * (values.ndim - 2))
-
-
-def _key(of: Connection, what: str) -> str:
-    return f"{of.neuron.name}/{of.name}/{what}"

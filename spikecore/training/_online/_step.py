@@ -165,7 +165,8 @@ class OnlineTraining:
             outputs, loss = self._truncated(inputs, targets)
         else:
             self._forget_at_rest()
-            self._backward.move(device)
+            for tensors in (self._backward.traces, self._backward.matrices):
+                tensors.update({key: value.to(device) for key, value in tensors.items() if value.device != device})
             if all(module.state is None for module in self._network.neurons.values()):
                 self._network.check()  # a stream begins
             outputs, loss = (self._captured or self._online)(inputs, targets)
@@ -201,9 +202,9 @@ class OnlineTraining:
     def _forget_at_rest(self) -> None:
         """Drop the traces of neurons that are at rest: somebody reset them."""
         if self._rule is not None:
-            for name, module in self._network.neurons.items():
-                if module.state is None:
-                    self._backward.forget(name)
+            resting = {name for name, module in self._network.neurons.items() if module.state is None}
+            for key in [key for key in self._backward.traces if key.split("/")[0] in resting]:
+                del self._backward.traces[key]
 
     # -- saving
 

@@ -108,11 +108,11 @@ class Full:
         """Add what the chunk owes to earlier steps; ``starts``: the gradients of the states before."""
         weights = learnt(of.layer)
         for state, g in starts.items():
-            trace = self.traces.get(_key(of, "weight", state))
+            trace = self.traces.get(key_of(of, "weight", state))
             if "weight" in weights and trace is not None:
                 rows = g.reshape(trace.shape[:2])
                 accumulate(weights["weight"], _summed(rows, trace))
-            bias = self.traces.get(_key(of, "bias", state))
+            bias = self.traces.get(key_of(of, "bias", state))
             if "bias" in weights and bias is not None:
                 accumulate(weights["bias"], (g.reshape(bias.shape) * bias).sum(0))
 
@@ -135,7 +135,7 @@ class Full:
         cotangents: Mapping[str, Optional[Tensor]],
         transition: Transition,
     ) -> None:
-        before = {state: self.traces.get(_key(of, name, state)) for state in transition}
+        before = {state: self.traces.get(key_of(of, name, state)) for state in transition}
         in_place = all(set(by_state) <= {state} for state, (_, by_state) in transition.items())
         for state, (_, by_state) in transition.items():
             trace: Optional[Tensor] = None
@@ -152,7 +152,7 @@ class Full:
                 # [R, C, J]: for each sample the derivatives by the inputs of the steps
                 c = c.reshape(of.steps, len(rows), -1).transpose(0, 1).to(rows.dtype)
                 trace = _added(trace, c, rows) if name == "weight" else _plus(trace, c.sum(1))
-            key = _key(of, name, state)
+            key = key_of(of, name, state)
             if trace is None:
                 self.traces.pop(key, None)
             else:
@@ -212,7 +212,7 @@ class Outer:
 
     def owe(self, of: Connection, starts: Mapping[str, Tensor]) -> None:
         """As of :class:`Full`."""
-        mean, neuron = self.traces.get(_key(of, "mean")), of.neuron
+        mean, neuron = self.traces.get(key_of(of, "mean")), of.neuron
         if mean is None:
             return
         inputs = [self._owed(neuron, k, starts) for k in range(len(neuron.cut))]
@@ -274,10 +274,10 @@ class Outer:
                 f"the input of {of.neuron.name!r} has; take rule='sltt'"
             )
         mean = torch.einsum("cb,cb...->b...", now, inputs.to(now.dtype))
-        old = self.traces.get(_key(of, "mean"))
+        old = self.traces.get(key_of(of, "mean"))
         if old is not None:
             mean.addcmul_(old, past.view(-1, *[1] * (mean.ndim - 1)))
-        self.traces[_key(of, "mean")] = mean
+        self.traces[key_of(of, "mean")] = mean
 
 
 class Filtered:
@@ -312,7 +312,7 @@ class Filtered:
         kinds = tuple(["scalar" if isinstance(value, Tensor) else "number" for value in values])
         spec = Spec(x.dtype, None, kinds, (), True)
         runner = runner_of(dispatch.computes(x.device.type), Calls(x.device.type, program, spec, False, False, False))
-        keys = [_key(of, what, state) for state in program.states]
+        keys = [key_of(of, what, state) for state in program.states]
         start = tuple([self.traces[key] for key in keys]) if keys and keys[0] in self.traces else None
         (output, *_), end, _ = runner((x.contiguous(),), start, tuple(values), ())
         self.traces.update(zip(keys, end or ()))
@@ -334,5 +334,6 @@ def _number(owner: str, name: str, value: Any) -> Any:
     return value.detach().reshape(())
 
 
-def _key(of: Connection, *what: str) -> str:
+def key_of(of: Connection, *what: str) -> str:
+    """The name of a trace of a connection."""
     return "/".join([of.neuron.name, of.name, *what])

@@ -27,6 +27,14 @@ class Gated(sc.Neuron):
         return (z, v), {"v": sc.ops.select(z, 0.0, v)}
 
 
+def with_large_bias() -> nn.Module:
+    """A layer whose bias has more than 16 bits on the grid of its sums."""
+    layer = nn.Linear(6, 4)
+    layer.weight.data.mul_(0.05)
+    layer.bias.data.copy_(torch.tensor([0.9001, -0.3001, 0.7003, 0.1]))
+    return nn.Sequential(layer, sc.LIF(threshold=0.25), nn.Linear(4, 3), sc.LI())
+
+
 class Gate(nn.Module):
     """A neuron with two inputs and two outputs, of which the second is read."""
 
@@ -61,6 +69,7 @@ def analogue(*shape: int) -> Tensor:
 
 NETWORKS: Dict[str, Tuple[Callable[[], nn.Module], Tuple[int, ...]]] = {
     "analogue inputs": (lambda: nn.Sequential(nn.Linear(6, 8), sc.LIF(), nn.Linear(8, 3), sc.LI()), (6,)),
+    "a bias of many bits": (with_large_bias, (6,)),
     "read-outs between layers": (
         lambda: nn.Sequential(nn.Linear(6, 8), sc.LI(), nn.Linear(8, 5), nn.Linear(5, 3)),
         (6,),
@@ -134,7 +143,7 @@ def test_of_torch_ao(tmp_path: Path) -> None:
         return FakeQuantize(observer=FixedQParamsObserver, **how)
 
     torch.manual_seed(0)
-    layer = Linear(6, 4, bias=False, qconfig=QConfig(activation=nn.Identity, weight=weight))
+    layer = Linear(6, 4, qconfig=QConfig(activation=nn.Identity, weight=weight))
     x = (analogue(20, 2, 6) > 0).float()
     net = sc.quant.prepare(nn.Sequential(layer, sc.LIF(threshold=0.5)), x).eval()
     sc.export_c(net, x, tmp_path)

@@ -83,9 +83,9 @@ REFUSED: Dict[str, Tuple[Callable[[], nn.Module], Dict[str, Any], str]] = {
     "weights on no grid": (
         lambda: nn.Sequential(nn.Linear(6, 4), lif()).eval(),
         {},
-        r"Linear at '0': its weight is on no grid of 16 bits or fewer; train it with sc.quant.prepare\(net\)",
+        r"the weight of Linear at '0' is on no grid of 16 bits or fewer; train it with sc.quant.prepare\(net\)",
     ),
-    "weights of 17 bits": (wide, {}, "its weight is on no grid of 16 bits or fewer"),
+    "weights of 17 bits": (wide, {}, "the weight of .* is on no grid of 16 bits or fewer"),
     "floats": (
         lambda: on_grid(nn.Sequential(nn.Linear(6, 4), lif())),
         {"inputs": None},

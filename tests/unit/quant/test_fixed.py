@@ -216,7 +216,6 @@ class Ratio(sc.Neuron):
         ),
         (lambda: sc.quant.fixed(sc.LIF(), word=25), "word=25 must be a whole number of bits from 2 to 24"),
         (lambda: sc.quant.fixed(sc.LIF(), rounding="up"), "rounding='up' must be one of 'nearest', 'floor'"),
-        (lambda: sc.quant.fixed(sc.LIF(), overflow="wrap"), "overflow='wrap' must be 'saturate'"),
         (lambda: sc.quant.fixed(sc.EIF(), tables={"exp": (0.0, 1.0, 3)}), "0.333333 wide, and must be a power of two"),
         (lambda: sc.quant.fixed(sc.EIF(), tables={"add": (0.0, 1.0, 2)}), "tables has 'add'; there are tables of: exp"),
     ],

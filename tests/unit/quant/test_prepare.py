@@ -215,6 +215,17 @@ def test_spikes_that_the_data_did_not_have_stay_1() -> None:
     assert torch.equal(fixed[1].input_format(ends), ends)
 
 
+def test_the_bias_of_a_layer_with_a_quantiser_is_rounded() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(3000, 4)
+    parametrize.register_parametrization(layer, "weight", PowerOfTwo())
+    x = torch.rand(5, 3, 3000)
+    fixed = sc.quant.prepare(nn.Sequential(layer, sc.LIF()), x, activations=4)
+    exact = fixed[0].input_format(x).double() @ fixed[0].weight.double().t() + fixed[0].bias.double()
+    assert torch.equal(fixed[0](x).double(), exact)
+    assert torch.allclose(fixed[0].bias, layer.bias, rtol=0.0, atol=2.0**-8)
+
+
 # -- the report, and errors
 
 
@@ -265,6 +276,29 @@ def test_sums_that_float32_does_not_hold_are_refused() -> None:
     ):
         sc.quant.prepare(net, torch.rand(3, 2, 2048))
     assert sc.quant.prepare(net, torch.rand(3, 2, 2048), activations=4)
+
+
+def test_a_bias_on_a_finer_grid_than_its_weights_counts_in_their_sums() -> None:
+    net = nn.Sequential(nn.Linear(4000, 1), sc.LIF())
+    net[0].weight.data.fill_(0.5)
+    net[0].bias.data.fill_(3.0 / 2**15)
+    x = torch.cat([torch.rand(2, 2, 4000), torch.ones(1, 2, 4000)])
+    with pytest.raises(sc.quant.Inexact, match="which needs 26 bits, and float32 holds 24"):
+        sc.quant.prepare(net, x)
+    net[0].bias.data.zero_()
+    fixed = sc.quant.prepare(net, x)  # without the bias, sums are of whole halves
+    exact = fixed[0].input_format(x.double()) @ fixed[0].weight.double().t()
+    assert torch.equal(fixed[0](x).double(), exact)
+
+
+def test_weights_beyond_their_word_are_multiples_of_a_larger_power_of_two() -> None:
+    net = nn.Sequential(nn.Linear(6, 3), sc.LIF(threshold=1000.0))
+    torch.nn.init.uniform_(net[0].weight, -1000.0, 1000.0)
+    fixed = sc.quant.prepare(net, (torch.rand(5, 2, 6) < 0.5).float())
+    integers, fracs = integers_of(fixed[0], 8)
+    assert max(fracs) < 0
+    scale = 2.0 ** -torch.tensor(fracs, dtype=torch.float64).unsqueeze(1)
+    assert torch.equal(fixed[0].weight.double(), integers * scale)
 
 
 def test_arguments_are_checked() -> None:
