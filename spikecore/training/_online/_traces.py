@@ -86,7 +86,7 @@ class Connection(NamedTuple):
     def over_time(self, value: Tensor) -> Tensor:
         """An input or an output of the layer as ``[C, B, ...]``; Unsupported for one without time first."""
         if self.is_folded:
-            return value.unflatten(0, (self.steps, -1))
+            return value.unflatten(0, (self.steps, -1))  # type: ignore[no-any-return]  # a tensor
         if len(self.inputs) != self.steps:
             raise self.refused()
         return value
