@@ -62,6 +62,7 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors
     from spikecore.surrogate import Surrogate as Surrogate
     from spikecore.training import CudaOptions as CudaOptions
     from spikecore.training import DataLoader as DataLoader
+    from spikecore.training import OnlineOptions as OnlineOptions
     from spikecore.training import TrainingOptions as TrainingOptions
     from spikecore.training import inference_model as inference_model
     from spikecore.training import load_checkpoint as load_checkpoint
@@ -82,7 +83,8 @@ _NAMES: Mapping[str, str] = {
     "spikecore.parallel": "checkpoint",
     "spikecore.surrogate": "Surrogate",
     "spikecore.training": (
-        "CudaOptions DataLoader TrainingOptions inference_model load_checkpoint save_checkpoint training_model"
+        "CudaOptions DataLoader OnlineOptions TrainingOptions inference_model load_checkpoint save_checkpoint "
+        "training_model"
     ),
 }
 _MODULES: Dict[str, str] = {name: module for module, names in _NAMES.items() for name in names.split()}
@@ -106,7 +108,7 @@ _MOVED_TO: Mapping[str, str] = {
     "layers": "pack unpack",
     "parallel": "Pipeline",
     "stochastic": "EscapeNoise Stochastic",
-    "training": "InferenceStep OnlineOptions TrainingStep",
+    "training": "InferenceStep TrainingStep",
 }
 #: Such a name -> its module, and its name there.
 _MOVED: Dict[str, Tuple[str, str]] = {

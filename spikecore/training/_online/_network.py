@@ -47,8 +47,8 @@ class Network:
 
     @property
     def weights(self) -> List[nn.Parameter]:
-        """The parameters that are learnt outside of neurons."""
-        return [p for layer in self.layers.values() for p in learnt(layer).values()]
+        """The parameters that are learnt outside of neurons, each once where layers share it."""
+        return list({p: None for layer in self.layers.values() for p in learnt(layer).values()})
 
     def check(self) -> None:
         """Raise Unsupported, with its name, for what the rule cannot train."""

@@ -32,6 +32,7 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
+from spikecore._base.context import no_autocast
 from spikecore._shell.automatic import Calls
 from spikecore._shell.binding import runner_of
 from spikecore.backend import Spec, Unsupported
@@ -76,13 +77,30 @@ class Connection(NamedTuple):
             return inputs[self.neuron.ends[0]]
         return inputs[0] if self.is_direct else gradients(self.neuron.inputs, [self.call.output], inputs)[0]
 
+    @property
+    def is_folded(self) -> bool:
+        """Whether the layer reads ``[C * B, ...]``."""
+        steps, batch = self.neuron.cut[0].shape[:2]
+        return self.inputs.shape[:2] != (steps, batch) and len(self.inputs) == steps * batch
+
     def over_time(self, value: Tensor) -> Tensor:
-        """An input or an output of the layer as ``[C, B, ...]``."""
-        return value if value.shape[0] == self.steps else value.unflatten(0, (self.steps, -1))
+        """An input or an output of the layer as ``[C, B, ...]``; Unsupported for one without time first."""
+        if self.is_folded:
+            return value.unflatten(0, (self.steps, -1))  # type: ignore[no-any-return]  # a tensor
+        if len(self.inputs) != self.steps:
+            raise self.refused()
+        return value
 
     def as_read(self, value: Tensor) -> Tensor:
         """Inputs of some steps, ``[C, B, ...]``, as the layer takes them."""
-        return value if self.inputs.shape[0] == self.steps else value.flatten(0, 1)
+        return value.flatten(0, 1) if self.is_folded else value
+
+    def refused(self) -> Unsupported:
+        """The error for an input of the layer that is not of steps and samples."""
+        return Unsupported(
+            f"{self.name!r} reads an input of shape {list(self.inputs.shape)}, which has not time and batch first, as "
+            f"the input of {self.neuron.name!r} has; take rule='sltt'"
+        )
 
     def learn(self, inputs: Tensor, output: Tensor) -> None:
         """Add the gradient of the weights for inputs and cotangents of the output, ``[C, B, ...]`` each."""
@@ -185,11 +203,12 @@ class Full:
 
 def _added(trace: Optional[Tensor], c: Tensor, u: Tensor) -> Tensor:
     """``trace[r, j, i] + sum_t c[r, t, j] u[r, t, i]``."""
-    if trace is None:
-        return torch.bmm(c.transpose(1, 2), u)
-    if c.shape[1] == 1:  # an outer product is quicker by elements
-        return trace.addcmul_(c.transpose(1, 2), u)
-    return trace.baddbmm_(c.transpose(1, 2), u)
+    with no_autocast(u.device.type):
+        if trace is None:
+            return torch.bmm(c.transpose(1, 2), u)
+        if c.shape[1] == 1:  # an outer product is quicker by elements
+            return trace.addcmul_(c.transpose(1, 2), u)
+        return trace.baddbmm_(c.transpose(1, 2), u)
 
 
 def _plus(trace: Optional[Tensor], value: Tensor) -> Tensor:
@@ -198,7 +217,8 @@ def _plus(trace: Optional[Tensor], value: Tensor) -> Tensor:
 
 def _summed(g: Tensor, trace: Tensor) -> Tensor:
     """``sum_r g[r, j] trace[r, j, i]``."""
-    return torch.bmm(g.to(trace.dtype).t().unsqueeze(1), trace.transpose(0, 1)).squeeze(1)
+    with no_autocast(trace.device.type):
+        return torch.bmm(g.to(trace.dtype).t().unsqueeze(1), trace.transpose(0, 1)).squeeze(1)
 
 
 class Outer:
@@ -269,11 +289,9 @@ class Outer:
     def _move_mean(self, of: Connection, past: Tensor, now: Tensor) -> None:
         inputs = of.over_time(of.inputs)
         if inputs.shape[:2] != now.shape:
-            raise Unsupported(
-                f"{of.name!r} reads an input of shape {list(of.inputs.shape)}, which has not time and batch first, as "
-                f"the input of {of.neuron.name!r} has; take rule='sltt'"
-            )
-        mean = torch.einsum("cb,cb...->b...", now, inputs.to(now.dtype))
+            raise of.refused()
+        with no_autocast(now.device.type):
+            mean = torch.einsum("cb,cb...->b...", now, inputs.to(now.dtype))
         old = self.traces.get(key_of(of, "mean"))
         if old is not None:
             mean.addcmul_(old, past.view(-1, *[1] * (mean.ndim - 1)))

@@ -414,6 +414,14 @@ class Mixed(nn.Module):
         return self.lif(self.linear(x).softmax(-1))
 
 
+class BatchFirst(Mixed):
+    """A layer that reads the batch first."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[T, B, N] -> [T, B, N]``."""
+        return self.lif(self.linear(x.transpose(0, 1)).transpose(0, 1))
+
+
 def conv() -> nn.Module:
     """A convolution along the neurons."""
     return sc.layers.TimeBatched(nn.Unflatten(1, (1, N)), nn.Conv1d(1, 1, 3, padding=1), nn.Flatten())
@@ -450,6 +458,11 @@ REFUSED = {
         Mixed,
         "eprop",
         "'linear' reaches 'lif' through more than element-wise operations.*'pp_prop'",
+    ),
+    "batch first": (
+        BatchFirst,
+        "ottt",
+        r"'linear' reads an input of shape \[3, 4, 5\], which has not time and batch first.* rule='sltt'",
     ),
     "feedback with gradients": (
         lambda: nn.Sequential(nn.Linear(N, N), sc.Recurrent(sc.LIF(), nn.Linear(N, N))),
@@ -498,7 +511,7 @@ REFUSED = {
 def test_a_network_that_a_rule_cannot_train(name: str) -> None:
     """The error names the module, says why, and which rule can."""
     make, rule, text = REFUSED[name]
-    step = step_of(make(), lambda y, _: y.sum(), rule=rule, chunk=3, time_targets=False)
+    step = step_of(make(), lambda y, _: y.sum(), rule=rule, chunk=4, time_targets=False)
     with pytest.raises(sc.Unsupported, match=re.compile(text, re.DOTALL)):
         step(torch.rand(T, B, N))
 

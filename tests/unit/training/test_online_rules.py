@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Callable, Dict, List, Tuple
 
 import pytest
@@ -380,3 +381,47 @@ def test_one_chunk_is_backpropagation_through_time(name: str, rule: str) -> None
     check(learnt(len(x)), want)
     first = next(iter(want))
     assert 1e-6 < difference(learnt(1)[first], want[first]) < 1.0
+
+
+@pytest.mark.parametrize("rule", ["d_rtrl", "pp_prop", "ottt", "sltt"])
+def test_a_weight_of_two_layers_gets_the_sum_of_both(rule: str) -> None:
+    """What it would be in the one and in the other, with the same value."""
+    torch.manual_seed(0)
+    first = nn.Linear(J, J)
+    apart: Any = nn.Sequential(first, sc.LIF(), copy.deepcopy(first), sc.LIF()).double()
+    tied = copy.deepcopy(apart)
+    tied[2].weight = tied[0].weight
+    x, (target,) = batch()
+    x = 2.0 * x[..., :J]
+    want = gradients(apart, x, (target,), rule=rule, chunk=4)
+    got = gradients(tied, x, (target,), rule=rule, chunk=4)
+    check({"0.weight": got["0.weight"]}, {"0.weight": want["0.weight"] + want["2.weight"]})
+
+
+@pytest.mark.parametrize("chunk", [1, 5])
+@pytest.mark.parametrize("rule", ["pp_prop", "ottt", "sltt"])
+def test_a_convolution_learns_from_a_batch_of_one(rule: str, chunk: int) -> None:
+    """The gradients of single samples add up to that of the batch."""
+    torch.manual_seed(0)
+    conv = sc.layers.TimeBatched(nn.Conv2d(2, 3, 3, padding=1))
+    net = nn.Sequential(conv, sc.LIF(2.0, decay_input=False)).double()
+    x, target = torch.rand(T, B, 2, 4, 4).double(), torch.randn(T, B, 3, 4, 4).double()
+    want = gradients(net, x, (target,), rule=rule, chunk=chunk)
+    alone = [gradients(net, x[:, b : b + 1], (target[:, b : b + 1],), rule=rule, chunk=chunk) for b in range(B)]
+    check({name: sum(of[name] for of in alone) for name in want}, want)
+
+
+@pytest.mark.parametrize("rule", ["d_rtrl", "eprop", "pp_prop"])
+@pytest.mark.parametrize("chunk", [1, 5])
+def test_traces_under_autocast_are_of_full_precision(rule: str, chunk: int) -> None:
+    """Layers compute in bfloat16; sums over steps do not."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(I, J), sc.LIF(4.0), nn.Linear(J, K), sc.LI(4.0))
+    x, target = batch()[0].float(), (torch.randn(T, B, K),)
+    step = step_of(net, rule=rule, chunk=chunk)
+    want = gradients(net, x, target, rule=rule, chunk=chunk)
+    with torch.autocast("cpu", dtype=torch.bfloat16), sc.carry_state(net):
+        step(x, target)
+        assert {trace.dtype for trace in step.traces.values()} == {torch.float32}
+    got = {name: p.grad for name, p in net.named_parameters()}
+    check({"0.weight": got["0.weight"]}, {"0.weight": want["0.weight"]}, 0.1)
