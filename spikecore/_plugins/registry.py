@@ -58,7 +58,7 @@ LIBRARIES: Mapping[str, Tuple[str, ...]] = {
     "spikecore_ipu": ("poptorch", "poptorch_emulator"),
 }
 #: The plugins of this project, in the folders ``plugins/spikecore-NAME`` of the repository.
-PLUGINS = ("jax", "numba", "triton")
+PLUGINS = ("c", "jax", "numba", "triton")
 #: The backend that defines what is right; automatic choice on every device type that :data:`AUTO` does not name.
 REFERENCE = "torch"
 #: Device type -> the backends that automatic choice tries there, best first: built-ins, and plugins of this project.

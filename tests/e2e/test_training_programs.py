@@ -208,6 +208,8 @@ PAGE = (
     (EXAMPLES.parent / "docs/programs.md").read_text(encoding="utf-8").partition("## A published recurrent network")[0]
 )
 COMMANDS = [line.split("#")[0].split()[1:] for line in PAGE.splitlines() if line.startswith("python ")]
+#: It needs no data; tests/e2e/test_online_program.py runs it.
+COMMANDS = [command for command in COMMANDS if command[0] != "examples/online.py"]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

@@ -35,22 +35,23 @@ class OnlineOptions:
     With ``s`` the states of a neuron, ``x = W u + b`` its input and ``y`` its output, a rule is what it keeps of the
     transition ``M[t] = ds[t] / ds[t-1]``, and the trace that each weight has of ``ds / dW``:
 
-    rule:
-        - ``"d_rtrl"``: all of ``M``, a trace for each weight ``[B, J, I]``. BPTT's gradient, exactly, for one layer and
-          any chunk; of several layers all but the paths through the memory of a layer above that begin in an earlier
-          chunk. For ``nn.Linear``.
-        - ``"eprop"``: the same with the reset detached (Bellec et al., Nature Communications 11:3625, 2020).
-        - ``"pp_prop"``: all of ``M``, and in the place of ``ds / dW`` an outer product: ``ds / db``, which is exact,
-          with the mean of the inputs, each weighted by what it adds to ``ds / db``. For linear layers of any size and
-          convolutions. (Wang et al., 2024, have an exponential mean there.)
-        - ``"ottt"``: of ``M`` the leak alone; the trace is the input, filtered by the leak (Xiao et al., NeurIPS 2022).
-          Exact for a neuron that is linear but for its output.
-        - ``"sltt"``: nothing of ``M``, no trace (Meng et al., ICCV 2023).
-        - ``"stdp"``, ``"rstdp"`` or an :class:`~spikecore.training.STDP`: local plasticity, by the times of spikes
-          alone, or with the negative of the loss as reward.
-        - ``"bptt"``: truncated backpropagation through time: all within a chunk, nothing beyond.
+    - ``"d_rtrl"``: all of ``M``, a trace for each weight ``[B, J, I]``. BPTT's gradient, exactly, for one layer and
+      any chunk; of several layers all but the paths through the memory of a layer above that begin in an earlier
+      chunk. For ``nn.Linear``.
+    - ``"eprop"``: the same with the reset detached (Bellec et al., Nature Communications 11:3625, 2020).
+    - ``"pp_prop"``: all of ``M``, and in the place of ``ds / dW`` an outer product: ``ds / db``, which is exact,
+      with the mean of the inputs, each weighted by what it adds to ``ds / db``. For linear layers of any size and
+      convolutions. (Wang et al., 2024, have an exponential mean there.)
+    - ``"ottt"``: of ``M`` the leak alone; the trace is the input, filtered by the leak (Xiao et al., NeurIPS 2022).
+      Exact for a neuron that is linear but for its output.
+    - ``"sltt"``: nothing of ``M``, no trace (Meng et al., ICCV 2023).
+    - ``"stdp"``, ``"rstdp"`` or an :class:`~spikecore.training.STDP`: local plasticity, by the times of spikes
+      alone, or with the negative of the loss as reward.
+    - ``"bptt"``: truncated backpropagation through time: all within a chunk, nothing beyond.
 
-        Learnt parameters of neurons have exact traces of ``ds / dp`` under every rule but ``"bptt"``.
+    Learnt parameters of neurons have exact traces of ``ds / dp`` under every rule but ``"bptt"``.
+
+    rule: one of these.
     chunk: how many steps a chunk has, 1 or more.
     update: ``"sequence"``: gradients add up, and the optimiser steps once at the end. ``"chunk"``: after each chunk;
         traces then are of weights that moved meanwhile, as in every online rule.
