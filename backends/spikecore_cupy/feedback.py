@@ -52,6 +52,10 @@ class FeedbackWriter(Writer):
         """A thread has no more than one group of neurons."""
         return False
 
+    def all(self, name: str, group: str, index: int, step: str = "") -> str:
+        """As of other kernels, with the places of neurons, which are no number here, added last."""
+        return super().all(name, group, index, step or ("" if self.fixed else "(begin + t)"))
+
     def is_stored(self, argument: Argument) -> bool:
         """The weight and the bias, the drive, and the output before the first step are stored, too."""
         if argument.group == "params" and argument.number == self.delays_at:
