@@ -218,9 +218,9 @@ def train(net: nn.Module, task: Task, how: sc.OnlineOptions, options: argparse.N
     bar = tqdm(range(begun + 1, options.epochs + 1), f"{how.rule}", options.epochs, unit="epoch", initial=begun)
     with SummaryWriter(str(options.out), purge_step=begun + 1) as log:
         for epoch in bar:
-            seen = [train_on(step, task, batch, options.device) for batch in task.batches(order)]
+            batches = [train_on(step, task, batch, options.device) for batch in task.batches(order)]
             scores = [task.accuracy(predict(x.to(options.device)).cpu(), y) for x, y in tests]
-            loss, right = (torch.stack(values).mean().item() for values in zip(*seen))
+            loss, right = (torch.stack(values).mean().item() for values in zip(*batches))
             for name, value in zip(curves, (loss, right, torch.stack(scores).mean().item())):
                 curves[name].append(value)
                 log.add_scalar(name, value, epoch)

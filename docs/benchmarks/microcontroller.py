@@ -129,7 +129,7 @@ def of_onnx(net: Any, x: Tensor, folder: Path) -> Callable[[], Any]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(str(folder / "step.onnx"), options)
-    names = [each.name for each in session.get_inputs()]
+    names = [value.name for value in session.get_inputs()]
     rows = [row.numpy() for row in x]
 
     def run() -> None:
@@ -159,8 +159,8 @@ def on_cpu(silent: float, folder: Path) -> List[Dict[str, Any]]:
             run()
             times[name].append((time.perf_counter() - begun) / STEPS * 1e6)
     return [
-        {"way": name, "silent": silent, "us": min(each), "median_us": statistics.median(each)}
-        for name, each in times.items()
+        {"way": name, "silent": silent, "us": min(turns), "median_us": statistics.median(turns)}
+        for name, turns in times.items()
     ]
 
 

@@ -77,8 +77,8 @@ def table(report: Report, dtype: str) -> str:
     if any(name.endswith("_peak_ms") for name in report.rows[0].figures):
         lines.append(["the same by the data sheet", *(bound(suite, rows, "peak") for _, rows in cases)])
     for name, (_, star) in sorted(names.items(), key=lambda item: item[1][0]):
-        found = [next((row for row in rows if row.implementation == name), None) for _, rows in cases]
-        cells = [_CELLS[suite](row) if row is not None and row.status in MEASURED else "" for row in found]
+        of_cases = [next((row for row in rows if row.implementation == name), None) for _, rows in cases]
+        cells = [_CELLS[suite](row) if row is not None and row.status in MEASURED else "" for row in of_cases]
         lines.append([name + star, *cells])
     text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     return f"{text}\n{machine(report)}\n\n{details([row for _, rows in cases for row in rows])}"
@@ -92,8 +92,8 @@ def online(report: Report, part: str) -> str:
     lines = [["", *headings], ["---"] * (1 + len(cases))]
     every = [row for _, rows in cases for row in rows]
     for name in dict.fromkeys(row.implementation for row in every if row.status in MEASURED):
-        found = [next((row for row in rows if row.implementation == name), None) for _, rows in cases]
-        lines.append([name, *(online_cell(row) if row is not None and row.figures else "" for row in found)])
+        of_cases = [next((row for row in rows if row.implementation == name), None) for _, rows in cases]
+        lines.append([name, *(online_cell(row) if row is not None and row.figures else "" for row in of_cases)])
     text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     steps = "" if in_memory else f"; T = {cases[0][0]['steps']}"
     return f"{text}\n{versions(report)}{steps}; {report.machine['date']}.\n\n{details(every)}"

@@ -241,7 +241,7 @@ class _Reader:
         if adds and len(node.args) == 2 and not node.kwargs:
             of = [self._known(value, node) for value in node.args]
             if self._calls[of[0]].shape != self._calls[of[1]].shape:
-                raise Refused(f"{node} adds samples of shapes {[self._calls[each].shape for each in of]}")
+                raise Refused(f"{node} adds samples of shapes {[self._calls[part].shape for part in of]}")
             self._add(node, node.name, f"the sum {node.name}", "sum", of)
         elif name in _RESHAPING:
             self._add(node, node.name, f"the call of {name}", "view", [self._known(node.args[0], node)])

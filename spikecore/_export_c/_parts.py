@@ -93,7 +93,7 @@ class Weights:
         integers = grid.integers.flatten()[taps]
         part.tables.append(packed(self.name, integers) if grid.is_narrow else table_of(self.name, integers, x))
         self.load = f"nibble({self.name}, k)" if grid.is_narrow else f"{self.name}[k]"
-        shifts = torch.tensor([frac - each for each in grid.fracs])
+        shifts = torch.tensor([frac - of_output for of_output in grid.fracs])
         if bool((shifts != 0).any()):
             self._multiplier = f"{part.name}_scale"
             part.tables.append(table_of(self._multiplier, 2**shifts, x))
@@ -197,8 +197,8 @@ class Conv(Part):
             for neutral, pair in ((1, layer.kernel_size), (1, layer.stride), (0, layer.padding), (1, layer.dilation))
         )
         outputs, groups = layer.out_channels, layer.groups
-        each, size = outputs // groups, rows * columns
-        first = f"c / {layer.in_channels // groups} * {each * size} + " if groups > 1 else ""
+        of_group, size = outputs // groups, rows * columns
+        first = f"c / {layer.in_channels // groups} * {of_group * size} + " if groups > 1 else ""
         lines = [
             f"for (int o = 0; o < {outputs}; ++o)",
             f"    for (int p = 0; p < {size}; ++p) {weights.start(f'o * {size} + p')}",
@@ -212,8 +212,9 @@ class Conv(Part):
             f"                for (int w = 0; w < {kernel[1]}; ++w) {{",
             *_reached("                    ", "column", "to_column", "w", columns, padding[1], dilation[1], stride[1]),
             f"                    int at = {first}to_row * {columns} + to_column;",
-            f"                    int k = ((c * {kernel[0]} + h) * {kernel[1]} + w) * {each};",
-            f"                    for (int o = 0; o < {each}; ++o, ++k, at += {size}) {weights.added('at', self.x)}",
+            f"                    int k = ((c * {kernel[0]} + h) * {kernel[1]} + w) * {of_group};",
+            f"                    for (int o = 0; o < {of_group}; ++o, ++k, at += {size}) "
+            + weights.added("at", self.x),
             "                }",
             "            }",
             "        }",
@@ -298,7 +299,7 @@ class Sum(Part):
         if fixed is not None:
             frac = max(f.frac or 0 for f in formats if f is not None)
             a, b = (f.at(frac) for f in formats if f is not None)
-            self._shifts = tuple(frac - (f.frac or 0) for f in formats if f is not None)  # type: ignore[assignment]
+            self._shifts = tuple(frac - (f.frac or 0) for f in formats if f is not None)  # type: ignore[assignment]  # empty before
             self.output.format = Format(frac, a.low + b.low, a.high + b.high)
 
     def lines(self) -> List[str]:

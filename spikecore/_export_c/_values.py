@@ -135,12 +135,12 @@ def table_of(name: str, numbers: Tensor, format: Optional[Format]) -> Table:
     """A table of floats, or of integers in the narrowest type."""
     flat = numbers.flatten().tolist()
     if format is None:
-        return Table("float", name, [_printer.number(each) for each in flat])
+        return Table("float", name, [_printer.number(number) for number in flat])
     return Table(type_of(Format(0, min(flat, default=0), max(flat, default=0))), name, flat)
 
 
 def packed(name: str, integers: Tensor) -> Table:
     """Integers of four bits, two in a byte, the first one in its lower half."""
-    flat = [each & 15 for each in integers.flatten().tolist()]
+    flat = [n & 15 for n in integers.flatten().tolist()]
     flat += [0] * (len(flat) % 2)
     return Table("uint8_t", name, [low | high << 4 for low, high in zip(flat[::2], flat[1::2])])

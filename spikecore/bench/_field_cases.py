@@ -94,7 +94,7 @@ class LinearCase:
         """Forward with what backward needs, as the original has it, and forward with backward."""
         x, weight, bias = self._tensors(device)
         if library.make is None:
-            forward, both = layer.linear(x, weight, bias)  # type: ignore[attr-defined]
+            forward, both = layer.linear(x, weight, bias)  # type: ignore[attr-defined]  # of Spyx
         else:
             forward, both = _linear_of_torch(library.make(self.neurons).to(device), x, weight, bias)
         if graph:
@@ -177,7 +177,7 @@ class ClassifierCase:
         """The training step; as a CUDA graph with the optimiser in it."""
         x, labels, weights = self._tensors(device)
         if library.make is None:
-            return {"step": layer.classifier(weights, x, labels, LEARNING_RATE)}  # type: ignore[attr-defined]
+            return {"step": layer.classifier(weights, x, labels, LEARNING_RATE)}  # type: ignore[attr-defined]  # of Spyx
         net = Classifier(weights, library.make).to(device)
         optimizer = torch.optim.Adam(net.parameters(), LEARNING_RATE, fused=device.type == "cuda")
         options = sc.CudaOptions(graph=True) if graph else sc.TrainingOptions()

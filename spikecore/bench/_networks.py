@@ -50,10 +50,10 @@ def jobs(settings: Settings, bench: Bench) -> List[Job]:
             rows.append(Row("networks", _case(network, bench), "all", "skipped", detail))
     if settings.workers:
         groups = [Together(wanted[i : i + TOGETHER], settings, bench) for i in range(0, len(wanted), TOGETHER)]
-        found = [job for group in groups for job in group.jobs()]
+        jobs = [job for group in groups for job in group.jobs()]
     else:
-        found = [_contained(network, settings, bench) for network in wanted]
-    return [*found, *(Job(f"networks: {row.case['network']}", partial(list, [row])) for row in rows)]
+        jobs = [_contained(network, settings, bench) for network in wanted]
+    return [*jobs, *(Job(f"networks: {row.case['network']}", partial(list, [row])) for row in rows)]
 
 
 def _contained(network: Network, settings: Settings, bench: Bench) -> Job:
@@ -90,22 +90,22 @@ def _case(network: Network, bench: Bench) -> Dict[str, Fact]:
 def measure(network: Network, wanted: Sequence[str], case: Mapping[str, Fact], bench: Bench) -> List[Row]:
     """The rows of one network, all forms in this process, in turns; what does not fit beside the others, alone."""
     known, plain = entries(network, wanted, case, bench)
-    found = {name: attempt(enter, bench) for name, enter in known.items()}
-    timings = _timed(found, bench)
-    for name in [name for name, one in found.items() if one.detail.startswith(FULL)]:
+    trainings = {name: attempt(enter, bench) for name, enter in known.items()}
+    timings = _timed(trainings, bench)
+    for name in [name for name, one in trainings.items() if one.detail.startswith(FULL)]:
         alone = {name: attempt(known[name], bench)}
         timings.update(_timed(alone, bench))
-        found.update(alone)
-    return _rows(case, found, plain, timings)
+        trainings.update(alone)
+    return _rows(case, trainings, plain, timings)
 
 
-def _timed(found: Dict[str, Training], bench: Bench) -> Dict[str, Any]:
+def _timed(trainings: Dict[str, Training], bench: Bench) -> Dict[str, Any]:
     """The times of those that were set up, whose memory is given back."""
-    calls = {name: one.call for name, one in found.items() if one.call is not None}
+    calls = {name: one.call for name, one in trainings.items() if one.call is not None}
     timings = interleave(calls, bench.clock.batch, bench.plan)
     calls.clear()
-    for name, one in found.items():
-        found[name] = replace(one, call=None)
+    for name, one in trainings.items():
+        trainings[name] = replace(one, call=None)
     bench.clock.forget()
     return dict(timings)
 
@@ -132,19 +132,21 @@ class Together:
         known, plain = entries(network, self._settings.forms, case, self._bench)
         mine = self._workers[network.name]
         try:
-            found: Dict[str, Training] = dict.fromkeys(known, Training(None, None, None))
+            trainings: Dict[str, Training] = dict.fromkeys(known, Training(None, None, None))
             calls: Dict[str, Member] = {}
             for rows, worker in mine:
                 state, told = worker.ready()
                 for row in rows:
-                    found[row] = told[row] if state == "ready" else Training(None, None, None, "failed", told.reason)
-                    if found[row].status in MEASURED:
+                    trainings[row] = (
+                        told[row] if state == "ready" else Training(None, None, None, "failed", told.reason)
+                    )
+                    if trainings[row].status in MEASURED:
                         calls[row] = Member(worker, row)
             timings = interleave({row: calls[row] for row in known if row in calls}, turn, self._bench.plan)
             for form in forms(network, self._settings.forms, self._bench.device.type):
                 for row in [row for row in calls if form.compiled and row.endswith(f", {form.name}")]:
-                    found[row] = _told(found[row], calls[row].worker.ask("kernels", row))
-            return _rows(case, found, plain, timings)
+                    trainings[row] = _told(trainings[row], calls[row].worker.ask("kernels", row))
+            return _rows(case, trainings, plain, timings)
         finally:
             for _, worker in mine:
                 worker.end()
@@ -244,24 +246,24 @@ def entries(
 ) -> Tuple[Dict[str, Callable[[], Training]], List[str]]:
     """What sets each row up, by its name, and the names of those with ReLU."""
     batch = int(case["batch"] or 1)
-    found: Dict[str, Callable[[], Training]] = {}
+    makers: Dict[str, Callable[[], Training]] = {}
     plain: List[str] = []
     for form in forms(network, wanted, bench.device.type):
         if not form.ours:
             plain.append(form.row(RELU))
-            found[plain[-1]] = partial(train, network, batch, bench, Rectifier, REFERENCE, form)
+            makers[plain[-1]] = partial(train, network, batch, bench, Rectifier, REFERENCE, form)
         for other in bench.implementations:
             # a loop over time steps is written out by the compiler, for minutes
             if other.in_network is not None and (other.ours or not (form.ours or (form.compiled and other.loops))):
                 its = form if other.ours else replace(form, apart=True)
-                found[form.row(other.name)] = partial(enter, other, network, batch, bench, its)
+                makers[form.row(other.name)] = partial(enter, other, network, batch, bench, its)
         for name, make in _jellys(network, bench).items() if not form.ours else ():
             ready = replace(network, of_spikingjelly=make, make=partial(_ready, make))
             its = replace(form, apart=True)
-            found[form.row(name)] = partial(train, ready, batch, bench, Rectifier, REFERENCE, its)
+            makers[form.row(name)] = partial(train, ready, batch, bench, Rectifier, REFERENCE, its)
             if form.graph and not (form.compiled or form.compiled_adam):
-                found[f"{name}, its own {form.name}"] = partial(train_by_jelly, ready, batch, bench, its)
-    return found, plain
+                makers[f"{name}, its own {form.name}"] = partial(train_by_jelly, ready, batch, bench, its)
+    return makers, plain
 
 
 def _jellys(network: Network, bench: Bench) -> Dict[str, Callable[[int], nn.Module]]:
@@ -269,10 +271,10 @@ def _jellys(network: Network, bench: Bench) -> Dict[str, Callable[[int], nn.Modu
     make = network.of_spikingjelly
     if make is None or not any(other.name.startswith("SpikingJelly") for other in bench.implementations):
         return {}
-    found = {JELLYS: make}
+    makers = {JELLYS: make}
     if bench.device.type == "cuda" and network.autocast is not None:
-        found[JELLYS_TRITON] = partial(with_triton_neurons, make, bench.device)
-    return found
+        makers[JELLYS_TRITON] = partial(with_triton_neurons, make, bench.device)
+    return makers
 
 
 def _ready(make: Callable[[int], nn.Module], steps: int, neuron: Any) -> nn.Module:
@@ -281,17 +283,17 @@ def _ready(make: Callable[[int], nn.Module], steps: int, neuron: Any) -> nn.Modu
 
 
 def _rows(
-    case: Mapping[str, Fact], found: Mapping[str, Training], plain: Sequence[str], timings: Mapping[str, Any]
+    case: Mapping[str, Fact], trainings: Mapping[str, Training], plain: Sequence[str], timings: Mapping[str, Any]
 ) -> List[Row]:
     batch = int(case["batch"] or 1)
     good = {name: one for name, one in timings.items() if isinstance(one, Timing)}
     best = min((good[name].seconds for name in plain if name in good), default=None)
     first = plain[0] if plain else ""
     rows = []
-    for name, one in found.items():
+    for name, one in trainings.items():
         if name in good:
             figures = _figures(good[name], batch, good.get(first), best)
-            figures.update(_memory(one, found.get(first)))
+            figures.update(_memory(one, trainings.get(first)))
             rows.append(Row("networks", case, name, one.status, one.detail, figures))
         elif name in timings:
             rows.append(Row("networks", case, name, "failed", timings[name].reason))

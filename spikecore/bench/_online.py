@@ -177,18 +177,18 @@ def _numbers(case: Rule, device: torch.device) -> Numbers:
 
 def _makers(rule: str, numbers: Numbers, chunk: int, bench: Bench, peers: bool) -> Dict[str, Callable[[], Learner]]:
     """What makes each learner."""
-    made: Dict[str, Callable[[], Learner]] = {PLAIN: partial(_by_hand, rule, numbers)}
+    learners_of: Dict[str, Callable[[], Learner]] = {PLAIN: partial(_by_hand, rule, numbers)}
     for each in bench.implementations:
         if each.backend is not None:
-            made[each.name] = partial(_ours, rule, numbers, chunk, each.backend)
+            learners_of[each.name] = partial(_ours, rule, numbers, chunk, each.backend)
             if bench.device.type == "cuda":
-                made[f"{each.name}, CUDA graph"] = partial(_ours, rule, numbers, chunk, each.backend, graph=True)
-            made[f"{each.name}, BPTT"] = partial(_ours, "bptt", numbers, len(numbers.x), each.backend, of=rule)
+                learners_of[f"{each.name}, CUDA graph"] = partial(_ours, rule, numbers, chunk, each.backend, graph=True)
+            learners_of[f"{each.name}, BPTT"] = partial(_ours, "bptt", numbers, len(numbers.x), each.backend, of=rule)
     makers = {"SpikingJelly OTTT": _jelly, "braintrace": _braintrace}
     for name, (distribution, rules) in PEERS.items():
         if peers and rule in rules:
-            made[name] = partial(_installed, distribution, partial(makers[name], numbers))
-    return made
+            learners_of[name] = partial(_installed, distribution, partial(makers[name], numbers))
+    return learners_of
 
 
 def _linear(weight: Tensor) -> nn.Linear:

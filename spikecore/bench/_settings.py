@@ -187,8 +187,8 @@ class Settings:
 
     def sizes(self, suite: str) -> Tuple[Tuple[int, ...], ...]:
         """The numbers of the cases that name a size of this suite."""
-        found = (_CASES[suite].fullmatch(case) for case in self.cases)
-        return tuple(tuple(map(int, match.groups())) for match in found if match)
+        matches = (_CASES[suite].fullmatch(case) for case in self.cases)
+        return tuple(tuple(map(int, match.groups())) for match in matches if match)
 
     @property
     def all_steps(self) -> Tuple[int, ...]:

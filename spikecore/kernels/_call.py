@@ -333,8 +333,8 @@ class CallPlan:
             is_dense = False
         values, checkpoints, grads, is_dense = self.as_read(saved, grads, is_dense)
         params = self.params(numbers, values) if self.views else numbers
-        found = backward_pass(params, values[: self.moving], checkpoints, grads, is_dense)
-        return backward_pass.placed(*found, saved)
+        results, sums = backward_pass(params, values[: self.moving], checkpoints, grads, is_dense)
+        return backward_pass.placed(results, sums, saved)
 
     def backward_pass(self, needs: Sequence[bool], grads: Sequence[Optional[Tensor]]) -> Pass:
         """The pass for these needs and the cotangents that arrive."""

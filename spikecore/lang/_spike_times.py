@@ -90,8 +90,8 @@ def _effects_of_later(program: Program, spike: Node) -> Dict[int, Expr]:
 
     silent, fired = _next_where(program, spike, False), _next_where(program, spike, True)
     late = [substitute(node, dict(zip(leaves, silent))) for node in fired]
-    now = [substitute(node, dict(zip(leaves, fired))) for node in silent]
-    return {k: Expr(late[k]) - Expr(now[k]) for k in range(len(leaves)) if late[k] != now[k]}
+    on_time = [substitute(node, dict(zip(leaves, fired))) for node in silent]
+    return {k: Expr(late[k]) - Expr(on_time[k]) for k in range(len(leaves)) if late[k] != on_time[k]}
 
 
 def _next_where(program: Program, spike: Node, fires: bool) -> List[Node]:

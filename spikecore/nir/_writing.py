@@ -30,7 +30,7 @@ from spikecore.nir._file import metadata_of, package
 from spikecore.nir._layer_nodes import WRITERS, Place, flatten_node
 from spikecore.nir._modules import INPUT, OF_ONE_STEP, Network
 from spikecore.nir._neuron_nodes import FORMS, Unsaid, Writing, checked_node_of
-from spikecore.quant._plain import Formats, plain
+from spikecore.quant._layers import Formats, plain
 
 #: What ``keep`` may name.
 KEEPABLE = tuple("soft_reset no_reset delayed_reset many_spikes initial_state surrogate detach_reset gradient".split())

@@ -1,4 +1,4 @@
-"""Weights and activations on power-of-two grids, as parametrisations and hooks of a network's layers.
+"""Weights and activations on power-of-two grids, as parametrisations and hooks of a network's layers, and without them.
 
 Rules of this module:
 
@@ -13,14 +13,16 @@ Rules of this module:
 
 from __future__ import annotations
 
+import copy
 import math
-from typing import Any, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from spikecore.quant._analysis import Format
+from spikecore.quant._fixed import FixedPoint
 
 #: Layers with a weight ``[out, in, ...]``.
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -131,7 +133,10 @@ def grid_of(values: Tensor, bits: int) -> OnGrid:
 
 
 def quantise_layer(layer: nn.Module, bits: int, per_channel: bool, input_frac: int) -> None:
-    """Give a layer parametrisations of its weight, unless it has a quantiser, and of its bias, on its sums' grid."""
+    """Give a layer parametrisations of its weight, unless it has a quantiser, and of its bias, on its sums' grid.
+
+    Raises ValueError where the weight alone has a parametrisation: torch would change the layer that this is a copy of.
+    """
     quantised = quantised_weight(layer)
     weight = weight_of(layer).detach()
     rows = list(weight) if per_channel else [weight]
@@ -141,11 +146,11 @@ def quantise_layer(layer: nn.Module, bits: int, per_channel: bool, input_frac: i
         grid = OnGrid(scales.reshape(shape), -(1 << (bits - 1)), (1 << (bits - 1)) - 1)
         parametrize.register_parametrization(layer, "weight", grid)
     if layer.bias is not None and not parametrize.is_parametrized(layer, "bias"):
-        kind = type(layer)
         if quantised is not None and parametrize.is_parametrized(layer):
-            # torch makes a property of the class, which is that of the layer this one is a copy of
-            members = {name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")}
-            layer.__class__ = type(kind.__name__, kind.__bases__, members)
+            raise ValueError(
+                "its weight has a parametrisation and its bias has none: register one of the bias that rounds it to "
+                "multiples of a power of two, or take bias=False"
+            )
         grid = OnGrid(scales * 2.0**input_frac, -(1 << _BIAS), 1 << _BIAS)
         parametrize.register_parametrization(layer, "bias", grid)
 
@@ -163,7 +168,7 @@ def quantised_weight(layer: nn.Module) -> Optional[Tensor]:
     weight: Any = layer.weight
     if callable(getattr(layer, "quant_weight", None)):
         quantised = layer.quant_weight()  # type: ignore[operator]  # brevitas
-        return getattr(quantised, "value", quantised)  # type: ignore[no-any-return]
+        return getattr(quantised, "value", quantised)  # type: ignore[no-any-return]  # a tensor
     if isinstance(getattr(layer, "weight_fake_quant", None), nn.Module):
         return layer.weight_fake_quant(weight)  # type: ignore[operator,no-any-return]  # torch.ao
     return weight if parametrize.is_parametrized(layer, "weight") else None
@@ -189,6 +194,25 @@ def integers_of(layer: nn.Module, most: int) -> Tuple[Tensor, List[int]]:
     return on_grid
 
 
+def biases_of(layer: nn.Module) -> List[Tuple[int, int]]:
+    """The bias of each output as an integer and its fractional bits; none for a layer without.
+
+    Raises ValueError where one is on no power-of-two grid.
+    """
+    bias: Any = layer.bias
+    if bias is None:
+        return []
+    grid = layer.parametrizations.bias[0] if parametrize.is_parametrized(layer, "bias") else None  # type: ignore[union-attr,index]  # it has some
+    if isinstance(grid, OnGrid):
+        # the grid itself, of which a bias that is trained may need all bits
+        integers = grid.integers(bias).tolist()
+        return list(zip(integers, grid.fracs * (len(integers) // len(grid.fracs))))
+    on_grid = on_grids(bias.unsqueeze(1), 32)
+    if on_grid is None:
+        raise ValueError("its bias is not on a grid n * 2**-frac with integers of 32 bits; take bias=False")
+    return list(zip(on_grid[0].flatten().tolist(), on_grid[1]))
+
+
 def round_input(layer: nn.Module, args: Tuple[Any, ...]) -> Tuple[Any, ...]:
     """The forward pre-hook of a layer with an ``input_format``."""
     return (layer.input_format(args[0]), *args[1:])  # type: ignore[operator]  # a module
@@ -197,3 +221,58 @@ def round_input(layer: nn.Module, args: Tuple[Any, ...]) -> Tuple[Any, ...]:
 def round_output(layer: nn.Module, args: Tuple[Any, ...], output: Tensor) -> Tensor:
     """The forward hook of a layer with an ``output_format``."""
     return layer.output_format(output)  # type: ignore[operator,no-any-return]  # a module
+
+
+# -- for formats of files: weights as they are computed with, and their grids
+
+#: Module by name -> what it is rounded to: lists ``[frac, low, high]``, the fractional bits of each output's weights,
+#: and for a neuron the fields of its :class:`FixedPoint`.
+Formats = Dict[str, Dict[str, Any]]
+
+
+def plain(net: nn.Module) -> Tuple[nn.Module, Formats]:
+    """A copy of a network in which weights are plain parameters on their grids, without hooks and formats of
+    :func:`prepare`, and these formats. A network that was not prepared is given back as it is, with none.
+    """
+    formats: Formats = {}
+    for name, module in net.named_modules():
+        arithmetic = getattr(module, "arithmetic", None)
+        if isinstance(arithmetic, FixedPoint):
+            fields = ("word", "frac", "factors", "rounding")
+            formats[name] = {field: getattr(arithmetic, field) for field in fields}
+        elif isinstance(module, OnGrid) and name.endswith(("input_format", "output_format")):
+            owner, _, what = name.rpartition(".")
+            known = module.format
+            formats.setdefault(owner, {})[what] = [known.frac, int(known.low), int(known.high)]
+        elif isinstance(module, OnGrid) and "parametrizations." in name:
+            owner, _, tensor = name.rpartition(".parametrizations.")
+            formats.setdefault(owner, {})[f"{tensor.partition('.')[0]}_fracs"] = module.fracs
+    return (_without(copy.deepcopy(net)), formats) if formats else (net, formats)
+
+
+def _without(net: nn.Module) -> nn.Module:
+    for name, module in [*net.named_modules()]:
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            for key, hook in [*hooks.items()]:
+                if hook in (round_input, round_output):
+                    del hooks[key]
+        for part in ("input_format", "output_format"):
+            module._modules.pop(part, None)
+        if parametrize.is_parametrized(module) and name and _on_grids(module):
+            parent, _, last = name.rpartition(".")
+            setattr(net.get_submodule(parent), last, _layer(module))
+    return net
+
+
+def _on_grids(module: Any) -> bool:
+    return all(isinstance(part, OnGrid) for parts in module.parametrizations.values() for part in parts)
+
+
+def _layer(module: Any) -> nn.Module:
+    """The layer without parametrisations. Torch's function that removes them takes them from each copy, too."""
+    kind: Any = parametrize.type_before_parametrizations(module)
+    layer: nn.Module = kind.__new__(kind)
+    values = {name: nn.Parameter(getattr(module, name).detach().clone()) for name in module.parametrizations}
+    modules = {name: part for name, part in module._modules.items() if name != "parametrizations"}
+    layer.__dict__.update({**vars(module), "_parameters": {**module._parameters, **values}, "_modules": modules})
+    return layer

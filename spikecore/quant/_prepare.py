@@ -29,6 +29,7 @@ from spikecore.quant._layers import (
     LAYERS,
     OnGrid,
     best_frac,
+    biases_of,
     bits_of,
     grid_of,
     integers_of,
@@ -294,7 +295,11 @@ def _quantise(place: Weighted, run: _Run, bits: int, activations: int, per_chann
     if whole:
         grid = OnGrid(torch.ones_like(grid.scale), min(0, int(read.min())), max(1, int(read.max())))
     _attach(place.layer, "spikes" if whole else "input", grid, called)
-    quantise_layer(place.layer, bits if quantised_weight(place.layer) is None else 8, per_channel, max(grid.fracs))
+    bits = bits if quantised_weight(place.layer) is None else 8
+    try:
+        quantise_layer(place.layer, bits, per_channel, max(grid.fracs))
+    except ValueError as error:
+        raise ValueError(f"sc.quant.prepare: {place.name}: {error}") from None
 
 
 def _round_outputs(net: nn.Module, run: _Run, word: int) -> None:
@@ -345,6 +350,7 @@ def _largest_sum(place: Weighted, written: Any) -> int:
     """
     try:
         integers, fracs = integers_of(place.layer, 8)
+        biases = biases_of(place.layer)
     except ValueError as error:
         raise ValueError(f"sc.quant.prepare: {place.name}: {error}") from None
     read = input_format(place)
@@ -353,11 +359,8 @@ def _largest_sum(place: Weighted, written: Any) -> int:
     sums = [
         [(int(row) * largest, frac + int(read.frac or 0))] for row, frac in zip(integers.abs().flatten(1).sum(1), fracs)
     ]
-    if parametrize.is_parametrized(place.layer, "bias"):
-        grid: Any = place.layer.parametrizations.bias[0]  # type: ignore[union-attr,index]  # as quantise_layer made it
-        biases = grid.integers(place.layer.bias).abs().tolist()
-        for terms, bias, frac in zip(sums, biases, grid.fracs * (len(biases) // len(grid.fracs))):
-            terms += [(bias, frac)] if bias else []
+    for terms, (bias, frac) in zip(sums, biases):
+        terms += [(abs(bias), frac)] if bias else []
     if isinstance(written, OnGrid):
         for terms in sums:
             terms.append((-written.low, written.fracs[0]))

@@ -33,7 +33,7 @@ def fixed_model(name: str, **how: Any) -> Any:
 
 
 def fixed_drawn(seed: int) -> Any:
-    """A random neuron in fixed point, of 16 bits where float32 has room for that, else of 12."""
+    """A random neuron in fixed point, of 16 bits where float32 holds its products, else of 12."""
     try:
         return sc.quant.fixed(drawn(seed), word=16)
     except sc.quant.Inexact:

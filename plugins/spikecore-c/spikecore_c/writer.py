@@ -138,15 +138,15 @@ class Writer(KernelWriter):
 
     # -- text
 
-    def finished(self, uniform: List[str], each: List[str]) -> Kernel:
-        """The kernel: ``uniform`` lines come once, and ``each`` for every neuron."""
+    def finished(self, uniform: List[str], of_neuron: List[str]) -> Kernel:
+        """The kernel: ``uniform`` lines come once, ``of_neuron`` for every neuron."""
         arguments = self.arguments.all()
         head = [f"void {self.name}(", *filled([f"{word}," for word in self._declarations(arguments)], 112)]
         head[-1] = head[-1].rstrip(",")
         body = [
             *head,
             ") {",
-            *indented([*uniform, "for (int64_t i = 0; i < neurons; ++i) {", *indented(each), "}"]),
+            *indented([*uniform, "for (int64_t i = 0; i < neurons; ++i) {", *indented(of_neuron), "}"]),
             "}",
         ]
         before = helpers("\n".join(body), self.real)
@@ -178,7 +178,7 @@ class ForwardWriter(Writer):
         """The kernel."""
         plan, program = self.plan, self.program
         uniform = [*self._read_params("number", "scalar"), *self._computed_once(self.uniform)]
-        each = [
+        of_neuron = [
             *self._read_params("channel", "full"),
             *self._computed_once(self.varying),
             *self.starting(program.states),
@@ -190,10 +190,10 @@ class ForwardWriter(Writer):
         step += self.moved({self.state(name): node for name, node in zip(program.states, program.next)}, names)
         for k, name in enumerate(plan.record):
             step.append(f"{self.all(f'{self.state(name)}_trace', 'trace', k)} = {self.state(name)};")
-        each += ["for (int64_t t = 0; t < steps; ++t) {", *indented(step), "}"]
+        of_neuron += ["for (int64_t t = 0; t < steps; ++t) {", *indented(step), "}"]
         for k, name in enumerate(program.states if plan.final else ()):
-            each.append(f"{self.one(f'{self.state(name)}_end', 'final', k)} = {self.state(name)};")
-        return self.finished(uniform, each)
+            of_neuron.append(f"{self.one(f'{self.state(name)}_end', 'final', k)} = {self.state(name)};")
+        return self.finished(uniform, of_neuron)
 
 
 class BackwardWriter(Writer):
@@ -208,21 +208,21 @@ class BackwardWriter(Writer):
         """The kernel."""
         plan = self.plan
         uniform = [*self._read_params("number", "scalar"), *self._computed_once(self.uniform)]
-        each = [*self._read_params("channel", "full"), *self._computed_once(self.varying)]
+        of_neuron = [*self._read_params("channel", "full"), *self._computed_once(self.varying)]
         if plan.recomputed_states:
-            each += ["{", *indented(self._recomputed()), "}"]
+            of_neuron += ["{", *indented(self._recomputed()), "}"]
         for name in plan.carried_cotangents:
             index = self.program.states.index(name)
             final = self.one(f"{self.carried(name)}_end", "grad_final", index) if plan.final else self._zero
-            each.append(self.declared(self.carried(name), final))
+            of_neuron.append(self.declared(self.carried(name), final))
         sums = {name: self.free(f"{self.param(name)}_sum") for name in plan.learn}
-        each += [self.declared(name, self._zero) for name in sums.values()]
-        each += ["for (int64_t t = steps - 1; t >= 0; --t) {", *indented(self._adjoint(sums)), "}"]
+        of_neuron += [self.declared(name, self._zero) for name in sums.values()]
+        of_neuron += ["for (int64_t t = steps - 1; t >= 0; --t) {", *indented(self._adjoint(sums)), "}"]
         for k, name in enumerate(self.program.states if plan.state else ()):
-            each.append(f"{self.one(f'{self.carried(name)}_start', 'grad_state', k)} = {self.carried(name)};")
+            of_neuron.append(f"{self.one(f'{self.carried(name)}_start', 'grad_state', k)} = {self.carried(name)};")
         for k, name in enumerate(plan.learn):
-            each.append(f"{self.one(f'grad_{self.param(name)}', 'grad_params', k)} = {sums[name]};")
-        return self.finished(uniform, each)
+            of_neuron.append(f"{self.one(f'grad_{self.param(name)}', 'grad_params', k)} = {sums[name]};")
+        return self.finished(uniform, of_neuron)
 
     @property
     def _zero(self) -> str:

@@ -168,12 +168,12 @@ class GoingOn:
     def __exit__(self, kind: Any, *_: Any) -> None:
         for module, before in zip(self.modules, self._before):
             state = module.state
-            now = state and {name: value.detach() for name, value in state.items()}
-            put_back(module, before, now if kind is None else before["_state"])
+            after = state and {name: value.detach() for name, value in state.items()}
+            put_back(module, before, after if kind is None else before["_state"])
 
 
 def _leaves(state: Optional[Mapping[str, Tensor]]) -> Optional[Dict[str, Tensor]]:
-    return state and {name: value.detach().requires_grad_() for name, value in state.items()}  # type: ignore[return-value]
+    return state and {name: value.detach().requires_grad_() for name, value in state.items()}  # type: ignore[return-value]  # None
 
 
 class Recording(GoingOn):
@@ -196,9 +196,9 @@ class Recording(GoingOn):
         self._programs = []
         for module in self._neurons.values():
             neuron = module.neuron if isinstance(module, Recurrent) else module
-            made = self._dispatches.of(neuron)
+            dispatch = self._dispatches.of(neuron)
             self._programs.append((neuron, neuron.__dict__["_dispatch"]))
-            neuron.__dict__["_dispatch"] = made
+            neuron.__dict__["_dispatch"] = dispatch
         self._hooks: List[Any] = []
         for name, module in self._neurons.items():
             self._hooks.append(module.register_forward_pre_hook(partial(self._begin, name)))

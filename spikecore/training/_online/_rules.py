@@ -62,19 +62,20 @@ class Dispatches:
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
-        self._made: Dict[Any, Tuple[Dispatch, Dispatch]] = {}
+        #: Of a neuron, its own dispatch and the one under the rule.
+        self._dispatches: Dict[Any, Tuple[Dispatch, Dispatch]] = {}
 
     def of(self, neuron: Any) -> Dispatch:
         """Made once for each definition of a neuron."""
         original = neuron._settle()
         if self.rule.keep is None:
             return original  # type: ignore[no-any-return]  # a neuron has a dispatch
-        before, made = self._made.get(neuron, (None, None))
-        if made is None or before is not original:
+        earlier, dispatch = self._dispatches.get(neuron, (None, None))
+        if dispatch is None or earlier is not original:
             program = self.rule.keep(neuron, original.program)
-            made = replace(original, program=program, stamp=program.key, runners={}, derived={}, noted={})
-            self._made[neuron] = original, made
-        return made
+            dispatch = replace(original, program=program, stamp=program.key, runners={}, derived={}, noted={})
+            self._dispatches[neuron] = original, dispatch
+        return dispatch
 
 
 # -- the leak

@@ -47,8 +47,8 @@ def learn_parameters(call: NeuronCall, errors: Gradients, traces: Traces) -> Non
         for state, start in starts.items():
             old, g = traces.get(_key(call, name, state)), total[start]
             if old is not None and g is not None:
-                now = gradient[name]
-                gradient[name] = g * old if now is None else now + g * old
+                within = gradient[name]
+                gradient[name] = g * old if within is None else within + g * old
         whole = gradient[name]
         if whole is not None:
             parameter = getattr(call.neuron, name)

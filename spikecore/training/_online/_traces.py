@@ -261,7 +261,7 @@ class Outer:
         neuron = connections[0].neuron
         steps, batch = neuron.cut[0].shape[:2]
         past = neuron.cut[0].new_zeros(batch, dtype=compute_dtype(neuron.cut[0].dtype))
-        now = past.new_zeros(steps, batch)
+        added = past.new_zeros(steps, batch)
         new: Traces = {}
         for k in range(len(neuron.cut)):
             for state, (by_input, by_state) in transition.items():
@@ -276,22 +276,22 @@ class Outer:
                 c = by_input[k]
                 if c is not None:
                     c = c.to(past.dtype)
-                    now += c.abs().reshape(steps, batch, -1).sum(2)
+                    added += c.abs().reshape(steps, batch, -1).sum(2)
                     shift = shift + c.sum(0)
                 if owed or c is not None:
                     new[f"{neuron.name}/shift/{k}/{state}"] = shift
         self.traces.update(new)
-        total = past + now.sum(0)
+        total = past + added.sum(0)
         share = torch.where(total > 0, total, torch.ones_like(total)).reciprocal()
         for of in connections:
-            self._move_mean(of, torch.where(total > 0, past * share, torch.ones_like(total)), now * share)
+            self._move_mean(of, torch.where(total > 0, past * share, torch.ones_like(total)), added * share)
 
-    def _move_mean(self, of: Connection, past: Tensor, now: Tensor) -> None:
+    def _move_mean(self, of: Connection, past: Tensor, added: Tensor) -> None:
         inputs = of.over_time(of.inputs)
-        if inputs.shape[:2] != now.shape:
+        if inputs.shape[:2] != added.shape:
             raise of.refused()
-        with no_autocast(now.device.type):
-            mean = torch.einsum("cb,cb...->b...", now, inputs.to(now.dtype))
+        with no_autocast(added.device.type):
+            mean = torch.einsum("cb,cb...->b...", added, inputs.to(added.dtype))
         old = self.traces.get(key_of(of, "mean"))
         if old is not None:
             mean.addcmul_(old, past.view(-1, *[1] * (mean.ndim - 1)))

@@ -217,13 +217,29 @@ def test_spikes_that_the_data_did_not_have_stay_1() -> None:
 
 def test_the_bias_of_a_layer_with_a_quantiser_is_rounded() -> None:
     torch.manual_seed(0)
-    layer = nn.Linear(3000, 4)
-    parametrize.register_parametrization(layer, "weight", PowerOfTwo())
+    layer = Brevitas(3000, 4)
     x = torch.rand(5, 3, 3000)
     fixed = sc.quant.prepare(nn.Sequential(layer, sc.LIF()), x, activations=4)
-    exact = fixed[0].input_format(x).double() @ fixed[0].weight.double().t() + fixed[0].bias.double()
+    exact = fixed[0].input_format(x).double() @ fixed[0].quant_weight().double().t() + fixed[0].bias.double()
     assert torch.equal(fixed[0](x).double(), exact)
     assert torch.allclose(fixed[0].bias, layer.bias, rtol=0.0, atol=2.0**-8)
+
+
+def test_a_parametrised_weight_needs_a_parametrised_bias() -> None:
+    class Halves(nn.Module):
+        def forward(self, bias: torch.Tensor) -> torch.Tensor:
+            return torch.round(bias * 2) / 2
+
+    layer, x = nn.Linear(6, 4), torch.rand(5, 3, 6)
+    parametrize.register_parametrization(layer, "weight", PowerOfTwo())
+    with pytest.raises(
+        ValueError, match="prepare: 0: its weight has a parametrisation and its bias has none: register"
+    ):
+        sc.quant.prepare(nn.Sequential(layer, sc.LIF()), x)
+    parametrize.register_parametrization(layer, "bias", Halves())
+    fixed = sc.quant.prepare(nn.Sequential(layer, sc.LIF()), x)
+    exact = fixed[0].input_format(x).double() @ fixed[0].weight.double().t() + layer.bias.double()
+    assert torch.equal(fixed[0](x).double(), exact)
 
 
 # -- the report, and errors
