@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize
 from spikecore._convert._network import convertible
 from spikecore._convert._swapped import Swapped
 from spikecore._plugins.selection import REFERENCE, automatic_order
-from spikecore._shell.modules import calls_as, has_own_hooks, makes_time
+from spikecore._shell.modules import calls_as, has_own_hooks
 from spikecore._shell.ranges import Interval
 from spikecore._transforms import pairs
 from spikecore.inspect._monitor import adds_behind, neuron_of, stateful_of
@@ -28,9 +28,8 @@ from spikecore.layers._packed import packable
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 
-#: Bytes that are fewer than this part of what the layers keep, or of the largest output, are not worth a sentence.
+#: Bytes that are fewer than this part of what the layers keep are not worth a sentence.
 _SMALL = 0.01
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _IMAGES = (nn.Conv2d, nn.ConvTranspose2d)
 
 #: Rates within which a layer says something about its input, and learns; the least that is looked for; next to nothing.
@@ -75,7 +74,6 @@ def advice(run: Run) -> Tuple[str, ...]:
         _repeated,
         _single_steps,
         _recurrent,
-        _copied,
         _channels_last,
     )
     later = (_autocast, _fused, _whole_steps, _packed, _learnt)
@@ -236,25 +234,6 @@ def _recurrent(run: Run) -> str:
         f"{_named(rows)} {_verb(rows, 'runs its', 'run their')} steps one after the other, several kernels each, "
         "which the host launches: sc.training_model with sc.CudaOptions(graph=True) records the step once and replays "
         "it"
-    )
-
-
-def _copied(run: Run) -> str:
-    """Copies of whole activations that another layout would take away."""
-    largest = max((4 * prod(row.layer.shape) for row in run.rows), default=0)
-
-    def avoidable(layer: Layer, module: Any) -> bool:
-        # what writes out a repeated step copies anyway, and so does a convolution, of its weight or output
-        repeats = makes_time(module) or layer.layout_in.startswith("one step repeated")
-        convolves = isinstance(module, _CONVOLUTIONS) and layer.layout_in == "contiguous"
-        return layer.copied > _SMALL * largest > 0 and not repeats and not convolves
-
-    rows = sorted(run.where(avoidable), key=lambda row: -row.layer.copied)
-    if not rows:
-        return ""
-    return (
-        f"{size(sum(row.layer.copied for row in rows))} were copied to lay them out anew, in {_named(rows)}. Make the "
-        "data lie as [T, B, ...] once, before the network, and let all layers keep one memory format"
     )
 
 

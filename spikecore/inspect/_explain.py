@@ -1,21 +1,18 @@
 """``sc.explain``: what a network does with its tensors, layer by layer, and what would make it faster.
 
-A copy of the network runs once. What is said was seen in that run: by hooks of modules, by hooks of saved tensors, and
-copies by torch's profiler. Words are computed, as the bench computes them.
+A copy of the network runs once. What is said was seen in that run, by hooks of modules and of saved tensors. Words are
+computed, as the bench computes them.
 """
 
 from __future__ import annotations
 
 import copy
-import os
-from collections import defaultdict
 from contextlib import ExitStack
 from inspect import signature
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Type
+from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Type
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import profiler
 
 from spikecore._base.batches import device_of, flattened, to_device, tree_map
 from spikecore._base.errors import a_kind
@@ -29,7 +26,7 @@ from spikecore.functional import stateful_modules, to_rest
 from spikecore.inspect._advice import Row, Run, advice
 from spikecore.inspect._monitor import neuron_of, stateful_of
 from spikecore.inspect._report import Explanation, Layer, dimension_of_time, input_as_read
-from spikecore.inspect._watching import ASIDE, RANGE, Described, Seen, Watching
+from spikecore.inspect._watching import Described, Seen, Watching
 from spikecore.kernels import KernelBackend
 from spikecore.lang import Node, topological
 from spikecore.layers import Delay, NormNeuron, PackedConv2d, PackedLinear
@@ -82,21 +79,18 @@ def explain(
     constant below one step.
 
     Neurons begin at rest. The network itself is left as it was, and so are torch's random streams: a
-    ``copy.deepcopy`` of it runs, and takes the memory of one. The words of a neuron are
-    computed: the least, with its copies, of compiled kernels, and those of each operation of a step on the reference
-    backend. What runs in threads of a network's own is not seen.
+    ``copy.deepcopy`` of it runs, and takes the memory of one. The words of a neuron are computed: the least of compiled
+    kernels, and those of each operation of a step on the reference backend. What runs in threads of a network's own is
+    not seen.
 
     Raises TypeError or ValueError, naming the argument, for a ``net`` that is no module, an ``x`` without tensors, a
     ``training`` that is no bool, a ``loss`` that is no function or gives no number with a gradient, and outputs without
-    gradients while ``training``; RuntimeError while torch's profiler is running, which this uses; BackendError for a
-    backend that cannot be had; and what the network raises.
+    gradients while ``training``; BackendError for a backend that cannot be had; and what the network raises.
     """
     net, inputs, tensors = copied(net, x, checkpointed=True)
     if not isinstance(training, bool):
         raise TypeError(f"training={shown(training)} must be True, or False for a forward pass in eval mode")
     _check_loss(loss)
-    if torch._C._autograd._profiler_enabled():
-        raise RuntimeError("explain uses torch's profiler, which is running; call it outside of the profiled block")
     if backend is not None:
         ask(net.modules(), request(backend, "explain()"))
     net.train(training)
@@ -107,20 +101,16 @@ def explain(
         tensors = flattened(inputs)
     watching = Watching(net)
     with ExitStack() as stack:
-        if "KINETO_LOG_LEVEL" not in os.environ:  # torch's profiler, when it is first used, writes to stderr without it
-            os.environ["KINETO_LOG_LEVEL"] = "99"
-            stack.callback(os.environ.pop, "KINETO_LOG_LEVEL")
         stack.enter_context(torch.random.fork_rng(cuda_devices([*net.parameters(), *tensors])))
         stack.enter_context(told_of_refusals(watching.note_refusal))
         stack.enter_context(torch.set_grad_enabled(training))
-        with profiler.profile(record_shapes=True) as profile:
-            with explained(lambda error: of_network(unwrapped(net), inputs, error)):
-                outputs = watching.run(inputs)
-            gradients = _gradients(net, tensors, outputs, loss) if training else []
+        with explained(lambda error: of_network(unwrapped(net), inputs, error)):
+            outputs = watching.run(inputs)
+        gradients = _gradients(net, tensors, outputs, loss) if training else []
         watching.let_go()
         watching.note_states()
         watching.note_gradients(gradients)
-        return _explanation(net, watching, copies_of(profile.function_events or ()), tensors[0], training)
+        return _explanation(net, watching, tensors[0], training)
 
 
 def copied(net: nn.Module, x: Any, checkpointed: bool = False) -> Tuple[nn.Module, Any, List[Tensor]]:
@@ -193,15 +183,13 @@ def _gradients(net: nn.Module, inputs: Sequence[Tensor], outputs: Any, loss: Los
 # -- rows
 
 
-def _explanation(
-    net: nn.Module, watching: Watching, copies: Mapping[int, List[int]], x: Tensor, training: bool
-) -> Explanation:
+def _explanation(net: nn.Module, watching: Watching, x: Tensor, training: bool) -> Explanation:
     times = {seen.steps for seen in watching.order if seen.step == "multi" and seen.steps}
     rows: List[Row] = []
     for seen in watching.order:
-        layer = _layer(seen, _copied(seen, copies.get(seen.number, [])), times, training)
-        # a container has a row where it does something itself
-        if _computes(seen.module) or layer.copied or layer.saved:
+        layer = _layer(seen, times, training)
+        # a container has a row where it keeps something itself
+        if _computes(seen.module) or layer.saved:
             rows.append(Row(layer, seen.module, seen.source, seen.sample))
     net, steps = unwrapped(net), max(times, default=0)
     run = Run(net, rows, x.device.type, training, torch.is_autocast_enabled(), watching.spoilt_in_words(times))
@@ -215,9 +203,9 @@ def _computes(module: nn.Module) -> bool:
     return stateful_of(module) is not None or has_parameters or not any(True for _ in module.children())
 
 
-def _layer(seen: Seen, copies: int, times: Set[int], training: bool) -> Layer:
+def _layer(seen: Seen, times: Set[int], training: bool) -> Layer:
     first, last, module = (*seen.inputs, Described())[0], seen.output, seen.module
-    moved, floor = _words(seen, copies, training)
+    moved, floor = _words(seen, training)
     stateful = seen.stateful is not None
     return Layer(
         name=seen.name,
@@ -229,7 +217,6 @@ def _layer(seen: Seen, copies: int, times: Set[int], training: bool) -> Layer:
         layout_out=last.layout,
         backend=_backend_name(seen),
         reason=_reason(seen),
-        copied=last.width * copies,
         words=moved,
         floor=floor,
         steps=seen.steps if seen.steps in times else 0,
@@ -253,10 +240,6 @@ def _backend_name(seen: Seen) -> str:
     return "" if resolved is None else seen.refusals[-1][1] if seen.refusals else resolved.backend.name
 
 
-def _launches(seen: Seen) -> bool:
-    return isinstance(getattr(_resolved(seen), "backend", None), KernelBackend)
-
-
 def _reason(seen: Seen) -> str:
     """Why that backend computed a neuron, and how."""
     resolved = _resolved(seen)
@@ -273,18 +256,6 @@ def _reason(seen: Seen) -> str:
     if looped is not None:
         reason += f"; a loop over the steps: {looped}" if looped else "; all steps in one call"
     return str(reason)
-
-
-def _copied(seen: Seen, copies: Sequence[int]) -> int:
-    """The numbers of the copies that a layout of the data would take away.
-
-    Those of a neuron that runs as operations of torch are among these operations. In Recurrent those of the weight and
-    of one step's state, and by a Delay all, are its own.
-    """
-    if isinstance(seen.module, Recurrent):
-        whole = [] if isinstance(seen.module.linear, Delay) else [x.numbers for x in seen.inputs]
-        copies = [numbers for numbers in copies if numbers in whole]
-    return sum(copies) if seen.stateful is None or _launches(seen) else 0
 
 
 def _notes(seen: Seen) -> Tuple[str, ...]:
@@ -354,14 +325,14 @@ def _words_of_operations(neuron: Neuron, backward: bool) -> int:
     return sum(1 + sum(part.op not in ("const", "param") for part in node.args) for node in nodes if node.args)
 
 
-def _words(seen: Seen, copies: int, training: bool) -> Tuple[Optional[float], Optional[float]]:
+def _words(seen: Seen, training: bool) -> Tuple[Optional[float], Optional[float]]:
     """Numbers that the calls of a neuron moved per time step and neuron, and the least possible.
 
     Each input is read at one word per time step and neuron, or 1/T where it is one step repeated; its gradient, where
-    one is asked for, takes as many. Kernels move that and what is copied, the reference the words of each operation.
+    one is asked for, takes as many. Kernels move that, the reference the words of each operation.
     """
     neuron = neuron_of(seen.module)
-    if neuron is None or isinstance(seen.module, Recurrent) or not seen.elements:
+    if neuron is None or isinstance(seen.module, Recurrent) or not seen.numbers_in:
         return None, None
     steps = neuron.repeat if neuron.repeat is not None and neuron.step == "multi" else 1
     reads = [1.0 / (x.shape[0] if x.layout.startswith("one step repeated") else steps) for x in seen.inputs]
@@ -384,51 +355,5 @@ def _words(seen: Seen, copies: int, training: bool) -> Tuple[Optional[float], Op
         again = sum(read for norm, read in zip(seen.module.norms, reads) if norm.training or norm.running_mean is None)
         beside += again + (min(1 + again, 3 * again) if backward and again else 0.0)
         floor, moved = floor + beside, moved + beside
-    known = is_reference or _launches(seen)
-    return moved + 2 * copies / (seen.elements * steps) if known else None, floor
-
-
-#: Operations that call ``copy_`` to lay numbers out anew, or to convert them.
-_LAYS_OUT = frozenset(f"aten::{name}" for name in "clone contiguous flatten ravel repeat reshape tile".split())
-_CONVERTS = frozenset(("aten::to", "aten::_to_copy"))
-#: What counts for no layer: also packing, one pass of a kernel, which is several operations without one.
-_ASIDE = frozenset({ASIDE, "spikecore::pack_spikes", "spikecore::unpack_spikes"})
-_BACKWARD = "autograd::engine::evaluate_function: "
-
-
-def copies_of(events: Sequence[Any]) -> Dict[int, List[int]]:
-    """How many numbers each layer copied to lay them out anew, one by one, by the layer's number.
-
-    An operation of the backward pass belongs to the layer whose operation made its node, which has the same number in
-    torch's sequence. An operation that makes no node has the number of the next one: the last to begin made it.
-    """
-    makers: Dict[int, int] = {}
-    for event in sorted(events, key=lambda event: event.time_range.start):
-        layer = _layer_of(_around(event), {})
-        if layer is not None and event.sequence_nr >= 0:
-            makers[event.sequence_nr] = layer
-    copies: Dict[int, List[int]] = defaultdict(list)
-    for event in events:
-        if event.name == "aten::copy_":
-            around, numbers = _around(event), torch.Size(event.input_shapes[0]).numel()
-            layer, names = _layer_of(around, makers), {call.name for call in around}
-            if layer is not None and numbers > 1 and names.isdisjoint(_CONVERTS) and names & _LAYS_OUT:
-                copies[layer].append(numbers)
-    return copies
-
-
-def _around(event: Any) -> List[Any]:
-    events = []
-    while event is not None:
-        events.append(event)
-        event = event.cpu_parent
-    return events
-
-
-def _layer_of(around: Sequence[Any], makers: Mapping[int, int]) -> Optional[int]:
-    if any(event.name in _ASIDE for event in around):
-        return None
-    for event in around:
-        if event.name.startswith(RANGE):
-            return int(event.name[len(RANGE) :])
-    return makers.get(around[-1].sequence_nr) if around[-1].name.startswith(_BACKWARD) else None
+    known = is_reference or isinstance(_resolved(seen).backend, KernelBackend)
+    return moved if known else None, floor

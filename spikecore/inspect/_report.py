@@ -116,10 +116,9 @@ class Layer:
     ``shape``, ``dtype``: of the output. ``layout_in``, ``layout_out``: where the numbers of its first input and of its
     output lie ("contiguous", "channels-last", "batch before time", "one step repeated, ...", or strides).
     ``backend``, ``reason``: what computed a neuron, and why that; "" for any other layer.
-    ``copied``: bytes that it laid out anew, forward and backward. ``words``, ``floor``: numbers that its neurons move
-    through memory per time step and neuron, forward and backward, and the least possible; None for any other layer.
-    Kernels move the least and their copies, the reference what each operation of a step reads and writes; of another
-    backend the words are None.
+    ``words``, ``floor``: numbers that its neurons move through memory per time step and neuron, forward and backward,
+    and the least possible; None for any other layer. Kernels move the least, the reference what each operation of a
+    step reads and writes; of another backend the words are None.
     ``steps``: time steps that the layer had at once; 0 where that is not known. ``repeated``: true where all of them
     held the same, so that all but one were computed for nothing. ``products``: multiplications of its weights in linear
     layers and convolutions, forward.
@@ -138,7 +137,6 @@ class Layer:
     layout_out: str
     backend: str = ""
     reason: str = ""
-    copied: int = 0
     words: Optional[float] = None
     floor: Optional[float] = None
     steps: int = 0
@@ -204,7 +202,5 @@ def _cells(layer: Layer) -> Tuple[str, ...]:
 
 
 def _remarks(layer: Layer) -> List[str]:
-    remarks = [f"copied {size(layer.copied)}"] if layer.copied else []
-    if layer.repeated:
-        remarks.append(f"computed {layer.steps} times for nothing: all time steps hold the same")
-    return [*remarks, *layer.notes]
+    repeated = f"computed {layer.steps} times for nothing: all time steps hold the same"
+    return [*([repeated] if layer.repeated else []), *layer.notes]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Collection, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.profiler import record_function
 
 from spikecore._base import finite
 from spikecore._base.batches import flattened, run_network
@@ -21,9 +19,6 @@ from spikecore.layers import Delay, NormNeuron, TimeBatched
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 
-#: Begins the names of the profiler's ranges, which the number of a layer follows; the range of what is no layer's.
-RANGE, ASIDE = "spikecore.explain layer ", "spikecore.explain aside"
-
 _DATA = "Leave such samples out, or put a number in their place by torch.nan_to_num"
 _WEIGHT = "Go on from a checkpoint with finite weights, or make the network anew"
 _LAYER = "Look for a division by 0, a logarithm or root of 0 or less, or numbers too large for their dtype there"
@@ -31,26 +26,19 @@ _BACKWARD = "torch.autograd.set_detect_anomaly(True) around the step names the o
 
 
 class Described(NamedTuple):
-    """A tensor of a layer's first call; with the defaults there is none. ``width``: bytes of a number."""
+    """A tensor of a layer's first call; with the defaults there is none."""
 
     shape: Tuple[int, ...] = ()
     dtype: str = ""
-    width: int = 0
     device_type: str = ""
     layout: str = ""
     requires_grad: bool = False
-
-    @property
-    def numbers(self) -> int:
-        """How many numbers it has."""
-        return torch.Size(self.shape).numel()
 
 
 @dataclass(eq=False)
 class Seen:
     """What was seen of one module."""
 
-    number: int
     name: str
     module: nn.Module
     calls: int = 0
@@ -59,8 +47,7 @@ class Seen:
     #: Inputs and output of the first call.
     inputs: Tuple[Described, ...] = ()
     output: Described = field(default_factory=Described)
-    #: Numbers of the first input, of all calls; and those of it and of the output, a step that is repeated once.
-    elements: int = 0
+    #: Numbers of the first input and of the output, of all calls; a step that is repeated counts once.
     numbers_in: int = 0
     numbers_out: int = 0
     #: Whether it was called by ``run``, which takes all steps whatever the mode is.
@@ -128,7 +115,6 @@ class _Running(NamedTuple):
     """A module that runs now, its inputs, and its sizes of time and batch where they are one dimension."""
 
     seen: Seen
-    entered: record_function
     inputs: List[Tensor]
     folded: Tuple[int, int]
 
@@ -154,12 +140,12 @@ class Watching:
         self._saved: List[Tuple[weakref.ReferenceType[Tensor], Seen, bool]] = []
         self._handles: List[Any] = []
         within: Set[nn.Module] = set()
-        for number, (name, module) in enumerate(net.named_modules()):
+        for name, module in net.named_modules():
             if module in within:
                 continue  # what a neuron holds, such as the layer of Recurrent, is part of it
             if stateful_of(module) is not None:
                 within.update(module.modules())
-            self._hook(Seen(number, name, module))
+            self._hook(Seen(name, module))
 
     def note_refusal(self, refusing: str, computing: str, error: Exception) -> None:
         """A backend that was chosen automatically refused; in the backward pass no hook says for which layer."""
@@ -168,12 +154,12 @@ class Watching:
 
     def run(self, inputs: Any) -> Any:
         """The outputs of the network."""
-        with _aside():
+        with torch.no_grad():
             self._look("the input:", finite.named_leaves("x", inputs), _DATA, nan=True)
             self._look_at_weights()
         with torch.autograd.graph.saved_tensors_hooks(self._keep, lambda saved: saved):
             outputs = run_network(self.net, inputs)
-        with _aside():
+        with torch.no_grad():
             known = (*flattened(inputs), *self.net.parameters(), *self.net.buffers())
             self._note_kept({storage_of(tensor) for tensor in known})
         return outputs
@@ -216,14 +202,13 @@ class Watching:
     def _begin(self, seen: Seen, inputs: List[Tensor]) -> None:
         """A call begins. One in a region of activation checkpointing that runs again, in backward, was noted before."""
         if region() == AGAIN:
-            self._enter(seen, inputs, (0, 0))
+            self._stack.append(_Running(seen, inputs, (0, 0)))
             return
         folded = self._stack[-1].folded if self._stack else (0, 0)
         x = inputs[0] if inputs else None
         seen.calls += 1
-        with _aside():
+        with torch.no_grad():
             if x is not None:
-                seen.elements += x.numel()
                 seen.numbers_in += _computed(x)
             if seen.calls == 1:
                 self.order.append(seen)
@@ -241,19 +226,13 @@ class Watching:
                     seen.infinite = True
                 elif spoilt is not None:
                     self.reached.append((seen, self._spoilt("its input has", spoilt[1], seen)))
-        self._enter(seen, inputs, folded)
-
-    def _enter(self, seen: Seen, inputs: List[Tensor], folded: Tuple[int, int]) -> None:
-        entered = record_function(f"{RANGE}{seen.number}")
-        entered.__enter__()
-        self._stack.append(_Running(seen, entered, inputs, folded))
+        self._stack.append(_Running(seen, inputs, folded))
 
     def _end(self, seen: Seen, results: List[Tensor]) -> None:
         running = self._stack.pop()
-        running.entered.__exit__(None, None, None)
         if region() == AGAIN:
             return
-        with _aside():
+        with torch.no_grad():
             self._look_at_results(seen, running.inputs, results)
             for value in results[:1]:
                 seen.passes_on = self._source(value) is not None
@@ -306,9 +285,8 @@ class Watching:
 
     def _keep(self, value: Tensor) -> Tensor:
         """The hook of tensors that are saved for backward."""
-        with _aside():
-            # a result that its own node saves would keep that node alive, which keeps the result
-            saved = value.detach()
+        # a result that its own node saves would keep that node alive, which keeps the result
+        saved = value.detach()
         if self._stack and value.layout is torch.strided:
             seen = self._stack[-1].seen
             spikes = self._spikes.get(storage_of(value)) == value.untyped_storage().nbytes()
@@ -403,12 +381,6 @@ class Watching:
         )
 
 
-@contextmanager
-def _aside() -> Iterator[None]:
-    with record_function(ASIDE), torch.no_grad():
-        yield
-
-
 def _kind(infinite: bool) -> str:
     return "has infinities and no NaN" if infinite else "is finite"
 
@@ -447,7 +419,7 @@ def _is_repeated(x: Tensor) -> bool:
 
 def _described(x: Tensor) -> Described:
     dtype = str(x.dtype).replace("torch.", "")
-    return Described(tuple(x.shape), dtype, x.element_size(), x.device.type, memory_layout(x), x.requires_grad)
+    return Described(tuple(x.shape), dtype, x.device.type, memory_layout(x), x.requires_grad)
 
 
 def memory_layout(x: Tensor) -> str:

@@ -97,29 +97,6 @@ def test_groups_of_a_checkpoint_keep_their_inputs(modules: Any) -> None:
     assert not has(found, "were called")
 
 
-def test_copies() -> None:
-    """A kernel's input whose steps are not dense; time and batch that cannot be folded; a reshape."""
-    x = torch.rand(6, 4, 5).transpose(0, 2)[:, :, ::2]
-    with installed(KernelLoop):
-        found = sc.explain(sc.LIF(backend=KernelLoop.name), x)
-        dense = sc.explain(sc.LIF(backend=KernelLoop.name), x.contiguous())
-    # it is kept as it was given, and copied again in backward
-    assert found.layers[0].copied >= dense.layers[0].copied + 2 * 4 * x.numel()
-    assert has(found, "were copied to lay them out anew, in LIF. Make the data lie as [T, B, ...] once")
-
-    swapped = torch.rand(4, 8, 5).transpose(0, 1)
-    found = sc.explain(nn.Sequential(sc.layers.TimeBatched(nn.Linear(5, 5)), sc.LIF(backend="torch")), swapped)
-    assert (row(found, "0").kind, row(found, "0").layout_in) == ("TimeBatched", "batch before time")
-    assert row(found, "0").copied == 4 * 8 * 4 * 5
-    assert "copied 640 B" in str(found)
-
-    class Reshapes(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.transpose(1, 2).reshape(len(x), -1)
-
-    assert sc.explain(Reshapes(), torch.rand(2, 3, 4, requires_grad=True)).layers[0].copied == 4 * 2 * 3 * 4
-
-
 def test_what_is_computed_for_every_step_in_vain() -> None:
     """By stride, or because steps hold the same numbers; behind a neuron nothing repeats."""
     net = nn.Sequential(nn.Linear(6, 8), sc.LIF(backend="torch"), nn.Linear(8, 3))
@@ -321,7 +298,6 @@ def test_spikes_that_are_packed_are_counted_as_bits() -> None:
     assert after.notes == ("keeps its input as bits",)
     assert has(whole, "sc.layers.pack(net), or sc.TrainingOptions(pack_spikes=True)")
     assert not has(found, "pack")
-    assert [layer.copied for layer in found.layers] == [layer.copied for layer in whole.layers]
 
 
 @pytest.fixture
