@@ -22,7 +22,7 @@ from spikecore._base.context import autocast_dtype, is_jit_tracing, with_traced_
 from spikecore._base.errors import a_kind
 from spikecore._shell import checks, modules, parameters, ranges
 from spikecore._shell.modules import has_own_hooks
-from spikecore._shell.state import State, Stateful
+from spikecore._shell.state import State, Stateful, keep
 
 PARAMS = ("delay", "sigma")
 #: Name of the inputs before a call in the state.
@@ -146,7 +146,7 @@ class Delay(Stateful):
         before = self._begin()
         at_once = x.unsqueeze(0) if single and isinstance(x, Tensor) else x
         out, state = self._steps(at_once, before)
-        self._end(state)
+        keep(self, state)
         return out.squeeze(0) if single else out
 
     def run(self, x: Tensor, *, state: Optional[Mapping[str, Tensor]] = None) -> Tuple[Tensor, State]:

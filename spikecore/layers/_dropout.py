@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from spikecore._shell import checks
-from spikecore._shell.state import Stateful, with_generator, without_generator
+from spikecore._shell.state import Stateful, keep, with_generator, without_generator
 
 #: Name of the mask in the state.
 MASK = "mask"
@@ -64,7 +64,7 @@ class SequenceDropout(Stateful):
         state = self._begin()
         mask = self._drawn(step) if state is None else self._checked(state, step)
         y = x * mask.to(x.dtype)
-        self._end({MASK: mask})
+        keep(self, {MASK: mask})
         return y
 
     def _drawn(self, step: Tensor) -> Tensor:
