@@ -126,17 +126,8 @@ CHANGES = {
         lif(torch.full((C,), 0.75), learn=("tau",), bounds=None),
     ),
     # values
-    "number": Change(lif(), put(tau=3.0), lif(3.0)),
     "number to parameter": Change(lif(), put(tau=parameter(*TAUS)), LEARNT),
-    "tensor in place": Change(lif(OTHERS), lambda n: n.tau.copy_(TAUS), lif(TAUS)),
     "parameter replaced": Change(LEARNT, put(tau=parameter(*OTHERS)), lif(OTHERS, learn=("tau",))),
-    "parameter in place": Change(LEARNT, with_grad_off(lambda n: n.tau.copy_(OTHERS)), lif(OTHERS, learn=("tau",))),
-    "out of its range": Change(
-        lif(OTHERS, learn=("tau",)),
-        with_grad_off(lambda n: n.tau.copy_(torch.tensor([1.0, 0.5, 4.0, -8.0]))),
-        lif(torch.tensor([1.0, 1.0, 4.0, 1.0]), learn=("tau",)),
-    ),
-    "double": Change(LEARNT, lambda n: n.double(), with_(LEARNT, lambda n: n.double())),
     "loaded": Change(LEARNT, lambda n: n.load_state_dict({"tau": OTHERS.clone()}), lif(OTHERS, learn=("tau",))),
     # torch.nn.utils
     "parametrized": Change(

@@ -7,7 +7,7 @@ from typing import Any, List, Optional
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import spikecore as sc
 from kernel_loop import SHAPE, Loop, bound, image, same
@@ -44,55 +44,6 @@ def pair(
     made.append(around(norm(torch.float64), sc.LIF(backend="torch", **options), shortcut, fused=False))
     bound(made[0].neuron, backend or Loop())
     return made
-
-
-def results(layer: NormNeuron, x: Tensor, *skip: Tensor) -> List[Tensor]:
-    """Outputs, gradients of inputs and parameters, running statistics, in float64."""
-    dtype = next(layer.parameters()).dtype if layer.norm.weight.dtype == torch.float64 else x.dtype
-    given = [value.to(dtype).clone().requires_grad_() for value in (x, *skip)]
-    for value, like in zip(given, (x, *skip)):
-        value.data = value.data.as_strided(like.shape, like.stride()) if 0 in like.stride() else value.data
-    y = layer(*given)
-    y.backward(torch.linspace(-1.0, 2.0, y.numel()).view(y.shape).to(y.dtype))
-    found = [y, *(value.grad for value in given), *(p.grad for p in layer.parameters()), *layer.buffers()]
-    return [value.double() for value in found if value is not None]
-
-
-@pytest.mark.parametrize("T", [1, 20])
-@pytest.mark.parametrize("shortcut", [None, "before", "after", "normalised"])
-def test_one_program_computes_what_two_layers_compute(T: int, shortcut: Optional[str]) -> None:
-    """Outputs, all gradients and running statistics are those of normalisation and neuron in float64."""
-    mine, its = pair(Loop(4), shortcut=shortcut)
-    skip = [image(T, seed=1)] if shortcut else []
-    for found, wanted in zip(results(mine, image(T), *skip), results(its, image(T), *skip)):
-        same(found, wanted, rtol=1e-4, atol=2e-5)
-
-
-@pytest.mark.parametrize("frozen", ["norm", "shortcut_norm"])
-def test_one_of_two_normalisations_may_be_frozen(frozen: str) -> None:
-    """In eval mode it takes its running statistics, which stay, and its input has a gradient of its own."""
-    made = pair(Loop(4), shortcut="normalised")
-    for layer in made:
-        getattr(layer, frozen).eval()
-    for found, wanted in zip(*[results(layer, image(5), image(5, seed=1)) for layer in made]):
-        same(found, wanted, rtol=1e-4, atol=2e-5)
-    assert made[0].reason == ""
-
-
-@pytest.mark.parametrize("shortcut", [None, "before", "normalised"])
-def test_gradients_are_finite_differences(shortcut: Optional[str]) -> None:
-    """In float64, of a neuron that does not fire: of the input, the shortcut, weight and bias, with batch statistics
-    and with running ones.
-    """
-    layer = around(norm(torch.float64), bound(sc.LI(tau=2.7), Loop(2)), shortcut, fused=True)
-    affine = [value for norm in layer.norms for value in norm.parameters()]
-
-    def computed(x: Tensor, *others: Tensor) -> Tensor:
-        return layer(x, *others[len(affine) :])
-
-    x = (image(3, torch.float64)[:, :2, :, :1, :2] * 2.0 + 1.0).requires_grad_()
-    skip = [image(3, torch.float64, 1)[:, :2, :, :1, :2].clone().requires_grad_()] if shortcut else []
-    assert torch.autograd.gradcheck(computed, (x, *affine, *skip))
 
 
 class Without(Loop):

@@ -1,9 +1,6 @@
-"""Neurons as modules: graphs that are freed, run, the repr, and torch's machinery: compile, jit and fx."""
+"""Neurons as modules: run, the repr, and torch's machinery: compile, jit and fx."""
 
 from __future__ import annotations
-
-import gc
-import weakref
 
 import pytest
 import torch
@@ -11,31 +8,10 @@ import torch._dynamo.testing
 from torch import nn
 
 import spikecore as sc
-from shell_nets import Block, network, neurons, values
+from shell_nets import Block, neurons, values
 from spikecore.backend import UnknownBackend
 
-T, B, C = 10, 3, 4
-
-
-class TestMultiStep:
-    """A call on a sequence."""
-
-    def test_keeps_no_graph_alive(self):
-        """After a call, dropping its output frees the graph; carried state holds it to the end of the block."""
-        net = network()
-
-        def call():
-            x = values(T, B, C).requires_grad_()
-            net(x)
-            gc.collect()
-            return weakref.ref(x)
-
-        assert call()() is None
-        with sc.carry_state(net):
-            held = call()
-            assert held() is not None
-        gc.collect()
-        assert held() is None
+T, B = 10, 3
 
 
 class TestRun:

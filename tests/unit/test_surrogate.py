@@ -174,15 +174,3 @@ class TestOwn:
 
         with pytest.raises(TraceError, match=r"derivative gives a comparison.*return sc.ops.where\(comparison, a, b\)"):
             sc.IF(surrogate=Window())(torch.ones(1, 1))
-
-
-class TestRefused:
-    """What is no surrogate."""
-
-    @pytest.mark.parametrize("value", ["atan", lambda u: u])
-    def test_something_else(self, value):
-        """A name, a function, a number: the message says what one is and how to write one's own."""
-        with pytest.raises(TypeError, match="^LIF: surrogate=.* must be a spikecore.Surrogate, such as ATan"):
-            sc.LIF(surrogate=value)
-        with pytest.raises(TypeError, match=r"subclass Surrogate and write derivative\(self, u\)"):
-            sc.LIF(surrogate=value)

@@ -114,17 +114,3 @@ class TestChecksThatCanFail:
         expected = lif.run(x.unsqueeze(0), state=lif.state)[0][0]
         assert torch.equal(lif(x), expected)
         assert lif.state["v"].dtype == torch.float64
-
-
-class TestWhatChangesBetweenCalls:
-    """Nothing of an earlier call outlives what it was made of."""
-
-    def test_gradients_are_wanted_later(self):
-        """A state that needs a gradient gets one after calls whose states needed none."""
-        lif, x = sc.LIF(backend="torch"), torch.rand(3, 4, N)
-        state = {"v": torch.rand(4, N)}
-        lif.run(x, state=state), lif.run(x, state=state)
-        state["v"].requires_grad_()
-        out, end = lif.run(x, state=state)
-        (out.sum() + end["v"].sum()).backward()
-        assert state["v"].grad is not None

@@ -10,7 +10,7 @@ from torch import nn
 
 import spikecore as sc
 
-T, B, C, H = 8, 3, 4, 2
+T, B, C = 8, 3, 4
 
 
 def values(*shape, seed=0):
@@ -18,23 +18,8 @@ def values(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.5
 
 
-def taus(*shape, seed=1):
-    """Time constants between 1.2 and 3.2."""
-    return 1.2 + 2 * torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 class TestShapes:
     """What a tensor may be."""
-
-    def test_start_at_rest_may_be_a_tensor(self):
-        """Where the rest value is a parameter with one value per channel, each channel starts at its own."""
-        v_reset = torch.tensor([0.0, -0.5, 0.25, 0.75])
-        neuron = sc.IF(v_reset=v_reset, learn=("v_reset",))
-        _, state = neuron.run(torch.zeros(1, B, C, 2))
-        assert torch.equal(state["v"], v_reset.view(1, C, 1).expand(B, C, 2))
-        state["v"].sum().backward()
-        assert neuron.v_reset.grad.tolist() == [B * 2.0] * C
-        assert neuron.run(torch.zeros(0, B, C))[1]["v"].shape == (B, C)
 
     @pytest.mark.parametrize(
         ("shape", "channel_dim", "text"),
@@ -101,17 +86,6 @@ class TestKinds:
 
 class TestMoving:
     """state_dict, ``.to()``, copies, and setting."""
-
-    def test_state_dict_round_trip(self):
-        """Learnt ones and tensors are saved and loaded under their names; numbers are configuration."""
-        source = sc.LIF(taus(C), threshold=taus(C, seed=2), learn=("tau",))
-        assert sorted(source.state_dict()) == ["tau", "threshold"]
-        target = sc.LIF(torch.ones(C).double() * 2, threshold=torch.ones(C).double(), learn=("tau",))
-        x = values(T, B, C)
-        target(x)
-        target.load_state_dict(source.state_dict())
-        assert torch.equal(target(x), source(x))
-        assert sc.LIF().state_dict() == {}
 
     def test_tensor_set_over_a_number(self):
         """A tensor set where a number was becomes a buffer, moves along, and is saved."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import io
-
 import pytest
 import torch
 import torch._dynamo.testing
@@ -155,34 +152,6 @@ class TestCarryState:
 
 class TestPlaces:
     """Where state is, and what it survives."""
-
-    def stateful(self):
-        """A single-step net with state."""
-        net = network(step="single")
-        net(values(B, C).requires_grad_())
-        return net
-
-    def test_is_no_buffer_and_in_no_state_dict(self):
-        """state_dict and buffers have what is learnt or given, never state."""
-        net = self.stateful()
-        assert sorted(net.state_dict()) == ["0.bias", "0.weight", "1.tau", "2.bias", "2.weight"]
-        assert list(net.buffers()) == []
-        assert list(sc.LIF(step="single").state_dict()) == []
-
-    def test_survives_copies(self):
-        """A copy has the values without the graph, goes on alike, and is independent."""
-        net, file = self.stateful(), io.BytesIO()
-        torch.save(net, file)
-        file.seek(0)
-        options = {} if torch.__version__ < "2.1" else {"weights_only": False}
-        x = values(B, C, seed=1)
-        for twin in (copy.deepcopy(net), torch.load(file, **options)):
-            for mine, theirs in zip(neurons(net), neurons(twin)):
-                assert torch.equal(mine.state["v"], theirs.state["v"])
-                assert not theirs.state["v"].requires_grad
-            assert torch.equal(copy.deepcopy(net)(x), twin(x))
-            sc.reset(twin)
-            assert net[1].state is not None
 
     def test_moves_with_the_net(self):
         """``.to(device)`` takes the state along."""

@@ -128,17 +128,6 @@ class TestNormNeuron:
         layer.shortcut_norm = plain.shortcut_norm = None
         torch.testing.assert_close(layer(x, skip), plain(x, skip))
 
-    def test_tokens_have_their_channels_last(self):
-        """[T, B, N, C], and [B, N, C] of single steps, whose state has that shape."""
-        x = drive(T, B, 7, C)
-        normed = norm(1)
-        layer, flat = (NormNeuron(copy.deepcopy(normed), lif(), channel_dim=dim) for dim in (-1, 1))
-        for mine, its in zip(*both(layer, _Flat(flat), x)):
-            torch.testing.assert_close(mine, its)
-        single = NormNeuron(copy.deepcopy(normed), lif(step="single"), channel_dim=-1)
-        single(x[0])
-        assert single.neuron._state["v"].shape == x[0].shape
-
     @pytest.mark.parametrize("options", OPTIONS, ids=str)
     def test_every_setting_of_batch_normalisation_means_the_same(self, options):
         """In training and in eval, after two calls that moved the running statistics."""
@@ -161,18 +150,6 @@ class TestNormNeuron:
             assert torch.equal(layer(x), plain(x))
         sc.reset(layer), sc.reset(plain)
         assert torch.equal(layer(x), plain(x))
-
-    def test_run_is_that_of_the_normalised_input(self):
-        """Output, state and trace, from rest and from a state."""
-        normed, neuron = norm(), lif()
-        plain, layer = Plain(normed, neuron), NormNeuron(normed, neuron)
-        state = None
-        for seed in range(2):
-            x = drive(T, B, *SHAPES[2], seed=seed)
-            found = layer.run(x, state=state, record=("v",))
-            expected = plain.neuron.run(TimeBatched(plain.norm)(x), state=state, record=("v",))
-            torch.testing.assert_close(found, expected, rtol=0, atol=0)
-            state = expected[1]
 
     def test_what_cannot_be_one_layer_is_refused_in_words(self):
         """Each argument by name, with the way out."""

@@ -26,48 +26,6 @@ def named(value):
 class TestDefaults:
     """Those of the peers; the equations themselves are the conformance suite's."""
 
-    @pytest.mark.parametrize(
-        ("neuron", "start"),
-        [
-            (sc.IF(v_reset=-0.5), {"v": -0.5}),
-            (sc.QIF(), {"v": -0.1}),
-            (sc.Izhikevich(w_rest=0.3), {"v": 0.0, "w": 0.3}),
-            (sc.Synaptic(v_reset=0.2), {"i": 0.0, "v": 0.2}),
-            (sc.ALIF(v_reset=0.2), {"v": 0.2, "a": 0.0}),
-            (sc.LI(v_rest=0.7), {"v": 0.7}),
-            (sc.Alpha(), {"i_exc": 0.0, "i_inh": 0.0, "v": 0.0}),
-            (sc.TCLIF(v_reset=0.2), {"d": 0.0, "v": 0.2}),
-            (sc.BRF(), {"v": 0.0, "y": 0.0, "q": 0.0}),
-        ],
-        ids=named,
-    )
-    def test_rest(self, neuron, start):
-        """``v`` starts at ``v_reset`` (``v_rest`` in LI), ``w`` at ``w_rest``, and the rest at 0."""
-        state = neuron.run(torch.zeros(0, 2))[1]
-        assert {name: value.tolist() for name, value in state.items()} == {
-            name: torch.full((2,), value).tolist() for name, value in start.items()
-        }
-
-    def test_parameters(self):
-        """Of the neurons that SpikingJelly and snnTorch have."""
-        membrane = {"threshold": 1.0, "v_reset": 0.0}
-        upstroke = {"threshold": 1.0, "v_reset": -0.1}
-        for neuron, defaults in (
-            (sc.IF(), membrane),
-            (sc.LIF(), {"tau": 2.0, **membrane}),
-            (sc.PLIF(), {"w": 0.0, **membrane}),
-            (sc.KLIF(), {"k": 1.0, "tau": 2.0, **membrane}),
-            (sc.QIF(), {"tau": 2.0, "v_c": 0.8, "a0": 1.0, "v_rest": 0.0, **upstroke}),
-            (sc.EIF(), {"tau": 2.0, "delta_t": 1.0, "theta_rh": 0.8, "v_rest": 0.0, **upstroke}),
-        ):
-            assert {name: torch.as_tensor(getattr(neuron, name)).item() for name in neuron.params} == pytest.approx(
-                defaults
-            )
-        leaky = sc.Leaky(0.9)
-        assert (leaky.reset, leaky.reset_delay, leaky.threshold) == ("soft", True, 1.0)
-        lif = sc.LIF()
-        assert (lif.reset, lif.decay_input, lif.detach_reset, lif.step) == ("hard", True, False, "multi")
-
     def test_learnt(self):
         """PLIF learns ``w``, KLIF ``k``, GLIF all, TCLIF two; the others learn nothing by themselves."""
         learnt = {name: [key for key, _ in example(name).named_parameters()] for name in MODELS}
