@@ -7,7 +7,6 @@ which steps of padded sequences are real, for losses and metrics.
 
 from __future__ import annotations
 
-import operator
 import warnings
 import weakref
 from contextlib import contextmanager
@@ -326,8 +325,7 @@ def set_state(net: nn.Module, state: Mapping[str, Tensor], strict: bool = True) 
     ``strict=False`` neurons without any entry begin at rest.
 
     Nothing is changed if something does not fit. KeyError names the keys that are missing, and those that ``net`` has
-    no state for; ValueError names states of one neuron whose shapes differ; TypeError what is no floating-point tensor,
-    or no dict. Otherwise raises as :func:`get_state`.
+    no state for; TypeError names what is no floating-point tensor, or no dict. Otherwise raises as :func:`get_state`.
     """
     if not isinstance(state, Mapping):
         raise TypeError(f"state={shown(state)} is {a_kind(state)}; give what sc.get_state(net) gave")
@@ -350,7 +348,10 @@ def set_state(net: nn.Module, state: Mapping[str, Tensor], strict: bool = True) 
             "network with these modules, or strict=False if those without any entry are to begin at rest"
         )
     for prefix, entries in states.items():
-        _check(prefix, entries, names_of_state(carriers[prefix]) or {})
+        for name, value in entries.items():
+            if not isinstance(value, Tensor) or not value.is_floating_point():
+                what = value.dtype if isinstance(value, Tensor) else type(value).__name__
+                raise TypeError(f"{prefix}{name} must be a floating-point tensor, got {what}")
     for prefix, module in carriers.items():
         keep(module, {name: value.detach().clone() for name, value in states[prefix].items()} or None)
 
@@ -382,19 +383,6 @@ def _known(module: Stateful, prefix: str, state: Mapping[str, Any]) -> Collectio
     return [key[len(prefix) :] for key in keys if key.startswith(prefix) and "." not in key[len(prefix) :]]
 
 
-def _check(prefix: str, entries: Mapping[str, Any], of_step: Mapping[str, bool]) -> None:
-    shapes = {}
-    for name, value in entries.items():
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            what = value.dtype if isinstance(value, Tensor) else type(value).__name__
-            raise TypeError(f"{prefix}{name} must be a floating-point tensor, got {what}")
-        if of_step.get(name):
-            shapes[name] = tuple(value.shape)
-    if len(set(shapes.values())) > 1:
-        listed = ", ".join(f"{prefix}{name} {shape}" for name, shape in shapes.items())
-        raise ValueError(f"the states of one neuron must have one shape, that of a time step, got {listed}")
-
-
 def mask_of(lengths: Union[Tensor, Sequence[int]], T: int) -> Tensor:
     """Which steps of padded sequences are real: ``mask[t, b] = t < lengths[b]``, bool ``[T, B]``.
 
@@ -405,8 +393,7 @@ def mask_of(lengths: Union[Tensor, Sequence[int]], T: int) -> Tensor:
     """
     if isinstance(T, bool) or not isinstance(T, int):
         raise TypeError(f"T must be an int, the number of steps of the padded batch, got {T!r}")
-    if not isinstance(lengths, Tensor):
-        lengths = torch.tensor(_whole_numbers(lengths), dtype=torch.int64)
+    lengths = torch.as_tensor(lengths)
     if lengths.dtype == torch.bool or lengths.is_floating_point() or lengths.is_complex():
         raise TypeError(f"lengths must be of an integer dtype such as torch.int64, got {lengths.dtype}")
     # T may be more than narrow integers hold, and unsigned ones of more than 8 bits are not compared by torch
@@ -422,18 +409,6 @@ def mask_of(lengths: Union[Tensor, Sequence[int]], T: int) -> Tensor:
                 "leave out sequences without a step, and give the T of the padded batch"
             )
     return torch.arange(T, device=lengths.device).unsqueeze(-1) < lengths
-
-
-def _whole_numbers(lengths: Sequence[int]) -> List[int]:
-    """Lengths in a sequence of Python's, or of another library's, integers."""
-    try:
-        each = [lengths[k] for k in range(len(lengths))]
-        # operator.index takes bool for 0 and 1
-        if not any(isinstance(value, bool) or getattr(value, "dtype", None) == torch.bool for value in each):
-            return [operator.index(value) for value in each]
-    except (TypeError, KeyError):
-        pass
-    raise TypeError(f"lengths must be whole numbers of steps, got {shown(lengths)}; give a list or a tensor [B]")
 
 
 def __dir__() -> List[str]:

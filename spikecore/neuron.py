@@ -398,8 +398,8 @@ class Neuron(Stateful):
 
     # -- module
 
-    def _state_names(self) -> Mapping[str, bool]:
-        return dict.fromkeys(self.states, True)
+    def _state_names(self) -> Collection[str]:
+        return tuple(self.states)
 
     def _constant_states(self) -> Collection[str]:
         program = self._dispatch.program

@@ -265,9 +265,17 @@ def same_device(owner: str, device: torch.device, named: Sequence[Tuple[str, Any
 
 
 def state(
-    owner: str, names: Collection[str], start: Optional[Mapping[str, Any]], x: Tensor, carried: bool
+    owner: str,
+    names: Collection[str],
+    start: Optional[Mapping[str, Any]],
+    x: Tensor,
+    carried: bool,
+    shapes: Optional[Mapping[str, Sequence[int]]] = None,
 ) -> Optional[Tensors]:
-    """A state as tensors in the order of ``names``, in the dtype of arithmetic; None at rest."""
+    """A state as tensors in the order of ``names``, in the dtype of arithmetic; None at rest.
+
+    ``shapes``: of states that have another shape than one time step.
+    """
     if start is None:
         return None
     if not isinstance(start, Mapping):
@@ -281,7 +289,7 @@ def state(
     what, way_out = (
         ("the state carried from the last call", "call sc.reset(net) between sequences of different batches")
         if carried
-        else ("state", "give it one time step's shape and the input's device")
+        else ("state", "give it that shape and the input's device")
     )
     for name in names:
         value = start[name]
@@ -289,10 +297,11 @@ def state(
             raise TypeError(f"{owner}: {what} has {name}={shown(value)}; give a floating-point tensor")
         if value.is_nested or value.layout is not torch.strided:
             raise TypeError(f"{owner}: {what} has {name} of layout {value.layout}; give a dense tensor")
-        if value.shape != step_shape:
+        shape = shapes.get(name, step_shape) if shapes else step_shape
+        if value.shape != shape:
+            wanted = "one time step of the input has" if shape is step_shape else "wanted is"
             raise ValueError(
-                f"{owner}: {what} has {name} of shape {list(value.shape)}, one time step of the input has "
-                f"{list(step_shape)}; {way_out}"
+                f"{owner}: {what} has {name} of shape {list(value.shape)}, {wanted} {list(shape)}; {way_out}"
             )
         if value.device != x.device:
             raise ValueError(f"{owner}: {what} has {name} on {value.device}, the input is on {x.device}; {way_out}")

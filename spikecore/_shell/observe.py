@@ -5,8 +5,7 @@ Rules of this module:
 - A neuron without a watcher reads one attribute more than it would otherwise, and nothing else changes.
 - A watched call is computed as any other: a watcher asks for a record of states, and is told what came out.
 - A call that a region of ``sc.checkpoint`` makes when it runs again is told to nobody: it was told the first time.
-- What cannot be watched is refused: calls that torch traces, transforms or captures, whose tensors hold no values yet,
-  and replays of what was captured, which call no module.
+- A CUDA graph of watched neurons is refused, both its capture and its replays, which call no module.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base import context
-from spikecore._base.context import COMPILED, TRANSFORMED, world
 from spikecore._shell.state import State, Stateful
 from spikecore.backend import Tensors
 
@@ -46,19 +44,8 @@ def states_to_record(
 ) -> Tuple[str, ...]:
     """The states that a call has to record: those in ``record``, and what the watchers want beside these.
 
-    Raises RuntimeError for a call that cannot be watched.
+    Raises RuntimeError for a call that is captured, and for a record within activation checkpointing.
     """
-    mode = world()
-    if mode is COMPILED:
-        raise RuntimeError(
-            f"{owner} is watched by sc.monitor and is being compiled; call the network itself within the block, or "
-            "compile it before the block, which then runs it eagerly (torch 2.6 or newer)"
-        )
-    if mode is TRANSFORMED:
-        raise RuntimeError(
-            f"{owner} is watched by sc.monitor, and torch.jit.trace or torch.func traces or transforms the call, whose "
-            "tensors hold no values to look at; do so outside of the block"
-        )
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         refuse_graph(owner)
     names = [name for watcher in watchers for name in watcher.record if name in states and name not in record]

@@ -82,8 +82,8 @@ class Stateful(nn.Module):
             # what the compiler reads in this graph has not been set yet: a state here is one from before
             check_exported(type(self).__name__, self._state)
 
-    def _state_names(self) -> Optional[Mapping[str, bool]]:
-        """The names of its states, and whether each has the shape of one time step; None: they are not declared."""
+    def _state_names(self) -> Optional[Collection[str]]:
+        """The names of its states; None: they are not declared."""
         return None
 
     def _constant_states(self) -> Collection[str]:
@@ -166,7 +166,7 @@ def check_exported(owner: str, state: Optional[Mapping[str, Any]]) -> None:
 # What other modules of spikecore, and backends with a training step of their own, do with the state of a module.
 
 
-def names_of_state(module: Stateful) -> Optional[Mapping[str, bool]]:
+def names_of_state(module: Stateful) -> Optional[Collection[str]]:
     """The names of the states of a module, and which are of one time step; None for a class that declares none."""
     return module._state_names()
 

@@ -339,8 +339,8 @@ def monitor(
 
     Raises TypeError or ValueError, naming the argument, for a ``net`` that is no module or has no neuron, and for a
     state or layer that is not there; :class:`spikecore.backend.Unsupported` in a call whose backend does not record;
-    RuntimeError in a call that torch traces, transforms or captures in a CUDA graph, or PopTorch compiles, in a step
-    with ``CudaOptions(graph=True)``, and for a record within activation checkpointing.
+    RuntimeError in a call that torch captures in a CUDA graph, or PopTorch compiles, in a step with
+    ``CudaOptions(graph=True)``, and for a record within activation checkpointing.
     """
     modules = _watchable(net)
     if layers is not None:

@@ -19,7 +19,6 @@ from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 
 from spikecore._base.context import autocast_dtype, is_jit_tracing, with_traced_sizes
-from spikecore._base.errors import a_kind
 from spikecore._shell import checks, modules, parameters, ranges
 from spikecore._shell.modules import has_own_hooks
 from spikecore._shell.state import State, Stateful, keep
@@ -185,36 +184,18 @@ class Delay(Stateful):
         sigma = ranges_["sigma"].equation(sigma, sigma.dtype) if "sigma" in self.learn else sigma
         return Delayed(weight, bias, delay, sigma, self.max_delay)
 
-    def past_before(self, owner: str, state: Mapping[str, Any], x: Tensor, carried: bool) -> Tensor:
-        """The past in a state for a call with ``x``, which is checked; ``owner`` is whose state it is."""
-        past, shape = state.get(PAST), [*x.shape[1:], self.max_delay]
-        if list(state) != [PAST]:
-            raise ValueError(f"{owner}: state has {sorted(state)}; give a value for {PAST} and no other")
-        what, way_out = "state", "give the inputs of the last max_delay steps, the newest last"
-        if carried:
-            what = "the state carried from the last call"
-            way_out = "call sc.reset(net) between sequences of different batches"
-        if not isinstance(past, Tensor) or not past.is_floating_point():
-            raise TypeError(f"{owner}: {what} has {PAST}={checks.shown(past)}; give a floating-point tensor")
-        if list(past.shape) != shape:
-            raise ValueError(f"{owner}: {what} has {PAST} of shape {list(past.shape)}, wanted is {shape}; {way_out}")
-        if past.device != x.device:
-            raise ValueError(f"{owner}: {what} has {PAST} on {past.device}, the input is on {x.device}; {way_out}")
-        return past.to(x.dtype)
-
     @with_traced_sizes
     def _steps(self, x: Tensor, state: Optional[Mapping[str, Tensor]], final: bool = True) -> Tuple[Tensor, State]:
         (x,) = checks.inputs("Delay", ("x",), (x,))
-        of, past = self.delayed(x), None
-        if state is not None:
-            if not isinstance(state, Mapping):
-                raise TypeError(f"Delay: state is {a_kind(state)}; give a dict with {PAST}, or None for rest")
-            past = self.past_before("Delay", state, x, carried=state is self._state)
+        of = self.delayed(x)
+        shape = (*x.shape[1:], self.max_delay)
+        start = checks.state("Delay", (PAST,), state, x, state is self._state, {PAST: shape})
+        past = None if start is None else start[0].to(x.dtype)
         y = all_steps(of, x, past)
         return y, {PAST: following(self.max_delay, x, past)} if final else {}
 
-    def _state_names(self) -> Mapping[str, bool]:
-        return {PAST: False}
+    def _state_names(self) -> Collection[str]:
+        return (PAST,)
 
     def in_words(self) -> str:
         """Delays in a few words."""
@@ -302,21 +283,8 @@ class Delay(Stateful):
         return super()._apply(wide, *args, **kwargs)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        self.project()  # an optimiser may have stepped since the last call, and what is saved must load again
+        self.project()  # an optimiser may have stepped since the last call
         super()._save_to_state_dict(destination, prefix, keep_vars)
-
-    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
-        refused: List[str] = args[-1]  # error_msgs
-        before = len(refused)
-        for name in PARAMS:
-            value = state_dict.get(prefix + name)
-            if isinstance(value, Tensor) and value.device.type != "meta":
-                try:
-                    self._inside(name, value.detach().cpu())
-                except (TypeError, ValueError) as error:
-                    refused.append(f"{prefix}{name}: {error}")
-        if len(refused) == before:
-            super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 def _check_linear(linear: Any, delay: Optional[Tensor]) -> None:

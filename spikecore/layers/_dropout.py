@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Collection, Dict, Optional
 
 import torch
 from torch import Tensor
@@ -62,7 +62,7 @@ class SequenceDropout(Stateful):
         if not (single or self._carrying):
             return x * self._drawn(step).to(x.dtype)
         state = self._begin()
-        mask = self._drawn(step) if state is None else self._checked(state, step)
+        (mask,) = checks.state("SequenceDropout", (MASK,), state, step.unsqueeze(0), True) or (self._drawn(step),)
         y = x * mask.to(x.dtype)
         keep(self, {MASK: mask})
         return y
@@ -73,18 +73,8 @@ class SequenceDropout(Stateful):
         drawn: Tensor = torch.rand(step.shape, device=step.device, **options)
         return (drawn >= self.p).to(step.dtype) * (1.0 / (1.0 - self.p) if self.p < 1.0 else 0.0)
 
-    def _checked(self, state: Mapping[str, Any], step: Tensor) -> Tensor:
-        mask: Tensor = state[MASK]
-        if mask.shape != step.shape or mask.device != step.device:
-            raise ValueError(
-                f"SequenceDropout: the mask carried from the last call has shape {list(mask.shape)} on {mask.device}, "
-                f"one step of the input has {list(step.shape)} on {step.device}; call sc.reset(net) between sequences "
-                "of different batches"
-            )
-        return mask
-
-    def _state_names(self) -> Mapping[str, bool]:
-        return {MASK: True}
+    def _state_names(self) -> Collection[str]:
+        return (MASK,)
 
     def __getstate__(self) -> Dict[str, Any]:
         return without_generator(super().__getstate__())

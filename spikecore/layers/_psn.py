@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Collection, Dict, Mapping, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -149,17 +149,11 @@ class SlidingPSN(Stateful):
     def _with_past(self, sequence: Tensor, state: Optional[Mapping[str, Tensor]]) -> Tensor:
         """The inputs of a call behind those before it, which are 0 at rest."""
         shape = (self.order - 1, *sequence.shape[1:])
-        past = sequence.new_zeros(shape) if state is None else state[PAST]
-        if past.shape != shape or past.device != sequence.device:
-            raise ValueError(
-                f"SlidingPSN: the inputs carried from the last call have shape {list(past.shape)} on {past.device}, "
-                f"wanted is {list(shape)} on {sequence.device}; call sc.reset(net) between sequences of different "
-                "batches"
-            )
-        return torch.cat([past.to(sequence.dtype), sequence])
+        past = checks.state("SlidingPSN", (PAST,), state, sequence, True, {PAST: shape}) or (sequence.new_zeros(shape),)
+        return torch.cat([past[0].to(sequence.dtype), sequence])
 
-    def _state_names(self) -> Dict[str, bool]:
-        return {PAST: False}
+    def _state_names(self) -> Collection[str]:
+        return (PAST,)
 
     def extra_repr(self) -> str:
         """The order, and the step mode where it is not the usual one."""

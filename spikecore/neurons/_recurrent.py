@@ -12,7 +12,7 @@ from spikecore._base.context import COMPILED, EAGER, PLAIN, autocast_dtype, is_c
 from spikecore._base.errors import a_kind
 from spikecore._shell import checks, observe
 from spikecore._shell.call import arguments, call
-from spikecore._shell.modules import calls_as, has_hooks, has_own_hooks
+from spikecore._shell.modules import calls_as, has_hooks
 from spikecore._shell.state import State, Stateful, Stepped, keep
 from spikecore.backend import FEEDBACK_BIAS, FEEDBACK_WEIGHT, Feedback, Runner, Tensors, Unsupported
 from spikecore.layers import Delay
@@ -200,9 +200,9 @@ class Recurrent(Stateful):
         """The numbers of the input that is added to, and of the output that comes back."""
         return 0 if self.into is None else self.neuron.inputs.index(self.into), self.output or 0
 
-    def _state_names(self) -> Mapping[str, bool]:
-        names = dict.fromkeys((*self.neuron.states, FEEDBACK), True)
-        return {**names, PAST: False} if isinstance(self.linear, Delay) else names
+    def _state_names(self) -> Collection[str]:
+        names = (*self.neuron.states, FEEDBACK)
+        return (*names, PAST) if isinstance(self.linear, Delay) else names
 
     def _constant_states(self) -> Collection[str]:
         constant = self.neuron._constant_states()
@@ -230,16 +230,14 @@ class Recurrent(Stateful):
         inputs = checks.inputs("Recurrent", self.neuron.inputs, inputs)
         into, output = self._ends()
         x = inputs[into]
-        names = (*self.neuron.states, FEEDBACK)
-        carried, past = state is not None and state is self._state, None
-        if isinstance(self.linear, Delay) and isinstance(state, Mapping):
-            if PAST not in state:
-                raise ValueError(f"Recurrent: state has {sorted(state)}; give {PAST} of the Delay as well")
-            past = self.linear.past_before("Recurrent", {PAST: state[PAST]}, x, carried)
-            state = {name: value for name, value in state.items() if name != PAST}
-        start = checks.state("Recurrent", names, state, x, carried)
+        names, past = self._state_names(), None
+        shapes = {PAST: (*x.shape[1:], self.linear.max_delay)} if isinstance(self.linear, Delay) else {}
+        start = checks.state("Recurrent", names, state, x, state is self._state, shapes)
         if start is not None:
-            start = (*start[:-1], start[-1].to(x.dtype))  # an output, not a state of the neuron
+            # outputs, not states of the neuron
+            end_of_states = len(self.neuron.states)
+            fed, *rest = [value.to(x.dtype) for value in start[end_of_states:]]
+            start, past = (*start[:end_of_states], fed), rest[0] if rest else None
         mode = world()
         matrix: Union[Matrix, str] = "torch.compile traces the call" if mode is COMPILED else self._matrix(x)
         feedback = None
@@ -252,9 +250,9 @@ class Recurrent(Stateful):
             self.__dict__["_looped"] = reason
         if isinstance(matrix, Matrix) and feedback is not None and not reason:
             if start is not None and past is not None:
-                start = (*start, past.to(x.dtype))
+                start = (*start, past)
             outputs, end, trace = fed_back(self.neuron, inputs, start, matrix, record, final, feedback)
-            return outputs, dict(zip((*names, PAST), end or ())), dict(zip(record, trace))
+            return outputs, dict(zip(names, end or ())), dict(zip(record, trace))
         if self.fused and x.numel():
             raise Unsupported(f"Recurrent was to run all steps in one call (fused=True): {reason}")
         return self._loop(inputs, start, record, past)
@@ -295,11 +293,6 @@ class Recurrent(Stateful):
         """What an output comes back through, one step after the other."""
         if not isinstance(self.linear, Delay):
             return self._linear_of(x.shape[1:])
-        if not is_compiling() and has_own_hooks(self.linear):
-            raise RuntimeError(
-                "Recurrent: its Delay has hooks or a forward of its own, which nothing would call; put hooks on the "
-                "Recurrent"
-            )
         past = past.detach() if self.detach and past is not None else past
         return one_by_one(self.linear.delayed(x), x, past)
 
@@ -307,14 +300,11 @@ class Recurrent(Stateful):
         """``linear``, which is no Delay, for steps of this shape."""
         linear: Any = self._modules["linear"]
         is_linear = type(linear) is nn.Linear
-        if (is_linear and step[-1:] == (linear.in_features,)) or is_compiling():
-            return linear  # type: ignore[no-any-return]  # a module
-        if is_linear:
+        if is_linear and step[-1:] != (linear.in_features,) and not is_compiling():
             raise ValueError(
                 f"Recurrent: linear takes {linear.in_features} outputs, and one time step of the input "
                 f"has shape {list(step)}; give nn.Linear({step[-1] if step else 1}, {step[-1] if step else 1})"
             )
-        self._check_linear(self.neuron, linear)  # modules may have come into it, or a step been set
         return linear  # type: ignore[no-any-return]  # a module
 
     def _behind(self, x: Tensor, past: Optional[Tensor], fed: Sequence[Tensor]) -> State:

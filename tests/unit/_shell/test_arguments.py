@@ -426,12 +426,12 @@ class TestCalls:
             (
                 {"v": torch.zeros(2), "a": torch.zeros(1)},
                 ValueError,
-                r"state has a of shape \[1\], one time step of the input has \[2\]; give it one time step's shape",
+                r"state has a of shape \[1\], one time step of the input has \[2\]; give it that shape",
             ),
             (
                 {"v": torch.zeros(2, device="meta"), "a": torch.zeros(2)},
                 ValueError,
-                "state has v on meta, the input is on cpu; give it one time step's shape and the input's device",
+                "state has v on meta, the input is on cpu; give it that shape and the input's device",
             ),
         ],
     )

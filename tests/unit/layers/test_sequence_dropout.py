@@ -42,7 +42,7 @@ def test_the_mask_stays_in_single_steps():
     before = single(x[0])
     sc.reset(single)
     assert not torch.equal(single(x[0]), before)
-    with pytest.raises(ValueError, match=r"mask carried .* has shape \[4, 50\].* has \[3, 50\].*call sc\.reset\(net\)"):
+    with pytest.raises(ValueError, match=r"carried .* has mask of shape \[4, 50\].* has \[3, 50\].*call sc\.reset"):
         single(x[0, :3])
 
 

@@ -34,38 +34,8 @@ def built(linear: Any = None, neuron: Any = None, **options: Any) -> Any:
     return sc.Recurrent(neuron or sc.LIF(1.7), linear or nn.Linear(C, C), **options).double()
 
 
-class TestValues:
-    """A loop over the steps, and one call of the backend."""
-
-    def test_one_call_is_the_loop(self):
-        """Outputs, state, trace and gradients, from rest and from a state; the values themselves are the suite's."""
-        x = values(T, B, C)
-        for state in (None, {"v": values(B, C), "a": values(B, C), "feedback": (values(B, C) > 0.5).double()}):
-            found = []
-            for fused in (True, False):
-                net = built(neuron=sc.ALIF(learn=("rho",)), fused=fused)
-                out, end, trace = net.run(x, state=state, record=("a",))
-                (out.sum() + end["feedback"].sum() * 2 + end["v"].sum() + trace["a"].square().sum()).backward()
-                found.append([out, *end.values(), trace["a"], *(p.grad for p in net.parameters())])
-            torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-13)
-            assert torch.equal(found[0][0], found[1][0])
-
-
 class TestState:
     """The state of the neuron, and the last output."""
-
-    def test_single_steps_equal_one_call(self):
-        """Step by step until sc.reset, gradients included."""
-        x = values(T, B, C).requires_grad_()
-        single, multi = built(step="single"), built()
-        for _ in range(2):
-            out = torch.stack([single(now) for now in x])
-            assert torch.equal(out, multi(x))
-            found = torch.autograd.grad(out.sum(), [x, *single.parameters()])
-            expected = torch.autograd.grad(multi(x).sum(), [x, *multi.parameters()])
-            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-            sc.reset(nn.Sequential(single))
-            assert single.state is None
 
     def test_an_output_may_be_changed_in_place(self):
         """It is not the one that comes back."""
@@ -74,17 +44,6 @@ class TestState:
             out = single(now)
             assert torch.equal(out, expected)
             out.zero_()
-
-    def test_carry_state(self):
-        """Chunks equal the whole; the block starts at rest and leaves nothing; sc.detach cuts."""
-        net, x = nn.Sequential(built()), values(T, B, C)
-        with sc.carry_state(net):
-            parts = [net(chunk) for chunk in x.split([2, 0, 3, 4])]
-            assert net[0].state["v"].requires_grad
-            sc.detach(net)
-            assert not any(value.requires_grad for value in net[0].state.values())
-        assert net[0].state is None
-        assert torch.equal(torch.cat(parts), net(x))
 
 
 class TestErrors:
@@ -112,10 +71,6 @@ class TestErrors:
             Recurrent(sc.LIF(), inner)
         with pytest.raises(ValueError, match=f"^Recurrent: linear is Sequential with {name} in it, whose state would"):
             Recurrent(sc.LIF(), nn.Sequential(layer(), inner))
-        net = Recurrent(sc.LIF(), nn.Sequential(layer()))
-        net.linear.append(inner)
-        with pytest.raises(ValueError, match=f"^Recurrent: linear is Sequential with {name} in it, whose state would"):
-            net(values(T, B, C))
 
     def test_time_within_the_layer(self):
         """What knows of time gets one step, and says so where it was set for all of them."""
@@ -125,9 +80,6 @@ class TestErrors:
         x = values(T, B, C, 2, dtype=torch.float32)
         single = Recurrent(sc.LIF(), sc.set_step(folds, "single"))
         assert torch.equal(single(x), Recurrent(sc.LIF(), folds.module)(x))
-        folds.step = "multi"
-        with pytest.raises(ValueError, match=r"^Recurrent: linear is TimeBatched with step='multi', which would take"):
-            single(x)
 
     @pytest.mark.parametrize("module", [nn.Linear(C, 1), nn.Flatten(0)])
     def test_layer_changes_the_shape(self, module):
@@ -266,8 +218,3 @@ def test_a_parametrisation_is_computed_once_a_call() -> None:
     grad = linear.parametrizations.weight.original.grad
     assert grad.tril().any()
     assert not grad.triu(1).any()
-
-
-def test_swapped_arguments_are_named():
-    with pytest.raises(TypeError, match=r"must be a spikecore neuron; the order is Recurrent\(neuron, linear\)"):
-        sc.Recurrent(nn.Linear(3, 3), sc.LIF())
