@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections import Counter
 from contextlib import contextmanager
 from typing import Any, Collection, Dict, Iterator, List, Mapping, MutableMapping, Optional, Sequence, Set, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.context import compile_time, is_plain
+from spikecore._base.context import compile_time, is_compiling, is_plain
 from spikecore._base.errors import a_kind
 from spikecore._base.misnamed import hint_at_missing
 from spikecore._shell import checks, parameters
@@ -110,6 +111,28 @@ def _registered_twice(net: nn.Module) -> Dict[nn.Module, Tuple[str, str]]:
     return twice
 
 
+def _check_counts(modules: Sequence[Stateful]) -> None:
+    """Warn of a neuron that was called two or more times as often as most of the network since the last reset."""
+    if is_compiling():
+        return
+    counts = {module: module.__dict__["_calls"] for module in modules if module.__dict__["_calls"]}
+    frequencies = Counter(count for module, count in counts.items() if not module.may_rest)
+    if len(frequencies) < 2:
+        return
+    usual = min(frequencies, key=lambda count: (-frequencies[count], count))
+    for module, count in counts.items():
+        if count > usual > 1 and count % usual == 0:
+            warnings.warn(
+                f"{type(module).__name__} carries its state and was called {count} times since the last reset, and "
+                f"other neurons of the network {usual} times. At two places of a network each call goes on from the "
+                "other's state: make a neuron for each place. Within torch.utils.checkpoint, whose backward pass calls "
+                "it again, give context_fn=sc.parallel.checkpoint_contexts(net). If it is to run more often, filter "
+                "this warning",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+
 def _neurons(net: nn.Module, function: str, carries: bool = False) -> List[Stateful]:
     """The stateful modules of ``net``, for a function that its user calls."""
     modules = check_places(net, carries)
@@ -127,7 +150,9 @@ def _neurons(net: nn.Module, function: str, carries: bool = False) -> List[State
 
 def reset(net: nn.Module) -> None:
     """Put every neuron of ``net`` back to rest: the next call starts from the initial state."""
-    to_rest(_neurons(net, "reset"), carried=True)
+    modules = _neurons(net, "reset")
+    _check_counts(modules)
+    to_rest(modules, carried=True)
 
 
 def detach(net: nn.Module) -> None:
@@ -172,6 +197,7 @@ def carry_state(net: nn.Module) -> Iterator[None]:
         carry(module)
     try:
         yield
+        _check_counts(modules)
     finally:
         for module in modules:
             carry_no_more(module)
@@ -183,6 +209,7 @@ def own_state(modules: Sequence[Stateful]) -> Iterator[None]:
     to_rest(modules)
     try:
         yield
+        _check_counts(modules)
     finally:
         for module in modules:
             cut_graph(module)

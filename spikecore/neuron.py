@@ -18,7 +18,7 @@ from spikecore._plugins.selection import Resolved, asked_in_words, capture
 from spikecore._shell import checkpoints, checks, parameters, ranges
 from spikecore._shell.binding import Arithmetic, Dispatch, ask, request
 from spikecore._shell.call import call
-from spikecore._shell.state import Stateful, keep
+from spikecore._shell.state import Stateful
 from spikecore.lang import Program, ops
 from spikecore.lang import _spike_times as spike_times
 from spikecore.surrogate import ATan, Surrogate
@@ -369,7 +369,7 @@ class Neuron(Stateful):
         single = self.step == "single"
         if single or self._carrying:  # continues, without a call of its own
             outputs, state, _ = call(self, inputs, self._begin(), (), True, single)
-            keep(self, state)
+            self._end(state)
         else:
             outputs = call(self, inputs, None, (), False)[0]
         return outputs[0] if len(outputs) == 1 else outputs

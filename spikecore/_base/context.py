@@ -115,6 +115,14 @@ def is_exporting() -> bool:
     return bool(getattr(_COMPILER, "_is_exporting_flag", False))
 
 
+def is_batched(value: Tensor) -> bool:
+    """Whether vmap hides a dimension of the tensor, beneath other transforms as well."""
+    functorch: Any = torch._C._functorch
+    while functorch.is_gradtrackingtensor(value):
+        value = functorch.get_unwrapped(value)
+    return bool(functorch.is_batchedtensor(value))
+
+
 def is_batched_by_autograd(value: Tensor) -> bool:
     """Whether the tensor is of the vmap that autograd itself starts for ``is_grads_batched``.
 

@@ -9,6 +9,7 @@ Rules of this module:
   along.
 - A region of activation checkpointing that runs again begins with the state that it began with:
   :mod:`spikecore.parallel._checkpoint` puts that state here, and puts the state of now back.
+- Calls that continue are counted since the last reset. :mod:`spikecore.functional` compares the counts of a network.
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base import misnamed
-from spikecore._base.context import PLAIN, compile_time, is_compiling, is_exporting
+from spikecore._base.context import PLAIN, compile_time, is_batched, is_compiling, is_exporting, is_transforming
 from spikecore._base.errors import a_kind
 from spikecore._shell import checks
 from spikecore.backend import BackendError
 
 State = Dict[str, Tensor]
+
+
+#: The attribute that counts calls that continued since the last reset, on which no result depends.
+CALL_COUNT = "_calls"
 
 
 class Stateful(nn.Module):
@@ -48,6 +53,7 @@ class Stateful(nn.Module):
         self.step = step
         self._state: Optional[State] = None
         self._carrying = 0
+        self._calls = 0
 
     @property
     def state(self) -> Optional[State]:
@@ -81,6 +87,19 @@ class Stateful(nn.Module):
         if not at_rest:
             # what the compiler reads in this graph has not been set yet: a state here is one from before
             check_exported(type(self).__name__, self._state)
+
+    def _end(self, state: Optional[State]) -> None:
+        """Keep the state after a call."""
+        if not is_compiling():
+            if is_transforming() and any(is_batched(value) for value in (state or {}).values()):
+                raise RuntimeError(
+                    f"{type(self).__name__} carries its state, which torch.func.vmap would leave with a dimension that "
+                    "it hides from later calls; give the state and take it: out, state = neuron.run(x, state=state), "
+                    "where x has time first"
+                )
+            self.__dict__["_calls"] += 1
+        # past nn.Module.__setattr__, which would look for parameters and modules on every step
+        self.__dict__["_state"] = state
 
     def _state_names(self) -> Optional[Collection[str]]:
         """The names of its states; None: they are not declared."""
@@ -126,7 +145,7 @@ class Stateful(nn.Module):
         )
 
     def __getstate__(self) -> Dict[str, Any]:
-        content = {**self.__dict__, "_carrying": 0}
+        content = {**self.__dict__, "_calls": 0, "_carrying": 0}
         content.pop("_watchers", None)  # nobody asked to watch a copy
         if self.step == "multi":
             content["_state"] = None  # a copy made inside carry_state is not in its block, which could never end for it
@@ -172,13 +191,15 @@ def names_of_state(module: Stateful) -> Optional[Collection[str]]:
 
 
 def keep(module: Stateful, state: Optional[State]) -> None:
-    """Have the next call of ``module`` continue from ``state``, as that of the last one; None: from rest."""
+    """Have the next call of ``module`` continue from ``state``; None: from rest."""
     # past nn.Module.__setattr__, which would look for parameters and modules on every step
     module.__dict__["_state"] = state
+    if state is None and not is_compiling():
+        module.__dict__["_calls"] = 0
 
 
 #: What a call that continues reads and writes of a module.
-_CARRIED = ("_state", "_carrying")
+_CARRIED = ("_state", "_carrying", "_calls")
 
 
 def carried(module: Stateful) -> Dict[str, Any]:
@@ -189,6 +210,11 @@ def carried(module: Stateful) -> Dict[str, Any]:
 def put_back(module: Stateful, before: Mapping[str, Any], state: Optional[State]) -> None:
     """Have ``module`` carry what it carried before, but with this state, whose graph is that of no call."""
     module.__dict__.update(before, _state=state)
+
+
+def put(module: Stateful, state: Optional[State]) -> None:
+    """Another state in the place of that of ``module``, of another part of the batch; calls stay counted."""
+    module.__dict__.update(_state=state)
 
 
 def cut_graph(module: Stateful) -> None:

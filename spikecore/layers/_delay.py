@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 from spikecore._base.context import autocast_dtype, is_jit_tracing, with_traced_sizes
 from spikecore._shell import checks, modules, parameters, ranges
 from spikecore._shell.modules import has_own_hooks
-from spikecore._shell.state import State, Stateful, keep
+from spikecore._shell.state import State, Stateful
 
 PARAMS = ("delay", "sigma")
 #: Name of the inputs before a call in the state.
@@ -145,7 +145,7 @@ class Delay(Stateful):
         before = self._begin()
         at_once = x.unsqueeze(0) if single and isinstance(x, Tensor) else x
         out, state = self._steps(at_once, before)
-        keep(self, state)
+        self._end(state)
         return out.squeeze(0) if single else out
 
     def run(self, x: Tensor, *, state: Optional[Mapping[str, Tensor]] = None) -> Tuple[Tensor, State]:

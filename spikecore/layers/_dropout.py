@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from spikecore._shell import checks
-from spikecore._shell.state import Stateful, keep, with_generator, without_generator
+from spikecore._shell.state import Stateful, with_generator, without_generator
 
 #: Name of the mask in the state.
 MASK = "mask"
@@ -64,7 +64,7 @@ class SequenceDropout(Stateful):
         state = self._begin()
         (mask,) = checks.state("SequenceDropout", (MASK,), state, step.unsqueeze(0), True) or (self._drawn(step),)
         y = x * mask.to(x.dtype)
-        keep(self, {MASK: mask})
+        self._end({MASK: mask})
         return y
 
     def _drawn(self, step: Tensor) -> Tensor:

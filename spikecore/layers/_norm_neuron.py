@@ -17,7 +17,6 @@ from spikecore._shell.binding import AFFINE, Dispatch
 from spikecore._shell.call import NotedCall, arguments, execute
 from spikecore._shell.modules import calls_as
 from spikecore._shell.observe import Results
-from spikecore._shell.state import keep
 from spikecore.backend import BackendError, Tensors, Unsupported
 from spikecore.dtypes import NAMES
 from spikecore.layers import _batch_norm_stats as stats
@@ -109,7 +108,7 @@ class NormNeuron(nn.Module):
         neuron: Any = self._modules["neuron"]
         if neuron.continues:
             outputs, state, _ = self._call((x, *skip), neuron._begin(), (), True, neuron.step == "single")
-            keep(neuron, state)
+            neuron._end(state)
         else:
             outputs = self._call((x, *skip), None, (), False, False)[0]
         return outputs[0] if len(outputs) == 1 else outputs

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from spikecore._base.bits import Whole
 from spikecore._shell import checks
-from spikecore._shell.state import Stateful, Stepped, keep
+from spikecore._shell.state import Stateful, Stepped
 from spikecore.layers._packed import Follow
 from spikecore.layers._stateless import counts
 from spikecore.neuron import Neuron
@@ -139,7 +139,7 @@ class SlidingPSN(Stateful):
         h = _summed(seen, matrix, self.bias)
         spikes: Tensor = self.fire(h.squeeze(0) if self.step == "single" else h)
         if continues:
-            keep(self, {PAST: seen[len(seen) - self.order + 1 :].clone()})
+            self._end({PAST: seen[len(seen) - self.order + 1 :].clone()})
         return spikes
 
     def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:

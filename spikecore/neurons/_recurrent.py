@@ -13,7 +13,7 @@ from spikecore._base.errors import a_kind
 from spikecore._shell import checks, observe
 from spikecore._shell.call import arguments, call
 from spikecore._shell.modules import calls_as, has_hooks
-from spikecore._shell.state import State, Stateful, Stepped, keep
+from spikecore._shell.state import State, Stateful, Stepped
 from spikecore.backend import FEEDBACK_BIAS, FEEDBACK_WEIGHT, Feedback, Runner, Tensors, Unsupported
 from spikecore.layers import Delay
 from spikecore.layers._delay import PAST, following, one_by_one, whole
@@ -177,7 +177,7 @@ class Recurrent(Stateful):
             at_once = [x.unsqueeze(0) if isinstance(x, Tensor) else x for x in inputs]
             timed, state, _ = self._steps(at_once, before, ())
             outputs = tuple([out.squeeze(0) for out in timed])
-        keep(self, state)
+        self._end(state)
         return _alone(outputs)
 
     def run(self, *inputs: Tensor, state: Optional[Mapping[str, Tensor]] = None, record: Sequence[str] = ()) -> Any:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from spikecore._base.batches import folded, unfolded
 from spikecore._shell import checks
-from spikecore._shell.state import State, Stateful, keep
+from spikecore._shell.state import State, Stateful
 from spikecore.lang import ops
 from spikecore.neuron import Neuron
 
@@ -224,7 +224,7 @@ class DelaySteps(Stateful):
         if not (single or self._carrying):
             return self._delayed(x, None)[0]
         y, state = self._delayed(x.unsqueeze(0) if single else x, self._begin())
-        keep(self, state)
+        self._end(state)
         return y.squeeze(0) if single else y
 
     def _delayed(self, x: Tensor, state: Optional[State]) -> Tuple[Tensor, State]:

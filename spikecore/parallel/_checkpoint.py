@@ -20,11 +20,13 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import checkpoint as torch_checkpoint
 
 from spikecore._base import context
+from spikecore._base.batches import flattened
 from spikecore._base.context import require_compiler
 from spikecore._base.errors import a_kind
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import in_turn
 from spikecore._shell.state import State, Stateful, carried, put_back
+from spikecore.backend import Unsupported
 from spikecore.parallel._pipeline import Pipeline, refuse_compiler
 
 _COMPILED = (
@@ -114,6 +116,11 @@ class Checkpointed(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What ``module`` computes, group by group."""
         refuse_compiler(_COMPILED)
+        if any(value.device.type == "ipu" for value in flattened([args, kwargs])):
+            raise Unsupported(
+                "sc.checkpoint is for PyTorch's backward pass, and PopTorch has its own: end it with net = "
+                "sc.checkpoint(net, every=None), and name what is computed again with poptorch.recomputationCheckpoint"
+            )
         module = self.module
         if not torch.is_grad_enabled() or (in_turn(module) and (len(args) != 1 or kwargs)):
             return module(*args, **kwargs)

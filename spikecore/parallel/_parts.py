@@ -18,7 +18,8 @@ from spikecore._base import batches
 from spikecore._base.batches import flattened, tree_map
 from spikecore._base.errors import a_kind
 from spikecore._shell.checks import shown
-from spikecore._shell.state import State, Stateful, keep
+from spikecore._shell.state import State, Stateful, put
+from spikecore.backend import Unsupported
 
 # -- stages and their devices
 
@@ -60,6 +61,11 @@ def _device(position: int, device: Any) -> torch.device:
         raise TypeError(
             f"Pipeline: the device of stage {position}, {device!r}, must be a torch.device or its name, such as "
             f"'cuda:0' or 'cpu'; {here}"
+        )
+    if str(device).startswith("ipu"):
+        raise ValueError(
+            f"Pipeline: stage {position} asks for {str(device)!r}; PopTorch places the layers of a network on IPUs "
+            "itself: spikecore_ipu.pipeline(net, {name: ipu})"
         )
     try:
         place = torch.device(device)
@@ -154,9 +160,15 @@ def checked_dims(batch_dim: Any) -> Tuple[int, int]:
 
 
 def check_input(x: Any) -> None:
-    """Raise TypeError for an input without a tensor."""
-    if not flattened(x):
+    """Raise TypeError for an input without a tensor, Unsupported for one that PopTorch traces."""
+    tensors = flattened(x)
+    if not tensors:
         raise TypeError(f"a Pipeline takes a tensor, or a tuple, list or dict of tensors, got {shown(x)}")
+    if any(tensor.device.type == "ipu" for tensor in tensors):
+        raise Unsupported(
+            "a Pipeline cannot be run by PopTorch, which places the layers of a network on IPUs itself: give it "
+            "nn.Sequential(*pipeline), and spikecore_ipu.pipeline(net, {name: ipu}) for several IPUs"
+        )
 
 
 def sizes_of(split: Split, x: Any, dim: int) -> Tuple[int, ...]:
@@ -231,7 +243,7 @@ class PartStates:
             yield
         except BaseException:
             for module, state in self._whole.items():
-                keep(module, state)
+                put(module, state)
             raise
 
     @contextmanager
@@ -239,7 +251,7 @@ class PartStates:
         """Have the neurons of a stage go on from the states of a part in this block, and keep those they end with."""
         modules = self._stages[stage] if self._parts else []
         for module in modules:
-            keep(module, self._parts[module][part])
+            put(module, self._parts[module][part])
         yield
         for module in modules:
             self._parts[module][part] = module.state
@@ -248,7 +260,7 @@ class PartStates:
         """Make the states of the parts those of the whole batch."""
         for module, parts in self._parts.items():
             states = [state for state in parts if state is not None]
-            keep(module, {name: torch.cat([state[name] for state in states]) for name in states[0]} if states else None)
+            put(module, {name: torch.cat([state[name] for state in states]) for name in states[0]} if states else None)
 
     def _cut(self, module: Stateful) -> List[Optional[State]]:
         state = self._whole[module]

@@ -31,7 +31,7 @@ from spikecore._shell.binding import dispatch_of
 from spikecore._shell.checks import is_device, shown
 from spikecore._shell.modules import is_shard
 from spikecore._shell.observe import check_replay
-from spikecore._shell.state import keep
+from spikecore._shell.state import CALL_COUNT, keep
 from spikecore.backend import Unsupported
 from spikecore.functional import stateful_modules, to_rest
 from spikecore.training._capture import Capture
@@ -372,8 +372,8 @@ def of_module(module: nn.Module) -> List[Any]:
     """Settings of one module, its children, and where its tensors lie."""
     facts = [
         value if type(value) in _SETTINGS else _place(value)
-        for value in module.__dict__.values()
-        if type(value) in _WATCHED
+        for name, value in module.__dict__.items()
+        if type(value) in _WATCHED and name != CALL_COUNT
     ]
     dispatch = dispatch_of(module)
     facts += dispatch.numbers.items() if dispatch else ()  # the surrogate's fields

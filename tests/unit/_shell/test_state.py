@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 import torch._dynamo.testing
@@ -192,3 +194,64 @@ class TestRegistered:
         sc.reset(net)
         with pytest.raises(ValueError, match="'1' and '3'"), sc.carry_state(net):
             raise AssertionError("entered")
+
+
+class Places(nn.Module):
+    """Two neurons, the first of which may be called at two places."""
+
+    def __init__(self, twice=True, step="single"):
+        super().__init__()
+        self.lif, self.last, self.twice = sc.LIF(step=step), sc.LI(step=step), twice
+
+    def forward(self, x):
+        hidden = self.lif(x)
+        return self.last(self.lif(hidden) if self.twice else hidden)
+
+
+COUNT = "LIF carries its state and was called 6 times since the last reset"
+
+
+class TestCalled:
+    """One neuron called at two places is called twice as often as the others: a warning where the counts end."""
+
+    TWICE = f"^{COUNT}, and other neurons of the network 3 times"
+
+    @pytest.mark.parametrize("step", ["single", "multi"])
+    def test_two_places(self, step):
+        """The neuron, both counts and the ways out are in the warning, of reset or the end of carried state."""
+
+        def run(twice):
+            net = Places(twice, step)
+            if step == "single":
+                for x in torch.rand(3, B, C):
+                    net(x)
+                sc.reset(net)
+                return
+            with sc.carry_state(net):
+                for x in torch.rand(3, T, B, C):
+                    net(x)
+
+        with pytest.warns(RuntimeWarning, match=self.TWICE + ".*make a neuron for each place.*checkpoint_contexts"):
+            run(True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            run(False)
+
+
+class TestTransforms:
+    """``torch.func.vmap`` runs all examples as one call, whose state has a dimension that no later call knows."""
+
+    @pytest.mark.parametrize("recurrent", [False, True])
+    def test_no_state_of_vmap_is_kept(self, recurrent):
+        """A neuron that carries its state raises, and stays as it was; with the state as an argument it works."""
+        lif = sc.LIF(step="single", backend="torch")
+        net = sc.Recurrent(sc.LIF(backend="torch"), nn.Identity(), step="single") if recurrent else lif
+        x = torch.rand(T, B, C)
+        with pytest.raises(
+            RuntimeError, match=r"carries its state, which torch\.func\.vmap .*neuron\.run\(x, state=state"
+        ):
+            torch.func.vmap(net)(x[1])
+        assert net.state is None
+        stepwise = torch.func.vmap(lambda x_t, v: lif.run(x_t.unsqueeze(0), state={"v": v})[0].squeeze(0))
+        lif(x[0])
+        torch.testing.assert_close(stepwise(x[1], lif.state["v"]), lif(x[1]))

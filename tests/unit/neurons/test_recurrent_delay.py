@@ -156,7 +156,9 @@ class TestSaid:
             sc.Recurrent(sc.LIF(), sc.Delay(nn.Linear(C, C), 3, step="single"))
 
         net = made()
-        with pytest.raises(ValueError, match=r"Recurrent: state has \['feedback', 'v'\]; give a value for each of v, feedback, past"):
+        with pytest.raises(
+            ValueError, match=r"Recurrent: state has \['feedback', 'v'\]; give a value for each of v, feedback, past"
+        ):
             net.run(drawn(T, B, C), state={"v": drawn(B, C), "feedback": drawn(B, C)})
         with pytest.raises(ValueError, match=r"Recurrent: linear gives shape \[2, 3\], one time step of the input has"):
             sc.Recurrent(sc.LIF(), sc.Delay(nn.Linear(C, 3), 3))(drawn(T, B, C, dtype=torch.float32))

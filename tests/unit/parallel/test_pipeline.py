@@ -289,8 +289,9 @@ def pair(**kwargs):
             ValueError,
             "stage 1 asks for 'cuda:99', which is not there; there",
         ),
+        ([(nn.ReLU(), "ipu:0")], ValueError, r"stage 0 asks for 'ipu:0'; PopTorch places.*spikecore_ipu.pipeline"),
     ],
-    ids=["empty", "module", "no pair", "class", "number", "absent"],
+    ids=["empty", "module", "no pair", "class", "number", "absent", "ipu"],
 )
 def test_stages(stages, error, says):
     """Wrong stages and devices are named, with the devices that are there."""
