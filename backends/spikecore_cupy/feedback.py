@@ -376,6 +376,8 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         ]
         body += ["for (int chunk = chunks - 1; chunk >= 0; --chunk) {", *indented(inner), "}", "i.end();"]
         scaled = [line for name, node in self._derivative.factors.items() for line in self._scaled(name, node)]
+        if self.feedback.bias:
+            scaled.append(f"store({self.argument('totals', 'sum', 'grad_params', len(self.plan.learn))} + i, total);")
         body += ["if (i.works()) {", *indented([*self._last_cotangents(), *scaled, *self._store_sums()]), "}"]
         for name in self._scalars:
             total = self._sum(name)
@@ -420,6 +422,9 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
                 self.pack(self._sum(name)),
                 *over_neurons([f"{self._sum(name)}[j] = {self.printer.number(0.0)};"]),
             ]
+        if self.feedback.bias:
+            # what a neuron gives at all steps, in their order: the gradient of the bias is its sum over the batch
+            lines += [self.pack("total"), *over_neurons(["total[j] = 0.0f;"])]
         return lines
 
     def _packs(self) -> List[str]:
@@ -495,7 +500,8 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
             inner.insert(0, f"{self.real} {', '.join(numbers)};")
             inner += [f"{grad}.set(j, rounded<{self.stored}>({number}));" for grad, number in zip(grads, numbers)]
         back = self._grad_input(self.program.inputs[self.feedback.into])
-        return over_neurons([*inner, f"gave[j] = {self.value(f'{back}[j]')};"])
+        inner.append(f"gave[j] = {self.value(f'{back}[j]')};")
+        return over_neurons([*inner, *(["total[j] += gave[j];"] if self.feedback.bias else ())])
 
     def _store_sums(self) -> List[str]:
         lines = []

@@ -150,13 +150,14 @@ class FedPlan:
         state = any(needs[kernels.n_inputs : moving])
         cotangents = Cotangents(outputs, tuple(final), tuple(grads[n + n_final :]), state, learn, needs)
         result: List[Optional[Tensor]]
+        of_steps = None
         if fed.feedback.detach:
             result = self._apart(numbers, tensors, behind[0], cotangents)
             gu: Any = result[fed.feedback.into]
             gu = torch.zeros_like(behind[0]) if gu is None else gu  # of outputs that do not depend on it
             result[self.first : self.first] = fed.to_first(None, of_past, state)
         else:
-            to_inputs, to_state, sums = self.way.backward(fed, behind, cotangents)
+            to_inputs, to_state, sums, of_steps = self.way.backward(fed, behind, cotangents)
             gu = to_inputs[fed.feedback.into]
             result = [*to_inputs]
             result += [*to_state] if state else [None] * (self.first - kernels.n_inputs)
@@ -173,7 +174,7 @@ class FedPlan:
         rows = gu.reshape(-1, fed.shape[-1]).to(fed.weight.dtype)
         split = kernels.backend.split if kernels.spikes and kernels.backend.quick_split else None
         result.append(_of_weight(rows, fed, out, split) if to_weight else None)  # type: ignore[arg-type]  # saved for it
-        result += [_of_bias(gu).to(fed.weight.dtype) if wants else None for wants in to_bias]
+        result += [_of_bias(gu, of_steps).to(fed.weight.dtype) if wants else None for wants in to_bias]
         return [*result, None] if fed.feedback.delays else result
 
     def _apart(self, numbers: Sequence[Any], saved: Sequence[Tensor], us: Tensor, cotangents: Cotangents) -> List[Any]:
@@ -297,12 +298,13 @@ def _of_weight(rows: Tensor, fed: FeedbackCall, out: Tensor, split: Optional[Spl
     return total.addmm_(rows[:batch].t(), fed.first.reshape(-1, width).to(rows.dtype))
 
 
-def _of_bias(gu: Tensor) -> Tensor:
-    """The gradient of the bias: the sum of the cotangents of all inputs. Over the steps first: torch's one sum of rows
-    took 27 us on an H200 where both take 10 (T = 100, B = 256, H = 128).
+def _of_bias(gu: Tensor, total: Optional[Tensor]) -> Tensor:
+    """The gradient of the bias: the sum of the cotangents of all inputs, from that over the steps if a launch gave it.
+    Over the steps first: torch's one sum of rows took 27 us on an H200 where both take 10 (T = 100, B = 256, H = 128).
     """
-    total = gu.sum(0, dtype=compute_dtype(gu.dtype))
-    return total.reshape(-1, gu.shape[-1]).sum(0)
+    if total is None:
+        total = gu.sum(0, dtype=compute_dtype(gu.dtype))
+    return total.view(-1, gu.shape[-1]).sum(0)
 
 
 class Memory(NamedTuple):
@@ -415,8 +417,9 @@ class Cotangents(NamedTuple):
 
 #: Outputs, final states, recorded states, and what is saved for backward.
 Results = Tuple[List[Tensor], List[Tensor], List[Tensor], List[Tensor]]
-#: Gradients of the inputs, of the first states, and of the parameters that are learnt, in parts.
-Gradients = Tuple[List[Any], Sequence[Tensor], List[Optional[Tensor]]]
+#: Gradients of the inputs, of the first states, and of the parameters that are learnt, in parts; and the sum over the
+#: steps of that of the input which is added to, if a launch gives it.
+Gradients = Tuple[List[Any], Sequence[Tensor], List[Optional[Tensor]], Optional[Tensor]]
 
 
 def filling(launch: Launch, count: int) -> Launch:
@@ -505,7 +508,7 @@ class FeedbackLaunch:
             [gu for gu in gus if gu is not None], filled,
         )  # fmt: skip
         each = iter(sums if sums is not None else ())
-        return gus, to_state, [next(each) if wants else None for wants in cotangents.learn]
+        return gus, to_state, [next(each) if wants else None for wants in cotangents.learn], next(each, None)
 
     def _lags(self, fed: FeedbackCall) -> Tuple[Tensor, ...]:
         """Delays as numbers of arithmetic, and behind them how many steps may still come back."""
@@ -632,7 +635,7 @@ class FeedbackSteps:
             if sums:
                 sums = [part if total is None else total + part for total, part in zip(sums, parts)]
         each = iter(sums)
-        return gus, sets[steps % 2], [next(each) if wants else None for wants in cotangents.learn]
+        return gus, sets[steps % 2], [next(each) if wants else None for wants in cotangents.learn], None
 
     def _again(
         self, fed: FeedbackCall, us: Tensor, checkpoints: Sequence[Tensor], t: int
