@@ -22,9 +22,10 @@ from torch import Tensor
 
 from spikecore._base.caches import CALLS, Recent
 from spikecore._base.context import no_autocast
+from spikecore._base.running import BoundCall
 from spikecore.backend import MAX_STATIC_STEPS, Feedback, ParamValue, Spec, Tensors
 from spikecore.dtypes import compute_dtype
-from spikecore.kernels._autograd import KernelCall
+from spikecore.kernels._autograd import KernelCall, apply
 from spikecore.kernels._call import Call, Kernels, channels_of, resolved
 from spikecore.kernels._delays import Delays
 from spikecore.kernels._layout import Launch, Layout, fitted_param, gradient
@@ -97,6 +98,10 @@ class FedPlan:
         self.first = self.moving - (kernels.n_fed if call.has_initial_state else 0)
         self.views = [tuple(value.shape) for value in tensors[self.moving :]]
         self.weight = self.moving + kernels.n_own
+        #: ``[T, ..., H]``, and how its steps and parameters per channel lie.
+        self.shape = tuple(tensors[0].shape)
+        self.layout = Layout(self.shape[1:], None)
+        self.channels = channels_of(kernels, self.layout, self.views[: kernels.n_own])
         #: Whether the output is saved, for the gradient of the weight.
         self.output = wants[self.weight]
         self.save = True in wants
@@ -162,7 +167,7 @@ class FedPlan:
             result = [*to_inputs]
             result += [*to_state] if state else [None] * (self.first - kernels.n_inputs)
             result += fed.to_first(gu, of_past, state)
-            kinds, layout = kernels.spec.params, Layout(fed.shape[1:], None)
+            kinds, layout = kernels.spec.params, self.layout
             for index, value, total in zip(kernels.tensor_params, tensors[moving:], sums):
                 channels = fed.channels[index] if fed.channels else ()
                 result.append(
@@ -196,26 +201,25 @@ class FedPlan:
 
     def _fed(self, numbers: Sequence[Any], tensors: Sequence[Tensor]) -> FeedbackCall:
         """The tensors of a call by what they are."""
-        kernels, spec, shape = self.kernels, self.kernels.spec, tuple(tensors[0].shape)
-        inputs, into = [*tensors[: kernels.n_inputs]], kernels.fed.into
-        inputs = [value if k == into else value.contiguous() for k, value in enumerate(inputs)]
-        state = [value.contiguous() for value in tensors[kernels.n_inputs : self.first]]
-        first = tensors[self.first].contiguous() if self.call.has_initial_state else None
+        kernels, spec, into = self.kernels, self.kernels.spec, self.kernels.fed.into
+        inputs = [value if k == into else value.contiguous() for k, value in enumerate(tensors[: kernels.n_inputs])]
+        state: Sequence[Tensor] = ()
+        first = delays = None
+        if self.call.has_initial_state:
+            state = [value.contiguous() for value in tensors[kernels.n_inputs : self.first]]
+            first = tensors[self.first].contiguous()
         weight, *bias = tensors[self.weight :]
-        delays = None
         if kernels.fed.delays:
             past = tensors[self.first + 1]
             delays = Delays(bias.pop(), past.shape[-1], past)
-        layout, params = Layout(shape[1:], None), [*numbers[: len(spec.params)]]
-        parameters = tensors[self.moving : self.weight]
-        channels = channels_of(kernels, layout, [value.shape for value in parameters])
-        for index, value in zip(kernels.tensor_params, parameters):
+        params = [*numbers[: len(spec.params)]]
+        for index, value in zip(kernels.tensor_params, tensors[self.moving : self.weight]):
             kind = spec.params[index]
-            params[index] = fitted_param(kind, value, value.shape, layout)
+            params[index] = fitted_param(kind, value, value.shape, self.layout)
             if kind == "full" and kernels.backend.owns_outputs:
                 params[index] = params[index].reshape(-1)
         return FeedbackCall(
-            self.call, shape, inputs, state, first, tuple(params), channels, weight, bias[0] if bias else None,
+            self.call, self.shape, inputs, state, first, tuple(params), self.channels, weight, bias[0] if bias else None,
             kernels.fed, delays,
         )  # fmt: skip
 
@@ -229,8 +233,44 @@ class FedRunner(KernelRunner):
         #: What it inherits is of one step without feedback: there is no op of a whole call.
         self.graph_key = ""
 
-    def bind(self, *arguments: Any) -> None:
-        """No call is bound: a product of every step takes longer than what that saves."""
+    def bind(
+        self,
+        inputs: Tensors,
+        state: Optional[Tensors],
+        params: Sequence[ParamValue],
+        views: Sequence[Optional[Tuple[int, ...]]],
+        single: bool,
+    ) -> Optional[BoundCall]:
+        """As of other runners, of calls that are one launch, of a neuron whose parameters are numbers: a product of
+        every step takes longer than what that saves.
+        """
+        fed, count = self.fed, len(self.program.params)
+        weight: Any = params[count]
+        if fed.n_own or fed.fed.delays or fed.way(weight) is not fed.launches:
+            return None
+        plan = self._plan(fed.launches, (), (*inputs, *(state or ()), *params[count:]), state is not None)
+        instead, n, m = self.instead, fed.n_outputs, fed.n_outputs + fed.n_final
+
+        def call(inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]) -> Any:
+            tensors: Any = (*inputs, *(state or ()), *params[count:])
+            if plan.save:
+                results: Sequence[Tensor] = apply((plan, params, instead), *tensors)
+            else:
+                results = plan.forward(params, tensors)
+            return tuple(results[:n]), tuple(results[n:m]) if fed.n_final else None
+
+        return call
+
+    def _plan(
+        self,
+        way: Union[FeedbackSteps, FeedbackLaunch],
+        record: Sequence[str],
+        tensors: Sequence[Any],
+        has_initial_state: bool,
+    ) -> FedPlan:
+        """The plan of a call with these tensors."""
+        wants = [torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors]
+        return FedPlan(self.fed, way, Call(tuple(record), has_initial_state), tensors, wants, self.instead is not None)
 
     def __call__(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
@@ -245,11 +285,9 @@ class FedRunner(KernelRunner):
         if state is None and (way is self.fed.steps or self.learnt_initial or self.fed.fed.delays):
             state = self._start(x, arguments)
             state = (*state, x.new_zeros((*x.shape[1:], longest))) if self.fed.fed.delays else state
-        call = Call(tuple(record), state is not None)
         tensors = (*inputs, *(state or ()), *[value for value in (*arguments, *weights) if isinstance(value, Tensor)])
         self._refuse(tensors)
-        wants = [torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors]
-        plan = FedPlan(self.fed, way, call, tensors, wants, self.instead is not None)
+        plan = self._plan(way, record, tensors, state is not None)
         every = (*arguments, *weights)
         if plan.save:
             results: Sequence[Tensor] = KernelCall.apply((plan, every, self.instead), *tensors)
