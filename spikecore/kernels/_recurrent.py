@@ -14,7 +14,7 @@ one product over all steps at the end.
 from __future__ import annotations
 
 from dataclasses import replace
-from math import isqrt
+from math import isqrt, prod
 from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
@@ -169,17 +169,16 @@ class FedPlan:
             result += fed.to_first(gu, of_past, state)
             kinds, layout = kernels.spec.params, self.layout
             for index, value, total in zip(kernels.tensor_params, tensors[moving:], sums):
-                channels = fed.channels[index] if fed.channels else ()
+                channels = fed.channels[index]
                 result.append(
                     None if total is None else gradient(kinds[index], total, value, value.shape, layout, channels)
                 )
         if not needs[fed.feedback.into]:
             result[fed.feedback.into] = None
         to_weight, *to_bias = needs[self.weight : self.count - fed.feedback.delays]
-        rows = gu.reshape(-1, fed.shape[-1]).to(fed.weight.dtype)
         split = kernels.backend.split if kernels.spikes and kernels.backend.quick_split else None
-        result.append(_of_weight(rows, fed, out, split) if to_weight else None)  # type: ignore[arg-type]  # saved for it
-        result += [_of_bias(gu, of_steps).to(fed.weight.dtype) if wants else None for wants in to_bias]
+        result.append(_of_weight(gu, fed, out, split) if to_weight else None)  # type: ignore[arg-type]  # saved for it
+        result += [_as(fed.weight.dtype, _of_bias(gu, of_steps)) if wants else None for wants in to_bias]
         return [*result, None] if fed.feedback.delays else result
 
     def _apart(self, numbers: Sequence[Any], saved: Sequence[Tensor], us: Tensor, cotangents: Cotangents) -> List[Any]:
@@ -218,8 +217,9 @@ class FedPlan:
             params[index] = fitted_param(kind, value, value.shape, self.layout)
             if kind == "full" and kernels.backend.owns_outputs:
                 params[index] = params[index].reshape(-1)
+        some_bias = bias[0] if bias else None
         return FeedbackCall(
-            self.call, self.shape, inputs, state, first, tuple(params), self.channels, weight, bias[0] if bias else None,
+            self.call, self.shape, inputs, state, first, tuple(params), self.channels, weight, some_bias,
             kernels.fed, delays,
         )  # fmt: skip
 
@@ -316,24 +316,36 @@ def _through(step: Tensor, weight: Tensor) -> Tensor:
     return (step.to(weight.dtype) @ weight).to(step.dtype)
 
 
-def _of_weight(rows: Tensor, fed: FeedbackCall, out: Tensor, split: Optional[Split]) -> Tensor:
-    """The gradient of the weight: the cotangents of all inputs ``[T * B, H]`` times the outputs of the steps before.
-    ``split``: of a backend, where these are spikes.
+def _as(dtype: torch.dtype, value: Tensor) -> Tensor:
+    """``value.to(dtype)``, without a call of torch where that is the same."""
+    return value if value.dtype == dtype else value.to(dtype)
+
+
+def _rows(value: Tensor, first: int, steps: int) -> Tensor:
+    """So many steps of ``[T, ..., H]`` from the first one on, as rows ``[K, H]``: one view, not two."""
+    value, width = value.contiguous(), value.shape[-1]
+    apart = value.stride(0)
+    return value.as_strided((steps * apart // width, width), (width, 1), value.storage_offset() + first * apart)
+
+
+def _of_weight(gu: Tensor, fed: FeedbackCall, out: Tensor, split: Optional[Split]) -> Tensor:
+    """The gradient of the weight: the cotangents of all inputs times the outputs of the steps before. ``split``: of a
+    backend, where these are spikes.
     """
-    width = fed.shape[-1]
-    batch = rows.shape[0] // fed.shape[0]
+    steps, width, dtype = fed.shape[0], fed.shape[-1], fed.weight.dtype
     if fed.delays is not None:
         history = torch.cat([fed.memory(0).history, out])
-        return rows.t() @ fed.delays.arriving(history, 0, fed.shape[0]).reshape(-1, width).to(rows.dtype)
-    later, before = rows[batch:], out[:-1].reshape(-1, width)
+        arrived = fed.delays.arriving(history, 0, steps).reshape(-1, width)
+        return _as(dtype, _rows(gu, 0, steps)).t() @ _as(dtype, arrived)
+    later, before = _as(dtype, _rows(gu, 1, steps - 1)), _rows(out, 0, steps - 1)
     if split is not None and before.dtype == later.dtype and gradient_is_quicker(later):
         total = of_gradient(later, before, split)
     else:
-        total = later.t() @ before.to(rows.dtype)
+        total = torch.mm(later.t(), _as(dtype, before))
     if fed.first is None:
         return total
     # it may be no spike
-    return total.addmm_(rows[:batch].t(), fed.first.reshape(-1, width).to(rows.dtype))
+    return total.addmm_(_as(dtype, _rows(gu, 0, 1)).t(), fed.first.reshape(-1, width).to(dtype))
 
 
 def _of_bias(gu: Tensor, total: Optional[Tensor]) -> Tensor:
@@ -374,7 +386,7 @@ class FeedbackCall(NamedTuple):
     first: Any
     #: As a kernel takes them.
     params: Tuple[Any, ...]
-    channels: Sequence[Tuple[int, int]]
+    channels: Tuple[Tuple[int, int], ...]
     weight: Tensor
     bias: Optional[Tensor]
     feedback: Feedback
@@ -429,10 +441,7 @@ class FeedbackCall(NamedTuple):
 
     def geometry(self, steps: int) -> Geometry:
         """The sizes of a launch of so many steps."""
-        neurons = 1
-        for size in self.shape[1:]:
-            neurons *= size
-        return Geometry(steps, neurons, tuple(self.channels))
+        return Geometry(steps, prod(self.shape[1:]), self.channels)
 
 
 class Cotangents(NamedTuple):
@@ -530,7 +539,7 @@ class FeedbackLaunch:
         grads = [None if grad is None else _steps(grad) for grad in cotangents.outputs]
         if grads[output] is None:
             grads[output] = new(step).zero_().expand(fed.shape)
-        final = () if all(grad is None for grad in cotangents.final) else cotangents.final
+        final = cotangents.final if any(grad is not None for grad in cotangents.final) else ()
         ends = [new(step, dtype=compute).zero_() if g is None else g.contiguous() for g in final]
         traces = [_steps(g) for g in cotangents.trace if g is not None]
         gus = [torch.empty_like(us, memory_format=torch.contiguous_format) if wants else None for wants in needs_inputs]
@@ -555,9 +564,9 @@ class FeedbackLaunch:
         return (torch.nn.functional.pad(fed.delays.lags.to(self.kernels.spec.compute), (0, 1), value=fed.delays.rows),)
 
     def _geometry(self, fed: FeedbackCall) -> Geometry:
-        steps, neurons, channels, _ = fed.geometry(fed.shape[0])
         # behind the parameters stand up to three tensors
-        return Geometry(steps, neurons, (*channels, *[(0, 0)] * 3) if channels else channels)
+        channels = (*fed.channels, *[(0, 0)] * 3) if fed.channels else ()
+        return Geometry(fed.shape[0], prod(fed.shape[1:]), channels)
 
 
 def _with(inputs: Sequence[Tensor], into: int, drive: Tensor) -> List[Tensor]:

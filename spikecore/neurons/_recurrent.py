@@ -182,9 +182,9 @@ class Recurrent(Stateful):
             return inputs
         return [x.expand(self.repeat, *x.shape) if isinstance(x, Tensor) else x for x in inputs]
 
-    def _ends(self) -> Tuple[int, int]:
+    def _ends(self, neuron: Neuron) -> Tuple[int, int]:
         """The numbers of the input that is added to, and of the output that comes back."""
-        return 0 if self.into is None else self.neuron.inputs.index(self.into), self.output or 0
+        return 0 if self.into is None else neuron.inputs.index(self.into), self.output or 0
 
     def _state_names(self) -> Mapping[str, bool]:
         names = dict.fromkeys((*self.neuron.states, FEEDBACK), True)
@@ -213,15 +213,17 @@ class Recurrent(Stateful):
     def _computed(
         self, inputs: Sequence[Tensor], state: Optional[Mapping[str, Tensor]], record: Tuple[str, ...], final: bool
     ) -> Tuple[Tensors, State, Dict[str, Tensor]]:
-        inputs = checks.inputs("Recurrent", self.neuron.inputs, inputs)
-        into, output = self._ends()
+        neuron: Any = self._modules["neuron"]  # past nn.Module.__getattr__, which takes a while
+        linear = self._modules["linear"]
+        inputs = checks.inputs("Recurrent", neuron.inputs, inputs)
+        into, output = self._ends(neuron)
         x = inputs[into]
-        names = (*self.neuron.states, FEEDBACK)
+        names = (*neuron.states, FEEDBACK)
         carried, past = state is not None and state is self._state, None
-        if isinstance(self.linear, Delay) and isinstance(state, Mapping):
+        if isinstance(linear, Delay) and isinstance(state, Mapping):
             if PAST not in state:
                 raise ValueError(f"Recurrent: state has {sorted(state)}; give {PAST} of the Delay as well")
-            past = self.linear.past_before("Recurrent", {PAST: state[PAST]}, x, carried)
+            past = linear.past_before("Recurrent", {PAST: state[PAST]}, x, carried)
             state = {name: value for name, value in state.items() if name != PAST}
         start = checks.state("Recurrent", names, state, x, carried)
         if start is not None:
@@ -232,7 +234,7 @@ class Recurrent(Stateful):
         if isinstance(matrix, Matrix):
             state_before = start if start is None or past is None else (*start, past.to(x.dtype))
             options = (self.detach, into, output)
-            results = fed_back(self._modules["neuron"], inputs, state_before, matrix, record, final, options, mode)
+            results = fed_back(neuron, inputs, state_before, matrix, record, final, options, mode)
         if mode is not COMPILED:
             self.__dict__["_looped"] = results if isinstance(results, str) else ""
         if not isinstance(results, str):
@@ -244,7 +246,7 @@ class Recurrent(Stateful):
 
     def _matrix(self, x: Tensor) -> Union[Matrix, str]:
         """What the last output comes back through, or why it is no matrix."""
-        linear: Any = self.linear
+        linear: Any = self._modules["linear"]
         if self.fused is False:
             return "fused=False was asked for"
         if isinstance(linear, Delay):
@@ -256,8 +258,9 @@ class Recurrent(Stateful):
             return "linear has a forward of its own"
         if has_hooks(linear):
             return "linear has hooks, which are called at every step"
-        if type(self.neuron).run is not Neuron.run:
-            return f"{type(self.neuron).__name__} has a run() of its own"
+        kind = type(self._modules["neuron"])
+        if kind.run is not Neuron.run:
+            return f"{kind.__name__} has a run() of its own"
         return under_autocast(x, Matrix(linear.weight, linear.bias))
 
     def _delayed(self, x: Tensor) -> Union[Matrix, str]:
@@ -347,7 +350,7 @@ class Recurrent(Stateful):
         self, inputs: Tensors, start: Optional[Tensors], record: Tuple[str, ...], past: Optional[Tensor]
     ) -> Tuple[Tensors, State, Dict[str, Tensor]]:
         """One step after the other."""
-        into, output = self._ends()
+        into, output = self._ends(self.neuron)
         x = inputs[into]
         if start is None:
             inner: Optional[Dict[str, Tensor]] = None
