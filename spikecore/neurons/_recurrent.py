@@ -258,9 +258,9 @@ class Recurrent(Stateful):
             return "linear has a forward of its own"
         if has_hooks(linear):
             return "linear has hooks, which are called at every step"
-        kind = type(self._modules["neuron"])
-        if kind.run is not Neuron.run:
-            return f"{kind.__name__} has a run() of its own"
+        neuron: Any = self._modules["neuron"]
+        if type(neuron).run is not Neuron.run:
+            return f"{type(neuron).__name__} has a run() of its own"
         return under_autocast(x, Matrix(linear.weight, linear.bias))
 
     def _delayed(self, x: Tensor) -> Union[Matrix, str]:
