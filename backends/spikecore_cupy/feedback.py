@@ -434,8 +434,8 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
 
     def _states_ahead(self) -> List[str]:
         """Begin to load the states before the chunk that is computed again behind the next border: to registers, or to
-        the L2 cache where the weights leave no registers. BRF of 1024 neurons in float32 then keeps 0.55 as many bytes
-        of a thread outside of them.
+        the L2 cache where the weights leave no registers. BRF of 1024 neurons in float32 then spills 0.75 as many
+        bytes of a thread, and takes 0.98 of the time for 256 rows (H100).
         """
         if not self.shape.apart:
             return self._states_of("(chunk - 2)", "if (chunk > 1 && t == (count > 1)) {")
