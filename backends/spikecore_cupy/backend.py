@@ -67,6 +67,8 @@ class CupyBackend(KernelBackend):
     def backward(self, plan: BackwardPlan) -> BackwardLaunch:
         learnt = [plan.kinds[name] for name in plan.learn]
         if plan.spec.feedback is not None:
+            # behind them, for the bias, what each neuron gives at all steps, if the layout has it
+            learnt += ["full"] * plan.spec.feedback.bias
             return FeedbackLauncher(self.feedback_kernel, plan, BACKWARD_GROUPS, learnt)
         return Launcher(self.kernel, plan, BACKWARD_GROUPS, learnt)
 

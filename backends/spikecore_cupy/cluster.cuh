@@ -59,6 +59,9 @@ __device__ __forceinline__ void loads_begun() { asm volatile("cp.async.commit_gr
 template <int N> __device__ __forceinline__ void loads_wait() {
     asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
 }
+__device__ __forceinline__ void prefetch(const void* from) {
+    asm volatile("prefetch.global.L2 [%0];" :: "l"(from));
+}
 // The same of what it has written to global memory, and of what other blocks have.
 __device__ __forceinline__ void published() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 // How many asked before. Blocks whose number comes from here wait only for blocks that run, whatever the order in which a

@@ -63,6 +63,7 @@ template <typename S> inline void begin_load(float* to, const S* from) {
     unsigned char* here = reinterpret_cast<unsigned char*>(to) + (reinterpret_cast<unsigned long long>(from) & 3);
     loads[begun_loads++ % MOST_LOADS] = {here, reinterpret_cast<const unsigned char*>(from), sizeof(S), load_groups};
 }
+inline void prefetch(const void*) {}
 inline void loads_begun() { ++load_groups; }
 template <int N> inline void loads_wait() {
     for (; done_loads < begun_loads && loads[done_loads % MOST_LOADS].group < load_groups - N; ++done_loads) {

@@ -346,8 +346,9 @@ class FeedbackLauncher:
         blocks = -(-(neurons // width) // shape.rows) * shape.cluster
         pointers = [groups[group][index].data_ptr() for group, index in printed.pointers]
         sums: Sequence[Tensor] = ()
-        if self.learnt:
-            counts = [blocks if kind == "scalar" else neurons for kind in self.learnt]
+        if printed.sums:
+            # what is for the bias comes last, and is not there in every layout
+            counts = [blocks if kind == "scalar" else neurons for kind in self.learnt[: len(printed.sums)]]
             sums = [x.new_empty(count, dtype=self.plan.compute) for count in counts]
         pointers += [sums[index].data_ptr() for _, index in printed.sums]
         if shape.apart:

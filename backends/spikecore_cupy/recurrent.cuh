@@ -325,6 +325,12 @@ template <int V, typename S, typename L> __device__ __forceinline__ Pack<S, V> l
     for (int j = 0; j < V; ++j) found.set(j, here[of.layer.offset[j]]);
     return found;
 }
+// The same numbers come to the L2 cache, from where they will be loaded.
+template <int V, typename S, typename L> __device__ __forceinline__ void will_load(const Gathered<const S, L>& of) {
+    const S* here = of.from + of.layer.first;
+    #pragma unroll
+    for (int j = 0; j < V; ++j) prefetch(here + of.layer.offset[j]);
+}
 template <typename S, typename L, int V>
 __device__ __forceinline__ void store(const Gathered<S, L>& of, const Pack<S, V>& pack) {
     S* here = of.from + of.layer.first;

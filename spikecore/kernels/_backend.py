@@ -86,7 +86,8 @@ class KernelBackend(Backend):
           ``plan.saved``, where :meth:`chunk_of` is not 0 for a spec with feedback.
         - backward: ``inputs`` are these; of the checkpoints the first is None. ``grad_outputs`` is there always, with a
           stride of 0 where none arrives, and to it comes what goes back through the weight. ``grad_state`` is of the
-          program's.
+          program's. With ``feedback.bias`` a launch may give, behind the parts of the parameters' gradients, the sum of
+          ``x[t] + r[t]``'s gradient over the steps, ``[*N]`` of arithmetic: otherwise torch adds it up for the bias.
         - with ``feedback.detach`` there is no backward launch with feedback, and ``plan.saved`` is empty: backward is
           that of a call without feedback, whose input is ``x[t] + r[t]``.
         - with ``feedback.delays`` the delays stand behind weight and bias: ``[width + 1]`` of arithmetic, one for each

@@ -14,7 +14,7 @@ one product over all steps at the end.
 from __future__ import annotations
 
 from dataclasses import replace
-from math import isqrt
+from math import isqrt, prod
 from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
@@ -22,9 +22,10 @@ from torch import Tensor
 
 from spikecore._base.caches import CALLS, Recent
 from spikecore._base.context import no_autocast
+from spikecore._base.running import BoundCall
 from spikecore.backend import MAX_STATIC_STEPS, Feedback, ParamValue, Spec, Tensors
 from spikecore.dtypes import compute_dtype
-from spikecore.kernels._autograd import KernelCall
+from spikecore.kernels._autograd import KernelCall, apply
 from spikecore.kernels._call import Call, Kernels, channels_of, resolved
 from spikecore.kernels._delays import Delays
 from spikecore.kernels._layout import Launch, Layout, fitted_param, gradient
@@ -97,6 +98,10 @@ class FedPlan:
         self.first = self.moving - (kernels.n_fed if call.has_initial_state else 0)
         self.views = [tuple(value.shape) for value in tensors[self.moving :]]
         self.weight = self.moving + kernels.n_own
+        #: ``[T, ..., H]``, and how its steps and parameters per channel lie.
+        self.shape = tuple(tensors[0].shape)
+        self.layout = Layout(self.shape[1:], None)
+        self.channels = channels_of(kernels, self.layout, self.views[: kernels.n_own])
         #: Whether the output is saved, for the gradient of the weight.
         self.output = wants[self.weight]
         self.save = True in wants
@@ -150,30 +155,30 @@ class FedPlan:
         state = any(needs[kernels.n_inputs : moving])
         cotangents = Cotangents(outputs, tuple(final), tuple(grads[n + n_final :]), state, learn, needs)
         result: List[Optional[Tensor]]
+        of_steps = None
         if fed.feedback.detach:
             result = self._apart(numbers, tensors, behind[0], cotangents)
             gu: Any = result[fed.feedback.into]
             gu = torch.zeros_like(behind[0]) if gu is None else gu  # of outputs that do not depend on it
             result[self.first : self.first] = fed.to_first(None, of_past, state)
         else:
-            to_inputs, to_state, sums = self.way.backward(fed, behind, cotangents)
+            to_inputs, to_state, sums, of_steps = self.way.backward(fed, behind, cotangents)
             gu = to_inputs[fed.feedback.into]
             result = [*to_inputs]
             result += [*to_state] if state else [None] * (self.first - kernels.n_inputs)
             result += fed.to_first(gu, of_past, state)
-            kinds, layout = kernels.spec.params, Layout(fed.shape[1:], None)
+            kinds, layout = kernels.spec.params, self.layout
             for index, value, total in zip(kernels.tensor_params, tensors[moving:], sums):
-                channels = fed.channels[index] if fed.channels else ()
+                channels = fed.channels[index]
                 result.append(
                     None if total is None else gradient(kinds[index], total, value, value.shape, layout, channels)
                 )
         if not needs[fed.feedback.into]:
             result[fed.feedback.into] = None
         to_weight, *to_bias = needs[self.weight : self.count - fed.feedback.delays]
-        rows = gu.reshape(-1, fed.shape[-1]).to(fed.weight.dtype)
         split = kernels.backend.split if kernels.spikes and kernels.backend.quick_split else None
-        result.append(_of_weight(rows, fed, out, split) if to_weight else None)  # type: ignore[arg-type]  # saved for it
-        result += [_of_bias(gu).to(fed.weight.dtype) if wants else None for wants in to_bias]
+        result.append(_of_weight(gu, fed, out, split) if to_weight else None)  # type: ignore[arg-type]  # saved for it
+        result += [_as(fed.weight.dtype, _of_bias(gu, of_steps)) if wants else None for wants in to_bias]
         return [*result, None] if fed.feedback.delays else result
 
     def _apart(self, numbers: Sequence[Any], saved: Sequence[Tensor], us: Tensor, cotangents: Cotangents) -> List[Any]:
@@ -195,26 +200,26 @@ class FedPlan:
 
     def _fed(self, numbers: Sequence[Any], tensors: Sequence[Tensor]) -> FeedbackCall:
         """The tensors of a call by what they are."""
-        kernels, spec, shape = self.kernels, self.kernels.spec, tuple(tensors[0].shape)
-        inputs, into = [*tensors[: kernels.n_inputs]], kernels.fed.into
-        inputs = [value if k == into else value.contiguous() for k, value in enumerate(inputs)]
-        state = [value.contiguous() for value in tensors[kernels.n_inputs : self.first]]
-        first = tensors[self.first].contiguous() if self.call.has_initial_state else None
+        kernels, spec, into = self.kernels, self.kernels.spec, self.kernels.fed.into
+        inputs = [value if k == into else value.contiguous() for k, value in enumerate(tensors[: kernels.n_inputs])]
+        state: Sequence[Tensor] = ()
+        first = delays = None
+        if self.call.has_initial_state:
+            state = [value.contiguous() for value in tensors[kernels.n_inputs : self.first]]
+            first = tensors[self.first].contiguous()
         weight, *bias = tensors[self.weight :]
-        delays = None
         if kernels.fed.delays:
             past = tensors[self.first + 1]
             delays = Delays(bias.pop(), past.shape[-1], past)
-        layout, params = Layout(shape[1:], None), [*numbers[: len(spec.params)]]
-        parameters = tensors[self.moving : self.weight]
-        channels = channels_of(kernels, layout, [value.shape for value in parameters])
-        for index, value in zip(kernels.tensor_params, parameters):
+        params = [*numbers[: len(spec.params)]]
+        for index, value in zip(kernels.tensor_params, tensors[self.moving : self.weight]):
             kind = spec.params[index]
-            params[index] = fitted_param(kind, value, value.shape, layout)
+            params[index] = fitted_param(kind, value, value.shape, self.layout)
             if kind == "full" and kernels.backend.owns_outputs:
                 params[index] = params[index].reshape(-1)
+        some_bias = bias[0] if bias else None
         return FeedbackCall(
-            self.call, shape, inputs, state, first, tuple(params), channels, weight, bias[0] if bias else None,
+            self.call, self.shape, inputs, state, first, tuple(params), self.channels, weight, some_bias,
             kernels.fed, delays,
         )  # fmt: skip
 
@@ -228,8 +233,44 @@ class FedRunner(KernelRunner):
         #: What it inherits is of one step without feedback: there is no op of a whole call.
         self.graph_key = ""
 
-    def bind(self, *arguments: Any) -> None:
-        """No call is bound: a product of every step takes longer than what that saves."""
+    def bind(
+        self,
+        inputs: Tensors,
+        state: Optional[Tensors],
+        params: Sequence[ParamValue],
+        views: Sequence[Optional[Tuple[int, ...]]],
+        single: bool,
+    ) -> Optional[BoundCall]:
+        """As of other runners, of calls that are one launch, of a neuron whose parameters are numbers: a product of
+        every step takes longer than what that saves.
+        """
+        fed, count = self.fed, len(self.program.params)
+        weight: Any = params[count]
+        if fed.n_own or fed.fed.delays or fed.way(weight) is not fed.launches:
+            return None
+        plan = self._plan(fed.launches, (), (*inputs, *(state or ()), *params[count:]), state is not None)
+        instead, n, m = self.instead, fed.n_outputs, fed.n_outputs + fed.n_final
+
+        def call(inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]) -> Any:
+            tensors: Any = (*inputs, *(state or ()), *params[count:])
+            if plan.save:
+                results: Sequence[Tensor] = apply((plan, params, instead), *tensors)
+            else:
+                results = plan.forward(params, tensors)
+            return tuple(results[:n]), tuple(results[n:m]) if fed.n_final else None
+
+        return call
+
+    def _plan(
+        self,
+        way: Union[FeedbackSteps, FeedbackLaunch],
+        record: Sequence[str],
+        tensors: Sequence[Any],
+        has_initial_state: bool,
+    ) -> FedPlan:
+        """The plan of a call with these tensors."""
+        wants = [torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors]
+        return FedPlan(self.fed, way, Call(tuple(record), has_initial_state), tensors, wants, self.instead is not None)
 
     def __call__(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
@@ -244,11 +285,9 @@ class FedRunner(KernelRunner):
         if state is None and (way is self.fed.steps or self.learnt_initial or self.fed.fed.delays):
             state = self._start(x, arguments)
             state = (*state, x.new_zeros((*x.shape[1:], longest))) if self.fed.fed.delays else state
-        call = Call(tuple(record), state is not None)
         tensors = (*inputs, *(state or ()), *[value for value in (*arguments, *weights) if isinstance(value, Tensor)])
         self._refuse(tensors)
-        wants = [torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors]
-        plan = FedPlan(self.fed, way, call, tensors, wants, self.instead is not None)
+        plan = self._plan(way, record, tensors, state is not None)
         every = (*arguments, *weights)
         if plan.save:
             results: Sequence[Tensor] = KernelCall.apply((plan, every, self.instead), *tensors)
@@ -277,32 +316,45 @@ def _through(step: Tensor, weight: Tensor) -> Tensor:
     return (step.to(weight.dtype) @ weight).to(step.dtype)
 
 
-def _of_weight(rows: Tensor, fed: FeedbackCall, out: Tensor, split: Optional[Split]) -> Tensor:
-    """The gradient of the weight: the cotangents of all inputs ``[T * B, H]`` times the outputs of the steps before.
-    ``split``: of a backend, where these are spikes.
+def _as(dtype: torch.dtype, value: Tensor) -> Tensor:
+    """``value.to(dtype)``, without a call of torch where that is the same."""
+    return value if value.dtype == dtype else value.to(dtype)
+
+
+def _rows(value: Tensor, first: int, steps: int) -> Tensor:
+    """So many steps of ``[T, ..., H]`` from the first one on, as rows ``[K, H]``: one view, not two."""
+    value, width = value.contiguous(), value.shape[-1]
+    apart = value.stride(0)
+    return value.as_strided((steps * apart // width, width), (width, 1), value.storage_offset() + first * apart)
+
+
+def _of_weight(gu: Tensor, fed: FeedbackCall, out: Tensor, split: Optional[Split]) -> Tensor:
+    """The gradient of the weight: the cotangents of all inputs times the outputs of the steps before. ``split``: of a
+    backend, where these are spikes.
     """
-    width = fed.shape[-1]
-    batch = rows.shape[0] // fed.shape[0]
+    steps, width, dtype = fed.shape[0], fed.shape[-1], fed.weight.dtype
     if fed.delays is not None:
         history = torch.cat([fed.memory(0).history, out])
-        return rows.t() @ fed.delays.arriving(history, 0, fed.shape[0]).reshape(-1, width).to(rows.dtype)
-    later, before = rows[batch:], out[:-1].reshape(-1, width)
+        arrived = fed.delays.arriving(history, 0, steps).reshape(-1, width)
+        return _as(dtype, _rows(gu, 0, steps)).t() @ _as(dtype, arrived)
+    later, before = _as(dtype, _rows(gu, 1, steps - 1)), _rows(out, 0, steps - 1)
     if split is not None and before.dtype == later.dtype and gradient_is_quicker(later):
         total = of_gradient(later, before, split)
     else:
-        total = later.t() @ before.to(rows.dtype)
+        total = torch.mm(later.t(), _as(dtype, before))
     if fed.first is None:
         return total
     # it may be no spike
-    return total.addmm_(rows[:batch].t(), fed.first.reshape(-1, width).to(rows.dtype))
+    return total.addmm_(_as(dtype, _rows(gu, 0, 1)).t(), fed.first.reshape(-1, width).to(dtype))
 
 
-def _of_bias(gu: Tensor) -> Tensor:
-    """The gradient of the bias: the sum of the cotangents of all inputs. Over the steps first: torch's one sum of rows
-    took 27 us on an H200 where both take 10 (T = 100, B = 256, H = 128).
+def _of_bias(gu: Tensor, total: Optional[Tensor]) -> Tensor:
+    """The gradient of the bias: the sum of the cotangents of all inputs, from that over the steps if a launch gave it.
+    Over the steps first: torch's one sum of rows took 27 us on an H200 where both take 10 (T = 100, B = 256, H = 128).
     """
-    total = gu.sum(0, dtype=compute_dtype(gu.dtype))
-    return total.reshape(-1, gu.shape[-1]).sum(0)
+    if total is None:
+        total = gu.sum(0, dtype=compute_dtype(gu.dtype))
+    return total.view(-1, gu.shape[-1]).sum(0)
 
 
 class Memory(NamedTuple):
@@ -334,7 +386,7 @@ class FeedbackCall(NamedTuple):
     first: Any
     #: As a kernel takes them.
     params: Tuple[Any, ...]
-    channels: Sequence[Tuple[int, int]]
+    channels: Tuple[Tuple[int, int], ...]
     weight: Tensor
     bias: Optional[Tensor]
     feedback: Feedback
@@ -389,10 +441,7 @@ class FeedbackCall(NamedTuple):
 
     def geometry(self, steps: int) -> Geometry:
         """The sizes of a launch of so many steps."""
-        neurons = 1
-        for size in self.shape[1:]:
-            neurons *= size
-        return Geometry(steps, neurons, tuple(self.channels))
+        return Geometry(steps, prod(self.shape[1:]), self.channels)
 
 
 class Cotangents(NamedTuple):
@@ -415,8 +464,9 @@ class Cotangents(NamedTuple):
 
 #: Outputs, final states, recorded states, and what is saved for backward.
 Results = Tuple[List[Tensor], List[Tensor], List[Tensor], List[Tensor]]
-#: Gradients of the inputs, of the first states, and of the parameters that are learnt, in parts.
-Gradients = Tuple[List[Any], Sequence[Tensor], List[Optional[Tensor]]]
+#: Gradients of the inputs, of the first states, and of the parameters that are learnt, in parts; and the sum over the
+#: steps of that of the input which is added to, if a launch gives it.
+Gradients = Tuple[List[Any], Sequence[Tensor], List[Optional[Tensor]], Optional[Tensor]]
 
 
 def filling(launch: Launch, count: int) -> Launch:
@@ -489,7 +539,7 @@ class FeedbackLaunch:
         grads = [None if grad is None else _steps(grad) for grad in cotangents.outputs]
         if grads[output] is None:
             grads[output] = new(step).zero_().expand(fed.shape)
-        final = () if all(grad is None for grad in cotangents.final) else cotangents.final
+        final = cotangents.final if any(grad is not None for grad in cotangents.final) else ()
         ends = [new(step, dtype=compute).zero_() if g is None else g.contiguous() for g in final]
         traces = [_steps(g) for g in cotangents.trace if g is not None]
         gus = [torch.empty_like(us, memory_format=torch.contiguous_format) if wants else None for wants in needs_inputs]
@@ -505,7 +555,7 @@ class FeedbackLaunch:
             [gu for gu in gus if gu is not None], filled,
         )  # fmt: skip
         each = iter(sums if sums is not None else ())
-        return gus, to_state, [next(each) if wants else None for wants in cotangents.learn]
+        return gus, to_state, [next(each) if wants else None for wants in cotangents.learn], next(each, None)
 
     def _lags(self, fed: FeedbackCall) -> Tuple[Tensor, ...]:
         """Delays as numbers of arithmetic, and behind them how many steps may still come back."""
@@ -514,9 +564,9 @@ class FeedbackLaunch:
         return (torch.nn.functional.pad(fed.delays.lags.to(self.kernels.spec.compute), (0, 1), value=fed.delays.rows),)
 
     def _geometry(self, fed: FeedbackCall) -> Geometry:
-        steps, neurons, channels, _ = fed.geometry(fed.shape[0])
         # behind the parameters stand up to three tensors
-        return Geometry(steps, neurons, (*channels, *[(0, 0)] * 3) if channels else channels)
+        channels = (*fed.channels, *[(0, 0)] * 3) if fed.channels else ()
+        return Geometry(fed.shape[0], prod(fed.shape[1:]), channels)
 
 
 def _with(inputs: Sequence[Tensor], into: int, drive: Tensor) -> List[Tensor]:
@@ -632,7 +682,7 @@ class FeedbackSteps:
             if sums:
                 sums = [part if total is None else total + part for total, part in zip(sums, parts)]
         each = iter(sums)
-        return gus, sets[steps % 2], [next(each) if wants else None for wants in cotangents.learn]
+        return gus, sets[steps % 2], [next(each) if wants else None for wants in cotangents.learn], None
 
     def _again(
         self, fed: FeedbackCall, us: Tensor, checkpoints: Sequence[Tensor], t: int

@@ -2,43 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 
 from spikecore._base.bits import Whole
-from spikecore._base.context import COMPILED, EAGER, PLAIN, autocast_dtype, is_compiling, with_traced_sizes, world
+from spikecore._base.context import COMPILED, is_compiling, with_traced_sizes, world
 from spikecore._base.errors import a_kind
 from spikecore._shell import checks, observe
-from spikecore._shell.call import arguments, call
+from spikecore._shell.call import call
 from spikecore._shell.modules import calls_as, has_hooks
 from spikecore._shell.state import State, Stateful, Stepped
-from spikecore.backend import FEEDBACK_BIAS, FEEDBACK_WEIGHT, Feedback, Runner, Tensors, Unsupported
+from spikecore.backend import Tensors, Unsupported
 from spikecore.layers import Delay
 from spikecore.layers._delay import PAST, following, one_by_one, whole
 from spikecore.layers._packed import Follow
 from spikecore.neuron import Neuron
+from spikecore.neurons._feedback import FedResults, Matrix, fed_back, under_autocast
 
 __all__ = ["Recurrent"]
 
 #: Name of the fed-back output in the state.
 FEEDBACK = "feedback"
-
-
-class Matrix(NamedTuple):
-    """What outputs come back through: ``y @ weight.T + bias``."""
-
-    weight: Tensor
-    bias: Optional[Tensor]
-    #: ``[H]`` whole steps by which an output comes back later, and the longest there may be; None and 0 without.
-    delay: Optional[Tensor] = None
-    longest: int = 0
-
-    @property
-    def tensors(self) -> Tensors:
-        """The tensors that there are."""
-        return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
 
 class Recurrent(Stateful):
@@ -196,9 +182,9 @@ class Recurrent(Stateful):
             return inputs
         return [x.expand(self.repeat, *x.shape) if isinstance(x, Tensor) else x for x in inputs]
 
-    def _ends(self) -> Tuple[int, int]:
+    def _ends(self, neuron: Neuron) -> Tuple[int, int]:
         """The numbers of the input that is added to, and of the output that comes back."""
-        return 0 if self.into is None else self.neuron.inputs.index(self.into), self.output or 0
+        return 0 if self.into is None else neuron.inputs.index(self.into), self.output or 0
 
     def _state_names(self) -> Collection[str]:
         names = (*self.neuron.states, FEEDBACK)
@@ -227,39 +213,38 @@ class Recurrent(Stateful):
     def _computed(
         self, inputs: Sequence[Tensor], state: Optional[Mapping[str, Tensor]], record: Tuple[str, ...], final: bool
     ) -> Tuple[Tensors, State, Dict[str, Tensor]]:
-        inputs = checks.inputs("Recurrent", self.neuron.inputs, inputs)
-        into, output = self._ends()
+        neuron: Any = self._modules["neuron"]  # past nn.Module.__getattr__, which takes a while
+        linear = self._modules["linear"]
+        inputs = checks.inputs("Recurrent", neuron.inputs, inputs)
+        into, output = self._ends(neuron)
         x = inputs[into]
         names, past = self._state_names(), None
-        shapes = {PAST: (*x.shape[1:], self.linear.max_delay)} if isinstance(self.linear, Delay) else {}
+        shapes = {PAST: (*x.shape[1:], linear.max_delay)} if isinstance(linear, Delay) else {}
         start = checks.state("Recurrent", names, state, x, state is self._state, shapes)
         if start is not None:
             # outputs, not states of the neuron
-            end_of_states = len(self.neuron.states)
+            end_of_states = len(neuron.states)
             fed, *rest = [value.to(x.dtype) for value in start[end_of_states:]]
             start, past = (*start[:end_of_states], fed), rest[0] if rest else None
         mode = world()
         matrix: Union[Matrix, str] = "torch.compile traces the call" if mode is COMPILED else self._matrix(x)
-        feedback = None
+        results: Union[FedResults, str] = "" if isinstance(matrix, Matrix) else matrix
         if isinstance(matrix, Matrix):
-            feedback = Feedback(matrix.bias is not None, self.detach, into, output, matrix.delay is not None)
-            reason = why_looped(self.neuron, inputs, feedback, (*(start or ()), past), matrix, record, mode)
-        else:
-            reason = matrix
+            state_before = start if start is None or past is None else (*start, past)
+            options = (self.detach, into, output)
+            results = fed_back(neuron, inputs, state_before, matrix, record, final, options, mode)
         if mode is not COMPILED:
-            self.__dict__["_looped"] = reason
-        if isinstance(matrix, Matrix) and feedback is not None and not reason:
-            if start is not None and past is not None:
-                start = (*start, past)
-            outputs, end, trace = fed_back(self.neuron, inputs, start, matrix, record, final, feedback)
+            self.__dict__["_looped"] = results if isinstance(results, str) else ""
+        if not isinstance(results, str):
+            outputs, end, trace = results
             return outputs, dict(zip(names, end or ())), dict(zip(record, trace))
         if self.fused and x.numel():
-            raise Unsupported(f"Recurrent was to run all steps in one call (fused=True): {reason}")
+            raise Unsupported(f"Recurrent was to run all steps in one call (fused=True): {results}")
         return self._loop(inputs, start, record, past)
 
     def _matrix(self, x: Tensor) -> Union[Matrix, str]:
         """What the last output comes back through, or why it is no matrix."""
-        linear: Any = self.linear
+        linear: Any = self._modules["linear"]
         if self.fused is False:
             return "fused=False was asked for"
         if isinstance(linear, Delay):
@@ -271,8 +256,9 @@ class Recurrent(Stateful):
             return "linear has a forward of its own"
         if has_hooks(linear):
             return "linear has hooks, which are called at every step"
-        if type(self.neuron).run is not Neuron.run:
-            return f"{type(self.neuron).__name__} has a run() of its own"
+        neuron: Any = self._modules["neuron"]
+        if type(neuron).run is not Neuron.run:
+            return f"{type(neuron).__name__} has a run() of its own"
         return under_autocast(x, Matrix(linear.weight, linear.bias))
 
     def _delayed(self, x: Tensor) -> Union[Matrix, str]:
@@ -354,7 +340,7 @@ class Recurrent(Stateful):
         self, inputs: Tensors, start: Optional[Tensors], record: Tuple[str, ...], past: Optional[Tensor]
     ) -> Tuple[Tensors, State, Dict[str, Tensor]]:
         """One step after the other."""
-        into, output = self._ends()
+        into, output = self._ends(self.neuron)
         x = inputs[into]
         if start is None:
             inner: Optional[Dict[str, Tensor]] = None
@@ -448,81 +434,3 @@ def _check_part(kind: str, part: nn.Module) -> None:
             f"Recurrent: {where} with step='multi', which would take the batch of a step for time; call "
             "sc.set_step(linear, 'single') first"
         )
-
-
-def why_looped(
-    neuron: Any,
-    inputs: Tensors,
-    feedback: Feedback,
-    state: Sequence[Optional[Tensor]],
-    matrix: Matrix,
-    record: Sequence[str],
-    mode: str,
-) -> str:
-    """Why a call with feedback cannot be one call of the backend, "" if it can.
-
-    ``state``: the states of the neuron in its order, then the last output and the past; None for what is at rest.
-    """
-    into = feedback.into
-    x = inputs[into]
-    if mode is not EAGER or type(x) not in PLAIN:
-        return "torch traces or transforms the call, or x is no plain tensor"
-    there = [value for value in (*state, matrix.delay) if value is not None]
-    others = (*inputs[:into], *inputs[into + 1 :], *there, *matrix.tensors)
-    if any(type(value) not in PLAIN or value.device != x.device for value in others):
-        return "weight, bias or state is no plain tensor beside x"
-    if any(value.layout is not torch.strided for value in (x, *others)):
-        # a kernel reads memory by strides
-        return "weight, bias, state or x is sparse, or has no strides"
-    width = x.shape[-1] if x.ndim > 1 else 0
-    if matrix.weight.shape != (width, width) or (matrix.bias is not None and matrix.bias.shape != (width,)):
-        return "linear does not keep the shape of a step"
-    if not x.numel():
-        return "x is empty"
-    device, dtype = x.device.type, matrix.weight.dtype
-    mixed = any(value.dtype != dtype for value in matrix.tensors) or torch.promote_types(x.dtype, dtype) != x.dtype
-    if mixed or dtype not in (x.dtype, autocast_dtype(device)):
-        return f"the weight is {dtype} and x is {x.dtype}"
-    backend = neuron._dispatch.bind(device).backend
-    has = backend.capabilities_on(device)
-    # what the loop does without: it collects a record itself, and the matrix is no parameter of its calls
-    learns = torch.is_grad_enabled() and any(value.requires_grad for value in matrix.tensors)
-    demands = {
-        "recurrent": True,
-        "feedback_options": feedback != Feedback(feedback.bias),
-        "record": bool(record),
-        "parameter_gradients": learns,
-    }
-    missing = [name for name, wants in demands.items() if wants and not getattr(has, name)]
-    return f"backend {backend.name!r} does not declare {', '.join(missing)}" if missing else ""
-
-
-def fed_back(
-    neuron: Any,
-    inputs: Tensors,
-    state: Optional[Tensors],
-    matrix: Matrix,
-    record: Sequence[str],
-    final: bool,
-    feedback: Feedback,
-) -> Tuple[Tensors, Optional[Tensors], Tensors]:
-    """All steps of inputs ``[T, ..., H]``: outputs, states as they were given if ``final``, recorded states."""
-    behind = [(FEEDBACK_WEIGHT, matrix.weight), (FEEDBACK_BIAS, matrix.bias)]
-    dispatch = neuron._settled()
-    asked = arguments(neuron, dispatch, inputs, state, final, EAGER, behind=behind)
-    spec, *gradients = asked.kind
-    spec = (spec[0], None, *spec[2:5], feedback)
-    kind = dispatch.find(inputs[0].device.type, spec, *gradients, bool(record), dispatch.stamp)
-    delays: Any = (matrix.delay, matrix.longest) if feedback.delays else ()
-    runner: Runner = dispatch.runners[kind]
-    return runner(inputs, state, (*asked.values, *matrix.tensors, *delays), tuple(record))
-
-
-def under_autocast(x: Tensor, matrix: Matrix) -> Matrix:
-    """The matrix as autocast would have its product with an output of the dtype of ``x``."""
-    dtype = autocast_dtype(x.device.type)
-    # autocast leaves float64 as it is
-    if dtype is None or torch.float64 in (x.dtype, *[value.dtype for value in matrix.tensors]):
-        return matrix
-    bias = None if matrix.bias is None else matrix.bias.to(dtype)
-    return matrix._replace(weight=matrix.weight.to(dtype), bias=bias)

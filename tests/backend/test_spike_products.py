@@ -51,12 +51,41 @@ def test_numbers_that_do_not_begin_at_sixteen_bytes(split: Any) -> None:
     assert torch.equal(split(x, 3).double().sum(1), x.double())
 
 
-@pytest.mark.parametrize(("width", "rows"), [(16, 50), (21, 50), (21, 16)])
-def test_the_gradient_is_the_product(monkeypatch: pytest.MonkeyPatch, width: int, rows: int) -> None:
-    """Of all rows at once or of some; beside the product in float64. On a CPU no product of bfloat16 gives float32."""
+def check_gradient(monkeypatch: pytest.MonkeyPatch, width: int, rows: int, split: Any) -> None:
+    """The gradient of 50 rows, so many at once, beside the product in float64. On a CPU no product of bfloat16 gives
+    float32.
+    """
     monkeypatch.setattr(_spike_products, "ROWS", rows)
     monkeypatch.setattr(_spike_products, "multiplied", lambda a, b: a.float() @ b.float())
     generator = torch.Generator().manual_seed(0)
     grads, spikes = torch.randn(50, width, generator=generator), torch.rand(50, width, generator=generator).round()
-    found = _spike_products.of_gradient(grads, spikes, _spike_products.split)
+    found = _spike_products.of_gradient(grads, spikes, split)
     torch.testing.assert_close(found.double(), grads.double().t() @ spikes.double(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("width", "rows"), [(16, 50), (21, 50), (21, 16)])
+def test_the_gradient_is_the_product(monkeypatch: pytest.MonkeyPatch, width: int, rows: int) -> None:
+    """Of all rows at once or of some."""
+    check_gradient(monkeypatch, width, rows, _spike_products.split)
+
+
+@pytest.mark.parametrize("part", [0, 1, 2, "some rows"])
+@pytest.mark.parametrize("times", [0, 2], ids=["dropped", "twice"])
+def test_a_part_that_is_dropped_or_counted_twice_is_caught(
+    monkeypatch: pytest.MonkeyPatch, part: Any, times: int
+) -> None:
+    """Of the parts of the cotangents, the smallest too; and of the rows that are multiplied at once."""
+    calls = []
+
+    def wrong(x: torch.Tensor, count: int) -> torch.Tensor:
+        parts = _spike_products.split(x, count)
+        if count == _spike_products.PARTS:
+            calls.append(count)
+            if part != "some rows":
+                parts[:, part] *= times
+            elif len(calls) == 2:
+                parts *= times
+        return parts
+
+    with pytest.raises(AssertionError, match="not close"):
+        check_gradient(monkeypatch, 16, 16, wrong)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
+from feedback_changes import CHANGES, check_change
 from spikecore_numba.backend import NumbaBackend
 
 
@@ -59,6 +60,12 @@ def layer_of(net: Any) -> Any:
     sc.set_backend(net, "torch")
     sc.set_backend(net, "numba")
     return net
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_later_call_sees_what_changed(change: str) -> None:
+    """Calls of one signature go straight to their launch."""
+    check_change("numba", change)
 
 
 def test_threads_change_nothing() -> None:

@@ -33,6 +33,7 @@ _SHAPES = {
     "batch-1": (12, 1, 9),
     "no-batch": (12, 9),
     "two-batches": (8, 2, 3, 5),
+    "steps-45": (45, 2, 5),
 }
 
 

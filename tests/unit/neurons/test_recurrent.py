@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import spikecore as sc
+from feedback_changes import CHANGES, check_change
 from spikecore.neurons import Recurrent
 from spikecore.testing._loopback import EVERYTHING, Loopback, installed
 
@@ -198,6 +199,24 @@ def test_the_output_that_comes_back_is_a_number() -> None:
     """1.0 equals 1, and names no output."""
     with pytest.raises(ValueError, match=r"output=0.0 must be the output of LIF that comes back, 0 to 0"):
         built(output=0.0)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_later_call_sees_what_changed(change: str) -> None:
+    """Calls of one signature share what was found out at the first one, and no more than that."""
+    check_change("torch", change, learn=("tau",))
+
+
+def test_autocast_ends_with_its_block() -> None:
+    """A weight that autocast made, and one of that dtype: the same tensors, of which only the first is one call."""
+    net, x = built().float(), values(T, B, C, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        net(x)
+        assert net.looped == ""
+    net.linear.bfloat16()
+    with pytest.raises(RuntimeError, match="dtype"):
+        net(x)
+    assert "weight is torch.bfloat16" in net.looped
 
 
 def test_a_parametrisation_is_computed_once_a_call() -> None:
