@@ -57,7 +57,8 @@ def call(
     start = None if state is None else _state_as_it_is(neuron.states, state, x, is_step)
     if not (is_step or x.ndim) or (start is None and state is not None):
         return execute(neuron, inputs, state, record, final, single, mode)
-    noted_calls, signature = neuron._dispatch.noted, _signature(x, start, final, 0 if single else repeat)
+    dispatch = neuron._dispatch if neuron._rewrite is None else neuron._settle()
+    noted_calls, signature = dispatch.noted, _signature(x, start, final, 0 if single else repeat)
     noted = noted_calls.get(signature)
     values = None if noted is None else noted.values(neuron)
     if values is None:

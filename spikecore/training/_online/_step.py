@@ -20,7 +20,7 @@ from spikecore.training._online._chunk import GoingOn, Recording
 from spikecore.training._online._network import Network
 from spikecore.training._online._options import OnlineOptions
 from spikecore.training._online._plasticity import Plasticity
-from spikecore.training._online._rules import RULES, Dispatches
+from spikecore.training._online._rules import RULES
 from spikecore.training._saving import all_or_nothing, check_parts, load_optimizer
 from spikecore.training._steps import Loss
 from spikecore.training._updates import Updates
@@ -70,8 +70,8 @@ class OnlineTraining:
         self._takes_rows = plasticity is not None and plasticity.reward
         self._rule = RULES.get("stdp" if plasticity else options.rule)  # type: ignore[arg-type]  # a name
         if self._rule is not None:
-            self._network = Network(net, self._rule)
-            self._dispatches = Dispatches(self._rule)
+            self._network = network = Network(net, self._rule)
+            self._recording = Recording(network.neurons, network.others, network.layers, self._rule)
             self._backward: Any = Plasticity(plasticity) if plasticity else Backward(self._network, options)
         self._captured = self._chunks_of_graphs() if options.graph else None
 
@@ -179,8 +179,7 @@ class OnlineTraining:
         return CapturedChunks(self.net, self._online, carrying, self._backward.traces, gpu_of(self.net))
 
     def _online(self, inputs: Any, targets: Any) -> Tuple[Any, Tensor]:
-        network = self._network
-        with Recording(network.neurons, network.others, network.layers, self._dispatches) as chunk:
+        with self._recording as chunk:
             outputs = run_network(self.net, inputs)
             loss = self._loss_of(outputs, targets)
         self._backward(chunk, loss)
