@@ -120,13 +120,12 @@ class Dispatch:
             self.stamp = key
 
     def under(self, rewrite: Optional[Rewrite], neuron: Any) -> Dispatch:
-        """What computes by the program that ``rewrite`` makes of this one, which is traced; None: this dispatch."""
+        """What computes by the program that ``rewrite`` makes of this one; None: this dispatch."""
         if rewrite is None:
             return self
         dispatch = self.rewritten.get(rewrite)
         if dispatch is None:
-            traced: Any = self.program
-            program = rewrite(neuron, traced)
+            program = rewrite(neuron, self.define(neuron))
             own: Any = {"runners": {}, "derived": {}, "noted": {}, "rewritten": {}}
             own["numbers"] = {name: self.numbers[name] for name in program.numbers}
             dispatch = self.rewritten[rewrite] = replace(self, program=program, stamp=program.key, **own)

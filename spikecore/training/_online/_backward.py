@@ -59,7 +59,7 @@ class Backward:
 
     def __call__(self, chunk: Chunk, loss: Tensor) -> None:
         """Backward of the chunk's loss."""
-        calls, last = chunk.calls, chunk.last_layer
+        calls, last = chunk.calls, None if self.options.feedback == "exact" else chunk.last_layer
         weights = self.network.weights
         arrived, at_layers, _ = chunk.back([loss], [torch.ones_like(loss)], len(calls), weights)
         if self.rule.trace == "input":
@@ -71,7 +71,7 @@ class Backward:
             if isinstance(call, LayerCall):
                 continue
             errors: Gradients = [arrived.get(leaf) for leaf in call.leaves]
-            if last is not None and position < calls.index(last) and self.options.feedback != "exact":
+            if last is not None and position < calls.index(last):
                 if self.options.feedback == "none":
                     continue
                 errors = [
@@ -109,8 +109,8 @@ class Backward:
                 connections.append(Connection(f"{call.name}.linear", recurrent, call.fed_back(), call, None))
             self._learn(call, connections, starts, {**at_layers, None: rest[-1] if rest else None})
         learn_parameters(call, errors, self.traces)
-        last = chunk.last_layer
-        if self.rule.has_read_out and last in at_layers and is_leaky_read_out(call.neuron.program):
+        last = chunk.last_layer if self.rule.has_read_out else None
+        if last in at_layers and is_leaky_read_out(call.neuron.program):
             self._read_out = self._read_out_of(chunk, call, last, starts)
         return below, at_layers
 

@@ -32,10 +32,13 @@ def gradients(of: Sequence[Tensor], by: Sequence[Tensor], cotangents: Gradients)
     return list(torch.autograd.grad(values, list(by), grads, retain_graph=True, allow_unused=True))
 
 
-def accumulate(parameter: Tensor, gradient: Tensor) -> None:
-    """Add to ``parameter.grad``."""
+def accumulate(parameter: Tensor, gradient: Tensor, is_new: bool = False) -> None:
+    """Add to ``parameter.grad``; ``is_new``: nothing else has the tensor ``gradient``, which then may become it."""
     gradient = gradient.detach().to(parameter.dtype)
-    parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad.add_(gradient)
+    if parameter.grad is None:
+        parameter.grad = gradient if is_new else gradient.clone()
+    else:
+        parameter.grad.add_(gradient)
 
 
 def at_first(g: Tensor, x: Tensor) -> Tensor:

@@ -127,10 +127,10 @@ class Connection(NamedTuple):
         rows = output.reshape(-1, output.shape[-1])
         if "weight" in weights:
             with no_autocast(rows.device.type):
-                accumulate(weights["weight"], rows.t() @ inputs.reshape(len(rows), -1).to(rows.dtype))
+                accumulate(weights["weight"], rows.t() @ inputs.reshape(len(rows), -1).to(rows.dtype), True)
         if "bias" in weights:
             steps = output.reshape(len(output), -1, output.shape[-1]).sum(1)
-            accumulate(weights["bias"], (steps if counts is None else steps * counts).sum(0))
+            accumulate(weights["bias"], (steps if counts is None else steps * counts).sum(0), True)
 
 
 class Full:
@@ -150,10 +150,10 @@ class Full:
             trace = self.traces.get(key_of(of, "weight", state))
             if "weight" in weights and trace is not None:
                 rows = g.reshape(trace.shape[:2])
-                accumulate(weights["weight"], _summed(rows, trace))
+                accumulate(weights["weight"], _summed(rows, trace), True)
             bias = self.traces.get(key_of(of, "bias", state))
             if "bias" in weights and bias is not None:
-                accumulate(weights["bias"], (g.reshape(bias.shape) * bias).sum(0))
+                accumulate(weights["bias"], (g.reshape(bias.shape) * bias).sum(0), True)
 
     def advance(self, connections: Sequence[Connection], transition: Transition) -> None:
         """Move the traces over the chunk."""
