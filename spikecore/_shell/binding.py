@@ -126,9 +126,9 @@ class Dispatch:
         dispatch = self.rewritten.get(rewrite)
         if dispatch is None:
             program = rewrite(neuron, self.define(neuron))
-            own: Any = {"runners": {}, "derived": {}, "noted": {}, "rewritten": {}}
-            own["numbers"] = {name: self.numbers[name] for name in program.numbers}
-            dispatch = self.rewritten[rewrite] = replace(self, program=program, stamp=program.key, **own)
+            numbers = {name: self.numbers[name] for name in program.numbers}
+            dispatch = Dispatch(self.request, self.bound, program.key, program, self.arithmetic, numbers, self.settings)
+            self.rewritten[rewrite] = dispatch
         return dispatch
 
     def as_before(self, traced: Dispatch) -> Dispatch:

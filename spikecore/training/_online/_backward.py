@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 import torch
 from torch import Tensor
@@ -60,10 +60,7 @@ class Backward:
     def __call__(self, chunk: Chunk, loss: Tensor) -> None:
         """Backward of the chunk's loss."""
         calls, last = chunk.calls, None if self.options.feedback == "exact" else chunk.last_layer
-        weights = self.network.weights
-        arrived, at_layers, _ = chunk.back([loss], [torch.ones_like(loss)], len(calls), weights)
-        if self.rule.trace == "input":
-            weights = []
+        arrived, at_layers, _ = chunk.back([loss], [torch.ones_like(loss)], len(calls), self.network.weights)
         reached: Set[str] = set()
         self._read_out = None
         for position in reversed(range(len(calls))):
@@ -79,28 +76,21 @@ class Backward:
                     for k, y in enumerate(call.outputs)
                 ]
             errors = [torch.zeros_like(y) if g is None else g for g, y in zip(errors, call.outputs)]
-            below, of_layers = self._through(chunk, position, call, errors, weights, reached)
+            below, of_layers = self._through(chunk, position, call, errors, reached)
             at_layers.update(of_layers)
             for leaf, gradient in below.items():
                 arrived[leaf] = arrived[leaf] + gradient if leaf in arrived else gradient
 
     def _through(
-        self,
-        chunk: Chunk,
-        position: int,
-        call: NeuronCall,
-        errors: Gradients,
-        weights: Sequence[Tensor],
-        reached: Set[str],
+        self, chunk: Chunk, position: int, call: NeuronCall, errors: Gradients, reached: Set[str]
     ) -> Tuple[Dict[Tensor, Tensor], Dict[LayerCall, Tensor]]:
         """Backward through a neuron and to the next cuts below it."""
         recurrent = call.module.linear if isinstance(call.module, Recurrent) else None
-        into = None if recurrent is None else call.inputs[call.ends[0]]
-        if recurrent is not None and self.rule.trace != "input":
-            weights = [*weights, *[p for p in recurrent.parameters() if p.requires_grad]]
-        before = call.starts
-        others = [*before.values(), *([] if into is None else [into])]
-        below, at_layers, rest = chunk.back(call.outputs, errors, position, weights, others)
+        inner = [] if recurrent is None else [p for p in recurrent.parameters() if p.requires_grad]
+        # each once: a layer may share its weights with what feeds back
+        weights = [] if self.rule.trace == "input" else [*dict.fromkeys([*self.network.weights, *inner])]
+        before, into = call.starts, [] if recurrent is None else [call.inputs[call.ends[0]]]
+        below, at_layers, rest = chunk.back(call.outputs, errors, position, weights, [*before.values(), *into])
         starts = {name: g for name, g in zip(before, rest) if g is not None}
         if self._of_weights is not None:
             connections = [Connection(of.name, of.layer, of.inputs, call, of) for of in at_layers if learnt(of.layer)]

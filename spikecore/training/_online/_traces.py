@@ -115,9 +115,8 @@ class Connection(NamedTuple):
         for u, cotangent in pairs:
             with torch.enable_grad():
                 z = self.layer(self.as_read(u))
-            for weight, gradient in zip(
-                weights.values(), gradients([z], [*weights.values()], [cotangent.reshape(z.shape)])
-            ):
+            found = gradients([z], [*weights.values()], [cotangent.reshape(z.shape)])
+            for weight, gradient in zip(weights.values(), found):
                 if gradient is not None:
                     accumulate(weight, gradient)
 
