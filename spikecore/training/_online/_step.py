@@ -119,6 +119,8 @@ class OnlineTraining:
     def feed(self, x: Any, y: Any = None) -> Tuple[Any, Tensor]:
         """Train on one time step ``[B, ...]``, which goes on from the one before; gives its output and loss.
 
+        A whole sequence ``[T, B, ...]`` cannot be told from a step, and would be one: give it to a call of the step.
+
         With ``time_targets`` ``y`` is the target of the step, ``[B, ...]``, which the loss gets as ``[1, B, ...]``.
         """
         target = tree_map(lambda value: value.unsqueeze(0), y) if self.options.time_targets else y
