@@ -169,7 +169,12 @@ def project(net: nn.Module) -> None:
     after its update, and ``state_dict()`` before it saves. In a loop of your own call it after ``optimizer.step()``, so
     that a parameter need not come back from afar.
     """
-    for module in _neurons(net, "project"):
+    into_ranges(_neurons(net, "project"))
+
+
+def into_ranges(modules: Sequence[Stateful]) -> None:
+    """:func:`project` for these modules."""
+    for module in modules:
         if isinstance(module, Neuron):
             parameters.project(module)
         elif isinstance(module, Delay):

@@ -16,7 +16,7 @@ from spikecore._base.context import compile_time, is_compiling, uncompiled
 from spikecore._base.misnamed import hint_at_missing
 from spikecore._plugins.selection import Resolved, asked_in_words, capture
 from spikecore._shell import checkpoints, checks, parameters, ranges
-from spikecore._shell.binding import Arithmetic, Dispatch, ask, request
+from spikecore._shell.binding import Arithmetic, Dispatch, Rewrite, ask, request
 from spikecore._shell.call import call
 from spikecore._shell.state import Stateful
 from spikecore.lang import Program, ops
@@ -100,6 +100,8 @@ class Neuron(Stateful):
     _loading = False
     #: What runs calls; there is none yet while the neuron is made.
     _dispatch: Dispatch
+    #: What calls compute by in the place of the program: within a chunk of an online rule, that of the rule.
+    _rewrite: Optional[Rewrite] = None
 
     #: Parameters that the constructor computes from other arguments, and does not take itself.
     _computed: ClassVar[Tuple[str, ...]] = ()
@@ -179,7 +181,7 @@ class Neuron(Stateful):
         if dispatch.program is not None and dispatch.settings != self._settings():
             dispatch = self.__dict__["_dispatch"] = dispatch.anew()
         dispatch.settle(self)
-        return dispatch
+        return dispatch.under(self._rewrite, self)
 
     @compile_time
     def _settle_untraced(self) -> None:
@@ -192,7 +194,7 @@ class Neuron(Stateful):
         """
         if is_compiling():
             self._settle_untraced()
-            return self._dispatch
+            return self._dispatch.under(self._rewrite, self)
         return self._settle()
 
     @uncompiled
@@ -356,6 +358,7 @@ class Neuron(Stateful):
     def __getstate__(self) -> Dict[str, Any]:
         state = {**super().__getstate__(), "_dispatch": self._dispatch.request}
         del state["bounds"]  # a view of the ranges
+        state.pop("_rewrite", None)  # a copy is in no chunk
         return state
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
@@ -402,7 +405,7 @@ class Neuron(Stateful):
         return tuple(self.states)
 
     def _constant_states(self) -> Collection[str]:
-        program = self._dispatch.program
+        program = self._dispatch.program and self._dispatch.under(self._rewrite, self).program
         return () if program is None else program.constant_states()
 
     def extra_repr(self) -> str:

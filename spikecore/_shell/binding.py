@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field, replace
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Protocol, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Protocol, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,9 @@ class Arithmetic(Protocol):
     def holds(self, dtype: torch.dtype) -> bool:
         """Whether it may be computed in this dtype."""
 
+
+#: Makes another program of a neuron's, of the same states and parameters, for some of its calls.
+Rewrite = Callable[[Any, Program], Program]
 
 #: Unique id of a definition until the hash of its program is known.
 _definitions = itertools.count()
@@ -94,6 +97,8 @@ class Dispatch:
     #: Calls that passed every check, by their signature: a :class:`~spikecore._shell.call.NotedCall`, or what such a
     #: module notes of its calls.
     noted: Dict[Tuple[Any, ...], Any] = field(default_factory=dict)
+    #: What computes by the programs that others make of this one: see :meth:`under`.
+    rewritten: Dict[Rewrite, Dispatch] = field(default_factory=dict)
 
     def anew(self) -> Dispatch:
         """A dispatch of the same request and backends, for another definition."""
@@ -114,9 +119,23 @@ class Dispatch:
             key = self.define(neuron).key
             self.stamp = key
 
+    def under(self, rewrite: Optional[Rewrite], neuron: Any) -> Dispatch:
+        """What computes by the program that ``rewrite`` makes of this one; None: this dispatch."""
+        if rewrite is None:
+            return self
+        dispatch = self.rewritten.get(rewrite)
+        if dispatch is None:
+            program = rewrite(neuron, self.define(neuron))
+            numbers = {name: self.numbers[name] for name in program.numbers}
+            dispatch = Dispatch(self.request, self.bound, program.key, program, self.arithmetic, numbers, self.settings)
+            self.rewritten[rewrite] = dispatch
+        return dispatch
+
     def as_before(self, traced: Dispatch) -> Dispatch:
         """This dispatch with the settings and numbers of one that gave the same program: calls are checked again."""
-        return replace(self, settings=traced.settings, numbers=traced.numbers, in_both_modes=False, noted={})
+        return replace(
+            self, settings=traced.settings, numbers=traced.numbers, in_both_modes=False, noted={}, rewritten={}
+        )
 
     def bind(self, device_type: str) -> Resolved:
         """The backend for a type of device, chosen now if it was not."""

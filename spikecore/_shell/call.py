@@ -57,7 +57,9 @@ def call(
     start = None if state is None else _state_as_it_is(neuron.states, state, x, is_step)
     if not (is_step or x.ndim) or (start is None and state is not None):
         return execute(neuron, inputs, state, record, final, single, mode)
-    noted_calls, signature = neuron._dispatch.noted, _signature(x, start, final, 0 if single else repeat)
+    dispatch, rewrite = neuron._dispatch, neuron._rewrite
+    noted_calls = (dispatch if rewrite is None else dispatch.under(rewrite, neuron)).noted
+    signature = _signature(x, start, final, 0 if single else repeat)
     noted = noted_calls.get(signature)
     values = None if noted is None else noted.values(neuron)
     if values is None:

@@ -19,11 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base.batches import beside, device_of, to_device, tree_map
-from spikecore._shell import parameters
 from spikecore._shell.modules import named_as, unwrapped
-from spikecore.functional import own_state, stateful_modules
-from spikecore.layers import Delay
-from spikecore.neuron import Neuron
+from spikecore.functional import into_ranges, own_state, stateful_modules
 from spikecore.training._checks import (
     SECOND_LOOK,
     Call,
@@ -160,11 +157,7 @@ class EagerTraining(_Eager):
 
     def _update(self, batch: Dict[str, Any]) -> None:
         self._updates.make(self.optimizer, self._form.update, self._form.is_captured, batch)
-        for module in self._stateful:
-            if isinstance(module, Neuron):
-                parameters.project(module)
-            elif isinstance(module, Delay):
-                module.project()
+        into_ranges(self._stateful)
 
 
 class EagerInference(_Eager):

@@ -14,7 +14,6 @@ from spikecore.training._online._chunk import (
     Gradients,
     LayerCall,
     NeuronCall,
-    accumulate,
     at_first,
     gradients,
     learnt,
@@ -60,8 +59,8 @@ class Backward:
 
     def __call__(self, chunk: Chunk, loss: Tensor) -> None:
         """Backward of the chunk's loss."""
-        calls, last = chunk.calls, chunk.last_layer
-        arrived, at_layers = chunk.spread([loss], [torch.ones_like(loss)], len(calls), self.network.weights)
+        calls, last = chunk.calls, None if self.options.feedback == "exact" else chunk.last_layer
+        arrived, at_layers, _ = chunk.back([loss], [torch.ones_like(loss)], len(calls), self.network.weights)
         reached: Set[str] = set()
         self._read_out = None
         for position in reversed(range(len(calls))):
@@ -69,7 +68,7 @@ class Backward:
             if isinstance(call, LayerCall):
                 continue
             errors: Gradients = [arrived.get(leaf) for leaf in call.leaves]
-            if last is not None and position < calls.index(last) and self.options.feedback != "exact":
+            if last is not None and position < calls.index(last):
                 if self.options.feedback == "none":
                     continue
                 errors = [
@@ -86,23 +85,22 @@ class Backward:
         self, chunk: Chunk, position: int, call: NeuronCall, errors: Gradients, reached: Set[str]
     ) -> Tuple[Dict[Tensor, Tensor], Dict[LayerCall, Tensor]]:
         """Backward through a neuron and to the next cuts below it."""
-        is_filtered = self.rule.trace == "input"
         recurrent = call.module.linear if isinstance(call.module, Recurrent) else None
-        inner = [] if recurrent is None or is_filtered else [p for p in recurrent.parameters() if p.requires_grad]
-        by_input, starts, by_inner = call.back(errors, inner)
-        for weight, gradient in zip(inner, by_inner):
-            if gradient is not None:
-                accumulate(weight, gradient)
-        below, at_layers = chunk.spread(call.inputs, by_input, position, [] if is_filtered else self.network.weights)
+        inner = [] if recurrent is None else [p for p in recurrent.parameters() if p.requires_grad]
+        # each once: a layer may share its weights with what feeds back
+        weights = [] if self.rule.trace == "input" else [*dict.fromkeys([*self.network.weights, *inner])]
+        before, into = call.starts, [] if recurrent is None else [call.inputs[call.ends[0]]]
+        below, at_layers, rest = chunk.back(call.outputs, errors, position, weights, [*before.values(), *into])
+        starts = {name: g for name, g in zip(before, rest) if g is not None}
         if self._of_weights is not None:
             connections = [Connection(of.name, of.layer, of.inputs, call, of) for of in at_layers if learnt(of.layer)]
             self._refuse_shared(connections, reached)
             if recurrent is not None and learnt(recurrent):
                 connections.append(Connection(f"{call.name}.linear", recurrent, call.fed_back(), call, None))
-            self._learn(call, connections, by_input, starts, at_layers)
+            self._learn(call, connections, starts, {**at_layers, None: rest[-1] if rest else None})
         learn_parameters(call, errors, self.traces)
-        last = chunk.last_layer
-        if self.rule.has_read_out and last in at_layers and is_leaky_read_out(call.neuron.program):
+        last = chunk.last_layer if self.rule.has_read_out else None
+        if last in at_layers and is_leaky_read_out(call.neuron.program):
             self._read_out = self._read_out_of(chunk, call, last, starts)
         return below, at_layers
 
@@ -110,15 +108,17 @@ class Backward:
         self,
         call: NeuronCall,
         connections: List[Connection],
-        by_input: Gradients,
         starts: Dict[str, Tensor],
-        at_layers: Dict[LayerCall, Tensor],
+        outputs: Mapping[Optional[LayerCall], Optional[Tensor]],
     ) -> None:
-        """What the weights of a neuron learn from earlier steps, and their traces."""
+        """What the weights of a neuron learn from earlier steps, and their traces.
+
+        ``outputs``: the gradients of the outputs of layers; of what comes back under None.
+        """
         traces = self._of_weights
         if isinstance(traces, Filtered):
             for of in connections:
-                output = of.cotangent(by_input) if of.call is None else at_layers[of.call]
+                output = outputs[of.call]
                 if output is not None:
                     traces.learn(of, output)
         elif connections:
@@ -159,7 +159,7 @@ class Backward:
         for k in errors:
             y, name = call.outputs[k], f"{READ_OUT}/{k}"
             cotangent = read_out.share.to(y.dtype).view(-1, *[1] * (y.ndim - 1)).expand(y.shape)
-            by_input, by_state, _ = call.back([cotangent if other is y else None for other in call.outputs])
+            by_input, by_state = call.back([y], [cotangent])
             if read_out.decay is not None:
                 by_state = {**by_state, name: read_out.decay.expand(y.shape[1:])}
             memory[name] = by_input, by_state

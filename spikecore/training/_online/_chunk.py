@@ -1,12 +1,12 @@
 """A chunk as it was computed: the calls of its neurons and layers, cut apart so that each is differentiated alone.
 
-While a chunk is recorded, a neuron gets its input as a leaf of autograd, and what it gives goes on as another one. So a
-graph ends at every neuron, at both sides, and what lies between neurons (:meth:`Chunk.spread`) is space without time.
+While a chunk is recorded, what a neuron gives goes on as a leaf of autograd. So a graph ends behind every neuron, and
+:meth:`Chunk.back` goes through a neuron and what lies before it, up to the neurons below.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
@@ -17,7 +17,7 @@ from spikecore._shell.state import Stateful, carried, put_back
 from spikecore.backend import Unsupported
 from spikecore.neurons import Recurrent
 from spikecore.neurons._recurrent import FEEDBACK
-from spikecore.training._online._rules import Dispatches
+from spikecore.training._online._rules import Rule
 
 #: Gradients beside what they are of; None where there is no path.
 Gradients = Sequence[Optional[Tensor]]
@@ -32,10 +32,13 @@ def gradients(of: Sequence[Tensor], by: Sequence[Tensor], cotangents: Gradients)
     return list(torch.autograd.grad(values, list(by), grads, retain_graph=True, allow_unused=True))
 
 
-def accumulate(parameter: Tensor, gradient: Tensor) -> None:
-    """Add to ``parameter.grad``."""
+def accumulate(parameter: Tensor, gradient: Tensor, is_new: bool = False) -> None:
+    """Add to ``parameter.grad``; ``is_new``: nothing else has the tensor ``gradient``, which then may become it."""
     gradient = gradient.detach().to(parameter.dtype)
-    parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad.add_(gradient)
+    if parameter.grad is None:
+        parameter.grad = gradient if is_new else gradient.clone()
+    else:
+        parameter.grad.add_(gradient)
 
 
 def at_first(g: Tensor, x: Tensor) -> Tensor:
@@ -67,15 +70,14 @@ class NeuronCall:
 
     name: str
     module: Any
-    #: The inputs ``[C, B, ...]`` with their graph, and as leaves.
+    #: The inputs ``[C, B, ...]``, with their graph.
     inputs: Tuple[Tensor, ...]
-    cut: Tuple[Tensor, ...]
     #: The states before, as leaves; none at rest.
     start: Dict[str, Tensor]
-    outputs: Tuple[Tensor, ...] = ()
+    outputs: Tuple[Tensor, ...]
     #: The outputs as they went on, as leaves.
-    leaves: Tuple[Tensor, ...] = ()
-    end: Dict[str, Tensor] = field(default_factory=dict)
+    leaves: Tuple[Tensor, ...]
+    end: Dict[str, Tensor]
 
     @property
     def neuron(self) -> Any:
@@ -88,34 +90,32 @@ class NeuronCall:
         return tuple(self.neuron.states)
 
     @property
+    def starts(self) -> Dict[str, Tensor]:
+        """The states of its neuron before."""
+        return {name: self.start[name] for name in self.neuron.states if name in self.start}
+
+    @property
     def ends(self) -> Tuple[int, int]:
         """Of ``Recurrent``, the numbers of the input that is added to, and of the output that comes back."""
         into, output = self.module.into, self.module.output
         return 0 if into is None else self.neuron.inputs.index(into), output or 0
 
-    def back(self, outputs: Gradients, more: Sequence[Tensor] = ()) -> Tuple[Gradients, Dict[str, Tensor], Gradients]:
-        """Gradients of the inputs, of the states before, and of other tensors, for those of the outputs."""
-        return self._back(self.outputs, outputs, more)
+    def back(self, of: Sequence[Tensor], cotangents: Gradients) -> Tuple[Gradients, Dict[str, Tensor]]:
+        """Gradients of the inputs, and of the states before, for those of results of the call."""
+        starts, count = self.starts, len(self.inputs)
+        results = gradients(of, [*self.inputs, *starts.values()], cotangents)
+        return results[:count], {name: g for name, g in zip(starts, results[count:]) if g is not None}
 
     def transition(self, state: str) -> Tuple[Gradients, Dict[str, Tensor]]:
         """The derivatives of the final value of a state by the inputs of each step, and by the states before."""
         end = self.end[state]
-        return self._back([end], [torch.ones_like(end)])[:2]
+        return self.back([end], [torch.ones_like(end)])
 
     def fed_back(self) -> Tensor:
         """What came back at each step, of ``Recurrent``: the outputs one step before."""
         y = self.outputs[self.ends[1]].detach()
         first = self.start[FEEDBACK].detach() if self.start else torch.zeros_like(y[0])
         return torch.cat([first.to(y.dtype).unsqueeze(0), y[:-1]])
-
-    def _back(
-        self, of: Sequence[Tensor], cotangents: Gradients, more: Sequence[Tensor] = ()
-    ) -> Tuple[Gradients, Dict[str, Tensor], Gradients]:
-        names = [name for name in self.states if name in self.start]
-        results = gradients(of, [*self.cut, *(self.start[name] for name in names), *more], cotangents)
-        first, behind = len(self.cut), len(self.cut) + len(names)
-        starts = {name: value for name, value in zip(names, results[first:behind]) if value is not None}
-        return results[:first], starts, results[behind:]
 
 
 class Chunk:
@@ -131,25 +131,31 @@ class Chunk:
         weights = [call for call in layers if not isinstance(call.layer, nn.modules.batchnorm._BatchNorm)]
         return next(reversed(weights or layers), None)
 
-    def spread(
-        self, of: Sequence[Tensor], cotangents: Gradients, before: int, weights: Sequence[nn.Parameter]
-    ) -> Tuple[Dict[Tensor, Tensor], Dict[LayerCall, Tensor]]:
-        """Backward from ``of`` to the next cuts: the gradients of the outputs of neurons, and of those of layers.
+    def back(
+        self,
+        of: Sequence[Tensor],
+        cotangents: Gradients,
+        before: int,
+        weights: Sequence[Tensor] = (),
+        others: Sequence[Tensor] = (),
+    ) -> Tuple[Dict[Tensor, Tensor], Dict[LayerCall, Tensor], Gradients]:
+        """Backward from ``of`` to the next cuts: the gradients of the outputs of neurons, those of the outputs of
+        layers, and those of ``others``.
 
         ``before``: how many calls there were. Those of ``weights`` on the way get theirs.
         """
         earlier = self.calls[:before]
         layers = [call for call in earlier if isinstance(call, LayerCall) and call.output.requires_grad]
         leaves = [leaf for call in earlier if isinstance(call, NeuronCall) for leaf in call.leaves]
-        results = gradients(of, [*leaves, *(call.output for call in layers), *weights], cotangents)
-        outputs, rest = results[: len(leaves)], results[len(leaves) :]
-        for weight, gradient in zip(weights, rest[len(layers) :]):
+        by = [*leaves, *[call.output for call in layers], *others, *weights]
+        results = iter(gradients(of, by, cotangents))
+        below = {leaf: gradient for leaf, gradient in zip(leaves, results) if gradient is not None}
+        at_layers = {call: gradient for call, gradient in zip(layers, results) if gradient is not None}
+        rest = [gradient for _, gradient in zip(others, results)]
+        for weight, gradient in zip(weights, results):
             if gradient is not None:
                 accumulate(weight, gradient)
-        return (
-            {leaf: gradient for leaf, gradient in zip(leaves, outputs) if gradient is not None},
-            {call: gradient for call, gradient in zip(layers, rest) if gradient is not None},
-        )
+        return below, at_layers, rest
 
 
 class GoingOn:
@@ -180,57 +186,49 @@ class Recording(GoingOn):
     """Within the block calls are recorded and cut, too, and neurons compute by the programs of a rule."""
 
     def __init__(
-        self,
-        neurons: Mapping[str, Stateful],
-        others: Sequence[Stateful],
-        layers: Mapping[str, nn.Module],
-        dispatches: Dispatches,
+        self, neurons: Mapping[str, Stateful], others: Sequence[Stateful], layers: Mapping[str, nn.Module], rule: Rule
     ) -> None:
         super().__init__([*neurons.values(), *others])
-        self.chunk = Chunk()
-        self._neurons, self._layers, self._dispatches = neurons, layers, dispatches
-        self._open: Dict[nn.Module, NeuronCall] = {}
-        self._called: Set[str] = set()
+        self.rule = rule
+        self._programs = [module.neuron if isinstance(module, Recurrent) else module for module in neurons.values()]
+        #: Ways to register what is called behind, or before, a module of the network.
+        self._registered = [
+            *[
+                partial(m.register_forward_pre_hook, _with_gradients)
+                for m in neurons.values()
+                if isinstance(m, Recurrent)
+            ],
+            *[partial(m.register_forward_hook, partial(self._neuron, name)) for name, m in neurons.items()],
+            *[partial(m.register_forward_hook, partial(self._layer, name)) for name, m in layers.items()],
+        ]
 
     def __enter__(self) -> Chunk:  # type: ignore[override]  # it gives what it records
-        self._programs = []
-        for module in self._neurons.values():
-            neuron = module.neuron if isinstance(module, Recurrent) else module
-            dispatch = self._dispatches.of(neuron)
-            self._programs.append((neuron, neuron.__dict__["_dispatch"]))
-            neuron.__dict__["_dispatch"] = dispatch
-        self._hooks: List[Any] = []
-        for name, module in self._neurons.items():
-            self._hooks.append(module.register_forward_pre_hook(partial(self._begin, name)))
-            self._hooks.append(module.register_forward_hook(self._end))
-        for name, layer in self._layers.items():
-            self._hooks.append(layer.register_forward_hook(partial(self._layer, name)))
+        self.chunk = chunk = Chunk()
+        self._called: Set[str] = set()
+        for neuron in self._programs:
+            neuron.__dict__["_rewrite"] = self.rule.keep
+        self._hooks = [register() for register in self._registered]
         super().__enter__()
-        return self.chunk
+        self._starts = {module: module.state or {} for module in self.modules}
+        return chunk
 
     def __exit__(self, kind: Any, *_: Any) -> None:
         super().__exit__(kind)
         for hook in self._hooks:
             hook.remove()
-        for neuron, dispatch in self._programs:
-            neuron.__dict__["_dispatch"] = dispatch
+        for neuron in self._programs:
+            del neuron.__dict__["_rewrite"]
+        del self.chunk, self._starts
 
-    def _begin(self, name: str, module: Any, args: Any) -> Any:
+    def _neuron(self, name: str, module: Any, args: Any, result: Any) -> Any:
         self._count(name)
-        cut = tuple([x.detach().requires_grad_() for x in args])
-        self._open[module] = NeuronCall(name, module, args, cut, module.state or {})
-        return cut
-
-    def _end(self, module: Any, args: Any, result: Any) -> Any:
-        call = self._open.pop(module)
-        call.outputs = result if isinstance(result, tuple) else (result,)
-        call.leaves = tuple([y.detach().requires_grad_() for y in call.outputs])
-        call.end = module.state
-        self.chunk.calls.append(call)
-        return call.leaves if isinstance(result, tuple) else call.leaves[0]
+        outputs = result if isinstance(result, tuple) else (result,)
+        leaves = tuple([y.detach().requires_grad_() for y in outputs])
+        self.chunk.calls.append(NeuronCall(name, module, args, self._starts[module], outputs, leaves, module.state))
+        return leaves if isinstance(result, tuple) else leaves[0]
 
     def _layer(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
-        if self._dispatches.rule.trace and learnt(module):
+        if self.rule.trace and learnt(module):
             self._count(name)
         if args and isinstance(output, Tensor):
             self.chunk.calls.append(LayerCall(name, module, args[0].detach(), output))
@@ -238,8 +236,13 @@ class Recording(GoingOn):
     def _count(self, name: str) -> None:
         if name in self._called:
             raise Unsupported(
-                f"rule={self._dispatches.rule.name!r}: {name!r} is called twice for a chunk, and a trace is that of "
+                f"rule={self.rule.name!r}: {name!r} is called twice for a chunk, and a trace is that of "
                 "one call a step; give the network whole chunks [C, B, ...] in the place of a loop over steps, make a "
                 "module for each place, or take rule='bptt'"
             )
         self._called.add(name)
+
+
+def _with_gradients(module: nn.Module, args: Any) -> Any:
+    """Inputs of ``Recurrent``, whose gradient is that of what comes back, too, which is added to them."""
+    return tuple([x if x.requires_grad else x.detach().requires_grad_() for x in args])

@@ -159,7 +159,7 @@ class Plasticity:
 def _connections(chunk: Chunk, position: int, call: NeuronCall) -> List[Connection]:
     """The layers with weights that learn, and whose output reaches a neuron."""
     ones = [torch.ones_like(x) for x in call.inputs]
-    layers = chunk.spread(call.inputs, ones, position, weights=())[1]
+    layers = chunk.back(call.inputs, ones, position)[1]
     connections = [Connection(of.name, of.layer, of.inputs, call, of) for of in layers]
     if isinstance(call.module, Recurrent):
         connections.append(Connection(f"{call.name}.linear", call.module.linear, call.fed_back(), call, None))

@@ -9,10 +9,10 @@ A program's step is ``s' = f(s, x)``, ``y = g(s, x)``. A rule trains with the sa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from dataclasses import dataclass
+from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
-from spikecore._shell.binding import Dispatch
+from spikecore._shell.binding import Rewrite
 from spikecore.backend import Unsupported
 from spikecore.lang import Expr, Node, Program, topological
 from spikecore.lang._program import changed, reverse
@@ -39,7 +39,7 @@ class Rule:
 
     name: str
     trace: str
-    keep: Optional[Callable[[Any, Program], Program]] = None
+    keep: Optional[Rewrite] = None
     #: Whether traces have the memory of a leaky read-out in them, where errors come from it directly.
     has_read_out: bool = False
 
@@ -57,27 +57,6 @@ RULES: Mapping[str, Rule] = {
 }
 
 
-class Dispatches:
-    """The dispatch of each neuron under a rule: its backend, and the program that the rule makes of its own."""
-
-    def __init__(self, rule: Rule) -> None:
-        self.rule = rule
-        #: Of a neuron, its own dispatch and the one under the rule.
-        self._dispatches: Dict[Any, Tuple[Dispatch, Dispatch]] = {}
-
-    def of(self, neuron: Any) -> Dispatch:
-        """Made once for each definition of a neuron."""
-        original = neuron._settle()
-        if self.rule.keep is None:
-            return original  # type: ignore[no-any-return]  # a neuron has a dispatch
-        earlier, dispatch = self._dispatches.get(neuron, (None, None))
-        if dispatch is None or earlier is not original:
-            program = self.rule.keep(neuron, original.program)
-            dispatch = replace(original, program=program, stamp=program.key, runners={}, derived={}, noted={})
-            self._dispatches[neuron] = original, dispatch
-        return dispatch
-
-
 # -- the leak
 
 
@@ -92,7 +71,7 @@ def is_leaky_read_out(program: Program) -> bool:
     )
 
 
-def leak(program: Program) -> Program:
+def leak(neuron: Any, program: Program) -> Program:
     """The filter through which an input of earlier steps counts in the present step, if no spike had happened.
 
     With spikes taken for constants a step of a leaky neuron is linear: ``s' = A s + b x``, and what its output depends

@@ -66,7 +66,7 @@ def _key(call: NeuronCall, name: str, state: str) -> str:
 
 def _placed(call: NeuronCall, name: str, value: Tensor) -> Tensor:
     """A parameter, viewed over one time step."""
-    ((view,), _) = parameters.place(call.name, [(name, value)], call.cut[0].shape[1:], call.neuron.channel_dim)
+    ((view,), _) = parameters.place(call.name, [(name, value)], call.inputs[0].shape[1:], call.neuron.channel_dim)
     return view  # type: ignore[return-value]  # a tensor in, a tensor out
 
 
@@ -74,13 +74,13 @@ def _again(
     call: NeuronCall, names: List[str]
 ) -> Tuple[Dict[str, Tensor], Dict[str, Tensor], Tuple[Tensor, ...], Mapping[str, Tensor]]:
     """The call once more: a value of each parameter for each neuron, states before, outputs, states behind."""
-    neuron, x = call.neuron, call.cut[0]
+    neuron, x = call.neuron, call.inputs[0]
     values = {
         name: _placed(call, name, getattr(neuron, name).detach()).expand(x.shape[1:]).contiguous().requires_grad_()
         for name in names
     }
     starts = {name: call.start[name].detach().requires_grad_() for name in call.states if name in call.start}
-    inputs = tuple([value.detach() for value in call.cut])
+    inputs = tuple([value.detach() for value in call.inputs])
     if isinstance(call.module, Recurrent):
         inputs = _with_feedback(call, inputs)
     dispatch = neuron._settle()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from itertools import repeat
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
@@ -9,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base.batches import beside, device_of, flattened, run_network, to_device, tree_map
+from spikecore._shell.checks import shown
 from spikecore._shell.modules import named_as
 from spikecore._shell.state import keep
-from spikecore.functional import project, stateful_modules
+from spikecore.functional import into_ranges, stateful_modules
 from spikecore.training._checks import check_loss, check_optimizer
 from spikecore.training._graphed import gpu_of
 from spikecore.training._online._backward import Backward
@@ -20,7 +22,7 @@ from spikecore.training._online._chunk import GoingOn, Recording
 from spikecore.training._online._network import Network
 from spikecore.training._online._options import OnlineOptions
 from spikecore.training._online._plasticity import Plasticity
-from spikecore.training._online._rules import RULES, Dispatches
+from spikecore.training._online._rules import RULES
 from spikecore.training._saving import all_or_nothing, check_parts, load_optimizer
 from spikecore.training._steps import Loss
 from spikecore.training._updates import Updates
@@ -61,6 +63,13 @@ class OnlineTraining:
         check_optimizer(optimizer, net)
         self.net, self.loss, self.optimizer, self.options = net, loss, optimizer, options
         self._stateful = stateful_modules(net)
+        if not self._stateful:
+            warnings.warn(
+                f"OnlineOptions: net={shown(net)} has no spikecore neuron, so that nothing goes on from step to step, "
+                "and each chunk is trained alone; give the network that holds the neurons",
+                UserWarning,
+                stacklevel=3,  # the line that calls sc.training_model
+            )
         self._updates = Updates(net, options.clip_norm, None)
         #: The last chunk, for the words of an error.
         self._last: Dict[str, Any] = {}
@@ -70,8 +79,8 @@ class OnlineTraining:
         self._takes_rows = plasticity is not None and plasticity.reward
         self._rule = RULES.get("stdp" if plasticity else options.rule)  # type: ignore[arg-type]  # a name
         if self._rule is not None:
-            self._network = Network(net, self._rule)
-            self._dispatches = Dispatches(self._rule)
+            self._network = network = Network(net, self._rule)
+            self._recording = Recording(network.neurons, network.others, network.layers, self._rule)
             self._backward: Any = Plasticity(plasticity) if plasticity else Backward(self._network, options)
         self._captured = self._chunks_of_graphs() if options.graph else None
 
@@ -110,6 +119,8 @@ class OnlineTraining:
     def feed(self, x: Any, y: Any = None) -> Tuple[Any, Tensor]:
         """Train on one time step ``[B, ...]``, which goes on from the one before; gives its output and loss.
 
+        A whole sequence ``[T, B, ...]`` cannot be told from a step, and would be one: give it to a call of the step.
+
         With ``time_targets`` ``y`` is the target of the step, ``[B, ...]``, which the loss gets as ``[1, B, ...]``.
         """
         target = tree_map(lambda value: value.unsqueeze(0), y) if self.options.time_targets else y
@@ -121,7 +132,7 @@ class OnlineTraining:
     def update(self) -> None:
         """Step the optimiser with the gradients that added up since the last update."""
         self._updates.make(self.optimizer, lambda optimizer: optimizer.step(), False, self._last)
-        project(self.net)
+        into_ranges(self._stateful)
         self._is_updated = True
 
     def reset(self) -> None:
@@ -159,7 +170,9 @@ class OnlineTraining:
         device = device_of(self.net)
         inputs, targets = to_device(inputs, device), to_device(targets, device)
         if self._is_updated:
-            self.optimizer.zero_grad(set_to_none=True)
+            for group in self.optimizer.param_groups:
+                for weight in group["params"]:
+                    weight.grad = None
             self._is_updated = False
         if self._rule is None:
             outputs, loss = self._truncated(inputs, targets)
@@ -179,12 +192,12 @@ class OnlineTraining:
         return CapturedChunks(self.net, self._online, carrying, self._backward.traces, gpu_of(self.net))
 
     def _online(self, inputs: Any, targets: Any) -> Tuple[Any, Tensor]:
-        network = self._network
-        with Recording(network.neurons, network.others, network.layers, self._dispatches) as chunk:
+        with self._recording as chunk:
             outputs = run_network(self.net, inputs)
             loss = self._loss_of(outputs, targets)
         self._backward(chunk, loss)
-        return tree_map(Tensor.detach, outputs), loss.detach().mean()
+        loss = loss.detach()
+        return tree_map(Tensor.detach, outputs), loss.mean() if loss.ndim else loss
 
     def _truncated(self, inputs: Any, targets: Any) -> Tuple[Any, Tensor]:
         with GoingOn(self._stateful):

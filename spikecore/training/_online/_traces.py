@@ -33,11 +33,8 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base.context import no_autocast
-from spikecore._shell.automatic import Calls
-from spikecore._shell.binding import runner_of
-from spikecore.backend import Spec, Unsupported
+from spikecore.backend import Unsupported
 from spikecore.dtypes import compute_dtype
-from spikecore.lang import Program
 from spikecore.training._online._chunk import Gradients, LayerCall, NeuronCall, accumulate, at_first, gradients, learnt
 from spikecore.training._online._rules import leak
 
@@ -64,7 +61,7 @@ class Connection(NamedTuple):
     @property
     def steps(self) -> int:
         """The number of steps of the chunk."""
-        return self.neuron.cut[0].shape[0]
+        return self.neuron.inputs[0].shape[0]
 
     @property
     def is_direct(self) -> bool:
@@ -80,7 +77,7 @@ class Connection(NamedTuple):
     @property
     def is_folded(self) -> bool:
         """Whether the layer reads ``[C * B, ...]``."""
-        steps, batch = self.neuron.cut[0].shape[:2]
+        steps, batch = self.neuron.inputs[0].shape[:2]
         return self.inputs.shape[:2] != (steps, batch) and len(self.inputs) == steps * batch
 
     def over_time(self, value: Tensor) -> Tensor:
@@ -102,14 +99,37 @@ class Connection(NamedTuple):
             f"the input of {self.neuron.name!r} has; take rule='sltt'"
         )
 
-    def learn(self, inputs: Tensor, output: Tensor) -> None:
-        """Add the gradient of the weights for inputs and cotangents of the output, ``[C, B, ...]`` each."""
+    def learn(self, inputs: Tensor, output: Tensor, counts: Optional[Tensor] = None) -> None:
+        """Add the gradient of the weights for inputs and cotangents of the output, ``[C, B, ...]`` each.
+
+        ``counts``: how often the input of a bias, which is 1, counts at each step, ``[C, 1]``; None for once.
+        """
         weights = learnt(self.layer)
-        with torch.enable_grad():
-            z = self.layer(self.as_read(inputs))
-        for weight, gradient in zip(weights.values(), gradients([z], [*weights.values()], [output.reshape(z.shape)])):
-            if gradient is not None:
-                accumulate(weight, gradient)
+        if type(self.layer).forward is nn.Linear.forward and {"weight", "bias"} >= weights.keys():
+            self._learn_linear(weights, inputs, output, counts)
+            return
+        pairs = [(inputs, output)]
+        if counts is not None:
+            more = (counts - 1.0).view(-1, *[1] * (output.ndim - 1)) * output
+            pairs.append((torch.zeros_like(inputs[:1]), more.sum(0, keepdim=True)))
+        for u, cotangent in pairs:
+            with torch.enable_grad():
+                z = self.layer(self.as_read(u))
+            found = gradients([z], [*weights.values()], [cotangent.reshape(z.shape)])
+            for weight, gradient in zip(weights.values(), found):
+                if gradient is not None:
+                    accumulate(weight, gradient)
+
+    @staticmethod
+    def _learn_linear(weights: Mapping[str, Tensor], inputs: Tensor, output: Tensor, counts: Optional[Tensor]) -> None:
+        """The same of ``nn.Linear``, without the call of it that backward would need."""
+        rows = output.reshape(-1, output.shape[-1])
+        if "weight" in weights:
+            with no_autocast(rows.device.type):
+                accumulate(weights["weight"], rows.t() @ inputs.reshape(len(rows), -1).to(rows.dtype), True)
+        if "bias" in weights:
+            steps = output.reshape(len(output), -1, output.shape[-1]).sum(1)
+            accumulate(weights["bias"], (steps if counts is None else steps * counts).sum(0), True)
 
 
 class Full:
@@ -129,10 +149,10 @@ class Full:
             trace = self.traces.get(key_of(of, "weight", state))
             if "weight" in weights and trace is not None:
                 rows = g.reshape(trace.shape[:2])
-                accumulate(weights["weight"], _summed(rows, trace))
+                accumulate(weights["weight"], _summed(rows, trace), True)
             bias = self.traces.get(key_of(of, "bias", state))
             if "bias" in weights and bias is not None:
-                accumulate(weights["bias"], (g.reshape(bias.shape) * bias).sum(0))
+                accumulate(weights["bias"], (g.reshape(bias.shape) * bias).sum(0), True)
 
     def advance(self, connections: Sequence[Connection], transition: Transition) -> None:
         """Move the traces over the chunk."""
@@ -235,11 +255,11 @@ class Outer:
         mean, neuron = self.traces.get(key_of(of, "mean")), of.neuron
         if mean is None:
             return
-        inputs = [self._owed(neuron, k, starts) for k in range(len(neuron.cut))]
+        inputs = [self._owed(neuron, k, starts) for k in range(len(neuron.inputs))]
         if of.is_direct or of.call is None:
             output = of.cotangent([g if g is None else g.unsqueeze(0) for g in inputs])
         else:  # through what lies between, at the first step of the chunk
-            first = [g if g is None else at_first(g, x) for g, x in zip(inputs, neuron.cut)]
+            first = [g if g is None else at_first(g, x) for g, x in zip(inputs, neuron.inputs)]
             output = of.cotangent(first)
             output = output if output is None else of.over_time(output)[:1]
         if output is not None:
@@ -259,11 +279,11 @@ class Outer:
         if not connections:
             return
         neuron = connections[0].neuron
-        steps, batch = neuron.cut[0].shape[:2]
-        past = neuron.cut[0].new_zeros(batch, dtype=compute_dtype(neuron.cut[0].dtype))
+        steps, batch = neuron.inputs[0].shape[:2]
+        past = neuron.inputs[0].new_zeros(batch, dtype=compute_dtype(neuron.inputs[0].dtype))
         added = past.new_zeros(steps, batch)
         new: Traces = {}
-        for k in range(len(neuron.cut)):
+        for k in range(len(neuron.inputs)):
             for state, (by_input, by_state) in transition.items():
                 owed = [
                     M * self.traces[f"{neuron.name}/shift/{k}/{other}"]
@@ -306,33 +326,23 @@ class Filtered:
 
     def __init__(self, traces: Traces) -> None:
         self.traces = traces
-        self._leaks: Dict[Program, Program] = {}
 
     def learn(self, of: Connection, output: Tensor) -> None:
         """Add the gradient of the weights for that of the layer's output, and move the trace over the chunk."""
         inputs, cotangent = of.over_time(of.inputs), of.over_time(output)
-        filtered = self._run(of, "filtered", inputs)
-        weight = self._run(of, "weight", inputs.new_ones(of.steps, 1))
-        of.learn(filtered, cotangent)
-        if learnt(of.layer).keys() != {"weight"} or isinstance(of.layer, nn.modules.batchnorm._BatchNorm):
-            more = (weight - 1.0).view(-1, *[1] * (cotangent.ndim - 1)) * cotangent
-            of.learn(torch.zeros_like(filtered[:1]), more.sum(0, keepdim=True))
+        has_bias = learnt(of.layer).keys() != {"weight"} or isinstance(of.layer, nn.modules.batchnorm._BatchNorm)
+        counts = self._run(of, "weight", inputs.new_ones(of.steps, 1)) if has_bias else None
+        of.learn(self._run(of, "filtered", inputs), cotangent, counts)
 
-    @torch.no_grad()
     def _run(self, of: Connection, what: str, x: Tensor) -> Tensor:
         neuron = of.neuron.neuron
-        dispatch = neuron._settle()
-        program = self._leaks.get(dispatch.program)
-        if program is None:
-            program = self._leaks[dispatch.program] = leak(dispatch.program)
-        named = dict(dispatch.values(neuron, dispatch.stamp))
-        values = [_number(of.neuron.name, name, named[name]) for name in program.params]
+        dispatch = neuron._settle().under(leak, neuron)
+        values = tuple([_number(of.neuron.name, *named) for named in dispatch.values(neuron, dispatch.stamp)])
         kinds = tuple(["scalar" if isinstance(value, Tensor) else "number" for value in values])
-        spec = Spec(x.dtype, None, kinds, (), True)
-        runner = runner_of(dispatch.computes(x.device.type), Calls(x.device.type, program, spec, False, False, False))
-        keys = [key_of(of, what, state) for state in program.states]
+        kind = dispatch.find(x.device.type, (x.dtype, None, kinds, (), True), False, False, False, dispatch.stamp)
+        keys = [key_of(of, what, state) for state in dispatch.program.states]
         start = tuple([self.traces[key] for key in keys]) if keys and keys[0] in self.traces else None
-        (output, *_), end, _ = runner((x.contiguous(),), start, tuple(values), ())
+        (output, *_), end, _ = dispatch.runners[kind]((x.contiguous(),), start, values, ())
         self.traces.update(zip(keys, end or ()))
         return output
 

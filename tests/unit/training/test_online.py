@@ -545,6 +545,13 @@ def test_a_graph_needs_a_gpu() -> None:
         step_of(network(), graph=True)
 
 
+def test_a_network_without_neurons_is_warned_of() -> None:
+    """In the words of the options, and trained all the same."""
+    with pytest.warns(UserWarning, match=r"OnlineOptions: net=Linear.* has no spikecore neuron"):
+        step = step_of(nn.Linear(N, K), rule="sltt")
+    step(*batch())  # an update warns of nothing
+
+
 def test_a_backend_with_a_training_of_its_own_refuses() -> None:
     """An IPU compiles a step as a whole."""
     net = nn.Sequential(nn.Linear(N, N), sc.LIF(backend="ipu"))

@@ -186,6 +186,37 @@ def test_ottt_is_exact_where_the_transition_is_linear(neuron: sc.Neuron) -> None
     check(gradients(net, x, targets, rule="ottt", chunk=4), through_time(net, x, targets))
 
 
+class Doubled(nn.Linear):
+    """A linear layer with a ``forward`` of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Twice the product."""
+        return 2.0 * super().forward(x)
+
+
+@pytest.mark.parametrize("rule", ["ottt", "pp_prop"])
+def test_a_subclass_of_linear_learns_by_its_own_forward(rule: str) -> None:
+    """Exact for a leak, as nn.Linear is."""
+    net, (x, targets) = nn.Sequential(Doubled(I, J), sc.LI(3.0)).double(), batch()
+    check(gradients(net, x, targets, loss=in_one, rule=rule, chunk=4), through_time(net, x, targets, in_one))
+
+
+def in_one(y: Tensor, targets: Any) -> Tensor:
+    """A number for each output."""
+    return (y * targets[0]).sum()
+
+
+def test_weights_that_a_layer_shares_with_the_feedback_count_once() -> None:
+    """Their gradient is the sum of those of two layers with equal weights."""
+    apart = nn.Sequential(nn.Linear(J, J), sc.Recurrent(sc.LIF(3.0), nn.Linear(J, J), detach=True)).double()
+    apart[1].linear.load_state_dict(apart[0].state_dict())
+    x, targets = torch.randn(T, B, J).double(), (torch.randn(T, B, J).double(),)
+    want = gradients(apart, x, targets, in_one, rule="d_rtrl", chunk=4)
+    apart[1].linear.weight = apart[0].weight
+    got = gradients(apart, x, targets, in_one, rule="d_rtrl", chunk=4)
+    check({"weight": got["0.weight"]}, {"weight": want["0.weight"] + want["1.linear.weight"]})
+
+
 # -- pp_prop
 
 
