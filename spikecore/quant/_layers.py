@@ -28,8 +28,11 @@ from spikecore.quant._fixed import FixedPoint
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 #: How many finer grids than the one that holds every value are tried.
 _FINER = 6
-#: Integers of a bias are below 2**this.
-_BIAS = 23
+#: Integers of a bias are below 2**this. With products of as many bits, a sum has one bit more.
+_BIAS = 22
+#: How much finer than the coarsest one the grids of a layer's channels may be, and any grid may be, as powers of two.
+#: What reads the layer has one grid for all channels, which is coarser than that.
+_SPREAD, FINEST = 12, 30
 #: Fractional bits that are tried; below 0 for multiples of 2, 4, 8, ...
 _GRIDS = range(-24, 41)
 
@@ -132,15 +135,33 @@ def grid_of(values: Tensor, bits: int) -> OnGrid:
     return OnGrid(torch.tensor(2.0**frac, device=values.device), lowest, highest)
 
 
-def quantise_layer(layer: nn.Module, bits: int, per_channel: bool, input_frac: int) -> None:
+def best_fracs(weight: Tensor, bias: Optional[Tensor], bits: int, input_frac: int, finest: int) -> List[int]:
+    """The fractional bits of each row of a weight: the best ones with which the bias fits its integers twice, and that
+    are at most ``finest``, and not much more than those of other rows. Any do for a row of zeros.
+    """
+    biases = torch.zeros(len(weight)) if bias is None else bias.detach().reshape(len(weight), -1).abs().amax(1)
+    finest = min(finest, FINEST)
+    fracs = [
+        min(
+            best_frac(row, bits) if bool(row.any()) else finest,
+            finest,
+            _BIAS - 1 - input_frac - math.frexp(bias)[1] if bias else finest,
+        )
+        for row, bias in zip(weight, biases.tolist())
+    ]
+    return [min(frac, min(fracs) + _SPREAD) for frac in fracs]
+
+
+def quantise_layer(layer: nn.Module, bits: int, per_channel: bool, input_frac: int, finest: int = FINEST) -> None:
     """Give a layer parametrisations of its weight, unless it has a quantiser, and of its bias, on its sums' grid.
 
     Raises ValueError where the weight alone has a parametrisation: torch would change the layer that this is a copy of.
     """
     quantised = quantised_weight(layer)
     weight = weight_of(layer).detach()
-    rows = list(weight) if per_channel else [weight]
-    scales = torch.tensor([2.0 ** best_frac(row, bits) for row in rows], device=weight.device)
+    rows = weight if per_channel else weight.unsqueeze(0)
+    fracs = best_fracs(rows, layer.bias, bits, input_frac, finest)  # type: ignore[arg-type]  # a tensor
+    scales = 2.0 ** torch.tensor(fracs, device=weight.device)
     if quantised is None:
         shape = [-1 if per_channel else 1, *[1] * (weight.ndim - 1)]
         grid = OnGrid(scales.reshape(shape), -(1 << (bits - 1)), (1 << (bits - 1)) - 1)

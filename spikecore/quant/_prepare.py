@@ -26,6 +26,7 @@ from spikecore.neurons import Recurrent
 from spikecore.quant._analysis import SIGNIFICAND, Format, Inexact, analyse
 from spikecore.quant._fixed import FixedPoint, fixed
 from spikecore.quant._layers import (
+    FINEST,
     LAYERS,
     OnGrid,
     best_frac,
@@ -51,7 +52,7 @@ class _Seen:
     inputs: List[Tensor] = field(default_factory=list)
     outputs: List[Tensor] = field(default_factory=list)
     states: List[Tensor] = field(default_factory=list)
-    #: The module that wrote the memory of its input, if one with a weight did.
+    #: The module that wrote the memory of its input, if one with a weight or a neuron did.
     source: Optional[nn.Module] = None
     #: Whether something else than a neuron reads its output.
     is_read: bool = True
@@ -62,7 +63,8 @@ class _Run:
 
     def __init__(self, net: nn.Module, x: Inputs, dtype: torch.dtype) -> None:
         self.seen: Dict[nn.Module, _Seen] = {}
-        self._writers: Dict[int, nn.Module] = {}
+        #: Address of memory -> what wrote it, and torch's count of the writings.
+        self._writers: Dict[int, Tuple[nn.Module, int]] = {}
         #: What was read and written, so that no memory is used twice.
         self._alive: List[Any] = []
         with _hooks(net, self._see), _evaluating(net), torch.no_grad():
@@ -74,7 +76,9 @@ class _Run:
             return
         seen = self.seen.setdefault(module, _Seen())
         self._alive.append((args, output))
-        source = self._writers.get(_memory(args[0]))
+        source, version = self._writers.get(_memory(args[0]), (None, 0))
+        if args[0]._version != version:  # something was added in place
+            source = None
         seen.source = source or seen.source
         if isinstance(module, (Neuron, Recurrent)):
             seen.inputs += [_sampled(value) for value in args if isinstance(value, Tensor)]
@@ -84,8 +88,8 @@ class _Run:
         else:
             seen.inputs.append(_sampled(args[0]))
         seen.outputs.append(_sampled(output))
-        if isinstance(module, (*LAYERS, Delay)):
-            self._writers[_memory(output)] = module
+        if isinstance(module, (*LAYERS, Delay, Neuron, Recurrent)):
+            self._writers[_memory(output)] = module, output._version
 
 
 def _memory(value: Tensor) -> int:
@@ -214,9 +218,14 @@ def prepare(
     _fold(new, _Run(new, x, dtype))
     _refuse_others(new)
     run = _Run(new, x, dtype)
+    written = _written(new, run)
+    written_frac = _written_frac(written, run, word)
     for place in weighted(new):
-        _quantise(place, run, weights, activations, per_channel)
-    _round_outputs(new, run, word)
+        # what comes back within Recurrent is added to what another layer wrote
+        finest = written_frac + SIGNIFICAND[dtype] - 1 - word if isinstance(place.called, Recurrent) else FINEST
+        _quantise(place, run, weights, activations, per_channel, finest)
+    for place in written:
+        _round_output(place, word, written_frac)
     for name, neuron in [*new.named_modules()]:
         if isinstance(neuron, Neuron) and neuron.arithmetic is None:
             options: Any = {"rounding": rounding, "factors": factors, "dtype": dtype}
@@ -245,7 +254,7 @@ def _fold(net: nn.Module, run: _Run) -> None:
             continue
         source = run.seen[norm].source if norm in run.seen else None
         layer: Any = source.linear if isinstance(source, Delay) else source
-        if layer is None or norm.running_var is None or quantised_weight(layer) is not None:
+        if not isinstance(layer, LAYERS) or norm.running_var is None or quantised_weight(layer) is not None:
             raise ValueError(
                 f"sc.quant.prepare: {name}: a {type(norm).__name__} is folded into the layer before it, and there is "
                 "no plain linear layer or convolution whose output it reads, or it has no running statistics"
@@ -281,36 +290,50 @@ def _refuse_others(net: nn.Module) -> None:
             )
 
 
-def _quantise(place: Weighted, run: _Run, bits: int, activations: int, per_channel: bool) -> None:
+def _quantise(place: Weighted, run: _Run, bits: int, activations: int, per_channel: bool, finest: int) -> None:
     """Put the weight of one layer on a grid, and what it reads."""
     seen, called = run.seen.get(place.called), place.called
     if seen is None:
         raise ValueError(f"sc.quant.prepare: {place.name} was not called with the calibration data")
-    read = torch.cat(seen.outputs if isinstance(called, Recurrent) else seen.inputs)
-    spikes = isinstance(called, Recurrent) and called.neuron.program.outputs[called.output or 0].op == "spike"
+    back = isinstance(called, Recurrent)
+    read = torch.cat(seen.outputs if back else seen.inputs)
+    spikes = _fires(called if back else seen.source) and bool(((read == 0) | (read == 1)).all())
     grid = grid_of(read, activations)
-    whole = spikes or max(grid.fracs) <= 0
-    if isinstance(called, Recurrent) and not whole:
+    if spikes:
+        grid = OnGrid(torch.ones_like(grid.scale), 0, 1)
+    elif back and not (max(grid.fracs) <= 0 and torch.equal(grid(read), read)):
         raise ValueError(f"sc.quant.prepare: {place.name}: what comes back is no whole number, as spikes are")
-    if whole:
-        grid = OnGrid(torch.ones_like(grid.scale), min(0, int(read.min())), max(1, int(read.max())))
-    _attach(place.layer, "spikes" if whole else "input", grid, called)
+    _attach(place.layer, "spikes" if spikes or back else "input", grid, called)
     bits = bits if quantised_weight(place.layer) is None else 8
     try:
-        quantise_layer(place.layer, bits, per_channel, max(grid.fracs))
+        quantise_layer(place.layer, bits, per_channel, max(grid.fracs), finest)
     except ValueError as error:
         raise ValueError(f"sc.quant.prepare: {place.name}: {error}") from None
 
 
-def _round_outputs(net: nn.Module, run: _Run, word: int) -> None:
-    """Put what layers write, where not a neuron alone reads it, on one grid, so that sums of such values are exact."""
-    written = [place for place in weighted(net) if run.seen[place.called].is_read]
-    written = [place for place in written if not isinstance(place.called, Recurrent)]
-    fracs = [best_frac(torch.cat(run.seen[place.called].outputs), word) for place in written]
-    for place in written:
-        weight: Any = place.layer.weight
-        scale = torch.tensor(2.0 ** min(*fracs, word - 2), device=weight.device)
-        _attach(place.layer, "output", OnGrid(scale, -(1 << (word - 1)), (1 << (word - 1)) - 1), place.called)
+def _fires(module: Optional[nn.Module]) -> bool:
+    """Whether a module's output is spikes."""
+    neuron: Any = module.neuron if isinstance(module, Recurrent) else module
+    number = (module.output or 0) if isinstance(module, Recurrent) else 0
+    return isinstance(neuron, Neuron) and neuron.program.outputs[number].op == "spike"
+
+
+def _written(net: nn.Module, run: _Run) -> List[Weighted]:
+    """The layers whose outputs something else than a neuron reads."""
+    places = [place for place in weighted(net) if not isinstance(place.called, Recurrent)]
+    return [place for place in places if place.called in run.seen and run.seen[place.called].is_read]
+
+
+def _written_frac(written: Sequence[Weighted], run: _Run, word: int) -> int:
+    """The fractional bits of what these layers write: one grid, so that sums of such values are exact."""
+    return min([word - 2, *(best_frac(torch.cat(run.seen[place.called].outputs), word) for place in written)])
+
+
+def _round_output(place: Weighted, word: int, frac: int) -> None:
+    """Put what a layer writes on a grid."""
+    weight: Any = place.layer.weight
+    scale = torch.tensor(2.0**frac, device=weight.device)
+    _attach(place.layer, "output", OnGrid(scale, -(1 << (word - 1)), (1 << (word - 1)) - 1), place.called)
 
 
 def _attach(layer: nn.Module, what: str, grid: OnGrid, called: nn.Module) -> None:
@@ -323,13 +346,13 @@ def _attach(layer: nn.Module, what: str, grid: OnGrid, called: nn.Module) -> Non
         owner.register_forward_hook(round_output)
 
 
-def input_format(place: Weighted) -> Format:
-    """What a layer of a prepared network reads."""
+def input_format(place: Weighted) -> Optional[Format]:
+    """What a layer of a prepared network reads; None in one that was not prepared."""
     for owner in (place.layer, place.called):
         grid = owner._modules.get("input_format")
         if isinstance(grid, OnGrid):
             return grid.format
-    raise ValueError(f"{place.name} has no input_format: sc.quant.prepare(net, x) gives it one")
+    return None
 
 
 def _frac(net: nn.Module, neuron: Neuron, run: _Run, word: int) -> Optional[int]:
@@ -353,12 +376,11 @@ def _largest_sum(place: Weighted, written: Any) -> int:
         biases = biases_of(place.layer)
     except ValueError as error:
         raise ValueError(f"sc.quant.prepare: {place.name}: {error}") from None
-    read = input_format(place)
+    read: Any = input_format(place)
     largest = max(abs(int(read.low)), abs(int(read.high)))
     # of each output: pairs of an integer and its fractional bits
-    sums = [
-        [(int(row) * largest, frac + int(read.frac or 0))] for row, frac in zip(integers.abs().flatten(1).sum(1), fracs)
-    ]
+    rows = [int(row) * largest for row in integers.abs().flatten(1).sum(1)]
+    sums = [[(row, frac + int(read.frac or 0))] if row else [] for row, frac in zip(rows, fracs)]
     for terms, (bias, frac) in zip(sums, biases):
         terms += [(abs(bias), frac)] if bias else []
     if isinstance(written, OnGrid):
@@ -369,7 +391,7 @@ def _largest_sum(place: Weighted, written: Any) -> int:
 
 def _added(terms: Sequence[Tuple[int, int]]) -> int:
     """The sum of numbers ``n * 2**-frac``, as an integer on the finest grid of them."""
-    finest = max(frac for _, frac in terms)
+    finest = max((frac for _, frac in terms), default=0)
     return sum(n << (finest - frac) for n, frac in terms)
 
 
@@ -433,8 +455,10 @@ def report(net: nn.Module, x: Inputs, beside: Optional[nn.Module] = None) -> Rep
     beside: the network in floats; the report then has the part of its decisions, the highest of the last dimension
     (summed over time, where the outputs have it), that the prepared network makes too.
 
-    Raises :class:`Inexact` where weights that were trained since need more bits than the arithmetic holds.
+    Raises ValueError for a network that was not prepared, and :class:`Inexact` where weights that were trained since
+    need more bits than the arithmetic holds.
     """
+    _refuse_unprepared(net)
     dtypes = [module.arithmetic.dtype for module in net.modules() if _is_fixed(module)]
     dtype = torch.float64 if torch.float64 in dtypes else torch.float32
     run = _Run(net, x, dtype)
@@ -449,6 +473,17 @@ def report(net: nn.Module, x: Inputs, beside: Optional[nn.Module] = None) -> Rep
     with _evaluating(beside), torch.no_grad():
         expected = beside(*_inputs(x, next((value.dtype for value in beside.parameters()), torch.float32)))
     return Report(tuple(rows), float((_decided(run.output) == _decided(expected)).double().mean()))
+
+
+def _refuse_unprepared(net: nn.Module) -> None:
+    floats = [(place.name, place.layer) for place in weighted(net) if input_format(place) is None]
+    floats += [(name, part) for name, part in net.named_modules() if isinstance(part, Neuron) and not _is_fixed(part)]
+    if floats:
+        name, module = floats[0]
+        raise ValueError(
+            f"sc.quant.report: {name or 'net'}, a {type(module).__name__}, computes in floats: the network was not "
+            "prepared. Report on what sc.quant.prepare(net, x) returns"
+        )
 
 
 def _is_fixed(module: nn.Module) -> bool:

@@ -163,20 +163,8 @@ class PowerOfTwo(nn.Module):
         return torch.clamp(torch.round(w * 64), -128, 127) / 64
 
 
-class Brevitas(nn.Linear):
-    """A layer with the method that those of brevitas have."""
-
-    def quant_weight(self) -> Any:
-        return PowerOfTwo()(self.weight)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.linear(x, self.quant_weight(), self.bias)
-
-
-def own_quantiser(kind: str, scale: float = 2.0**-6) -> nn.Module:
-    if kind == "brevitas":
-        return Brevitas(6, 4, bias=False)
-    layer: Any = nn.Linear(6, 4, bias=False)
+def own_quantiser(kind: str, scale: float = 2.0**-6, inputs: int = 6, bias: bool = False) -> nn.Module:
+    layer: Any = nn.Linear(inputs, 4, bias)
     if kind == "parametrisation":
         parametrize.register_parametrization(layer, "weight", PowerOfTwo())
         return layer  # type: ignore[no-any-return]
@@ -187,11 +175,11 @@ def own_quantiser(kind: str, scale: float = 2.0**-6) -> nn.Module:
         how = {"scale": scale, "zero_point": 0, "dtype": torch.qint8, "quant_min": -128, "quant_max": 127}
         return FakeQuantize(observer=FixedQParamsObserver, **how)
 
-    return Linear(6, 4, bias=False, qconfig=QConfig(activation=nn.Identity, weight=weight))  # type: ignore[no-any-return]
+    return Linear(inputs, 4, bias, qconfig=QConfig(activation=nn.Identity, weight=weight))  # type: ignore[no-any-return]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("kind", ["parametrisation", "brevitas", "torch.ao"])
+@pytest.mark.parametrize("kind", ["parametrisation", "torch.ao"])
 def test_a_quantiser_that_is_there_stays(kind: str) -> None:
     torch.manual_seed(0)
     layer = own_quantiser(kind)
@@ -215,12 +203,14 @@ def test_spikes_that_the_data_did_not_have_stay_1() -> None:
     assert torch.equal(fixed[1].input_format(ends), ends)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_the_bias_of_a_layer_with_a_quantiser_is_rounded() -> None:
     torch.manual_seed(0)
-    layer = Brevitas(3000, 4)
+    layer: Any = own_quantiser("torch.ao", inputs=3000, bias=True)
     x = torch.rand(5, 3, 3000)
     fixed = sc.quant.prepare(nn.Sequential(layer, sc.LIF()), x, activations=4)
-    exact = fixed[0].input_format(x).double() @ fixed[0].quant_weight().double().t() + fixed[0].bias.double()
+    weight = fixed[0].weight_fake_quant(fixed[0].weight)
+    exact = fixed[0].input_format(x).double() @ weight.double().t() + fixed[0].bias.double()
     assert torch.equal(fixed[0](x).double(), exact)
     assert torch.allclose(fixed[0].bias, layer.bias, rtol=0.0, atol=2.0**-8)
 
@@ -261,6 +251,18 @@ def test_the_report_counts_saturations_and_bits() -> None:
     report = sc.quant.report(fixed, x, beside=net)
     assert report.agreement > 0.7
     assert "int16 / 2^" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("net", "text"),
+    [
+        (nn.Sequential(nn.Linear(6, 5), sc.LI()), "report: 0, a Linear, computes in floats: the network was not prepared"),
+        (nn.Sequential(sc.LIF()), r"report: 0, a LIF, computes in floats: .* Report on what sc.quant.prepare\(net, x\)"),
+    ],
+)
+def test_a_report_needs_a_prepared_network(net: nn.Module, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        sc.quant.report(net, torch.rand(7, 4, 6))
 
 
 @pytest.mark.parametrize(
