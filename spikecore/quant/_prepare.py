@@ -8,6 +8,7 @@ one reads the memory that the other wrote.
 from __future__ import annotations
 
 import copy
+import math
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
@@ -41,6 +42,9 @@ from spikecore.quant._layers import (
 )
 
 Inputs = Union[Tensor, Tuple[Tensor, ...]]
+#: Poolings that divide, and the dimensions of their windows.
+_WINDOWS = {nn.AvgPool1d: 1, nn.AvgPool2d: 2, nn.AvgPool3d: 3}
+_MEANS = (*_WINDOWS, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
 #: Values of a tensor that a range is chosen from.
 _SAMPLE = 1 << 18
 
@@ -56,6 +60,8 @@ class _Seen:
     source: Optional[nn.Module] = None
     #: Whether something else than a neuron reads its output.
     is_read: bool = True
+    #: Of a pooling, the sizes of its last input along each dimension, as multiples of those of its output.
+    ratios: Tuple[float, ...] = ()
 
 
 class _Run:
@@ -88,6 +94,7 @@ class _Run:
         else:
             seen.inputs.append(_sampled(args[0]))
         seen.outputs.append(_sampled(output))
+        seen.ratios = tuple(a / b for a, b in zip(args[0].shape, output.shape))
         if isinstance(module, (*LAYERS, Delay, Neuron, Recurrent)):
             self._writers[_memory(output)] = module, output._version
 
@@ -117,7 +124,7 @@ def _states(module: Any, args: Tuple[Any, ...]) -> List[Tensor]:
 @contextmanager
 def _hooks(net: nn.Module, see: Callable[..., None]) -> Iterator[None]:
     inside = {part for module in net.modules() if isinstance(module, (Recurrent, Delay)) for part in module.children()}
-    kinds = (*LAYERS, _BatchNorm, Neuron, Recurrent, Delay)
+    kinds = (*LAYERS, *_MEANS, _BatchNorm, Neuron, Recurrent, Delay)
     handles = [
         module.register_forward_hook(see)
         for module in net.modules()
@@ -220,6 +227,7 @@ def prepare(
     run = _Run(new, x, dtype)
     written = _written(new, run)
     written_frac = _written_frac(written, run, word)
+    _refuse_means(new, run)
     for place in weighted(new):
         # what comes back within Recurrent is added to what another layer wrote
         finest = written_frac + SIGNIFICAND[dtype] - 1 - word if isinstance(place.called, Recurrent) else FINEST
@@ -287,6 +295,27 @@ def _refuse_others(net: nn.Module) -> None:
             raise ValueError(
                 f"sc.quant.prepare: {name} is a {type(module).__name__} with parameters, which has no fixed point; "
                 "there are linear layers, convolutions, batch normalisation behind them, and neurons"
+            )
+
+
+def _refuse_means(net: nn.Module, run: _Run) -> None:
+    """Refuse poolings that divide integers by what is no power of two: floats round such a mean."""
+    for name, module in net.named_modules():
+        if not isinstance(module, _MEANS) or module not in run.seen:
+            continue
+        pool: Any = module
+        count = math.prod(run.seen[module].ratios)
+        if isinstance(module, tuple(_WINDOWS)):
+            (dimensions,) = (number for kind, number in _WINDOWS.items() if isinstance(module, kind))
+            size = pool.kernel_size
+            count = math.prod(size) if isinstance(size, tuple) else size**dimensions
+            count = getattr(pool, "divisor_override", None) or count
+        uneven = getattr(pool, "ceil_mode", False) or not getattr(pool, "count_include_pad", True)
+        if uneven or math.frexp(count)[0] != 0.5:
+            raise ValueError(
+                f"sc.quant.prepare: {name}: {module} divides by what is no power of two, and floats round such a mean; "
+                "take windows of 2, 4, 8, ... numbers, count_include_pad=True and ceil_mode=False, or "
+                "sc.nir.SumPool2d, and divide the weights of the next layer"
             )
 
 

@@ -54,6 +54,21 @@ class Unpacked(Gate):
         return v
 
 
+class InPlace(nn.Module):
+    """Adds to what a layer wrote, in its memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.a, self.b, self.last = sc.LIF(threshold=0.5), nn.Linear(6, 6), nn.Linear(6, 6), sc.LIF()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        y = self.a(x)
+        y += self.b(x)
+        y += x
+        return self.last(y)
+
+
 def biased() -> nn.Module:
     """Biases of more than 16 bits on the grid of the sums."""
     net = nn.Sequential(nn.Linear(6, 8), sc.LIF(), nn.Linear(8, 3), sc.LI())
@@ -97,6 +112,7 @@ NETWORKS: Dict[str, Tuple[Callable[[], nn.Module], Tuple[int, ...]]] = {
     "two inputs, the second output": (Gate, (6,)),
     "two outputs, unpacked": (Unpacked, (6,)),
     "large biases": (biased, (6,)),
+    "a sum in place": (InPlace, (6,)),
 }
 
 

@@ -197,10 +197,32 @@ def test_a_quantiser_with_another_scale_is_refused() -> None:
 
 
 def test_spikes_that_the_data_did_not_have_stay_1() -> None:
-    net = nn.Sequential(sc.LIF(), nn.Linear(6, 3), sc.LI())
+    net = nn.Sequential(sc.LIF(), nn.Linear(6, 6), sc.LIF(threshold=9.0), nn.AvgPool1d(2), nn.Linear(3, 3), sc.LI())
     fixed = sc.quant.prepare(net, torch.zeros(5, 2, 6))
     ends = torch.tensor([0.0, 0.125, 0.75, 1.0])
-    assert torch.equal(fixed[1].input_format(ends), ends)
+    assert torch.equal(fixed[4].input_format(ends), ends)
+    assert fixed[1].input_format.format == sc.quant.Format(0, 0, 1)
+
+
+def test_a_norm_that_decayed_leaves_its_shift() -> None:
+    """Training makes some weights of a normalisation tiny; the layer then gives its bias alone."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(8)
+    net = nn.Sequential(nn.Linear(6, 8), sc.layers.TimeBatched(norm), sc.LI())
+    norm.weight.data[::2] *= 1e-20
+    norm.bias.data.uniform_(-1.0, 1.0)
+    x = torch.randn(20, 4, 6)
+    fixed = sc.quant.prepare(net.eval(), x)
+    assert torch.allclose(fixed(x), net(x), rtol=0.0, atol=0.03)
+
+
+@pytest.mark.parametrize("size", [0.01, 200.0])
+def test_inputs_of_any_size_are_rounded_to_8_bits(size: float) -> None:
+    x = size * torch.randn(20, 4, 6, generator=torch.Generator().manual_seed(0))
+    grid = sc.quant.prepare(nn.Sequential(nn.Linear(6, 3), sc.LIF()), x)[0].input_format
+    rounded = grid(x)
+    assert torch.equal(rounded, torch.clamp(torch.round(x * grid.scale), -128, 127) / grid.scale)
+    assert 0.0 < (rounded - x).abs().max() < 0.03 * size
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -273,6 +295,14 @@ def test_a_report_needs_a_prepared_network(net: nn.Module, text: str) -> None:
             "prepare: 0: a BatchNorm1d is folded into the layer before",
         ),
         (lambda: nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), sc.LIF()), "1 is a LayerNorm with parameters"),
+        (
+            lambda: nn.Sequential(sc.LIF(), nn.AvgPool2d(3), nn.Linear(2, 6)),
+            r"1: AvgPool2d\(kernel_size=3, .*divides by what is no power of two, .*take windows of 2, 4, 8, \.\.\. numbers",
+        ),
+        (
+            lambda: nn.Sequential(sc.LIF(), nn.AdaptiveAvgPool2d((5, 2)), nn.Linear(2, 6)),
+            r"1: AdaptiveAvgPool2d\(output_size=\(5, 2\)\) divides by what is no power of two",
+        ),
         (lambda: nn.Sequential(nn.Linear(6, 6), sc.QIF()), "prepare: 1: QIF: .*needs 30 bits"),
         (lambda: nn.Sequential(nn.Linear(6, 6), sc.EIF()), "prepare: 1: .*EIF: exp in .*declare a table"),
         (
@@ -283,7 +313,7 @@ def test_a_report_needs_a_prepared_network(net: nn.Module, text: str) -> None:
 )
 def test_what_has_no_fixed_point_is_named(net: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        sc.quant.prepare(net(), torch.rand(5, 6, 6) if "Batch" in text else torch.rand(5, 2, 6))
+        sc.quant.prepare(net(), torch.rand(5, 6, 6) if "Batch" in text or "Pool" in text else torch.rand(5, 2, 6))
 
 
 def test_sums_that_float32_does_not_hold_are_refused() -> None:
