@@ -1,7 +1,7 @@
 """Size and instructions of trained networks in C on an emulated Cortex-M4, and the time of a step on this CPU.
 
-    python docs/benchmarks/microcontroller.py --data FOLDER --weights FILE --out docs/benchmarks/cpu-microcontroller.json
-    python docs/benchmarks/microcontroller.py --only cpu --out docs/benchmarks/cpu-microcontroller.json
+    python docs/benchmarks/microcontroller.py --data FOLDER --weights FILE --out FILE
+    python docs/benchmarks/microcontroller.py --only cpu --out FILE
 
 ``--only`` measures one table, and leaves the other one in the file. Data and weights of the electrocardiograms are
 those of ``examples/ecg.py``; without them the data are made up, and the network is trained for a few epochs. The chip
@@ -254,7 +254,9 @@ def main() -> None:
             document["chip"] = []
             for name, trained in networks(options):
                 for what in trained.inputs:
-                    document["chip"].append(on_chip(name, what, trained, Path(scratch) / f"{name} {what}".replace(" ", "-")))
+                    document["chip"].append(
+                        on_chip(name, what, trained, Path(scratch) / f"{name} {what}".replace(" ", "-"))
+                    )
                     print(document["chip"][-1], flush=True)
         if options.only != "chip":
             document["cpu"] = on_cpu(Path(scratch))

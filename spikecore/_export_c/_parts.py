@@ -6,7 +6,7 @@ are the arrays that it reads, ``out`` is the one that it writes, and ``s`` is th
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -15,7 +15,6 @@ from spikecore._export_c._fixed import FixedPrinter, is_wide
 from spikecore._export_c._graph import Refused, identifier
 from spikecore._export_c._values import (
     BYTES,
-    Grid,
     Table,
     Value,
     grid_of,

@@ -107,8 +107,8 @@ class Built:
         if self._fixed is not None and part.output.bits > SIGNIFICAND[self._fixed]:
             raise Refused(
                 f"{part.title}: its sums need {part.output.bits} bits, and {str(self._fixed)[6:]} holds "
-                f"{SIGNIFICAND[self._fixed]}, so that PyTorch rounds them; give weights or inputs fewer bits, or prepare "
-                "with dtype=torch.float64"
+                f"{SIGNIFICAND[self._fixed]}, so that PyTorch rounds them; give weights or inputs fewer bits, or "
+                "prepare with dtype=torch.float64"
             )
         self.parts.append(part)
         return part.output

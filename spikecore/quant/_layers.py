@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple, Type
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +76,26 @@ class OnGrid(nn.Module):
         fracs = self.fracs
         text = f"frac={fracs[0]}" if len(set(fracs)) == 1 else f"frac={min(fracs)}..{max(fracs)}"
         return f"{self.low}..{self.high}, {text}"
+
+
+class LearntGrid(OnGrid):
+    """A grid whose fractional bits ``frac``, one for each channel or one for all, are learnt, and rounded.
+
+    The derivative with respect to ``frac`` is ``log(2) (x - y)`` where x is rounded to y, and ``-log(2) y`` where it
+    saturates: that of Jain et al., "Trained quantization thresholds", MLSys 2020.
+    """
+
+    def __init__(self, scale: Tensor, low: int, high: int) -> None:
+        nn.Module.__init__(self)
+        self.frac = nn.Parameter(torch.log2(scale))
+        self.low, self.high = low, high
+
+    @property
+    def scale(self) -> Tensor:  # type: ignore[override]  # computed, where the other one has a buffer
+        """The power of two, by its bits: functions of some devices are not exact."""
+        whole = torch.round(self.frac.detach()).clamp(_GRIDS.start, FINEST)
+        exact = ((whole.to(torch.int32) + 127) << 23).view(torch.float32).to(self.frac.dtype)
+        return exact * (1.0 + math.log(2.0) * (self.frac - self.frac.detach()))
 
 
 def best_frac(values: Tensor, bits: int) -> int:
@@ -152,7 +172,14 @@ def best_fracs(weight: Tensor, bias: Optional[Tensor], bits: int, input_frac: in
     return [min(frac, min(fracs) + _SPREAD) for frac in fracs]
 
 
-def quantise_layer(layer: nn.Module, bits: int, per_channel: bool, input_frac: int, finest: int = FINEST) -> None:
+def quantise_layer(
+    layer: nn.Module,
+    bits: int,
+    per_channel: bool,
+    input_frac: int,
+    finest: int = FINEST,
+    kind: Type[OnGrid] = OnGrid,
+) -> None:
     """Give a layer parametrisations of its weight, unless it has a quantiser, and of its bias, on its sums' grid.
 
     Raises ValueError where the weight alone has a parametrisation: torch would change the layer that this is a copy of.
@@ -161,11 +188,11 @@ def quantise_layer(layer: nn.Module, bits: int, per_channel: bool, input_frac: i
     weight = weight_of(layer).detach()
     rows = weight if per_channel else weight.unsqueeze(0)
     fracs = best_fracs(rows, layer.bias, bits, input_frac, finest)  # type: ignore[arg-type]  # a tensor
-    scales = 2.0 ** torch.tensor(fracs, device=weight.device)
+    scales = torch.tensor([2.0**frac for frac in fracs], device=weight.device)
     if quantised is None:
         shape = [-1 if per_channel else 1, *[1] * (weight.ndim - 1)]
-        grid = OnGrid(scales.reshape(shape), -(1 << (bits - 1)), (1 << (bits - 1)) - 1)
-        parametrize.register_parametrization(layer, "weight", grid)
+        of_weight = kind(scales.reshape(shape), -(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+        parametrize.register_parametrization(layer, "weight", of_weight)
     if layer.bias is not None and not parametrize.is_parametrized(layer, "bias"):
         if quantised is not None and parametrize.is_parametrized(layer):
             raise ValueError(

@@ -11,7 +11,7 @@ import copy
 import math
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from spikecore.quant._fixed import FixedPoint, fixed
 from spikecore.quant._layers import (
     FINEST,
     LAYERS,
+    LearntGrid,
     OnGrid,
     best_frac,
     biases_of,
@@ -42,6 +43,8 @@ from spikecore.quant._layers import (
 )
 
 Inputs = Union[Tensor, Tuple[Tensor, ...]]
+#: Ranges of weights -> their grids.
+RANGES: Dict[str, Type[OnGrid]] = {"data": OnGrid, "learnt": LearntGrid}
 #: Poolings that divide, and the dimensions of their windows.
 _WINDOWS = {nn.AvgPool1d: 1, nn.AvgPool2d: 2, nn.AvgPool3d: 3}
 _MEANS = (*_WINDOWS, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
@@ -183,6 +186,7 @@ def prepare(
     frac: Optional[int] = None,
     activations: int = 8,
     per_channel: bool = True,
+    ranges: str = "data",
     rounding: str = "nearest",
     factors: Optional[int] = None,
     dtype: torch.dtype = torch.float32,
@@ -213,6 +217,8 @@ def prepare(
     x: an input of the network, or a tuple of them: a batch of the training data.
     weights: bits of a weight, 2 to 8. activations: bits of what a layer reads, 2 to 8.
     per_channel: one power of two for each output channel, or one for all.
+    ranges: "data", powers of two that the weights decide once, or "learnt", which training may change: parameters
+        ``frac`` of the parametrisations, for which a larger learning rate than that of the weights is usual.
     word, frac, rounding, factors, dtype: as of :func:`spikecore.quant.fixed`; ``frac=None`` chooses that of each
         neuron from the calibration run.
 
@@ -220,6 +226,8 @@ def prepare(
     module with parameters that is none of these, and :class:`Inexact` where sums need more bits than dtype has.
     """
     _check(net, weights, activations)
+    if ranges not in RANGES:
+        raise ValueError(f"sc.quant.prepare: ranges={shown(ranges)} must be one of {', '.join(map(repr, RANGES))}")
     new = unfuse(copy.deepcopy(net)).to(dtype)
     _refuse_norm_neurons(new)
     _fold(new, _Run(new, x, dtype))
@@ -231,7 +239,7 @@ def prepare(
     for place in weighted(new):
         # what comes back within Recurrent is added to what another layer wrote
         finest = written_frac + SIGNIFICAND[dtype] - 1 - word if isinstance(place.called, Recurrent) else FINEST
-        _quantise(place, run, weights, activations, per_channel, finest)
+        _quantise(place, run, (weights, activations), per_channel, finest, RANGES[ranges])
     for place in written:
         _round_output(place, word, written_frac)
     for name, neuron in [*new.named_modules()]:
@@ -319,8 +327,11 @@ def _refuse_means(net: nn.Module, run: _Run) -> None:
             )
 
 
-def _quantise(place: Weighted, run: _Run, bits: int, activations: int, per_channel: bool, finest: int) -> None:
-    """Put the weight of one layer on a grid, and what it reads."""
+def _quantise(
+    place: Weighted, run: _Run, of_each: Tuple[int, int], per_channel: bool, finest: int, kind: Type[OnGrid]
+) -> None:
+    """Put the weight of one layer on a grid, and what it reads, with so many bits of each."""
+    bits, activations = of_each
     seen, called = run.seen.get(place.called), place.called
     if seen is None:
         raise ValueError(f"sc.quant.prepare: {place.name} was not called with the calibration data")
@@ -335,7 +346,7 @@ def _quantise(place: Weighted, run: _Run, bits: int, activations: int, per_chann
     _attach(place.layer, "spikes" if spikes or back else "input", grid, called)
     bits = bits if quantised_weight(place.layer) is None else 8
     try:
-        quantise_layer(place.layer, bits, per_channel, max(grid.fracs), finest)
+        quantise_layer(place.layer, bits, per_channel, max(grid.fracs), finest, kind)
     except ValueError as error:
         raise ValueError(f"sc.quant.prepare: {place.name}: {error}") from None
 

@@ -1,4 +1,4 @@
-"""Layers that brevitas quantises stay as they are in ``sc.quant.prepare``, learn, and are exported with the same bits."""
+"""Layers that brevitas quantises stay as they are in ``sc.quant.prepare``, learn, and are exported bit for bit."""
 
 from __future__ import annotations
 

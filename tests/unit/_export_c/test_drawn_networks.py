@@ -62,6 +62,7 @@ def read(shape: Tuple[int, ...], draw: random.Random) -> Tensor:
     return (x > 0.5).float() if draw.random() < 0.5 else x * draw.choice([0.01, 1.0, 50.0])
 
 
+@pytest.mark.matrix(turn=1)
 @pytest.mark.parametrize("seed", range(24))
 @pytest.mark.parametrize("make", [dense, recurrent, convolutional], ids=lambda make: make.__name__)
 def test_what_is_prepared_is_exported(make: Any, seed: int, tmp_path: Path) -> None:
@@ -70,12 +71,14 @@ def test_what_is_prepared_is_exported(make: Any, seed: int, tmp_path: Path) -> N
     net, shape = make(draw)
     x = read(shape, draw)
     weights, word = draw.choice([(8, 16), (4, 8), (8, 12)])
-    prepared = sc.quant.prepare(spread(net, draw), x, weights, word=word, per_channel=draw.random() < 0.7).eval()
+    options = {"word": word, "per_channel": draw.random() < 0.7, "ranges": draw.choice(["data", "learnt"])}
+    prepared = sc.quant.prepare(spread(net, draw), x, weights, **options).eval()
     sc.export_c(prepared, x, tmp_path)
     wrong, count = differing(tmp_path, "test", CHECKED)
     assert (wrong, count % (STEPS * BATCH)) == (0, 0)
 
 
+@pytest.mark.matrix(turn=1)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("make", [dense, recurrent, convolutional], ids=lambda make: make.__name__)
 def test_training_does_not_take_it_away(make: Any, seed: int, tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ REFUSED: Dict[str, Tuple[Callable[[], nn.Module], Dict[str, Any], str]] = {
     "sums beyond float32": (
         long_sums,
         {"inputs": Format(0, -(1 << 15), 1 << 15)},
-        "Linear: its sums need 27 bits, and float32 holds 24, so that PyTorch rounds them; give weights or inputs fewer",
+        "Linear: its sums need 27 bits, and float32 holds 24, so that PyTorch rounds them; give weights or",
     ),
     "the mean of nine": (
         lambda: sc.layers.TimeBatched(nn.AvgPool2d(3)),
