@@ -298,7 +298,7 @@ class Sum(Part):
             self._shifts = (frac - int(a.frac or 0), frac - int(b.frac or 0))
             of_channels = [value.channels or (value.format,) * self.shape[0] for value in inputs]
             if any(value.channels for value in inputs):
-                self.output.channels = tuple(_added(*pair) for pair in zip(*of_channels))  # type: ignore[arg-type]  # none is None
+                self.output.channels = tuple(_added(*pair) for pair in zip(*of_channels))
 
     def lines(self) -> List[str]:
         kind = self.output.type

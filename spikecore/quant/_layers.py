@@ -157,18 +157,15 @@ def grid_of(values: Tensor, bits: int) -> OnGrid:
 
 def best_fracs(weight: Tensor, bias: Optional[Tensor], bits: int, input_frac: int, finest: int) -> List[int]:
     """The fractional bits of each row of a weight: the best ones with which the bias fits its integers twice, and that
-    are at most ``finest``, and not much more than those of other rows. Any do for a row of zeros.
+    are at most ``finest``, and not much more than those of other rows. A row of zeros has those of the coarsest row.
     """
+    best = [best_frac(row, bits) if bool(row.any()) else None for row in weight]
+    coarsest = min((frac for frac in best if frac is not None), default=bits - 1)
     biases = torch.zeros(len(weight)) if bias is None else bias.detach().reshape(len(weight), -1).abs().amax(1)
-    finest = min(finest, FINEST)
-    fracs = [
-        min(
-            best_frac(row, bits) if bool(row.any()) else finest,
-            finest,
-            _BIAS - 1 - input_frac - math.frexp(bias)[1] if bias else finest,
-        )
-        for row, bias in zip(weight, biases.tolist())
-    ]
+    fracs = []
+    for frac, largest in zip(best, biases.tolist()):
+        frac = min(coarsest if frac is None else frac, finest, FINEST)
+        fracs.append(min(frac, _BIAS - 1 - input_frac - math.frexp(largest)[1]) if largest else frac)
     return [min(frac, min(fracs) + _SPREAD) for frac in fracs]
 
 

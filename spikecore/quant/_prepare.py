@@ -86,7 +86,7 @@ class _Run:
         seen = self.seen.setdefault(module, _Seen())
         self._alive.append((args, output))
         source, version = self._writers.get(_memory(args[0]), (None, 0))
-        if args[0]._version != version:  # something was added in place
+        if _writings(args[0]) != version:  # something was added in place
             source = None
         seen.source = source or seen.source
         if isinstance(module, (Neuron, Recurrent)):
@@ -99,11 +99,16 @@ class _Run:
         seen.outputs.append(_sampled(output))
         seen.ratios = tuple(a / b for a, b in zip(args[0].shape, output.shape))
         if isinstance(module, (*LAYERS, Delay, Neuron, Recurrent)):
-            self._writers[_memory(output)] = module, output._version
+            self._writers[_memory(output)] = module, _writings(output)
 
 
 def _memory(value: Tensor) -> int:
     return value.untyped_storage().data_ptr()
+
+
+def _writings(value: Tensor) -> int:
+    """How often a tensor's memory was written to in place; torch does not count that of ``inference_mode``."""
+    return 0 if value.is_inference() else value._version
 
 
 def _sampled(value: Tensor) -> Tensor:

@@ -145,6 +145,18 @@ def test_a_weight_has_derivative_0_where_it_saturates() -> None:
     assert torch.autograd.grad(grid(w).sum(), w)[0].tolist()[:3] == [1.0, 0.0, 0.0]
 
 
+def test_weights_that_begin_at_0_learn() -> None:
+    """As behind a normalisation whose weight begins at 0; of a row, and of a whole layer."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 4), sc.LI(), nn.Linear(4, 3), sc.LI())
+    net[0].weight.data[0] = 0.0
+    nn.init.zeros_(net[2].weight)
+    fixed = sc.quant.prepare(net, torch.randn(10, 4, 6))
+    for layer, row in ((fixed[0], 0), (fixed[2], slice(None))):
+        layer.parametrizations.weight.original.data[row] = 0.25
+        assert bool((layer.weight[row] == 0.25).all())
+
+
 def test_a_learnt_grid_has_the_derivative_of_its_equation() -> None:
     grid = LearntGrid(torch.tensor([[4.0], [0.5]]), -8, 7)
     x = torch.tensor([[0.3, 5.0, -3.0, 0.6], [9.3, 20.0, -99.0, 1.0]])
