@@ -5,7 +5,7 @@ Rules of this module:
 - A weight is ``n * 2**-frac`` for an integer n of some bits, with one ``frac`` for each output channel or one for all.
   The layer has a parametrisation, which gives the rounded weight wherever it is read: within ``Recurrent``, ``Delay``
   and convolutions too. Its derivative is 1 within the range and 0 beyond it.
-- What a layer reads is on a grid: spikes and their sums are; anything else is rounded by the layer's ``input_format``.
+- What a layer reads is on a grid: a neuron's spikes are; anything else is rounded by the layer's ``input_format``.
 - Weights of at most 8 bits and inputs of at most 9 are exact in TF32 and in bfloat16. Their products are added in
   float32, where a sum of integers below ``2**24`` is exact in any order.
 - ``frac`` is the one with the least squared error on the data, rounding and saturation together.

@@ -209,7 +209,7 @@ def prepare(
       bits times a power of two, by a parametrisation: gradients pass the rounding unchanged. Biases are on the grid of
       the sums. A layer that has a quantiser already (a parametrisation, torch.ao's fake quantisation, brevitas) keeps
       it; its weight must be on such a grid. Its bias is rounded as every other.
-    - What a layer reads, where it is not whole numbers as spikes are, is rounded to ``activations`` bits, and what it
+    - What a layer reads, where it is not a neuron's spikes, is rounded to ``activations`` bits, and what it
       writes, where it is not read by a neuron alone, to ``word`` bits on one grid, so that sums are exact. Ranges are
       those of the calibration run.
     - Neurons compute as :func:`spikecore.quant.fixed` says; one that is fixed already stays.
@@ -228,7 +228,8 @@ def prepare(
         neuron from the calibration run.
 
     Raises TypeError for what is no network, ValueError for a wrong argument, a normalisation that follows no layer, a
-    module with parameters that is none of these, and :class:`Inexact` where sums need more bits than dtype has.
+    mean that floats round, a module with parameters that is none of these, and :class:`Inexact` where sums need more
+    bits than dtype has.
     """
     _check(net, weights, activations)
     if ranges not in RANGES:

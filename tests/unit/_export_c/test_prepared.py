@@ -137,6 +137,22 @@ def test_the_bits_of_torch(name: str, bits: Tuple[int, int], tmp_path: Path) -> 
     assert ("nibble(" in text) == (bits[0] == 4)
 
 
+@pytest.mark.parametrize("rounding", ["nearest", "floor"])
+def test_channels_of_very_different_size(rounding: str, tmp_path: Path) -> None:
+    """Their sums, on the grid of the smallest, need 64 bits, and are rounded in front of the neurons."""
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(300, 8), sc.LIF(threshold=0.25)), 2.0 * analogue(25, 3, 300)
+    net[0].weight.data *= torch.logspace(-6, 1, 8).unsqueeze(1)
+    net[0].bias.data *= torch.logspace(-6, 1, 8)
+    prepared = sc.quant.prepare(net, x, rounding=rounding).eval()
+    assert prepared(x).any()
+    sc.export_c(prepared, x, tmp_path)
+    assert differing(tmp_path, "test", CHECKED)[0] == 0
+    text = (tmp_path / "network.c").read_text()
+    assert "int64_t *restrict out" in text
+    assert ("rounded64(in[i]" in text) == (rounding == "nearest")
+
+
 def test_of_weights_above_127(tmp_path: Path) -> None:
     """Integers of 8 bits times 2, 4, 8, ..., as for currents in picoamperes."""
     torch.manual_seed(0)
