@@ -94,20 +94,25 @@ def test_recurrence_and_delays_are_integer_arithmetic() -> None:
 
 
 class Residual(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, in_place: bool) -> None:
         super().__init__()
+        self.in_place = in_place
         self.conv, self.norm = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
         self.other, self.first, self.last = nn.Conv2d(4, 4, 1), sc.LIF(threshold=0.2), sc.LIF(threshold=0.2)
 
     def forward(self, x: Any) -> Any:
         x = self.first(x)
         main = sc.layers.TimeBatched(nn.Sequential(self.conv, self.norm))(x)
-        return self.last(main + sc.layers.TimeBatched(self.other)(x))
+        if not self.in_place:
+            return self.last(main + sc.layers.TimeBatched(self.other)(x))
+        main += sc.layers.TimeBatched(self.other)(x)
+        return self.last(main)
 
 
-def test_norms_are_folded_and_what_is_added_is_on_a_grid() -> None:
+@pytest.mark.parametrize("in_place", [False, True])
+def test_norms_are_folded_and_what_is_added_is_on_a_grid(in_place: bool) -> None:
     torch.manual_seed(3)
-    net, x = Residual(), torch.rand(10, 4, 4, 6, 6) * 2
+    net, x = Residual(in_place), torch.rand(10, 4, 4, 6, 6) * 2
     net(x)
     net.eval()
     fixed = sc.quant.prepare(net, x, word=20, weights=8)
