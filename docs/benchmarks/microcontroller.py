@@ -1,8 +1,11 @@
-"""Size and instructions of networks in C on an emulated Cortex-M4, and the time of a step on this CPU.
+"""Size and instructions of trained networks in C on an emulated Cortex-M4, and the time of a step on this CPU.
 
-    python docs/benchmarks/microcontroller.py --out docs/benchmarks/cpu-microcontroller.json
+    python docs/benchmarks/microcontroller.py --data FOLDER --weights FILE --out FILE
+    python docs/benchmarks/microcontroller.py --only cpu --out FILE
 
-Needs gcc-arm-none-eabi, qemu-system-arm and a C compiler; onnxruntime is compared where it is installed.
+``--only`` measures one table, and leaves the other one in the file. Data and weights of the electrocardiograms are
+those of ``examples/ecg.py``; without them the data are made up, and the network is trained for a few epochs. The chip
+needs gcc-arm-none-eabi and qemu-system-arm; onnxruntime is compared where it is installed.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -27,48 +30,119 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 import ecg
 import microcontroller
 import spikecore as sc
+from common import data, heartbeats, resonators
 
-STEPS, TURNS = 50, 15
+STEPS, TURNS = 50, 31
+SHARES = (0.5, 0.9)
 SPIKES = sc.quant.Format(0, 0, 1)
 
 
-def dense() -> nn.Module:
-    """As for spoken digits: 700 channels, 128 hidden neurons with feedback, 20 classes."""
-    return nn.Sequential(nn.Linear(700, 128), sc.Recurrent(sc.LIF(), nn.Linear(128, 128)), nn.Linear(128, 20), sc.LI())
+class Trained(NamedTuple):
+    """A network in floats and in integers, and inputs over time ``[T, B, ...]`` by what they are."""
+
+    net: nn.Module
+    fixed: nn.Module
+    inputs: Dict[str, Tensor]
 
 
-def convolutional() -> nn.Module:
-    """The digits of examples/microcontroller.py, with spikes for pixels."""
-    return microcontroller.network()
+def silent(share: float, shape: Tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Random spikes, of which such a share is missing."""
+    generator = torch.Generator().manual_seed(0)
+    return (torch.rand((STEPS, 1, *shape), generator=generator) >= share).to(dtype)
 
 
-NETWORKS: Dict[str, Any] = {"dense": (dense, (700,)), "digits": (convolutional, (1, 8, 8)), "ecg": (ecg.network, (4,))}
+def dense(share: float) -> Trained:
+    """As for spoken digits: 700 channels, 128 hidden neurons with feedback, 20 classes.
 
-
-def prepared(name: str, silent: float) -> Any:
-    """A network in integers, and spikes of which so many are silent."""
-    make, shape = NETWORKS[name]
+    A class is a probability of a spike for each channel, twice 1 - share at most; samples are drawn from it.
+    """
     torch.manual_seed(0)
-    net, dtype = make(), torch.float64 if name == "ecg" else torch.float32
-    x = (torch.rand(STEPS, 1, *shape) >= silent).to(dtype)
-    for part in net.modules():
-        if isinstance(part, (nn.Linear, nn.Conv2d)):
-            nn.init.normal_(part.weight, 0.0, 2.0 / part.weight[0].numel() ** 0.5)
-    return sc.quant.prepare(net.to(dtype).eval(), x, dtype=dtype).eval(), x
+    net = nn.Sequential(nn.Linear(700, 128), sc.Recurrent(sc.LIF(), nn.Linear(128, 128)), nn.Linear(128, 20), sc.LI())
+    classes = torch.rand(20, 700) * 2 * (1 - share)
+    optimizer = torch.optim.Adam(net.parameters(), 1e-3)
+    step = sc.training_model(net, lambda out, y: nn.functional.cross_entropy(out.mean(0), y), optimizer)
+    for _ in range(100):
+        labels = torch.randint(20, (64,))
+        step((torch.rand(STEPS, 64, 700) < classes[labels]).float(), labels)
+    labels = torch.arange(20)
+    x = (torch.rand(STEPS, 20, 700) < classes).float()
+    hits = sc.inference_model(net)(x).mean(0).argmax(-1) == labels
+    print(f"dense, {share:.0%} silent: {hits.double().mean():.1%}", flush=True)
+    return Trained(net.eval(), sc.quant.prepare(net.eval(), x).eval(), {f"{share:.0%} silent": x[:, :4]})
 
 
-def on_chip(name: str, silent: float, folder: Path) -> Dict[str, Any]:
+def digits() -> Trained:
+    """The digits of examples/microcontroller.py."""
+    torch.manual_seed(0)
+    order = torch.Generator().manual_seed(0)
+    training, test = (part.tensors for part in data.digits()[1:3])
+    net = microcontroller.network()
+    microcontroller.train(net, training, 8, 4e-3, order)
+    fixed = sc.quant.prepare(net, microcontroller.over_time(training[0][:256]))
+    microcontroller.train(fixed, training, 2, 4e-4, order)
+    print(f"digits: {microcontroller.accuracy(fixed, test):.1%}", flush=True)
+    drawn = {f"spikes, {share:.0%} silent": silent(share, (1, 8, 8)) for share in SHARES}
+    return Trained(net, fixed, {"test images": microcontroller.over_time(test[0][:16]), **drawn})
+
+
+def heartbeat(options: argparse.Namespace) -> Trained:
+    """The electrocardiograms of examples/ecg.py, whose arithmetic needs float64."""
+    torch.manual_seed(0)
+    net = ecg.network()
+    if options.weights is None:
+        part = heartbeats.made_up(96, 0)
+        optimizer = torch.optim.Adam(net.parameters(), 0.05)
+        step = sc.training_model(net, ecg.per_step, optimizer, options=sc.TrainingOptions(clip_norm=ecg.CLIP))
+        for _ in range(30):
+            step(part.spikes, part.labels)
+    else:
+        resonators.load(net, options.weights)
+    _, training, test = heartbeats.load(options.data)
+    fixed = sc.quant.prepare(net.double().eval(), training.spikes[:, :64].double(), dtype=torch.float64).eval()
+    hits = sc.inference_model(fixed)(test.spikes.double()).argmax(-1) == test.labels
+    print(f"ecg: {hits.double().mean():.1%}", flush=True)
+    drawn = {f"spikes, {share:.0%} silent": silent(share, (4,), torch.float64) for share in SHARES}
+    return Trained(net, fixed, {"a test sequence": test.spikes[:, :1].double(), **drawn})
+
+
+def networks(options: argparse.Namespace) -> Iterator[Tuple[str, Trained]]:
+    """The networks of the chip's table, by name."""
+    for share in SHARES:
+        yield "dense", dense(share)
+    yield "digits", digits()
+    yield "ecg", heartbeat(options)
+
+
+def on_chip(name: str, what: str, trained: Trained, folder: Path) -> Dict[str, Any]:
     """Bytes and instructions."""
-    net, x = prepared(name, silent)
-    program = sc.export_c(net, x, folder, name=name, inputs=SPIKES)
+    x = trained.inputs[what]
+    program = sc.export_c(trained.fixed, x, folder, name=name)
     said = [
         subprocess.run(["make", "-s", "-B", "-C", str(folder), target], capture_output=True, text=True, check=True)
         for target in ("test-cortex-m4", "size")
     ]
-    wrong, instructions = re.findall(r"(\d+) of \d+ outputs differ, (\d+) instructions", said[0].stderr)[0]
+    wrong, mean, most = re.findall(
+        r"(\d+) of \d+ outputs differ, (\d+) instructions per step, (\d+) at most", said[0].stderr
+    )[0]
     flash = int(said[1].stdout.splitlines()[1].split()[0])
-    row = {"network": name, "silent": silent, "flash": flash, "tables": program.flash, "memory": program.memory}
-    return {**row, "instructions": int(instructions), "differ": int(wrong)}
+    row = {"network": name, "inputs": what, "silent": float((x == 0).double().mean()), "fires": fires(trained.fixed, x)}
+    row.update(flash=flash, tables=program.flash, memory=program.memory)
+    return {**row, "instructions": int(mean), "most": int(most), "differ": int(wrong)}
+
+
+def fires(net: nn.Module, x: Tensor) -> float:
+    """How many of the hidden neurons fire in a step."""
+    spikes: List[Tensor] = []
+    handles = [
+        part.register_forward_hook(lambda _, args, out: spikes.append(out.flatten()))
+        for part in [*net.children()][:-1]
+        if isinstance(part, (sc.Neuron, sc.Recurrent))
+    ]
+    with torch.no_grad():
+        net(x)
+    for handle in handles:
+        handle.remove()
+    return float(torch.cat(spikes).double().mean())
 
 
 def of_c(name: str, dtype: str, net: nn.Module, x: Tensor, folder: Path) -> Callable[[], Any]:
@@ -140,27 +214,28 @@ def of_onnx(net: Any, x: Tensor, folder: Path) -> Callable[[], Any]:
     return run
 
 
-def on_cpu(silent: float, folder: Path) -> List[Dict[str, Any]]:
-    """Microseconds of a step of the dense network, the smallest of several interleaved turns."""
+def on_cpu(folder: Path) -> List[Dict[str, Any]]:
+    """Microseconds of a step of the dense network, the smallest of turns in which all ways run one after the other."""
     torch.set_num_threads(1)
-    torch.manual_seed(0)
-    x = (torch.rand(STEPS, 1, 700) >= silent).float()
-    net, fixed = dense().eval(), prepared("dense", silent)[0]
-    ways = {
-        "C, integers": of_c("dense", "fixed", fixed, x, folder),
-        "C, float32": of_c("dense", "float32", net, x, folder),
-        "ONNX Runtime": of_onnx(net, x, folder),
-        "numba": of_torch(net, x, "numba"),
-    }
-    times: Dict[str, List[float]] = {name: [] for name in ways}
+    ways: Dict[Tuple[str, float], Callable[[], Any]] = {}
+    for share in SHARES:
+        trained = dense(share)
+        (x,) = (x[:, :1] for x in trained.inputs.values())
+        net, place = trained.net, folder / f"{share}"
+        place.mkdir()
+        ways["C, integers", share] = of_c("dense", "fixed", trained.fixed, x, place)
+        ways["C, float32", share] = of_c("dense", "float32", net, x, place)
+        ways["ONNX Runtime, float32", share] = of_onnx(net, x, place)
+        ways["numba, float32", share] = of_torch(net, x, "numba")
+    times: Dict[Tuple[str, float], List[float]] = {way: [] for way in ways}
     for _ in range(TURNS):
-        for name, run in ways.items():
+        for way, run in ways.items():
             begun = time.perf_counter()
             run()
-            times[name].append((time.perf_counter() - begun) / STEPS * 1e6)
+            times[way].append((time.perf_counter() - begun) / STEPS * 1e6)
     return [
-        {"way": name, "silent": silent, "us": min(turns), "median_us": statistics.median(turns)}
-        for name, turns in times.items()
+        {"way": way, "silent": share, "us": min(turns), "median_us": statistics.median(turns)}
+        for (way, share), turns in times.items()
     ]
 
 
@@ -168,18 +243,24 @@ def main() -> None:
     """Measure, and write it."""
     parser = argparse.ArgumentParser(description="Networks in C.")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--only", choices=("chip", "cpu"))
+    parser.add_argument("--data", default=heartbeats.MADE_UP, help="as of examples/ecg.py")
+    parser.add_argument("--weights", type=Path, help="as of examples/ecg.py")
     options = parser.parse_args()
-    document: Dict[str, Any] = {"torch": torch.__version__, "chip": [], "cpu": []}
+    before = json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
+    document: Dict[str, Any] = {"chip": [], "cpu": [], **before, "torch": torch.__version__}
     with tempfile.TemporaryDirectory() as scratch:
-        for name in NETWORKS:
-            for silent in (0.5, 0.9):
-                document["chip"].append(on_chip(name, silent, Path(scratch) / f"{name}{silent}"))
-                print(document["chip"][-1], flush=True)
-        for silent in (0.5, 0.9):
-            folder = Path(scratch) / f"cpu{silent}"
-            folder.mkdir()
-            document["cpu"] += on_cpu(silent, folder)
-            print(*document["cpu"][-4:], sep="\n", flush=True)
+        if options.only != "cpu":
+            document["chip"] = []
+            for name, trained in networks(options):
+                for what in trained.inputs:
+                    document["chip"].append(
+                        on_chip(name, what, trained, Path(scratch) / f"{name} {what}".replace(" ", "-"))
+                    )
+                    print(document["chip"][-1], flush=True)
+        if options.only != "chip":
+            document["cpu"] = on_cpu(Path(scratch))
+            print(*document["cpu"], sep="\n", flush=True)
     if options.out:
         options.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 

@@ -134,7 +134,8 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         known = isinstance(m, (Stateful, Encoder, SumPool2d, *_NOTHING)) or is_parametrized(m)
         of_quant = type(m).__module__.startswith("spikecore.quant")
-        return known or of_quant or super().is_leaf_module(m, module_qualified_name)
+        alone = type(m).__module__.startswith("spikecore.layers") and not any(True for _ in m.children())
+        return known or of_quant or alone or super().is_leaf_module(m, module_qualified_name)
 
 
 class _Recorder(fx.Interpreter):

@@ -6,7 +6,7 @@ are the arrays that it reads, ``out`` is the one that it writes, and ``s`` is th
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -15,7 +15,6 @@ from spikecore._export_c._fixed import FixedPrinter, is_wide
 from spikecore._export_c._graph import Refused, identifier
 from spikecore._export_c._values import (
     BYTES,
-    Grid,
     Table,
     Value,
     grid_of,
@@ -29,7 +28,7 @@ from spikecore.lang import Node, Program, topological
 from spikecore.lang.c import C11Printer
 from spikecore.lang.eager import StraightLine, number
 from spikecore.quant import Format, analyse
-from spikecore.quant._analysis import FLAG, SIGNIFICAND, coefficients_of
+from spikecore.quant._analysis import FLAG, coefficients_of
 from spikecore.quant._layers import weight_of
 
 
@@ -87,44 +86,32 @@ class Weights:
             self.load, self.format = f"{self.name}[k]", None
             return
         grid = grid_of(f"the weight of {part.title}", weight, 16)
-        frac = max(grid.fracs)
-        if bias is not None:
-            frac = max(frac, max(grid_of(f"the bias of {part.title}", bias.unsqueeze(1), 31).fracs) - int(x.frac or 0))
+        biases = torch.zeros(outputs) if bias is None else bias.detach()
+        of_bias = grid_of(f"the bias of {part.title}", biases.unsqueeze(1), 31)
+        fracs, of_input = torch.tensor(grid.fracs), int(x.frac or 0)
+        # what is 0 is on every grid
+        others = torch.where(biases == 0, fracs, torch.tensor(of_bias.fracs) - of_input)
+        sums = torch.where((weight == 0).flatten(1).all(1), others, torch.maximum(fracs, others))
+        finest = int(torch.maximum(fracs, sums).max())
         integers = grid.integers.flatten()[taps]
         part.tables.append(packed(self.name, integers) if grid.is_narrow else table_of(self.name, integers, x))
         self.load = f"nibble({self.name}, k)" if grid.is_narrow else f"{self.name}[k]"
-        shifts = torch.tensor([frac - of_output for of_output in grid.fracs])
+        shifts = finest - fracs
         if bool((shifts != 0).any()):
             self._multiplier = f"{part.name}_scale"
             part.tables.append(table_of(self._multiplier, 2**shifts, x))
-        total = int(x.frac or 0) + frac
-        offsets = torch.zeros(outputs, dtype=torch.int64)
-        if bias is not None:
-            offsets = integers_of(f"the bias of {part.title}", bias, total)
+        offsets = integers_of(f"the bias of {part.title}", biases, of_input + finest)
         self._bias(offsets, x)
-        self.format = self._sums(grid, shifts, offsets, x, total, fixed)
+        low, high = _ends(grid.integers.flatten(1).double() * 2.0 ** shifts.double().unsqueeze(1), x, offsets)
+        self.format = Format(of_input + finest, min(low), max(high))
+        part.output.channels = tuple(
+            Format(of_input + finest, *ends).at(of_input + frac) for *ends, frac in zip(low, high, sums.tolist())
+        )
 
     def _bias(self, numbers: Tensor, like: Optional[Format]) -> None:
         self._zero = not bool((numbers != 0).any())
         if not self._zero:
             self._part.tables.append(table_of(f"{self._part.name}_bias", numbers, like))
-
-    def _sums(self, grid: Grid, shifts: Tensor, bias: Tensor, x: Format, frac: int, dtype: torch.dtype) -> Format:
-        """The format of all sums. Raises Refused where one of them, or a part of it, needs more bits than there are."""
-        rows = grid.integers.flatten(1).double() * 2.0 ** shifts.double().unsqueeze(1)
-        low, high = rows * float(x.low), rows * float(x.high)
-        # of all sums, complete or not, with the bias in front or behind
-        least = torch.minimum(low, high).clamp(max=0).sum(1) + bias.clamp(max=0)
-        most = torch.maximum(low, high).clamp(min=0).sum(1) + bias.clamp(min=0)
-        largest = torch.maximum(low.abs(), high.abs()).sum(1) + bias.abs()
-        bits = Format(frac, 0, int(largest.max())).bits
-        if bits > min(SIGNIFICAND[dtype], 31):
-            raise Refused(
-                f"{self._part.title}: its sums need {bits} bits on one grid for all channels, and {str(dtype)[6:]} "
-                f"holds {SIGNIFICAND[dtype]} and C 32; give weights or inputs fewer bits, prepare with "
-                "per_channel=False, or divide the layer"
-            )
-        return Format(frac, int(least.min()), int(most.max()))
 
     def start(self, at: str = "o", index: str = "o") -> str:
         """The line that sets a sum."""
@@ -141,6 +128,14 @@ class Weights:
     def added(self, at: str, of: Value, factor: str = "v") -> str:
         """The line that adds the product with an input, of number k."""
         return f"out[{at}] += {self.load}{'' if of.is_spikes else f' * {factor}'};"
+
+
+def _ends(rows: Tensor, x: Format, bias: Tensor) -> Tuple[List[int], List[int]]:
+    """The least and the greatest sum of each output, complete or not, with the bias in front or behind."""
+    low, high = rows * float(x.low), rows * float(x.high)
+    least = torch.minimum(low, high).clamp(max=0).sum(1) + bias.clamp(max=0)
+    most = torch.maximum(low, high).clamp(min=0).sum(1) + bias.clamp(min=0)
+    return [*map(int, least.tolist())], [*map(int, most.tolist())]
 
 
 class Linear(Part):
@@ -297,10 +292,13 @@ class Sum(Part):
         self._shifts = (0, 0)
         formats = [value.format for value in inputs]
         if fixed is not None:
-            frac = max(f.frac or 0 for f in formats if f is not None)
-            a, b = (f.at(frac) for f in formats if f is not None)
-            self._shifts = tuple(frac - (f.frac or 0) for f in formats if f is not None)  # type: ignore[assignment]  # empty before
-            self.output.format = Format(frac, a.low + b.low, a.high + b.high)
+            a, b = (f for f in formats if f is not None)
+            self.output.format = _added(a, b)
+            frac = int(self.output.format.frac or 0)
+            self._shifts = (frac - int(a.frac or 0), frac - int(b.frac or 0))
+            of_channels = [value.channels or (value.format,) * self.shape[0] for value in inputs]
+            if any(value.channels for value in inputs):
+                self.output.channels = tuple(_added(*pair) for pair in zip(*of_channels))
 
     def lines(self) -> List[str]:
         kind = self.output.type
@@ -309,12 +307,19 @@ class Sum(Part):
         return [f"for (int i = 0; i < {self.output.count}; ++i) out[i] = ({kind})({texts[0]} + {texts[1]});"]
 
 
-class Round(Part):
-    """Numbers on another grid, to the nearest, ties to even, and saturated."""
+def _added(a: Format, b: Format) -> Format:
+    """The format of the sums of two formats' values."""
+    frac = max(int(a.frac or 0), int(b.frac or 0))
+    a, b = a.at(frac), b.at(frac)
+    return Format(frac, a.low + b.low, a.high + b.high)
 
-    def __init__(self, name: str, title: str, x: Value, format: Format) -> None:
+
+class Round(Part):
+    """Numbers on another grid, to the nearest, ties to even, or down, and saturated."""
+
+    def __init__(self, name: str, title: str, x: Value, format: Format, rounding: str = "nearest") -> None:
         super().__init__(name, title, [x], x.shape)
-        self.output.format = format
+        self.output.format, self._rounding = format, rounding
 
     def lines(self) -> List[str]:
         x: Any = self.x.format
@@ -322,7 +327,7 @@ class Round(Part):
         shift = int(x.frac or 0) - int(to.frac or 0)
         if shift > 0:
             wide = is_wide(Format(0, x.low, int(x.high) + (1 << shift - 1)))
-            text = f"rounded{64 if wide else 32}(in[i], {shift})"
+            text = f"in[i] >> {shift}" if self._rounding == "floor" else f"rounded{64 if wide else 32}(in[i], {shift})"
         else:
             wide = is_wide(x.at(int(to.frac or 0)))
             text = f"{'(int64_t)' if wide else ''}in[i] * {1 << -shift}" if shift else "in[i]"

@@ -34,7 +34,7 @@ from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 from spikecore.nir import SumPool2d
 from spikecore.quant import Format, analyse
-from spikecore.quant._analysis import FLAG
+from spikecore.quant._analysis import FLAG, SIGNIFICAND
 from spikecore.quant._fixed import ROUNDINGS
 from spikecore.quant._layers import quantised_weight, round_input
 
@@ -104,6 +104,12 @@ class Built:
             raise Refused(f"{part.title} gives floats, and fixed point has none; call sc.quant.prepare(net) before")
         if self._fixed is not None and part.output.type == "":
             raise Refused(f"{part.title} gives numbers of more than 64 bits")
+        if self._fixed is not None and part.output.bits > SIGNIFICAND[self._fixed]:
+            raise Refused(
+                f"{part.title}: its sums need {part.output.bits} bits, and {str(self._fixed)[6:]} holds "
+                f"{SIGNIFICAND[self._fixed]}, so that PyTorch rounds them; give weights or inputs fewer bits, or "
+                "prepare with dtype=torch.float64"
+            )
         self.parts.append(part)
         return part.output
 
@@ -173,7 +179,7 @@ class Built:
         if type(module) is Delay:
             return self._delay(name, title, module, of[0])
         if calls_as(module, Neuron):
-            return self._add(Cells(name, f"{title}, {of[0].count} neurons", of, module, fixed, call.output))
+            return self._add(self._cells(name, title, of, module, call.output))
         raise Refused(f"{title}: there is no C for {kind.__name__}; there is for {_KNOWN}, and sums of these")
 
     def _delay(self, name: str, title: str, module: Any, x: Value) -> Value:
@@ -197,9 +203,19 @@ class Built:
         else:
             back = self._add(Linear(f"{name}_back", f"the feedback of {title}", last, module.linear, self._fixed))
         total = self._add(Sum(f"{name}_total", f"input and feedback of {title}", [of[0], back], self._fixed))
-        cells = Cells(name, f"{title}, {last.count} neurons", [total], neuron, self._fixed)
+        cells = self._cells(name, title, [total], neuron)
         cells.output = last
         return self._add(cells)
+
+    def _cells(self, name: str, title: str, of: Sequence[Value], neuron: Any, output: int = 0) -> Cells:
+        """Neurons. What has more bits than their arithmetic is rounded in front of them as they would round it."""
+        how, inputs = neuron.arithmetic, [*of]
+        for k, value in enumerate(of):
+            wide = self._fixed is not None and value.format is not None and value.format.bits > SIGNIFICAND[self._fixed]
+            if wide and how is not None:
+                what = f"the rounding before {title}"
+                inputs[k] = self._add(Round(f"{name}_in{k or ''}", what, value, how.format, how.rounding))
+        return Cells(name, f"{title}, {of[0].count} neurons", inputs, neuron, self._fixed, output)
 
     def _output_of(self, neuron: Any, title: str) -> Optional[Format]:
         """The format of a neuron's output, whatever its input is."""

@@ -42,6 +42,8 @@ class Value:
     place: str = ""
     #: The array that it is, in another shape.
     of: Optional[Value] = None
+    #: The formats of its channels, where each has its own grid. ``format`` has the finest of these grids.
+    channels: Tuple[Format, ...] = ()
 
     @property
     def root(self) -> Value:
@@ -57,6 +59,12 @@ class Value:
     def type(self) -> str:
         """The type of a number in C."""
         return type_of(self.format)
+
+    @property
+    def bits(self) -> int:
+        """The bits that a float needs to hold every number: each channel's, on its own grid."""
+        formats = self.channels or (self.format,)
+        return max(0 if format is None else format.bits for format in formats)
 
     @property
     def is_spikes(self) -> bool:

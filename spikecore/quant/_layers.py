@@ -5,7 +5,7 @@ Rules of this module:
 - A weight is ``n * 2**-frac`` for an integer n of some bits, with one ``frac`` for each output channel or one for all.
   The layer has a parametrisation, which gives the rounded weight wherever it is read: within ``Recurrent``, ``Delay``
   and convolutions too. Its derivative is 1 within the range and 0 beyond it.
-- What a layer reads is on a grid: spikes and their sums are; anything else is rounded by the layer's ``input_format``.
+- What a layer reads is on a grid: a neuron's spikes are; anything else is rounded by the layer's ``input_format``.
 - Weights of at most 8 bits and inputs of at most 9 are exact in TF32 and in bfloat16. Their products are added in
   float32, where a sum of integers below ``2**24`` is exact in any order.
 - ``frac`` is the one with the least squared error on the data, rounding and saturation together.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple, Type
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +28,11 @@ from spikecore.quant._fixed import FixedPoint
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 #: How many finer grids than the one that holds every value are tried.
 _FINER = 6
-#: Integers of a bias are below 2**this.
-_BIAS = 23
+#: Integers of a bias are below 2**this. With products of as many bits, a sum has one bit more.
+_BIAS = 22
+#: How much finer than the coarsest one the grids of a layer's channels may be, and any grid may be, as powers of two.
+#: What reads the layer has one grid for all channels, which is coarser than that.
+_SPREAD, FINEST = 12, 30
 #: Fractional bits that are tried; below 0 for multiples of 2, 4, 8, ...
 _GRIDS = range(-24, 41)
 
@@ -73,6 +76,26 @@ class OnGrid(nn.Module):
         fracs = self.fracs
         text = f"frac={fracs[0]}" if len(set(fracs)) == 1 else f"frac={min(fracs)}..{max(fracs)}"
         return f"{self.low}..{self.high}, {text}"
+
+
+class LearntGrid(OnGrid):
+    """A grid whose fractional bits ``frac``, one for each channel or one for all, are learnt, and rounded.
+
+    The derivative with respect to ``frac`` is ``log(2) (x - y)`` where x is rounded to y, and ``-log(2) y`` where it
+    saturates: that of Jain et al., "Trained quantization thresholds", MLSys 2020.
+    """
+
+    def __init__(self, scale: Tensor, low: int, high: int) -> None:
+        nn.Module.__init__(self)
+        self.frac = nn.Parameter(torch.log2(scale))
+        self.low, self.high = low, high
+
+    @property
+    def scale(self) -> Tensor:  # type: ignore[override]  # computed, where the other one has a buffer
+        """The power of two, by its bits: functions of some devices are not exact."""
+        whole = torch.round(self.frac.detach()).clamp(_GRIDS.start, FINEST)
+        exact = ((whole.to(torch.int32) + 127) << 23).view(torch.float32).to(self.frac.dtype)
+        return exact * (1.0 + math.log(2.0) * (self.frac - self.frac.detach()))
 
 
 def best_frac(values: Tensor, bits: int) -> int:
@@ -132,19 +155,41 @@ def grid_of(values: Tensor, bits: int) -> OnGrid:
     return OnGrid(torch.tensor(2.0**frac, device=values.device), lowest, highest)
 
 
-def quantise_layer(layer: nn.Module, bits: int, per_channel: bool, input_frac: int) -> None:
+def best_fracs(weight: Tensor, bias: Optional[Tensor], bits: int, input_frac: int, finest: int) -> List[int]:
+    """The fractional bits of each row of a weight: the best ones with which the bias fits its integers twice, and that
+    are at most ``finest``, and not much more than those of other rows. A row of zeros has those of the coarsest row.
+    """
+    best = [best_frac(row, bits) if bool(row.any()) else None for row in weight]
+    coarsest = min((frac for frac in best if frac is not None), default=bits - 1)
+    biases = torch.zeros(len(weight)) if bias is None else bias.detach().reshape(len(weight), -1).abs().amax(1)
+    fracs = []
+    for frac, largest in zip(best, biases.tolist()):
+        frac = min(coarsest if frac is None else frac, finest, FINEST)
+        fracs.append(min(frac, _BIAS - 1 - input_frac - math.frexp(largest)[1]) if largest else frac)
+    return [min(frac, min(fracs) + _SPREAD) for frac in fracs]
+
+
+def quantise_layer(
+    layer: nn.Module,
+    bits: int,
+    per_channel: bool,
+    input_frac: int,
+    finest: int = FINEST,
+    kind: Type[OnGrid] = OnGrid,
+) -> None:
     """Give a layer parametrisations of its weight, unless it has a quantiser, and of its bias, on its sums' grid.
 
     Raises ValueError where the weight alone has a parametrisation: torch would change the layer that this is a copy of.
     """
     quantised = quantised_weight(layer)
     weight = weight_of(layer).detach()
-    rows = list(weight) if per_channel else [weight]
-    scales = torch.tensor([2.0 ** best_frac(row, bits) for row in rows], device=weight.device)
+    rows = weight if per_channel else weight.unsqueeze(0)
+    fracs = best_fracs(rows, layer.bias, bits, input_frac, finest)  # type: ignore[arg-type]  # a tensor
+    scales = torch.tensor([2.0**frac for frac in fracs], device=weight.device)
     if quantised is None:
         shape = [-1 if per_channel else 1, *[1] * (weight.ndim - 1)]
-        grid = OnGrid(scales.reshape(shape), -(1 << (bits - 1)), (1 << (bits - 1)) - 1)
-        parametrize.register_parametrization(layer, "weight", grid)
+        of_weight = kind(scales.reshape(shape), -(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+        parametrize.register_parametrization(layer, "weight", of_weight)
     if layer.bias is not None and not parametrize.is_parametrized(layer, "bias"):
         if quantised is not None and parametrize.is_parametrized(layer):
             raise ValueError(

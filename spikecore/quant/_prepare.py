@@ -8,9 +8,10 @@ one reads the memory that the other wrote.
 from __future__ import annotations
 
 import copy
+import math
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,9 @@ from spikecore.neurons import Recurrent
 from spikecore.quant._analysis import SIGNIFICAND, Format, Inexact, analyse
 from spikecore.quant._fixed import FixedPoint, fixed
 from spikecore.quant._layers import (
+    FINEST,
     LAYERS,
+    LearntGrid,
     OnGrid,
     best_frac,
     biases_of,
@@ -40,6 +43,11 @@ from spikecore.quant._layers import (
 )
 
 Inputs = Union[Tensor, Tuple[Tensor, ...]]
+#: Ranges of weights -> their grids.
+RANGES: Dict[str, Type[OnGrid]] = {"data": OnGrid, "learnt": LearntGrid}
+#: Poolings that divide, and the dimensions of their windows.
+_WINDOWS = {nn.AvgPool1d: 1, nn.AvgPool2d: 2, nn.AvgPool3d: 3}
+_MEANS = (*_WINDOWS, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
 #: Values of a tensor that a range is chosen from.
 _SAMPLE = 1 << 18
 
@@ -51,10 +59,12 @@ class _Seen:
     inputs: List[Tensor] = field(default_factory=list)
     outputs: List[Tensor] = field(default_factory=list)
     states: List[Tensor] = field(default_factory=list)
-    #: The module that wrote the memory of its input, if one with a weight did.
+    #: The module that wrote the memory of its input, if one with a weight or a neuron did.
     source: Optional[nn.Module] = None
     #: Whether something else than a neuron reads its output.
     is_read: bool = True
+    #: Of a pooling, the sizes of its last input along each dimension, as multiples of those of its output.
+    ratios: Tuple[float, ...] = ()
 
 
 class _Run:
@@ -62,7 +72,8 @@ class _Run:
 
     def __init__(self, net: nn.Module, x: Inputs, dtype: torch.dtype) -> None:
         self.seen: Dict[nn.Module, _Seen] = {}
-        self._writers: Dict[int, nn.Module] = {}
+        #: Address of memory -> what wrote it, and torch's count of the writings.
+        self._writers: Dict[int, Tuple[nn.Module, int]] = {}
         #: What was read and written, so that no memory is used twice.
         self._alive: List[Any] = []
         with _hooks(net, self._see), _evaluating(net), torch.no_grad():
@@ -74,7 +85,9 @@ class _Run:
             return
         seen = self.seen.setdefault(module, _Seen())
         self._alive.append((args, output))
-        source = self._writers.get(_memory(args[0]))
+        source, version = self._writers.get(_memory(args[0]), (None, 0))
+        if _writings(args[0]) != version:  # something was added in place
+            source = None
         seen.source = source or seen.source
         if isinstance(module, (Neuron, Recurrent)):
             seen.inputs += [_sampled(value) for value in args if isinstance(value, Tensor)]
@@ -84,12 +97,18 @@ class _Run:
         else:
             seen.inputs.append(_sampled(args[0]))
         seen.outputs.append(_sampled(output))
-        if isinstance(module, (*LAYERS, Delay)):
-            self._writers[_memory(output)] = module
+        seen.ratios = tuple(a / b for a, b in zip(args[0].shape, output.shape))
+        if isinstance(module, (*LAYERS, Delay, Neuron, Recurrent)):
+            self._writers[_memory(output)] = module, _writings(output)
 
 
 def _memory(value: Tensor) -> int:
     return value.untyped_storage().data_ptr()
+
+
+def _writings(value: Tensor) -> int:
+    """How often a tensor's memory was written to in place; torch does not count that of ``inference_mode``."""
+    return 0 if value.is_inference() else value._version
 
 
 def _sampled(value: Tensor) -> Tensor:
@@ -113,7 +132,7 @@ def _states(module: Any, args: Tuple[Any, ...]) -> List[Tensor]:
 @contextmanager
 def _hooks(net: nn.Module, see: Callable[..., None]) -> Iterator[None]:
     inside = {part for module in net.modules() if isinstance(module, (Recurrent, Delay)) for part in module.children()}
-    kinds = (*LAYERS, _BatchNorm, Neuron, Recurrent, Delay)
+    kinds = (*LAYERS, *_MEANS, _BatchNorm, Neuron, Recurrent, Delay)
     handles = [
         module.register_forward_hook(see)
         for module in net.modules()
@@ -172,6 +191,7 @@ def prepare(
     frac: Optional[int] = None,
     activations: int = 8,
     per_channel: bool = True,
+    ranges: str = "data",
     rounding: str = "nearest",
     factors: Optional[int] = None,
     dtype: torch.dtype = torch.float32,
@@ -189,7 +209,7 @@ def prepare(
       bits times a power of two, by a parametrisation: gradients pass the rounding unchanged. Biases are on the grid of
       the sums. A layer that has a quantiser already (a parametrisation, torch.ao's fake quantisation, brevitas) keeps
       it; its weight must be on such a grid. Its bias is rounded as every other.
-    - What a layer reads, where it is not whole numbers as spikes are, is rounded to ``activations`` bits, and what it
+    - What a layer reads, where it is not a neuron's spikes, is rounded to ``activations`` bits, and what it
       writes, where it is not read by a neuron alone, to ``word`` bits on one grid, so that sums are exact. Ranges are
       those of the calibration run.
     - Neurons compute as :func:`spikecore.quant.fixed` says; one that is fixed already stays.
@@ -202,21 +222,32 @@ def prepare(
     x: an input of the network, or a tuple of them: a batch of the training data.
     weights: bits of a weight, 2 to 8. activations: bits of what a layer reads, 2 to 8.
     per_channel: one power of two for each output channel, or one for all.
+    ranges: "data", powers of two that the weights decide once, or "learnt", which training may change: parameters
+        ``frac`` of the parametrisations, for which a larger learning rate than that of the weights is usual.
     word, frac, rounding, factors, dtype: as of :func:`spikecore.quant.fixed`; ``frac=None`` chooses that of each
         neuron from the calibration run.
 
     Raises TypeError for what is no network, ValueError for a wrong argument, a normalisation that follows no layer, a
-    module with parameters that is none of these, and :class:`Inexact` where sums need more bits than dtype has.
+    mean that floats round, a module with parameters that is none of these, and :class:`Inexact` where sums need more
+    bits than dtype has.
     """
     _check(net, weights, activations)
+    if ranges not in RANGES:
+        raise ValueError(f"sc.quant.prepare: ranges={shown(ranges)} must be one of {', '.join(map(repr, RANGES))}")
     new = unfuse(copy.deepcopy(net)).to(dtype)
     _refuse_norm_neurons(new)
     _fold(new, _Run(new, x, dtype))
     _refuse_others(new)
     run = _Run(new, x, dtype)
+    written = _written(new, run)
+    written_frac = _written_frac(written, run, word)
+    _refuse_means(new, run)
     for place in weighted(new):
-        _quantise(place, run, weights, activations, per_channel)
-    _round_outputs(new, run, word)
+        # what comes back within Recurrent is added to what another layer wrote
+        finest = written_frac + SIGNIFICAND[dtype] - 1 - word if isinstance(place.called, Recurrent) else FINEST
+        _quantise(place, run, (weights, activations), per_channel, finest, RANGES[ranges])
+    for place in written:
+        _round_output(place, word, written_frac)
     for name, neuron in [*new.named_modules()]:
         if isinstance(neuron, Neuron) and neuron.arithmetic is None:
             options: Any = {"rounding": rounding, "factors": factors, "dtype": dtype}
@@ -245,7 +276,7 @@ def _fold(net: nn.Module, run: _Run) -> None:
             continue
         source = run.seen[norm].source if norm in run.seen else None
         layer: Any = source.linear if isinstance(source, Delay) else source
-        if layer is None or norm.running_var is None or quantised_weight(layer) is not None:
+        if not isinstance(layer, LAYERS) or norm.running_var is None or quantised_weight(layer) is not None:
             raise ValueError(
                 f"sc.quant.prepare: {name}: a {type(norm).__name__} is folded into the layer before it, and there is "
                 "no plain linear layer or convolution whose output it reads, or it has no running statistics"
@@ -281,36 +312,74 @@ def _refuse_others(net: nn.Module) -> None:
             )
 
 
-def _quantise(place: Weighted, run: _Run, bits: int, activations: int, per_channel: bool) -> None:
-    """Put the weight of one layer on a grid, and what it reads."""
+def _refuse_means(net: nn.Module, run: _Run) -> None:
+    """Refuse poolings that divide integers by what is no power of two: floats round such a mean."""
+    for name, module in net.named_modules():
+        if not isinstance(module, _MEANS) or module not in run.seen:
+            continue
+        pool: Any = module
+        count = math.prod(run.seen[module].ratios)
+        if isinstance(module, tuple(_WINDOWS)):
+            (dimensions,) = (number for kind, number in _WINDOWS.items() if isinstance(module, kind))
+            size = pool.kernel_size
+            count = math.prod(size) if isinstance(size, tuple) else size**dimensions
+            count = getattr(pool, "divisor_override", None) or count
+        uneven = getattr(pool, "ceil_mode", False) or not getattr(pool, "count_include_pad", True)
+        if uneven or math.frexp(count)[0] != 0.5:
+            raise ValueError(
+                f"sc.quant.prepare: {name}: {module} divides by what is no power of two, and floats round such a mean; "
+                "take windows of 2, 4, 8, ... numbers, count_include_pad=True and ceil_mode=False, or "
+                "sc.nir.SumPool2d, and divide the weights of the next layer"
+            )
+
+
+def _quantise(
+    place: Weighted, run: _Run, of_each: Tuple[int, int], per_channel: bool, finest: int, kind: Type[OnGrid]
+) -> None:
+    """Put the weight of one layer on a grid, and what it reads, with so many bits of each."""
+    bits, activations = of_each
     seen, called = run.seen.get(place.called), place.called
     if seen is None:
         raise ValueError(f"sc.quant.prepare: {place.name} was not called with the calibration data")
-    read = torch.cat(seen.outputs if isinstance(called, Recurrent) else seen.inputs)
-    spikes = isinstance(called, Recurrent) and called.neuron.program.outputs[called.output or 0].op == "spike"
+    back = isinstance(called, Recurrent)
+    read = torch.cat(seen.outputs if back else seen.inputs)
+    spikes = _fires(called if back else seen.source) and bool(((read == 0) | (read == 1)).all())
     grid = grid_of(read, activations)
-    whole = spikes or max(grid.fracs) <= 0
-    if isinstance(called, Recurrent) and not whole:
+    if spikes:
+        grid = OnGrid(torch.ones_like(grid.scale), 0, 1)
+    elif back and not (max(grid.fracs) <= 0 and torch.equal(grid(read), read)):
         raise ValueError(f"sc.quant.prepare: {place.name}: what comes back is no whole number, as spikes are")
-    if whole:
-        grid = OnGrid(torch.ones_like(grid.scale), min(0, int(read.min())), max(1, int(read.max())))
-    _attach(place.layer, "spikes" if whole else "input", grid, called)
+    _attach(place.layer, "spikes" if spikes or back else "input", grid, called)
     bits = bits if quantised_weight(place.layer) is None else 8
     try:
-        quantise_layer(place.layer, bits, per_channel, max(grid.fracs))
+        quantise_layer(place.layer, bits, per_channel, max(grid.fracs), finest, kind)
     except ValueError as error:
         raise ValueError(f"sc.quant.prepare: {place.name}: {error}") from None
 
 
-def _round_outputs(net: nn.Module, run: _Run, word: int) -> None:
-    """Put what layers write, where not a neuron alone reads it, on one grid, so that sums of such values are exact."""
-    written = [place for place in weighted(net) if run.seen[place.called].is_read]
-    written = [place for place in written if not isinstance(place.called, Recurrent)]
-    fracs = [best_frac(torch.cat(run.seen[place.called].outputs), word) for place in written]
-    for place in written:
-        weight: Any = place.layer.weight
-        scale = torch.tensor(2.0 ** min(*fracs, word - 2), device=weight.device)
-        _attach(place.layer, "output", OnGrid(scale, -(1 << (word - 1)), (1 << (word - 1)) - 1), place.called)
+def _fires(module: Optional[nn.Module]) -> bool:
+    """Whether a module's output is spikes."""
+    neuron: Any = module.neuron if isinstance(module, Recurrent) else module
+    number = (module.output or 0) if isinstance(module, Recurrent) else 0
+    return isinstance(neuron, Neuron) and neuron.program.outputs[number].op == "spike"
+
+
+def _written(net: nn.Module, run: _Run) -> List[Weighted]:
+    """The layers whose outputs something else than a neuron reads."""
+    places = [place for place in weighted(net) if not isinstance(place.called, Recurrent)]
+    return [place for place in places if place.called in run.seen and run.seen[place.called].is_read]
+
+
+def _written_frac(written: Sequence[Weighted], run: _Run, word: int) -> int:
+    """The fractional bits of what these layers write: one grid, so that sums of such values are exact."""
+    return min([word - 2, *(best_frac(torch.cat(run.seen[place.called].outputs), word) for place in written)])
+
+
+def _round_output(place: Weighted, word: int, frac: int) -> None:
+    """Put what a layer writes on a grid."""
+    weight: Any = place.layer.weight
+    scale = torch.tensor(2.0**frac, device=weight.device)
+    _attach(place.layer, "output", OnGrid(scale, -(1 << (word - 1)), (1 << (word - 1)) - 1), place.called)
 
 
 def _attach(layer: nn.Module, what: str, grid: OnGrid, called: nn.Module) -> None:
@@ -323,13 +392,13 @@ def _attach(layer: nn.Module, what: str, grid: OnGrid, called: nn.Module) -> Non
         owner.register_forward_hook(round_output)
 
 
-def input_format(place: Weighted) -> Format:
-    """What a layer of a prepared network reads."""
+def input_format(place: Weighted) -> Optional[Format]:
+    """What a layer of a prepared network reads; None in one that was not prepared."""
     for owner in (place.layer, place.called):
         grid = owner._modules.get("input_format")
         if isinstance(grid, OnGrid):
             return grid.format
-    raise ValueError(f"{place.name} has no input_format: sc.quant.prepare(net, x) gives it one")
+    return None
 
 
 def _frac(net: nn.Module, neuron: Neuron, run: _Run, word: int) -> Optional[int]:
@@ -353,12 +422,11 @@ def _largest_sum(place: Weighted, written: Any) -> int:
         biases = biases_of(place.layer)
     except ValueError as error:
         raise ValueError(f"sc.quant.prepare: {place.name}: {error}") from None
-    read = input_format(place)
+    read: Any = input_format(place)
     largest = max(abs(int(read.low)), abs(int(read.high)))
     # of each output: pairs of an integer and its fractional bits
-    sums = [
-        [(int(row) * largest, frac + int(read.frac or 0))] for row, frac in zip(integers.abs().flatten(1).sum(1), fracs)
-    ]
+    rows = [int(row) * largest for row in integers.abs().flatten(1).sum(1)]
+    sums = [[(row, frac + int(read.frac or 0))] if row else [] for row, frac in zip(rows, fracs)]
     for terms, (bias, frac) in zip(sums, biases):
         terms += [(abs(bias), frac)] if bias else []
     if isinstance(written, OnGrid):
@@ -369,7 +437,7 @@ def _largest_sum(place: Weighted, written: Any) -> int:
 
 def _added(terms: Sequence[Tuple[int, int]]) -> int:
     """The sum of numbers ``n * 2**-frac``, as an integer on the finest grid of them."""
-    finest = max(frac for _, frac in terms)
+    finest = max((frac for _, frac in terms), default=0)
     return sum(n << (finest - frac) for n, frac in terms)
 
 
@@ -433,8 +501,10 @@ def report(net: nn.Module, x: Inputs, beside: Optional[nn.Module] = None) -> Rep
     beside: the network in floats; the report then has the part of its decisions, the highest of the last dimension
     (summed over time, where the outputs have it), that the prepared network makes too.
 
-    Raises :class:`Inexact` where weights that were trained since need more bits than the arithmetic holds.
+    Raises ValueError for a network that was not prepared, and :class:`Inexact` where weights that were trained since
+    need more bits than the arithmetic holds.
     """
+    _refuse_unprepared(net)
     dtypes = [module.arithmetic.dtype for module in net.modules() if _is_fixed(module)]
     dtype = torch.float64 if torch.float64 in dtypes else torch.float32
     run = _Run(net, x, dtype)
@@ -449,6 +519,17 @@ def report(net: nn.Module, x: Inputs, beside: Optional[nn.Module] = None) -> Rep
     with _evaluating(beside), torch.no_grad():
         expected = beside(*_inputs(x, next((value.dtype for value in beside.parameters()), torch.float32)))
     return Report(tuple(rows), float((_decided(run.output) == _decided(expected)).double().mean()))
+
+
+def _refuse_unprepared(net: nn.Module) -> None:
+    floats = [(place.name, place.layer) for place in weighted(net) if input_format(place) is None]
+    floats += [(name, part) for name, part in net.named_modules() if isinstance(part, Neuron) and not _is_fixed(part)]
+    if floats:
+        name, module = floats[0]
+        raise ValueError(
+            f"sc.quant.report: {name or 'net'}, a {type(module).__name__}, computes in floats: the network was not "
+            "prepared. Report on what sc.quant.prepare(net, x) returns"
+        )
 
 
 def _is_fixed(module: nn.Module) -> bool:

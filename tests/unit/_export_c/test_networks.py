@@ -68,7 +68,14 @@ def recurrent() -> nn.Module:
     )
 
 
-SHAPES = {dense: (20,), convolutional: (2, 8, 8), residual: (1, 4, 4), recurrent: (12,)}
+def tables() -> nn.Module:
+    """Functions that change from step to step, by tables: no math.h."""
+    exponential = fixed(sc.EIF(threshold=0.5), word=12, tables={"exp": (-4.0, 2.0, 12)})
+    sigmoid = fixed(sc.CLIF(threshold=0.25), word=12, tables={"sigmoid": (-8.0, 8.0, 32)})
+    return nn.Sequential(nn.Linear(12, 16), exponential, nn.Linear(16, 8), sigmoid, nn.Linear(8, 3), leak())
+
+
+SHAPES = {dense: (20,), convolutional: (2, 8, 8), residual: (1, 4, 4), recurrent: (12,), tables: (12,)}
 
 
 @pytest.fixture(scope="module", params=[*SHAPES], ids=lambda make: make.__name__)
@@ -112,3 +119,12 @@ def test_a_wrong_weight_is_noticed(tmp_path: Path) -> None:
     done = made(tmp_path)
     assert done.returncode != 0
     assert int(done.stdout.split(" steps, ")[1].split()[0]) > 0
+
+
+def test_webassembly_has_no_math_h(tmp_path: Path) -> None:
+    """Floats that need it are refused with the way out."""
+    sc.export_c(nn.Sequential(nn.Linear(6, 4), sc.EIF()).eval(), spikes(5, 6), tmp_path, dtype="float32")
+    done = made(tmp_path, "test-wasm")
+    assert done.returncode != 0
+    assert "network calls functions of math.h, and there is no C library for wasm32" in done.stderr
+    assert 'Export with dtype="fixed"' in done.stderr

@@ -54,6 +54,21 @@ class Unpacked(Gate):
         return v
 
 
+class InPlace(nn.Module):
+    """Adds to what a layer wrote, in its memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.a, self.b, self.last = sc.LIF(threshold=0.5), nn.Linear(6, 6), nn.Linear(6, 6), sc.LIF()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        y = self.a(x)
+        y += self.b(x)
+        y += x
+        return self.last(y)
+
+
 def biased() -> nn.Module:
     """Biases of more than 16 bits on the grid of the sums."""
     net = nn.Sequential(nn.Linear(6, 8), sc.LIF(), nn.Linear(8, 3), sc.LI())
@@ -97,6 +112,7 @@ NETWORKS: Dict[str, Tuple[Callable[[], nn.Module], Tuple[int, ...]]] = {
     "two inputs, the second output": (Gate, (6,)),
     "two outputs, unpacked": (Unpacked, (6,)),
     "large biases": (biased, (6,)),
+    "a sum in place": (InPlace, (6,)),
 }
 
 
@@ -119,6 +135,22 @@ def test_the_bits_of_torch(name: str, bits: Tuple[int, int], tmp_path: Path) -> 
     text = (tmp_path / "network.c").read_text()
     assert "float" not in text
     assert ("nibble(" in text) == (bits[0] == 4)
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "floor"])
+def test_channels_of_very_different_size(rounding: str, tmp_path: Path) -> None:
+    """Their sums, on the grid of the smallest, need 64 bits, and are rounded in front of the neurons."""
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(300, 8), sc.LIF(threshold=0.25)), 2.0 * analogue(25, 3, 300)
+    net[0].weight.data *= torch.logspace(-6, 1, 8).unsqueeze(1)
+    net[0].bias.data *= torch.logspace(-6, 1, 8)
+    prepared = sc.quant.prepare(net, x, rounding=rounding).eval()
+    assert prepared(x).any()
+    sc.export_c(prepared, x, tmp_path)
+    assert differing(tmp_path, "test", CHECKED)[0] == 0
+    text = (tmp_path / "network.c").read_text()
+    assert "int64_t *restrict out" in text
+    assert ("rounded64(in[i]" in text) == (rounding == "nearest")
 
 
 def test_of_weights_above_127(tmp_path: Path) -> None:

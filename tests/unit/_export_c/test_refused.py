@@ -99,12 +99,17 @@ REFUSED: Dict[str, Tuple[Callable[[], nn.Module], Dict[str, Any], str]] = {
     "sums beyond float32": (
         long_sums,
         {"inputs": Format(0, -(1 << 15), 1 << 15)},
-        "Linear: its sums need 27 bits on one grid for all channels, and float32 holds 24 and C 32; give weights",
+        "Linear: its sums need 27 bits, and float32 holds 24, so that PyTorch rounds them; give weights or",
     ),
     "the mean of nine": (
         lambda: sc.layers.TimeBatched(nn.AvgPool2d(3)),
         {"shape": (1, 3, 3)},
         "AvgPool2d: the mean of 9 integers is none on a grid; take a window of 2, 4, 8, ...",
+    ),
+    "a layer of spikecore": (
+        lambda: nn.Sequential(nn.Linear(6, 4), sc.LIF(), sc.layers.Voting(2)),
+        {"dtype": "float32"},
+        "Voting at '2': there is no C for Voting; there is for Linear",
     ),
     "random numbers": (
         lambda: nn.Sequential(nn.Linear(6, 4), sc.stochastic.EscapeNoise()),

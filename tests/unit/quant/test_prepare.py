@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 
 import spikecore as sc
 from integers import half_even
-from spikecore.quant._layers import OnGrid, best_frac, integers_of
+from spikecore.quant._layers import LearntGrid, OnGrid, best_frac, integers_of
 from spikecore.quant._prepare import weighted
 
 
@@ -94,20 +94,25 @@ def test_recurrence_and_delays_are_integer_arithmetic() -> None:
 
 
 class Residual(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, in_place: bool) -> None:
         super().__init__()
+        self.in_place = in_place
         self.conv, self.norm = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
         self.other, self.first, self.last = nn.Conv2d(4, 4, 1), sc.LIF(threshold=0.2), sc.LIF(threshold=0.2)
 
     def forward(self, x: Any) -> Any:
         x = self.first(x)
         main = sc.layers.TimeBatched(nn.Sequential(self.conv, self.norm))(x)
-        return self.last(main + sc.layers.TimeBatched(self.other)(x))
+        if not self.in_place:
+            return self.last(main + sc.layers.TimeBatched(self.other)(x))
+        main += sc.layers.TimeBatched(self.other)(x)
+        return self.last(main)
 
 
-def test_norms_are_folded_and_what_is_added_is_on_a_grid() -> None:
+@pytest.mark.parametrize("in_place", [False, True])
+def test_norms_are_folded_and_what_is_added_is_on_a_grid(in_place: bool) -> None:
     torch.manual_seed(3)
-    net, x = Residual(), torch.rand(10, 4, 4, 6, 6) * 2
+    net, x = Residual(in_place), torch.rand(10, 4, 4, 6, 6) * 2
     net(x)
     net.eval()
     fixed = sc.quant.prepare(net, x, word=20, weights=8)
@@ -145,6 +150,50 @@ def test_a_weight_has_derivative_0_where_it_saturates() -> None:
     assert torch.autograd.grad(grid(w).sum(), w)[0].tolist()[:3] == [1.0, 0.0, 0.0]
 
 
+def test_weights_that_begin_at_0_learn() -> None:
+    """As behind a normalisation whose weight begins at 0; of a row, and of a whole layer."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 4), sc.LI(), nn.Linear(4, 3), sc.LI())
+    net[0].weight.data[0] = 0.0
+    nn.init.zeros_(net[2].weight)
+    fixed = sc.quant.prepare(net, torch.randn(10, 4, 6))
+    for layer, row in ((fixed[0], 0), (fixed[2], slice(None))):
+        layer.parametrizations.weight.original.data[row] = 0.25
+        assert bool((layer.weight[row] == 0.25).all())
+
+
+def test_a_learnt_grid_has_the_derivative_of_its_equation() -> None:
+    grid = LearntGrid(torch.tensor([[4.0], [0.5]]), -8, 7)
+    x = torch.tensor([[0.3, 5.0, -3.0, 0.6], [9.3, 20.0, -99.0, 1.0]])
+    y = grid(x)
+    assert y.tolist() == [[0.25, 1.75, -2.0, 0.5], [10.0, 14.0, -16.0, 0.0]]
+    cotangent = torch.tensor([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]])
+    inside = torch.tensor([[1.0, 0.0, 0.0, 1.0], [1.0, 0.0, 0.0, 1.0]])
+    expected = (cotangent * np.log(2.0) * (inside * x - y.detach())).sum(1, keepdim=True)
+    torch.testing.assert_close(torch.autograd.grad(y, grid.frac, cotangent)[0], expected)
+
+
+def test_learnt_ranges_follow_weights_that_shrink() -> None:
+    """Weights that come to a hundredth of what they were need finer grids."""
+    errors = {}
+    for ranges in ("data", "learnt"):
+        torch.manual_seed(0)
+        net, x = nn.Sequential(nn.Linear(8, 4, bias=False), sc.LI()), torch.randn(10, 64, 8)
+        small = copy.deepcopy(net)
+        small[0].weight.data *= 0.01
+        fixed = sc.quant.prepare(net, x, weights=4, ranges=ranges)
+        rates = [{"params": [p], "lr": 0.3 if name.endswith("frac") else 3e-3} for name, p in fixed.named_parameters()]
+        optimizer, before = torch.optim.Adam(rates), integers_of(fixed[0], 4)[1]
+        for _ in range(300):
+            optimizer.zero_grad()
+            (1e4 * (fixed[0](x) - small[0](x)).square().mean()).backward()
+            optimizer.step()
+        errors[ranges] = float((fixed[0].weight - small[0].weight).detach().square().mean())
+        assert (max(integers_of(fixed[0], 4)[1]) > max(before)) == (ranges == "learnt")
+        assert sc.quant.report(fixed, x)
+    assert errors["learnt"] < 0.1 * errors["data"]
+
+
 def test_the_best_grid_has_the_least_error() -> None:
     values = torch.randn(1000, generator=torch.Generator().manual_seed(0)) * 0.1
     for bits in (4, 8):
@@ -163,20 +212,8 @@ class PowerOfTwo(nn.Module):
         return torch.clamp(torch.round(w * 64), -128, 127) / 64
 
 
-class Brevitas(nn.Linear):
-    """A layer with the method that those of brevitas have."""
-
-    def quant_weight(self) -> Any:
-        return PowerOfTwo()(self.weight)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.linear(x, self.quant_weight(), self.bias)
-
-
-def own_quantiser(kind: str, scale: float = 2.0**-6) -> nn.Module:
-    if kind == "brevitas":
-        return Brevitas(6, 4, bias=False)
-    layer: Any = nn.Linear(6, 4, bias=False)
+def own_quantiser(kind: str, scale: float = 2.0**-6, inputs: int = 6, bias: bool = False) -> nn.Module:
+    layer: Any = nn.Linear(inputs, 4, bias)
     if kind == "parametrisation":
         parametrize.register_parametrization(layer, "weight", PowerOfTwo())
         return layer  # type: ignore[no-any-return]
@@ -187,11 +224,11 @@ def own_quantiser(kind: str, scale: float = 2.0**-6) -> nn.Module:
         how = {"scale": scale, "zero_point": 0, "dtype": torch.qint8, "quant_min": -128, "quant_max": 127}
         return FakeQuantize(observer=FixedQParamsObserver, **how)
 
-    return Linear(6, 4, bias=False, qconfig=QConfig(activation=nn.Identity, weight=weight))  # type: ignore[no-any-return]
+    return Linear(inputs, 4, bias, qconfig=QConfig(activation=nn.Identity, weight=weight))  # type: ignore[no-any-return]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("kind", ["parametrisation", "brevitas", "torch.ao"])
+@pytest.mark.parametrize("kind", ["parametrisation", "torch.ao"])
 def test_a_quantiser_that_is_there_stays(kind: str) -> None:
     torch.manual_seed(0)
     layer = own_quantiser(kind)
@@ -209,18 +246,42 @@ def test_a_quantiser_with_another_scale_is_refused() -> None:
 
 
 def test_spikes_that_the_data_did_not_have_stay_1() -> None:
-    net = nn.Sequential(sc.LIF(), nn.Linear(6, 3), sc.LI())
+    net = nn.Sequential(sc.LIF(), nn.Linear(6, 6), sc.LIF(threshold=9.0), nn.AvgPool1d(2), nn.Linear(3, 3), sc.LI())
     fixed = sc.quant.prepare(net, torch.zeros(5, 2, 6))
     ends = torch.tensor([0.0, 0.125, 0.75, 1.0])
-    assert torch.equal(fixed[1].input_format(ends), ends)
+    assert torch.equal(fixed[4].input_format(ends), ends)
+    assert fixed[1].input_format.format == sc.quant.Format(0, 0, 1)
 
 
+def test_a_norm_that_decayed_leaves_its_shift() -> None:
+    """Training makes some weights of a normalisation tiny; the layer then gives its bias alone."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(8)
+    net = nn.Sequential(nn.Linear(6, 8), sc.layers.TimeBatched(norm), sc.LI())
+    norm.weight.data[::2] *= 1e-20
+    norm.bias.data.uniform_(-1.0, 1.0)
+    x = torch.randn(20, 4, 6)
+    fixed = sc.quant.prepare(net.eval(), x)
+    assert torch.allclose(fixed(x), net(x), rtol=0.0, atol=0.03)
+
+
+@pytest.mark.parametrize("size", [0.01, 200.0])
+def test_inputs_of_any_size_are_rounded_to_8_bits(size: float) -> None:
+    x = size * torch.randn(20, 4, 6, generator=torch.Generator().manual_seed(0))
+    grid = sc.quant.prepare(nn.Sequential(nn.Linear(6, 3), sc.LIF()), x)[0].input_format
+    rounded = grid(x)
+    assert torch.equal(rounded, torch.clamp(torch.round(x * grid.scale), -128, 127) / grid.scale)
+    assert 0.0 < (rounded - x).abs().max() < 0.03 * size
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_the_bias_of_a_layer_with_a_quantiser_is_rounded() -> None:
     torch.manual_seed(0)
-    layer = Brevitas(3000, 4)
+    layer: Any = own_quantiser("torch.ao", inputs=3000, bias=True)
     x = torch.rand(5, 3, 3000)
     fixed = sc.quant.prepare(nn.Sequential(layer, sc.LIF()), x, activations=4)
-    exact = fixed[0].input_format(x).double() @ fixed[0].quant_weight().double().t() + fixed[0].bias.double()
+    weight = fixed[0].weight_fake_quant(fixed[0].weight)
+    exact = fixed[0].input_format(x).double() @ weight.double().t() + fixed[0].bias.double()
     assert torch.equal(fixed[0](x).double(), exact)
     assert torch.allclose(fixed[0].bias, layer.bias, rtol=0.0, atol=2.0**-8)
 
@@ -267,10 +328,36 @@ def test_the_report_counts_saturations_and_bits() -> None:
     ("net", "text"),
     [
         (
+            nn.Sequential(nn.Linear(6, 5), sc.LI()),
+            "report: 0, a Linear, computes in floats: the network was not prepared",
+        ),
+        (
+            nn.Sequential(sc.LIF()),
+            r"report: 0, a LIF, computes in floats: .* Report on what sc.quant.prepare\(net, x\)",
+        ),
+    ],
+)
+def test_a_report_needs_a_prepared_network(net: nn.Module, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        sc.quant.report(net, torch.rand(7, 4, 6))
+
+
+@pytest.mark.parametrize(
+    ("net", "text"),
+    [
+        (
             lambda: nn.Sequential(nn.BatchNorm1d(6), sc.LIF()),
             "prepare: 0: a BatchNorm1d is folded into the layer before",
         ),
         (lambda: nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), sc.LIF()), "1 is a LayerNorm with parameters"),
+        (
+            lambda: nn.Sequential(sc.LIF(), nn.AvgPool2d(3), nn.Linear(2, 6)),
+            r"1: AvgPool2d\(kernel_size=3, .*divides by what is no power of two, .*take windows of 2, 4, 8, ",
+        ),
+        (
+            lambda: nn.Sequential(sc.LIF(), nn.AdaptiveAvgPool2d((5, 2)), nn.Linear(2, 6)),
+            r"1: AdaptiveAvgPool2d\(output_size=\(5, 2\)\) divides by what is no power of two",
+        ),
         (lambda: nn.Sequential(nn.Linear(6, 6), sc.QIF()), "prepare: 1: QIF: .*needs 30 bits"),
         (lambda: nn.Sequential(nn.Linear(6, 6), sc.EIF()), "prepare: 1: .*EIF: exp in .*declare a table"),
         (
@@ -281,7 +368,7 @@ def test_the_report_counts_saturations_and_bits() -> None:
 )
 def test_what_has_no_fixed_point_is_named(net: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        sc.quant.prepare(net(), torch.rand(5, 6, 6) if "Batch" in text else torch.rand(5, 2, 6))
+        sc.quant.prepare(net(), torch.rand(5, 6, 6) if "Batch" in text or "Pool" in text else torch.rand(5, 2, 6))
 
 
 def test_sums_that_float32_does_not_hold_are_refused() -> None:
@@ -322,3 +409,5 @@ def test_arguments_are_checked() -> None:
         sc.quant.prepare(sc.LIF(), torch.rand(3, 2))
     with pytest.raises(ValueError, match="weights=16 must be a whole number of bits from 2 to 8"):
         sc.quant.prepare(nn.Sequential(nn.Linear(2, 2)), torch.rand(3, 2), 16)
+    with pytest.raises(ValueError, match="ranges='best' must be one of 'data', 'learnt'"):
+        sc.quant.prepare(nn.Sequential(nn.Linear(2, 2)), torch.rand(3, 2), ranges="best")
