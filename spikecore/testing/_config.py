@@ -30,7 +30,6 @@ from spikecore.testing._oracle import FEEDBACK, OTHER_ARGUMENTS, SURROGATES, Arr
 from spikecore.testing._strides import EVERY, laid, laid_step, repeated
 from spikecore.testing._subject import SHAPE, Subject
 from spikecore.testing._subnormal import foremost
-from spikecore.testing._suspects import of_gradients, of_parameter_gradient, of_parts
 from spikecore.testing._turning import SWAP, TURN
 
 Names = Tuple[str, ...]
@@ -429,7 +428,6 @@ def _leaves(s: Subject, config: Config) -> Dict[str, Tensor]:
     leaves.update({name: laid_step(value, config.layout(name)) for name, value in (s.start() or {}).items()})
     leaves = {name: value.detach().requires_grad_(name in config.leaves) for name, value in leaves.items()}
     first = leaves[config.inputs[0]]
-    s.given = first
     if config.x2 in ("same", "view"):
         leaves[config.inputs[1]] = first
     return leaves
@@ -601,7 +599,6 @@ def _compare_gradients(
                     name=_named(quantity, name, config) + words,
                     stored=config.param_dtype if name in s.params else "",
                     terms=terms.get(name),
-                    suspects=_suspects(s, config, cotangents, groups, name),
                 )
             )
     foremost(checks, Mismatch)
@@ -620,20 +617,3 @@ def _named(quantity: str, name: str, config: Config) -> str:
     if "outputs" in config.given:
         return "" if quantity == "input gradient" and len(config.inputs) == 1 else words
     return f"{words}, with cotangents of {', '.join(config.results)} alone,"
-
-
-def _suspects(
-    s: Subject, config: Config, cotangents: Mapping[str, Tensor], groups: Sequence[Any], name: str
-) -> Dict[str, Any]:
-    """What else the gradient of a leaf might be."""
-    if s.drawn or config.x2 in ("same", "view") or config.layered:
-        return {}
-    outputs, final, trace = groups
-    suspects: Dict[str, Any] = {}
-    if name == s.twin.inputs[0]:
-        suspects.update(of_gradients(s, outputs[0] if len(outputs) == 1 else outputs, final, trace))
-    if list(cotangents) != ["output 0"] or name in s.params:
-        suspects.update(of_parts(s, name, cotangents))
-    if name in s.params and list(cotangents) == ["output 0"]:
-        suspects.update(of_parameter_gradient(s, name, cotangents["output 0"]))
-    return suspects
