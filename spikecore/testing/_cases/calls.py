@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from contextlib import nullcontext
 from functools import partial
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
@@ -23,11 +22,11 @@ from spikecore.testing._calls import (
     second_derivative,
 )
 from spikecore.testing._case import Collection
-from spikecore.testing._compare import Mismatch, as_array, backward, same
+from spikecore.testing._compare import Mismatch, as_array, backward
 from spikecore.testing._config import Config, add_row
 from spikecore.testing._context import Context
 from spikecore.testing._subject import Subject
-from spikecore.testing._tolerances import EXACT, OTHER_DTYPES
+from spikecore.testing._tolerances import OTHER_DTYPES
 from spikecore.testing._turning import SWAP
 
 CASES = Collection()
@@ -69,15 +68,6 @@ def _two_calls(
         call.check_outputs(", after both")
     backward_together(calls)
     check_each(calls)
-
-
-@_case("backward-reversed", "the order of two backward passes is not that of their calls, and no matter", *_BACK)
-def _backward_reversed(context: Context) -> None:
-    first, second = pair(Subject(context, "lif", "soft"))
-    first.forward()
-    second.forward().backward().check_inputs()
-    first.backward().check_inputs()
-    second.check_inputs(what=", after the backward pass of the other")
 
 
 @_case("outputs-kept", "a later call leaves the results of an earlier one as they were")
@@ -162,18 +152,6 @@ def _never_backward(context: Context) -> None:
         second.s.check_outputs(output.detach(), " of a call without backward")
 
 
-@_case("retained", "a retained graph gives the same gradient again after another call", *_BACK)
-def _retained(context: Context) -> None:
-    first, second = pair(Subject(context, "lif", "hard"))
-    first.forward().backward(retain_graph=True).check_inputs()
-    before: Any = first.x.grad
-    second.forward().backward().check_inputs()
-    first.x.grad = None
-    first.backward().check_inputs(what=", run backwards again")
-    after: Any = first.x.grad
-    same("input gradient, run backwards again,", first.s.of, as_array(after), as_array(before), EXACT)
-
-
 @_case("accumulated", "gradients of calls add up in .grad", *_BACK)
 def _accumulated(context: Context) -> None:
     s = Subject(context, "lif", "hard", learn=learnable(context, "tau", "threshold"))
@@ -206,15 +184,6 @@ add_row(
 
 
 # -- modes and copies
-
-
-@_case("no-grad-between", "a call without gradients between a call and its backward changes nothing", *_BACK)
-def _no_grad_between(context: Context) -> None:
-    first, second = pair(Subject(context, "lif", "hard"))
-    first.forward()
-    with torch.no_grad():
-        second.forward().check_outputs()
-    first.backward().check_inputs()
 
 
 @_case("no-grad-first", "a neuron used without gradients has them in the next call", *_BACK)
@@ -430,7 +399,7 @@ def _in_place_record(context: Context) -> None:
     _judge(call, back, call.check_inputs)
 
 
-# -- hooks that keep saved tensors elsewhere, and autocast
+# -- hooks that keep saved tensors elsewhere
 
 
 def _last_first(tensor: Tensor) -> Tensor:
@@ -479,27 +448,3 @@ def _saved(context: Context, how: str) -> None:
     for call in reversed(calls):
         call.check_outputs().backward()
     check_each(calls)
-
-
-_CAST = "changes no value and no gradient"
-
-
-@_case("autocast-forward", f"autocast around forward {_CAST}", *_BACK, where=("forward",))
-@_case("autocast-backward", f"autocast around backward {_CAST}", *_BACK, where=("backward",))
-@_case("autocast-both", f"autocast around forward and backward {_CAST}", *_BACK, where=("forward", "backward"))
-def _autocast(context: Context, where: Sequence[str]) -> None:
-    """bfloat16, on the CPU and on the device under test."""
-    for kind in sorted({"cpu", context.device.type}):
-
-        def cast(part: str, kind: str = kind) -> Any:
-            return torch.autocast(kind, dtype=torch.bfloat16) if part in where else nullcontext()
-
-        s = Subject(context, "lif", "hard", learn=learnable(context, "tau", "threshold"))
-        call = Call(s, f"a call with autocast of {kind} around {' and '.join(where)}")
-        with cast("forward"):
-            call.forward().check_outputs()
-        with cast("backward"):
-            call.backward()
-        if call.x.grad is not None and call.x.grad.dtype != torch.float32:
-            raise Mismatch(f"the input gradient of {call.which} of {s.of} has dtype {call.x.grad.dtype}")
-        check_each([call], f", {call.which}")
