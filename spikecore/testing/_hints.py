@@ -182,6 +182,8 @@ def _rounding(actual: Array, expected: Array, wrong: Array, tolerance: Tolerance
             "parameter of float64 is read and gets its gradient in float64"
         )
     ulp = max(float(x) for x in off / np.spacing(np.abs(e).astype(np.float32)).astype(float))
+    if not math.isfinite(ulp):
+        return None  # beyond the range of float32
     if (a.astype(np.float32) != a).any() and (off > 1000 * np.spacing(np.abs(e))).any():
         return (
             f"float64 values are off by what float32 rounds ({math.ceil(ulp)} ulp of float32 at most): something on "
