@@ -114,7 +114,7 @@ def run_case(case: Case, bench: Bench, expected: Optional[Excuse] = None) -> Res
     if expected is not None:
         excuse = excuse_of(expected)
         outcome, message = _excused(excuse, failure, outcome, message)
-        blanket = outcome == "xfailed" and failure is not None and failure.kind == DIFFERENCE and excuse.any_text
+        blanket = outcome == "xfailed" and failure is not None and failure.kind == DIFFERENCE and not excuse.match
     return Result(case.id, case.tier, outcome, time.perf_counter() - started, message, lacks, seeds, blanket)
 
 

@@ -13,25 +13,20 @@ import torch
 
 import spikecore as sc
 from spikecore._plugins.registry import default_registry
-from spikecore.testing._cases.edges import gradient, value
+from spikecore.testing._cases.edges import GRADIENTS, gradient, value
 from spikecore.testing._context import Context
 from spikecore.testing._edge_table import GROUPS, TABLE
 
 __all__ = ["TABLE", "check_edges", "check_paths"]
 
 
-def check_edges(
-    backend: str, name: str, device: str = "cpu", dtype: torch.dtype = torch.float32, infinite: bool = True
-) -> None:
-    """Raise AssertionError where a backend differs from the table at an operation.
-
-    ``infinite``: whether the gradient is compared, too, where an argument or the value is infinite.
-    """
+def check_edges(backend: str, name: str, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+    """Raise AssertionError where a backend differs from the table at an operation, in value or gradient."""
     context = Context(default_registry().get(backend, "the table of operations"), device)
     wide = dtype == torch.float64
     group = next(group for group, edges in GROUPS.items() if name in [edge.name for edge in edges])
     value(context, group, name, wide)
-    for kind in ("gradient", "gradient-zero", *(("gradient-infinite",) if infinite else ())):
+    for kind in GRADIENTS:
         gradient(context, group, name, kind, wide)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -68,7 +67,7 @@ class TestExpectedFailures:
         """The message has the id that was meant."""
         results = check_backend("torch", cases=["forward/lif-hard"], expected_failures={"forward/lif-herd": "a reason"})
         assert outcomes(results) == {"forward/lif-herd": "stale", "forward/lif-hard": "passed"}
-        assert "did you mean 'forward/lif-hard'?" in results[0].message
+        assert "did you mean 'forward/lif-hard'" in results[0].message
 
     def test_one_without_a_reason_is_refused(self):
         """Empty words are none."""
@@ -220,9 +219,10 @@ class TestCases:
         assert [case.id for case in CASES.select(ids=["forward/lif-hard"])] == ["forward/lif-hard"]
         assert len(CASES.select(ids=["surrogate/*"])) == 2 * 19
         assert CASES.select(ids=["FORWARD/lif-*"]) == CASES.select(ids=["forward/LIF-*"]) != []
-        for wrong, meant in (("forward/lif-har", "forward/lif-hard"), ("gradinet/*", "gradient/*")):
-            with pytest.raises(ValueError, match=re.escape(f"no case is called {wrong!r}; did you mean {meant!r}?")):
-                CASES.select(ids=["bits/*", wrong])
+        with pytest.raises(ValueError, match="no case is called 'forward/lif-har'; did you mean 'forward/lif-hard'"):
+            CASES.select(ids=["bits/*", "forward/lif-har"])
+        with pytest.raises(ValueError, match="no case is called 'none/\\*'; spikecore conformance --list prints all"):
+            CASES.select(ids=["none/*"])
         with pytest.raises(ValueError, match="tier 'cor' must be one of core,"):
             CASES.select(["cor"])
 
@@ -334,16 +334,3 @@ def test_results_between_each_other_in_memory_do_not_overlap(shared):
     with installed(Between) as name:
         (result,) = check_backend(name, cases=["ownership/results-usual"])
     assert result.outcome == ("failed" if shared else "passed"), result.message
-
-
-def test_cases_of_a_plugin_are_refused_where_assert_is_removed(monkeypatch):
-    """``python -O``: a case whose only check is an assert would pass."""
-    from types import SimpleNamespace
-
-    from spikecore.backend import BackendLoadError
-    from spikecore.testing import _own
-
-    monkeypatch.setattr(_own, "_points", lambda name: [SimpleNamespace(value="spikecore_mine.cases:CASES")])
-    monkeypatch.setattr(_own, "sys", SimpleNamespace(flags=SimpleNamespace(optimize=1)))
-    with pytest.raises(BackendLoadError, match="'mine' .* are not run under python -O, which removes assert"):
-        _own.cases_of("mine")
