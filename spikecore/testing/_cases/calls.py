@@ -23,7 +23,8 @@ from spikecore.testing._calls import (
 )
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch, as_array, backward
-from spikecore.testing._config import Config, add_row
+from spikecore.testing._config import Config
+from spikecore.testing._config_check import add_row
 from spikecore.testing._context import Context
 from spikecore.testing._subject import Subject
 from spikecore.testing._tolerances import OTHER_DTYPES
