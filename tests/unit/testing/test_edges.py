@@ -27,8 +27,8 @@ def test_an_operation_at_the_edges(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("backend", ["torch", "ipu"])
-def test_where_a_path_is_a_zero_cotangent_counts(backend: str) -> None:
-    """Zero times infinity is NaN along a path, and what no path leads to is 0."""
+def test_what_no_path_leads_to_is_zero(backend: str) -> None:
+    """Where zero times an infinite derivative would be NaN; and the sign of a zero changes with a minus."""
     check_paths(backend)
 
 
