@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import spikecore as sc
+from spikecore._plugins.registry import default_registry
 from spikecore.lang import _functions as lang_root
 from spikecore.lang import eager
 from spikecore.testing.edges import check_edges, check_paths
@@ -22,7 +23,7 @@ def test_an_operation_at_the_edges(monkeypatch: pytest.MonkeyPatch) -> None:
     for dtype in (torch.float32, torch.float64):
         check_edges("torch", "sign", dtype=dtype)
     monkeypatch.setitem(eager.TORCH, "sign", lambda x: torch.where(x < 0, -1.0, 1.0))  # a mapping to its readers
-    with pytest.raises(AssertionError, match="the value of sign"):
+    with default_registry().fresh("torch", "a test"), pytest.raises(AssertionError, match="the value of sign"):
         check_edges("torch", "sign")
 
 
