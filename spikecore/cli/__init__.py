@@ -275,7 +275,7 @@ def bench(**options: Any) -> None:
     + _examples(
         "conformance torch --tier core",
         "conformance mine --case 'gradient/*'",
-        "conformance mine --json report.json",
+        "conformance mine --json report.json --badge badge.svg",
     ),
 )
 @click.argument("name", required=False)
@@ -290,6 +290,9 @@ def bench(**options: Any) -> None:
 @_number("--seed", type=click.IntRange(0), help="Seed of generated and random cases (also: SPIKECORE_SEED).")
 @_flag("--require", help="A backend that cannot be tested is a failure (also: SPIKECORE_REQUIRE).")
 @_option("--json", "as_json", metavar="[FILE.json]", help="Write the report as JSON. Without a file, print it only.")
+@_path("--junit", "junit_file", help="Write the report as JUnit XML.")
+@_path("--badge", "badge_file", help="Write the verdict as an SVG badge.")
+@_path("--compare", metavar="OLD.json", help="Say what changed since this report. What got worse is a failure.")
 @_path("--merge", "merged", metavar="A.json B.json", multiple=True, help="Run nothing. Merge reports of parts.")
 @_path("--results", metavar="DIR", help="Put a whole run into this folder, and renew the pages beside it.")
 def conformance(**options: Any) -> None:

@@ -7,7 +7,7 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import click
 from rich.console import Console
@@ -20,6 +20,7 @@ from spikecore.backend import BackendError, BackendLoadError, BackendUnavailable
 from spikecore.cli import STDOUT
 from spikecore.testing import _pages as pages
 from spikecore.testing._cases import CASES
+from spikecore.testing._formats import Changes, badge, changes, junit
 from spikecore.testing._own import cases_of
 from spikecore.testing._report import Report, examine, merge
 from spikecore.testing._support import words
@@ -53,6 +54,9 @@ def conformance(
     seed: Optional[int],
     require: bool,
     as_json: Optional[str],
+    junit_file: Optional[Path],
+    badge_file: Optional[Path],
+    compare: Optional[Path],
     merged: Sequence[Path],
     results: Optional[Path],
 ) -> None:
@@ -69,34 +73,38 @@ def conformance(
         if name is None and not merged:
             raise click.UsageError("name a backend, as in: spikecore conformance torch")
         json_file = None if as_json in (None, STDOUT) else Path(as_json)
-        if json_file is not None:
-            _can_write(json_file)
+        _can_write({"--json": json_file, "--junit": junit_file, "--badge": badge_file})
         if results is not None:
             _can_keep(results, tier or case)
+        if compare is not None:
+            changes(compare, [])  # a wrong file is said before minutes of work
         if merged:
             report = _merge(name, merged, tier or case or device, require)
             if results is not None:
                 pages.result_of(report.as_dict())
         else:
             report = _run(str(name), tier, case, as_json == STDOUT, require, device)
-    # a tier, a case, a device or a report that there is not, or no backend of this name
+        changed = None if compare is None else changes(compare, report.results)
+    # a tier, a case, a device or an earlier report that there is not, or no backend of this name
     except (ValueError, UnknownBackend) as error:
         raise click.UsageError(str(error)) from error
-    facts = json.dumps(report.as_dict(), indent=2)
-    written = []
-    if json_file is not None:
-        json_file.write_text(f"{facts}\n", encoding="utf-8")
-        written.append(f"wrote {json_file}")
+    facts = json.dumps({**report.as_dict(), **({"changes": changed._asdict()} if changed else {})}, indent=2)
+    files = {} if json_file is None else {json_file: f"{facts}\n"}
+    files.update({path: form(report) for path, form in ((junit_file, junit), (badge_file, badge)) if path})
+    for path, text in files.items():
+        path.write_text(text, encoding="utf-8")
+    written = [f"wrote {path}" for path in files]
     if results is not None:
         written += _publish(report, results)
     if as_json == STDOUT:
         click.echo(facts)
     else:
-        _show(report)
+        _show(report, changed)
     for line in written:
         click.echo(line, err=True)
-    if report.exit_code:
-        raise click.exceptions.Exit(report.exit_code)
+    code = 1 if changed is not None and changed.worse else report.exit_code
+    if code:
+        raise click.exceptions.Exit(code)
 
 
 def _merge(name: Optional[str], files: Sequence[Path], chosen: Any, require: bool) -> Report:
@@ -108,12 +116,13 @@ def _merge(name: Optional[str], files: Sequence[Path], chosen: Any, require: boo
     return report
 
 
-def _can_write(path: Path) -> None:
-    """Raise ``ValueError`` where the file of ``--json`` cannot be written, before minutes of work."""
-    if not path.parent.is_dir():
-        raise ValueError(f"--json {path}: there is no folder {path.parent}; make it first")
-    if path.is_dir():
-        raise ValueError(f"--json {path}: that is a folder; name a file")
+def _can_write(files: Mapping[str, Optional[Path]]) -> None:
+    """Raise ``ValueError`` where the file of an option cannot be written, before minutes of work."""
+    for option, path in files.items():
+        if path is not None and not path.parent.is_dir():
+            raise ValueError(f"{option} {path}: there is no folder {path.parent}; make it first")
+        if path is not None and path.is_dir():
+            raise ValueError(f"{option} {path}: that is a folder; name a file")
 
 
 def _can_keep(folder: Path, part: Any) -> None:
@@ -167,7 +176,7 @@ def _list(name: Optional[str], tier: Sequence[str], case: Sequence[str]) -> None
 # -- on a screen
 
 
-def _show(report: Report) -> None:
+def _show(report: Report, changed: Optional[Changes]) -> None:
     """Print what was tested, a line per tier, what was excused or refused, what is wrong, and the verdict."""
     console = Console()
     for line in _heading(report):
@@ -180,6 +189,10 @@ def _show(report: Report) -> None:
         if not result.ok:
             console.print(Text(f"\n{result.outcome.upper()} {result.id}", style="bold red"))
             console.print(Text(result.message), soft_wrap=True)
+    if changed is not None:
+        console.print(Text("\nsince the earlier report", style="bold"))
+        for line in changed.sentences(report.verdict.word):
+            console.print(Text(f"  {line}", style="red" if line.startswith("worse") else ""))
     console.print(_verdict(report))
 
 

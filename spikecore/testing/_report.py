@@ -84,8 +84,8 @@ class Report:
         }
 
 
-def read(path: Path) -> Report:
-    """The report that ``--json`` wrote to a file.
+def read(path: Path) -> Tuple[str, Report]:
+    """The verdict and the report that ``--json`` wrote to a file.
 
     Raises ``ValueError`` for a file that cannot be read, or that is no such report.
     """
@@ -98,9 +98,9 @@ def read(path: Path) -> Report:
             raise ValueError(f"it has outcomes that are none: {', '.join(unknown)}")
         device = said["device"]
         facts = (said["versions"], said["date"], said["seconds"])
-        return Report(said["backend"], results, device["device"], device["name"], *facts)
+        return said["verdict"], Report(said["backend"], results, device["device"], device["name"], *facts)
     except OSError as error:
-        raise ValueError(f"the report {str(path)!r} cannot be read: {error.strerror}") from error
+        raise ValueError(f"the earlier report {str(path)!r} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{str(path)!r} is no report that --json wrote: {error}") from error
 
@@ -111,7 +111,7 @@ def merge(paths: Sequence[Path], require: bool = False) -> Report:
     Raises ``ValueError`` for a file that is no report, for reports of different backends, devices, versions or seeds,
     and for a case that two of them have.
     """
-    reports = [read(path) for path in paths]
+    reports = [read(path)[1] for path in paths]
     first = reports[0]
     results: Dict[str, Result] = {}
     origin: Dict[str, Path] = {}

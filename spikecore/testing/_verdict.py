@@ -15,6 +15,8 @@ from spikecore.testing._cases import CASES
 #: How a case can end. Only the last three are wrong.
 OUTCOMES = ("passed", "xfailed", "unsupported", "unavailable", "failed", "error", "stale")
 BAD = ("failed", "error", "stale")
+#: From worst to best. An excuse and a missing capability are as good as each other: both are limits that are known.
+RANKS = {**dict.fromkeys(BAD, 0), "unavailable": 1, "xfailed": 2, "unsupported": 2, "passed": 3}
 
 CONFORMS, PARTIAL, NOT_TESTED, DOES_NOT_CONFORM = "conforms", "partial", "not tested", "does not conform"
 #: What the command exits with; 2 is an error of usage. It exits with 0 where whole tiers were run that are clean.

@@ -1,4 +1,4 @@
-"""Reports as JSON: written, printed, and merged."""
+"""Reports for programs: JUnit, the badge, what changed; each in the form that its readers take."""
 
 from __future__ import annotations
 
@@ -6,13 +6,45 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
 
 from spikecore.cli import app
 from spikecore.testing import CASES, Report, Result
+from spikecore.testing._formats import badge, changes, junit
+from spikecore.testing._loopback import Loopback, installed
 
+#: What Jenkins' junit-10.xsd, which pytest calls xunit2, allows: element -> attributes, children.
+SCHEMA = {
+    "testsuites": ({"name", "time", "tests", "failures", "disabled", "errors"}, {"testsuite"}),
+    "testsuite": (
+        {
+            "name",
+            "tests",
+            "failures",
+            "errors",
+            "time",
+            "disabled",
+            "skipped",
+            "timestamp",
+            "hostname",
+            "id",
+            "package",
+        },
+        {"properties", "testcase", "system-out", "system-err"},
+    ),
+    "properties": (set(), {"property"}),
+    "property": ({"name", "value"}, set()),
+    "testcase": (
+        {"name", "assertions", "time", "classname", "status"},
+        {"skipped", "error", "failure", "system-out", "system-err"},
+    ),
+    "skipped": ({"message", "type"}, set()),
+    "error": ({"message", "type"}, set()),
+    "failure": ({"message", "type"}, set()),
+}
 VERSIONS = {"spikecore": "1.0", "distribution": "mine 2", "torch": "2.0", "python": "3.8", "contract": "1.1"}
 
 
@@ -28,6 +60,151 @@ def report(**outcomes: str) -> Report:
 def run(*arguments: str) -> Any:
     """What the command gives."""
     return CliRunner().invoke(app, ["conformance", *arguments])
+
+
+def check(element: Any) -> None:
+    """Attributes and children are those of the schema."""
+    attributes, children = SCHEMA[element.tag]
+    assert set(element.attrib) <= attributes, element.tag
+    assert {child.tag for child in element} <= children, element.tag
+    for child in element:
+        check(child)
+
+
+OUTCOMES = {
+    "a": "passed", "b": "failed", "c": "error", "d": "stale", "e": "xfailed", "f": "unsupported", "g": "unavailable",
+}  # fmt: skip
+
+
+class TestJunit:
+    """The XML."""
+
+    def test_it_is_of_the_schema(self) -> None:
+        """Elements, attributes and counts; no properties at a test case."""
+        root = ElementTree.fromstring(junit(report(**OUTCOMES)).encode())
+        check(root)
+        (suite,) = root
+        assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("7", "2", "1")
+        assert suite.get("skipped") == "3"
+        assert suite.get("timestamp") == "2026-01-02T03:04:05"
+        tags = [(case.get("name"), [child.tag for child in case]) for case in suite.iter("testcase")]
+        failing = {"b": "failure", "c": "error", "d": "failure", "e": "skipped", "f": "skipped", "g": "skipped"}
+        assert tags == [(f"forward/{id}", [failing[id]] if id in failing else []) for id in OUTCOMES]
+
+    def test_the_verdict_and_the_versions_are_properties_of_the_suite(self) -> None:
+        """Where the schema has a place for them."""
+        root = ElementTree.fromstring(junit(report(a="passed")).encode())
+        properties = {one.get("name"): one.get("value") for one in root.iter("property")}
+        assert properties["spikecore.verdict"] == "partial"
+        assert properties["spikecore.device_name"] == "A & B"
+        assert properties["spikecore.version.torch"] == "2.0"
+
+    def test_what_xml_cannot_hold_is_replaced(self) -> None:
+        """A message may have any character."""
+        (failure,) = ElementTree.fromstring(junit(report(b="failed")).encode()).iter("failure")
+        assert failure.text == "<failed>\nof? b & ?[31m"
+        assert failure.get("message") == "<failed>"
+
+
+class TestBadge:
+    """The picture."""
+
+    @pytest.mark.parametrize(
+        ("outcome", "says", "colour"),
+        [
+            ("passed", "partial: 1 of ", "#9a6700"),
+            ("failed", "does not conform: 1 wrong of 1", "#c62828"),
+            ("xfailed", "not tested", "#6e7781"),
+        ],
+    )
+    def test_it_says_the_verdict(self, outcome: str, says: str, colour: str) -> None:
+        """In words, in a colour, and for those who hear it."""
+        text = badge(report(a=outcome))
+        root = ElementTree.fromstring(text)
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        shown = [element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}text")]
+        assert shown[0] == "spikecore mine"
+        assert shown[1].startswith(says)
+        assert colour in text
+        assert root.get("aria-label") == f"{shown[0]}: {shown[1]}"
+
+    def test_it_has_the_counts_of_a_suite_with_excuses(self) -> None:
+        """One that conforms says how many cases passed, and of how many."""
+        cases = CASES.select()
+        outside = CASES.select(["robust"])[0].id
+        ended = {case.id: "xfailed" if case.id == outside else "passed" for case in cases}
+        results = tuple(Result(case.id, case.tier, ended[case.id], 0.0) for case in cases)
+        text = badge(replace(report(a="passed"), results=results))
+        assert f"conforms: {len(cases) - 1} of {len(cases)}" in text
+
+    def test_texts_are_within_it(self) -> None:
+        """Each within its half, with a margin."""
+        root = ElementTree.fromstring(badge(report(a="failed")))
+        names = "{http://www.w3.org/2000/svg}"
+        left, right = [float(r.get("width", 0)) for r in root.iter(f"{names}rect")][1:]
+        widths = [float(t.get("textLength", 0)) for t in root.iter(f"{names}text")]
+        assert [left - widths[0], right - widths[1]] == [14, 14]
+        assert float(root.get("width", 0)) == left + right
+
+
+class TestChanges:
+    """What became of each case."""
+
+    def earlier(self, folder: Path, said: Report) -> Path:
+        """A file as --json writes it."""
+        path = folder / "old.json"
+        path.write_text(json.dumps(said.as_dict()))
+        return path
+
+    def test_worse_better_new_gone(self, tmp_path: Path) -> None:
+        """By outcome: an excuse and a refusal are equals, above a failure and below a pass."""
+        old = self.earlier(tmp_path, report(a="passed", b="failed", c="passed", d="xfailed", e="unsupported"))
+        found = changes(old, report(a="failed", b="passed", d="unsupported", e="passed", f="xfailed").results)
+        assert found.worse == [("forward/a", "passed", "failed")]
+        assert found.better == [("forward/b", "failed", "passed"), ("forward/e", "unsupported", "passed")]
+        assert found.new == [("forward/f", "xfailed")]
+        assert found.gone == [("forward/c", "passed")]
+        assert found.sentences("partial") == [
+            "worse: forward/a: passed -> failed",
+            "better: forward/b: failed -> passed",
+            "better: forward/e: unsupported -> passed",
+            "new: 1 xfailed: forward/f",
+            "gone: 1 passed: forward/c",
+            "verdict: does not conform -> partial",
+        ]
+
+    def test_what_got_worse_is_an_exit_code(self, tmp_path: Path) -> None:
+        """A case that passed and is now excused is 1; without change the code is the verdict's."""
+
+        class Excused(Loopback):
+            name = "excused"
+
+            def compile(self, program: Any, spec: Any) -> Any:
+                raise NotImplementedError("no compiler")
+
+        chosen = ("--case", "forward/lif-hard", "--case", "forward/if-hard")
+        path = tmp_path / "old.json"
+        with installed(Loopback) as name:
+            assert run(name, *chosen, "--json", str(path)).exit_code == 3
+            same = run(name, *chosen, "--compare", str(path))
+        assert same.exit_code == 3
+        assert "nothing changed" in same.output
+        with installed(Excused) as name:
+            worse = run(name, *chosen, "--compare", str(path), "--json")
+        assert worse.exit_code == 1
+        facts = json.loads(worse.output)
+        assert [row[0] for row in facts["changes"]["worse"]] == ["forward/lif-hard", "forward/if-hard"]
+
+    def test_a_file_that_is_no_report_is_refused_before_anything_runs(self, tmp_path: Path) -> None:
+        """Exit code 2, and the sentence names the file."""
+        for text, words in ((None, "cannot be read"), ("{}", "is no report that --json wrote"), ("?", "is no report")):
+            path = tmp_path / "other.json"
+            if text is not None:
+                path.write_text(text)
+            result = run("torch", "--case", "forward/lif-hard", "--compare", str(path))
+            assert result.exit_code == 2
+            assert words in result.output
+            assert "passed" not in result.output
 
 
 class TestMerge:
@@ -90,16 +267,6 @@ class TestMerge:
         assert result.exit_code == 2
         assert words in result.output
 
-    @pytest.mark.parametrize(("text", "words"), [(None, "cannot be read"), ("{}", "is no report that --json wrote")])
-    def test_a_file_that_is_no_report_is_refused(self, tmp_path: Path, text: Any, words: str) -> None:
-        """Exit code 2, and the sentence names the file."""
-        path = tmp_path / "other.json"
-        if text is not None:
-            path.write_text(text)
-        result = run("--merge", str(path))
-        assert result.exit_code == 2
-        assert words in result.output
-
     def test_nothing_is_run(self, tmp_path: Path) -> None:
         """So nothing can be chosen."""
         result = run("--merge", *self.parts(tmp_path), "--tier", "core")
@@ -107,27 +274,31 @@ class TestMerge:
         assert "--merge runs nothing: leave --tier, --case and --device out" in result.output
 
 
-class TestJson:
-    """The option that writes."""
+class TestFiles:
+    """The options that write."""
 
-    def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(self, tmp_path: Path) -> None:
-        """A folder that is missing, and a folder in place of a file."""
-        result = run("torch", "--case", "forward/lif-hard", "--json", str(tmp_path / "none" / "out.json"))
+    @pytest.mark.parametrize("option", ["--json", "--junit", "--badge"])
+    def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(self, tmp_path: Path, option: str) -> None:
+        """A folder that is missing, and a folder in place of a file, by the name of the option."""
+        result = run("torch", "--case", "forward/lif-hard", option, str(tmp_path / "none" / "out.json"))
         assert result.exit_code == 2
         assert f"there is no folder {tmp_path / 'none'}; make it first" in result.output
         assert "passed" not in result.output
         (tmp_path / "out.json").mkdir()
-        result = run("torch", "--case", "forward/lif-hard", "--json", str(tmp_path / "out.json"))
+        result = run("torch", "--case", "forward/lif-hard", option, str(tmp_path / "out.json"))
         assert result.exit_code == 2
-        assert "that is a folder; name a file" in result.output
+        assert option in result.output
 
-    def test_a_file_beside_the_screen(self, tmp_path: Path) -> None:
-        """The screen has what it has without it."""
-        path = tmp_path / "out.json"
-        result = run("torch", "--case", "forward/lif-hard", "--json", str(path))
+    def test_all_at_once(self, tmp_path: Path) -> None:
+        """The screen has what it has without them."""
+        paths = {kind: tmp_path / f"out.{kind}" for kind in ("json", "junit", "badge")}
+        arguments = [word for kind, path in paths.items() for word in (f"--{kind}", str(path))]
+        result = run("torch", "--case", "forward/lif-hard", *arguments)
         assert result.exit_code == 3
         assert "backend 'torch': partial" in result.output
-        assert json.loads(path.read_text())["verdict"] == "partial"
+        assert json.loads(paths["json"].read_text())["verdict"] == "partial"
+        check(ElementTree.fromstring(paths["junit"].read_bytes()))
+        assert ">partial: 1 of " in paths["badge"].read_text()
 
     @pytest.mark.parametrize(
         "arguments",
