@@ -6,9 +6,6 @@ TORCH ?= torch
 VENV ?= .venv
 EXTRAS ?= dev
 ARGS ?=
-# What ran must be what this page says. It is made where neurons compile, from torch 2.6 on: SUPPORT= for an older one.
-# In one word: a path of its own is an argument to pytest, which then reads the options of the folder above a plugin.
-SUPPORT ?= --spikecore-support='$(CURDIR)/docs/support.md'
 
 # The oldest Python and torch there is support for.
 FLOOR_PYTHON ?= python3.8
@@ -102,14 +99,14 @@ test: $(INSTALLED)
 	@MATRIX_SHARE="$${MATRIX_SHARE-$(SHARE)}" $(BIN)/python -m pytest $(PARALLEL) $(WITHOUT) $(ARGS)
 
 test-all: $(INSTALLED)
-	@$(BIN)/python -m pytest $(PARALLEL) $(SUPPORT) $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 # Most of the time is compilation, which every core can share. Triton's kernels run in its interpreter where there is no
 # GPU. Some are compiled for AMD's GPUs (tests/test_amd.py); that all compile, for NVIDIA's as well, takes minutes more
 # (tests/test_compiled.py).
 test-plugins: $(NUMBA_INSTALLED) $(TRITON_INSTALLED) $(JAX_INSTALLED) $(C_INSTALLED)
 	@test -s $(NUMBA_INSTALLED)
-	@cd plugins/spikecore-numba && $(abspath $(BIN))/python -m pytest $(PARALLEL) $(SUPPORT) $(ARGS)
+	@cd plugins/spikecore-numba && $(abspath $(BIN))/python -m pytest $(PARALLEL) $(ARGS)
 	@cd plugins/spikecore-triton && $(abspath $(BIN))/python -m pytest $(PARALLEL) --ignore tests/test_compiled.py $(ARGS)
 	@cd plugins/spikecore-jax && $(abspath $(BIN))/python -m pytest $(PARALLEL) $(ARGS)
 	@cd plugins/spikecore-c && $(abspath $(BIN))/python -m pytest $(PARALLEL) $(ARGS)
@@ -163,7 +160,7 @@ test-floor:
 	    echo '    uv python install 3.8 && make test-floor FLOOR_PYTHON="$$(uv python find 3.8)"'; \
 	    echo '    apt install python3.8 python3.8-venv      (Ubuntu 20.04)'; exit 1; }
 	@$(MAKE) --no-print-directory test-all VENV=.venv-floor EXTRAS=testing,train \
-	    PYTHON='$(FLOOR_PYTHON)' TORCH='$(FLOOR_TORCH)' PARALLEL= SUPPORT= ARGS='$(or $(ARGS),$(FLOOR))'
+	    PYTHON='$(FLOOR_PYTHON)' TORCH='$(FLOOR_TORCH)' PARALLEL= ARGS='$(or $(ARGS),$(FLOOR))'
 
 package: $(PACKAGING_INSTALLED)
 	@$(BIN)/python .ci/package.py --url '$(URL)'

@@ -5,30 +5,19 @@ cases ran: their verdict is spikecore's.
 
 ``SPIKECORE_REQUIRE=mine,other``, or ``--spikecore-require=mine,other``: a backend that is not usable here is a failure
 instead of a skip, and so is a run in which none of its core cases passed.
-
-``--spikecore-support=docs/support.md``: after the run, the column of each backend whose cases all ran is compared with
-what they say; a difference is a failure. A page that is made from results cannot become old unseen, and no case runs
-twice for it.
 """
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any, Dict, Generator, List, Optional, Tuple
 
 import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--spikecore-require`` and ``--spikecore-support``."""
+    """``--spikecore-require``."""
     group = parser.getgroup("spikecore")
-    group.addoption(
-        "--spikecore-support",
-        default=None,
-        metavar="PAGE",
-        help="the support table that `spikecore conformance NAME --results` made, to compare with what ran",
-    )
     group.addoption(
         "--spikecore-require",
         default="",
@@ -38,16 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Watch the run: what passed, and whether that is all that is required.
-
-    Raises ``pytest.UsageError`` for a support table that there is not.
-    """
-    page = config.getoption("spikecore_support")
-    if page and not Path(page).is_file():
-        raise pytest.UsageError(
-            f"--spikecore-support: there is no file {page!r}; "
-            "make it with `spikecore conformance NAME --results docs/results`"
-        )
+    """Watch the run: what passed, and whether that is all that is required."""
     config.pluginmanager.register(_Watch(config), "spikecore-watch")
 
 
@@ -91,8 +71,6 @@ class _Watch:
         self.config = config
         self.seen: Dict[Tuple[str, str, str], List[Dict[str, Any]]] = {}
         self.missing: List[str] = []
-        #: Backend -> what its column of the support table lacks; None where it lacks nothing.
-        self.columns: Dict[str, Optional[str]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """One case more."""
@@ -103,13 +81,11 @@ class _Watch:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Fail the run if a required backend was not tested, or the support table says otherwise."""
+        """Fail the run if a required backend was not tested."""
         if session.config.option.collectonly or hasattr(session.config, "workerinput"):
             return
         self.missing = [name for name in _required(self.config) if not self._passed(name)]
-        self.columns = dict(_columns(self.config.getoption("spikecore_support"), self.seen))
-        failed = bool(self.missing) or any(self.columns.values())
-        if failed and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        if self.missing and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _passed(self, name: str) -> bool:
@@ -122,37 +98,13 @@ class _Watch:
         for (name, place, _), results in sorted(self.seen.items()):
             where = f" ({place})" if backends.count(name) > 1 else ""
             terminalreporter.write_line(f"spikecore: backend {name!r}{where}: {_verdict(results)}")
-        for name, stale in sorted(self.columns.items()):
-            page = self.config.getoption("spikecore_support")
-            terminalreporter.write_line(f"spikecore: {stale or f'{page} says of {name} what ran'}", red=bool(stale))
         for name in self.missing:
             terminalreporter.write_line(
                 f"spikecore: backend {name!r} is required, and none of its core conformance cases passed", red=True
             )
 
 
-def _results(said: List[Dict[str, Any]]) -> List[Any]:
-    from spikecore.testing import Result
-
-    return [Result(**{**one, "lacking": tuple(one["lacking"])}) for one in said]
-
-
 def _verdict(said: List[Dict[str, Any]]) -> str:
-    from spikecore.testing import judge
+    from spikecore.testing import Result, judge
 
-    return str(judge(_results(said)))
-
-
-def _columns(
-    page: Optional[str], seen: Dict[Tuple[str, str, str], List[Dict[str, Any]]]
-) -> Generator[Tuple[str, Optional[str]], None, None]:
-    """Backend -> what its column of the page lacks, of those that the page has and whose cases all ran."""
-    if not page or not seen:
-        return
-    from spikecore.testing import _support as support
-
-    known = support.read(Path(page).read_text(encoding="utf-8"))
-    for (name, _, device), said in seen.items():
-        results = _results(said)
-        if name in known and support.complete(results):
-            yield name, support.stale(page, name, results, device)
+    return str(judge([Result(**{**one, "lacking": tuple(one["lacking"])}) for one in said]))

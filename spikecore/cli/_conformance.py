@@ -19,11 +19,11 @@ from spikecore._plugins.registry import default_registry
 from spikecore.backend import BackendError, BackendLoadError, BackendUnavailable, UnknownBackend
 from spikecore.cli import STDOUT
 from spikecore.testing import _pages as pages
-from spikecore.testing import _support as support
 from spikecore.testing._cases import CASES
 from spikecore.testing._formats import Changes, badge, changes, junit
 from spikecore.testing._own import cases_of
 from spikecore.testing._report import Report, examine, merge
+from spikecore.testing._support import words
 from spikecore.testing._verdict import CONFORMS, DOES_NOT_CONFORM, NOT_TESTED, OUTCOMES, PARTIAL, Result
 
 #: Columns that are always there; other outcomes have one where they occur.
@@ -140,11 +140,10 @@ def _can_keep(folder: Path, part: Any) -> None:
 def _publish(report: Report, folder: Path) -> List[str]:
     """Put a report into the folder of results, and make the pages anew. Gives a line for each file that changed."""
     try:
-        lines = pages.write(folder, report.as_dict())
-    except ValueError as error:
+        result = pages.result_of(report.as_dict())
+        return pages.write(folder, {**result, "support": words(report)})
+    except (ValueError, BackendError) as error:
         return [f"nothing is kept: {error}"]
-    page = folder.parent / "support.md"
-    return lines + support.update(page, report.backend, report.results, report.device)
 
 
 def _run(name: str, tier: Sequence[str], case: Sequence[str], quiet: bool, require: bool, device: Any) -> Report:

@@ -7,18 +7,16 @@ arithmetic of the whole process changes no expectation.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from spikecore.testing._compare import Mismatch, Suspects, backward
+from spikecore.testing._compare import backward
 from spikecore.testing._context import Context
 from spikecore.testing._oracle import Array, Gradients, run
 from spikecore.testing._subject import Subject
-from spikecore.testing._suspects import of_gradients
 
 
 class Call:
@@ -79,50 +77,12 @@ class Call:
             self.s.check_states(final, self.s.seen.final, f"final state of {self.which}", exact=False)
         return self
 
-    def check_inputs(self, *others: Call, what: str = "", times: float = 1.0) -> None:
+    def check_inputs(self, what: str = "", times: float = 1.0) -> None:
         """Gradients of input and state are this call's, ``times`` so large. ``what`` says what was done to them."""
-        try:
-            self._check_inputs(*others, what=what, times=times)
-        except Mismatch as error:
-            if not others or "hint:" in str(error) or not self._right_alone():
-                raise
-            raise Mismatch(
-                f"{error}\n  hint: run backwards before any other call, this call is right: what two calls save for "
-                "their backward passes is mixed (states, inputs or parameters in memory of the runner or the backend, "
-                "which the later call writes to); save it with ctx.save_for_backward"
-            ) from error
-
-    def _right_alone(self) -> bool:
-        try:
-            Call(self.s, self.which, final=bool(self.of_final)).forward().backward()._check_inputs()
-        except Exception:  # this call only looks for a hint: the failure itself is reported already
-            return False
-        return True
-
-    def _check_inputs(self, *others: Call, what: str = "", times: float = 1.0) -> None:
-        suspects = self.suspects(*others)
         words = f"{self.which}{what}"
-        self.s.check("input gradient", self.x.grad, times * self.right.inputs[0], name=words, suspects=suspects)
+        self.s.check("input gradient", self.x.grad, times * self.right.inputs[0], name=words)
         for name, value in (self.start or {}).items():
             self.s.check("state gradient", value.grad, times * self.right.state[name], name=f"{name}, {words}")
-
-    def suspects(self, *others: Call) -> Suspects:
-        """What the input gradient is if calls share memory."""
-        found: Dict[str, Any] = {}
-        for other in others:
-            found[f"of {other.which}: gradients of two calls share memory"] = partial(_input_gradient, other, other)
-            if other.s.shape == self.s.shape:
-                found[
-                    f"of {other.which} with the cotangent of {self.which}: memory saved for backward is shared "
-                    "between calls"
-                ] = partial(_input_gradient, other, self)
-        return found or of_gradients(self.s, self.cotangent)
-
-
-def _input_gradient(values: Call, cotangents: Call) -> Array:
-    if values is cotangents:
-        return values.right.inputs[0]
-    return values.s.gradients(cotangents.cotangent, cotangents.of_final).inputs[0]
 
 
 def pair(s: Subject, *, final: bool = False, **options: Any) -> Tuple[Call, Call]:
@@ -141,7 +101,7 @@ def backward_together(calls: Sequence[Call]) -> None:
 def check_each(calls: Sequence[Call], what: str = "") -> None:
     """The gradients of each call are its own, those of parameters the sums."""
     for call in calls:
-        call.check_inputs(*[other for other in calls if other is not call], what=what)
+        call.check_inputs(what)
     check_parameters(calls[0].s, calls, what or "summed over the calls")
 
 
@@ -149,15 +109,7 @@ def check_parameters(s: Subject, calls: Sequence[Call], what: str, learn: Option
     """The gradients of the parameters are the sums of those of the calls."""
     for name in learn if learn is not None else [name for name, _ in s.neuron.named_parameters()]:
         right = sum((call.right.params[name] for call in calls[1:]), calls[0].right.params[name])
-        suspects = {
-            f"of {call.which} alone, {len(calls)} times: it read the values of that call for each": partial(
-                np.multiply, len(calls), call.right.params[name]
-            )
-            for call in calls
-            if len(calls) > 1
-        }
-        grad = getattr(s.neuron, name).grad
-        s.check("parameter gradient", grad, right, name=f"{name}, {what}", suspects=suspects or None)
+        s.check("parameter gradient", getattr(s.neuron, name).grad, right, name=f"{name}, {what}")
 
 
 def second_derivative(call: Call, direction: Tensor) -> Array:

@@ -11,11 +11,10 @@ Rules of this module:
 from __future__ import annotations
 
 import difflib
-import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from spikecore.backend import Capabilities
 
@@ -46,8 +45,6 @@ TIERS = (
 DEFAULT_TIERS = TIERS[:-1]
 
 Run = Callable[["Context"], None]
-#: A word of an id.
-_WORD = re.compile("[a-z0-9]+")
 
 
 @dataclass(frozen=True)
@@ -199,20 +196,10 @@ class Collection:
         return every
 
     def near(self, id: str) -> str:
-        """A guess at what a wrong id or pattern was meant to be, for an error: each word of it that no id has is
-        replaced by the nearest one, if there are such cases; else the nearest ids.
-        """
-        words = {word for known in self._cases for word in _WORD.findall(known)}
-        guess = _WORD.sub(lambda word: _nearest(word[0], words), id.lower())
-        close = [guess] if _matching(self, guess) else difflib.get_close_matches(id.lower(), self._cases)
-        return (
-            f"; did you mean {' or '.join(map(repr, close))}?" if close else "; spikecore conformance --list prints all"
-        )
+        """The ids that are like a wrong one, for an error."""
+        close = " or ".join(map(repr, difflib.get_close_matches(id.lower(), self._cases)))
+        return f"; did you mean {close}?" if close else "; spikecore conformance --list prints all"
 
 
 def _matching(cases: Iterable[Case], pattern: str) -> List[Case]:
     return [case for case in cases if fnmatchcase(case.id.lower(), pattern.lower())]
-
-
-def _nearest(word: str, words: Set[str]) -> str:
-    return word if word in words else (difflib.get_close_matches(word, words, n=1) or [word])[0]

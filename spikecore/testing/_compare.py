@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spikecore.testing._hints import Suspects, different, hints
+from spikecore.testing._hints import different, hints
 from spikecore.testing._oracle import Array
+from spikecore.testing._subnormal import ALONE, beside
 from spikecore.testing._tolerances import EXACT, Tolerance
-
-__all__ = ["Mismatch", "Suspects", "as_array", "backward", "different", "same"]
 
 
 class Mismatch(AssertionError):
@@ -38,16 +37,18 @@ def same(
     tested: Optional[Array] = None,
     strict: bool = False,
     axes: str = "t, n",
-    suspects: Optional[Suspects] = None,
     right: str = "the oracle",
     there: Optional[Mapping[str, Array]] = None,
+    arithmetic: Any = np.float32,
 ) -> None:
     """Raise :class:`Mismatch` unless ``actual`` is ``expected`` within the tolerance; NaN equals NaN.
 
     ``axes`` are the names of the axes, ``"t"`` for time: the tolerance grows with the largest value of a neuron over
     time, and with no other neuron's.
     ``tested`` is the potential minus threshold, of the same shape; ``strict`` says that a tie does not fire. ``right``
-    is where the expected values are from. ``there`` are further values to show at the first difference.
+    is where the expected values are from. ``there`` are further values, such as arguments, to show at the first
+    difference; if one of those compared or of these is subnormal in the dtype of ``arithmetic`` wherever numbers
+    differ, the message says so (:mod:`spikecore.testing._subnormal`).
     """
     expected = np.asarray(expected, float)
     if actual.shape != expected.shape:
@@ -67,19 +68,9 @@ def same(
         lines.append(f"  potential minus threshold there: {tested[first]:.9g}")
     for name, values in (there or {}).items():
         lines.append(f"  {name} there: {values[first]!s}")
-    try:
-        found = hints(
-            actual,
-            expected,
-            wrong,
-            tolerance=tolerance,
-            tested=tested,
-            strict=strict,
-            axes=names,
-            suspects=suspects,
-        )
-    except Exception as error:  # the difference is what counts
-        found = [f"none: looking for one raised {type(error).__name__}: {error}"]
+    if there and beside(wrong, [*there.values(), expected], arithmetic):
+        lines.append(f"  {ALONE}")
+    found = hints(actual, expected, wrong, tolerance=tolerance, tested=tested, strict=strict, axes=names)
     lines += [f"  hint: {hint}" for hint in found]
     raise Mismatch("\n".join(lines))
 

@@ -1,36 +1,25 @@
-"""A configuration: one call of one neuron, as data, and the check that it gives what the oracle gives.
+"""A configuration: one call of one neuron, as data and as text.
 
-Most cases of the suite are rows of this: a name that never changes, and one configuration or several. :func:`check`
-makes the neuron, its inputs and cotangents, calls it, runs backwards, and compares every result and every gradient.
-A configuration is text that reads back: ``model=alif,dtype=float16,shape=17x3x5,learn=all,given=outputs``.
+Most cases of the suite are rows of this: a name that never changes, and one configuration or several, which
+:mod:`spikecore.testing._config_check` makes, calls, and compares with the oracle. A configuration is text that reads
+back: ``model=alif,dtype=float16,shape=17x3x5,learn=all,given=outputs``.
 """
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
-from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple, Union
 
 import numpy as np
-import torch
-from torch import Tensor
 
-import spikecore as sc
-from spikecore.dtypes import DTYPES, NARROW
-from spikecore.layers._delay import PAST
-from spikecore.testing._case import Collection
-from spikecore.testing._compare import Mismatch, as_array, backward, same
+from spikecore.dtypes import DTYPES
 from spikecore.testing._context import Context
 from spikecore.testing._custom import CUSTOM, TENT
-from spikecore.testing._layers import Layer, feedback, multiplies, near, normalisation
+from spikecore.testing._layers import Layer, feedback, normalisation
 from spikecore.testing._models import MODELS, Model, spread
-from spikecore.testing._network import in_network
-from spikecore.testing._oracle import FEEDBACK, OTHER_ARGUMENTS, SURROGATES, Array, Derivative, Matrix
-from spikecore.testing._strides import EVERY, laid, laid_step, repeated
+from spikecore.testing._oracle import FEEDBACK, OTHER_ARGUMENTS, SURROGATES, Array, Derivative
+from spikecore.testing._strides import EVERY, laid_step, repeated
 from spikecore.testing._subject import SHAPE, Subject
-from spikecore.testing._subnormal import foremost
-from spikecore.testing._suspects import of_gradients, of_parameter_gradient, of_parts
 from spikecore.testing._turning import SWAP, TURN
 
 Names = Tuple[str, ...]
@@ -39,9 +28,6 @@ Names = Tuple[str, ...]
 NEURONS: Mapping[str, Model] = {model.name: model for model in (*MODELS, *CUSTOM, SWAP, TURN)}
 #: Kinds of parameters, one for each parameter in turn.
 _MIXED = ["full", "number", "scalar"]
-#: By what cotangents are multiplied so that gradients overflow in float16 and cotangents do not: those of outputs, and
-#: those of states, which are never float16. The share of them that is NaN.
-_HUGE, _HUGE_STATE, _NANS = 2.0**14, 2.0**18, 0.02
 
 
 @dataclass(frozen=True)
@@ -312,7 +298,7 @@ class Config:
             param_dtype=self.param_dtype,
             laid=lambda name, value: laid_step(value, self.layout(name)),
             layer=self._layer if self.layered else None,
-            cut=_pieces(self.shape[0])[0] if self.call == "cut" else 0,
+            cut=piece_lengths(self.shape[0])[0] if self.call == "cut" else 0,
             **options,
         )
 
@@ -329,7 +315,7 @@ class Config:
         return (once[0], once[0]) if self.x2 in ("same", "view") else tuple(once)
 
 
-def _pieces(steps: int) -> List[int]:
+def piece_lengths(steps: int) -> List[int]:
     """The steps of calls that carry their state: a first part, one step, none, and the others."""
     first = min(16, steps // 2)
     return [first, 1, 0, steps - first - 1]
@@ -358,18 +344,6 @@ def _value(text: str, default: Any) -> Any:
     return text
 
 
-def add_row(cases: Collection, id: str, tier: str, holds: str, *configs: Config) -> None:
-    """Add a case that consists of configurations, one after the other."""
-    needs = dict.fromkeys(name for config in configs for name in config.needs)
-    cases.add(id, tier, holds, partial(check_all, configs=configs), tuple(needs), dtype=configs[0].dtype)
-
-
-def check_all(context: Context, configs: Sequence[Config]) -> None:
-    """Each of them."""
-    for config in configs:
-        check(context, config)
-
-
 def simplest(config: Config, fails: Callable[[Config], bool], tries: int = 200) -> Config:
     """The configuration with as many factors at their defaults, and as few steps, as it still fails with."""
     moved = True
@@ -396,244 +370,3 @@ def _simpler(config: Config) -> Iterator[Config]:
             others += [(*value[:k], *value[k + 1 :]) for k in range(len(value))]
         if name not in ("shape", "model"):
             yield from (replace(config, **{name: other}) for other in others)
-
-
-def check(context: Context, config: Config) -> None:
-    """Raise :class:`Mismatch` where a result or a gradient of the call is not the oracle's."""
-    if config.feedback != "none" and not multiplies(context, config.dtype):
-        config = replace(config, dtype="float32")
-    s = config.subject(context)
-    leaves = _leaves(s, config)
-    if config.call == "model":
-        cotangents = _cotangents(s, config)
-        calls = in_network(
-            context.name, s.another, leaves, lambda neuron: partial(_results, s, config, neuron=neuron), cotangents
-        )
-        for where, results, changes in calls:
-            _check_values(s, config, leaves, results, f", in {where},")
-            _compare_gradients(s, config, cotangents, changes, f", in {where},")
-        return
-    with torch.autocast(context.device.type, dtype=torch.bfloat16) if config.autocast else nullcontext():
-        results = _results(s, config, leaves)
-    _check_values(s, config, leaves, results, _words(config))
-    connected = [name for name, value in results.items() if value.requires_grad]
-    if connected and not (config.leaves or config.learnt or config.layered):
-        raise Mismatch(f"{connected[0]} of {s.of} requires a gradient, where nothing given does: what is saved for it?")
-    if config.given:
-        _check_gradients(s, config, leaves, results)
-
-
-def _leaves(s: Subject, config: Config) -> Dict[str, Tensor]:
-    """Inputs and states in their layouts; two names of one tensor where an input is given twice."""
-    leaves = {name: laid(x, config.layout(name)) for name, x in zip(config.inputs, s.xs())}
-    leaves.update({name: laid_step(value, config.layout(name)) for name, value in (s.start() or {}).items()})
-    leaves = {name: value.detach().requires_grad_(name in config.leaves) for name, value in leaves.items()}
-    first = leaves[config.inputs[0]]
-    s.given = first
-    if config.x2 in ("same", "view"):
-        leaves[config.inputs[1]] = first
-    return leaves
-
-
-def _results(s: Subject, config: Config, leaves: Mapping[str, Tensor], neuron: Any = None) -> Dict[str, Tensor]:
-    """Results by name."""
-    neuron = s.module if neuron is None else neuron
-    xs = [leaves[name] for name in config.inputs]
-    if config.x2 == "view":
-        xs[1] = xs[1].view_as(xs[1])
-    final: Mapping[str, Tensor] = {}
-    trace: Mapping[str, Tensor] = {}
-    if config.call == "short":
-        output = neuron(*xs)
-    elif config.call == "single":
-        output = torch.stack([neuron(*at) for at in zip(*xs)])
-        final = neuron.state or {}
-    elif config.call in ("carried", "cut"):
-        pieces = []
-        with sc.carry_state(neuron):
-            for piece in zip(*(x.split(_pieces(len(x))) for x in xs)):
-                pieces.append(neuron(*piece))
-                if config.call == "cut" and len(pieces) == 1:
-                    sc.detach(neuron)
-            final = dict(neuron.state or {})
-        output = torch.cat(pieces)
-        if neuron.state is not None:
-            raise Mismatch(f"{s.of} keeps a state after carry_state ended")
-    else:
-        state = {name: leaves[name] for name in config.carried} if config.state else None
-        output, final, *traces = neuron.run(*xs, state=state, record=config.recorded)
-        trace = traces[0] if traces else {}
-    if tuple(trace) != config.recorded:
-        raise Mismatch(f"record={config.recorded} of {s.of} gives {tuple(trace)}")
-    outputs = output if isinstance(output, tuple) else (output,)
-    named = {f"output {k}": value for k, value in enumerate(outputs)}
-    named.update((f"final {name}", value) for name, value in final.items())
-    named.update((f"trace {name}", value) for name, value in trace.items())
-    return named
-
-
-def _check_values(
-    s: Subject, config: Config, leaves: Mapping[str, Tensor], results: Mapping[str, Tensor], words: str
-) -> None:
-    """Outputs, final states and traces are the oracle's."""
-    exact = config.bits or config.exact
-    outputs = tuple(value.detach() for name, value in results.items() if name.startswith("output"))
-    if config.shortcut == "after" and "skip" in leaves:  # a difference of multiples of 1/4 is exact
-        outputs = (outputs[0] - leaves["skip"].detach(),)
-    right = s.bits() if config.bits else s.seen
-    checks = [partial(s.check_outputs, outputs, words, exact=exact)]
-    for kind, what, expected in (("final", "final state", right.final), ("trace", "recorded", right.states)):
-        values = {name.partition(" ")[2]: value.detach() for name, value in results.items() if name.startswith(kind)}
-        past = values.pop(PAST, None) if config.longest else None
-        checks.append(partial(s.check_states, values, expected, what, exact))
-        if past is not None and isinstance(s.seen.layer, Matrix):
-            fed = np.concatenate([s.seen.start[FEEDBACK][None], s.seen.outputs[config.output]])
-            checks.append(partial(same, "final past", s.of, as_array(past), s.seen.layer.past(fed, config.longest)))
-    foremost(checks, Mismatch)
-    if config.call != "short" and not all(f"final {name}" in results for name in config.states):
-        raise Mismatch(f"{s.of}: no state is carried between single steps")
-
-
-def _words(config: Config) -> str:
-    if config.call == "single":
-        return ", step by step,"
-    if config.call in ("carried", "cut"):
-        return " of the pieces"
-    return ", with a gradient wanted," if config.wanted else ""
-
-
-def _cotangents(s: Subject, config: Config) -> Dict[str, Tensor]:
-    """Cotangents by the names of results, in their layouts; of a drawn neuron without those whose gradients hang on the
-    last digit.
-    """
-    cotangents = {name: s.cotangent_of(name) for name in config.results}
-    for name, g in cotangents.items():
-        if config.cotangents == "huge":
-            g.mul_(_HUGE if name.startswith("output") else _HUGE_STATE)
-        elif config.cotangents == "nan":
-            g[s.context.tensor(s.random(tuple(g.shape)) < _NANS, g.dtype).bool()] = float("nan")
-        elif config.cotangents in ("last", "one"):
-            g[:-1] = 0.0
-            if config.cotangents == "one":
-                g.flatten(1)[:, 1:] = 0.0
-    if s.drawn:
-        unsteady = s.unsteady(*_groups(config, cotangents))
-        keep = s.context.tensor(~unsteady, torch.float32).bool()
-        cotangents = {name: torch.where(keep, g, torch.zeros_like(g)) for name, g in cotangents.items()}
-    return {
-        name: (laid_step if name.startswith("final") else laid)(g, config.layout(f"g {name}"))
-        for name, g in cotangents.items()
-    }
-
-
-def _groups(config: Config, cotangents: Mapping[str, Tensor]) -> Tuple[List[Optional[Tensor]], Any, Any]:
-    """Cotangents of outputs, of final states and of traces."""
-    outputs = [cotangents.get(f"output {k}") for k in range(len(config.neuron.outputs))]
-    final, trace = (
-        {name: cotangents[f"{kind} {name}"] for name in config.carried if f"{kind} {name}" in cotangents}
-        for kind in ("final", "trace")
-    )
-    return outputs, final, trace
-
-
-def _check_gradients(s: Subject, config: Config, leaves: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> None:
-    """What requires a gradient has the oracle's, and nothing else has one."""
-    cotangents = _cotangents(s, config)
-    # a result that nothing wanted leads to may be without a graph, and one without steps or elements, too
-    connected = [name for name in cotangents if results[name].requires_grad]
-    if not connected and not s.drawn and s.shape[0]:
-        connected = [name for name in cotangents if results[name].numel() and (config.leaves or config.learnt)]
-    if connected:
-        of = s.of if len(connected) == len(results) else f"{', '.join(connected)} of {s.of}"
-        backward(of, [results[name] for name in connected], [cotangents[name] for name in connected])
-    gradients: Dict[str, Optional[Tensor]] = {}
-    parameters = {_own_name(name): value for name, value in s.module.named_parameters()}
-    for name, leaf in (*leaves.items(), *parameters.items()):
-        if not leaf.requires_grad and leaf.grad is not None:
-            raise Mismatch(f"{name} of {s.of} requires no gradient and got one")
-        if leaf.grad is not None and leaf.grad.dtype != leaf.dtype:
-            raise Mismatch(f"the gradient of {name} of {s.of} is {leaf.grad.dtype}, not {leaf.dtype}")
-        if leaf.requires_grad:
-            gradients[name] = leaf.grad
-    _compare_gradients(s, config, cotangents, gradients, "")
-
-
-def _compare_gradients(
-    s: Subject,
-    config: Config,
-    cotangents: Mapping[str, Tensor],
-    gradients: Mapping[str, Optional[Tensor]],
-    words: str,
-) -> None:
-    """Gradients by the names of leaves are the oracle's."""
-    groups = _groups(config, cotangents)
-    right = s.gradients(*groups)
-    inputs = dict(zip(config.inputs, right.inputs))
-    terms: Dict[str, Array] = {}
-    if config.x2 in ("same", "view"):
-        first, second = config.inputs[:2]
-        terms[first] = np.abs(inputs[first]) + np.abs(inputs[second])
-        inputs = {first: inputs[first] + inputs[second]}
-    if s.drawn:
-        terms.update(s.sizes(*groups))
-    checks = []
-    for quantity, some in (
-        ("input gradient", inputs),
-        ("state gradient", right.state),
-        ("parameter gradient", right.params),
-    ):
-        for name, expected in some.items():
-            if name not in gradients:
-                continue
-            grad: Any = gradients[name]
-            if grad is None and not np.any(expected):
-                continue  # a gradient that is not there is 0
-            if config.feedback != "none" and (config.dtype in NARROW or config.autocast):
-                # in 16 bits the products of all steps are rounded, one after the other
-                near(f"{quantity} of {name}", as_array(grad), expected, s.of)
-                continue
-            checks.append(
-                partial(
-                    s.check,
-                    quantity,
-                    grad,
-                    expected,
-                    name=_named(quantity, name, config) + words,
-                    stored=config.param_dtype if name in s.params else "",
-                    terms=terms.get(name),
-                    suspects=_suspects(s, config, cotangents, groups, name),
-                )
-            )
-    foremost(checks, Mismatch)
-
-
-def _own_name(path: str) -> str:
-    """The name of a parameter within its module: ``linear.weight`` is ``weight``, behind a parametrisation, too; that
-    of the normalisation of a shortcut is ``skip_weight``.
-    """
-    return path.replace(".original", "").replace("shortcut_norm.", "skip_").rpartition(".")[2]
-
-
-def _named(quantity: str, name: str, config: Config) -> str:
-    """The leaf in words, where its quantity does not say it."""
-    words = f"the initial {name}" if quantity == "state gradient" else name
-    if "outputs" in config.given:
-        return "" if quantity == "input gradient" and len(config.inputs) == 1 else words
-    return f"{words}, with cotangents of {', '.join(config.results)} alone,"
-
-
-def _suspects(
-    s: Subject, config: Config, cotangents: Mapping[str, Tensor], groups: Sequence[Any], name: str
-) -> Dict[str, Any]:
-    """What else the gradient of a leaf might be."""
-    if s.drawn or config.x2 in ("same", "view") or config.layered:
-        return {}
-    outputs, final, trace = groups
-    suspects: Dict[str, Any] = {}
-    if name == s.twin.inputs[0]:
-        suspects.update(of_gradients(s, outputs[0] if len(outputs) == 1 else outputs, final, trace))
-    if list(cotangents) != ["output 0"] or name in s.params:
-        suspects.update(of_parts(s, name, cotangents))
-    if name in s.params and list(cotangents) == ["output 0"]:
-        suspects.update(of_parameter_gradient(s, name, cotangents["output 0"]))
-    return suspects

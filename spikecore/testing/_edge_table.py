@@ -51,39 +51,18 @@ class Edge(NamedTuple):
     back: Callable[..., Sequence[Optional[Array]]]
     #: Every bit of the value is fixed, but for which NaN it is.
     exact: bool
-    #: What the contract says, for messages.
-    rule: str = ""
     #: Where an argument or the value is not finite, a gradient may be 0, or all of the cotangent, instead.
     lenient: bool = False
     #: ``open(*args)``: where the contract says nothing.
     open: Optional[Callable[..., Array]] = None
 
 
-_RULES = {
-    "minimum": "NaN if one is NaN; at a tie the value is b, and each gets half of the gradient",
-    "maximum": "NaN if one is NaN; at a tie the value is b, and each gets half of the gradient",
-    "clamp": "minimum(maximum(x, low), high); at a bound the gradient is that of x; none flows from a NaN x",
-    "sign": "0 at 0 and at NaN; no gradient flows",
-    "abs": "its derivative is 0 at 0 and at NaN",
-    "round": "ties go to even, and the sign of zero is kept",
-    "floor": "the sign of zero is kept",
-    "power": "the gradient of x is 0 for n = 0, that of n is 0 for x = 0, n >= 0",
-    "sqrt": "rounded as IEEE 754 has it, and sqrt(-0.0) is -0.0",
-    "div": "rounded as IEEE 754 has it; no multiplication by a reciprocal",
-    "neg": "the sign of zero changes, too",
-    "detach": "the value as it is; no gradient flows",
-    "where": "the side that was not chosen gets the cotangent 0, whatever its value",
-    "relu": "where(x <= 0, 0, x): the derivative is 0 at 0; NaN for NaN, through which the gradient flows",
-    "select": "an exact choice, differentiated as z a + (1 - z) b",
-    **dict.fromkeys("ge gt le lt eq".split(), "false for NaN; 0.0 equals -0.0; no gradient flows"),
-    "ne": "true for NaN; 0.0 equals -0.0; no gradient flows",
-}
 #: Operations in whose values the sign of a zero is open. The documentation lists them, and promises all others.
 UNSIGNED = ("exp", "log", "cos", "sigmoid", "power")
 
 
 def _operation(
-    name: str, op: str, write: Callable[..., Any], fill: Sequence[Optional[float]], flat: bool = False, rule: str = ""
+    name: str, op: str, write: Callable[..., Any], fill: Sequence[Optional[float]], flat: bool = False
 ) -> Edge:
     """An operation of the language. fill: its arguments, None for those that vary. flat: no gradient flows."""
 
@@ -99,8 +78,7 @@ def _operation(
             return [None] * len(args)
         return [to for to, number in zip(BACK[op](g, y, *full(args)), fill) if number is None]
 
-    rule, lenient = rule or _RULES.get(op, ""), op in ("minimum", "maximum", "clamp")
-    return Edge(name, fill.count(None), write, value, back, op in EXACT, rule, lenient)
+    return Edge(name, fill.count(None), write, value, back, op in EXACT, op in ("minimum", "maximum", "clamp"))
 
 
 def _listed(row: Operation) -> Edge:
@@ -127,8 +105,7 @@ def _logic(name: str, arity: int, truth: Callable[..., Any]) -> Edge:
     def back(g: Array, y: Array, *args: Array) -> Sequence[Optional[Array]]:
         return [None] * len(args)
 
-    rule = "a comparison with NaN is false, and its negation true; no gradient flows"
-    return Edge(name, arity, lambda *a: sc.ops.where(truth(*a), 1.0, 0.0), value, back, True, rule)
+    return Edge(name, arity, lambda *a: sc.ops.where(truth(*a), 1.0, 0.0), value, back, True)
 
 
 def _spike(name: str, strict: bool, surrogate: str) -> Edge:
@@ -146,8 +123,7 @@ def _spike(name: str, strict: bool, surrogate: str) -> Edge:
             slope = np.where(np.isnan(u), np.nan, slope)
         return [g * slope.astype(u.dtype)]
 
-    rule = "NaN does not fire; a tie fires unless strict; the derivative is the surrogate's formula, NaN included"
-    return Edge(name, 1, lambda a: sc.ops.spike(a, made, strict), value, back, True, rule, lenient=True)
+    return Edge(name, 1, lambda a: sc.ops.spike(a, made, strict), value, back, True, lenient=True)
 
 
 def _of_arity(arity: int) -> List[Edge]:
@@ -157,9 +133,7 @@ def _of_arity(arity: int) -> List[Edge]:
 def _alone() -> List[Edge]:
     exponents = {"square": 2.0, "cube": 3.0, "root": 0.5, "zero": 0.0, "inverse": -1.0}
     powers = [
-        _operation(
-            f"power-{name}", "power", lambda a, n=n: sc.ops.power(a, n), (None, n), rule=f"x to the power of {n}"
-        )
+        _operation(f"power-{name}", "power", lambda a, n=n: sc.ops.power(a, n), (None, n))
         for name, n in exponents.items()
     ]
     relu = Edge(
@@ -169,7 +143,6 @@ def _alone() -> List[Edge]:
         lambda x: np.asarray(np.where(x <= 0, np.zeros_like(x), x)),
         lambda g, y, x: [np.where(x <= 0, np.zeros_like(g), g)],
         True,
-        _RULES["relu"],
     )
     spikes = [_spike("spike", False, "ATan"), _spike("spike-strict", True, "ATan")]
     return [*_of_arity(1), *powers, relu, _logic("not", 1, lambda a: ~(a > 0.5)), *spikes]

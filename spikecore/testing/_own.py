@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-import sys
 from functools import partial
 from typing import Any, List
 
@@ -33,16 +32,10 @@ _log = logging.getLogger("spikecore")
 def cases_of(name: str) -> Collection:
     """The cases for a backend: those of the suite, and those that its plugin adds.
 
-    Raises ``BackendLoadError`` where the plugin's cannot be imported or are not what they must be, and under
-    ``python -O``, where a case whose check is an ``assert`` would pass.
+    Raises ``BackendLoadError`` where the plugin's cannot be imported or are not what they must be.
     """
     collection = CASES
     for point in _points(name):
-        if sys.flags.optimize:
-            raise BackendLoadError(
-                f"the cases of backend {name!r} ({point.value}) are not run under python -O, which removes assert "
-                "statements: a case could pass without a check; run without -O and PYTHONOPTIMIZE"
-            )
         own = contained(partial(_loaded, name, point), partial(_failure, name, point))
         collection = collection.with_those_of(own)
     return collection

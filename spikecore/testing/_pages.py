@@ -1,4 +1,5 @@
-"""Pages of the documentation that are made from results of runs: the list of plugins, and a page for each backend.
+"""Pages of the documentation that are made from results of runs: the list of plugins, what each backend supports, and a
+page for each backend.
 
 A result is the report of a whole run without its cases, in a file of its own for each backend and device. The pages
 hold nothing that is in no file, so they can be made anew from the folder alone.
@@ -16,9 +17,10 @@ from spikecore.testing._verdict import BAD, NOT_TESTED, number
 
 #: How results, pages and the support table are made.
 COMMAND = "spikecore conformance NAME --results docs/results"
-#: What a result has of its report; and beside that, the cases that did not pass in short.
+#: What a result has of its report; and beside that, the cases that did not pass in short, and words for what the
+#: backend supports (:mod:`spikecore.testing._support`).
 _OF_REPORT = ("backend", "verdict", "counts", "versions", "device", "date", "summary", "seconds", "tiers")
-KEYS = (*_OF_REPORT, "unsupported", "expected_failures")
+KEYS = (*_OF_REPORT, "unsupported", "expected_failures", "support")
 #: The folder of the pages of backends, beside the list.
 FOLDER = "conformance"
 
@@ -51,9 +53,20 @@ A newer run of a plugin on the same device replaces the older one. The rows of o
 with the verdict `not tested` is not listed.
 """
 
+_SUPPORT = f"""# What each backend supports
+
+Made by `{COMMAND}` from the files in [results](results); do not edit.
+
+- **yes**: declared, and every case of it passed.
+- **partly**: some cases are expected to fail; the reasons are on the [page of the backend](plugins.md).
+- **declared**: it has not been run yet.
+- **no**: not declared; asking for it raises `Unsupported`.
+- **wrong**: a case failed.
+"""
+
 
 def result_of(report: Mapping[str, Any]) -> Dict[str, Any]:
-    """The result of a report, as ``Report.as_dict`` gives it.
+    """The result of a report, as ``Report.as_dict`` gives it, but for the words of its support.
 
     Raises ``ValueError`` for one in which nothing passed, and for one that is not of a whole run.
     """
@@ -104,18 +117,18 @@ def file_name(result: Mapping[str, Any]) -> str:
     return f"{words}.json"
 
 
-def write(folder: Path, report: Mapping[str, Any]) -> List[str]:
-    """Put the result of a report into a folder of results, and make anew, beside that folder, the list of plugins and
-    the pages of backends. Gives a line for each file that changed.
+def write(folder: Path, result: Mapping[str, Any]) -> List[str]:
+    """Put a result into a folder of results, and make anew, beside that folder, the list of plugins, the support table
+    and the pages of backends. Gives a line for each file that changed.
 
-    Raises ``ValueError``, and writes nothing, for a report that is no result, or a file of the folder that is none.
+    Raises ``ValueError``, and writes nothing, for a file of the folder that is no result.
     """
-    result = result_of(report)
-    results = {**load(folder), file_name(result): result}
+    results = {**load(folder), file_name(result): dict(result)}
     beside = folder.parent / FOLDER
     beside.mkdir(exist_ok=True)
     lines = put(folder / file_name(result), json.dumps(result, indent=2) + "\n")
     lines += put(folder.parent / "plugins.md", render(results.values()))
+    lines += put(folder.parent / "support.md", render_support(results.values()))
     made = pages(results.values())
     for old in sorted(beside.glob("*.md")):
         if old.stem not in made:  # its results are gone
@@ -138,6 +151,19 @@ def render(results: Iterable[Mapping[str, Any]]) -> str:
     lines = [_HEAD.rstrip(), "", _line(head), _line(["---"] * len(head))]
     lines += [_line(_cells(result)) for result in sorted(results, key=_place)]
     return "\n".join(lines) + "\n" + _TAIL
+
+
+def render_support(results: Iterable[Mapping[str, Any]]) -> str:
+    """The support table: of each backend its newest result."""
+    by_age = sorted(results, key=lambda result: str(result["date"]))
+    newest = {result["backend"]: result["support"] for result in by_age}
+    names = sorted(newest)
+    lines = [_SUPPORT.rstrip()]
+    for title in dict.fromkeys(title for support in reversed(list(newest.values())) for title in support):
+        rows = dict.fromkeys(row for name in names for row in newest[name].get(title, {}))
+        lines += ["", f"## {title}", "", _line(("", *names)), _line(["---"] * (1 + len(names)))]
+        lines += [_line((row, *(newest[name].get(title, {}).get(row, "declared") for name in names))) for row in rows]
+    return "\n".join(lines) + "\n"
 
 
 def pages(results: Iterable[Mapping[str, Any]]) -> Dict[str, str]:

@@ -198,30 +198,11 @@ def examine(
     return Report(name, tuple(results), used, device_name(used), versions(name), date, seconds, must)
 
 
-def check_backend(
-    name: str,
-    *,
-    tiers: Optional[Sequence[str]] = None,
-    cases: Optional[Sequence[str]] = None,
-    expected_failures: Mapping[str, Excuse] = {},  # never written to
-    require: Optional[bool] = None,
-    device: Optional[str] = None,
-    progress: Optional[Callable[[Result], None]] = None,
-) -> List[Result]:
-    """Run the conformance suite against a backend; one :class:`Result` per case. Arguments and errors are those of
+def check_backend(name: str, **options: Any) -> List[Result]:
+    """Run the conformance suite against a backend; one :class:`Result` per case. Options and errors are those of
     :func:`examine`, which gives the verdict as well; ``conforms(results)`` is whether that is ``conforms``.
     """
-    return list(
-        examine(
-            name,
-            tiers=tiers,
-            cases=cases,
-            expected_failures=expected_failures,
-            require=require,
-            device=device,
-            progress=progress,
-        ).results
-    )
+    return list(examine(name, **options).results)
 
 
 def versions(name: str) -> Dict[str, str]:

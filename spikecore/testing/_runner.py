@@ -49,9 +49,9 @@ class Bench:
         """The excuse of a case on this device, None if it has none here."""
         return excuse_for(id, excuses, self.device, device_name(self.device)) if id in excuses else None
 
-    def command(self, *ids: str) -> str:
-        """The command that runs these cases, in this order."""
-        chosen = "".join(f" --case {id}" for id in ids)
+    def command(self, id: str = "") -> str:
+        """The command that runs this case, or all."""
+        chosen = f" --case {id}" if id else ""
         device = "" if self.device == choose_device(self.info.devices) else f" --device {self.device}"
         return f"spikecore conformance {self.info.name}{chosen}{device}"
 
@@ -97,29 +97,25 @@ def run_case(case: Case, bench: Bench, expected: Optional[Excuse] = None) -> Res
     lacks = tuple(need for need in case.needs if not getattr(bench.can, need))
     seeds: Dict[str, int] = {}
     failure: Optional[Failure] = None
+    again = f"  again: {bench.command(case.id)}"
     try:
         outcome, message = _refused(case, bench, lacks, seeds) if lacks else _held(case, bench, seeds)
     except Undeclared as error:
         outcome, message, lacks = "unsupported", str(error), error.lacks
     except Mismatch as error:
         failure = Failure(REFUSAL if isinstance(error, Refused) else DIFFERENCE, str(error))
-        outcome, message = "failed", f"{error}\n{again(bench, case.id)}"
+        outcome, message = "failed", f"{error}\n{again}"
     except Exception as error:
         failure = Failure(type(error).__name__, str(error))
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__)[-6:])
         outcome = "error"
-        message = f"{case.holds}: raised {type(error).__name__}: {error}\n{trace}{again(bench, case.id)}"
+        message = f"{case.holds}: raised {type(error).__name__}: {error}\n{trace}{again}"
     blanket = False
     if expected is not None:
         excuse = excuse_of(expected)
         outcome, message = _excused(excuse, failure, outcome, message)
-        blanket = outcome == "xfailed" and failure is not None and failure.kind == DIFFERENCE and excuse.any_text
+        blanket = outcome == "xfailed" and failure is not None and failure.kind == DIFFERENCE and not excuse.match
     return Result(case.id, case.tier, outcome, time.perf_counter() - started, message, lacks, seeds, blanket)
-
-
-def again(bench: Bench, *ids: str) -> str:
-    """The last line of a failure's message."""
-    return f"  again: {bench.command(*ids)}"
 
 
 def _excused(excuse: ExpectedFailure, failure: Optional[Failure], outcome: str, message: str) -> Tuple[str, str]:
@@ -190,10 +186,8 @@ def stale_ids(expected_failures: Mapping[str, Union[str, ExpectedFailure]], case
 
 # -- several cases
 
-#: Seconds that one run spends on running failed cases again, all of them together.
-PATIENCE = 60.0
-#: How many of the cases before a failure its message names.
-_NAMED = 5
+#: Seconds that one run spends on failed cases run again alone, and how many cases before a failure its message names.
+_PATIENCE, _NAMED = 60.0, 5
 
 
 class Session:
@@ -201,78 +195,37 @@ class Session:
 
     A backend object stays as long as the process, with what it has compiled and cached. So a case can fail because of
     one that ran before it, and pass alone. A case that fails is therefore run again alone, on a fresh backend object.
-    If it passes there twice, a short list of earlier cases that brings the failure back is searched for, within
-    ``patience`` seconds. Where there is none it may also be chance.
+    If it passes there twice, its message says so.
     """
 
-    def __init__(self, bench: Bench, expected: Mapping[str, Excuse] = {}, patience: float = PATIENCE) -> None:
+    def __init__(self, bench: Bench, expected: Mapping[str, Excuse] = {}) -> None:
         self.bench, self.expected = bench, dict(expected)
-        self._left = patience
-        self._before: List[Tuple[Case, float]] = []
+        self._before: List[str] = []
+        self._left = _PATIENCE
 
     def run(self, case: Case) -> Result:
         """Run a case; a failure is tried again alone."""
-        result = run_case(case, self.bench, self.bench.excuse(case.id, self.expected))
-        # without cases before it, it was alone
-        if result.outcome in ("failed", "error") and self._before and self._left > result.seconds:
+        excuse = self.bench.excuse(case.id, self.expected)
+        result = run_case(case, self.bench, excuse)
+        if result.outcome in ("failed", "error") and self._before and self._left > 0:
             started = time.perf_counter()
-            result = self._run_alone(case, result)
+            result = replace(result, message=f"{result.message}{self._alone(case, excuse)}")
             self._left -= time.perf_counter() - started
-        self._before.append((case, result.seconds))
+        self._before.append(case.id)
         return result
 
-    def _run_alone(self, case: Case, first: Result) -> Result:
+    def _alone(self, case: Case, excuse: Optional[ExpectedFailure]) -> str:
+        """What a failed case says alone, on fresh backend objects; nothing if it fails there, too."""
         try:
-            # twice: a fault that does not occur every time may let one run pass
-            if not (self._passes([], case) and self._passes([], case)):
-                return first
+            for _ in range(2):  # a fault that does not occur every time may let one run pass
+                with self.bench.fresh() as bench:
+                    if not run_case(case, bench, excuse).ok:
+                        return ""
         except BackendError as error:
-            return replace(first, message=f"{first.message}\n  it could not be run again alone: {error}")
-        before = [earlier.id for earlier, _ in self._before]
-        culprits = self._culprits(case)
-        ran = f"  {len(before)} ran before it, the last: {', '.join(before[-_NAMED:])}"
-        if culprits is None:
-            lines = [
-                "  alone, on a fresh backend object, it passes, twice: it fails after others, or by chance",
-                ran,
-                "  none of the lists of earlier cases that were tried brings it back; the whole run may, but it may "
-                "also be chance: a race, memory that was not written, an order of sums",
-                f"  again: {self.bench.command()}",
-            ]
-        else:
-            ids = [culprit.id for culprit in culprits]
-            lines = [
-                "  only after others: alone, on a fresh backend object, it passes, twice",
-                ran,
-                f"  it fails again after: {', '.join(ids)}",
-                again(self.bench, *ids, case.id),
-            ]
-        text = first.message.replace(again(self.bench, case.id), "").rstrip()
-        return replace(first, message="\n".join([text, *lines]))
-
-    def _passes(self, before: List[Case], case: Case) -> bool:
-        """Whether a case passes after these on a fresh backend object."""
-        with self.bench.fresh() as bench:
-            for earlier in before:
-                run_case(earlier, bench, bench.excuse(earlier.id, self.expected))
-            return run_case(case, bench, bench.excuse(case.id, self.expected)).ok
-
-    def _culprits(self, case: Case) -> Optional[List[Case]]:
-        """A short list of earlier cases after which it fails, in their order; None if there was none in time."""
-        deadline = time.perf_counter() + self._left
-        costs = {earlier.id: seconds for earlier, seconds in self._before}
-
-        def in_time(cases: List[Case]) -> bool:
-            return time.perf_counter() + sum(costs[earlier.id] for earlier in cases) < deadline
-
-        before, length = [earlier for earlier, _ in self._before], 1
-        while in_time(before[-length:]) and self._passes(before[-length:], case):
-            if length >= len(before):
-                return None
-            length *= 4
-        culprits = before[-length:]
-        for earlier in list(culprits):  # drop what it does not take
-            shorter = [other for other in culprits if other is not earlier]
-            if shorter and in_time(shorter) and not self._passes(shorter, case):
-                culprits = shorter
-        return culprits if in_time(culprits) and not self._passes(culprits, case) else None
+            return f"\n  it could not be run again alone: {error}"
+        return (
+            "\n  alone, on a fresh backend object, it passes, twice: it fails after others, or by chance (a race, "
+            "memory that was not written, an order of sums)"
+            f"\n  {len(self._before)} ran before it, the last: {', '.join(self._before[-_NAMED:])}"
+            f"\n  again with them: {self.bench.command()}"
+        )

@@ -10,14 +10,13 @@ from torch import Tensor, nn
 
 from spikecore.dtypes import DTYPES, NARROW
 from spikecore.neuron import Neuron
-from spikecore.testing._compare import Mismatch, Suspects, as_array, backward, same
+from spikecore.testing._compare import Mismatch, as_array, backward, same
 from spikecore.testing._context import Context
 from spikecore.testing._custom import library_surrogate
 from spikecore.testing._inputs import Tie, dyadic, generator, margin, rounded, settled, unsteady
 from spikecore.testing._layers import Layer
 from spikecore.testing._models import BY_NAME, Model
 from spikecore.testing._oracle import SURROGATES, Array, Derivative, Gradients, Oracle, Trajectory, adjoint, run, summed
-from spikecore.testing._suspects import of_gradients, of_outputs, of_parameter_gradient, of_states
 from spikecore.testing._tolerances import EXACT, EXACT_STEPS, TOLERANCES
 
 SHAPE = (12, 3, 7)
@@ -105,9 +104,6 @@ class Subject:
             self.layer = layer(self)
             self.takes(self.layer.inputs)
             self.module = self.context.place(self.layer.around(self.neuron))
-        #: The first input as it was given, for messages about its strides.
-        self.given: Optional[Tensor] = None
-        self._came_in: Optional[Tensor] = None
         self._rng = generator("cotangents", self.model.name, reset, self.shape, *again)
 
     def another(self, backend: str) -> Neuron:
@@ -193,7 +189,6 @@ class Subject:
 
     def backward(self, result: Tensor, cotangent: Tensor, **options: Any) -> None:
         """Run backwards from a result; it is an error of the backend if that is connected to nothing."""
-        self._came_in = cotangent
         backward(self.of, [result], [cotangent], **options)
 
     # -- what is right
@@ -271,7 +266,6 @@ class Subject:
                 tolerance,
                 tested=self.seen.tested,
                 strict=self.twin.strict,
-                suspects=of_outputs(self, i),
             )
 
     def check_states(self, actual: Mapping[str, Tensor], expected: Mapping[str, Array], what: str, exact: bool) -> None:
@@ -280,15 +274,13 @@ class Subject:
             if value.dtype != self.held:
                 raise Mismatch(f"{what} {name} of {self.of} has dtype {value.dtype}, expected {self.held}")
             tolerance = EXACT if exact else TOLERANCES[self.dtype_name, "potential"]
-            trace = value.ndim == len(self.shape)
             same(
                 f"{what} {name}",
                 self.of,
                 as_array(value),
                 expected[name],
                 tolerance,
-                axes="t, n" if trace else "n",
-                suspects=of_states(self, name, trace),
+                axes="t, n" if value.ndim == len(self.shape) else "n",
             )
 
     def check(
@@ -300,7 +292,6 @@ class Subject:
         name: str = "",
         stored: str = "",
         terms: Optional[Array] = None,
-        suspects: Optional[Suspects] = None,
     ) -> None:
         """A quantity of the table of tolerances is the oracle's.
 
@@ -314,16 +305,12 @@ class Subject:
         stored = stored if stored in NARROW or self.dtype_name == "float64" else ""
         tolerance = TOLERANCES[stored or self.dtype_name, "input gradient" if stored else quantity]
         axes = "t, n" if quantity in ("input gradient", "output") else "n"
-        if suspects is None and quantity == "input gradient" and self._came_in is not None:
-            suspects = of_gradients(self, self._came_in)
-        if suspects is None and quantity == "parameter gradient" and self._came_in is not None and name in self.params:
-            suspects = of_parameter_gradient(self, name, self._came_in)
         value = as_array(actual)
         if actual.dtype == torch.float16 and value.shape == expected.shape:
             value, expected = as_half(value, expected, tolerance.rtol)
         if terms is not None and value.shape == expected.shape:
             value = np.where(np.abs(value - expected) <= tolerance.rtol * terms, expected, value)
-        same(what, self.of, value, expected, tolerance, axes=axes, suspects=suspects)
+        same(what, self.of, value, expected, tolerance, axes=axes)
 
 
 def as_half(actual: Array, expected: Array, rtol: float) -> Tuple[Array, Array]:

@@ -17,14 +17,12 @@ from spikecore.testing._oracle import Array
 ALONE = "each of these is beside a subnormal number"
 
 
-def beside(wrong: Array, values: Sequence[Array], dtype: Any = np.float32) -> str:
-    """:data:`ALONE` if one of the ``values`` is subnormal in ``dtype``, that of arithmetic, wherever ``wrong`` is true;
-    else an empty text.
-    """
+def beside(wrong: Array, values: Sequence[Array], dtype: Any) -> bool:
+    """Whether one of the ``values`` is subnormal in ``dtype``, that of arithmetic, wherever ``wrong`` is true."""
     tiny = float(np.finfo(dtype).tiny)
     sizes = [np.abs(np.asarray(value, np.float64)) for value in values]
     near = np.any([(size > 0) & (size < tiny) for size in sizes], axis=0)
-    return ALONE if bool(near[wrong].all()) else ""
+    return bool(near[wrong].all())
 
 
 def foremost(checks: Iterable[Callable[[], None]], kind: Any) -> None:

@@ -39,24 +39,9 @@ def at_once(work: Callable[[int], Any], count: int = 4, patience: float = PATIEN
     running = sum(thread.is_alive() for thread in crew)
     if wrong:
         error = next((error for error in wrong if not isinstance(error, threading.BrokenBarrierError)), wrong[0])
-        if type(error) is Mismatch and not running and _right_in_turn(work, count):
-            raise Mismatch(
-                f"{error}\n  hint: one after the other these calls are right: threads share what one of them writes "
-                "(scratch memory, a buffer that is kept, an attribute of the runner)"
-            ) from error
         raise error
     if running:
         raise Mismatch(
             f"{running} of {count} threads are still running after {patience:g} s\n"
             "  hint: a lock that is taken twice or in two orders, or a queue that one thread alone empties"
         )
-
-
-def _right_in_turn(work: Callable[[int], Any], count: int) -> bool:
-    """Whether the calls raise nothing in one thread."""
-    try:
-        for i in range(count):
-            work(i)
-    except Exception:  # whatever is wrong with them: it is no affair of threads
-        return False
-    return True

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -12,11 +10,9 @@ import torch
 from click.testing import CliRunner
 
 import spikecore as sc
-from spikecore._plugins.registry import default_registry
 from spikecore.backend import Capabilities
 from spikecore.cli import app
-from spikecore.testing import CASES, DEFAULT_TIERS, TIERS, BackendConformance, Report, check_backend
-from spikecore.testing import _support as support
+from spikecore.testing import CASES, DEFAULT_TIERS, TIERS, BackendConformance, check_backend
 from spikecore.testing._case import Case
 from spikecore.testing._cases.rows import configurations
 from spikecore.testing._context import Context, choose_device
@@ -25,8 +21,6 @@ from spikecore.testing._oracle import SURROGATES
 from spikecore.testing._oracle.surrogates import OTHER_ARGUMENTS
 from spikecore.testing._runner import prepare, run_case, stale_ids
 from spikecore.testing._subject import Subject
-from spikecore.testing._support import Column, render
-from spikecore.testing._verdict import Result
 
 
 def outcomes(results):
@@ -73,7 +67,7 @@ class TestExpectedFailures:
         """The message has the id that was meant."""
         results = check_backend("torch", cases=["forward/lif-hard"], expected_failures={"forward/lif-herd": "a reason"})
         assert outcomes(results) == {"forward/lif-herd": "stale", "forward/lif-hard": "passed"}
-        assert "did you mean 'forward/lif-hard'?" in results[0].message
+        assert "did you mean 'forward/lif-hard'" in results[0].message
 
     def test_one_without_a_reason_is_refused(self):
         """Empty words are none."""
@@ -225,9 +219,10 @@ class TestCases:
         assert [case.id for case in CASES.select(ids=["forward/lif-hard"])] == ["forward/lif-hard"]
         assert len(CASES.select(ids=["surrogate/*"])) == 2 * 19
         assert CASES.select(ids=["FORWARD/lif-*"]) == CASES.select(ids=["forward/LIF-*"]) != []
-        for wrong, meant in (("forward/lif-har", "forward/lif-hard"), ("gradinet/*", "gradient/*")):
-            with pytest.raises(ValueError, match=re.escape(f"no case is called {wrong!r}; did you mean {meant!r}?")):
-                CASES.select(ids=["bits/*", wrong])
+        with pytest.raises(ValueError, match="no case is called 'forward/lif-har'; did you mean 'forward/lif-hard'"):
+            CASES.select(ids=["bits/*", "forward/lif-har"])
+        with pytest.raises(ValueError, match="no case is called 'none/\\*'; spikecore conformance --list prints all"):
+            CASES.select(ids=["none/*"])
         with pytest.raises(ValueError, match="tier 'cor' must be one of core,"):
             CASES.select(["cor"])
 
@@ -319,42 +314,6 @@ class TestShell:
         assert len(result.output.splitlines()) == len(CASES.select(tiers=["core"]))
         assert "the oracle's" in result.output
 
-    def test_support_table(self, tmp_path):
-        """A run remakes the backend's column; one with a wrong case leaves the page as it is."""
-        page, results, run = tmp_path / "support.md", tmp_path / "results", tmp_path / "run.json"
-        results.mkdir()
-        cells = {"`LIF`": "partly", "`float32`": "yes", "device types": "any"}
-        page.write_text(render({"elsewhere": Column(cells, ["it has no clock (`forward/lif-hard`)"])}))
-        before = page.read_text()
-        every = tuple(Result(case.id, case.tier, "passed", 0.0) for case in CASES.select())
-        for outcome in ("failed", "passed"):
-            with installed(Loopback) as name:
-                given = (replace(every[0], outcome=outcome), *every[1:])
-                facts = {"spikecore": "1", "distribution": "mine 1", "torch": "2"}
-                report = Report(name, given, "cpu", "C", facts, "2026-01-02T03:04:05+00:00", 1.0)
-                run.write_text(json.dumps(report.as_dict()))
-                self.run("--merge", str(run), "--results", str(results))
-            assert (page.read_text() == before) == (outcome == "failed")
-        text = page.read_text()
-        assert f"|  | elsewhere | {name} |" in text
-        assert "| `LIF` | partly | yes |" in text
-        assert "| `torch_compile` | declared | no |" in text
-        assert "- elsewhere: it has no clock (`forward/lif-hard`)" in text
-
-    def test_support_table_is_compared(self, tmp_path):
-        """With results of every case that decides a cell; a difference is named with both words."""
-        page = tmp_path / "support.md"
-        with installed(Loopback) as name:
-            results = [Result(case.id, case.tier, "passed", 0.0) for case in CASES if case.tier in support.TIERS]
-            page.write_text(render({name: support.column(default_registry().info(name, "a test"), results)}))
-            assert support.complete(results)
-            assert support.stale(str(page), name, results, "cpu") is None
-            page.write_text(page.read_text().replace("| `LIF` | yes |", "| `LIF` | partly |"))
-            says = support.stale(str(page), name, results, "cpu")
-        assert says is not None
-        assert "out of date for loopback: `LIF` (partly, now yes); run: spikecore conformance NAME --results" in says
-        assert not support.complete(results[:-1])
-
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_results_between_each_other_in_memory_do_not_overlap(shared):
@@ -375,16 +334,3 @@ def test_results_between_each_other_in_memory_do_not_overlap(shared):
     with installed(Between) as name:
         (result,) = check_backend(name, cases=["ownership/results-usual"])
     assert result.outcome == ("failed" if shared else "passed"), result.message
-
-
-def test_cases_of_a_plugin_are_refused_where_assert_is_removed(monkeypatch):
-    """``python -O``: a case whose only check is an assert would pass."""
-    from types import SimpleNamespace
-
-    from spikecore.backend import BackendLoadError
-    from spikecore.testing import _own
-
-    monkeypatch.setattr(_own, "_points", lambda name: [SimpleNamespace(value="spikecore_mine.cases:CASES")])
-    monkeypatch.setattr(_own, "sys", SimpleNamespace(flags=SimpleNamespace(optimize=1)))
-    with pytest.raises(BackendLoadError, match="'mine' .* are not run under python -O, which removes assert"):
-        _own.cases_of("mine")

@@ -53,19 +53,3 @@ def test_a_thread_that_does_not_end_is_a_failure(error: Any, told: Any, words: s
         at_once(work, 2, patience=0.2)
     assert all(thread.daemon for thread in threads)
     never.set()
-
-
-@pytest.mark.parametrize(
-    ("always", "words"), [(False, r"(?s)differs\n  hint: one after the other"), (True, "differs$")]
-)
-def test_what_is_wrong_without_other_threads_is_no_affair_of_threads(always: bool, words: str) -> None:
-    """The hint that threads share something is for calls that are right one after the other."""
-    calls: List[int] = []
-
-    def work(i: int) -> None:
-        calls.append(i)
-        if always or len(calls) <= 2:
-            raise Mismatch("output of a thread differs")
-
-    with pytest.raises(Mismatch, match=words):
-        at_once(work, 2)

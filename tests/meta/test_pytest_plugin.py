@@ -15,11 +15,7 @@ import pytest
 import spikecore
 import spikecore_pytest
 import warm
-from spikecore.backend import BackendInfo
 from spikecore.testing import CASES
-from spikecore.testing._loopback import EVERYTHING
-from spikecore.testing._support import TIERS, column, render
-from spikecore.testing._verdict import Result
 
 ROOT = Path(spikecore_pytest.__file__).parent
 SOURCES = [str(ROOT), *{str(Path(path).parent) for path in spikecore.__path__}, str(ROOT / "backends")]
@@ -63,20 +59,6 @@ class TestBuggy(BackendConformance):
 #: What a class has that names no tiers.
 DEFAULT = "DEFAULT_TIERS"
 
-#: A suite of fewer cases, those of LIF among them: it is the comparison with the support table that is tested.
-FEWER = """
-from spikecore.testing import CASES
-
-CASES._cases = {case.id: case for number, case in enumerate(CASES) if number % 100 == 0 or "/lif-hard" in case.id}
-"""
-
-#: Results of a backend that passes what of these decides a cell of the support table.
-PASSED = [
-    Result(case.id, case.tier, "passed", 0.0)
-    for number, case in enumerate(CASES)
-    if case.tier in TIERS and (number % 100 == 0 or "/lif-hard" in case.id)
-]
-
 #: The modules of pytest plugins that are installed here.
 LOADED = """
 import importlib.metadata as m
@@ -96,7 +78,6 @@ def plugin(tmp_path: Path) -> Any:
         reason: Any = None,
         expected: Any = None,
         tiers: str = "('core',)",
-        cases: str = "",
         **env: str,
     ) -> Any:
         site = tmp_path / "site"
@@ -107,7 +88,6 @@ def plugin(tmp_path: Path) -> Any:
         (package / "backend.py").write_text(BACKEND.format(bug=bug))
         (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: spikecore-buggy\nVersion: 0.1\n")
         (metadata / "entry_points.txt").write_text("[spikecore.backends]\nbuggy = spikecore_buggy\n")
-        (tmp_path / "conftest.py").write_text(cases)
         (tmp_path / "test_buggy.py").write_text(TESTS.format(expected=expected or {}, tiers=tiers))
         return pytest_in(tmp_path, *arguments, path=[str(site)], **env)
 
@@ -211,40 +191,6 @@ def test_results_come_home_from_workers(plugin: Any) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
     passed = sum(case.id.startswith("forward/lif-") and case.tier == "core" for case in CASES)
     assert f"partial: {passed} cases passed" in result.stdout
-
-
-@pytest.fixture
-def page(tmp_path: Path) -> Path:
-    """A support table with one cell that is wrong."""
-    info = BackendInfo("buggy", "spikecore_buggy.backend:Buggy", ("*",), EVERYTHING, lambda: None)
-    text = render({"buggy": column(info, PASSED)})
-    assert "| `LIF` | yes |" in text
-    (tmp_path / "support.md").write_text(text.replace("| `LIF` | yes |", "| `LIF` | no |"))
-    return tmp_path / "support.md"
-
-
-def test_the_support_table_is_compared(plugin: Any, page: Path) -> None:
-    """After a run of every case of its cells; what differs fails the run, and is named."""
-    result = plugin("-q", "--spikecore-support", str(page), tiers=f"({', '.join(map(repr, TIERS))})", cases=FEWER)
-    assert result.returncode == pytest.ExitCode.TESTS_FAILED
-    assert f"{page} is out of date for buggy: `LIF` (no, now yes); run:" in result.stdout
-    assert " failed" not in result.stdout
-
-
-def test_the_support_table_is_not_compared_with_a_part(plugin: Any, page: Path) -> None:
-    """Of the cases: they decide no cell."""
-    result = plugin("-q", "--spikecore-support", str(page), "-k", "forward/lif-hard")
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "support.md" not in result.stdout
-
-
-def test_a_support_table_that_there_is_not(plugin: Any) -> None:
-    """Is an error of usage, which says how to make one."""
-    result = plugin("-q", "--spikecore-support", "none.md")
-    assert result.returncode == pytest.ExitCode.USAGE_ERROR
-    assert (
-        "there is no file 'none.md'; make it with `spikecore conformance NAME --results docs/results`" in result.stderr
-    )
 
 
 @pytest.mark.parametrize("required", [False, True])

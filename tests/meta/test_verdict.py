@@ -12,7 +12,6 @@ from click.testing import CliRunner
 
 import spikecore as sc
 from spikecore._plugins.registry import default_registry
-from spikecore.backend import Capabilities
 from spikecore.cli import app
 from spikecore.testing import CASES, DEFAULT_TIERS, Result, check_backend, conforms, examine, judge
 from spikecore.testing._loopback import Loop, Loopback, installed
@@ -143,28 +142,6 @@ class TestHollow:
         assert judge([Result("random/programs", "random", "passed", 0.0)]).headline() == (
             "partial: the case of the tier random holds"
         )
-
-    def test_a_backend_that_declares_one_dtype_and_nothing_else(self) -> None:
-        """Its gradients are not declared, so it is partial even where all the rest is there."""
-
-        class Small(Loopback):
-            name = "small"
-            capabilities = Capabilities(float32=True)
-
-        with installed(Small) as name:
-            report = examine(name, cases=["forward/lif-hard", "gradient/lif-hard", "record/lif-hard"])
-        assert report.verdict.word == "partial"
-        assert "gradients not declared" in str(report.verdict)
-        assert report.counts()["unsupported"] == 2
-        ran = {result.id: result.outcome for result in report.results}
-        # the same for every other case: unsupported where it needs more than it declares
-        whole = [
-            Result(
-                c.id, c.tier, ran.get(c.id, "passed" if c.needs == ("float32",) else "unsupported"), 0.0, "", c.needs
-            )
-            for c in CASES.select()
-        ]
-        assert judge(whole).word == "partial"
 
     def test_every_case_an_expected_failure(self) -> None:
         """Nothing passed: not tested, and 1 where it is required."""

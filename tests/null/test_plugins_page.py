@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from spikecore.cli import app
 from spikecore.testing import CASES, Report, Result
 from spikecore.testing._loopback import Loopback, installed
-from spikecore.testing._pages import load, pages, render, write
+from spikecore.testing._pages import load, pages, render, render_support, result_of, write
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -36,6 +36,12 @@ def report(**changes: Any) -> Dict[str, Any]:
     }
 
 
+def result(**changes: Any) -> Dict[str, Any]:
+    """The result of such a run."""
+    words = {"Neurons and surrogates": {"`LIF`": "yes"}, "Capabilities": {"`float64`": "no"}}
+    return {**result_of(report(**changes)), "support": words}
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """An empty folder of results."""
@@ -44,9 +50,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_pages_match_the_files() -> None:
-    """docs/plugins.md and docs/conformance are what the command makes of docs/results."""
+    """docs/plugins.md, docs/support.md and docs/conformance are what the command makes of docs/results."""
     results = load(DOCS / "results").values()
     assert (DOCS / "plugins.md").read_text(encoding="utf-8") == render(results)
+    assert (DOCS / "support.md").read_text(encoding="utf-8") == render_support(results)
     made = {path.stem: path.read_text(encoding="utf-8") for path in (DOCS / "conformance").glob("*.md")}
     assert made == pages(results)
 
@@ -56,10 +63,11 @@ def test_a_result_is_one_row(folder: Path) -> None:
     the same device replaces it. Each file that changed is named.
     """
     for date in ("2026-01-01", "2026-01-02"):
-        lines = write(folder, report(date=date))
-    file, page = folder / "mine-cuda-a-b-100.json", folder.parent / "plugins.md"
+        lines = write(folder, result(date=date))
+    file, page, table = folder / "mine-cuda-a-b-100.json", folder.parent / "plugins.md", folder.parent / "support.md"
     assert lines == [f"wrote {path}" for path in (file, page, folder.parent / "conformance" / "mine.md")]
-    assert write(folder, report(date=date)) == []
+    assert "| `LIF` | yes |" in table.read_text().splitlines()
+    assert write(folder, result(date=date)) == []
     assert "results" not in json.loads(file.read_text())
     assert [line for line in page.read_text().splitlines() if line.startswith("| [`mine`]")] == [
         "| [`mine`](conformance/mine.md) | spikecore-mine 1.2 | cuda: A / B 100 | 2026-01-02 | conforms: 900 cases "
@@ -77,8 +85,8 @@ def test_a_backend_has_a_page_with_its_limits(folder: Path) -> None:
     old = folder.parent / "conformance" / "gone.md"
     old.parent.mkdir()
     old.write_text("of a backend without results")
-    assert f"removed {old}" in write(folder, report(results=rows))
-    write(folder, report(device={"device": "cpu", "name": "C"}))
+    assert f"removed {old}" in write(folder, result(results=rows))
+    write(folder, result(device={"device": "cpu", "name": "C"}))
     assert [path.name for path in old.parent.iterdir()] == ["mine.md"]
     page = (old.parent / "mine.md").read_text()
     assert [line for line in page.splitlines() if line.startswith("#")] == [
@@ -96,19 +104,35 @@ def test_a_backend_has_a_page_with_its_limits(folder: Path) -> None:
         assert line in page.splitlines(), page
 
 
+def test_the_support_table_has_the_newest_result_of_each_backend(folder: Path) -> None:
+    """A row that a result does not have is declared and not run."""
+    other = {**result(backend="other", date="2026"), "support": {"Capabilities": {"`float64`": "partly"}}}
+    newer = {
+        **result(date="2027", device={"device": "cpu", "name": "C"}),
+        "support": {"Capabilities": {"`record`": "yes"}},
+    }
+    text = render_support([newer, other, result()])
+    assert [line for line in text.splitlines() if line.startswith("| ")] == [
+        "|  | mine | other |",
+        "| --- | --- | --- |",
+        "| `record` | yes | declared |",
+        "| `float64` | declared | partly |",
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("{", "x.json: is no JSON"),
         ("[]", "x.json: has no backend, verdict, counts, versions, device, date, summary, seconds, tiers, unsupported"),
-        (json.dumps({**report(), "unsupported": {}, "expected_failures": {}}), "must be called mine-cuda-a-b-100.json"),
+        (json.dumps(result()), "must be called mine-cuda-a-b-100.json"),
     ],
 )
 def test_a_file_that_is_no_result_is_named(folder: Path, text: str, words: str) -> None:
     """And what is wrong with it, before anything is run or written."""
     (folder / "x.json").write_text(text)
     with pytest.raises(ValueError, match=re.escape(words)):
-        write(folder, report())
+        write(folder, result())
     assert [path.name for path in folder.iterdir()] == ["x.json"]
 
 
@@ -144,6 +168,8 @@ def test_a_run_is_kept_by_one_command(folder: Path, tmp_path: Path) -> None:
     for name in ("results/torch-cpu-c.json", "plugins.md", "conformance/torch.md", "support.md"):
         assert f"wrote {tmp_path / name}" in done.output.splitlines()
         assert (tmp_path / name).exists()
+    assert "| `torch_compile` | yes |" in (tmp_path / "support.md").read_text().splitlines()
+    assert "| device types | any |" in (tmp_path / "support.md").read_text().splitlines()
     with installed(Loopback, reason="no such chip here") as name:
         assert "nothing is kept: --results: the verdict is 'not tested'" in run(name, "--results", folder).output
     assert [*load(folder)] == ["torch-cpu-c.json"]

@@ -8,7 +8,7 @@ are finite, ``-gradient-zero`` for the cotangent 0 there, ``-gradient-infinite``
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -16,22 +16,23 @@ import torch
 import spikecore as sc
 from spikecore.dtypes import DTYPES, NARROW
 from spikecore.testing._case import Collection
-from spikecore.testing._compare import Mismatch, as_array
+from spikecore.testing._compare import Mismatch, as_array, same
 from spikecore.testing._context import Context
 from spikecore.testing._edge_table import CONSTANTS, GROUPS, POINTS, Edge, expected, grid, made, signed, slopes
 from spikecore.testing._oracle import Array
-from spikecore.testing._subnormal import beside, foremost
+from spikecore.testing._subnormal import foremost
+from spikecore.testing._tolerances import EXACT, Tolerance
 
 #: Where functions that no library rounds correctly, and gradients, are compared: relative, and absolute.
-NEAR = {False: (2e-5, 1e-36), True: (1e-11, 1e-300)}
+NEAR = {False: Tolerance(2e-5, 1e-36), True: Tolerance(1e-11, 1e-300)}
 #: Surrogates are compared more loosely: squares of rounded numbers stand in their formulas.
-_LOOSE = {False: (2e-4, 1e-12), True: (1e-10, 1e-100)}
+_LOOSE = {False: Tolerance(2e-4, 1e-12), True: Tolerance(1e-10, 1e-100)}
 _MANY = ("several_inputs", "several_outputs")
 CASES = Collection()
 
 
 #: Kind of a gradient's case -> what holds.
-_GRADIENTS = {
+GRADIENTS = {
     "gradient": "this operation has its derivative at zeros, subnormals, ties and large numbers",
     "gradient-zero": "a cotangent of 0 is multiplied like any other: times an infinite derivative it is NaN",
     "gradient-infinite": "this operation has its derivative where an argument or the value is NaN or infinite",
@@ -46,7 +47,8 @@ def value(context: Context, group: str, name: str, wide: bool = False) -> None:
     _subnormals_are_kept(context)
     points, correct = grid(edge.arity, wide), expected(edge, wide)
     correct = np.where(edge.open(*points), got, correct) if edge.open else correct
-    _same(edge, "the value", points, correct, got, edge.exact, signed(edge), NEAR[wide])
+    near = EXACT if edge.exact else NEAR[wide]
+    foremost(_comparisons(edge.name, "the value", points, correct, got, near, signed(edge)), Mismatch)
 
 
 def gradient(context: Context, group: str, name: str, kind: str, wide: bool = False) -> None:
@@ -69,10 +71,10 @@ def gradient(context: Context, group: str, name: str, kind: str, wide: bool = Fa
         for k, correct in enumerate(slopes(edge, cotangent, wide)):
             grad = ours[first + k]
             got = np.zeros_like(correct) if grad is None else grad.cpu().numpy()[0]
-            what = f"the gradient of {_place(edge, k)} for a cotangent of {cotangent}"
+            what = f"the gradient of argument {k} for a cotangent of {cotangent}"
             left_out = ~tested | (~finite & ((got == 0) | (got == cotangent))) if edge.lenient else ~tested
             correct = np.where(left_out, got, correct)
-            checks.append(partial(_same, edge, what, points, correct, got, False, False, near))
+            checks += _comparisons(edge.name, what, points, correct, got, near, False)
     foremost(checks, Mismatch)
 
 
@@ -80,7 +82,7 @@ def double(context: Context, group: str, name: str) -> None:
     """Value and gradients."""
     value(context, group, name, wide=True)
     if context.declares("gradients"):
-        for kind in _GRADIENTS:
+        for kind in GRADIENTS:
             gradient(context, group, name, kind, wide=True)
 
 
@@ -99,10 +101,6 @@ def _call(context: Context, group: str, name: str, wide: bool, grad: bool = Fals
     return edges[at], neuron, inputs, at
 
 
-def _place(edge: Edge, k: int) -> str:
-    return "its argument" if edge.arity == 1 else f"its argument {k}"
-
-
 def _subnormals_are_kept(context: Context) -> None:
     """Checked first: with flush-to-zero set, NumPy would flush the expected values, too."""
     if np.array([1], np.uint32).view(np.float32).astype(np.float64)[0] == 0:
@@ -112,48 +110,23 @@ def _subnormals_are_kept(context: Context) -> None:
         )
 
 
-def _same(
-    edge: Edge,
-    what: str,
-    points: Sequence[Array],
-    correct: Array,
-    got: Array,
-    exact: bool,
-    zeros: bool,
-    near: Tuple[float, float],
-) -> None:
-    with np.errstate(all="ignore"):
-        same = (correct == got) | (np.isnan(correct) & np.isnan(got))
-        if not exact:
-            close = np.abs(correct - got) <= near[1] + near[0] * np.abs(correct)
-            same |= np.isfinite(correct) & close  # beside an infinity every number is close
+def _comparisons(
+    name: str, what: str, points: Sequence[Array], correct: Array, got: Array, near: Tolerance, zeros: bool
+) -> List[Callable[[], None]]:
+    """That values are right, and, where the contract fixes them, the signs of those that are 0."""
+    tell: Any = partial(
+        same,
+        of=name,
+        axes="point",
+        there={f"argument {k}": point for k, point in enumerate(points)},
+        arithmetic=got.dtype,
+    )
+    # the sum with 0.0 has no -0.0
+    checks: List[Callable[[], None]] = [partial(tell, what, actual=got + 0.0, expected=correct + 0.0, tolerance=near)]
     if zeros:
-        same &= (np.signbit(correct) == np.signbit(got)) | np.isnan(correct)
-    if same.all():
-        return
-    k = int(np.flatnonzero(~same)[0])
-    at = ", ".join(str(one[k]) for one in points)
-    lines = [
-        f"edges: {what} of {edge.name} at ({at}) is {got[k]}, should be {correct[k]}",
-        f"  {int((~same).sum())} of {same.size} points differ",
-    ]
-    alone, hint = beside(~same, [*points, correct], got.dtype), _hint(correct[k], got[k])
-    told = (edge.rule, hint and f"hint: {hint}", alone)
-    raise Mismatch("\n".join([*lines, *[f"  {line}" for line in told if line]]))
-
-
-def _hint(correct: Any, got: Any) -> Optional[str]:
-    if correct == got:
-        return "only the sign of zero differs"
-    if np.isnan(got):
-        return "a NaN was made: 0 * inf, or inf - inf, in an arithmetic form of a choice?"
-    if np.isnan(correct):
-        return "a NaN was swallowed on the way"
-    if got == 0 and abs(correct) < np.finfo(np.float32).tiny:
-        return "a subnormal number was flushed to zero"
-    if np.isinf(got):
-        return "an intermediate result overflowed"
-    return None
+        ours, right = (np.where(correct == 0, np.signbit(value), False).astype(float) for value in (got, correct))
+        checks.append(partial(tell, f"the sign of {what}, which is 0,", actual=ours, expected=right))
+    return checks
 
 
 # -- constants
@@ -191,9 +164,8 @@ def constant(context: Context, numbers: Sequence[float], wide: bool = False) -> 
                 f"minimum(x, {number})": np.where((x < n) | (x != x), x, n),
             }
         for i, (written, correct) in enumerate(right.items()):
-            edge = Edge(written, 1, abs, abs, list, True, f"{number!r} is {n!s} in {kind.__name__}")
             got, numbers_there = outs[at + i].cpu().numpy()[0], [x, np.full_like(x, n)]
-            checks.append(partial(_same, edge, "the value", numbers_there, correct, got, True, True, (0.0, 0.0)))
+            checks += _comparisons(written, "the value", numbers_there, correct, got, EXACT, True)
     foremost(checks, Mismatch)
 
 
@@ -241,7 +213,7 @@ def narrow(context: Context, kind: str) -> None:
     single = np.asarray(x, np.float32)
     with np.errstate(all="ignore"):
         expected = _narrowed(single * single - np.float32(16.0), kind)
-    _same_narrow(f"the output in {kind}", {"x": x}, expected, neuron(context.tensor(x[None], DTYPES[kind])))
+    _same_narrow("the output", {"x": x}, expected, neuron(context.tensor(x[None], DTYPES[kind])), kind)
 
 
 def narrow_gradient(context: Context, kind: str) -> None:
@@ -253,24 +225,14 @@ def narrow_gradient(context: Context, kind: str) -> None:
     with np.errstate(all="ignore"):
         product = np.asarray(g, np.float32) * np.asarray(x, np.float32)
         expected = _narrowed(product + product, kind)
-    _same_narrow(f"the gradient of a {kind} input", {"x": x, "cotangent": g}, expected, came)
+    _same_narrow("the gradient", {"x": x, "cotangent": g}, expected, came, kind)
 
 
-def _same_narrow(what: str, at: Any, correct: Array, tensor: Any) -> None:
-    dtype = DTYPES["float16" if "float16" in what.split() else "bfloat16"]
-    if tensor.dtype != dtype:
-        raise Mismatch(f"edges: {what} has dtype {tensor.dtype}")
-    came = as_array(tensor)[0]
-    same = (correct == came) | (np.isnan(correct) & np.isnan(came))
-    if same.all():
-        return
-    k, alone = int(np.flatnonzero(~same)[0]), beside(~same, [*at.values(), correct])
-    where = ", ".join(f"{name} = {values[k]}" for name, values in at.items())
-    raise Mismatch(
-        f"edges: {what} at {where} is {came[k]}, should be {correct[k]}\n  {int((~same).sum())} of {same.size} differ\n"
-        "  arithmetic is float32; what comes out is rounded to 16 bits once, and is infinite beyond their range"
-        + (f"\n  {alone}" if alone else "")
-    )
+def _same_narrow(what: str, at: Mapping[str, Array], correct: Array, tensor: Any, kind: str) -> None:
+    """Arithmetic is float32; what comes out is rounded to 16 bits once, and is infinite beyond their range."""
+    if tensor.dtype != DTYPES[kind]:
+        raise Mismatch(f"{what} of {kind} numbers has dtype {tensor.dtype}")
+    same(what, f"{kind} numbers", as_array(tensor)[0] + 0.0, correct + 0.0, axes="point", there=at)
 
 
 # -- the cases
@@ -290,7 +252,7 @@ def _add_operations() -> None:
                 _case(edge.name, holds, partial(value, **which), needs)
                 holds = "and so it has in float64, gradients included where they are declared"
                 _case(f"{edge.name}-float64", holds, partial(double, **which), needs, dtype="float64")
-            for kind, holds in _GRADIENTS.items():
+            for kind, holds in GRADIENTS.items():
                 run = partial(gradient, kind=kind, **which)
                 _case(f"{edge.name}-{kind}", holds, run, (*needs, "gradients"))
 

@@ -13,7 +13,8 @@ from spikecore.layers import NormNeuron
 from spikecore.testing._case import Collection
 from spikecore.testing._cases.rows import ALL, BACK
 from spikecore.testing._compare import Mismatch, as_array, same
-from spikecore.testing._config import Config, add_row
+from spikecore.testing._config import Config
+from spikecore.testing._config_check import add_row
 from spikecore.testing._context import Context
 from spikecore.testing._models import BY_NAME
 from spikecore.testing._subject import SHAPE

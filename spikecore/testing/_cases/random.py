@@ -20,7 +20,8 @@ import torch
 from spikecore.backend import Unsupported
 from spikecore.dtypes import DTYPES
 from spikecore.testing._case import Case, Collection
-from spikecore.testing._config import NEURONS, Config, check, simplest
+from spikecore.testing._config import NEURONS, Config, simplest
+from spikecore.testing._config_check import check
 from spikecore.testing._context import Context
 from spikecore.testing.random_programs._check import VARIABLE, check_programs, first_seed, kind_of
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import warnings
 from functools import partial
-from typing import Any, Callable, Dict, List, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -14,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import spikecore as sc
-from spikecore.testing._calls import Call
+from spikecore.testing._calls import Call, check_parameters, learnable
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch, as_array, same
 from spikecore.testing._context import Context
@@ -35,31 +33,6 @@ def _case(name: str, holds: str, *needs: str, **more: Any) -> Callable[[Any], An
 # -- modules and machinery
 
 
-@_case("deepcopy", "a deep copy computes the same and shares nothing", how="copied")
-@_case("pickle", "a neuron survives pickling, the state it carries included", how="pickled")
-def _copied(context: Context, how: str) -> None:
-    """Of a neuron that has been used and carries state."""
-    s = Subject(context, "alif", "soft", step="single", values={"tau": np.asarray(2.7)})
-    half = len(s.inputs[0]) // 2
-    outputs = [s.neuron(x) for x in s.x()[:half]]
-    twin = copy.deepcopy(s.neuron) if how == "copied" else pickle.loads(pickle.dumps(s.neuron))
-    for x in s.x()[:half]:
-        s.neuron(x)  # the original goes on; its copy must not notice
-    outputs += [twin(x) for x in s.x()[half:]]
-    s.check_outputs(torch.stack(outputs), f" of a {how} neuron")
-
-
-@_case("state-dict", "parameters are saved and loaded, state is not")
-def _state_dict(context: Context) -> None:
-    s = Subject(context, "lif", "hard", values={"tau": np.asarray(2.75), "threshold": np.asarray(0.875)})
-    other = Subject(context, "lif", "hard", values={"tau": np.asarray(9.0), "threshold": np.asarray(3.0)})
-    s.neuron(s.x())
-    other.neuron.load_state_dict(s.neuron.state_dict())
-    if set(s.neuron.state_dict()) != {"tau", "threshold"}:
-        raise Mismatch(f"state_dict of {s.of} has {sorted(s.neuron.state_dict())}, expected tau and threshold")
-    s.check_outputs(other.neuron(s.x()), " after load_state_dict")
-
-
 @_case("checkpoint", "torch.utils.checkpoint gives the same gradients", *_LEARN)
 def _checkpoint(context: Context) -> None:
     for reentrant in (False, True):
@@ -67,25 +40,20 @@ def _checkpoint(context: Context) -> None:
         call.check(checkpoint(call.s.neuron, call.x, use_reentrant=reentrant))
 
 
-@_case("eval", "eval() changes nothing about outputs and gradients", *_BACK)
-def _eval(context: Context) -> None:
-    s = Subject(context, "lif", "hard")
-    s.neuron.eval()
-    Call(s, "a call in eval mode").check()
-
-
 @_case("autocast", "under autocast state and arithmetic stay float32, the output in the input's dtype", *_BACK)
 def _autocast(context: Context) -> None:
-    """Final states to the bit, where the neuron is of + - * /."""
+    """Final states to the bit, where the neuron is of + - * /; forward and backward."""
     for model in ("lif", "plif", "eif"):
-        s = Subject(context, model, "hard")
+        s = Subject(context, model, "hard", learn=learnable(context, "threshold"))
         call = Call(s, "a call under autocast")
         with torch.autocast(context.device.type, dtype=torch.bfloat16):
             call.forward()
             _, final = s.neuron.run(call.x.detach())
+            call.backward()
         exact = s.model.arithmetic
         s.check_states(final, (s.bits() if exact else s.seen).final, "final state, under autocast,", exact)
-        call.check(call.output)
+        call.check_outputs().check_inputs()
+        check_parameters(s, [call], call.which)
 
 
 @_case("autocast-16-bit", "16-bit activations of an autocast layer go in and come out", dtype="bfloat16")
@@ -122,29 +90,6 @@ def _training_step(context: Context) -> None:
 
 def _weighted_sum(output: Tensor, weights: Tensor) -> Tensor:
     return (output * weights).sum()
-
-
-@_case("errors", "a wrong call raises, names what is wrong, and leaves the neuron in order")
-def _errors(context: Context) -> None:
-    s = Subject(context, "lif", "hard")
-    x = s.x()
-    wrong: List[Tuple[str, Type[BaseException], Any]] = [
-        ("whole numbers as input", TypeError, lambda: s.neuron(x.long())),
-        ("no tensor as input", TypeError, lambda: s.neuron([1.0])),
-        ("two inputs for one", TypeError, lambda: s.neuron(x, x)),
-        ("a state of another shape", ValueError, lambda: s.neuron.run(x, state={"v": x[0, :1]})),
-        ("a state of another name", ValueError, lambda: s.neuron.run(x, state={"u": x[0]})),
-        ("an unknown state to record", ValueError, lambda: s.neuron.run(x, record=("w",))),
-    ]
-    for what, kind, call in wrong:
-        try:
-            call()
-        except kind as error:
-            if s.model.neuron.__name__ not in str(error):
-                raise Mismatch(f"{what}: the error does not say of which neuron: {error}") from error
-        else:
-            raise Mismatch(f"{what} raised nothing; {kind.__name__} was expected")
-    s.check_outputs(s.neuron(x), " after wrong calls")
 
 
 # -- numbers

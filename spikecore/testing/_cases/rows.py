@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any, Callable, Dict, Iterator, Tuple
 
 from spikecore.testing._case import Collection
-from spikecore.testing._config import Config, Names, add_row
+from spikecore.testing._config import Config, Names
+from spikecore.testing._config_check import add_row
 from spikecore.testing._custom import CUSTOM
 from spikecore.testing._models import MODELS, Model
 from spikecore.testing._oracle import OTHER_ARGUMENTS, SURROGATES

@@ -12,7 +12,7 @@ from spikecore._plugins.registry import default_registry
 from spikecore.dtypes import DTYPES
 from spikecore.testing._compare import Mismatch
 from spikecore.testing._config import Config
-from spikecore.testing._config import check as check_config
+from spikecore.testing._config_check import check as check_config
 from spikecore.testing._context import Context
 from spikecore.testing._inputs import NoInputsError
 

@@ -1,4 +1,4 @@
-"""What holds at NaN, infinities, ties and zeros: on the reference, and on the ipu backend's operations."""
+"""What holds at NaN, infinities, ties and zeros, beside the suite: paths, roots, autocast and torch.func."""
 
 from __future__ import annotations
 
@@ -10,31 +10,26 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import spikecore as sc
+from spikecore._plugins.registry import default_registry
 from spikecore.lang import _functions as lang_root
-from spikecore.testing.edges import TABLE, check_edges, check_paths
+from spikecore.lang import eager
+from spikecore.testing.edges import check_edges, check_paths
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
-BACKENDS = ("torch", "ipu")
+
+def test_an_operation_at_the_edges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A right one passes in both dtypes, and a wrong one does not."""
+    for dtype in (torch.float32, torch.float64):
+        check_edges("torch", "sign", dtype=dtype)
+    monkeypatch.setitem(eager.TORCH, "sign", lambda x: torch.where(x < 0, -1.0, 1.0))  # a mapping to its readers
+    with default_registry().fresh("torch", "a test"), pytest.raises(AssertionError, match="the value of sign"):
+        check_edges("torch", "sign")
 
 
-@pytest.mark.parametrize("operation", TABLE)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_every_operation_at_the_edges(backend: str, operation: str) -> None:
-    """Values, signs of zero and gradients at NaN, infinities, ties, zeros and subnormals are those of the table."""
-    # a derivative that the ipu backend writes into the forward pass is 0 where a value is infinite
-    check_edges(backend, operation, infinite=backend != "ipu")
-
-
-@pytest.mark.parametrize("operation", TABLE)
-def test_every_operation_at_the_edges_in_float64(operation: str) -> None:
-    """The same in float64."""
-    check_edges("torch", operation, dtype=torch.float64)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_where_a_path_is_a_zero_cotangent_counts(backend: str) -> None:
-    """Zero times infinity is NaN along a path, and what no path leads to is 0."""
+@pytest.mark.parametrize("backend", ["torch", "ipu"])
+def test_what_no_path_leads_to_is_zero(backend: str) -> None:
+    """Where zero times an infinite derivative would be NaN; and the sign of a zero changes with a minus."""
     check_paths(backend)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -13,19 +12,10 @@ from spikecore.backend import Capabilities
 from spikecore.cli import app
 from spikecore.testing import CASES, check_backend
 from spikecore.testing._config import Config, simplest
-from spikecore.testing._context import Context
 from spikecore.testing._loopback import Loopback, installed
 from spikecore.testing._models import _at_defaults
-from spikecore.testing._runner import prepare
 
 GENERATED = [case.id for case in CASES.select(ids=["generated/*=*"])]
-
-
-@pytest.fixture
-def context():
-    """Of the reference."""
-    bench = prepare("torch")
-    return Context(bench.backend, "cpu")
 
 
 class TestText:
@@ -88,32 +78,6 @@ class TestSeeds:
         """On the reference, eight of them."""
         some = [case.id for case in CASES.select(["generated"], seed=3)][:8]
         assert {result.outcome for result in check_backend("torch", cases=some)} == {"passed"}
-
-
-class TestValues:
-    """What a configuration's numbers are."""
-
-    def test_the_same_each_time(self, context):
-        """Another draw has others."""
-        config = Config("turn", "none", shape=(2, 5))
-        one, again, other = (c.subject(context).inputs for c in (config, config, replace(config, draw=4)))
-        assert all(np.array_equal(a, b) for a, b in zip(one, again))
-        assert not np.array_equal(one[0], other[0])
-
-    def test_a_double_parameter_is_none_of_float32(self, context):
-        """And a float16 one is one of float16."""
-        double, half = (
-            Config(params="scalar", param_dtype=dtype).subject(context).params["tau"]
-            for dtype in ("float64", "float16")
-        )
-        assert double != np.float32(double)
-        assert half == np.float16(half)
-
-    def test_inputs_that_share_memory_are_drawn_alike(self, context):
-        """One step for all, one tensor for two inputs."""
-        s = Config("turn", "none", shape=(4, 5), x="expanded-steps", x2="same").subject(context)
-        assert (s.inputs[0] == s.inputs[0][:1]).all()
-        assert np.array_equal(*s.inputs)
 
 
 @pytest.mark.parametrize(
