@@ -33,7 +33,7 @@ import torch
 from spikecore._shell.checks import shown
 from spikecore.functional import reset
 from spikecore.lang import Expr, Node, Program, ops, topological
-from spikecore.lang.eager import evaluate
+from spikecore.lang.eager import evaluate, operands
 from spikecore.lang.node import const
 from spikecore.lang.operations import OPERATION
 from spikecore.neuron import Neuron
@@ -321,7 +321,9 @@ def _function(op: str, at: Sequence[float]) -> List[float]:
 
 def _sizes(how: FixedPoint, nodes: Sequence[Node]) -> Dict[Node, float]:
     """How large each coefficient was when its neuron became fixed, and twice that if it may be learnt."""
-    values = {Node("param", (), name): ends for name, ends in how.values}
+    # a spike of parameters alone: its value needs none of the numbers of its surrogate
+    numbers = [number for node in topological(nodes) if node.op == "spike" for number in operands(node)[1:]]
+    values = {**dict.fromkeys(numbers, (1.0, 1.0)), **{Node("param", (), name): ends for name, ends in how.values}}
     like = torch.zeros((), dtype=torch.float64, device="cpu")
     most = dict.fromkeys(nodes, 0.0)
     for end in (0, 1):

@@ -146,7 +146,7 @@ def _run(s: Subject, **changed: Any) -> Trajectory:
     inputs = changed.pop("inputs", s.inputs)
     params, state = changed.pop("params", s.spread), changed.pop("state", s.state)
     given = {"reset": s.reset, "surrogate": s.surrogate, "detach": s.detach, **changed}
-    return run(s.model.twin(**given), inputs, params, state, layer=None if s.layer is None else s.layer.oracle)
+    return run(s.oracle(**given), inputs, params, state, layer=None if s.layer is None else s.layer.oracle)
 
 
 def _parameters(s: Subject) -> Iterator[Tuple[str, Mapping[str, Any]]]:
