@@ -32,6 +32,7 @@ TIERS = (
     "state",
     "language",
     "edges",
+    "fixed",
     "layouts",
     "sequences",
     "ownership",
