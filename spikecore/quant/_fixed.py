@@ -433,8 +433,8 @@ def fixed(
     new.arithmetic = None
     reset(new)
     program = new.program
-    factors = min(15, SIGNIFICAND[dtype] - word) if factors is None else factors
-    how = FixedPoint(word, 0, max(1, factors), rounding, dtype, _checked_tables(tables), *_values(new, program))
+    factors = max(1, min(15, SIGNIFICAND[dtype] - word)) if factors is None else factors
+    how = FixedPoint(word, 0, factors, rounding, dtype, _checked_tables(tables), *_values(new, program))
     frac = _default_frac(how, program) if frac is None else frac
     how = replace(how, frac=frac)
     how.rewrite(program)
@@ -495,5 +495,10 @@ def _check(neuron: Any, word: Any, frac: Any, rounding: Any, factors: Any, dtype
     for name, value in (("frac", frac), ("factors", factors)):
         if value is not None and not isinstance(value, int):
             raise TypeError(f"sc.quant.fixed: {name}={shown(value)} must be a whole number of bits, or None")
+    if factors is not None and factors < 1:
+        raise ValueError(
+            f"sc.quant.fixed: factors={factors} must be a number of significant bits, 1 or more, or None for what "
+            "dtype has beside a word"
+        )
     if rounding not in ROUNDINGS:
         raise ValueError(f"sc.quant.fixed: rounding={rounding!r} must be one of {', '.join(map(repr, ROUNDINGS))}")
