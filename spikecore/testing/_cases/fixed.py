@@ -29,7 +29,9 @@ def _add_models() -> None:
         if model.neuron not in classes:
             classes.append(model.neuron)
             which = {"model": model.name, "reset": model.resets[0]}
-            _add(model.name, "outputs and final state of words have the bits of integers", **which)
+            # parameters that are powers of two, where there are such: a product with one is often half a unit
+            halves = {"exact": bool(model.exact_params)}
+            _add(model.name, "outputs and final state of words have the bits of integers", **which, **halves)
             holds = "gradients pass a rounding, and stop at a saturation; parameters learn"
             _add(f"gradient-{model.name}", holds, **which, **BACK, learn=("*",))
 
@@ -37,13 +39,16 @@ def _add_models() -> None:
 def _add_kinds() -> None:
     """Other words, dtypes and calls."""
     for model in ("lif", "izhikevich", "brf"):
-        which = {"model": model, "reset": "none" if model == "brf" else "hard"}
-        _add(f"{model}-float64", "words that float32 would not hold are integers in float64", **which, dtype="float64")
+        wide: Dict[str, Any] = {"reset": "none" if model == "brf" else "hard", "dtype": "float64", "word": 24}
+        _add(f"{model}-float64", "words that float32 would not hold are integers in float64", model=model, **wide)
     for dtype in ("float16", "bfloat16"):
         _add(dtype, "inputs of 16 bits are rounded to words, outputs to 16 bits", model="li", reset="none", dtype=dtype)
     _add("floor", "values are rounded down", model="alif", rounding="floor")
-    _add("word-8", "words of 8 bits saturate, and do not wrap around", model="lif-nodecay", reset="soft", word=8)
+    grows: Dict[str, Any] = {"model": "if", "reset": "none", "word": 8, "shape": (40, 2, 5)}
+    _add("saturation", "a sum saturates, and does not wrap around", **grows)
+    _add("gradient-saturation", "where a sum saturates its gradient is 0", **grows, **BACK)
     _add("full", "a parameter of every neuron is rounded by itself", params="full", **BACK, learn=("*",))
+    _add("full-forward", "a state may start at a rounded parameter of every neuron", params="full")
     _add("state", "a run goes on from words", model="synaptic", **BOTH)
     _add("record", "a recorded state has the bits of integers, and its gradient", model="alif", record=("*",),
          wanted=("inputs",), given=("trace",))  # fmt: skip
