@@ -340,8 +340,8 @@ class Analysis:
                 grown = {name: _widened(states[name], value, saturated[name], far) for name, value in grown.items()}
             states = grown
         raise Inexact(
-            f"{program.name}: state {moving[0]!r} has no format: each step adds to its range or to its fractional bits; "
-            "clamp its next value, and round it to a multiple of a power of two"
+            f"{program.name}: state {moving[0]!r} has no format: each step adds to its range or to its fractional "
+            "bits; clamp its next value, and round it to a multiple of a power of two"
         )
 
     def _next(self, states: Mapping[str, Format]) -> Dict[str, Format]:

@@ -14,6 +14,7 @@ import torch
 
 import spikecore as sc
 from spikecore.lang import Node, Program, topological
+from spikecore.lang.node import SpikeRule
 from spikecore.neuron import Neuron
 from spikecore.testing._oracle import Array, Derivative, Next, Oracle, Value
 from spikecore.testing._oracle.values import apply
@@ -27,12 +28,13 @@ def fixed(neuron: Neuron, word: int, rounding: str, dtype: torch.dtype) -> Neuro
 
     Raises ``ValueError`` for a neuron that has no fixed point.
     """
-    for bits in (word, 12, 10, 8):
+    how: Dict[str, Any] = {"rounding": rounding, "tables": TABLES, "dtype": dtype}
+    for bits in (word, 12, 10):
         try:
-            return sc.quant.fixed(neuron, min(word, bits), rounding=rounding, tables=TABLES, dtype=dtype)
-        except sc.quant.Inexact as error:
-            inexact = error
-    raise inexact
+            return sc.quant.fixed(neuron, min(word, bits), **how)
+        except sc.quant.Inexact:
+            continue
+    return sc.quant.fixed(neuron, 8, **how)
 
 
 class Rewritten(Oracle):
@@ -65,19 +67,19 @@ class Rewritten(Oracle):
         for node in order:
             if node.op == "const":
                 values[node] = Value(np.asarray(node.attr, dtype))
-            elif node.op == "spike":
+            elif isinstance(node.attr, SpikeRule):
                 values[node] = self.fire(values[node.args[0]], node.attr.strict)
             elif node not in values:
                 values[node] = apply(node.op, *[values[arg] for arg in node.args])
         return [values[root] for root in roots]
 
 
-def on_grids(neuron: Neuron, states: Mapping[str, Array]) -> Dict[str, Array]:
-    """The nearest values of states that the neuron may have."""
-    formats = sc.quant.analyse(neuron.program, dtype=neuron.arithmetic.dtype)
+def on_grids(program: Program, states: Mapping[str, Array], dtype: torch.dtype) -> Dict[str, Array]:
+    """The nearest values of states that the program may have."""
+    formats = sc.quant.analyse(program, dtype=dtype)
     nearest = {}
     for name, value in states.items():
         known = formats[Node("state", (), name)]
-        n = np.clip(np.rint(np.ldexp(value, known.frac)), float(known.low), float(known.high))
-        nearest[name] = np.ldexp(n, -known.frac)
+        unit = 2.0 ** -int(known.frac or 0)
+        nearest[name] = np.clip(np.rint(value / unit), float(known.low), float(known.high)) * unit
     return nearest

@@ -85,7 +85,7 @@ class Subject:
         self.state: Optional[Dict[str, Array]] = None
         if state:
             numbers = {s: rng.uniform(-0.5, 0.8, self.shape[1:]) for s in self.twin.rest}
-            numbers = on_grids(self.neuron, numbers) if word else numbers
+            numbers = on_grids(self.neuron.program, numbers, self.held) if word else numbers
             self.state = {s: repeated(s, rounded(value, self.held)) for s, value in numbers.items()}
         #: Parameters as they broadcast over one time step.
         self.broadcast = broadcast
@@ -209,7 +209,7 @@ class Subject:
     # -- what is right
 
     def oracle(self, reset: str, surrogate: Derivative, detach: bool) -> Oracle:
-        """The oracle of this neuron, or of one with another reset or surrogate; in fixed point of its program as it is."""
+        """The oracle of this neuron, or of one with other arguments; in fixed point of its program."""
         if self.word:
             return Rewritten(self.neuron.program, surrogate)
         return self.model.twin(reset, surrogate, detach)

@@ -118,7 +118,9 @@ def _programs(prefix: str, seed: Optional[int]) -> List[Case]:
 
 
 def _of_programs(prefix: str, seed: Optional[int], fixed: bool) -> Case:
-    sentence = f"{PROGRAMS} programs{' in fixed point' if fixed else ''}: outputs, states and gradients are the oracle's"
+    sentence = (
+        f"{PROGRAMS} programs{' in fixed point' if fixed else ''}: outputs, states and gradients are the oracle's"
+    )
     run = partial(_program, prefix=prefix, seed=seed, fixed=fixed)
     return Case(_id(prefix, seed, fixed), prefix[:-1], sentence, run, ("float32",))
 

@@ -214,9 +214,7 @@ class _Drawing:
         )
 
 
-def programs(
-    can: Callable[..., bool], inexact: Sequence[str] = (), hostile: bool = True, fixed: bool = False
-) -> Any:
+def programs(can: Callable[..., bool], inexact: Sequence[str] = (), hostile: bool = True, fixed: bool = False) -> Any:
     """Drawn neurons of what is declared. inexact: operations that a backend need not round in one way. fixed: they have
     the operations of fixed point alone.
     """

@@ -238,7 +238,7 @@ class Ratio(sc.Neuron):
             lambda: sc.quant.fixed(sc.LIF(threshold=20.0), frac=12),
             "threshold is 20, beyond the range .* fewer fractional",
         ),
-        (lambda: sc.quant.fixed(sc.LIF(), factors=0), "factors=0 must be a number of significant bits, 1 or more, or None"),
+        (lambda: sc.quant.fixed(sc.LIF(), factors=0), "factors=0 must be a number of significant bits, 1 or more"),
         (lambda: sc.quant.fixed(sc.LIF(), word=25), "word=25 must be a whole number of bits from 2 to 24"),
         (lambda: sc.quant.fixed(sc.LIF(), rounding="up"), "rounding='up' must be one of 'nearest', 'floor'"),
         (lambda: sc.quant.fixed(sc.EIF(), tables={"exp": (0.0, 1.0, 3)}), "0.333333 wide, and must be a power of two"),
