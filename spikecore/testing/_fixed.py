@@ -81,5 +81,6 @@ def on_grids(program: Program, states: Mapping[str, Array], dtype: torch.dtype) 
     for name, value in states.items():
         known = formats[Node("state", (), name)]
         unit = 2.0 ** -int(known.frac or 0)
-        nearest[name] = np.clip(np.rint(value / unit), float(known.low), float(known.high)) * unit
+        # an integer has no -0
+        nearest[name] = np.clip(np.rint(value / unit), float(known.low), float(known.high)) * unit + 0.0
     return nearest
