@@ -79,6 +79,8 @@ class Launcher:
         summed = [index for index, kind in zip(self._learnt_at, learnt) if kind == "channel"]
         self._per_channel = sorted({*summed, *(index for index, _ in self._channels)})
         self._grouped = any(argument.kind == "span" for argument in source.arguments)
+        #: Whether the text reads a tensor whose steps lie in rows: those that do may be ones that it does not read.
+        self._in_rows = any(argument.kind == "columns" for argument in source.arguments)
         self._sums, self._numbers = ([index for _, index in places.of(kind)] for kind in ("sum", "number"))
         #: For steps that begin beside a sector of memory; None where there is no other form for them, or this is it.
         self._beside = None if beside or rows or learnt or self._grouped else beside_of(plan)
@@ -147,7 +149,7 @@ class Launcher:
             strides += [channels[index][which] for index, which in self._channels]
         if self._grouped:
             strides.append(span)
-        if columns:
+        if self._in_rows:
             strides.append(columns)
         if arranged is not None:
             strides += [arranged.lanes, arranged.period]

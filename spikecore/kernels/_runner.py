@@ -44,6 +44,10 @@ WORTHWHILE = 1 << 20
 _PLAIN = frozenset((*PLAIN, FakeTensor))
 
 
+#: For each parameter the shape that it has over the neurons of one time step; None for a number.
+Views = Sequence[Optional[Tuple[int, ...]]]
+
+
 class KernelRunner:
     """Runs one program under one spec, for any sizes and layouts."""
 
@@ -84,19 +88,19 @@ class KernelRunner:
         inputs: Tensors,
         state: Optional[Tensors],
         params: Sequence[ParamValue],
-        views: Sequence[Optional[Tuple[int, ...]]],
+        views: Views,
         single: bool,
     ) -> Optional[BoundCall]:
         """See :func:`spikecore._base.running.bound`."""
         if not inputs[0].numel() or world() is not EAGER:
             return None
-        call, tensors, _ = self._arranged(inputs, state, params, Call(single=single))
+        call, tensors, _ = self._arranged(inputs, state, params, Call(single=single), views)
         if not (all(type(value) in PLAIN for value in tensors) and has_memory(tensors)):
             return None
         shapes, grad = tuple([view for view in views if view is not None]), torch.is_grad_enabled()
         plan = self.kernels.plan(call, tensors, tuple([grad and value.requires_grad for value in tensors]), shapes)
         if call.has_initial_state or self.spec.final:
-            return self._bound(plan)
+            return self._bound(plan, views)
         return self._straight(plan, self.kernels.tensor_params)
 
     def _straight(self, plan: CallPlan, places: Tuple[int, ...]) -> BoundCall:
@@ -111,12 +115,12 @@ class KernelRunner:
 
         return call
 
-    def _bound(self, plan: CallPlan) -> BoundCall:
+    def _bound(self, plan: CallPlan, views: Views) -> BoundCall:
         """Any other call of one signature."""
         n, instead, kind = self.kernels.n_outputs, self.instead, Call(single=plan.call.single)
 
         def call(inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]) -> Any:
-            _, tensors, values = self._arranged(inputs, state, params, kind)
+            _, tensors, values = self._arranged(inputs, state, params, kind, views)
             results = apply((plan, values, instead), *tensors) if plan.save else tuple(plan.forward(values, tensors))
             return results[:n], results[n:] if self.spec.final else None
 
@@ -138,9 +142,11 @@ class KernelRunner:
         return results[0]
 
     def _arranged(
-        self, inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue], call: Call
+        self, inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue], call: Call, views: Views = ()
     ) -> Tuple[Call, Tensors, Sequence[ParamValue]]:
-        """A call, its tensors, and its parameters."""
+        """A call, its tensors, and its parameters. views: the shapes of these over the neurons of one time step, where
+        they do not have them.
+        """
         tensor_params = self.kernels.tensor_params
         if self.learnt_initial and tensor_params:
             # converted once for kernel and initial state, so that the gradients of a 16-bit parameter add up in float32
@@ -148,7 +154,8 @@ class KernelRunner:
             params = [value.to(compute) if isinstance(value, Tensor) else value for value in params]
         # a kernel that starts at rest gives no gradient of what it starts from, so autograd computes the start
         if state is None and self.learnt_initial:
-            state = self._at_rest(inputs[0].device, inputs[0].shape[0 if call.single else 1 :], params)
+            over = [p.view(view) if isinstance(p, Tensor) and view is not None else p for p, view in zip(params, views)]
+            state = self._at_rest(inputs[0].device, inputs[0].shape[0 if call.single else 1 :], over or params)
         if state is not None:
             call = Call(call.record, True, call.single)
         tensors: Any = inputs if state is None else (*inputs, *state)

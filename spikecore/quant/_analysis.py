@@ -28,8 +28,9 @@ from spikecore.lang.operations import OPERATION
 SIGNIFICAND = {torch.float32: 24, torch.float64: 53}
 #: How far a grid may be from 1: a scaled value stays a normal float32.
 _LARGEST_SHIFT = 100
-#: Rounds after which the interval of a state that still grows becomes that of its saturation.
-_PATIENCE = 4
+#: Rounds after which an end of a state's interval that still moves becomes that of its saturation; and after which,
+#: where it has none, it becomes 0, or twice as large.
+_PATIENCE, _LONG_PATIENCE = 4, 32
 
 End = Union[int, float]
 
@@ -308,7 +309,15 @@ class Analysis:
                 known[node] = ANY
             elif node not in known:
                 known[node] = format_of(node, [known[arg] for arg in node.args])
+                if node in self.coefficients and not self._is_held(known[node]):
+                    known[node] = Format(None, *known[node].ends)
         return known
+
+    def _is_held(self, value: Format) -> bool:
+        """Whether the dtype holds all values of a format, or takes them for floats."""
+        return value.frac is None or (
+            value.bits <= SIGNIFICAND[self.dtype] and abs(value.frac) + value.bits <= _LARGEST_SHIFT
+        )
 
     def states(self) -> Dict[str, Format]:
         """The format of each state at the start of a step."""
@@ -316,22 +325,23 @@ class Analysis:
         saturated = self._next(dict.fromkeys(program.states, ANY))
         initial = self.formats(dict.fromkeys(program.states, ANY))
         states = {name: initial[node] for name, node in zip(program.states, program.initial)}
-        following: Dict[str, Format] = {}
+        moving: List[str] = []
         for name, value in states.items():
             if value.is_float:
                 raise Inexact(f"{program.name}: the initial value of state {name!r} is a float that nothing rounds")
         for turn in range(_LARGEST_SHIFT):
             following = self._next(states)
             grown = {name: union(states[name], following[name]) for name in states}
-            if grown == states:
+            moving = [name for name in states if grown[name] != states[name]]
+            if not moving:
                 return states
             if turn >= _PATIENCE:
-                grown = {name: _widened(states[name], value, saturated[name]) for name, value in grown.items()}
+                far = turn >= _LONG_PATIENCE
+                grown = {name: _widened(states[name], value, saturated[name], far) for name, value in grown.items()}
             states = grown
-        name = next(name for name in states if following[name] != states[name])
         raise Inexact(
-            f"{program.name}: state {name!r} has no format: each step adds to its range or to its fractional bits; "
-            "clamp its next value, and round it to a multiple of a power of two"
+            f"{program.name}: state {moving[0]!r} has no format: each step adds to its range or to its fractional "
+            "bits; clamp its next value, and round it to a multiple of a power of two"
         )
 
     def _next(self, states: Mapping[str, Format]) -> Dict[str, Format]:
@@ -374,12 +384,14 @@ class Analysis:
         return f"{self._place(node)} takes {what}, a float that nothing has rounded: {_NOT_ROUNDED}"
 
 
-def _widened(before: Format, value: Format, saturated: Format) -> Format:
-    """A format whose ends that still move are those of a saturation, where there is one."""
+def _widened(before: Format, value: Format, saturated: Format, far: bool) -> Format:
+    """A format whose ends that still move are those of a saturation; far: without one, 0 or twice as large."""
     low, high = (end * 2.0 ** (value.frac or 0) for end in saturated.ends)
-    before = before.at(value.frac or 0)
-    lowest = math.floor(low) if value.low < before.low and math.isfinite(low) else value.low
-    highest = math.ceil(high) if value.high > before.high and math.isfinite(high) else value.high
+    before, lowest, highest = before.at(value.frac or 0), value.low, value.high
+    if value.low < before.low:
+        lowest = math.floor(low) if math.isfinite(low) else min(0, 2 * lowest) if far else lowest
+    if value.high > before.high:
+        highest = math.ceil(high) if math.isfinite(high) else max(0, 2 * highest) if far else highest
     return Format(value.frac, lowest, highest)
 
 

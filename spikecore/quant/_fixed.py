@@ -33,7 +33,7 @@ import torch
 from spikecore._shell.checks import shown
 from spikecore.functional import reset
 from spikecore.lang import Expr, Node, Program, ops, topological
-from spikecore.lang.eager import evaluate
+from spikecore.lang.eager import evaluate, operands
 from spikecore.lang.node import const
 from spikecore.lang.operations import OPERATION
 from spikecore.neuron import Neuron
@@ -321,7 +321,9 @@ def _function(op: str, at: Sequence[float]) -> List[float]:
 
 def _sizes(how: FixedPoint, nodes: Sequence[Node]) -> Dict[Node, float]:
     """How large each coefficient was when its neuron became fixed, and twice that if it may be learnt."""
-    values = {Node("param", (), name): ends for name, ends in how.values}
+    # a spike of parameters alone: its value needs none of the numbers of its surrogate
+    numbers = [number for node in topological(nodes) if node.op == "spike" for number in operands(node)[1:]]
+    values = {**dict.fromkeys(numbers, (1.0, 1.0)), **{Node("param", (), name): ends for name, ends in how.values}}
     like = torch.zeros((), dtype=torch.float64, device="cpu")
     most = dict.fromkeys(nodes, 0.0)
     for end in (0, 1):
@@ -431,8 +433,8 @@ def fixed(
     new.arithmetic = None
     reset(new)
     program = new.program
-    factors = min(15, SIGNIFICAND[dtype] - word) if factors is None else factors
-    how = FixedPoint(word, 0, max(1, factors), rounding, dtype, _checked_tables(tables), *_values(new, program))
+    factors = max(1, min(15, SIGNIFICAND[dtype] - word)) if factors is None else factors
+    how = FixedPoint(word, 0, factors, rounding, dtype, _checked_tables(tables), *_values(new, program))
     frac = _default_frac(how, program) if frac is None else frac
     how = replace(how, frac=frac)
     how.rewrite(program)
@@ -493,5 +495,10 @@ def _check(neuron: Any, word: Any, frac: Any, rounding: Any, factors: Any, dtype
     for name, value in (("frac", frac), ("factors", factors)):
         if value is not None and not isinstance(value, int):
             raise TypeError(f"sc.quant.fixed: {name}={shown(value)} must be a whole number of bits, or None")
+    if factors is not None and factors < 1:
+        raise ValueError(
+            f"sc.quant.fixed: factors={factors} must be a number of significant bits, 1 or more, or None for what "
+            "dtype has beside a word"
+        )
     if rounding not in ROUNDINGS:
         raise ValueError(f"sc.quant.fixed: rounding={rounding!r} must be one of {', '.join(map(repr, ROUNDINGS))}")

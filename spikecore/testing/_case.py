@@ -31,6 +31,7 @@ TIERS = (
     "state",
     "language",
     "edges",
+    "fixed",
     "layouts",
     "sequences",
     "ownership",

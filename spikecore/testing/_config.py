@@ -100,6 +100,9 @@ class Config:
     weights: str = "learnt"
     #: Whether the call is under autocast.
     autocast: bool = False
+    #: In fixed point, with words of so many bits; 0 for floats. The rounding is ``nearest`` or ``floor``.
+    word: int = 0
+    rounding: str = "nearest"
     #: Another number for other values.
     draw: int = 0
 
@@ -139,6 +142,7 @@ class Config:
             "shortcut": ("none", "before", "after", "normalised"),
             "channels": ("first", "last"),
             "weights": ("learnt", "frozen", "absent", "masked"),
+            "rounding": ("nearest", "floor"),
             "x": ("contiguous", *EVERY),
             "x2": ("contiguous", "same", "view", *EVERY),
             **dict.fromkeys(("param_layout", "state_layout", "g", "g_final", "g_trace"), ("contiguous", *EVERY)),
@@ -299,6 +303,8 @@ class Config:
             laid=lambda name, value: laid_step(value, self.layout(name)),
             layer=self._layer if self.layered else None,
             cut=piece_lengths(self.shape[0])[0] if self.call == "cut" else 0,
+            word=self.word,
+            rounding=self.rounding,
             **options,
         )
 

@@ -13,6 +13,7 @@ from spikecore.neuron import Neuron
 from spikecore.testing._compare import Mismatch, as_array, backward, same
 from spikecore.testing._context import Context
 from spikecore.testing._custom import library_surrogate
+from spikecore.testing._fixed import Rewritten, fixed, on_grids
 from spikecore.testing._inputs import Tie, dyadic, generator, margin, rounded, settled, unsteady
 from spikecore.testing._layers import Layer
 from spikecore.testing._models import BY_NAME, Model
@@ -30,7 +31,7 @@ class Subject:
     number for other inputs, states and cotangents of the same shape. neuron: one that is there, with these parameters.
     tie: what inputs have in common; repeated: what the values of a state become. param_dtype, laid: dtype and layout of
     parameters that are tensors. layer: makes the layer around the neuron. cut: the step before which states are
-    detached.
+    detached. word: bits of a word in fixed point, 0 for floats; rounding: of that.
     """
 
     def __init__(
@@ -55,6 +56,8 @@ class Subject:
         laid: Optional[Callable[[str, Tensor], Tensor]] = None,
         layer: Optional[Callable[[Subject], Layer]] = None,
         cut: int = 0,
+        word: int = 0,
+        rounding: str = "nearest",
         **options: Any,
     ) -> None:
         self.context, self.dtype_name, self.dtype = context, dtype, DTYPES[dtype]
@@ -66,12 +69,13 @@ class Subject:
         self.params: Dict[str, Any] = {**(self.model.exact_params if exact else self.model.params), **values}
         if param_dtype:
             self.params.update((name, rounded(value, DTYPES[param_dtype])) for name, value in values.items())
-        self.twin: Oracle = self.model.twin(reset, self.surrogate, detach)
+        self.word, self.rounding = word, rounding
         self._learn, self._options = learn, options
         self._param_dtype, self._laid = DTYPES[param_dtype] if param_dtype else self.held, laid
         self.layer: Optional[Layer] = None
         self.cut = cut
         self.neuron = self.another(context.name) if neuron is None else neuron
+        self.twin = self.oracle(reset, self.surrogate, detach)
         steps = min(shape[0], self.model.exact_steps, EXACT_STEPS[dtype]) if exact else shape[0]
         self.shape = (steps, *shape[1:])
         again = (f"draw {draw}",) if draw else ()
@@ -80,13 +84,14 @@ class Subject:
         self.state: Optional[Dict[str, Array]] = None
         if state:
             numbers = {s: rng.uniform(-0.5, 0.8, self.shape[1:]) for s in self.twin.rest}
+            numbers = on_grids(self.neuron.program, numbers, self.held) if word else numbers
             self.state = {s: repeated(s, rounded(value, self.held)) for s, value in numbers.items()}
         #: Parameters as they broadcast over one time step.
         self.broadcast = broadcast
         if self.drawn:
             # one value per neuron, so that the gradients of each neuron are seen
             broadcast = {name: np.broadcast_to(value, self.shape[1:]) for name, value in broadcast.items()}
-            quarters, bits = draw % 2 == 0, self.model.arithmetic
+            quarters, bits = draw % 2 == 0, self.exact
             self.inputs = settled(
                 self.twin, broadcast, self.shape, self.dtype, rng, self.state, tie, quarters=quarters, exact=bits
             )
@@ -96,8 +101,7 @@ class Subject:
             self.inputs = margin(self.twin, broadcast, self.shape, self.model.drive, self.dtype, rng, self.state, tie)
         #: Parameters as they lie over one time step.
         self.spread = broadcast
-        exactly = self.drawn and self.model.arithmetic
-        self.seen: Trajectory = self.bits() if exactly else self.run()
+        self.seen: Trajectory = self.bits() if self.drawn and self.exact else self.run()
         #: What is called: the neuron, or the layer around it.
         self.module: Any = self.neuron
         if layer is not None:
@@ -128,13 +132,19 @@ class Subject:
         )
         wide = self.dtype_name == "float64" and self._param_dtype == torch.float64
         neuron = neuron.double() if wide else neuron
+        neuron = fixed(neuron, self.word, self.rounding, self.held) if self.word else neuron
         made: Neuron = self.context.place(neuron if self.layer is None else self.layer.around(neuron))
         return made
 
     @property
     def drawn(self) -> bool:
-        """Whether the neuron is one that nobody wrote."""
-        return self.model.surrogate is not None
+        """Whether the neuron is one that nobody wrote, or in fixed point: no inputs are made for it."""
+        return self.model.surrogate is not None or self.word > 0
+
+    @property
+    def exact(self) -> bool:
+        """Whether each bit of its values is that of one arithmetic."""
+        return self.model.arithmetic or self.word > 0
 
     # -- what a case gives
 
@@ -192,6 +202,12 @@ class Subject:
         backward(self.of, [result], [cotangent], **options)
 
     # -- what is right
+
+    def oracle(self, reset: str, surrogate: Derivative, detach: bool) -> Oracle:
+        """The oracle of this neuron, or of one with other arguments; in fixed point of its program."""
+        if self.word:
+            return Rewritten(self.neuron.program, surrogate)
+        return self.model.twin(reset, surrogate, detach)
 
     def run(self, dtype: Any = np.float64) -> Trajectory:
         """The oracle in a dtype."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
+import spikecore as sc
 from spikecore.kernels import Layout, layout_of
 
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("on_host")]
@@ -54,3 +57,22 @@ def test_short_rows_and_gaps_are_copied() -> None:
     assert in_rows(torch.randn(3, 5, 8).transpose(0, 1))
     assert not in_rows(torch.randn(5, 3, 20)[:, :, :10])
     assert not in_rows(torch.randn(5, 3, 20))
+
+
+class Constant(sc.Neuron):
+    """A state that depends on no input."""
+
+    states = {"v": 0.0}
+    params = {"gain": 1.5, "leak": 2.5}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        return s.v * x + p.gain, {"v": p.leak * 0.5}
+
+
+def test_rows_that_the_kernel_does_not_read() -> None:
+    """Of a cotangent in rows that leads to nothing learnt, the gradient is 0."""
+    each = {name: torch.full((4,), value, dtype=torch.float64) for name, value in Constant.params.items()}
+    neuron = Constant(**each, learn=("gain",), backend="cupy_host")
+    trace = neuron.run(torch.ones(2, 5, 4, dtype=torch.float64).transpose(0, 1), record=("v",))[2]["v"]
+    trace.backward(torch.ones(2, 5, 4, dtype=torch.float64).transpose(0, 1))
+    assert neuron.gain.grad.tolist() == [0.0] * 4

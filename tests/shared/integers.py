@@ -1,4 +1,7 @@
-"""Fixed-point programs computed with Python's integers, apart from the library's analysis, and random ones to compute.
+"""Fixed-point programs computed with Python's integers, apart from the library's analysis, also as a backend.
+
+``python -m spikecore.testing.random_programs integers --install integers:IntegersBackend --fixed`` compares them with
+the suite's oracle on random programs.
 
 A value on a grid is a pair ``(n, frac)``, which stands for ``n * 2**-frac``; a float that nothing has rounded yet is a
 Fraction. Coefficients are computed with NumPy in the dtype of the arithmetic.
@@ -7,15 +10,15 @@ Fraction. Coefficients are computed with NumPy in the dtype of the arithmetic.
 from __future__ import annotations
 
 import math
-import random
 from fractions import Fraction
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 
 import spikecore as sc
 from spikecore.lang import Node, Program, loop_invariant, topological
+from spikecore.testing._loopback import Loop, Loopback
 
 Grid = Tuple[int, int]
 
@@ -32,14 +35,6 @@ def fixed_model(name: str, **how: Any) -> Any:
     return sc.quant.fixed(sc.neurons.example(name), **how)
 
 
-def fixed_drawn(seed: int) -> Any:
-    """A random neuron in fixed point, of 16 bits where float32 holds its products, else of 12."""
-    try:
-        return sc.quant.fixed(drawn(seed), word=16)
-    except sc.quant.Inexact:
-        return sc.quant.fixed(drawn(seed), word=12)
-
-
 def results(neuron: Any, x: torch.Tensor, backend: str) -> List[torch.Tensor]:
     """Outputs, and states after every step, on the CPU."""
     sc.set_backend(neuron, backend)
@@ -49,12 +44,6 @@ def results(neuron: Any, x: torch.Tensor, backend: str) -> List[torch.Tensor]:
         value.cpu()
         for value in (*(outputs if isinstance(outputs, tuple) else (outputs,)), *(trace[0].values() if trace else ()))
     ]
-
-
-def check_same_bits(neuron: Any, x: torch.Tensor, backend: str) -> None:
-    """Outputs and states of a backend on the device of x, and those of the reference on the CPU, are the same bits."""
-    for got, expected in zip(results(neuron, x, backend), results(neuron.cpu(), x.cpu(), "torch")):
-        assert torch.equal(got, expected)
 
 
 _FLOATS = {
@@ -73,6 +62,7 @@ _FLOATS = {
     "maximum": np.maximum,
     "clamp": lambda x, low, high: np.minimum(np.maximum(x, low), high),
     "where": np.where,
+    "select": lambda z, a, b: np.where(z != 0, a, b),
     "ge": np.greater_equal,
     "gt": np.greater,
     "le": np.less_equal,
@@ -140,6 +130,9 @@ class Integers:
                 if node in fixed and node.is_leaf:
                     value = node.attr if node.op == "const" else params[str(node.attr)]
                     self.coefficients[node] = dtype(value)
+                elif node in fixed and node.op == "spike":
+                    u = self.coefficients[node.args[0]]
+                    self.coefficients[node] = dtype(u > 0 if node.attr.strict else u >= 0)
                 elif node in fixed:
                     self.coefficients[node] = _FLOATS[node.op](*[self.coefficients[arg] for arg in node.args])
 
@@ -202,22 +195,21 @@ class Integers:
             return (n, frac) if n else (0, 0)
         return {"neg": (-n, frac), "abs": (abs(n), frac), "sign": ((n > 0) - (n < 0), 0)}[op]
 
-    def run(self, xs: Sequence[np.ndarray], formats: Mapping[Node, Any]) -> Tuple[List[np.ndarray], List[np.ndarray]]:
-        """Outputs and states after each step of inputs ``[T, N]``, and a check of every value against its format."""
+    def run(
+        self, xs: Sequence[np.ndarray], formats: Mapping[Node, Any], state: Optional[Sequence[np.ndarray]] = None
+    ) -> Tuple[List[np.ndarray], List[np.ndarray]]:
+        """Outputs and states after each step of inputs ``[T, N]``, from states ``[N]`` or from rest, and a check of
+        every value against its format.
+        """
         steps, count = xs[0].shape
         outputs = [np.zeros((steps, count)) for _ in self.program.outputs]
         traces = [np.zeros((steps, count)) for _ in self.program.next]
         for i in range(count):
-            states = self.start()
+            states = self.start() if state is None else [on_grid(value[i]) for value in state]
             for t in range(steps):
                 values = self.step([x[t, i] for x in xs], states)
                 for node, value in values.items():
-                    known = formats[node]
-                    if isinstance(value, tuple) and not known.is_float:
-                        n, _, frac = aligned(value, (0, known.frac))
-                        extra = frac - known.frac
-                        assert n == n >> extra << extra, (node.op, value, known)
-                        assert known.low <= n >> extra <= known.high, (node.op, value, known)
+                    check_format(node, value, formats[node])
                 states = [values[node] for node in self.program.next]
                 for rows, roots in ((outputs, self.program.outputs), (traces, self.program.next)):
                     for row, root in zip(rows, roots):
@@ -225,64 +217,62 @@ class Integers:
         return outputs, traces
 
 
-# -- random neurons
+def check_format(node: Node, value: Any, known: Any) -> None:
+    """A value is one of a format."""
+    if isinstance(value, tuple) and not known.is_float:
+        n, _, frac = aligned(value, (0, known.frac))
+        extra = frac - known.frac
+        assert n == n >> extra << extra, (node.op, value, known)
+        assert known.low <= n >> extra <= known.high, (node.op, value, known)
 
 
-class _Expressions:
-    """Random expressions in operations that fixed point has, as functions of a definition's values."""
+class IntegerLoop(Loop):
+    """Values are those of integers; derivatives are those of the loop in floats."""
 
-    def __init__(self, rng: random.Random, states: Sequence[str], params: Sequence[str]) -> None:
-        self.rng, self.states, self.params = rng, states, params
+    def __call__(self, inputs: Any, state: Any, params: Any, record: Any) -> Any:
+        """See :meth:`spikecore.backend.Backend.compile`."""
+        outputs, final, trace = super().__call__(inputs, state, params, record)
+        rows, states = self.integers(inputs, state, params)
+        if len(inputs[0]):
+            final = [valued(value, row[-1]) for value, row in zip(final, states)]
+        recorded = [states[self.program.states.index(name)] for name in record]
+        return (
+            tuple(map(valued, outputs, rows)),
+            tuple(final),
+            tuple(map(valued, trace, recorded)),
+        )
 
-    def leaf(self) -> Any:
-        kind = self.rng.choice("xss")
-        if kind == "x" or not self.states:
-            return lambda x, s, p: x
-        name = self.rng.choice(self.states)
-        return lambda x, s, p: getattr(s, name)
-
-    def number(self) -> Any:
-        name, value = self.rng.choice([*self.params, ""]), self.rng.choice((0.5, 0.3, 1.7, 2.0, -0.9, 1e-2, 0.0))
-        return (lambda x, s, p: getattr(p, name)) if name else (lambda x, s, p: value)
-
-    def value(self, depth: int) -> Any:
-        if depth <= 0:
-            return self.leaf()
-        rng, a, b, c = self.rng, self.value(depth - 1), self.value(depth - 1), self.number()
-        divisor = rng.choice(self.params)
-        kinds = {
-            "add": lambda x, s, p: a(x, s, p) + b(x, s, p),
-            "offset": lambda x, s, p: a(x, s, p) - c(x, s, p),
-            "scale": lambda x, s, p: c(x, s, p) * a(x, s, p),
-            "divide": lambda x, s, p: a(x, s, p) / getattr(p, divisor),
-            "product": lambda x, s, p: a(x, s, p) * b(x, s, p),
-            "gate": lambda x, s, p: sc.ops.where((a(x, s, p) > c(x, s, p)) | (b(x, s, p) <= 0.25), 1.0, a(x, s, p)),
-            "extremum": lambda x, s, p: sc.ops.maximum(a(x, s, p), sc.ops.minimum(b(x, s, p), c(x, s, p))),
-            "clamp": lambda x, s, p: sc.ops.clamp(a(x, s, p), -1.0, 0.75),
-            "flat": lambda x, s, p: sc.ops.floor(a(x, s, p)) + sc.ops.sign(b(x, s, p)),
-            "unary": lambda x, s, p: -abs(a(x, s, p)),
-        }
-        return kinds[rng.choice([*kinds])]
-
-    def neuron(self) -> Any:
-        """A neuron with a spike and these states."""
-        potential, outputs, reset = self.value(2), self.value(1), self.rng.choice(self.states)
-        following = {name: self.value(2) for name in self.states}
-        strict = self.rng.random() < 0.5
-        initial = {name: self.rng.choice((0.0, 0.3, self.params[0])) for name in self.states}
-        params = {name: self.rng.choice((0.4, 1.25, 2.0, 3.0)) for name in self.params}
-
-        def dynamics(self: Any, x: Any, s: Any, p: Any) -> Any:
-            z = self.spike(potential(x, s, p) - p.a, strict)
-            after = {name: value(x, s, p) * 0.75 for name, value in following.items()}
-            after[reset] = sc.ops.select(z, p.b * 0.5, after[reset])
-            return (z, outputs(x, s, p)), after
-
-        kind = type("Drawn", (sc.Neuron,), {"states": initial, "params": params, "dynamics": dynamics})
-        return kind()
+    def integers(self, inputs: Any, state: Any, params: Any) -> Tuple[List[np.ndarray], List[np.ndarray]]:
+        """Outputs and states after each step, ``[T, N]``; each neuron has parameters of its own."""
+        shape = inputs[0].shape[1:]
+        xs = [columns(x, x.shape) for x in inputs]
+        start = None if state is None else [columns(value, shape, 0) for value in state]
+        values = [columns(value, shape, 0) for value in params]
+        formats = sc.quant.analyse(self.program, dtype=self.compute)
+        dtype = np.float64 if self.compute == torch.float64 else np.float32
+        results = []
+        for i in range(xs[0].shape[1]):
+            numbers = {name: value[i] for name, value in zip(self.program.params, values)}
+            given = None if start is None else [value[i : i + 1] for value in start]
+            results.append(Integers(self.program, numbers, dtype).run([x[:, i : i + 1] for x in xs], formats, given))
+        outputs, states = [[np.concatenate(rows, 1) for rows in zip(*part)] for part in zip(*results)]
+        return outputs, states
 
 
-def drawn(seed: int) -> Any:
-    """A random neuron in floats."""
-    rng = random.Random(seed)
-    return _Expressions(rng, ("v", "w")[: rng.randint(1, 2)], ("a", "b", "c")).neuron()
+def columns(value: Any, shape: Sequence[int], leading: int = 1) -> np.ndarray:
+    """A number or a tensor spread over a shape, all dimensions behind the leading ones as one."""
+    array = np.broadcast_to(torch.as_tensor(value, dtype=torch.float64).detach().numpy(), tuple(shape))
+    return array.reshape(*shape[:leading], math.prod(shape[leading:]))
+
+
+def valued(value: torch.Tensor, exact: np.ndarray) -> torch.Tensor:
+    """A tensor with other values and its own derivative; a 0 keeps the sign that integers do not have."""
+    other = torch.from_numpy(exact).reshape(value.shape).to(value.dtype)
+    return torch.where(value == other, value, value + (other - value).detach())
+
+
+class IntegersBackend(Loopback):
+    """Python's integers as a backend of programs in fixed point."""
+
+    name = "integers"
+    loop = IntegerLoop

@@ -2,7 +2,8 @@
 
 | operation            | what differs                                                                                  |
 |----------------------|-----------------------------------------------------------------------------------------------|
-| maximum, minimum     | where the two are equal, each gets the whole gradient; torch gives each a half                |
+| maximum, minimum     | where the two are equal, each gets the whole gradient; torch gives each a half. Of two zeros  |
+|                      | the second, so that it is the same one on every host                                          |
 | clamp by tensors     | a maximum and a minimum, as above                                                             |
 | attention            | a row that is masked as a whole gives NaN, as in torch 2.0.1; 0 in a newer torch              |
 | where, masked_fill   | the gradient is multiplied by the condition: infinity gives NaN where nothing was chosen      |
@@ -48,6 +49,14 @@ class _WholeGradient(torch.autograd.Function):
         return to_a, to_b, None
 
 
+def _larger(a: Tensor, b: Tensor) -> Tensor:
+    return torch.where((a > b) | (a != a), a, b)
+
+
+def _smaller(a: Tensor, b: Tensor) -> Tensor:
+    return torch.where((a < b) | (a != a), a, b)
+
+
 class _Where(torch.autograd.Function):
     """``where``; the gradient is multiplied by the condition, and by its negation."""
 
@@ -80,8 +89,8 @@ def _masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
 
 def _clamp(x: Tensor, low: Optional[Tensor] = None, high: Optional[Tensor] = None) -> Tensor:
     if low is not None:
-        x = _WholeGradient.apply(x, low.to(x.dtype), torch.maximum)
-    return x if high is None else _WholeGradient.apply(x, high.to(x.dtype), torch.minimum)
+        x = _WholeGradient.apply(x, low.to(x.dtype), _larger)
+    return x if high is None else _WholeGradient.apply(x, high.to(x.dtype), _smaller)
 
 
 def _binary_cross_entropy(x: Tensor, target: Tensor, weight: Optional[Tensor] = None, reduction: int = 1) -> Tensor:
@@ -106,8 +115,8 @@ def _through_int32(x: Tensor, name: str) -> Tensor:
 
 #: Name and overload of an operation -> the function that computes it.
 COMPUTED: Mapping[str, Callable[..., Any]] = {
-    "maximum.default": lambda a, b: _WholeGradient.apply(a, b, torch.maximum),
-    "minimum.default": lambda a, b: _WholeGradient.apply(a, b, torch.minimum),
+    "maximum.default": lambda a, b: _WholeGradient.apply(a, b, _larger),
+    "minimum.default": lambda a, b: _WholeGradient.apply(a, b, _smaller),
     "clamp.Tensor": _clamp,
     "clamp_min.Tensor": _clamp,
     "clamp_max.Tensor": lambda x, high: _clamp(x, None, high),

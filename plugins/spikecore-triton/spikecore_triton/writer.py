@@ -175,10 +175,9 @@ class Writer(KernelWriter):
         if self.plan.has_initial_state:
             return load(self.one(f"{local}_start", "state", index))
         initial = self.program.initial[index]
+        value = self.fixed.get(initial) or self.printer.expression(initial, self.fixed)
         # Triton's loops carry values of one shape: a number must become one per lane
-        if self.varies(initial):
-            return self.fixed[initial]
-        return f"tl.full((BLOCK,), {self.fixed.get(initial) or self.printer.expression(initial)}, tl.float32)"
+        return value if self.varies(initial) else f"tl.full((BLOCK,), {value}, tl.float32)"
 
     def finished(self, body: Iterable[str]) -> Source:
         """The kernel: its module text and what a launch needs beside it."""

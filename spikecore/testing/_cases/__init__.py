@@ -4,6 +4,7 @@ from spikecore.testing._case import Collection
 from spikecore.testing._cases import (
     calls,
     edges,
+    fixed,
     gradients,
     language,
     layers,
@@ -36,6 +37,7 @@ for _written in (
     process,
     robust,
     packed,
+    fixed,
 ):
     for _case in _written.CASES:
         CASES.put(_case)

@@ -3,7 +3,7 @@
 ``generated/<text>`` is the call of that text (:class:`~spikecore.testing._config.Config`); those of this release are in
 ``generated.txt``, and of another seed Hypothesis draws as many. ``generated/programs`` are drawn neurons, always the
 same ones; ``random/programs`` are those of a seed that no run had before, which the report names, and
-``random/seed-41`` those of seed 41.
+``random/seed-41`` those of seed 41. With ``fixed-`` before the last word, they are neurons in fixed point.
 """
 
 from __future__ import annotations
@@ -77,8 +77,9 @@ def _of_config(config: Config, seed: Optional[int]) -> Case:
 
 def _by_text(id: str) -> Case:
     """The case of an id. Raises ``ValueError`` for one that there is not."""
-    if id == f"{_GENERATED}programs":
-        return _programs(_GENERATED, None)[0]
+    for fixed in (False, True):
+        if id == _id(_GENERATED, None, fixed):
+            return _of_programs(_GENERATED, None, fixed)
     return replace(_of_config(Config.parse(id[len(_GENERATED) :]), None), id=id)
 
 
@@ -114,24 +115,35 @@ def _call(context: Context, config: Config, seed: Optional[int]) -> None:
 
 
 def _programs(prefix: str, seed: Optional[int]) -> List[Case]:
-    id = f"{prefix}programs" if seed is None else f"{prefix}seed-{seed}"
-    sentence = f"{PROGRAMS} programs: outputs, states and gradients are the oracle's"
-    run = partial(_program, prefix=prefix, seed=seed)
-    return [Case(id, prefix[:-1], sentence, run, ("float32",))]
+    return [_of_programs(prefix, seed, fixed) for fixed in (False, True)]
+
+
+def _of_programs(prefix: str, seed: Optional[int], fixed: bool) -> Case:
+    sentence = (
+        f"{PROGRAMS} programs{' in fixed point' if fixed else ''}: outputs, states and gradients are the oracle's"
+    )
+    run = partial(_program, prefix=prefix, seed=seed, fixed=fixed)
+    return Case(_id(prefix, seed, fixed), prefix[:-1], sentence, run, ("float32",))
+
+
+def _id(prefix: str, seed: Optional[int], fixed: bool) -> str:
+    return f"{prefix}{'fixed-' if fixed else ''}{'programs' if seed is None else f'seed-{seed}'}"
 
 
 def _by_seed(id: str) -> Case:
     """The programs of an id. Raises ``ValueError`` for one that there is not."""
-    named = re.fullmatch(rf"{_RANDOM}seed-(\d+)", id)
+    named = re.fullmatch(rf"{_RANDOM}(fixed-)?seed-(\d+)", id)
     if named is None:
-        raise ValueError(f"no case is called {id!r}: there is {_RANDOM}programs, and {_RANDOM}seed-N")
-    return _programs(_RANDOM, int(named[1]))[0]
+        raise ValueError(
+            f"no case is called {id!r}: there is {_RANDOM}programs, {_RANDOM}seed-N, and the same with fixed-"
+        )
+    return _of_programs(_RANDOM, int(named[2]), bool(named[1]))
 
 
-def _program(context: Context, prefix: str, seed: Optional[int]) -> None:
+def _program(context: Context, prefix: str, seed: Optional[int], fixed: bool) -> None:
     if seed is None and prefix == _RANDOM:
         seed = first_seed() if os.environ.get(VARIABLE, "").strip() else _new()
     context.seed(prefix[:-1], SEED if seed is None else seed)
-    case = f"{prefix}programs" if seed is None else f"{_RANDOM}seed-{seed}"
+    case = _id(prefix if seed is None else _RANDOM, seed, fixed)
     again = f"these programs alone: spikecore conformance {context.name} --case {case}"
-    check_programs(context, PROGRAMS, seed, again)
+    check_programs(context, PROGRAMS, seed, again, fixed=fixed)

@@ -214,7 +214,7 @@ def _kinds_of_parameters(cases: Collection) -> None:
         add_row(cases, f"parameters/{kind}-batch-of-one", one, holds, config)
     for dim in (0, 1, 2, -1):
         holds = "channel_dim says along which dimension of a time step the channels lie"
-        config = Config(shape=(6, 2, 3, 2, 5), params="channel", channel_dim=dim, learn=("tau", "threshold"), **BACK)
+        config = Config(shape=(6, 2, 3, 2, 5), params="channel", channel_dim=dim, learn=("*",), **BACK)
         add_row(cases, f"parameters/channel-dim{dim}", one, holds, config)
     holds = "only the parameters to learn get a gradient"
     alone = [Config(reset="soft", learn=(name,), **BACK) for name in ("tau", "threshold", "v_reset")]

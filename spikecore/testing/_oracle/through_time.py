@@ -51,6 +51,10 @@ class Oracle:
         """One step from state ``s`` with parameters ``p``."""
         raise NotImplementedError
 
+    def start(self, params: Mapping[str, Value]) -> Dict[str, Value]:
+        """The states at rest."""
+        return {name: params[value] if isinstance(value, str) else Value(value) for name, value in self.rest.items()}
+
     def fire(self, u: Value, strict: Optional[bool] = None) -> Value:
         """The spikes for a potential minus threshold ``u``; the first of a step decides about the output."""
         self._tested = u.array if self._tested is None else self._tested
@@ -125,14 +129,18 @@ class Leaves(NamedTuple):
     params: Dict[str, Value]
 
 
+def _leaves(values: Mapping[str, Array]) -> Dict[str, Value]:
+    return {name: Value(value) for name, value in values.items()}
+
+
 def computed(
     oracle: Oracle, before: Mapping[str, Array], params: Mapping[str, Array], inputs: Sequence[Array]
 ) -> Tuple[Leaves, Next, Oracle]:
     """One step: its leaves, its results, and the oracle with what it noted on the way."""
     leaves = Leaves(
         tuple(map(Value, inputs)),
-        {name: Value(value) for name, value in before.items()},
-        {name: Value(value) for name, value in params.items()},
+        _leaves(before),
+        _leaves(params),
     )
     noting = copy.copy(oracle)
     noting._tested = None
@@ -159,10 +167,10 @@ def run(
     xs = layer.forward(layer_inputs) if isinstance(layer, Norm) else layer_inputs
     shape = xs[0].shape[1:]
     p = {name: np.asarray(value, dtype) for name, value in params.items()}
-    rest = {name: p[value] if isinstance(value, str) else value for name, value in oracle.rest.items()}
+    rest = {name: value.array for name, value in oracle.start(_leaves(p)).items()}
     matrix = layer if isinstance(layer, Matrix) else None
     if matrix is not None:
-        rest[FEEDBACK] = 0.0
+        rest[FEEDBACK] = np.zeros(())
     start = {name: np.broadcast_to(np.asarray((state or rest)[name], dtype), shape) for name in rest}
     current, steps = start, []
     fed = [start[FEEDBACK]] if matrix is not None else []
@@ -236,9 +244,12 @@ def adjoint(
                 g_params[name] = g_params.get(name, 0.0) + value
         if 0 < cut == t:
             g, sent = dict.fromkeys(g, zero), [np.zeros_like(value) for value in sent]
-    for name, initial in seen.oracle.rest.items():
-        if seen.at_rest and isinstance(initial, str):
-            g_params[initial] = g_params[initial] + summed(g[name], shape, g_params[initial].shape)
+    if seen.at_rest:
+        leaves = _leaves(seen.params)
+        of_rest = cotangents((value, g[name]) for name, value in seen.oracle.start(leaves).items())
+        for name, leaf in leaves.items():
+            if leaf.number in of_rest:
+                g_params[name] = g_params[name] + summed(of_rest[leaf.number], shape, g_params[name].shape)
     stacked = tuple(
         np.stack([at[i] for at in reversed(g_inputs)]) if g_inputs else np.zeros((0, *shape))
         for i in range(len(seen.oracle.inputs))

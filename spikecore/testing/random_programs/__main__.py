@@ -26,6 +26,7 @@ def main() -> int:
     parser.add_argument("--plain-names", action="store_true", help="names that no kernel uses")
     parser.add_argument("--install", metavar="MODULE:CLASS", help="a backend that no distribution declares")
     parser.add_argument("--step", action="store_true", help="in a network, through inference_model and training_model")
+    parser.add_argument("--fixed", action="store_true", help="in fixed point, to the bit")
     asked = parser.parse_args()
     with ExitStack() as stack:
         if asked.install:
@@ -39,6 +40,7 @@ def main() -> int:
                 device=asked.device,
                 hostile=not asked.plain_names,
                 step=asked.step,
+                fixed=asked.fixed,
                 progress=_say,
             )
         except Difference as difference:

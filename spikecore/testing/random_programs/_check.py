@@ -44,22 +44,23 @@ def check_many(
     inexact: Sequence[str] = (),
     hostile: bool = True,
     step: bool = False,
+    fixed: bool = False,
     progress: Callable[[str], None] = print,
 ) -> int:
     """Check so many programs of a seed; raises :class:`Difference` for one that differs. Gives the seed.
 
     inexact: operations that the backend need not round in one way only. hostile: whether names are such that a kernel
     might use them for itself. step: the neuron is in a network that the backend's ``inference_model`` and
-    ``training_model`` run, instead of being called.
+    ``training_model`` run, instead of being called. fixed: it computes in fixed point.
     """
     seed = first_seed() if seed is None else seed
-    progress(f"random programs on {backend}: {VARIABLE}={seed}, {count} of them")
+    progress(f"random programs{' in fixed point' if fixed else ''} on {backend}: {VARIABLE}={seed}, {count} of them")
     context = Context(default_registry().get(backend, "the random programs"), device)
     again = (
         f"again: {VARIABLE}={seed} python -m spikecore.testing.random_programs {backend} --count {count}"
-        f"{' --step' if step else ''}"
+        f"{' --step' if step else ''}{' --fixed' if fixed else ''}"
     )
-    check_programs(context, count, seed, again, dtypes, inexact, hostile, "model" if step else "")
+    check_programs(context, count, seed, again, dtypes, inexact, hostile, "model" if step else "", fixed)
     return seed
 
 
@@ -79,6 +80,7 @@ def check_programs(
     inexact: Sequence[str] = (),
     hostile: bool = True,
     call: str = "",
+    fixed: bool = False,
 ) -> None:
     """Raise :class:`Difference` for a program that differs, made as simple as it still does. again: the command that
     repeats this.
@@ -96,7 +98,7 @@ def check_programs(
             raise Difference(f"{first}\n\n{program}\n{program.declared}\na call of it: {config}\n{again}") from error
 
     declared = dtypes or [name for name in DTYPES if context.declares(name)]
-    examples(calls(context.declares, tuple(declared), inexact, hostile, call), body, count, seed)
+    examples(calls(context.declares, tuple(declared), inexact, hostile, call, fixed), body, count, seed)
 
 
 def kind_of(error: Exception) -> str:

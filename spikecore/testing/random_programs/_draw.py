@@ -60,8 +60,8 @@ _COMPARISONS = (">=", ">", "<=", "<", "==", "!=")
 class _Drawing:
     """One neuron in the making: expressions as text."""
 
-    def __init__(self, draw: Any, can: Callable[..., bool], exact: Any, hostile: bool) -> None:
-        self.draw, self.can, self.exact, self.hostile = draw, can, exact, hostile
+    def __init__(self, draw: Any, can: Callable[..., bool], exact: Any, hostile: bool, fixed: bool = False) -> None:
+        self.draw, self.can, self.exact, self.hostile, self.fixed = draw, can, exact, hostile, fixed
         self.names = list(draw(st.permutations(NAMES))) if hostile else list(PLAIN)
         self.by_torch = self.chance()
         self.leaves: List[str] = []
@@ -109,6 +109,8 @@ class _Drawing:
     def _quotient(self, depth: int) -> str:
         if self.params and self.chance():
             return f"({self.value(depth)} / {self.one(self.params)})"
+        if self.fixed:
+            return f"({self.value(depth)} / {self.const(2.0, 0.7, 3.0)})"
         return f"({self.other(depth)} / {self._away(depth)})"
 
     def _away(self, depth: int) -> str:
@@ -212,31 +214,40 @@ class _Drawing:
         )
 
 
-def programs(can: Callable[..., bool], inexact: Sequence[str] = (), hostile: bool = True) -> Any:
-    """Drawn neurons of what is declared. inexact: operations that a backend need not round in one way."""
+def programs(can: Callable[..., bool], inexact: Sequence[str] = (), hostile: bool = True, fixed: bool = False) -> Any:
+    """Drawn neurons of what is declared. inexact: operations that a backend need not round in one way. fixed: they have
+    the operations of fixed point alone.
+    """
 
     @st.composite
     def drawn(draw: Any) -> Program:
+        if fixed:
+            return _Drawing(draw, can, EXACT - {"sqrt"}, hostile, fixed).program()
         exact = EXACT - set(inexact) if draw(st.booleans()) else None
         return _Drawing(draw, can, exact, hostile).program()
 
     return drawn()
 
 
-def calls(can: Callable[..., bool], dtypes: Names, inexact: Sequence[str], hostile: bool, call: str = "") -> Any:
+def calls(
+    can: Callable[..., bool], dtypes: Names, inexact: Sequence[str], hostile: bool, call: str = "", fixed: bool = False
+) -> Any:
     """Drawn neurons, each with a call of it: a configuration that lacks the neuron itself."""
 
     @st.composite
     def drawn(draw: Any) -> Tuple[Program, Config]:
-        program = draw(programs(can, inexact, hostile))
+        program = draw(programs(can, inexact, hostile, fixed))
         steps = (2, 1, 3, 5, 7, 16, 17, 33, 48) if call else (2, 1, 3, 0, 5, 9, 16, 17, 33)
         shape = draw(st.sampled_from(steps)), *draw(st.sampled_from(_STEPS))
         around = _around(draw, can, dtypes, len(shape) - 1, program.facts, call)
+        if fixed:
+            around["word"], around["rounding"] = draw(st.sampled_from((16, 12, 8))), draw(st.sampled_from(ROUNDINGS))
         return program, Config(reset="none", shape=shape, bits=program.exact, **around)
 
     return drawn()
 
 
+ROUNDINGS = ("nearest", "floor")
 _STEPS = ((5,), (3, 5), (1,), (2, 4), (2, 3, 5), (1, 2, 3, 2), (33,))
 _LAYOUTS = ("contiguous", "batch-first", "transposed", "strided", "part")
 

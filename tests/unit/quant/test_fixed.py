@@ -11,8 +11,11 @@ import pytest
 import torch
 
 import spikecore as sc
-from integers import TABLES, WIDE, Integers, fixed_drawn, fixed_model, half_even, results
+from integers import TABLES, WIDE, Integers, IntegersBackend, fixed_model, half_even, results
+from spikecore.lang import Node
 from spikecore.neurons import MODELS, example
+from spikecore.testing._loopback import installed
+from spikecore.testing.random_programs import check_many
 
 
 def drive(seed: int, steps: int = 25, count: int = 4) -> np.ndarray:
@@ -48,9 +51,10 @@ def test_a_table_is_near_its_function(name: str) -> None:
     assert abs(plain - table) < 0.05
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_random_programs_have_the_bits_of_integers(seed: int) -> None:
-    check_bits(fixed_drawn(seed), drive(seed, steps=12, count=2))
+def test_random_programs_have_the_bits_of_integers() -> None:
+    """Integers as a backend pass what the conformance suite asks of every backend."""
+    with installed(IntegersBackend):
+        check_many("integers", 40, fixed=True)
 
 
 # -- the equations by hand, in integers of 16 bits with 12 fractional ones; 1 / tau is 128 / 256
@@ -193,6 +197,26 @@ def test_another_value_of_a_parameter_counts_at_once() -> None:
     assert neuron(x).sum() > sc.quant.fixed(sc.LIF(2.0), word=16, frac=12)(x).sum()
 
 
+class Constants(sc.Neuron):
+    """A spike of parameters alone, a state that falls slowly, and a product of constants."""
+
+    states = {"v": 0.5}
+    params = {"a": 2.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        x = sc.ops.select(self.spike(p.a / 2.0 - 0.5), x, 0.0)
+        v = sc.ops.maximum(sc.ops.maximum(x, s.v) / 3.0, s.v - 0.001)
+        return 0.7 * v / 0.3, {"v": v}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_coefficients_and_ranges_of_any_kind_have_the_bits_of_integers(dtype: torch.dtype) -> None:
+    neuron = sc.quant.fixed(Constants(), dtype=dtype)
+    v = Node("state", (), "v")
+    assert sc.quant.analyse(neuron.program, dtype=dtype)[v].low == 0  # it never falls below
+    check_bits(neuron, drive(6))
+
+
 # -- errors
 
 
@@ -214,6 +238,7 @@ class Ratio(sc.Neuron):
             lambda: sc.quant.fixed(sc.LIF(threshold=20.0), frac=12),
             "threshold is 20, beyond the range .* fewer fractional",
         ),
+        (lambda: sc.quant.fixed(sc.LIF(), factors=0), "factors=0 must be a number of significant bits, 1 or more"),
         (lambda: sc.quant.fixed(sc.LIF(), word=25), "word=25 must be a whole number of bits from 2 to 24"),
         (lambda: sc.quant.fixed(sc.LIF(), rounding="up"), "rounding='up' must be one of 'nearest', 'floor'"),
         (lambda: sc.quant.fixed(sc.EIF(), tables={"exp": (0.0, 1.0, 3)}), "0.333333 wide, and must be a power of two"),
