@@ -22,6 +22,7 @@ import torch
 
 from spikecore.bench._cases import Bench, Job, timed
 from spikecore.bench._field_cases import OPEN_NEUROMORPHIC, SAMPLES, SHD, Bound, ClassifierCase, FieldCase, LinearCase
+from spikecore.bench._implementations import NotHere
 from spikecore.bench._libraries import LIBRARIES, Library, find_libraries, of_backend, verdict_of
 from spikecore.bench._machine import PEAKS, Peak
 from spikecore.bench._report import MEASURED, Row
@@ -227,6 +228,8 @@ class Measurement:
         try:
             with full_precision():
                 return self._measured(case, name, rates)
+        except NotHere as reason:
+            return Row(case.suite, case.facts, name, "skipped", str(reason))
         except Exception as error:
             return Row(case.suite, case.facts, name, "failed", failure(error).reason)
         finally:

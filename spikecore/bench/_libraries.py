@@ -101,19 +101,23 @@ class Library:
     #: The module whose import says whether it is there.
     module: str
     about: str
-    #: Its layer of torch; None: the library computes with JAX.
+    #: Its layer of torch; None: the library computes with JAX, and :attr:`of_jax` makes all that is timed.
     make: Optional[MakeLayer]
     equation: str = LIF
     #: Whether it has the surrogate of the suites, so that gradients can be compared.
     surrogate: bool = True
     #: Whether it is a backend of spikecore.
     ours: bool = False
+    #: ``of_jax(module)``.
+    of_jax: Callable[[Any], Any] = lambda module: import_module("spikecore.bench._jax_layers").LayerOfJax(module.spikes)
+    #: Whether it learns along with time: there are gradients of weights, and none of inputs.
+    online: bool = False
 
     def layer(self) -> Any:
         """The layer, with ``observe(x, cotangent)``; its library is imported now."""
         if self.make is not None:
             return LayerOfTorch(self.make)
-        return import_module("spikecore.bench._spyx").Layer()
+        return self.of_jax(import_module(self.module))
 
 
 def verdict_of(library: Library, layer: Any, x: Tensor, cotangent: Tensor) -> Tuple[str, str]:
@@ -127,6 +131,9 @@ def verdict_of(library: Library, layer: Any, x: Tensor, cotangent: Tensor) -> Tu
     seen = layer.observe(x, cotangent)
     if not library.surrogate:
         seen, expected = (one._replace(gradient=x.detach()) for one in (seen, expected))
+    if library.online:  # the gradient of a weight that is the identity
+        weight = x.detach().flatten(0, 1).t() @ expected.gradient.flatten(0, 1)
+        seen, expected = seen._replace(gradient=expected.gradient), expected._replace(learnt=(weight,))
     different = differences(seen, expected)
     if library.equation == LIF and different is None and library.surrogate:
         return "ok", ""
@@ -216,12 +223,30 @@ def _snn(width: int) -> nn.Module:
     return SnnSteps(import_module("snntorch").Leaky(beta=0.5, spike_grad=atan, reset_mechanism="zero"))
 
 
+_BRAIN = "spikecore.bench._braintrace"
 _JELLY, _SNN = ("spikingjelly", "spikingjelly.activation_based.neuron"), ("snntorch", "snntorch")
 #: In the order in which they are measured: loops over time steps, which take longest, come last.
 LIBRARIES: Tuple[Library, ...] = (
     Library("SpikingJelly functional", *_JELLY, "functional.lif_multi_step", _jelly_functional),
     Library("SpikingJelly module", *_JELLY, "LIFNode, multi-step", _jelly_module),
     Library("Spyx", "spyx", "spikecore.bench._spyx", "nn.LIF in lax.scan, compiled by XLA", None, SUBTRACTED),
+    Library("brainstate", "brainstate", _BRAIN, "a LIF cell in for_loop, backpropagation, compiled by XLA", None),
+    Library(
+        "BrainTrace pp_prop",
+        *("braintrace", _BRAIN),
+        "a LIF cell, traces of inputs and of outputs along with time",
+        None,
+        of_jax=lambda module: module.OnlineLayer("pp_prop", decay_or_rank=0.5),
+        online=True,
+    ),
+    Library(
+        "BrainTrace D-RTRL",
+        *("braintrace", _BRAIN),
+        "a LIF cell, a trace of each weight along with time",
+        None,
+        of_jax=lambda module: module.OnlineLayer("d_rtrl"),
+        online=True,
+    ),
     Library("snnTorch StateLeaky", *_SNN, "a convolution over time", SnnParallel, NO_RESET),
     Library("snnTorch", *_SNN, "Leaky in a loop over steps", _snn),
     Library(
