@@ -6,7 +6,7 @@ import math
 import time
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -30,11 +30,6 @@ class Job:
 
     label: str
     run: Callable[[], List[Row]]
-    #: Compiles what it needs into the caches on disk, in a process of its own (:mod:`spikecore.bench._workers`); None:
-    #: there is nothing to compile, or no cache that would keep it.
-    rehearse: Optional[Callable[[], None]] = None
-    #: Called if its rehearsal was not over in time.
-    late: Optional[Callable[[], None]] = None
 
 
 @dataclass(frozen=True)

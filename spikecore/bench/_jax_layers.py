@@ -43,16 +43,18 @@ def waiting(call: Callable[..., Any], *arguments: Any) -> Callable[[int], Any]:
     return lambda i: jax.block_until_ready(call(*arguments))
 
 
-@jax.custom_jvp  # type: ignore[misc]  # of a library without types
-def spike(u: Any) -> Any:
-    """1 where the argument is 0 or more; its derivative is that of ATan(2)."""
+def _fires(u: Any) -> Any:
     return (u >= 0).astype(u.dtype)
 
 
-@spike.defjvp  # type: ignore[misc]
-def _spike_jvp(primals: Any, tangents: Any) -> Any:
+def _fires_jvp(primals: Any, tangents: Any) -> Any:
     (u,), (du,) = primals, tangents
-    return spike(u), du / (1.0 + (jnp.pi * u) ** 2)
+    return _fires(u), du / (1.0 + (jnp.pi * u) ** 2)
+
+
+#: 1 where the argument is 0 or more; its derivative is that of ATan(2).
+spike: Any = jax.custom_jvp(_fires)
+spike.defjvp(_fires_jvp)
 
 
 class LayerOfJax:

@@ -88,8 +88,7 @@ def jobs(settings: Settings, bench: Bench) -> List[Job]:
             for image, layers in LAYERS if large else LAYERS[-1:]:
                 neurons = batch * image[0] * image[1] * image[2]
                 case = Normalised("norms", "norm", "bfloat16", steps, neurons, batch, image, layout, layers)
-                job = contained(case, bench, measure)
-                found.append(replace(job, rehearse=partial(_rehearse, case, bench)))
+                found.append(contained(case, bench, measure))
     return found
 
 
@@ -148,11 +147,6 @@ def _entered(case: Normalised, bench: Bench) -> Tuple[Dict[str, Call], Dict[str,
             calls.pop(name, None)
             rows[name] = case.row(name, "failed", failure(error).reason)
     return calls, rows, x
-
-
-def _rehearse(case: Normalised, bench: Bench) -> None:
-    _entered(case, bench)
-    bench.clock.forget()
 
 
 def measure(case: Any, bench: Bench) -> List[Row]:

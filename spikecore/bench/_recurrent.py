@@ -94,8 +94,7 @@ def jobs(settings: Settings, bench: Bench) -> List[Job]:
         for steps, batch, width in sizes:
             looped = i == 0 and (steps, batch, width) in LOOPED
             case = Fed("recurrent", neuron, dtype, steps, batch * width, batch, width, rate, looped=looped)
-            job = contained(case, bench, measure)
-            found.append(replace(job, rehearse=partial(_rehearse, case, bench)))
+            found.append(contained(case, bench, measure))
     for steps, batch, width in sizes:
         layers = 2 if width == 360 else 1
         case = Fed(
@@ -190,11 +189,6 @@ def _held(layer: nn.Module, x: Tensor, clock: HostClock) -> Optional[int]:
     after = clock.allocated()
     del y
     return None if before is None or after is None else after - before
-
-
-def _rehearse(case: Fed, bench: Bench) -> None:
-    _entered(replace(case, looped=False), bench)
-    bench.clock.forget()
 
 
 def measure(case: Any, bench: Bench) -> List[Row]:

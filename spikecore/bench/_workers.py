@@ -1,17 +1,11 @@
-"""Processes that compile at the same time, before anything is timed.
-
-A rehearsal compiles what jobs need into the caches on disk and is over before the first of them is measured. A
-:class:`Worker` holds one implementation that was set up in a process of its own, as compiled networks are that share no
-code, and makes its turns when it is told to; meanwhile all others wait.
-"""
+"""Processes with one implementation each, which compute when they are told to; meanwhile all others wait."""
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
 import os
-import time
-from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, Optional, Tuple
 
 from spikecore.bench._settings import Settings
 from spikecore.bench._timing import Failure, failure
@@ -35,54 +29,6 @@ def _environment() -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-def rehearse(settings: Settings, jobs: Sequence[Any], prepare: Callable[[Settings], Any]) -> str:
-    """Compile what these jobs need, in ``settings.workers`` processes; in words how that went.
-
-    ``prepare``, of a module, gives each process a report and the same jobs.
-    Those whose rehearsal was not over when ``settings.patience`` was are told so.
-    """
-    places = [place for place, job in enumerate(jobs) if job.rehearse is not None]
-    if not places or settings.workers < 1:
-        return ""
-    context = multiprocessing.get_context("spawn")
-    taken, done = context.Value("i", 0), context.Array("b", len(jobs), lock=False)
-    count = min(settings.workers, len(places))
-    begin = time.monotonic()
-    with _environment():
-        arguments = (settings, places, taken, done, prepare)
-        started = [context.Process(target=_rehearse, args=arguments, daemon=True) for _ in range(count)]
-        for one in started:
-            one.start()
-    for one in started:
-        one.join(max(0.0, begin + settings.patience - time.monotonic()))
-    for one in started:
-        if one.is_alive():
-            one.kill()
-        one.join()
-    late = [jobs[place] for place in places if not done[place]]
-    for job in late:
-        if job.late is not None:
-            job.late()
-    unfinished = f", but for {', '.join(job.label for job in late)}" if late else ""
-    return f"{len(places) - len(late)} parts compiled in {time.monotonic() - begin:.0f} s{unfinished}"
-
-
-def _rehearse(
-    settings: Settings, places: Sequence[int], taken: Any, done: Any, prepare: Callable[[Settings], Any]
-) -> None:
-    _, jobs = prepare(settings)
-    while True:
-        with taken.get_lock():
-            mine = taken.value
-            taken.value += 1
-        if mine >= len(places):
-            return
-        # what fails here fails again where it is measured, and says so there
-        with contextlib.suppress(Exception):
-            jobs[places[mine]].rehearse()
-        done[places[mine]] = 1
 
 
 class Worker:
@@ -140,11 +86,6 @@ class Worker:
         """End the process in the middle of what it does."""
         self._process.kill()
         self._process.join()
-
-
-def turn(call: Any, begin: int, calls: int) -> float:
-    """A turn made in another process, as :func:`spikecore.bench._timing.interleave` takes them."""
-    return float(call.turn(begin, calls))
 
 
 def _serve(pipe: Any, settings: Settings, enter: Callable[..., Any], arguments: Tuple[Any, ...]) -> None:
