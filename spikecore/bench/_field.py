@@ -96,7 +96,8 @@ def _jobs(settings: Settings, bench: Bench, cases: Sequence[FieldCase]) -> List[
     suite = cases[0].suite
     ours = [of_backend(each.name) for each in bench.implementations if each.ours]
     libraries = [*ours, *find_libraries(settings.peers, settings.peer_names)[0]]
-    members = [Participant(each, graph, settings, bench) for each in libraries for graph in _forms(each, bench)]
+    dtypes = tuple(dict.fromkeys(case.dtype for case in cases))
+    members = [Participant(each, graph, dtypes, settings, bench) for each in libraries for graph in _forms(each, bench)]
     rates: Dict[FieldCase, Rates] = {}
     jobs = [Job(f"{suite}: {len(members)} processes", partial(_start, members))] if settings.budget else []
     jobs += [Job(f"{suite}: {case.label} {PRODUCTS}", partial(_products, case, bench, rates)) for case in cases]
@@ -213,12 +214,12 @@ def full_precision() -> Iterator[None]:
 
 
 class Measurement:
-    """A library in a form, in the process that measures it; its equation is checked once for each dtype."""
+    """A library in a form, in the process that measures it; its equation is checked first, in each dtype."""
 
-    def __init__(self, library: Library, graph: bool, bench: Bench) -> None:
+    def __init__(self, library: Library, graph: bool, dtypes: Sequence[str], bench: Bench) -> None:
         self._library, self._graph, self._bench = library, graph, bench
         self._layer = library.layer()
-        self._checked: Dict[str, Tuple[str, str]] = {}
+        self._checked = {dtype: self._check(DTYPES[dtype]) for dtype in dtypes}
 
     def told(self) -> None:
         """Nothing but that the library is there."""
@@ -237,8 +238,6 @@ class Measurement:
 
     def _measured(self, case: FieldCase, name: str, rates: Rates) -> Row:
         bench = self._bench
-        if case.dtype not in self._checked:
-            self._checked[case.dtype] = self._check(DTYPES[case.dtype])
         status, detail = self._checked[case.dtype]
         if status not in MEASURED:
             return Row(case.suite, case.facts, name, status, detail)
@@ -255,31 +254,35 @@ class Measurement:
         device = self._bench.device
         generator = torch.Generator(device).manual_seed(0)
         x, cotangent = (torch.randn(CHECKED, device=device, generator=generator).to(dtype) for _ in range(2))
-        return verdict_of(self._library, self._layer, x.requires_grad_(), cotangent)
+        try:
+            return verdict_of(self._library, self._layer, x.requires_grad_(), cotangent)
+        except Exception as error:
+            return "failed", failure(error).reason
 
 
-def enter(settings: Settings, name: str, ours: bool, graph: bool, threads: int) -> Measurement:
+def enter(settings: Settings, name: str, ours: bool, graph: bool, dtypes: Sequence[str], threads: int) -> Measurement:
     """A library in a form, in the process that calls this."""
     torch.set_num_threads(threads)
     device = device_named(settings.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     library = of_backend(name) if ours else next(each for each in LIBRARIES if each.name == name)
-    return Measurement(library, graph, Bench(device, clock_for(device), (), settings.plan(device.type == "cuda")))
+    bench = Bench(device, clock_for(device), (), settings.plan(device.type == "cuda"))
+    return Measurement(library, graph, dtypes, bench)
 
 
 class Participant:
     """A library in a form: in a process of its own that has a budget, or here where there is none."""
 
-    def __init__(self, library: Library, graph: bool, settings: Settings, bench: Bench) -> None:
+    def __init__(self, library: Library, graph: bool, dtypes: Sequence[str], settings: Settings, bench: Bench) -> None:
         self.name = f"{library.name}, {GRAPH}" if graph else library.name
-        self._library, self._graph, self._settings, self._bench = library, graph, settings, bench
+        self._library, self._graph, self._dtypes, self._settings, self._bench = library, graph, dtypes, settings, bench
         self._worker: Optional[Worker] = None
         self._here: Optional[Measurement] = None
 
     def start(self) -> None:
         """Start its process."""
-        arguments = (self._library.name, self._library.ours, self._graph, torch.get_num_threads())
+        arguments = (self._library.name, self._library.ours, self._graph, self._dtypes, torch.get_num_threads())
         self._worker = Worker(self._settings, enter, *arguments)
 
     def wait(self, seconds: float) -> None:
@@ -303,7 +306,7 @@ class Participant:
         budget = self._settings.budget
         if not budget:
             if self._here is None:
-                self._here = Measurement(self._library, self._graph, self._bench)
+                self._here = Measurement(self._library, self._graph, self._dtypes, self._bench)
             return self._here.row(case, self.name, rates)
         if self._worker is None:  # the last one was killed
             self.start()

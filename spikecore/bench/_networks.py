@@ -96,6 +96,7 @@ class Comparison:
         """What measures them: ReLU first, in all forms, since the ratios are to its best one."""
         label = f"networks: {self._network.name}"
         others = [name for name in self._makers if name not in self._plain]
+        others.sort(key=lambda name: name.startswith(JELLYS_TRITON))  # they compile for long
         return [
             Job(f"{label} {RELU}", self._relu),
             *(Job(f"{label} {name}", partial(self._other, name)) for name in others),
