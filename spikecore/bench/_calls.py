@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore.bench._cases import Bench, Case, Job, contained, quietly, timed
+from spikecore.bench._cases import Bench, Case, Job, contained, quietly, timed, training
 from spikecore.bench._check import differences, observe
 from spikecore.bench._implementations import REFERENCE
 from spikecore.bench._report import Row
@@ -171,9 +171,9 @@ def measure(compiled: bool, case: Case, bench: Bench) -> List[Row]:
                 layers[name] = layer
         plan = replace(bench.plan, at_least=bench.plan.at_least / SHORTER, repetitions=bench.plan.repetitions * SHORTER)
         forward = _times({name: _forward(layer, x) for name, layer in layers.items()}, bench, plan, quiet=True)
-        training = _times({name: _training(layer, x, cotangent) for name, layer in layers.items()}, bench, plan)
+        both = _times({name: training(layer, [(x, cotangent)]) for name, layer in layers.items()}, bench, plan)
     for name in layers:
-        rows[name] = _row(case, name, forward, training)
+        rows[name] = _row(case, name, forward, both)
     return [rows[name] for name in known]
 
 
@@ -196,21 +196,9 @@ def _forward(layer: nn.Module, x: Tensor) -> Call:
     return lambda i: layer(x)
 
 
-def _training(layer: nn.Module, x: Tensor, cotangent: Tensor) -> Call:
-    parameters = list(layer.parameters())
-
-    def call(i: int) -> None:
-        layer(x).backward(cotangent)
-        x.grad = None
-        for parameter in parameters:
-            parameter.grad = None
-
-    return call
-
-
-def _row(case: Case, name: str, forward: Mapping[str, Any], training: Mapping[str, Any]) -> Row:
+def _row(case: Case, name: str, forward: Mapping[str, Any], both: Mapping[str, Any]) -> Row:
     figures: Dict[str, float] = {}
-    for kind, found in (("forward", forward), ("training", training)):
+    for kind, found in (("forward", forward), ("training", both)):
         timing, yardstick = found[name], found.get(YARDSTICK)
         if not isinstance(timing, Timing):
             return case.row(name, "failed", timing.reason)

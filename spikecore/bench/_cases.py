@@ -101,19 +101,6 @@ class Inputs:
             x, cotangent = (case.made(bench.device, generator) for _ in range(2))
             self.sets.append((x.add_(0.5).requires_grad_(), cotangent))
 
-    def training(self, layer: nn.Module) -> Call:
-        """Forward and backward; the gradients are dropped."""
-        sets, count, parameters = self.sets, len(self.sets), list(layer.parameters())
-
-        def call(i: int) -> None:
-            x, cotangent = sets[i % count]
-            layer(x).backward(cotangent)
-            x.grad = None
-            for parameter in parameters:
-                parameter.grad = None
-
-        return call
-
     def inference(self, layer: nn.Module) -> Call:
         """Forward, nothing kept for a backward pass; to be called under ``no_grad``."""
         sets, count = self.sets, len(self.sets)
@@ -128,6 +115,20 @@ class Inputs:
             return there.copy_(x)
 
         return call
+
+
+def training(layer: nn.Module, sets: Sequence[Tuple[Tensor, Tensor]]) -> Call:
+    """Forward and backward on inputs and cotangents that take turns; the gradients are dropped."""
+    count, parameters = len(sets), list(layer.parameters())
+
+    def call(i: int) -> None:
+        x, cotangent = sets[i % count]
+        layer(x).backward(cotangent)
+        x.grad = None
+        for parameter in parameters:
+            parameter.grad = None
+
+    return call
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from spikecore.bench._check import Observed, differences, observe
 from spikecore.bench._implementations import REFERENCE
 from spikecore.bench._machine import version_of
 from spikecore.bench._peers import JellyFunctional, JellyModule, NorseSteps, SnnSteps
+from spikecore.bench._peers import spikingjelly as _jelly
 from spikecore.bench._report import Availability
 from spikecore.bench._timing import failure
 
@@ -202,10 +203,6 @@ class SnnParallel(nn.Module):
         return spikes
 
 
-def _jelly(part: str) -> Any:
-    return import_module(f"spikingjelly.activation_based.{part}")
-
-
 def _jelly_functional(width: int) -> nn.Module:
     atan = _jelly("surrogate").ATan(alpha=2.0)
     options = {"tau": 2.0, "decay_input": False, "detach_reset": True, "surrogate_function": atan}
@@ -230,7 +227,7 @@ LIBRARIES: Tuple[Library, ...] = (
     Library("SpikingJelly functional", *_JELLY, "functional.lif_multi_step", _jelly_functional),
     Library("SpikingJelly module", *_JELLY, "LIFNode, multi-step", _jelly_module),
     Library("Spyx", "spyx", "spikecore.bench._spyx", "nn.LIF in lax.scan, compiled by XLA", None, SUBTRACTED),
-    Library("brainstate", "brainstate", _BRAIN, "a LIF cell in for_loop, backpropagation, compiled by XLA", None),
+    Library("brainstate BPTT", "brainstate", _BRAIN, "a LIF cell in for_loop, backpropagation, compiled by XLA", None),
     Library(
         "BrainTrace pp_prop",
         *("braintrace", _BRAIN),

@@ -30,38 +30,17 @@ RELU = "ReLU"
 JELLYS = "SpikingJelly's network"
 #: The same with its neurons in 16 bits as Triton kernels, which it has on request alone.
 JELLYS_TRITON = f"{JELLYS} with Triton neurons"
-#: Networks whose compiled forms are set up before the first of them is timed; their captured steps are all in the
-#: memory of a GPU then.
-TOGETHER = 8
 
 
 def jobs(settings: Settings, bench: Bench) -> List[Job]:
     """One job for ReLU in all forms and one for each other row of a network; a row for each that was not asked for."""
-    comparisons = [Comparison(NETWORKS[name], settings, bench) for name in settings.networks]
-    jobs: List[Job] = []
-    for i in range(0, len(comparisons), TOGETHER):
-        group = comparisons[i : i + TOGETHER]
-        if settings.workers:
-            jobs.append(Job("networks: compiled forms", partial(_start, group, settings.workers)))
-        jobs += [job for comparison in group for job in comparison.jobs()]
+    networks = [NETWORKS[name] for name in settings.networks]
+    jobs = [job for network in networks for job in Comparison(network, settings, bench).jobs()]
     for name, network in NETWORKS.items():
         if name not in settings.networks and not settings.quick:
             row = Row("networks", _case(network, bench), "all", "skipped", f"not asked for; --network {name} does")
             jobs.append(Job(f"networks: {name}", partial(list, [row])))
     return jobs
-
-
-def _start(group: Sequence[Comparison], most: int) -> List[Row]:
-    """Set up the compiled forms of these networks, so many at the same time; returns when all are ready."""
-    started: List[Worker] = []
-    for comparison in group:
-        for row in comparison.compiled():
-            if len(started) >= most:
-                started[-most].ready()
-            started.append(comparison.start(row))
-    for worker in started:
-        worker.ready()
-    return []
 
 
 def _case(network: Network, bench: Bench) -> Dict[str, Fact]:
@@ -97,21 +76,26 @@ class Comparison:
         label = f"networks: {self._network.name}"
         others = [name for name in self._makers if name not in self._plain]
         others.sort(key=lambda name: name.startswith(JELLYS_TRITON))  # they compile for long
+        apart = [Job(f"{label} compiled forms", self._start)] if self._settings.workers else []
         return [
+            *apart,
             Job(f"{label} {RELU}", self._relu),
             *(Job(f"{label} {name}", partial(self._other, name)) for name in others),
         ]
 
-    def compiled(self) -> List[str]:
-        """The rows whose forms are compiled."""
+    def _start(self) -> List[Row]:
+        """Set the compiled forms up in processes of their own, so many at the same time; returns when all are ready."""
         of_device = forms(self._network, self._settings.forms, self._bench.device.type)
         names = [form.name for form in of_device if form.compiled or form.compiled_adam]
-        return [row for row in self._makers if row.partition(", ")[2] in names]
-
-    def start(self, row: str) -> Worker:
-        """Set a row up in a process of its own."""
-        self._workers[row] = Worker(self._settings, enter_apart, self._network.name, row)
-        return self._workers[row]
+        started: List[Worker] = []
+        for row in [row for row in self._makers if row.partition(", ")[2] in names]:
+            if len(started) >= self._settings.workers:
+                started[-self._settings.workers].ready()
+            self._workers[row] = Worker(self._settings, enter_apart, self._network.name, row)
+            started.append(self._workers[row])
+        for worker in started:
+            worker.ready()
+        return []
 
     def _relu(self) -> List[Row]:
         """All rows with ReLU. It never raises, as :meth:`_other` does not."""

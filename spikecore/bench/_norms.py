@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore.bench._calls import compiled_apart
-from spikecore.bench._cases import Bench, Case, Job, contained, timed
+from spikecore.bench._cases import Bench, Case, Job, contained, timed, training
 from spikecore.bench._forms import forget_compiled
 from spikecore.bench._report import Fact, Row
 from spikecore.bench._settings import Settings
@@ -121,15 +121,7 @@ def subjects(case: Normalised, bench: Bench) -> Dict[str, Subject]:
 def _call(subject: Subject, layer: nn.Module, x: Tensor, cotangent: Tensor) -> Call:
     if subject.flat:
         x, cotangent = x.detach().flatten(0, 1).requires_grad_(), cotangent.flatten(0, 1)
-    parameters = list(layer.parameters())
-
-    def call(i: int) -> None:
-        layer(x).backward(cotangent)
-        x.grad = None
-        for parameter in parameters:
-            parameter.grad = None
-
-    return call
+    return training(layer, [(x, cotangent)])
 
 
 def _entered(case: Normalised, bench: Bench) -> Tuple[Dict[str, Call], Dict[str, Row], Tensor]:

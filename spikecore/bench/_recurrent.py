@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore.bench._cases import Bench, Case, Job, contained, timed
+from spikecore.bench._cases import Bench, Case, Job, contained, timed, training
 from spikecore.bench._implementations import REFERENCE
 from spikecore.bench._report import Fact, Row
 from spikecore.bench._settings import Settings
@@ -159,7 +159,7 @@ def _entered(case: Fed, bench: Bench) -> Tuple[Dict[str, Under], Dict[str, Row],
     for name, make in known.items():
         try:
             layer = _made(make, case, bench)
-            call = _training(layer, x, cotangent)
+            call = training(layer, [(x, cotangent)])
             call(0)
             held = _held(layer, x, bench.clock)
             figures = {} if held is None else {"held_words": held / (4 * x.numel())}
@@ -167,18 +167,6 @@ def _entered(case: Fed, bench: Bench) -> Tuple[Dict[str, Under], Dict[str, Row],
         except Exception as error:
             rows[name] = case.row(name, "failed", failure(error).reason)
     return under, rows, tuple(known)
-
-
-def _training(layer: nn.Module, x: Tensor, cotangent: Tensor) -> Call:
-    parameters = list(layer.parameters())
-
-    def call(i: int) -> None:
-        layer(x).backward(cotangent)
-        x.grad = None
-        for parameter in parameters:
-            parameter.grad = None
-
-    return call
 
 
 def _held(layer: nn.Module, x: Tensor, clock: HostClock) -> Optional[int]:
