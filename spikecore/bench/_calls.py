@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore.bench._cases import Bench, Case, Job, contained, quietly, timed, training
+from spikecore.bench._cases import Bench, Case, Job, compared, contained, first_failure, quietly, training
 from spikecore.bench._check import differences, observe
 from spikecore.bench._implementations import REFERENCE
 from spikecore.bench._report import Row
@@ -197,15 +197,10 @@ def _forward(layer: nn.Module, x: Tensor) -> Call:
 
 
 def _row(case: Case, name: str, forward: Mapping[str, Any], both: Mapping[str, Any]) -> Row:
-    figures: Dict[str, float] = {}
-    for kind, found in (("forward", forward), ("training", both)):
-        timing, yardstick = found[name], found.get(YARDSTICK)
-        if not isinstance(timing, Timing):
-            return case.row(name, "failed", timing.reason)
-        figures.update(timed(kind, timing))
-        if isinstance(yardstick, Timing):
-            figures[f"{kind}_over_allocating"] = timing.seconds / yardstick.seconds
-        eager = found.get(name.replace(", compiled", ""))
-        if name.endswith(", compiled") and isinstance(eager, Timing):
-            figures[f"{kind}_over_eager"] = timing.seconds / eager.seconds
+    problem = first_failure(forward[name], both[name])
+    if problem:
+        return case.row(name, "failed", problem)
+    eager, _, form = name.rpartition(", ")
+    others = {"over_allocating": YARDSTICK, **({"over_eager": eager} if form == "compiled" else {})}
+    figures = {**compared("forward", forward, name, **others), **compared("training", both, name, **others)}
     return case.row(name, "ok", "", **figures)

@@ -197,6 +197,15 @@ def timed(name: str, found: Timing) -> Dict[str, float]:
     }
 
 
+def compared(kind: str, times: Mapping[str, Any], name: str, **others: str) -> Dict[str, float]:
+    """The time of a row as figures, and its ratios: ``over_lstm="nn.LSTM"`` gives ``kind_over_lstm`` where that is."""
+    figures = timed(kind, times[name])
+    for word, other in others.items():
+        if isinstance(times.get(other), Timing):
+            figures[f"{kind}_{word}"] = times[name].seconds / times[other].seconds
+    return figures
+
+
 def contained(case: Case, bench: Bench, measure: Callable[[Case, Bench], List[Row]]) -> Job:
     """A job that measures a case; what goes wrong outside of any implementation is a row of its own."""
 

@@ -221,9 +221,6 @@ class Measurement:
         self._layer = library.layer()
         self._checked = {dtype: self._check(DTYPES[dtype]) for dtype in dtypes}
 
-    def told(self) -> None:
-        """Nothing but that the library is there."""
-
     def row(self, case: FieldCase, name: str, rates: Rates) -> Row:
         """The row of a case. It never raises."""
         try:
@@ -283,7 +280,7 @@ class Participant:
     def start(self) -> None:
         """Start its process."""
         arguments = (self._library.name, self._library.ours, self._graph, self._dtypes, torch.get_num_threads())
-        self._worker = Worker(self._settings, enter, *arguments)
+        self._worker = Worker(enter, self._settings, *arguments)
 
     def wait(self, seconds: float) -> None:
         """Until its process is ready, or the time is over."""
@@ -312,19 +309,12 @@ class Participant:
             self.start()
             self.wait(START)
         worker: Any = self._worker
-        state, said = worker.ready()
-        if state != "ready":
-            raise RuntimeError(said.reason)
         try:
             row: Row = worker.ask("row", case, self.name, rates, limit=budget)
             return row
-        except TimeoutError as error:
-            self._worker = None
-            raise TimeoutError(f"{error}; --budget gives it more") from error
-        except EOFError as error:
-            worker.end()
-            self._worker = None
-            raise RuntimeError("its process broke down") from error
+        except Exception:
+            self._end()
+            raise
 
     def _end(self) -> None:
         if self._worker is not None:

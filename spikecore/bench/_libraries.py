@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
@@ -17,12 +18,11 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from spikecore.bench._check import Observed, differences, observe
-from spikecore.bench._implementations import REFERENCE
+from spikecore.bench._implementations import OTHERS, REFERENCE, state_of
 from spikecore.bench._machine import version_of
 from spikecore.bench._peers import JellyFunctional, JellyModule, NorseSteps, SnnSteps
 from spikecore.bench._peers import spikingjelly as _jelly
 from spikecore.bench._report import Availability
-from spikecore.bench._timing import failure
 
 #: A layer ``[T, B, N] -> [T, B, N]`` of so many neurons.
 MakeLayer = Callable[[int], nn.Module]
@@ -286,20 +286,10 @@ def find_libraries(wanted: bool, names: Tuple[str, ...]) -> Tuple[List[Library],
     """The libraries that can take part, and the list of all, with the reasons of the others."""
     ready, listed = [], []
     for library in LIBRARIES:
-        state, detail = "left out", "--no-peers" if not wanted else "--peer names others"
+        state, detail = OTHERS if wanted else ("left out", "--no-peers")
         if wanted and library.name in (names or (library.name,)):
-            state, detail = _state(library)
+            state, detail = state_of(library.distribution, library.module, partial(str, library.about))
         listed.append(Availability(library.name, "peer", state, version_of(library.distribution) or "", detail))
         if state == "ready":
             ready.append(library)
     return ready, listed
-
-
-def _state(library: Library) -> Tuple[str, str]:
-    if version_of(library.distribution) is None:
-        return "missing", f"not installed: pip install {library.distribution}"
-    try:
-        import_module(library.module)
-    except Exception as error:
-        return "failed", failure(error).reason
-    return "ready", library.about

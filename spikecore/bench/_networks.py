@@ -91,7 +91,7 @@ class Comparison:
         for row in [row for row in self._makers if row.partition(", ")[2] in names]:
             if len(started) >= self._settings.workers:
                 started[-self._settings.workers].ready()
-            self._workers[row] = Worker(self._settings, enter_apart, self._network.name, row)
+            self._workers[row] = Worker(enter_apart, self._settings, self._network.name, row)
             started.append(self._workers[row])
         for worker in started:
             worker.ready()
@@ -114,9 +114,6 @@ class Comparison:
         try:
             if worker is None:
                 return Entered(attempt(self._makers[name], self._bench), self._bench).measured()
-            state, said = worker.ready()
-            if state != "ready":
-                raise RuntimeError(said.reason)
             measured: Measured = worker.ask("measured")
             return measured
         except Exception as error:
@@ -143,9 +140,6 @@ class Entered:
 
     def __init__(self, training: Training, bench: Bench) -> None:
         self._training, self._bench = training, bench
-
-    def told(self) -> None:
-        """Nothing but that it is ready."""
 
     def measured(self) -> Measured:
         """Its time."""

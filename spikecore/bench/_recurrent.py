@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore.bench._cases import Bench, Case, Job, contained, timed, training
+from spikecore.bench._cases import Bench, Case, Job, compared, contained, training
 from spikecore.bench._implementations import REFERENCE
 from spikecore.bench._report import Fact, Row
 from spikecore.bench._settings import Settings
@@ -218,15 +218,13 @@ def as_graph(call: Call) -> Call:
 def _row(case: Fed, name: str, one: Under, kinds: Mapping[str, Mapping[str, Any]]) -> Row:
     figures, problems = dict(one.figures), []
     for kind, found in kinds.items():
-        timing, lstm = found.get(name), found.get(LSTM)
+        timing = found.get(name)
         if timing is None:
             continue
         if not isinstance(timing, Timing):
             problems.append(f"{kind}: {timing.reason}")
             continue
-        figures.update(timed(kind, timing))
-        if isinstance(lstm, Timing):
-            figures[f"{kind}_over_lstm"] = timing.seconds / lstm.seconds
+        figures.update(compared(kind, found, name, over_lstm=LSTM))
     status = "ok" if any(f"{kind}_ms" in figures for kind in kinds) else "failed"
     return case.row(name, status, "; ".join(problems) or one.detail, **(figures if status == "ok" else {}))
 
