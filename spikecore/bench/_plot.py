@@ -141,9 +141,9 @@ def _bounded(kind: str, label: str, ax: Any, title: str, rows: List[Row], colour
     ax.axvline(bound, color="black", linewidth=0.9, linestyle="--", label="bound of the arithmetic")
     if any(row.status == "differs" for row in rows):
         ax.plot([], [], " ", label="* another equation, or other numbers")
-    _logarithmic(ax)
     # at least twice the bound, so that hundredths do not look like much; behind the last point there is its number
     ax.set_xlim(0.85 * bound, max(2.0 * bound, *values) * (max(values) / bound) ** 0.25)
+    _logarithmic(ax)
     ax.grid(axis="x", linewidth=0.3)
     ax.tick_params(axis="y", labelsize=7)
     ax.set(xlabel=f"{label}, ms")
@@ -160,10 +160,11 @@ _DRAW: Dict[str, Callable[[Any, str, List[Row], Dict[str, str]], None]] = {
 
 
 def _logarithmic(ax: Any) -> None:
-    """A logarithmic axis with two to five labels, which do not overlap within a decade or two."""
+    """A logarithmic axis with some labels, which do not overlap: one in a decade where there are more than two."""
     from matplotlib import ticker
 
     ax.set_xscale("log")
-    ax.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
+    low, high = ax.get_xlim()
+    ax.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,), numticks=8))
     ax.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,g}"))
     ax.xaxis.set_minor_formatter(ticker.NullFormatter())
