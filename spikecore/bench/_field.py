@@ -42,7 +42,7 @@ SQUARE = {"cuda": 4096, "cpu": 1024}
 #: Numbers of the copy, which shall not fit into a cache.
 COPIED = 1 << 26
 #: Seconds that the processes have until they are ready, all together.
-START = 300.0
+START = 600.0
 
 #: Time steps, batch and neurons.
 _LINEAR = {
