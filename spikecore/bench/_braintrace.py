@@ -76,7 +76,7 @@ class Online:
             state.value = jnp.zeros_like(state.value)
 
     def forward(self, x: Any) -> Any:
-        """Spikes of a sequence; without gradients there are no traces."""
+        """Spikes of a sequence, without gradients."""
         self.reset()
         return brainstate.transform.for_loop(self.learner, x)
 
