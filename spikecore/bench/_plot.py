@@ -55,7 +55,7 @@ def figure_of(report: Report) -> Any:
     down = max(1, -(-len(panels) // across))
     height = max([3.4, *(0.2 * len(rows) for _, _, rows in panels)])
     figure, axes = module.subplots(down, across, figsize=(5.2 * across, height * down), squeeze=False)
-    colours: Dict[str, str] = {}
+    colours: Dict[str, Any] = {}
     for ax, panel in zip(axes.flat, panels):
         _DRAW[panel[0]](ax, panel[1], panel[2], colours)
     for ax in list(axes.flat)[len(panels) :]:
@@ -85,11 +85,13 @@ def _title(case: Mapping[str, Fact]) -> str:
     return f"{case['neuron']} {case['dtype']}, T={case['steps']}, N={case['neurons']}"
 
 
-def _colour(name: str, colours: Dict[str, str]) -> str:
-    return colours.setdefault(name, f"C{len(colours) % 10}")
+def _colour(name: str, colours: Dict[str, Any]) -> Any:
+    """One of twenty, the ten strong ones first."""
+    k = len(colours)
+    return colours.setdefault(name, pyplot().colormaps["tab20"](2 * (k % 10) + k // 10 % 2))
 
 
-def _fractions(ax: Any, title: str, rows: List[Row], colours: Dict[str, str]) -> None:
+def _fractions(ax: Any, title: str, rows: List[Row], colours: Dict[str, Any]) -> None:
     lines: Dict[str, List[Tuple[Any, float]]] = {}
     for row in rows:
         if "training_fraction" in row.figures and row.implementation != "copy":
@@ -104,7 +106,7 @@ def _fractions(ax: Any, title: str, rows: List[Row], colours: Dict[str, str]) ->
     ax.set(title=title, xlabel="time steps", ylabel="forward + backward,\nfraction of a copy")
 
 
-def _small(ax: Any, title: str, rows: List[Row], colours: Dict[str, str]) -> None:
+def _small(ax: Any, title: str, rows: List[Row], colours: Dict[str, Any]) -> None:
     rows = rows[::-1]
     names, values = [row.implementation for row in rows], [row.figures["training_ms"] for row in rows]
     # points, since a bar has no beginning on a logarithmic axis
@@ -118,7 +120,7 @@ def _small(ax: Any, title: str, rows: List[Row], colours: Dict[str, str]) -> Non
     ax.set(title=title, xlabel="forward + backward, ms per call")
 
 
-def _networks(ax: Any, title: str, rows: List[Row], colours: Dict[str, str]) -> None:
+def _networks(ax: Any, title: str, rows: List[Row], colours: Dict[str, Any]) -> None:
     rows = rows[::-1]
     names, values = [row.implementation for row in rows], [row.figures["step_ms"] for row in rows]
     bars = ax.barh(names, values, color=[_colour(name, colours) for name in names])
@@ -128,7 +130,7 @@ def _networks(ax: Any, title: str, rows: List[Row], colours: Dict[str, str]) -> 
     ax.set(title=title, xlabel="training step, ms")
 
 
-def _bounded(kind: str, label: str, ax: Any, title: str, rows: List[Row], colours: Dict[str, str]) -> None:
+def _bounded(kind: str, label: str, ax: Any, title: str, rows: List[Row], colours: Dict[str, Any]) -> None:
     """Times as points, and a line at the bound of the arithmetic. Forms of an implementation have its colour."""
     bound = rows[0].figures[f"{kind}_bound_ms"]
     rows = sorted(rows, key=lambda row: -row.figures[f"{kind}_ms"])
@@ -150,7 +152,7 @@ def _bounded(kind: str, label: str, ax: Any, title: str, rows: List[Row], colour
     ax.set_title(title, fontsize=10)
 
 
-_DRAW: Dict[str, Callable[[Any, str, List[Row], Dict[str, str]], None]] = {
+_DRAW: Dict[str, Callable[[Any, str, List[Row], Dict[str, Any]], None]] = {
     "fractions": _fractions,
     "small": _small,
     "networks": _networks,
