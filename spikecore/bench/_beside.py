@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore.bench._cases import Bench, Job, first_failure, quietly, timed
+from spikecore.bench._cases import Bench, Job, compared, first_failure, quietly
 from spikecore.bench._implementations import COMPILED, Implementation, NotHere
 from spikecore.bench._peers import PEERS
 from spikecore.bench._report import Fact, Row
 from spikecore.bench._settings import Settings
-from spikecore.bench._timing import Call, Timing, failure, interleave
+from spikecore.bench._timing import Call, failure, interleave
 from spikecore.bench.models import EXAMPLES, Network
 
 #: What the ratios are to.
@@ -76,23 +76,16 @@ def measure(case: Mapping[str, Fact], enter: Enter, bench: Bench) -> List[Row]:
     training = interleave({name: one.training for name, one in running.items()}, bench.clock.batch, bench.plan)
     for name in running:
         problem = first_failure(forward[name], training[name])
-        figures = {**_figures("forward", forward, name), **_figures("training", training, name)}
-        status = "failed" if problem else "differs" if known[name].unlike else "ok"
-        rows[name] = Row("beside", case, name, status, problem or known[name].unlike, {} if problem else figures)
+        if problem:
+            rows[name] = Row("beside", case, name, "failed", problem)
+            continue
+        figures = compared("forward", forward, name, ratio=YARDSTICK)
+        figures.update(compared("training", training, name, ratio=YARDSTICK))
+        rows[name] = Row("beside", case, name, "differs" if known[name].unlike else "ok", known[name].unlike, figures)
     bench.clock.forget()
     absent = [one.name for one in PEERS if one.name not in known]
     missing = [Row("beside", case, name, "skipped", bench.absent.get(name, "does not take part")) for name in absent]
     return [*(rows[name] for name in known), *missing]
-
-
-def _figures(kind: str, found: Mapping[str, Any], name: str) -> Dict[str, float]:
-    timing, yardstick = found[name], found.get(YARDSTICK)
-    if not isinstance(timing, Timing):
-        return {}
-    figures = timed(kind, timing)
-    if isinstance(yardstick, Timing):
-        figures[f"{kind}_ratio"] = timing.seconds / yardstick.seconds
-    return figures
 
 
 def _neuron(implementation: Implementation, device: torch.device) -> nn.Module:

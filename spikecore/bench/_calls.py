@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore.bench._cases import Bench, Case, Job, contained, quietly, timed
+from spikecore.bench._cases import Bench, Case, Job, compared, contained, first_failure, quietly, training
 from spikecore.bench._check import differences, observe
 from spikecore.bench._implementations import REFERENCE
 from spikecore.bench._report import Row
@@ -171,9 +171,9 @@ def measure(compiled: bool, case: Case, bench: Bench) -> List[Row]:
                 layers[name] = layer
         plan = replace(bench.plan, at_least=bench.plan.at_least / SHORTER, repetitions=bench.plan.repetitions * SHORTER)
         forward = _times({name: _forward(layer, x) for name, layer in layers.items()}, bench, plan, quiet=True)
-        training = _times({name: _training(layer, x, cotangent) for name, layer in layers.items()}, bench, plan)
+        both = _times({name: training(layer, [(x, cotangent)]) for name, layer in layers.items()}, bench, plan)
     for name in layers:
-        rows[name] = _row(case, name, forward, training)
+        rows[name] = _row(case, name, forward, both)
     return [rows[name] for name in known]
 
 
@@ -196,28 +196,11 @@ def _forward(layer: nn.Module, x: Tensor) -> Call:
     return lambda i: layer(x)
 
 
-def _training(layer: nn.Module, x: Tensor, cotangent: Tensor) -> Call:
-    parameters = list(layer.parameters())
-
-    def call(i: int) -> None:
-        layer(x).backward(cotangent)
-        x.grad = None
-        for parameter in parameters:
-            parameter.grad = None
-
-    return call
-
-
-def _row(case: Case, name: str, forward: Mapping[str, Any], training: Mapping[str, Any]) -> Row:
-    figures: Dict[str, float] = {}
-    for kind, found in (("forward", forward), ("training", training)):
-        timing, yardstick = found[name], found.get(YARDSTICK)
-        if not isinstance(timing, Timing):
-            return case.row(name, "failed", timing.reason)
-        figures.update(timed(kind, timing))
-        if isinstance(yardstick, Timing):
-            figures[f"{kind}_over_allocating"] = timing.seconds / yardstick.seconds
-        eager = found.get(name.replace(", compiled", ""))
-        if name.endswith(", compiled") and isinstance(eager, Timing):
-            figures[f"{kind}_over_eager"] = timing.seconds / eager.seconds
+def _row(case: Case, name: str, forward: Mapping[str, Any], both: Mapping[str, Any]) -> Row:
+    problem = first_failure(forward[name], both[name])
+    if problem:
+        return case.row(name, "failed", problem)
+    eager, _, form = name.rpartition(", ")
+    others = {"over_allocating": YARDSTICK, **({"over_eager": eager} if form == "compiled" else {})}
+    figures = {**compared("forward", forward, name, **others), **compared("training", both, name, **others)}
     return case.row(name, "ok", "", **figures)

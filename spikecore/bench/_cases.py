@@ -6,7 +6,7 @@ import math
 import time
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -30,11 +30,6 @@ class Job:
 
     label: str
     run: Callable[[], List[Row]]
-    #: Compiles what it needs into the caches on disk, in a process of its own (:mod:`spikecore.bench._workers`); None:
-    #: there is nothing to compile, or no cache that would keep it.
-    rehearse: Optional[Callable[[], None]] = None
-    #: Called if its rehearsal was not over in time.
-    late: Optional[Callable[[], None]] = None
 
 
 @dataclass(frozen=True)
@@ -106,19 +101,6 @@ class Inputs:
             x, cotangent = (case.made(bench.device, generator) for _ in range(2))
             self.sets.append((x.add_(0.5).requires_grad_(), cotangent))
 
-    def training(self, layer: nn.Module) -> Call:
-        """Forward and backward; the gradients are dropped."""
-        sets, count, parameters = self.sets, len(self.sets), list(layer.parameters())
-
-        def call(i: int) -> None:
-            x, cotangent = sets[i % count]
-            layer(x).backward(cotangent)
-            x.grad = None
-            for parameter in parameters:
-                parameter.grad = None
-
-        return call
-
     def inference(self, layer: nn.Module) -> Call:
         """Forward, nothing kept for a backward pass; to be called under ``no_grad``."""
         sets, count = self.sets, len(self.sets)
@@ -133,6 +115,20 @@ class Inputs:
             return there.copy_(x)
 
         return call
+
+
+def training(layer: nn.Module, sets: Sequence[Tuple[Tensor, Tensor]]) -> Call:
+    """Forward and backward on inputs and cotangents that take turns; the gradients are dropped."""
+    count, parameters = len(sets), list(layer.parameters())
+
+    def call(i: int) -> None:
+        x, cotangent = sets[i % count]
+        layer(x).backward(cotangent)
+        x.grad = None
+        for parameter in parameters:
+            parameter.grad = None
+
+    return call
 
 
 @dataclass(frozen=True)
@@ -199,6 +195,15 @@ def timed(name: str, found: Timing) -> Dict[str, float]:
         f"{name}_turns": found.turns,
         f"{name}_calls": found.calls,
     }
+
+
+def compared(kind: str, times: Mapping[str, Any], name: str, **others: str) -> Dict[str, float]:
+    """The time of a row as figures, and its ratios: ``over_lstm="nn.LSTM"`` gives ``kind_over_lstm`` where that is."""
+    figures = timed(kind, times[name])
+    for word, other in others.items():
+        if isinstance(times.get(other), Timing):
+            figures[f"{kind}_{word}"] = times[name].seconds / times[other].seconds
+    return figures
 
 
 def contained(case: Case, bench: Bench, measure: Callable[[Case, Bench], List[Row]]) -> Job:

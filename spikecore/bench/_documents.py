@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Dict, List, Mapping, Tuple
 
-from spikecore.bench._cases import Bench, Case, Inputs, Job, admit, contained, first_failure, quietly, timed
+from spikecore.bench._cases import Bench, Case, Inputs, Job, admit, contained, first_failure, quietly, timed, training
 from spikecore.bench._implementations import REFERENCE
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
@@ -111,9 +111,9 @@ def measure(document: Document, case: Case, bench: Bench) -> List[Row]:
     inputs = Inputs(case, bench)
     admitted, rows = admit(case, inputs, bench)
     forward = {name: inputs.inference(one.layer) for name, one in admitted.items()}
-    training = {name: inputs.training(one.layer) for name, one in admitted.items()}
+    both_ways = {name: training(one.layer, inputs.sets) for name, one in admitted.items()}
     first = interleave(forward, quietly(bench.clock.batch), bench.plan)
-    both = interleave(training, bench.clock.batch, bench.plan)
+    both = interleave(both_ways, bench.clock.batch, bench.plan)
     loop = next((found for found in (both.get(LOOP), both.get(REFERENCE)) if isinstance(found, Timing)), None)
     for name, one in admitted.items():
         reason = first_failure(first[name], both[name])

@@ -22,6 +22,7 @@ import torch
 
 from spikecore.bench._cases import Bench, Job, timed
 from spikecore.bench._field_cases import OPEN_NEUROMORPHIC, SAMPLES, SHD, Bound, ClassifierCase, FieldCase, LinearCase
+from spikecore.bench._implementations import NotHere
 from spikecore.bench._libraries import LIBRARIES, Library, find_libraries, of_backend, verdict_of
 from spikecore.bench._machine import PEAKS, Peak
 from spikecore.bench._report import MEASURED, Row
@@ -41,7 +42,7 @@ SQUARE = {"cuda": 4096, "cpu": 1024}
 #: Numbers of the copy, which shall not fit into a cache.
 COPIED = 1 << 26
 #: Seconds that the processes have until they are ready, all together.
-START = 120.0
+START = 600.0
 
 #: Time steps, batch and neurons.
 _LINEAR = {
@@ -95,7 +96,8 @@ def _jobs(settings: Settings, bench: Bench, cases: Sequence[FieldCase]) -> List[
     suite = cases[0].suite
     ours = [of_backend(each.name) for each in bench.implementations if each.ours]
     libraries = [*ours, *find_libraries(settings.peers, settings.peer_names)[0]]
-    members = [Participant(each, graph, settings, bench) for each in libraries for graph in _forms(each, bench)]
+    dtypes = tuple(dict.fromkeys(case.dtype for case in cases))
+    members = [Participant(each, graph, dtypes, settings, bench) for each in libraries for graph in _forms(each, bench)]
     rates: Dict[FieldCase, Rates] = {}
     jobs = [Job(f"{suite}: {len(members)} processes", partial(_start, members))] if settings.budget else []
     jobs += [Job(f"{suite}: {case.label} {PRODUCTS}", partial(_products, case, bench, rates)) for case in cases]
@@ -212,21 +214,20 @@ def full_precision() -> Iterator[None]:
 
 
 class Measurement:
-    """A library in a form, in the process that measures it; its equation is checked once for each dtype."""
+    """A library in a form, in the process that measures it; its equation is checked first, in each dtype."""
 
-    def __init__(self, library: Library, graph: bool, bench: Bench) -> None:
+    def __init__(self, library: Library, graph: bool, dtypes: Sequence[str], bench: Bench) -> None:
         self._library, self._graph, self._bench = library, graph, bench
         self._layer = library.layer()
-        self._checked: Dict[str, Tuple[str, str]] = {}
-
-    def told(self) -> None:
-        """Nothing but that the library is there."""
+        self._checked = {dtype: self._check(DTYPES[dtype]) for dtype in dtypes}
 
     def row(self, case: FieldCase, name: str, rates: Rates) -> Row:
         """The row of a case. It never raises."""
         try:
             with full_precision():
                 return self._measured(case, name, rates)
+        except NotHere as reason:
+            return Row(case.suite, case.facts, name, "skipped", str(reason))
         except Exception as error:
             return Row(case.suite, case.facts, name, "failed", failure(error).reason)
         finally:
@@ -234,8 +235,6 @@ class Measurement:
 
     def _measured(self, case: FieldCase, name: str, rates: Rates) -> Row:
         bench = self._bench
-        if case.dtype not in self._checked:
-            self._checked[case.dtype] = self._check(DTYPES[case.dtype])
         status, detail = self._checked[case.dtype]
         if status not in MEASURED:
             return Row(case.suite, case.facts, name, status, detail)
@@ -252,32 +251,36 @@ class Measurement:
         device = self._bench.device
         generator = torch.Generator(device).manual_seed(0)
         x, cotangent = (torch.randn(CHECKED, device=device, generator=generator).to(dtype) for _ in range(2))
-        return verdict_of(self._library, self._layer, x.requires_grad_(), cotangent)
+        try:
+            return verdict_of(self._library, self._layer, x.requires_grad_(), cotangent)
+        except Exception as error:
+            return "failed", failure(error).reason
 
 
-def enter(settings: Settings, name: str, ours: bool, graph: bool, threads: int) -> Measurement:
+def enter(settings: Settings, name: str, ours: bool, graph: bool, dtypes: Sequence[str], threads: int) -> Measurement:
     """A library in a form, in the process that calls this."""
     torch.set_num_threads(threads)
     device = device_named(settings.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     library = of_backend(name) if ours else next(each for each in LIBRARIES if each.name == name)
-    return Measurement(library, graph, Bench(device, clock_for(device), (), settings.plan(device.type == "cuda")))
+    bench = Bench(device, clock_for(device), (), settings.plan(device.type == "cuda"))
+    return Measurement(library, graph, dtypes, bench)
 
 
 class Participant:
     """A library in a form: in a process of its own that has a budget, or here where there is none."""
 
-    def __init__(self, library: Library, graph: bool, settings: Settings, bench: Bench) -> None:
+    def __init__(self, library: Library, graph: bool, dtypes: Sequence[str], settings: Settings, bench: Bench) -> None:
         self.name = f"{library.name}, {GRAPH}" if graph else library.name
-        self._library, self._graph, self._settings, self._bench = library, graph, settings, bench
+        self._library, self._graph, self._dtypes, self._settings, self._bench = library, graph, dtypes, settings, bench
         self._worker: Optional[Worker] = None
         self._here: Optional[Measurement] = None
 
     def start(self) -> None:
         """Start its process."""
-        arguments = (self._library.name, self._library.ours, self._graph, torch.get_num_threads())
-        self._worker = Worker(self._settings, enter, *arguments)
+        arguments = (self._library.name, self._library.ours, self._graph, self._dtypes, torch.get_num_threads())
+        self._worker = Worker(enter, self._settings, *arguments)
 
     def wait(self, seconds: float) -> None:
         """Until its process is ready, or the time is over."""
@@ -300,25 +303,18 @@ class Participant:
         budget = self._settings.budget
         if not budget:
             if self._here is None:
-                self._here = Measurement(self._library, self._graph, self._bench)
+                self._here = Measurement(self._library, self._graph, self._dtypes, self._bench)
             return self._here.row(case, self.name, rates)
         if self._worker is None:  # the last one was killed
             self.start()
             self.wait(START)
         worker: Any = self._worker
-        state, said = worker.ready()
-        if state != "ready":
-            raise RuntimeError(said.reason)
         try:
             row: Row = worker.ask("row", case, self.name, rates, limit=budget)
             return row
-        except TimeoutError as error:
-            self._worker = None
-            raise TimeoutError(f"{error}; --budget gives it more") from error
-        except EOFError as error:
-            worker.end()
-            self._worker = None
-            raise RuntimeError("its process broke down") from error
+        except Exception:
+            self._end()
+            raise
 
     def _end(self) -> None:
         if self._worker is not None:

@@ -6,6 +6,7 @@ Nobody is left out in silence: :func:`find` lists those who cannot take part, to
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any, Callable, List, Optional, Sequence, Tuple, cast
 
@@ -23,6 +24,8 @@ from spikecore.bench._workloads import Workload
 #: The backend that says what is right.
 REFERENCE = "torch"
 COMPILED = "torch.compile"
+#: State and detail of a library that takes no part.
+OTHERS = ("left out", "--peer names others")
 _NOT_COMPILED = "--compile-steps 0, which --quick chooses, too"
 
 
@@ -81,7 +84,8 @@ def find(
         state, detail = "left out", "--no-peers"
         if peers:
             named = not peer_names or peer.name in peer_names
-            state, detail = _state(peer, device) if named else ("left out", "--peer names others")
+            about = partial(_about, peer, device)
+            state, detail = state_of(peer.distribution, peer.module, about) if named else OTHERS
         listed.append(Availability(peer.name, "peer", state, version_of(peer.distribution) or "", detail))
         if state == "ready":
             taking_part.append(_peer(peer))
@@ -135,16 +139,20 @@ def _compiled(most: int) -> Implementation:
     return Implementation(COMPILED, False, layer)
 
 
-def _state(peer: Peer, device: torch.device) -> Tuple[str, str]:
+def state_of(distribution: str, module: str, about: Callable[[], str]) -> Tuple[str, str]:
     """The state of a library, and what there is to say about it."""
-    if version_of(peer.distribution) is None:
-        return "missing", f"not installed: pip install {peer.distribution}"
+    if version_of(distribution) is None:
+        return "missing", f"not installed: pip install {distribution}"
     try:
-        import_module(peer.module)
-        chosen = peer.chooses(device)
+        import_module(module)
+        return "ready", about()
     except Exception as error:
         return "failed", failure(error).reason
-    return "ready", f"{peer.about}; it chooses {chosen} here" if chosen else peer.about
+
+
+def _about(peer: Peer, device: torch.device) -> str:
+    chosen = peer.chooses(device)
+    return f"{peer.about}; it chooses {chosen} here" if chosen else peer.about
 
 
 def _peer(peer: Peer) -> Implementation:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
@@ -17,11 +18,11 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from spikecore.bench._check import Observed, differences, observe
-from spikecore.bench._implementations import REFERENCE
+from spikecore.bench._implementations import OTHERS, REFERENCE, state_of
 from spikecore.bench._machine import version_of
 from spikecore.bench._peers import JellyFunctional, JellyModule, NorseSteps, SnnSteps
+from spikecore.bench._peers import spikingjelly as _jelly
 from spikecore.bench._report import Availability
-from spikecore.bench._timing import failure
 
 #: A layer ``[T, B, N] -> [T, B, N]`` of so many neurons.
 MakeLayer = Callable[[int], nn.Module]
@@ -101,19 +102,23 @@ class Library:
     #: The module whose import says whether it is there.
     module: str
     about: str
-    #: Its layer of torch; None: the library computes with JAX.
+    #: Its layer of torch; None: the library computes with JAX, and :attr:`of_jax` makes all that is timed.
     make: Optional[MakeLayer]
     equation: str = LIF
     #: Whether it has the surrogate of the suites, so that gradients can be compared.
     surrogate: bool = True
     #: Whether it is a backend of spikecore.
     ours: bool = False
+    #: ``of_jax(module)``.
+    of_jax: Callable[[Any], Any] = lambda module: import_module("spikecore.bench._jax_layers").LayerOfJax(module.spikes)
+    #: Whether it learns along with time: there are gradients of weights, and none of inputs.
+    online: bool = False
 
     def layer(self) -> Any:
         """The layer, with ``observe(x, cotangent)``; its library is imported now."""
         if self.make is not None:
             return LayerOfTorch(self.make)
-        return import_module("spikecore.bench._spyx").Layer()
+        return self.of_jax(import_module(self.module))
 
 
 def verdict_of(library: Library, layer: Any, x: Tensor, cotangent: Tensor) -> Tuple[str, str]:
@@ -127,6 +132,9 @@ def verdict_of(library: Library, layer: Any, x: Tensor, cotangent: Tensor) -> Tu
     seen = layer.observe(x, cotangent)
     if not library.surrogate:
         seen, expected = (one._replace(gradient=x.detach()) for one in (seen, expected))
+    if library.online:  # the gradient of a weight that is the identity
+        weight = x.detach().flatten(0, 1).t() @ expected.gradient.flatten(0, 1)
+        seen, expected = seen._replace(gradient=expected.gradient), expected._replace(learnt=(weight,))
     different = differences(seen, expected)
     if library.equation == LIF and different is None and library.surrogate:
         return "ok", ""
@@ -195,10 +203,6 @@ class SnnParallel(nn.Module):
         return spikes
 
 
-def _jelly(part: str) -> Any:
-    return import_module(f"spikingjelly.activation_based.{part}")
-
-
 def _jelly_functional(width: int) -> nn.Module:
     atan = _jelly("surrogate").ATan(alpha=2.0)
     options = {"tau": 2.0, "decay_input": False, "detach_reset": True, "surrogate_function": atan}
@@ -216,12 +220,30 @@ def _snn(width: int) -> nn.Module:
     return SnnSteps(import_module("snntorch").Leaky(beta=0.5, spike_grad=atan, reset_mechanism="zero"))
 
 
+_BRAIN = "spikecore.bench._braintrace"
 _JELLY, _SNN = ("spikingjelly", "spikingjelly.activation_based.neuron"), ("snntorch", "snntorch")
 #: In the order in which they are measured: loops over time steps, which take longest, come last.
 LIBRARIES: Tuple[Library, ...] = (
     Library("SpikingJelly functional", *_JELLY, "functional.lif_multi_step", _jelly_functional),
     Library("SpikingJelly module", *_JELLY, "LIFNode, multi-step", _jelly_module),
     Library("Spyx", "spyx", "spikecore.bench._spyx", "nn.LIF in lax.scan, compiled by XLA", None, SUBTRACTED),
+    Library("brainstate BPTT", "brainstate", _BRAIN, "a LIF cell in for_loop, backpropagation, compiled by XLA", None),
+    Library(
+        "BrainTrace pp_prop",
+        *("braintrace", _BRAIN),
+        "a LIF cell, traces of inputs and of outputs along with time",
+        None,
+        of_jax=lambda module: module.OnlineLayer("pp_prop", decay_or_rank=0.5),
+        online=True,
+    ),
+    Library(
+        "BrainTrace D-RTRL",
+        *("braintrace", _BRAIN),
+        "a LIF cell, a trace of each weight along with time",
+        None,
+        of_jax=lambda module: module.OnlineLayer("d_rtrl"),
+        online=True,
+    ),
     Library("snnTorch StateLeaky", *_SNN, "a convolution over time", SnnParallel, NO_RESET),
     Library("snnTorch", *_SNN, "Leaky in a loop over steps", _snn),
     Library(
@@ -264,20 +286,10 @@ def find_libraries(wanted: bool, names: Tuple[str, ...]) -> Tuple[List[Library],
     """The libraries that can take part, and the list of all, with the reasons of the others."""
     ready, listed = [], []
     for library in LIBRARIES:
-        state, detail = "left out", "--no-peers" if not wanted else "--peer names others"
+        state, detail = OTHERS if wanted else ("left out", "--no-peers")
         if wanted and library.name in (names or (library.name,)):
-            state, detail = _state(library)
+            state, detail = state_of(library.distribution, library.module, partial(str, library.about))
         listed.append(Availability(library.name, "peer", state, version_of(library.distribution) or "", detail))
         if state == "ready":
             ready.append(library)
     return ready, listed
-
-
-def _state(library: Library) -> Tuple[str, str]:
-    if version_of(library.distribution) is None:
-        return "missing", f"not installed: pip install {library.distribution}"
-    try:
-        import_module(library.module)
-    except Exception as error:
-        return "failed", failure(error).reason
-    return "ready", library.about

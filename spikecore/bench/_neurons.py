@@ -11,7 +11,7 @@ from typing import Dict, List, Optional, Union
 
 import torch
 
-from spikecore.bench._cases import Bench, Case, Inputs, Job, admit, contained, first_failure, quietly, timed
+from spikecore.bench._cases import Bench, Case, Inputs, Job, admit, contained, first_failure, quietly, timed, training
 from spikecore.bench._implementations import REFERENCE
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
@@ -63,24 +63,24 @@ def measure(case: Case, bench: Bench, checked: Optional[Case] = None) -> List[Ro
     admitted, rows = admit(case, inputs if checked is None else Inputs(checked, bench), bench)
     calls = {name: inputs.inference(one.layer) for name, one in admitted.items()}
     forward = interleave({COPY: inputs.copy(), **calls}, quietly(clock.on_device), bench.plan)
-    calls = {name: inputs.training(one.layer) for name, one in admitted.items()}
-    training = interleave({COPY: inputs.copy(), **calls}, clock.on_device, bench.plan)
+    calls = {name: training(one.layer, inputs.sets) for name, one in admitted.items()}
+    both = interleave({COPY: inputs.copy(), **calls}, clock.on_device, bench.plan)
     bytes_ = inputs.sets[0][0].numel() * inputs.sets[0][0].element_size()
     floor = words(case.workload.make(REFERENCE))
     for name, one in admitted.items():
-        reason = first_failure(forward[name], training[name])
+        reason = first_failure(forward[name], both[name])
         memory = Failure(reason) if reason else _memory(clock, calls[name])
         if isinstance(memory, Failure):
             rows.append(case.row(name, "failed", memory.reason))
             continue
         figures: Dict[str, float] = {"floor_forward_words": floor.forward, "floor_training_words": floor.training}
-        for kind, found, least in (("forward", forward, floor.forward), ("training", training, floor.training)):
+        for kind, found, least in (("forward", forward, floor.forward), ("training", both, floor.training)):
             figures.update(_figures(kind, found[name], found[COPY], least))
         figures["first_call_s"] = one.first
         if memory:
             figures["memory_inputs"] = memory / bytes_
         rows.append(case.row(name, one.status, one.detail, **figures))
-    return [_copy(case, forward[COPY], training[COPY], bytes_), *rows]
+    return [_copy(case, forward[COPY], both[COPY], bytes_), *rows]
 
 
 def _memory(clock: HostClock, call: Call) -> Union[int, Failure, None]:

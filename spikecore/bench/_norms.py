@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore.bench._calls import compiled_apart
-from spikecore.bench._cases import Bench, Case, Job, contained, timed
+from spikecore.bench._cases import Bench, Case, Job, contained, timed, training
 from spikecore.bench._forms import forget_compiled
 from spikecore.bench._report import Fact, Row
 from spikecore.bench._settings import Settings
@@ -88,8 +88,7 @@ def jobs(settings: Settings, bench: Bench) -> List[Job]:
             for image, layers in LAYERS if large else LAYERS[-1:]:
                 neurons = batch * image[0] * image[1] * image[2]
                 case = Normalised("norms", "norm", "bfloat16", steps, neurons, batch, image, layout, layers)
-                job = contained(case, bench, measure)
-                found.append(replace(job, rehearse=partial(_rehearse, case, bench)))
+                found.append(contained(case, bench, measure))
     return found
 
 
@@ -122,15 +121,7 @@ def subjects(case: Normalised, bench: Bench) -> Dict[str, Subject]:
 def _call(subject: Subject, layer: nn.Module, x: Tensor, cotangent: Tensor) -> Call:
     if subject.flat:
         x, cotangent = x.detach().flatten(0, 1).requires_grad_(), cotangent.flatten(0, 1)
-    parameters = list(layer.parameters())
-
-    def call(i: int) -> None:
-        layer(x).backward(cotangent)
-        x.grad = None
-        for parameter in parameters:
-            parameter.grad = None
-
-    return call
+    return training(layer, [(x, cotangent)])
 
 
 def _entered(case: Normalised, bench: Bench) -> Tuple[Dict[str, Call], Dict[str, Row], Tensor]:
@@ -148,11 +139,6 @@ def _entered(case: Normalised, bench: Bench) -> Tuple[Dict[str, Call], Dict[str,
             calls.pop(name, None)
             rows[name] = case.row(name, "failed", failure(error).reason)
     return calls, rows, x
-
-
-def _rehearse(case: Normalised, bench: Bench) -> None:
-    _entered(case, bench)
-    bench.clock.forget()
 
 
 def measure(case: Any, bench: Bench) -> List[Row]:

@@ -6,12 +6,11 @@ each figure is from a process of its own, the growth of its resident memory over
 
 from __future__ import annotations
 
-import multiprocessing
 import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Iterator, List, Tuple
+from typing import Any, Callable, Iterator, List, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +20,7 @@ from spikecore.bench._cases import Bench, Case, Job, contained
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
 from spikecore.bench._timing import failure
+from spikecore.bench._workers import Worker
 from spikecore.training import OnlineOptions
 
 STEPS: Tuple[int, ...] = (100, 1_000, 10_000, 100_000)
@@ -63,30 +63,25 @@ def _peak(way: str, case: Length, bench: Bench) -> int:
     if bench.device.type == "cuda":
         run(CHUNK)
         return bench.clock.peak(partial(run, case.steps)) or 0
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_in_process, args=(theirs, run, case.steps))
-    process.start()
-    theirs.close()
+    worker = Worker(Apart, run)
     try:
-        peak = ours.recv()
-    except EOFError:
-        process.join()
-        peak = f"the process ended with {process.exitcode}"
-    process.join()
-    if isinstance(peak, str):
-        raise RuntimeError(peak)
-    return int(peak)
+        return int(worker.ask("peak", case.steps))
+    finally:
+        worker.end()
 
 
-def _in_process(pipe: Any, run: Any, steps: int) -> None:
-    try:
-        run(CHUNK)  # libraries are loaded, and kernels compiled
+class Apart:
+    """Training in a process of its own; libraries are loaded, and kernels compiled."""
+
+    def __init__(self, run: Callable[[int], None]) -> None:
+        self._run = run
+        run(CHUNK)
+
+    def peak(self, steps: int) -> int:
+        """Bytes."""
         before = _forget_peak()
-        run(steps)
-        pipe.send(max(0, _status("VmHWM") - before))
-    except Exception as error:
-        pipe.send(failure(error).reason)
+        self._run(steps)
+        return max(0, _status("VmHWM") - before)
 
 
 def _forget_peak() -> int:

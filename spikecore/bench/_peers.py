@@ -163,28 +163,29 @@ class Peer:
     loops: bool = False
 
 
-def _jelly(name: str) -> Any:
+def spikingjelly(name: str) -> Any:
+    """A module of its package for neurons."""
     return import_module(f"spikingjelly.activation_based.{name}")
 
 
 def _jelly_chooses(device: torch.device) -> str:
-    return str(_jelly("functional").neuron_implementation("lif", device)["implementation"])
+    return str(spikingjelly("functional").neuron_implementation("lif", device)["implementation"])
 
 
 def _atan() -> Any:
-    return _jelly("surrogate").ATan(alpha=2.0)
+    return spikingjelly("surrogate").ATan(alpha=2.0)
 
 
 def _functional(name: str, surrogate: Callable[[], Any] = _atan, **options: Any) -> Callable[[], nn.Module]:
     def make() -> nn.Module:
-        return JellyFunctional(getattr(_jelly("functional"), name), surrogate_function=surrogate(), **options)
+        return JellyFunctional(getattr(spikingjelly("functional"), name), surrogate_function=surrogate(), **options)
 
     return make
 
 
 def _nodes(wrap: Callable[[Any], nn.Module]) -> Mapping[str, Callable[[], nn.Module]]:
     def node(name: str, surrogate: Callable[[], Any] = _atan, **options: Any) -> Callable[[], nn.Module]:
-        return lambda: wrap(getattr(_jelly("neuron"), name)(surrogate_function=surrogate(), **options))
+        return lambda: wrap(getattr(spikingjelly("neuron"), name)(surrogate_function=surrogate(), **options))
 
     return {
         "LIF": node("LIFNode", tau=2.0),
@@ -204,7 +205,7 @@ def _leaky(beta: float, reset: str) -> Callable[[], nn.Module]:
 
 
 def _jelly_single() -> Single:
-    node = _jelly("neuron").LIFNode(tau=2.0, surrogate_function=_atan(), step_mode="s")
+    node = spikingjelly("neuron").LIFNode(tau=2.0, surrogate_function=_atan(), step_mode="s")
     return node, node.reset
 
 

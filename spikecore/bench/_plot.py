@@ -55,7 +55,7 @@ def figure_of(report: Report) -> Any:
     down = max(1, -(-len(panels) // across))
     height = max([3.4, *(0.2 * len(rows) for _, _, rows in panels)])
     figure, axes = module.subplots(down, across, figsize=(5.2 * across, height * down), squeeze=False)
-    colours: Dict[str, str] = {}
+    colours: Dict[str, Any] = {}
     for ax, panel in zip(axes.flat, panels):
         _DRAW[panel[0]](ax, panel[1], panel[2], colours)
     for ax in list(axes.flat)[len(panels) :]:
@@ -85,11 +85,13 @@ def _title(case: Mapping[str, Fact]) -> str:
     return f"{case['neuron']} {case['dtype']}, T={case['steps']}, N={case['neurons']}"
 
 
-def _colour(name: str, colours: Dict[str, str]) -> str:
-    return colours.setdefault(name, f"C{len(colours) % 10}")
+def _colour(name: str, colours: Dict[str, Any]) -> Any:
+    """One of twenty, the ten strong ones first."""
+    k = len(colours)
+    return colours.setdefault(name, pyplot().colormaps["tab20"](2 * (k % 10) + k // 10 % 2))
 
 
-def _fractions(ax: Any, title: str, rows: List[Row], colours: Dict[str, str]) -> None:
+def _fractions(ax: Any, title: str, rows: List[Row], colours: Dict[str, Any]) -> None:
     lines: Dict[str, List[Tuple[Any, float]]] = {}
     for row in rows:
         if "training_fraction" in row.figures and row.implementation != "copy":
@@ -104,7 +106,7 @@ def _fractions(ax: Any, title: str, rows: List[Row], colours: Dict[str, str]) ->
     ax.set(title=title, xlabel="time steps", ylabel="forward + backward,\nfraction of a copy")
 
 
-def _small(ax: Any, title: str, rows: List[Row], colours: Dict[str, str]) -> None:
+def _small(ax: Any, title: str, rows: List[Row], colours: Dict[str, Any]) -> None:
     rows = rows[::-1]
     names, values = [row.implementation for row in rows], [row.figures["training_ms"] for row in rows]
     # points, since a bar has no beginning on a logarithmic axis
@@ -118,7 +120,7 @@ def _small(ax: Any, title: str, rows: List[Row], colours: Dict[str, str]) -> Non
     ax.set(title=title, xlabel="forward + backward, ms per call")
 
 
-def _networks(ax: Any, title: str, rows: List[Row], colours: Dict[str, str]) -> None:
+def _networks(ax: Any, title: str, rows: List[Row], colours: Dict[str, Any]) -> None:
     rows = rows[::-1]
     names, values = [row.implementation for row in rows], [row.figures["step_ms"] for row in rows]
     bars = ax.barh(names, values, color=[_colour(name, colours) for name in names])
@@ -128,7 +130,7 @@ def _networks(ax: Any, title: str, rows: List[Row], colours: Dict[str, str]) -> 
     ax.set(title=title, xlabel="training step, ms")
 
 
-def _bounded(kind: str, label: str, ax: Any, title: str, rows: List[Row], colours: Dict[str, str]) -> None:
+def _bounded(kind: str, label: str, ax: Any, title: str, rows: List[Row], colours: Dict[str, Any]) -> None:
     """Times as points, and a line at the bound of the arithmetic. Forms of an implementation have its colour."""
     bound = rows[0].figures[f"{kind}_bound_ms"]
     rows = sorted(rows, key=lambda row: -row.figures[f"{kind}_ms"])
@@ -141,16 +143,16 @@ def _bounded(kind: str, label: str, ax: Any, title: str, rows: List[Row], colour
     ax.axvline(bound, color="black", linewidth=0.9, linestyle="--", label="bound of the arithmetic")
     if any(row.status == "differs" for row in rows):
         ax.plot([], [], " ", label="* another equation, or other numbers")
-    _logarithmic(ax)
     # at least twice the bound, so that hundredths do not look like much; behind the last point there is its number
     ax.set_xlim(0.85 * bound, max(2.0 * bound, *values) * (max(values) / bound) ** 0.25)
+    _logarithmic(ax)
     ax.grid(axis="x", linewidth=0.3)
     ax.tick_params(axis="y", labelsize=7)
     ax.set(xlabel=f"{label}, ms")
     ax.set_title(title, fontsize=10)
 
 
-_DRAW: Dict[str, Callable[[Any, str, List[Row], Dict[str, str]], None]] = {
+_DRAW: Dict[str, Callable[[Any, str, List[Row], Dict[str, Any]], None]] = {
     "fractions": _fractions,
     "small": _small,
     "networks": _networks,
@@ -160,10 +162,11 @@ _DRAW: Dict[str, Callable[[Any, str, List[Row], Dict[str, str]], None]] = {
 
 
 def _logarithmic(ax: Any) -> None:
-    """A logarithmic axis with two to five labels, which do not overlap within a decade or two."""
+    """A logarithmic axis with some labels, which do not overlap: one in a decade where there are more than two."""
     from matplotlib import ticker
 
     ax.set_xscale("log")
-    ax.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
+    low, high = ax.get_xlim()
+    ax.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,), numticks=8))
     ax.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,g}"))
     ax.xaxis.set_minor_formatter(ticker.NullFormatter())

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore.bench._cases import Bench, Case, Job, contained, timed
+from spikecore.bench._cases import Bench, Case, Job, compared, contained, training
 from spikecore.bench._implementations import REFERENCE
 from spikecore.bench._report import Fact, Row
 from spikecore.bench._settings import Settings
@@ -94,8 +94,7 @@ def jobs(settings: Settings, bench: Bench) -> List[Job]:
         for steps, batch, width in sizes:
             looped = i == 0 and (steps, batch, width) in LOOPED
             case = Fed("recurrent", neuron, dtype, steps, batch * width, batch, width, rate, looped=looped)
-            job = contained(case, bench, measure)
-            found.append(replace(job, rehearse=partial(_rehearse, case, bench)))
+            found.append(contained(case, bench, measure))
     for steps, batch, width in sizes:
         layers = 2 if width == 360 else 1
         case = Fed(
@@ -160,7 +159,7 @@ def _entered(case: Fed, bench: Bench) -> Tuple[Dict[str, Under], Dict[str, Row],
     for name, make in known.items():
         try:
             layer = _made(make, case, bench)
-            call = _training(layer, x, cotangent)
+            call = training(layer, [(x, cotangent)])
             call(0)
             held = _held(layer, x, bench.clock)
             figures = {} if held is None else {"held_words": held / (4 * x.numel())}
@@ -168,18 +167,6 @@ def _entered(case: Fed, bench: Bench) -> Tuple[Dict[str, Under], Dict[str, Row],
         except Exception as error:
             rows[name] = case.row(name, "failed", failure(error).reason)
     return under, rows, tuple(known)
-
-
-def _training(layer: nn.Module, x: Tensor, cotangent: Tensor) -> Call:
-    parameters = list(layer.parameters())
-
-    def call(i: int) -> None:
-        layer(x).backward(cotangent)
-        x.grad = None
-        for parameter in parameters:
-            parameter.grad = None
-
-    return call
 
 
 def _held(layer: nn.Module, x: Tensor, clock: HostClock) -> Optional[int]:
@@ -190,11 +177,6 @@ def _held(layer: nn.Module, x: Tensor, clock: HostClock) -> Optional[int]:
     after = clock.allocated()
     del y
     return None if before is None or after is None else after - before
-
-
-def _rehearse(case: Fed, bench: Bench) -> None:
-    _entered(replace(case, looped=False), bench)
-    bench.clock.forget()
 
 
 def measure(case: Any, bench: Bench) -> List[Row]:
@@ -236,15 +218,13 @@ def as_graph(call: Call) -> Call:
 def _row(case: Fed, name: str, one: Under, kinds: Mapping[str, Mapping[str, Any]]) -> Row:
     figures, problems = dict(one.figures), []
     for kind, found in kinds.items():
-        timing, lstm = found.get(name), found.get(LSTM)
+        timing = found.get(name)
         if timing is None:
             continue
         if not isinstance(timing, Timing):
             problems.append(f"{kind}: {timing.reason}")
             continue
-        figures.update(timed(kind, timing))
-        if isinstance(lstm, Timing):
-            figures[f"{kind}_over_lstm"] = timing.seconds / lstm.seconds
+        figures.update(compared(kind, found, name, over_lstm=LSTM))
     status = "ok" if any(f"{kind}_ms" in figures for kind in kinds) else "failed"
     return case.row(name, status, "; ".join(problems) or one.detail, **(figures if status == "ok" else {}))
 

@@ -27,7 +27,6 @@ from spikecore.bench._machine import machine
 from spikecore.bench._report import Report
 from spikecore.bench._settings import FIELD, Settings, device_named
 from spikecore.bench._timing import clock_for
-from spikecore.bench._workers import rehearse
 
 #: ``progress(label, done, of)``, before each part.
 Progress = Callable[[str, int, int], None]
@@ -75,14 +74,7 @@ def prepare(settings: Settings) -> Tuple[Report, List[Job]]:
 
 
 def measure(report: Report, jobs: List[Job], progress: Optional[Progress] = None, save: Optional[Save] = None) -> None:
-    """Measure part by part, adding to the report; with workers what can be compiled before is compiled first."""
-    settings = Settings(**{name: value for name, value in report.settings.items() if name != "clock"})
-    if settings.workers:
-        if progress is not None:
-            progress(f"compiling in {settings.workers} processes", 0, len(jobs))
-        said = rehearse(settings, jobs, prepare)
-        if progress is not None and said:
-            progress(said, 0, len(jobs))
+    """Measure part by part, adding to the report."""
     for done, job in enumerate(jobs):
         if progress is not None:
             progress(job.label, done, len(jobs))

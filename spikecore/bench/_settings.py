@@ -93,10 +93,8 @@ class Settings:
     repetitions: Optional[int] = None
     #: Seconds of a turn at least; chosen for the device where None.
     turn: Optional[float] = None
-    #: Processes that compile before anything is timed; 0: all is compiled in this one, when it is needed.
+    #: Processes in which networks compile before the first is timed; 0: in this one, when they are needed.
     workers: int = 0
-    #: Seconds that they may take; what another library has not compiled then is not measured.
-    patience: float = 150.0
     quick: bool = False
 
     def __post_init__(self) -> None:
@@ -130,13 +128,11 @@ class Settings:
         for name in ("workers", "compile_steps"):
             if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
-        # NaN fails each comparison; with no patience nothing is waited for
+        # NaN fails each comparison
         if self.turn is not None and not 0 < self.turn < math.inf:
             raise ValueError(f"turn={self.turn} must be a number of seconds above 0")
         if self.budget is not None and not 0 <= self.budget < math.inf:
             raise ValueError(f"budget={self.budget} must be a number of seconds, 0 or more")
-        if not 0 <= self.patience < math.inf:
-            raise ValueError(f"patience={self.patience} must be a number of seconds, 0 or more")
 
     def check_use(self) -> None:
         """Raise ValueError for an option that none of the suites heeds: the figures would be taken for those of it.

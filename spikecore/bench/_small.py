@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import List
 
-from spikecore.bench._cases import Bench, Case, Inputs, Job, admit, contained, first_failure, quietly, timed
+from spikecore.bench._cases import Bench, Case, Inputs, Job, admit, contained, first_failure, quietly, timed, training
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
 from spikecore.bench._timing import Timing, interleave
@@ -29,12 +29,12 @@ def measure(case: Case, bench: Bench) -> List[Row]:
     inputs, clock, plan = Inputs(case, bench), bench.clock, bench.plan
     admitted, rows = admit(case, inputs, bench)
     forward = {name: inputs.inference(one.layer) for name, one in admitted.items()}
-    training = {name: inputs.training(one.layer) for name, one in admitted.items()}
+    both_ways = {name: training(one.layer, inputs.sets) for name, one in admitted.items()}
     found = {
         "forward": interleave(forward, quietly(clock.batch), plan),
-        "training": interleave(training, clock.batch, plan),
+        "training": interleave(both_ways, clock.batch, plan),
         "forward_waiting": interleave(forward, quietly(clock.each), plan),
-        "training_waiting": interleave(training, clock.each, plan),
+        "training_waiting": interleave(both_ways, clock.each, plan),
     }
     for name, one in admitted.items():
         reason = first_failure(*(times[name] for times in found.values()))

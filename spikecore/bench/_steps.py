@@ -6,27 +6,20 @@ timed, so that a loop over 1000 steps in plain torch, which says what is right, 
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import List, NamedTuple, Sequence, Tuple
+from typing import List, NamedTuple, Tuple
 
-import torch
-
-from spikecore.bench._cases import Bench, Case, Inputs, Job, contained
-from spikecore.bench._check import observe
-from spikecore.bench._implementations import NotHere
+from spikecore.bench._cases import Bench, Case, Job, contained
 from spikecore.bench._layouts import SIDE, LaidOut
 from spikecore.bench._neurons import elements, measure
-from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
 from spikecore.bench._workloads import CHANNELS
 from spikecore.dtypes import DTYPES
 
 #: Neurons on a GPU, at least; a row of 1000 steps then has 4 GiB of bfloat16.
 MANY = 2**21
-#: Neurons of the check, and of a rehearsal without other libraries: the remainder of the size that is timed is added,
-#: as it chooses a kernel.
+#: Neurons of the check: the remainder of the size that is timed is added, as it chooses a kernel.
 CHECKED = 4096
 #: Neurons of one image.
 IMAGE = CHANNELS * SIDE * SIDE
@@ -63,12 +56,13 @@ def jobs(settings: Settings, bench: Bench) -> List[Job]:
     """One job per subject, dtype and number of steps."""
     layouts = settings.layouts or tuple(one.layout for one in SUBJECTS)
     wanted = [one for one in SUBJECTS if one.neuron.partition(",")[0] in settings.neurons and one.layout in layouts]
-    return [
-        _job(_case(subject, dtype, steps, settings, bench), bench)
+    cases = [
+        _case(subject, dtype, steps, settings, bench)
         for subject in wanted
         for dtype in settings.dtypes
         for steps in settings.all_steps
     ]
+    return [contained(case, bench, partial(measure, checked=smaller(case))) for case in cases]
 
 
 def _case(subject: Subject, dtype: str, steps: int, settings: Settings, bench: Bench) -> Case:
@@ -80,37 +74,8 @@ def _case(subject: Subject, dtype: str, steps: int, settings: Settings, bench: B
     return LaidOut("steps", subject.neuron, dtype, steps, max(1, neurons // IMAGE) * IMAGE, subject.layout)
 
 
-def _job(case: Case, bench: Bench) -> Job:
-    few, late = smaller(case), [False]
-    job = contained(case, bench, partial(_measure, few, late))
-    # SpikingJelly's kernels for half types are compiled and tuned for a number of neurons
-    tuned = any(not one.ours for one in bench.implementations)
-    rehearse = partial(_rehearse, case if tuned else few, bench)
-    return replace(job, rehearse=rehearse, late=lambda: late.__setitem__(0, True))
-
-
-def _measure(few: Case, late: Sequence[bool], case: Case, bench: Bench) -> List[Row]:
-    """The rows of one case, without those who would compile for minutes now."""
-    if not late[0]:
-        return measure(case, bench, few)
-    rows = measure(case, replace(bench, implementations=[one for one in bench.implementations if one.ours]), few)
-    reason = "was not compiled before --patience was over"
-    return [*rows, *(case.row(one.name, "skipped", reason) for one in bench.implementations if not one.ours)]
-
-
 def smaller(case: Case) -> Case:
     """The case with as many neurons as are checked: one image, or some thousand with the same remainder."""
     if not isinstance(case, Flat):
         return replace(case, neurons=IMAGE)
     return case if case.neurons <= 2 * CHECKED else replace(case, neurons=CHECKED + case.neurons % CHECKED)
-
-
-def _rehearse(case: Case, bench: Bench) -> None:
-    """Compile what the case needs, into the caches on disk."""
-    x, cotangent = Inputs(case, bench).sets[0]
-    for one in bench.implementations:
-        with contextlib.suppress(NotHere):
-            layer = one.layer(case.workload, case.steps).to(bench.device)
-            observe(layer, x, cotangent)
-            with torch.no_grad():
-                layer(x)

@@ -255,8 +255,7 @@ def cache(**options: Any) -> None:
 @_number("--repetitions", help="Turns of every implementation. A figure is their median.  [default: 9]")
 # how the tables of docs/benchmarks are measured, which says what these are
 @_option("--turn", type=float, hidden=True, help="Seconds of a turn at least.  [default: 0.02, on a CPU 0.05]")
-@_number("--workers", default=0, hidden=True, help="Processes that compile before anything is timed.")
-@_option("--patience", type=float, default=150.0, hidden=True, help="Seconds that they have.")
+@_number("--workers", default=0, hidden=True, help="Processes that compile networks before the first is timed.")
 @_path("--json", help="Write the report to this file, after every case.")
 @_path("--plot", help="Draw the report to this file: .png, .svg, .pdf.")
 @_path("--from", "given", help="Measure nothing. Show this report of --json.")

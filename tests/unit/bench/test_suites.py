@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, List
+from typing import List
 
 import pytest
 
@@ -12,7 +12,8 @@ from spikecore.bench import _calls as calls
 from spikecore.bench import _networks as networks
 from spikecore.bench import _steps as steps
 from spikecore.bench import models
-from spikecore.bench._set_up import Training
+from spikecore.bench._report import Report
+from spikecore.bench._run import measure, prepare
 from spikecore.testing._loopback import Loopback, installed
 
 
@@ -44,7 +45,7 @@ def test_calls_are_beside_a_function_that_allocates() -> None:
     row = by["torch, PLIF"]
     expected = row.figures["training_ms"] / by[calls.YARDSTICK].figures["training_ms"]
     assert row.figures["training_over_allocating"] == pytest.approx(expected)
-    assert row.figures["training_turns"] == calls.SHORTER
+    assert 3 <= row.figures["training_turns"] <= calls.SHORTER  # fewer where the machine is slow
     assert "allocating function with a parameter" in shown(report)
 
 
@@ -94,22 +95,18 @@ def small_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(networks, "NETWORKS", {"fc": network})
 
 
-def test_what_does_not_fit_beside_others_is_set_up_alone(small_network: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A form whose memory is missing while others are there gets a second attempt without them."""
-    begun: List[str] = []
+def test_the_rows_of_a_network_are_saved_one_by_one(small_network: None) -> None:
+    """A run that is stopped keeps what was measured by then."""
 
-    def attempt(enter: Any, bench: Any) -> Training:
-        begun.append("")
-        if len(begun) == 1:
-            return Training(None, None, None, "failed", "OutOfMemoryError: CUDA out of memory")
-        return kept(enter, bench)
+    def save(report: Report) -> None:
+        saved.append([row.implementation for row in report.rows])
+        if len(saved) == 2:
+            raise KeyboardInterrupt
 
-    kept = networks.attempt
-    monkeypatch.setattr(networks, "attempt", attempt)
-    rows = ran(replace(TINY, suites=("networks",), backends=("torch",))).rows
-    assert [(row.implementation, row.status) for row in rows] == [("ReLU", "ok"), ("torch", "ok")]
-    assert all(row.figures["step_ms"] > 0 for row in rows)
-    assert len(begun) == 3
+    saved: List[List[str]] = []
+    with installed(Loopback), pytest.raises(KeyboardInterrupt):
+        measure(*prepare(replace(TINY, suites=("networks",))), save=save)
+    assert saved == [["ReLU"], ["ReLU", "loopback"]]
 
 
 def test_networks_are_beside_relu(small_network: None) -> None:
