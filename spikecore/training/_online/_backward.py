@@ -97,7 +97,7 @@ class Backward:
             self._refuse_shared(connections, reached)
             if recurrent is not None and learnt(recurrent):
                 connections.append(Connection(f"{call.name}.linear", recurrent, call.fed_back(), call, None))
-            self._learn(call, connections, starts, {**at_layers, None: rest[-1] if rest else None})
+            self._learn(call, connections, starts, at_layers, rest[-1] if rest else None)
         learn_parameters(call, errors, self.traces)
         last = chunk.last_layer if self.rule.has_read_out else None
         if last in at_layers and is_leaky_read_out(call.neuron.program):
@@ -109,16 +109,17 @@ class Backward:
         call: NeuronCall,
         connections: List[Connection],
         starts: Dict[str, Tensor],
-        outputs: Mapping[Optional[LayerCall], Optional[Tensor]],
+        at_layers: Mapping[LayerCall, Tensor],
+        at_feedback: Optional[Tensor],
     ) -> None:
         """What the weights of a neuron learn from earlier steps, and their traces.
 
-        ``outputs``: the gradients of the outputs of layers; of what comes back under None.
+        ``at_layers``, ``at_feedback``: the gradients of the outputs of layers, and of what comes back.
         """
         traces = self._of_weights
         if isinstance(traces, Filtered):
             for of in connections:
-                output = outputs[of.call]
+                output = at_feedback if of.call is None else at_layers[of.call]
                 if output is not None:
                     traces.learn(of, output)
         elif connections:

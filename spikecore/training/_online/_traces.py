@@ -342,8 +342,9 @@ class Filtered:
         kind = dispatch.find(x.device.type, (x.dtype, None, kinds, (), True), False, False, False, dispatch.stamp)
         keys = [key_of(of, what, state) for state in dispatch.program.states]
         start = tuple([self.traces[key] for key in keys]) if keys and keys[0] in self.traces else None
-        (output, *_), end, _ = dispatch.runners[kind]((x.contiguous(),), start, values, ())
+        outputs, end, _ = dispatch.runners[kind]((x.contiguous(),), start, values, ())
         self.traces.update(zip(keys, end or ()))
+        output: Tensor = outputs[0]
         return output
 
 
