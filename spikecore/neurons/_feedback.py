@@ -51,7 +51,8 @@ def fed_back(
     back is a constant, and the numbers of the input that it is added to and of the output.
     """
     signature = _signature(inputs, state, matrix, mode, (record, final, *options))
-    noted: Optional[NotedCall] = None if signature is None else neuron._dispatch.noted.get(signature)
+    noted_calls = neuron._dispatch.under(neuron._rewrite, neuron).noted
+    noted: Optional[NotedCall] = None if signature is None else noted_calls.get(signature)
     values = None if noted is None else noted.values(neuron)
     if noted is not None and values is not None:
         try:
@@ -59,7 +60,7 @@ def fed_back(
                 return (*noted.call(inputs, state, (*values, *matrix.tensors)), ())
             return noted.runner(inputs, state, (*noted.placed(values), *matrix.tensors), record)
         except BackendError:  # the runner raises it again, or falls back
-            neuron._dispatch.noted.pop(signature, None)
+            noted_calls.pop(signature, None)
     feedback = Feedback(matrix.bias is not None, *options, matrix.delay is not None)
     reason = why_looped(neuron, inputs, feedback, state or (), matrix, record, mode)
     if reason:

@@ -196,7 +196,7 @@ class Recording(GoingOn):
             *[
                 partial(m.register_forward_pre_hook, _with_gradients)
                 for m in neurons.values()
-                if isinstance(m, Recurrent)
+                if isinstance(m, Recurrent) or len(m.inputs) > 1
             ],
             *[partial(m.register_forward_hook, partial(self._neuron, name)) for name, m in neurons.items()],
             *[partial(m.register_forward_hook, partial(self._layer, name)) for name, m in layers.items()],
@@ -244,5 +244,10 @@ class Recording(GoingOn):
 
 
 def _with_gradients(module: nn.Module, args: Any) -> Any:
-    """Inputs of ``Recurrent``, whose gradient is that of what comes back, too, which is added to them."""
-    return tuple([x if x.requires_grad else x.detach().requires_grad_() for x in args])
+    """Inputs that each have a gradient of their own.
+
+    That of the input of ``Recurrent`` is that of what comes back, too. Of several inputs each is a view, since one may
+    be computed from another, or be the same tensor.
+    """
+    inputs = [x if x.requires_grad else x.detach().requires_grad_() for x in args]
+    return tuple(inputs if len(inputs) == 1 else [x.view_as(x) for x in inputs])

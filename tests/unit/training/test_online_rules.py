@@ -24,6 +24,7 @@ from online_rules import (
     gradients,
     layer,
     read_out_of_lif,
+    recurrent,
     recurrent_alif,
     slope,
     squares,
@@ -215,6 +216,50 @@ def test_weights_that_a_layer_shares_with_the_feedback_count_once() -> None:
     apart[1].linear.weight = apart[0].weight
     got = gradients(apart, x, targets, in_one, rule="d_rtrl", chunk=4)
     check({"weight": got["0.weight"]}, {"weight": want["0.weight"] + want["1.linear.weight"]})
+
+
+class Product(sc.Neuron):
+    """A leak of one input, charged by the square of the other."""
+
+    inputs = ("a", "b")
+    states = {"v": 0.0}
+    params = {"decay": 0.7}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
+        """The new potential, which is the output."""
+        v = p.decay * s.v + x.a + 0.5 * x.b * x.b
+        return v, {"v": v}
+
+
+class Second(nn.Module):
+    """A layer whose output is the first input of a neuron; the second is computed from it."""
+
+    def __init__(self, second: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear, self.neuron, self.second = nn.Linear(I, J), Product(), second
+
+    def forward(self, x: Tensor) -> Any:
+        """Outputs of the neuron."""
+        z = self.linear(x)
+        return self.neuron(z, self.second(z))
+
+
+@pytest.mark.parametrize("second", [lambda z: z, lambda z: 0.5 * z, torch.ones_like], ids=["same", "half", "constant"])
+def test_inputs_of_a_neuron_may_depend_on_one_another_or_be_constant(second: Callable[[Tensor], Tensor]) -> None:
+    """A gradient through two inputs counts each once, in every chunk."""
+    net, (x, targets) = Second(second).double(), batch()
+    check(gradients(net, x, targets, rule="d_rtrl", chunk=4), through_time(net, x, targets))
+
+
+def test_a_rule_is_that_of_the_step_whatever_the_layer_computed_before() -> None:
+    """A recurrent layer that was trained through time, and by another rule, learns as a fresh one."""
+    net, (x, targets) = recurrent(sc.LIF(3.0)), batch()
+    want = gradients(copy.deepcopy(net), x, targets, rule="eprop", chunk=4)
+    with sc.carry_state(net):
+        net(x[:4]).sum().backward()
+    sc.reset(net)
+    gradients(net, x, targets, rule="d_rtrl", chunk=4)
+    check(gradients(net, x, targets, rule="eprop", chunk=4), want)
 
 
 # -- pp_prop
