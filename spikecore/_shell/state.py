@@ -186,7 +186,7 @@ def check_exported(owner: str, state: Optional[Mapping[str, Any]]) -> None:
 
 
 def names_of_state(module: Stateful) -> Optional[Collection[str]]:
-    """The names of the states of a module, and which are of one time step; None for a class that declares none."""
+    """The names of the states of a module; None for a class that declares none."""
     return module._state_names()
 
 

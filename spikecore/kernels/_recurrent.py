@@ -324,7 +324,7 @@ def _as(dtype: torch.dtype, value: Tensor) -> Tensor:
 def _rows(value: Tensor, first: int, steps: int) -> Tensor:
     """So many steps of ``[T, ..., H]`` from the first one on, as rows ``[K, H]``: one view, not two."""
     value, width = value.contiguous(), value.shape[-1]
-    apart = value.stride(0)
+    apart = value.numel() // len(value)  # no stride, which may be any number where there is one step
     return value.as_strided((steps * apart // width, width), (width, 1), value.storage_offset() + first * apart)
 
 

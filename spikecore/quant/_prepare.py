@@ -318,14 +318,14 @@ def _refuse_means(net: nn.Module, run: _Run) -> None:
         if not isinstance(module, _MEANS) or module not in run.seen:
             continue
         pool: Any = module
-        count = math.prod(run.seen[module].ratios)
+        counts = run.seen[module].ratios
         if isinstance(module, tuple(_WINDOWS)):
             (dimensions,) = (number for kind, number in _WINDOWS.items() if isinstance(module, kind))
             size = pool.kernel_size
             count = math.prod(size) if isinstance(size, tuple) else size**dimensions
-            count = getattr(pool, "divisor_override", None) or count
+            counts = (getattr(pool, "divisor_override", None) or count,)
         uneven = getattr(pool, "ceil_mode", False) or not getattr(pool, "count_include_pad", True)
-        if uneven or math.frexp(count)[0] != 0.5:
+        if uneven or any(math.frexp(count)[0] != 0.5 for count in counts):
             raise ValueError(
                 f"sc.quant.prepare: {name}: {module} divides by what is no power of two, and floats round such a mean; "
                 "take windows of 2, 4, 8, ... numbers, count_include_pad=True and ceil_mode=False, or "
