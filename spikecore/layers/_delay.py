@@ -283,8 +283,22 @@ class Delay(Stateful):
         return super()._apply(wide, *args, **kwargs)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        self.project()  # an optimiser may have stepped since the last call
+        self.project()  # an optimiser may have stepped since the last call, and what is saved must load again
         super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
+        # a layer with a smaller max_delay than the saved one would cut its delays in silence
+        errors: List[str] = []
+        for name in PARAMS:
+            value = state_dict.get(prefix + name)
+            if isinstance(value, Tensor) and not value.is_meta:
+                try:
+                    self._inside(name, value.detach().cpu())
+                except (TypeError, ValueError) as error:
+                    errors.append(f"{prefix}{name}: {error}")
+        if not errors:
+            super()._load_from_state_dict(state_dict, prefix, *args)
+        args[-1].extend(errors)
 
 
 def _check_linear(linear: Any, delay: Optional[Tensor]) -> None:

@@ -235,6 +235,13 @@ class TestParameters:
             assert layer.delay[0].tolist() == [0, 1.25, 2]
             assert layer.sigma.item() == pytest.approx(0.01)
 
+    def test_a_checkpoint_outside_of_the_range(self):
+        """Of a layer with a larger ``max_delay``: it is refused by name, and nothing of the layer is loaded."""
+        layer = layer_of(5)
+        state = {name: value.clone() for name, value in layer.state_dict().items()}
+        with pytest.raises(RuntimeError, match=r"net\.delay: Delay: delay=.* must be in \[0, 2\], in time steps"):
+            nn.ModuleDict({"net": layer_of(2)}).load_state_dict({f"net.{name}": value for name, value in state.items()})
+
 
 REFUSED = [
     (
