@@ -77,9 +77,10 @@ class Comparison:
         others = [name for name in self._makers if name not in self._plain]
         others.sort(key=lambda name: name.startswith(JELLYS_TRITON))  # they compile for long
         apart = [Job(f"{label} compiled forms", self._start)] if self._settings.workers else []
+        relu = [Job(f"{label} {RELU}", self._relu)] if self._plain else []  # there is no fused or packed one
         return [
             *apart,
-            Job(f"{label} {RELU}", self._relu),
+            *relu,
             *(Job(f"{label} {name}", partial(self._other, name)) for name in others),
         ]
 
@@ -146,7 +147,7 @@ class Entered:
         training, call = replace(self._training, call=None), self._training.call
         if call is None:
             return training, None
-        return training, interleave({RELU: call}, self._bench.clock.batch, self._bench.plan)[RELU]
+        return training, interleave({"step": call}, self._bench.clock.batch, self._bench.plan)["step"]
 
 
 def enter_apart(settings: Settings, name: str, row: str) -> Entered:
