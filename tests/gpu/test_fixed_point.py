@@ -34,7 +34,7 @@ def networks() -> Any:
             sc.LIF(threshold=0.2),
             batched(nn.MaxPool2d(2)),
             Residual(),
-            batched(nn.AvgPool2d(3), nn.Flatten(), nn.Linear(8 * 25, 10)),
+            batched(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(8 * 16, 10)),
             sc.LI(),
         ),
         torch.rand(12, 16, 2, 32, 32),

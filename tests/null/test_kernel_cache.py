@@ -166,9 +166,10 @@ class TestSize:
         """Reading counts as use."""
         monkeypatch.setenv("SPIKECORE_CACHE_SIZE", "0.01")  # 10 KiB
         keys = [f"kernel-{k:024x}.o" for k in range(3)]
+        begin = time.time() - 100
         for age, key in enumerate(keys):
             cache.write("cpu", key, bytes(4000))
-            os.utime(file(folder, key), (time.time() - 100 + age,) * 2)
+            os.utime(file(folder, key), (begin + age,) * 2)
         assert cache.read("cpu", keys[0]) is not None
         cache.trim()
         assert names(folder) == [keys[0], keys[2]]

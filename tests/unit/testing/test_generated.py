@@ -60,7 +60,7 @@ class TestSeeds:
     def test_by_argument_or_by_the_environment(self, monkeypatch):
         """The same ones for the same seed; their ids are their texts."""
         ids = [case.id for case in CASES.select(["generated"], seed=7)]
-        assert len(ids) == len(set(ids)) == len(GENERATED) + 1
+        assert len(ids) == len(set(ids)) == len(GENERATED) + 2
         assert len(set(ids) & set(GENERATED)) < 5
         monkeypatch.setenv("SPIKECORE_SEED", "7")
         assert [case.id for case in CASES.select(["generated"])] == ids
