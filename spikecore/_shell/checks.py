@@ -299,9 +299,9 @@ def state(
             raise TypeError(f"{owner}: {what} has {name} of layout {value.layout}; give a dense tensor")
         shape = shapes.get(name, step_shape) if shapes else step_shape
         if value.shape != shape:
-            wanted = "one time step of the input has" if shape is step_shape else "wanted is"
+            expected = "one time step of the input has" if shape is step_shape else "wanted is"
             raise ValueError(
-                f"{owner}: {what} has {name} of shape {list(value.shape)}, {wanted} {list(shape)}; {way_out}"
+                f"{owner}: {what} has {name} of shape {list(value.shape)}, {expected} {list(shape)}; {way_out}"
             )
         if value.device != x.device:
             raise ValueError(f"{owner}: {what} has {name} on {value.device}, the input is on {x.device}; {way_out}")

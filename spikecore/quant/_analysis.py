@@ -309,11 +309,11 @@ class Analysis:
                 known[node] = ANY
             elif node not in known:
                 known[node] = format_of(node, [known[arg] for arg in node.args])
-                if node in self.coefficients and not self._is_held(known[node]):
+                if node in self.coefficients and not self._fits(known[node]):
                     known[node] = Format(None, *known[node].ends)
         return known
 
-    def _is_held(self, value: Format) -> bool:
+    def _fits(self, value: Format) -> bool:
         """Whether the dtype holds all values of a format, or takes them for floats."""
         return value.frac is None or (
             value.bits <= SIGNIFICAND[self.dtype] and abs(value.frac) + value.bits <= _LARGEST_SHIFT

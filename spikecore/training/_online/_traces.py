@@ -115,8 +115,8 @@ class Connection(NamedTuple):
         for u, cotangent in pairs:
             with torch.enable_grad():
                 z = self.layer(self.as_read(u))
-            found = gradients([z], [*weights.values()], [cotangent.reshape(z.shape)])
-            for weight, gradient in zip(weights.values(), found):
+            by_weight = gradients([z], [*weights.values()], [cotangent.reshape(z.shape)])
+            for weight, gradient in zip(weights.values(), by_weight):
                 if gradient is not None:
                     accumulate(weight, gradient)
 

@@ -355,8 +355,8 @@ def test_a_report_needs_a_prepared_network(net: nn.Module, text: str) -> None:
             r"1: AvgPool2d\(kernel_size=3, .*divides by what is no power of two, .*take windows of 2, 4, 8, ",
         ),
         (
-            lambda: nn.Sequential(sc.LIF(), nn.AdaptiveAvgPool2d((5, 2)), nn.Linear(2, 6)),
-            r"1: AdaptiveAvgPool2d\(output_size=\(5, 2\)\) divides by what is no power of two",
+            lambda: nn.Sequential(sc.LIF(), nn.AdaptiveAvgPool2d((4, 9)), nn.Linear(9, 6)),
+            r"1: AdaptiveAvgPool2d\(output_size=\(4, 9\)\) divides by what is no power of two",
         ),
         (lambda: nn.Sequential(nn.Linear(6, 6), sc.QIF()), "prepare: 1: QIF: .*needs 30 bits"),
         (lambda: nn.Sequential(nn.Linear(6, 6), sc.EIF()), "prepare: 1: .*EIF: exp in .*declare a table"),
