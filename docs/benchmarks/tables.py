@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Mapping, Tuple
 from spikecore.bench._report import MEASURED, Report, Row, from_json
 
 HERE = Path(__file__).parent
-PAGES = ("open-neuromorphic.md", "shd.md", "online.md")
+PAGES = ("open-neuromorphic.md", "shd.md", "online.md", "README.md")
 _BLOCK = re.compile(r"(<!-- table: (\S+)(?: (\w+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 _VERSIONS = (
     *("torch", "cuda", "cupy", "triton", "numba", "jax"),
@@ -64,6 +64,8 @@ def table(report: Report, dtype: str) -> str:
     (suite,) = {row.suite for row in report.rows}
     if suite == "online":
         return online(report, dtype)
+    if suite == "single":
+        return single(report)
     cases = [(case, rows) for case, rows in report.cases(suite) if dtype in ("", case["dtype"])]
     names: Dict[str, Tuple[float, str]] = {}
     for _, rows in cases:
@@ -107,6 +109,24 @@ def online_cell(row: Row) -> str:
     kinds = [kind for kind in ("step", "chunk") if f"{kind}_us" in figures]
     cells = [f"{three(figures[f'{kind}_us'])} ({figures[f'{kind}_over_plain']:.2f})" for kind in kinds]
     return " / ".join(cells if len(kinds) == 2 else ["–", *cells])
+
+
+def single(report: Report) -> str:
+    """Single steps: a cell has microseconds without and with gradients, each with the ratio to the plain step."""
+    cases = report.cases("single")
+    headings = [f"{case['neuron']}, [{case['batch']}, {case['neurons']}]" for case, _ in cases]
+    lines = [["", *headings], ["---"] * (1 + len(cases))]
+    for name in dict.fromkeys(row.implementation for _, rows in cases for row in rows if row.status in MEASURED):
+        of_cases = [next(row for row in rows if row.implementation == name).figures for _, rows in cases]
+        cells = [
+            " / ".join(
+                f"{three(cell[f'{kind}_us'])} ({cell[f'{kind}_over_plain']:.2f})" for kind in ("forward", "training")
+            )
+            for cell in of_cases
+        ]
+        lines.append([name, *cells])
+    text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return f"{text}\n{machine(report)}\n\n{details([row for _, rows in cases for row in rows])}"
 
 
 def machine(report: Report) -> str:
