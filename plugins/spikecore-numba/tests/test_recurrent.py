@@ -68,20 +68,6 @@ def test_a_later_call_sees_what_changed(change: str) -> None:
     check_change("numba", change)
 
 
-def test_one_step_of_a_stream_with_the_batch_first() -> None:
-    """Its stride over time is that of the batch, and says nothing."""
-    net = layer(sc.LIF(backend="numba"), 5, detach=True)
-    x, state = drawn(3, 1, 5).transpose(0, 1), {"v": drawn(3, 5, seed=1), "feedback": drawn(3, 5, seed=2)}
-    gradients = []
-    for step in (x, torch.empty(1, 3, 5, dtype=x.dtype).copy_(x)):
-        net.zero_grad()
-        net.run(step, state=state)[0].sum().backward()
-        gradients.append({name: p.grad for name, p in net.named_parameters()})
-    assert x.is_contiguous()
-    assert x.stride(0) == 5
-    torch.testing.assert_close(*gradients, rtol=0, atol=0)
-
-
 def test_threads_change_nothing() -> None:
     """Rows of the batch run on several threads; every bit stays."""
     net, x = layer(sc.LIF(learn=("tau",), backend="numba"), 64, torch.float32), drawn(40, 67, 64, dtype=torch.float32)
