@@ -192,8 +192,17 @@ class EscapeNoise(Stochastic, LIF):
     params = {**LIF.params, "rate": 1.0, "delta": 0.2}
     positive = ("rate", "delta")
 
-    def __init__(self, tau: Any = params["tau"], *, surrogate: Optional[Surrogate] = None, **options: Any) -> None:
-        super().__init__(tau=tau, surrogate=StraightThrough() if surrogate is None else surrogate, **options)
+    def __init__(
+        self,
+        tau: Any = params["tau"],
+        *,
+        rate: Any = params["rate"],
+        delta: Any = params["delta"],
+        surrogate: Optional[Surrogate] = None,
+        **options: Any,
+    ) -> None:
+        surrogate = StraightThrough() if surrogate is None else surrogate
+        super().__init__(tau=tau, rate=rate, delta=delta, surrogate=surrogate, **options)
 
     def probability(self, h: Any, p: Any) -> Any:
         """Of a spike at the potential ``h``."""

@@ -37,8 +37,17 @@ class Synaptic(Membrane):
     bounds = {"alpha": (0.0, 1.0), "beta": (0.0, 1.0)}
     reset_states = ("v",)
 
-    def __init__(self, alpha: Any = params["alpha"], beta: Any = params["beta"], **options: Any) -> None:
-        super().__init__(alpha=alpha, beta=beta, **options)
+    def __init__(
+        self,
+        alpha: Any = params["alpha"],
+        beta: Any = params["beta"],
+        *,
+        threshold: Any = params["threshold"],
+        reset: str = "hard",
+        v_reset: Any = params["v_reset"],
+        **options: Any,
+    ) -> None:
+        super().__init__(alpha=alpha, beta=beta, threshold=threshold, reset=reset, v_reset=v_reset, **options)
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
         i = s.i * p.alpha + x
@@ -72,8 +81,10 @@ class ALIF(LIF):
     bounds = {"rho": (0.0, 1.0), "beta": (0.0, None)}
     reset_states = ("v",)
 
-    def __init__(self, tau: Any = params["tau"], **options: Any) -> None:
-        super().__init__(tau, **options)
+    def __init__(
+        self, tau: Any = params["tau"], *, rho: Any = params["rho"], beta: Any = params["beta"], **options: Any
+    ) -> None:
+        super().__init__(tau, rho=rho, beta=beta, **options)
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
         h = self.charge(x, s, p)
@@ -102,8 +113,10 @@ class LI(Neuron):
     configuration = {**Neuron.configuration, "decay_input": checks.flag}
     bounds = {"tau": (1.0, None)}
 
-    def __init__(self, tau: Any = params["tau"], *, decay_input: bool = True, **options: Any) -> None:
-        super().__init__(tau=tau, **options)
+    def __init__(
+        self, tau: Any = params["tau"], *, decay_input: bool = True, v_rest: Any = params["v_rest"], **options: Any
+    ) -> None:
+        super().__init__(tau=tau, v_rest=v_rest, **options)
         self.decay_input = decay_input
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
@@ -138,8 +151,8 @@ class CLIF(Neuron):
     bounds = {"tau": (1.0, None), "threshold": (0.0, None)}
     reset_states = ("v",)
 
-    def __init__(self, tau: Any = params["tau"], **options: Any) -> None:
-        super().__init__(tau=tau, **options)
+    def __init__(self, tau: Any = params["tau"], *, threshold: Any = params["threshold"], **options: Any) -> None:
+        super().__init__(tau=tau, threshold=threshold, **options)
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
         h = s.v - s.v / p.tau + x

@@ -43,8 +43,20 @@ class TCLIF(Membrane):
     params = {"c1": 0.0, "c2": 0.0, "gamma": 0.5, **Membrane.params}
     bounds = {"gamma": (0.0, None)}
 
-    def __init__(self, *, reset: str = "soft", learn: Any = ("c1", "c2"), **options: Any) -> None:
-        super().__init__(reset=reset, learn=learn, **options)
+    def __init__(
+        self,
+        *,
+        c1: Any = params["c1"],
+        c2: Any = params["c2"],
+        gamma: Any = params["gamma"],
+        threshold: Any = params["threshold"],
+        reset: str = "soft",
+        v_reset: Any = params["v_reset"],
+        learn: Any = ("c1", "c2"),
+        **options: Any,
+    ) -> None:
+        values = {"c1": c1, "c2": c2, "gamma": gamma, "threshold": threshold, "v_reset": v_reset}
+        super().__init__(reset=reset, learn=learn, **values, **options)
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
         e = s.d - ops.sigmoid(p.c1) * s.v + x
@@ -122,8 +134,17 @@ class BRF(Neuron):
     positive = ("dt",)
     bounds = {"omega": (0.0, None), "b": (0.0, None), "gamma": (0.0, 1.0), "threshold": (0.0, None)}
 
-    def __init__(self, omega: Any = params["omega"], b: Any = params["b"], **options: Any) -> None:
-        super().__init__(omega=omega, b=b, **options)
+    def __init__(
+        self,
+        omega: Any = params["omega"],
+        b: Any = params["b"],
+        *,
+        dt: Any = params["dt"],
+        gamma: Any = params["gamma"],
+        threshold: Any = params["threshold"],
+        **options: Any,
+    ) -> None:
+        super().__init__(omega=omega, b=b, dt=dt, gamma=gamma, threshold=threshold, **options)
         if self.bounds:
             _check_frequency(self.omega, self.dt)
 

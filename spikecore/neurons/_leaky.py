@@ -14,15 +14,12 @@ from spikecore.neuron import Neuron
 __all__ = ["Alpha", "Lapicque", "Leaky", "SynapticLeaky"]
 
 
-class LateReset(Neuron):
+class LateReset:
     """What snnTorch's neurons share that fire above the threshold, and are reset by the spike of the step before."""
 
-    configuration = {**Neuron.configuration, "reset": checks.reset, "reset_delay": checks.flag}
-
-    def __init__(self, *, reset: str = "soft", reset_delay: bool = True, **options: Any) -> None:
-        super().__init__(**options)
-        self.reset = reset
-        self.reset_delay = reset_delay
+    reset: str
+    reset_delay: bool
+    spike: Any
 
     def fired(self, v: Any, p: Any) -> Any:
         """``R``: whether the potential at the start of the step was above the threshold; it carries no gradient."""
@@ -43,7 +40,7 @@ class LateReset(Neuron):
         return z, u - late * (p.threshold if self.reset == "soft" else u)
 
 
-class Leaky(LateReset):
+class Leaky(LateReset, Neuron):
     """Leaky integrate-and-fire with decay ``beta``, bit for bit as ``snntorch.Leaky`` 1.0 computes it.
 
     With ``b = min(max(beta, 0), 1)``, and ``R = [u > threshold]`` of the potential at the start of the step, which
@@ -71,11 +68,22 @@ class Leaky(LateReset):
 
     states = {"v": 0.0}
     params = {"beta": 0.9, "threshold": 1.0}
+    configuration = {**Neuron.configuration, "reset": checks.reset, "reset_delay": checks.flag}
     bounds = {"beta": (0.0, 1.0), "threshold": (0.0, None)}
     follows = {"beta": "what stays in a step; neurons have no size"}
 
-    def __init__(self, beta: Any, **options: Any) -> None:
-        super().__init__(beta=beta, **options)
+    def __init__(
+        self,
+        beta: Any,
+        *,
+        threshold: Any = params["threshold"],
+        reset: str = "soft",
+        reset_delay: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(beta=beta, threshold=threshold, **options)
+        self.reset = reset
+        self.reset_delay = reset_delay
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
         b = ops.clamp(p.beta, 0.0, 1.0)
@@ -88,7 +96,7 @@ class Leaky(LateReset):
         return z, {"v": v}
 
 
-class SynapticLeaky(LateReset):
+class SynapticLeaky(LateReset, Neuron):
     """Leaky integrate-and-fire with a synaptic current, bit for bit as ``snntorch.Synaptic`` 1.0 computes it.
 
     With ``a``, ``b`` the parameters ``alpha``, ``beta`` limited to 0 to 1, and ``R = [v > threshold]`` of the potential
@@ -118,11 +126,23 @@ class SynapticLeaky(LateReset):
 
     states = {"i": 0.0, "v": 0.0}
     params = {"alpha": 0.9, "beta": 0.8, "threshold": 1.0}
+    configuration = {**Neuron.configuration, "reset": checks.reset, "reset_delay": checks.flag}
     bounds = {"alpha": (0.0, 1.0), "beta": (0.0, 1.0), "threshold": (0.0, None)}
     reset_states = ("v",)
 
-    def __init__(self, alpha: Any = params["alpha"], beta: Any = params["beta"], **options: Any) -> None:
-        super().__init__(alpha=alpha, beta=beta, **options)
+    def __init__(
+        self,
+        alpha: Any = params["alpha"],
+        beta: Any = params["beta"],
+        *,
+        threshold: Any = params["threshold"],
+        reset: str = "soft",
+        reset_delay: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(alpha=alpha, beta=beta, threshold=threshold, **options)
+        self.reset = reset
+        self.reset_delay = reset_delay
 
     def current(self, x: Any, s: Any, p: Any) -> Any:
         """The synaptic current after the input of a step."""
@@ -172,9 +192,15 @@ class Alpha(Neuron):
     bounds = {"alpha": (2.0**-10, 1.0), "beta": (2.0**-10, 1.0), "threshold": (0.0, None)}
 
     def __init__(
-        self, alpha: Any = params["alpha"], beta: Any = params["beta"], *, reset: str = "hard", **options: Any
+        self,
+        alpha: Any = params["alpha"],
+        beta: Any = params["beta"],
+        *,
+        threshold: Any = params["threshold"],
+        reset: str = "hard",
+        **options: Any,
     ) -> None:
-        super().__init__(alpha=alpha, beta=beta, **options)
+        super().__init__(alpha=alpha, beta=beta, threshold=threshold, **options)
         self.reset = reset
         if self.bounds:
             _check_order(self.alpha, self.beta)
@@ -246,13 +272,14 @@ class Lapicque(Neuron):
         R: Any = None,
         C: Any = None,
         time_step: Any = params["time_step"],
+        threshold: Any = params["threshold"],
         reset: str = "soft",
         **options: Any,
     ) -> None:
         if beta is not None:
             R, C = _circuit(beta, R, C, time_step)
         R, C = self.params["R"] if R is None else R, self.params["C"] if C is None else C
-        super().__init__(R=R, C=C, time_step=time_step, **options)
+        super().__init__(R=R, C=C, time_step=time_step, threshold=threshold, **options)
         self.reset = reset
 
     def _foreign(self, name: str, value: Tensor) -> Optional[str]:

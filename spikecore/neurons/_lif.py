@@ -29,6 +29,16 @@ class IF(Membrane):
     Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
+    def __init__(
+        self,
+        *,
+        threshold: Any = Membrane.params["threshold"],
+        reset: str = "hard",
+        v_reset: Any = Membrane.params["v_reset"],
+        **options: Any,
+    ) -> None:
+        super().__init__(threshold=threshold, reset=reset, v_reset=v_reset, **options)
+
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
         h = s.v + x
         z = self.spike(h - p.threshold)
@@ -110,10 +120,20 @@ class PLIF(Membrane):
     configuration = LIF.configuration
     _computed = ("w",)
 
-    def __init__(self, tau: Any = 2.0, *, decay_input: bool = True, learn: Any = ("w",), **options: Any) -> None:
+    def __init__(
+        self,
+        tau: Any = 2.0,
+        *,
+        decay_input: bool = True,
+        threshold: Any = params["threshold"],
+        reset: str = "hard",
+        v_reset: Any = params["v_reset"],
+        learn: Any = ("w",),
+        **options: Any,
+    ) -> None:
         parameters.require("PLIF", "above 1, since 1/tau = sigmoid(w)", lambda value: value > 1, tau=tau)
         w = 0.0 - (torch.log(tau - 1.0) if isinstance(tau, torch.Tensor) else math.log(tau - 1.0))
-        super().__init__(w=w, learn=learn, **options)
+        super().__init__(w=w, threshold=threshold, reset=reset, v_reset=v_reset, learn=learn, **options)
         self.decay_input = decay_input
 
     @property
@@ -158,9 +178,15 @@ class KLIF(LIF):
     positive = ("k",)
 
     def __init__(
-        self, tau: Any = params["tau"], *, scale_reset: bool = False, learn: Any = ("k",), **options: Any
+        self,
+        tau: Any = params["tau"],
+        *,
+        k: Any = params["k"],
+        scale_reset: bool = False,
+        learn: Any = ("k",),
+        **options: Any,
     ) -> None:
-        super().__init__(tau, learn=learn, **options)
+        super().__init__(tau, k=k, learn=learn, **options)
         self.scale_reset = scale_reset
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:

@@ -34,8 +34,21 @@ class QIF(Membrane):
     positive = ("tau", "a0")
     bounds = {"threshold": None}
 
-    def __init__(self, tau: Any = params["tau"], **options: Any) -> None:
-        super().__init__(tau=tau, **options)
+    def __init__(
+        self,
+        tau: Any = params["tau"],
+        *,
+        v_c: Any = params["v_c"],
+        a0: Any = params["a0"],
+        v_rest: Any = params["v_rest"],
+        threshold: Any = params["threshold"],
+        reset: str = "hard",
+        v_reset: Any = params["v_reset"],
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            tau=tau, v_c=v_c, a0=a0, v_rest=v_rest, threshold=threshold, reset=reset, v_reset=v_reset, **options
+        )
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
         h = s.v + (x + p.a0 * (s.v - p.v_rest) * (s.v - p.v_c)) / p.tau
@@ -69,8 +82,28 @@ class EIF(Membrane):
     positive = ("delta_t",)
     bounds = {"tau": (1.0, None), "threshold": None}
 
-    def __init__(self, tau: Any = params["tau"], **options: Any) -> None:
-        super().__init__(tau=tau, **options)
+    def __init__(
+        self,
+        tau: Any = params["tau"],
+        *,
+        delta_t: Any = params["delta_t"],
+        theta_rh: Any = params["theta_rh"],
+        v_rest: Any = params["v_rest"],
+        threshold: Any = params["threshold"],
+        reset: str = "hard",
+        v_reset: Any = params["v_reset"],
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            tau=tau,
+            delta_t=delta_t,
+            theta_rh=theta_rh,
+            v_rest=v_rest,
+            threshold=threshold,
+            reset=reset,
+            v_reset=v_reset,
+            **options,
+        )
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
         # e^40 times itself is finite in float32, as a norm of gradients needs it
@@ -122,8 +155,36 @@ class Izhikevich(Membrane):
     positive = ("tau", "a0")
     bounds = {"tau_w": (1.0, None), "threshold": None}
 
-    def __init__(self, tau: Any = params["tau"], **options: Any) -> None:
-        super().__init__(tau=tau, **options)
+    def __init__(
+        self,
+        tau: Any = params["tau"],
+        *,
+        v_c: Any = params["v_c"],
+        a0: Any = params["a0"],
+        v_rest: Any = params["v_rest"],
+        w_rest: Any = params["w_rest"],
+        tau_w: Any = params["tau_w"],
+        a: Any = params["a"],
+        b: Any = params["b"],
+        threshold: Any = params["threshold"],
+        reset: str = "hard",
+        v_reset: Any = params["v_reset"],
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            tau=tau,
+            v_c=v_c,
+            a0=a0,
+            v_rest=v_rest,
+            w_rest=w_rest,
+            tau_w=tau_w,
+            a=a,
+            b=b,
+            threshold=threshold,
+            reset=reset,
+            v_reset=v_reset,
+            **options,
+        )
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
         h = s.v + (x + p.a0 * (s.v - p.v_rest) * (s.v - p.v_c) - s.w) / p.tau

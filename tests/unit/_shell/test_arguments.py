@@ -274,7 +274,7 @@ class TestNames:
             sc.LIF(init_tau=2.0, v_threshold=1.0)
         with pytest.raises(TypeError, match=r"'init_tau' is tau\. Parameters: tau, decay_input, "):
             sc.PLIF(init_tau=2.0)
-        with pytest.raises(TypeError, match=r"Parameters: beta, reset, reset_delay, threshold; every"):
+        with pytest.raises(TypeError, match=r"Parameters: beta, threshold, reset, reset_delay; every"):
             sc.Leaky(0.9, unknown=1)
 
     @pytest.mark.parametrize(("theirs", "ours"), [("mem", "v"), ("syn", "i")])
