@@ -1,9 +1,10 @@
-"""``sc.convert``: every module of a network, looked at once."""
+"""``sc.convert``: every module of a network, looked at once, also those in plain lists that torch does not see."""
 
 from __future__ import annotations
 
 import warnings
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from collections import deque
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
@@ -45,7 +46,7 @@ def convert(net: nn.Module, *, strict: bool = False) -> Conversion:
     optimiser made before goes on, and the state that it carries stays. ``state_dict()`` has the same keys, and takes
     checkpoints from before. Reading and setting a number (``v_threshold``, ``beta``) reaches the neuron; what cannot be
     set any more raises, and says what to set. What has another meaning here is left: the module runs as before, and is
-    listed with the reason. A neuron in a plain list or dict is no part of the network for torch, and is not seen.
+    listed with the reason. So is a neuron in a plain list, tuple or dict, which is no part of the network for torch.
 
     Steps ``"m"`` of SpikingJelly are one call of all steps, and so are neurons in its ``MultiStepContainer`` and in a
     stateful ``StepModeContainer``. What loops over steps one by one gets no faster by this.
@@ -63,12 +64,12 @@ def convert(net: nn.Module, *, strict: bool = False) -> Conversion:
         raise TypeError(f"sc.convert: net={shown(net)} must be a network (an nn.Module)")
     changes: List[Tuple[str, nn.Module, Change]] = []
     left: Dict[str, str] = {}
-    seen = False
+    seen = 0
     for name, module in net.named_modules():
         find = _library(module)
         if find is None:
             continue
-        seen = True
+        seen += 1
         try:
             change = find(module)
         except Left as reason:
@@ -76,7 +77,11 @@ def convert(net: nn.Module, *, strict: bool = False) -> Conversion:
             continue
         if change is not None:
             changes.append((name, module, change))
-    if not seen:
+    hidden = {
+        place: f"{type(module).__name__}: {why}" for place, module, why in hidden_modules(net) if _is_neuron(module)
+    }
+    left.update(hidden)
+    if not (seen or hidden):
         known = " or ".join(sorted(LIBRARIES))
         raise ValueError(f"sc.convert: no module of {known} in this {type(net).__name__}; there is nothing to convert")
     if left and strict:
@@ -118,6 +123,15 @@ def _titled(name: str, module: nn.Module) -> str:
     return f"{name} ({type(module).__name__})" if name else type(module).__name__
 
 
+def _is_neuron(module: nn.Module) -> bool:
+    """Whether a module would be replaced, or listed as left."""
+    find = _library(module)
+    try:
+        return find is not None and find(module) is not None
+    except Left:
+        return True
+
+
 def _library(module: nn.Module) -> Optional[Callable[[Any], Optional[Change]]]:
     """What knows the classes of a module, if any library does: the first of its bases that is not the user's says."""
     for base in type(module).__mro__:
@@ -125,3 +139,40 @@ def _library(module: nn.Module) -> Optional[Callable[[Any], Optional[Change]]]:
         if library is not None:
             return library
     return None
+
+
+# -- modules that a network holds in plain lists, tuples, sets and dicts, where nn.Module does not see them
+
+#: Attributes of every module, which are torch's: what ``_modules`` holds is seen.
+_OF_TORCH = frozenset(vars(nn.Module()))
+
+
+def hidden_modules(net: nn.Module) -> Iterator[Tuple[str, nn.Module, str]]:
+    """``(place, module, why torch does not see it)`` of each such module, once."""
+    seen = set(map(id, net.modules()))
+    for name, holder in net.named_modules():
+        for attribute, value in vars(holder).items():
+            if attribute in _OF_TORCH:
+                continue
+            path = f"{name}.{attribute}" if name else attribute
+            why = (
+                f"nn.Module does not see modules in a plain {type(value).__name__}, as parameters() and sc.reset do "
+                f"not; make {path} an {'nn.ModuleDict' if isinstance(value, Mapping) else 'nn.ModuleList'}"
+            )
+            if isinstance(value, nn.Module):
+                why = f"{path} was set past nn.Module, which does not see it, as sc.reset does not; set it as usual"
+            for place, module in _contents(path, value, seen):
+                yield place, module, why
+
+
+def _contents(path: str, value: Any, seen: Set[int]) -> Iterator[Tuple[str, nn.Module]]:
+    """Modules that are not in ``seen`` by their places: a module and those in it, or those in a container."""
+    if isinstance(value, nn.Module):
+        for inner, module in value.named_modules():
+            if id(module) not in seen:
+                seen.add(id(module))
+                yield f"{path}.{inner}" if inner else path, module
+    elif isinstance(value, (Mapping, list, tuple, deque, set, frozenset)) and id(value) not in seen:
+        seen.add(id(value))
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _contents(f"{path}[{key!r}]", item, seen)

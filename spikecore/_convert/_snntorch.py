@@ -135,6 +135,7 @@ class Step(Carrying):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dict__.get("_memory", ()):
+            self._check(name, value)
             self._storage()[name] = value
             self._after(name)
         else:

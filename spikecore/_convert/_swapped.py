@@ -7,14 +7,17 @@ The states that such a module keeps are those of its neuron, too, so that ``sc.r
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Callable, ClassVar, Container, Dict, Mapping, Optional, Tuple, TypeVar
+from numbers import Real
+from typing import Any, Callable, ClassVar, Container, Dict, List, Mapping, NamedTuple, Optional, Tuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from spikecore._base.context import compile_time
+from spikecore._shell.checks import shown
 from spikecore._shell.state import State, Stateful, check_exported, keep
 
 T = TypeVar("T")
@@ -51,7 +54,8 @@ class Conversion:
     left: name of a module of the other library that keeps a state of its own, or is a neuron, and runs as before -> its
         class and the reason.
 
-    Names are those of ``net.named_modules()``; that of the network itself is empty. Layers and containers without state
+    Names are those of ``net.named_modules()``; that of the network itself is empty. A neuron in a plain list or dict
+    has that of its place, ``"layers[0]"``. Layers and containers without state
     (``layer.Conv2d``, ``SeqToANNContainer``) are in neither: they are PyTorch's computation, and run as before.
     """
 
@@ -121,11 +125,15 @@ class Named(Swapped):
         elif name in self._fixed:
             raise AttributeError(f"{type(self).__name__}.{name} cannot be set since sc.convert: {self._fixed[name]}")
         else:
+            self._check(name, value)
             super().__setattr__(name, value)
             self._after(name)
 
     def _before(self, name: str) -> None:
         """Before an attribute is read that this module may not have yet."""
+
+    def _check(self, name: str, value: Any) -> None:
+        """Before an attribute is set."""
 
     def _after(self, name: str) -> None:
         """After an attribute was set."""
@@ -154,6 +162,29 @@ class Named(Swapped):
             if name.partition(".")[0] not in ours:
                 state_dict[f"{prefix}neuron.{self._names.get(name, name)}"] = state_dict.pop(key)
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]  # of nn.Module
+        missing, unexpected, errors = args[-3:]
+        self.__dict__["_told"] = _Told(prefix, missing, unexpected, errors, len(errors))
+
+
+class _Told(NamedTuple):
+    """The lists of a ``load_state_dict`` that runs, and how many errors there were before the neuron's turn."""
+
+    prefix: str
+    missing: List[str]
+    unexpected: List[str]
+    errors: List[str]
+    before: int
+
+
+def _by_names_of_old(module: Any, _incompatible: Any) -> None:
+    """After a ``load_state_dict``: what the neuron said of its entries, by the names that ``state_dict`` has."""
+    prefix, missing, unexpected, errors, before = module.__dict__.pop("_told")
+    inner = re.compile(rf"(?<![\w.]){re.escape(prefix)}neuron\.(\w*)")
+    theirs = {ours: name for name, ours in module._names.items()}
+    for names, start in ((missing, 0), (unexpected, 0), (errors, before)):
+        names[start:] = [
+            inner.sub(lambda match: prefix + theirs.get(match[1], match[1]), name) for name in names[start:]
+        ]
 
 
 class Carrying(Named):
@@ -214,6 +245,13 @@ class Carrying(Named):
         if name in self.__dict__.get("_states", ()) or name in self._beside:
             self._follow()
 
+    def _check(self, name: str, value: Any) -> None:
+        if name in self.__dict__.get("_states", ()) and not isinstance(value, (Tensor, Real)):
+            raise TypeError(
+                f"{type(self).__name__}.{name} is a state, a tensor or a number, got {shown(value)}; to put it to "
+                "rest, call sc.reset"
+            )
+
     def _after(self, name: str) -> None:
         if name in self.__dict__.get("_states", ()):
             self._agree()
@@ -263,6 +301,7 @@ def become(module: nn.Module, kind: Any, neuron: Stateful, names: Mapping[str, s
     module.__dict__.update(_names=names, _states=dict(states), _keys=keys)
     was: Any = type(module)
     module.__class__ = swapped(kind, was)
+    module.register_load_state_dict_post_hook(_by_names_of_old)
     others = dict(module._modules)
     module._modules.clear()
     # parameters of a module come before those of its children

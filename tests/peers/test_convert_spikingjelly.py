@@ -494,6 +494,62 @@ def test_a_number_that_was_set_is_reset(j):
         assert torch.equal(ours(x), theirs(x))
 
 
+@pytest.mark.parametrize("value", [None, "0.5", [0.5]])
+def test_a_state_that_is_no_number_is_refused(j, value):
+    """Where it is set: in the next call it was an error of float()."""
+    net = nn.Sequential(j.neuron.LIFNode())
+    sc.convert(net)
+    with pytest.raises(TypeError, match="LIFNode.v is a state, a tensor or a number, got .*; to put it to rest, call"):
+        net[0].v = value
+    assert net[0].v == 0.0
+
+
+def test_what_a_checkpoint_lacks_has_the_names_of_old(j):
+    """Not those of the neuron within, which stand in no state_dict."""
+    net = nn.Sequential(j.layer.Linear(2, 3), j.neuron.ParametricLIFNode())
+    sc.convert(net)
+    state = net.state_dict()
+    lacking = {key: value for key, value in state.items() if key != "1.w"}
+    for entries, text in (
+        (lacking, r'Missing key\(s\) in state_dict: "1.w"'),
+        ({**state, "1.foo": state["1.w"]}, r'Unexpected key\(s\) in state_dict: "1.foo"'),
+        ({**state, "1.w": torch.zeros(3)}, r"\t1.w has shape \[3\], and w is one learnt value"),
+    ):
+        with pytest.raises(RuntimeError, match=text):
+            net.load_state_dict(entries)
+    assert net.load_state_dict(lacking, strict=False).missing_keys == ["1.w"]
+    assert copy.deepcopy(net)[1].load_state_dict({}, strict=False).missing_keys == ["w"]
+
+
+class Hidden(nn.Module):
+    """Neurons where nn.Module does not look, and one that is in both places."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.seen = make()
+        self.layers, self.inner = [make(), nn.Linear(2, 2), self.seen], nn.ModuleDict({"a": nn.Identity()})
+        self.inner["a"].of = {"x": [(make(),)]}
+        self.layers.append(self.layers)  # a list that holds itself
+        self.__dict__["past"] = nn.Sequential(make())
+
+
+def test_neurons_in_plain_containers_are_listed(j):
+    """They were in neither list, although they run as before and sc.reset does not reach them."""
+    net = Hidden(j.neuron.LIFNode)
+    with pytest.raises(ValueError, match=r"with strict=True nothing was changed\n0 replaced, 3 left"):
+        sc.convert(net, strict=True)
+    with pytest.warns(UserWarning, match=r"layers\[0\]: left: LIFNode: nn.Module does not see modules in a plain list"):
+        done = sc.convert(net)
+    assert list(done.replaced) == ["seen"]
+    assert list(done.left) == ["layers[0]", "past.0", "inner.a.of['x'][0][0]"]
+    assert "make inner.a.of an nn.ModuleDict" in done.left["inner.a.of['x'][0][0]"]
+    assert "past was set past nn.Module" in done.left["past.0"]
+    alone = nn.Sequential(nn.Identity())
+    alone.neurons = (j.neuron.IFNode(),)
+    with pytest.warns(UserWarning, match=r"neurons\[0\]: left: IFNode: .* plain tuple"):
+        assert not sc.convert(alone).replaced
+
+
 class Half(nn.Module):
     def forward(self, w):
         return w / 2
