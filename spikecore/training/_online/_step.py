@@ -170,9 +170,7 @@ class OnlineTraining:
         device = device_of(self.net)
         inputs, targets = to_device(inputs, device), to_device(targets, device)
         if self._is_updated:
-            for group in self.optimizer.param_groups:
-                for weight in group["params"]:
-                    weight.grad = None
+            self.optimizer.zero_grad()
             self._is_updated = False
         if self._rule is None:
             outputs, loss = self._truncated(inputs, targets)
