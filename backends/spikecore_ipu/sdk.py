@@ -67,8 +67,8 @@ def poptorch() -> Any:
     return importlib.import_module(EMULATOR if emulated() else "poptorch")
 
 
-#: Held while a program is compiled or runs, which may take minutes.
-_lock = Lock()
+#: Held while a program is compiled or runs, which may take minutes. A fork does not wait: no child uses the device.
+_lock = Lock(patience=0.0)
 
 
 class _Thread(threading.local):

@@ -1,7 +1,8 @@
 """Locks and caches of the process: a lock that is free in forked processes, and a cache that keeps what was used last.
 
 - A forked process has one thread, the one that forked. A lock that another thread held would stay locked in the child
-  for ever. So every lock of spikecore is a :class:`Lock`.
+  for ever, and what it guards may be half changed. So every lock of spikecore is a :class:`Lock`: a fork waits until no
+  other thread holds one, and in the child all of them are free.
 - Every cache that grows with use is a :class:`Recent`, or ``functools.lru_cache`` with a size. Who uses a kernel holds
   it, so what a cache forgets goes on to work where it is in use, and is freed when the last user is gone.
 """
@@ -10,9 +11,10 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections import OrderedDict
-from typing import Callable, Generic, Hashable, Iterator, Optional, TypeVar
+from typing import Callable, Generic, Hashable, Iterator, List, Optional, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -21,17 +23,21 @@ V = TypeVar("V")
 RUNNERS, KERNELS, CALLS = 512, 512, 128
 #: How many warnings a registry remembers, in order not to repeat them.
 SAID = 512
-_locks: weakref.WeakSet[Lock] = weakref.WeakSet()
+_locks: weakref.WeakValueDictionary[int, Lock] = weakref.WeakValueDictionary()
+_thread = threading.local()
 
 
 class Lock:
-    """A reentrant lock, used in a ``with`` statement. In a forked process it is free, whichever other thread held it;
-    what it guards may be half done there.
+    """A reentrant lock, used in a ``with`` statement.
+
+    patience: seconds for which a fork waits while another thread holds the lock. After that the fork happens, and what
+    the lock guards may be half done in the child. With 0 a fork never waits: for what no child uses.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, patience: float = 30.0) -> None:
+        self.patience = patience
         self._lock = threading.RLock()
-        _locks.add(self)
+        _locks[id(self)] = self
 
     def acquire(self, timeout: float = -1) -> bool:
         """Take the lock; False if another thread has held it for ``timeout`` seconds. A negative timeout has no end."""
@@ -55,13 +61,47 @@ class Lock:
             self._lock = threading.RLock()
 
 
+def _living() -> List[Lock]:
+    return [lock for lock in (reference() for reference in _locks.valuerefs()) if lock is not None]
+
+
+def _before_fork() -> None:
+    """Take every lock that a fork waits for, or none: to hold one while waiting for another could wait for ever."""
+    began = time.monotonic()
+    acquired: List[Lock] = []
+    _thread.acquired = acquired
+    waiting = True
+    while waiting:
+        waiting = False
+        for lock in _living():
+            if lock.acquire(timeout=0):
+                acquired.append(lock)
+                continue
+            if not lock.patience:
+                continue
+            _release_acquired()
+            left = began + lock.patience - time.monotonic()
+            if left > 0 and lock.acquire(timeout=left):
+                lock.release()
+                waiting = True
+            break
+
+
+def _release_acquired() -> None:
+    """Release what :func:`_before_fork` acquired in this thread."""
+    acquired: List[Lock] = getattr(_thread, "acquired", [])
+    while acquired:
+        acquired.pop().release()
+
+
 def _in_child() -> None:
-    for lock in _locks:
+    _release_acquired()
+    for lock in _living():
         lock.free_in_child()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
+    os.register_at_fork(before=_before_fork, after_in_parent=_release_acquired, after_in_child=_in_child)
 
 
 class Recent(Generic[K, V]):

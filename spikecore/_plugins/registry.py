@@ -154,7 +154,7 @@ class Registry:
         self.builtins: Mapping[str, str] = dict(builtins)
         self._entry_points = None if entry_points is None else tuple(entry_points)
         self._environ = environ
-        self._lock = Lock()
+        self._lock = Lock(1.0)  # a probe may fork, on another thread, and wait for that
         self._plugins: Optional[Tuple[Plugin, ...]] = None
         self._used: List[Plugin] = []
         self._reported: Recent[int, bool] = Recent(SAID)

@@ -1,4 +1,4 @@
-"""Locks between threads and across forks."""
+"""Locks across forks: the parent waits, the child finds them free."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ import warm
 from spikecore._base.caches import Lock
 
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+
+
+def run(code: str) -> str:
+    done = warm.run("-c", code, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_a_lock_excludes_other_threads_and_not_its_own() -> None:
@@ -26,30 +32,32 @@ def test_a_lock_excludes_other_threads_and_not_its_own() -> None:
 
 
 @forks
-def test_a_lock_is_free_in_a_forked_process() -> None:
-    """One that another thread holds, and one that the thread itself holds, which goes on to hold it."""
-    done = warm.run(
-        "-c",
-        """
+def test_a_fork_waits_for_the_holder_and_the_child_is_free() -> None:
+    """What the lock guards is whole in the child: the fork happens after the other thread is done with it."""
+    assert (
+        run("""
 import os, threading
 from spikecore._base.caches import Lock
-others, ours, inside, over = Lock(), Lock(), threading.Event(), threading.Event()
+lock, inside, work = Lock(), threading.Event(), []
 
 def hold():
-    with others:
+    with lock:
+        work.append("begun")
         inside.set()
-        over.wait()
+        for _ in range(2_000_000):
+            pass
+        work.append("done")
 
-threading.Thread(target=hold).start()
+other = threading.Thread(target=hold)
+other.start()
 inside.wait()
-with ours:
-    if os.fork() == 0:
-        with others, ours:
-            print("free", flush=True)
-        os._exit(0)
+if os.fork() == 0:
+    with lock:
+        print(work, flush=True)
+    os._exit(0)
 os.wait()
-over.set()
-""",
-        timeout=120,
+with lock:
+    print(work)
+""").splitlines()
+        == ["['begun', 'done']"] * 2
     )
-    assert (done.returncode, done.stdout.split()) == (0, ["free"]), done.stderr
