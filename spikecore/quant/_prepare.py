@@ -207,8 +207,9 @@ def prepare(
     - Batch normalisation is folded into the layer before it, with its running statistics.
     - Weights of linear layers and convolutions, those of ``Recurrent`` and ``Delay`` too, are integers of ``weights``
       bits times a power of two, by a parametrisation: gradients pass the rounding unchanged. Biases are on the grid of
-      the sums. A layer that has a quantiser already (a parametrisation, torch.ao's fake quantisation, brevitas) keeps
-      it; its weight must be on such a grid. Its bias is rounded as every other.
+      the sums (with ``ranges="learnt"``, on that of the first ranges). A layer that has a quantiser already (a
+      parametrisation, torch.ao's fake quantisation, brevitas) keeps it; its weight must be on such a grid. Its bias is
+      rounded as every other.
     - What a layer reads, where it is not a neuron's spikes, is rounded to ``activations`` bits, and what it
       writes, where it is not read by a neuron alone, to ``word`` bits on one grid, so that sums are exact. Ranges are
       those of the calibration run.
