@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import integers
 import spikecore as sc
 from c_programs import CHECKED, differing
+from drawn_neurons import drawn
 from spikecore.neurons import MODELS, example
 from spikecore.quant import Format, Inexact, fixed
 
@@ -50,7 +50,7 @@ def exact(program: int, dtype: torch.dtype) -> Iterator[Tuple[Any, int]]:
         word, rounding = (10, 12)[seed % 2], ("nearest", "floor")[seed // 2 % 2]
         word += 4 if dtype == torch.float64 else 0
         with suppress(Inexact):
-            yield fixed(integers.drawn(seed), word=word, frac=word - 5, rounding=rounding, dtype=dtype), seed // 4 % 2
+            yield fixed(drawn(seed), word=word, frac=word - 5, rounding=rounding, dtype=dtype), seed // 4 % 2
 
 
 @pytest.mark.matrix(turn=0)
