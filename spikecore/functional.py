@@ -425,7 +425,11 @@ def mask_of(lengths: Union[Tensor, Sequence[int]], T: int) -> Tensor:
     """
     if isinstance(T, bool) or not isinstance(T, int):
         raise TypeError(f"T must be an int, the number of steps of the padded batch, got {T!r}")
-    lengths = torch.as_tensor(lengths)
+    try:
+        lengths = torch.as_tensor(lengths)
+    except (TypeError, ValueError, RuntimeError) as error:
+        what = f"lengths={shown(lengths)} must be whole numbers of steps; give a list or a tensor [B]"
+        raise TypeError(what) from error
     if lengths.dtype == torch.bool or lengths.is_floating_point() or lengths.is_complex():
         raise TypeError(f"lengths must be of an integer dtype such as torch.int64, got {lengths.dtype}")
     # T may be more than narrow integers hold, and unsigned ones of more than 8 bits are not compared by torch

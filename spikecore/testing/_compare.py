@@ -70,8 +70,8 @@ def same(
         lines.append(f"  {name} there: {values[first]!s}")
     if there and beside(wrong, [*there.values(), expected], arithmetic):
         lines.append(f"  {ALONE}")
-    found = hints(actual, expected, wrong, tolerance=tolerance, tested=tested, strict=strict, axes=names)
-    lines += [f"  hint: {hint}" for hint in found]
+    patterns = hints(actual, expected, wrong, tolerance=tolerance, tested=tested, strict=strict, axes=names)
+    lines += [f"  hint: {hint}" for hint in patterns]
     raise Mismatch("\n".join(lines))
 
 

@@ -201,6 +201,8 @@ class TestMaskOf:
             (mask()[0], "integer dtype such as torch.int64, got torch.bool"),
             ([True], "integer dtype such as torch.int64, got torch.bool"),
             ([3, 2.5], "integer dtype such as torch.int64, got torch.float32"),
+            (["a"], r"lengths=\['a'\] must be whole numbers of steps; give a list or a tensor \[B\]"),
+            (None, "lengths=None must be whole numbers of steps"),
         ):
             with pytest.raises(TypeError, match=text):
                 mask_of(wrong, T)

@@ -97,7 +97,7 @@ class Backward:
             self._refuse_shared(connections, reached)
             if recurrent is not None and learnt(recurrent):
                 connections.append(Connection(f"{call.name}.linear", recurrent, call.fed_back(), call, None))
-            self._learn(call, connections, starts, at_layers, rest[-1] if rest else None)
+            self._learn(call, connections, starts, at_layers, rest[-1] if into else None)
         learn_parameters(call, errors, self.traces)
         last = chunk.last_layer if self.rule.has_read_out else None
         if last in at_layers and is_leaky_read_out(call.neuron.program):
