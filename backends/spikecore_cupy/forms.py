@@ -208,8 +208,9 @@ def _normalising(plan: Plan) -> Form:
     """
     width = max(1, 64 // torch.finfo(plan.dtype).bits)
     if isinstance(plan, ForwardPlan):
-        # the second pass backwards begins where the first one ended: that is in the cache
-        return Form(width, grid=12 * MULTIPROCESSORS, down=True)
+        # The second pass backwards begins where the first one ended: that is in the cache. Where it finds the gradient
+        # of the input from that of a shortcut, it is a forward kernel without states.
+        return Form(width, grid=12 * MULTIPROCESSORS, down=bool(plan.program.states))
     each, least = _registers_of_chunk(plan), _fewest_registers(plan)
     while width > 2 and _needed(plan, width, least) > MOST:
         width //= 2
@@ -218,7 +219,7 @@ def _normalising(plan: Plan) -> Form:
     # memory, and LIF behind 128 x 32 x 32 in bfloat16 with 6 steps took 289 us on an H200, not 234. Where registers do,
     # nothing is: with 8 steps that took 294 us, and 313 with what could be computed again.
     again = _needed(plan, width, each) > _registers(blocks)
-    return Form(width, blocks=blocks, grid=blocks * MULTIPROCESSORS, down=not any(plan.inputs), again=again)
+    return Form(width, blocks=blocks, grid=blocks * MULTIPROCESSORS, down=not plan.inputs[0], again=again)
 
 
 def _registers(blocks: int) -> int:
@@ -230,11 +231,13 @@ def _needed(plan: BackwardPlan, width: int, each: float) -> float:
     """Registers of a thread of a backward kernel that normalises, as compiled, with ``each`` for every neuron.
 
     A second normalised input has sums and parameters of its own: behind two, LIF in bfloat16 spilled 300 bytes of a
-    thread with six blocks on a multiprocessor, 200 with five and none with four.
+    thread with six blocks on a multiprocessor, 200 with five and none with four. Of another input the numbers of all
+    steps are loaded first: with 4 steps and a shortcut LIF spilled 176 bytes where these were not counted.
     """
-    words = torch.finfo(plan.compute).bits / 32
-    further = max(len(plan.program.normalised), len(plan.program.seeds), 1) - 1
-    return (20 if plan.spec.steps else 40) + width * (4.5 + 8 * further + each) * words
+    bits, word = torch.finfo(plan.dtype).bits, torch.finfo(plan.compute).bits
+    normalised = max(len(plan.program.normalised), len(plan.program.seeds), 1)
+    loaded = (len(plan.program.inputs) - normalised) * _steps(plan) * bits / word
+    return (20 if plan.spec.steps else 40) + width * (4.5 + 8 * (normalised - 1) + loaded + each) * word / 32
 
 
 def _fewest_registers(plan: BackwardPlan) -> float:

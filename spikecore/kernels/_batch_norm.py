@@ -2,10 +2,15 @@
 
 Which inputs are normalised is data: each row of ``program.normalised`` names one, and its parameters. Backward takes
 one launch in which mean and standard deviation are given, and what the statistics add to the gradient of each
-normalised input: by a launch of the backend (:meth:`~spikecore.kernels.KernelBackend.correction`), or by a second
-backward launch. The first one then finds the gradients of weight and bias, which are sums over a channel, and writes
-nothing else of the size of the input; the second takes them as parameters (:mod:`spikecore.lang._program`). A backend
-has no part in it: both are plans as it knows them.
+normalised input, in one of three ways:
+
+- A launch of the backend adds it (:meth:`~spikecore.kernels.KernelBackend.correction`).
+- A shortcut is added to what is normalised, and its gradient is wanted: the first launch writes it, and a second one
+  computes the gradient of the normalised input from it, number by number.
+- Else the first launch writes nothing of the size of the input, and a second backward launch finds all gradients.
+
+In the last two the first launch finds the gradients of weight and bias, which are sums over a channel, and the second
+takes them as parameters (:mod:`spikecore.lang._program`). A backend has no part in it: both are plans as it knows them.
 """
 
 from __future__ import annotations
@@ -18,11 +23,11 @@ from torch import Tensor
 
 from spikecore._base.caches import CALLS, Recent
 from spikecore.backend import Spec, compute_dtype
-from spikecore.kernels._call import Call, CallPlan, Kernels, Pass, resolved
+from spikecore.kernels._call import Call, CallPlan, Kernels, resolved
 from spikecore.kernels._layout import Moved
 from spikecore.kernels._plan import Geometry
 from spikecore.lang import Program
-from spikecore.lang._program import corrected, moments
+from spikecore.lang._program import Derived, added_to_normalised, corrected, gradient_of_normalised, moments
 
 if TYPE_CHECKING:
     from spikecore.kernels._backend import KernelBackend
@@ -48,7 +53,10 @@ class NormalisingKernels(Kernels):
         ]
         #: Of these the weights and biases.
         self.sums = [index for _, places in self.normalised for index in places[2:]]
-        self._second: Optional[Tuple[Kernels, Sequence[int]]] = None
+        #: Where the shortcut stands among the inputs whose gradient leads to that of the normalised one.
+        self.shortcut = -1 if self.correct is not None else _index(program.inputs, added_to_normalised(program))
+        self._again: Optional[Tuple[Kernels, Sequence[int]]] = None
+        self._behind: Optional[Tuple[Kernels, Sequence[int]]] = None
 
     def statistics(self, x: Tensor, dim: int, eps: float, running: Optional[Moved]) -> Optional[Tuple[Tensor, Tensor]]:
         """See :meth:`KernelRunner.input_statistics`."""
@@ -61,20 +69,32 @@ class NormalisingKernels(Kernels):
             geometry = self._channels.put(lies, channels_of(self, x, dim))
         return None if geometry is None else self.find_statistics(geometry, x, eps, running)
 
-    def second(self) -> Tuple[Kernels, Sequence[int]]:
-        """The launches of the second pass, and where each of its parameters stands among those of the first, the
+    def again(self) -> Tuple[Kernels, Sequence[int]]:
+        """The launches of a second backward pass, and where each of its parameters stands among those of the first, the
         gradients that are :attr:`sums`, and 1 / n.
         """
-        if self._second is None:
-            program, names = corrected(self.program)
-            kinds = dict(zip(self.program.params, self.spec.params))
-            kinds.update(dict.fromkeys(names[:-1], "channel"))
-            kinds[names[-1]] = "number"
+        if self._again is None:
             # the same parameters are learnt, so that the checkpoints of forward are those that it expects
-            spec = replace(self.spec, params=tuple(kinds[name] for name in program.params))
-            every = (*self.program.params, *names)
-            self._second = Kernels(self.backend, program, spec), [every.index(name) for name in program.params]
-        return self._second
+            self._again = self._with_sums(corrected(self.program), self.spec)
+        return self._again
+
+    def behind_shortcut(self) -> Tuple[Kernels, Sequence[int]]:
+        """The launches that compute the gradient of the normalised input from that of the shortcut, and where their
+        parameters stand, as :meth:`again` has it.
+        """
+        if self._behind is None:
+            spec = replace(self.spec, learn=(), final=False)
+            self._behind = self._with_sums(gradient_of_normalised(self.program), spec)
+        return self._behind
+
+    def _with_sums(self, derived: Derived, spec: Spec) -> Tuple[Kernels, Sequence[int]]:
+        program, names = derived
+        kinds = dict(zip(self.program.params, self.spec.params))
+        kinds.update(dict.fromkeys(names[:-1], "channel"))
+        kinds[names[-1]] = "number"
+        every = (*self.program.params, *names)
+        spec = replace(spec, params=tuple(kinds[name] for name in program.params))
+        return Kernels(self.backend, program, spec), [every.index(name) for name in program.params]
 
 
 class TwoPasses:
@@ -83,12 +103,17 @@ class TwoPasses:
     def __init__(self, plan: NormalisingPlan, needs: Sequence[bool], grads: Sequence[Optional[Tensor]]) -> None:
         self.plan, self.needs = plan, needs
         kernels, moving = plan.kernels, plan.moving
+        #: Whether the gradient of a shortcut, which the first pass finds, leads to that of the normalised input.
+        self.behind_shortcut = kernels.shortcut >= 0 and needs[kernels.shortcut]
+        inputs = needs[:moving] if kernels.correct is not None else [False] * moving
+        if self.behind_shortcut:
+            normalised = kernels.normalised[0][0]
+            inputs = [wants and place != normalised for place, wants in enumerate(needs[:moving])]
         # the gradient of an input needs those of weight and bias, whether or not they are learnt
         params = [wants or k in kernels.sums for k, wants in zip(kernels.tensor_params, needs[moving:])]
-        inputs = needs[:moving] if kernels.correct is not None else [False] * moving
         self.first = plan.backward_pass((*inputs, *params), grads)
-        #: None until the first one has run, and where a backend corrects its gradients.
-        self.second: Optional[Pass] = None
+        #: The plan of the second pass; None until the first one has run, and where a backend corrects its gradients.
+        self._second: Optional[CallPlan] = None
         #: Where the gradients that the second pass takes stand among those of the first, and which of all are not
         #: wanted.
         self.sums = [moving + kernels.tensor_params.index(k) for k in kernels.sums]
@@ -97,20 +122,50 @@ class TwoPasses:
         #: 1 / n, for n numbers of a channel.
         self.share = channels / (plan.geometry.steps * plan.geometry.neurons)
 
-    def second_pass(self, params: Sequence[Any], inputs: Sequence[Tensor], grads: Sequence[Optional[Tensor]]) -> Pass:
-        """The second pass, for parameters of its own: the gradients of weight and bias lie as these do."""
-        if self.second is None:
+    def second(
+        self,
+        params: Sequence[Any],
+        inputs: Sequence[Tensor],
+        checkpoints: Sequence[Tensor],
+        grads: Sequence[Optional[Tensor]],
+        is_dense: bool,
+        gradients: List[Optional[Tensor]],
+    ) -> None:
+        """Put the gradients in their places that the first pass did not find."""
+        kernels = self.plan.kernels
+        every = (*params, *[gradients[place] for place in self.sums], self.share)
+        if self.behind_shortcut:
+            place, second = kernels.normalised[0][0], kernels.behind_shortcut()
+            values = [inputs[place], gradients[kernels.shortcut]]
+            plan, numbers, tensors = self._planned(second, every, values)
+            (gradients[place],) = plan.forward(numbers, tensors)
+            return
+        plan, numbers, tensors = self._planned(kernels.again(), every, inputs)
+        needs = (*self.needs[: self.plan.moving], *[False] * (len(tensors) - self.plan.moving))
+        backward_pass = plan.backward_pass(needs, grads)
+        results, _ = backward_pass(numbers, inputs, checkpoints, grads, is_dense)
+        for place, result in zip(backward_pass.places, results):
+            gradients[place] = result
+
+    def _planned(
+        self, second: Tuple[Kernels, Sequence[int]], every: Sequence[Any], moving: Sequence[Any]
+    ) -> Tuple[CallPlan, Sequence[Any], Sequence[Tensor]]:
+        """The plan of the second pass, its parameters and its tensors: the gradients of weight and bias lie as these
+        do.
+        """
+        kernels, places = second
+        params = [every[index] for index in places]
+        tensors = [*moving, *[params[index] for index in kernels.tensor_params]]
+        if self._second is None:
             plan = self.plan
-            kernels, places = plan.kernels.second()
             views = dict(zip(plan.kernels.tensor_params, plan.views))
             first = len(plan.kernels.program.params)
             views.update({first + k: views[index] for k, index in enumerate(plan.kernels.sums)})
-            tensors = [*inputs, *[params[index] for index in kernels.tensor_params]]
             of_params = tuple([views[places[index]] for index in kernels.tensor_params])
-            again = kernels.plan(plan.call, tensors, (True,) * len(tensors), of_params)
-            needs = (*self.needs[: plan.moving], *[False] * (len(tensors) - plan.moving))
-            self.second = again.backward_pass(needs, grads)
-        return self.second
+            call = Call(single=plan.call.single) if self.behind_shortcut else plan.call
+            wants = (not self.behind_shortcut,) * len(tensors)
+            self._second = kernels.plan(call, tensors, wants, of_params)
+        return self._second, params, tensors
 
 
 class NormalisingPlan(CallPlan):
@@ -138,16 +193,10 @@ class NormalisingPlan(CallPlan):
             passes = self._passes[key] = TwoPasses(self, needs, grads)
         params, inputs = self.params(numbers, values), values[: self.moving]
         gradients = passes.first.placed(*passes.first(params, inputs, checkpoints, grads, is_dense), saved)
-        sums: List[Any] = [gradients[place] for place in passes.sums]
         if kernels.correct is not None:
-            self._correct(params, inputs, gradients, sums)
+            self._correct(params, inputs, gradients, [gradients[place] for place in passes.sums])  # type: ignore[misc]  # the first pass found them
         else:
-            every = (*params, *sums, passes.share)
-            params = [every[index] for index in kernels.second()[1]]
-            second = passes.second_pass(params, inputs, grads)
-            results, _ = second(params, inputs, checkpoints, grads, is_dense)
-            for place, result in zip(second.places, results):
-                gradients[place] = result
+            passes.second(params, inputs, checkpoints, grads, is_dense, gradients)
         for place in passes.unwanted:
             gradients[place] = None
         return gradients
@@ -170,6 +219,11 @@ class NormalisingPlan(CallPlan):
 
 
 NormalisingKernels.plans = NormalisingPlan
+
+
+def _index(names: Sequence[str], name: str) -> int:
+    """Where a name stands, -1 where it does not."""
+    return names.index(name) if name in names else -1
 
 
 def channels_of(kernels: Kernels, x: Tensor, dim: int) -> Optional[Geometry]:

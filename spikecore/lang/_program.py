@@ -519,18 +519,74 @@ def corrected(program: Program) -> Derived:
 
     Its parameters beside those of the other one are the gradients of weight and bias of each, and 1 / n.
     """
-    reserved = [*program.inputs, *program.states, *program.params]
-    share, seeds, names = free_name("norm_share", reserved), [], []
+    share, seeds, names = _share(program), [], []
     for row in program.normalised:
-        names += [free_name(f"{name}_grad", reserved) for name in (row.weight, row.bias)]
-        mean, rstd, weight, grad_weight, grad_bias = map(_param, (row.mean, row.rstd, row.weight, *names[-2:]))
-        centred = Expr(Node("input", (), row.input)) - mean
-        scale, part = rstd * weight, _param(share)
-        # of parameters alone but for one product and one sum per number
-        through = -(scale * (grad_bias * part)) - centred * (scale * rstd * (grad_weight * part))
+        names += _gradients_of(program, row)
+        centred, _, through = _through_statistics(row, names[-2:], share)
         seeds.append((centred.node, through.node))
     added = (*names, share)
     return Derived(changed(program, {}, params=_before_numbers(program, added), seeds=seeds), added)
+
+
+@lru_cache(maxsize=256)
+def added_to_normalised(program: Program) -> str:
+    """The input that is added to the one that a program normalises by its own statistics, and read nowhere else: its
+    gradient is that of the sum. "" where there is no such input.
+    """
+    if len(program.normalised) != 1:
+        return ""
+    row = program.normalised[0]
+    mean, rstd, weight, bias = map(_param, row[1:])
+    normal = (Expr(Node("input", (), row.input)) - mean) * (rstd * weight) + bias
+    for name in program.inputs:
+        leaf = Node("input", (), name)
+        readers = [node for node in program.nodes if leaf in node.args]
+        if readers == [(normal + Expr(leaf)).node] and leaf not in (*program.outputs, *program.next):
+            return name
+    return ""
+
+
+@lru_cache(maxsize=256)
+def gradient_of_normalised(program: Program) -> Derived:
+    """The program whose output is the gradient of the input that ``program`` normalises, from that input and the
+    gradient of :func:`added_to_normalised`.
+
+    Its parameters are mean, rstd and weight of that program, the gradients of weight and bias, and 1 / n.
+    """
+    row, share = program.normalised[0], _share(program)
+    names = _gradients_of(program, row)
+    cotangent = free_name("cotangent", program.inputs)
+    _, scale, through = _through_statistics(row, names, share)
+    gradient = Program(
+        f"{program.name} gradient",
+        inputs=(row.input, cotangent),
+        states=(),
+        outputs=[(Expr(Node("input", (), cotangent)) * scale + through).node],
+        next=(),
+        initial=(),
+        params=(row.mean, row.rstd, row.weight, *names, share),
+    )
+    return Derived(gradient, (*names, share))
+
+
+def _share(program: Program) -> str:
+    """The name of 1 / n, for n numbers of a channel."""
+    return free_name("norm_share", [*program.inputs, *program.states, *program.params])
+
+
+def _gradients_of(program: Program, row: Statistics) -> List[str]:
+    """The names of the gradients of weight and bias."""
+    reserved = [*program.inputs, *program.states, *program.params]
+    return [free_name(f"{name}_grad", reserved) for name in (row.weight, row.bias)]
+
+
+def _through_statistics(row: Statistics, gradients: Sequence[str], share: str) -> Tuple[Expr, Expr, Expr]:
+    """``x - mean``, the factor of a cotangent of the normalised x, and what reaches x through its statistics."""
+    mean, rstd, weight, grad_weight, grad_bias, part = map(_param, (row.mean, row.rstd, row.weight, *gradients, share))
+    centred, scale = Expr(Node("input", (), row.input)) - mean, rstd * weight
+    # of parameters alone but for one product and one sum per number
+    through = -(scale * (grad_bias * part)) - centred * (scale * rstd * (grad_weight * part))
+    return centred, scale, through
 
 
 @lru_cache(maxsize=None)

@@ -326,7 +326,7 @@ def test_passes_behind_two_normalisations_keep_their_values_in_registers(steps):
     program, names = normalised(sc.LIF(detach_reset=True).program, "before", (True, True))
     kinds = tuple(["channel" if name in names else "number" for name in program.params])
     first = NormalisingKernels(HostBackend(), program, Spec(torch.bfloat16, steps, kinds, (), False))
-    second = first.second()[0]
+    second = first.again()[0]
     learnt = [index in first.sums for index in first.tensor_params]
     passes = [
         (first.backward_plan(Call(), (True,), (False, False, *learnt)), True),

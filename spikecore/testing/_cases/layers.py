@@ -193,6 +193,12 @@ def _add_normalised() -> None:
         holds = f"a shortcut {place} the neuron gets its gradient"
         _normalised(name, holds, shortcut=where)
         _normalised(f"{name}-image", f"{holds}: an image, channels innermost", shortcut=where, **image)
+    for dtype in OTHER_DTYPES:
+        _normalised(f"shortcut-{dtype}", f"{behind}, beside a shortcut, in this dtype", shortcut="before", dtype=dtype)
+    for alone in ("x", "skip"):
+        _normalised(
+            f"shortcut-{alone}", f"of input and shortcut {alone} alone gets one", shortcut="before", wanted=(alone,)
+        )
     holds = "a shortcut behind the neuron gets its gradient where nothing else does"
     _normalised("shortcut-alone", holds, shortcut="after", weights="frozen", wanted=("skip",))
     holds = "both inputs and both pairs of weight and bias get the gradients of two normalisations and a sum"
@@ -209,6 +215,9 @@ def _add_normalised() -> None:
     _normalised("tokens-two", f"{holds}, whose channels are the last dimension", shortcut="normalised", **tokens)
     state = {"call": "run", "state": True, "wanted": ("inputs", "states")}
     _normalised("state", "from a given state, with its gradient", **state)
+    _normalised(
+        "state-shortcut", "from a given state, with its gradient, beside a shortcut", shortcut="before", **state
+    )
     _normalised("eval", "in eval mode the running statistics normalise, and stay", norm="eval")
 
 
