@@ -21,8 +21,8 @@ import torch
 
 #: ``call(i)`` makes the i-th call, on the i-th of the input sets that take turns.
 Call = Callable[[int], Any]
-#: ``turn(call, begin, calls)``: seconds of the calls ``begin`` to ``begin + calls``.
-Turn = Callable[[Call, int, int], float]
+#: ``turn(call, begin, calls)``: seconds of the calls ``begin`` to ``begin + calls``, of whatever stands for a call.
+Turn = Callable[[Any, int, int], float]
 
 
 @dataclass(frozen=True)
@@ -242,8 +242,13 @@ class _Runner:
         return Timing(statistics.median(seconds), min(seconds), max(seconds), len(seconds), self.calls)
 
 
-def interleave(calls: Mapping[str, Call], turn: Turn, plan: Plan) -> Dict[str, Union[Timing, Failure]]:
-    """Time every call, in turns. A call that raises is out of the race, and its failure is its result."""
+def interleave(
+    calls: Mapping[str, Any], turn: Turn, plan: Plan, paired: bool = False
+) -> Dict[str, Union[Timing, Failure]]:
+    """Time every call, in turns. A call that raises is out of the race, and its failure is its result.
+
+    ``paired``: all have as many turns as the slowest, so that medians are of the same time.
+    """
     found: Dict[str, Union[Timing, Failure]] = {}
     racing: Dict[str, _Runner] = {}
     for name, call in calls.items():
@@ -254,7 +259,8 @@ def interleave(calls: Mapping[str, Call], turn: Turn, plan: Plan) -> Dict[str, U
             found[name] = failure(error)
         else:
             racing[name] = runner
-    for round_ in range(plan.repetitions):
+    rounds = min((runner.turns for runner in racing.values()), default=0) if paired else plan.repetitions
+    for round_ in range(rounds):
         for name, runner in list(racing.items()):
             if round_ < runner.turns:
                 try:
