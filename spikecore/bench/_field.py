@@ -16,7 +16,7 @@ import contextlib
 import time
 from dataclasses import replace
 from functools import partial
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -28,7 +28,7 @@ from spikecore.bench._machine import PEAKS, Peak
 from spikecore.bench._report import MEASURED, Row
 from spikecore.bench._settings import Settings, device_named
 from spikecore.bench._timing import Failure, Timing, clock_for, failure, interleave
-from spikecore.bench._workers import Worker
+from spikecore.bench._workers import Here, Worker
 from spikecore.dtypes import DTYPES
 
 #: The row of the products alone.
@@ -257,9 +257,8 @@ class Measurement:
             return "failed", failure(error).reason
 
 
-def enter(settings: Settings, name: str, ours: bool, graph: bool, dtypes: Sequence[str], threads: int) -> Measurement:
+def enter(settings: Settings, name: str, ours: bool, graph: bool, dtypes: Sequence[str]) -> Measurement:
     """A library in a form, in the process that calls this."""
-    torch.set_num_threads(threads)
     device = device_named(settings.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -274,49 +273,39 @@ class Participant:
     def __init__(self, library: Library, graph: bool, dtypes: Sequence[str], settings: Settings, bench: Bench) -> None:
         self.name = f"{library.name}, {GRAPH}" if graph else library.name
         self._library, self._graph, self._dtypes, self._settings, self._bench = library, graph, dtypes, settings, bench
-        self._worker: Optional[Worker] = None
-        self._here: Optional[Measurement] = None
+        self._process: Union[Here, Worker, None] = None
 
-    def start(self) -> None:
-        """Start its process."""
-        arguments = (self._library.name, self._library.ours, self._graph, self._dtypes, torch.get_num_threads())
-        self._worker = Worker(enter, self._settings, *arguments)
+    def start(self) -> Union[Here, Worker]:
+        """Start its process, where it has one of its own."""
+        library, graph, dtypes = self._library, self._graph, self._dtypes
+        if self._settings.budget:
+            self._process = Worker(enter, self._settings, library.name, library.ours, graph, dtypes)
+        else:
+            self._process = Here(Measurement, library, graph, dtypes, self._bench)
+        return self._process
 
     def wait(self, seconds: float) -> None:
         """Until its process is ready, or the time is over."""
-        if self._worker is not None:
-            self._worker.ready(max(0.0, seconds))
+        if self._process is not None:
+            self._process.ready(max(0.0, seconds))
 
     def rows(self, case: FieldCase, rates: Mapping[FieldCase, Rates], last: bool) -> List[Row]:
         """Its row of a case; behind the last case the process ends."""
         try:
             if case not in rates:
                 raise RuntimeError(f"{PRODUCTS} could not be measured, so that there is no bound")
-            return [self._row(case, rates[case])]
+            process = self._process or self.start()  # the last one was killed, or it is this process
+            self.wait(START)
+            row: Row = process.ask("row", case, self.name, rates[case], limit=self._settings.budget or None)
+            return [row]
         except Exception as error:
+            self._end()
             return [Row(case.suite, case.facts, self.name, "failed", failure(error).reason)]
         finally:
             if last:
                 self._end()
 
-    def _row(self, case: FieldCase, rates: Rates) -> Row:
-        budget = self._settings.budget
-        if not budget:
-            if self._here is None:
-                self._here = Measurement(self._library, self._graph, self._dtypes, self._bench)
-            return self._here.row(case, self.name, rates)
-        if self._worker is None:  # the last one was killed
-            self.start()
-            self.wait(START)
-        worker: Any = self._worker
-        try:
-            row: Row = worker.ask("row", case, self.name, rates, limit=budget)
-            return row
-        except Exception:
-            self._end()
-            raise
-
     def _end(self) -> None:
-        if self._worker is not None:
-            self._worker.end()
-        self._worker = self._here = None
+        if self._process is not None:
+            self._process.end()
+        self._process = None

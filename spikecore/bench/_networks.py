@@ -152,7 +152,8 @@ class Comparison:
 
     def _timed(self, name: str) -> Outcome:
         """A form in turns with ReLU's best one; it is dropped then, unless it is the best one now. It never raises."""
-        form: Optional[Form] = self._workers.pop(name, None) or Here(self._entered, name)
+        form: Form = self._workers.pop(name, None) or Here(self._entered, name)
+        done: Optional[Form] = form
         try:
             training = form.ask("training")
             if training.status not in MEASURED:
@@ -161,12 +162,12 @@ class Comparison:
             times = interleave(racing, _turn, self._bench.plan, paired=True)
             outcome = Outcome(training, times[name], times.get(BEST))
             if name in self._plain and isinstance(outcome.time, Timing):
-                form = self._placed(name, form, outcome.ratio)
+                done = self._placed(name, form, outcome.ratio)
             return outcome
         except Exception as error:
             return Outcome(Training(None, None, None, "failed", failure(error).reason))
         finally:
-            self._drop(form)
+            self._drop(done)
 
     def _entered(self, name: str) -> Entered:
         return Entered(attempt(self._makers[name], self._bench), self._bench)
