@@ -83,8 +83,9 @@ def measure(case: Mapping[str, Fact], enter: Enter, bench: Bench) -> List[Row]:
         figures.update(compared("training", training, name, ratio=YARDSTICK))
         rows[name] = Row("beside", case, name, "differs" if known[name].unlike else "ok", known[name].unlike, figures)
     bench.clock.forget()
-    absent = [one.name for one in PEERS if one.name not in known]
-    missing = [Row("beside", case, name, "skipped", bench.absent.get(name, "does not take part")) for name in absent]
+    peers = {one.name for one in PEERS if one.in_network is not None}
+    absent = [one for one in bench.listed if one.state != "ready" and one.name in peers]
+    missing = [Row("beside", case, one.name, "skipped", one.detail) for one in absent]
     return [*(rows[name] for name in known), *missing]
 
 

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from spikecore.bench._cases import Bench, Case, Job, compared, contained, first_failure, quietly, training
-from spikecore.bench._check import differences, observe
-from spikecore.bench._implementations import REFERENCE
+from spikecore.bench._check import REFERENCE, differences, observe
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
 from spikecore.bench._timing import Call, Failure, Plan, Timing, failure, interleave

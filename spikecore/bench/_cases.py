@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple, Union
 
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from spikecore.backend import Unsupported
-from spikecore.bench._check import Observed, differences, observe
-from spikecore.bench._implementations import REFERENCE, Implementation, NotHere, find
-from spikecore.bench._report import Fact, Row
-from spikecore.bench._settings import Settings, device_named
+from spikecore.bench._check import REFERENCE, Observed, differences, observe
+from spikecore.bench._implementations import COMPILED, Implementation, NotHere, find
+from spikecore.bench._report import Availability, Fact, Row
+from spikecore.bench._settings import Settings
 from spikecore.bench._timing import Call, Failure, HostClock, Plan, Timing, clock_for, failure
 from spikecore.bench._workloads import WORKLOADS, Workload
 from spikecore.dtypes import DTYPES
@@ -38,19 +38,31 @@ class Bench:
 
     device: torch.device
     clock: HostClock
-    implementations: Sequence[Implementation]
     plan: Plan
-    #: Of each implementation that does not take part, why not.
-    absent: Mapping[str, str] = field(default_factory=dict)
+    #: Those of all suites but the field's, and those of the field's.
+    implementations: Sequence[Implementation] = ()
+    in_field: Sequence[Implementation] = ()
+    #: All, with the reasons of those that do not take part.
+    listed: Sequence[Availability] = ()
 
 
-def bench_of(settings: Settings) -> Bench:
-    """The same in another process, for settings in which every choice was made."""
-    device = device_named(settings.device)
+def bench_of(settings: Settings, device: torch.device) -> Bench:
+    """What takes part on a device, for settings in which every choice was made."""
+    found, listed = find(settings, device)
+    neurons = [one for one in found if one.in_network is not None or one.name == COMPILED]
+    return replace(
+        bare(settings, device),
+        implementations=neurons,
+        in_field=[one for one in found if one.in_field is not None],
+        listed=listed,
+    )
+
+
+def bare(settings: Settings, device: torch.device) -> Bench:
+    """The same without any implementation."""
     if device.type == "cuda":
         torch.cuda.set_device(device)  # events are recorded in the stream of the current device
-    found, _ = find(device, settings.backends, settings.peers, settings.compile_steps or 0, settings.peer_names)
-    return Bench(device, clock_for(device), found, settings.plan(device.type == "cuda"))
+    return Bench(device, clock_for(device), settings.plan(device.type == "cuda"))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Dict, List, Mapping, Tuple
 
 from spikecore.bench._cases import Bench, Case, Inputs, Job, admit, contained, first_failure, quietly, timed, training
-from spikecore.bench._implementations import REFERENCE
+from spikecore.bench._check import REFERENCE
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
 from spikecore.bench._timing import Timing, interleave

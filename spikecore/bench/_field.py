@@ -20,14 +20,23 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 
 import torch
 
-from spikecore.bench._cases import Bench, Job, timed
-from spikecore.bench._field_cases import OPEN_NEUROMORPHIC, SAMPLES, SHD, Bound, ClassifierCase, FieldCase, LinearCase
-from spikecore.bench._implementations import NotHere
-from spikecore.bench._libraries import LIBRARIES, Library, find_libraries, of_backend, verdict_of
+from spikecore.bench._cases import Bench, Job, bare, timed
+from spikecore.bench._equations import verdict_of
+from spikecore.bench._field_cases import (
+    OPEN_NEUROMORPHIC,
+    SAMPLES,
+    SHD,
+    Bound,
+    ClassifierCase,
+    FieldCase,
+    LinearCase,
+    layer_of,
+)
+from spikecore.bench._implementations import Implementation, NotHere, find_again
 from spikecore.bench._machine import PEAKS, Peak
 from spikecore.bench._report import MEASURED, Row
 from spikecore.bench._settings import Settings, device_named
-from spikecore.bench._timing import Failure, Timing, clock_for, failure, interleave
+from spikecore.bench._timing import Failure, Timing, failure, interleave
 from spikecore.bench._workers import Here, Worker
 from spikecore.dtypes import DTYPES
 
@@ -94,10 +103,10 @@ class Rates(NamedTuple):
 def _jobs(settings: Settings, bench: Bench, cases: Sequence[FieldCase]) -> List[Job]:
     """The products of each case first, then one library after the other in all cases, a job for each row."""
     suite = cases[0].suite
-    ours = [of_backend(each.name) for each in bench.implementations if each.ours]
-    libraries = [*ours, *find_libraries(settings.peers, settings.peer_names)[0]]
     dtypes = tuple(dict.fromkeys(case.dtype for case in cases))
-    members = [Participant(each, graph, dtypes, settings, bench) for each in libraries for graph in _forms(each, bench)]
+    members = [
+        Participant(each, graph, dtypes, settings, bench) for each in bench.in_field for graph in _forms(each, bench)
+    ]
     rates: Dict[FieldCase, Rates] = {}
     jobs = [Job(f"{suite}: {len(members)} processes", partial(_start, members))] if settings.budget else []
     jobs += [Job(f"{suite}: {case.label} {PRODUCTS}", partial(_products, case, bench, rates)) for case in cases]
@@ -108,9 +117,9 @@ def _jobs(settings: Settings, bench: Bench, cases: Sequence[FieldCase]) -> List[
     return jobs
 
 
-def _forms(library: Library, bench: Bench) -> Tuple[bool, ...]:
+def _forms(library: Implementation, bench: Bench) -> Tuple[bool, ...]:
     """Eager, and on a GPU as a CUDA graph."""
-    return (False, True) if bench.device.type == "cuda" and library.make is not None else (False,)
+    return (False, True) if bench.device.type == "cuda" and layer_of(library).make is not None else (False,)
 
 
 def _start(members: Sequence[Participant]) -> List[Row]:
@@ -216,9 +225,10 @@ def full_precision() -> Iterator[None]:
 class Measurement:
     """A library in a form, in the process that measures it; its equation is checked first, in each dtype."""
 
-    def __init__(self, library: Library, graph: bool, dtypes: Sequence[str], bench: Bench) -> None:
+    def __init__(self, library: Implementation, graph: bool, dtypes: Sequence[str], bench: Bench) -> None:
         self._library, self._graph, self._bench = library, graph, bench
-        self._layer = library.layer()
+        self._layer = layer_of(library)
+        self._computing = self._layer.set_up()
         self._checked = {dtype: self._check(DTYPES[dtype]) for dtype in dtypes}
 
     def row(self, case: FieldCase, name: str, rates: Rates) -> Row:
@@ -238,12 +248,12 @@ class Measurement:
         status, detail = self._checked[case.dtype]
         if status not in MEASURED:
             return Row(case.suite, case.facts, name, status, detail)
-        calls = case.calls(self._library, self._layer, bench.device, self._graph)
+        calls = case.calls(self._library, self._computing, bench.device, self._graph)
         timings = {kind: interleave({kind: call}, bench.clock.batch, bench.plan)[kind] for kind, call in calls.items()}
         row = row_of(case, name, status, detail, timings, rates, PEAKS.get(_card(bench.device)))
         # a graph allocates before it is replayed, and torch does not see JAX's memory
         last = list(calls.values())[-1]
-        seen = not self._graph and self._library.make is not None and row.status in MEASURED
+        seen = not self._graph and self._layer.make is not None and row.status in MEASURED
         peak = bench.clock.peak(partial(last, 0)) if seen else None
         return row if peak is None else replace(row, figures={**row.figures, "memory_gib": peak / 2**30})
 
@@ -252,25 +262,22 @@ class Measurement:
         generator = torch.Generator(device).manual_seed(0)
         x, cotangent = (torch.randn(CHECKED, device=device, generator=generator).to(dtype) for _ in range(2))
         try:
-            return verdict_of(self._library, self._layer, x.requires_grad_(), cotangent)
+            return verdict_of(self._layer, self._library.ours, self._computing, x.requires_grad_(), cotangent)
         except Exception as error:
             return "failed", failure(error).reason
 
 
 def enter(settings: Settings, name: str, ours: bool, graph: bool, dtypes: Sequence[str]) -> Measurement:
     """A library in a form, in the process that calls this."""
-    device = device_named(settings.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    library = of_backend(name) if ours else next(each for each in LIBRARIES if each.name == name)
-    bench = Bench(device, clock_for(device), (), settings.plan(device.type == "cuda"))
-    return Measurement(library, graph, dtypes, bench)
+    return Measurement(find_again(name, ours), graph, dtypes, bare(settings, device_named(settings.device)))
 
 
 class Participant:
     """A library in a form: in a process of its own that has a budget, or here where there is none."""
 
-    def __init__(self, library: Library, graph: bool, dtypes: Sequence[str], settings: Settings, bench: Bench) -> None:
+    def __init__(
+        self, library: Implementation, graph: bool, dtypes: Sequence[str], settings: Settings, bench: Bench
+    ) -> None:
         self.name = f"{library.name}, {GRAPH}" if graph else library.name
         self._library, self._graph, self._dtypes, self._settings, self._bench = library, graph, dtypes, settings, bench
         self._process: Union[Here, Worker, None] = None

@@ -22,11 +22,11 @@ import torch
 from torch import nn
 
 from spikecore.bench._cases import Bench, Job, bench_of, timed
+from spikecore.bench._check import REFERENCE
 from spikecore.bench._forms import forget_compiled, forms
-from spikecore.bench._implementations import REFERENCE
 from spikecore.bench._report import MEASURED, Fact, Row
 from spikecore.bench._set_up import Rectifier, Training, attempt, enter, train, train_by_jelly
-from spikecore.bench._settings import Settings
+from spikecore.bench._settings import Settings, device_named
 from spikecore.bench._timing import Failure, Timing, failure, interleave
 from spikecore.bench._workers import Here, Worker
 from spikecore.bench.models import NETWORKS, Network, with_triton_neurons
@@ -224,7 +224,7 @@ class Entered:
 
 def enter_apart(settings: Settings, name: str, row: str) -> Entered:
     """A form of a network, in the process that calls this."""
-    bench = bench_of(settings)
+    bench = bench_of(settings, device_named(settings.device))
     makers, _ = entries(NETWORKS[name], settings.forms, _case(NETWORKS[name], bench), bench)
     training = attempt(makers[row], bench)
     bench.clock.forget()  # others need the memory until it is this one's turn

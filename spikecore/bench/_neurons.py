@@ -12,7 +12,7 @@ from typing import Dict, List, Optional, Union
 import torch
 
 from spikecore.bench._cases import Bench, Case, Inputs, Job, admit, contained, first_failure, quietly, timed, training
-from spikecore.bench._implementations import REFERENCE
+from spikecore.bench._check import REFERENCE
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
 from spikecore.bench._timing import Call, Failure, HostClock, Timing, failure, interleave

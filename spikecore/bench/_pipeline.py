@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from spikecore.bench._cases import Bench, Job, timed
-from spikecore.bench._implementations import REFERENCE
+from spikecore.bench._check import REFERENCE
 from spikecore.bench._report import Fact, Row
 from spikecore.bench._settings import Settings
 from spikecore.bench._timing import Call, Timing, failure, interleave

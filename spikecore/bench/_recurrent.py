@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from spikecore.bench._cases import Bench, Case, Job, compared, contained, training
-from spikecore.bench._implementations import REFERENCE
+from spikecore.bench._check import REFERENCE
 from spikecore.bench._report import Fact, Row
 from spikecore.bench._settings import Settings
 from spikecore.bench._timing import Call, HostClock, Timing, failure, interleave

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Callable, List, Optional, Tuple
 
-import torch
-
 from spikecore.bench import _beside as beside
 from spikecore.bench import _calls as calls
 from spikecore.bench import _documents as documents
@@ -20,13 +18,10 @@ from spikecore.bench import _recurrent as recurrent
 from spikecore.bench import _single as single
 from spikecore.bench import _small as small
 from spikecore.bench import _steps as steps
-from spikecore.bench._cases import Bench, Job
-from spikecore.bench._implementations import find
-from spikecore.bench._libraries import find_libraries
+from spikecore.bench._cases import Job, bench_of
 from spikecore.bench._machine import machine
 from spikecore.bench._report import Report
 from spikecore.bench._settings import FIELD, Settings, device_named
-from spikecore.bench._timing import clock_for
 
 #: ``progress(label, done, of)``, before each part.
 Progress = Callable[[str, int, int], None]
@@ -57,19 +52,9 @@ def prepare(settings: Settings) -> Tuple[Report, List[Job]]:
     Raises ValueError for a device or a backend that is not there.
     """
     device = device_named(settings.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # events are recorded in the stream of the current device
     settings = settings.on(device)
-    compile_steps = settings.compile_steps or 0
-    taking_part, listed = find(device, settings.backends, settings.peers, compile_steps, settings.peer_names)
-    if set(FIELD).intersection(settings.suites):
-        _, libraries = find_libraries(settings.peers, settings.peer_names)
-        named = {one.name for one in libraries}
-        listed = [*(one for one in listed if one.name not in named), *libraries]
-    clock = clock_for(device)
-    report = Report(machine(device), {**settings.as_dict(), "clock": clock.name}, listed)
-    absent = {one.name: one.detail for one in listed if one.state != "ready"}
-    bench = Bench(device, clock, taking_part, settings.plan(device.type == "cuda"), absent)
+    bench = bench_of(settings, device)
+    report = Report(machine(device), {**settings.as_dict(), "clock": bench.clock.name}, list(bench.listed))
     return report, [job for suite in settings.suites for job in _JOBS[suite](settings, bench)]
 
 

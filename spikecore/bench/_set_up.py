@@ -13,9 +13,9 @@ from torch import Tensor, nn
 import spikecore as sc
 from spikecore.backend import Unsupported
 from spikecore.bench._cases import Bench, Checked, judge
-from spikecore.bench._check import observe
+from spikecore.bench._check import REFERENCE, observe
 from spikecore.bench._forms import Form
-from spikecore.bench._implementations import REFERENCE, Implementation
+from spikecore.bench._implementations import Implementation
 from spikecore.bench._timing import Call, failure
 from spikecore.bench.models import Network
 

@@ -10,7 +10,6 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 import torch
 
 from spikecore.bench._forms import FORMS
-from spikecore.bench._libraries import LIBRARIES
 from spikecore.bench._peers import PEERS
 from spikecore.bench._timing import Plan
 from spikecore.bench._workloads import WORKLOADS
@@ -113,8 +112,7 @@ class Settings:
         for case in self.cases:
             if not any(pattern.fullmatch(case) for pattern in _CASES.values()):
                 raise ValueError(f"case {case!r} is no size; write n=4096 (open-neuromorphic) or H=128,B=64 (shd)")
-        others = [*(peer.name for peer in PEERS), *(library.name for library in LIBRARIES)]
-        _known("peer", self.peer_names, tuple(dict.fromkeys(others)))
+        _known("peer", self.peer_names, tuple(peer.name for peer in PEERS))
         if self.peer_names and not self.peers:
             raise ValueError(
                 f"peer {self.peer_names[0]!r} cannot be measured with peers=False; leave out one of the two"

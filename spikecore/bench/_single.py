@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import spikecore as sc
 from spikecore.bench._cases import Bench, Case, Job, contained, first_failure, quietly
 from spikecore.bench._check import Observed, differences
-from spikecore.bench._peers import Single
+from spikecore.bench._implementations import Single
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
 from spikecore.bench._timing import Call, Timing, failure, interleave
