@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Tuple, Union, cast
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Tuple, cast
 
 import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore.bench._cases import Bench, Case, Job, compared, contained, first_failure, quietly, training
+from spikecore.bench._cases import Bench, Case, Job, both_ways, contained, set_up, timed_row, training
 from spikecore.bench._check import REFERENCE, differences, observe
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
-from spikecore.bench._timing import Call, Failure, Plan, Timing, failure, interleave
 
 #: What the ratios are to.
 YARDSTICK = "allocating function"
@@ -30,56 +29,31 @@ SHORTER = 10
 
 
 class Allocating(torch.autograd.Function):
-    """Allocates its output, keeps its input, and allocates its gradient: the least that any neuron does."""
+    """Allocates its output, keeps its inputs, and allocates their gradients: the least that any neuron does."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        """Memory of the size of the input."""
-        ctx.save_for_backward(x)
-        return torch.empty_like(x)
+    def forward(ctx: Any, *inputs: Tensor) -> Tensor:
+        """Memory of the size of the first input."""
+        ctx.save_for_backward(*inputs)
+        return torch.empty_like(inputs[0])
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> Tensor:
-        """The same."""
-        (x,) = ctx.saved_tensors
-        return torch.empty_like(x)
-
-
-class AllocatingTwo(torch.autograd.Function):
-    """The same with a parameter that has a gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, parameter: Tensor) -> Tensor:
-        """Memory of the size of the input."""
-        ctx.save_for_backward(x, parameter)
-        return torch.empty_like(x)
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> Tuple[Tensor, Tensor]:
-        """Memory of the size of the input, and of the parameter."""
-        x, parameter = ctx.saved_tensors
-        return torch.empty_like(x), torch.empty_like(parameter)
+    def backward(ctx: Any, *cotangents: Tensor) -> Tuple[Tensor, ...]:
+        """Memory of the size of each input."""
+        return tuple([torch.empty_like(value) for value in ctx.saved_tensors])
 
 
 class Allocates(nn.Module):
-    """:class:`Allocating` as a layer."""
+    """:class:`Allocating` as a layer, with a parameter that has a gradient or without."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Numbers that are not set."""
-        y: Tensor = Allocating.apply(x)
-        return y
-
-
-class AllocatesWithParameter(nn.Module):
-    """:class:`AllocatingTwo` as a layer."""
-
-    def __init__(self) -> None:
+    def __init__(self, learnt: bool = False) -> None:
         super().__init__()
-        self.parameter = nn.Parameter(torch.ones(()))
+        self.parameter = nn.Parameter(torch.ones(())) if learnt else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Numbers that are not set."""
-        y: Tensor = AllocatingTwo.apply(x, self.parameter)
+        parameter = self.parameter
+        y: Tensor = Allocating.apply(x) if parameter is None else Allocating.apply(x, parameter)
         return y
 
 
@@ -124,7 +98,7 @@ def entries(case: Case, bench: Bench, compiled: bool) -> Dict[str, Entry]:
     """What is called, by the name of its row."""
     found = {
         YARDSTICK: Entry(Allocates),
-        "allocating function with a parameter": Entry(AllocatesWithParameter),
+        "allocating function with a parameter": Entry(partial(Allocates, True)),
         "ReLU": Entry(nn.ReLU),
     }
     for one in bench.implementations:
@@ -148,32 +122,36 @@ def compiled_apart(layer: nn.Module) -> nn.Module:
 
 def measure(compiled: bool, case: Case, bench: Bench) -> List[Row]:
     """The rows of the one case."""
-    device = bench.device
-    generator = torch.Generator(device).manual_seed(0)
-    x, cotangent = (case.made(device, generator) for _ in range(2))
+    generator = torch.Generator(bench.device).manual_seed(0)
+    x, cotangent = (case.made(bench.device, generator) for _ in range(2))
     x.add_(0.5).requires_grad_()
-    rows: Dict[str, Row] = {}
-    layers: Dict[str, nn.Module] = {}
     known = entries(case, bench, compiled)
+    plan = bench.plan
+    shorter = replace(plan, at_least=plan.at_least / SHORTER, repetitions=plan.repetitions * SHORTER)
     with _many_compiled():
-        for name, entry in known.items():
-            try:
-                layer = entry.make().to(device)
-                seen = observe(layer, x, cotangent)
-                wrong = entry.expected and differences(seen, observe(entry.expected().to(device), x, cotangent))
-            except Exception as error:
-                rows[name] = case.row(name, "failed", failure(error).reason)
-                continue
-            if wrong:
-                rows[name] = case.row(name, "wrong", wrong)
-            else:
-                layers[name] = layer
-        plan = replace(bench.plan, at_least=bench.plan.at_least / SHORTER, repetitions=bench.plan.repetitions * SHORTER)
-        forward = _times({name: _forward(layer, x) for name, layer in layers.items()}, bench, plan, quiet=True)
-        both = _times({name: training(layer, [(x, cotangent)]) for name, layer in layers.items()}, bench, plan)
-    for name in layers:
-        rows[name] = _row(case, name, forward, both)
+        made, rows = set_up(case, {name: partial(_checked, entry, x, cotangent) for name, entry in known.items()})
+        layers = {name: layer for name, (layer, wrong) in made.items() if not wrong}
+        forward = {name: partial(_forward, layer, x) for name, layer in layers.items()}
+        both = {name: training(layer, [(x, cotangent)]) for name, layer in layers.items()}
+        times = both_ways(forward, both, replace(bench, plan=shorter))
+    for name, (_, wrong) in made.items():
+        eager, _, form = name.rpartition(", ")
+        ratios = {"over_allocating": YARDSTICK, **({"over_eager": eager} if form == "compiled" else {})}
+        rows[name] = case.row(name, "wrong", wrong) if wrong else timed_row(case, name, "ok", "", times, ratios)
     return [rows[name] for name in known]
+
+
+def _checked(entry: Entry, x: Tensor, cotangent: Tensor) -> Tuple[nn.Module, str]:
+    """A layer, and how what it computes is wrong."""
+    layer = entry.make().to(x.device)
+    seen = observe(layer, x, cotangent)
+    if entry.expected is None:
+        return layer, ""
+    return layer, differences(seen, observe(entry.expected().to(x.device), x, cotangent)) or ""
+
+
+def _forward(layer: nn.Module, x: Tensor, i: int) -> Any:
+    return layer(x)
 
 
 def _many_compiled() -> Any:
@@ -182,24 +160,3 @@ def _many_compiled() -> Any:
 
     limit = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
     return config.patch({limit: 256})
-
-
-def _times(
-    calls: Mapping[str, Call], bench: Bench, plan: Plan, quiet: bool = False
-) -> Dict[str, Union[Timing, Failure]]:
-    turn = bench.clock.batch
-    return interleave(calls, quietly(turn) if quiet else turn, plan)
-
-
-def _forward(layer: nn.Module, x: Tensor) -> Call:
-    return lambda i: layer(x)
-
-
-def _row(case: Case, name: str, forward: Mapping[str, Any], both: Mapping[str, Any]) -> Row:
-    problem = first_failure(forward[name], both[name])
-    if problem:
-        return case.row(name, "failed", problem)
-    eager, _, form = name.rpartition(", ")
-    others = {"over_allocating": YARDSTICK, **({"over_eager": eager} if form == "compiled" else {})}
-    figures = {**compared("forward", forward, name, **others), **compared("training", both, name, **others)}
-    return case.row(name, "ok", "", **figures)

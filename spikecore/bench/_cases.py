@@ -6,7 +6,7 @@ import math
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar, Union
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +16,15 @@ from spikecore.bench._check import REFERENCE, Observed, differences, observe
 from spikecore.bench._implementations import COMPILED, Implementation, NotHere, find
 from spikecore.bench._report import Availability, Fact, Row
 from spikecore.bench._settings import Settings
-from spikecore.bench._timing import Call, Failure, HostClock, Plan, Timing, clock_for, failure
-from spikecore.bench._workloads import WORKLOADS, Workload
+from spikecore.bench._timing import Call, Failure, HostClock, Plan, Timing, clock_for, failure, interleave
+from spikecore.bench._workloads import IN_LAYOUTS, WORKLOADS, Workload
 from spikecore.dtypes import DTYPES
 
 #: Input sets that take turns are this many times the cache, or this many.
 CACHES, MOST_SETS = 4, 32
+#: Kind of a call -> implementation -> its time.
+Times = Mapping[str, Mapping[str, Union[Timing, Failure]]]
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class Case:
     @property
     def workload(self) -> Workload:
         """The neuron itself."""
-        return WORKLOADS[self.neuron]
+        return IN_LAYOUTS[self.neuron] if self.neuron in IN_LAYOUTS else WORKLOADS[self.neuron]
 
     @property
     def label(self) -> str:
@@ -113,8 +116,12 @@ class Inputs:
             x, cotangent = (case.made(bench.device, generator) for _ in range(2))
             self.sets.append((x.add_(0.5).requires_grad_(), cotangent))
 
-    def inference(self, layer: nn.Module) -> Call:
-        """Forward, nothing kept for a backward pass; to be called under ``no_grad``."""
+    def calls(self, admitted: Mapping[str, Checked]) -> Tuple[Dict[str, Call], Dict[str, Call]]:
+        """Forward, to be called under ``no_grad``, and forward with backward, of each."""
+        forward = {name: self._inference(one.layer) for name, one in admitted.items()}
+        return forward, {name: training(one.layer, self.sets) for name, one in admitted.items()}
+
+    def _inference(self, layer: nn.Module) -> Call:
         sets, count = self.sets, len(self.sets)
         return lambda i: layer(sets[i % count][0])
 
@@ -215,6 +222,49 @@ def compared(kind: str, times: Mapping[str, Any], name: str, **others: str) -> D
     for word, other in others.items():
         if isinstance(times.get(other), Timing):
             figures[f"{kind}_{word}"] = times[name].seconds / times[other].seconds
+    return figures
+
+
+def set_up(case: Case, makers: Mapping[str, Callable[[], Made]]) -> Tuple[Dict[str, Made], Dict[str, Row]]:
+    """What each maker gives, and the rows of those that raise."""
+    made: Dict[str, Made] = {}
+    rows: Dict[str, Row] = {}
+    for name, make in makers.items():
+        try:
+            made[name] = make()
+        except NotHere as reason:
+            rows[name] = case.row(name, "skipped", str(reason))
+        except Exception as error:
+            rows[name] = case.row(name, "failed", failure(error).reason)
+    return made, rows
+
+
+def both_ways(forward: Mapping[str, Call], both: Mapping[str, Call], bench: Bench) -> Times:
+    """Wall time of calls without gradients, and of calls with backward."""
+    turn, plan = bench.clock.batch, bench.plan
+    return {"forward": interleave(forward, quietly(turn), plan), "training": interleave(both, turn, plan)}
+
+
+def timed_row(
+    case: Case, name: str, status: str, detail: str, times: Times, ratios: Optional[Mapping[str, str]] = None
+) -> Row:
+    """The row of an implementation: its times and their ratios, as :func:`compared` has them, or that one failed."""
+    problem = first_failure(*(found[name] for found in times.values()))
+    if problem:
+        return case.row(name, "failed", problem)
+    figures: Dict[str, float] = {}
+    for kind, found in times.items():
+        figures.update(compared(kind, found, name, **(ratios or {})))
+    return case.row(name, status, detail, **figures)
+
+
+def per_step(kind: str, timing: Any, plain: Any, steps: int) -> Dict[str, float]:
+    """Microseconds per step, and their ratio to those of a loop by hand; nothing of what was not timed."""
+    if not isinstance(timing, Timing):
+        return {}
+    figures = {f"{kind}_us": timing.seconds * 1e6 / steps}
+    if isinstance(plain, Timing):
+        figures[f"{kind}_over_plain"] = timing.seconds / plain.seconds
     return figures
 
 

@@ -9,15 +9,15 @@ CuPy neurons (IF, ``N = 64 x 32 x 32 x 32``, a Quadro RTX 6000).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Dict, List, Mapping, Tuple
+from typing import List, Mapping, Tuple
 
-from spikecore.bench._cases import Bench, Case, Inputs, Job, admit, contained, first_failure, quietly, timed, training
+from spikecore.bench._cases import Bench, Case, Inputs, Job, admit, both_ways, contained, timed_row
 from spikecore.bench._check import REFERENCE
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
-from spikecore.bench._timing import Timing, interleave
+from spikecore.bench._timing import Timing
 
 #: What the ratios are to, where it takes part; else the reference backend.
 LOOP = "SpikingJelly steps"
@@ -110,20 +110,14 @@ def measure(document: Document, case: Case, bench: Bench) -> List[Row]:
     """The rows of one case, those of the document first."""
     inputs = Inputs(case, bench)
     admitted, rows = admit(case, inputs, bench)
-    forward = {name: inputs.inference(one.layer) for name, one in admitted.items()}
-    both_ways = {name: training(one.layer, inputs.sets) for name, one in admitted.items()}
-    first = interleave(forward, quietly(bench.clock.batch), bench.plan)
-    both = interleave(both_ways, bench.clock.batch, bench.plan)
+    times = both_ways(*inputs.calls(admitted), bench)
+    both = times["training"]
     loop = next((found for found in (both.get(LOOP), both.get(REFERENCE)) if isinstance(found, Timing)), None)
     for name, one in admitted.items():
-        reason = first_failure(first[name], both[name])
-        figures: Dict[str, float] = {}
-        for kind, found in (("forward", first[name]), ("training", both[name])):
-            if isinstance(found, Timing) and not reason:
-                figures.update(timed(kind, found))
-                if kind == "training" and loop is not None:
-                    figures["training_speedup"] = loop.seconds / found.seconds
-        rows.append(case.row(name, "failed" if reason else one.status, reason or one.detail, **figures))
+        row, found = timed_row(case, name, one.status, one.detail, times), both[name]
+        if row.figures and loop is not None and isinstance(found, Timing):
+            row = replace(row, figures={**row.figures, "training_speedup": loop.seconds / found.seconds})
+        rows.append(row)
     printed = [case.row(one.name, "printed", "", **_printed(document, one, case.steps)) for one in document.printed]
     return [*printed, *rows]
 

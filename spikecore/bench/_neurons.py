@@ -11,7 +11,7 @@ from typing import Dict, List, Optional, Union
 
 import torch
 
-from spikecore.bench._cases import Bench, Case, Inputs, Job, admit, contained, first_failure, quietly, timed, training
+from spikecore.bench._cases import Bench, Case, Inputs, Job, admit, contained, first_failure, quietly, timed
 from spikecore.bench._check import REFERENCE
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
@@ -61,9 +61,8 @@ def measure(case: Case, bench: Bench, checked: Optional[Case] = None) -> List[Ro
     """The rows of one case: the copy, and every implementation, once it was checked on the case or on a smaller one."""
     inputs, clock = Inputs(case, bench), bench.clock
     admitted, rows = admit(case, inputs if checked is None else Inputs(checked, bench), bench)
-    calls = {name: inputs.inference(one.layer) for name, one in admitted.items()}
-    forward = interleave({COPY: inputs.copy(), **calls}, quietly(clock.on_device), bench.plan)
-    calls = {name: training(one.layer, inputs.sets) for name, one in admitted.items()}
+    inference, calls = inputs.calls(admitted)
+    forward = interleave({COPY: inputs.copy(), **inference}, quietly(clock.on_device), bench.plan)
     both = interleave({COPY: inputs.copy(), **calls}, clock.on_device, bench.plan)
     bytes_ = inputs.sets[0][0].numel() * inputs.sets[0][0].element_size()
     floor = words(case.workload.make(REFERENCE))

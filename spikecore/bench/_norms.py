@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from spikecore.bench._calls import compiled_apart
-from spikecore.bench._cases import Bench, Case, Job, contained, timed, training
+from spikecore.bench._cases import Bench, Case, Job, contained, set_up, timed, training
 from spikecore.bench._forms import forget_compiled
 from spikecore.bench._report import Fact, Row
 from spikecore.bench._settings import Settings
-from spikecore.bench._timing import Call, Timing, failure, interleave
+from spikecore.bench._timing import Call, Timing, interleave
 from spikecore.bench._workloads import WORKLOADS
 from spikecore.layers import NormNeuron
 
@@ -118,32 +118,22 @@ def subjects(case: Normalised, bench: Bench) -> Dict[str, Subject]:
     return found
 
 
-def _call(subject: Subject, layer: nn.Module, x: Tensor, cotangent: Tensor) -> Call:
+def _call(subject: Subject, x: Tensor, cotangent: Tensor) -> Call:
+    """Forward and backward, once made."""
     if subject.flat:
         x, cotangent = x.detach().flatten(0, 1).requires_grad_(), cotangent.flatten(0, 1)
-    return training(layer, [(x, cotangent)])
-
-
-def _entered(case: Normalised, bench: Bench) -> Tuple[Dict[str, Call], Dict[str, Row], Tensor]:
-    generator = torch.Generator(bench.device).manual_seed(0)
-    x, cotangent = (case.made(bench.device, generator) for _ in range(2))
-    x = (2 * x + 1).requires_grad_()
-    calls: Dict[str, Call] = {}
-    rows: Dict[str, Row] = {}
-    for name, subject in subjects(case, bench).items():
-        try:
-            layer = subject.make().to(bench.device)
-            calls[name] = _call(subject, layer, x, cotangent)
-            calls[name](0)
-        except Exception as error:
-            calls.pop(name, None)
-            rows[name] = case.row(name, "failed", failure(error).reason)
-    return calls, rows, x
+    call = training(subject.make().to(x.device), [(x, cotangent)])
+    call(0)
+    return call
 
 
 def measure(case: Any, bench: Bench) -> List[Row]:
     """The rows of one case."""
-    calls, rows, x = _entered(case, bench)
+    generator = torch.Generator(bench.device).manual_seed(0)
+    x, cotangent = (case.made(bench.device, generator) for _ in range(2))
+    x = (2 * x + 1).requires_grad_()
+    makers = {name: partial(_call, subject, x, cotangent) for name, subject in subjects(case, bench).items()}
+    calls, rows = set_up(case, makers)
     there = torch.empty_like(x)
     calls[COPY] = lambda i: there.copy_(x.detach())
     found = interleave(calls, bench.clock.kernels, replace(bench.plan, fixed=PROFILED))

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from spikecore.bench import _online_memory as memory
-from spikecore.bench._cases import Bench, Case, Job, contained, first_failure
+from spikecore.bench._cases import Bench, Case, Job, contained, first_failure, per_step, set_up
 from spikecore.bench._implementations import NotHere
 from spikecore.bench._machine import version_of
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
-from spikecore.bench._timing import Call, Timing, failure, interleave
+from spikecore.bench._timing import Call, interleave
 from spikecore.training import OnlineOptions
 
 #: What the ratios are to.
@@ -129,42 +129,28 @@ def measure(peers: bool, case: Any, bench: Bench) -> List[Row]:
     """The rows of one rule."""
     rule, numbers = case.facts["rule"], _numbers(case, bench.device)
     expected = _by_hand(rule, numbers).gradient()
-    rows: Dict[str, Row] = {}
-    learners: Dict[str, Learner] = {}
-    for name, make in _makers(rule, numbers, case.chunk, bench, peers).items():
-        try:
-            learner = make()
-            apart = ((learner.gradient() - expected).abs().max() / expected.abs().max()).item()
-        except NotHere as reason:
-            rows[name] = case.row(name, "skipped", str(reason))
-            continue
-        except Exception as error:
-            rows[name] = case.row(name, "failed", failure(error).reason)
-            continue
-        learners[name] = learner
-        differs = f"gradients differ by {apart:.1g} of the largest" if not apart <= TOLERANCE else ""
-        rows[name] = case.row(name, "differs" if differs else "ok", differs)
-    steps = {name: learner.steps for name, learner in learners.items() if learner.steps is not None}
+    makers = _makers(rule, numbers, case.chunk, bench, peers)
+    learners, rows = set_up(case, {name: partial(_checked, make, expected) for name, make in makers.items()})
+    steps = {name: learner.steps for name, (learner, _) in learners.items() if learner.steps is not None}
     fed = interleave(steps, bench.clock.batch, bench.plan)
-    whole = interleave({name: each.sequence for name, each in learners.items()}, bench.clock.batch, bench.plan)
-    for name in learners:
-        timings = {"step": (fed.get(name), fed.get(PLAIN), FED), "chunk": (whole[name], whole.get(PLAIN), case.steps)}
-        problem = first_failure(*[timing for timing, _, _ in timings.values()])
-        figures = {} if problem else _figures(timings)
-        status, detail = ("failed", problem) if problem else (rows[name].status, rows[name].detail)
-        rows[name] = case.row(name, status, detail, **figures)
-    return list(rows.values())
+    sequences = {name: learner.sequence for name, (learner, _) in learners.items()}
+    whole = interleave(sequences, bench.clock.batch, bench.plan)
+    for name, (_, differs) in learners.items():
+        problem = first_failure(fed.get(name), whole[name])
+        figures = {
+            **per_step("step", fed.get(name), fed.get(PLAIN), FED),
+            **per_step("chunk", whole[name], whole.get(PLAIN), case.steps),
+        }
+        status = "differs" if differs else "ok"
+        rows[name] = case.row(name, "failed", problem) if problem else case.row(name, status, differs, **figures)
+    return [rows[name] for name in makers]
 
 
-def _figures(timings: Mapping[str, Tuple[Any, Any, int]]) -> Dict[str, float]:
-    """Microseconds per step, and their ratio to those of the loop by hand."""
-    figures: Dict[str, float] = {}
-    for kind, (timing, plain, steps) in timings.items():
-        if isinstance(timing, Timing):
-            figures[f"{kind}_us"] = timing.seconds * 1e6 / steps
-            if isinstance(plain, Timing):
-                figures[f"{kind}_over_plain"] = timing.seconds / plain.seconds
-    return figures
+def _checked(make: Callable[[], Learner], expected: Tensor) -> Tuple[Learner, str]:
+    """A learner, and how its gradients differ."""
+    learner = make()
+    apart = ((learner.gradient() - expected).abs().max() / expected.abs().max()).item()
+    return learner, "" if apart <= TOLERANCE else f"gradients differ by {apart:.1g} of the largest"
 
 
 def _numbers(case: Rule, device: torch.device) -> Numbers:
@@ -195,6 +181,12 @@ def _linear(weight: Tensor) -> nn.Linear:
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False).to(weight.device)
     linear.weight.data.copy_(weight)
     return linear
+
+
+def _gradient_of(linear: nn.Linear) -> Tensor:
+    gradient: Any = linear.weight.grad
+    copy: Tensor = gradient.clone()
+    return copy
 
 
 def _installed(distribution: str, make: Callable[[], Learner]) -> Learner:
@@ -244,8 +236,7 @@ def _ours(
 
     def gradient() -> Tensor:
         whole(numbers.x, numbers.c)
-        result: Any = linear.weight.grad
-        return result.clone()  # type: ignore[no-any-return]  # a tensor
+        return _gradient_of(linear)
 
     def steps(i: int) -> None:
         for x, c in zip(numbers.x[:FED], numbers.c):
@@ -276,8 +267,7 @@ def _jelly(numbers: Numbers) -> Learner:
         optimizer.zero_grad()
         for x, c in zip(numbers.x, numbers.c):
             learn(x, c)
-        result: Any = linear.weight.grad
-        return result.clone()  # type: ignore[no-any-return]  # a tensor
+        return _gradient_of(linear)
 
     def sequence(i: int) -> None:
         gradient()

@@ -17,7 +17,6 @@ from spikecore.bench import _pipeline as pipeline
 from spikecore.bench import _recurrent as recurrent
 from spikecore.bench import _single as single
 from spikecore.bench import _small as small
-from spikecore.bench import _steps as steps
 from spikecore.bench._cases import Job, bench_of
 from spikecore.bench._machine import machine
 from spikecore.bench._report import Report
@@ -30,7 +29,7 @@ Save = Callable[[Report], None]
 _JOBS = {
     "neurons": neurons.jobs,
     "layouts": layouts.jobs,
-    "steps": steps.jobs,
+    "steps": layouts.jobs_at_steps,
     "small": small.jobs,
     "single": single.jobs,
     "calls": calls.jobs,

@@ -7,19 +7,20 @@ Figures are per step.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore.bench._cases import Bench, Case, Job, contained, first_failure, quietly
+from spikecore.bench._cases import Bench, Case, Job, both_ways, contained, per_step, set_up, timed_row
 from spikecore.bench._check import Observed, differences
 from spikecore.bench._implementations import Single
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
-from spikecore.bench._timing import Call, Timing, failure, interleave
+from spikecore.bench._timing import Call
 
 #: What the ratios are to.
 PLAIN = "plain PyTorch"
@@ -122,50 +123,41 @@ def _with_reset(layer: Any) -> Single:
     return layer, layer.reset
 
 
+class Run(NamedTuple):
+    """A layer under way: what is timed without gradients and with backward, and what it computed."""
+
+    forward: Call
+    training: Call
+    seen: Observed
+
+
 def measure(case: Any, bench: Bench) -> List[Row]:
     """The rows of one case."""
     generator = torch.Generator(bench.device).manual_seed(0)
     shape = (STEPS, case.batch, case.neurons)
     xs = torch.rand(shape, device=bench.device, generator=generator).mul_(1.5).requires_grad_()
-    steps = [x.detach().requires_grad_() for x in xs]
-    rows: Dict[str, Row] = {}
-    forward: Dict[str, Call] = {}
-    training: Dict[str, Call] = {}
-    expected: Optional[Observed] = None
     known = _layers(case, bench)
-    for name, make in known.items():
-        try:
-            layer, reset = make()
-            forward[name], training[name] = _calls(layer.to(bench.device), reset, steps)
-            reset()
-            spikes = torch.stack([layer(x) for x in xs.unbind(0)])
-            seen = Observed(spikes.detach(), torch.autograd.grad(spikes.sum(), xs)[0], ())
-        except Exception as error:
-            rows[name] = case.row(name, "failed", failure(error).reason)
-            continue
-        expected = expected or seen
-        different = differences(seen, expected)
-        rows[name] = case.row(name, "differs" if different else "ok", different or "")
-    running = [name for name, row in rows.items() if row.status != "failed"]
-    times = [
-        interleave({name: forward[name] for name in running}, quietly(bench.clock.batch), bench.plan),
-        interleave({name: training[name] for name in running}, bench.clock.batch, bench.plan),
-    ]
-    for name in running:
-        problem = first_failure(*[found[name] for found in times])
-        row = rows[name]
-        rows[name] = (
-            case.row(name, "failed", problem)
-            if problem
-            else case.row(
-                name,
-                row.status,
-                row.detail,
-                **_figures("forward", times[0], name),
-                **_figures("training", times[1], name),
-            )
-        )
+    running, rows = set_up(case, {name: partial(_run, make, xs) for name, make in known.items()})
+    forward = {name: run.forward for name, run in running.items()}
+    times = both_ways(forward, {name: run.training for name, run in running.items()}, bench)
+    expected = next(run.seen for run in running.values())
+    for name, run in running.items():
+        row = timed_row(case, name, "ok", differences(run.seen, expected) or "", times)
+        if row.status == "ok":
+            figures: Dict[str, float] = {}
+            for kind, found in times.items():
+                figures.update(per_step(kind, found[name], found.get(PLAIN), STEPS))
+            row = replace(row, status="differs" if row.detail else "ok", figures=figures)
+        rows[name] = row
     return [rows[name] for name in known]
+
+
+def _run(make: Callable[[], Single], xs: Tensor) -> Run:
+    layer, reset = make()
+    calls = _calls(layer.to(xs.device), reset, [x.detach().requires_grad_() for x in xs])
+    reset()
+    spikes = torch.stack([layer(x) for x in xs.unbind(0)])
+    return Run(*calls, Observed(spikes.detach(), torch.autograd.grad(spikes.sum(), xs)[0], ()))
 
 
 def _calls(layer: nn.Module, reset: Callable[[], Any], steps: List[Tensor]) -> Tuple[Call, Call]:
@@ -184,12 +176,3 @@ def _calls(layer: nn.Module, reset: Callable[[], Any], steps: List[Tensor]) -> T
             value.grad = None
 
     return forward, training
-
-
-def _figures(kind: str, found: Any, name: str) -> Dict[str, float]:
-    """Microseconds per step, and their ratio to those of the plain step."""
-    timing, plain = found[name], found.get(PLAIN)
-    figures = {f"{kind}_us": timing.seconds * 1e6 / STEPS}
-    if isinstance(plain, Timing):
-        figures[f"{kind}_over_plain"] = timing.seconds / plain.seconds
-    return figures

@@ -15,7 +15,7 @@ import math
 import statistics
 import time
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Union
 
 import torch
 
@@ -107,10 +107,6 @@ class HostClock:
         """Seconds that the device computes in some calls, without what lies between its kernels."""
         return self.batch(call, begin, calls)
 
-    def profile(self, call: Call, begin: int, calls: int) -> Dict[str, Tuple[float, int]]:
-        """Each of its kernels in some calls: seconds, and how often it ran; none where nobody counts them."""
-        return {}
-
     def peak(self, call: Callable[[], Any]) -> Optional[int]:
         """Bytes that a call allocates beyond what is there before it, at its peak; None where nobody counts."""
         return None
@@ -153,11 +149,7 @@ class CudaClock(HostClock):
         return float(start.elapsed_time(end)) / 1e3
 
     def kernels(self, call: Call, begin: int, calls: int) -> float:
-        """The sum over kernels and copies: what a small layer takes once nobody waits for the host."""
-        return sum(seconds for seconds, _ in self.profile(call, begin, calls).values())
-
-    def profile(self, call: Call, begin: int, calls: int) -> Dict[str, Tuple[float, int]]:
-        """As torch's profiler has it."""
+        """The sum over kernels and copies, as torch's profiler has it."""
         self.synchronize()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
             for i in range(begin, begin + calls):
@@ -166,13 +158,7 @@ class CudaClock(HostClock):
         # it was called self_cuda_time_total before torch 2.4
         event = torch.autograd.profiler_util.FunctionEvent
         called = f"self_{'device' if hasattr(event, 'self_device_time_total') else 'cuda'}_time_total"
-        found: Dict[str, Tuple[float, int]] = {}
-        for one in profiled.events() or ():
-            taken = float(getattr(one, called)) / 1e6
-            if taken > 0:
-                seconds, times = found.get(one.name, (0.0, 0))
-                found[one.name] = (seconds + taken, times + 1)
-        return found
+        return sum(float(getattr(one, called)) for one in profiled.events() or ()) / 1e6
 
     def peak(self, call: Callable[[], Any]) -> Optional[int]:
         """Bytes, as torch's allocator counts them."""

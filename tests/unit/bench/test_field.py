@@ -103,9 +103,7 @@ def test_options_of_the_suites() -> None:
     with pytest.raises(ValueError, match="--dtype float16 does not change what --suite shd measures"):
         Settings(suites=("shd",), dtypes=("float16",)).check_use()
     Settings(suites=FIELD, steps=(4,)).check_use()
-    with pytest.raises(
-        ValueError, match="peer 'Spix' is not known; there are: .*, sinabs, Norse, Rockpool"
-    ):
+    with pytest.raises(ValueError, match="peer 'Spix' is not known; there are: .*, sinabs, Norse, Rockpool"):
         Settings(peer_names=("Spix",))
     with pytest.raises(ValueError, match="case 'H=12' is no size; write n=4096"):
         Settings(cases=("H=12",))

@@ -9,8 +9,8 @@ import pytest
 
 from bench_runs import TINY, Mutant, only, ran, shown
 from spikecore.bench import _calls as calls
+from spikecore.bench import _layouts as layouts
 from spikecore.bench import _networks as networks
-from spikecore.bench import _steps as steps
 from spikecore.bench import models
 from spikecore.bench._report import Report
 from spikecore.bench._run import measure, prepare
@@ -23,11 +23,11 @@ def test_every_subject_has_its_rows() -> None:
     settings = replace(TINY, suites=("steps",), neurons=("LIF", "own-neuron"), backends=("torch",), elements=300)
     report = ran(settings)
     cases = [(case["neuron"], case["layout"]) for case, _ in report.cases("steps")]
-    assert cases == list(steps.SUBJECTS)
+    assert cases == list(layouts.SUBJECTS)
     for case, rows in report.cases("steps"):
         assert {row.status for row in rows} == {"ok"}, rows
         assert "training_fraction" in only(rows, "torch").figures
-        assert case["neurons"] == {"flat": 100, "odd": 99}.get(str(case["layout"]), steps.IMAGE)
+        assert case["neurons"] == {"flat": 100, "odd": 99}.get(str(case["layout"]), layouts.IMAGE)
     assert "LIF float32 batch before time" in shown(report)
 
 
