@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from spikecore.bench._cases import Bench, Case, Job, both_ways, contained, set_up, timed_row
-from spikecore.bench._implementations import Implementation, NotHere
+from spikecore.bench._implementations import Implementation, NotTimed
 from spikecore.bench._peers import PEERS
 from spikecore.bench._report import Fact, Row
 from spikecore.bench._settings import Settings
@@ -51,7 +51,7 @@ class Whole(Case):
     def facts(self) -> Mapping[str, Fact]:
         """For the report."""
         facts: Dict[str, Fact] = {"network": self.neuron, "about": self.about, "dtype": self.dtype}
-        return {**facts, "steps": self.steps, "batch": self.neurons}
+        return {**facts, "steps": self.steps, "batch": self.batch}
 
 
 def jobs(settings: Settings, bench: Bench) -> List[Job]:
@@ -62,7 +62,7 @@ def jobs(settings: Settings, bench: Bench) -> List[Job]:
     ]
     found.append((Case("beside", "LIF single step", "float32", 1, SINGLE), _single))
     for each in () if settings.quick else EXAMPLES:
-        case = Whole("beside", each.name, "float32", each.steps, each.batch_on_cpu, each.about)
+        case = Whole("beside", each.name, "float32", each.steps, 0, each.batch_on_cpu, each.about)
         found.append((case, partial(_network, each)))
     return [contained(case, bench, partial(measure, enter)) for case, enter in found]
 
@@ -83,7 +83,7 @@ def measure(enter: Enter, case: Case, bench: Bench) -> List[Row]:
 
 def _neuron(implementation: Implementation, device: torch.device) -> nn.Module:
     if implementation.in_network is None:
-        raise NotHere("has no such neuron")
+        raise NotTimed("has no such neuron")
     return implementation.in_network().to(device)
 
 
@@ -95,7 +95,7 @@ def _layer(steps: int, neurons: int, implementation: Implementation, bench: Benc
 def _single(implementation: Implementation, bench: Bench) -> Calls:
     """A single step ``[N]``: without gradients it continues, with gradients it begins at rest."""
     if implementation.single is None:
-        raise NotHere("another row of the library is its single step")
+        raise NotTimed("another row of the library is its single step")
     layer, reset = implementation.single()
     return _calls(layer.to(bench.device), (SINGLE,), bench, reset)
 

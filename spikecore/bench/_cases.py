@@ -11,9 +11,8 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore.backend import Unsupported
 from spikecore.bench._check import REFERENCE, Observed, differences, observe
-from spikecore.bench._implementations import COMPILED, Implementation, NotHere, find
+from spikecore.bench._implementations import COMPILED, Implementation, NotTimed, find, status_of
 from spikecore.bench._report import Availability, Fact, Row
 from spikecore.bench._settings import Settings
 from spikecore.bench._timing import Call, Failure, HostClock, Plan, Timing, clock_for, failure, interleave
@@ -77,11 +76,14 @@ class Case:
     dtype: str
     steps: int
     neurons: int
+    #: Of a case whose inputs have one, else 0.
+    batch: int = 0
 
     @property
     def facts(self) -> Mapping[str, Fact]:
         """For the report."""
-        return {"neuron": self.neuron, "dtype": self.dtype, "steps": self.steps, "neurons": self.neurons}
+        facts: Dict[str, Fact] = {"neuron": self.neuron, "dtype": self.dtype, "steps": self.steps}
+        return {**facts, "neurons": self.neurons, **({"batch": self.batch} if self.batch else {})}
 
     @property
     def workload(self) -> Workload:
@@ -164,45 +166,34 @@ class Checked:
 def admit(case: Case, inputs: Inputs, bench: Bench) -> Tuple[Dict[str, Checked], List[Row]]:
     """The implementations to be timed, and the rows of those that are not: each is in one of the two."""
     x, cotangent = inputs.sets[0]
-    admitted: Dict[str, Checked] = {}
-    rows: List[Row] = []
     expected = observe(case.workload.make(REFERENCE).to(bench.device), x, cotangent)
-    for implementation in bench.implementations:
-        make = partial(implementation.layer, case.workload, case.steps)
-        verdict = judge(implementation, make, x, cotangent, expected, bench.clock)
-        if isinstance(verdict, Checked):
-            admitted[implementation.name] = verdict
-        else:
-            rows.append(case.row(implementation.name, *verdict))
-    return admitted, rows
+    makers = {}
+    for each in bench.implementations:
+        make = partial(each.layer, case.workload, case.steps)
+        makers[each.name] = partial(checked, each, make, x, cotangent, expected, bench.clock)
+    admitted, rows = set_up(case, makers)
+    return admitted, list(rows.values())
 
 
-def judge(
+def checked(
     implementation: Implementation,
     make: Callable[[], nn.Module],
     x: Tensor,
     cotangent: Tensor,
     expected: Observed,
     clock: HostClock,
-) -> Union[Checked, Tuple[str, str]]:
-    """What may be timed, or the status and detail of what must not."""
-    try:
-        layer = make().to(x.device)
-        clock.synchronize()
-        begin = time.perf_counter()
-        seen = observe(layer, x, cotangent)
-        clock.synchronize()
-        first = time.perf_counter() - begin
-        different = differences(seen, expected)
-    except NotHere as reason:
-        return "skipped", str(reason)
-    except Unsupported as error:
-        return "unsupported", failure(error).reason
-    except Exception as error:
-        return "failed", failure(error).reason
-    if different is None:
-        return Checked(layer, "ok", "", first)
-    return ("wrong", different) if implementation.ours else Checked(layer, "differs", different, first)
+) -> Checked:
+    """What may be timed. Raises NotTimed for a backend that is wrong, and what the layer raises."""
+    layer = make().to(x.device)
+    clock.synchronize()
+    begin = time.perf_counter()
+    seen = observe(layer, x, cotangent)
+    clock.synchronize()
+    first = time.perf_counter() - begin
+    different = differences(seen, expected)
+    if different is not None and implementation.ours:
+        raise NotTimed(different, "wrong")
+    return Checked(layer, "differs" if different else "ok", different or "", first)
 
 
 def timed(name: str, found: Timing) -> Dict[str, float]:
@@ -232,10 +223,8 @@ def set_up(case: Case, makers: Mapping[str, Callable[[], Made]]) -> Tuple[Dict[s
     for name, make in makers.items():
         try:
             made[name] = make()
-        except NotHere as reason:
-            rows[name] = case.row(name, "skipped", str(reason))
         except Exception as error:
-            rows[name] = case.row(name, "failed", failure(error).reason)
+            rows[name] = case.row(name, *status_of(error))
     return made, rows
 
 

@@ -32,7 +32,7 @@ from spikecore.bench._field_cases import (
     LinearCase,
     layer_of,
 )
-from spikecore.bench._implementations import Implementation, NotHere, find_again
+from spikecore.bench._implementations import Implementation, find_again, status_of
 from spikecore.bench._machine import PEAKS, Peak
 from spikecore.bench._report import MEASURED, Row
 from spikecore.bench._settings import Settings, device_named
@@ -236,10 +236,8 @@ class Measurement:
         try:
             with full_precision():
                 return self._measured(case, name, rates)
-        except NotHere as reason:
-            return Row(case.suite, case.facts, name, "skipped", str(reason))
         except Exception as error:
-            return Row(case.suite, case.facts, name, "failed", failure(error).reason)
+            return Row(case.suite, case.facts, name, *status_of(error))
         finally:
             self._bench.clock.forget()
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from spikecore.bench._equations import Layer
-from spikecore.bench._implementations import Implementation, NotHere
+from spikecore.bench._implementations import Implementation, NotTimed
 from spikecore.bench._recurrent import as_graph
 from spikecore.bench._report import Fact
 from spikecore.bench._settings import FIELD
@@ -40,9 +40,9 @@ class Bound:
 
 
 def layer_of(library: Implementation) -> Layer:
-    """Its layer in these suites. Raises NotHere where it takes no part."""
+    """Its layer in these suites. Raises NotTimed where it takes no part."""
     if library.in_field is None:
-        raise NotHere("has no such layer")
+        raise NotTimed("has no such layer")
     return library.in_field
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from spikecore.backend import ANY_DEVICE
+from spikecore.backend import ANY_DEVICE, Unsupported
 from spikecore.bench._check import REFERENCE
 from spikecore.bench._equations import Layer, of_backend
 from spikecore.bench._machine import version_of
@@ -28,8 +28,19 @@ COMPILED = "torch.compile"
 _NOT_COMPILED = "--compile-steps 0, which --quick chooses, too"
 
 
-class NotHere(Exception):
-    """An implementation does not take part in a case, for a reason that is no fault."""
+class NotTimed(Exception):
+    """An implementation is not timed in a case; by default for a reason that is no fault."""
+
+    def __init__(self, reason: str, status: str = "skipped") -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+def status_of(error: Exception) -> Tuple[str, str]:
+    """Status and detail of the row of what raised this."""
+    if isinstance(error, NotTimed):
+        return error.status, str(error)
+    return "unsupported" if isinstance(error, Unsupported) else "failed", failure(error).reason
 
 
 #: A neuron as a single step that continues, and what puts it at rest.
@@ -43,7 +54,7 @@ class Implementation:
     name: str
     #: Whether it is a backend of spikecore, which must compute exactly what the reference computes.
     ours: bool
-    #: The layer ``[T, *N] -> [T, *N]`` for a workload and a number of steps. Raises :class:`NotHere`.
+    #: The layer ``[T, *N] -> [T, *N]`` for a workload and a number of steps. Raises :class:`NotTimed`.
     layer: Callable[[Workload, int], nn.Module]
     #: The layer of the suites of the field; None if it takes no part there.
     in_field: Optional[Layer] = None
@@ -131,7 +142,7 @@ def _single(backend: str) -> Single:
 def _compiled(most: int) -> Implementation:
     def layer(workload: Workload, steps: int) -> nn.Module:
         if steps > most:
-            raise NotHere(f"more time steps than --compile-steps {most}; each takes about a second to compile")
+            raise NotTimed(f"more time steps than --compile-steps {most}; each takes about a second to compile")
         # what was compiled for other cases counts against a limit of dynamo's
         import_module("torch._dynamo").reset()
         compiled: Any = torch.compile(workload.make(REFERENCE), fullgraph=True)
@@ -157,7 +168,7 @@ def of_peer(peer: Peer) -> Implementation:
 
     def layer(workload: Workload, steps: int) -> nn.Module:
         if workload.name not in peer.layers:
-            raise NotHere("has no such neuron")
+            raise NotTimed("has no such neuron")
         return peer.layers[workload.name]()
 
     def single(make: Callable[[], Any]) -> Single:

@@ -120,4 +120,4 @@ def _case(suite: str, neuron: str, dtype: str, steps: int, total: int, layout: s
         neurons = max(1, neurons // IMAGE) * IMAGE
     elif layout == "odd" and neurons % 2 == 0:
         neurons -= 1
-    return LaidOut(suite, neuron, dtype, steps, neurons, layout)
+    return LaidOut(suite, neuron, dtype, steps, neurons, layout=layout)

@@ -52,7 +52,6 @@ class Subject(NamedTuple):
 class Normalised(Case):
     """Images ``[T, B, C, H, W]`` in a layout, before batch normalisation."""
 
-    batch: int = 1
     image: Tuple[int, int, int] = (1, 1, 1)
     layout: str = "contiguous"
     #: Layers of the network that have this size.
@@ -62,7 +61,7 @@ class Normalised(Case):
     def facts(self) -> Mapping[str, Fact]:
         """For the report."""
         channels, height, width = self.image
-        more = {"batch": self.batch, "channels": channels, "height": height, "width": width, "layers": self.layers}
+        more = {"channels": channels, "height": height, "width": width, "layers": self.layers}
         return {**super().facts, "layout": self.layout, **more}
 
     @property

@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import spikecore as sc
 from spikecore.bench import _online_memory as memory
 from spikecore.bench._cases import Bench, Case, Job, contained, first_failure, per_step, set_up
-from spikecore.bench._implementations import NotHere
+from spikecore.bench._implementations import NotTimed
 from spikecore.bench._machine import version_of
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
@@ -33,12 +33,7 @@ from spikecore.training import OnlineOptions
 PLAIN = "plain PyTorch"
 #: Steps of a turn of single steps, of a sequence, and of a chunk; batch and neurons; the same of a quick run.
 FED, STEPS, CHUNK, SIZE = 20, 100, 20, (64, 256)
-QUICK = (20, 20, 10, (2, 8))
-#: Other libraries: name -> its distribution, and the rules that it has.
-PEERS: Mapping[str, Tuple[str, Tuple[str, ...]]] = {
-    "SpikingJelly OTTT": ("spikingjelly", ("ottt",)),
-    "braintrace": ("braintrace", ("d_rtrl",)),
-}
+QUICK = (20, 10, (2, 8))
 #: How far gradients of a sequence may be apart, relative to the largest.
 TOLERANCE = 1e-4
 
@@ -108,28 +103,25 @@ class Numbers(NamedTuple):
 class Rule(Case):
     """A rule on a layer ``[B, N]``."""
 
-    batch: int = 1
-    chunk: int = 1
-
     @property
     def facts(self) -> Dict[str, Any]:
         """For the report."""
-        return {**super().facts, "batch": self.batch, "rule": self.neuron.partition(" ")[2]}
+        return {**super().facts, "rule": self.neuron.partition(" ")[2]}
 
 
 def jobs(settings: Settings, bench: Bench) -> List[Job]:
     """One job per rule, and one for memory at each number of steps."""
-    _, steps, chunk, (batch, n) = QUICK if settings.quick else (FED, STEPS, CHUNK, SIZE)
-    cases = [Rule("online", f"LIF {rule}", "float32", steps, n, batch, chunk) for rule in ("d_rtrl", "ottt")]
-    timed = [contained(case, bench, partial(measure, settings.peers)) for case in cases]
+    steps, chunk, (batch, n) = QUICK if settings.quick else (STEPS, CHUNK, SIZE)
+    cases = [Rule("online", f"LIF {rule}", "float32", steps, n, batch) for rule in ("d_rtrl", "ottt")]
+    timed = [contained(case, bench, partial(measure, settings.peers, chunk)) for case in cases]
     return [*timed, *memory.jobs(settings, bench)]
 
 
-def measure(peers: bool, case: Any, bench: Bench) -> List[Row]:
+def measure(peers: bool, chunk: int, case: Case, bench: Bench) -> List[Row]:
     """The rows of one rule."""
-    rule, numbers = case.facts["rule"], _numbers(case, bench.device)
+    rule, numbers = case.neuron.partition(" ")[2], _numbers(case, bench.device)
     expected = _by_hand(rule, numbers).gradient()
-    makers = _makers(rule, numbers, case.chunk, bench, peers)
+    makers = _makers(rule, numbers, chunk, bench, peers)
     learners, rows = set_up(case, {name: partial(_checked, make, expected) for name, make in makers.items()})
     steps = {name: learner.steps for name, (learner, _) in learners.items() if learner.steps is not None}
     fed = interleave(steps, bench.clock.batch, bench.plan)
@@ -153,7 +145,7 @@ def _checked(make: Callable[[], Learner], expected: Tensor) -> Tuple[Learner, st
     return learner, "" if apart <= TOLERANCE else f"gradients differ by {apart:.1g} of the largest"
 
 
-def _numbers(case: Rule, device: torch.device) -> Numbers:
+def _numbers(case: Case, device: torch.device) -> Numbers:
     generator = torch.Generator(device).manual_seed(0)
     n, shape = case.neurons, (case.steps, case.batch, case.neurons)
     weight = torch.randn(n, n, device=device, generator=generator) * (2.0 / n**0.5)
@@ -170,10 +162,10 @@ def _makers(rule: str, numbers: Numbers, chunk: int, bench: Bench, peers: bool) 
             if bench.device.type == "cuda":
                 learners_of[f"{each.name}, CUDA graph"] = partial(_ours, rule, numbers, chunk, each.backend, graph=True)
             learners_of[f"{each.name}, BPTT"] = partial(_ours, "bptt", numbers, len(numbers.x), each.backend, of=rule)
-    makers = {"SpikingJelly OTTT": _jelly, "braintrace": _braintrace}
-    for name, (distribution, rules) in PEERS.items():
-        if peers and rule in rules:
-            learners_of[name] = partial(_installed, distribution, partial(makers[name], numbers))
+    if peers and rule == "ottt":
+        learners_of["SpikingJelly OTTT"] = partial(_installed, "spikingjelly", partial(_jelly, numbers))
+    if peers and rule == "d_rtrl":
+        learners_of["braintrace"] = partial(_installed, "braintrace", partial(_braintrace, numbers))
     return learners_of
 
 
@@ -191,7 +183,7 @@ def _gradient_of(linear: nn.Linear) -> Tensor:
 
 def _installed(distribution: str, make: Callable[[], Learner]) -> Learner:
     if version_of(distribution) is None:
-        raise NotHere(f"not installed: pip install {distribution}")
+        raise NotTimed(f"not installed: pip install {distribution}")
     return make()
 
 

@@ -41,7 +41,6 @@ INPUTS, CLASSES = 140, 20
 class Fed(Case):
     """A layer with feedback, or a network of ``layers`` of them."""
 
-    batch: int = 1
     width: int = 1
     rate: float = 0.0
     layers: int = 1
@@ -50,8 +49,7 @@ class Fed(Case):
     @property
     def facts(self) -> Mapping[str, Fact]:
         """For the report."""
-        more = {"batch": self.batch, "width": self.width, "rate": self.rate, "layers": self.layers}
-        return {**super().facts, **more}
+        return {**super().facts, "width": self.width, "rate": self.rate, "layers": self.layers}
 
     @property
     def label(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Callable, List, Optional, Tuple
 
 from spikecore.bench import _beside as beside
@@ -53,7 +54,7 @@ def prepare(settings: Settings) -> Tuple[Report, List[Job]]:
     device = device_named(settings.device)
     settings = settings.on(device)
     bench = bench_of(settings, device)
-    report = Report(machine(device), {**settings.as_dict(), "clock": bench.clock.name}, list(bench.listed))
+    report = Report(machine(device), {**asdict(settings), "clock": bench.clock.name}, list(bench.listed))
     return report, [job for suite in settings.suites for job in _JOBS[suite](settings, bench)]
 
 

@@ -7,7 +7,6 @@ Figures are per step.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore.bench._cases import Bench, Case, Job, both_ways, contained, per_step, set_up, timed_row
+from spikecore.bench._cases import Bench, Case, Job, both_ways, contained, first_failure, per_step, set_up
 from spikecore.bench._check import Observed, differences
 from spikecore.bench._implementations import Single
 from spikecore.bench._report import Row
@@ -81,22 +80,10 @@ class PlainFeedback(nn.Module):
         self.last = None
 
 
-@dataclass(frozen=True)
-class Layer(Case):
-    """A layer of single steps ``[B, N]``."""
-
-    batch: int = 1
-
-    @property
-    def facts(self) -> Dict[str, Any]:
-        """For the report."""
-        return {**super().facts, "batch": self.batch}
-
-
 def jobs(settings: Settings, bench: Bench) -> List[Job]:
     """One job per size, with and without feedback."""
     sizes = SIZES[:1] if settings.quick else SIZES
-    cases = [Layer("single", name, "float32", STEPS, n, batch) for name in ("LIF", "Recurrent") for batch, n in sizes]
+    cases = [Case("single", name, "float32", STEPS, n, batch) for name in ("LIF", "Recurrent") for batch, n in sizes]
     return [contained(case, bench, measure) for case in cases]
 
 
@@ -131,7 +118,7 @@ class Run(NamedTuple):
     seen: Observed
 
 
-def measure(case: Any, bench: Bench) -> List[Row]:
+def measure(case: Case, bench: Bench) -> List[Row]:
     """The rows of one case."""
     generator = torch.Generator(bench.device).manual_seed(0)
     shape = (STEPS, case.batch, case.neurons)
@@ -142,13 +129,14 @@ def measure(case: Any, bench: Bench) -> List[Row]:
     times = both_ways(forward, {name: run.training for name, run in running.items()}, bench)
     expected = next(run.seen for run in running.values())
     for name, run in running.items():
-        row = timed_row(case, name, "ok", differences(run.seen, expected) or "", times)
-        if row.status == "ok":
-            figures: Dict[str, float] = {}
-            for kind, found in times.items():
-                figures.update(per_step(kind, found[name], found.get(PLAIN), STEPS))
-            row = replace(row, status="differs" if row.detail else "ok", figures=figures)
-        rows[name] = row
+        problem, different = first_failure(*(found[name] for found in times.values())), differences(run.seen, expected)
+        figures: Dict[str, float] = {}
+        for kind, found in times.items():
+            figures.update(per_step(kind, found[name], found.get(PLAIN), STEPS))
+        status = "differs" if different else "ok"
+        rows[name] = (
+            case.row(name, "failed", problem) if problem else case.row(name, status, different or "", **figures)
+        )
     return [rows[name] for name in known]
 
 

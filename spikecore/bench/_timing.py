@@ -92,12 +92,12 @@ class HostClock:
 
     def each(self, call: Call, begin: int, calls: int) -> float:
         """Seconds on the host for some calls with a synchronisation after each."""
-        self.synchronize()
-        start = time.perf_counter()
-        for i in range(begin, begin + calls):
+
+        def waited(i: int) -> None:
             call(i)
             self.synchronize()
-        return time.perf_counter() - start
+
+        return self.batch(waited, begin, calls)
 
     def on_device(self, call: Call, begin: int, calls: int) -> float:
         """Seconds that the device takes for some calls made one after the other."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 from functools import partial
-from typing import Any, Callable, Iterator, Optional, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 import torch
 
@@ -19,21 +18,6 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 LEAVE = 5.0
 
 
-@contextlib.contextmanager
-def _environment() -> Iterator[None]:
-    """What processes that start meanwhile inherit."""
-    before = {name: os.environ.get(name) for name in ENVIRONMENT}
-    os.environ.update(ENVIRONMENT)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
 class Worker:
     """An implementation in a process of its own, started when this is made."""
 
@@ -41,11 +25,14 @@ class Worker:
         """``enter(*arguments)``, of a module, sets up in the process; methods of its result can be asked."""
         context = multiprocessing.get_context("spawn")
         self._pipe, there = context.Pipe()
-        with _environment():
-            self._process = context.Process(
-                target=_serve, args=(there, torch.get_num_threads(), enter, arguments), daemon=True
-            )
+        threads, before = torch.get_num_threads(), dict(os.environ)
+        self._process = context.Process(target=_serve, args=(there, threads, enter, arguments), daemon=True)
+        os.environ.update(ENVIRONMENT)  # which the process inherits
+        try:
             self._process.start()
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
         there.close()
         #: What :meth:`ask` raises; None: it is not known yet, empty: nothing.
         self._problem: Optional[str] = None
