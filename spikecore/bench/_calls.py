@@ -107,17 +107,14 @@ def entries(case: Case, bench: Bench, compiled: bool) -> Dict[str, Entry]:
             for name, make in _neurons(max(1, case.neurons // ROWS)).items():
                 found[f"{one.name}, {name}"] = Entry(partial(make, one.backend), partial(make, REFERENCE))
     if compiled:
-        found.update({f"{name}, compiled": _compiled(entry) for name, entry in list(found.items())})
+        for name, entry in list(found.items()):
+            found[f"{name}, compiled"] = entry._replace(make=partial(compiled_apart, entry.make))
     return found
 
 
-def _compiled(entry: Entry) -> Entry:
-    return entry._replace(make=lambda: compiled_apart(entry.make()))
-
-
-def compiled_apart(layer: nn.Module) -> nn.Module:
+def compiled_apart(make: Callable[[], nn.Module]) -> nn.Module:
     """A layer compiled by itself."""
-    made: Any = torch.compile(layer, fullgraph=True, dynamic=False)
+    made: Any = torch.compile(make(), fullgraph=True, dynamic=False)
     return cast(nn.Module, made)
 
 

@@ -21,6 +21,8 @@ from spikecore.dtypes import DTYPES
 
 #: Input sets that take turns are this many times the cache, or this many.
 CACHES, MOST_SETS = 4, 32
+#: A loop written by hand.
+PLAIN = "plain PyTorch"
 #: Kind of a call -> implementation -> its time.
 Times = Mapping[str, Mapping[str, Union[Timing, Failure]]]
 Made = TypeVar("Made")
@@ -231,7 +233,7 @@ def set_up(case: Case, makers: Mapping[str, Callable[[], Made]]) -> Tuple[Dict[s
 def both_ways(forward: Mapping[str, Call], both: Mapping[str, Call], bench: Bench) -> Times:
     """Wall time of calls without gradients, and of calls with backward."""
     turn, plan = bench.clock.batch, bench.plan
-    return {"forward": interleave(forward, quietly(turn), plan), "training": interleave(both, turn, plan)}
+    return {"forward": interleave(forward, torch.no_grad()(turn), plan), "training": interleave(both, turn, plan)}
 
 
 def timed_row(
@@ -247,14 +249,21 @@ def timed_row(
     return case.row(name, status, detail, **figures)
 
 
-def per_step(kind: str, timing: Any, plain: Any, steps: int) -> Dict[str, float]:
-    """Microseconds per step, and their ratio to those of a loop by hand; nothing of what was not timed."""
-    if not isinstance(timing, Timing):
-        return {}
-    figures = {f"{kind}_us": timing.seconds * 1e6 / steps}
-    if isinstance(plain, Timing):
-        figures[f"{kind}_over_plain"] = timing.seconds / plain.seconds
-    return figures
+def row_per_step(case: Case, name: str, differs: str, times: Mapping[str, Tuple[Mapping[str, Any], int]]) -> Row:
+    """The row of an implementation in microseconds per step, beside a loop by hand.
+
+    ``times``: of each kind, the times of those that have it, and how many steps they are of.
+    """
+    problem = first_failure(*(found.get(name) for found, _ in times.values()))
+    if problem:
+        return case.row(name, "failed", problem)
+    figures: Dict[str, float] = {}
+    for kind, (found, steps) in times.items():
+        if name in found:
+            figures[f"{kind}_us"] = found[name].seconds * 1e6 / steps
+            if isinstance(found.get(PLAIN), Timing):
+                figures[f"{kind}_over_plain"] = found[name].seconds / found[PLAIN].seconds
+    return case.row(name, "differs" if differs else "ok", differs, **figures)
 
 
 def contained(case: Case, bench: Bench, measure: Callable[[Case, Bench], List[Row]]) -> Job:
@@ -269,16 +278,6 @@ def contained(case: Case, bench: Bench, measure: Callable[[Case, Bench], List[Ro
             bench.clock.forget()
 
     return Job(f"{case.suite}: {case.label}", run)
-
-
-def quietly(turn: Callable[[Call, int, int], float]) -> Callable[[Call, int, int], float]:
-    """The same turn without gradients."""
-
-    def without(call: Call, begin: int, calls: int) -> float:
-        with torch.no_grad():
-            return turn(call, begin, calls)
-
-    return without
 
 
 def first_failure(*found: Any) -> str:

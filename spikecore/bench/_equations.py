@@ -81,19 +81,13 @@ class Layer:
     online: bool = False
 
     def set_up(self) -> Any:
-        """The layer, with ``observe(x, cotangent)``; its library is imported now."""
-        return LayerOfTorch(self.make) if self.make is not None else self.of_jax and self.of_jax()
-
-
-class LayerOfTorch:
-    """A layer that is a module of torch."""
-
-    def __init__(self, make: Callable[[int], nn.Module]) -> None:
-        self.make = make
+        """What has ``observe(x, cotangent)``; its library is imported now."""
+        return self if self.of_jax is None else self.of_jax()
 
     def observe(self, x: Tensor, cotangent: Tensor) -> Observed:
-        """Spikes and the input's gradient."""
-        spikes = self.make(x.shape[-1]).to(x.device)(x)
+        """Spikes and the input's gradient, of a layer of torch."""
+        make: Any = self.make
+        spikes = make(x.shape[-1]).to(x.device)(x)
         (gradient,) = torch.autograd.grad(spikes, x, cotangent)
         return Observed(spikes.detach(), gradient, ())
 

@@ -12,11 +12,10 @@ this process.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from dataclasses import replace
 from functools import partial
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -36,7 +35,7 @@ from spikecore.bench._implementations import Implementation, find_again, status_
 from spikecore.bench._machine import PEAKS, Peak
 from spikecore.bench._report import MEASURED, Row
 from spikecore.bench._settings import Settings, device_named
-from spikecore.bench._timing import Failure, Timing, failure, interleave
+from spikecore.bench._timing import Failure, Timing, failure, interleave, precision
 from spikecore.bench._workers import Here, Worker
 from spikecore.dtypes import DTYPES
 
@@ -83,16 +82,6 @@ def classifier_cases(settings: Settings, device: torch.device) -> List[Classifie
     return [ClassifierCase(steps, batch, width) for batch, width in sizes]
 
 
-def linear_jobs(settings: Settings, bench: Bench) -> List[Job]:
-    """Those of Open Neuromorphic's benchmark."""
-    return _jobs(settings, bench, linear_cases(settings, bench.device))
-
-
-def classifier_jobs(settings: Settings, bench: Bench) -> List[Job]:
-    """Those of SHD."""
-    return _jobs(settings, bench, classifier_cases(settings, bench.device))
-
-
 class Rates(NamedTuple):
     """Operations per second of the products, and bytes per second of a copy."""
 
@@ -100,9 +89,11 @@ class Rates(NamedTuple):
     copy: float
 
 
-def _jobs(settings: Settings, bench: Bench, cases: Sequence[FieldCase]) -> List[Job]:
+def jobs(suite: str, settings: Settings, bench: Bench) -> List[Job]:
     """The products of each case first, then one library after the other in all cases, a job for each row."""
-    suite = cases[0].suite
+    cases: Sequence[FieldCase] = (linear_cases if suite == OPEN_NEUROMORPHIC else classifier_cases)(
+        settings, bench.device
+    )
     dtypes = tuple(dict.fromkeys(case.dtype for case in cases))
     members = [
         Participant(each, graph, dtypes, settings, bench) for each in bench.in_field for graph in _forms(each, bench)
@@ -128,14 +119,14 @@ def _start(members: Sequence[Participant]) -> List[Row]:
     for member in members:
         member.start()
     for member in members:
-        member.wait(end - time.monotonic())
+        member.start().ready(max(0.0, end - time.monotonic()))
     return []
 
 
 def _products(case: FieldCase, bench: Bench, rates: Dict[FieldCase, Rates]) -> List[Row]:
     """The row of the products, whose rates are those of the bound."""
     try:
-        with full_precision():
+        with precision("highest"):
             row, rates[case] = measure_products(case, bench)
         return [row]
     except Exception as error:
@@ -211,17 +202,6 @@ def _at_peak(case: FieldCase, bound: Bound, peak: Peak) -> float:
     return bound.seconds(tflops * 1e12, peak.memory_gb_s * 1e9)
 
 
-@contextlib.contextmanager
-def full_precision() -> Iterator[None]:
-    """Products of float32 matrices without TF32."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
 class Measurement:
     """A library in a form, in the process that measures it; its equation is checked first, in each dtype."""
 
@@ -234,7 +214,7 @@ class Measurement:
     def row(self, case: FieldCase, name: str, rates: Rates) -> Row:
         """The row of a case. It never raises."""
         try:
-            with full_precision():
+            with precision("highest"):
                 return self._measured(case, name, rates)
         except Exception as error:
             return Row(case.suite, case.facts, name, *status_of(error))
@@ -281,26 +261,23 @@ class Participant:
         self._process: Union[Here, Worker, None] = None
 
     def start(self) -> Union[Here, Worker]:
-        """Start its process, where it has one of its own."""
+        """Its process, started where it has one of its own that does not run."""
         library, graph, dtypes = self._library, self._graph, self._dtypes
+        if self._process is not None:
+            return self._process
         if self._settings.budget:
             self._process = Worker(enter, self._settings, library.name, library.ours, graph, dtypes)
         else:
             self._process = Here(Measurement, library, graph, dtypes, self._bench)
         return self._process
 
-    def wait(self, seconds: float) -> None:
-        """Until its process is ready, or the time is over."""
-        if self._process is not None:
-            self._process.ready(max(0.0, seconds))
-
     def rows(self, case: FieldCase, rates: Mapping[FieldCase, Rates], last: bool) -> List[Row]:
         """Its row of a case; behind the last case the process ends."""
         try:
             if case not in rates:
                 raise RuntimeError(f"{PRODUCTS} could not be measured, so that there is no bound")
-            process = self._process or self.start()  # the last one was killed, or it is this process
-            self.wait(START)
+            process = self.start()
+            process.ready(START)
             row: Row = process.ask("row", case, self.name, rates[case], limit=self._settings.budget or None)
             return [row]
         except Exception as error:

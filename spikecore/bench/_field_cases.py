@@ -188,7 +188,7 @@ class ClassifierCase:
         make = layer_of(library).make
         if make is None:
             return {"step": computing.classifier(weights, x, labels, LEARNING_RATE)}
-        net = Classifier(weights, make).to(device)
+        net = classifier(weights, make).to(device)
         optimizer = torch.optim.Adam(net.parameters(), LEARNING_RATE, fused=device.type == "cuda")
         options = sc.CudaOptions(graph=True) if graph else sc.TrainingOptions()
         backend = library.name if library.ours else "torch"
@@ -201,23 +201,14 @@ class ClassifierCase:
 FieldCase = Union[LinearCase, ClassifierCase]
 
 
-class Classifier(nn.Module):
-    """Linear layers with neurons between them; the scores are the sum of the last one over time."""
-
-    def __init__(self, weights: List[Tensor], make: Callable[[int], nn.Module]) -> None:
-        super().__init__()
-        linears = [nn.Linear(weight.shape[1], weight.shape[0], bias=False) for weight in weights]
-        for linear_layer, weight in zip(linears, weights):
-            linear_layer.weight.data.copy_(weight)
-        layers: List[nn.Module] = []
-        for linear_layer in linears[:-1]:
-            layers += [linear_layer, make(linear_layer.out_features)]
-        self.layers = nn.Sequential(*layers, linears[-1])
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[T, B, 128] -> [T, B, 20]``."""
-        scores: Tensor = self.layers(x)
-        return scores
+def classifier(weights: List[Tensor], make: Callable[[int], nn.Module]) -> nn.Sequential:
+    """Linear layers with neurons between them: ``[T, B, 128] -> [T, B, 20]``, which is to be summed over time."""
+    layers: List[nn.Module] = []
+    for weight in weights:
+        linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+        linear.weight.data.copy_(weight)
+        layers += [make(linear.in_features), linear] if layers else [linear]
+    return nn.Sequential(*layers)
 
 
 def _loss(scores: Tensor, labels: Tensor) -> Tensor:

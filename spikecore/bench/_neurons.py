@@ -12,7 +12,7 @@ from typing import Dict, List, Mapping, Optional, Union
 
 import torch
 
-from spikecore.bench._cases import Bench, Case, Inputs, Job, Times, admit, contained, quietly, timed_row
+from spikecore.bench._cases import Bench, Case, Inputs, Job, Times, admit, contained, timed_row
 from spikecore.bench._check import REFERENCE
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
@@ -65,7 +65,7 @@ def measure(case: Case, bench: Bench, checked: Optional[Case] = None) -> List[Ro
     inference, calls = inputs.calls(admitted)
     turn, copy = clock.on_device, {COPY: inputs.copy()}
     times = {
-        "forward": interleave({**copy, **inference}, quietly(turn), bench.plan),
+        "forward": interleave({**copy, **inference}, torch.no_grad()(turn), bench.plan),
         "training": interleave({**copy, **calls}, turn, bench.plan),
     }
     bytes_ = inputs.sets[0][0].numel() * inputs.sets[0][0].element_size()

@@ -102,13 +102,10 @@ def subjects(case: Normalised, bench: Bench) -> Dict[str, Subject]:
             made.bias.copy_(torch.linspace(-0.2, 0.5, channels))
         return made
 
-    def relu() -> nn.Module:
-        return compiled_apart(nn.Sequential(norm(), nn.ReLU()))
-
     def neuron(name: str, backend: str, fused: bool) -> nn.Module:
         return NormNeuron(norm(), WORKLOADS[name].make(backend), fused=fused)
 
-    found = {RELU: Subject(relu, flat=True)}
+    found = {RELU: Subject(partial(compiled_apart, lambda: nn.Sequential(norm(), nn.ReLU())), flat=True)}
     for one in bench.implementations:
         if one.backend is not None:
             for name in NEURONS:

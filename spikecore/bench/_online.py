@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from spikecore.bench import _online_memory as memory
-from spikecore.bench._cases import Bench, Case, Job, contained, first_failure, per_step, set_up
+from spikecore.bench._cases import PLAIN, Bench, Case, Job, contained, row_per_step, set_up
 from spikecore.bench._implementations import NotTimed
 from spikecore.bench._machine import version_of
 from spikecore.bench._report import Row
@@ -29,8 +29,6 @@ from spikecore.bench._settings import Settings
 from spikecore.bench._timing import Call, interleave
 from spikecore.training import OnlineOptions
 
-#: What the ratios are to.
-PLAIN = "plain PyTorch"
 #: Steps of a turn of single steps, of a sequence, and of a chunk; batch and neurons; the same of a quick run.
 FED, STEPS, CHUNK, SIZE = 20, 100, 20, (64, 256)
 QUICK = (20, 10, (2, 8))
@@ -128,13 +126,7 @@ def measure(peers: bool, chunk: int, case: Case, bench: Bench) -> List[Row]:
     sequences = {name: learner.sequence for name, (learner, _) in learners.items()}
     whole = interleave(sequences, bench.clock.batch, bench.plan)
     for name, (_, differs) in learners.items():
-        problem = first_failure(fed.get(name), whole[name])
-        figures = {
-            **per_step("step", fed.get(name), fed.get(PLAIN), FED),
-            **per_step("chunk", whole[name], whole.get(PLAIN), case.steps),
-        }
-        status = "differs" if differs else "ok"
-        rows[name] = case.row(name, "failed", problem) if problem else case.row(name, status, differs, **figures)
+        rows[name] = row_per_step(case, name, differs, {"step": (fed, FED), "chunk": (whole, case.steps)})
     return [rows[name] for name in makers]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -63,13 +63,6 @@ class Fed(Case):
         return torch.randn(shape, device=device, generator=generator).to(DTYPES[self.dtype])
 
 
-class Under(NamedTuple):
-    """A layer under way."""
-
-    call: Call
-    figures: Dict[str, float]
-
-
 class Outputs(nn.Module):
     """``nn.LSTM`` as a layer: its outputs alone."""
 
@@ -85,18 +78,15 @@ class Outputs(nn.Module):
 
 def jobs(settings: Settings, bench: Bench) -> List[Job]:
     """One job per size and variant, and one per network."""
-    found = []
     sizes = SIZES if bench.device.type == "cuda" and not settings.quick else SMALL
-    for i, (neuron, dtype, rate) in enumerate(VARIANTS):
-        for steps, batch, width in sizes:
-            looped = i == 0 and (steps, batch, width) in LOOPED
-            case = Fed("recurrent", neuron, dtype, steps, batch * width, batch, width, rate, looped=looped)
-            found.append(contained(case, bench, measure))
-    for steps, batch, width in sizes:
-        layers = 2 if width == 360 else 1
-        looped = (steps, batch, width) in LOOPED
-        case = Fed("recurrent", "network", "float32", steps, batch * width, batch, width, 0.0, layers, looped)
-        found.append(contained(case, bench, trained))
+    found = []
+    for neuron, dtype, rate in (*VARIANTS, ("network", "float32", 0.0)):
+        network = neuron == "network"
+        for t, b, width in sizes:
+            looped = (t, b, width) in LOOPED and (network or (neuron, dtype, rate) == VARIANTS[0])
+            count = 2 if network and width == 360 else 1
+            case = Fed("recurrent", neuron, dtype, t, b * width, b, width, rate, count, looped)
+            found.append(contained(case, bench, trained if network else measure))
     return found
 
 
@@ -138,12 +128,15 @@ def _scaled(case: Fed, bench: Bench) -> Tuple[Tensor, Tensor, float]:
     return (scale * x).requires_grad_(), cotangent, found
 
 
-def _entered(make: Callable[[], nn.Module], case: Fed, bench: Bench, x: Tensor, cotangent: Tensor) -> Under:
+def _entered(
+    make: Callable[[], nn.Module], case: Fed, bench: Bench, x: Tensor, cotangent: Tensor
+) -> Tuple[Call, Dict[str, float]]:
+    """Forward and backward, and the memory that is kept between them."""
     layer = _made(make, case, bench)
     call = training(layer, [(x, cotangent)])
     call(0)
     held = _held(layer, x, bench.clock)
-    return Under(call, {} if held is None else {"held_words": held / (4 * x.numel())})
+    return call, {} if held is None else {"held_words": held / (4 * x.numel())}
 
 
 def _held(layer: nn.Module, x: Tensor, clock: HostClock) -> Optional[int]:
@@ -163,7 +156,7 @@ def measure(case: Any, bench: Bench) -> List[Row]:
     under, rows = set_up(
         case, {name: partial(_entered, make, case, bench, x, cotangent) for name, make in known.items()}
     )
-    calls = {name: one.call for name, one in under.items()}
+    calls = {name: call for name, (call, _) in under.items()}
     # a profile of a loop is that of thousands of kernels; its device time is that of its graph
     once = {name: call for name, call in calls.items() if not name.endswith(LOOP)}
     kinds = {"device": interleave(once, bench.clock.kernels, replace(bench.plan, fixed=PROFILED))}
@@ -171,9 +164,8 @@ def measure(case: Any, bench: Bench) -> List[Row]:
     if bench.device.type == "cuda":
         captured = {name: as_graph(call) for name, call in calls.items()}
         kinds["graph"] = interleave(captured, bench.clock.batch, bench.plan)
-    for name, one in under.items():
-        figures = one.figures if name == LSTM else {**one.figures, "rate": rate}
-        rows[name] = _row(case, name, figures, kinds)
+    for name, (_, figures) in under.items():
+        rows[name] = _row(case, name, figures if name == LSTM else {**figures, "rate": rate}, kinds)
     return [rows[name] for name in known]
 
 
@@ -210,18 +202,9 @@ def _row(case: Fed, name: str, figures: Mapping[str, float], kinds: Mapping[str,
     return case.row(name, "ok", detail, **figures, **times) if times else case.row(name, "failed", detail)
 
 
-class Classifier(nn.Module):
-    """A projection, recurrent layers and a read-out of every step."""
-
-    def __init__(self, make: Callable[[], nn.Module], width: int, layers: int) -> None:
-        super().__init__()
-        self.before, self.behind = nn.Linear(INPUTS, width), nn.Linear(width, CLASSES)
-        self.layers = nn.Sequential(*(make() for _ in range(layers)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[T, B, 140] -> [T, B, 20]``."""
-        scores: Tensor = self.behind(self.layers(self.before(x)))
-        return scores
+def classifier(make: Callable[[], nn.Module], width: int, layers: int) -> nn.Module:
+    """A projection, recurrent layers and a read-out of every step: ``[T, B, 140] -> [T, B, 20]``."""
+    return nn.Sequential(nn.Linear(INPUTS, width), *(make() for _ in range(layers)), nn.Linear(width, CLASSES))
 
 
 def trained(case: Any, bench: Bench) -> List[Row]:
@@ -232,7 +215,7 @@ def trained(case: Any, bench: Bench) -> List[Row]:
     labels = torch.randint(CLASSES, (case.batch,), device=device, generator=generator)
     makers: Dict[str, Callable[[], Call]] = {}
     for name, make in layers(case, bench, "LIF").items():
-        network = partial(_made, partial(Classifier, make, case.width, case.layers), case, bench)
+        network = partial(_made, partial(classifier, make, case.width, case.layers), case, bench)
         makers[name] = partial(_step, network, x, labels, sc.TrainingOptions())
         if device.type == "cuda":
             makers[f"{name}, CUDA graph"] = partial(_step, network, x, labels, sc.CudaOptions(graph=True))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Callable, List, Optional, Tuple
+from functools import partial
+from typing import Callable, List, Mapping, Optional, Tuple
 
 from spikecore.bench import _beside as beside
 from spikecore.bench import _calls as calls
@@ -18,7 +19,7 @@ from spikecore.bench import _pipeline as pipeline
 from spikecore.bench import _recurrent as recurrent
 from spikecore.bench import _single as single
 from spikecore.bench import _small as small
-from spikecore.bench._cases import Job, bench_of
+from spikecore.bench._cases import Bench, Job, bench_of
 from spikecore.bench._machine import machine
 from spikecore.bench._report import Report
 from spikecore.bench._settings import FIELD, Settings, device_named
@@ -27,7 +28,7 @@ from spikecore.bench._settings import FIELD, Settings, device_named
 Progress = Callable[[str, int, int], None]
 #: ``save(report)``, after each part.
 Save = Callable[[Report], None]
-_JOBS = {
+_JOBS: Mapping[str, Callable[[Settings, Bench], List[Job]]] = {
     "neurons": neurons.jobs,
     "layouts": layouts.jobs,
     "steps": layouts.jobs_at_steps,
@@ -41,8 +42,7 @@ _JOBS = {
     "recurrent": recurrent.jobs,
     "online": online.jobs,
     "pipeline": pipeline.jobs,
-    FIELD[0]: field.linear_jobs,
-    FIELD[1]: field.classifier_jobs,
+    **{suite: partial(field.jobs, suite) for suite in FIELD},
 }
 
 

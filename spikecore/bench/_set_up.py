@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Any, Callable, Iterator, Optional, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from spikecore.bench._cases import Bench, checked
 from spikecore.bench._check import REFERENCE, observe
 from spikecore.bench._forms import Form
 from spikecore.bench._implementations import Implementation, NotTimed, status_of
-from spikecore.bench._timing import Call
+from spikecore.bench._timing import Call, precision
 from spikecore.bench.models import Network
 
 #: Neurons of the check, an odd number in two dimensions.
@@ -86,7 +85,7 @@ def train(
     step = sc.training_model(net, form.loss(), optimizer, backend=backend, options=form.options(network))
 
     def call(i: int) -> Any:
-        with _precision(network):
+        with precision("high" if network.tf32 else "highest"):
             return step(images, labels)
 
     for i in range(WARM_UP):
@@ -147,17 +146,6 @@ def train_by_jelly(network: Network, batch: int, bench: Bench, form: Form) -> Tr
     if not torch.isfinite(call(0)):
         raise NotTimed("the loss is not finite after a few steps", "failed")
     return Training(call, None, None)
-
-
-@contextlib.contextmanager
-def _precision(network: Network) -> Iterator[None]:
-    """Products of float32 matrices as the network asks for them."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if network.tf32 else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def _kept(net: nn.Module, optimizer: torch.optim.Optimizer) -> int:

@@ -8,37 +8,26 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore.bench._cases import Bench, Case, Job, both_ways, contained, first_failure, per_step, set_up
+from spikecore.bench._cases import PLAIN, Bench, Case, Job, both_ways, contained, row_per_step, set_up
 from spikecore.bench._check import Observed, differences
 from spikecore.bench._implementations import Single
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
 from spikecore.bench._timing import Call
+from spikecore.bench._workloads import by_hand
 
-#: What the ratios are to.
-PLAIN = "plain PyTorch"
 STEPS = 20
 #: Batch and neurons.
 SIZES = ((64, 128), (16, 256))
 
 
-class _ATan(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, u: Tensor) -> Tensor:
-        ctx.save_for_backward(u)
-        return (u >= 0).to(u.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        (u,) = ctx.saved_tensors
-        gradient: Tensor = grads[0] / (1.0 + (math.pi * u).square())
-        return gradient
+_atan: Callable[[Tensor], Tensor] = by_hand(lambda u: 1.0 / (1.0 + (math.pi * u).square()))
 
 
 class PlainLIF(nn.Module):
@@ -50,7 +39,7 @@ class PlainLIF(nn.Module):
         """Spikes of one step."""
         v = torch.zeros_like(x) if self.v is None else self.v
         h = v + (x - v) / 2.0
-        z: Tensor = _ATan.apply(h - 1.0)
+        z = _atan(h - 1.0)
         self.v = h * (1.0 - z)
         return z
 
@@ -129,28 +118,16 @@ def measure(case: Case, bench: Bench) -> List[Row]:
     times = both_ways(forward, {name: run.training for name, run in running.items()}, bench)
     expected = next(run.seen for run in running.values())
     for name, run in running.items():
-        problem, different = first_failure(*(found[name] for found in times.values())), differences(run.seen, expected)
-        figures: Dict[str, float] = {}
-        for kind, found in times.items():
-            figures.update(per_step(kind, found[name], found.get(PLAIN), STEPS))
-        status = "differs" if different else "ok"
-        rows[name] = (
-            case.row(name, "failed", problem) if problem else case.row(name, status, different or "", **figures)
-        )
+        differs = differences(run.seen, expected) or ""
+        rows[name] = row_per_step(case, name, differs, {kind: (found, STEPS) for kind, found in times.items()})
     return [rows[name] for name in known]
 
 
 def _run(make: Callable[[], Single], xs: Tensor) -> Run:
-    layer, reset = make()
-    calls = _calls(layer.to(xs.device), reset, [x.detach().requires_grad_() for x in xs])
-    reset()
-    spikes = torch.stack([layer(x) for x in xs.unbind(0)])
-    return Run(*calls, Observed(spikes.detach(), torch.autograd.grad(spikes.sum(), xs)[0], ()))
-
-
-def _calls(layer: nn.Module, reset: Callable[[], Any], steps: List[Tensor]) -> Tuple[Call, Call]:
     """All steps from rest, and the same with one backward."""
-    parameters = list(layer.parameters())
+    layer, reset = make()
+    layer = layer.to(xs.device)
+    steps, parameters = [x.detach().requires_grad_() for x in xs], list(layer.parameters())
 
     def forward(i: int) -> None:
         reset()
@@ -163,4 +140,6 @@ def _calls(layer: nn.Module, reset: Callable[[], Any], steps: List[Tensor]) -> T
         for value in (*steps, *parameters):
             value.grad = None
 
-    return forward, training
+    reset()
+    spikes = torch.stack([layer(x) for x in xs.unbind(0)])
+    return Run(forward, training, Observed(spikes.detach(), torch.autograd.grad(spikes.sum(), xs)[0], ()))

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import List
 
-from spikecore.bench._cases import Bench, Case, Inputs, Job, admit, both_ways, contained, quietly, timed_row
+import torch
+
+from spikecore.bench._cases import Bench, Case, Inputs, Job, admit, both_ways, contained, timed_row
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
 from spikecore.bench._timing import interleave
@@ -31,7 +33,7 @@ def measure(case: Case, bench: Bench) -> List[Row]:
     forward, both = inputs.calls(admitted)
     times = {
         **both_ways(forward, both, bench),
-        "forward_waiting": interleave(forward, quietly(each), bench.plan),
+        "forward_waiting": interleave(forward, torch.no_grad()(each), bench.plan),
         "training_waiting": interleave(both, each, bench.plan),
     }
     return [*rows, *(timed_row(case, name, one.status, one.detail, times) for name, one in admitted.items())]

@@ -10,12 +10,13 @@ Rules of this module:
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import statistics
 import time
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Mapping, Optional, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Union
 
 import torch
 
@@ -99,13 +100,9 @@ class HostClock:
 
         return self.batch(waited, begin, calls)
 
-    def on_device(self, call: Call, begin: int, calls: int) -> float:
-        """Seconds that the device takes for some calls made one after the other."""
-        return self.batch(call, begin, calls)
-
-    def kernels(self, call: Call, begin: int, calls: int) -> float:
-        """Seconds that the device computes in some calls, without what lies between its kernels."""
-        return self.batch(call, begin, calls)
+    #: Seconds that the device takes, and those without what lies between its kernels; here both are the host's.
+    on_device = batch
+    kernels = batch
 
     def peak(self, call: Callable[[], Any]) -> Optional[int]:
         """Bytes that a call allocates beyond what is there before it, at its peak; None where nobody counts."""
@@ -192,6 +189,17 @@ class CudaClock(HostClock):
 def clock_for(device: torch.device) -> HostClock:
     """The clock of a device."""
     return CudaClock(device) if device.type == "cuda" else HostClock(device)
+
+
+@contextlib.contextmanager
+def precision(name: str) -> Iterator[None]:
+    """Products of float32 matrices: ``highest``, or ``high`` for TF32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(name)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 class _Runner:
