@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Tuple, cast
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,15 +33,16 @@ class Allocating(torch.autograd.Function):
     """Allocates its output, keeps its inputs, and allocates their gradients: the least that any neuron does."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Tensor) -> Tensor:
-        """Memory of the size of the first input."""
-        ctx.save_for_backward(*inputs)
-        return torch.empty_like(inputs[0])
+    def forward(ctx: Any, x: Tensor, parameter: Optional[Tensor]) -> Tensor:
+        """Memory of the size of the input."""
+        ctx.save_for_backward(x, parameter)
+        return torch.empty_like(x)
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> Tuple[Tensor, ...]:
-        """Memory of the size of each input."""
-        return tuple([torch.empty_like(value) for value in ctx.saved_tensors])
+    def backward(ctx: Any, *cotangents: Tensor) -> Tuple[Tensor, Optional[Tensor]]:
+        """Memory of the size of the input, and of the parameter if there is one."""
+        x, parameter = ctx.saved_tensors
+        return torch.empty_like(x), None if parameter is None else torch.empty_like(parameter)
 
 
 class Allocates(nn.Module):
@@ -53,8 +54,7 @@ class Allocates(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Numbers that are not set."""
-        parameter = self.parameter
-        y: Tensor = Allocating.apply(x) if parameter is None else Allocating.apply(x, parameter)
+        y: Tensor = Allocating.apply(x, self.parameter)
         return y
 
 
