@@ -7,7 +7,7 @@ import importlib
 import sys
 from contextlib import ExitStack
 
-from spikecore.testing._loopback import installed
+from spikecore.testing._install import installed
 from spikecore.testing.random_programs._check import VARIABLE, Difference, check_many
 
 
