@@ -7,6 +7,7 @@ arithmetic of the whole process changes no expectation.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
@@ -85,10 +86,9 @@ class Call:
             self.s.check("state gradient", value.grad, times * self.right.state[name], name=f"{name}, {words}")
 
 
-def pair(s: Subject, *, final: bool = False, **options: Any) -> Tuple[Call, Call]:
+def pair(s: Subject, *, final: bool = False) -> Tuple[Call, Call]:
     """Two calls of the neuron of ``s`` that differ in every value."""
-    same: Dict[str, Any] = {"dtype": s.dtype_name, "values": s.params, "shape": s.shape, "neuron": s.neuron}
-    other = Subject(s.context, s.model, s.reset, draw=1, **same, **options)
+    other = Subject(s.context, replace(s.config, draw=1), values=s.params, neuron=s.neuron)
     return Call(s, "the first call", final=final), Call(other, "the second call", final=final)
 
 

@@ -50,7 +50,7 @@ def check(context: Context, config: Config) -> None:
     """Raise :class:`Mismatch` where a result or a gradient of the call is not the oracle's."""
     if config.feedback != "none" and not multiplies(context, config.dtype):
         config = replace(config, dtype="float32")
-    s = config.subject(context)
+    s = Subject(context, config)
     leaves = _leaves(s, config)
     if config.call == "model":
         cotangents = _cotangents(s, config)

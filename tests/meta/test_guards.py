@@ -21,7 +21,7 @@ from spikecore.testing._install import installed
 from spikecore.testing._oracle import SURROGATES
 from spikecore.testing._oracle.surrogates import OTHER_ARGUMENTS
 from spikecore.testing._runner import prepare, run_case, stale_ids
-from spikecore.testing._subject import Subject
+from spikecore.testing._subject import subject
 
 
 def outcomes(results):
@@ -240,11 +240,11 @@ class TestOracle:
     @pytest.mark.parametrize(("model", "reset", "name"), list(configurations()), ids=lambda value: str(value)[:20])
     def test_margin_inputs_fire_and_stay_silent(self, model, reset, name):
         """On margin inputs every neuron does both often, is reset, and goes on."""
-        subject = Subject(Context(prepare("torch").backend, "cpu"), model, reset)
+        made = subject(Context(prepare("torch").backend, "cpu"), model, reset)
         if model.fires:
-            rate = subject.seen.outputs[0].mean()
+            rate = made.seen.outputs[0].mean()
             assert 0.08 < rate < 0.92, rate
-            assert np.abs(subject.seen.tested).min() > 1e-3
+            assert np.abs(made.seen.tested).min() > 1e-3
 
     def test_surrogates_are_all_there(self):
         """The nineteen of the library, at defaults that agree, and with other arguments."""

@@ -26,7 +26,7 @@ from spikecore.testing._compare import Mismatch, as_array, backward
 from spikecore.testing._config import Config
 from spikecore.testing._config_check import add_row
 from spikecore.testing._context import Context
-from spikecore.testing._subject import Subject
+from spikecore.testing._subject import Subject, subject
 from spikecore.testing._tolerances import OTHER_DTYPES
 from spikecore.testing._turning import SWAP
 
@@ -60,9 +60,7 @@ def _two_calls(
     steps: int = 12,
 ) -> None:
     names = ("tau", "threshold", "v_reset") if learn else ()
-    calls = pair(
-        Subject(context, model, reset, learn=names, state=state, shape=(steps, 3, 7)), final=state, state=state
-    )
+    calls = pair(subject(context, model, reset, learn=names, state=state, shape=(steps, 3, 7)), final=state)
     for call in calls:
         call.forward()
     for call in calls:
@@ -74,7 +72,7 @@ def _two_calls(
 @_case("outputs-kept", "a later call leaves the results of an earlier one as they were")
 def _outputs_kept(context: Context) -> None:
     record = ("v",) if context.declares("record") else ()
-    first, second = pair(Subject(context, "lif", "hard"))
+    first, second = pair(subject(context, "lif", "hard"))
     s = first.s
     results = s.neuron.run(first.x.detach(), record=record)
     second.s.neuron.run(second.x.detach(), record=record)
@@ -86,7 +84,7 @@ def _outputs_kept(context: Context) -> None:
 
 @_case("gradients-kept", "a later backward pass leaves the gradients of an earlier one as they were", *_BACK)
 def _gradients_kept(context: Context) -> None:
-    calls = pair(Subject(context, "lif", "hard"))
+    calls = pair(subject(context, "lif", "hard"))
     # torch.autograd.grad returns gradients that nobody copies
     grads = [torch.autograd.grad(call.forward().output, call.x, call.cotangent)[0] for call in calls]
     for call, grad in zip(calls, grads):
@@ -97,11 +95,11 @@ def _gradients_kept(context: Context) -> None:
 @_case("shapes", "calls of different shapes take turns, forward and backward", *_BACK)
 def _shapes(context: Context) -> None:
     """Five shapes, each called twice with other values, backwards in another order."""
-    neuron = Subject(context, "lif", "hard").neuron
+    neuron = subject(context, "lif", "hard").neuron
     calls: List[Call] = []
     for draw in (0, 1):
         for shape in _SHAPES:
-            s = Subject(context, "lif", "hard", shape=shape, draw=draw, neuron=neuron)
+            s = subject(context, "lif", "hard", shape=shape, draw=draw, neuron=neuron)
             calls.append(Call(s, f"call number {len(calls) + 1}, of shape {list(shape)},"))
     for call in calls:
         call.forward()
@@ -115,11 +113,11 @@ def _shapes(context: Context) -> None:
 
 def _dtypes(context: Context, other: str) -> None:
     """One neuron of numbers, called with both dtypes in turn."""
-    neuron = Subject(context, "lif", "hard").neuron
+    neuron = subject(context, "lif", "hard").neuron
     calls: List[Call] = []
     for draw in (0, 1):
         for each in ("float32", other):
-            s = Subject(context, "lif", "hard", dtype=each, draw=draw, neuron=neuron)
+            s = subject(context, "lif", "hard", dtype=each, draw=draw, neuron=neuron)
             calls.append(Call(s, f"call number {len(calls) + 1}, of {each},"))
     for call in calls:
         call.forward().check_outputs()
@@ -141,7 +139,7 @@ for _dtype in OTHER_DTYPES:
 @_case("never-backward", "calls whose backward pass never comes disturb none", *_BACK)
 def _never_backward(context: Context) -> None:
     """Nine calls of other values, their results dropped, referred to and detached."""
-    s = Subject(context, "lif", "hard", learn=learnable(context, "tau"))
+    s = subject(context, "lif", "hard", learn=learnable(context, "tau"))
     first, second = pair(s)
     outputs = []
     for i in range(9):
@@ -155,7 +153,7 @@ def _never_backward(context: Context) -> None:
 
 @_case("accumulated", "gradients of calls add up in .grad", *_BACK)
 def _accumulated(context: Context) -> None:
-    s = Subject(context, "lif", "hard", learn=learnable(context, "tau", "threshold"))
+    s = subject(context, "lif", "hard", learn=learnable(context, "tau", "threshold"))
     first, second = pair(s)
     first.forward().backward(retain_graph=True)
     second.forward().backward()
@@ -167,7 +165,7 @@ def _accumulated(context: Context) -> None:
 
 @CASES.case("robust/backward-twice", "robust", "a graph that is retained can be run backwards twice", *_BACK)
 def _backward_twice(context: Context) -> None:
-    call = Call(Subject(context, "lif", "hard"), "").forward()
+    call = Call(subject(context, "lif", "hard"), "").forward()
     for again in (1, 2):
         call.x.grad, call.cotangent = None, call.s.cotangent(call.output)
         call.right, call.which = call.s.gradients(call.cotangent), f"backward number {again}"
@@ -190,7 +188,7 @@ add_row(
 @_case("no-grad-first", "a neuron used without gradients has them in the next call", *_BACK)
 def _no_grad_first(context: Context) -> None:
     for draw in (0, 2):
-        first, second = pair(Subject(context, "lif", "hard", draw=draw))
+        first, second = pair(subject(context, "lif", "hard", draw=draw))
         with torch.no_grad():
             first.forward().check_outputs(", under no_grad")
         if first.output.requires_grad:
@@ -206,7 +204,7 @@ _INFERENCE = "used in inference mode, has gradients in the next call"
 def _inference_first(context: Context, model: Any = "lif") -> None:
     """A tensor that is made in inference mode cannot be saved for backward."""
     lif = model == "lif"
-    s = Subject(context, model, "soft" if lif else "none", values={"tau": np.asarray(2.75)} if lif else {})
+    s = subject(context, model, "soft" if lif else "none", values={"tau": np.asarray(2.75)} if lif else {})
     first, second = pair(s)
     for call in (second, first):
         with torch.inference_mode():
@@ -217,7 +215,7 @@ def _inference_first(context: Context, model: Any = "lif") -> None:
 @_case("deepcopy-between", "a copy made between call and backward computes its own", *_BACK, how="copied")
 @_case("pickle-between", "a neuron pickled between call and backward is no other", *_BACK, how="pickled")
 def _copied(context: Context, how: str) -> None:
-    s = Subject(context, "lif", "hard", values={"tau": np.asarray(2.75)})
+    s = subject(context, "lif", "hard", values={"tau": np.asarray(2.75)})
     first, second = pair(s)
     first.forward()
     twin: Any = copy.deepcopy(s.neuron) if how == "copied" else pickle.loads(pickle.dumps(s.neuron))
@@ -238,7 +236,7 @@ _SECOND: Dict[str, Any] = {"undeclared": "RuntimeError"}
 
 def _differentiable(context: Context) -> Subject:
     dtype = "float64" if context.declares("float64") else "float32"
-    return Subject(context, "lif", "hard", detach=True, dtype=dtype, shape=(6, 3, 5))
+    return subject(context, "lif", "hard", detach=True, dtype=dtype, shape=(6, 3, 5))
 
 
 def _slope(call: Call) -> Tensor:
@@ -255,7 +253,7 @@ def _slope(call: Call) -> Tensor:
     "robust/double-backward", "robust", "second derivatives are right", *_BACK, "double_backward", alone=True, **_SECOND
 )
 def _double_backward(context: Context, alone: bool = False) -> None:
-    calls = pair(_differentiable(context), detach=True)[: 1 if alone else 2]
+    calls = pair(_differentiable(context))[: 1 if alone else 2]
     directions = [call.s.cotangent(call.x) for call in calls]
     right = [second_derivative(call, direction) for call, direction in zip(calls, directions)]
     slopes = [_slope(call) for call in calls]
@@ -276,7 +274,7 @@ def _double_backward(context: Context, alone: bool = False) -> None:
 )
 def _double_backward_cotangent(context: Context) -> None:
     """The product of Jacobian and direction by two backward passes: ``d (J' w) / d w`` along it."""
-    s = Subject(context, "lif", "hard", shape=(6, 3, 5))
+    s = subject(context, "lif", "hard", shape=(6, 3, 5))
     x = s.x(grad=True)
     output = s.neuron(x)
     weights, direction = s.cotangent(output).requires_grad_(), s.cotangent(output)
@@ -345,7 +343,7 @@ def _judge(call: Call, run_backward: Callable[[], Any], check: Callable[[], Any]
 
 @_case("in-place-input", f"an input {_AFTER}", *_BACK)
 def _in_place_input(context: Context) -> None:
-    s = Subject(context, "lif", "hard", learn=learnable(context, "tau"))
+    s = subject(context, "lif", "hard", learn=learnable(context, "tau"))
     call = Call(s, "a call whose input was set to zero after it")
     product = call.x * 1
     call.output = s.neuron(product)
@@ -356,7 +354,7 @@ def _in_place_input(context: Context) -> None:
 
 @_case("in-place-state", f"an initial state {_AFTER}", *_STATE)
 def _in_place_state(context: Context) -> None:
-    s = Subject(context, "alif", "soft", state=True)
+    s = subject(context, "alif", "soft", state=True)
     call = Call(s, "a call whose initial state was set to zero after it", final=True)
     start = {name: value * 1 for name, value in (call.start or {}).items()}
     call.output, call.final = s.neuron.run(call.x, state=start)
@@ -370,7 +368,7 @@ def _in_place_state(context: Context) -> None:
 def _in_place_parameter(context: Context, learnt: bool) -> None:
     """As an optimiser's step between forward and backward changes them."""
     values = {"tau": np.asarray(2.75), "threshold": np.asarray(0.875)}
-    s = Subject(context, "lif", "soft", values=values, learn=tuple(values) if learnt else ())
+    s = subject(context, "lif", "soft", values=values, learn=tuple(values) if learnt else ())
     call = Call(s, "a call after which tau and threshold were doubled").forward()
     with torch.no_grad():
         for name in values:
@@ -380,17 +378,17 @@ def _in_place_parameter(context: Context, learnt: bool) -> None:
 
 @_case("in-place-output", f"an output {_AFTER}; it counts as changed", *_BACK)
 def _in_place_output(context: Context) -> None:
-    call = Call(Subject(context, "lif", "hard"), "a call whose output was doubled in place").forward()
+    call = Call(subject(context, "lif", "hard"), "a call whose output was doubled in place").forward()
     call.output.mul_(2)
     _judge(call, call.backward, partial(call.check_inputs, times=2.0))
-    call = Call(Subject(context, "lif", "hard"), "a call whose output was overwritten past autograd").forward()
+    call = Call(subject(context, "lif", "hard"), "a call whose output was overwritten past autograd").forward()
     call.output.detach().fill_(7.0)
     _judge(call, call.backward, call.check_inputs)
 
 
 @_case("in-place-record", f"a recorded state {_AFTER}; it counts as changed", *_STATE, "record")
 def _in_place_record(context: Context) -> None:
-    s = Subject(context, "lif", "soft")
+    s = subject(context, "lif", "soft")
     call = Call(s, "a call whose recorded states were doubled in place")
     output, _, trace = s.neuron.run(call.x, record=("v",))
     trace["v"].mul_(2)
@@ -440,7 +438,7 @@ _HOOKED = "saved-tensor hooks may keep saved tensors elsewhere: gradients are th
 @_case("saved-spaced", _HOOKED, *_BACK, how="spaced")
 @_case("saved-on-cpu", f"{_HOOKED} (torch.autograd.graph.save_on_cpu)", *_BACK, how="on-cpu")
 def _saved(context: Context, how: str) -> None:
-    s = Subject(context, "lif", "hard", learn=learnable(context, "tau", "threshold"), shape=(35, 3, 7))
+    s = subject(context, "lif", "hard", learn=learnable(context, "tau", "threshold"), shape=(35, 3, 7))
     calls: Sequence[Call] = pair(s)
     with _HOOKS[how]():
         for call in calls:

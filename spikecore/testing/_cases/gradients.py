@@ -17,7 +17,7 @@ from spikecore.testing._context import Context
 from spikecore.testing._custom import library_surrogate
 from spikecore.testing._models import BY_NAME
 from spikecore.testing._oracle import SURROGATES, Array
-from spikecore.testing._subject import Subject
+from spikecore.testing._subject import subject
 from spikecore.testing._tolerances import TOLERANCES
 from spikecore.testing._turning import TURN
 
@@ -37,7 +37,7 @@ def _case(name: str, holds: str, *needs: str, tier: str = "state", **more: Any) 
 def _rest(context: Context) -> None:
     """Three calls; the second on other input."""
     for model in ("lif", "alif", "leaky"):
-        s = Subject(context, model, "soft")
+        s = subject(context, model, "soft")
         first, other = s.neuron(s.x()), s.x().flip(0) + 0.5
         s.neuron(other)
         s.check_outputs(first)
@@ -60,7 +60,7 @@ _UNDER, _FINAL_STATE = "under no_grad and inference_mode the outputs are the sam
 @_case("robust/inference-mode-state", f"{_FINAL_STATE} is right in inference mode", tier="robust", modes=(_INFERENCE,))
 @_case("robust/default-dtype-state", f"{_FINAL_STATE} has its own dtype", tier="robust", modes=(_DEFAULT,))
 def _modes(context: Context, modes: Sequence[str]) -> None:
-    s = Subject(context, "lif", "soft")
+    s = subject(context, "lif", "soft")
     for mode in modes:
         x = s.x(grad=mode != _DEFAULT and context.declares("gradients"))
         with _MODES[mode]():
@@ -115,7 +115,7 @@ for _name in SURROGATES:
     *_TWO,
 )
 def _one_state(context: Context) -> None:
-    s = Subject(context, TURN, "none", shape=(6, 3, 5), state=True)
+    s = subject(context, TURN, "none", shape=(6, 3, 5), state=True)
     start, names = (s.state or {})["a"], tuple(s.twin.rest)
     s.takes(s.inputs, dict.fromkeys(names, start))
     value = (s.start() or {})["a"].requires_grad_()
@@ -138,7 +138,7 @@ def _one_state(context: Context) -> None:
 def _one_parameter(context: Context) -> None:
     names = ("threshold", "v_reset")
     values = dict.fromkeys(names, BY_NAME["lif"].params["threshold"])
-    s = Subject(context, "lif", "soft", values=values, learn=names)
+    s = subject(context, "lif", "soft", values=values, learn=names)
     neuron: Any = s.neuron
     neuron.v_reset = neuron.threshold
     call = Call(s, "a call with one tensor as two parameters").forward()
@@ -150,7 +150,7 @@ def _one_parameter(context: Context) -> None:
 @_case("wanted/computed-parameter", "a parameter that was computed passes its gradient on", *_LEARN)
 def _computed_parameter(context: Context) -> None:
     """``tau = raw / 2 + 1``."""
-    s = Subject(context, "lif", "hard", values={"tau": np.asarray(2.75)})
+    s = subject(context, "lif", "hard", values={"tau": np.asarray(2.75)})
     neuron: Any = s.neuron
     raw = context.tensor(3.5, grad=True)
     neuron.tau = raw / 2 + 1
@@ -162,7 +162,7 @@ def _computed_parameter(context: Context) -> None:
 @_case("wanted/input-is-a-parameter", "input and initial state may be torch.nn.Parameter, and are learnt", *_STATE)
 def _input_as_parameter(context: Context) -> None:
     """An image that is optimised, from a state that is learnt."""
-    s = Subject(context, "alif", "hard", state=True)
+    s = subject(context, "alif", "hard", state=True)
     call = Call(s, "a call with parameters as input and state", final=True)
     call.x = nn.Parameter(call.x.detach())
     call.start = {name: nn.Parameter(value.detach()) for name, value in (call.start or {}).items()}

@@ -16,7 +16,7 @@ from spikecore.testing._context import Context
 from spikecore.testing._models import as_written
 from spikecore.testing._oracle import Array, Gradients, Trajectory, adjoint, run
 from spikecore.testing._oracle.operations import CONSTANT, OPERATIONS, Applied
-from spikecore.testing._subject import Subject
+from spikecore.testing._subject import subject
 from spikecore.testing._tolerances import EXACT, TOLERANCES
 from spikecore.testing.naming import Naming, awkward, namings, results, usable
 
@@ -134,7 +134,7 @@ def _same_name(context: Context) -> None:
 @_case("custom/configured", "one class configured twice is two programs")
 def _configured(context: Context) -> None:
     """The same neuron object, its reset changed between calls."""
-    hard, soft = Subject(context, "lif", "hard"), Subject(context, "lif", "soft")
+    hard, soft = subject(context, "lif", "hard"), subject(context, "lif", "soft")
     hard.check_outputs(hard.neuron(hard.x()))
     soft.check_outputs(soft.neuron(soft.x()))
     hard.neuron.reset = "soft"

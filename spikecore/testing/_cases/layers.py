@@ -13,11 +13,11 @@ from spikecore.layers import NormNeuron
 from spikecore.testing._case import Collection
 from spikecore.testing._cases.rows import ALL, BACK
 from spikecore.testing._compare import Mismatch, as_array, same
-from spikecore.testing._config import Config
+from spikecore.testing._config import SHAPE, Config
 from spikecore.testing._config_check import add_row
 from spikecore.testing._context import Context
 from spikecore.testing._models import BY_NAME
-from spikecore.testing._subject import SHAPE
+from spikecore.testing._subject import Subject
 from spikecore.testing._tolerances import OTHER_DTYPES
 
 CASES = Collection()
@@ -132,7 +132,7 @@ _add_delays()
 )
 def _rest(context: Context) -> None:
     """Other calls before leave nothing behind."""
-    s = Config(feedback="fused").subject(context)
+    s = Subject(context, Config(feedback="fused"))
     x = s.x()
     s.module(x + 3.0)
     for _ in range(2):
@@ -251,7 +251,7 @@ def _two_running(context: Context) -> None:
 
 def _check_running(context: Context, config: Config) -> None:
     for momentum in (0.25, None):
-        s = config.subject(context)
+        s = Subject(context, config)
         layer: NormNeuron = s.module
         norms: List[Any] = [*layer.norms]
         moved = [(np.zeros(SHAPE[2]), np.ones(SHAPE[2])) for _ in norms]

@@ -18,11 +18,12 @@ from spikecore.dtypes import WIDE
 from spikecore.testing._calls import Call
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch, as_array, same
+from spikecore.testing._config import SHAPE
 from spikecore.testing._context import Context
 from spikecore.testing._custom import CUSTOM
 from spikecore.testing._models import MODELS, Model, spread
 from spikecore.testing._oracle import Array
-from spikecore.testing._subject import SHAPE, Subject
+from spikecore.testing._subject import Subject, subject
 from spikecore.testing._tolerances import OTHER_DTYPES
 from spikecore.testing._turning import TURN
 
@@ -130,7 +131,7 @@ _SIZES: Mapping[str, Tuple[int, ...]] = {
 def _run_alif(context: Context, shape: Sequence[int], input_dtype: str = "float32") -> None:
     """Output, final states and, where it is declared, all records; at rest and from a given state."""
     for state in (False, True):
-        s = Subject(context, "alif", "hard", dtype=input_dtype, shape=tuple(shape), state=state)
+        s = subject(context, "alif", "hard", dtype=input_dtype, shape=tuple(shape), state=state)
         x, start = s.x(), s.start()
         record = tuple(s.twin.rest) if context.declares("record") else ()
         of = f"{s.of}, {'from a given state' if state else 'from rest'}"
@@ -141,7 +142,7 @@ def _run_alif(context: Context, shape: Sequence[int], input_dtype: str = "float3
 @_case("results-trace-li", f"{_OWN}: LI, whose record is its output", "record", model="li")
 def _recorded(context: Context, model: str) -> None:
     for shape in ((1, 5), (4, 5)):
-        s = Subject(context, model, "none", shape=shape, state=True)
+        s = subject(context, model, "none", shape=shape, state=True)
         x, start = s.x(), s.start()
         _results(s.of, s.neuron.run(x, state=start, record=("v",)), _arguments(s, [x], start))
 
@@ -199,7 +200,7 @@ def _gradients(
 ) -> None:
     """Results, then gradients of inputs, parameters and, where there are such, of states."""
     state = context.declares("state_gradients")
-    s = Subject(context, _MODELS[model], "soft", dtype=input_dtype, shape=tuple(shape), state=state, **options)
+    s = subject(context, _MODELS[model], "soft", dtype=input_dtype, shape=tuple(shape), state=state, **options)
     xs, start = s.xs(grad=True), s.start(grad=True) or {}
     output, final = s.neuron.run(*xs, state=start) if state else (s.neuron(*xs), {})
     outputs = output if isinstance(output, tuple) else (output,)
@@ -252,7 +253,7 @@ def _of_parameters(context: Context) -> None:
 def _single_step(context: Context) -> None:
     """Also of LI, whose output is its state."""
     for model in ("lif", "li"):
-        s = Subject(context, model, "none", step="single")
+        s = subject(context, model, "none", call="single")
         outputs = []
         for x in s.x():
             output = s.neuron(x)
@@ -285,7 +286,7 @@ def _arguments_stay(context: Context, several: bool = False) -> None:
     if several:
         values = {"leak": spread(0.7, SHAPE[1:]), "gain": spread(0.6, SHAPE[2:]), "start": np.asarray(0.25)}
     for state in (False, True):
-        s = Subject(context, _MODELS["turn" if several else "alif"], "none", values=values, state=state)
+        s = subject(context, _MODELS["turn" if several else "alif"], "none", values=values, state=state)
         xs, start = s.xs(), s.start()
         watched = Watched(_arguments(s, xs, start))
         s.neuron.run(*xs, state=start, record=tuple(s.twin.rest) if context.declares("record") else ())
@@ -296,7 +297,7 @@ def _arguments_stay(context: Context, several: bool = False) -> None:
 def _arguments_backward(context: Context) -> None:
     """Contiguous, strided and expanded cotangents, one after the other."""
     state = context.declares("state_gradients")
-    s = Subject(context, "alif", "hard", state=state)
+    s = subject(context, "alif", "hard", state=state)
     x, start = s.x(grad=True), s.start(grad=True)
     watched = Watched(_arguments(s, [x], start))
     output, final = s.neuron.run(x, state=start) if state else (s.neuron(x), {})
@@ -320,7 +321,7 @@ def _arguments_backward(context: Context) -> None:
 def _cotangent_after(context: Context) -> None:
     """Of output and final states, twice."""
     state = context.declares("state_gradients")
-    s = Subject(context, "alif", "hard", state=state)
+    s = subject(context, "alif", "hard", state=state)
     x = s.x(grad=True)
     output, final = s.neuron.run(x, state=s.start()) if state else (s.neuron(x), {})
     for again in (1, 2):
@@ -334,7 +335,7 @@ def _cotangent_after(context: Context) -> None:
 
 @_case("argument-after", "an argument changed after the call changes no result")
 def _argument_after(context: Context) -> None:
-    s = Subject(context, "alif", "hard", state=True)
+    s = subject(context, "alif", "hard", state=True)
     x, start = s.x(), s.start()
     output, final = s.neuron.run(x, state=start)
     for value in (x, *(start or {}).values()):
@@ -393,7 +394,7 @@ _FREED = "memory is free without Python's collector"
 
 @_later("freed-inference", f"once results and arguments of a call are dropped, their {_FREED}")
 def _freed_inference(context: Context) -> None:
-    s = Subject(context, "alif", "hard", state=True)
+    s = subject(context, "alif", "hard", state=True)
     s.neuron(s.x())
     with no_collector():
         x, start = s.x(), s.start()
@@ -405,7 +406,7 @@ def _freed_inference(context: Context) -> None:
 
 def _alif(context: Context, **options: Any) -> Subject:
     """From a given state where the backend has gradients of states; called and run backwards once."""
-    s = Subject(context, "alif", "hard", state=context.declares("state_gradients"), **options)
+    s = subject(context, "alif", "hard", state=context.declares("state_gradients"), **options)
     _call(s).backward()
     return s
 
@@ -456,7 +457,7 @@ def _freed_gradients(context: Context) -> None:
 @CASES.case("robust/nothing-kept", "robust", "after a call nothing keeps the input alive")
 def _nothing_kept(context: Context) -> None:
     """The tensor itself, beside its memory."""
-    s = Subject(context, "lif", "hard")
+    s = subject(context, "lif", "hard")
     grad = context.declares("gradients")
     x = s.x(grad)
     output = s.neuron(x)
@@ -475,7 +476,7 @@ def _tensors() -> int:
 
 @_later("steady", "thirty calls leave no more tensors alive than three", *_BACK)
 def _steady(context: Context) -> None:
-    s = Subject(context, "lif", "hard")
+    s = subject(context, "lif", "hard")
     cotangent = s.cotangent(s.x())
 
     def times(count: int) -> int:
@@ -500,7 +501,7 @@ _COUNT, _MORE = 200, 60
 
 @_later("many-sizes", f"what is kept by size is bounded: after {_COUNT} sizes, others leave nothing more behind")
 def _many_sizes(context: Context) -> None:
-    s = Subject(context, "lif", "hard", shape=(2, 7))
+    s = subject(context, "lif", "hard", shape=(2, 7))
 
     def sizes(first: int, count: int) -> int:
         for n in range(first, first + count):

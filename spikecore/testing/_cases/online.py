@@ -14,7 +14,7 @@ from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch, as_array
 from spikecore.testing._context import Context
 from spikecore.testing._oracle import Array, adjoint
-from spikecore.testing._subject import Subject
+from spikecore.testing._subject import Subject, subject
 
 CASES = Collection()
 _STATE = ("gradients", "state_gradients")
@@ -29,7 +29,7 @@ _SHAPE = (7, 3, 5)
 )
 def _one_final_state(context: Context) -> None:
     for model in ("lif", "alif", "synaptic"):
-        s = Subject(context, model, "soft", shape=_SHAPE, state=True)
+        s = subject(context, model, "soft", shape=_SHAPE, state=True)
         for name in s.twin.rest:
             x, start = s.x(grad=True), s.start(grad=True) or {}
             end = s.neuron.run(x, state=start)[1][name]
@@ -64,7 +64,7 @@ def _by_inputs(s: Subject, rule: str, weights: Tensor) -> Array:
 def _online(context: Context, rule: str = "d_rtrl") -> None:
     """A linear layer that is the identity, so that the neuron reads the suite's inputs."""
     for model in ("lif", "alif"):
-        s = Subject(context, model, "soft", shape=_SHAPE, detach=rule == "eprop")
+        s = subject(context, model, "soft", shape=_SHAPE, detach=rule == "eprop")
         layer = nn.Linear(_SHAPE[-1], _SHAPE[-1], bias=False)
         nn.init.eye_(layer.weight)
         net = nn.Sequential(context.place(layer), s.neuron)

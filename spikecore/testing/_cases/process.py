@@ -24,7 +24,7 @@ from spikecore.testing._calls import Call, backward_together, pair
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch
 from spikecore.testing._context import Context
-from spikecore.testing._subject import Subject
+from spikecore.testing._subject import subject
 from spikecore.testing._threads import at_once
 
 CASES = Collection()
@@ -176,7 +176,7 @@ def _process(context: Context, look: Callable[[], Dict[str, Any]]) -> None:
     """Compiled anew, run, run backwards, under settings as they are and under others."""
     # a program and step counts that other cases have not, so that it is compiled here
     for steps in (13, 37):
-        s = Subject(context, "leaky", "soft", shape=(steps, 2, 9))
+        s = subject(context, "leaky", "soft", shape=(steps, 2, 9))
         with _other_settings() if steps == 37 else nullcontext():
             call = Call(s, "a call")
             before = look()
@@ -215,7 +215,7 @@ _add_looks()
     *_BACK,
 )
 def _process_in_threads(context: Context) -> None:
-    s = Subject(context, "leaky", "soft", shape=(14, 2, 9))
+    s = subject(context, "leaky", "soft", shape=(14, 2, 9))
 
     def look() -> Dict[str, Any]:
         return {**_subnormals(), **_modes()}
@@ -237,8 +237,8 @@ def _process_in_threads(context: Context) -> None:
 @CASES.case("robust/threads", "robust", "neurons compute the same from several threads at once")
 def _threads(context: Context) -> None:
     """One neuron for all, not used before, so that its first use is a race too; and one for each."""
-    shared = Subject(context, "synaptic", "hard")
-    apart = [Subject(context, "lif", reset) for reset in ("hard", "soft", "none", "hard")]
+    shared = subject(context, "synaptic", "hard")
+    apart = [subject(context, "lif", reset) for reset in ("hard", "soft", "none", "hard")]
     x = shared.x()
 
     def work(i: int) -> None:
@@ -257,8 +257,8 @@ def _threads(context: Context) -> None:
 )
 def _threads_shapes(context: Context) -> None:
     shapes = ((12, 3, 7), (12, 5), (20, 4, 3), (5, 2, 3, 2))
-    neuron = Subject(context, "lif", "hard").neuron
-    subjects = [Subject(context, "lif", "hard", shape=shape, draw=i, neuron=neuron) for i, shape in enumerate(shapes)]
+    neuron = subject(context, "lif", "hard").neuron
+    subjects = [subject(context, "lif", "hard", shape=shape, draw=i, neuron=neuron) for i, shape in enumerate(shapes)]
 
     def work(i: int) -> None:
         for again in range(3):
@@ -283,7 +283,7 @@ def _threads_shapes(context: Context) -> None:
 )
 def _elsewhere(context: Context, there: str) -> None:
     """Two calls here and one backward in a thread, or the reverse."""
-    calls = pair(Subject(context, "lif", "hard"))
+    calls = pair(subject(context, "lif", "hard"))
     for call in calls:
         if there == "forward":
             at_once(lambda _, call=call: call.forward(), 1)  # type: ignore[misc]  # mypy does not infer the default's type
@@ -313,7 +313,7 @@ def _module(context: Context) -> Any:
 )
 def _stream(context: Context) -> None:
     """An input that a busy stream writes at last; the default stream would read zeros."""
-    s = Subject(context, "lif", "soft")
+    s = subject(context, "lif", "soft")
     ready, buffer = s.x(), torch.zeros_like(s.x())
     s.neuron(ready)  # compiled before
     module = _module(context)
@@ -351,7 +351,7 @@ def _other_device(context: Context) -> None:
     if count > 1:
         index = count - 1 if context.device.index != count - 1 else 0
         there = Context(context.backend, f"{context.device.type}:{index}", context.witness, context.seeds)
-    s = Subject(there, "alif", "hard")
+    s = subject(there, "alif", "hard")
     call = Call(s, f"a call on {there.device}")
     output, final = s.neuron.run(call.x)
     for name, value in {"the output": output, **{f"the final {name}": v for name, v in final.items()}}.items():

@@ -10,11 +10,11 @@ import torch
 from spikecore.testing._calls import Call, check_parameters
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch, as_array, same
+from spikecore.testing._config import SHAPE
 from spikecore.testing._context import Context
 from spikecore.testing._custom import library_surrogate
 from spikecore.testing._models import BY_NAME, spread
-from spikecore.testing._oracle import SURROGATES
-from spikecore.testing._subject import SHAPE, Subject
+from spikecore.testing._subject import Subject, subject
 from spikecore.testing._tolerances import TOLERANCES
 
 CASES = Collection()
@@ -36,7 +36,7 @@ def _values(size: Sequence[int]) -> Dict[str, Any]:
 def _call(s: Subject, step: int, which: str, **options: Any) -> Call:
     """A call of the neuron of ``s``, beside the oracle with the values that parameters have now."""
     values = {name: as_array(torch.as_tensor(getattr(s.neuron, name))) for name in _NAMES}
-    other = Subject(s.context, "lif", s.reset, values=values, draw=step, neuron=s.neuron, **options)
+    other = subject(s.context, "lif", s.config.reset, values=values, draw=step, neuron=s.neuron, **options)
     return Call(other, f"call number {step + 1}, {which},")
 
 
@@ -48,7 +48,7 @@ _OPTIMISER = "three steps of an optimiser: outputs and gradients of each are tho
 @_case("optimiser-full", _OPTIMISER, *_LEARN, "full_parameters", kind="full")
 def _optimiser(context: Context, kind: str) -> None:
     """SGD, which writes in place, on all parameters of LIF."""
-    s = Subject(context, "lif", "soft", values=_values(_SIZES[kind]), learn=_NAMES)
+    s = subject(context, "lif", "soft", values=_values(_SIZES[kind]), learn=_NAMES)
     descent = torch.optim.SGD(s.neuron.parameters(), lr=_RATE)
     for step in range(3):
         call = _call(s, step, f"after {step} steps of the optimiser, {kind} parameters").forward()
@@ -72,16 +72,16 @@ _BEFORE = "a change between two calls counts for the second, forward and backwar
 @_case("changed-detach_reset", _BEFORE, *_BACK, what="detach_reset")
 def _changed(context: Context, what: str) -> None:
     """One call before the change and one after it; then both backward passes, that of the first call last."""
-    first: Dict[str, Any] = {"surrogate": SURROGATES["ATan"], "detach": False, "values": {}}
+    first: Dict[str, Any] = {"surrogate": "ATan", "detach": False, "values": {}}
     later = dict(first)
     if what == "surrogate":
-        later["surrogate"] = SURROGATES["FastSigmoid"]
+        later["surrogate"] = "FastSigmoid"
     elif what == "detach_reset":
         later["detach"] = True
     else:
         later["values"] = {what: BY_NAME["lif"].params[what] + 0.25}
-    s = Subject(context, "lif", "hard", **first)
-    other = Subject(context, "lif", "hard", draw=1, neuron=s.neuron, **later)
+    s = subject(context, "lif", "hard", **first)
+    other = subject(context, "lif", "hard", draw=1, neuron=s.neuron, **later)
     calls = [Call(s, f"the call before {what} was changed"), Call(other, f"the call after {what} was changed")]
     calls[0].forward()
     _change(s, what, other)
@@ -93,9 +93,9 @@ def _changed(context: Context, what: str) -> None:
 
 def _change(s: Subject, what: str, like: Subject) -> None:
     if what == "surrogate":
-        s.neuron.surrogate = library_surrogate(like.surrogate)
+        s.neuron.surrogate = library_surrogate(like.config.derivative)
     elif what == "detach_reset":
-        s.neuron.detach_reset = like.detach
+        s.neuron.detach_reset = like.config.detach
     else:
         setattr(s.neuron, what, like.params[what])
 
@@ -107,7 +107,7 @@ def _change(s: Subject, what: str, like: Subject) -> None:
 )
 def _learnt_in_turn(context: Context) -> None:
     """Nothing, one, the other, both, nothing; the neuron has both as parameters from the start."""
-    s = Subject(context, "lif", "hard", learn=_NAMES[:2])
+    s = subject(context, "lif", "hard", learn=_NAMES[:2])
     for step, learnt in enumerate(((), ("tau",), ("threshold",), ("tau", "threshold"), (), ("threshold",))):
         for name in _NAMES[:2]:
             parameter = getattr(s.neuron, name)
@@ -128,7 +128,7 @@ def _learnt_in_turn(context: Context) -> None:
 )
 def _data_replaced(context: Context) -> None:
     """As ``torch.nn.utils.vector_to_parameters`` does, then in place past autograd."""
-    s = Subject(context, "lif", "hard", learn=_NAMES)
+    s = subject(context, "lif", "hard", learn=_NAMES)
     for step in range(3):
         call = _call(s, step, f"after the parameters' data were {('made', 'replaced')[step > 0]}").forward()
         call.check_outputs(" (is an earlier value read?)" * (step > 0)).backward().check_inputs()
@@ -149,7 +149,7 @@ def _data_replaced(context: Context) -> None:
 def _converted(context: Context) -> None:
     """float32, float64, float32 again; tau is one that float32 does not hold once it is float64."""
     values = {"tau": np.asarray(2.75), "threshold": np.asarray(0.875), "v_reset": np.asarray(0.125)}
-    s = Subject(context, "lif", "hard", values=values, learn=_NAMES)
+    s = subject(context, "lif", "hard", values=values, learn=_NAMES)
     for step, dtype in enumerate(("float32", "float64", "float32")):
         neuron: Any = s.neuron.double() if dtype == "float64" else s.neuron.float()
         with torch.no_grad():
@@ -163,13 +163,13 @@ def _converted(context: Context) -> None:
 @_case("refilled-buffer", "a part of a buffer, filled anew for each call, is read anew")
 def _refilled(context: Context) -> None:
     """The first of the batch, of a larger buffer, and every second neuron."""
-    s = Subject(context, "lif", "hard")
+    s = subject(context, "lif", "hard")
     steps, batch, neurons = s.shape
     for part in (
         torch.empty(steps, batch + 2, neurons, device=context.device)[:, :batch],
         torch.empty(steps, batch, 2 * neurons, device=context.device)[..., ::2],
     ):
         for step in range(3):
-            each = Subject(context, "lif", "hard", draw=step, neuron=s.neuron)
+            each = subject(context, "lif", "hard", draw=step, neuron=s.neuron)
             part.copy_(each.x())
             each.check_outputs(s.neuron(part), f" of filling number {step + 1} of one buffer (is a copy of it kept?)")
