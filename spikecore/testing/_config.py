@@ -13,11 +13,10 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 import numpy as np
 
 from spikecore.dtypes import DTYPES
-from spikecore.testing._custom import CUSTOM, TENT
+from spikecore.testing._custom import CUSTOM, SWAP, TENT, TURN
 from spikecore.testing._models import MODELS, Model, spread
 from spikecore.testing._oracle import FEEDBACK, OTHER_ARGUMENTS, SURROGATES, Array, Derivative
 from spikecore.testing._strides import EVERY, repeated
-from spikecore.testing._turning import SWAP, TURN
 
 Names = Tuple[str, ...]
 SHAPE = (12, 3, 7)
@@ -255,7 +254,7 @@ class Config:
             return {"output": self.g, "final": self.g_final, "trace": self.g_trace}[name.split()[1]]
         if name in self.inputs:
             second = self.x if self.x2 in ("same", "view") else self.x2
-            return (self.x, second, "contiguous")[self.inputs.index(name)]
+            return dict(zip(self.inputs, (self.x, second))).get(name, "contiguous")
         return self.state_layout if name in self.carried else self.param_layout
 
     def values(self) -> Dict[str, Any]:

@@ -28,7 +28,7 @@ def test_memory_may_be_held_for_a_moment(seconds: float, outcome: str) -> None:
             return super().__call__(inputs, state, params, record)
 
     with installed(type("Holds", (Plain,), {"name": "holds", "loop": Holding})) as name:
-        (result,) = check_backend(name, cases=["robust/nothing-kept"])
+        (result,) = check_backend(name, cases=["sequences/freed-inference"])
     assert result.outcome == outcome, result.message
 
 

@@ -26,9 +26,9 @@ from spikecore.testing._compare import Mismatch, as_array, backward
 from spikecore.testing._config import Config
 from spikecore.testing._config_check import add_row
 from spikecore.testing._context import Context
+from spikecore.testing._custom import SWAP
 from spikecore.testing._subject import Subject, subject
 from spikecore.testing._tolerances import OTHER_DTYPES
-from spikecore.testing._turning import SWAP
 
 CASES = Collection()
 _BACK = ("gradients",)

@@ -14,12 +14,11 @@ from spikecore.testing._calls import Call, default_dtype
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch, as_array, backward, same
 from spikecore.testing._context import Context
-from spikecore.testing._custom import library_surrogate
+from spikecore.testing._custom import TURN, library_surrogate
 from spikecore.testing._models import BY_NAME
 from spikecore.testing._oracle import SURROGATES, Array
 from spikecore.testing._subject import subject
 from spikecore.testing._tolerances import TOLERANCES
-from spikecore.testing._turning import TURN
 
 CASES = Collection()
 _BACK, _STATE, _LEARN = ("gradients",), ("gradients", "state_gradients"), ("gradients", "parameter_gradients")

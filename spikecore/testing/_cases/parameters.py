@@ -13,9 +13,9 @@ from spikecore.testing._case import Collection
 from spikecore.testing._compare import as_array, same
 from spikecore.testing._config import SHAPE
 from spikecore.testing._context import Context
+from spikecore.testing._custom import SWAP
 from spikecore.testing._models import BY_NAME, spread
 from spikecore.testing._subject import subject
-from spikecore.testing._turning import SWAP
 
 CASES = Collection()
 _LEARN = ("gradients", "parameter_gradients")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Tuple
 
 import numpy as np
@@ -31,6 +32,22 @@ class Derivative(NamedTuple):
     def distances(self, u: Array) -> List[Array]:
         """How far ``u`` is from each jump."""
         return [u - jump for jump in self.jumps]
+
+
+@dataclass(frozen=True)
+class Arctan:
+    """ATan whose ``alpha`` a neuron may replace by another number, or by a value that it computes."""
+
+    alpha: Any = 2.0
+
+    def __call__(self, u: Array) -> Array:
+        """The derivative at ``u``, potential minus threshold."""
+        alpha = getattr(self.alpha, "array", self.alpha)
+        return np.asarray(alpha / 2 / (1 + (math.pi / 2 * alpha * u) ** 2))
+
+    def distances(self, u: Array) -> List[Array]:
+        """It has no jumps."""
+        return []
 
 
 def _logistic(u: Array) -> Array:
