@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 from functools import partial
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
@@ -92,15 +93,14 @@ def _gradients_kept(context: Context) -> None:
         call.s.check("input gradient", grad, call.right.inputs[0], name=name)
 
 
-@_case("shapes", "calls of different shapes take turns, forward and backward", *_BACK)
-def _shapes(context: Context) -> None:
-    """Five shapes, each called twice with other values, backwards in another order."""
-    neuron = subject(context, "lif", "hard").neuron
+def _take_turns(context: Context, configs: Sequence[Config]) -> None:
+    """Each called twice with other values on one neuron of numbers, backwards in another order."""
+    neuron = Subject(context, configs[0]).neuron
     calls: List[Call] = []
     for draw in (0, 1):
-        for shape in _SHAPES:
-            s = subject(context, "lif", "hard", shape=shape, draw=draw, neuron=neuron)
-            calls.append(Call(s, f"call number {len(calls) + 1}, of shape {list(shape)},"))
+        for config in configs:
+            s = Subject(context, replace(config, draw=draw), neuron=neuron)
+            calls.append(Call(s, f"call number {len(calls) + 1}, of {config.dtype}, shape {list(config.shape)},"))
     for call in calls:
         call.forward()
     for call in calls:
@@ -111,44 +111,13 @@ def _shapes(context: Context) -> None:
         call.check_inputs()
 
 
-def _dtypes(context: Context, other: str) -> None:
-    """One neuron of numbers, called with both dtypes in turn."""
-    neuron = subject(context, "lif", "hard").neuron
-    calls: List[Call] = []
-    for draw in (0, 1):
-        for each in ("float32", other):
-            s = subject(context, "lif", "hard", dtype=each, draw=draw, neuron=neuron)
-            calls.append(Call(s, f"call number {len(calls) + 1}, of {each},"))
-    for call in calls:
-        call.forward().check_outputs()
-    for call in (calls[2], calls[1], calls[0], calls[3]):
-        call.backward()
-    for call in calls:
-        call.check_inputs()
-
-
+_case("shapes", "calls of different shapes take turns, forward and backward", *_BACK)(
+    partial(_take_turns, configs=[Config(shape=shape) for shape in _SHAPES])
+)
 for _dtype in OTHER_DTYPES:
-    _case(
-        f"dtypes-{_dtype}",
-        f"calls of float32 and {_dtype} take turns on one neuron",
-        *_BACK,
-        dtype=_dtype,
-    )(partial(_dtypes, other=_dtype))
-
-
-@_case("never-backward", "calls whose backward pass never comes disturb none", *_BACK)
-def _never_backward(context: Context) -> None:
-    """Nine calls of other values, their results dropped, referred to and detached."""
-    s = subject(context, "lif", "hard", learn=learnable(context, "tau"))
-    first, second = pair(s)
-    outputs = []
-    for i in range(9):
-        output = s.neuron(second.x.detach().requires_grad_())
-        outputs.append(output if i % 2 else output.detach())
-    first.forward().backward().check_inputs()
-    check_parameters(s, [first], "beside nine calls without backward")
-    for output in outputs:
-        second.s.check_outputs(output.detach(), " of a call without backward")
+    _case(f"dtypes-{_dtype}", f"calls of float32 and {_dtype} take turns on one neuron", *_BACK, dtype=_dtype)(
+        partial(_take_turns, configs=[Config(), Config(dtype=_dtype)])
+    )
 
 
 @_case("accumulated", "gradients of calls add up in .grad", *_BACK)
@@ -401,12 +370,6 @@ def _in_place_record(context: Context) -> None:
 # -- hooks that keep saved tensors elsewhere
 
 
-def _last_first(tensor: Tensor) -> Tensor:
-    """The same values with the strides of a transposed tensor."""
-    reverse = tuple(range(tensor.ndim))[::-1]
-    return tensor.detach().permute(reverse).contiguous().permute(reverse)
-
-
 def _spaced(tensor: Tensor) -> Tensor:
     """The same values as every second number of a wider tensor."""
     return torch.stack([tensor.detach(), torch.full_like(tensor, float("nan"))], -1)[..., 0]
@@ -420,23 +383,15 @@ def _from_numpy(packed: Tuple[Any, torch.device]) -> Tensor:
     return torch.from_numpy(packed[0].copy()).to(packed[1])
 
 
-def _unchanged(tensor: Tensor) -> Tensor:
-    return tensor
-
-
 _HOOKS: Dict[str, Callable[[], Any]] = {
     "numpy": partial(torch.autograd.graph.saved_tensors_hooks, _to_numpy, _from_numpy),
-    "transposed": partial(torch.autograd.graph.saved_tensors_hooks, _last_first, _unchanged),
-    "spaced": partial(torch.autograd.graph.saved_tensors_hooks, _unchanged, _spaced),
-    "on-cpu": torch.autograd.graph.save_on_cpu,
+    "spaced": partial(torch.autograd.graph.saved_tensors_hooks, lambda tensor: tensor, _spaced),
 }
 _HOOKED = "saved-tensor hooks may keep saved tensors elsewhere: gradients are the same"
 
 
 @_case("saved-numpy", _HOOKED, *_BACK, how="numpy")
-@_case("saved-transposed", _HOOKED, *_BACK, how="transposed")
 @_case("saved-spaced", _HOOKED, *_BACK, how="spaced")
-@_case("saved-on-cpu", f"{_HOOKED} (torch.autograd.graph.save_on_cpu)", *_BACK, how="on-cpu")
 def _saved(context: Context, how: str) -> None:
     s = subject(context, "lif", "hard", learn=learnable(context, "tau", "threshold"), shape=(35, 3, 7))
     calls: Sequence[Call] = pair(s)

@@ -69,16 +69,18 @@ def _random() -> Dict[str, Any]:
     return facts
 
 
+def _called(module: Any, names: str) -> Dict[str, Any]:
+    """What functions of a module give, by how they are called."""
+    functions = {name: getattr(module, name) for name in names.split()}
+    return {f"{module.__name__}.{name}()": function() for name, function in functions.items()}
+
+
 def _torch() -> Dict[str, Any]:
     return {
-        "torch.get_default_dtype()": torch.get_default_dtype(),
+        **_called(torch, "get_default_dtype get_num_threads get_num_interop_threads get_float32_matmul_precision"),
+        **_called(torch, "are_deterministic_algorithms_enabled"),
         "the default device": torch.empty(0).device,
-        "torch.get_num_threads()": torch.get_num_threads(),
-        "torch.get_num_interop_threads()": torch.get_num_interop_threads(),
-        "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled(),
-        "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision(),
-        "torch.backends.cudnn.benchmark": torch.backends.cudnn.benchmark,
-        "torch.backends.cudnn.deterministic": torch.backends.cudnn.deterministic,
+        "torch.backends.cudnn": [getattr(torch.backends.cudnn, name) for name in ("benchmark", "deterministic")],
         "torch.backends.cudnn.allow_tf32": torch.backends.cudnn.allow_tf32,
         **_modes(),
     }
@@ -86,12 +88,9 @@ def _torch() -> Dict[str, Any]:
 
 def _modes() -> Dict[str, Any]:
     return {
-        "torch.is_grad_enabled()": torch.is_grad_enabled(),
-        "torch.is_inference_mode_enabled()": torch.is_inference_mode_enabled(),
-        "torch.is_anomaly_enabled()": torch.is_anomaly_enabled(),
-        "torch.is_autocast_enabled()": torch.is_autocast_enabled(),
+        **_called(torch, "is_grad_enabled is_inference_mode_enabled is_anomaly_enabled is_autocast_enabled"),
+        **_called(torch, "is_autocast_cache_enabled"),
         "torch.is_autocast_cpu_enabled()": _autocast_cpu(),
-        "torch.is_autocast_cache_enabled()": torch.is_autocast_cache_enabled(),
         "numpy.geterr()": np.geterr(),
     }
 
@@ -106,19 +105,13 @@ def _autocast_cpu() -> bool:
 
 def _python() -> Dict[str, Any]:
     return {
-        "warnings.filters": list(warnings.filters),
-        "warnings.showwarning": warnings.showwarning,
+        **_called(sys, "getrecursionlimit getswitchinterval gettrace"),
+        **_called(gc, "isenabled get_threshold"),
+        **_called(os, "getcwd"),
+        **{f"sys.{name}": getattr(sys, name) for name in ("excepthook", "stdout", "stderr")},
+        "warnings": (list(warnings.filters), warnings.showwarning),
         "locale.setlocale(LC_ALL)": locale.setlocale(locale.LC_ALL, None),
-        "os.getcwd()": os.getcwd(),
-        "sys.excepthook": sys.excepthook,
         "threading.excepthook": threading.excepthook,
-        "sys.stdout": sys.stdout,
-        "sys.stderr": sys.stderr,
-        "sys.getrecursionlimit()": sys.getrecursionlimit(),
-        "sys.getswitchinterval()": sys.getswitchinterval(),
-        "sys.gettrace()": sys.gettrace(),
-        "gc.isenabled()": gc.isenabled(),
-        "gc.get_threshold()": gc.get_threshold(),
         "the root logger": (logging.root.level, list(logging.root.handlers)),
         **{f"the handler of {number!s}": signal.getsignal(number) for number in signal.valid_signals()},
     }
