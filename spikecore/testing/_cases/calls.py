@@ -132,15 +132,6 @@ def _accumulated(context: Context) -> None:
     check_parameters(s, [first, second, first], "of three backward passes of two calls")
 
 
-@CASES.case("robust/backward-twice", "robust", "a graph that is retained can be run backwards twice", *_BACK)
-def _backward_twice(context: Context) -> None:
-    call = Call(subject(context, "lif", "hard"), "").forward()
-    for again in (1, 2):
-        call.x.grad, call.cotangent = None, call.s.cotangent(call.output)
-        call.right, call.which = call.s.gradients(call.cotangent), f"backward number {again}"
-        call.backward(retain_graph=again == 1).check_inputs()
-
-
 _BACK_FROM: Dict[str, Any] = {"model": "probe", "reset": "soft", "call": "short", "wanted": ("inputs",)}
 add_row(
     CASES,
@@ -310,38 +301,25 @@ def _judge(call: Call, run_backward: Callable[[], Any], check: Callable[[], Any]
         ) from error
 
 
-@_case("in-place-input", f"an input {_AFTER}", *_BACK)
-def _in_place_input(context: Context) -> None:
-    s = subject(context, "lif", "hard", learn=learnable(context, "tau"))
-    call = Call(s, "a call whose input was set to zero after it")
-    product = call.x * 1
-    call.output = s.neuron(product)
-    product.detach().zero_()  # a view of the same memory, with the same version counter
-    call.check_outputs()
-    _judge(call, call.backward, call.check_inputs)
-
-
-@_case("in-place-state", f"an initial state {_AFTER}", *_STATE)
-def _in_place_state(context: Context) -> None:
-    s = subject(context, "alif", "soft", state=True)
-    call = Call(s, "a call whose initial state was set to zero after it", final=True)
-    start = {name: value * 1 for name, value in (call.start or {}).items()}
-    call.output, call.final = s.neuron.run(call.x, state=start)
-    for value in start.values():
-        value.detach().zero_()
-    _judge(call, call.backward, call.check_inputs)
-
-
-@_case("in-place-parameter-learnt", f"a learnt parameter {_AFTER}", *_LEARN, learnt=True)
-@_case("in-place-parameter-fixed", f"a fixed parameter {_AFTER}", *_BACK, learnt=False)
-def _in_place_parameter(context: Context, learnt: bool) -> None:
-    """As an optimiser's step between forward and backward changes them."""
+@_case("in-place-input", f"an input {_AFTER}", *_BACK, what="input")
+@_case("in-place-state", f"an initial state {_AFTER}", *_STATE, what="state")
+@_case("in-place-parameter-learnt", f"a learnt parameter {_AFTER}", *_LEARN, what="parameters", learnt=True)
+@_case("in-place-parameter-fixed", f"a fixed parameter {_AFTER}", *_BACK, what="parameters")
+def _in_place(context: Context, what: str, learnt: bool = False) -> None:
+    """Inputs and states by a view of the same memory; parameters as an optimiser's step between the two changes them."""
     values = {"tau": np.asarray(2.75), "threshold": np.asarray(0.875)}
-    s = subject(context, "lif", "soft", values=values, learn=tuple(values) if learnt else ())
-    call = Call(s, "a call after which tau and threshold were doubled").forward()
-    with torch.no_grad():
-        for name in values:
-            getattr(s.neuron, name).mul_(2)
+    names, state = tuple(values) if learnt else (), what == "state"
+    s = subject(context, "alif", "soft", values=values, learn=names, state=state)
+    call = Call(s, f"a call after which its {what} changed in place", final=state)
+    product, began = call.x * 1, {name: value * 1 for name, value in (call.start or {}).items()}
+    if state:
+        call.output, call.final = s.neuron.run(product, state=began)
+    else:
+        call.output = s.neuron(product)
+    parameters = [getattr(s.neuron, name) for name in values]
+    for value in {"input": [product], "state": [*began.values()], "parameters": parameters}[what]:
+        value.detach().mul_(2)
+    call.check_outputs()
     _judge(call, call.backward, lambda: check_each([call], f", {call.which}"))
 
 

@@ -18,7 +18,7 @@ from spikecore.dtypes import DTYPES, NARROW
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch, as_array, same
 from spikecore.testing._context import Context
-from spikecore.testing._edge_table import CONSTANTS, GROUPS, POINTS, Edge, expected, grid, made, signed, slopes
+from spikecore.testing._edge_table import CONSTANTS, GROUPS, OPERATIONS, Edge, expected, grid, made, signed, slopes
 from spikecore.testing._oracle import Array
 from spikecore.testing._subnormal import foremost
 from spikecore.testing._tolerances import EXACT, Tolerance
@@ -78,6 +78,12 @@ def gradient(context: Context, group: str, name: str, kind: str, wide: bool = Fa
     foremost(checks, Mismatch)
 
 
+def constants(context: Context, kind: str, wide: bool = False) -> None:
+    """The values of all operations with numbers of this kind."""
+    for edge in GROUPS[f"constant-{kind}"]:
+        value(context, f"constant-{kind}", edge.name, wide)
+
+
 def double(context: Context, group: str, name: str) -> None:
     """Value and gradients."""
     value(context, group, name, wide=True)
@@ -127,50 +133,6 @@ def _comparisons(
         ours, right = (np.where(correct == 0, np.signbit(value), False).astype(float) for value in (got, correct))
         checks.append(partial(tell, f"the sign of {what}, which is 0,", actual=ours, expected=right))
     return checks
-
-
-# -- constants
-
-
-class Constant(sc.Neuron):
-    """One input and numbers that stand in the equations."""
-
-    def __init__(self, numbers: Sequence[float], **options: Any) -> None:
-        super().__init__(**options)
-        self.numbers = tuple(numbers)
-
-    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
-        """Sum, product, quotient and minimum with each number."""
-        outs = [one for n in self.numbers for one in (x + n, x * n, n / x, sc.ops.minimum(x, n))]
-        return tuple(outs), {}
-
-
-def constant(context: Context, numbers: Sequence[float], wide: bool = False) -> None:
-    """Against the same in NumPy, to the bit."""
-    every = numbers if numbers == CONSTANTS["beyond-float32"] else _WITHIN
-    neuron = context.place(Constant(every, backend=context.name))
-    kind: Any = np.float64 if wide else np.float32
-    x = np.asarray(POINTS, kind)
-    outs = neuron(context.tensor(x[None], torch.float64 if wide else torch.float32))
-    checks: List[Callable[[], None]] = []
-    for number in numbers:
-        at = 4 * [str(n) for n in every].index(str(number))  # -0.0 equals 0.0, and NaN nothing
-        with np.errstate(all="ignore"):
-            n = kind(number)
-            right = {
-                f"x + {number}": x + n,
-                f"x * {number}": x * n,
-                f"{number} / x": n / x,
-                f"minimum(x, {number})": np.where((x < n) | (x != x), x, n),
-            }
-        for i, (written, correct) in enumerate(right.items()):
-            got, numbers_there = outs[at + i].cpu().numpy()[0], [x, np.full_like(x, n)]
-            checks += _comparisons(written, "the value", numbers_there, correct, got, EXACT, True)
-    foremost(checks, Mismatch)
-
-
-#: The numbers within the range of float32. One program has them all.
-_WITHIN = [number for kind, numbers in CONSTANTS.items() if kind != "beyond-float32" for number in numbers]
 
 
 # -- 16 bits
@@ -243,8 +205,8 @@ def _case(name: str, holds: str, run: Callable[..., None], needs: Sequence[str] 
 
 
 def _add_operations() -> None:
-    for group, edges in GROUPS.items():
-        for edge in edges:
+    for group in OPERATIONS:
+        for edge in GROUPS[group]:
             which: Dict[str, Any] = {"group": group, "name": edge.name}
             needs = _MANY if edge.arity > 1 else ()
             if group != "surrogates":
@@ -258,12 +220,11 @@ def _add_operations() -> None:
 
 
 def _add_others() -> None:
-    for kind, numbers in CONSTANTS.items():
+    for kind in CONSTANTS:
         holds = "a number in a neuron's equations is rounded to the dtype of arithmetic once, and computed with"
-        _case(f"constant-{kind}", holds, partial(constant, numbers=numbers), ("several_outputs",))
+        _case(f"constant-{kind}", holds, partial(constants, kind=kind))
         holds = "a number in a neuron's equations is a float64 where arithmetic is"
-        run = partial(constant, numbers=numbers, wide=True)
-        _case(f"constant-{kind}-float64", holds, run, ("several_outputs",), dtype="float64")
+        _case(f"constant-{kind}-float64", holds, partial(constants, kind=kind, wide=True), dtype="float64")
     for dtype in NARROW:
         holds = "arithmetic is float32, and the output is rounded once: ties to even, infinite beyond the range"
         _case(f"output-{dtype}", holds, partial(narrow, kind=dtype), dtype=dtype)

@@ -15,7 +15,7 @@ import warnings
 import zlib
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, Mapping
+from typing import Any, Callable, Dict, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -199,32 +199,6 @@ _add_looks()
 
 
 # -- threads
-
-
-@CASES.case(
-    "ownership/process-threads",
-    "ownership",
-    "subnormal numbers and modes are the same in a thread that calls, and in one that begins after it",
-    *_BACK,
-)
-def _process_in_threads(context: Context) -> None:
-    s = subject(context, "leaky", "soft", shape=(14, 2, 9))
-
-    def look() -> Dict[str, Any]:
-        return {**_subnormals(), **_modes()}
-
-    seen: List[Dict[str, Any]] = []
-
-    def work(i: int) -> None:
-        before = look()
-        Call(s, "a call in a thread").check()
-        _unchanged(s.of, before, look(), "a call in a thread")
-
-    at_once(lambda _: seen.append(look()), 1)
-    at_once(work, 2)
-    Call(s, "a call").check()
-    at_once(lambda _: seen.append(look()), 1)
-    _unchanged(s.of, seen[0], seen[1], "calls, as a thread that began later sees it,")
 
 
 @CASES.case("robust/threads", "robust", "neurons compute the same from several threads at once")

@@ -56,16 +56,6 @@ def _autocast(context: Context) -> None:
         check_parameters(s, [call], call.which)
 
 
-@_case("autocast-16-bit", "16-bit activations of an autocast layer go in and come out", dtype="bfloat16")
-def _autocast_half(context: Context) -> None:
-    s = subject(context, "lif", "soft", dtype="bfloat16")
-    linear = context.place(_identity())
-    with torch.no_grad(), torch.autocast(context.device.type, dtype=torch.bfloat16):
-        output, final = s.neuron.run(linear(s.x().float()))
-    s.check_outputs(output, " behind an autocast layer")
-    s.check_states(final, s.bits().final, "final state, behind an autocast layer,", exact=True)
-
-
 def _identity() -> nn.Linear:
     linear = nn.Linear(7, 7, bias=False)
     nn.init.eye_(linear.weight)
