@@ -32,13 +32,10 @@ from spikecore.testing._subject import Subject, subject
 from spikecore.testing._tolerances import OTHER_DTYPES
 
 CASES = Collection()
+_case = CASES.family("sequences")
 _BACK = ("gradients",)
 _LEARN, _STATE = (*_BACK, "parameter_gradients"), (*_BACK, "state_gradients")
 _SHAPES = ((12, 3, 7), (12, 5), (5, 2, 3, 2), (20, 4, 3), (1, 7))
-
-
-def _case(name: str, holds: str, *needs: str, **more: Any) -> Callable[[Any], Any]:
-    return CASES.case(f"sequences/{name}", "sequences", holds, *needs, **more)
 
 
 # -- several calls
@@ -306,7 +303,7 @@ def _judge(call: Call, run_backward: Callable[[], Any], check: Callable[[], Any]
 @_case("in-place-parameter-learnt", f"a learnt parameter {_AFTER}", *_LEARN, what="parameters", learnt=True)
 @_case("in-place-parameter-fixed", f"a fixed parameter {_AFTER}", *_BACK, what="parameters")
 def _in_place(context: Context, what: str, learnt: bool = False) -> None:
-    """Inputs and states by a view of the same memory; parameters as an optimiser's step between the two changes them."""
+    """By a view of the same memory, with the same version counter; parameters as an optimiser's step changes them."""
     values = {"tau": np.asarray(2.75), "threshold": np.asarray(0.875)}
     names, state = tuple(values) if learnt else (), what == "state"
     s = subject(context, "alif", "soft", values=values, learn=names, state=state)

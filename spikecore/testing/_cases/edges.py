@@ -19,6 +19,7 @@ from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch, as_array, same
 from spikecore.testing._context import Context
 from spikecore.testing._edge_table import CONSTANTS, GROUPS, OPERATIONS, Edge, expected, grid, made, signed, slopes
+from spikecore.testing._inputs import rounded
 from spikecore.testing._oracle import Array
 from spikecore.testing._subnormal import foremost
 from spikecore.testing._tolerances import EXACT, Tolerance
@@ -146,22 +147,11 @@ class Square(sc.Neuron):
         return x * x - 16.0, {}
 
 
-def _narrowed(x: Array, dtype: str) -> Array:
-    """float32 numbers rounded to 16 bits, ties to even, as float64."""
-    x = np.asarray(x, np.float32)
-    if dtype == "float16":
-        with np.errstate(over="ignore"):
-            return x.astype(np.float16).astype(float)
-    bits = x.view(np.uint32).astype(np.uint64)
-    nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16).astype(np.uint32).view(np.float32)
-    return np.where(np.isnan(x), x, nearest).astype(float)
-
-
 def _points(dtype: str) -> Array:
     """Numbers of the dtype: odd ones, whose squares less 16 are ties in float16, and the ends of the range."""
     ends = [1e-4, 2.4e-4, 6e-8, -6e-8, 255.875, 256.0, -256.25, 65504.0, 1e19, -2e19, 3e38, 1e-20, 3e-20, 1e-39]
     odd = [np.nan, np.inf, -np.inf, 0.0, -0.0, 0.5, 1.0, 4.0, *range(-63, 64, 2)]
-    return _narrowed(np.asarray([*odd, *ends]), dtype)
+    return rounded(np.asarray([*odd, *ends]), DTYPES[dtype])
 
 
 #: Cotangents: where the gradient overflows, is NaN, and is subnormal.
@@ -174,19 +164,19 @@ def narrow(context: Context, kind: str) -> None:
     neuron = context.place(Square(backend=context.name))
     single = np.asarray(x, np.float32)
     with np.errstate(all="ignore"):
-        expected = _narrowed(single * single - np.float32(16.0), kind)
+        expected = rounded(single * single - np.float32(16.0), DTYPES[kind])
     _same_narrow("the output", {"x": x}, expected, neuron(context.tensor(x[None], DTYPES[kind])), kind)
 
 
 def narrow_gradient(context: Context, kind: str) -> None:
     """Each point with each of some cotangents, to the bit."""
-    x, g = (one.ravel() for one in np.meshgrid(_points(kind), _narrowed(_COTANGENTS, kind)))
+    x, g = (one.ravel() for one in np.meshgrid(_points(kind), rounded(_COTANGENTS, DTYPES[kind])))
     leaf = context.tensor(x[None], DTYPES[kind], grad=True)
     output = context.place(Square(backend=context.name))(leaf)
     (came,) = torch.autograd.grad(output, leaf, context.tensor(g[None], DTYPES[kind]))
     with np.errstate(all="ignore"):
         product = np.asarray(g, np.float32) * np.asarray(x, np.float32)
-        expected = _narrowed(product + product, kind)
+        expected = rounded(product + product, DTYPES[kind])
     _same_narrow("the gradient", {"x": x, "cotangent": g}, expected, came, kind)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
 
 import numpy as np
 import torch
@@ -25,12 +25,10 @@ from spikecore.testing._subject import Subject, subject
 from spikecore.testing._tolerances import OTHER_DTYPES
 
 CASES = Collection()
+_later = CASES.family("sequences")
+_case = CASES.family("ownership")
 _BACK = ("gradients",)
 Named = Mapping[str, Optional[Tensor]]
-
-
-def _case(name: str, holds: str, *needs: str, **more: Any) -> Callable[[Any], Any]:
-    return CASES.case(f"ownership/{name}", "ownership", holds, *needs, **more)
 
 
 # -- results
@@ -216,10 +214,6 @@ def _argument_after(context: Context) -> None:
 
 
 # -- what a call leaves behind
-
-
-def _later(name: str, holds: str, *needs: str, **more: Any) -> Callable[[Any], Any]:
-    return CASES.case(f"sequences/{name}", "sequences", holds, *needs, **more)
 
 
 @contextmanager

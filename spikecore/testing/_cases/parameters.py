@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, Dict, Mapping, Sequence
+from typing import Dict, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -18,12 +18,9 @@ from spikecore.testing._models import BY_NAME, spread
 from spikecore.testing._subject import subject
 
 CASES = Collection()
+_case = CASES.family("parameters")
 _LEARN = ("gradients", "parameter_gradients")
 _CHANNELS, _NEURONS = SHAPE[2:], SHAPE[1:]
-
-
-def _case(name: str, holds: str, *needs: str, **more: Any) -> Callable[[Any], Any]:
-    return CASES.case(f"parameters/{name}", "parameters", holds, *needs, **more)
 
 
 @_case("changed", "a value changed between two calls, in place or not, counts in the second")

@@ -22,12 +22,9 @@ from spikecore.testing._subject import Subject, subject
 from spikecore.testing._tolerances import TOLERANCES
 
 CASES = Collection()
+_case = CASES.family("robust")
 _BACK = ("gradients",)
 _LEARN = (*_BACK, "parameter_gradients")
-
-
-def _case(name: str, holds: str, *needs: str, **more: Any) -> Callable[[Any], Any]:
-    return CASES.case(f"robust/{name}", "robust", holds, *needs, **more)
 
 
 # -- modules and machinery
@@ -266,17 +263,12 @@ def _sizes(context: Context, shapes: Sequence[Sequence[int]]) -> None:
 )
 def _opcheck(context: Context) -> None:
     """Every operator that is not PyTorch's own, with the arguments it is called with. A backend need have none."""
-    check = getattr(torch.library, "opcheck", None)  # since torch 2.4
-    if check is None:
-        from torch.testing._internal.optests import generate_tests
-
-        check = generate_tests.opcheck
     learn = ("tau",) if context.declares("parameter_gradients") else ()
     for operator, args, kwargs in _operator_calls(
         context, subject(context, "lif", "hard", learn=learn, shape=(5, 3, 7))
     ):
         try:
-            check(operator, args, kwargs)
+            torch.library.opcheck(operator, args, kwargs)
         except Exception as error:
             raise Mismatch(f"opcheck of {operator}: {type(error).__name__}: {error}") from error
 

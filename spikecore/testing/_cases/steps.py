@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Sequence
+from typing import Any, Dict, Optional, Sequence
 
 import numpy as np
 import torch
@@ -18,15 +18,12 @@ from spikecore.testing._subject import Subject, subject
 from spikecore.testing._tolerances import TOLERANCES
 
 CASES = Collection()
+_case = CASES.family("sequences")
 _BACK = ("gradients",)
 _LEARN = (*_BACK, "parameter_gradients")
 _SIZES = {"scalar": (), "channel": SHAPE[2:], "full": SHAPE[1:]}
 _NAMES = ("tau", "threshold", "v_reset")
 _RATE = 0.002
-
-
-def _case(name: str, holds: str, *needs: str, **more: Any) -> Callable[[Any], Any]:
-    return CASES.case(f"sequences/{name}", "sequences", holds, *needs, **more)
 
 
 def _values(size: Sequence[int]) -> Dict[str, Any]:
@@ -40,6 +37,14 @@ def _call(s: Subject, step: int, which: str, **options: Any) -> Call:
     return Call(other, f"call number {step + 1}, {which},")
 
 
+def _check(s: Subject, step: int, which: str, learnt: Optional[Sequence[str]] = None, **options: Any) -> Call:
+    """Such a call with its outputs and gradients."""
+    call = _call(s, step, which, **options).forward()
+    call.check_outputs(" (is an earlier value read?)" * (step > 0)).backward().check_inputs()
+    check_parameters(call.s, [call], call.which, learnt)
+    return call
+
+
 _OPTIMISER = "three steps of an optimiser: outputs and gradients of each are those of the values of then"
 
 
@@ -51,11 +56,8 @@ def _optimiser(context: Context, kind: str) -> None:
     s = subject(context, "lif", "soft", values=_values(_SIZES[kind]), learn=_NAMES)
     descent = torch.optim.SGD(s.neuron.parameters(), lr=_RATE)
     for step in range(3):
-        call = _call(s, step, f"after {step} steps of the optimiser, {kind} parameters").forward()
-        call.check_outputs(" (are values read once, before the steps?)" * (step > 0))
         descent.zero_grad()
-        call.backward().check_inputs()
-        check_parameters(call.s, [call], call.which)
+        call = _check(s, step, f"after {step} steps of the optimiser, {kind} parameters")
         descent.step()
         for name in _NAMES:
             right = call.s.params[name] - _RATE * call.right.params[name]
@@ -113,9 +115,7 @@ def _learnt_in_turn(context: Context) -> None:
             parameter = getattr(s.neuron, name)
             parameter.requires_grad_(name in learnt)
             parameter.grad = None
-        call = _call(s, step, f"where {' and '.join(learnt) or 'nothing'} is learnt")
-        call.forward().check_outputs().backward().check_inputs()
-        check_parameters(call.s, [call], call.which, learnt)
+        call = _check(s, step, f"where {' and '.join(learnt) or 'nothing'} is learnt", learnt)
         for name in _NAMES[:2]:
             if name not in learnt and getattr(s.neuron, name).grad is not None:
                 raise Mismatch(f"{name} of {s.of} got a gradient in {call.which} which wants none of it")
@@ -130,8 +130,8 @@ def _data_replaced(context: Context) -> None:
     """As ``torch.nn.utils.vector_to_parameters`` does, then in place past autograd."""
     s = subject(context, "lif", "hard", learn=_NAMES)
     for step in range(3):
-        call = _call(s, step, f"after the parameters' data were {('made', 'replaced')[step > 0]}").forward()
-        call.check_outputs(" (is an earlier value read?)" * (step > 0)).backward().check_inputs()
+        s.neuron.zero_grad(set_to_none=True)
+        _check(s, step, f"after the parameters' data were {('made', 'replaced')[step > 0]}")
         for i, name in enumerate(_NAMES):
             parameter = getattr(s.neuron, name)
             if step:
@@ -155,9 +155,7 @@ def _converted(context: Context) -> None:
         with torch.no_grad():
             neuron.tau.fill_(2.7)
         neuron.zero_grad(set_to_none=True)
-        call = _call(s, step, f"of a neuron converted to {dtype}", dtype=dtype).forward().check_outputs()
-        call.backward().check_inputs()
-        check_parameters(call.s, [call], call.which)
+        _check(s, step, f"of a neuron converted to {dtype}", dtype=dtype)
 
 
 @_case("refilled-buffer", "a part of a buffer, filled anew for each call, is read anew")
