@@ -114,7 +114,7 @@ class Collection:
 
         return add
 
-    def family(self, prefix: str, tier: str = "", **same: Any) -> Callable[..., Any]:
+    def family(self, prefix: str, tier: str = "", **same: Any) -> Callable[..., Callable[[Any], Any]]:
         """The decorator :meth:`case` for ids that begin with ``prefix/``, of one tier, by default of that name."""
 
         def case(name: str, holds: str, *needs: str, **more: Any) -> Callable[[Any], Any]:

@@ -165,15 +165,9 @@ _ALIF = described(
     "tau=2 threshold=1 v_reset=0 rho=0.5 beta=0.25", exact_levels=HALVES, exact_steps=8,
 )  # fmt: skip
 _LI = described(
-    sc.LI,
-    "li",
-    (-2.0, 3.0),
-    "tau=2.7 v_rest=0.1",
-    "tau=2 v_rest=0",
-    exact_levels=HALVES,
-    outputs=("output",),
+    sc.LI, "li", (-2.0, 3.0), "tau=2.7 v_rest=0.1", "tau=2 v_rest=0", exact_levels=HALVES, outputs=("output",),
     **_ONE_RESET,
-)
+)  # fmt: skip
 _LEAKY = described(
     sc.Leaky, "leaky", (-0.4, 1.2), "beta=0.85 threshold=1.1", "beta=0.5 threshold=1", exact_levels=QUARTERS
 )

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import spikecore as sc
 from spikecore.testing._calls import (
     Call,
     backward_together,
@@ -28,6 +27,7 @@ from spikecore.testing._config import Config
 from spikecore.testing._config_check import add_row
 from spikecore.testing._context import Context
 from spikecore.testing._custom import SWAP
+from spikecore.testing._oracle import run
 from spikecore.testing._subject import Subject, subject
 from spikecore.testing._tolerances import OTHER_DTYPES
 
@@ -58,7 +58,7 @@ def _two_calls(
     steps: int = 12,
 ) -> None:
     names = ("tau", "threshold", "v_reset") if learn else ()
-    calls = pair(subject(context, model, reset, learn=names, state=state, shape=(steps, 3, 7)), final=state)
+    calls = pair(subject(context, model, reset, learn=names, state=state, shape=(steps, 3, 7)))
     for call in calls:
         call.forward()
     for call in calls:
@@ -142,30 +142,22 @@ add_row(
 # -- modes and copies
 
 
-@_case("no-grad-first", "a neuron used without gradients has them in the next call", *_BACK)
-def _no_grad_first(context: Context) -> None:
-    for draw in (0, 2):
-        first, second = pair(subject(context, "lif", "hard", draw=draw))
-        with torch.no_grad():
-            first.forward().check_outputs(", under no_grad")
-        if first.output.requires_grad:
-            raise Mismatch(f"{first.s.of}: the output of a call under no_grad requires a gradient")
-        second.forward().backward().check_inputs()
+_FIRST = "has gradients in the next call"
 
 
-_INFERENCE = "used in inference mode, has gradients in the next call"
-
-
-@_case("inference-mode", f"a neuron, {_INFERENCE}", *_BACK)
-@_case("inference-mode-from-constants", f"a neuron whose states start from constants, {_INFERENCE}", *_BACK, model=SWAP)
-def _inference_first(context: Context, model: Any = "lif") -> None:
+@_case("no-grad-first", f"a neuron, used without gradients, {_FIRST}", *_BACK, mode=torch.no_grad)
+@_case("inference-mode", f"a neuron, used in inference mode, {_FIRST}", *_BACK)
+@_case("inference-mode-from-constants", f"so it has if its states start from constants: {_FIRST}", *_BACK, model=SWAP)
+def _mode_first(context: Context, model: Any = "lif", mode: Any = torch.inference_mode) -> None:
     """A tensor that is made in inference mode cannot be saved for backward."""
     lif = model == "lif"
     s = subject(context, model, "soft" if lif else "none", values={"tau": np.asarray(2.75)} if lif else {})
-    first, second = pair(s)
-    for call in (second, first):
-        with torch.inference_mode():
-            s.check_outputs(s.neuron(s.x()), " in inference mode")
+    for call in reversed(pair(s)):
+        with mode():
+            output = s.neuron(s.x(grad=True))
+        s.check_outputs(output, f" under {mode.__name__}")
+        if output.requires_grad:
+            raise Mismatch(f"{s.of}: the output of a call under {mode.__name__} requires a gradient")
         call.forward().backward().check_inputs()
 
 
@@ -256,24 +248,20 @@ def _double_backward_cotangent(context: Context) -> None:
     **_SECOND,
 )
 def _double_backward_parameter(context: Context) -> None:
-    """Of a leaky integrator: with a = 1 / tau the input of step k is in output t as a (1 - a)^(t - k)."""
-    dtype = torch.float64 if context.declares("float64") else torch.float32
-    neuron = context.place(sc.LI(tau=torch.tensor(2.75, dtype=dtype), learn=("tau",), backend=context.name))
-    rng = np.random.default_rng(35)
-    x, cotangent, weight = (rng.normal(size=(6, 3)) for _ in range(3))
-    leaf = context.tensor(x, dtype, grad=True)
-    (slope,) = torch.autograd.grad(neuron(leaf), leaf, context.tensor(cotangent, dtype), create_graph=True)
+    """Of a leaky integrator; what is right is a difference of the oracle's gradients."""
+    dtype, step = "float64" if context.declares("float64") else "float32", 1e-5
+    s = subject(context, "li", "none", dtype=dtype, shape=(6, 3), params="scalar", learn=("tau",))
+    call = Call(s, "a call with a learnt tau")
+    slope, weight = _slope(call), s.cotangent(call.x)
     second = None
     if slope.requires_grad:
-        (second,) = torch.autograd.grad(slope, neuron.tau, context.tensor(weight, dtype), allow_unused=True)
+        (second,) = torch.autograd.grad(slope, s.neuron.get_parameter("tau"), weight, allow_unused=True)
     if second is None:
-        raise Mismatch(f"the input gradient of {neuron!r} is not connected to tau, though create_graph=True")
-    a = 1 / 2.75
-    lag = np.arange(6)[:, None] - np.arange(6)[None]
-    by_a = np.where(lag < 0, 0.0, (1 - a) ** lag - lag * a * (1 - a) ** (lag - 1.0))
-    expected = -(a**2) * float(np.einsum("tn,tk,kn->", cotangent, by_a, weight))
-    if abs(second.item() - expected) > 1e-4 * abs(expected):
-        raise Mismatch(f"the input gradient of {neuron!r}, by tau: got {second.item()}, expected {expected}")
+        raise Mismatch(f"the input gradient of {s.of} is not connected to tau, though create_graph=True")
+    ends = [run(s.twin, s.inputs, {**s.params, "tau": s.params["tau"] + sign * step}) for sign in (1, -1)]
+    up, down = (s.gradients_of(end, call.cotangent, None, None).inputs[0] for end in ends)
+    expected = np.asarray(((up - down) * as_array(weight)).sum() / (2 * step))
+    s.check("second derivative", second, expected, name="the input gradient by tau")
 
 
 # -- changes in place between a call and its backward pass: torch refuses, or the values of the call count
@@ -307,7 +295,7 @@ def _in_place(context: Context, what: str, learnt: bool = False) -> None:
     values = {"tau": np.asarray(2.75), "threshold": np.asarray(0.875)}
     names, state = tuple(values) if learnt else (), what == "state"
     s = subject(context, "alif", "soft", values=values, learn=names, state=state)
-    call = Call(s, f"a call after which its {what} changed in place", final=state)
+    call = Call(s, f"a call after which its {what} changed in place")
     product, began = call.x * 1, {name: value * 1 for name, value in (call.start or {}).items()}
     if state:
         call.output, call.final = s.neuron.run(product, state=began)

@@ -161,11 +161,8 @@ _COTANGENTS = np.asarray([0.0, 1.0, -1.5, 65504.0, -3e38, 6e-8, np.inf, np.nan])
 def narrow(context: Context, kind: str) -> None:
     """To the bit."""
     x = _points(kind)
-    neuron = context.place(Square(backend=context.name))
-    single = np.asarray(x, np.float32)
-    with np.errstate(all="ignore"):
-        expected = rounded(single * single - np.float32(16.0), DTYPES[kind])
-    _same_narrow("the output", {"x": x}, expected, neuron(context.tensor(x[None], DTYPES[kind])), kind)
+    output = context.place(Square(backend=context.name))(context.tensor(x[None], DTYPES[kind]))
+    _same_narrow("the output", {"x": x}, lambda x: x * x - np.float32(16.0), output, kind)
 
 
 def narrow_gradient(context: Context, kind: str) -> None:
@@ -174,16 +171,15 @@ def narrow_gradient(context: Context, kind: str) -> None:
     leaf = context.tensor(x[None], DTYPES[kind], grad=True)
     output = context.place(Square(backend=context.name))(leaf)
     (came,) = torch.autograd.grad(output, leaf, context.tensor(g[None], DTYPES[kind]))
-    with np.errstate(all="ignore"):
-        product = np.asarray(g, np.float32) * np.asarray(x, np.float32)
-        expected = rounded(product + product, DTYPES[kind])
-    _same_narrow("the gradient", {"x": x, "cotangent": g}, expected, came, kind)
+    _same_narrow("the gradient", {"x": x, "cotangent": g}, lambda x, g: g * x + g * x, came, kind)
 
 
-def _same_narrow(what: str, at: Mapping[str, Array], correct: Array, tensor: Any, kind: str) -> None:
+def _same_narrow(what: str, at: Mapping[str, Array], right: Callable[..., Array], tensor: Any, kind: str) -> None:
     """Arithmetic is float32; what comes out is rounded to 16 bits once, and is infinite beyond their range."""
     if tensor.dtype != DTYPES[kind]:
         raise Mismatch(f"{what} of {kind} numbers has dtype {tensor.dtype}")
+    with np.errstate(all="ignore"):
+        correct = rounded(right(*(np.asarray(value, np.float32) for value in at.values())), DTYPES[kind])
     same(what, f"{kind} numbers", as_array(tensor)[0] + 0.0, correct + 0.0, axes="point", there=at)
 
 

@@ -14,7 +14,6 @@ from spikecore.testing._calls import Call, default_dtype
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch, as_array, backward, same
 from spikecore.testing._context import Context
-from spikecore.testing._models import BY_NAME
 from spikecore.testing._oracle import Array
 from spikecore.testing._subject import subject
 
@@ -72,23 +71,6 @@ def _modes(context: Context, modes: Sequence[str]) -> None:
 # -- tensors that stand for several
 
 
-@_case(
-    "wanted/one-tensor-for-two-parameters",
-    "one learnt tensor that is two parameters gets the sum of both gradients",
-    *_LEARN,
-)
-def _one_parameter(context: Context) -> None:
-    names = ("threshold", "v_reset")
-    values = dict.fromkeys(names, BY_NAME["lif"].params["threshold"])
-    s = subject(context, "lif", "soft", values=values, learn=names)
-    neuron: Any = s.neuron
-    neuron.v_reset = neuron.threshold
-    call = Call(s, "a call with one tensor as two parameters").forward()
-    call.check_outputs().backward().check_inputs()
-    total = np.asarray(call.right.params["threshold"] + call.right.params["v_reset"])
-    s.check("parameter gradient", neuron.threshold.grad, total, name="threshold, which is v_reset too,")
-
-
 @_case("wanted/computed-parameter", "a parameter that was computed passes its gradient on", *_LEARN)
 def _computed_parameter(context: Context) -> None:
     """``tau = raw / 2 + 1``."""
@@ -105,7 +87,7 @@ def _computed_parameter(context: Context) -> None:
 def _input_as_parameter(context: Context) -> None:
     """An image that is optimised, from a state that is learnt."""
     s = subject(context, "alif", "hard", state=True)
-    call = Call(s, "a call with parameters as input and state", final=True)
+    call = Call(s, "a call with parameters as input and state")
     call.x = nn.Parameter(call.x.detach())
     call.start = {name: nn.Parameter(value.detach()) for name, value in (call.start or {}).items()}
     call.check()

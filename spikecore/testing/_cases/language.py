@@ -79,7 +79,7 @@ def operation(name: str) -> Model:
             return v, {"v": v}
 
     positive = name == "div" or (row is not None and row.unbounded)
-    exact = {"arithmetic": row is None or name in EXACT, "outputs": ("output",), "resets": ("none",)}
+    exact: Dict[str, Any] = {"arithmetic": row is None or name in EXACT, "outputs": ("output",), "resets": ("none",)}
     drive = (0.125, 3.25) if positive else (-2.5, 3.25)
     return described(Apply, name, drive, "c=0.75", twin=as_written(Apply), exact_resets=(), **exact)
 

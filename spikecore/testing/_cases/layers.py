@@ -224,32 +224,22 @@ def _add_normalised() -> None:
 _add_normalised()
 
 
-@CASES.case(
-    "normalised/running",
-    "parameters",
-    "running statistics move once a call, by momentum or as an average",
-    "normalisation",
-    "channel_parameters",
-)
-def _running(context: Context) -> None:
-    """Three calls with a momentum, and three with none, which is the average of all; then one in eval mode."""
-    _check_running(context, Config(norm="train"))
+_MOVED = "running statistics move once a call, by momentum or as an average"
+_NORM = ("normalisation", "channel_parameters")
 
 
+@CASES.case("normalised/running", "parameters", _MOVED, *_NORM, config=Config(norm="train"))
 @CASES.case(
     "normalised/two-running",
     "parameters",
-    "the running statistics of input and shortcut move once a call, each by its own",
-    "normalisation",
-    "channel_parameters",
+    f"{_MOVED}, those of the shortcut by its own",
+    *_NORM,
     "several_inputs",
     "normalised_shortcut",
+    config=Config(norm="train", shortcut="normalised"),
 )
-def _two_running(context: Context) -> None:
-    _check_running(context, Config(norm="train", shortcut="normalised"))
-
-
-def _check_running(context: Context, config: Config) -> None:
+def _running(context: Context, config: Config) -> None:
+    """Three calls with a momentum, and three with none, which is the average of all; then one in eval mode."""
     for momentum in (0.25, None):
         s = Subject(context, config)
         layer: NormNeuron = s.module

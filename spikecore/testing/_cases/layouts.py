@@ -18,20 +18,8 @@ from spikecore.testing._compare import Mismatch, as_array, backward, same
 from spikecore.testing._context import Context
 from spikecore.testing._inputs import generator
 from spikecore.testing._oracle import adjoint, run
-from spikecore.testing._strides import EXPANDED, laid
-from spikecore.testing._subject import subject
 
 CASES = Collection()
-
-
-@CASES.case("layouts/input-expanded", "layouts", "an expanded input is read as what it stands for")
-def _expanded(context: Context) -> None:
-    """Between two calls of one neuron with its copy."""
-    for layout in EXPANDED:
-        s = subject(context, shape=(6, 3, 5), x=layout)
-        thin = laid(s.x(), layout)
-        for x in (thin.contiguous(), thin, thin.contiguous()):
-            s.check_outputs(s.neuron(x), f" of an input with strides {x.stride()}")
 
 
 #: Name -> shape ``[T, *N]`` and, where the parameter is one per channel, channel_dim.

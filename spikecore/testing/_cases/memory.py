@@ -16,7 +16,7 @@ from spikecore.dtypes import WIDE
 from spikecore.testing._calls import Call
 from spikecore.testing._case import Collection
 from spikecore.testing._cases.rows import BACK, BOTH
-from spikecore.testing._compare import Mismatch, as_array
+from spikecore.testing._compare import Mismatch, unchanged
 from spikecore.testing._config import Config
 from spikecore.testing._config_check import add_row, cotangents_of, leaves_of, results_of
 from spikecore.testing._context import Context
@@ -72,17 +72,13 @@ class Watched:
 
     def __init__(self, named: Named) -> None:
         self.tensors = {name: value for name, value in named.items() if value is not None}
-        self.values = {name: as_array(value).copy() for name, value in self.tensors.items()}
+        self.values = {name: value.detach().clone() for name, value in self.tensors.items()}
         self.versions = {name: value._version for name, value in self.tensors.items()}
 
     def check(self, of: str, when: str) -> None:
         """Raise :class:`Mismatch` where one of them was written to."""
         for name, value in self.tensors.items():
-            if not np.array_equal(as_array(value), self.values[name], equal_nan=True):
-                raise Mismatch(
-                    f"{name} {when} of {of} has other values: it was written to\n  hint: the caller reads it again; "
-                    "clone what is used as scratch"
-                )
+            unchanged(f"{name} {when}", of, [value], [self.values[name]])
             if value._version != self.versions[name]:
                 raise Mismatch(
                     f"{name} {when} of {of} was written to in place (version {self.versions[name]}, now "
@@ -277,7 +273,7 @@ def _alif(context: Context, **options: Any) -> Subject:
 
 
 def _call(s: Subject) -> Call:
-    return Call(s, "a call", final=s.state is not None).forward()
+    return Call(s, "a call").forward()
 
 
 @_later("freed-unused", f"of a call whose backward pass never comes {_FREED} once its results are dropped", *_BACK)

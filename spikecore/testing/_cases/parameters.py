@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 from typing import Dict, Mapping, Sequence
 
 import numpy as np
@@ -11,7 +11,8 @@ import torch
 from spikecore.testing._calls import Call
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import as_array, same
-from spikecore.testing._config import SHAPE
+from spikecore.testing._config import SHAPE, Config
+from spikecore.testing._config_check import add_row
 from spikecore.testing._context import Context
 from spikecore.testing._custom import SWAP
 from spikecore.testing._models import BY_NAME, spread
@@ -91,14 +92,6 @@ _NUMBERS: Mapping[str, float] = {
 }
 
 
-def _numbered(context: Context, number: float, input_dtype: str) -> None:
-    """To the bit, outputs and final state."""
-    s = subject(context, SWAP, "none", shape=(6, 3, 5), dtype=input_dtype, values={"leak": number})
-    output, final = s.neuron.run(s.x())
-    s.check_outputs(output, f" with the number {number!r}", exact=True)
-    s.check_states(final, s.bits().final, f"final state, with the number {number!r},", exact=True)
-
-
 def _add_numbers() -> None:
     once: Dict[str, str] = {
         "float32": "a number that float32 does not hold is rounded to float32 once",
@@ -106,8 +99,8 @@ def _add_numbers() -> None:
     }
     for name, number in _NUMBERS.items():
         for dtype, holds in once.items():
-            run = partial(_numbered, number=number, input_dtype=dtype)
-            _case(f"number-{name}-{dtype}", holds, dtype=dtype)(run)
+            config = Config(replace(SWAP, params={"leak": number}), "none", shape=(6, 3, 5), dtype=dtype, bits=True)
+            add_row(CASES, f"parameters/number-{name}-{dtype}", "parameters", holds, config)
 
 
 _add_numbers()

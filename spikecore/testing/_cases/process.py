@@ -3,14 +3,8 @@
 
 from __future__ import annotations
 
-import gc
-import locale
-import logging
 import os
 import random
-import signal
-import sys
-import threading
 import warnings
 import zlib
 from contextlib import contextmanager, nullcontext
@@ -103,22 +97,9 @@ def _autocast_cpu() -> bool:
         return bool(torch.is_autocast_cpu_enabled())
 
 
-def _python() -> Dict[str, Any]:
-    return {
-        **_called(sys, "getrecursionlimit getswitchinterval gettrace"),
-        **_called(gc, "isenabled get_threshold"),
-        **_called(os, "getcwd"),
-        **{f"sys.{name}": getattr(sys, name) for name in ("excepthook", "stdout", "stderr")},
-        "warnings": (list(warnings.filters), warnings.showwarning),
-        "locale.setlocale(LC_ALL)": locale.setlocale(locale.LC_ALL, None),
-        "threading.excepthook": threading.excepthook,
-        "the root logger": (logging.root.level, list(logging.root.handlers)),
-        **{f"the handler of {number!s}": signal.getsignal(number) for number in signal.valid_signals()},
-    }
-
-
 def _environment() -> Dict[str, Any]:
-    return {f"the environment variable {name}": value for name, value in os.environ.items()}
+    variables = {f"the environment variable {name}": value for name, value in os.environ.items()}
+    return {**variables, "warnings.filters": list(warnings.filters)}
 
 
 def _unchanged(of: str, before: Mapping[str, Any], after: Mapping[str, Any], when: str) -> None:
@@ -132,37 +113,25 @@ def _unchanged(of: str, before: Mapping[str, Any], after: Mapping[str, Any], whe
 
 
 @contextmanager
-def _states_restored() -> Iterator[None]:
-    """Random states are afterwards what they were."""
-    states = np.random.get_state(), random.getstate()
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        np.random.set_state(states[0])
-        random.setstate(states[1])
-
-
-def _seed(number: int) -> None:
-    random.seed(number)
-    np.random.seed(number)
-    torch.manual_seed(number)
-
-
-@contextmanager
 def _other_settings() -> Iterator[None]:
     """Other settings and random states: who sets one anew at each call is seen, whatever it sets."""
     dtype, strict = torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    warn_only, states = (
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        (np.random.get_state(), random.getstate()),
+    )
     try:
-        with _states_restored():
-            _seed(20011)
+        with torch.random.fork_rng():
+            for seed in (random.seed, np.random.seed, torch.manual_seed):
+                seed(20011)
             torch.set_default_dtype(torch.float32 if dtype == torch.float64 else torch.float64)
             torch.use_deterministic_algorithms(not strict, warn_only=True)
             yield
     finally:
         torch.use_deterministic_algorithms(strict, warn_only=warn_only)
         torch.set_default_dtype(dtype)
+        np.random.set_state(states[0])
+        random.setstate(states[1])
 
 
 def _process(context: Context, look: Callable[[], Dict[str, Any]]) -> None:
@@ -188,8 +157,7 @@ def _add_looks() -> None:
         "subnormals": ("how numbers near zero are computed (flush-to-zero)", _subnormals),
         "random": ("random states", _random),
         "torch": ("torch's defaults, threads and modes", _torch),
-        "python": ("warnings, signals, locale and hooks", _python),
-        "environment": ("the environment", _environment),
+        "environment": ("the environment, and filters of warnings", _environment),
     }.items():
         holds = f"calls and backward passes change nothing of {what}"
         CASES.add(f"ownership/process-{name}", "ownership", holds, partial(_process, look=look), _BACK)

@@ -10,10 +10,9 @@ import torch
 from spikecore.testing._calls import Call, check_parameters
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch, as_array, same
-from spikecore.testing._config import SHAPE
 from spikecore.testing._context import Context
 from spikecore.testing._custom import library_surrogate
-from spikecore.testing._models import BY_NAME, spread
+from spikecore.testing._models import BY_NAME
 from spikecore.testing._subject import Subject, subject
 from spikecore.testing._tolerances import TOLERANCES
 
@@ -21,13 +20,8 @@ CASES = Collection()
 _case = CASES.family("sequences")
 _BACK = ("gradients",)
 _LEARN = (*_BACK, "parameter_gradients")
-_SIZES = {"scalar": (), "channel": SHAPE[2:], "full": SHAPE[1:]}
 _NAMES = ("tau", "threshold", "v_reset")
 _RATE = 0.002
-
-
-def _values(size: Sequence[int]) -> Dict[str, Any]:
-    return {name: spread(BY_NAME["lif"].params[name], size) for name in _NAMES}
 
 
 def _call(s: Subject, step: int, which: str, **options: Any) -> Call:
@@ -53,7 +47,7 @@ _OPTIMISER = "three steps of an optimiser: outputs and gradients of each are tho
 @_case("optimiser-full", _OPTIMISER, *_LEARN, "full_parameters", kind="full")
 def _optimiser(context: Context, kind: str) -> None:
     """SGD, which writes in place, on all parameters of LIF."""
-    s = subject(context, "lif", "soft", values=_values(_SIZES[kind]), learn=_NAMES)
+    s = subject(context, "lif", "soft", params=kind, learn=_NAMES)
     descent = torch.optim.SGD(s.neuron.parameters(), lr=_RATE)
     for step in range(3):
         descent.zero_grad()

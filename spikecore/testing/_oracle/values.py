@@ -18,12 +18,12 @@ from spikecore.testing._oracle.rules import BACK, VALUE, Array
 _count = itertools.count()
 
 
-def _operator(op: str) -> Any:
+def _operator(op: str) -> Callable[..., Value]:
     """The method of an operator of Python."""
     return lambda *args: apply(op, *args)
 
 
-def _reflected(op: str) -> Any:
+def _reflected(op: str) -> Callable[[Value, Any], Value]:
     """That of an operator whose left operand is a number."""
     return lambda right, left: apply(op, left, right)
 
@@ -49,7 +49,7 @@ class Value:
     __neg__, __abs__, __invert__ = _operator("neg"), _operator("abs"), _operator("not")
     __ge__, __gt__ = _operator("ge"), _operator("gt")
     __le__, __lt__ = _operator("le"), _operator("lt")
-    __eq__, __ne__ = _operator("eq"), _operator("ne")
+    __eq__, __ne__ = _operator("eq"), _operator("ne")  # type: ignore[assignment]  # values, and no truth value
     __and__, __or__ = _operator("and"), _operator("or")
 
 

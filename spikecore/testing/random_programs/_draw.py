@@ -60,7 +60,7 @@ class _Drawing:
 
     def __init__(self, draw: Any, can: Callable[..., bool], exact: Any, fixed: bool = False) -> None:
         self.draw, self.can, self.exact, self.fixed = draw, can, exact, fixed
-        self.names = list(draw(st.permutations(NAMES)))
+        self.names: List[str] = list(draw(st.permutations(NAMES)))
         self.by_torch = self.chance()
         self.leaves: List[str] = []
         self.params: List[str] = []
