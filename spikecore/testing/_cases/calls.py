@@ -43,22 +43,18 @@ _SHAPES = ((12, 3, 7), (12, 5), (5, 2, 3, 2), (20, 4, 3), (1, 7))
 _OWN = "two calls of different values, then one backward pass: each gradient is that of its own call"
 
 
-@_case("two-calls-lif-hard", _OWN, *_BACK, model="lif", reset="hard")
-@_case("two-calls-alif-soft", _OWN, *_BACK, model="alif", reset="soft")
-@_case("two-calls-li-none", _OWN, *_BACK, model="li", reset="none")
-@_case("two-calls-learnt", f"{_OWN}; those of learnt parameters are the sum", *_LEARN, learn=True)
-@_case("two-calls-state", f"{_OWN}, with initial and final states", *_STATE, model="alif", state=True)
-@_case("two-calls-long", f"{_OWN}, beyond a chunk of 16 steps", *_STATE, model="alif", state=True, steps=35)
-def _two_calls(
-    context: Context,
-    model: str = "lif",
-    reset: str = "hard",
-    learn: bool = False,
-    state: bool = False,
-    steps: int = 12,
-) -> None:
-    names = ("tau", "threshold", "v_reset") if learn else ()
-    calls = pair(subject(context, model, reset, learn=names, state=state, shape=(steps, 3, 7)))
+_LEARNT = Config(params="scalar", learn=("*",))
+_LONG = Config("alif", state=True, shape=(35, 3, 7))
+
+
+@_case("two-calls-lif-hard", _OWN, *_BACK, config=Config())
+@_case("two-calls-alif-soft", _OWN, *_BACK, config=Config("alif", "soft"))
+@_case("two-calls-li-none", _OWN, *_BACK, config=Config("li", "none"))
+@_case("two-calls-learnt", f"{_OWN}; those of learnt parameters are the sum", *_LEARN, config=_LEARNT)
+@_case("two-calls-state", f"{_OWN}, with initial and final states", *_STATE, config=Config("alif", state=True))
+@_case("two-calls-long", f"{_OWN}, beyond a chunk of 16 steps", *_STATE, config=_LONG)
+def _two_calls(context: Context, config: Config) -> None:
+    calls = pair(Subject(context, config))
     for call in calls:
         call.forward()
     for call in calls:

@@ -15,6 +15,7 @@ import spikecore as sc
 from spikecore.testing._calls import Call, check_parameters, learnable
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch, as_array, same
+from spikecore.testing._config import Config
 from spikecore.testing._context import Context
 from spikecore.testing._oracle import run
 from spikecore.testing._subject import Subject, subject
@@ -209,21 +210,19 @@ def _compile(context: Context, s: Subject, module: Any, backend: Any = "aot_eage
 _SAME = "torch.compile(fullgraph=True) gives the same outputs and gradients"
 
 
-@_compile_case("lif-hard", _SAME, *_BACK)
-@_compile_case("alif-soft", _SAME, *_BACK, model="alif", reset="soft")
-@_compile_case("leaky-soft", _SAME, *_BACK, model="leaky", reset="soft")
-@_compile_case("inductor", "so it does with the default backend, which generates code", *_BACK, backend="inductor")
-@_compile_case(
-    "parameters", "learnt parameters get their gradients through a compiled graph", *_LEARN, learn=("tau", "threshold")
-)
-def _compiled(
-    context: Context,
-    model: str = "lif",
-    reset: str = "hard",
-    backend: str = "aot_eager",
-    learn: Sequence[str] = (),
-) -> None:
-    s = subject(context, model, reset, learn=learn, shape=(3 if backend == "inductor" else 5, 3, 7))
+_SIZE: Dict[str, Any] = {"shape": (5, 3, 7)}
+_SMALL, _LEARNT = Config(shape=(3, 3, 7)), Config(learn=("tau", "threshold"), **_SIZE)
+_INDUCTOR = "so it does with the default backend, which generates code"
+_OF_PARAMETERS = "learnt parameters get their gradients through a compiled graph"
+
+
+@_compile_case("lif-hard", _SAME, *_BACK, config=Config(**_SIZE))
+@_compile_case("alif-soft", _SAME, *_BACK, config=Config("alif", "soft", **_SIZE))
+@_compile_case("leaky-soft", _SAME, *_BACK, config=Config("leaky", "soft", **_SIZE))
+@_compile_case("inductor", _INDUCTOR, *_BACK, config=_SMALL, backend="inductor")
+@_compile_case("parameters", _OF_PARAMETERS, *_LEARN, config=_LEARNT)
+def _compiled(context: Context, config: Config, backend: str = "aot_eager") -> None:
+    s = Subject(context, config)
     compiled = _compile(context, s, s.neuron, backend)
     call = Call(s, "a call under torch.compile")
     call.check(compiled(call.x))
