@@ -284,11 +284,6 @@ class Config:
             options["step"] = "single"
         return options
 
-    @property
-    def first_piece(self) -> int:
-        """Steps of the first of the calls that carry their state."""
-        return piece_lengths(self.shape[0])[0]
-
     def tied(self, draws: Tuple[Array, ...]) -> Tuple[Array, ...]:
         """Inputs that the layouts can hold."""
         once = [repeated(x, self.layout(name)) for name, x in zip(self.inputs, draws)]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from spikecore.dtypes import DTYPES, NARROW
 from spikecore.neuron import Neuron
 from spikecore.testing._compare import Mismatch, as_array, backward, same
-from spikecore.testing._config import Config
+from spikecore.testing._config import Config, piece_lengths
 from spikecore.testing._context import Context
 from spikecore.testing._custom import library_surrogate
 from spikecore.testing._fixed import Rewritten, fixed, on_grids
@@ -57,7 +57,11 @@ class Subject:
         self._param_dtype = DTYPES[config.param_dtype] if config.param_dtype else self.held
         self.layer: Optional[Layer] = None
         self.neuron = self.another(context.name) if neuron is None else neuron
-        self.twin = self.oracle()
+        self.twin: Oracle = (
+            Rewritten(self.neuron.program, config.derivative)
+            if word
+            else self.model.twin(config.reset, config.derivative, config.detach)
+        )
         reset, shape, draw, tie = config.reset, config.shape, config.draw, config.tied
         steps = min(shape[0], self.model.exact_steps, EXACT_STEPS[config.dtype]) if exact else shape[0]
         self.shape = (steps, *shape[1:])
@@ -193,13 +197,6 @@ class Subject:
 
     # -- what is right
 
-    def oracle(self) -> Oracle:
-        """The oracle of this neuron; in fixed point of its program."""
-        config = self.config
-        if config.word:
-            return Rewritten(self.neuron.program, config.derivative)
-        return self.model.twin(config.reset, config.derivative, config.detach)
-
     def run(self, dtype: Any = np.float64) -> Trajectory:
         """The oracle in a dtype."""
         layer = None if self.layer is None else self.layer.oracle
@@ -244,7 +241,7 @@ class Subject:
             [None if one is None else as_array(one) for one in outputs],
             {name: as_array(value) for name, value in (final or {}).items()},
             {name: as_array(value) for name, value in (trace or {}).items()},
-            self.config.first_piece if self.config.call == "cut" else 0,
+            piece_lengths(self.config.shape[0])[0] if self.config.call == "cut" else 0,
             dtype,
         )
 

@@ -74,7 +74,7 @@ def test_the_last_device_is_taken(monkeypatch: Any, count: int, index: Any) -> N
         seen.append(context.device)
         raise Stop
 
-    monkeypatch.setattr(process, "Subject", subject)
+    monkeypatch.setattr(process, "subject", subject)
     with installed(Plain) as name:
         check_backend(name, cases=["robust/other-device"])
     assert seen == [torch.device("cpu" if index is None else f"cpu:{index}")]

@@ -24,7 +24,6 @@ from spikecore.testing._calls import (
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch, as_array, backward
 from spikecore.testing._config import Config
-from spikecore.testing._config_check import add_row
 from spikecore.testing._context import Context
 from spikecore.testing._custom import SWAP
 from spikecore.testing._oracle import run
@@ -123,16 +122,6 @@ def _accumulated(context: Context) -> None:
     first.check_inputs(what=", run backwards twice", times=2.0)
     second.check_inputs()
     check_parameters(s, [first, second, first], "of three backward passes of two calls")
-
-
-_BACK_FROM: Dict[str, Any] = {"model": "probe", "reset": "soft", "call": "short", "wanted": ("inputs",)}
-add_row(
-    CASES,
-    "sequences/one-of-two-outputs",
-    "sequences",
-    "backward from one of two outputs gives its gradient",
-    *[Config(**_BACK_FROM, given=given) for given in (("output 0",), ("output 1",), ("outputs",))],
-)
 
 
 # -- modes and copies

@@ -41,12 +41,13 @@ GRADIENTS = {
 
 
 def value(context: Context, group: str, name: str, wide: bool = False) -> None:
-    """All points, or all pairs of them, at once."""
+    """All points, or all pairs of them, at once. What is right is computed before: a call may change how the thread
+    computes.
+    """
     edge, neuron, inputs, at = _call(context, group, name, wide)
+    points, correct = grid(edge.arity, wide), expected(edge, wide)
     outs = neuron(*inputs)
     got = (outs if isinstance(outs, tuple) else (outs,))[at].detach().cpu().numpy()[0]
-    _subnormals_are_kept(context)
-    points, correct = grid(edge.arity, wide), expected(edge, wide)
     correct = np.where(edge.open(*points), got, correct) if edge.open else correct
     near = EXACT if edge.exact else NEAR[wide]
     foremost(_comparisons(edge.name, "the value", points, correct, got, near, signed(edge)), Mismatch)
@@ -106,15 +107,6 @@ def _call(context: Context, group: str, name: str, wide: bool, grad: bool = Fals
     dtype = torch.float64 if wide else torch.float32
     inputs = [context.tensor(points[None], dtype, grad) for edge in edges for points in grid(edge.arity, wide)]
     return edges[at], neuron, inputs, at
-
-
-def _subnormals_are_kept(context: Context) -> None:
-    """Checked first: with flush-to-zero set, NumPy would flush the expected values, too."""
-    if np.array([1], np.uint32).view(np.float32).astype(np.float64)[0] == 0:
-        raise Mismatch(
-            f"after a call of backend {context.name!r} this thread takes subnormal numbers for 0: flush-to-zero was "
-            "set for the whole thread, and other libraries compute in it; set it back"
-        )
 
 
 def _comparisons(

@@ -68,32 +68,18 @@ _BEFORE = "a change between two calls counts for the second, forward and backwar
 @_case("changed-detach_reset", _BEFORE, *_BACK, what="detach_reset")
 def _changed(context: Context, what: str) -> None:
     """One call before the change and one after it; then both backward passes, that of the first call last."""
-    first: Dict[str, Any] = {"surrogate": "ATan", "detach": False, "values": {}}
-    later = dict(first)
-    if what == "surrogate":
-        later["surrogate"] = "FastSigmoid"
-    elif what == "detach_reset":
-        later["detach"] = True
-    else:
-        later["values"] = {what: BY_NAME["lif"].params[what] + 0.25}
-    s = subject(context, "lif", "hard", **first)
-    other = subject(context, "lif", "hard", draw=1, neuron=s.neuron, **later)
+    values = {what: BY_NAME["lif"].params[what] + 0.25} if what in _NAMES else {}
+    factors: Dict[str, Any] = {"surrogate": {"surrogate": "FastSigmoid"}, "detach_reset": {"detach": True}}
+    s = subject(context, "lif", "hard")
+    other = subject(context, "lif", "hard", draw=1, neuron=s.neuron, values=values, **factors.get(what, {}))
     calls = [Call(s, f"the call before {what} was changed"), Call(other, f"the call after {what} was changed")]
     calls[0].forward()
-    _change(s, what, other)
+    options = {"surrogate": library_surrogate(other.config.derivative), "detach_reset": True}
+    setattr(s.neuron, what, {**options, **values}[what])
     calls[1].forward().check_outputs()
     calls[0].check_outputs(", looked at after it")
     for call in reversed(calls):
         call.backward().check_inputs()
-
-
-def _change(s: Subject, what: str, like: Subject) -> None:
-    if what == "surrogate":
-        s.neuron.surrogate = library_surrogate(like.config.derivative)
-    elif what == "detach_reset":
-        s.neuron.detach_reset = like.config.detach
-    else:
-        setattr(s.neuron, what, like.params[what])
 
 
 @_case(

@@ -137,11 +137,7 @@ def computed(
     oracle: Oracle, before: Mapping[str, Array], params: Mapping[str, Array], inputs: Sequence[Array]
 ) -> Tuple[Leaves, Next, Oracle]:
     """One step: its leaves, its results, and the oracle with what it noted on the way."""
-    leaves = Leaves(
-        tuple(map(Value, inputs)),
-        _leaves(before),
-        _leaves(params),
-    )
+    leaves = Leaves(tuple(map(Value, inputs)), _leaves(before), _leaves(params))
     noting = copy.copy(oracle)
     noting._tested = None
     with np.errstate(all="ignore"):
