@@ -7,6 +7,7 @@ arithmetic of the whole process changes no expectation.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
@@ -22,22 +23,22 @@ from spikecore.testing._subject import Subject
 class Call:
     """A call of ``s.neuron`` with the input of ``s``, and its cotangents.
 
-    which: words that tell this call from the others. final: whether cotangents come to the final states, too.
+    which: words that tell this call from the others. From a given state it has cotangents of the final states, too.
     """
 
-    def __init__(self, s: Subject, which: str, *, grad: bool = True, final: bool = False) -> None:
+    def __init__(self, s: Subject, which: str, *, grad: bool = True) -> None:
         self.s, self.which = s, which
         self.x, self.start = s.x(grad), s.start(grad)
         self.cotangent = s.cotangent(s.x())
         held = torch.float64 if s.dtype_name == "float64" else torch.float32
         like = torch.empty(s.shape[1:], dtype=held)
-        self.of_final: Dict[str, Tensor] = {name: s.cotangent(like) for name in s.twin.rest} if final else {}
+        self.of_final: Dict[str, Tensor] = {name: s.cotangent(like) for name in self.start or {}}
         self.right: Gradients = s.gradients(self.cotangent, self.of_final)
         self.final: Mapping[str, Tensor] = {}
 
     def forward(self) -> Call:
         """Call the neuron, and keep what it returns."""
-        if self.start is None and not self.of_final:
+        if self.start is None:
             self.output = self.s.neuron(self.x)
         else:
             self.output, self.final = self.s.neuron.run(self.x, state=self.start)
@@ -85,11 +86,10 @@ class Call:
             self.s.check("state gradient", value.grad, times * self.right.state[name], name=f"{name}, {words}")
 
 
-def pair(s: Subject, *, final: bool = False, **options: Any) -> Tuple[Call, Call]:
+def pair(s: Subject) -> Tuple[Call, Call]:
     """Two calls of the neuron of ``s`` that differ in every value."""
-    same: Dict[str, Any] = {"dtype": s.dtype_name, "values": s.params, "shape": s.shape, "neuron": s.neuron}
-    other = Subject(s.context, s.model, s.reset, draw=1, **same, **options)
-    return Call(s, "the first call", final=final), Call(other, "the second call", final=final)
+    other = Subject(s.context, replace(s.config, draw=1), values=s.params, neuron=s.neuron)
+    return Call(s, "the first call"), Call(other, "the second call")
 
 
 def backward_together(calls: Sequence[Call]) -> None:

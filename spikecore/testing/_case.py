@@ -114,6 +114,14 @@ class Collection:
 
         return add
 
+    def family(self, prefix: str, tier: str = "", **same: Any) -> Callable[..., Callable[[Any], Any]]:
+        """The decorator :meth:`case` for ids that begin with ``prefix/``, of one tier, by default of that name."""
+
+        def case(name: str, holds: str, *needs: str, **more: Any) -> Callable[[Any], Any]:
+            return self.case(f"{prefix}/{name}", tier or prefix, holds, *needs, **{**same, **more})
+
+        return case
+
     def put(self, case: Case) -> None:
         """Add a case that is made, as :meth:`add` does."""
         if case.id in self._cases or case.tier not in TIERS:

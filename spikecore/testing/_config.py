@@ -13,16 +13,13 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 import numpy as np
 
 from spikecore.dtypes import DTYPES
-from spikecore.testing._context import Context
-from spikecore.testing._custom import CUSTOM, TENT
-from spikecore.testing._layers import Layer, feedback, normalisation
+from spikecore.testing._custom import CUSTOM, SWAP, TENT, TURN
 from spikecore.testing._models import MODELS, Model, spread
 from spikecore.testing._oracle import FEEDBACK, OTHER_ARGUMENTS, SURROGATES, Array, Derivative
-from spikecore.testing._strides import EVERY, laid_step, repeated
-from spikecore.testing._subject import SHAPE, Subject
-from spikecore.testing._turning import SWAP, TURN
+from spikecore.testing._strides import EVERY, repeated
 
 Names = Tuple[str, ...]
+SHAPE = (12, 3, 7)
 
 #: The neurons that a configuration may name.
 NEURONS: Mapping[str, Model] = {model.name: model for model in (*MODELS, *CUSTOM, SWAP, TURN)}
@@ -257,7 +254,7 @@ class Config:
             return {"output": self.g, "final": self.g_final, "trace": self.g_trace}[name.split()[1]]
         if name in self.inputs:
             second = self.x if self.x2 in ("same", "view") else self.x2
-            return (self.x, second, "contiguous")[self.inputs.index(name)]
+            return dict(zip(self.inputs, (self.x, second))).get(name, "contiguous")
         return self.state_layout if name in self.carried else self.param_layout
 
     def values(self) -> Dict[str, Any]:
@@ -279,43 +276,15 @@ class Config:
                 arrays[name] = array * (1 + 2.0**-30) if self.param_dtype == "float64" else array
         return arrays
 
-    def subject(self, context: Context) -> Subject:
-        """The neuron beside its oracle."""
+    @property
+    def options(self) -> Dict[str, Any]:
+        """Arguments of the neuron beside its parameters."""
         options: Dict[str, Any] = {} if self.channel_dim == 1 else {"channel_dim": self.channel_dim}
         if self.call == "single" and not self.layered:
             options["step"] = "single"
-        return Subject(
-            context,
-            self.neuron,
-            self.reset,
-            detach=self.detach,
-            surrogate=self.derivative,
-            dtype=self.dtype,
-            learn=self.learnt,
-            values=self.values(),
-            shape=self.shape,
-            state=self.state,
-            exact=self.exact,
-            draw=self.draw,
-            tie=self._tied,
-            repeated=lambda name, value: repeated(value, self.layout(name)),
-            param_dtype=self.param_dtype,
-            laid=lambda name, value: laid_step(value, self.layout(name)),
-            layer=self._layer if self.layered else None,
-            cut=piece_lengths(self.shape[0])[0] if self.call == "cut" else 0,
-            word=self.word,
-            rounding=self.rounding,
-            **options,
-        )
+        return options
 
-    def _layer(self, s: Subject) -> Layer:
-        if self.norm != "none":
-            return normalisation(s, self.norm, self.weights, self.shortcut, self.channels)
-        step = "single" if self.call == "single" else "multi"
-        options: Dict[str, Any] = {"fused": self.feedback == "fused", "step": step, "detach": self.constant}
-        return feedback(s, self.weights, ends=(self.into, self.output), longest=self.longest, **options)
-
-    def _tied(self, draws: Tuple[Array, ...]) -> Tuple[Array, ...]:
+    def tied(self, draws: Tuple[Array, ...]) -> Tuple[Array, ...]:
         """Inputs that the layouts can hold."""
         once = [repeated(x, self.layout(name)) for name, x in zip(self.inputs, draws)]
         return (once[0], once[0]) if self.x2 in ("same", "view") else tuple(once)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 import torch
@@ -34,35 +34,23 @@ from spikecore.testing._subnormal import foremost
 _HUGE, _HUGE_STATE, _NANS = 2.0**14, 2.0**18, 0.02
 
 
-def add_row(cases: Collection, id: str, tier: str, holds: str, *configs: Config) -> None:
-    """Add a case that consists of configurations, one after the other."""
-    needs = dict.fromkeys(name for config in configs for name in config.needs)
-    cases.add(id, tier, holds, partial(check_all, configs=configs), tuple(needs), dtype=configs[0].dtype)
-
-
-def check_all(context: Context, configs: Sequence[Config]) -> None:
-    """Each of them."""
-    for config in configs:
-        check(context, config)
-
-
 def check(context: Context, config: Config) -> None:
     """Raise :class:`Mismatch` where a result or a gradient of the call is not the oracle's."""
     if config.feedback != "none" and not multiplies(context, config.dtype):
         config = replace(config, dtype="float32")
-    s = config.subject(context)
-    leaves = _leaves(s, config)
+    s = Subject(context, config)
+    leaves = leaves_of(s, config)
     if config.call == "model":
-        cotangents = _cotangents(s, config)
+        cotangents = cotangents_of(s, config)
         calls = in_network(
-            context.name, s.another, leaves, lambda neuron: partial(_results, s, config, neuron=neuron), cotangents
+            context.name, s.another, leaves, lambda neuron: partial(results_of, s, config, neuron=neuron), cotangents
         )
         for where, results, changes in calls:
             _check_values(s, config, leaves, results, f", in {where},")
             _compare_gradients(s, config, cotangents, changes, f", in {where},")
         return
     with torch.autocast(context.device.type, dtype=torch.bfloat16) if config.autocast else nullcontext():
-        results = _results(s, config, leaves)
+        results = results_of(s, config, leaves)
     _check_values(s, config, leaves, results, _words(config))
     connected = [name for name, value in results.items() if value.requires_grad]
     if connected and not (config.leaves or config.learnt or config.layered):
@@ -71,7 +59,20 @@ def check(context: Context, config: Config) -> None:
         _check_gradients(s, config, leaves, results)
 
 
-def _leaves(s: Subject, config: Config) -> Dict[str, Tensor]:
+def add_row(
+    cases: Collection, id: str, tier: str, holds: str, *configs: Config, run: Callable[[Context, Config], None] = check
+) -> None:
+    """Add a case that consists of configurations, one after the other; ``run`` checks each."""
+
+    def each(context: Context) -> None:
+        for config in configs:
+            run(context, config)
+
+    needs = dict.fromkeys(name for config in configs for name in config.needs)
+    cases.add(id, tier, holds, each, tuple(needs), dtype=configs[0].dtype)
+
+
+def leaves_of(s: Subject, config: Config) -> Dict[str, Tensor]:
     """Inputs and states in their layouts; two names of one tensor where an input is given twice."""
     leaves = {name: laid(x, config.layout(name)) for name, x in zip(config.inputs, s.xs())}
     leaves.update({name: laid_step(value, config.layout(name)) for name, value in (s.start() or {}).items()})
@@ -82,7 +83,7 @@ def _leaves(s: Subject, config: Config) -> Dict[str, Tensor]:
     return leaves
 
 
-def _results(s: Subject, config: Config, leaves: Mapping[str, Tensor], neuron: Any = None) -> Dict[str, Tensor]:
+def results_of(s: Subject, config: Config, leaves: Mapping[str, Tensor], neuron: Any = None) -> Dict[str, Tensor]:
     """Results by name."""
     neuron = s.module if neuron is None else neuron
     xs = [leaves[name] for name in config.inputs]
@@ -149,7 +150,7 @@ def _words(config: Config) -> str:
     return ", with a gradient wanted," if config.wanted else ""
 
 
-def _cotangents(s: Subject, config: Config) -> Dict[str, Tensor]:
+def cotangents_of(s: Subject, config: Config) -> Dict[str, Tensor]:
     """Cotangents by the names of results, in their layouts; of a drawn neuron without those whose gradients hang on the
     last digit.
     """
@@ -185,7 +186,7 @@ def _groups(config: Config, cotangents: Mapping[str, Tensor]) -> Tuple[List[Opti
 
 def _check_gradients(s: Subject, config: Config, leaves: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> None:
     """What requires a gradient has the oracle's, and nothing else has one."""
-    cotangents = _cotangents(s, config)
+    cotangents = cotangents_of(s, config)
     # a result that nothing wanted leads to may be without a graph, and one without steps or elements, too
     connected = [name for name in cotangents if results[name].requires_grad]
     if not connected and not s.drawn and s.shape[0]:

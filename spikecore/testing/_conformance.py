@@ -82,16 +82,7 @@ def _tell(node: Any, backend: str, result: Result, device: str = "") -> None:
 
     Not with ``record_property``: the schema of pytest's JUnit files has no properties at a test case, and pytest warns.
     """
-    node.spikecore = {
-        "backend": backend,
-        "device": device,
-        "id": result.id,
-        "tier": result.tier,
-        "outcome": result.outcome,
-        "message": result.message,
-        "lacking": list(result.lacking),
-        "seeds": dict(result.seeds),
-    }
+    node.spikecore = {"backend": backend, "device": device, **result.as_dict()}
 
 
 #: By class and device: the session, or the error that there is in its place.

@@ -9,7 +9,7 @@ from typing import Any, Dict, Mapping, Tuple
 import numpy as np
 
 import spikecore as sc
-from spikecore.testing._models import HALVES, QUARTERS, Model, as_written, single
+from spikecore.testing._models import HALVES, QUARTERS, Model, as_written, described
 from spikecore.testing._oracle import Derivative
 
 Next = Tuple[Any, Dict[str, Any]]
@@ -86,6 +86,40 @@ class Constants(sc.Neuron):
         return v, {"v": v}
 
 
+class Passing(sc.Neuron):
+    """A state that never changes, one that becomes the input, and the input as output: nothing is computed."""
+
+    states = {"constant": 0.25, "last": 0.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Next:
+        return x, {"constant": s.constant, "last": x}
+
+
+class Swap(sc.Neuron):
+    """Two states that swap: ``u' = leak v + x``, ``v' = u``, ``y = u x + v``."""
+
+    states = {"u": 0.25, "v": 0.0}
+    params = {"leak": 0.75}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Next:
+        return s.u * x + s.v, {"u": s.v * p.leak + x, "v": s.u}
+
+
+class Turn(sc.Neuron):
+    """Three states that go round, two inputs, two outputs.
+
+    ``a' = leak b + x``, ``b' = c + gain y``, ``c' = a``; the outputs are ``gain a + b'`` and ``b y``.
+    """
+
+    inputs = ("x", "y")
+    states = {"a": 0.0, "b": "start", "c": 0.25}
+    params = {"leak": 0.75, "gain": 0.5, "start": 0.5}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Next:
+        b = s.c + x.y * p.gain
+        return (s.a * p.gain + b, s.b * x.y), {"a": s.b * p.leak + x.x, "b": b, "c": s.a}
+
+
 @dataclass(frozen=True)
 class Tent(sc.Surrogate):
     """A user's surrogate: a tent of the given width, with a floor that leaks."""
@@ -104,73 +138,43 @@ TENT = Derivative(
     {"width": 1.5, "floor": 0.0625},
     lambda u: np.maximum(0.0, 1.0 - np.abs(u) / 1.5) + 0.0625,
 )
+#: What a neuron without spikes, resets and exact inputs has.
+_PLAIN: Mapping[str, Any] = {"resets": ("none",), "exact_resets": (), "outputs": ("output",)}
 USER_SURROGATES: Mapping[str, Any] = {"Tent": Tent}
 
 CUSTOM: Tuple[Model, ...] = (
-    Model(
-        "adaptive",
-        AdaptiveLIF,
-        as_written(AdaptiveLIF),
-        single(tau=2.7, rho=0.8, beta=0.3, threshold=0.9),
-        (-1.0, 5.0),
-        resets=("hard",),
-        exact_params={"tau": 2.0, "rho": 0.5, "beta": 0.25, "threshold": 1.0},
-        exact_levels=HALVES,
+    described(
+        AdaptiveLIF, "adaptive", (-1.0, 5.0), "tau=2.7 rho=0.8 beta=0.3 threshold=0.9",
+        "tau=2 rho=0.5 beta=0.25 threshold=1", twin=as_written(AdaptiveLIF), resets=("hard",), exact_levels=HALVES,
         exact_steps=8,
     ),
-    Model(
-        "refractory",
-        Refractory,
-        as_written(Refractory, strict=True),
-        single(beta=0.85, period=2.0, threshold=1.1),
-        (-0.4, 1.6),
-        resets=("hard",),
-        exact_params={"beta": 0.5, "period": 2.0, "threshold": 1.0},
-        exact_levels=QUARTERS,
+    described(
+        Refractory, "refractory", (-0.4, 1.6), "beta=0.85 period=2 threshold=1.1", "beta=0.5 period=2 threshold=1",
+        twin=as_written(Refractory, strict=True), resets=("hard",), exact_levels=QUARTERS,
     ),
-    Model(
-        "gated",
-        Gated,
-        as_written(Gated),
-        single(threshold=1.1),
-        (-0.6, 1.2),
-        resets=("hard",),
-        exact_params={"threshold": 1.0},
+    described(
+        Gated, "gated", (-0.6, 1.2), "threshold=1.1", "threshold=1", twin=as_written(Gated), resets=("hard",),
         exact_levels=(-0.5, 0.5, 1.0),
     ),
-    Model(
-        "probe",
-        Probe,
-        as_written(Probe, outputs=2),
-        single(beta=0.85, threshold=1.1),
-        (-0.4, 1.2),
-        resets=("soft",),
-        exact_params={"beta": 0.5, "threshold": 1.0},
-        exact_levels=QUARTERS,
+    described(
+        Probe, "probe", (-0.4, 1.2), "beta=0.85 threshold=1.1", "beta=0.5 threshold=1",
+        twin=as_written(Probe, outputs=2), resets=("soft",), exact_levels=QUARTERS, outputs=("spikes", "output"),
+    ),
+    described(Constants, "constants", (-1.0, 2.0), "tau=2.7", twin=as_written(Constants), **_PLAIN),
+    described(Passing, "passing", (-1.0, 1.0), "", twin=as_written(Passing), **_PLAIN),
+    described(
+        Coincidence, "coincidence", (-0.8, 1.2), "threshold=0.9", "threshold=1",
+        twin=as_written(Coincidence, outputs=2), resets=("none",), exact_levels=QUARTERS,
         outputs=("spikes", "output"),
     ),
-    Model(
-        "constants",
-        Constants,
-        as_written(Constants),
-        single(tau=2.7),
-        (-1.0, 2.0),
-        resets=("none",),
-        exact_resets=(),
-        outputs=("output",),
-    ),
-    Model(
-        "coincidence",
-        Coincidence,
-        as_written(Coincidence, outputs=2),
-        single(threshold=0.9),
-        (-0.8, 1.2),
-        resets=("none",),
-        exact_params={"threshold": 1.0},
-        exact_levels=QUARTERS,
-        outputs=("spikes", "output"),
-    ),
-)
+)  # fmt: skip
+#: Neurons whose states change places at every step: no state can be written before all are read. Their values are
+#: products of states and inputs, so that a backward pass needs the states of every step.
+SWAP = described(Swap, "swap", (-1.0, 1.0), "leak=0.7", twin=as_written(Swap), **_PLAIN)
+TURN = described(
+    Turn, "turn", (-1.0, 1.0), "leak=0.7 gain=0.6 start=0.3", twin=as_written(Turn, outputs=2), resets=("none",),
+    outputs=("output", "output"),
+)  # fmt: skip
 
 
 def library_surrogate(twin: Derivative) -> sc.Surrogate:

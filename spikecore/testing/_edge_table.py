@@ -164,12 +164,29 @@ def _triples() -> List[Edge]:
     return [*_of_arity(3), select._replace(lenient=True, open=lambda z, a, b: ~np.isfinite(z))]
 
 
+def _with_numbers(numbers: Sequence[float]) -> List[Edge]:
+    """Operations of an argument and a number that stands in the program."""
+    return [
+        edge
+        for n in numbers
+        for edge in (
+            _operation(f"x + {n}", "add", lambda a, n=n: a + n, (None, n)),
+            _operation(f"x * {n}", "mul", lambda a, n=n: a * n, (None, n)),
+            _operation(f"{n} / x", "div", lambda a, n=n: n / a, (n, None)),
+            _operation(f"minimum(x, {n})", "minimum", lambda a, n=n: sc.ops.minimum(a, n), (None, n)),
+        )
+    ]
+
+
+#: The groups of operations.
+OPERATIONS = ("one argument", "two arguments", "three arguments", "surrogates")
 #: What goes into one program, by name.
 GROUPS: Dict[str, List[Edge]] = {
     "one argument": _alone(),
     "two arguments": _pairs(),
     "three arguments": _triples(),
     "surrogates": [_spike(f"surrogate-{name}", False, name) for name in SURROGATES],
+    **{f"constant-{kind}": _with_numbers(numbers) for kind, numbers in CONSTANTS.items()},
 }
 
 

@@ -18,6 +18,7 @@ from spikecore.neuron import Neuron
 from spikecore.testing._oracle import Array, Derivative, Next, Oracle, Value, ops
 from spikecore.testing._oracle import neurons as oracle
 from spikecore.testing._oracle.rules import EXACT
+from spikecore.testing._oracle.surrogates import Arctan
 
 ALL_RESETS = ("hard", "soft", "none")
 _RESETS = ("hard", "soft")
@@ -98,11 +99,12 @@ def as_written(neuron: Type[Neuron], **facts: Any) -> Type[Oracle]:
     language's. facts: what the class does not say, such as ``outputs``.
     """
     written: Any = neuron.dynamics
-    equations = FunctionType(written.__code__, {**written.__globals__, "sc": SimpleNamespace(ops=ops), "torch": ops})
+    space = {**written.__globals__, "sc": SimpleNamespace(ops=ops), "torch": ops}
+    equations = FunctionType(written.__code__, space, None, None, written.__closure__)
 
     def step(self: Any, s: Any, p: Any, *x: Value) -> Next:
         inputs = SimpleNamespace(**dict(zip(neuron.inputs, x))) if len(x) > 1 else x[0]
-        outputs, following = equations(SimpleNamespace(spike=self.fire), inputs, s, p)
+        outputs, following = equations(SimpleNamespace(spike=self.fire, surrogate=Arctan()), inputs, s, p)
         return outputs if isinstance(outputs, tuple) else (outputs,), following
 
     declared = {"inputs": neuron.inputs, "rest": neuron.states, "params": tuple(neuron.params), "step": step}
@@ -124,53 +126,56 @@ _INEXACT: Mapping[str, Any] = {"arithmetic": False}
 _WITHOUT_TIES: Mapping[str, Any] = {"resets": ("none",), "exact_resets": (), "arithmetic": False}
 
 
-def _model(
-    neuron: Type[Neuron], name: str, drive: Tuple[float, float], params: str, exact: str = "", **more: Any
+def described(
+    neuron: Type[Neuron],
+    name: str,
+    drive: Tuple[float, float],
+    params: str,
+    exact: str = "",
+    *,
+    twin: Optional[Type[Oracle]] = None,
+    **more: Any,
 ) -> Model:
-    """A model whose parameters, and those of exact inputs, are written as ``tau=2.7 threshold=0.9``."""
+    """A model whose parameters, and those of exact inputs, are written as ``tau=2.7 threshold=0.9``. twin: its oracle,
+    by default the one of the same name.
+    """
 
     def numbers(text: str) -> Mapping[str, float]:
         return {key: float(value) for key, _, value in (part.partition("=") for part in text.split())}
 
-    twin: Type[Oracle] = getattr(oracle, neuron.__name__)
+    twin = getattr(oracle, neuron.__name__) if twin is None else twin
     return Model(name, neuron, twin, single(**numbers(params)), drive, exact_params=numbers(exact), **more)
 
 
-_LIF = _model(
+_LIF = described(
     sc.LIF, "lif", (-1.0, 4.5), "tau=2.7 threshold=0.9 v_reset=0.1", "tau=2 threshold=1 v_reset=0", exact_levels=HALVES
 )
-_PLIF = _model(
+_PLIF = described(
     sc.PLIF, "plif", (-1.0, 4.5), "w=-0.4 threshold=0.9 v_reset=0.1", "w=0 threshold=1 v_reset=0",
     exact_levels=HALVES, **_INEXACT,
 )  # fmt: skip
-_KLIF = _model(
+_KLIF = described(
     sc.KLIF, "klif", (-1.0, 3.5), "tau=2.7 threshold=0.9 v_reset=0.1 k=1.3", "tau=2 threshold=1 v_reset=0 k=2",
     exact_levels=QUARTERS,
 )  # fmt: skip
 _QUADRATIC = "tau=2.3 v_c=0.7 a0=0.9 v_rest=0.05 threshold=1.1 v_reset=-0.2"
 _EXACT_QUADRATIC = "tau=2 v_c=0.5 a0=0.5 v_rest=0 threshold=1 v_reset=0"
-_ALIF = _model(
+_ALIF = described(
     sc.ALIF, "alif", (-1.0, 5.0), "tau=2.7 threshold=0.9 v_reset=0.1 rho=0.8 beta=0.3",
     "tau=2 threshold=1 v_reset=0 rho=0.5 beta=0.25", exact_levels=HALVES, exact_steps=8,
 )  # fmt: skip
-_LI = _model(
-    sc.LI,
-    "li",
-    (-2.0, 3.0),
-    "tau=2.7 v_rest=0.1",
-    "tau=2 v_rest=0",
-    exact_levels=HALVES,
-    outputs=("output",),
+_LI = described(
+    sc.LI, "li", (-2.0, 3.0), "tau=2.7 v_rest=0.1", "tau=2 v_rest=0", exact_levels=HALVES, outputs=("output",),
     **_ONE_RESET,
-)
-_LEAKY = _model(
+)  # fmt: skip
+_LEAKY = described(
     sc.Leaky, "leaky", (-0.4, 1.2), "beta=0.85 threshold=1.1", "beta=0.5 threshold=1", exact_levels=QUARTERS
 )
-_SYNAPTIC_LEAKY = _model(
+_SYNAPTIC_LEAKY = described(
     sc.SynapticLeaky, "synaptic-leaky", (-0.6, 1.0), "alpha=0.6 beta=0.7 threshold=1.1",
     "alpha=0.5 beta=0.5 threshold=1", exact_levels=QUARTERS,
 )  # fmt: skip
-_TERNARY = _model(
+_TERNARY = described(
     sc.TernaryLIF, "ternary", (-4.0, 4.5), "tau=2.7 threshold=0.9 v_reset=0.1", "tau=2 threshold=1 v_reset=0",
     exact_levels=HALVES,
 )  # fmt: skip
@@ -184,7 +189,7 @@ def _without_decay(
 
 
 _TUNED: Tuple[Model, ...] = (
-    _model(sc.IF, "if", (-0.6, 1.0), "threshold=1.1 v_reset=-0.2", "threshold=1 v_reset=0", exact_levels=QUARTERS),
+    described(sc.IF, "if", (-0.6, 1.0), "threshold=1.1 v_reset=-0.2", "threshold=1 v_reset=0", exact_levels=QUARTERS),
     _LIF,
     _without_decay(_LIF, (-0.4, 1.4)),
     _PLIF,
@@ -194,18 +199,18 @@ _TUNED: Tuple[Model, ...] = (
         _KLIF, (-0.6, 1.0), params={**_KLIF.params, **single(k=1.2)}, exact_params={**_KLIF.exact_params, "k": 1.0}
     ),
     replace(_KLIF, name="klif-scaled", options={"scale_reset": True}),
-    _model(sc.QIF, "qif", (-2.0, 3.0), _QUADRATIC, _EXACT_QUADRATIC, exact_levels=(0.0, 2.0, 4.0), exact_steps=3),
+    described(sc.QIF, "qif", (-2.0, 3.0), _QUADRATIC, _EXACT_QUADRATIC, exact_levels=(0.0, 2.0, 4.0), exact_steps=3),
     # the potential is 0 after every step, where exp is exact
-    _model(
+    described(
         sc.EIF, "eif", (-2.0, 2.5), "tau=2.3 delta_t=0.9 theta_rh=0.7 v_rest=0.05 threshold=1.1 v_reset=-0.2",
         "tau=2 delta_t=1 theta_rh=0 v_rest=0 threshold=1 v_reset=0", exact_levels=(-1.0, 1.0), exact_resets=_RESETS,
         **_INEXACT,
     ),
-    _model(
+    described(
         sc.Izhikevich, "izhikevich", (-2.0, 3.0), f"{_QUADRATIC} w_rest=0.1 tau_w=3.1 a=0.3 b=0.2",
         f"{_EXACT_QUADRATIC} w_rest=0 tau_w=2 a=0.5 b=0.25", exact_levels=(0.0, 2.0, 4.0), exact_steps=3,
     ),
-    _model(
+    described(
         sc.Synaptic, "synaptic", (-0.8, 1.0), "alpha=0.6 beta=0.7 threshold=1.1 v_reset=-0.2",
         "alpha=0.5 beta=0.5 threshold=1 v_reset=0", exact_levels=QUARTERS,
     ),
@@ -218,28 +223,30 @@ _TUNED: Tuple[Model, ...] = (
     _SYNAPTIC_LEAKY,
     replace(_SYNAPTIC_LEAKY, name="synaptic-leaky-prompt", **_PROMPT),
     # the logarithm of the square is twice the other one to the bit, so tau is 2
-    _model(
+    described(
         sc.Alpha, "alpha", (-1.0, 2.5), "alpha=0.85 beta=0.7 threshold=0.6", "alpha=0.5 beta=0.25 threshold=0.25",
         exact_levels=QUARTERS, exact_steps=6, **_INEXACT,
     ),
-    _model(
+    described(
         sc.Lapicque, "lapicque", (-0.8, 3.0), "R=1.3 C=1.7 time_step=0.6 threshold=0.9",
         "R=2 C=1 time_step=1 threshold=1", exact_levels=QUARTERS,
     ),
-    _model(sc.CLIF, "clif", (-0.5, 1.6), "tau=2.3 threshold=0.9", **_WITHOUT_TIES),
+    described(sc.CLIF, "clif", (-0.5, 1.6), "tau=2.3 threshold=0.9", **_WITHOUT_TIES),
     # a sigmoid of 0 is exact
-    _model(
+    described(
         sc.GLIF, "glif", (-0.5, 1.6), "w_alpha=0.3 w_beta=-0.2 w_gamma=0.4 w_tau=0.5 w_leak=-1.5 w_threshold=0.2 "
         "w_drop=-0.3 w_conductance=0.6", "w_alpha=0 w_beta=0 w_gamma=0 w_tau=0 w_leak=0 w_threshold=0 w_drop=0 "
         "w_conductance=0", exact_levels=(0.0, 1.0, 2.0), exact_steps=4, **_ONE_RESET, **_INEXACT,
     ),
-    _model(
+    described(
         sc.TCLIF, "tclif", (-0.6, 1.2), "c1=0.4 c2=-0.3 gamma=0.4 threshold=0.9 v_reset=0.1",
         "c1=0 c2=0 gamma=0.5 threshold=1 v_reset=0", exact_levels=HALVES, exact_steps=5, **_INEXACT,
     ),
-    _model(sc.SEAdLIF, "se-adlif", (-0.8, 3.0), "tau_u=3.1 tau_w=7.3 a=0.4 b=0.7 q=1.5 threshold=0.5", **_WITHOUT_TIES),
+    described(
+        sc.SEAdLIF, "se-adlif", (-0.8, 3.0), "tau_u=3.1 tau_w=7.3 a=0.4 b=0.7 q=1.5 threshold=0.5", **_WITHOUT_TIES
+    ),
     # without a rotation the square root is that of 1
-    _model(
+    described(
         sc.BRF, "brf", (-2.5, 4.0), "omega=1.7 b=0.4 dt=0.35 gamma=0.8 threshold=0.6",
         "omega=0 b=0.5 dt=0.5 gamma=0.5 threshold=1", exact_levels=(0.0, 1.0, 2.0), exact_steps=4, **_ONE_RESET,
         **_INEXACT,

@@ -38,9 +38,9 @@ def strided(x: Tensor) -> Tensor:
     return wide[..., ::2]
 
 
-def transposed(x: Tensor) -> Tensor:
-    """Batch and the last dimension exchanged in memory."""
-    return x.transpose(1, -1).contiguous().transpose(1, -1) if x.ndim > 1 else x
+def swapped(x: Tensor, one: int, other: int) -> Tensor:
+    """Two dimensions exchanged in memory."""
+    return x.transpose(one, other).contiguous().transpose(one, other) if x.ndim > 1 else x
 
 
 def time_last(x: Tensor) -> Tensor:
@@ -69,11 +69,6 @@ def part(x: Tensor) -> Tensor:
     return inside
 
 
-def batch_first(x: Tensor) -> Tensor:
-    """The steps of one sample next to each other."""
-    return x.transpose(0, 1).contiguous().transpose(0, 1) if x.ndim > 1 else x
-
-
 def backwards(x: Tensor) -> Tensor:
     """Dimensions in the opposite order in memory."""
     order = tuple(reversed(range(x.ndim)))
@@ -99,7 +94,7 @@ def laid_step(x: Tensor, layout: str) -> Tensor:
 #: Layouts of the same values.
 LAYOUTS: Dict[str, Layout] = {
     "strided": strided,
-    "transposed": transposed,
+    "transposed": partial(swapped, one=1, other=-1),
     "time-last": time_last,
     "channels-last": channels_last,
     "unaligned": unaligned,
@@ -111,7 +106,7 @@ EXPANDED: Dict[str, Layout] = {name: partial(expanded, layout=name) for name in 
 EVERY: Dict[str, Layout] = {
     **LAYOUTS,
     **EXPANDED,
-    "batch-first": batch_first,
+    "batch-first": partial(swapped, one=0, other=1),
     "backwards": backwards,
     "first-of-the-batch": first_of_the_batch,
     "part": part,

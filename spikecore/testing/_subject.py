@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -11,81 +11,68 @@ from torch import Tensor, nn
 from spikecore.dtypes import DTYPES, NARROW
 from spikecore.neuron import Neuron
 from spikecore.testing._compare import Mismatch, as_array, backward, same
+from spikecore.testing._config import Config, piece_lengths
 from spikecore.testing._context import Context
 from spikecore.testing._custom import library_surrogate
 from spikecore.testing._fixed import Rewritten, fixed, on_grids
-from spikecore.testing._inputs import Tie, dyadic, generator, margin, rounded, settled, unsteady
-from spikecore.testing._layers import Layer
-from spikecore.testing._models import BY_NAME, Model
-from spikecore.testing._oracle import SURROGATES, Array, Derivative, Gradients, Oracle, Trajectory, adjoint, run, summed
+from spikecore.testing._inputs import dyadic, generator, margin, rounded, settled, unsteady
+from spikecore.testing._layers import Layer, feedback, normalisation
+from spikecore.testing._models import Model
+from spikecore.testing._oracle import Array, Gradients, Oracle, Trajectory, adjoint, run, summed
+from spikecore.testing._strides import laid_step, repeated
 from spikecore.testing._tolerances import EXACT, EXACT_STEPS, TOLERANCES
-
-SHAPE = (12, 3, 7)
 
 
 class Subject:
-    """One neuron as configured, an input ``[T, *N]``, and the oracle's run on it.
+    """The neuron of a configuration, an input ``[T, *N]``, and the oracle's run on it.
 
-    values: parameter values beside the model's own; an array becomes a tensor. learn: parameters to learn. state:
-    whether to start from a drawn state instead of from rest. exact: dyadic inputs instead of margin ones. draw: another
-    number for other inputs, states and cotangents of the same shape. neuron: one that is there, with these parameters.
-    tie: what inputs have in common; repeated: what the values of a state become. param_dtype, laid: dtype and layout of
-    parameters that are tensors. layer: makes the layer around the neuron. cut: the step before which states are
-    detached. word: bits of a word in fixed point, 0 for floats; rounding: of that.
+    values: parameter values beside the configuration's; an array becomes a tensor. neuron: one that is there, with
+    these parameters. options: further arguments of the neuron.
     """
 
     def __init__(
         self,
         context: Context,
-        model: Union[str, Model],
-        reset: str = "hard",
+        config: Config,
         *,
-        detach: bool = False,
-        surrogate: Optional[Derivative] = None,
-        dtype: str = "float32",
-        learn: Sequence[str] = (),
         values: Mapping[str, Any] = {},  # never written to
-        shape: Sequence[int] = SHAPE,
-        state: bool = False,
-        exact: bool = False,
-        draw: int = 0,
         neuron: Optional[Neuron] = None,
-        tie: Tie = tuple,
-        repeated: Callable[[str, Array], Array] = lambda name, value: value,
-        param_dtype: str = "",
-        laid: Optional[Callable[[str, Tensor], Tensor]] = None,
-        layer: Optional[Callable[[Subject], Layer]] = None,
-        cut: int = 0,
-        word: int = 0,
-        rounding: str = "nearest",
-        **options: Any,
+        options: Mapping[str, Any] = {},  # never written to
     ) -> None:
-        self.context, self.dtype_name, self.dtype = context, dtype, DTYPES[dtype]
+        self.context, self.config = context, config
+        self.dtype_name, self.dtype = config.dtype, DTYPES[config.dtype]
         #: dtype of arithmetic and of states.
-        self.held = torch.float64 if dtype == "float64" else torch.float32
-        self.model: Model = BY_NAME[model] if isinstance(model, str) else model
-        self.reset, self.detach = reset, detach
-        self.surrogate = SURROGATES["ATan"] if surrogate is None else surrogate
-        self.params: Dict[str, Any] = {**(self.model.exact_params if exact else self.model.params), **values}
-        if param_dtype:
-            self.params.update((name, rounded(value, DTYPES[param_dtype])) for name, value in values.items())
-        self.word, self.rounding = word, rounding
-        self._learn, self._options = learn, options
-        self._param_dtype, self._laid = DTYPES[param_dtype] if param_dtype else self.held, laid
+        self.held = torch.float64 if config.dtype == "float64" else torch.float32
+        self.model: Model = config.neuron
+        self._options = {**config.options, **options}
+        arrays = config.values()
+        if config.param_dtype:
+            arrays = {name: rounded(value, DTYPES[config.param_dtype]) for name, value in arrays.items()}
+        exact, word = config.exact, config.word
+        self.params: Dict[str, Any] = {
+            **(self.model.exact_params if exact else self.model.params),
+            **arrays,
+            **values,
+        }
+        self._param_dtype = DTYPES[config.param_dtype] if config.param_dtype else self.held
         self.layer: Optional[Layer] = None
-        self.cut = cut
         self.neuron = self.another(context.name) if neuron is None else neuron
-        self.twin = self.oracle(reset, self.surrogate, detach)
-        steps = min(shape[0], self.model.exact_steps, EXACT_STEPS[dtype]) if exact else shape[0]
+        self.twin: Oracle = (
+            Rewritten(self.neuron.program, config.derivative)
+            if word
+            else self.model.twin(config.reset, config.derivative, config.detach)
+        )
+        reset, shape, draw, tie = config.reset, config.shape, config.draw, config.tied
+        steps = min(shape[0], self.model.exact_steps, EXACT_STEPS[config.dtype]) if exact else shape[0]
         self.shape = (steps, *shape[1:])
         again = (f"draw {draw}",) if draw else ()
-        rng = generator(self.model.name, reset, self.surrogate.name, self.shape, *again)
-        broadcast = _broadcast(self.params, len(self.shape) - 1, options.get("channel_dim", 1))
+        rng = generator(self.model.name, reset, config.derivative.name, self.shape, *again)
+        broadcast = _broadcast(self.params, len(self.shape) - 1, config.channel_dim)
         self.state: Optional[Dict[str, Array]] = None
-        if state:
+        if config.state:
             numbers = {s: rng.uniform(-0.5, 0.8, self.shape[1:]) for s in self.twin.rest}
             numbers = on_grids(self.neuron.program, numbers, self.held) if word else numbers
-            self.state = {s: repeated(s, rounded(value, self.held)) for s, value in numbers.items()}
+            self.state = {s: repeated(rounded(value, self.held), config.layout(s)) for s, value in numbers.items()}
         #: Parameters as they broadcast over one time step.
         self.broadcast = broadcast
         if self.drawn:
@@ -104,47 +91,54 @@ class Subject:
         self.seen: Trajectory = self.bits() if self.drawn and self.exact else self.run()
         #: What is called: the neuron, or the layer around it.
         self.module: Any = self.neuron
-        if layer is not None:
-            self.layer = layer(self)
+        if config.layered:
+            self.layer = self._around()
             self.takes(self.layer.inputs)
             self.module = self.context.place(self.layer.around(self.neuron))
         self._rng = generator("cotangents", self.model.name, reset, self.shape, *again)
 
+    def _around(self) -> Layer:
+        """The layer around the neuron."""
+        config = self.config
+        if config.norm != "none":
+            return normalisation(self, config.norm, config.weights, config.shortcut, config.channels)
+        step = "single" if config.call == "single" else "multi"
+        options: Dict[str, Any] = {"fused": config.feedback == "fused", "step": step, "detach": config.constant}
+        return feedback(self, config.weights, ends=(config.into, config.output), longest=config.longest, **options)
+
     def another(self, backend: str) -> Neuron:
         """The neuron, made anew, on a backend."""
-        learn = self._learn
+        config = self.config
         values: Dict[str, Any] = dict(self.params)
         for name, value in self.params.items():
             if isinstance(value, np.ndarray):
                 tensor = torch.tensor(value, dtype=self._param_dtype)
-                values[name] = tensor
-                if self._laid is not None:
-                    tensor = self._laid(name, tensor)
-                    values[name] = nn.Parameter(tensor) if name in learn else tensor
+                tensor = laid_step(tensor, config.layout(name))
+                values[name] = nn.Parameter(tensor) if name in config.learnt else tensor
         neuron: Neuron = self.model.build(
             backend,
-            self.reset,
+            config.reset,
             values,
-            surrogate=library_surrogate(self.surrogate),
-            detach=self.detach,
-            learn=learn,
+            surrogate=library_surrogate(config.derivative),
+            detach=config.detach,
+            learn=config.learnt,
             **self._options,
         )
         wide = self.dtype_name == "float64" and self._param_dtype == torch.float64
         neuron = neuron.double() if wide else neuron
-        neuron = fixed(neuron, self.word, self.rounding, self.held) if self.word else neuron
+        neuron = fixed(neuron, config.word, config.rounding, self.held) if config.word else neuron
         made: Neuron = self.context.place(neuron if self.layer is None else self.layer.around(neuron))
         return made
 
     @property
     def drawn(self) -> bool:
         """Whether the neuron is one that nobody wrote, or in fixed point: no inputs are made for it."""
-        return self.model.surrogate is not None or self.word > 0
+        return self.model.surrogate is not None or self.config.word > 0
 
     @property
     def exact(self) -> bool:
         """Whether each bit of its values is that of one arithmetic."""
-        return self.model.arithmetic or self.word > 0
+        return self.model.arithmetic or self.config.word > 0
 
     # -- what a case gives
 
@@ -203,12 +197,6 @@ class Subject:
 
     # -- what is right
 
-    def oracle(self, reset: str, surrogate: Derivative, detach: bool) -> Oracle:
-        """The oracle of this neuron, or of one with other arguments; in fixed point of its program."""
-        if self.word:
-            return Rewritten(self.neuron.program, surrogate)
-        return self.model.twin(reset, surrogate, detach)
-
     def run(self, dtype: Any = np.float64) -> Trajectory:
         """The oracle in a dtype."""
         layer = None if self.layer is None else self.layer.oracle
@@ -253,7 +241,7 @@ class Subject:
             [None if one is None else as_array(one) for one in outputs],
             {name: as_array(value) for name, value in (final or {}).items()},
             {name: as_array(value) for name, value in (trace or {}).items()},
-            self.cut,
+            piece_lengths(self.config.shape[0])[0] if self.config.call == "cut" else 0,
             dtype,
         )
 
@@ -327,6 +315,20 @@ class Subject:
         if terms is not None and value.shape == expected.shape:
             value = np.where(np.abs(value - expected) <= tolerance.rtol * terms, expected, value)
         same(what, self.of, value, expected, tolerance, axes=axes)
+
+
+def subject(
+    context: Context,
+    model: Union[str, Model] = "lif",
+    reset: str = "hard",
+    *,
+    values: Mapping[str, Any] = {},  # never written to
+    neuron: Optional[Neuron] = None,
+    options: Mapping[str, Any] = {},  # never written to
+    **factors: Any,
+) -> Subject:
+    """The subject of a configuration that is given by its factors."""
+    return Subject(context, Config(model, reset, **factors), values=values, neuron=neuron, options=options)
 
 
 def as_half(actual: Array, expected: Array, rtol: float) -> Tuple[Array, Array]:

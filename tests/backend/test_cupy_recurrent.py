@@ -16,7 +16,7 @@ from spikecore._shell.checks import COMMON
 from spikecore.backend import Feedback, Spec
 from spikecore.dtypes import DTYPES, compute_dtype
 from spikecore.kernels import BackwardPlan, ForwardPlan
-from spikecore.testing._loopback import installed
+from spikecore.testing._install import installed
 from spikecore.testing.naming import identifiers, usable
 from spikecore_cupy import launcher
 from spikecore_cupy.device import headers

@@ -10,7 +10,7 @@ import torch
 
 import spikecore as sc
 from spikecore._plugins import selection
-from spikecore.testing._loopback import installed
+from spikecore.testing._install import installed
 from spikecore_cupy.host import HostBackend, reason
 
 #: Backends by name, and why one cannot be had here.

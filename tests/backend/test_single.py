@@ -20,7 +20,6 @@ ROOT = Path(__file__).parents[2]
 #: What this device lacks, and a real one has.
 LACKS = {
     "compile/inductor": "no code generation of Inductor's",
-    "robust/autocast-16-bit": "no list of operations that autocast computes in 16 bits",
 }
 
 pytestmark = [

@@ -7,18 +7,19 @@ from typing import Any, List
 
 import pytest
 
+from plain_loop import Loop, Plain
 from spikecore._plugins.registry import default_registry
 from spikecore.backend import BackendError
 from spikecore.testing import CASES, BackendConformance, check_backend
 from spikecore.testing._conformance import _session
-from spikecore.testing._loopback import Loop, Loopback, installed
+from spikecore.testing._install import installed
 
 #: Cases of no consequence.
 OTHERS = ["forward/if-hard", "forward/if-soft", "forward/leaky-hard", "forward/plif-hard", "forward/qif-hard"]
 CULPRIT, VICTIM = "forward/alif-hard", "forward/lif-hard"
 
 
-class Grudge(Loopback):
+class Grudge(Plain):
     """Wrong for LIF once this object has compiled ALIF."""
 
     name = "grudge"
@@ -53,11 +54,11 @@ def test_a_failure_of_its_own_says_nothing_of_others() -> None:
     """It fails alone, and the command runs it alone."""
 
     class Wrong(Loop):
-        def operate(self, node: Any, args: Any, t: int) -> Any:
-            value = super().operate(node, args, t)
+        def operate(self, node: Any, args: Any) -> Any:
+            value = super().operate(node, args)
             return value * 0 if node.op == "spike" else value
 
-    result = failed(type("Plain", (Loopback,), {"name": "plain", "loop": Wrong}), *OTHERS[:1], VICTIM)
+    result = failed(type("Plain", (Plain,), {"name": "plain", "loop": Wrong}), *OTHERS[:1], VICTIM)
     assert "others" not in result.message
     assert result.message.endswith(f"again: spikecore conformance plain --case {VICTIM}")
 
@@ -99,10 +100,10 @@ def test_a_backend_that_is_installed_again_gets_a_session_of_its_own() -> None:
     """A fixture around the class may end and begin again between cases: the neurons have another object then."""
     case = next(one for one in CASES if one.id == OTHERS[0])
     request: Any = SimpleNamespace(node=SimpleNamespace())
-    of_class = type("OfClass", (BackendConformance,), {"backend": Loopback.name})()
+    of_class = type("OfClass", (BackendConformance,), {"backend": Plain.name})()
     benches = []
     for _ in range(2):
-        with installed(Loopback):
+        with installed(Plain):
             session = _session(of_class, request)
             assert session is _session(of_class, request)
             assert session.run(case).outcome == "passed"

@@ -9,9 +9,10 @@ from typing import Any, Dict, List
 import pytest
 import torch
 
+from plain_loop import EVERYTHING, Loop, Plain
 from spikecore.backend import Unsupported
 from spikecore.testing import check_backend
-from spikecore.testing._loopback import EVERYTHING, Loop, Loopback, installed
+from spikecore.testing._install import installed
 
 pytestmark = pytest.mark.skipif(
     tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 6), reason="neurons compile from torch 2.6 on"
@@ -73,7 +74,7 @@ def operators() -> Any:
     return torch.ops.spikecore_meta
 
 
-class Registered(Loopback):
+class Registered(Plain):
     """A backend whose runner is one operator."""
 
     name = "registered"

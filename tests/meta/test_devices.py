@@ -9,9 +9,10 @@ from typing import Any, List
 import pytest
 import torch
 
+from plain_loop import Loop, Plain
 from spikecore.testing import check_backend
 from spikecore.testing._cases import process
-from spikecore.testing._loopback import Loop, Loopback, installed
+from spikecore.testing._install import installed
 
 
 class Late(Loop):
@@ -50,11 +51,11 @@ def played(monkeypatch: Any, count: int = 1) -> List[str]:
 def test_the_current_stream_counts(monkeypatch: Any) -> None:
     """A sound backend passes on a stream of its own; one that computes on another stream does not."""
     asked = played(monkeypatch)
-    with installed(Loopback) as name:
+    with installed(Plain) as name:
         (result,) = check_backend(name, cases=["robust/stream"])
     assert result.outcome == "passed", result.message
     assert asked == ["wait", "stream"]
-    with installed(type("Streams", (Loopback,), {"name": "streams", "loop": Late})) as name:
+    with installed(type("Streams", (Plain,), {"name": "streams", "loop": Late})) as name:
         (result,) = check_backend(name, cases=["robust/stream"])
     assert result.outcome == "failed"
     assert "on a stream of its own" in result.message
@@ -73,7 +74,7 @@ def test_the_last_device_is_taken(monkeypatch: Any, count: int, index: Any) -> N
         seen.append(context.device)
         raise Stop
 
-    monkeypatch.setattr(process, "Subject", subject)
-    with installed(Loopback) as name:
+    monkeypatch.setattr(process, "subject", subject)
+    with installed(Plain) as name:
         check_backend(name, cases=["robust/other-device"])
     assert seen == [torch.device("cpu" if index is None else f"cpu:{index}")]

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 import warm
+from plain_loop import Loop, Plain
 from spikecore.backend import Unsupported
 from spikecore.testing import ExpectedFailure, check_backend
 from spikecore.testing._expected import Failure, excuse_for
-from spikecore.testing._loopback import Loop, Loopback, installed
+from spikecore.testing._install import installed
 
 CASE = "forward/lif-hard"
 
@@ -19,15 +20,15 @@ def broken(how: str) -> Any:
     """A backend that is wrong in one of three ways."""
 
     class Wrong(Loop):
-        def operate(self, node, args, t):
+        def operate(self, node, args):
             if how == "crash" and node.op == "spike":
                 raise KeyError("no kernel of this name")
             if how == "refuse" and node.op == "spike":
                 raise Unsupported("backend 'broken' has no spikes")
-            value = super().operate(node, args, t)
+            value = super().operate(node, args)
             return value * 0 if node.op == "spike" else value
 
-    return type("Broken", (Loopback,), {"name": "broken", "loop": Wrong})
+    return type("Broken", (Plain,), {"name": "broken", "loop": Wrong})
 
 
 def ended(how: str, excuse: Any, device: Any = None) -> Any:
@@ -94,7 +95,7 @@ def test_an_excuse_for_any_number_is_known(how: str, excuse: Any, blanket: bool)
 def test_an_excuse_holds_on_its_devices_alone() -> None:
     """Elsewhere the case fails as if there were none, and one that passes there is not stale."""
     assert ended("differ", ExpectedFailure("a reason", devices=("cuda",))).outcome == "failed"
-    with installed(Loopback) as name:
+    with installed(Plain) as name:
         (result,) = check_backend(
             name, cases=[CASE], expected_failures={CASE: ExpectedFailure("a reason", devices=("cuda",))}
         )

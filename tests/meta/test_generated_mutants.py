@@ -8,8 +8,9 @@ from typing import List, Tuple
 import pytest
 import torch
 
+from plain_loop import Loop, Plain
 from spikecore.testing import CASES
-from spikecore.testing._loopback import Loop, Loopback, installed
+from spikecore.testing._install import installed
 from spikecore.testing._runner import prepare, run_case
 
 MUTANTS: List[Tuple[type, str]] = []
@@ -65,26 +66,24 @@ class ParameterGradientsOfTenStepsOnly(Loop):
         self.steps = len(inputs[0])
         return super().__call__(inputs, state, params, record)
 
-    def evaluate(self, root, values, t, like=None):
-        if root.op == "param" and root in values and self.steps - t > 10 and self.spec.learn:
-            return values[root].detach()
-        return super().evaluate(root, values, t, like)
-
-    def operate(self, node, args, t):
-        if self.steps - t > 10 and self.spec.learn:
-            args = [a.detach() if n.op == "param" else a for n, a in zip(node.args, args)]
-        return super().operate(node, args, t)
+    def evaluate(self, roots, values, t, x):
+        made = super().evaluate(roots, values, t, x)
+        if self.steps - t > 10 and any(node.op == "next_grad" for node in values):
+            first = len(self.program.inputs) + len(self.program.states)
+            made[first:] = [0 * value for value in made[first:]]
+        return made
 
 
 @mutant(r"shape=\d+x(131101|2x3x21851)")
 class WrongPastTwoToTheSeventeen(Loop):
     """Neurons from 2^17 on are those before."""
 
-    def written(self, output):
-        neurons = output[0].numel() if len(output) else 0
+    def stack(self, rows, x):
+        values = super().stack(rows, x)
+        neurons = values[0].numel() if len(values) else 0
         if neurons > 1 << 17:
-            output = output.reshape(-1, neurons)[:, torch.arange(neurons) % (1 << 17)].reshape(output.shape)
-        return super().written(output)
+            values = values.reshape(-1, neurons)[:, torch.arange(neurons) % (1 << 17)].reshape(values.shape)
+        return values
 
 
 @mutant(r"x2=same|x2=(transposed|strided|expanded-steps)")
@@ -99,36 +98,36 @@ class SecondInputReadAsContiguous(Loop):
 class StateReadAsContiguous(Loop):
     """A given one."""
 
-    def start(self, state, known, like):
-        return super().start(None if state is None else [linear(v) for v in state], known, like)
+    def __call__(self, inputs, state, params, record):
+        return super().__call__(inputs, None if state is None else [*map(linear, state)], params, record)
 
 
 @mutant(r"param_layout=(transposed|strided|one-number)")
 class ParametersReadAsContiguous(Loop):
     """Those that are tensors."""
 
-    def parameter(self, value, kind, like):
+    def parameter(self, value, kind, x):
         if isinstance(value, torch.Tensor) and kind == "full":
             value = linear(value)
-        return super().parameter(value, kind, like)
+        return super().parameter(value, kind, x)
 
 
 @mutant(r"generated/")
 class NumbersRoundedToHalf(Loop):
     """Python numbers are passed as float16."""
 
-    def parameter(self, value, kind, like):
-        return super().parameter(float(torch.tensor(value).half()) if kind == "number" else value, kind, like)
+    def parameter(self, value, kind, x):
+        return super().parameter(float(torch.tensor(value).half()) if kind == "number" else value, kind, x)
 
 
 @mutant(r"param_dtype=float16")
 class HalfParametersReadAsBfloat(Loop):
     """16 bits are 16 bits."""
 
-    def parameter(self, value, kind, like):
+    def parameter(self, value, kind, x):
         if isinstance(value, torch.Tensor) and value.dtype == torch.float16:
             value = value.bfloat16()
-        return super().parameter(value, kind, like)
+        return super().parameter(value, kind, x)
 
 
 @mutant(r"given=[^,]*final")
@@ -160,21 +159,21 @@ class ExpandedTraceCotangentReadOnce(Loop):
 class HalfGradientsSaturate(Loop):
     """Where float16 overflows they are its largest number."""
 
-    def read(self, x, t):
-        if x.dtype != torch.float16:
-            return super().read(x, t)
-        return Scaled.apply(x[t].float(), lambda g: (65504.0 / g.abs()).clamp(max=1.0))
+    def backward(self, tensors, record, grads):
+        return [
+            g.clamp(-65504.0, 65504.0) if g is not None and g.dtype == torch.float16 else g
+            for g in super().backward(tensors, record, grads)
+        ]
 
 
 @mutant(r"cotangents=nan")
 class NanInGradientsIsZero(Loop):
     """As clipping would have it."""
 
-    def read(self, x, t):
-        y = super().read(x, t).clone()
-        if y.requires_grad:
-            y.register_hook(lambda g: torch.nan_to_num(g, nan=0.0))
-        return y
+    def backward(self, tensors, record, grads):
+        first = len(self.program.inputs)
+        made = super().backward(tensors, record, grads)
+        return [*(g.nan_to_num(nan=0.0) for g in made[:first]), *made[first:]]
 
 
 @mutant(r"x2=same")
@@ -215,7 +214,7 @@ def affected(takes: str) -> List[str]:
 @pytest.mark.parametrize(("loop", "takes"), MUTANTS, ids=lambda value: getattr(value, "__name__", ""))
 def test_each_planted_fault_is_found_and_named(loop, takes):
     """By a call of the release; the message has the simplest call that fails, with the factors that it takes."""
-    backend = type("Wrong", (Loopback,), {"name": "wrong", "loop": loop})
+    backend = type("Wrong", (Plain,), {"name": "wrong", "loop": loop})
     with installed(backend):
         bench = prepare("wrong")
         for id in affected(takes):

@@ -18,7 +18,7 @@ import torch
 import plain_loop
 from spikecore.backend import Backend, Unsupported
 from spikecore.testing import Result, check_backend
-from spikecore.testing._loopback import installed
+from spikecore.testing._install import installed
 from spikecore_torch.backend import TorchBackend
 
 SOURCE = Path(plain_loop.__file__).read_text()
@@ -41,9 +41,9 @@ class Mutant(NamedTuple):
 
 def operation(names: str, value: str) -> Change:
     """Another value of operations."""
-    old = "values[node] = function_of(node)(*args)"
+    old = "values[node] = self.operate(node, args)"
     new = f"values[node] = ({value}) if node.op in {names.split()} else value"
-    return old, ["value = function_of(node)(*args)", "a, b = args[0], args[-1]", new]
+    return old, ["value = self.operate(node, args)", "a, b = args[0], args[-1]", new]
 
 
 def table() -> List[Mutant]:

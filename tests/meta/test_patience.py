@@ -7,9 +7,10 @@ from typing import Any, List
 
 import pytest
 
+from plain_loop import Loop, Plain
 from spikecore.testing import check_backend
 from spikecore.testing._compare import Mismatch
-from spikecore.testing._loopback import Loop, Loopback, installed
+from spikecore.testing._install import installed
 from spikecore.testing._threads import at_once
 
 
@@ -26,8 +27,8 @@ def test_memory_may_be_held_for_a_moment(seconds: float, outcome: str) -> None:
             timer.start()
             return super().__call__(inputs, state, params, record)
 
-    with installed(type("Holds", (Loopback,), {"name": "holds", "loop": Holding})) as name:
-        (result,) = check_backend(name, cases=["robust/nothing-kept"])
+    with installed(type("Holds", (Plain,), {"name": "holds", "loop": Holding})) as name:
+        (result,) = check_backend(name, cases=["sequences/freed-inference"])
     assert result.outcome == outcome, result.message
 
 

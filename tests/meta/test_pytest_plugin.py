@@ -19,11 +19,12 @@ from spikecore.testing import CASES
 
 ROOT = Path(spikecore_pytest.__file__).parent
 SOURCES = [str(ROOT), *{str(Path(path).parent) for path in spikecore.__path__}, str(ROOT / "backends")]
+SOURCES.append(str(ROOT / "tests" / "shared"))
 
 MODULE = """
 import spikecore
 from spikecore.backend import BackendInfo
-from spikecore.testing._loopback import EVERYTHING
+from plain_loop import EVERYTHING
 
 
 @spikecore.backend.hookimpl
@@ -34,16 +35,17 @@ def spikecore_backends():
 BACKEND = """
 from dataclasses import replace
 
-from spikecore.testing._loopback import EVERYTHING, Loop, Loopback
+from plain_loop import EVERYTHING, Loop, Plain
 
 
-class Buggy(Loopback):
+class Buggy(Plain):
     name = "buggy"
 
     class loop(Loop):
-        def operate(self, node, args, t):
+        def backward(self, tensors, record, grads):
+            made = super().backward(tensors, record, grads)
             {bug}
-            return super().operate(node, args, t)
+            return made
 """
 
 TESTS = """
@@ -64,8 +66,8 @@ LOADED = """
 import importlib.metadata as m
 print([p.value for d in m.distributions() for p in d.entry_points if p.group == "pytest11"])
 """
-#: Twice the surrogate, the same value.
-BUG = "args = [args[0] + (args[0] - args[0].detach()), *args[1:]] if node.op == 'spike' else args"
+#: Twice the gradients, the same value.
+BUG = "made = [g if g is None else 2 * g for g in made]"
 
 
 @pytest.fixture

@@ -11,10 +11,11 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
+from plain_loop import Plain
 from spikecore.cli import app
 from spikecore.testing import CASES, Report, Result
 from spikecore.testing._formats import badge, changes, junit
-from spikecore.testing._loopback import Loopback, installed
+from spikecore.testing._install import installed
 
 #: What Jenkins' junit-10.xsd, which pytest calls xunit2, allows: element -> attributes, children.
 SCHEMA = {
@@ -176,7 +177,7 @@ class TestChanges:
     def test_what_got_worse_is_an_exit_code(self, tmp_path: Path) -> None:
         """A case that passed and is now excused is 1; without change the code is the verdict's."""
 
-        class Excused(Loopback):
+        class Excused(Plain):
             name = "excused"
 
             def compile(self, program: Any, spec: Any) -> Any:
@@ -184,7 +185,7 @@ class TestChanges:
 
         chosen = ("--case", "forward/lif-hard", "--case", "forward/if-hard")
         path = tmp_path / "old.json"
-        with installed(Loopback) as name:
+        with installed(Plain) as name:
             assert run(name, *chosen, "--json", str(path)).exit_code == 3
             same = run(name, *chosen, "--compare", str(path))
         assert same.exit_code == 3

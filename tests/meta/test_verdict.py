@@ -11,10 +11,11 @@ import torch
 from click.testing import CliRunner
 
 import spikecore as sc
+from plain_loop import Loop, Plain
 from spikecore._plugins.registry import default_registry
 from spikecore.cli import app
 from spikecore.testing import CASES, DEFAULT_TIERS, Result, check_backend, conforms, examine, judge
-from spikecore.testing._loopback import Loop, Loopback, installed
+from spikecore.testing._install import installed
 
 
 def run(*arguments: str) -> Any:
@@ -30,9 +31,9 @@ def every(outcome: str = "passed", **changed: str) -> Any:
 class Wrong(Loop):
     """Never fires."""
 
-    def operate(self, node, args, t):
+    def operate(self, node, args):
         """Zeros for spikes."""
-        value = super().operate(node, args, t)
+        value = super().operate(node, args)
         return value * 0 if node.op == "spike" else value
 
 
@@ -117,7 +118,7 @@ class TestHollow:
     def test_an_unusable_backend(self, monkeypatch: Any) -> None:
         """``conformance cupy --json`` without a GPU: not tested, and 4; 1 where it is required."""
         monkeypatch.delenv("SPIKECORE_REQUIRE", raising=False)
-        with installed(Loopback, reason="no such chip here") as name:
+        with installed(Plain, reason="no such chip here") as name:
             result = run(name, "--json")
             facts = json.loads(result.output)
             assert (facts["verdict"], facts["conforms"], result.exit_code) == ("not tested", False, 4)
@@ -145,7 +146,7 @@ class TestHollow:
     def test_every_case_an_expected_failure(self) -> None:
         """Nothing passed: not tested, and 1 where it is required."""
 
-        class Excused(Loopback):
+        class Excused(Plain):
             name = "excused"
             loop = Wrong
             expected_failures = dict.fromkeys(("forward/lif-hard", "forward/if-hard"), "never fires, excused#1")
@@ -165,7 +166,7 @@ class TestHollow:
     def test_cheats_that_call_the_reference(self, way: str) -> None:
         """By any way to its runner: made before, called step by step, or of a backend object of its own."""
 
-        class Cheat(Loopback):
+        class Cheat(Plain):
             name = "cheat"
 
             def compile(self, program, spec):  # its numbers may be wrong: who computed comes with that

@@ -10,13 +10,14 @@ import torch
 from torch import nn
 
 import spikecore as sc
+from plain_loop import EVERYTHING, Plain
 from spikecore._base.context import COMPILES
 from spikecore.backend import Capabilities, Unsupported
 from spikecore.testing import check_backend
-from spikecore.testing._loopback import EVERYTHING, Loopback, installed
+from spikecore.testing._install import installed
 
 
-class Partial(Loopback):
+class Partial(Plain):
     """Everything, but no recorded states on the CPU."""
 
     name = "partial"
@@ -45,14 +46,14 @@ def test_the_suite_asks_for_the_device_under_test() -> None:
 
 @pytest.mark.skipif(not COMPILES, reason="torch says that it compiles from 2.3 on")
 class TestCompiling:
-    """torch.compile on a backend that does not declare ``torch_compile``: the loopback."""
+    """torch.compile on a backend that does not declare ``torch_compile``: the plain loop."""
 
     def test_a_whole_graph_is_refused_by_name(self) -> None:
         """Before anything runs, in the sentence of every missing capability; torch's error was of a hash function."""
-        with installed(Loopback) as name:
+        with installed(Plain) as name:
             torch._dynamo.reset()
             net = torch.compile(sc.LIF(backend=name), fullgraph=True, backend="eager")
-            with pytest.raises(Exception, match="'loopback' .from argument. does not support torch_compile"):
+            with pytest.raises(Exception, match="'plain' .from argument. does not support torch_compile"):
                 net(torch.ones(3, 2))
 
     # torch reads .grad of what a broken graph hands on, and warns of that itself
@@ -60,7 +61,7 @@ class TestCompiling:
     @pytest.mark.parametrize("step", ["multi", "single"])
     def test_another_graph_breaks_at_the_neuron(self, step: str) -> None:
         """Values and gradients are those without torch.compile, in a network and when it is called again."""
-        with installed(Loopback) as name:
+        with installed(Plain) as name:
             torch._dynamo.reset()
             net = nn.Sequential(nn.Linear(3, 4), sc.LIF(backend=name, step=step), nn.Linear(4, 2))
             compiled, x = torch.compile(net, backend="eager"), torch.linspace(-3.0, 9.0, 24).view(4, 2, 3)
@@ -75,7 +76,7 @@ class TestCompiling:
                 assert all(torch.equal(a, b) for a, b in zip(*found))
 
 
-class Placing(Loopback):
+class Placing(Plain):
     """Takes only tensors that it has placed itself."""
 
     name = "placing"

@@ -10,9 +10,10 @@ from typing import Any, Dict, Tuple
 import pytest
 from click.testing import CliRunner
 
+from plain_loop import Plain
 from spikecore.cli import app
 from spikecore.testing import CASES, Report, Result
-from spikecore.testing._loopback import Loopback, installed
+from spikecore.testing._install import installed
 from spikecore.testing._pages import load, pages, render, render_support, result_of, write
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -170,7 +171,7 @@ def test_a_run_is_kept_by_one_command(folder: Path, tmp_path: Path) -> None:
         assert (tmp_path / name).exists()
     assert "| `torch_compile` | yes |" in (tmp_path / "support.md").read_text().splitlines()
     assert "| device types | any |" in (tmp_path / "support.md").read_text().splitlines()
-    with installed(Loopback, reason="no such chip here") as name:
+    with installed(Plain, reason="no such chip here") as name:
         assert "nothing is kept: --results: the verdict is 'not tested'" in run(name, "--results", folder).output
     assert [*load(folder)] == ["torch-cpu-c.json"]
     assert "--results: none is no folder" in run("torch", "--results", "none").output

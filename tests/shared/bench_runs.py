@@ -7,11 +7,11 @@ from typing import List
 
 from rich.console import Console
 
+from plain_loop import Loop, Plain
 from spikecore.bench._report import Report, Row, from_json
 from spikecore.bench._run import measure, prepare
 from spikecore.bench._settings import Settings
 from spikecore.cli._bench_tables import show
-from spikecore.testing._loopback import Loop, Loopback
 
 TINY = Settings(
     suites=("neurons", "small"),
@@ -54,7 +54,7 @@ class Half(Loop):
         return 2 * super().read(x, t)
 
 
-class Mutant(Loopback):
+class Mutant(Plain):
     """A backend that is wrong."""
 
     name = "mutant"

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 import spikecore as sc
+from plain_loop import Loop, Plain
 from spikecore.lang import Node, Program, loop_invariant, topological
-from spikecore.testing._loopback import Loop, Loopback
 
 Grid = Tuple[int, int]
 
@@ -271,7 +271,7 @@ def valued(value: torch.Tensor, exact: np.ndarray) -> torch.Tensor:
     return torch.where(value == other, value, value + (other - value).detach())
 
 
-class IntegersBackend(Loopback):
+class IntegersBackend(Plain):
     """Python's integers as a backend of programs in fixed point."""
 
     name = "integers"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple, Type
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from spikecore.interpreter import FeedbackLoop, step_spec, through_statistics
 from spikecore.lang import Node, Program, topological
 from spikecore.lang.eager import function_of, number, operands
 
-EVERYTHING = Capabilities(**dict.fromkeys(Capabilities.__dataclass_fields__, True))
+EVERYTHING = replace(Capabilities(**dict.fromkeys(Capabilities.__dataclass_fields__, True)), torch_compile=False)
 
 
 class Loop:
@@ -47,7 +47,7 @@ class Loop:
 
     def parameter(self, value: Any, kind: str, x: Tensor) -> Tensor:
         """A parameter in the dtype of arithmetic."""
-        if kind == "number":
+        if not isinstance(value, Tensor):
             return number(value, x.new_empty((), dtype=self.compute))
         return value.to(self.compute)
 
@@ -69,8 +69,16 @@ class Loop:
                 values[node] = number(float(node.attr), x.new_empty((), dtype=self.compute))
             elif node not in values:
                 args = [values[operand] for operand in operands(node)]
-                values[node] = function_of(node)(*args)
+                values[node] = self.operate(node, args)
         return [values[root] for root in roots]
+
+    def operate(self, node: Node, args: List[Tensor]) -> Tensor:
+        """The value of an operation, of its operands."""
+        return function_of(node)(*args)
+
+    def carry(self, before: List[Tensor], now: List[Tensor], t: int) -> List[Tensor]:
+        """What goes from step ``t`` on to the next."""
+        return now
 
     def split(self, tensors: Sequence[Tensor]) -> Tuple[List[Tensor], List[Tensor], List[Tensor]]:
         """Inputs, states and parameters."""
@@ -87,7 +95,8 @@ class Loop:
             values = dict(zip(self.program.leaves, [*at, *now, *params]))
             made = self.evaluate([*self.program.outputs, *self.program.next], values, t, at[0])
             made = [value.expand(shape) for value in made]
-            out, now = made[: len(self.program.outputs)], made[len(self.program.outputs) :]
+            out, after = made[: len(self.program.outputs)], made[len(self.program.outputs) :]
+            now = self.carry(now, after, t)
             rows.append(out)
             states.append(now)
         return rows, states
@@ -184,13 +193,14 @@ class Plain(Backend):
     """The backend."""
 
     name = "plain"
-    capabilities = replace(EVERYTHING, torch_compile=False)
+    capabilities = EVERYTHING
+    loop: Type[Loop] = Loop
 
     def compile(self, program: Program, spec: Spec) -> Runner:
         """A loop over the program."""
         if spec.feedback is not None:
-            return Feedback(program, Loop(program, step_spec(program, spec)), spec.feedback)
-        return Loop(program, spec)
+            return Feedback(program, self.loop(program, step_spec(program, spec)), spec.feedback)
+        return self.loop(program, spec)
 
     def pack(self, numbers: Tensor, whole: Any) -> Any:
         """Bits of whole numbers."""

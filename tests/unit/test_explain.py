@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from kernel_loop import Loop as KernelLoop
+from plain_loop import Plain
 from spikecore._base.context import COMPILES
 from spikecore._plugins import selection
 from spikecore._plugins.registry import Registry
-from spikecore.testing._loopback import Loopback, installed
+from spikecore.testing._install import installed
 
 
 def network(steps: int = 4) -> nn.Sequential:
@@ -43,10 +44,10 @@ def has(found: Any, *words: str) -> bool:
     return any(all(word in text for word in words) for text in found.advice)
 
 
-@pytest.mark.parametrize("backend", [None, "loopback"])
+@pytest.mark.parametrize("backend", [None, "plain"])
 def test_a_row_for_each_layer(backend: Any) -> None:
     """In the order of the calls, on the backend that is asked for, with what each gives and keeps."""
-    with installed(Loopback):
+    with installed(Plain):
         found = sc.explain(sc.hoist(network()), images(), backend=backend)
     kinds = [layer.kind for layer in found.layers]
     assert kinds == ["Identity", "Conv2d", "BatchNorm2d", "LIF", "Flatten", "Linear", "PLIF"]
@@ -58,7 +59,7 @@ def test_a_row_for_each_layer(backend: Any) -> None:
     assert lif.layout_in == "contiguous"
     assert lif.reason == ("asked for by explain()" if backend else "asked for by argument")
     assert lif.floor == 1 / 4 + 1 + 1 + 1 / 4 + 1 / 4
-    assert lif.words is None if backend == "loopback" else lif.words > 10.0
+    assert lif.words is None if backend == "plain" else lif.words > 10.0
     assert row(found, "4").floor == 5.0
     assert lif.rate is not None
     assert 0 < lif.rate < 1
@@ -115,7 +116,7 @@ def test_what_is_computed_for_every_step_in_vain() -> None:
     assert not any(layer.repeated for layer in sc.explain(single, torch.rand(1, 6).expand(5, 6)).layers)
 
 
-class Quick(Loopback):
+class Quick(Plain):
     """Is chosen automatically, and refuses neurons with more than one state."""
 
     name = "quick"

@@ -23,22 +23,8 @@ from spikecore.testing._cases import (
 CASES = Collection()
 for _rows in (rows, random):
     _rows.add_to(CASES)
-for _written in (
-    layers,
-    gradients,
-    parameters,
-    language,
-    edges,
-    layouts,
-    calls,
-    steps,
-    memory,
-    online,
-    process,
-    robust,
-    packed,
-    fixed,
-):
+_WRITTEN = (layers, gradients, parameters, language, edges, layouts, calls, steps, memory, online, process, robust)
+for _written in (*_WRITTEN, packed, fixed):
     for _case in _written.CASES:
         CASES.put(_case)
 

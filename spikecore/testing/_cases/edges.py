@@ -18,7 +18,8 @@ from spikecore.dtypes import DTYPES, NARROW
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch, as_array, same
 from spikecore.testing._context import Context
-from spikecore.testing._edge_table import CONSTANTS, GROUPS, POINTS, Edge, expected, grid, made, signed, slopes
+from spikecore.testing._edge_table import CONSTANTS, GROUPS, OPERATIONS, Edge, expected, grid, made, signed, slopes
+from spikecore.testing._inputs import rounded
 from spikecore.testing._oracle import Array
 from spikecore.testing._subnormal import foremost
 from spikecore.testing._tolerances import EXACT, Tolerance
@@ -40,12 +41,13 @@ GRADIENTS = {
 
 
 def value(context: Context, group: str, name: str, wide: bool = False) -> None:
-    """All points, or all pairs of them, at once."""
+    """All points, or all pairs of them, at once. What is right is computed before: a call may change how the thread
+    computes.
+    """
     edge, neuron, inputs, at = _call(context, group, name, wide)
+    points, correct = grid(edge.arity, wide), expected(edge, wide)
     outs = neuron(*inputs)
     got = (outs if isinstance(outs, tuple) else (outs,))[at].detach().cpu().numpy()[0]
-    _subnormals_are_kept(context)
-    points, correct = grid(edge.arity, wide), expected(edge, wide)
     correct = np.where(edge.open(*points), got, correct) if edge.open else correct
     near = EXACT if edge.exact else NEAR[wide]
     foremost(_comparisons(edge.name, "the value", points, correct, got, near, signed(edge)), Mismatch)
@@ -78,6 +80,12 @@ def gradient(context: Context, group: str, name: str, kind: str, wide: bool = Fa
     foremost(checks, Mismatch)
 
 
+def constants(context: Context, kind: str, wide: bool = False) -> None:
+    """The values of all operations with numbers of this kind."""
+    for edge in GROUPS[f"constant-{kind}"]:
+        value(context, f"constant-{kind}", edge.name, wide)
+
+
 def double(context: Context, group: str, name: str) -> None:
     """Value and gradients."""
     value(context, group, name, wide=True)
@@ -101,15 +109,6 @@ def _call(context: Context, group: str, name: str, wide: bool, grad: bool = Fals
     return edges[at], neuron, inputs, at
 
 
-def _subnormals_are_kept(context: Context) -> None:
-    """Checked first: with flush-to-zero set, NumPy would flush the expected values, too."""
-    if np.array([1], np.uint32).view(np.float32).astype(np.float64)[0] == 0:
-        raise Mismatch(
-            f"after a call of backend {context.name!r} this thread takes subnormal numbers for 0: flush-to-zero was "
-            "set for the whole thread, and other libraries compute in it; set it back"
-        )
-
-
 def _comparisons(
     name: str, what: str, points: Sequence[Array], correct: Array, got: Array, near: Tolerance, zeros: bool
 ) -> List[Callable[[], None]]:
@@ -129,50 +128,6 @@ def _comparisons(
     return checks
 
 
-# -- constants
-
-
-class Constant(sc.Neuron):
-    """One input and numbers that stand in the equations."""
-
-    def __init__(self, numbers: Sequence[float], **options: Any) -> None:
-        super().__init__(**options)
-        self.numbers = tuple(numbers)
-
-    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
-        """Sum, product, quotient and minimum with each number."""
-        outs = [one for n in self.numbers for one in (x + n, x * n, n / x, sc.ops.minimum(x, n))]
-        return tuple(outs), {}
-
-
-def constant(context: Context, numbers: Sequence[float], wide: bool = False) -> None:
-    """Against the same in NumPy, to the bit."""
-    every = numbers if numbers == CONSTANTS["beyond-float32"] else _WITHIN
-    neuron = context.place(Constant(every, backend=context.name))
-    kind: Any = np.float64 if wide else np.float32
-    x = np.asarray(POINTS, kind)
-    outs = neuron(context.tensor(x[None], torch.float64 if wide else torch.float32))
-    checks: List[Callable[[], None]] = []
-    for number in numbers:
-        at = 4 * [str(n) for n in every].index(str(number))  # -0.0 equals 0.0, and NaN nothing
-        with np.errstate(all="ignore"):
-            n = kind(number)
-            right = {
-                f"x + {number}": x + n,
-                f"x * {number}": x * n,
-                f"{number} / x": n / x,
-                f"minimum(x, {number})": np.where((x < n) | (x != x), x, n),
-            }
-        for i, (written, correct) in enumerate(right.items()):
-            got, numbers_there = outs[at + i].cpu().numpy()[0], [x, np.full_like(x, n)]
-            checks += _comparisons(written, "the value", numbers_there, correct, got, EXACT, True)
-    foremost(checks, Mismatch)
-
-
-#: The numbers within the range of float32. One program has them all.
-_WITHIN = [number for kind, numbers in CONSTANTS.items() if kind != "beyond-float32" for number in numbers]
-
-
 # -- 16 bits
 
 
@@ -184,22 +139,11 @@ class Square(sc.Neuron):
         return x * x - 16.0, {}
 
 
-def _narrowed(x: Array, dtype: str) -> Array:
-    """float32 numbers rounded to 16 bits, ties to even, as float64."""
-    x = np.asarray(x, np.float32)
-    if dtype == "float16":
-        with np.errstate(over="ignore"):
-            return x.astype(np.float16).astype(float)
-    bits = x.view(np.uint32).astype(np.uint64)
-    nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16).astype(np.uint32).view(np.float32)
-    return np.where(np.isnan(x), x, nearest).astype(float)
-
-
 def _points(dtype: str) -> Array:
     """Numbers of the dtype: odd ones, whose squares less 16 are ties in float16, and the ends of the range."""
     ends = [1e-4, 2.4e-4, 6e-8, -6e-8, 255.875, 256.0, -256.25, 65504.0, 1e19, -2e19, 3e38, 1e-20, 3e-20, 1e-39]
     odd = [np.nan, np.inf, -np.inf, 0.0, -0.0, 0.5, 1.0, 4.0, *range(-63, 64, 2)]
-    return _narrowed(np.asarray([*odd, *ends]), dtype)
+    return rounded(np.asarray([*odd, *ends]), DTYPES[dtype])
 
 
 #: Cotangents: where the gradient overflows, is NaN, and is subnormal.
@@ -209,29 +153,25 @@ _COTANGENTS = np.asarray([0.0, 1.0, -1.5, 65504.0, -3e38, 6e-8, np.inf, np.nan])
 def narrow(context: Context, kind: str) -> None:
     """To the bit."""
     x = _points(kind)
-    neuron = context.place(Square(backend=context.name))
-    single = np.asarray(x, np.float32)
-    with np.errstate(all="ignore"):
-        expected = _narrowed(single * single - np.float32(16.0), kind)
-    _same_narrow("the output", {"x": x}, expected, neuron(context.tensor(x[None], DTYPES[kind])), kind)
+    output = context.place(Square(backend=context.name))(context.tensor(x[None], DTYPES[kind]))
+    _same_narrow("the output", {"x": x}, lambda x: x * x - np.float32(16.0), output, kind)
 
 
 def narrow_gradient(context: Context, kind: str) -> None:
     """Each point with each of some cotangents, to the bit."""
-    x, g = (one.ravel() for one in np.meshgrid(_points(kind), _narrowed(_COTANGENTS, kind)))
+    x, g = (one.ravel() for one in np.meshgrid(_points(kind), rounded(_COTANGENTS, DTYPES[kind])))
     leaf = context.tensor(x[None], DTYPES[kind], grad=True)
     output = context.place(Square(backend=context.name))(leaf)
     (came,) = torch.autograd.grad(output, leaf, context.tensor(g[None], DTYPES[kind]))
-    with np.errstate(all="ignore"):
-        product = np.asarray(g, np.float32) * np.asarray(x, np.float32)
-        expected = _narrowed(product + product, kind)
-    _same_narrow("the gradient", {"x": x, "cotangent": g}, expected, came, kind)
+    _same_narrow("the gradient", {"x": x, "cotangent": g}, lambda x, g: g * x + g * x, came, kind)
 
 
-def _same_narrow(what: str, at: Mapping[str, Array], correct: Array, tensor: Any, kind: str) -> None:
+def _same_narrow(what: str, at: Mapping[str, Array], right: Callable[..., Array], tensor: Any, kind: str) -> None:
     """Arithmetic is float32; what comes out is rounded to 16 bits once, and is infinite beyond their range."""
     if tensor.dtype != DTYPES[kind]:
         raise Mismatch(f"{what} of {kind} numbers has dtype {tensor.dtype}")
+    with np.errstate(all="ignore"):
+        correct = rounded(right(*(np.asarray(value, np.float32) for value in at.values())), DTYPES[kind])
     same(what, f"{kind} numbers", as_array(tensor)[0] + 0.0, correct + 0.0, axes="point", there=at)
 
 
@@ -243,8 +183,8 @@ def _case(name: str, holds: str, run: Callable[..., None], needs: Sequence[str] 
 
 
 def _add_operations() -> None:
-    for group, edges in GROUPS.items():
-        for edge in edges:
+    for group in OPERATIONS:
+        for edge in GROUPS[group]:
             which: Dict[str, Any] = {"group": group, "name": edge.name}
             needs = _MANY if edge.arity > 1 else ()
             if group != "surrogates":
@@ -258,12 +198,11 @@ def _add_operations() -> None:
 
 
 def _add_others() -> None:
-    for kind, numbers in CONSTANTS.items():
+    for kind in CONSTANTS:
         holds = "a number in a neuron's equations is rounded to the dtype of arithmetic once, and computed with"
-        _case(f"constant-{kind}", holds, partial(constant, numbers=numbers), ("several_outputs",))
+        _case(f"constant-{kind}", holds, partial(constants, kind=kind))
         holds = "a number in a neuron's equations is a float64 where arithmetic is"
-        run = partial(constant, numbers=numbers, wide=True)
-        _case(f"constant-{kind}-float64", holds, run, ("several_outputs",), dtype="float64")
+        _case(f"constant-{kind}-float64", holds, partial(constants, kind=kind, wide=True), dtype="float64")
     for dtype in NARROW:
         holds = "arithmetic is float32, and the output is rounded once: ties to even, infinite beyond the range"
         _case(f"output-{dtype}", holds, partial(narrow, kind=dtype), dtype=dtype)

@@ -14,12 +14,8 @@ from spikecore.testing._calls import Call, default_dtype
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch, as_array, backward, same
 from spikecore.testing._context import Context
-from spikecore.testing._custom import library_surrogate
-from spikecore.testing._models import BY_NAME
-from spikecore.testing._oracle import SURROGATES, Array
-from spikecore.testing._subject import Subject
-from spikecore.testing._tolerances import TOLERANCES
-from spikecore.testing._turning import TURN
+from spikecore.testing._oracle import Array
+from spikecore.testing._subject import subject
 
 CASES = Collection()
 _BACK, _STATE, _LEARN = ("gradients",), ("gradients", "state_gradients"), ("gradients", "parameter_gradients")
@@ -37,7 +33,7 @@ def _case(name: str, holds: str, *needs: str, tier: str = "state", **more: Any) 
 def _rest(context: Context) -> None:
     """Three calls; the second on other input."""
     for model in ("lif", "alif", "leaky"):
-        s = Subject(context, model, "soft")
+        s = subject(context, model, "soft")
         first, other = s.neuron(s.x()), s.x().flip(0) + 0.5
         s.neuron(other)
         s.check_outputs(first)
@@ -60,7 +56,7 @@ _UNDER, _FINAL_STATE = "under no_grad and inference_mode the outputs are the sam
 @_case("robust/inference-mode-state", f"{_FINAL_STATE} is right in inference mode", tier="robust", modes=(_INFERENCE,))
 @_case("robust/default-dtype-state", f"{_FINAL_STATE} has its own dtype", tier="robust", modes=(_DEFAULT,))
 def _modes(context: Context, modes: Sequence[str]) -> None:
-    s = Subject(context, "lif", "soft")
+    s = subject(context, "lif", "soft")
     for mode in modes:
         x = s.x(grad=mode != _DEFAULT and context.declares("gradients"))
         with _MODES[mode]():
@@ -72,85 +68,13 @@ def _modes(context: Context, modes: Sequence[str]) -> None:
         s.check_states(final, s.bits().final, f"final state, under {mode},", exact=True)
 
 
-# -- surrogates far from the threshold
-
-
-def _tails(context: Context, name: str) -> None:
-    """One step of IF with threshold 0, where the potential minus threshold is the input."""
-    points = [sign * size for size in (0.0, 1e-30, 1e-6, 3.0, 1e4, 1e18, 1e30) for sign in (1.0, -1.0)]
-    twin = SURROGATES[name]
-    values = {"threshold": 0.0, "v_reset": 0.0}
-    neuron = BY_NAME["if"].build(context.name, "hard", values, surrogate=library_surrogate(twin))
-    u = context.tensor([points], grad=True)
-    output = context.place(neuron)(u)
-    backward(repr(neuron), [output], [torch.ones_like(output)])
-    if u.grad is None:
-        raise Mismatch(f"no gradient came through {neuron!r}")
-    came, at = as_array(u.grad), as_array(u)
-    expected = twin(at)
-    if name == "SquarewaveFourier":
-        # beyond 1e4 a float32 has no phase left: only finite is asked for
-        far = abs(at) > 1e4
-        if not (abs(came[far]) < 10).all():
-            raise Mismatch(f"the derivative of {neuron.surrogate!r} far from 0 is {came[far]}, which is not bounded")
-        expected[far] = came[far]
-    of = f"{neuron!r}, where the input is the potential minus threshold"
-    same("derivative of the spike", of, came, expected, TOLERANCES["float32", "input gradient"], tested=at)
-
-
-for _name in SURROGATES:
-    _holds = "this surrogate's derivative is finite and right at 0 of both signs, next to it, and very far from it"
-    _case(f"surrogate/{_name.lower()}-tails", _holds, *_BACK, tier="core")(partial(_tails, name=_name))
-
-
 # -- tensors that stand for several
-
-
-@_case(
-    "wanted/one-tensor-for-all-states",
-    "one tensor given as every state gets the sum of their gradients",
-    *_LEARN,
-    "state_gradients",
-    "record",
-    *_TWO,
-)
-def _one_state(context: Context) -> None:
-    s = Subject(context, TURN, "none", shape=(6, 3, 5), state=True)
-    start, names = (s.state or {})["a"], tuple(s.twin.rest)
-    s.takes(s.inputs, dict.fromkeys(names, start))
-    value = (s.start() or {})["a"].requires_grad_()
-    outputs, _, _ = s.neuron.run(*s.xs(), state=dict.fromkeys(names, value), record=names)
-    s.check_outputs(outputs, " of one tensor given as every state")
-    cotangents = [s.cotangent(output) for output in outputs]
-    backward(s.of, list(outputs), cotangents)
-    right = s.gradients(cotangents).state
-    name = "one tensor given as every state"
-    s.check("state gradient", value.grad, np.asarray(sum(right.values())), name=name)
-    if not np.array_equal(as_array(value), start):
-        raise Mismatch(f"the state given to {s.of} was written to")
-
-
-@_case(
-    "wanted/one-tensor-for-two-parameters",
-    "one learnt tensor that is two parameters gets the sum of both gradients",
-    *_LEARN,
-)
-def _one_parameter(context: Context) -> None:
-    names = ("threshold", "v_reset")
-    values = dict.fromkeys(names, BY_NAME["lif"].params["threshold"])
-    s = Subject(context, "lif", "soft", values=values, learn=names)
-    neuron: Any = s.neuron
-    neuron.v_reset = neuron.threshold
-    call = Call(s, "a call with one tensor as two parameters").forward()
-    call.check_outputs().backward().check_inputs()
-    total = np.asarray(call.right.params["threshold"] + call.right.params["v_reset"])
-    s.check("parameter gradient", neuron.threshold.grad, total, name="threshold, which is v_reset too,")
 
 
 @_case("wanted/computed-parameter", "a parameter that was computed passes its gradient on", *_LEARN)
 def _computed_parameter(context: Context) -> None:
     """``tau = raw / 2 + 1``."""
-    s = Subject(context, "lif", "hard", values={"tau": np.asarray(2.75)})
+    s = subject(context, "lif", "hard", values={"tau": np.asarray(2.75)})
     neuron: Any = s.neuron
     raw = context.tensor(3.5, grad=True)
     neuron.tau = raw / 2 + 1
@@ -162,8 +86,8 @@ def _computed_parameter(context: Context) -> None:
 @_case("wanted/input-is-a-parameter", "input and initial state may be torch.nn.Parameter, and are learnt", *_STATE)
 def _input_as_parameter(context: Context) -> None:
     """An image that is optimised, from a state that is learnt."""
-    s = Subject(context, "alif", "hard", state=True)
-    call = Call(s, "a call with parameters as input and state", final=True)
+    s = subject(context, "alif", "hard", state=True)
+    call = Call(s, "a call with parameters as input and state")
     call.x = nn.Parameter(call.x.detach())
     call.start = {name: nn.Parameter(value.detach()) for name, value in (call.start or {}).items()}
     call.check()
@@ -215,53 +139,51 @@ class Learnt(sc.Neuron):
         return (v, sc.ops.log(x) * p.gain * p.other), {"v": v}
 
 
-def _absent(name: str, what: str, *needs: str, **more: Any) -> Callable[[Any], Any]:
-    holds = f"{what} contributes nothing: where its derivative is infinite gradients are as if it were not there"
-    return _case(f"wanted/{name}", holds, *needs, **more)
+def _of_trace(neuron: Any, x: Tensor) -> Tensor:
+    return torch.as_tensor(neuron.run(x, record=("v", "b"))[2]["v"])
 
 
-@_absent("absent-output", "an output without a cotangent", *_BACK, "several_outputs")
-def _absent_output(context: Context) -> None:
-    _check(context, Learnt, "its first output alone", lambda neuron, x: neuron(x)[0], _LATER / 2.0)
+def _of_both(neuron: Any, x: Tensor) -> Tensor:
+    output, final = neuron.run(x)
+    return torch.as_tensor(output + final["v"])
 
 
-@_absent("absent-output-of-a-final-state", "beside a final state, an output without a cotangent", *_STATE)
-def _absent_output_of_a_final_state(context: Context) -> None:
-    _check(context, Output, "the final v alone", lambda neuron, x: neuron.run(x)[1]["v"], _FINAL / 2.0)
+def _first_output(neuron: Any, x: Tensor) -> Tensor:
+    return torch.as_tensor(neuron(x)[0])
 
 
-@_absent("absent-state", "a state without a cotangent, which nothing reads,", *_BACK)
-def _absent_state(context: Context) -> None:
-    _check(context, State, "the output alone", lambda neuron, x: neuron(x), _LATER / 2.0)
+def _of_final(neuron: Any, x: Tensor) -> Tensor:
+    return torch.as_tensor(neuron.run(x)[1]["v"])
 
 
-@_absent("absent-final-state", "beside another one, a final state without a cotangent, which nothing reads,", *_STATE)
-def _absent_final_state(context: Context) -> None:
-    _check(context, State, "the final v alone", lambda neuron, x: neuron.run(x)[1]["v"], _FINAL / 2.0)
-
-    def both(neuron: Any, x: Tensor) -> Tensor:
-        output, final = neuron.run(x)
-        return torch.as_tensor(output + final["v"])
-
-    total = _WEIGHTS[:, 0].sum()  # the final state is added to every step
-    _check(context, State, "the output plus the final v", both, (_LATER + _FINAL * total) / 2.0)
-
-
-@_absent("absent-trace", "a recorded state without a cotangent", *_STATE, "record")
-def _absent_trace(context: Context) -> None:
-    def trace(neuron: Any, x: Tensor) -> Tensor:
-        return torch.as_tensor(neuron.run(x, record=("v", "b"))[2]["v"])
-
-    _check(context, State, "the trace of v alone", trace, _LATER / 2.0)
+#: Of :func:`_of_both`: the final state is added to every step.
+_LATER_AND_FINAL = _LATER + _FINAL * _WEIGHTS[:, 0].sum()
+#: (case, what has no cotangent, capabilities, neuron, what has one, that of a call, gradients of input and parameters).
+_ABSENT: Sequence[Any] = (
+    ("output", "an output", ("several_outputs",), Learnt, "its first output alone", _first_output, _LATER / 2.0),
+    ("output-of-a-final-state", "an output", _STATE, Output, "the final v alone", _of_final, _FINAL / 2.0),
+    ("state", "a state that nothing reads", (), State, "the output alone", lambda n, x: n(x), _LATER / 2.0),
+    ("final-state", "a final state", _STATE, State, "the final v alone", _of_final, _FINAL / 2.0),
+    ("state-of-a-sum", "a final state", _STATE, State, "output plus final v", _of_both, _LATER_AND_FINAL / 2.0),
+    ("trace", "a recorded state", (*_STATE, "record"), State, "the trace of v alone", _of_trace, _LATER / 2.0),
+    ("output-of-a-parameter", "an output", (*_LEARN, "several_outputs"), Learnt, "its first output alone",
+     _first_output, _LATER / 2.0, _LATER.sum(), np.zeros(())),
+)  # fmt: skip
 
 
-@_absent("absent-output-of-a-parameter", "to parameters an output without a cotangent", *_LEARN, "several_outputs")
-def _absent_output_of_a_parameter(context: Context) -> None:
-    right = [_LATER / 2.0, _LATER.sum(), np.zeros(())]
-    _check(context, Learnt, "its first output alone", lambda neuron, x: neuron(x)[0], *right)
+def _add_absent() -> None:
+    for name, what, needs, cls, words, result, *right in _ABSENT:
+        holds = (
+            f"{what} without a cotangent contributes nothing: where its derivative is infinite gradients are as if it "
+            "were not there"
+        )
+        run = partial(_check, cls=cls, words=words, result=result, right=right)
+        CASES.add(f"wanted/absent-{name}", "state", holds, run, tuple(dict.fromkeys((*_BACK, *needs))))
 
 
-def _check(context: Context, cls: Any, words: str, result: Callable[[Any, Tensor], Tensor], *right: Any) -> None:
+def _check(
+    context: Context, cls: Any, words: str, result: Callable[[Any, Tensor], Tensor], right: Sequence[Any]
+) -> None:
     """The gradients of the input and of every parameter, at inputs that are 0."""
     learn = tuple(cls.params)[: len(right) - 1]
     neuron = context.place(cls(backend=context.name, learn=learn))
@@ -282,3 +204,6 @@ def _check(context: Context, cls: Any, words: str, result: Callable[[Any, Tensor
                 "the adjoint for those that arrive, program.adjoint(learn, outputs, trace, final)"
             )
         same(what, of, came, expected, axes="t, n" if k == 0 else "n")
+
+
+_add_absent()

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 from typing import Any, Callable, Dict, Mapping, Tuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 import spikecore as sc
+from spikecore.lang.operations import ROWS
 from spikecore.testing._case import Collection
-from spikecore.testing._compare import as_array, backward, same
+from spikecore.testing._cases.rows import BACK, BOTH
+from spikecore.testing._compare import as_array, same
+from spikecore.testing._config import Config
+from spikecore.testing._config_check import add_row
 from spikecore.testing._context import Context
-from spikecore.testing._models import as_written
-from spikecore.testing._oracle import Array, Gradients, Trajectory, adjoint, run
-from spikecore.testing._oracle.operations import CONSTANT, OPERATIONS, Applied
-from spikecore.testing._subject import Subject
-from spikecore.testing._tolerances import EXACT, TOLERANCES
+from spikecore.testing._models import Model, as_written, described
+from spikecore.testing._oracle.rules import EXACT
+from spikecore.testing._subject import subject
+from spikecore.testing._tolerances import TOLERANCES
 from spikecore.testing.naming import Naming, awkward, namings, results, usable
 
 CASES = Collection()
@@ -31,80 +32,69 @@ def _case(name: str, holds: str, *needs: str, **more: Any) -> Callable[[Any], An
 
 # -- operations
 
+#: ``(neuron, ops, x, c) -> y`` for what is not a function of :data:`ROWS`; ``c`` is a parameter.
+_WRITTEN: Dict[str, Callable[..., Any]] = {
+    "add": lambda n, ops, x, c: x + c,
+    "sub": lambda n, ops, x, c: c - x,
+    "mul": lambda n, ops, x, c: x * c,
+    "div": lambda n, ops, x, c: c / x,
+    "neg": lambda n, ops, x, c: -x,
+    "relu": lambda n, ops, x, c: ops.relu(x),
+    "clamp": lambda n, ops, x, c: ops.clamp(x, -1.0, 1.5),
+    "clamp-below": lambda n, ops, x, c: ops.clamp(x, low=c),
+    "detach": lambda n, ops, x, c: ops.detach(x * x) * x,
+    "select": lambda n, ops, x, c: ops.select(n.spike(x - c), x * x, c),
+    "spike": lambda n, ops, x, c: n.spike(x - c),
+    "spike-strict": lambda n, ops, x, c: n.spike(x - c, strict=True),
+    # two thresholds and two surrogates: +1, -1 or 0
+    "spike-ternary": lambda n, ops, x, c: n.spike(x - c, surrogate=replace(n.surrogate, alpha=5.0)) - n.spike(-x - c),
+    # the width follows a parameter, to which no gradient flows on that way
+    "spike-width": lambda n, ops, x, c: n.spike(x - c, surrogate=replace(n.surrogate, alpha=2.0 / c)),
+    "ge": lambda n, ops, x, c: ops.where(x >= c, x * x, c),
+    "gt": lambda n, ops, x, c: ops.where(x > c, x * x, c),
+    "le": lambda n, ops, x, c: ops.where(x <= c, x * x, c),
+    "lt": lambda n, ops, x, c: ops.where(x < c, x * x, c),
+    "eq": lambda n, ops, x, c: ops.where(x == c, x * x, c),
+    "ne": lambda n, ops, x, c: ops.where(x != c, x * x, c),
+    "and": lambda n, ops, x, c: ops.where((x > -c) & (x <= c), x * x, c),
+    "or": lambda n, ops, x, c: ops.where((x < -c) | (x >= c), x * x, c),
+    "not": lambda n, ops, x, c: ops.where(~(x > c), x * x, c),
+}
+_FUNCTIONS = {row.name: row for row in ROWS if row.is_function and row.arity < 3 and row.name not in _WRITTEN}
+#: Those whose other argument has no gradient.
+_ALONE = ("neg", "relu", "clamp", "detach", *(name for name, row in _FUNCTIONS.items() if row.arity == 1))
 
-class Apply(sc.Neuron):
+
+def operation(name: str) -> Model:
     """One operation, summed up by a leak: ``v' = v / 2 + op(x, c)``; its output is ``v'``."""
+    row = _FUNCTIONS.get(name)
+    write = _WRITTEN[name] if row is None else lambda n, ops, x, c: getattr(ops, name)(*(x, c)[: row.arity])
 
-    states = {"v": 0.0}
-    params = {"c": CONSTANT}
+    class Apply(sc.Neuron):
+        states = {"v": 0.0}
+        params = {"c": 0.75}
 
-    def __init__(self, operation: str, **options: Any) -> None:
-        super().__init__(**options)
-        self.operation = operation
+        def dynamics(self, x: Any, s: Any, p: Any) -> Next:
+            v = s.v * 0.5 + write(self, sc.ops, x, p.c)
+            return v, {"v": v}
 
-    def dynamics(self, x: Any, s: Any, p: Any) -> Next:
-        """The operation and the leak."""
-        v = s.v * 0.5 + OPERATIONS[self.operation].written(sc.ops, self, x, p.c)
-        return v, {"v": v}
-
-
-def _apply(context: Context, name: str, learn: Tuple[str, ...] = ()) -> Tuple[sc.Neuron, Array]:
-    """The neuron, and the points in every order of three steps."""
-    points = np.asarray(OPERATIONS[name].points)
-    neuron: sc.Neuron = context.place(Apply(name, backend=context.name, learn=learn))
-    return neuron, np.stack([points, np.roll(points, 3), np.roll(points, 7)])
-
-
-def _oracle(name: str, x: Array, dtype: Any = np.float64) -> Trajectory:
-    return run(Applied(name), [x], {"c": CONSTANT}, dtype=dtype)
-
-
-def _value(context: Context, name: str) -> None:
-    """Three steps over all points."""
-    neuron, x = _apply(context, name)
-    exact = OPERATIONS[name].exact
-    same(
-        f"{name}, as v/2 + {name}(x, {CONSTANT}),",
-        repr(neuron),
-        as_array(neuron(context.tensor(x))),
-        _oracle(name, x, np.float32 if exact else np.float64).outputs[0],
-        EXACT if exact else TOLERANCES["float32", "output"],
-        there={"x": x},
-    )
-
-
-def _backward(context: Context, name: str, neuron: sc.Neuron, x: Tensor) -> Gradients:
-    """Run backwards from the output; what is right for the cotangent."""
-    output = neuron(x)
-    cotangent = context.tensor(np.linspace(-1.0, 1.5, x.numel()).reshape(x.shape))
-    if output.requires_grad:
-        backward(repr(neuron), [output], [cotangent])
-    return adjoint(_oracle(name, as_array(x)), [as_array(cotangent)])
-
-
-def _derivative(context: Context, name: str, by: str) -> None:
-    """By the input, or by the other argument, which is a parameter."""
-    neuron, points = _apply(context, name, ("c",) if by == "c" else ())
-    x = context.tensor(points, grad=by == "x")
-    right = _backward(context, name, neuron, x)
-    leaf = x if by == "x" else neuron.get_parameter("c")
-    what, of = f"derivative of {name} by {by}", f"{neuron!r} at x={points[0].tolist()}"
-    came = as_array(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
-    if by == "x":
-        near = TOLERANCES["float32", "input gradient"]
-        same(what, of, came, right.inputs[0], near, there={"x": points})
-    else:
-        same(what, of, came, right.params["c"], TOLERANCES["float32", "parameter gradient"], axes="")
+    positive = name == "div" or (row is not None and row.unbounded)
+    exact: Dict[str, Any] = {"arithmetic": row is None or name in EXACT, "outputs": ("output",), "resets": ("none",)}
+    drive = (0.125, 3.25) if positive else (-2.5, 3.25)
+    return described(Apply, name, drive, "c=0.75", twin=as_written(Apply), exact_resets=(), **exact)
 
 
 def _add_operations() -> None:
-    for name, operation in OPERATIONS.items():
-        _case(f"language/{name}", "this operation has its value")(partial(_value, name=name))
-        holds = "this operation has its derivative, by convention where it has none"
-        _case(f"language/{name}-gradient", holds, "gradients")(partial(_derivative, name=name, by="x"))
-        if operation.learns:
-            holds = "this operation has its derivative by the other argument"
-            _case(f"language/{name}-parameter", holds, *_LEARN)(partial(_derivative, name=name, by="c"))
+    for name in (*_FUNCTIONS, *_WRITTEN):
+        model = operation(name)
+        config = Config(model, "none", shape=(3, 14), bits=model.arithmetic)
+        add_row(CASES, f"language/{name}", "language", "this operation has its value", config)
+        holds = "this operation has its derivative"
+        if name in _WRITTEN or _FUNCTIONS[name].gradient is not None:
+            add_row(CASES, f"language/{name}-gradient", "language", holds, replace(config, **BACK))
+        if name not in _ALONE:
+            learnt = replace(config, **{**BACK, "wanted": (), "learn": ("c",)})
+            add_row(CASES, f"language/{name}-parameter", "language", f"{holds} by the other argument", learnt)
 
 
 _add_operations()
@@ -134,7 +124,7 @@ def _same_name(context: Context) -> None:
 @_case("custom/configured", "one class configured twice is two programs")
 def _configured(context: Context) -> None:
     """The same neuron object, its reset changed between calls."""
-    hard, soft = Subject(context, "lif", "hard"), Subject(context, "lif", "soft")
+    hard, soft = subject(context, "lif", "hard"), subject(context, "lif", "soft")
     hard.check_outputs(hard.neuron(hard.x()))
     soft.check_outputs(soft.neuron(soft.x()))
     hard.neuron.reset = "soft"
@@ -195,35 +185,6 @@ class Many(sc.Neuron):
         return outputs, after
 
 
-@_case(
-    "language/many",
-    f"{COUNT} inputs, states and outputs and {2 * COUNT} parameters: each has its own value and gradient",
-    *_LEARN,
-    "several_inputs",
-    "several_outputs",
-)
-def _many(context: Context) -> None:
-    """Whole numbers and halves, to the bit."""
-    rng = np.random.default_rng(1)
-    x, g = (rng.integers(-4, 5, (3, COUNT, 5)).astype(float) for _ in range(2))
-    values = {name: np.asarray(rng.integers(1, 9) / 2) for name in Many.params}
-    made: Any = Many
-    tensors = {name: torch.tensor(value, dtype=torch.float32) for name, value in values.items()}
-    neuron = context.place(made(**tensors, learn=tuple(tensors), backend=context.name))
-    xs = [context.tensor(x[:, k], grad=True) for k in range(COUNT)]
-    outputs, final = neuron.run(*xs)
-    backward(repr(neuron), list(outputs), [context.tensor(g[:, k]) for k in range(COUNT)])
-    seen = run(as_written(Many, outputs=COUNT)(), [*x.swapaxes(0, 1)], values)
-    right = adjoint(seen, [*g.swapaxes(0, 1)])
-    rows = [(f"output {k} of {COUNT}", outputs[k], seen.outputs[k]) for k in range(COUNT)]
-    rows += [(f"final {name}", final[name], value) for name, value in seen.final.items()]
-    rows += [(f"gradient of input x{k}", xs[k].grad, right.inputs[k]) for k in range(COUNT)]
-    rows += [(f"gradient of parameter {name}", getattr(neuron, name).grad, right.params[name]) for name in values]
-    for what, ours, expected in rows:
-        came = torch.full(np.shape(expected), float("nan")) if ours is None else ours
-        same(what, repr(neuron), as_array(came), np.asarray(expected), axes="")
-
-
 class Deep(sc.Neuron):
     """Hundreds of operations, one in the other, of inputs and of parameters alone."""
 
@@ -239,22 +200,19 @@ class Deep(sc.Neuron):
         return y, {"v": x * c}
 
 
-@_case("language/deep", "hundreds of operations, one in the other, are computed", *_LEARN, "channel_parameters")
-def _deep(context: Context) -> None:
-    """Values and gradients. Python's parser, for one, stops at 200 parentheses."""
-    x = np.random.default_rng(0).random((3, 2, 3))
-    a = np.asarray([0.25, 0.5, 0.75])
-    neuron = context.place(Deep(a=torch.tensor(a, dtype=torch.float32), learn=("a",), backend=context.name))
-    leaf = context.tensor(x, grad=True)
-    output, end = neuron.run(leaf)
-    backward(repr(neuron), [output, end["v"]], [torch.ones_like(output), torch.ones_like(end["v"])])
-    seen = run(as_written(Deep)(), [x], {"a": a})
-    right = adjoint(seen, [np.ones_like(x)], {"v": np.ones(x.shape[1:])})
-    rows = [
-        ("output", output, seen.outputs[0], "output"),
-        ("final v", end["v"], seen.final["v"], "output"),
-        ("gradient of x", leaf.grad, right.inputs[0], "input gradient"),
-        ("gradient of a", neuron.a.grad, right.params["a"], "parameter gradient"),
-    ]
-    for what, ours, expected, kind in rows:
-        same(what, repr(neuron), as_array(ours), expected, TOLERANCES["float32", kind])
+def _add_large() -> None:
+    numbers = " ".join(f"p{k}={1 + k / 8} q{k}={2 - k / 16}" for k in range(COUNT))
+    outputs = ("output",) * COUNT
+    many = described(
+        Many, "many", (-1.0, 1.0), numbers, twin=as_written(Many, outputs=COUNT), resets=("none",), outputs=outputs
+    )
+    holds = f"{COUNT} inputs, states and outputs and {2 * COUNT} parameters: each has its own value and gradient"
+    config = Config(many, "none", shape=(3, 5), bits=True, call="run", wanted=("inputs",), given=("outputs",))
+    add_row(CASES, "language/many", "language", holds, replace(config, params="scalar", learn=("*",)))
+    deep = described(Deep, "deep", (0.0, 1.0), "a=0.5", twin=as_written(Deep), resets=("none",), outputs=("output",))
+    holds = "hundreds of operations, one in the other, are computed: Python's parser stops at 200 parentheses"
+    config = Config(deep, "none", shape=(3, 2, 3), params="channel", learn=("*",), **BOTH)
+    add_row(CASES, "language/deep", "language", holds, config)
+
+
+_add_large()

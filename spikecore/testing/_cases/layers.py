@@ -13,11 +13,11 @@ from spikecore.layers import NormNeuron
 from spikecore.testing._case import Collection
 from spikecore.testing._cases.rows import ALL, BACK
 from spikecore.testing._compare import Mismatch, as_array, same
-from spikecore.testing._config import Config
+from spikecore.testing._config import SHAPE, Config
 from spikecore.testing._config_check import add_row
 from spikecore.testing._context import Context
 from spikecore.testing._models import BY_NAME
-from spikecore.testing._subject import SHAPE
+from spikecore.testing._subject import Subject
 from spikecore.testing._tolerances import OTHER_DTYPES
 
 CASES = Collection()
@@ -132,7 +132,7 @@ _add_delays()
 )
 def _rest(context: Context) -> None:
     """Other calls before leave nothing behind."""
-    s = Config(feedback="fused").subject(context)
+    s = Subject(context, Config(feedback="fused"))
     x = s.x()
     s.module(x + 3.0)
     for _ in range(2):
@@ -224,34 +224,24 @@ def _add_normalised() -> None:
 _add_normalised()
 
 
-@CASES.case(
-    "normalised/running",
-    "parameters",
-    "running statistics move once a call, by momentum or as an average",
-    "normalisation",
-    "channel_parameters",
-)
-def _running(context: Context) -> None:
-    """Three calls with a momentum, and three with none, which is the average of all; then one in eval mode."""
-    _check_running(context, Config(norm="train"))
+_MOVED = "running statistics move once a call, by momentum or as an average"
+_NORM = ("normalisation", "channel_parameters")
 
 
+@CASES.case("normalised/running", "parameters", _MOVED, *_NORM, config=Config(norm="train"))
 @CASES.case(
     "normalised/two-running",
     "parameters",
-    "the running statistics of input and shortcut move once a call, each by its own",
-    "normalisation",
-    "channel_parameters",
+    f"{_MOVED}, those of the shortcut by its own",
+    *_NORM,
     "several_inputs",
     "normalised_shortcut",
+    config=Config(norm="train", shortcut="normalised"),
 )
-def _two_running(context: Context) -> None:
-    _check_running(context, Config(norm="train", shortcut="normalised"))
-
-
-def _check_running(context: Context, config: Config) -> None:
+def _running(context: Context, config: Config) -> None:
+    """Three calls with a momentum, and three with none, which is the average of all; then one in eval mode."""
     for momentum in (0.25, None):
-        s = config.subject(context)
+        s = Subject(context, config)
         layer: NormNeuron = s.module
         norms: List[Any] = [*layer.norms]
         moved = [(np.zeros(SHAPE[2]), np.ones(SHAPE[2])) for _ in norms]

@@ -13,26 +13,13 @@ import numpy as np
 import torch
 
 from spikecore.testing._case import Collection
-from spikecore.testing._cases.language import Apply
+from spikecore.testing._cases.language import operation
 from spikecore.testing._compare import Mismatch, as_array, backward, same
-from spikecore.testing._config import Config
 from spikecore.testing._context import Context
 from spikecore.testing._inputs import generator
 from spikecore.testing._oracle import adjoint, run
-from spikecore.testing._oracle.operations import Applied
-from spikecore.testing._strides import EXPANDED, laid
 
 CASES = Collection()
-
-
-@CASES.case("layouts/input-expanded", "layouts", "an expanded input is read as what it stands for")
-def _expanded(context: Context) -> None:
-    """Between two calls of one neuron with its copy."""
-    for layout in EXPANDED:
-        s = Config(shape=(6, 3, 5), x=layout).subject(context)
-        thin = laid(s.x(), layout)
-        for x in (thin.contiguous(), thin, thin.contiguous()):
-            s.check_outputs(s.neuron(x), f" of an input with strides {x.stride()}")
 
 
 #: Name -> shape ``[T, *N]`` and, where the parameter is one per channel, channel_dim.
@@ -65,13 +52,15 @@ def _sized(context: Context, shape: Tuple[int, ...], dim: Any) -> None:
     c = np.asarray(0.5) if dim is None else 0.5 + np.arange(neurons[dim]) % 3
     wide = c if dim is None else c.reshape([-1 if i == dim % len(neurons) else 1 for i in range(len(neurons))])
     options: Dict[str, Any] = {} if dim is None else {"channel_dim": dim}
-    made = Apply("mul", c=torch.tensor(c, dtype=torch.float32), learn=("c",), backend=context.name, **options)
+    product = operation("mul")
+    made: Any = product.neuron
+    made = made(c=torch.tensor(c, dtype=torch.float32), learn=("c",), backend=context.name, **options)
     neuron = context.place(made)
     leaf = context.tensor(x, grad=True)
     output, final = neuron.run(leaf)
     of = f"{neuron!r} on input {list(shape)}"
     backward(of, [output], [context.tensor(g)])
-    seen = run(Applied("mul"), [x], {"c": wide})
+    seen = run(product.oracle(), [x], {"c": wide})
     right = adjoint(seen, [g])
     axes = ", ".join("nklmij"[: len(neurons)])
     for what, value, expected, names in (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import Any, Dict
 
 import numpy as np
 import torch
@@ -12,34 +12,27 @@ import spikecore as sc
 from spikecore.backend import Backend, Unsupported
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch, as_array
+from spikecore.testing._config import Config
+from spikecore.testing._config_check import add_row
 from spikecore.testing._context import Context
+from spikecore.testing._models import BY_NAME
 from spikecore.testing._oracle import Array, adjoint
-from spikecore.testing._subject import Subject
+from spikecore.testing._subject import Subject, subject
 
 CASES = Collection()
 _STATE = ("gradients", "state_gradients")
 _SHAPE = (7, 3, 5)
 
 
-@CASES.case(
-    "state/one-final-state",
-    "state",
-    "a cotangent of one final state alone gives its derivatives by inputs and states before, for each state",
-    *_STATE,
-)
-def _one_final_state(context: Context) -> None:
-    for model in ("lif", "alif", "synaptic"):
-        s = Subject(context, model, "soft", shape=_SHAPE, state=True)
-        for name in s.twin.rest:
-            x, start = s.x(grad=True), s.start(grad=True) or {}
-            end = s.neuron.run(x, state=start)[1][name]
-            cotangent = s.cotangent(end)
-            right = s.gradients(None, {name: cotangent})
-            by = [x, *start.values()]
-            came: List[Any] = list(torch.autograd.grad(end, by, cotangent, allow_unused=True))
-            s.check("input gradient", came[0], right.inputs[0], name=f"the final {name} alone")
-            for other, value in zip(start, came[1:]):
-                s.check("state gradient", value, right.state[other], name=f"the final {name} alone by {other}")
+def _add_final_states() -> None:
+    holds = "a cotangent of one final state alone gives its derivatives by inputs and states before, for each state"
+    back: Dict[str, Any] = {"shape": _SHAPE, "state": True, "wanted": ("inputs", "states")}
+    states = [(model, name) for model in ("lif", "alif", "synaptic") for name in BY_NAME[model].oracle.rest]
+    configs = [Config(model, "soft", given=(f"final {name}",), **back) for model, name in states]
+    add_row(CASES, "state/one-final-state", "state", holds, *configs)
+
+
+_add_final_states()
 
 
 def _weighted(y: Tensor, weights: Tensor) -> Tensor:
@@ -64,7 +57,7 @@ def _by_inputs(s: Subject, rule: str, weights: Tensor) -> Array:
 def _online(context: Context, rule: str = "d_rtrl") -> None:
     """A linear layer that is the identity, so that the neuron reads the suite's inputs."""
     for model in ("lif", "alif"):
-        s = Subject(context, model, "soft", shape=_SHAPE, detach=rule == "eprop")
+        s = subject(context, model, "soft", shape=_SHAPE, detach=rule == "eprop")
         layer = nn.Linear(_SHAPE[-1], _SHAPE[-1], bias=False)
         nn.init.eye_(layer.weight)
         net = nn.Sequential(context.place(layer), s.neuron)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, List, Tuple
+from typing import Any, List, Tuple
 
 import numpy as np
 import torch
@@ -26,10 +26,7 @@ OTHERS = (-1.0, 0.75, 256.0, float("nan"), float("inf"), float("-inf"))
 
 
 CASES = Collection()
-
-
-def _case(name: str, holds: str, **more: Any) -> Callable[[Any], Any]:
-    return CASES.case(f"packed/{name}", "robust", holds, computes=False, **more)
+_case = CASES.family("packed", "robust", computes=False)
 
 
 def bytes_of(ks: Array, bits: int) -> Array:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, Callable, Dict, Mapping, Sequence
+from dataclasses import replace
+from typing import Dict, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -11,24 +11,23 @@ import torch
 from spikecore.testing._calls import Call
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import as_array, same
+from spikecore.testing._config import SHAPE, Config
+from spikecore.testing._config_check import add_row
 from spikecore.testing._context import Context
+from spikecore.testing._custom import SWAP
 from spikecore.testing._models import BY_NAME, spread
-from spikecore.testing._subject import SHAPE, Subject
-from spikecore.testing._turning import SWAP
+from spikecore.testing._subject import subject
 
 CASES = Collection()
+_case = CASES.family("parameters")
 _LEARN = ("gradients", "parameter_gradients")
 _CHANNELS, _NEURONS = SHAPE[2:], SHAPE[1:]
-
-
-def _case(name: str, holds: str, *needs: str, **more: Any) -> Callable[[Any], Any]:
-    return CASES.case(f"parameters/{name}", "parameters", holds, *needs, **more)
 
 
 @_case("changed", "a value changed between two calls, in place or not, counts in the second")
 def _changed(context: Context) -> None:
     """A number assigned, then a tensor written in place, as an optimiser does."""
-    s, other = Subject(context, "lif", "hard"), Subject(context, "lif", "hard", values={"tau": 3.25})
+    s, other = subject(context, "lif", "hard"), subject(context, "lif", "hard", values={"tau": 3.25})
     s.neuron(other.x())
     s.neuron.tau = 3.25
     other.check_outputs(s.neuron(other.x()), " after tau was assigned")
@@ -52,7 +51,9 @@ def _clamped(context: Context) -> None:
     beta = spread(0.5, _CHANNELS)
     beta[:] = (-0.25, 0.0, 0.25, 0.5, 0.75, 1.0, 1.25)
     for reset in ("hard", "soft"):
-        s = Subject(context, "leaky", reset, values={"beta": beta}, learn=("beta", "threshold"), bounds=None)
+        s = subject(
+            context, "leaky", reset, values={"beta": beta}, learn=("beta", "threshold"), options={"bounds": None}
+        )
         Call(s, "a call with beta at its bounds").check()
 
 
@@ -66,7 +67,7 @@ def _ranged(context: Context, shape: Sequence[int]) -> None:
     bounds = {"tau": (1.5, 4.0), "threshold": (0.75, 1.25)}
     values = {name: np.asarray(spread(value, shape)) for name, value in (("tau", 2.7), ("threshold", 0.9))}
     values["threshold"] = np.asarray(values["threshold"].clip(*bounds["threshold"]))
-    s = Subject(context, "lif", "hard", values=values, learn=tuple(bounds), bounds=bounds)
+    s = subject(context, "lif", "hard", values=values, learn=tuple(bounds), options={"bounds": bounds})
     Call(s, "a call within the ranges").check()
     for again in range(2):
         outside = {name: value.copy() for name, value in values.items()}
@@ -75,7 +76,7 @@ def _ranged(context: Context, shape: Sequence[int]) -> None:
             s.neuron.get_parameter(name).data.copy_(torch.from_numpy(outside[name]))
         inside = {name: np.asarray(value.clip(*bounds[name])) for name, value in outside.items()}
         s.neuron.zero_grad(set_to_none=True)
-        other = Subject(context, "lif", "hard", values=inside, learn=tuple(bounds), neuron=s.neuron, draw=1 + again)
+        other = subject(context, "lif", "hard", values=inside, learn=tuple(bounds), neuron=s.neuron, draw=1 + again)
         Call(other, "a call with parameters outside their ranges").check()
         for name, value in outside.items():
             same(name, f"{s.of} after a call", as_array(s.neuron.get_parameter(name)), value.astype(np.float32))
@@ -91,14 +92,6 @@ _NUMBERS: Mapping[str, float] = {
 }
 
 
-def _numbered(context: Context, number: float, input_dtype: str) -> None:
-    """To the bit, outputs and final state."""
-    s = Subject(context, SWAP, "none", shape=(6, 3, 5), dtype=input_dtype, values={"leak": number})
-    output, final = s.neuron.run(s.x())
-    s.check_outputs(output, f" with the number {number!r}", exact=True)
-    s.check_states(final, s.bits().final, f"final state, with the number {number!r},", exact=True)
-
-
 def _add_numbers() -> None:
     once: Dict[str, str] = {
         "float32": "a number that float32 does not hold is rounded to float32 once",
@@ -106,8 +99,8 @@ def _add_numbers() -> None:
     }
     for name, number in _NUMBERS.items():
         for dtype, holds in once.items():
-            run = partial(_numbered, number=number, input_dtype=dtype)
-            _case(f"number-{name}-{dtype}", holds, dtype=dtype)(run)
+            config = Config(replace(SWAP, params={"leak": number}), "none", shape=(6, 3, 5), dtype=dtype, bits=True)
+            add_row(CASES, f"parameters/number-{name}-{dtype}", "parameters", holds, config)
 
 
 _add_numbers()

@@ -3,19 +3,13 @@
 
 from __future__ import annotations
 
-import gc
-import locale
-import logging
 import os
 import random
-import signal
-import sys
-import threading
 import warnings
 import zlib
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, Mapping
+from typing import Any, Callable, Dict, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -24,7 +18,7 @@ from spikecore.testing._calls import Call, backward_together, pair
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch
 from spikecore.testing._context import Context
-from spikecore.testing._subject import Subject
+from spikecore.testing._subject import subject
 from spikecore.testing._threads import at_once
 
 CASES = Collection()
@@ -69,16 +63,18 @@ def _random() -> Dict[str, Any]:
     return facts
 
 
+def _called(module: Any, names: str) -> Dict[str, Any]:
+    """What functions of a module give, by how they are called."""
+    functions = {name: getattr(module, name) for name in names.split()}
+    return {f"{module.__name__}.{name}()": function() for name, function in functions.items()}
+
+
 def _torch() -> Dict[str, Any]:
     return {
-        "torch.get_default_dtype()": torch.get_default_dtype(),
+        **_called(torch, "get_default_dtype get_num_threads get_num_interop_threads get_float32_matmul_precision"),
+        **_called(torch, "are_deterministic_algorithms_enabled"),
         "the default device": torch.empty(0).device,
-        "torch.get_num_threads()": torch.get_num_threads(),
-        "torch.get_num_interop_threads()": torch.get_num_interop_threads(),
-        "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled(),
-        "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision(),
-        "torch.backends.cudnn.benchmark": torch.backends.cudnn.benchmark,
-        "torch.backends.cudnn.deterministic": torch.backends.cudnn.deterministic,
+        "torch.backends.cudnn": [getattr(torch.backends.cudnn, name) for name in ("benchmark", "deterministic")],
         "torch.backends.cudnn.allow_tf32": torch.backends.cudnn.allow_tf32,
         **_modes(),
     }
@@ -86,12 +82,9 @@ def _torch() -> Dict[str, Any]:
 
 def _modes() -> Dict[str, Any]:
     return {
-        "torch.is_grad_enabled()": torch.is_grad_enabled(),
-        "torch.is_inference_mode_enabled()": torch.is_inference_mode_enabled(),
-        "torch.is_anomaly_enabled()": torch.is_anomaly_enabled(),
-        "torch.is_autocast_enabled()": torch.is_autocast_enabled(),
+        **_called(torch, "is_grad_enabled is_inference_mode_enabled is_anomaly_enabled is_autocast_enabled"),
+        **_called(torch, "is_autocast_cache_enabled"),
         "torch.is_autocast_cpu_enabled()": _autocast_cpu(),
-        "torch.is_autocast_cache_enabled()": torch.is_autocast_cache_enabled(),
         "numpy.geterr()": np.geterr(),
     }
 
@@ -104,28 +97,9 @@ def _autocast_cpu() -> bool:
         return bool(torch.is_autocast_cpu_enabled())
 
 
-def _python() -> Dict[str, Any]:
-    return {
-        "warnings.filters": list(warnings.filters),
-        "warnings.showwarning": warnings.showwarning,
-        "locale.setlocale(LC_ALL)": locale.setlocale(locale.LC_ALL, None),
-        "os.getcwd()": os.getcwd(),
-        "sys.excepthook": sys.excepthook,
-        "threading.excepthook": threading.excepthook,
-        "sys.stdout": sys.stdout,
-        "sys.stderr": sys.stderr,
-        "sys.getrecursionlimit()": sys.getrecursionlimit(),
-        "sys.getswitchinterval()": sys.getswitchinterval(),
-        "sys.gettrace()": sys.gettrace(),
-        "gc.isenabled()": gc.isenabled(),
-        "gc.get_threshold()": gc.get_threshold(),
-        "the root logger": (logging.root.level, list(logging.root.handlers)),
-        **{f"the handler of {number!s}": signal.getsignal(number) for number in signal.valid_signals()},
-    }
-
-
 def _environment() -> Dict[str, Any]:
-    return {f"the environment variable {name}": value for name, value in os.environ.items()}
+    variables = {f"the environment variable {name}": value for name, value in os.environ.items()}
+    return {**variables, "warnings.filters": list(warnings.filters)}
 
 
 def _unchanged(of: str, before: Mapping[str, Any], after: Mapping[str, Any], when: str) -> None:
@@ -139,44 +113,32 @@ def _unchanged(of: str, before: Mapping[str, Any], after: Mapping[str, Any], whe
 
 
 @contextmanager
-def _states_restored() -> Iterator[None]:
-    """Random states are afterwards what they were."""
-    states = np.random.get_state(), random.getstate()
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        np.random.set_state(states[0])
-        random.setstate(states[1])
-
-
-def _seed(number: int) -> None:
-    random.seed(number)
-    np.random.seed(number)
-    torch.manual_seed(number)
-
-
-@contextmanager
 def _other_settings() -> Iterator[None]:
     """Other settings and random states: who sets one anew at each call is seen, whatever it sets."""
     dtype, strict = torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    warn_only, states = (
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        (np.random.get_state(), random.getstate()),
+    )
     try:
-        with _states_restored():
-            _seed(20011)
+        with torch.random.fork_rng():
+            for seed in (random.seed, np.random.seed, torch.manual_seed):
+                seed(20011)
             torch.set_default_dtype(torch.float32 if dtype == torch.float64 else torch.float64)
             torch.use_deterministic_algorithms(not strict, warn_only=True)
             yield
     finally:
         torch.use_deterministic_algorithms(strict, warn_only=warn_only)
         torch.set_default_dtype(dtype)
+        np.random.set_state(states[0])
+        random.setstate(states[1])
 
 
 def _process(context: Context, look: Callable[[], Dict[str, Any]]) -> None:
     """Compiled anew, run, run backwards, under settings as they are and under others."""
     # a program and step counts that other cases have not, so that it is compiled here
     for steps in (13, 37):
-        s = Subject(context, "leaky", "soft", shape=(steps, 2, 9))
+        s = subject(context, "leaky", "soft", shape=(steps, 2, 9))
         with _other_settings() if steps == 37 else nullcontext():
             call = Call(s, "a call")
             before = look()
@@ -195,8 +157,7 @@ def _add_looks() -> None:
         "subnormals": ("how numbers near zero are computed (flush-to-zero)", _subnormals),
         "random": ("random states", _random),
         "torch": ("torch's defaults, threads and modes", _torch),
-        "python": ("warnings, signals, locale and hooks", _python),
-        "environment": ("the environment", _environment),
+        "environment": ("the environment, and filters of warnings", _environment),
     }.items():
         holds = f"calls and backward passes change nothing of {what}"
         CASES.add(f"ownership/process-{name}", "ownership", holds, partial(_process, look=look), _BACK)
@@ -208,37 +169,11 @@ _add_looks()
 # -- threads
 
 
-@CASES.case(
-    "ownership/process-threads",
-    "ownership",
-    "subnormal numbers and modes are the same in a thread that calls, and in one that begins after it",
-    *_BACK,
-)
-def _process_in_threads(context: Context) -> None:
-    s = Subject(context, "leaky", "soft", shape=(14, 2, 9))
-
-    def look() -> Dict[str, Any]:
-        return {**_subnormals(), **_modes()}
-
-    seen: List[Dict[str, Any]] = []
-
-    def work(i: int) -> None:
-        before = look()
-        Call(s, "a call in a thread").check()
-        _unchanged(s.of, before, look(), "a call in a thread")
-
-    at_once(lambda _: seen.append(look()), 1)
-    at_once(work, 2)
-    Call(s, "a call").check()
-    at_once(lambda _: seen.append(look()), 1)
-    _unchanged(s.of, seen[0], seen[1], "calls, as a thread that began later sees it,")
-
-
 @CASES.case("robust/threads", "robust", "neurons compute the same from several threads at once")
 def _threads(context: Context) -> None:
     """One neuron for all, not used before, so that its first use is a race too; and one for each."""
-    shared = Subject(context, "synaptic", "hard")
-    apart = [Subject(context, "lif", reset) for reset in ("hard", "soft", "none", "hard")]
+    shared = subject(context, "synaptic", "hard")
+    apart = [subject(context, "lif", reset) for reset in ("hard", "soft", "none", "hard")]
     x = shared.x()
 
     def work(i: int) -> None:
@@ -257,8 +192,8 @@ def _threads(context: Context) -> None:
 )
 def _threads_shapes(context: Context) -> None:
     shapes = ((12, 3, 7), (12, 5), (20, 4, 3), (5, 2, 3, 2))
-    neuron = Subject(context, "lif", "hard").neuron
-    subjects = [Subject(context, "lif", "hard", shape=shape, draw=i, neuron=neuron) for i, shape in enumerate(shapes)]
+    neuron = subject(context, "lif", "hard").neuron
+    subjects = [subject(context, "lif", "hard", shape=shape, draw=i, neuron=neuron) for i, shape in enumerate(shapes)]
 
     def work(i: int) -> None:
         for again in range(3):
@@ -283,7 +218,7 @@ def _threads_shapes(context: Context) -> None:
 )
 def _elsewhere(context: Context, there: str) -> None:
     """Two calls here and one backward in a thread, or the reverse."""
-    calls = pair(Subject(context, "lif", "hard"))
+    calls = pair(subject(context, "lif", "hard"))
     for call in calls:
         if there == "forward":
             at_once(lambda _, call=call: call.forward(), 1)  # type: ignore[misc]  # mypy does not infer the default's type
@@ -313,7 +248,7 @@ def _module(context: Context) -> Any:
 )
 def _stream(context: Context) -> None:
     """An input that a busy stream writes at last; the default stream would read zeros."""
-    s = Subject(context, "lif", "soft")
+    s = subject(context, "lif", "soft")
     ready, buffer = s.x(), torch.zeros_like(s.x())
     s.neuron(ready)  # compiled before
     module = _module(context)
@@ -351,7 +286,7 @@ def _other_device(context: Context) -> None:
     if count > 1:
         index = count - 1 if context.device.index != count - 1 else 0
         there = Context(context.backend, f"{context.device.type}:{index}", context.witness, context.seeds)
-    s = Subject(there, "alif", "hard")
+    s = subject(there, "alif", "hard")
     call = Call(s, f"a call on {there.device}")
     output, final = s.neuron.run(call.x)
     for name, value in {"the output": output, **{f"the final {name}": v for name, v in final.items()}}.items():

@@ -15,19 +15,16 @@ import spikecore as sc
 from spikecore.testing._calls import Call, check_parameters, learnable
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch, as_array, same
+from spikecore.testing._config import Config
 from spikecore.testing._context import Context
-from spikecore.testing._models import BY_NAME, spread
 from spikecore.testing._oracle import run
-from spikecore.testing._subject import Subject
+from spikecore.testing._subject import Subject, subject
 from spikecore.testing._tolerances import TOLERANCES
 
 CASES = Collection()
+_case = CASES.family("robust")
 _BACK = ("gradients",)
 _LEARN = (*_BACK, "parameter_gradients")
-
-
-def _case(name: str, holds: str, *needs: str, **more: Any) -> Callable[[Any], Any]:
-    return CASES.case(f"robust/{name}", "robust", holds, *needs, **more)
 
 
 # -- modules and machinery
@@ -36,7 +33,7 @@ def _case(name: str, holds: str, *needs: str, **more: Any) -> Callable[[Any], An
 @_case("checkpoint", "torch.utils.checkpoint gives the same gradients", *_LEARN)
 def _checkpoint(context: Context) -> None:
     for reentrant in (False, True):
-        call = Call(Subject(context, "plif", "soft", learn=("w",)), f"a checkpoint with use_reentrant={reentrant}")
+        call = Call(subject(context, "plif", "soft", learn=("w",)), f"a checkpoint with use_reentrant={reentrant}")
         call.check(checkpoint(call.s.neuron, call.x, use_reentrant=reentrant))
 
 
@@ -44,7 +41,7 @@ def _checkpoint(context: Context) -> None:
 def _autocast(context: Context) -> None:
     """Final states to the bit, where the neuron is of + - * /; forward and backward."""
     for model in ("lif", "plif", "eif"):
-        s = Subject(context, model, "hard", learn=learnable(context, "threshold"))
+        s = subject(context, model, "hard", learn=learnable(context, "threshold"))
         call = Call(s, "a call under autocast")
         with torch.autocast(context.device.type, dtype=torch.bfloat16):
             call.forward()
@@ -56,16 +53,6 @@ def _autocast(context: Context) -> None:
         check_parameters(s, [call], call.which)
 
 
-@_case("autocast-16-bit", "16-bit activations of an autocast layer go in and come out", dtype="bfloat16")
-def _autocast_half(context: Context) -> None:
-    s = Subject(context, "lif", "soft", dtype="bfloat16")
-    linear = context.place(_identity())
-    with torch.no_grad(), torch.autocast(context.device.type, dtype=torch.bfloat16):
-        output, final = s.neuron.run(linear(s.x().float()))
-    s.check_outputs(output, " behind an autocast layer")
-    s.check_states(final, s.bits().final, "final state, behind an autocast layer,", exact=True)
-
-
 def _identity() -> nn.Linear:
     linear = nn.Linear(7, 7, bias=False)
     nn.init.eye_(linear.weight)
@@ -75,7 +62,7 @@ def _identity() -> nn.Linear:
 @_case("training-step", "a training step moves the weights as the equations say", *_BACK)
 def _training_step(context: Context) -> None:
     """A step of SGD on a linear layer before a LIF; loss: the sum of spikes, weighted."""
-    s = Subject(context, "lif", "hard", shape=(6, 4, 7))
+    s = subject(context, "lif", "hard", shape=(6, 4, 7))
     linear = _identity()
     net = context.place(nn.Sequential(linear, s.neuron))
     weights = s.cotangent(s.x())
@@ -106,7 +93,7 @@ _NON_FINITE = "do to a neuron what IEEE arithmetic does, and nothing to its neig
 @_case("non-finite-li-none", f"NaN and infinite inputs {_NON_FINITE}", model="li", reset="none")
 def _non_finite(context: Context, model: str, reset: str) -> None:
     """Each of NaN, inf, -inf at some step of some neuron."""
-    s = Subject(context, model, reset, shape=(6, 3, 7))
+    s = subject(context, model, reset, shape=(6, 3, 7))
     x = s.inputs[0].copy()
     for i, value in enumerate(_ODD):
         x[i, 0, i] = x[2 * i + 1, 1, i + 3] = x[5, 2, i] = value
@@ -118,8 +105,7 @@ def _non_finite(context: Context, model: str, reset: str) -> None:
 def _non_finite_parameters(context: Context) -> None:
     """Each of NaN, inf, -inf as tau, threshold and v_reset of some neuron."""
     names = ("tau", "threshold", "v_reset")
-    values = {name: spread(BY_NAME["lif"].params[name], (3, 7)) for name in names}
-    s = Subject(context, "lif", "hard", values=values, shape=(6, 3, 7), bounds=None)
+    s = subject(context, "lif", "hard", params="full", shape=(6, 3, 7), options={"bounds": None})
     for i, name in enumerate(names):
         for k, value in enumerate(_ODD):
             s.params[name][i, 2 * k] = s.spread[name][i, 2 * k] = value
@@ -132,7 +118,7 @@ def _non_finite_parameters(context: Context) -> None:
 @_case("silent-steps", "a state decays in steps without any input, too", what="silence")
 def _changed_input(context: Context, what: str) -> None:
     """Zeros and ones in the first step, and of the first neuron; nothing in two steps."""
-    s = Subject(context, "li", "none")
+    s = subject(context, "li", "none")
     x = s.inputs[0].copy()
     if what == "spikes":
         x[0], x[:, 0, 0] = x[0] > 0, x[:, 0, 0] > 0
@@ -144,17 +130,10 @@ def _changed_input(context: Context, what: str) -> None:
     s.check_states(final, s.bits().final, f"final state, with {what},", exact=True)
 
 
-@_case("large", "very large and very small potentials neither overflow in between nor vanish")
-def _large(context: Context) -> None:
-    s = Subject(context, "lif", "none", shape=(3, 7))
-    s.inputs = (np.outer([1.0, -0.5, 0.25], [1e30, -1e30, 1e37, 1e-30, -1e-30, 1e-37, 1e4]).astype(np.float32),)
-    _check_odd(s, "of large and small inputs")
-
-
 @_case("subnormal", "subnormal numbers are kept")
 def _subnormal(context: Context) -> None:
     """IF adds numbers below the smallest normal one."""
-    s = Subject(context, "if", "none", values={"threshold": 3e-39, "v_reset": 0.0}, shape=(4, 3))
+    s = subject(context, "if", "none", values={"threshold": 3e-39, "v_reset": 0.0}, shape=(4, 3))
     s.inputs = (np.asarray([[1e-39, 2e-39, 5e-40]] * 4, np.float32),)
     _check_odd(s, "of subnormal inputs")
 
@@ -169,7 +148,7 @@ def _check_odd(s: Subject, what: str) -> None:
 
 @_case("large-beside-small", "a gradient that is large in one neuron costs no other neuron its digits", *_BACK)
 def _large_beside_small(context: Context) -> None:
-    s = Subject(context, "lif", "soft")
+    s = subject(context, "lif", "soft")
     call = Call(s, "a call with a large cotangent in one neuron")
     call.cotangent[:, 0, 0] *= 1e4
     call.right = s.gradients(call.cotangent)
@@ -179,7 +158,7 @@ def _large_beside_small(context: Context) -> None:
 @_case("deterministic", "the same call twice gives the same bits, gradients of shared parameters included", *_LEARN)
 def _deterministic(context: Context) -> None:
     """Five times."""
-    s = Subject(context, "lif", "hard", shape=(8, 31, 67), learn=("tau", "threshold"))
+    s = subject(context, "lif", "hard", shape=(8, 31, 67), learn=("tau", "threshold"))
     cotangent = s.cotangent(s.x())
     seen: List[Dict[str, Tensor]] = []
     for _ in range(5):
@@ -231,21 +210,19 @@ def _compile(context: Context, s: Subject, module: Any, backend: Any = "aot_eage
 _SAME = "torch.compile(fullgraph=True) gives the same outputs and gradients"
 
 
-@_compile_case("lif-hard", _SAME, *_BACK)
-@_compile_case("alif-soft", _SAME, *_BACK, model="alif", reset="soft")
-@_compile_case("leaky-soft", _SAME, *_BACK, model="leaky", reset="soft")
-@_compile_case("inductor", "so it does with the default backend, which generates code", *_BACK, backend="inductor")
-@_compile_case(
-    "parameters", "learnt parameters get their gradients through a compiled graph", *_LEARN, learn=("tau", "threshold")
-)
-def _compiled(
-    context: Context,
-    model: str = "lif",
-    reset: str = "hard",
-    backend: str = "aot_eager",
-    learn: Sequence[str] = (),
-) -> None:
-    s = Subject(context, model, reset, learn=learn, shape=(3 if backend == "inductor" else 5, 3, 7))
+_SIZE: Dict[str, Any] = {"shape": (5, 3, 7)}
+_SMALL, _LEARNT = Config(shape=(3, 3, 7)), Config(learn=("tau", "threshold"), **_SIZE)
+_INDUCTOR = "so it does with the default backend, which generates code"
+_OF_PARAMETERS = "learnt parameters get their gradients through a compiled graph"
+
+
+@_compile_case("lif-hard", _SAME, *_BACK, config=Config(**_SIZE))
+@_compile_case("alif-soft", _SAME, *_BACK, config=Config("alif", "soft", **_SIZE))
+@_compile_case("leaky-soft", _SAME, *_BACK, config=Config("leaky", "soft", **_SIZE))
+@_compile_case("inductor", _INDUCTOR, *_BACK, config=_SMALL, backend="inductor")
+@_compile_case("parameters", _OF_PARAMETERS, *_LEARN, config=_LEARNT)
+def _compiled(context: Context, config: Config, backend: str = "aot_eager") -> None:
+    s = Subject(context, config)
     compiled = _compile(context, s, s.neuron, backend)
     call = Call(s, "a call under torch.compile")
     call.check(compiled(call.x))
@@ -254,7 +231,7 @@ def _compiled(
 @_compile_case("network", "a neuron between two layers compiles in one graph", *_BACK)
 def _network(context: Context) -> None:
     """Identity layers around it, so that the oracle is the neuron's."""
-    s = Subject(context, "lif", "soft", shape=(5, 3, 7))
+    s = subject(context, "lif", "soft", shape=(5, 3, 7))
     compiled = _compile(context, s, context.place(nn.Sequential(_identity(), s.neuron, _identity())))
     call = Call(s, "a call of a compiled network")
     call.check(compiled(call.x))
@@ -264,10 +241,10 @@ def _network(context: Context) -> None:
 @_compile_case("steps", "a compiled neuron takes other numbers of steps", shapes=((6, 3, 7), (9, 3, 7), (17, 3, 7)))
 def _sizes(context: Context, shapes: Sequence[Sequence[int]]) -> None:
     """One shape after the other, so that PyTorch begins to take a size for a variable."""
-    s = Subject(context, "lif", "hard", shape=(4, 3, 7))
+    s = subject(context, "lif", "hard", shape=(4, 3, 7))
     compiled = _compile(context, s, s.neuron)
     for shape in ((4, 3, 7), *shapes):
-        other = Subject(context, "lif", "hard", shape=shape)
+        other = subject(context, "lif", "hard", shape=shape)
         other.check_outputs(compiled(other.x()), " of other sizes under torch.compile")
 
 
@@ -276,17 +253,12 @@ def _sizes(context: Context, shapes: Sequence[Sequence[int]]) -> None:
 )
 def _opcheck(context: Context) -> None:
     """Every operator that is not PyTorch's own, with the arguments it is called with. A backend need have none."""
-    check = getattr(torch.library, "opcheck", None)  # since torch 2.4
-    if check is None:
-        from torch.testing._internal.optests import generate_tests
-
-        check = generate_tests.opcheck
     learn = ("tau",) if context.declares("parameter_gradients") else ()
     for operator, args, kwargs in _operator_calls(
-        context, Subject(context, "lif", "hard", learn=learn, shape=(5, 3, 7))
+        context, subject(context, "lif", "hard", learn=learn, shape=(5, 3, 7))
     ):
         try:
-            check(operator, args, kwargs)
+            torch.library.opcheck(operator, args, kwargs)
         except Exception as error:
             raise Mismatch(f"opcheck of {operator}: {type(error).__name__}: {error}") from error
 

@@ -420,6 +420,9 @@ def _layouts(cases: Collection) -> None:
     holds = "output.sum(), whose gradient is one number expanded, has the right gradient"
     add("sum", holds, Config(reset="soft", g="ones", **BACK))
     thin: Dict[str, Any] = {"shape": (6, 3, 5)}
+    holds = "an expanded input is read as what it stands for, between calls with its copy"
+    copies = [Config(x=how, **thin, bits=True) for how in ("contiguous", *EXPANDED, "contiguous")]
+    add("input-expanded", holds, *copies)
     holds = "and each of its copies has its gradient"
     add("input-expanded-gradient", holds, *[Config(x=how, **thin, **BACK) for how in EXPANDED])
     states = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Sequence
+from typing import Any, Dict, Optional, Sequence
 
 import numpy as np
 import torch
@@ -12,32 +12,31 @@ from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch, as_array, same
 from spikecore.testing._context import Context
 from spikecore.testing._custom import library_surrogate
-from spikecore.testing._models import BY_NAME, spread
-from spikecore.testing._oracle import SURROGATES
-from spikecore.testing._subject import SHAPE, Subject
+from spikecore.testing._models import BY_NAME
+from spikecore.testing._subject import Subject, subject
 from spikecore.testing._tolerances import TOLERANCES
 
 CASES = Collection()
+_case = CASES.family("sequences")
 _BACK = ("gradients",)
 _LEARN = (*_BACK, "parameter_gradients")
-_SIZES = {"scalar": (), "channel": SHAPE[2:], "full": SHAPE[1:]}
 _NAMES = ("tau", "threshold", "v_reset")
 _RATE = 0.002
-
-
-def _case(name: str, holds: str, *needs: str, **more: Any) -> Callable[[Any], Any]:
-    return CASES.case(f"sequences/{name}", "sequences", holds, *needs, **more)
-
-
-def _values(size: Sequence[int]) -> Dict[str, Any]:
-    return {name: spread(BY_NAME["lif"].params[name], size) for name in _NAMES}
 
 
 def _call(s: Subject, step: int, which: str, **options: Any) -> Call:
     """A call of the neuron of ``s``, beside the oracle with the values that parameters have now."""
     values = {name: as_array(torch.as_tensor(getattr(s.neuron, name))) for name in _NAMES}
-    other = Subject(s.context, "lif", s.reset, values=values, draw=step, neuron=s.neuron, **options)
+    other = subject(s.context, "lif", s.config.reset, values=values, draw=step, neuron=s.neuron, **options)
     return Call(other, f"call number {step + 1}, {which},")
+
+
+def _check(s: Subject, step: int, which: str, learnt: Optional[Sequence[str]] = None, **options: Any) -> Call:
+    """Such a call with its outputs and gradients."""
+    call = _call(s, step, which, **options).forward()
+    call.check_outputs(" (is an earlier value read?)" * (step > 0)).backward().check_inputs()
+    check_parameters(call.s, [call], call.which, learnt)
+    return call
 
 
 _OPTIMISER = "three steps of an optimiser: outputs and gradients of each are those of the values of then"
@@ -48,14 +47,11 @@ _OPTIMISER = "three steps of an optimiser: outputs and gradients of each are tho
 @_case("optimiser-full", _OPTIMISER, *_LEARN, "full_parameters", kind="full")
 def _optimiser(context: Context, kind: str) -> None:
     """SGD, which writes in place, on all parameters of LIF."""
-    s = Subject(context, "lif", "soft", values=_values(_SIZES[kind]), learn=_NAMES)
+    s = subject(context, "lif", "soft", params=kind, learn=_NAMES)
     descent = torch.optim.SGD(s.neuron.parameters(), lr=_RATE)
     for step in range(3):
-        call = _call(s, step, f"after {step} steps of the optimiser, {kind} parameters").forward()
-        call.check_outputs(" (are values read once, before the steps?)" * (step > 0))
         descent.zero_grad()
-        call.backward().check_inputs()
-        check_parameters(call.s, [call], call.which)
+        call = _check(s, step, f"after {step} steps of the optimiser, {kind} parameters")
         descent.step()
         for name in _NAMES:
             right = call.s.params[name] - _RATE * call.right.params[name]
@@ -72,32 +68,18 @@ _BEFORE = "a change between two calls counts for the second, forward and backwar
 @_case("changed-detach_reset", _BEFORE, *_BACK, what="detach_reset")
 def _changed(context: Context, what: str) -> None:
     """One call before the change and one after it; then both backward passes, that of the first call last."""
-    first: Dict[str, Any] = {"surrogate": SURROGATES["ATan"], "detach": False, "values": {}}
-    later = dict(first)
-    if what == "surrogate":
-        later["surrogate"] = SURROGATES["FastSigmoid"]
-    elif what == "detach_reset":
-        later["detach"] = True
-    else:
-        later["values"] = {what: BY_NAME["lif"].params[what] + 0.25}
-    s = Subject(context, "lif", "hard", **first)
-    other = Subject(context, "lif", "hard", draw=1, neuron=s.neuron, **later)
+    values = {what: BY_NAME["lif"].params[what] + 0.25} if what in _NAMES else {}
+    factors: Dict[str, Any] = {"surrogate": {"surrogate": "FastSigmoid"}, "detach_reset": {"detach": True}}
+    s = subject(context, "lif", "hard")
+    other = subject(context, "lif", "hard", draw=1, neuron=s.neuron, values=values, **factors.get(what, {}))
     calls = [Call(s, f"the call before {what} was changed"), Call(other, f"the call after {what} was changed")]
     calls[0].forward()
-    _change(s, what, other)
+    options = {"surrogate": library_surrogate(other.config.derivative), "detach_reset": True}
+    setattr(s.neuron, what, {**options, **values}[what])
     calls[1].forward().check_outputs()
     calls[0].check_outputs(", looked at after it")
     for call in reversed(calls):
         call.backward().check_inputs()
-
-
-def _change(s: Subject, what: str, like: Subject) -> None:
-    if what == "surrogate":
-        s.neuron.surrogate = library_surrogate(like.surrogate)
-    elif what == "detach_reset":
-        s.neuron.detach_reset = like.detach
-    else:
-        setattr(s.neuron, what, like.params[what])
 
 
 @_case(
@@ -107,15 +89,13 @@ def _change(s: Subject, what: str, like: Subject) -> None:
 )
 def _learnt_in_turn(context: Context) -> None:
     """Nothing, one, the other, both, nothing; the neuron has both as parameters from the start."""
-    s = Subject(context, "lif", "hard", learn=_NAMES[:2])
+    s = subject(context, "lif", "hard", learn=_NAMES[:2])
     for step, learnt in enumerate(((), ("tau",), ("threshold",), ("tau", "threshold"), (), ("threshold",))):
         for name in _NAMES[:2]:
             parameter = getattr(s.neuron, name)
             parameter.requires_grad_(name in learnt)
             parameter.grad = None
-        call = _call(s, step, f"where {' and '.join(learnt) or 'nothing'} is learnt")
-        call.forward().check_outputs().backward().check_inputs()
-        check_parameters(call.s, [call], call.which, learnt)
+        call = _check(s, step, f"where {' and '.join(learnt) or 'nothing'} is learnt", learnt)
         for name in _NAMES[:2]:
             if name not in learnt and getattr(s.neuron, name).grad is not None:
                 raise Mismatch(f"{name} of {s.of} got a gradient in {call.which} which wants none of it")
@@ -128,10 +108,10 @@ def _learnt_in_turn(context: Context) -> None:
 )
 def _data_replaced(context: Context) -> None:
     """As ``torch.nn.utils.vector_to_parameters`` does, then in place past autograd."""
-    s = Subject(context, "lif", "hard", learn=_NAMES)
+    s = subject(context, "lif", "hard", learn=_NAMES)
     for step in range(3):
-        call = _call(s, step, f"after the parameters' data were {('made', 'replaced')[step > 0]}").forward()
-        call.check_outputs(" (is an earlier value read?)" * (step > 0)).backward().check_inputs()
+        s.neuron.zero_grad(set_to_none=True)
+        _check(s, step, f"after the parameters' data were {('made', 'replaced')[step > 0]}")
         for i, name in enumerate(_NAMES):
             parameter = getattr(s.neuron, name)
             if step:
@@ -149,27 +129,25 @@ def _data_replaced(context: Context) -> None:
 def _converted(context: Context) -> None:
     """float32, float64, float32 again; tau is one that float32 does not hold once it is float64."""
     values = {"tau": np.asarray(2.75), "threshold": np.asarray(0.875), "v_reset": np.asarray(0.125)}
-    s = Subject(context, "lif", "hard", values=values, learn=_NAMES)
+    s = subject(context, "lif", "hard", values=values, learn=_NAMES)
     for step, dtype in enumerate(("float32", "float64", "float32")):
         neuron: Any = s.neuron.double() if dtype == "float64" else s.neuron.float()
         with torch.no_grad():
             neuron.tau.fill_(2.7)
         neuron.zero_grad(set_to_none=True)
-        call = _call(s, step, f"of a neuron converted to {dtype}", dtype=dtype).forward().check_outputs()
-        call.backward().check_inputs()
-        check_parameters(call.s, [call], call.which)
+        _check(s, step, f"of a neuron converted to {dtype}", dtype=dtype)
 
 
 @_case("refilled-buffer", "a part of a buffer, filled anew for each call, is read anew")
 def _refilled(context: Context) -> None:
     """The first of the batch, of a larger buffer, and every second neuron."""
-    s = Subject(context, "lif", "hard")
+    s = subject(context, "lif", "hard")
     steps, batch, neurons = s.shape
     for part in (
         torch.empty(steps, batch + 2, neurons, device=context.device)[:, :batch],
         torch.empty(steps, batch, 2 * neurons, device=context.device)[..., ::2],
     ):
         for step in range(3):
-            each = Subject(context, "lif", "hard", draw=step, neuron=s.neuron)
+            each = subject(context, "lif", "hard", draw=step, neuron=s.neuron)
             part.copy_(each.x())
             each.check_outputs(s.neuron(part), f" of filling number {step + 1} of one buffer (is a copy of it kept?)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Tuple
 
 import numpy as np
@@ -31,6 +32,22 @@ class Derivative(NamedTuple):
     def distances(self, u: Array) -> List[Array]:
         """How far ``u`` is from each jump."""
         return [u - jump for jump in self.jumps]
+
+
+@dataclass(frozen=True)
+class Arctan:
+    """ATan whose ``alpha`` a neuron may replace by another number, or by a value that it computes."""
+
+    alpha: Any = 2.0
+
+    def __call__(self, u: Array) -> Array:
+        """The derivative at ``u``, potential minus threshold."""
+        alpha = getattr(self.alpha, "array", self.alpha)
+        return np.asarray(alpha / 2 / (1 + (math.pi / 2 * alpha * u) ** 2))
+
+    def distances(self, u: Array) -> List[Array]:
+        """It has no jumps."""
+        return []
 
 
 def _logistic(u: Array) -> Array:
@@ -72,37 +89,17 @@ class _Row(NamedTuple):
 
 
 _BY_NAME: Dict[str, _Row] = {
-    "ATan": _Row(
-        {"alpha": 2.0},
-        {"alpha": 3.5},
-        lambda u, alpha: alpha / 2 / (1 + (math.pi / 2 * alpha * u) ** 2),
-    ),
+    "ATan": _Row({"alpha": 2.0}, {"alpha": 3.5}, lambda u, alpha: alpha / 2 / (1 + (math.pi / 2 * alpha * u) ** 2)),
     "Sigmoid": _Row({"alpha": 4.0}, {"alpha": 0.75}, _bell),
-    "FastSigmoid": _Row(
-        {"slope": 25.0},
-        {"slope": 0.5},
-        lambda u, slope: 1 / (1 + slope * np.abs(u)) ** 2,
-    ),
+    "FastSigmoid": _Row({"slope": 25.0}, {"slope": 0.5}, lambda u, slope: 1 / (1 + slope * np.abs(u)) ** 2),
     "SuperSpike": _Row({"alpha": 1.0}, {"alpha": 4.0}, lambda u, alpha: alpha / (1 + np.abs(u)) ** 2),
     "PiecewiseQuadratic": _Row(
-        {"alpha": 1.0},
-        {"alpha": 0.5},
-        lambda u, alpha: np.maximum(0.0, alpha - alpha * alpha * np.abs(u)),
+        {"alpha": 1.0}, {"alpha": 0.5}, lambda u, alpha: np.maximum(0.0, alpha - alpha * alpha * np.abs(u))
     ),
-    "PiecewiseExp": _Row(
-        {"alpha": 1.0},
-        {"alpha": 2.5},
-        lambda u, alpha: alpha / 2 * np.exp(-alpha * np.abs(u)),
-    ),
-    "SoftSign": _Row(
-        {"alpha": 2.0},
-        {"alpha": 0.75},
-        lambda u, alpha: 1 / (2 * alpha * (1 / alpha + np.abs(u)) ** 2),
-    ),
+    "PiecewiseExp": _Row({"alpha": 1.0}, {"alpha": 2.5}, lambda u, alpha: alpha / 2 * np.exp(-alpha * np.abs(u))),
+    "SoftSign": _Row({"alpha": 2.0}, {"alpha": 0.75}, lambda u, alpha: 1 / (2 * alpha * (1 / alpha + np.abs(u)) ** 2)),
     "Erf": _Row(
-        {"alpha": 2.0},
-        {"alpha": 0.875},
-        lambda u, alpha: alpha / math.sqrt(math.pi) * np.exp(-((alpha * u) ** 2)),
+        {"alpha": 2.0}, {"alpha": 0.875}, lambda u, alpha: alpha / math.sqrt(math.pi) * np.exp(-((alpha * u) ** 2))
     ),
     "Rectangular": _Row(
         {"alpha": 1.0},
@@ -121,11 +118,7 @@ _BY_NAME: Dict[str, _Row] = {
         lambda u, w, c: np.where(np.abs(u) < w, 1 / (2 * w), c),
         lambda w, c: (-w, w),
     ),
-    "NonzeroSignLogAbs": _Row(
-        {"alpha": 1.0},
-        {"alpha": 5.0},
-        lambda u, alpha: 1 / (1 / alpha + np.abs(u)),
-    ),
+    "NonzeroSignLogAbs": _Row({"alpha": 1.0}, {"alpha": 5.0}, lambda u, alpha: 1 / (1 / alpha + np.abs(u))),
     "SquarewaveFourier": _Row({"n": 2, "period": 8.0}, {"n": 5, "period": 3.0}, _fourier),
     "S2NN": _Row(
         {"alpha": 4.0, "beta": 1.0},
@@ -133,11 +126,7 @@ _BY_NAME: Dict[str, _Row] = {
         lambda u, alpha, beta: np.where(u < 0, _bell(u, alpha), beta / (np.abs(u) + 1)),
         lambda alpha, beta: (0.0,),
     ),
-    "QPseudoSpike": _Row(
-        {"alpha": 2.0},
-        {"alpha": 3.0},
-        lambda u, alpha: (1 + 2 / (alpha - 1) * np.abs(u)) ** -alpha,
-    ),
+    "QPseudoSpike": _Row({"alpha": 2.0}, {"alpha": 3.0}, lambda u, alpha: (1 + 2 / (alpha - 1) * np.abs(u)) ** -alpha),
     "LeakyKReLU": _Row(
         {"leak": 0.0, "k": 1.0},
         {"leak": 0.125, "k": 2.0},

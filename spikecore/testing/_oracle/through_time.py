@@ -55,10 +55,10 @@ class Oracle:
         """The states at rest."""
         return {name: params[value] if isinstance(value, str) else Value(value) for name, value in self.rest.items()}
 
-    def fire(self, u: Value, strict: Optional[bool] = None) -> Value:
+    def fire(self, u: Value, strict: Optional[bool] = None, surrogate: Any = None) -> Value:
         """The spikes for a potential minus threshold ``u``; the first of a step decides about the output."""
         self._tested = u.array if self._tested is None else self._tested
-        return spike(u, self.surrogate, self.strict if strict is None else strict)
+        return spike(u, self.surrogate if surrogate is None else surrogate, self.strict if strict is None else strict)
 
     def flag(self, u: Value) -> Value:
         """A spike that carries no gradient."""
@@ -137,11 +137,7 @@ def computed(
     oracle: Oracle, before: Mapping[str, Array], params: Mapping[str, Array], inputs: Sequence[Array]
 ) -> Tuple[Leaves, Next, Oracle]:
     """One step: its leaves, its results, and the oracle with what it noted on the way."""
-    leaves = Leaves(
-        tuple(map(Value, inputs)),
-        _leaves(before),
-        _leaves(params),
-    )
+    leaves = Leaves(tuple(map(Value, inputs)), _leaves(before), _leaves(params))
     noting = copy.copy(oracle)
     noting._tested = None
     with np.errstate(all="ignore"):

@@ -18,6 +18,16 @@ from spikecore.testing._oracle.rules import BACK, VALUE, Array
 _count = itertools.count()
 
 
+def _operator(op: str) -> Callable[..., Value]:
+    """The method of an operator of Python."""
+    return lambda *args: apply(op, *args)
+
+
+def _reflected(op: str) -> Callable[[Value, Any], Value]:
+    """That of an operator whose left operand is a number."""
+    return lambda right, left: apply(op, left, right)
+
+
 class Value:
     """An array, the operation that made it, and the arguments of that; a leaf has no operation.
 
@@ -32,62 +42,15 @@ class Value:
         self.op, self.args, self.rule = op, args, rule
         self.number = next(_count)
 
-    def __add__(self, other: Any) -> Value:
-        return apply("add", self, other)
-
-    def __radd__(self, other: Any) -> Value:
-        return apply("add", other, self)
-
-    def __sub__(self, other: Any) -> Value:
-        return apply("sub", self, other)
-
-    def __rsub__(self, other: Any) -> Value:
-        return apply("sub", other, self)
-
-    def __mul__(self, other: Any) -> Value:
-        return apply("mul", self, other)
-
-    def __rmul__(self, other: Any) -> Value:
-        return apply("mul", other, self)
-
-    def __truediv__(self, other: Any) -> Value:
-        return apply("div", self, other)
-
-    def __rtruediv__(self, other: Any) -> Value:
-        return apply("div", other, self)
-
-    def __neg__(self) -> Value:
-        return apply("neg", self)
-
-    def __abs__(self) -> Value:
-        return apply("abs", self)
-
-    def __ge__(self, other: Any) -> Value:
-        return apply("ge", self, other)
-
-    def __gt__(self, other: Any) -> Value:
-        return apply("gt", self, other)
-
-    def __le__(self, other: Any) -> Value:
-        return apply("le", self, other)
-
-    def __lt__(self, other: Any) -> Value:
-        return apply("lt", self, other)
-
-    def __eq__(self, other: Any) -> Any:
-        return apply("eq", self, other)
-
-    def __ne__(self, other: Any) -> Any:
-        return apply("ne", self, other)
-
-    def __and__(self, other: Any) -> Value:
-        return apply("and", self, other)
-
-    def __or__(self, other: Any) -> Value:
-        return apply("or", self, other)
-
-    def __invert__(self) -> Value:
-        return apply("not", self)
+    __add__, __radd__ = _operator("add"), _reflected("add")
+    __sub__, __rsub__ = _operator("sub"), _reflected("sub")
+    __mul__, __rmul__ = _operator("mul"), _reflected("mul")
+    __truediv__, __rtruediv__ = _operator("div"), _reflected("div")
+    __neg__, __abs__, __invert__ = _operator("neg"), _operator("abs"), _operator("not")
+    __ge__, __gt__ = _operator("ge"), _operator("gt")
+    __le__, __lt__ = _operator("le"), _operator("lt")
+    __eq__, __ne__ = _operator("eq"), _operator("ne")  # type: ignore[assignment]  # values, and no truth value
+    __and__, __or__ = _operator("and"), _operator("or")
 
 
 def apply(op: str, *args: Union[Value, float]) -> Value:

@@ -2,7 +2,6 @@
 
 :mod:`._draw` draws the text of a step and a call of it with Hypothesis. A backend runs the text as a neuron class; the
 oracle runs it on NumPy's numbers (:mod:`._program`). :mod:`._check` compares the two as it compares any configuration.
-:mod:`.edges` is a table of what holds at NaN, infinities, ties and zeros.
 
 ``python -m spikecore.testing.random_programs torch --seed 7 --count 100`` runs a hundred programs; one that differs is
 made simpler, and printed whole, with the command that draws it again. A process with the same modules draws the same

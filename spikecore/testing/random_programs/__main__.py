@@ -7,7 +7,7 @@ import importlib
 import sys
 from contextlib import ExitStack
 
-from spikecore.testing._loopback import installed
+from spikecore.testing._install import installed
 from spikecore.testing.random_programs._check import VARIABLE, Difference, check_many
 
 
@@ -23,7 +23,6 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=100, help="how many programs")
     parser.add_argument("--seed", type=int, help=f"what they are drawn from; else ${VARIABLE}, else a random number")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--plain-names", action="store_true", help="names that no kernel uses")
     parser.add_argument("--install", metavar="MODULE:CLASS", help="a backend that no distribution declares")
     parser.add_argument("--step", action="store_true", help="in a network, through inference_model and training_model")
     parser.add_argument("--fixed", action="store_true", help="in fixed point, to the bit")
@@ -38,7 +37,6 @@ def main() -> int:
                 asked.count,
                 asked.seed,
                 device=asked.device,
-                hostile=not asked.plain_names,
                 step=asked.step,
                 fixed=asked.fixed,
                 progress=_say,

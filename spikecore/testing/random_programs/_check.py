@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 from dataclasses import replace
-from typing import Any, Callable, Optional, Sequence, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 from spikecore._plugins.registry import default_registry
 from spikecore.dtypes import DTYPES
@@ -40,17 +40,13 @@ def check_many(
     seed: Optional[int] = None,
     *,
     device: str = "cpu",
-    dtypes: Sequence[str] = (),
-    inexact: Sequence[str] = (),
-    hostile: bool = True,
     step: bool = False,
     fixed: bool = False,
     progress: Callable[[str], None] = print,
 ) -> int:
     """Check so many programs of a seed; raises :class:`Difference` for one that differs. Gives the seed.
 
-    inexact: operations that the backend need not round in one way only. hostile: whether names are such that a kernel
-    might use them for itself. step: the neuron is in a network that the backend's ``inference_model`` and
+    step: the neuron is in a network that the backend's ``inference_model`` and
     ``training_model`` run, instead of being called. fixed: it computes in fixed point.
     """
     seed = first_seed() if seed is None else seed
@@ -60,7 +56,7 @@ def check_many(
         f"again: {VARIABLE}={seed} python -m spikecore.testing.random_programs {backend} --count {count}"
         f"{' --step' if step else ''}{' --fixed' if fixed else ''}"
     )
-    check_programs(context, count, seed, again, dtypes, inexact, hostile, "model" if step else "", fixed)
+    check_programs(context, count, seed, again, "model" if step else "", fixed)
     return seed
 
 
@@ -76,9 +72,6 @@ def check_programs(
     count: int,
     seed: Optional[int],
     again: str,
-    dtypes: Sequence[str] = (),
-    inexact: Sequence[str] = (),
-    hostile: bool = True,
     call: str = "",
     fixed: bool = False,
 ) -> None:
@@ -97,8 +90,8 @@ def check_programs(
             first = str(error) if isinstance(error, Mismatch) else f"{type(error).__name__}: {error}"
             raise Difference(f"{first}\n\n{program}\n{program.declared}\na call of it: {config}\n{again}") from error
 
-    declared = dtypes or [name for name in DTYPES if context.declares(name)]
-    examples(calls(context.declares, tuple(declared), inexact, hostile, call, fixed), body, count, seed)
+    declared = tuple(name for name in DTYPES if context.declares(name))
+    examples(calls(context.declares, declared, call, fixed), body, count, seed)
 
 
 def kind_of(error: Exception) -> str:

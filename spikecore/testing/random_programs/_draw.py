@@ -40,8 +40,6 @@ _AWKWARD = (
 ).split()
 _TAKEN = {*dir(sc.Neuron), *COMMON, "training", *keyword.kwlist}
 NAMES = tuple(name for name in _AWKWARD if name not in _TAKEN)
-#: Names that nobody can object to.
-PLAIN = tuple(f"q{i}q" for i in range(60))
 
 #: Functions of one number that neither grow quickly nor have an argument that is out of range; ``abs`` is drawn apart.
 BOUNDED = tuple(
@@ -60,9 +58,9 @@ _COMPARISONS = (">=", ">", "<=", "<", "==", "!=")
 class _Drawing:
     """One neuron in the making: expressions as text."""
 
-    def __init__(self, draw: Any, can: Callable[..., bool], exact: Any, hostile: bool, fixed: bool = False) -> None:
-        self.draw, self.can, self.exact, self.hostile, self.fixed = draw, can, exact, hostile, fixed
-        self.names = list(draw(st.permutations(NAMES))) if hostile else list(PLAIN)
+    def __init__(self, draw: Any, can: Callable[..., bool], exact: Any, fixed: bool = False) -> None:
+        self.draw, self.can, self.exact, self.fixed = draw, can, exact, fixed
+        self.names: List[str] = list(draw(st.permutations(NAMES)))
         self.by_torch = self.chance()
         self.leaves: List[str] = []
         self.params: List[str] = []
@@ -181,7 +179,7 @@ class _Drawing:
         body.append(f"return {f'({outputs})' if len(kinds) > 1 else outputs}, {{{', '.join(following)}}}")
         fields = {self.name(): self.one((1.0, 0.5, 2.0, 1.25)) for _ in range(self.one((0, 1, 2)))}
         cut = tuple(name for name in states if self.chance()) if self.chance() else None
-        names = [self.one(_CLASSES) if self.hostile else "Drawn" for _ in range(2)]
+        names = [self.one(_CLASSES) for _ in range(2)]
         return Program(
             names[0], inputs, states, params, tuple(body), tuple(kinds), names[1], fields,
             self.derivative(list(fields)), cut, self.exact is not None,
@@ -214,29 +212,24 @@ class _Drawing:
         )
 
 
-def programs(can: Callable[..., bool], inexact: Sequence[str] = (), hostile: bool = True, fixed: bool = False) -> Any:
-    """Drawn neurons of what is declared. inexact: operations that a backend need not round in one way. fixed: they have
-    the operations of fixed point alone.
-    """
+def programs(can: Callable[..., bool], fixed: bool = False) -> Any:
+    """Drawn neurons of what is declared. fixed: they have the operations of fixed point alone."""
 
     @st.composite
     def drawn(draw: Any) -> Program:
         if fixed:
-            return _Drawing(draw, can, EXACT - {"sqrt"}, hostile, fixed).program()
-        exact = EXACT - set(inexact) if draw(st.booleans()) else None
-        return _Drawing(draw, can, exact, hostile).program()
+            return _Drawing(draw, can, EXACT - {"sqrt"}, fixed).program()
+        return _Drawing(draw, can, EXACT if draw(st.booleans()) else None).program()
 
     return drawn()
 
 
-def calls(
-    can: Callable[..., bool], dtypes: Names, inexact: Sequence[str], hostile: bool, call: str = "", fixed: bool = False
-) -> Any:
+def calls(can: Callable[..., bool], dtypes: Names, call: str = "", fixed: bool = False) -> Any:
     """Drawn neurons, each with a call of it: a configuration that lacks the neuron itself."""
 
     @st.composite
     def drawn(draw: Any) -> Tuple[Program, Config]:
-        program = draw(programs(can, inexact, hostile, fixed))
+        program = draw(programs(can, fixed))
         steps = (2, 1, 3, 5, 7, 16, 17, 33, 48) if call else (2, 1, 3, 0, 5, 9, 16, 17, 33)
         shape = draw(st.sampled_from(steps)), *draw(st.sampled_from(_STEPS))
         around = _around(draw, can, dtypes, len(shape) - 1, program.facts, call)

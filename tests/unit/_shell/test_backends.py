@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import spikecore as sc
+from plain_loop import EVERYTHING, Loop
 from spikecore._plugins import registry, selection
 from spikecore._plugins.registry import BUILTINS, Registry
 from spikecore.backend import (
@@ -25,7 +26,6 @@ from spikecore.backend import (
     hookimpl,
 )
 from spikecore.kernels import KernelBackend
-from spikecore.testing._loopback import EVERYTHING, Loop
 
 X = torch.full((4, 3), 1.7)
 

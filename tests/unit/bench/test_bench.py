@@ -9,23 +9,24 @@ import pytest
 import torch
 
 from bench_runs import TINY, Mutant, only, ran
+from plain_loop import EVERYTHING, Plain
 from spikecore.bench import _implementations as implementations
 from spikecore.bench._peers import PEERS
 from spikecore.bench._report import from_json
 from spikecore.bench._settings import Settings, device_named
 from spikecore.bench._workloads import WORKLOADS
 from spikecore.inspect._explain import words
-from spikecore.testing._loopback import EVERYTHING, Loopback, installed
+from spikecore.testing._install import installed
 
 
-class Narrow(Loopback):
+class Narrow(Plain):
     """A backend that says it has no bfloat16."""
 
     name = "narrow"
     capabilities = replace(EVERYTHING, bfloat16=False)
 
 
-class Broken(Loopback):
+class Broken(Plain):
     """A backend whose runs fail."""
 
     name = "broken"
@@ -56,12 +57,12 @@ def test_beside_has_every_implementation_and_names_the_peers_that_are_missing(mo
 
 def test_rows_of_a_run() -> None:
     """Every implementation has a row in every case, with times; a neuron row has its fraction of the copy."""
-    with installed(Loopback):
+    with installed(Plain):
         report = ran()
     assert report.complete
-    names = ["copy", "loopback", "torch"]
+    names = ["copy", "plain", "torch"]
     assert sorted(row.implementation for row in report.of("neurons")) == names
-    row = only(report.of("neurons"), "loopback")
+    row = only(report.of("neurons"), "plain")
     assert row.status == "ok"
     assert row.case == {"neuron": "LIF", "dtype": "float32", "steps": 3, "neurons": 10}
     assert {"forward_ms", "training_ms", "forward_fraction", "training_fraction", "first_call_s"} <= set(row.figures)
@@ -71,7 +72,7 @@ def test_rows_of_a_run() -> None:
     expected = 5 / 2 * copy.figures["training_ms"] / row.figures["training_ms"]
     assert row.figures["training_fraction"] == pytest.approx(expected)
     assert copy.figures["bandwidth_gb_s"] > 0
-    waiting = only(report.of("small"), "loopback")
+    waiting = only(report.of("small"), "plain")
     assert {"forward_ms", "training_ms", "forward_waiting_ms", "training_waiting_ms"} <= set(waiting.figures)
     assert waiting.case["neurons"] == 4
 
@@ -107,18 +108,18 @@ def test_every_implementation_is_listed_with_its_state(monkeypatch: pytest.Monke
     monkeypatch.setattr(implementations, "version_of", lambda *names: None)
     cpu = torch.device("cpu")
     settings = Settings(suites=("neurons",), compile_steps=4)
-    with installed(Loopback, reason="no such chip"):
+    with installed(Plain, reason="no such chip"):
         taking_part, listed = implementations.find(settings, cpu)
     by = {one.name: one for one in listed}
-    assert (by["loopback"].state, by["loopback"].detail) == ("unavailable", "no such chip")
+    assert (by["plain"].state, by["plain"].detail) == ("unavailable", "no such chip")
     assert (by["snnTorch"].state, by["snnTorch"].detail) == ("missing", "not installed: pip install snntorch")
     assert [one.name for one in taking_part] == ["torch", "torch.compile"]
-    with installed(Loopback, devices=("cuda",)):
+    with installed(Plain, devices=("cuda",)):
         taking_part, listed = implementations.find(
-            replace(settings, backends=("loopback",), peers=False, compile_steps=0), cpu
+            replace(settings, backends=("plain",), peers=False, compile_steps=0), cpu
         )
     by = {one.name: one for one in listed}
-    assert (by["loopback"].state, by["loopback"].detail) == ("elsewhere", "computes on cuda, not on cpu")
+    assert (by["plain"].state, by["plain"].detail) == ("elsewhere", "computes on cuda, not on cpu")
     assert {by[name].state for name in ("torch", "torch.compile", "snnTorch")} == {"left out"}
     assert taking_part == []
 

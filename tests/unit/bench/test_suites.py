@@ -8,6 +8,7 @@ from typing import Any, Dict, List
 import pytest
 
 from bench_runs import TINY, Mutant, only, ran, shown
+from plain_loop import Plain
 from spikecore.bench import _calls as calls
 from spikecore.bench import _layouts as layouts
 from spikecore.bench import _networks as networks
@@ -15,7 +16,7 @@ from spikecore.bench import models
 from spikecore.bench._report import Report
 from spikecore.bench._run import measure, prepare
 from spikecore.bench._timing import Timing
-from spikecore.testing._loopback import Loopback, installed
+from spikecore.testing._install import installed
 
 
 def test_every_subject_has_its_rows() -> None:
@@ -105,16 +106,16 @@ def test_the_rows_of_a_network_are_saved_one_by_one(small_network: None) -> None
             raise KeyboardInterrupt
 
     saved: List[List[str]] = []
-    with installed(Loopback), pytest.raises(KeyboardInterrupt):
+    with installed(Plain), pytest.raises(KeyboardInterrupt):
         measure(*prepare(replace(TINY, suites=("networks",))), save=save)
-    assert saved == [["ReLU"], ["ReLU", "loopback"]]
+    assert saved == [["ReLU"], ["ReLU", "plain"]]
 
 
 def test_networks_are_beside_relu(small_network: None) -> None:
     """A network row has the time of a step and its ratio to the same network with ReLU."""
-    with installed(Loopback):
+    with installed(Plain):
         rows = ran(replace(TINY, suites=("networks",))).rows
-    assert [row.implementation for row in rows] == ["ReLU", "loopback", "torch"]
+    assert [row.implementation for row in rows] == ["ReLU", "plain", "torch"]
     assert {row.status for row in rows} == {"ok"}
     assert rows[0].figures["time_over_relu"] == 1.0
     assert rows[1].figures["images_per_second"] == pytest.approx(2e3 / rows[1].figures["step_ms"])

@@ -10,7 +10,7 @@ from torch import nn
 
 import spikecore as sc
 from kernel_loop import Loop, bound
-from spikecore.testing._loopback import installed
+from spikecore.testing._install import installed
 from spikecore_torch.backend import TorchBackend
 
 

@@ -12,8 +12,9 @@ from torch.nn.utils import parametrize
 
 import spikecore as sc
 from feedback_changes import CHANGES, check_change
+from plain_loop import EVERYTHING, Plain
 from spikecore.neurons import Recurrent
-from spikecore.testing._loopback import EVERYTHING, Loopback, installed
+from spikecore.testing._install import installed
 
 T, B, C = 9, 3, 4
 
@@ -165,12 +166,12 @@ def test_what_no_matrix_can_be_is_a_loop(net: Any, says: str) -> None:
 def test_a_backend_without_it_is_given_single_steps() -> None:
     """The loop computes, and one call is refused by name."""
 
-    class Plain(Loopback):
+    class Partial(Plain):
         name = "plain"
         capabilities = replace(EVERYTHING, recurrent=False)
 
     x = values(T, B, C)
-    with installed(Plain) as name:
+    with installed(Partial) as name:
         net = built(neuron=sc.LIF(1.7, backend=name))
         assert torch.equal(net(x), built()(x))
         assert net.looped == "backend 'plain' does not declare recurrent"
@@ -182,12 +183,12 @@ def test_a_backend_without_it_is_given_single_steps() -> None:
 def test_a_backend_of_plain_feedback_is_given_single_steps_of_others() -> None:
     """A backend that knows no detached feedback runs single steps; the gradients are those of the reference."""
 
-    class Plain(Loopback):
+    class Partial(Plain):
         name = "plain"
         capabilities = replace(EVERYTHING, feedback_options=False)
 
     x = values(T, B, C).requires_grad_()
-    with installed(Plain) as name:
+    with installed(Partial) as name:
         net = built(neuron=sc.LIF(1.7, backend=name), detach=True)
         (mine,) = torch.autograd.grad(net(x).sum(), x)
         assert net.looped == "backend 'plain' does not declare feedback_options"

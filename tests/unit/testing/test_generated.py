@@ -8,11 +8,12 @@ import pytest
 from click.testing import CliRunner
 
 import spikecore as sc
+from plain_loop import Plain
 from spikecore.backend import Capabilities
 from spikecore.cli import app
 from spikecore.testing import CASES, check_backend
 from spikecore.testing._config import Config, simplest
-from spikecore.testing._loopback import Loopback, installed
+from spikecore.testing._install import installed
 from spikecore.testing._models import _at_defaults
 
 GENERATED = [case.id for case in CASES.select(ids=["generated/*=*"])]
@@ -111,7 +112,7 @@ def test_a_failing_configuration_is_made_simpler(fault):
 def test_a_poor_backend_is_asked_for_what_it_declares():
     """Programs are drawn of that: one input, one output, no learnt parameters."""
 
-    class Poor(Loopback):
+    class Poor(Plain):
         name = "poor"
         capabilities = Capabilities(float32=True, gradients=True)
 
