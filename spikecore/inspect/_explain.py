@@ -73,10 +73,8 @@ def explain(
     too; False for a forward pass in eval mode without gradients. An enclosing ``torch.autocast`` holds.
 
     Advice begins with what is wrong: where NaN and infinities begin, and which layers of neurons never fire, or always.
-    For the first such layer each setting that is named was tried, by a copy of the layer on the input that it had, and
-    stands with the rate that it gave. Once that layer fires as it should, explain the network again for the others. The
-    ``bounds`` of a neuron limit what is tried: without them a parameter may be given any value, such as a time
-    constant below one step.
+    For the first such layer it says its settings, the ranges of its input and of its states, and what changes its rate.
+    Once that layer fires as it should, explain the network again for the others.
 
     Neurons begin at rest. The network itself is left as it was, and so are torch's random streams: a
     ``copy.deepcopy`` of it runs, and takes the memory of one. The words of a neuron are computed: the least of compiled
@@ -190,7 +188,7 @@ def _explanation(net: nn.Module, watching: Watching, x: Tensor, training: bool) 
         layer = _layer(seen, times, training)
         # a container has a row where it keeps something itself
         if _computes(seen.module) or layer.saved:
-            rows.append(Row(layer, seen.module, seen.source, seen.sample))
+            rows.append(Row(layer, seen.module, seen.source, seen.ranges))
     net, steps = unwrapped(net), max(times, default=0)
     run = Run(net, rows, x.device.type, training, torch.is_autocast_enabled(), watching.spoilt_in_words(times))
     read = input_as_read(x.shape, steps, None if makes_time(net) else dimension_of_time(x.shape, steps))

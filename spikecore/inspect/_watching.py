@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from dataclasses import dataclass, field
 from typing import Any, Callable, Collection, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
@@ -13,7 +14,7 @@ from spikecore._base import finite
 from spikecore._base.batches import flattened, run_network
 from spikecore._base.context import AGAIN, region
 from spikecore._shell.modules import observing, time_makers
-from spikecore.inspect._advice import is_extreme, sequences
+from spikecore.inspect._advice import is_extreme
 from spikecore.inspect._monitor import adds_behind, neuron_of, stateful_of
 from spikecore.layers import Delay, NormNeuron, TimeBatched
 from spikecore.neuron import Neuron
@@ -64,6 +65,8 @@ class Seen:
     only_spikes: bool = True
     #: Copies of the inputs of each call, of a layer that hardly fires, or nearly always; None of any other.
     sample: Optional[List[List[Tensor]]] = field(default_factory=list)
+    #: Of such a layer the least and the largest number of its input and of each state.
+    ranges: Dict[str, Tuple[float, float]] = field(default_factory=dict)
     #: Bytes that it keeps for backward, and spikes among them.
     saved: int = 0
     saved_spikes: int = 0
@@ -309,19 +312,30 @@ class Watching:
     # -- where numbers stop being finite
 
     def note_states(self) -> None:
-        """A neuron that hardly fires, or nearly always, may do so because its states are not finite: it runs again."""
+        """Run each neuron that hardly fires, or nearly always, once more: for the ranges of its input and states.
+
+        They may not be finite, which is why it does so.
+        """
         for seen in self.order:
+            neuron = neuron_of(seen.module)  # None for other layers with a state, such as a dropout's mask
+            if neuron is None or not seen.sample or self.origin is not None:
+                continue
             module: Any = seen.module
-            neuron = neuron_of(module)  # None for other layers with a state, such as a dropout's mask
-            names = tuple(neuron.states) if neuron is not None and seen.sample and self.origin is None else ()
-            calls = sequences(module, seen.sample or ()) if names else iter(())
             with torch.no_grad():
-                traces = [module.run(*inputs, record=names)[2] for inputs in calls]
-            spoilt = finite.first([pair for trace in traces for pair in trace.items()])
-            if spoilt is not None and not (seen.infinite and not finite.has_nan(spoilt[1])):
-                step = (finite.first_index(spoilt[1]) or (0,))[0]
-                place = f"{seen.title}, whose input {_kind(seen.infinite)}: its state {spoilt[0]!r} has"
-                self.origin = Spoilt(place, f"{finite.in_words(spoilt[1])}, time step {step}", way_out=_LAYER)
+                for inputs in _sequences(module, seen.sample):
+                    trace = module.run(*inputs, record=tuple(neuron.states))[2]
+                    self._note_states_of(seen, {"its input": inputs[0], **trace})
+
+    def _note_states_of(self, seen: Seen, values: Dict[str, Tensor]) -> None:
+        for name, value in values.items():
+            low, high = seen.ranges.get(name, (math.inf, -math.inf))
+            if value.numel():
+                seen.ranges[name] = min(low, float(value.min())), max(high, float(value.max()))
+        spoilt = finite.first([pair for pair in values.items() if pair[0] != "its input"])
+        if spoilt is not None and not (seen.infinite and not finite.has_nan(spoilt[1])):
+            step = (finite.first_index(spoilt[1]) or (0,))[0]
+            place = f"{seen.title}, whose input {_kind(seen.infinite)}: its state {spoilt[0]!r} has"
+            self.origin = Spoilt(place, f"{finite.in_words(spoilt[1])}, time step {step}", way_out=_LAYER)
 
     def note_gradients(self, gradients: Sequence[Tuple[str, Tensor]]) -> None:
         """Gradients of parameters, after a forward pass in which nothing was wrong."""
@@ -379,6 +393,15 @@ class Watching:
             "neuron whose potential is NaN never fires again, and gradients behind it are NaN, so that no other "
             f"advice on rates is given. {origin.way_out}"
         )
+
+
+def _sequences(layer: Any, calls: Sequence[Sequence[Tensor]]) -> List[Tuple[Tensor, ...]]:
+    """The inputs of each call of ``run``: calls that continue one another are one sequence."""
+    module = stateful_of(layer)
+    whole = [tuple([x.unsqueeze(0) for x in inputs] if module.step == "single" else inputs) for inputs in calls]
+    if module.continues and len({tuple([x.shape[1:] for x in inputs]) for inputs in whole}) == 1:
+        return [tuple([torch.cat(parts) for parts in zip(*whole)])]
+    return whole
 
 
 def _kind(infinite: bool) -> str:
