@@ -30,7 +30,8 @@ _HARDLY = 0.001
 class Row(NamedTuple):
     """A layer, its module, and the module that computed its first input.
 
-    ``ranges``: least and largest number of the input and of each state, by name, if the layer never fires, or always.
+    ``ranges``: of neurons the least and the largest number of the input; of those that never fire, or always, also of
+    each state.
     """
 
     layer: Layer
@@ -134,9 +135,8 @@ def _way_out(row: Row) -> str:
     if silent and getattr(neuron, "decay_input", False):
         ways.append("decay_input=False, which does not divide the input by the time constant")
     ranges = ", ".join([f"{what} from {low:.3g} to {high:.3g}" for what, (low, high) in row.ranges.items()])
-    text = f"Of {name}, {neuron!r}, {ranges}" if ranges else f"{name} is {neuron!r}"
     return (
-        f"{text}. What {'raises' if silent else 'lowers'} the rate: {'; '.join(ways)}. The input changes with the "
+        f"Of {name}, {neuron!r}, {ranges}. What {'raises' if silent else 'lowers'} the rate: {'; '.join(ways)}. The input changes with the "
         "weights and the bias of the layer before. Usual rates are 0.05 to 0.4"
     )
 

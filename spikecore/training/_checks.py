@@ -214,8 +214,8 @@ def still_silent(before: List[str], now: List[str]) -> List[str]:
         return []
     return [
         f"{', '.join(names)} gave no spike in the batches of steps 1 and {SECOND_LOOK}: nothing of the input passes, "
-        "and the network may never learn. print(sc.explain(net, x)) says how often each layer fires, and which "
-        "settings make it fire"
+        "and the network may never learn. print(sc.explain(net, x)) says how often each layer fires, and what "
+        "raises its rate"
     ]
 
 
