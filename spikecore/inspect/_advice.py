@@ -135,8 +135,9 @@ def _way_out(row: Row) -> str:
     if silent and getattr(neuron, "decay_input", False):
         ways.append("decay_input=False, which does not divide the input by the time constant")
     ranges = ", ".join([f"{what} from {low:.3g} to {high:.3g}" for what, (low, high) in row.ranges.items()])
+    raises = "raises" if silent else "lowers"
     return (
-        f"Of {name}, {neuron!r}, {ranges}. What {'raises' if silent else 'lowers'} the rate: {'; '.join(ways)}. The input changes with the "
+        f"Of {name}, {neuron!r}, {ranges}. What {raises} the rate: {'; '.join(ways)}. The input changes with the "
         "weights and the bias of the layer before. Usual rates are 0.05 to 0.4"
     )
 
