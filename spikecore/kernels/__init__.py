@@ -5,8 +5,8 @@ Under ``torch.compile`` it needs torch 2.6 or newer.
 
 Modules from low to high: ``_plan`` (what a kernel is compiled for), ``_layout`` (what it is called with, and what it
 returns), ``writing`` (what generated texts share), ``_call`` (from a call to two launches), ``_autograd``,
-``_batch_norm``, ``_runner``, ``_recurrent``, ``_backend``. ``cache`` needs none of them and no torch, so that a name of
-this package is imported when it is first used.
+``_batch_norm``, ``_runner``, ``_feedback_steps``, ``_recurrent``, ``_backend``. ``cache`` needs none of them and no
+torch, so that a name of this package is imported when it is first used.
 """
 
 from importlib import import_module

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from spikecore._base.caches import CALLS, Recent
 from spikecore.backend import Spec, compute_dtype
-from spikecore.kernels._call import Call, CallPlan, Kernels, resolved
-from spikecore.kernels._layout import Moved
+from spikecore.kernels._call import Call, CallPlan, Kernels
+from spikecore.kernels._layout import Moved, resolved
 from spikecore.kernels._plan import Geometry
 from spikecore.lang import Program
 from spikecore.lang._program import Derived, added_to_normalised, corrected, gradient_of_normalised, moments

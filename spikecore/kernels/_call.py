@@ -22,7 +22,6 @@ for a device.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
 
 import torch
@@ -30,15 +29,16 @@ from torch import Tensor
 
 from spikecore._base.bits import Whole, memory_order
 from spikecore._base.caches import CALLS, Lock, Recent
-from spikecore._base.context import is_batched_by_autograd
-from spikecore.backend import Spec, Unsupported
+from spikecore.backend import Spec
 from spikecore.kernels._layout import (
     Launch,
     Layout,
     fits_param,
     fitted_param,
     gradient,
+    has_memory,
     layout_of,
+    resolved,
     returned_backward,
     returned_forward,
 )
@@ -46,8 +46,7 @@ from spikecore.kernels._plan import (
     BackwardPlan,
     ForwardPlan,
     Geometry,
-    every_gradient,
-    leaves_of,
+    added_inputs,
     saved_states,
 )
 from spikecore.lang import Program
@@ -564,49 +563,6 @@ def _empty(forms: Sequence[Form], device: torch.device) -> List[Tensor]:
     return [torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in forms]
 
 
-def resolved(tensors: Sequence[Any]) -> Sequence[Any]:
-    """The tensors (or None), each with memory that holds its values.
-
-    Raises ``ValueError`` for one that has no memory and no values either. Where a tensor is on another device than the
-    call, even "meta", is for others to say.
-    """
-    if has_memory(tensors):
-        return tensors
-    return [
-        value if value is None else _with_memory(value.resolve_neg() if value.is_neg() else value) for value in tensors
-    ]
-
-
-def has_memory(tensors: Sequence[Any]) -> bool:
-    """Whether the memory of each of the tensors (or None) holds its values."""
-    try:
-        for value in tensors:
-            if value is not None and (value.is_neg() or not value.data_ptr()):
-                return False
-    except RuntimeError:  # tensors wrapped by functorch raise on data_ptr()
-        return False
-    return True
-
-
-def _with_memory(tensor: Tensor) -> Tensor:
-    if tensor.numel() == 0 or tensor.device.type == "meta":
-        return tensor
-    if tensor._is_zerotensor():
-        return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    if has_memory((tensor,)):
-        return tensor
-    if is_batched_by_autograd(tensor):
-        raise Unsupported(
-            "a kernel was given the gradients of several outputs at once (is_grads_batched=True of autograd.grad, "
-            "vectorize=True of jacobian) and takes those of one; ask for one after the other, or choose backend='torch'"
-        )
-    raise ValueError(
-        f"a kernel was given a {tensor.dtype} tensor of shape {list(tensor.shape)} that has no memory: its storage "
-        "was freed (untyped_storage().resize_(0)), or it stands for another tensor (a FakeTensor, a tensor kept "
-        "from inside torch.func); give a tensor with values"
-    )
-
-
 def channels_of(kernels: Kernels, layout: Layout, views: Sequence[Sequence[int]]) -> Tuple[Tuple[int, int], ...]:
     """:attr:`Geometry.channels` for parameters of these views; empty where every parameter is a number."""
     kinds = kernels.spec.params
@@ -635,23 +591,6 @@ def packed_inputs(program: Program, tensors: Sequence[Tensor]) -> List[Tuple[int
         x = tensors[index]
         packed.append((index, (x.shape, memory_order(x), x.dtype), whole))
     return packed
-
-
-@lru_cache(maxsize=256)
-def added_inputs(program: Program, spec: Spec) -> Tuple[Tuple[int, int], ...]:
-    """The inputs of a program that are only added to an output, as a shortcut is to spikes: for each its index among
-    the inputs, and the index of the output. Their gradient is that output's cotangent: autograd keeps nothing of them,
-    and kernels write nothing for them. The first input, whose shape a call has, is none of them.
-    """
-    if len(program.inputs) < 2:
-        return ()
-    plan = every_gradient(program, spec, True)
-    read = leaves_of("input", [*plan.roots, *plan.following.values()])
-    return tuple(
-        (index, int(grad.attr))  # type: ignore[arg-type]  # of this node it is a number
-        for index, (name, grad) in enumerate(zip(program.inputs, plan.adjoint.inputs))
-        if index and grad.op == "out_grad" and name not in read
-    )
 
 
 Kernels.plans = CallPlan

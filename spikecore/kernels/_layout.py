@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional, Seq
 import torch
 from torch import Tensor
 
+from spikecore._base.context import is_batched_by_autograd
 from spikecore._base.errors import a_kind
-from spikecore.backend import BackendError
+from spikecore.backend import BackendError, Unsupported
 from spikecore.kernels._plan import Geometry
 
 if TYPE_CHECKING:
@@ -437,3 +438,46 @@ def _returned(flat: Tensor, form: Form) -> Tensor:
     # a library's own graph must not reach the user, whose gradients come from the backward launch
     memory, (shape, strides, _) = flat.detach().contiguous(), form
     return memory.new_empty(0).set_(memory.untyped_storage(), memory.storage_offset(), shape, strides)
+
+
+def resolved(tensors: Sequence[Any]) -> Sequence[Any]:
+    """The tensors (or None), each with memory that holds its values.
+
+    Raises ``ValueError`` for one that has no memory and no values either. Where a tensor is on another device than the
+    call, even "meta", is for others to say.
+    """
+    if has_memory(tensors):
+        return tensors
+    return [
+        value if value is None else _with_memory(value.resolve_neg() if value.is_neg() else value) for value in tensors
+    ]
+
+
+def has_memory(tensors: Sequence[Any]) -> bool:
+    """Whether the memory of each of the tensors (or None) holds its values."""
+    try:
+        for value in tensors:
+            if value is not None and (value.is_neg() or not value.data_ptr()):
+                return False
+    except RuntimeError:  # tensors wrapped by functorch raise on data_ptr()
+        return False
+    return True
+
+
+def _with_memory(tensor: Tensor) -> Tensor:
+    if tensor.numel() == 0 or tensor.device.type == "meta":
+        return tensor
+    if tensor._is_zerotensor():
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    if has_memory((tensor,)):
+        return tensor
+    if is_batched_by_autograd(tensor):
+        raise Unsupported(
+            "a kernel was given the gradients of several outputs at once (is_grads_batched=True of autograd.grad, "
+            "vectorize=True of jacobian) and takes those of one; ask for one after the other, or choose backend='torch'"
+        )
+    raise ValueError(
+        f"a kernel was given a {tensor.dtype} tensor of shape {list(tensor.shape)} that has no memory: its storage "
+        "was freed (untyped_storage().resize_(0)), or it stands for another tensor (a FakeTensor, a tensor kept "
+        "from inside torch.func); give a tensor with values"
+    )

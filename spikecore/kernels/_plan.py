@@ -298,6 +298,23 @@ def every_gradient(program: Program, spec: Spec, has_initial_state: bool) -> Bac
     )
 
 
+@lru_cache(maxsize=256)
+def added_inputs(program: Program, spec: Spec) -> Tuple[Tuple[int, int], ...]:
+    """The inputs of a program that are only added to an output, as a shortcut is to spikes: for each its index among
+    the inputs, and the index of the output. Their gradient is that output's cotangent: autograd keeps nothing of them,
+    and kernels write nothing for them. The first input, whose shape a call has, is none of them.
+    """
+    if len(program.inputs) < 2:
+        return ()
+    plan = every_gradient(program, spec, True)
+    read = leaves_of("input", [*plan.roots, *plan.following.values()])
+    return tuple(
+        (index, int(grad.attr))  # type: ignore[arg-type]  # of this node it is a number
+        for index, (name, grad) in enumerate(zip(program.inputs, plan.adjoint.inputs))
+        if index and grad.op == "out_grad" and name not in read
+    )
+
+
 #: op name -> function of a target's values, for every operation that a program uses. That of ``spike`` is called as
 #: ``spike(u, strict, derivative, *values)``, where ``derivative(u, *values)`` is its derivative; a target whose own
 #: differentiation does not see the step ignores the latter two. Numbers come as floats of Python.

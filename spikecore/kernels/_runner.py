@@ -28,8 +28,8 @@ from spikecore._base.running import BoundCall
 from spikecore.backend import BackendError, ParamValue, Runner, Spec, Tensors, Unsupported
 from spikecore.kernels._autograd import Instead, KernelCall, apply, key_of, register, run_op, statistics_op
 from spikecore.kernels._batch_norm import Moments, NormalisingKernels
-from spikecore.kernels._call import Call, CallPlan, Kernels, has_memory
-from spikecore.kernels._layout import Moved
+from spikecore.kernels._call import Call, CallPlan, Kernels
+from spikecore.kernels._layout import Moved, has_memory
 from spikecore.lang import Program
 from spikecore.lang.eager import StraightLine
 from spikecore.lang.node import parameters

@@ -128,9 +128,10 @@ class _Overlapping(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         (window, stride, padding), places = ctx.windows, ctx.saved_tensors[0]
         width = ctx.shape[3]
+        dtype = _offsets(window, width)
         rows = places.div(window[1], rounding_mode="floor")
-        indices = places.to(torch.int64) + rows.to(torch.int64).mul_(width - window[1])
-        indices += _beginnings(places, width, stride, padding)
+        offsets = places.to(dtype).add_(rows.to(dtype), alpha=width - window[1])
+        indices = _beginnings(places, width, stride, padding) + offsets
         # torch's function reads the shape and the order of memory of the input, and none of its numbers
         x = torch.empty(ctx.shape, dtype=grad.dtype, device=grad.device, memory_format=ctx.memory)
         of = torch.ops.aten.max_pool2d_with_indices_backward
@@ -148,10 +149,17 @@ def _beginnings(out: Tensor, width: int, stride: Window, padding: Window) -> Ten
 def _maxima(x: Tensor, window: Window, stride: Window, padding: Window) -> Tuple[Tensor, Tensor]:
     """The maximum of each window and its place, by torch's pooling, whose indices are gone afterwards."""
     out, indices = F.max_pool2d(x, window, stride, padding, return_indices=True)
-    indices -= _beginnings(out, x.shape[3], stride, padding)
-    # what is left of an index is row * x.shape[3] + column, both within the window
-    row = indices.div(x.shape[3], rounding_mode="floor")
-    return out, indices.sub_(row, alpha=x.shape[3] - window[1]).to(torch.uint8)
+    width = x.shape[3]
+    dtype = _offsets(window, width)
+    # row * width + column, both within the window: what the two lose of their digits is gone from the difference, too
+    offsets = indices.to(dtype).sub_(_beginnings(out, width, stride, padding).to(dtype))
+    row = offsets.div(width, rounding_mode="floor")
+    return out, offsets.sub_(row, alpha=width - window[1]).to(torch.uint8)
+
+
+def _offsets(window: Window, width: int) -> torch.dtype:
+    """The dtype of ``row * width + column`` within a window: each pass over them takes the time of its bytes."""
+    return torch.int16 if window[0] * width < 2**15 else torch.int64
 
 
 def _pair(size: Any) -> Window:

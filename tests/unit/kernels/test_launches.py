@@ -14,7 +14,7 @@ import spikecore as sc
 from kernel_loop import Loop, bound
 from spikecore.backend import BackendError, Spec, Unsupported
 from spikecore.kernels import ForwardPlan
-from spikecore.kernels._call import added_inputs
+from spikecore.kernels._plan import added_inputs
 from spikecore.kernels.writing import input_leaf
 from spikecore.lang import Node, Program
 from spikecore.testing._loopback import installed

@@ -41,11 +41,12 @@ def saved(module: nn.Module, x: Tensor) -> List[Tensor]:
 
 
 @pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("image", [(9, 11), (200, 201), (3, 11_000)], ids=["small", "many-pixels", "wide"])
 @pytest.mark.parametrize("windows", [(3, 2, 1), ((2, 3), 1, 0), ((3, 5), (2, 3), (1, 2)), (2, 3, 1)])
-def test_maxima_of_windows_that_overlap(windows: Any, last: bool) -> None:
+def test_maxima_of_windows_that_overlap(windows: Any, image: Tuple[int, int], last: bool) -> None:
     """The numbers of torch, bit for bit, with the same strides; a byte is kept for each maximum."""
     plain = nn.MaxPool2d(*windows)
-    x = numbers((2, 3, 9, 11), last, nan=True).requires_grad_()
+    x = numbers((2, 3, *image), last, nan=True).requires_grad_()
     y, mine = plain(x), compact(plain)(x)
     assert torch.equal(mine.nan_to_num(7), y.nan_to_num(7))
     cotangent = torch.randn_like(y).requires_grad_()
