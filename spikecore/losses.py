@@ -316,6 +316,7 @@ def mse_temporal(
     if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not tolerance >= 0:
         raise ValueError(f"tolerance must be a number of steps, 0 or more, got {tolerance!r}")
     lengths = steps.count(x).unsqueeze(-1)
+    labels: Optional[Targets] = None
     if target_is_time:
         times = [at.to(x.dtype) for at in (targets if targets.ndim == 3 else targets[None])]
     else:
@@ -323,11 +324,11 @@ def mse_temporal(
         if len(on) != len(off):
             raise ValueError(f"on_target and off_target must have as many times, got {len(on)} and {len(off)}")
         labels = Targets(targets, x.shape[-1], weight, ignore_index, reduction)
-        times = [labels.per_class(x[0].detach(), on=right, off=wrong) for right, wrong in zip(on, off)]
+        times = [labels.per_class(x[0], on=right, off=wrong) for right, wrong in zip(on, off)]
     spikes = _spike_times(steps, x, len(times))
     errors = [_distance(t, _from_start(at, lengths), lengths, tolerance) for t, at in zip(spikes, times)]
     each = steps.valid(torch.stack(errors).mean(0).mean(-1))
-    return combined(each, reduction) if target_is_time else labels.reduce(each)
+    return combined(each, reduction) if labels is None else labels.reduce(each)
 
 
 def rate_regularizer(
