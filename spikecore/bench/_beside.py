@@ -6,19 +6,20 @@ SpikingJelly's module, which is plain torch on a CPU. Whether a neuron is right,
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore.bench._cases import Bench, Job, compared, first_failure, quietly
-from spikecore.bench._implementations import COMPILED, Implementation, NotHere
+from spikecore.bench._cases import Bench, Case, Job, both_ways, contained, set_up, timed_row
+from spikecore.bench._implementations import Implementation, NotTimed
 from spikecore.bench._peers import PEERS
 from spikecore.bench._report import Fact, Row
 from spikecore.bench._settings import Settings
-from spikecore.bench._timing import Call, failure, interleave
+from spikecore.bench._timing import Call
 from spikecore.bench.models import EXAMPLES, Network
 
 #: What the ratios are to.
@@ -40,57 +41,49 @@ class Calls(NamedTuple):
 Enter = Callable[[Implementation, Bench], Calls]
 
 
+@dataclass(frozen=True)
+class Whole(Case):
+    """A network; its neuron is the name."""
+
+    about: str = ""
+
+    @property
+    def facts(self) -> Mapping[str, Fact]:
+        """For the report."""
+        facts: Dict[str, Fact] = {"network": self.neuron, "about": self.about, "dtype": self.dtype}
+        return {**facts, "steps": self.steps, "batch": self.batch}
+
+
 def jobs(settings: Settings, bench: Bench) -> List[Job]:
     """One job per layer, one for the single step, and one per network, which a quick run leaves out."""
-    sizes = ((3, 8),) if settings.quick else LAYERS
-    found = [
-        Job(f"beside: LIF T={t} N={n:,}", partial(measure, _facts("LIF", t, n), partial(_layer, t, n), bench))
-        for t, n in sizes
+    found: List[Tuple[Case, Enter]] = [
+        (Case("beside", "LIF", "float32", t, n), partial(_layer, t, n))
+        for t, n in (((3, 8),) if settings.quick else LAYERS)
     ]
-    case = _facts("LIF single step", 1, SINGLE)
-    found.append(Job("beside: LIF single step", partial(measure, case, _single, bench)))
-    for network in () if settings.quick else EXAMPLES:
-        facts: Dict[str, Fact] = {"network": network.name, "about": network.about, "dtype": "float32"}
-        facts.update(steps=network.steps, batch=network.batch_on_cpu)
-        found.append(Job(f"beside: {network.name}", partial(measure, facts, partial(_network, network), bench)))
-    return found
+    found.append((Case("beside", "LIF single step", "float32", 1, SINGLE), _single))
+    for each in () if settings.quick else EXAMPLES:
+        case = Whole("beside", each.name, "float32", each.steps, 0, each.batch_on_cpu, each.about)
+        found.append((case, partial(_network, each)))
+    return [contained(case, bench, partial(measure, enter)) for case, enter in found]
 
 
-def _facts(neuron: str, steps: int, neurons: int) -> Dict[str, Fact]:
-    return {"neuron": neuron, "dtype": "float32", "steps": steps, "neurons": neurons}
-
-
-def measure(case: Mapping[str, Fact], enter: Enter, bench: Bench) -> List[Row]:
+def measure(enter: Enter, case: Case, bench: Bench) -> List[Row]:
     """The rows of one case: every implementation that runs eagerly, and the peers that are not there."""
-    rows: Dict[str, Row] = {}
-    running: Dict[str, Calls] = {}
-    known = {one.name: one for one in bench.implementations if one.name != COMPILED and one.in_network is not None}
-    for name, implementation in known.items():
-        try:
-            running[name] = enter(implementation, bench)
-        except NotHere as reason:
-            rows[name] = Row("beside", case, name, "skipped", str(reason))
-        except Exception as error:
-            rows[name] = Row("beside", case, name, "failed", failure(error).reason)
-    forward = interleave({name: one.forward for name, one in running.items()}, quietly(bench.clock.batch), bench.plan)
-    training = interleave({name: one.training for name, one in running.items()}, bench.clock.batch, bench.plan)
+    known = {one.name: one for one in bench.implementations if one.in_network is not None}
+    running, rows = set_up(case, {name: partial(enter, one, bench) for name, one in known.items()})
+    forward, training = ({name: calls[i] for name, calls in running.items()} for i in range(2))
+    times = both_ways(forward, training, bench)
     for name in running:
-        problem = first_failure(forward[name], training[name])
-        if problem:
-            rows[name] = Row("beside", case, name, "failed", problem)
-            continue
-        figures = compared("forward", forward, name, ratio=YARDSTICK)
-        figures.update(compared("training", training, name, ratio=YARDSTICK))
-        rows[name] = Row("beside", case, name, "differs" if known[name].unlike else "ok", known[name].unlike, figures)
-    bench.clock.forget()
-    absent = [one.name for one in PEERS if one.name not in known]
-    missing = [Row("beside", case, name, "skipped", bench.absent.get(name, "does not take part")) for name in absent]
-    return [*(rows[name] for name in known), *missing]
+        unlike = known[name].unlike
+        rows[name] = timed_row(case, name, "differs" if unlike else "ok", unlike, times, {"ratio": YARDSTICK})
+    peers = {one.name for one in PEERS if one.in_network is not None}
+    absent = [one for one in bench.listed if one.state != "ready" and one.name in peers]
+    return [*(rows[name] for name in known), *(case.row(one.name, "skipped", one.detail) for one in absent)]
 
 
 def _neuron(implementation: Implementation, device: torch.device) -> nn.Module:
     if implementation.in_network is None:
-        raise NotHere("has no such neuron")
+        raise NotTimed("has no such neuron")
     return implementation.in_network().to(device)
 
 
@@ -102,7 +95,7 @@ def _layer(steps: int, neurons: int, implementation: Implementation, bench: Benc
 def _single(implementation: Implementation, bench: Bench) -> Calls:
     """A single step ``[N]``: without gradients it continues, with gradients it begins at rest."""
     if implementation.single is None:
-        raise NotHere("another row of the library is its single step")
+        raise NotTimed("another row of the library is its single step")
     layer, reset = implementation.single()
     return _calls(layer.to(bench.device), (SINGLE,), bench, reset)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from spikecore.bench._check import Observed
-from spikecore.bench._implementations import NotHere
+from spikecore.bench._implementations import NotTimed
 from spikecore.bench._jax_layers import get, jax, jnp, put, spike, waiting
 
 brainstate: Any = import_module("brainstate")
@@ -116,8 +116,8 @@ class OnlineLayer:
         return waiting(jit(online.forward), inputs), waiting(jit(both), inputs, ones)
 
     def classifier(self, weights: List[Tensor], x: Tensor, labels: Tensor, rate: float) -> Callable[[int], float]:
-        """Raise NotHere: the loss is of a sum over time."""
-        raise NotHere("its losses are of single steps, and the loss of this suite is of a sum over time")
+        """Raise NotTimed: the loss is of a sum over time."""
+        raise NotTimed("its losses are of single steps, and the loss of this suite is of a sum over time")
 
 
 class Layer:

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Tuple, Union, cast
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple, cast
 
 import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore.bench._cases import Bench, Case, Job, compared, contained, first_failure, quietly, training
-from spikecore.bench._check import differences, observe
-from spikecore.bench._implementations import REFERENCE
+from spikecore.bench._cases import Bench, Case, Job, both_ways, contained, set_up, timed_row, training
+from spikecore.bench._check import REFERENCE, differences, observe
+from spikecore.bench._implementations import NotTimed
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
-from spikecore.bench._timing import Call, Failure, Plan, Timing, failure, interleave
 
 #: What the ratios are to.
 YARDSTICK = "allocating function"
@@ -31,56 +30,31 @@ SHORTER = 10
 
 
 class Allocating(torch.autograd.Function):
-    """Allocates its output, keeps its input, and allocates its gradient: the least that any neuron does."""
+    """Allocates its output, keeps its inputs, and allocates their gradients: the least that any neuron does."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        """Memory of the size of the input."""
-        ctx.save_for_backward(x)
-        return torch.empty_like(x)
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> Tensor:
-        """The same."""
-        (x,) = ctx.saved_tensors
-        return torch.empty_like(x)
-
-
-class AllocatingTwo(torch.autograd.Function):
-    """The same with a parameter that has a gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, parameter: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, parameter: Optional[Tensor]) -> Tensor:
         """Memory of the size of the input."""
         ctx.save_for_backward(x, parameter)
         return torch.empty_like(x)
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> Tuple[Tensor, Tensor]:
-        """Memory of the size of the input, and of the parameter."""
+    def backward(ctx: Any, *cotangents: Tensor) -> Tuple[Tensor, Optional[Tensor]]:
+        """Memory of the size of the input, and of the parameter if there is one."""
         x, parameter = ctx.saved_tensors
-        return torch.empty_like(x), torch.empty_like(parameter)
+        return torch.empty_like(x), None if parameter is None else torch.empty_like(parameter)
 
 
 class Allocates(nn.Module):
-    """:class:`Allocating` as a layer."""
+    """:class:`Allocating` as a layer, with a parameter that has a gradient or without."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Numbers that are not set."""
-        y: Tensor = Allocating.apply(x)
-        return y
-
-
-class AllocatesWithParameter(nn.Module):
-    """:class:`AllocatingTwo` as a layer."""
-
-    def __init__(self) -> None:
+    def __init__(self, learnt: bool = False) -> None:
         super().__init__()
-        self.parameter = nn.Parameter(torch.ones(()))
+        self.parameter = nn.Parameter(torch.ones(())) if learnt else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Numbers that are not set."""
-        y: Tensor = AllocatingTwo.apply(x, self.parameter)
+        y: Tensor = Allocating.apply(x, self.parameter)
         return y
 
 
@@ -125,7 +99,7 @@ def entries(case: Case, bench: Bench, compiled: bool) -> Dict[str, Entry]:
     """What is called, by the name of its row."""
     found = {
         YARDSTICK: Entry(Allocates),
-        "allocating function with a parameter": Entry(AllocatesWithParameter),
+        "allocating function with a parameter": Entry(partial(Allocates, True)),
         "ReLU": Entry(nn.ReLU),
     }
     for one in bench.implementations:
@@ -133,48 +107,49 @@ def entries(case: Case, bench: Bench, compiled: bool) -> Dict[str, Entry]:
             for name, make in _neurons(max(1, case.neurons // ROWS)).items():
                 found[f"{one.name}, {name}"] = Entry(partial(make, one.backend), partial(make, REFERENCE))
     if compiled:
-        found.update({f"{name}, compiled": _compiled(entry) for name, entry in list(found.items())})
+        for name, entry in list(found.items()):
+            found[f"{name}, compiled"] = entry._replace(make=partial(compiled_apart, entry.make))
     return found
 
 
-def _compiled(entry: Entry) -> Entry:
-    return entry._replace(make=lambda: compiled_apart(entry.make()))
-
-
-def compiled_apart(layer: nn.Module) -> nn.Module:
+def compiled_apart(make: Callable[[], nn.Module]) -> nn.Module:
     """A layer compiled by itself."""
-    made: Any = torch.compile(layer, fullgraph=True, dynamic=False)
+    made: Any = torch.compile(make(), fullgraph=True, dynamic=False)
     return cast(nn.Module, made)
 
 
 def measure(compiled: bool, case: Case, bench: Bench) -> List[Row]:
     """The rows of the one case."""
-    device = bench.device
-    generator = torch.Generator(device).manual_seed(0)
-    x, cotangent = (case.made(device, generator) for _ in range(2))
+    generator = torch.Generator(bench.device).manual_seed(0)
+    x, cotangent = (case.made(bench.device, generator) for _ in range(2))
     x.add_(0.5).requires_grad_()
-    rows: Dict[str, Row] = {}
-    layers: Dict[str, nn.Module] = {}
     known = entries(case, bench, compiled)
+    plan = bench.plan
+    shorter = replace(plan, at_least=plan.at_least / SHORTER, repetitions=plan.repetitions * SHORTER)
     with _many_compiled():
-        for name, entry in known.items():
-            try:
-                layer = entry.make().to(device)
-                seen = observe(layer, x, cotangent)
-                wrong = entry.expected and differences(seen, observe(entry.expected().to(device), x, cotangent))
-            except Exception as error:
-                rows[name] = case.row(name, "failed", failure(error).reason)
-                continue
-            if wrong:
-                rows[name] = case.row(name, "wrong", wrong)
-            else:
-                layers[name] = layer
-        plan = replace(bench.plan, at_least=bench.plan.at_least / SHORTER, repetitions=bench.plan.repetitions * SHORTER)
-        forward = _times({name: _forward(layer, x) for name, layer in layers.items()}, bench, plan, quiet=True)
-        both = _times({name: training(layer, [(x, cotangent)]) for name, layer in layers.items()}, bench, plan)
+        layers, rows = set_up(case, {name: partial(_checked, entry, x, cotangent) for name, entry in known.items()})
+        forward = {name: partial(_forward, layer, x) for name, layer in layers.items()}
+        both = {name: training(layer, [(x, cotangent)]) for name, layer in layers.items()}
+        times = both_ways(forward, both, replace(bench, plan=shorter))
     for name in layers:
-        rows[name] = _row(case, name, forward, both)
+        eager, _, form = name.rpartition(", ")
+        ratios = {"over_allocating": YARDSTICK, **({"over_eager": eager} if form == "compiled" else {})}
+        rows[name] = timed_row(case, name, "ok", "", times, ratios)
     return [rows[name] for name in known]
+
+
+def _checked(entry: Entry, x: Tensor, cotangent: Tensor) -> nn.Module:
+    """A layer. Raises NotTimed for one that is wrong."""
+    layer = entry.make().to(x.device)
+    seen = observe(layer, x, cotangent)
+    wrong = entry.expected and differences(seen, observe(entry.expected().to(x.device), x, cotangent))
+    if wrong:
+        raise NotTimed(wrong, "wrong")
+    return layer
+
+
+def _forward(layer: nn.Module, x: Tensor, i: int) -> Any:
+    return layer(x)
 
 
 def _many_compiled() -> Any:
@@ -183,24 +158,3 @@ def _many_compiled() -> Any:
 
     limit = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
     return config.patch({limit: 256})
-
-
-def _times(
-    calls: Mapping[str, Call], bench: Bench, plan: Plan, quiet: bool = False
-) -> Dict[str, Union[Timing, Failure]]:
-    turn = bench.clock.batch
-    return interleave(calls, quietly(turn) if quiet else turn, plan)
-
-
-def _forward(layer: nn.Module, x: Tensor) -> Call:
-    return lambda i: layer(x)
-
-
-def _row(case: Case, name: str, forward: Mapping[str, Any], both: Mapping[str, Any]) -> Row:
-    problem = first_failure(forward[name], both[name])
-    if problem:
-        return case.row(name, "failed", problem)
-    eager, _, form = name.rpartition(", ")
-    others = {"over_allocating": YARDSTICK, **({"over_eager": eager} if form == "compiled" else {})}
-    figures = {**compared("forward", forward, name, **others), **compared("training", both, name, **others)}
-    return case.row(name, "ok", "", **figures)

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar, Union
 
 import torch
 from torch import Tensor, nn
 
-from spikecore.backend import Unsupported
-from spikecore.bench._check import Observed, differences, observe
-from spikecore.bench._implementations import REFERENCE, Implementation, NotHere, find
-from spikecore.bench._report import Fact, Row
-from spikecore.bench._settings import Settings, device_named
-from spikecore.bench._timing import Call, Failure, HostClock, Plan, Timing, clock_for, failure
-from spikecore.bench._workloads import WORKLOADS, Workload
+from spikecore.bench._check import REFERENCE, Observed, differences, observe
+from spikecore.bench._implementations import COMPILED, Implementation, NotTimed, find, status_of
+from spikecore.bench._report import Availability, Fact, Row
+from spikecore.bench._settings import Settings
+from spikecore.bench._timing import Call, Failure, HostClock, Plan, Timing, clock_for, failure, interleave
+from spikecore.bench._workloads import IN_LAYOUTS, WORKLOADS, Workload
 from spikecore.dtypes import DTYPES
 
 #: Input sets that take turns are this many times the cache, or this many.
 CACHES, MOST_SETS = 4, 32
+#: A loop written by hand.
+PLAIN = "plain PyTorch"
+#: Kind of a call -> implementation -> its time.
+Times = Mapping[str, Mapping[str, Union[Timing, Failure]]]
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -38,19 +42,31 @@ class Bench:
 
     device: torch.device
     clock: HostClock
-    implementations: Sequence[Implementation]
     plan: Plan
-    #: Of each implementation that does not take part, why not.
-    absent: Mapping[str, str] = field(default_factory=dict)
+    #: Those of all suites but the field's, and those of the field's.
+    implementations: Sequence[Implementation] = ()
+    in_field: Sequence[Implementation] = ()
+    #: All, with the reasons of those that do not take part.
+    listed: Sequence[Availability] = ()
 
 
-def bench_of(settings: Settings) -> Bench:
-    """The same in another process, for settings in which every choice was made."""
-    device = device_named(settings.device)
+def bench_of(settings: Settings, device: torch.device) -> Bench:
+    """What takes part on a device, for settings in which every choice was made."""
+    found, listed = find(settings, device)
+    neurons = [one for one in found if one.in_network is not None or one.name == COMPILED]
+    return replace(
+        bare(settings, device),
+        implementations=neurons,
+        in_field=[one for one in found if one.in_field is not None],
+        listed=listed,
+    )
+
+
+def bare(settings: Settings, device: torch.device) -> Bench:
+    """The same without any implementation."""
     if device.type == "cuda":
         torch.cuda.set_device(device)  # events are recorded in the stream of the current device
-    found, _ = find(device, settings.backends, settings.peers, settings.compile_steps or 0, settings.peer_names)
-    return Bench(device, clock_for(device), found, settings.plan(device.type == "cuda"))
+    return Bench(device, clock_for(device), settings.plan(device.type == "cuda"))
 
 
 @dataclass(frozen=True)
@@ -62,16 +78,19 @@ class Case:
     dtype: str
     steps: int
     neurons: int
+    #: Of a case whose inputs have one, else 0.
+    batch: int = 0
 
     @property
     def facts(self) -> Mapping[str, Fact]:
         """For the report."""
-        return {"neuron": self.neuron, "dtype": self.dtype, "steps": self.steps, "neurons": self.neurons}
+        facts: Dict[str, Fact] = {"neuron": self.neuron, "dtype": self.dtype, "steps": self.steps}
+        return {**facts, "neurons": self.neurons, **({"batch": self.batch} if self.batch else {})}
 
     @property
     def workload(self) -> Workload:
         """The neuron itself."""
-        return WORKLOADS[self.neuron]
+        return IN_LAYOUTS[self.neuron] if self.neuron in IN_LAYOUTS else WORKLOADS[self.neuron]
 
     @property
     def label(self) -> str:
@@ -101,8 +120,12 @@ class Inputs:
             x, cotangent = (case.made(bench.device, generator) for _ in range(2))
             self.sets.append((x.add_(0.5).requires_grad_(), cotangent))
 
-    def inference(self, layer: nn.Module) -> Call:
-        """Forward, nothing kept for a backward pass; to be called under ``no_grad``."""
+    def calls(self, admitted: Mapping[str, Checked]) -> Tuple[Dict[str, Call], Dict[str, Call]]:
+        """Forward, to be called under ``no_grad``, and forward with backward, of each."""
+        forward = {name: self._inference(one.layer) for name, one in admitted.items()}
+        return forward, {name: training(one.layer, self.sets) for name, one in admitted.items()}
+
+    def _inference(self, layer: nn.Module) -> Call:
         sets, count = self.sets, len(self.sets)
         return lambda i: layer(sets[i % count][0])
 
@@ -145,45 +168,34 @@ class Checked:
 def admit(case: Case, inputs: Inputs, bench: Bench) -> Tuple[Dict[str, Checked], List[Row]]:
     """The implementations to be timed, and the rows of those that are not: each is in one of the two."""
     x, cotangent = inputs.sets[0]
-    admitted: Dict[str, Checked] = {}
-    rows: List[Row] = []
     expected = observe(case.workload.make(REFERENCE).to(bench.device), x, cotangent)
-    for implementation in bench.implementations:
-        make = partial(implementation.layer, case.workload, case.steps)
-        verdict = judge(implementation, make, x, cotangent, expected, bench.clock)
-        if isinstance(verdict, Checked):
-            admitted[implementation.name] = verdict
-        else:
-            rows.append(case.row(implementation.name, *verdict))
-    return admitted, rows
+    makers = {}
+    for each in bench.implementations:
+        make = partial(each.layer, case.workload, case.steps)
+        makers[each.name] = partial(checked, each, make, x, cotangent, expected, bench.clock)
+    admitted, rows = set_up(case, makers)
+    return admitted, list(rows.values())
 
 
-def judge(
+def checked(
     implementation: Implementation,
     make: Callable[[], nn.Module],
     x: Tensor,
     cotangent: Tensor,
     expected: Observed,
     clock: HostClock,
-) -> Union[Checked, Tuple[str, str]]:
-    """What may be timed, or the status and detail of what must not."""
-    try:
-        layer = make().to(x.device)
-        clock.synchronize()
-        begin = time.perf_counter()
-        seen = observe(layer, x, cotangent)
-        clock.synchronize()
-        first = time.perf_counter() - begin
-        different = differences(seen, expected)
-    except NotHere as reason:
-        return "skipped", str(reason)
-    except Unsupported as error:
-        return "unsupported", failure(error).reason
-    except Exception as error:
-        return "failed", failure(error).reason
-    if different is None:
-        return Checked(layer, "ok", "", first)
-    return ("wrong", different) if implementation.ours else Checked(layer, "differs", different, first)
+) -> Checked:
+    """What may be timed. Raises NotTimed for a backend that is wrong, and what the layer raises."""
+    layer = make().to(x.device)
+    clock.synchronize()
+    begin = time.perf_counter()
+    seen = observe(layer, x, cotangent)
+    clock.synchronize()
+    first = time.perf_counter() - begin
+    different = differences(seen, expected)
+    if different is not None and implementation.ours:
+        raise NotTimed(different, "wrong")
+    return Checked(layer, "differs" if different else "ok", different or "", first)
 
 
 def timed(name: str, found: Timing) -> Dict[str, float]:
@@ -206,6 +218,54 @@ def compared(kind: str, times: Mapping[str, Any], name: str, **others: str) -> D
     return figures
 
 
+def set_up(case: Case, makers: Mapping[str, Callable[[], Made]]) -> Tuple[Dict[str, Made], Dict[str, Row]]:
+    """What each maker gives, and the rows of those that raise."""
+    made: Dict[str, Made] = {}
+    rows: Dict[str, Row] = {}
+    for name, make in makers.items():
+        try:
+            made[name] = make()
+        except Exception as error:
+            rows[name] = case.row(name, *status_of(error))
+    return made, rows
+
+
+def both_ways(forward: Mapping[str, Call], both: Mapping[str, Call], bench: Bench) -> Times:
+    """Wall time of calls without gradients, and of calls with backward."""
+    turn, plan = bench.clock.batch, bench.plan
+    return {"forward": interleave(forward, torch.no_grad()(turn), plan), "training": interleave(both, turn, plan)}
+
+
+def timed_row(
+    case: Case, name: str, status: str, detail: str, times: Times, ratios: Optional[Mapping[str, str]] = None
+) -> Row:
+    """The row of an implementation: its times and their ratios, as :func:`compared` has them, or that one failed."""
+    problem = first_failure(*(found[name] for found in times.values()))
+    if problem:
+        return case.row(name, "failed", problem)
+    figures: Dict[str, float] = {}
+    for kind, found in times.items():
+        figures.update(compared(kind, found, name, **(ratios or {})))
+    return case.row(name, status, detail, **figures)
+
+
+def row_per_step(case: Case, name: str, differs: str, times: Mapping[str, Tuple[Mapping[str, Any], int]]) -> Row:
+    """The row of an implementation in microseconds per step, beside a loop by hand.
+
+    ``times``: of each kind, the times of those that have it, and how many steps they are of.
+    """
+    problem = first_failure(*(found.get(name) for found, _ in times.values()))
+    if problem:
+        return case.row(name, "failed", problem)
+    figures: Dict[str, float] = {}
+    for kind, (found, steps) in times.items():
+        if name in found:
+            figures[f"{kind}_us"] = found[name].seconds * 1e6 / steps
+            if isinstance(found.get(PLAIN), Timing):
+                figures[f"{kind}_over_plain"] = found[name].seconds / found[PLAIN].seconds
+    return case.row(name, "differs" if differs else "ok", differs, **figures)
+
+
 def contained(case: Case, bench: Bench, measure: Callable[[Case, Bench], List[Row]]) -> Job:
     """A job that measures a case; what goes wrong outside of any implementation is a row of its own."""
 
@@ -218,16 +278,6 @@ def contained(case: Case, bench: Bench, measure: Callable[[Case, Bench], List[Ro
             bench.clock.forget()
 
     return Job(f"{case.suite}: {case.label}", run)
-
-
-def quietly(turn: Callable[[Call, int, int], float]) -> Callable[[Call, int, int], float]:
-    """The same turn without gradients."""
-
-    def without(call: Call, begin: int, calls: int) -> float:
-        with torch.no_grad():
-            return turn(call, begin, calls)
-
-    return without
 
 
 def first_failure(*found: Any) -> str:

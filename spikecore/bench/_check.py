@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from spikecore.testing._tolerances import TOLERANCES, Tolerance
 
+#: The backend that says what is right.
+REFERENCE = "torch"
 #: Of a learnt parameter's gradient; absolute in units of the sum of the sizes of all input gradients, since a sum of
 #: millions of terms that cancel is known no better.
 PARAMETER = Tolerance(1e-3, 1e-6)

@@ -9,86 +9,62 @@ CuPy neurons (IF, ``N = 64 x 32 x 32 x 32``, a Quadro RTX 6000).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
-from typing import Dict, List, Mapping, Tuple
+from typing import Dict, List, NamedTuple, Tuple
 
-from spikecore.bench._cases import Bench, Case, Inputs, Job, admit, contained, first_failure, quietly, timed, training
-from spikecore.bench._implementations import REFERENCE
+from spikecore.bench._cases import Bench, Case, Inputs, Job, admit, both_ways, contained, timed_row
+from spikecore.bench._check import REFERENCE
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
-from spikecore.bench._timing import Timing, interleave
+from spikecore.bench._timing import Timing
 
 #: What the ratios are to, where it takes part; else the reference backend.
 LOOP = "SpikingJelly steps"
 
 
-@dataclass(frozen=True)
-class Printed:
-    """What a document says of one implementation: figure -> number, for each number of time steps."""
+class Printed(NamedTuple):
+    """What a document says of one implementation, for each number of time steps."""
 
     name: str
-    figures: Mapping[int, Mapping[str, float]]
+    training: Tuple[float, ...]
+    #: Forward; empty: what is printed for forward and backward are ratios.
+    forward: Tuple[float, ...] = ()
 
 
-@dataclass(frozen=True)
-class Document:
-    """One table of a document."""
+class Document(NamedTuple):
+    """One table of a document. The first of its implementations is what the ratios are to, if it has times."""
 
     neuron: str
     neurons: int
     dtype: str
+    steps: Tuple[int, ...]
     printed: Tuple[Printed, ...]
 
-    @property
-    def steps(self) -> Tuple[int, ...]:
-        """The numbers of time steps in it."""
-        return tuple(self.printed[0].figures)
 
-
-def _milliseconds(name: str, **found: Tuple[float, float]) -> Printed:
-    """Forward, and forward with backward, by the number of steps (``t8=...``)."""
-    return Printed(
-        f"printed: {name}, RTX 2080",
-        {int(t[1:]): {"forward_ms": forward, "training_ms": both} for t, (forward, both) in found.items()},
-    )
-
-
-def _ratios(**found: float) -> Tuple[Printed, ...]:
-    figures = {int(t[1:]): {"training_speedup": ratio} for t, ratio in found.items()}
-    return (Printed("printed: its CuPy kernels, Quadro RTX 6000", figures),)
-
-
+#: Milliseconds.
 _LIF = (
-    _milliseconds(
-        "torch, step by step",
-        t8=(1.670, 4.833),
-        t16=(3.238, 9.512),
-        t32=(6.348, 18.870),
-        t64=(12.588, 38.792),
-        t128=(25.136, 75.053),
+    Printed(
+        "printed: torch, step by step, RTX 2080",
+        (4.833, 9.512, 18.870, 38.792, 75.053),
+        (1.670, 3.238, 6.348, 12.588, 25.136),
     ),
-    _milliseconds(
-        "cext, step by step",
-        t8=(0.4425, 1.892),
-        t16=(0.8111, 3.516),
-        t32=(1.538, 6.748),
-        t64=(2.987, 13.196),
-        t128=(5.878, 27.016),
+    Printed(
+        "printed: cext, step by step, RTX 2080",
+        (1.892, 3.516, 6.748, 13.196, 27.016),
+        (0.4425, 0.8111, 1.538, 2.987, 5.878),
     ),
-    _milliseconds(
-        "cext, all steps at once",
-        t8=(0.05478, 0.3305),
-        t16=(0.05510, 0.3292),
-        t32=(0.05502, 0.3298),
-        t64=(0.05504, 0.3670),
-        t128=(0.06540, 0.3331),
+    Printed(
+        "printed: cext, all steps at once, RTX 2080",
+        (0.3305, 0.3292, 0.3298, 0.3670, 0.3331),
+        (0.05478, 0.05510, 0.05502, 0.05504, 0.06540),
     ),
 )
+_CUPY = "printed: its CuPy kernels, Quadro RTX 6000"
 DOCUMENTS = (
-    Document("LIF", 40, "float32", _LIF),
-    Document("IF", 64 * 32**3, "float32", _ratios(t2=0.59, t4=1.47, t8=2.67, t16=4.17, t32=6.93)),
-    Document("IF", 64 * 32**3, "float16", _ratios(t2=0.68, t4=1.31, t8=2.2, t16=4.77, t32=6.7)),
+    Document("LIF", 40, "float32", (8, 16, 32, 64, 128), _LIF),
+    Document("IF", 64 * 32**3, "float32", (2, 4, 8, 16, 32), (Printed(_CUPY, (0.59, 1.47, 2.67, 4.17, 6.93)),)),
+    Document("IF", 64 * 32**3, "float16", (2, 4, 8, 16, 32), (Printed(_CUPY, (0.68, 1.31, 2.2, 4.77, 6.7)),)),
 )
 #: On a CPU, and in a quick run, a table for a whole GPU has so many neurons.
 FEW = 4096
@@ -110,27 +86,22 @@ def measure(document: Document, case: Case, bench: Bench) -> List[Row]:
     """The rows of one case, those of the document first."""
     inputs = Inputs(case, bench)
     admitted, rows = admit(case, inputs, bench)
-    forward = {name: inputs.inference(one.layer) for name, one in admitted.items()}
-    both_ways = {name: training(one.layer, inputs.sets) for name, one in admitted.items()}
-    first = interleave(forward, quietly(bench.clock.batch), bench.plan)
-    both = interleave(both_ways, bench.clock.batch, bench.plan)
+    times = both_ways(*inputs.calls(admitted), bench)
+    both = times["training"]
     loop = next((found for found in (both.get(LOOP), both.get(REFERENCE)) if isinstance(found, Timing)), None)
     for name, one in admitted.items():
-        reason = first_failure(first[name], both[name])
-        figures: Dict[str, float] = {}
-        for kind, found in (("forward", first[name]), ("training", both[name])):
-            if isinstance(found, Timing) and not reason:
-                figures.update(timed(kind, found))
-                if kind == "training" and loop is not None:
-                    figures["training_speedup"] = loop.seconds / found.seconds
-        rows.append(case.row(name, "failed" if reason else one.status, reason or one.detail, **figures))
-    printed = [case.row(one.name, "printed", "", **_printed(document, one, case.steps)) for one in document.printed]
+        row, found = timed_row(case, name, one.status, one.detail, times), both[name]
+        if row.figures and loop is not None and isinstance(found, Timing):
+            row = replace(row, figures={**row.figures, "training_speedup": loop.seconds / found.seconds})
+        rows.append(row)
+    k = document.steps.index(case.steps)
+    printed = [case.row(one.name, "printed", "", **_printed(document, one, k)) for one in document.printed]
     return [*printed, *rows]
 
 
-def _printed(document: Document, one: Printed, steps: int) -> Mapping[str, float]:
-    figures = dict(one.figures[steps])
-    slowest = document.printed[0].figures[steps]
-    if "training_ms" in figures:
-        figures["training_speedup"] = slowest["training_ms"] / figures["training_ms"]
-    return figures
+def _printed(document: Document, one: Printed, k: int) -> Dict[str, float]:
+    """The figures of the ``k``-th number of time steps."""
+    if not one.forward:
+        return {"training_speedup": one.training[k]}
+    speedup = document.printed[0].training[k] / one.training[k]
+    return {"forward_ms": one.forward[k], "training_ms": one.training[k], "training_speedup": speedup}

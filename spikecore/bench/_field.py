@@ -12,23 +12,31 @@ this process.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from dataclasses import replace
 from functools import partial
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 
-from spikecore.bench._cases import Bench, Job, timed
-from spikecore.bench._field_cases import OPEN_NEUROMORPHIC, SAMPLES, SHD, Bound, ClassifierCase, FieldCase, LinearCase
-from spikecore.bench._implementations import NotHere
-from spikecore.bench._libraries import LIBRARIES, Library, find_libraries, of_backend, verdict_of
+from spikecore.bench._cases import Bench, Job, bare, timed
+from spikecore.bench._equations import verdict_of
+from spikecore.bench._field_cases import (
+    OPEN_NEUROMORPHIC,
+    SAMPLES,
+    SHD,
+    Bound,
+    ClassifierCase,
+    FieldCase,
+    LinearCase,
+    layer_of,
+)
+from spikecore.bench._implementations import Implementation, find_again, status_of
 from spikecore.bench._machine import PEAKS, Peak
 from spikecore.bench._report import MEASURED, Row
 from spikecore.bench._settings import Settings, device_named
-from spikecore.bench._timing import Failure, Timing, clock_for, failure, interleave
-from spikecore.bench._workers import Worker
+from spikecore.bench._timing import Failure, Timing, failure, interleave, precision
+from spikecore.bench._workers import Here, Worker
 from spikecore.dtypes import DTYPES
 
 #: The row of the products alone.
@@ -74,16 +82,6 @@ def classifier_cases(settings: Settings, device: torch.device) -> List[Classifie
     return [ClassifierCase(steps, batch, width) for batch, width in sizes]
 
 
-def linear_jobs(settings: Settings, bench: Bench) -> List[Job]:
-    """Those of Open Neuromorphic's benchmark."""
-    return _jobs(settings, bench, linear_cases(settings, bench.device))
-
-
-def classifier_jobs(settings: Settings, bench: Bench) -> List[Job]:
-    """Those of SHD."""
-    return _jobs(settings, bench, classifier_cases(settings, bench.device))
-
-
 class Rates(NamedTuple):
     """Operations per second of the products, and bytes per second of a copy."""
 
@@ -91,13 +89,15 @@ class Rates(NamedTuple):
     copy: float
 
 
-def _jobs(settings: Settings, bench: Bench, cases: Sequence[FieldCase]) -> List[Job]:
+def jobs(suite: str, settings: Settings, bench: Bench) -> List[Job]:
     """The products of each case first, then one library after the other in all cases, a job for each row."""
-    suite = cases[0].suite
-    ours = [of_backend(each.name) for each in bench.implementations if each.ours]
-    libraries = [*ours, *find_libraries(settings.peers, settings.peer_names)[0]]
+    cases: Sequence[FieldCase] = (linear_cases if suite == OPEN_NEUROMORPHIC else classifier_cases)(
+        settings, bench.device
+    )
     dtypes = tuple(dict.fromkeys(case.dtype for case in cases))
-    members = [Participant(each, graph, dtypes, settings, bench) for each in libraries for graph in _forms(each, bench)]
+    members = [
+        Participant(each, graph, dtypes, settings, bench) for each in bench.in_field for graph in _forms(each, bench)
+    ]
     rates: Dict[FieldCase, Rates] = {}
     jobs = [Job(f"{suite}: {len(members)} processes", partial(_start, members))] if settings.budget else []
     jobs += [Job(f"{suite}: {case.label} {PRODUCTS}", partial(_products, case, bench, rates)) for case in cases]
@@ -108,9 +108,9 @@ def _jobs(settings: Settings, bench: Bench, cases: Sequence[FieldCase]) -> List[
     return jobs
 
 
-def _forms(library: Library, bench: Bench) -> Tuple[bool, ...]:
+def _forms(library: Implementation, bench: Bench) -> Tuple[bool, ...]:
     """Eager, and on a GPU as a CUDA graph."""
-    return (False, True) if bench.device.type == "cuda" and library.make is not None else (False,)
+    return (False, True) if bench.device.type == "cuda" and layer_of(library).make is not None else (False,)
 
 
 def _start(members: Sequence[Participant]) -> List[Row]:
@@ -119,14 +119,14 @@ def _start(members: Sequence[Participant]) -> List[Row]:
     for member in members:
         member.start()
     for member in members:
-        member.wait(end - time.monotonic())
+        member.start().ready(max(0.0, end - time.monotonic()))
     return []
 
 
 def _products(case: FieldCase, bench: Bench, rates: Dict[FieldCase, Rates]) -> List[Row]:
     """The row of the products, whose rates are those of the bound."""
     try:
-        with full_precision():
+        with precision("highest"):
             row, rates[case] = measure_products(case, bench)
         return [row]
     except Exception as error:
@@ -202,34 +202,22 @@ def _at_peak(case: FieldCase, bound: Bound, peak: Peak) -> float:
     return bound.seconds(tflops * 1e12, peak.memory_gb_s * 1e9)
 
 
-@contextlib.contextmanager
-def full_precision() -> Iterator[None]:
-    """Products of float32 matrices without TF32."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
 class Measurement:
     """A library in a form, in the process that measures it; its equation is checked first, in each dtype."""
 
-    def __init__(self, library: Library, graph: bool, dtypes: Sequence[str], bench: Bench) -> None:
+    def __init__(self, library: Implementation, graph: bool, dtypes: Sequence[str], bench: Bench) -> None:
         self._library, self._graph, self._bench = library, graph, bench
-        self._layer = library.layer()
+        self._layer = layer_of(library)
+        self._computing = self._layer.set_up()
         self._checked = {dtype: self._check(DTYPES[dtype]) for dtype in dtypes}
 
     def row(self, case: FieldCase, name: str, rates: Rates) -> Row:
         """The row of a case. It never raises."""
         try:
-            with full_precision():
+            with precision("highest"):
                 return self._measured(case, name, rates)
-        except NotHere as reason:
-            return Row(case.suite, case.facts, name, "skipped", str(reason))
         except Exception as error:
-            return Row(case.suite, case.facts, name, "failed", failure(error).reason)
+            return Row(case.suite, case.facts, name, *status_of(error))
         finally:
             self._bench.clock.forget()
 
@@ -238,12 +226,12 @@ class Measurement:
         status, detail = self._checked[case.dtype]
         if status not in MEASURED:
             return Row(case.suite, case.facts, name, status, detail)
-        calls = case.calls(self._library, self._layer, bench.device, self._graph)
+        calls = case.calls(self._library, self._computing, bench.device, self._graph)
         timings = {kind: interleave({kind: call}, bench.clock.batch, bench.plan)[kind] for kind, call in calls.items()}
         row = row_of(case, name, status, detail, timings, rates, PEAKS.get(_card(bench.device)))
         # a graph allocates before it is replayed, and torch does not see JAX's memory
         last = list(calls.values())[-1]
-        seen = not self._graph and self._library.make is not None and row.status in MEASURED
+        seen = not self._graph and self._layer.make is not None and row.status in MEASURED
         peak = bench.clock.peak(partial(last, 0)) if seen else None
         return row if peak is None else replace(row, figures={**row.figures, "memory_gib": peak / 2**30})
 
@@ -252,71 +240,54 @@ class Measurement:
         generator = torch.Generator(device).manual_seed(0)
         x, cotangent = (torch.randn(CHECKED, device=device, generator=generator).to(dtype) for _ in range(2))
         try:
-            return verdict_of(self._library, self._layer, x.requires_grad_(), cotangent)
+            return verdict_of(self._layer, self._library.ours, self._computing, x.requires_grad_(), cotangent)
         except Exception as error:
             return "failed", failure(error).reason
 
 
-def enter(settings: Settings, name: str, ours: bool, graph: bool, dtypes: Sequence[str], threads: int) -> Measurement:
+def enter(settings: Settings, name: str, ours: bool, graph: bool, dtypes: Sequence[str]) -> Measurement:
     """A library in a form, in the process that calls this."""
-    torch.set_num_threads(threads)
-    device = device_named(settings.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    library = of_backend(name) if ours else next(each for each in LIBRARIES if each.name == name)
-    bench = Bench(device, clock_for(device), (), settings.plan(device.type == "cuda"))
-    return Measurement(library, graph, dtypes, bench)
+    return Measurement(find_again(name, ours), graph, dtypes, bare(settings, device_named(settings.device)))
 
 
 class Participant:
     """A library in a form: in a process of its own that has a budget, or here where there is none."""
 
-    def __init__(self, library: Library, graph: bool, dtypes: Sequence[str], settings: Settings, bench: Bench) -> None:
+    def __init__(
+        self, library: Implementation, graph: bool, dtypes: Sequence[str], settings: Settings, bench: Bench
+    ) -> None:
         self.name = f"{library.name}, {GRAPH}" if graph else library.name
         self._library, self._graph, self._dtypes, self._settings, self._bench = library, graph, dtypes, settings, bench
-        self._worker: Optional[Worker] = None
-        self._here: Optional[Measurement] = None
+        self._process: Union[Here, Worker, None] = None
 
-    def start(self) -> None:
-        """Start its process."""
-        arguments = (self._library.name, self._library.ours, self._graph, self._dtypes, torch.get_num_threads())
-        self._worker = Worker(enter, self._settings, *arguments)
-
-    def wait(self, seconds: float) -> None:
-        """Until its process is ready, or the time is over."""
-        if self._worker is not None:
-            self._worker.ready(max(0.0, seconds))
+    def start(self) -> Union[Here, Worker]:
+        """Its process, started where it has one of its own that does not run."""
+        library, graph, dtypes = self._library, self._graph, self._dtypes
+        if self._process is not None:
+            return self._process
+        if self._settings.budget:
+            self._process = Worker(enter, self._settings, library.name, library.ours, graph, dtypes)
+        else:
+            self._process = Here(Measurement, library, graph, dtypes, self._bench)
+        return self._process
 
     def rows(self, case: FieldCase, rates: Mapping[FieldCase, Rates], last: bool) -> List[Row]:
         """Its row of a case; behind the last case the process ends."""
         try:
             if case not in rates:
                 raise RuntimeError(f"{PRODUCTS} could not be measured, so that there is no bound")
-            return [self._row(case, rates[case])]
+            process = self.start()
+            process.ready(START)
+            row: Row = process.ask("row", case, self.name, rates[case], limit=self._settings.budget or None)
+            return [row]
         except Exception as error:
+            self._end()
             return [Row(case.suite, case.facts, self.name, "failed", failure(error).reason)]
         finally:
             if last:
                 self._end()
 
-    def _row(self, case: FieldCase, rates: Rates) -> Row:
-        budget = self._settings.budget
-        if not budget:
-            if self._here is None:
-                self._here = Measurement(self._library, self._graph, self._dtypes, self._bench)
-            return self._here.row(case, self.name, rates)
-        if self._worker is None:  # the last one was killed
-            self.start()
-            self.wait(START)
-        worker: Any = self._worker
-        try:
-            row: Row = worker.ask("row", case, self.name, rates, limit=budget)
-            return row
-        except Exception:
-            self._end()
-            raise
-
     def _end(self) -> None:
-        if self._worker is not None:
-            self._worker.end()
-        self._worker = self._here = None
+        if self._process is not None:
+            self._process.end()
+        self._process = None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, Dict, List, Mapping, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore.bench._libraries import Library
+from spikecore.bench._equations import Layer
+from spikecore.bench._implementations import Implementation, NotTimed
 from spikecore.bench._recurrent import as_graph
 from spikecore.bench._report import Fact
 from spikecore.bench._settings import FIELD
@@ -36,6 +37,13 @@ class Bound:
     def seconds(self, rate: float, bandwidth: float) -> float:
         """The least time at these rates."""
         return max(self.operations / rate, self.moved / bandwidth)
+
+
+def layer_of(library: Implementation) -> Layer:
+    """Its layer in these suites. Raises NotTimed where it takes no part."""
+    if library.in_field is None:
+        raise NotTimed("has no such layer")
+    return library.in_field
 
 
 @dataclass(frozen=True)
@@ -90,13 +98,14 @@ class LinearCase:
 
         return {"forward": lambda i: x @ weight.t(), "training": both}
 
-    def calls(self, library: Library, layer: object, device: torch.device, graph: bool) -> Mapping[str, Call]:
+    def calls(self, library: Implementation, computing: Any, device: torch.device, graph: bool) -> Mapping[str, Call]:
         """Forward with what backward needs, as the original has it, and forward with backward."""
         x, weight, bias = self._tensors(device)
-        if library.make is None:
-            forward, both = layer.linear(x, weight, bias)  # type: ignore[attr-defined]  # of Spyx
+        make = layer_of(library).make
+        if make is None:
+            forward, both = computing.linear(x, weight, bias)
         else:
-            forward, both = _linear_of_torch(library.make(self.neurons).to(device), x, weight, bias)
+            forward, both = _linear_of_torch(make(self.neurons).to(device), x, weight, bias)
         if graph:
             forward, both = as_graph(forward), as_graph(both)
         return {"forward": forward, "training": both}
@@ -173,12 +182,13 @@ class ClassifierCase:
 
         return {"step": call}
 
-    def calls(self, library: Library, layer: object, device: torch.device, graph: bool) -> Mapping[str, Call]:
+    def calls(self, library: Implementation, computing: Any, device: torch.device, graph: bool) -> Mapping[str, Call]:
         """The training step; as a CUDA graph with the optimiser in it."""
         x, labels, weights = self._tensors(device)
-        if library.make is None:
-            return {"step": layer.classifier(weights, x, labels, LEARNING_RATE)}  # type: ignore[attr-defined]  # of Spyx
-        net = Classifier(weights, library.make).to(device)
+        make = layer_of(library).make
+        if make is None:
+            return {"step": computing.classifier(weights, x, labels, LEARNING_RATE)}
+        net = classifier(weights, make).to(device)
         optimizer = torch.optim.Adam(net.parameters(), LEARNING_RATE, fused=device.type == "cuda")
         options = sc.CudaOptions(graph=True) if graph else sc.TrainingOptions()
         backend = library.name if library.ours else "torch"
@@ -191,23 +201,14 @@ class ClassifierCase:
 FieldCase = Union[LinearCase, ClassifierCase]
 
 
-class Classifier(nn.Module):
-    """Linear layers with neurons between them; the scores are the sum of the last one over time."""
-
-    def __init__(self, weights: List[Tensor], make: Callable[[int], nn.Module]) -> None:
-        super().__init__()
-        linears = [nn.Linear(weight.shape[1], weight.shape[0], bias=False) for weight in weights]
-        for linear_layer, weight in zip(linears, weights):
-            linear_layer.weight.data.copy_(weight)
-        layers: List[nn.Module] = []
-        for linear_layer in linears[:-1]:
-            layers += [linear_layer, make(linear_layer.out_features)]
-        self.layers = nn.Sequential(*layers, linears[-1])
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[T, B, 128] -> [T, B, 20]``."""
-        scores: Tensor = self.layers(x)
-        return scores
+def classifier(weights: List[Tensor], make: Callable[[int], nn.Module]) -> nn.Sequential:
+    """Linear layers with neurons between them: ``[T, B, 128] -> [T, B, 20]``, which is to be summed over time."""
+    layers: List[nn.Module] = []
+    for weight in weights:
+        linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+        linear.weight.data.copy_(weight)
+        layers += [make(linear.in_features), linear] if layers else [linear]
+    return nn.Sequential(*layers)
 
 
 def _loss(scores: Tensor, labels: Tensor) -> Tensor:

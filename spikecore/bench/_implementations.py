@@ -14,34 +14,50 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from spikecore.backend import ANY_DEVICE
+from spikecore.backend import ANY_DEVICE, Unsupported
+from spikecore.bench._check import REFERENCE
+from spikecore.bench._equations import Layer, of_backend
 from spikecore.bench._machine import version_of
-from spikecore.bench._peers import PEERS, Peer, Single
+from spikecore.bench._peers import PEERS, Peer
 from spikecore.bench._report import Availability
+from spikecore.bench._settings import FIELD, Settings
 from spikecore.bench._timing import failure
 from spikecore.bench._workloads import Workload
 
-#: The backend that says what is right.
-REFERENCE = "torch"
 COMPILED = "torch.compile"
-#: State and detail of a library that takes no part.
-OTHERS = ("left out", "--peer names others")
 _NOT_COMPILED = "--compile-steps 0, which --quick chooses, too"
 
 
-class NotHere(Exception):
-    """An implementation does not take part in a case, for a reason that is no fault."""
+class NotTimed(Exception):
+    """An implementation is not timed in a case; by default for a reason that is no fault."""
+
+    def __init__(self, reason: str, status: str = "skipped") -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+def status_of(error: Exception) -> Tuple[str, str]:
+    """Status and detail of the row of what raised this."""
+    if isinstance(error, NotTimed):
+        return error.status, str(error)
+    return "unsupported" if isinstance(error, Unsupported) else "failed", failure(error).reason
+
+
+#: A neuron as a single step that continues, and what puts it at rest.
+Single = Tuple[nn.Module, Callable[[], Any]]
 
 
 @dataclass(frozen=True)
 class Implementation:
-    """One way to compute a neuron."""
+    """One way to compute neurons."""
 
     name: str
     #: Whether it is a backend of spikecore, which must compute exactly what the reference computes.
     ours: bool
-    #: The layer ``[T, *N] -> [T, *N]`` for a workload and a number of steps. Raises :class:`NotHere`.
+    #: The layer ``[T, *N] -> [T, *N]`` for a workload and a number of steps. Raises :class:`NotTimed`.
     layer: Callable[[Workload, int], nn.Module]
+    #: The layer of the suites of the field; None if it takes no part there.
+    in_field: Optional[Layer] = None
     #: What stands for the neuron in a network; None if it takes no part there.
     in_network: Optional[Callable[[], nn.Module]] = None
     #: The neuron as a single step ``[*N] -> [*N]`` that continues, and what puts it at rest.
@@ -57,39 +73,34 @@ class Implementation:
 Found = Tuple[List[Implementation], List[Availability]]
 
 
-def find(
-    device: torch.device,
-    backends: Sequence[str] = (),
-    peers: bool = True,
-    compile_steps: int = 4,
-    peer_names: Sequence[str] = (),
-) -> Found:
-    """Those who can take part, and the list of all. ``backends`` and ``peer_names`` name the ones wanted; none means
-    every one.
-    """
-    taking_part, listed = _backends(device, backends)
-    availability = Availability(
-        COMPILED,
-        "yardstick",
-        "ready",
-        str(torch.__version__),
-        f"the reference, compiled; neurons and small layers up to T={compile_steps}",
-    )
-    if compile_steps > 0:
-        taking_part.append(_compiled(compile_steps))
-        listed.append(availability)
-    else:
-        listed.append(Availability(COMPILED, "yardstick", "left out", availability.version, _NOT_COMPILED))
+def find(settings: Settings, device: torch.device) -> Found:
+    """Those who can take part in the suites of some settings, and the list of all."""
+    taking_part, listed = _backends(device, settings.backends)
+    most = settings.compile_steps or 0
+    about = f"the reference, compiled; neurons and small layers up to T={most}"
+    state, detail = ("ready", about) if most else ("left out", _NOT_COMPILED)
+    listed.append(Availability(COMPILED, "yardstick", state, str(torch.__version__), detail))
+    if most:
+        taking_part.append(_compiled(most))
+    in_field = set(FIELD).intersection(settings.suites)
     for peer in PEERS:
-        state, detail = "left out", "--no-peers"
-        if peers:
-            named = not peer_names or peer.name in peer_names
-            about = partial(_about, peer, device)
-            state, detail = state_of(peer.distribution, peer.module, about) if named else OTHERS
+        if peer.in_network is None and not in_field:
+            continue
+        if not settings.peers:
+            state, detail = "left out", "--no-peers"
+        elif settings.peer_names and peer.name not in settings.peer_names:
+            state, detail = "left out", "--peer names others"
+        else:
+            state, detail = _state_of(peer, device)
         listed.append(Availability(peer.name, "peer", state, version_of(peer.distribution) or "", detail))
         if state == "ready":
-            taking_part.append(_peer(peer))
+            taking_part.append(of_peer(peer))
     return taking_part, listed
+
+
+def find_again(name: str, ours: bool) -> Implementation:
+    """An implementation that takes part, in another process."""
+    return _backend(name) if ours else of_peer(next(peer for peer in PEERS if peer.name == name))
 
 
 def _backends(device: torch.device, wanted: Sequence[str]) -> Found:
@@ -116,6 +127,7 @@ def _backend(name: str) -> Implementation:
         name,
         True,
         lambda workload, steps: workload.make(name),
+        of_backend(name),
         lambda: sc.LIF(2.0, backend=name),
         single=lambda: _single(name),
         backend=name,
@@ -130,7 +142,7 @@ def _single(backend: str) -> Single:
 def _compiled(most: int) -> Implementation:
     def layer(workload: Workload, steps: int) -> nn.Module:
         if steps > most:
-            raise NotHere(f"more time steps than --compile-steps {most}; each takes about a second to compile")
+            raise NotTimed(f"more time steps than --compile-steps {most}; each takes about a second to compile")
         # what was compiled for other cases counts against a limit of dynamo's
         import_module("torch._dynamo").reset()
         compiled: Any = torch.compile(workload.make(REFERENCE), fullgraph=True)
@@ -139,26 +151,37 @@ def _compiled(most: int) -> Implementation:
     return Implementation(COMPILED, False, layer)
 
 
-def state_of(distribution: str, module: str, about: Callable[[], str]) -> Tuple[str, str]:
+def _state_of(peer: Peer, device: torch.device) -> Tuple[str, str]:
     """The state of a library, and what there is to say about it."""
-    if version_of(distribution) is None:
-        return "missing", f"not installed: pip install {distribution}"
+    if version_of(peer.distribution) is None:
+        return "missing", f"not installed: pip install {peer.distribution}"
     try:
-        import_module(module)
-        return "ready", about()
+        import_module(peer.module)
+        chosen = peer.chooses(device)
     except Exception as error:
         return "failed", failure(error).reason
+    return "ready", f"{peer.about}; it chooses {chosen} here" if chosen else peer.about
 
 
-def _about(peer: Peer, device: torch.device) -> str:
-    chosen = peer.chooses(device)
-    return f"{peer.about}; it chooses {chosen} here" if chosen else peer.about
+def of_peer(peer: Peer) -> Implementation:
+    """A library in one of its ways to be called."""
 
-
-def _peer(peer: Peer) -> Implementation:
     def layer(workload: Workload, steps: int) -> nn.Module:
         if workload.name not in peer.layers:
-            raise NotHere("has no such neuron")
+            raise NotTimed("has no such neuron")
         return peer.layers[workload.name]()
 
-    return Implementation(peer.name, False, layer, peer.in_network, peer.single, unlike=peer.unlike, loops=peer.loops)
+    def single(make: Callable[[], Any]) -> Single:
+        step = make()
+        return step, step.reset
+
+    return Implementation(
+        peer.name,
+        False,
+        layer,
+        peer.in_field,
+        peer.in_network,
+        partial(single, peer.single) if peer.single else None,
+        unlike=peer.unlike,
+        loops=peer.loops,
+    )

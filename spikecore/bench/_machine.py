@@ -14,20 +14,14 @@ import torch
 import spikecore
 from spikecore.bench._report import Fact
 
-#: Name in the report -> the distributions that may bring it.
-_LIBRARIES = {
-    "numpy": ("numpy",),
+#: What the report has the version of, and the distributions that may bring it where they have other names.
+_LIBRARIES = (
+    *("numpy", "cupy", "triton", "numba", "spikingjelly", "snntorch", "norse", "sinabs", "rockpool"),
+    *("jax", "spyx", "braintrace"),
+)
+_DISTRIBUTIONS = {
     "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x", "cupy"),
     "triton": ("triton", "pytorch-triton"),
-    "numba": ("numba",),
-    "spikingjelly": ("spikingjelly",),
-    "snntorch": ("snntorch",),
-    "norse": ("norse",),
-    "sinabs": ("sinabs",),
-    "rockpool": ("rockpool",),
-    "jax": ("jax",),
-    "spyx": ("spyx",),
-    "braintrace": ("braintrace",),
 }
 
 
@@ -70,7 +64,7 @@ def machine(device: torch.device) -> Dict[str, Fact]:
         "spikecore": spikecore.__version__,
         "torch": str(torch.__version__),
     }
-    facts.update({name: version_of(*distributions) for name, distributions in _LIBRARIES.items()})
+    facts.update({name: version_of(*_DISTRIBUTIONS.get(name, (name,))) for name in _LIBRARIES})
     if device.type == "cuda":
         held = torch.cuda.get_device_properties(device)
         facts.update(

@@ -1,31 +1,39 @@
 """Whole-network rows: a training step with Adam (fused on a GPU), beside the same network with ReLU as its neuron.
 
 The network with ReLU is the cost of everything else. All are trained in the same forms
-(:mod:`spikecore.bench._forms`), and the ratio that counts is to ReLU in its best form. Each form is set up, timed alone
-and dropped. Before a network is timed, its neuron is checked as in the other suites, on a small input of the network's
-number of steps and dtype.
+(:mod:`spikecore.bench._forms`), and the ratio that counts is to ReLU in its best form. Each form is set up, timed in
+turns with ReLU's best form, and dropped: the ratio is that of two medians of the same minute. ReLU's best form stays
+until the network is done, so that two forms take memory at a time, beside what processes hold that wait.
+
+The forms with ReLU come first. Each is timed in turns with the fastest so far, whose place it takes if it is faster;
+ratios between forms with ReLU that never met are products of those that were measured.
+
+Before a network is timed, its neuron is checked as in the other suites, on a small input of the network's number of
+steps and dtype.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import nn
 
 from spikecore.bench._cases import Bench, Job, bench_of, timed
+from spikecore.bench._check import REFERENCE
 from spikecore.bench._forms import forget_compiled, forms
-from spikecore.bench._implementations import REFERENCE
-from spikecore.bench._report import Fact, Row
+from spikecore.bench._report import MEASURED, Fact, Row
 from spikecore.bench._set_up import Rectifier, Training, attempt, enter, train, train_by_jelly
-from spikecore.bench._settings import Settings
+from spikecore.bench._settings import Settings, device_named
 from spikecore.bench._timing import Failure, Timing, failure, interleave
-from spikecore.bench._workers import Worker
+from spikecore.bench._workers import Here, Worker
 from spikecore.bench.models import NETWORKS, Network, with_triton_neurons
 
 RELU = "ReLU"
+#: What all forms take turns with.
+BEST = "ReLU's best form"
 #: The row of a network that SpikingJelly has ready; also under a graph of its own.
 JELLYS = "SpikingJelly's network"
 #: The same with its neurons in 16 bits as Triton kernels, which it has on request alone.
@@ -55,8 +63,25 @@ def _case(network: Network, bench: Bench) -> Dict[str, Fact]:
     }
 
 
-#: What was set up, without its step, and its time; None: it must not be timed.
-Measured = Tuple[Training, Union[Timing, Failure, None]]
+#: A form of a network that was set up, in this process or in another: what asks an :class:`Entered`.
+Form = Union[Here, Worker]
+
+
+class Outcome(NamedTuple):
+    """What became of a form."""
+
+    #: What was set up, without its step.
+    training: Training
+    #: Its time; None: it must not be timed.
+    time: Union[Timing, Failure, None] = None
+    #: The time of ReLU's best form in the same turns; None: there was none.
+    best: Union[Timing, Failure, None] = None
+
+    @property
+    def ratio(self) -> Optional[float]:
+        """Its time over that of ReLU's best form."""
+        both = isinstance(self.time, Timing) and isinstance(self.best, Timing)
+        return self.time.seconds / self.best.seconds if both else None  # type: ignore[union-attr]
 
 
 class Comparison:
@@ -67,9 +92,12 @@ class Comparison:
         self._case = _case(network, bench)
         self._makers, self._plain = entries(network, settings.forms, self._case, bench)
         self._workers: Dict[str, Worker] = {}
-        #: Of ReLU: the time and the memory of its first form, and the least time of all.
-        self._first: Tuple[Optional[Timing], Optional[Training]] = (None, None)
-        self._best: Optional[float] = None
+        #: ReLU's best form so far.
+        self._best: Optional[Form] = None
+        #: The time of each form with ReLU, over that of the best one.
+        self._ratios: Dict[str, float] = {}
+        #: ReLU's first form, whose memory the others' is compared with.
+        self._first: Optional[Training] = None
 
     def jobs(self) -> List[Job]:
         """What measures them: ReLU first, in all forms, since the ratios are to its best one."""
@@ -82,6 +110,7 @@ class Comparison:
             *apart,
             *relu,
             *(Job(f"{label} {name}", partial(self._other, name)) for name in others),
+            Job(f"{label} end", self._end),
         ]
 
     def _start(self) -> List[Row]:
@@ -98,42 +127,81 @@ class Comparison:
             worker.ready()
         return []
 
+    def _end(self) -> List[Row]:
+        """Drop ReLU's best form."""
+        self._drop(self._best)
+        self._best = None
+        return []
+
+    def _drop(self, form: Optional[Form]) -> None:
+        if form is not None:
+            form.end()
+        # ReLU's best form, if it compiles in this process and is no graph, compiles again before its next turns
+        forget_compiled()
+        self._bench.clock.forget()
+
     def _relu(self) -> List[Row]:
-        """All rows with ReLU. It never raises, as :meth:`_other` does not."""
-        measured = {name: self._measured(name) for name in self._plain}
-        times = [timing for _, timing in measured.values() if isinstance(timing, Timing)]
-        training, timing = measured[self._plain[0]]
-        self._first = (timing if isinstance(timing, Timing) else None, training)
-        self._best = min((one.seconds for one in times), default=None)
-        return [self._row(name, *one) for name, one in measured.items()]
+        """All rows with ReLU."""
+        outcomes = {name: self._timed(name) for name in self._plain}
+        self._first = outcomes[self._plain[0]].training
+        return [self._row(name, outcome, self._ratios.get(name)) for name, outcome in outcomes.items()]
 
     def _other(self, name: str) -> List[Row]:
-        return [self._row(name, *self._measured(name))]
+        outcome = self._timed(name)
+        return [self._row(name, outcome, outcome.ratio)]
 
-    def _measured(self, name: str) -> Measured:
-        worker = self._workers.pop(name, None)
+    def _timed(self, name: str) -> Outcome:
+        """A form in turns with ReLU's best one; it is dropped then, unless it is the best one now. It never raises."""
+        form: Form = self._workers.pop(name, None) or Here(self._entered, name)
+        done: Optional[Form] = form
         try:
-            if worker is None:
-                return Entered(attempt(self._makers[name], self._bench), self._bench).measured()
-            measured: Measured = worker.ask("measured")
-            return measured
+            training = form.ask("training")
+            if training.status not in MEASURED:
+                return Outcome(training)
+            racing = {name: form} if self._best is None else {name: form, BEST: self._best}
+            times = interleave(racing, _turn, self._bench.plan, paired=True)
+            outcome = Outcome(training, times[name], times.get(BEST))
+            if name in self._plain and isinstance(outcome.time, Timing):
+                done = self._placed(name, form, outcome.ratio)
+            return outcome
         except Exception as error:
-            return Training(None, None, None, "failed", failure(error).reason), None
+            return Outcome(Training(None, None, None, "failed", failure(error).reason))
         finally:
-            if worker is not None:
-                worker.end()
-            forget_compiled()
-            self._bench.clock.forget()
+            self._drop(done)
 
-    def _row(self, name: str, training: Training, timing: Union[Timing, Failure, None]) -> Row:
-        if timing is None:
+    def _entered(self, name: str) -> Entered:
+        return Entered(attempt(self._makers[name], self._bench), self._bench)
+
+    def _placed(self, name: str, form: Form, ratio: Optional[float]) -> Optional[Form]:
+        """Place a form with ReLU by its ratio to the best one, None where that has no time; gives the slower one."""
+        if ratio is not None and ratio >= 1.0:
+            self._ratios[name] = ratio
+            return form
+        self._ratios = {} if ratio is None else {other: its / ratio for other, its in self._ratios.items()}
+        self._ratios[name] = 1.0
+        slower, self._best = self._best, form
+        return slower
+
+    def _row(self, name: str, outcome: Outcome, ratio: Optional[float]) -> Row:
+        training, time, best = outcome
+        if time is None:
             return Row("networks", self._case, name, training.status, training.detail)
-        if isinstance(timing, Failure):
-            return Row("networks", self._case, name, "failed", timing.reason)
-        relu, its = self._first
-        figures = _figures(timing, int(self._case["batch"] or 1), relu, self._best)
-        figures.update(_memory(training, its))
-        return Row("networks", self._case, name, training.status, training.detail, figures)
+        if isinstance(time, Failure):
+            return Row("networks", self._case, name, "failed", time.reason)
+        figures = {**timed("step", time), "images_per_second": int(self._case["batch"] or 1) / time.seconds}
+        if ratio is not None:
+            figures["time_over_best_relu"] = ratio
+            if self._plain[0] in self._ratios:
+                figures["time_over_relu"] = ratio / self._ratios[self._plain[0]]
+        figures.update(_memory(training, self._first))
+        problem = f"{BEST} beside it: {best.reason}" if isinstance(best, Failure) else ""
+        details = [words for words in (training.detail, problem) if words]
+        return Row("networks", self._case, name, training.status, "; ".join(details), figures)
+
+
+def _turn(form: Form, begin: int, calls: int) -> float:
+    """Seconds of some steps, in the process of the form."""
+    return float(form.ask("turn", begin, calls))
 
 
 class Entered:
@@ -142,17 +210,21 @@ class Entered:
     def __init__(self, training: Training, bench: Bench) -> None:
         self._training, self._bench = training, bench
 
-    def measured(self) -> Measured:
-        """Its time."""
-        training, call = replace(self._training, call=None), self._training.call
-        if call is None:
-            return training, None
-        return training, interleave({"step": call}, self._bench.clock.batch, self._bench.plan)["step"]
+    def training(self) -> Training:
+        """What was set up, without its step."""
+        return replace(self._training, call=None)
+
+    def turn(self, begin: int, calls: int) -> float:
+        """Seconds of some steps. Before several, one is not timed: the turn before was another form's."""
+        call: Any = self._training.call
+        if calls > 1:
+            call(begin)
+        return self._bench.clock.batch(call, begin, calls)
 
 
 def enter_apart(settings: Settings, name: str, row: str) -> Entered:
     """A form of a network, in the process that calls this."""
-    bench = bench_of(settings)
+    bench = bench_of(settings, device_named(settings.device))
     makers, _ = entries(NETWORKS[name], settings.forms, _case(NETWORKS[name], bench), bench)
     training = attempt(makers[row], bench)
     bench.clock.forget()  # others need the memory until it is this one's turn
@@ -198,15 +270,6 @@ def _jellys(network: Network, bench: Bench) -> Dict[str, Callable[[int], nn.Modu
 def _ready(make: Callable[[int], nn.Module], steps: int, neuron: Any) -> nn.Module:
     """A network whose neurons are its own."""
     return make(steps)
-
-
-def _figures(timing: Timing, batch: int, relu: Optional[Timing], best: Optional[float]) -> Dict[str, float]:
-    figures = {**timed("step", timing), "images_per_second": batch / timing.seconds}
-    if relu is not None:
-        figures["time_over_relu"] = timing.seconds / relu.seconds
-    if best is not None:
-        figures["time_over_best_relu"] = timing.seconds / best
-    return figures
 
 
 def _memory(one: Training, relu: Optional[Training]) -> Dict[str, float]:

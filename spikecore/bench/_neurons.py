@@ -6,13 +6,14 @@ do without (:func:`spikecore.inspect._explain.words`).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
-from typing import Dict, List, Optional, Union
+from typing import Dict, List, Mapping, Optional, Union
 
 import torch
 
-from spikecore.bench._cases import Bench, Case, Inputs, Job, admit, contained, first_failure, quietly, timed, training
-from spikecore.bench._implementations import REFERENCE
+from spikecore.bench._cases import Bench, Case, Inputs, Job, Times, admit, contained, timed_row
+from spikecore.bench._check import REFERENCE
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
 from spikecore.bench._timing import Call, Failure, HostClock, Timing, failure, interleave
@@ -61,26 +62,29 @@ def measure(case: Case, bench: Bench, checked: Optional[Case] = None) -> List[Ro
     """The rows of one case: the copy, and every implementation, once it was checked on the case or on a smaller one."""
     inputs, clock = Inputs(case, bench), bench.clock
     admitted, rows = admit(case, inputs if checked is None else Inputs(checked, bench), bench)
-    calls = {name: inputs.inference(one.layer) for name, one in admitted.items()}
-    forward = interleave({COPY: inputs.copy(), **calls}, quietly(clock.on_device), bench.plan)
-    calls = {name: training(one.layer, inputs.sets) for name, one in admitted.items()}
-    both = interleave({COPY: inputs.copy(), **calls}, clock.on_device, bench.plan)
+    inference, calls = inputs.calls(admitted)
+    turn, copy = clock.on_device, {COPY: inputs.copy()}
+    times = {
+        "forward": interleave({**copy, **inference}, torch.no_grad()(turn), bench.plan),
+        "training": interleave({**copy, **calls}, turn, bench.plan),
+    }
     bytes_ = inputs.sets[0][0].numel() * inputs.sets[0][0].element_size()
     floor = words(case.workload.make(REFERENCE))
+    least = {"forward": floor.forward, "training": floor.training}
     for name, one in admitted.items():
-        reason = first_failure(forward[name], both[name])
-        memory = Failure(reason) if reason else _memory(clock, calls[name])
-        if isinstance(memory, Failure):
-            rows.append(case.row(name, "failed", memory.reason))
-            continue
-        figures: Dict[str, float] = {"floor_forward_words": floor.forward, "floor_training_words": floor.training}
-        for kind, found, least in (("forward", forward, floor.forward), ("training", both, floor.training)):
-            figures.update(_figures(kind, found[name], found[COPY], least))
-        figures["first_call_s"] = one.first
-        if memory:
-            figures["memory_inputs"] = memory / bytes_
-        rows.append(case.row(name, one.status, one.detail, **figures))
-    return [_copy(case, forward[COPY], both[COPY], bytes_), *rows]
+        row = timed_row(case, name, one.status, one.detail, times)
+        if row.figures:
+            memory = _memory(clock, calls[name])
+            if isinstance(memory, Failure):
+                rows.append(case.row(name, "failed", memory.reason))
+                continue
+            figures = {f"floor_{kind}_words": float(count) for kind, count in least.items()}
+            figures.update(row.figures, **_fractions(name, times, least), first_call_s=one.first)
+            if memory:
+                figures["memory_inputs"] = memory / bytes_
+            row = replace(row, figures=figures)
+        rows.append(row)
+    return [_copy(timed_row(case, COPY, "ok", "", times), bytes_), *rows]
 
 
 def _memory(clock: HostClock, call: Call) -> Union[int, Failure, None]:
@@ -90,27 +94,21 @@ def _memory(clock: HostClock, call: Call) -> Union[int, Failure, None]:
         return failure(error)
 
 
-def _figures(kind: str, found: object, copy: object, least: int) -> Dict[str, float]:
+def _fractions(name: str, times: Times, least: Mapping[str, int]) -> Dict[str, float]:
+    """Of the copy's speed, which moves two words."""
     figures: Dict[str, float] = {}
-    if isinstance(found, Timing):
-        figures.update(timed(kind, found))
-        if isinstance(copy, Timing):
-            # a copy moves two words
-            figures[f"{kind}_fraction"] = least / 2 * copy.seconds / found.seconds
+    for kind, found in times.items():
+        timing, copy = found[name], found[COPY]
+        if isinstance(timing, Timing) and isinstance(copy, Timing):
+            figures[f"{kind}_fraction"] = least[kind] / 2 * copy.seconds / timing.seconds
     return figures
 
 
-def _copy(case: Case, forward: object, training: object, bytes_: int) -> Row:
-    reason = first_failure(forward, training)
-    if not isinstance(forward, Timing) or not isinstance(training, Timing):
-        return case.row(COPY, "failed", reason)
-    bandwidth = 2 * bytes_ / min(forward.seconds, training.seconds) / 1e9
-    figures = {**timed("forward", forward), **timed("training", training), "bandwidth_gb_s": bandwidth}
-    return case.row(
-        COPY,
-        "ok",
-        f"{bandwidth:,.0f} GB/s" if bandwidth >= 10 else f"{bandwidth:.2f} GB/s",
-        forward_fraction=1.0,
-        input_mib=bytes_ / 2**20,
-        **figures,
-    )
+def _copy(row: Row, bytes_: int) -> Row:
+    """The row of the copy with its bandwidth."""
+    if not row.figures:
+        return row
+    bandwidth = 2e-6 * bytes_ / min(row.figures["forward_ms"], row.figures["training_ms"])
+    figures = {**row.figures, "bandwidth_gb_s": bandwidth, "forward_fraction": 1.0, "input_mib": bytes_ / 2**20}
+    detail = f"{bandwidth:,.0f} GB/s" if bandwidth >= 10 else f"{bandwidth:.2f} GB/s"
+    return replace(row, detail=detail, figures=figures)

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from spikecore.bench._calls import compiled_apart
-from spikecore.bench._cases import Bench, Case, Job, contained, timed, training
+from spikecore.bench._cases import Bench, Case, Job, contained, set_up, timed, training
 from spikecore.bench._forms import forget_compiled
 from spikecore.bench._report import Fact, Row
 from spikecore.bench._settings import Settings
-from spikecore.bench._timing import Call, Timing, failure, interleave
+from spikecore.bench._timing import Call, Timing, interleave
 from spikecore.bench._workloads import WORKLOADS
 from spikecore.layers import NormNeuron
 
@@ -52,7 +52,6 @@ class Subject(NamedTuple):
 class Normalised(Case):
     """Images ``[T, B, C, H, W]`` in a layout, before batch normalisation."""
 
-    batch: int = 1
     image: Tuple[int, int, int] = (1, 1, 1)
     layout: str = "contiguous"
     #: Layers of the network that have this size.
@@ -62,7 +61,7 @@ class Normalised(Case):
     def facts(self) -> Mapping[str, Fact]:
         """For the report."""
         channels, height, width = self.image
-        more = {"batch": self.batch, "channels": channels, "height": height, "width": width, "layers": self.layers}
+        more = {"channels": channels, "height": height, "width": width, "layers": self.layers}
         return {**super().facts, "layout": self.layout, **more}
 
     @property
@@ -103,13 +102,10 @@ def subjects(case: Normalised, bench: Bench) -> Dict[str, Subject]:
             made.bias.copy_(torch.linspace(-0.2, 0.5, channels))
         return made
 
-    def relu() -> nn.Module:
-        return compiled_apart(nn.Sequential(norm(), nn.ReLU()))
-
     def neuron(name: str, backend: str, fused: bool) -> nn.Module:
         return NormNeuron(norm(), WORKLOADS[name].make(backend), fused=fused)
 
-    found = {RELU: Subject(relu, flat=True)}
+    found = {RELU: Subject(partial(compiled_apart, lambda: nn.Sequential(norm(), nn.ReLU())), flat=True)}
     for one in bench.implementations:
         if one.backend is not None:
             for name in NEURONS:
@@ -118,32 +114,22 @@ def subjects(case: Normalised, bench: Bench) -> Dict[str, Subject]:
     return found
 
 
-def _call(subject: Subject, layer: nn.Module, x: Tensor, cotangent: Tensor) -> Call:
+def _call(subject: Subject, x: Tensor, cotangent: Tensor) -> Call:
+    """Forward and backward, once made."""
     if subject.flat:
         x, cotangent = x.detach().flatten(0, 1).requires_grad_(), cotangent.flatten(0, 1)
-    return training(layer, [(x, cotangent)])
-
-
-def _entered(case: Normalised, bench: Bench) -> Tuple[Dict[str, Call], Dict[str, Row], Tensor]:
-    generator = torch.Generator(bench.device).manual_seed(0)
-    x, cotangent = (case.made(bench.device, generator) for _ in range(2))
-    x = (2 * x + 1).requires_grad_()
-    calls: Dict[str, Call] = {}
-    rows: Dict[str, Row] = {}
-    for name, subject in subjects(case, bench).items():
-        try:
-            layer = subject.make().to(bench.device)
-            calls[name] = _call(subject, layer, x, cotangent)
-            calls[name](0)
-        except Exception as error:
-            calls.pop(name, None)
-            rows[name] = case.row(name, "failed", failure(error).reason)
-    return calls, rows, x
+    call = training(subject.make().to(x.device), [(x, cotangent)])
+    call(0)
+    return call
 
 
 def measure(case: Any, bench: Bench) -> List[Row]:
     """The rows of one case."""
-    calls, rows, x = _entered(case, bench)
+    generator = torch.Generator(bench.device).manual_seed(0)
+    x, cotangent = (case.made(bench.device, generator) for _ in range(2))
+    x = (2 * x + 1).requires_grad_()
+    makers = {name: partial(_call, subject, x, cotangent) for name, subject in subjects(case, bench).items()}
+    calls, rows = set_up(case, makers)
     there = torch.empty_like(x)
     calls[COPY] = lambda i: there.copy_(x.detach())
     found = interleave(calls, bench.clock.kernels, replace(bench.plan, fixed=PROFILED))

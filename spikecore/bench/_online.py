@@ -14,31 +14,24 @@ import math
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
 import spikecore as sc
 from spikecore.bench import _online_memory as memory
-from spikecore.bench._cases import Bench, Case, Job, contained, first_failure
-from spikecore.bench._implementations import NotHere
+from spikecore.bench._cases import PLAIN, Bench, Case, Job, contained, row_per_step, set_up
+from spikecore.bench._implementations import NotTimed
 from spikecore.bench._machine import version_of
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
-from spikecore.bench._timing import Call, Timing, failure, interleave
+from spikecore.bench._timing import Call, interleave
 from spikecore.training import OnlineOptions
 
-#: What the ratios are to.
-PLAIN = "plain PyTorch"
 #: Steps of a turn of single steps, of a sequence, and of a chunk; batch and neurons; the same of a quick run.
 FED, STEPS, CHUNK, SIZE = 20, 100, 20, (64, 256)
-QUICK = (20, 20, 10, (2, 8))
-#: Other libraries: name -> its distribution, and the rules that it has.
-PEERS: Mapping[str, Tuple[str, Tuple[str, ...]]] = {
-    "SpikingJelly OTTT": ("spikingjelly", ("ottt",)),
-    "braintrace": ("braintrace", ("d_rtrl",)),
-}
+QUICK = (20, 10, (2, 8))
 #: How far gradients of a sequence may be apart, relative to the largest.
 TOLERANCE = 1e-4
 
@@ -108,66 +101,43 @@ class Numbers(NamedTuple):
 class Rule(Case):
     """A rule on a layer ``[B, N]``."""
 
-    batch: int = 1
-    chunk: int = 1
-
     @property
     def facts(self) -> Dict[str, Any]:
         """For the report."""
-        return {**super().facts, "batch": self.batch, "rule": self.neuron.partition(" ")[2]}
+        return {**super().facts, "rule": self.neuron.partition(" ")[2]}
 
 
 def jobs(settings: Settings, bench: Bench) -> List[Job]:
     """One job per rule, and one for memory at each number of steps."""
-    _, steps, chunk, (batch, n) = QUICK if settings.quick else (FED, STEPS, CHUNK, SIZE)
-    cases = [Rule("online", f"LIF {rule}", "float32", steps, n, batch, chunk) for rule in ("d_rtrl", "ottt")]
-    timed = [contained(case, bench, partial(measure, settings.peers)) for case in cases]
+    steps, chunk, (batch, n) = QUICK if settings.quick else (STEPS, CHUNK, SIZE)
+    cases = [Rule("online", f"LIF {rule}", "float32", steps, n, batch) for rule in ("d_rtrl", "ottt")]
+    timed = [contained(case, bench, partial(measure, settings.peers, chunk)) for case in cases]
     return [*timed, *memory.jobs(settings, bench)]
 
 
-def measure(peers: bool, case: Any, bench: Bench) -> List[Row]:
+def measure(peers: bool, chunk: int, case: Case, bench: Bench) -> List[Row]:
     """The rows of one rule."""
-    rule, numbers = case.facts["rule"], _numbers(case, bench.device)
+    rule, numbers = case.neuron.partition(" ")[2], _numbers(case, bench.device)
     expected = _by_hand(rule, numbers).gradient()
-    rows: Dict[str, Row] = {}
-    learners: Dict[str, Learner] = {}
-    for name, make in _makers(rule, numbers, case.chunk, bench, peers).items():
-        try:
-            learner = make()
-            apart = ((learner.gradient() - expected).abs().max() / expected.abs().max()).item()
-        except NotHere as reason:
-            rows[name] = case.row(name, "skipped", str(reason))
-            continue
-        except Exception as error:
-            rows[name] = case.row(name, "failed", failure(error).reason)
-            continue
-        learners[name] = learner
-        differs = f"gradients differ by {apart:.1g} of the largest" if not apart <= TOLERANCE else ""
-        rows[name] = case.row(name, "differs" if differs else "ok", differs)
-    steps = {name: learner.steps for name, learner in learners.items() if learner.steps is not None}
+    makers = _makers(rule, numbers, chunk, bench, peers)
+    learners, rows = set_up(case, {name: partial(_checked, make, expected) for name, make in makers.items()})
+    steps = {name: learner.steps for name, (learner, _) in learners.items() if learner.steps is not None}
     fed = interleave(steps, bench.clock.batch, bench.plan)
-    whole = interleave({name: each.sequence for name, each in learners.items()}, bench.clock.batch, bench.plan)
-    for name in learners:
-        timings = {"step": (fed.get(name), fed.get(PLAIN), FED), "chunk": (whole[name], whole.get(PLAIN), case.steps)}
-        problem = first_failure(*[timing for timing, _, _ in timings.values()])
-        figures = {} if problem else _figures(timings)
-        status, detail = ("failed", problem) if problem else (rows[name].status, rows[name].detail)
-        rows[name] = case.row(name, status, detail, **figures)
-    return list(rows.values())
+    sequences = {name: learner.sequence for name, (learner, _) in learners.items()}
+    whole = interleave(sequences, bench.clock.batch, bench.plan)
+    for name, (_, differs) in learners.items():
+        rows[name] = row_per_step(case, name, differs, {"step": (fed, FED), "chunk": (whole, case.steps)})
+    return [rows[name] for name in makers]
 
 
-def _figures(timings: Mapping[str, Tuple[Any, Any, int]]) -> Dict[str, float]:
-    """Microseconds per step, and their ratio to those of the loop by hand."""
-    figures: Dict[str, float] = {}
-    for kind, (timing, plain, steps) in timings.items():
-        if isinstance(timing, Timing):
-            figures[f"{kind}_us"] = timing.seconds * 1e6 / steps
-            if isinstance(plain, Timing):
-                figures[f"{kind}_over_plain"] = timing.seconds / plain.seconds
-    return figures
+def _checked(make: Callable[[], Learner], expected: Tensor) -> Tuple[Learner, str]:
+    """A learner, and how its gradients differ."""
+    learner = make()
+    apart = ((learner.gradient() - expected).abs().max() / expected.abs().max()).item()
+    return learner, "" if apart <= TOLERANCE else f"gradients differ by {apart:.1g} of the largest"
 
 
-def _numbers(case: Rule, device: torch.device) -> Numbers:
+def _numbers(case: Case, device: torch.device) -> Numbers:
     generator = torch.Generator(device).manual_seed(0)
     n, shape = case.neurons, (case.steps, case.batch, case.neurons)
     weight = torch.randn(n, n, device=device, generator=generator) * (2.0 / n**0.5)
@@ -184,10 +154,10 @@ def _makers(rule: str, numbers: Numbers, chunk: int, bench: Bench, peers: bool) 
             if bench.device.type == "cuda":
                 learners_of[f"{each.name}, CUDA graph"] = partial(_ours, rule, numbers, chunk, each.backend, graph=True)
             learners_of[f"{each.name}, BPTT"] = partial(_ours, "bptt", numbers, len(numbers.x), each.backend, of=rule)
-    makers = {"SpikingJelly OTTT": _jelly, "braintrace": _braintrace}
-    for name, (distribution, rules) in PEERS.items():
-        if peers and rule in rules:
-            learners_of[name] = partial(_installed, distribution, partial(makers[name], numbers))
+    if peers and rule == "ottt":
+        learners_of["SpikingJelly OTTT"] = partial(_installed, "spikingjelly", partial(_jelly, numbers))
+    if peers and rule == "d_rtrl":
+        learners_of["braintrace"] = partial(_installed, "braintrace", partial(_braintrace, numbers))
     return learners_of
 
 
@@ -197,9 +167,15 @@ def _linear(weight: Tensor) -> nn.Linear:
     return linear
 
 
+def _gradient_of(linear: nn.Linear) -> Tensor:
+    gradient: Any = linear.weight.grad
+    copy: Tensor = gradient.clone()
+    return copy
+
+
 def _installed(distribution: str, make: Callable[[], Learner]) -> Learner:
     if version_of(distribution) is None:
-        raise NotHere(f"not installed: pip install {distribution}")
+        raise NotTimed(f"not installed: pip install {distribution}")
     return make()
 
 
@@ -244,8 +220,7 @@ def _ours(
 
     def gradient() -> Tensor:
         whole(numbers.x, numbers.c)
-        result: Any = linear.weight.grad
-        return result.clone()  # type: ignore[no-any-return]  # a tensor
+        return _gradient_of(linear)
 
     def steps(i: int) -> None:
         for x, c in zip(numbers.x[:FED], numbers.c):
@@ -276,8 +251,7 @@ def _jelly(numbers: Numbers) -> Learner:
         optimizer.zero_grad()
         for x, c in zip(numbers.x, numbers.c):
             learn(x, c)
-        result: Any = linear.weight.grad
-        return result.clone()  # type: ignore[no-any-return]  # a tensor
+        return _gradient_of(linear)
 
     def sequence(i: int) -> None:
         gradient()

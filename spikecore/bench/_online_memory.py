@@ -7,19 +7,18 @@ each figure is from a process of its own, the growth of its resident memory over
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, Tuple
+from typing import Any, Callable, Iterator, List, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore.bench._cases import Bench, Case, Job, contained
+from spikecore.bench._cases import Bench, Case, Job, contained, set_up
+from spikecore.bench._check import REFERENCE
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
-from spikecore.bench._timing import failure
 from spikecore.bench._workers import Worker
 from spikecore.training import OnlineOptions
 
@@ -29,43 +28,31 @@ BATCH, NEURONS, CHUNK = 4, 256, 100
 WAYS = ("d_rtrl", "eprop", "pp_prop", "ottt", "sltt", "BPTT", "BPTT, checkpointing")
 
 
-@dataclass(frozen=True)
-class Length(Case):
-    """A number of steps."""
-
-    backend: str = ""
-    ways: Tuple[str, ...] = WAYS
-
-
 def jobs(settings: Settings, bench: Bench) -> List[Job]:
     """One job per number of steps, with the fastest backend for it: the first that is not the reference."""
     backends = [each.backend for each in bench.implementations if each.backend is not None]
-    chosen = next((name for name in backends if name != "torch"), "torch")
+    chosen = next((name for name in backends if name != REFERENCE), REFERENCE)
     steps, ways = (STEPS[:1], ("d_rtrl", "BPTT")) if settings.quick else (STEPS, WAYS)
-    cases = [Length("online", "memory", "float32", count, NEURONS, chosen, ways) for count in steps]
-    return [contained(case, bench, measure) for case in cases]
+    cases = [Case("online", "memory", "float32", count, NEURONS) for count in steps]
+    return [contained(case, bench, partial(measure, chosen, ways)) for case in cases]
 
 
-def measure(case: Any, bench: Bench) -> List[Row]:
+def measure(backend: str, ways: Sequence[str], case: Case, bench: Bench) -> List[Row]:
     """The rows of one number of steps."""
-    rows = []
-    for way in case.ways:
-        name = f"{case.backend}, {way}"
-        try:
-            rows.append(case.row(name, "ok", memory_mib=_peak(way, case, bench) / 2**20))
-        except Exception as error:
-            rows.append(case.row(name, "failed", failure(error).reason))
-    return rows
+    makers = {f"{backend}, {way}": partial(_peak, way, backend, case.steps, bench) for way in ways}
+    peaks, rows = set_up(case, makers)
+    rows.update({name: case.row(name, "ok", memory_mib=peak / 2**20) for name, peak in peaks.items()})
+    return [rows[name] for name in makers]
 
 
-def _peak(way: str, case: Length, bench: Bench) -> int:
-    run = partial(train, way, case.backend, str(bench.device))
+def _peak(way: str, backend: str, steps: int, bench: Bench) -> int:
+    run = partial(train, way, backend, str(bench.device))
     if bench.device.type == "cuda":
         run(CHUNK)
-        return bench.clock.peak(partial(run, case.steps)) or 0
+        return bench.clock.peak(partial(run, steps)) or 0
     worker = Worker(Apart, run)
     try:
-        return int(worker.ask("peak", case.steps))
+        return int(worker.ask("peak", steps))
     finally:
         worker.end()
 

@@ -1,144 +1,29 @@
-"""Other libraries' neurons as layers ``[T, *N] -> [T, *N]`` that start every call at rest. Imported when asked for."""
+"""The other libraries: each way to call one, what it computes in which suite, and what is to be said about it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
-from typing import Any, Callable, Dict, Mapping, Optional, Tuple
+from typing import Any, Callable, Mapping, Optional, Tuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from spikecore.bench._adapters import (
+    JellyFunctional,
+    JellyModule,
+    NorseSingle,
+    RockpoolLayer,
+    SinabsLayer,
+    SnnParallel,
+    SnnSingle,
+    Steps,
+)
+from spikecore.bench._equations import NO_RESET, RELAXED, SUBTRACTED, SYNAPSE, Layer, with_jax
 from spikecore.bench._workloads import hat_spike
 
-
-class JellyFunctional(nn.Module):
-    """SpikingJelly's functional form: one call for all steps, the state in float32.
-
-    The state at rest is made once per shape, outside of what is timed, which is kind to it.
-    """
-
-    def __init__(self, function: Callable[..., Any], *, learnt: Optional[float] = None, **keywords: Any) -> None:
-        super().__init__()
-        self.function, self.keywords = function, keywords
-        if learnt is not None:
-            self.w = nn.Parameter(torch.tensor(learnt))
-        self.rest: Dict[Tuple[Any, ...], Tensor] = {}
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Spikes."""
-        x = x.contiguous()  # kernels of another library may not know a step that is repeated
-        key = (x.shape[1:], x.device)
-        start = self.rest.get(key)
-        if start is None:
-            start = self.rest[key] = torch.zeros(x.shape[1:], device=x.device)
-        spikes: Tensor = self.function(x, start, *self.parameters(), **self.keywords)[0]
-        return spikes
-
-
-class JellyModule(nn.Module):
-    """SpikingJelly's module, all steps in one call."""
-
-    def __init__(self, node: Any) -> None:
-        super().__init__()
-        node.step_mode = "m"
-        self.node = node
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Spikes."""
-        self.node.reset()
-        spikes: Tensor = self.node(x.contiguous())  # as above
-        return spikes
-
-
-class JellySteps(nn.Module):
-    """SpikingJelly's module called step by step, in plain torch."""
-
-    def __init__(self, node: Any) -> None:
-        super().__init__()
-        node.step_mode = "s"
-        self.node = node
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Spikes."""
-        self.node.reset()
-        return torch.stack([self.node(now) for now in x.unbind(0)])
-
-
-class SnnSteps(nn.Module):
-    """snnTorch's module called step by step; its state starts anew with every call."""
-
-    def __init__(self, node: Any) -> None:
-        super().__init__()
-        self.node = node
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Spikes."""
-        memory = torch.zeros_like(x[0])
-        spikes = []
-        for now in x.unbind(0):
-            spike, memory = self.node(now, memory)
-            spikes.append(spike)
-        return torch.stack(spikes)
-
-
-class SnnSingle(nn.Module):
-    """snnTorch's module as a single step that continues."""
-
-    def __init__(self, node: Any) -> None:
-        super().__init__()
-        self.node = node
-        self.memory: Optional[Tensor] = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Spikes of one time step."""
-        memory = torch.zeros_like(x) if self.memory is None else self.memory
-        spikes: Tensor
-        spikes, self.memory = self.node(x, memory)
-        return spikes
-
-    def reset(self) -> None:
-        """Begin at rest."""
-        self.memory = None
-
-
-class NorseSingle(nn.Module):
-    """Norse's LIF without a current, as a single step that continues."""
-
-    def __init__(self, tau: float = 2.0, compiled: bool = False) -> None:
-        super().__init__()
-        box = self.box = import_module("norse.torch.functional.lif_box")
-        # the time step is 1, so the time constant is in time steps
-        self.settings = box.LIFBoxParameters(tau_mem_inv=torch.tensor(1.0 / tau))
-        step: Callable[..., Any] = box.lif_box_feed_forward_step
-        self.step = torch.compile(step) if compiled else step
-        self.state: Any = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Spikes of one time step."""
-        state = self.box.LIFBoxFeedForwardState(v=torch.zeros_like(x)) if self.state is None else self.state
-        spikes: Tensor
-        spikes, self.state = self.step(x, state, self.settings, dt=1.0)
-        return spikes
-
-    def reset(self) -> None:
-        """Begin at rest."""
-        self.state = None
-
-
-class NorseSteps(NorseSingle):
-    """The same, called step by step; its state starts anew with every call."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Spikes."""
-        self.reset()
-        spikes = torch.stack([super(NorseSteps, self).forward(now) for now in x.unbind(0)])
-        self.reset()
-        return spikes
-
-
-#: A neuron as a single step that continues, and what puts it at rest.
-Single = Tuple[nn.Module, Callable[[], Any]]
+Make = Callable[[], nn.Module]
 
 
 @dataclass(frozen=True)
@@ -150,131 +35,179 @@ class Peer:
     #: The module whose import says whether it is there.
     module: str
     about: str
-    #: Workload -> the same neuron there. A workload that is not here has no counterpart.
-    layers: Mapping[str, Callable[[], nn.Module]]
-    #: What stands for the neuron in a network, and in words how it differs from LIF.
-    in_network: Callable[[], nn.Module]
+    #: Its layer in the suites of the field; None: it takes no part there.
+    in_field: Optional[Layer] = None
+    #: What stands for the neuron in a network, and in words how it differs from LIF; None: it is in no other suite.
+    in_network: Optional[Make] = None
     unlike: str = ""
-    #: The neuron as a single step that continues; None where another row of the library is the same.
-    single: Optional[Callable[[], Single]] = None
+    #: Workload -> the same neuron there. A workload that is not here has no counterpart.
+    layers: Mapping[str, Make] = field(default_factory=dict)
+    #: The neuron as a single step that continues, which ``reset()`` puts at rest; None where another row of the library
+    #: is the same.
+    single: Optional[Callable[[], Any]] = None
     #: Which of its implementations it chooses on a device, in a word.
     chooses: Callable[[torch.device], str] = lambda device: ""
     #: Whether it is a loop over time steps in Python.
     loops: bool = False
 
 
-def spikingjelly(name: str) -> Any:
+def _jelly(name: str) -> Any:
     """A module of its package for neurons."""
     return import_module(f"spikingjelly.activation_based.{name}")
 
 
 def _jelly_chooses(device: torch.device) -> str:
-    return str(spikingjelly("functional").neuron_implementation("lif", device)["implementation"])
+    return str(_jelly("functional").neuron_implementation("lif", device)["implementation"])
 
 
 def _atan() -> Any:
-    return spikingjelly("surrogate").ATan(alpha=2.0)
+    return _jelly("surrogate").ATan(alpha=2.0)
 
 
-def _functional(name: str, surrogate: Callable[[], Any] = _atan, **options: Any) -> Callable[[], nn.Module]:
-    def make() -> nn.Module:
-        return JellyFunctional(getattr(spikingjelly("functional"), name), surrogate_function=surrogate(), **options)
-
-    return make
+def _functional(name: str, surrogate: Callable[[], Any] = _atan, **options: Any) -> Make:
+    return lambda: JellyFunctional(getattr(_jelly("functional"), name), surrogate_function=surrogate(), **options)
 
 
-def _nodes(wrap: Callable[[Any], nn.Module]) -> Mapping[str, Callable[[], nn.Module]]:
-    def node(name: str, surrogate: Callable[[], Any] = _atan, **options: Any) -> Callable[[], nn.Module]:
-        return lambda: wrap(getattr(spikingjelly("neuron"), name)(surrogate_function=surrogate(), **options))
-
-    return {
-        "LIF": node("LIFNode", tau=2.0),
-        "IF": node("IFNode"),
-        "PLIF": node("ParametricLIFNode", init_tau=2.0),
-        "Synaptic": node("CUBALIFNode", v_threshold=1.0),
-        "own-surrogate": node("LIFNode", lambda: hat_spike, tau=2.0),
-    }
+def _node(name: str, surrogate: Callable[[], Any] = _atan, **options: Any) -> Callable[[], Any]:
+    return lambda: getattr(_jelly("neuron"), name)(surrogate_function=surrogate(), **options)
 
 
-def _leaky(beta: float, reset: str) -> Callable[[], nn.Module]:
-    def make() -> nn.Module:
-        spike = import_module("snntorch.surrogate").atan(alpha=2.0)
-        return SnnSteps(import_module("snntorch").Leaky(beta=beta, spike_grad=spike, reset_mechanism=reset))
-
-    return make
-
-
-def _jelly_single() -> Single:
-    node = spikingjelly("neuron").LIFNode(tau=2.0, surrogate_function=_atan(), step_mode="s")
-    return node, node.reset
-
-
-def _snn_single() -> Single:
-    layer = SnnSingle(_leaky(0.5, "zero")().node)
-    return layer, layer.reset
-
-
-def _norse_single() -> Single:
-    layer = NorseSingle()
-    return layer, layer.reset
-
-
-_FUNCTIONAL: Mapping[str, Callable[[], nn.Module]] = {
+_NODES: Mapping[str, Callable[[], Any]] = {
+    "LIF": _node("LIFNode", tau=2.0),
+    "IF": _node("IFNode"),
+    "PLIF": _node("ParametricLIFNode", init_tau=2.0),
+    "Synaptic": _node("CUBALIFNode", v_threshold=1.0),
+    "own-surrogate": _node("LIFNode", lambda: hat_spike, tau=2.0),
+}
+_FUNCTIONAL: Mapping[str, Make] = {
     "LIF": _functional("lif_multi_step", tau=2.0),
     "IF": _functional("if_multi_step"),
     # 1 / tau = sigmoid(w), so this is tau = 2
     "PLIF": _functional("plif_multi_step", learnt=0.0),
     "own-surrogate": _functional("lif_multi_step", lambda: hat_spike, tau=2.0),
 }
-_MODULES, _STEPS = _nodes(JellyModule), _nodes(JellySteps)
-_JELLY = ("spikingjelly", "spikingjelly.activation_based.neuron")
 
+
+def _over(wrap: Callable[[Any], nn.Module], make: Callable[[], Any]) -> Make:
+    """What wraps a neuron that is made when it is asked for."""
+    return lambda: wrap(make())
+
+
+_MODULES = {name: _over(JellyModule, node) for name, node in _NODES.items()}
+_STEPS = {name: _over(Steps, node) for name, node in _NODES.items()}
+
+
+def _leaky(beta: float, reset: str) -> SnnSingle:
+    spike = import_module("snntorch.surrogate").atan(alpha=2.0)
+    return SnnSingle(import_module("snntorch").Leaky(beta=beta, spike_grad=spike, reset_mechanism=reset))
+
+
+_LEAKY = partial(_leaky, 0.5, "zero")
+
+
+def _any(make: Make) -> Callable[[int], nn.Module]:
+    """A layer of any width."""
+    return lambda width: make()
+
+
+#: Of the equation of the suites of the field.
+_OPTIONS: Mapping[str, Any] = {"tau": 2.0, "decay_input": False, "detach_reset": True}
+_JELLY, _SNN = ("spikingjelly", "spikingjelly.activation_based.neuron"), ("snntorch", "snntorch")
+_NORSE = ("norse", "norse.torch.functional.lif_box")
+_SPYX, _BRAIN = "spikecore.bench._spyx", "spikecore.bench._braintrace"
+
+
+def _online(rule: str, **options: Any) -> Layer:
+    """A layer of BrainTrace that learns by a rule."""
+    return Layer(None, of_jax=lambda: import_module(_BRAIN).OnlineLayer(rule, **options), online=True)
+
+
+#: In the order in which they are measured: loops over time steps, which take longest, come last.
 PEERS: Tuple[Peer, ...] = (
     Peer(
         "SpikingJelly functional",
         *_JELLY,
         "functional.lif_multi_step and its kin",
-        _FUNCTIONAL,
+        Layer(_any(_functional("lif_multi_step", **_OPTIONS))),
         _FUNCTIONAL["LIF"],
+        layers=_FUNCTIONAL,
         chooses=_jelly_chooses,
     ),
     Peer(
         "SpikingJelly module",
         *_JELLY,
         "LIFNode and its kin, multi-step",
-        _MODULES,
+        Layer(_any(_over(JellyModule, _node("LIFNode", **_OPTIONS)))),
         _MODULES["LIF"],
-        single=_jelly_single,
+        layers=_MODULES,
+        single=_NODES["LIF"],
         chooses=_jelly_chooses,
     ),
     Peer(
         "SpikingJelly steps",
         *_JELLY,
         "the same modules in a loop over steps: plain torch",
-        _STEPS,
+        None,
         _STEPS["LIF"],
+        layers=_STEPS,
         loops=True,
     ),
+    Peer("Spyx", "spyx", _SPYX, "nn.LIF in lax.scan, compiled by XLA", Layer(None, SUBTRACTED, of_jax=with_jax(_SPYX))),
+    Peer(
+        "brainstate BPTT",
+        "brainstate",
+        _BRAIN,
+        "a LIF cell in for_loop, backpropagation, compiled by XLA",
+        Layer(None, of_jax=with_jax(_BRAIN)),
+    ),
+    Peer(
+        "BrainTrace pp_prop",
+        "braintrace",
+        _BRAIN,
+        "a LIF cell, traces of inputs and of outputs along with time",
+        _online("pp_prop", decay_or_rank=0.5),
+    ),
+    Peer(
+        "BrainTrace D-RTRL",
+        "braintrace",
+        _BRAIN,
+        "a LIF cell, a trace of each weight along with time",
+        _online("d_rtrl"),
+    ),
+    Peer("snnTorch StateLeaky", *_SNN, "a convolution over time", Layer(SnnParallel, NO_RESET)),
     Peer(
         "snnTorch",
-        "snntorch",
-        "snntorch",
+        *_SNN,
         "Leaky in a loop over steps",
-        {"Leaky": _leaky(0.9, "subtract")},
-        _leaky(0.5, "zero"),
+        Layer(_any(_over(Steps, _LEAKY))),
+        _over(Steps, _LEAKY),
         "its Leaky(beta=0.5) stands in, which fires above the threshold only and is reset one step later",
-        _snn_single,
+        {"Leaky": _over(Steps, partial(_leaky, 0.9, "subtract"))},
+        _LEAKY,
         loops=True,
     ),
     Peer(
+        "Norse compiled",
+        *_NORSE,
+        "LIFBox in a loop over steps, each compiled by torch.compile",
+        Layer(_any(_over(Steps, partial(NorseSingle, compiled=True))), RELAXED, surrogate=False),
+    ),
+    Peer("sinabs", "sinabs", "sinabs.layers", "LIF, a loop over steps", Layer(_any(SinabsLayer))),
+    Peer(
         "Norse",
-        "norse",
-        "norse.torch.functional.lif_box",
+        *_NORSE,
         "its LIF without a current (LIFBox) in a loop over steps",
-        {},
-        NorseSteps,
+        Layer(_any(_over(Steps, NorseSingle)), RELAXED, surrogate=False),
+        _over(Steps, NorseSingle),
         "its LIFBox stands in, which fires above the threshold only and has its own surrogate",
-        _norse_single,
+        single=NorseSingle,
         loops=True,
+    ),
+    Peer(
+        "Rockpool",
+        "rockpool",
+        "rockpool.nn.modules.torch.lif_torch",
+        "LIFTorch, a loop over steps",
+        Layer(RockpoolLayer, SYNAPSE, surrogate=False),
     ),
 )

@@ -12,19 +12,20 @@ from __future__ import annotations
 
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore.bench._cases import Bench, Job, timed
-from spikecore.bench._implementations import REFERENCE
+from spikecore.bench._cases import Bench, Case, Job, contained, set_up, timed_row
+from spikecore.bench._check import REFERENCE
+from spikecore.bench._implementations import NotTimed
 from spikecore.bench._report import Fact, Row
 from spikecore.bench._settings import Settings
-from spikecore.bench._timing import Call, Timing, failure, interleave
+from spikecore.bench._timing import Call, interleave
 from spikecore.bench.models import cifar10
 
 #: Where the stages begin in the network, whose first layer is the encoder: the first ones are short, since they keep
@@ -37,8 +38,7 @@ STEPS, TAU, WIDTH = 50, 100.0, 256
 POISSON, CONSTANT, STREAMED = "Poisson", "constant", "constant, streamed"
 
 
-@dataclass(frozen=True)
-class Case:
+class Printed(NamedTuple):
     """A row of the document's table."""
 
     input: str
@@ -50,23 +50,31 @@ class Case:
     #: On what.
     machine: str = "4 Tesla K80"
 
-    def facts(self, backend: str, width: int, steps: int) -> Dict[str, Fact]:
-        """For the report."""
-        about = f"six {width}-channel convolutions, 32x32, LIF on {backend}; {self.input} input"
-        if self.split is not None:
-            about += f", parts of {self.split}"
-        name = f"cifar10 {self.input}" + (f" / {self.split}" if self.split else "")
-        return {"network": name, "about": about, "dtype": "float32", "steps": steps, "batch": self.batch}
 
-
-CASES = (
-    *(Case(POISSON, 64, split, printed) for split, printed in ((32, 580.0), (16, 490.0), (4, 247.0), (2, 132.0))),
-    *(Case(POISSON, 32, split, printed) for split, printed in ((32, 497.0), (16, 490.0), (8, 357.0))),
-    Case(POISSON, 16, None, 404.0, "one Tesla K80"),
+TABLE = (
+    *(Printed(POISSON, 64, split, printed) for split, printed in ((32, 580.0), (16, 490.0), (4, 247.0), (2, 132.0))),
+    *(Printed(POISSON, 32, split, printed) for split, printed in ((32, 497.0), (16, 490.0), (8, 357.0))),
+    Printed(POISSON, 16, None, 404.0, "one Tesla K80"),
     # in 30 minutes 276 batches of 64, and 715 of 32
-    Case(CONSTANT, 64, 32, 276 * 64 / 30),
-    Case(STREAMED, 32, None, 715 * 32 / 30),
+    Printed(CONSTANT, 64, 32, 276 * 64 / 30),
+    Printed(STREAMED, 32, None, 715 * 32 / 30),
 )
+
+
+@dataclass(frozen=True)
+class Stages(Case):
+    """A row of the table, to be measured with layers of ``neurons`` channels."""
+
+    printed: Printed = TABLE[0]
+    backend: str = REFERENCE
+
+    @property
+    def facts(self) -> Mapping[str, Fact]:
+        """For the report."""
+        about = f"six {self.neurons}-channel convolutions, 32x32, LIF on {self.backend}; {self.printed.input} input"
+        about += f", parts of {self.printed.split}" if self.printed.split else ""
+        facts: Dict[str, Fact] = {"network": self.neuron, "about": about, "dtype": self.dtype}
+        return {**facts, "steps": self.steps, "batch": self.batch}
 
 
 class _Streamed(sc.parallel.Pipeline):
@@ -82,55 +90,35 @@ class _Streamed(sc.parallel.Pipeline):
 
 
 def jobs(settings: Settings, bench: Bench) -> List[Job]:
-    """One job per case, on every GPU of this machine. A CPU has no second device to measure a pipeline on."""
-    if bench.device.type != "cuda":
-        facts = CASES[0].facts(REFERENCE, WIDTH, STEPS)
-        row = Row("pipeline", facts, "all", "skipped", "stages over several devices are measured on GPUs")
-        return [Job("pipeline", partial(list, [row]))]
+    """One job per row of the table, on every GPU of this machine."""
     width, steps = (32, 8) if settings.quick else (WIDTH, STEPS)
-    devices = [torch.device("cuda", k) for k in range(torch.cuda.device_count())]
     backend = next((one.backend for one in bench.implementations if one.backend), REFERENCE)
-    cases = CASES[:1] if settings.quick else CASES
-    return [
-        Job(
-            f"pipeline: {case.input} B={case.batch} split={case.split}",
-            partial(measure, case, backend, devices, bench, width, steps),
-        )
-        for case in cases
-    ]
+    cases = []
+    for row in TABLE[:1] if settings.quick or bench.device.type != "cuda" else TABLE:
+        name = f"cifar10 {row.input}" + (f" / {row.split}" if row.split else "")
+        cases.append(Stages("pipeline", name, "float32", steps, width, row.batch, row, backend))
+    return [contained(case, bench, measure) for case in cases]
 
 
-def measure(
-    case: Case, backend: str, devices: Sequence[torch.device], bench: Bench, width: int = WIDTH, steps: int = STEPS
-) -> List[Row]:
-    """What the document printed, and a row for each number of GPUs."""
-    facts = case.facts(backend, width, steps)
-    rows = [Row("pipeline", facts, f"printed: {case.machine}", "printed", "", {"images_per_minute": case.printed})]
-    running: Dict[str, Tuple[Call, Optional[int]]] = {}
-    placed = {_name(count): count for count in PLACES}
-    for name, count in placed.items():
-        if count > len(devices):
-            detail = f"there are {len(devices)} devices here"
-            rows.append(Row("pipeline", facts, name, "skipped", detail))
-            continue
-        try:
-            running[name] = _trained(case, backend, [devices[k] for k in PLACES[count]], width, steps)
-        except Exception as error:
-            rows.append(Row("pipeline", facts, name, "failed", failure(error).reason))
-            bench.clock.forget()
+def measure(case: Any, bench: Bench, devices: Optional[Sequence[torch.device]] = None) -> List[Row]:
+    """What the document printed, and a row for each number of GPUs.
+
+    A CPU has no second device to measure a pipeline on.
+    """
+    if devices is None:
+        if bench.device.type != "cuda":
+            return [case.row("all", "skipped", "stages over several devices are measured on GPUs")]
+        devices = [torch.device("cuda", k) for k in range(torch.cuda.device_count())]
+    printed = case.row(f"printed: {case.printed.machine}", "printed", images_per_minute=case.printed.printed)
+    running, rows = set_up(case, {_name(count): partial(_trained, case, count, devices) for count in PLACES})
     found = interleave({name: call for name, (call, _) in running.items()}, partial(_turn, devices), bench.plan)
-    for name, timing in found.items():
-        if isinstance(timing, Timing):
-            figures = {**timed("step", timing), "images_per_minute": 60 * case.batch / timing.seconds}
-            peak = running[name][1]
-            if peak is not None:
-                figures["memory_gib"] = peak / 2**30
-            rows.append(Row("pipeline", facts, name, "ok", "", figures))
-        else:
-            rows.append(Row("pipeline", facts, name, "failed", timing.reason))
-    running.clear()
-    bench.clock.forget()
-    return rows
+    for name, (_, peak) in running.items():
+        rows[name] = row = timed_row(case, name, "ok", "", {"step": found})
+        if row.figures:
+            figures = {**row.figures, "images_per_minute": 6e4 * case.batch / row.figures["step_ms"]}
+            figures.update({} if peak is None else {"memory_gib": peak / 2**30})
+            rows[name] = replace(row, figures=figures)
+    return [printed, *(rows[_name(count)] for count in PLACES)]
 
 
 def _name(count: int) -> str:
@@ -153,34 +141,36 @@ def _synchronize(devices: Sequence[torch.device]) -> None:
             torch.cuda.synchronize(device)
 
 
-def _network(case: Case, places: Sequence[torch.device], width: int, steps: int) -> nn.Module:
-    net = cifar10(steps, partial(sc.LIF, TAU), width)
-    if case.input == POISSON:
+def _network(case: Stages, places: Sequence[torch.device]) -> nn.Module:
+    kind, steps = case.printed.input, case.steps
+    net = cifar10(steps, partial(sc.LIF, TAU), case.neurons)
+    if kind == POISSON:
         net[0] = sc.encode.Poisson(steps)
-    elif case.input != STREAMED:
+    elif kind != STREAMED:
         sc.hoist(net)
-    begins = (case.input == STREAMED, *BEGINS[1:])  # the image itself needs no encoder
+    begins = (kind == STREAMED, *BEGINS[1:])  # the image itself needs no encoder
     stages = [net[int(begin) : end] for begin, end in zip(begins, (*BEGINS[1:], len(net)))]
     placed = [*zip(stages, places)]
     return (
         _Streamed(placed, steps)
-        if case.input == STREAMED
-        else sc.parallel.Pipeline(placed, split_sizes=case.split, batch_dim=(0, 1))
+        if kind == STREAMED
+        else sc.parallel.Pipeline(placed, split_sizes=case.printed.split, batch_dim=(0, 1))
     )
 
 
-def _trained(
-    case: Case, backend: Optional[str], places: Sequence[torch.device], width: int, steps: int
-) -> Tuple[Call, Optional[int]]:
-    """One training step as a call, and the most memory that a device has during one, in bytes."""
+def _trained(case: Stages, count: int, devices: Sequence[torch.device]) -> Tuple[Call, Optional[int]]:
+    """One training step as a call on so many GPUs, and the most memory that a device has during one, in bytes."""
+    if count > len(devices):
+        raise NotTimed(f"there are {len(devices)} devices here")
+    places = [devices[k] for k in PLACES[count]]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        net = _network(case, places, width, steps)
+        net = _network(case, places)
     generator = torch.Generator(places[0]).manual_seed(0)
     images = torch.rand(case.batch, 3, 32, 32, device=places[0], generator=generator)
     labels = torch.randint(10, (case.batch,), device=places[0], generator=generator).to(places[-1])
     optimizer = torch.optim.Adam(net.parameters(), 1e-3)
-    step = sc.training_model(net, sc.losses.ce_rate, optimizer, backend=backend)
+    step = sc.training_model(net, sc.losses.ce_rate, optimizer, backend=case.backend)
 
     def call(_: int) -> Any:
         return step(images, labels)

@@ -108,15 +108,10 @@ def _fractions(ax: Any, title: str, rows: List[Row], colours: Dict[str, Any]) ->
 
 def _small(ax: Any, title: str, rows: List[Row], colours: Dict[str, Any]) -> None:
     rows = rows[::-1]
-    names, values = [row.implementation for row in rows], [row.figures["training_ms"] for row in rows]
+    names = [row.implementation for row in rows]
     # points, since a bar has no beginning on a logarithmic axis
-    ax.scatter(values, names, color=[_colour(name, colours) for name in names])
-    for name, value in zip(names, values):
-        ax.annotate(f"{value:#.3g}", (value, name), textcoords="offset points", xytext=(7, -3), fontsize=7)
-    _logarithmic(ax)
+    _points(ax, names, [row.figures["training_ms"] for row in rows], [_colour(name, colours) for name in names])
     ax.margins(x=0.25, y=0.15)
-    ax.grid(axis="x", linewidth=0.3)
-    ax.tick_params(axis="y", labelsize=7)
     ax.set(title=title, xlabel="forward + backward, ms per call")
 
 
@@ -136,20 +131,25 @@ def _bounded(kind: str, label: str, ax: Any, title: str, rows: List[Row], colour
     rows = sorted(rows, key=lambda row: -row.figures[f"{kind}_ms"])
     names = [row.implementation + (" *" if row.status == "differs" else "") for row in rows]
     values = [row.figures[f"{kind}_ms"] for row in rows]
-    ax.scatter(values, names, color=[_colour(row.implementation.partition(", ")[0], colours) for row in rows])
-    for name, value in zip(names, values):
-        written = f"{value:#.3g}".rstrip(".") if value < 1000 else f"{value:,.0f}"
-        ax.annotate(written, (value, name), textcoords="offset points", xytext=(7, -3), fontsize=7)
+    # at least twice the bound, so that hundredths do not look like much; behind the last point there is its number
+    ax.set_xlim(0.85 * bound, max(2.0 * bound, *values) * (max(values) / bound) ** 0.25)
+    _points(ax, names, values, [_colour(row.implementation.partition(", ")[0], colours) for row in rows])
     ax.axvline(bound, color="black", linewidth=0.9, linestyle="--", label="bound of the arithmetic")
     if any(row.status == "differs" for row in rows):
         ax.plot([], [], " ", label="* another equation, or other numbers")
-    # at least twice the bound, so that hundredths do not look like much; behind the last point there is its number
-    ax.set_xlim(0.85 * bound, max(2.0 * bound, *values) * (max(values) / bound) ** 0.25)
+    ax.set(xlabel=f"{label}, ms")
+    ax.set_title(title, fontsize=10)
+
+
+def _points(ax: Any, names: List[str], values: List[float], colours: List[Any]) -> None:
+    """Times as points with their numbers on a logarithmic axis."""
+    ax.scatter(values, names, color=colours)
+    for name, value in zip(names, values):
+        written = f"{value:#.3g}".rstrip(".") if value < 1000 else f"{value:,.0f}"
+        ax.annotate(written, (value, name), textcoords="offset points", xytext=(7, -3), fontsize=7)
     _logarithmic(ax)
     ax.grid(axis="x", linewidth=0.3)
     ax.tick_params(axis="y", labelsize=7)
-    ax.set(xlabel=f"{label}, ms")
-    ax.set_title(title, fontsize=10)
 
 
 _DRAW: Dict[str, Callable[[Any, str, List[Row], Dict[str, Any]], None]] = {

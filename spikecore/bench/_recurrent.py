@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore.bench._cases import Bench, Case, Job, compared, contained, training
-from spikecore.bench._implementations import REFERENCE
+from spikecore.bench._cases import Bench, Case, Job, compared, contained, set_up, training
+from spikecore.bench._check import REFERENCE
 from spikecore.bench._report import Fact, Row
 from spikecore.bench._settings import Settings
-from spikecore.bench._timing import Call, HostClock, Timing, failure, interleave
+from spikecore.bench._timing import Call, HostClock, Timing, interleave
 from spikecore.dtypes import DTYPES
 
 LSTM, LOOP = "nn.LSTM", ", loop"
@@ -41,7 +41,6 @@ INPUTS, CLASSES = 140, 20
 class Fed(Case):
     """A layer with feedback, or a network of ``layers`` of them."""
 
-    batch: int = 1
     width: int = 1
     rate: float = 0.0
     layers: int = 1
@@ -50,8 +49,7 @@ class Fed(Case):
     @property
     def facts(self) -> Mapping[str, Fact]:
         """For the report."""
-        more = {"batch": self.batch, "width": self.width, "rate": self.rate, "layers": self.layers}
-        return {**super().facts, **more}
+        return {**super().facts, "width": self.width, "rate": self.rate, "layers": self.layers}
 
     @property
     def label(self) -> str:
@@ -63,14 +61,6 @@ class Fed(Case):
         """Random numbers, as an input or a cotangent."""
         shape = (self.steps, self.batch, self.width)
         return torch.randn(shape, device=device, generator=generator).to(DTYPES[self.dtype])
-
-
-class Under(NamedTuple):
-    """A layer under way."""
-
-    call: Call
-    figures: Dict[str, float]
-    detail: str = ""
 
 
 class Outputs(nn.Module):
@@ -88,28 +78,15 @@ class Outputs(nn.Module):
 
 def jobs(settings: Settings, bench: Bench) -> List[Job]:
     """One job per size and variant, and one per network."""
-    found = []
     sizes = SIZES if bench.device.type == "cuda" and not settings.quick else SMALL
-    for i, (neuron, dtype, rate) in enumerate(VARIANTS):
-        for steps, batch, width in sizes:
-            looped = i == 0 and (steps, batch, width) in LOOPED
-            case = Fed("recurrent", neuron, dtype, steps, batch * width, batch, width, rate, looped=looped)
-            found.append(contained(case, bench, measure))
-    for steps, batch, width in sizes:
-        layers = 2 if width == 360 else 1
-        case = Fed(
-            "recurrent",
-            "network",
-            "float32",
-            steps,
-            batch * width,
-            batch,
-            width,
-            0.0,
-            layers,
-            looped=(steps, batch, width) in LOOPED,
-        )
-        found.append(contained(case, bench, trained))
+    found = []
+    for neuron, dtype, rate in (*VARIANTS, ("network", "float32", 0.0)):
+        network = neuron == "network"
+        for t, b, width in sizes:
+            looped = (t, b, width) in LOOPED and (network or (neuron, dtype, rate) == VARIANTS[0])
+            count = 2 if network and width == 360 else 1
+            case = Fed("recurrent", neuron, dtype, t, b * width, b, width, rate, count, looped)
+            found.append(contained(case, bench, trained if network else measure))
     return found
 
 
@@ -151,22 +128,15 @@ def _scaled(case: Fed, bench: Bench) -> Tuple[Tensor, Tensor, float]:
     return (scale * x).requires_grad_(), cotangent, found
 
 
-def _entered(case: Fed, bench: Bench) -> Tuple[Dict[str, Under], Dict[str, Row], Tuple[str, ...]]:
-    x, cotangent, rate = _scaled(case, bench)
-    under: Dict[str, Under] = {}
-    rows: Dict[str, Row] = {}
-    known = layers(case, bench, case.neuron)
-    for name, make in known.items():
-        try:
-            layer = _made(make, case, bench)
-            call = training(layer, [(x, cotangent)])
-            call(0)
-            held = _held(layer, x, bench.clock)
-            figures = {} if held is None else {"held_words": held / (4 * x.numel())}
-            under[name] = Under(call, figures if name == LSTM else {**figures, "rate": rate})
-        except Exception as error:
-            rows[name] = case.row(name, "failed", failure(error).reason)
-    return under, rows, tuple(known)
+def _entered(
+    make: Callable[[], nn.Module], case: Fed, bench: Bench, x: Tensor, cotangent: Tensor
+) -> Tuple[Call, Dict[str, float]]:
+    """Forward and backward, and the memory that is kept between them."""
+    layer = _made(make, case, bench)
+    call = training(layer, [(x, cotangent)])
+    call(0)
+    held = _held(layer, x, bench.clock)
+    return call, {} if held is None else {"held_words": held / (4 * x.numel())}
 
 
 def _held(layer: nn.Module, x: Tensor, clock: HostClock) -> Optional[int]:
@@ -181,8 +151,12 @@ def _held(layer: nn.Module, x: Tensor, clock: HostClock) -> Optional[int]:
 
 def measure(case: Any, bench: Bench) -> List[Row]:
     """The rows of one layer."""
-    under, rows, order = _entered(case, bench)
-    calls = {name: one.call for name, one in under.items()}
+    x, cotangent, rate = _scaled(case, bench)
+    known = layers(case, bench, case.neuron)
+    under, rows = set_up(
+        case, {name: partial(_entered, make, case, bench, x, cotangent) for name, make in known.items()}
+    )
+    calls = {name: call for name, (call, _) in under.items()}
     # a profile of a loop is that of thousands of kernels; its device time is that of its graph
     once = {name: call for name, call in calls.items() if not name.endswith(LOOP)}
     kinds = {"device": interleave(once, bench.clock.kernels, replace(bench.plan, fixed=PROFILED))}
@@ -190,9 +164,9 @@ def measure(case: Any, bench: Bench) -> List[Row]:
     if bench.device.type == "cuda":
         captured = {name: as_graph(call) for name, call in calls.items()}
         kinds["graph"] = interleave(captured, bench.clock.batch, bench.plan)
-    for name, one in under.items():
-        rows[name] = _row(case, name, one, kinds)
-    return [rows[name] for name in order]
+    for name, (_, figures) in under.items():
+        rows[name] = _row(case, name, figures if name == LSTM else {**figures, "rate": rate}, kinds)
+    return [rows[name] for name in known]
 
 
 def as_graph(call: Call) -> Call:
@@ -215,59 +189,45 @@ def as_graph(call: Call) -> Call:
     return replayed
 
 
-def _row(case: Fed, name: str, one: Under, kinds: Mapping[str, Mapping[str, Any]]) -> Row:
-    figures, problems = dict(one.figures), []
+def _row(case: Fed, name: str, figures: Mapping[str, float], kinds: Mapping[str, Mapping[str, Any]]) -> Row:
+    """A row with the times that there are; what failed is said beside them."""
+    times: Dict[str, float] = {}
+    problems = []
     for kind, found in kinds.items():
-        timing = found.get(name)
-        if timing is None:
-            continue
-        if not isinstance(timing, Timing):
-            problems.append(f"{kind}: {timing.reason}")
-            continue
-        figures.update(compared(kind, found, name, over_lstm=LSTM))
-    status = "ok" if any(f"{kind}_ms" in figures for kind in kinds) else "failed"
-    return case.row(name, status, "; ".join(problems) or one.detail, **(figures if status == "ok" else {}))
+        if isinstance(found.get(name), Timing):
+            times.update(compared(kind, found, name, over_lstm=LSTM))
+        elif name in found:
+            problems.append(f"{kind}: {found[name].reason}")
+    detail = "; ".join(problems)
+    return case.row(name, "ok", detail, **figures, **times) if times else case.row(name, "failed", detail)
 
 
-class Classifier(nn.Module):
-    """A projection, recurrent layers and a read-out of every step."""
-
-    def __init__(self, make: Callable[[], nn.Module], width: int, layers: int) -> None:
-        super().__init__()
-        self.before, self.behind = nn.Linear(INPUTS, width), nn.Linear(width, CLASSES)
-        self.layers = nn.Sequential(*(make() for _ in range(layers)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[T, B, 140] -> [T, B, 20]``."""
-        scores: Tensor = self.behind(self.layers(self.before(x)))
-        return scores
+def classifier(make: Callable[[], nn.Module], width: int, layers: int) -> nn.Module:
+    """A projection, recurrent layers and a read-out of every step: ``[T, B, 140] -> [T, B, 20]``."""
+    return nn.Sequential(nn.Linear(INPUTS, width), *(make() for _ in range(layers)), nn.Linear(width, CLASSES))
 
 
 def trained(case: Any, bench: Bench) -> List[Row]:
     """The rows of one network: a training step with Adam, eagerly and as a graph."""
-    device, gpu = bench.device, bench.device.type == "cuda"
+    device = bench.device
     generator = torch.Generator(device).manual_seed(0)
     x = torch.randn(case.steps, case.batch, INPUTS, device=device, generator=generator)
     labels = torch.randint(CLASSES, (case.batch,), device=device, generator=generator)
-    calls: Dict[str, Call] = {}
-    rows: Dict[str, Row] = {}
-    forms: Sequence[str] = ("eager", "CUDA graph") if gpu else ("eager",)
+    makers: Dict[str, Callable[[], Call]] = {}
     for name, make in layers(case, bench, "LIF").items():
-        for form in forms:
-            row = name if form == "eager" else f"{name}, {form}"
-            try:
-                network = partial(Classifier, make, case.width, case.layers)
-                calls[row] = _step(_made(network, case, bench), x, labels, form)
-            except Exception as error:
-                rows[row] = case.row(row, "failed", failure(error).reason)
+        network = partial(_made, partial(classifier, make, case.width, case.layers), case, bench)
+        makers[name] = partial(_step, network, x, labels, sc.TrainingOptions())
+        if device.type == "cuda":
+            makers[f"{name}, CUDA graph"] = partial(_step, network, x, labels, sc.CudaOptions(graph=True))
+    calls, rows = set_up(case, makers)
     found = interleave(calls, bench.clock.batch, bench.plan)
-    rows.update({row: _row(case, row, Under(call, {}), {"step": found}) for row, call in calls.items()})
-    return list(rows.values())
+    rows.update({name: _row(case, name, {}, {"step": found}) for name in calls})
+    return [rows[name] for name in makers]
 
 
-def _step(net: nn.Module, x: Tensor, labels: Tensor, form: str) -> Call:
+def _step(network: Callable[[], nn.Module], x: Tensor, labels: Tensor, options: Any) -> Call:
+    net = network()
     optimizer = torch.optim.Adam(net.parameters(), 1e-3, fused=x.device.type == "cuda")
-    options = sc.CudaOptions(graph=True) if form == "CUDA graph" else sc.TrainingOptions()
     # the batch is the second dimension, and the first is time
     step = sc.training_model(net, _loss, optimizer, options=options)
     for _ in range(4):

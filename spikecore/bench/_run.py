@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Callable, List, Optional, Tuple
-
-import torch
+from dataclasses import asdict
+from functools import partial
+from typing import Callable, List, Mapping, Optional, Tuple
 
 from spikecore.bench import _beside as beside
 from spikecore.bench import _calls as calls
@@ -19,23 +19,19 @@ from spikecore.bench import _pipeline as pipeline
 from spikecore.bench import _recurrent as recurrent
 from spikecore.bench import _single as single
 from spikecore.bench import _small as small
-from spikecore.bench import _steps as steps
-from spikecore.bench._cases import Bench, Job
-from spikecore.bench._implementations import find
-from spikecore.bench._libraries import find_libraries
+from spikecore.bench._cases import Bench, Job, bench_of
 from spikecore.bench._machine import machine
 from spikecore.bench._report import Report
 from spikecore.bench._settings import FIELD, Settings, device_named
-from spikecore.bench._timing import clock_for
 
 #: ``progress(label, done, of)``, before each part.
 Progress = Callable[[str, int, int], None]
 #: ``save(report)``, after each part.
 Save = Callable[[Report], None]
-_JOBS = {
+_JOBS: Mapping[str, Callable[[Settings, Bench], List[Job]]] = {
     "neurons": neurons.jobs,
     "layouts": layouts.jobs,
-    "steps": steps.jobs,
+    "steps": layouts.jobs_at_steps,
     "small": small.jobs,
     "single": single.jobs,
     "calls": calls.jobs,
@@ -46,8 +42,7 @@ _JOBS = {
     "recurrent": recurrent.jobs,
     "online": online.jobs,
     "pipeline": pipeline.jobs,
-    FIELD[0]: field.linear_jobs,
-    FIELD[1]: field.classifier_jobs,
+    **{suite: partial(field.jobs, suite) for suite in FIELD},
 }
 
 
@@ -57,19 +52,9 @@ def prepare(settings: Settings) -> Tuple[Report, List[Job]]:
     Raises ValueError for a device or a backend that is not there.
     """
     device = device_named(settings.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # events are recorded in the stream of the current device
     settings = settings.on(device)
-    compile_steps = settings.compile_steps or 0
-    taking_part, listed = find(device, settings.backends, settings.peers, compile_steps, settings.peer_names)
-    if set(FIELD).intersection(settings.suites):
-        _, libraries = find_libraries(settings.peers, settings.peer_names)
-        named = {one.name for one in libraries}
-        listed = [*(one for one in listed if one.name not in named), *libraries]
-    clock = clock_for(device)
-    report = Report(machine(device), {**settings.as_dict(), "clock": clock.name}, listed)
-    absent = {one.name: one.detail for one in listed if one.state != "ready"}
-    bench = Bench(device, clock, taking_part, settings.plan(device.type == "cuda"), absent)
+    bench = bench_of(settings, device)
+    report = Report(machine(device), {**asdict(settings), "clock": bench.clock.name}, list(bench.listed))
     return report, [job for suite in settings.suites for job in _JOBS[suite](settings, bench)]
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Any, Callable, Iterator, Optional, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore.backend import Unsupported
-from spikecore.bench._cases import Bench, Checked, judge
-from spikecore.bench._check import observe
+from spikecore.bench._cases import Bench, checked
+from spikecore.bench._check import REFERENCE, observe
 from spikecore.bench._forms import Form
-from spikecore.bench._implementations import REFERENCE, Implementation
-from spikecore.bench._timing import Call, failure
+from spikecore.bench._implementations import Implementation, NotTimed, status_of
+from spikecore.bench._timing import Call, precision
 from spikecore.bench.models import Network
 
 #: Neurons of the check, an odd number in two dimensions.
@@ -50,47 +48,27 @@ def attempt(enter: Callable[[], Training], bench: Bench) -> Training:
     """What was set up, or why not: then without a call."""
     try:
         return enter()
-    except _Out as out:
-        return Training(None, None, None, out.status, out.detail)
     except Exception as error:
         bench.clock.forget()
-        status = "unsupported" if isinstance(error, Unsupported) else "failed"
-        return Training(None, None, None, status, failure(error).reason)
-
-
-class _Out(Exception):
-    """An implementation that must not be timed."""
-
-    def __init__(self, status: str, detail: str) -> None:
-        super().__init__(detail)
-        self.status, self.detail = status, detail
+        return Training(None, None, None, *status_of(error))
 
 
 def enter(implementation: Implementation, network: Network, batch: int, bench: Bench, form: Form) -> Training:
-    """An implementation that trains a network, once its neuron was checked."""
+    """An implementation that trains a network, once its neuron was checked. Raises NotTimed for a wrong one."""
     neuron = implementation.in_network
     if neuron is None:
-        raise _Out("skipped", "has no such neuron")
-    status, detail = _admit(implementation, neuron, network, bench)
+        raise NotTimed("has no such neuron")
+    status, detail = "differs", implementation.unlike
+    if not detail:
+        generator = torch.Generator(bench.device).manual_seed(0)
+        shape, dtype = (network.steps, *CHECKED), network.autocast or torch.float32
+        x, cotangent = (torch.randn(shape, device=bench.device, dtype=dtype, generator=generator) for _ in range(2))
+        x.add_(0.5).requires_grad_()
+        expected = observe(sc.LIF(2.0, backend=REFERENCE), x, cotangent)
+        verdict = checked(implementation, neuron, x, cotangent, expected, bench.clock)
+        status, detail = verdict.status, verdict.detail
     trained = train(network, batch, bench, neuron, implementation.backend or REFERENCE, form)
     return replace(trained, status=status, detail=detail)
-
-
-def _admit(
-    implementation: Implementation, neuron: Callable[[], nn.Module], network: Network, bench: Bench
-) -> Tuple[str, str]:
-    """Status and detail of an implementation whose neuron was checked; raises _Out for one that must not be timed."""
-    if implementation.unlike:
-        return "differs", implementation.unlike
-    generator = torch.Generator(bench.device).manual_seed(0)
-    shape, dtype = (network.steps, *CHECKED), network.autocast or torch.float32
-    x, cotangent = (torch.randn(shape, device=bench.device, dtype=dtype, generator=generator) for _ in range(2))
-    x.add_(0.5).requires_grad_()
-    expected = observe(sc.LIF(2.0, backend=REFERENCE), x, cotangent)
-    verdict = judge(implementation, neuron, x, cotangent, expected, bench.clock)
-    if isinstance(verdict, Checked):
-        return verdict.status, verdict.detail
-    raise _Out(*verdict)
 
 
 def train(
@@ -107,13 +85,13 @@ def train(
     step = sc.training_model(net, form.loss(), optimizer, backend=backend, options=form.options(network))
 
     def call(i: int) -> Any:
-        with _precision(network):
+        with precision("high" if network.tf32 else "highest"):
             return step(images, labels)
 
     for i in range(WARM_UP):
         call(i)
     if not torch.isfinite(call(0)[1]):
-        raise _Out("failed", "the loss is not finite after a few steps")
+        raise NotTimed("the loss is not finite after a few steps", "failed")
     # a graph that is replayed allocates nothing, so what it takes is not seen
     peak = None if form.graph else clock.peak(lambda: call(0))
     held = clock.allocated()
@@ -139,7 +117,7 @@ def train_by_jelly(network: Network, batch: int, bench: Bench, form: Form) -> Tr
     device, inside = bench.device, import_module("spikingjelly.activation_based._cuda_graph")
     reset = import_module("spikingjelly.activation_based.functional").reset_net
     if network.of_spikingjelly is None:
-        raise _Out("skipped", "is not ready there")
+        raise NotTimed("is not ready there")
     torch.manual_seed(0)
     ready: Any = network.of_spikingjelly(network.steps)
     net = form.network(ready.net.to(device))
@@ -166,19 +144,8 @@ def train_by_jelly(network: Network, batch: int, bench: Bench, form: Form) -> Tr
     for i in range(WARM_UP + 2):
         call(i)
     if not torch.isfinite(call(0)):
-        raise _Out("failed", "the loss is not finite after a few steps")
+        raise NotTimed("the loss is not finite after a few steps", "failed")
     return Training(call, None, None)
-
-
-@contextlib.contextmanager
-def _precision(network: Network) -> Iterator[None]:
-    """Products of float32 matrices as the network asks for them."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if network.tf32 else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def _kept(net: nn.Module, optimizer: torch.optim.Optimizer) -> int:

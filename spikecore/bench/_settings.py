@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+from dataclasses import dataclass, replace
+from typing import Mapping, Optional, Sequence, Tuple
 
 import torch
 
 from spikecore.bench._forms import FORMS
-from spikecore.bench._libraries import LIBRARIES
 from spikecore.bench._peers import PEERS
 from spikecore.bench._timing import Plan
 from spikecore.bench._workloads import WORKLOADS
@@ -113,18 +112,15 @@ class Settings:
         for case in self.cases:
             if not any(pattern.fullmatch(case) for pattern in _CASES.values()):
                 raise ValueError(f"case {case!r} is no size; write n=4096 (open-neuromorphic) or H=128,B=64 (shd)")
-        others = [*(peer.name for peer in PEERS), *(library.name for library in LIBRARIES)]
-        _known("peer", self.peer_names, tuple(dict.fromkeys(others)))
+        _known("peer", self.peer_names, tuple(peer.name for peer in PEERS))
         if self.peer_names and not self.peers:
             raise ValueError(
                 f"peer {self.peer_names[0]!r} cannot be measured with peers=False; leave out one of the two"
             )
-        numbers = {"steps": self.steps, "size": (self.size,)}
-        numbers.update(elements=_given(self.elements), repetitions=_given(self.repetitions))
-        for name, values in numbers.items():
-            for value in values:
-                if value < 1:
-                    raise ValueError(f"{name}={value} must be 1 or more")
+        numbers = [(name, getattr(self, name)) for name in ("size", "elements", "repetitions")]
+        for name, value in [*(("steps", steps) for steps in self.steps), *numbers]:
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} must be 1 or more")
         for name in ("workers", "compile_steps"):
             if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
@@ -196,10 +192,6 @@ class Settings:
         turn = self.turn or (0.02 if gpu else 0.05)
         return Plan(self.repetitions or 9, turn, 0.3 if self.quick else 1.0 if gpu else 2.0)
 
-    def as_dict(self) -> Dict[str, Any]:
-        """For the report."""
-        return asdict(self)
-
 
 def device_named(name: str) -> torch.device:
     """The device to measure on; ``auto`` is the GPU if there is one. Raises ValueError for one that is not there."""
@@ -216,10 +208,6 @@ def device_named(name: str) -> torch.device:
     if name == "cuda":
         return torch.device("cuda", torch.cuda.current_device())
     return device
-
-
-def _given(value: Optional[int]) -> Tuple[int, ...]:
-    return () if value is None else (value,)
 
 
 def _known(what: str, given: Sequence[str], known: Sequence[str]) -> None:

@@ -7,38 +7,27 @@ Figures are per step.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from functools import partial
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore.bench._cases import Bench, Case, Job, contained, first_failure, quietly
+from spikecore.bench._cases import PLAIN, Bench, Case, Job, both_ways, contained, row_per_step, set_up
 from spikecore.bench._check import Observed, differences
-from spikecore.bench._peers import Single
+from spikecore.bench._implementations import Single
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
-from spikecore.bench._timing import Call, Timing, failure, interleave
+from spikecore.bench._timing import Call
+from spikecore.bench._workloads import by_hand
 
-#: What the ratios are to.
-PLAIN = "plain PyTorch"
 STEPS = 20
 #: Batch and neurons.
 SIZES = ((64, 128), (16, 256))
 
 
-class _ATan(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, u: Tensor) -> Tensor:
-        ctx.save_for_backward(u)
-        return (u >= 0).to(u.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        (u,) = ctx.saved_tensors
-        gradient: Tensor = grads[0] / (1.0 + (math.pi * u).square())
-        return gradient
+_atan: Callable[[Tensor], Tensor] = by_hand(lambda u: 1.0 / (1.0 + (math.pi * u).square()))
 
 
 class PlainLIF(nn.Module):
@@ -50,7 +39,7 @@ class PlainLIF(nn.Module):
         """Spikes of one step."""
         v = torch.zeros_like(x) if self.v is None else self.v
         h = v + (x - v) / 2.0
-        z: Tensor = _ATan.apply(h - 1.0)
+        z = _atan(h - 1.0)
         self.v = h * (1.0 - z)
         return z
 
@@ -80,22 +69,10 @@ class PlainFeedback(nn.Module):
         self.last = None
 
 
-@dataclass(frozen=True)
-class Layer(Case):
-    """A layer of single steps ``[B, N]``."""
-
-    batch: int = 1
-
-    @property
-    def facts(self) -> Dict[str, Any]:
-        """For the report."""
-        return {**super().facts, "batch": self.batch}
-
-
 def jobs(settings: Settings, bench: Bench) -> List[Job]:
     """One job per size, with and without feedback."""
     sizes = SIZES[:1] if settings.quick else SIZES
-    cases = [Layer("single", name, "float32", STEPS, n, batch) for name in ("LIF", "Recurrent") for batch, n in sizes]
+    cases = [Case("single", name, "float32", STEPS, n, batch) for name in ("LIF", "Recurrent") for batch, n in sizes]
     return [contained(case, bench, measure) for case in cases]
 
 
@@ -122,55 +99,35 @@ def _with_reset(layer: Any) -> Single:
     return layer, layer.reset
 
 
-def measure(case: Any, bench: Bench) -> List[Row]:
+class Run(NamedTuple):
+    """A layer under way: what is timed without gradients and with backward, and what it computed."""
+
+    forward: Call
+    training: Call
+    seen: Observed
+
+
+def measure(case: Case, bench: Bench) -> List[Row]:
     """The rows of one case."""
     generator = torch.Generator(bench.device).manual_seed(0)
     shape = (STEPS, case.batch, case.neurons)
     xs = torch.rand(shape, device=bench.device, generator=generator).mul_(1.5).requires_grad_()
-    steps = [x.detach().requires_grad_() for x in xs]
-    rows: Dict[str, Row] = {}
-    forward: Dict[str, Call] = {}
-    training: Dict[str, Call] = {}
-    expected: Optional[Observed] = None
     known = _layers(case, bench)
-    for name, make in known.items():
-        try:
-            layer, reset = make()
-            forward[name], training[name] = _calls(layer.to(bench.device), reset, steps)
-            reset()
-            spikes = torch.stack([layer(x) for x in xs.unbind(0)])
-            seen = Observed(spikes.detach(), torch.autograd.grad(spikes.sum(), xs)[0], ())
-        except Exception as error:
-            rows[name] = case.row(name, "failed", failure(error).reason)
-            continue
-        expected = expected or seen
-        different = differences(seen, expected)
-        rows[name] = case.row(name, "differs" if different else "ok", different or "")
-    running = [name for name, row in rows.items() if row.status != "failed"]
-    times = [
-        interleave({name: forward[name] for name in running}, quietly(bench.clock.batch), bench.plan),
-        interleave({name: training[name] for name in running}, bench.clock.batch, bench.plan),
-    ]
-    for name in running:
-        problem = first_failure(*[found[name] for found in times])
-        row = rows[name]
-        rows[name] = (
-            case.row(name, "failed", problem)
-            if problem
-            else case.row(
-                name,
-                row.status,
-                row.detail,
-                **_figures("forward", times[0], name),
-                **_figures("training", times[1], name),
-            )
-        )
+    running, rows = set_up(case, {name: partial(_run, make, xs) for name, make in known.items()})
+    forward = {name: run.forward for name, run in running.items()}
+    times = both_ways(forward, {name: run.training for name, run in running.items()}, bench)
+    expected = next(run.seen for run in running.values())
+    for name, run in running.items():
+        differs = differences(run.seen, expected) or ""
+        rows[name] = row_per_step(case, name, differs, {kind: (found, STEPS) for kind, found in times.items()})
     return [rows[name] for name in known]
 
 
-def _calls(layer: nn.Module, reset: Callable[[], Any], steps: List[Tensor]) -> Tuple[Call, Call]:
+def _run(make: Callable[[], Single], xs: Tensor) -> Run:
     """All steps from rest, and the same with one backward."""
-    parameters = list(layer.parameters())
+    layer, reset = make()
+    layer = layer.to(xs.device)
+    steps, parameters = [x.detach().requires_grad_() for x in xs], list(layer.parameters())
 
     def forward(i: int) -> None:
         reset()
@@ -183,13 +140,6 @@ def _calls(layer: nn.Module, reset: Callable[[], Any], steps: List[Tensor]) -> T
         for value in (*steps, *parameters):
             value.grad = None
 
-    return forward, training
-
-
-def _figures(kind: str, found: Any, name: str) -> Dict[str, float]:
-    """Microseconds per step, and their ratio to those of the plain step."""
-    timing, plain = found[name], found.get(PLAIN)
-    figures = {f"{kind}_us": timing.seconds * 1e6 / STEPS}
-    if isinstance(plain, Timing):
-        figures[f"{kind}_over_plain"] = timing.seconds / plain.seconds
-    return figures
+    reset()
+    spikes = torch.stack([layer(x) for x in xs.unbind(0)])
+    return Run(forward, training, Observed(spikes.detach(), torch.autograd.grad(spikes.sum(), xs)[0], ()))

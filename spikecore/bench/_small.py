@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import List
 
-from spikecore.bench._cases import Bench, Case, Inputs, Job, admit, contained, first_failure, quietly, timed, training
+import torch
+
+from spikecore.bench._cases import Bench, Case, Inputs, Job, admit, both_ways, contained, timed_row
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
-from spikecore.bench._timing import Timing, interleave
+from spikecore.bench._timing import interleave
 
 
 def jobs(settings: Settings, bench: Bench) -> List[Job]:
@@ -26,25 +28,12 @@ def jobs(settings: Settings, bench: Bench) -> List[Job]:
 
 def measure(case: Case, bench: Bench) -> List[Row]:
     """The rows of one case."""
-    inputs, clock, plan = Inputs(case, bench), bench.clock, bench.plan
+    inputs, each = Inputs(case, bench), bench.clock.each
     admitted, rows = admit(case, inputs, bench)
-    forward = {name: inputs.inference(one.layer) for name, one in admitted.items()}
-    both_ways = {name: training(one.layer, inputs.sets) for name, one in admitted.items()}
-    found = {
-        "forward": interleave(forward, quietly(clock.batch), plan),
-        "training": interleave(both_ways, clock.batch, plan),
-        "forward_waiting": interleave(forward, quietly(clock.each), plan),
-        "training_waiting": interleave(both_ways, clock.each, plan),
+    forward, both = inputs.calls(admitted)
+    times = {
+        **both_ways(forward, both, bench),
+        "forward_waiting": interleave(forward, torch.no_grad()(each), bench.plan),
+        "training_waiting": interleave(both, each, bench.plan),
     }
-    for name, one in admitted.items():
-        reason = first_failure(*(times[name] for times in found.values()))
-        if reason:
-            rows.append(case.row(name, "failed", reason))
-            continue
-        figures = {}
-        for kind, times in found.items():
-            timing = times[name]
-            if isinstance(timing, Timing):
-                figures.update(timed(kind, timing))
-        rows.append(case.row(name, one.status, one.detail, **figures))
-    return rows
+    return [*rows, *(timed_row(case, name, one.status, one.detail, times) for name, one in admitted.items())]

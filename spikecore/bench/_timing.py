@@ -10,19 +10,20 @@ Rules of this module:
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import statistics
 import time
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Union
 
 import torch
 
 #: ``call(i)`` makes the i-th call, on the i-th of the input sets that take turns.
 Call = Callable[[int], Any]
-#: ``turn(call, begin, calls)``: seconds of the calls ``begin`` to ``begin + calls``.
-Turn = Callable[[Call, int, int], float]
+#: ``turn(call, begin, calls)``: seconds of the calls ``begin`` to ``begin + calls``, of whatever stands for a call.
+Turn = Callable[[Any, int, int], float]
 
 
 @dataclass(frozen=True)
@@ -92,24 +93,16 @@ class HostClock:
 
     def each(self, call: Call, begin: int, calls: int) -> float:
         """Seconds on the host for some calls with a synchronisation after each."""
-        self.synchronize()
-        start = time.perf_counter()
-        for i in range(begin, begin + calls):
+
+        def waited(i: int) -> None:
             call(i)
             self.synchronize()
-        return time.perf_counter() - start
 
-    def on_device(self, call: Call, begin: int, calls: int) -> float:
-        """Seconds that the device takes for some calls made one after the other."""
-        return self.batch(call, begin, calls)
+        return self.batch(waited, begin, calls)
 
-    def kernels(self, call: Call, begin: int, calls: int) -> float:
-        """Seconds that the device computes in some calls, without what lies between its kernels."""
-        return self.batch(call, begin, calls)
-
-    def profile(self, call: Call, begin: int, calls: int) -> Dict[str, Tuple[float, int]]:
-        """Each of its kernels in some calls: seconds, and how often it ran; none where nobody counts them."""
-        return {}
+    #: Seconds that the device takes, and those without what lies between its kernels; here both are the host's.
+    on_device = batch
+    kernels = batch
 
     def peak(self, call: Callable[[], Any]) -> Optional[int]:
         """Bytes that a call allocates beyond what is there before it, at its peak; None where nobody counts."""
@@ -153,11 +146,7 @@ class CudaClock(HostClock):
         return float(start.elapsed_time(end)) / 1e3
 
     def kernels(self, call: Call, begin: int, calls: int) -> float:
-        """The sum over kernels and copies: what a small layer takes once nobody waits for the host."""
-        return sum(seconds for seconds, _ in self.profile(call, begin, calls).values())
-
-    def profile(self, call: Call, begin: int, calls: int) -> Dict[str, Tuple[float, int]]:
-        """As torch's profiler has it."""
+        """The sum over kernels and copies, as torch's profiler has it."""
         self.synchronize()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
             for i in range(begin, begin + calls):
@@ -166,13 +155,7 @@ class CudaClock(HostClock):
         # it was called self_cuda_time_total before torch 2.4
         event = torch.autograd.profiler_util.FunctionEvent
         called = f"self_{'device' if hasattr(event, 'self_device_time_total') else 'cuda'}_time_total"
-        found: Dict[str, Tuple[float, int]] = {}
-        for one in profiled.events() or ():
-            taken = float(getattr(one, called)) / 1e6
-            if taken > 0:
-                seconds, times = found.get(one.name, (0.0, 0))
-                found[one.name] = (seconds + taken, times + 1)
-        return found
+        return sum(float(getattr(one, called)) for one in profiled.events() or ()) / 1e6
 
     def peak(self, call: Callable[[], Any]) -> Optional[int]:
         """Bytes, as torch's allocator counts them."""
@@ -206,6 +189,17 @@ class CudaClock(HostClock):
 def clock_for(device: torch.device) -> HostClock:
     """The clock of a device."""
     return CudaClock(device) if device.type == "cuda" else HostClock(device)
+
+
+@contextlib.contextmanager
+def precision(name: str) -> Iterator[None]:
+    """Products of float32 matrices: ``highest``, or ``high`` for TF32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(name)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 class _Runner:
@@ -242,8 +236,13 @@ class _Runner:
         return Timing(statistics.median(seconds), min(seconds), max(seconds), len(seconds), self.calls)
 
 
-def interleave(calls: Mapping[str, Call], turn: Turn, plan: Plan) -> Dict[str, Union[Timing, Failure]]:
-    """Time every call, in turns. A call that raises is out of the race, and its failure is its result."""
+def interleave(
+    calls: Mapping[str, Any], turn: Turn, plan: Plan, paired: bool = False
+) -> Dict[str, Union[Timing, Failure]]:
+    """Time every call, in turns. A call that raises is out of the race, and its failure is its result.
+
+    ``paired``: all have as many turns as the slowest, so that medians are of the same time.
+    """
     found: Dict[str, Union[Timing, Failure]] = {}
     racing: Dict[str, _Runner] = {}
     for name, call in calls.items():
@@ -254,7 +253,8 @@ def interleave(calls: Mapping[str, Call], turn: Turn, plan: Plan) -> Dict[str, U
             found[name] = failure(error)
         else:
             racing[name] = runner
-    for round_ in range(plan.repetitions):
+    rounds = min((runner.turns for runner in racing.values()), default=0) if paired else plan.repetitions
+    for round_ in range(rounds):
         for name, runner in list(racing.items()):
             if round_ < runner.turns:
                 try:

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
-from typing import Any, Callable, Iterator, Optional, Tuple
+from functools import partial
+from typing import Any, Callable, Optional, Tuple
+
+import torch
 
 from spikecore.bench._timing import failure
 
-#: One thread each, for as many processes as there are processors.
+#: One thread each for what compiles, for as many processes as there are processors. Torch computes with as many
+#: threads as in the main process.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 #: Seconds that a worker has to leave.
 LEAVE = 5.0
-
-
-@contextlib.contextmanager
-def _environment() -> Iterator[None]:
-    """What processes that start meanwhile inherit."""
-    before = {name: os.environ.get(name) for name in ENVIRONMENT}
-    os.environ.update(ENVIRONMENT)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 class Worker:
@@ -37,9 +25,14 @@ class Worker:
         """``enter(*arguments)``, of a module, sets up in the process; methods of its result can be asked."""
         context = multiprocessing.get_context("spawn")
         self._pipe, there = context.Pipe()
-        with _environment():
-            self._process = context.Process(target=_serve, args=(there, enter, arguments), daemon=True)
+        threads, before = torch.get_num_threads(), dict(os.environ)
+        self._process = context.Process(target=_serve, args=(there, threads, enter, arguments), daemon=True)
+        os.environ.update(ENVIRONMENT)  # which the process inherits
+        try:
             self._process.start()
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
         there.close()
         #: What :meth:`ask` raises; None: it is not known yet, empty: nothing.
         self._problem: Optional[str] = None
@@ -87,7 +80,30 @@ class Worker:
             self._process.join()
 
 
-def _serve(pipe: Any, enter: Callable[..., Any], arguments: Tuple[Any, ...]) -> None:
+class Here:
+    """An implementation in this process, which is asked as a :class:`Worker` is; it has no limit."""
+
+    def __init__(self, enter: Callable[..., Any], *arguments: Any) -> None:
+        """``enter(*arguments)`` sets up when it is first asked."""
+        self._enter = partial(enter, *arguments)
+        self._under: Any = None
+
+    def ready(self, limit: Optional[float] = None) -> None:
+        """Nothing to wait for."""
+
+    def ask(self, what: str, *arguments: Any, limit: Optional[float] = None) -> Any:
+        """What a method of what was set up gives. Raises what it raises."""
+        if self._under is None:
+            self._under = self._enter()
+        return getattr(self._under, what)(*arguments)
+
+    def end(self) -> None:
+        """Drop what was set up."""
+        self._under = None
+
+
+def _serve(pipe: Any, threads: int, enter: Callable[..., Any], arguments: Tuple[Any, ...]) -> None:
+    torch.set_num_threads(threads)
     try:
         under = enter(*arguments)
     except Exception as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Mapping, Tuple
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Tuple
 
 import torch
 from torch import Tensor
@@ -23,24 +23,30 @@ class Hat(sc.Surrogate):
         return self.height * sc.ops.maximum(1.0 - abs(u) / self.width, 0.0)
 
 
-class _HatSpike(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, u: Tensor) -> Tensor:
-        ctx.save_for_backward(u)
-        return (u >= 0).to(u.dtype)
+def by_hand(derivative: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A spike as one writes it in plain PyTorch: 1 where the argument is 0 or more, with a derivative for backward."""
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        (u,) = ctx.saved_tensors
-        hat = Hat()
-        gradient: Tensor = grads[0] * (hat.height * (1.0 - u.abs() / hat.width).clamp_min(0.0))
-        return gradient
+    class Spike(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, u: Tensor) -> Tensor:
+            ctx.save_for_backward(u)
+            return (u >= 0).to(u.dtype)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Tensor:
+            (u,) = ctx.saved_tensors
+            return grads[0] * derivative(u)
+
+    apply: Callable[[Tensor], Tensor] = Spike.apply
+    return apply
+
+
+_hat: Callable[[Tensor], Tensor] = by_hand(lambda u: Hat.height * (1.0 - u.abs() / Hat.width).clamp_min(0.0))
 
 
 def hat_spike(u: Tensor) -> Tensor:
     """:class:`Hat` as one writes it for other libraries: a spike as a function of tensors."""
-    spike: Tensor = _HatSpike.apply(u)
-    return spike
+    return _hat(u)
 
 
 class TwoStates(sc.Neuron):
@@ -56,13 +62,10 @@ class TwoStates(sc.Neuron):
         return z, {"v": sc.ops.select(z, 0.0, h), "a": p.rho * s.a + z}
 
 
-@dataclass(frozen=True)
-class Workload:
+class Workload(NamedTuple):
     """A neuron to measure. All have one input and one output, and the surrogate ATan(2) unless they say otherwise."""
 
     name: str
-    #: The same in words, for a legend.
-    about: str
     #: The neuron on the named backend.
     make: Callable[[str], sc.Neuron]
 
@@ -70,16 +73,15 @@ class Workload:
 WORKLOADS: Mapping[str, Workload] = {
     one.name: one
     for one in (
-        Workload("LIF", "LIF, hard reset", lambda name: sc.LIF(2.0, backend=name)),
-        Workload("Leaky", "Leaky of snnTorch, soft reset one step later", lambda name: sc.Leaky(0.9, backend=name)),
-        Workload("IF", "integrate-and-fire, hard reset", lambda name: sc.IF(backend=name)),
-        Workload("PLIF", "LIF with one learnt tau", lambda name: sc.PLIF(2.0, backend=name)),
-        Workload("Synaptic", "current-based LIF", lambda name: sc.Synaptic(backend=name)),
-        Workload("ALIF", "LIF with an adaptive threshold", lambda name: sc.ALIF(2.0, backend=name)),
-        Workload("own-neuron", "a neuron of a user's own with two states", lambda name: TwoStates(backend=name)),
-        Workload(
-            "own-surrogate", "LIF with a surrogate of a user's own", lambda name: sc.LIF(surrogate=Hat(), backend=name)
-        ),
+        Workload("LIF", lambda name: sc.LIF(2.0, backend=name)),
+        # snnTorch's, with a soft reset one step later
+        Workload("Leaky", lambda name: sc.Leaky(0.9, backend=name)),
+        Workload("IF", lambda name: sc.IF(backend=name)),
+        Workload("PLIF", lambda name: sc.PLIF(2.0, backend=name)),
+        Workload("Synaptic", lambda name: sc.Synaptic(backend=name)),
+        Workload("ALIF", lambda name: sc.ALIF(2.0, backend=name)),
+        Workload("own-neuron", lambda name: TwoStates(backend=name)),
+        Workload("own-surrogate", lambda name: sc.LIF(surrogate=Hat(), backend=name)),
     )
 }
 
@@ -91,28 +93,22 @@ def _per_channel(value: float) -> Tensor:
     return torch.full((CHANNELS,), value)
 
 
+def _thresholds(name: str) -> sc.Neuron:
+    return sc.LIF(2.0, threshold=_per_channel(1.0), reset="soft", learn=("threshold",), backend=name)
+
+
+def _both(name: str) -> sc.Neuron:
+    return sc.LIF(_per_channel(2.0), threshold=_per_channel(1.0), learn=("tau", "threshold"), backend=name)
+
+
 #: Neurons that are measured in several layouts: with parameters that are fixed, learnt, and learnt for each channel.
 IN_LAYOUTS: Mapping[str, Workload] = {
     one.name: one
     for one in (
         WORKLOADS["LIF"],
         WORKLOADS["PLIF"],
-        Workload(
-            "LIF, tau of each channel",
-            "LIF, tau learnt for each channel",
-            lambda name: sc.LIF(_per_channel(2.0), learn=("tau",), backend=name),
-        ),
-        Workload(
-            "LIF, threshold of each channel",
-            "LIF with a soft reset, threshold learnt for each channel",
-            lambda name: sc.LIF(2.0, threshold=_per_channel(1.0), reset="soft", learn=("threshold",), backend=name),
-        ),
-        Workload(
-            "LIF, tau and threshold of each channel",
-            "LIF, tau and threshold learnt for each channel",
-            lambda name: sc.LIF(
-                _per_channel(2.0), threshold=_per_channel(1.0), learn=("tau", "threshold"), backend=name
-            ),
-        ),
+        Workload("LIF, tau of each channel", lambda name: sc.LIF(_per_channel(2.0), learn=("tau",), backend=name)),
+        Workload("LIF, threshold of each channel", _thresholds),
+        Workload("LIF, tau and threshold of each channel", _both),
     )
 }

@@ -5,9 +5,10 @@ import torch
 
 import spikecore as sc
 from spikecore.bench import models
-from spikecore.bench._libraries import LIBRARIES, verdict_of
+from spikecore.bench._adapters import NorseSingle, Steps
+from spikecore.bench._equations import verdict_of
 from spikecore.bench._machine import version_of
-from spikecore.bench._peers import NorseSingle, NorseSteps
+from spikecore.bench._peers import PEERS
 
 pytestmark = pytest.mark.peers
 
@@ -17,7 +18,7 @@ def test_norses_neuron_is_lif_but_for_ties_and_the_surrogate():
     x = 2.0 * torch.rand(40, 4, 16, generator=torch.Generator().manual_seed(0))
     wanted = sc.LIF(2.0, backend="torch")(x)
     assert 0.1 < float(wanted.mean()) < 0.5
-    steps, single = NorseSteps(), NorseSingle()
+    steps, single = Steps(NorseSingle()), NorseSingle()
     assert torch.equal(steps(x), wanted)
     assert torch.equal(steps(x), wanted), "a call begins at rest"
     assert torch.equal(torch.stack([single(now) for now in x]), wanted)
@@ -25,19 +26,19 @@ def test_norses_neuron_is_lif_but_for_ties_and_the_surrogate():
     assert torch.equal(single(x[0]), wanted[0])
     # at the threshold itself LIF fires and LIFBox does not
     tie = torch.full((1, 1), 2.0)
-    assert (sc.LIF(2.0, backend="torch")(tie).item(), NorseSteps()(tie).item()) == (1.0, 0.0)
+    assert (sc.LIF(2.0, backend="torch")(tie).item(), Steps(NorseSingle())(tie).item()) == (1.0, 0.0)
 
 
 # torch.compile traces an autograd function of Norse in a way that warns
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)
+@pytest.mark.parametrize("library", [peer for peer in PEERS if peer.in_field], ids=lambda library: library.name)
 def test_a_library_computes_the_equation_of_its_row(library):
     """Spikes, and gradients where it has the surrogate, of the layer that the field's suites time."""
     if version_of(library.distribution) is None:
         pytest.skip(f"{library.distribution} is not installed")
     generator = torch.Generator().manual_seed(0)
     x, cotangent = (torch.randn(20, 2, 33, generator=generator) for _ in range(2))
-    status, detail = verdict_of(library, library.layer(), x.requires_grad_(), cotangent)
+    status, detail = verdict_of(library.in_field, False, library.in_field.set_up(), x.requires_grad_(), cotangent)
     if library.name == "BrainTrace pp_prop":  # its spikes are right, and its gradient approximates
         assert detail.startswith("the gradient of a learnt parameter is off by")
     else:

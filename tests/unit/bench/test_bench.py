@@ -48,7 +48,9 @@ def test_beside_has_every_implementation_and_names_the_peers_that_are_missing(mo
         row = only(rows, "torch")
         assert row.status == "ok", row.detail
         assert {"forward_ms", "training_ms"} <= set(row.figures)
-        assert {one.implementation for one in rows if one.status == "skipped"} == {peer.name for peer in PEERS}
+        assert {one.implementation for one in rows if one.status == "skipped"} == {
+            peer.name for peer in PEERS if peer.in_network
+        }
     assert from_json(report.to_json()).rows == report.rows
 
 
@@ -104,14 +106,17 @@ def test_every_implementation_is_listed_with_its_state(monkeypatch: pytest.Monke
     """What is missing, unusable, elsewhere or left out is on the list with the reason, and takes no part."""
     monkeypatch.setattr(implementations, "version_of", lambda *names: None)
     cpu = torch.device("cpu")
+    settings = Settings(suites=("neurons",), compile_steps=4)
     with installed(Loopback, reason="no such chip"):
-        taking_part, listed = implementations.find(cpu)
+        taking_part, listed = implementations.find(settings, cpu)
     by = {one.name: one for one in listed}
     assert (by["loopback"].state, by["loopback"].detail) == ("unavailable", "no such chip")
     assert (by["snnTorch"].state, by["snnTorch"].detail) == ("missing", "not installed: pip install snntorch")
     assert [one.name for one in taking_part] == ["torch", "torch.compile"]
     with installed(Loopback, devices=("cuda",)):
-        taking_part, listed = implementations.find(cpu, ["loopback"], peers=False, compile_steps=0)
+        taking_part, listed = implementations.find(
+            replace(settings, backends=("loopback",), peers=False, compile_steps=0), cpu
+        )
     by = {one.name: one for one in listed}
     assert (by["loopback"].state, by["loopback"].detail) == ("elsewhere", "computes on cuda, not on cpu")
     assert {by[name].state for name in ("torch", "torch.compile", "snnTorch")} == {"left out"}

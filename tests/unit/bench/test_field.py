@@ -84,7 +84,7 @@ def test_the_operations_of_a_step_are_those_that_torch_counts() -> None:
     """Forward, and the gradients of the weights and of all inputs but the first."""
     counter = pytest.importorskip("torch.utils.flop_counter", reason="torch counts operations from 2.1 on")
     weights = [torch.randn(16, cases.CHANNELS), torch.randn(16, 16), torch.randn(cases.CLASSES, 16)]
-    net = cases.Classifier(weights, lambda width: sc.LIF(2.0, backend="torch"))
+    net = cases.classifier(weights, lambda width: sc.LIF(2.0, backend="torch"))
     with counter.FlopCounterMode(display=False) as counted:
         net(torch.rand(5, 3, cases.CHANNELS)).sum().backward()
     assert counted.get_total_flops() == cases.ClassifierCase(5, 3, 16).bounds["step"].operations
@@ -103,7 +103,7 @@ def test_options_of_the_suites() -> None:
     with pytest.raises(ValueError, match="--dtype float16 does not change what --suite shd measures"):
         Settings(suites=("shd",), dtypes=("float16",)).check_use()
     Settings(suites=FIELD, steps=(4,)).check_use()
-    with pytest.raises(ValueError, match="peer 'Spix' is not known; there are: .*Norse compiled, sinabs, Rockpool"):
+    with pytest.raises(ValueError, match="peer 'Spix' is not known; there are: .*, sinabs, Norse, Rockpool"):
         Settings(peer_names=("Spix",))
     with pytest.raises(ValueError, match="case 'H=12' is no size; write n=4096"):
         Settings(cases=("H=12",))

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import List
+from typing import Any, Dict, List
 
 import pytest
 
 from bench_runs import TINY, Mutant, only, ran, shown
 from spikecore.bench import _calls as calls
+from spikecore.bench import _layouts as layouts
 from spikecore.bench import _networks as networks
-from spikecore.bench import _steps as steps
 from spikecore.bench import models
 from spikecore.bench._report import Report
 from spikecore.bench._run import measure, prepare
+from spikecore.bench._timing import Timing
 from spikecore.testing._loopback import Loopback, installed
 
 
@@ -22,11 +23,11 @@ def test_every_subject_has_its_rows() -> None:
     settings = replace(TINY, suites=("steps",), neurons=("LIF", "own-neuron"), backends=("torch",), elements=300)
     report = ran(settings)
     cases = [(case["neuron"], case["layout"]) for case, _ in report.cases("steps")]
-    assert cases == list(steps.SUBJECTS)
+    assert cases == list(layouts.SUBJECTS)
     for case, rows in report.cases("steps"):
         assert {row.status for row in rows} == {"ok"}, rows
         assert "training_fraction" in only(rows, "torch").figures
-        assert case["neurons"] == {"flat": 100, "odd": 99}.get(str(case["layout"]), steps.IMAGE)
+        assert case["neurons"] == {"flat": 100, "odd": 99}.get(str(case["layout"]), layouts.IMAGE)
     assert "LIF float32 batch before time" in shown(report)
 
 
@@ -118,3 +119,30 @@ def test_networks_are_beside_relu(small_network: None) -> None:
     assert rows[0].figures["time_over_relu"] == 1.0
     assert rows[1].figures["images_per_second"] == pytest.approx(2e3 / rows[1].figures["step_ms"])
     assert rows[0].case["batch"] == 2
+
+
+def test_forms_are_compared_with_relus_best_in_the_same_turns(
+    small_network: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine that halves its speed from form to form: no ratio sees it, nor do those of ReLU's forms."""
+    costs = {"ReLU": 3.0, "ReLU, channels-last": 2.0, "torch": 4.0, "torch, channels-last": 1.0}
+    names: Dict[Any, str] = {}
+    asked: List[List[str]] = []
+
+    def interleave(racing: Dict[str, Any], turn: Any, plan: Any, paired: bool) -> Dict[str, Timing]:
+        names.update({form: name for name, form in racing.items() if name != networks.BEST})
+        asked.append([names[form] for form in racing.values()])
+        assert all(turn(form, 0, 2) > 0 for form in racing.values())
+        return {name: Timing(costs[names[form]] * 2 ** len(asked), 1.0, 1.0, 1, 1) for name, form in racing.items()}
+
+    monkeypatch.setattr(networks, "interleave", interleave)
+    forms = ("eager", "channels-last")
+    rows = ran(replace(TINY, suites=("networks",), backends=("torch",), forms=forms)).rows
+    best = "ReLU, channels-last"
+    assert asked == [["ReLU"], [best, "ReLU"], ["torch", best], ["torch, channels-last", best]]
+    assert {row.implementation: row.figures["time_over_best_relu"] for row in rows} == {
+        name: cost / 2.0 for name, cost in costs.items()
+    }
+    assert {row.implementation: row.figures["time_over_relu"] for row in rows} == {
+        name: pytest.approx(cost / 3.0) for name, cost in costs.items()
+    }
