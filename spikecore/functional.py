@@ -8,10 +8,9 @@ which steps of padded sequences are real, for losses and metrics.
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections import Counter
 from contextlib import contextmanager
-from typing import Any, Collection, Dict, Iterator, List, Mapping, MutableMapping, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -42,8 +41,6 @@ __all__ = [
     "to_rest",
 ]
 
-#: Networks that were searched for neurons at two places: how many neurons they had, and what was found.
-_searched: MutableMapping[nn.Module, Tuple[int, Dict[nn.Module, Tuple[str, str]]]] = weakref.WeakKeyDictionary()
 #: What has a step mode.
 Timed = Union[Stateful, Stepped]
 
@@ -72,23 +69,16 @@ def check_places(net: nn.Module, carries: bool = False) -> List[Stateful]:
     modules = stateful_modules(net)
     if not any(carries or module.continues for module in modules):
         return modules
-    fault = _told_twice(net, len(modules), carries)
+    fault = _told_twice(net, carries)
     if fault:
         raise ValueError(fault)
     return modules
 
 
-# traced, it would guard what is known of all networks: another one that is reset would compile the graph anew, and one
-# that goes while it is traced was an IndexError of torch's
-@compile_time
-def _told_twice(net: nn.Module, count: int, carries: bool) -> str:
-    """What is wrong where one of the ``count`` modules with state is at two places of ``net``, "" where none is."""
-    # a search of names takes far longer than a reset, and a network that was searched rarely changes
-    size, twice = _searched.get(net, (-1, {}))
-    if size != count:
-        twice = _registered_twice(net)
-        _searched[net] = count, twice
-    for module, (first, second) in twice.items():
+@compile_time  # a search of names is not traced
+def _told_twice(net: nn.Module, carries: bool) -> str:
+    """What is wrong where one of the modules with state is at two places of ``net``, "" where none is."""
+    for module, (first, second) in _registered_twice(net).items():
         if isinstance(module, Stateful) and (carries or module.continues):
             return (
                 f"{type(module).__name__} carries its state and is in the network twice, as {first!r} and {second!r}: "

@@ -316,20 +316,19 @@ def mse_temporal(
     if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not tolerance >= 0:
         raise ValueError(f"tolerance must be a number of steps, 0 or more, got {tolerance!r}")
     lengths = steps.count(x).unsqueeze(-1)
+    labels: Optional[Targets] = None
     if target_is_time:
-        targets_of = [_from_start(at.to(x.dtype), lengths) for at in (targets if targets.ndim == 3 else targets[None])]
-        times = _spike_times(steps, x, len(targets_of))
-        each = torch.stack([_distance(t, m, lengths, tolerance) for t, m in zip(times, targets_of)]).mean(0)
-        return combined(steps.valid(each.mean(-1)), reduction)
-    on, off = (_as_times(name, at, len(x)) for name, at in (("on_target", on_target), ("off_target", off_target)))
-    if len(on) != len(off):
-        raise ValueError(f"on_target and off_target must have as many times, got {len(on)} and {len(off)}")
-    labels = Targets(targets, x.shape[-1], weight, ignore_index, reduction)
-    errors = []
-    for time, right, wrong in zip(_spike_times(steps, x, len(on)), on, off):
-        wanted_one = _from_start(labels.per_class(time.detach(), on=right, off=wrong), lengths)
-        errors.append(_distance(time, wanted_one, lengths, tolerance))
-    return labels.reduce(steps.valid(torch.stack(errors).mean(0).mean(-1)))
+        times = [at.to(x.dtype) for at in (targets if targets.ndim == 3 else targets[None])]
+    else:
+        on, off = (_as_times(name, at, len(x)) for name, at in (("on_target", on_target), ("off_target", off_target)))
+        if len(on) != len(off):
+            raise ValueError(f"on_target and off_target must have as many times, got {len(on)} and {len(off)}")
+        labels = Targets(targets, x.shape[-1], weight, ignore_index, reduction)
+        times = [labels.per_class(x[0], on=right, off=wrong) for right, wrong in zip(on, off)]
+    spikes = _spike_times(steps, x, len(times))
+    errors = [_distance(t, _from_start(at, lengths), lengths, tolerance) for t, at in zip(spikes, times)]
+    each = steps.valid(torch.stack(errors).mean(0).mean(-1))
+    return combined(each, reduction) if labels is None else labels.reduce(each)
 
 
 def rate_regularizer(

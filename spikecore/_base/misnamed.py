@@ -4,16 +4,15 @@ The tables have the names of other libraries. They are read where a keyword is u
 or of a module such as ``sc.losses`` is missing, and where a new attribute is set.
 
 A misspelt attribute, or one of another library, would be kept by Python and change nothing. Where the name tells what
-is meant, a neuron of spikecore refuses it: the name of a state, one that another library has for ours, one that is
-close to one of ours, or one that another neuron has. Any other name, and a class of the user's own, is as free as in
-every module.
+is meant, a neuron of spikecore refuses it: the name of a state, one that another library has for ours, or one that is
+close to one of ours. Any other name, and a class of the user's own, is as free as in every module.
 """
 
 from __future__ import annotations
 
 import difflib
 import sys
-from typing import Any, Collection, Dict, Iterable, List, Set, Type
+from typing import Any, Collection, Dict, Iterable
 
 from torch import Tensor, nn
 
@@ -251,7 +250,7 @@ def check_new(module: nn.Module, name: str, value: Any, names: Collection[str]) 
         meant = f"it is {_STATE}. "
     elif name in PEERS or not isinstance(value, (Tensor, nn.Module)):
         of_neuron = _of_neuron(module, name)
-        meant = f"{of_neuron}. " if of_neuron else hint(name, names) or of_others(cls, name)
+        meant = f"{of_neuron}. " if of_neuron else hint(name, names)
     else:  # anybody may add tensors and modules
         return
     if meant:
@@ -259,17 +258,3 @@ def check_new(module: nn.Module, name: str, value: Any, names: Collection[str]) 
             f"{cls.__name__} has no attribute {name!r}, and setting it would change nothing; {meant}There are: "
             f"{', '.join(names)}. For data of your own use a name that begins with an underscore, or your own class"
         )
-
-
-def of_others(cls: Type[nn.Module], name: str) -> str:
-    """A sentence on which neurons of spikecore have a parameter or a setting of this name, as :func:`hint`."""
-    waiting: List[Any] = [base for base in cls.__mro__ if base.__module__ == "spikecore.neuron"][-1:]
-    owners: Set[str] = set()
-    public = sys.modules["spikecore"]
-    while waiting:
-        base = waiting.pop()
-        waiting += base.__subclasses__()
-        named: Any = getattr(public, base.__name__, object)
-        if named is base and (name in base.params or name in base.configuration):
-            owners.add(f"sc.{base.__name__}")
-    return f"{', '.join(sorted(owners))} {'has' if len(owners) == 1 else 'have'} it. " if owners else ""

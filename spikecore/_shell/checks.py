@@ -98,7 +98,7 @@ def known_keywords(cls: Any, keywords: Mapping[str, Any]) -> None:
         for name, argument in inspect.signature(cls).parameters.items()
         if name not in COMMON and argument.kind not in (argument.VAR_KEYWORD, argument.VAR_POSITIONAL)
     ]
-    hints = [misnamed.hint(name, [*parameters, *COMMON]) or misnamed.of_others(cls, name) for name in unknown]
+    hints = [misnamed.hint(name, [*parameters, *COMMON]) for name in unknown]
     hint = "; ".join(text.rstrip(". ") for text in hints if text)
     hint += "" if not hint else " " if hint.endswith("?") else ". "
     raise TypeError(

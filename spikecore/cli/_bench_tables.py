@@ -33,32 +33,23 @@ _LIBRARIES = ("torch", "cupy", "triton", "numba", "spikingjelly", "snntorch")
 
 
 class Column(NamedTuple):
-    """A figure and how it is written."""
+    """A figure, how it is written, and what is said of it below the table."""
 
     figure: str
     heading: str
     write: Callable[[float], str]
+    said: str = ""
     #: The heading where the figure is a time of the host's clock, if it is another one.
     on_cpu: str = ""
 
 
-class Said(NamedTuple):
-    """A part of a title or a caption. ``{time}`` is what the clock of the device reads."""
-
-    words: str
-    #: A figure that the table must have, ``network`` for a row of one, or a status of a row.
-    of: str = ""
-    #: Where it is said: on a GPU, on the CPU, or both.
-    device: str = ""
-
-
 class Suite(NamedTuple):
-    """What the table of a suite has: its figures, and the words around them."""
+    """What the table of a suite has: its figures, and how they are measured. ``{time}`` is what the clock reads."""
 
     name: str
     columns: Tuple[Column, ...]
-    title: Tuple[Said, ...]
-    caption: Tuple[Said, ...]
+    measured: str
+    said: str = ""
 
 
 def _three(value: float) -> str:
@@ -69,98 +60,70 @@ def _two(value: float) -> str:
     return f"{value:.2f}"
 
 
+_COPY = "of copy: what must be moved at least, over the time, over the copy's bandwidth"
+_BOUND = "bound: the products at the rate of the fastest product here, or the bytes at a copy's speed; TF32 is off"
+_PRINTED = "printed: by the document"
+_BATCH = "a batch of calls with one synchronisation at the end"
+_ADAM = "one training step with Adam"
 _FORWARD, _BOTH = Column("forward_ms", "fwd\nms", _three), Column("training_ms", "fwd+bwd\nms", _three)
 _FORWARD_PART = Column("forward_fraction", "fwd\nof copy", _two)
-_BOTH_PART = Column("training_fraction", "fwd+bwd\nof copy", _two)
-_OF_NEURONS = (_FORWARD, _FORWARD_PART, _BOTH, _BOTH_PART, Column("memory_inputs", "memory\n/ input", _two))
+_BOTH_PART = Column("training_fraction", "fwd+bwd\nof copy", _two, _COPY)
+_MEMORY = Column("memory_inputs", "memory\n/ input", _two, "memory: at the peak, beyond what there was")
+_OF_NEURONS = (_FORWARD, _FORWARD_PART, _BOTH, _BOTH_PART, _MEMORY)
 _STEP = Column("step_ms", "step\nms", _three)
-_TIME, _PER_CALL, _ADAM = Said("{time}"), Said("wall time per call"), Said("one training step with Adam")
-_FRACTION = Said("fraction of a copy's speed", "training_fraction")
-_PEAK = Said("peak extra memory", "memory_inputs")
-_BATCH = Said("a batch of calls with one synchronisation at the end")
-_COPY = "of copy: what must be moved at least, over the time, over the copy's bandwidth"
-_BOUND = "bound: the products at the rate of the fastest product here, or the bytes at a copy's speed"
-_PRINTED = Said("printed: by the document", "printed")
 
 SUITES: Mapping[str, Suite] = {
-    "neurons": Suite(
-        "Neurons",
-        _OF_NEURONS,
-        (_TIME, _FRACTION, _PEAK),
-        (Said(f"{_COPY}, so that 1.00 is the roofline", "training_fraction"),),
-    ),
-    "layouts": Suite(
-        "Neurons in several layouts",
-        _OF_NEURONS,
-        (_TIME, _FRACTION, _PEAK),
-        (Said(f"{_COPY}; inputs and outputs count, and no parameter", "training_fraction"),),
-    ),
+    "neurons": Suite("Neurons", _OF_NEURONS, "{time}"),
+    "layouts": Suite("Neurons in several layouts", _OF_NEURONS, "{time}", "inputs and outputs count, and no parameter"),
     "steps": Suite(
         "Neurons at many numbers of steps",
         (_FORWARD_PART, _BOTH, _BOTH_PART),
-        (_TIME, _FRACTION),
-        (Said(f"{_COPY}; parameters of each channel are learnt, and do not count", "training_fraction"),),
+        "{time}",
+        "parameters of each channel are learnt, and do not count",
     ),
     "calls": Suite(
         "Calls of small layers",
         (
             _FORWARD,
             _BOTH,
-            Column("training_over_allocating", "/ allo-\ncating", _two),
-            Column("training_over_eager", "/ eager", _two),
+            Column("training_over_allocating", "/ allo-\ncating", _two, "/ allocating: a function that only allocates"),
+            Column("training_over_eager", "/ eager", _two, "eager: the same layer, not compiled"),
         ),
-        (Said("wall time"), Said("beside a function that only allocates", "training_over_allocating")),
-        (_BATCH, Said("eager: the same layer, not compiled", "training_over_eager")),
+        "wall time",
+        _BATCH,
     ),
     "norms": Suite(
         "Batch normalisation and a neuron in one layer",
         (
-            Column("device_ms", "device\nms", _three, "wall\nms"),
-            Column("fraction", "of copy", _two),
-            Column("time_over_relu", "/ ReLU", _two),
+            Column("device_ms", "device\nms", _three, on_cpu="wall\nms"),
+            Column("fraction", "of copy", _two, "of copy: 8 words over the time, over the copy's bandwidth"),
+            Column("time_over_relu", "/ ReLU", _two, "ReLU: compiled, behind batch normalisation"),
         ),
-        (_TIME, Said("forward and backward")),
-        (
-            Said("of copy: 8 words over the time, over the copy's bandwidth", "fraction"),
-            Said("ReLU: compiled, behind batch normalisation", "time_over_relu"),
-        ),
+        "{time}, forward and backward",
     ),
     "recurrent": Suite(
         "Layers with feedback beside nn.LSTM",
         (
-            Column("device_ms", "device\nms", _three, "few calls\nms"),
+            Column("device_ms", "device\nms", _three, "device: its kernels, on a CPU a few calls", "few calls\nms"),
             Column("device_over_lstm", "/ LSTM", _two),
-            Column("wall_ms", "wall\nms", _three),
-            Column("graph_ms", "graph\nms", _three),
-            _STEP,
+            Column("wall_ms", "wall\nms", _three, "wall: forward and backward, eager"),
+            Column("graph_ms", "graph\nms", _three, "graph: captured"),
+            _STEP._replace(said="step: a whole training step"),
             Column("step_over_lstm", "/ LSTM", _two),
-            Column("held_words", "kept\nwords", _two),
+            Column("held_words", "kept\nwords", _two, "kept: float32 for each number of the output"),
         ),
-        (Said("forward and backward", "wall_ms"), Said("whole training steps", "step_ms")),
-        (
-            Said("device: its kernels", "device_ms", "cuda"),
-            Said("few calls: wall time, in turns of a few calls", "device_ms", "cpu"),
-            Said("wall: eager", "wall_ms"),
-            Said("graph: captured", "graph_ms"),
-            Said("kept: float32 for each number of the output", "held_words"),
-        ),
+        "{time}",
     ),
     "online": Suite(
         "Learning rules that move along with time",
         (
-            Column("step_us", "step\nus", _three),
-            Column("step_over_plain", "/ plain", _two),
-            Column("chunk_us", "in chunks\nus", _three),
+            Column("step_us", "step\nus", _three, "step: one at a time, with forward, trace, gradient and update"),
+            Column("step_over_plain", "/ plain", _two, "plain: the rule written by hand in plain PyTorch"),
+            Column("chunk_us", "in chunks\nus", _three, "in chunks: of 20 steps, of a sequence of 100"),
             Column("chunk_over_plain", "/ plain", _two),
-            Column("memory_mib", "memory\nMiB", _three),
+            Column("memory_mib", "memory\nMiB", _three, "memory: at the peak, beyond a short sequence's"),
         ),
-        (Said("wall time per step"), Said("forward, trace, gradient and update", "step_us")),
-        (
-            Said("plain: the rule written by hand in plain PyTorch", "step_over_plain"),
-            Said("step: one at a time, with an update", "step_us"),
-            Said("in chunks: of 20 steps, of a sequence of 100", "chunk_us"),
-            Said("memory: at the peak, beyond a short sequence's", "memory_mib"),
-        ),
+        "wall time per step",
     ),
     "small": Suite(
         "Small layers",
@@ -168,10 +131,10 @@ SUITES: Mapping[str, Suite] = {
             _FORWARD,
             _BOTH,
             Column("forward_waiting_ms", "fwd ms,\nwaiting", _three),
-            Column("training_waiting_ms", "fwd+bwd ms,\nwaiting", _three),
+            Column("training_waiting_ms", "fwd+bwd ms,\nwaiting", _three, "waiting: for the device after every call"),
         ),
-        (_PER_CALL,),
-        (_BATCH, Said("waiting: one after every call", "training_waiting_ms")),
+        "wall time per call",
+        _BATCH,
     ),
     "single": Suite(
         "Single steps",
@@ -179,10 +142,9 @@ SUITES: Mapping[str, Suite] = {
             Column("forward_us", "fwd\nus", _three),
             Column("forward_over_plain", "/ plain", _two),
             Column("training_us", "fwd+bwd\nus", _three),
-            Column("training_over_plain", "/ plain", _two),
+            Column("training_over_plain", "/ plain", _two, "plain: the step written by hand in plain PyTorch"),
         ),
-        (Said("wall time per step"),),
-        (Said("plain: the step written by hand in plain PyTorch", "training_over_plain"),),
+        "wall time per step",
     ),
     "beside": Suite(
         "Beside other libraries",
@@ -190,36 +152,32 @@ SUITES: Mapping[str, Suite] = {
             _FORWARD,
             Column("forward_ratio", "/ Spiking-\nJelly", _two),
             _BOTH,
-            Column("training_ratio", "/ Spiking-\nJelly", _two),
+            Column("training_ratio", "/ Spiking-\nJelly", _two, "/ SpikingJelly: its module is 1.00"),
         ),
-        (_PER_CALL,),
-        (
-            Said("/ SpikingJelly: its module is 1.00", "training_ratio"),
-            Said("of a network, inference and a training step with Adam", "network"),
-        ),
+        "wall time per call; of a network, inference and a training step with Adam",
     ),
     "documents": Suite(
         "The tables of published tutorials",
-        (_FORWARD, _BOTH, Column("training_speedup", "times as fast\nas a loop", _two)),
-        (_PER_CALL,),
-        (Said("a loop over time steps in plain torch is 1.00, forward and backward", "training_speedup"), _PRINTED),
+        (
+            _FORWARD,
+            _BOTH,
+            Column("training_speedup", "times as fast\nas a loop", _two, "loop: over time, in plain torch"),
+        ),
+        "wall time per call",
+        _PRINTED,
     ),
     "networks": Suite(
         "Networks",
         (
             _STEP,
             Column("images_per_second", "images\nper s", _three),
-            Column("time_over_best_relu", "time /\nbest ReLU", _two),
-            Column("time_over_relu", "/ eager\nReLU", _two),
+            Column("time_over_best_relu", "time /\nbest ReLU", _two, "best ReLU: the network in its fastest form"),
+            Column("time_over_relu", "/ eager\nReLU", _two, "eager ReLU: in its first one"),
             Column("memory_gib", "memory\nGiB", _two),
             Column("activations_gib", "activa-\ntions GiB", _two),
             Column("activations_over_relu", "/ eager\nReLU", _two),
         ),
-        (_ADAM,),
-        (
-            Said("best ReLU: the network with ReLU in its fastest form", "time_over_best_relu"),
-            Said("eager ReLU: in its first one", "time_over_relu"),
-        ),
+        _ADAM,
     ),
     "open-neuromorphic": Suite(
         "Open Neuromorphic: a linear layer and LIF",
@@ -227,23 +185,21 @@ SUITES: Mapping[str, Suite] = {
             _FORWARD,
             Column("forward_bound_ms", "bound\nms", _three),
             _BOTH,
-            Column("training_bound_ms", "bound\nms", _three),
+            Column("training_bound_ms", "bound\nms", _three, _BOUND),
             Column("training_over_bound", "/ bound", _two),
             Column("memory_gib", "memory\nGiB", _two),
         ),
-        (Said("wall time, synchronised"), Said("sum of the output and its gradient")),
-        (Said(_BOUND), Said("TF32 is off")),
+        "wall time, synchronised, sum of the output and its gradient",
     ),
     "shd": Suite(
         "SHD: two hidden layers",
         (
             _STEP,
-            Column("step_bound_ms", "bound\nms", _three),
+            Column("step_bound_ms", "bound\nms", _three, _BOUND),
             Column("step_over_bound", "/ bound", _two),
-            Column("epoch_s", "epoch\ns", _three),
+            Column("epoch_s", "epoch\ns", _three, "epoch: the steps of 8,156 samples"),
         ),
-        (Said("wall time, synchronised"), _ADAM),
-        (Said("epoch: the steps of 8,156 samples"), Said(_BOUND), Said("TF32 is off")),
+        f"wall time, synchronised, {_ADAM}",
     ),
     "pipeline": Suite(
         "A network over several GPUs",
@@ -252,21 +208,15 @@ SUITES: Mapping[str, Suite] = {
             Column("images_per_minute", "images\nper minute", _three),
             Column("memory_gib", "memory of the\nfullest, GiB", _two),
         ),
-        (_ADAM,),
-        (Said("the network's name has the input, and the images in a part of the batch"), _PRINTED),
+        _ADAM,
+        f"the network's name has the input, and the images in a part of the batch; {_PRINTED}",
     ),
 }
 
 
-def _words(report: Report, suite: str, said: Tuple[Said, ...]) -> List[str]:
-    rows, cpu = report.of(suite), _on_cpu(report)
-    there = {fact for row in rows for fact in (*row.figures, row.status, *{"network"}.intersection(row.case))}
-    time, device = ("wall time on the CPU", "cpu") if cpu else ("device time", "cuda")
-    return [part.words.format(time=time) for part in said if part.of in ("", *there) and part.device in ("", device)]
-
-
 def _title(report: Report, suite: str) -> str:
-    return f"{SUITES[suite].name}: {', '.join(_words(report, suite, SUITES[suite].title))}"
+    time = "wall time on the CPU" if _on_cpu(report) else "device time"
+    return f"{SUITES[suite].name}: {SUITES[suite].measured.format(time=time)}"
 
 
 def _on_cpu(report: Report) -> bool:
@@ -335,7 +285,8 @@ def tables(report: Report, suite: str, width: int) -> List[Table]:
             free -= needed
     made = [_table(report, suite, group, every=i == 0) for i, group in enumerate(groups)]
     made[0].title = _title(report, suite)
-    made[-1].caption = "; ".join(_words(report, suite, SUITES[suite].caption))
+    said = [*[column.said for group in groups for column in group], SUITES[suite].said]
+    made[-1].caption = "; ".join(filter(None, said))
     return made
 
 

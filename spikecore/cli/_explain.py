@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from dataclasses import asdict
-from typing import Any, List, Optional, Sequence
+from typing import List, Optional, Sequence
 
 import click
 import torch
-from torch import Tensor, nn
 
 from spikecore.backend import BackendError
 from spikecore.cli._named import network as named_network
 from spikecore.dtypes import DTYPES
 from spikecore.inspect import explain as explain_network
+from spikecore.training._form import inputs_channels_last
 
 
 def explain(
@@ -36,7 +36,8 @@ def explain(
         net = named_network(network).to(place, DTYPES[dtype])
         inputs = [torch.rand(_shape(text)).to(place, DTYPES[dtype]) for text in shapes]
         if channels_last:
-            net, inputs = _channels_last(net), [_channels_last(x) for x in inputs]
+            net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # which torch.nn.Module has
+            inputs = inputs_channels_last(inputs, 2)
         casts = torch.autocast(place.type, dtype=DTYPES[autocast]) if autocast else nullcontext()
         with casts:
             explanation = explain_network(net, tuple(inputs), backend=backend, training=not inference)
@@ -70,12 +71,3 @@ def _shape(text: str) -> List[int]:
     if not shape or min(shape) < 1:
         raise ValueError(f"--input {text!r} must be whole numbers above 0 with commas between them, as 8,1,28,28")
     return shape
-
-
-def _channels_last(what: Any) -> Any:
-    """A network, or the images among the inputs, channels-last; ``[T, B, C, H, W]`` step by step."""
-    if isinstance(what, nn.Module):
-        return what.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # which torch.nn.Module has
-    if isinstance(what, Tensor) and what.ndim == 5:
-        return what.flatten(0, 1).contiguous(memory_format=torch.channels_last).unflatten(0, what.shape[:2])
-    return what.contiguous(memory_format=torch.channels_last) if what.ndim == 4 else what

@@ -1,27 +1,18 @@
-"""What would make a network learn, and what would make it faster or smaller, the most valuable first.
-
-A setting of a neuron is advised for a layer that never fires, or always, only with the rate that it gave when it was
-tried: a copy of the layer, with that setting changed, runs on the input that the layer had.
-"""
+"""What would make a network learn, and what would make it faster or smaller, the most valuable first."""
 
 from __future__ import annotations
 
-import copy
-import math
 from math import prod
-from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-import torch
-from torch import Tensor, nn
-from torch.nn.utils import parametrize
+from torch import nn
 
 from spikecore._convert._network import convertible
 from spikecore._convert._swapped import Swapped
 from spikecore._plugins.selection import REFERENCE, automatic_order
 from spikecore._shell.modules import calls_as, has_own_hooks
-from spikecore._shell.ranges import Interval
 from spikecore._transforms import pairs
-from spikecore.inspect._monitor import adds_behind, neuron_of, stateful_of
+from spikecore.inspect._monitor import neuron_of, stateful_of
 from spikecore.inspect._report import Layer, size
 from spikecore.layers._batch_norm_stats import is_plain_norm
 from spikecore.layers._packed import packable
@@ -32,21 +23,21 @@ from spikecore.neurons import Recurrent
 _SMALL = 0.01
 _IMAGES = (nn.Conv2d, nn.ConvTranspose2d)
 
-#: Rates within which a layer says something about its input, and learns; the least that is looked for; next to nothing.
-USABLE, _AIM, _HARDLY = (0.01, 0.4), 0.05, 0.001
-#: Changes that are tried, in factors of two; how often one that is too large is halved; settings that are named.
-_CHANGES, _HALVED, _MOST = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0), 4, 3
-#: What a layer was given in each call of a run: its inputs, ``[T, *N]``, or ``[*N]`` of a single-step one.
-Calls = Sequence[Sequence[Tensor]]
+#: A rate that is next to nothing.
+_HARDLY = 0.001
 
 
 class Row(NamedTuple):
-    """A layer, its module, the module that computed its first input, and its inputs if it never fires, or always."""
+    """A layer, its module, and the module that computed its first input.
+
+    ``ranges``: of neurons the least and the largest number of the input; of those that never fire, or always, also of
+    each state.
+    """
 
     layer: Layer
     module: nn.Module
     source: Optional[nn.Module]
-    sample: Optional[Calls]
+    ranges: Mapping[str, Tuple[float, float]]
 
 
 class Run(NamedTuple):
@@ -119,6 +110,11 @@ def _silent(run: Run) -> str:
     return ". ".join(texts)
 
 
+def is_extreme(rate: float) -> bool:
+    """Whether a layer hardly ever fires, or at nearly every step."""
+    return not _HARDLY <= rate <= 1.0 - _HARDLY
+
+
 def _is_silent(row: Row) -> bool:
     return (row.layer.rate or 0.0) < 0.5
 
@@ -129,21 +125,20 @@ def _how_often(row: Row) -> str:
 
 
 def _way_out(row: Row) -> str:
-    """What brings the rate of a layer into a usable range, as it was tried."""
-    name = _named([row])
-    if not row.sample:
-        return f"Nothing was tried for {name}, because its calls do not begin at rest"
-    trials = tried(row.module, row.sample, _is_silent(row))
-    if trials:
-        settings = "; ".join(f"{trial.setting} gives a rate of {trial.rate:.2f}" for trial in trials)
-        return f"Tried for {name}, one at a time, on the input that it had: {settings}"
-    x = row.sample[0][0].float()
-    if not bool(x.any()):
+    """What a layer was given, what its states reached, and what changes its rate."""
+    name, silent, neuron = _named([row]), _is_silent(row), neuron_of(row.module)
+    if row.ranges.get("its input") == (0.0, 0.0):
         return f"The input of {name} is 0 at every step, so that no setting helps: look at what lies in front of it"
+    ways = ["a larger input" if silent else "a smaller input"]
+    if "threshold" in neuron.params:
+        ways.append("a lower threshold" if silent else "a higher threshold")
+    if silent and getattr(neuron, "decay_input", False):
+        ways.append("decay_input=False, which does not divide the input by the time constant")
+    ranges = ", ".join([f"{what} from {low:.3g} to {high:.3g}" for what, (low, high) in row.ranges.items()])
+    raises = "raises" if silent else "lowers"
     return (
-        f"None of the parameters and settings of {name}, and no larger or smaller input, changed alone, gives a rate "
-        f"of {USABLE[0]:g} to {USABLE[1]:g}; its input lies between {float(x.min()):.3g} and {float(x.max()):.3g}, and "
-        f"is {float(x.mean()):.3g} on average"
+        f"Of {name}, {neuron!r}, {ranges}. What {raises} the rate: {'; '.join(ways)}. The input changes with the "
+        "weights and the bias of the layer before. Usual rates are 0.05 to 0.4"
     )
 
 
@@ -353,111 +348,3 @@ def _listed(names: Sequence[str]) -> str:
     """The first names, and how many more there are."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
-
-
-# -- what brings the rate of a layer into a usable range
-
-
-class Trial(NamedTuple):
-    """A setting as a user writes it, the rate that it gave, and by how many factors of two it differs."""
-
-    setting: str
-    rate: float
-    change: float
-
-
-def is_extreme(rate: float) -> bool:
-    """Whether a layer hardly ever fires, or at nearly every step."""
-    return not _HARDLY <= rate <= 1.0 - _HARDLY
-
-
-def tried(module: Any, calls: Calls, silent: bool) -> List[Trial]:
-    """The settings that bring a layer into the range, the smallest change first, and the size of its input."""
-    neuron = neuron_of(module)
-    numbers = [name for name in neuron.params if not parametrize.is_parametrized(neuron, name)]
-    flags = [name for name in neuron.configuration if isinstance(getattr(neuron, name), bool)]
-    settings = [(name, sign) for name in numbers for sign in (-1, 1)]
-    settings += [(name, 1) for name in flags if name not in Neuron.configuration]
-    trials = [_along(module, calls, name, sign, silent) for name, sign in (*settings, ("", -1), ("", 1))]
-    settings_tried = sorted([trial for trial in trials[:-2] if trial is not None], key=lambda trial: trial.change)
-    return settings_tried[:_MOST] + [trial for trial in trials[-2:] if trial is not None]
-
-
-def _along(module: Any, calls: Calls, name: str, sign: int, silent: bool) -> Optional[Trial]:
-    """The smallest change of one setting that brings the rate into the range; None where none does."""
-    best: Optional[Trial] = None
-    less, more = 0.0, math.inf
-    changes = list(_CHANGES)
-    for _ in range(len(_CHANGES) + _HALVED):
-        # upwards, until a change is too large; then between it and the last one that was too small
-        change = changes.pop(0) if changes and more == math.inf else (less + more) / 2
-        trial = _trial(module, calls, name, sign * change) if change < math.inf else None
-        if trial is None:
-            return best
-        too_much = trial.rate > USABLE[1] if silent else trial.rate < _AIM
-        too_little = trial.rate < _AIM if silent else trial.rate > USABLE[1]
-        if USABLE[0] <= trial.rate <= USABLE[1]:
-            best = trial
-        if not (too_much or too_little):
-            return trial
-        less, more = (less, change) if too_much else (change, more)
-    return best
-
-
-def _trial(module: Any, calls: Calls, name: str, change: float) -> Optional[Trial]:
-    """A run of a copy with one setting changed; None where the neuron has no such value, or refuses it."""
-    other, factor = copy.deepcopy(module), float(f"{2.0**change:.2g}")
-    try:
-        text = _set(neuron_of(other), name, change, factor)
-    except ValueError:  # outside of its range, which may depend on other parameters
-        return None
-    if not name:
-        calls = [[inputs[0] * factor, *inputs[1:]] for inputs in calls]
-    spikes = outputs = 0
-    with torch.no_grad():
-        for inputs in sequences(other, calls):
-            y = other.run(*inputs)[0]
-            y = y[0] if isinstance(y, tuple) else y
-            spikes += int(((y - inputs[1] if adds_behind(other, inputs) else y) != 0).sum())
-            outputs += y.numel()
-    return Trial(text, spikes / max(1, outputs), abs(change)) if text else None
-
-
-def _set(neuron: Any, name: str, change: float, factor: float) -> str:
-    """Change a setting by ``2 ** change``: what a user writes for it, "" where there is no such value."""
-    if not name:
-        return f"its input times {factor:g} (weights and bias of the layer before)"
-    value, within = getattr(neuron, name), neuron.bounds.get(name, Interval())
-    if isinstance(value, bool):
-        setattr(neuron, name, not value)
-        return f"{name}={not value}" if change == 1.0 else ""  # there is no larger change
-    if isinstance(value, Tensor) and value.numel() > 1:
-        inside = within.holds(value.detach().mul_(factor))
-        return f"{name} times {factor:g}" if bool(torch.as_tensor(inside).all()) else ""
-    number = value.item() if isinstance(value, Tensor) else float(value)
-    moved = _moved(number, within.low, within.high, change)
-    new = float(f"{moved:.2g}")
-    if new == float(f"{number:.2g}") or not within.holds(new):
-        new = float(f"{moved:.4g}")
-    setattr(neuron, name, new)
-    return f"{name}={new:g}" if new != number else ""
-
-
-def _moved(value: float, low: float, high: float, change: float) -> float:
-    """A value whose distance to the end of its range grows or shrinks by ``2 ** change``."""
-    factor = math.pow(2.0, change)
-    if high < math.inf and (change > 0 or low == -math.inf):
-        return high - (high - value) / factor
-    if value == low and change > 0:  # it has no distance to its end yet
-        return low + factor / 16 * max(1.0, abs(low))
-    end = 0.0 if low == -math.inf else low
-    return end + (value - end) * factor
-
-
-def sequences(layer: Any, calls: Calls) -> Iterator[Tuple[Tensor, ...]]:
-    """The inputs of each call of ``run``: calls that continue one another are one sequence."""
-    module = stateful_of(layer)
-    at_once = [[x.unsqueeze(0) for x in inputs] if module.step == "single" else list(inputs) for inputs in calls]
-    if module.continues and len({tuple(x.shape[1:] for x in inputs) for inputs in at_once}) == 1:
-        return iter([tuple(torch.cat(parts) for parts in zip(*at_once))])
-    return iter([tuple(inputs) for inputs in at_once])

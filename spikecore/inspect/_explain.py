@@ -1,7 +1,8 @@
 """``sc.explain``: what a network does with its tensors, layer by layer, and what would make it faster.
 
-A copy of the network runs once. What is said was seen in that run, by hooks of modules and of saved tensors. Words are
-computed, as the bench computes them.
+A copy of the network runs once. What is said was seen in that run, by hooks of modules and of saved tensors. Where
+neurons never fire, or always, another copy runs once more, for their states. Words are computed, as the bench computes
+them.
 """
 
 from __future__ import annotations
@@ -73,10 +74,8 @@ def explain(
     too; False for a forward pass in eval mode without gradients. An enclosing ``torch.autocast`` holds.
 
     Advice begins with what is wrong: where NaN and infinities begin, and which layers of neurons never fire, or always.
-    For the first such layer each setting that is named was tried, by a copy of the layer on the input that it had, and
-    stands with the rate that it gave. Once that layer fires as it should, explain the network again for the others. The
-    ``bounds`` of a neuron limit what is tried: without them a parameter may be given any value, such as a time
-    constant below one step.
+    For the first such layer it says its settings, the ranges of its input and of its states, and what changes its rate.
+    Once that layer fires as it should, explain the network again for the others.
 
     Neurons begin at rest. The network itself is left as it was, and so are torch's random streams: a
     ``copy.deepcopy`` of it runs, and takes the memory of one. The words of a neuron are computed: the least of compiled
@@ -87,30 +86,40 @@ def explain(
     ``training`` that is no bool, a ``loss`` that is no function or gives no number with a gradient, and outputs without
     gradients while ``training``; BackendError for a backend that cannot be had; and what the network raises.
     """
-    net, inputs, tensors = copied(net, x, checkpointed=True)
-    if not isinstance(training, bool):
-        raise TypeError(f"training={shown(training)} must be True, or False for a forward pass in eval mode")
+    user_net = net
+    net, inputs, tensors = _prepared(net, x, backend, training)
     _check_loss(loss)
-    if backend is not None:
-        ask(net.modules(), request(backend, "explain()"))
-    net.train(training)
     if training and not any(parameter.requires_grad for parameter in net.parameters()):
         inputs = tree_map(
             lambda tensor: tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor, inputs
         )
         tensors = flattened(inputs)
-    watching = Watching(net)
+    watching, devices = Watching(net), cuda_devices([*net.parameters(), *tensors])
     with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(cuda_devices([*net.parameters(), *tensors])))
+        stack.enter_context(torch.random.fork_rng(devices))
         stack.enter_context(told_of_refusals(watching.note_refusal))
         stack.enter_context(torch.set_grad_enabled(training))
         with explained(lambda error: of_network(unwrapped(net), inputs, error)):
             outputs = watching.run(inputs)
         gradients = _gradients(net, tensors, outputs, loss) if training else []
-        watching.let_go()
-        watching.note_states()
-        watching.note_gradients(gradients)
-        return _explanation(net, watching, tensors[0], training)
+    watching.let_go()
+    extreme = watching.extreme()
+    if extreme:
+        with torch.random.fork_rng(devices):  # with the random numbers of the first run
+            watching.note_states(extreme, *_prepared(user_net, x, backend, training)[:2])
+    watching.note_gradients(gradients)
+    return _explanation(net, watching, tensors[0], training)
+
+
+def _prepared(net: nn.Module, x: Any, backend: Optional[str], training: bool) -> Tuple[nn.Module, Any, List[Tensor]]:
+    """A copy of the network that is ready to run, and its inputs."""
+    net, inputs, tensors = copied(net, x, checkpointed=True)
+    if not isinstance(training, bool):
+        raise TypeError(f"training={shown(training)} must be True, or False for a forward pass in eval mode")
+    if backend is not None:
+        ask(net.modules(), request(backend, "explain()"))
+    net.train(training)
+    return net, inputs, tensors
 
 
 def copied(net: nn.Module, x: Any, checkpointed: bool = False) -> Tuple[nn.Module, Any, List[Tensor]]:
@@ -190,7 +199,7 @@ def _explanation(net: nn.Module, watching: Watching, x: Tensor, training: bool) 
         layer = _layer(seen, times, training)
         # a container has a row where it keeps something itself
         if _computes(seen.module) or layer.saved:
-            rows.append(Row(layer, seen.module, seen.source, seen.sample))
+            rows.append(Row(layer, seen.module, seen.source, seen.ranges))
     net, steps = unwrapped(net), max(times, default=0)
     run = Run(net, rows, x.device.type, training, torch.is_autocast_enabled(), watching.spoilt_in_words(times))
     read = input_as_read(x.shape, steps, None if makes_time(net) else dimension_of_time(x.shape, steps))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from dataclasses import dataclass, field
 from typing import Any, Callable, Collection, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
@@ -13,8 +14,8 @@ from spikecore._base import finite
 from spikecore._base.batches import flattened, run_network
 from spikecore._base.context import AGAIN, region
 from spikecore._shell.modules import observing, time_makers
-from spikecore.inspect._advice import is_extreme, sequences
-from spikecore.inspect._monitor import adds_behind, neuron_of, stateful_of
+from spikecore.inspect._advice import is_extreme
+from spikecore.inspect._monitor import adds_behind, monitor, neuron_of, stateful_of
 from spikecore.layers import Delay, NormNeuron, TimeBatched
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
@@ -62,8 +63,8 @@ class Seen:
     spikes: int = 0
     outputs: int = 0
     only_spikes: bool = True
-    #: Copies of the inputs of each call, of a layer that hardly fires, or nearly always; None of any other.
-    sample: Optional[List[List[Tensor]]] = field(default_factory=list)
+    #: Of neurons that hardly fire, or nearly always, the least and the largest number of input and states.
+    ranges: Dict[str, Tuple[float, float]] = field(default_factory=dict)
     #: Bytes that it keeps for backward, and spikes among them.
     saved: int = 0
     saved_spikes: int = 0
@@ -81,6 +82,12 @@ class Seen:
     def step(self) -> str:
         """Whether its calls took all steps, "multi", or one, "single"; "" without state."""
         return "multi" if self.by_run else getattr(self.stateful, "step", "")
+
+    def note_range(self, name: str, values: Tensor) -> None:
+        """Note the ends of what a call had."""
+        if values.numel():
+            low, high = self.ranges.get(name, (math.inf, -math.inf))
+            self.ranges[name] = min(low, float(values.min())), max(high, float(values.max()))
 
     @property
     def title(self) -> str:
@@ -189,8 +196,6 @@ class Watching:
         def watched(*args: Any, **kwargs: Any) -> Any:
             if self._stack and self._stack[-1].seen is seen:  # Recurrent.forward, or an override of forward
                 return run(*args, **kwargs)
-            if kwargs.get("state") is not None:
-                seen.sample = None  # it does not begin at rest, as a layer that runs again does
             seen.by_run = True
             self._begin(seen, flattened(args))
             results = run(*args, **kwargs)
@@ -267,17 +272,11 @@ class Watching:
         spikes = value - inputs[1] if added else value  # of whole numbers the difference is exact
         fires = spikes == 1
         if not bool((fires | (spikes == 0)).all()):
-            seen.only_spikes, seen.sample = False, None
+            seen.only_spikes = False
             return
         seen.spikes += int(fires.sum())
         seen.outputs += value.numel()
-        if seen.outputs and not is_extreme(seen.spikes / seen.outputs):
-            seen.sample = None
-        if seen.sample is not None:
-            copies = [x.detach().clone() for x in inputs]
-            # a layer in single steps runs again step by step
-            one_by_one = seen.by_run and seen.stateful.step == "single"
-            seen.sample.extend(map(list, zip(*copies)) if one_by_one else [copies])
+        seen.note_range("its input", inputs[0])
         if not added and value.is_floating_point() and value.numel():
             self._spikes[storage_of(value)] = value.element_size() * value.numel()
 
@@ -308,20 +307,31 @@ class Watching:
 
     # -- where numbers stop being finite
 
-    def note_states(self) -> None:
-        """A neuron that hardly fires, or nearly always, may do so because its states are not finite: it runs again."""
-        for seen in self.order:
-            module: Any = seen.module
-            neuron = neuron_of(module)  # None for other layers with a state, such as a dropout's mask
-            names = tuple(neuron.states) if neuron is not None and seen.sample and self.origin is None else ()
-            calls = sequences(module, seen.sample or ()) if names else iter(())
-            with torch.no_grad():
-                traces = [module.run(*inputs, record=names)[2] for inputs in calls]
-            spoilt = finite.first([pair for trace in traces for pair in trace.items()])
-            if spoilt is not None and not (seen.infinite and not finite.has_nan(spoilt[1])):
-                step = (finite.first_index(spoilt[1]) or (0,))[0]
-                place = f"{seen.title}, whose input {_kind(seen.infinite)}: its state {spoilt[0]!r} has"
-                self.origin = Spoilt(place, f"{finite.in_words(spoilt[1])}, time step {step}", way_out=_LAYER)
+    def extreme(self) -> List[Seen]:
+        """The neurons that hardly fire, or nearly always, while all numbers are finite."""
+        firing = [seen for seen in self.order if _may_fire(seen.module) and seen.only_spikes and seen.outputs]
+        return [seen for seen in firing if is_extreme(seen.spikes / seen.outputs)] if self.origin is None else []
+
+    def note_states(self, layers: Sequence[Seen], net: nn.Module, inputs: Any) -> None:
+        """Note what inputs and states of some layers reach, in a run of another copy of the network.
+
+        A neuron may hardly fire, or nearly always, because its states are not finite.
+        """
+        states = sorted({name for seen in layers for name in neuron_of(seen.module).states})
+        with torch.no_grad(), monitor(net, states, layers=[seen.name for seen in layers]) as watched:
+            run_network(net, inputs)
+        for seen in layers:
+            for number, call in enumerate(watched[seen.name].calls, 1):
+                for name, values in call.states.items():
+                    seen.note_range(name, values)
+                    self._look_at_state(seen, name, values, number)
+
+    def _look_at_state(self, seen: Seen, name: str, values: Tensor, call: int) -> None:
+        step = finite.first_index(values) if self.origin is None else None
+        if step is not None and not (seen.infinite and not finite.has_nan(values)):
+            place = f"{seen.title}, whose input {_kind(seen.infinite)}: its state {name!r} has"
+            when = f"time step {step[0]} of call {call}"
+            self.origin = Spoilt(place, f"{finite.in_words(values)}, {when}", way_out=_LAYER)
 
     def note_gradients(self, gradients: Sequence[Tuple[str, Tensor]]) -> None:
         """Gradients of parameters, after a forward pass in which nothing was wrong."""

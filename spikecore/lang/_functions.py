@@ -13,11 +13,10 @@ What torch's own functions leave open, or round in another way, is settled here:
 
 Each ``autograd.Function`` has three forms:
 
-- ``_X`` for reverse mode alone: torch looks up nothing, and values take the quick operations of
+- One for reverse mode alone: torch looks up nothing, and values take the quick operations of
   :mod:`spikecore.lang._plain`.
-- ``_TransformedX`` in the form that torch.func and torch.compile take, for which torch reads the signature of
-  ``forward`` on every call.
-- ``_ForwardX`` with the tangent, too. torch.compile takes no ``Function`` that has one.
+- One that torch.func and torch.compile take, for which torch reads the signature of ``forward`` on every call.
+- One with the tangent, too. torch.compile takes no ``Function`` that has one.
 
 While ``torch.jit.trace`` records, they are the plain operations of :data:`RECORDED`: a saved trace holds no
 ``Function``.
@@ -99,78 +98,6 @@ class _ForwardSpike(_TransformedSpike):
         return result
 
 
-class _Select(torch.autograd.Function):
-    """Exact choice by a 0/1 spike, with the derivative of the arithmetic form."""
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        ctx.save_for_backward(z, a, b)
-        ctx.set_materialize_grads(False)
-        return choice(z, a, b)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Optional[Tensor]) -> Tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
-        if grad is None:
-            return None, None, None
-        return _gradients(ctx.needs_input_grad, grad, *ctx.saved_tensors)
-
-
-def _gradients(
-    needs: Sequence[bool], grad: Tensor, z: Tensor, a: Tensor, b: Tensor, chosen: Optional[Tensor] = None
-) -> Tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
-    """Gradients of a choice by ``z``; ``chosen``: the truth values ``z != 0``, if forward saved them."""
-    to_z, to_a, to_b = needs
-    (zero,) = ZERO(grad)
-    choose: Any = torch.where
-    if chosen is None or torch.is_grad_enabled():
-        # a choice by the spike again, so that the second derivative is that of the arithmetic form, too
-        chosen, choose = z, select
-    return (
-        grad * (a - b) if to_z else None,
-        choose(chosen, grad, zero) if to_a else None,
-        choose(chosen, zero, grad) if to_b else None,
-    )
-
-
-class _FewSelect(_Select):
-    """``_Select`` for few numbers on a CPU: it saves the truth values, which are small and slow to compute again."""
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        chosen = is_chosen(z)
-        ctx.save_for_backward(z, a, b, chosen)
-        ctx.set_materialize_grads(False)
-        return torch.where(chosen, a, b)
-
-
-class _TransformedSelect(_Select):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(z: Tensor, a: Tensor, b: Tensor) -> Tensor:  # type: ignore[override]  # this form has no ctx
-        return torch.where(z != 0, a, b)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-        ctx.set_materialize_grads(False)
-
-
-class _ForwardSelect(_TransformedSelect):
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
-        _TransformedSelect.setup_context(ctx, inputs, output)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def jvp(ctx: Any, of_z: Optional[Tensor], of_a: Optional[Tensor], of_b: Optional[Tensor]) -> Tensor:
-        z, a, b = ctx.saved_tensors
-        zero = torch.zeros_like(z)
-        chosen = select(z, zero if of_a is None else of_a, zero if of_b is None else of_b)
-        # an absent tangent is not one of 0, which an infinite difference would make NaN
-        return chosen if of_z is None else chosen + of_z * (a - b)
-
-
 def spike(u: Tensor, strict: bool, derivative: Callable[..., Any], *values: Tensor) -> Tensor:
     """1 where ``u >= 0`` (``u > 0`` if strict), else 0, in the dtype of ``u``; its derivative is the function given."""
     result: Tensor
@@ -188,199 +115,166 @@ def spike(u: Tensor, strict: bool, derivative: Callable[..., Any], *values: Tens
     return result
 
 
+# -- the forms of an operation of tensors
+
+#: What a derivative leaves of the cotangents that go to each argument, or of the tangents that come from it; None of
+#: None: ``parts(tensors, tangents)``.
+Parts = Callable[[Sequence[Tensor], Sequence[Optional[Tensor]]], Sequence[Optional[Tensor]]]
+
+
+class _Forms(NamedTuple):
+    """An operation for reverse mode alone, for torch.func and torch.compile, in forward mode, and as it is recorded."""
+
+    reverse: Any
+    transformed: Any
+    forward: Any
+    recorded: Callable[..., Tensor]
+
+    def followed(self, *tensors: Tensor) -> Tensor:
+        """What the operation gives where more than reverse mode follows it."""
+        if is_jit_tracing():
+            return self.recorded(*tensors)
+        form = self.forward if wants_tangents() else self.transformed
+        return form.apply(*torch.broadcast_tensors(*tensors))  # type: ignore[no-any-return]  # a tensor
+
+
+def _forms(
+    quick: Callable[..., Tensor], value: Callable[..., Tensor], parts: Parts, recorded: Callable[..., Tensor]
+) -> _Forms:
+    """The forms of an operation: ``quick`` computes it for plain tensors, ``value`` for any."""
+
+    def note(ctx: Any, tensors: Tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(*tensors)
+        # an absent cotangent is not 0, which an infinite derivative would make NaN
+        ctx.set_materialize_grads(False)
+
+    class Reverse(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *tensors: Tensor) -> Tensor:
+            note(ctx, tensors)
+            return quick(*tensors)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Optional[Tensor]) -> Any:
+            return tuple(parts(ctx.saved_tensors, [grad if wants else None for wants in ctx.needs_input_grad]))
+
+    class Transformed(Reverse):
+        generate_vmap_rule = True
+        forward = staticmethod(value)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
+            note(ctx, inputs)
+
+    class Forward(Transformed):
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
+            note(ctx, inputs)
+            ctx.save_for_forward(*inputs)
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Optional[Tensor]) -> Tensor:
+            # torch asks for no tangent where none came
+            first, *others = [part for part in parts(ctx.saved_tensors, tangents) if part is not None]
+            for other in others:
+                first = first + other
+            return first
+
+    return _Forms(Reverse, Transformed, Forward, recorded)
+
+
 def select(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """``a`` where ``z`` is not 0, else ``b``; differentiated as ``z*a + (1-z)*b``."""
-    result: Tensor
     if not is_plain(z):
-        result = _followed((_recorded_select, _ForwardSelect, _TransformedSelect), (z, a, b))
-    elif torch.is_grad_enabled() and (z.requires_grad or a.requires_grad or b.requires_grad):
-        # expanding first leaves the summing over broadcast dimensions to autograd
-        z, a, b = _broadcast(z, a, b)
-        if not is_few(z):
-            result = _Select.apply(z, a, b)
-        elif z.requires_grad:
-            result = _FewSelect.apply(z, a, b)
-        else:  # torch's own derivative is the right one
-            result = torch.where(is_chosen(z), a, b)
-    else:
-        result = choice(z, a, b)
-    return result
+        return _SELECT.followed(z, a, b)
+    if not (torch.is_grad_enabled() and (z.requires_grad or a.requires_grad or b.requires_grad)):
+        return choice(z, a, b)
+    # expanding first leaves the summing over broadcast dimensions to autograd; a number needs no gradient
+    if b.shape != z.shape or (a.shape != z.shape and (a.requires_grad or a.shape)):
+        z, a, b = torch.broadcast_tensors(z, a, b)
+    if is_few(z) and not z.requires_grad:  # torch's own derivative is the right one
+        return torch.where(is_chosen(z), a, b)
+    return _SELECT.reverse.apply(z, a, b)  # type: ignore[no-any-return]  # a tensor
 
 
-def _followed(forms: Tuple[Any, Any, Any], tensors: Sequence[Tensor], *options: Any) -> Tensor:
-    """An operation that more than reverse mode follows, in the form for torch.jit.trace, forward mode, or the rest."""
-    recorded, forward, transformed = forms
-    if is_jit_tracing():
-        return recorded(*tensors)  # type: ignore[no-any-return]  # of tensors
-    form = forward if wants_tangents() else transformed
-    return form.apply(*torch.broadcast_tensors(*tensors), *options)  # type: ignore[no-any-return]  # a tensor
+def _chosen(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return torch.where(z != 0, a, b)
 
 
-def _broadcast(z: Tensor, a: Tensor, b: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
-    # a number needs no gradient, and torch broadcasts it
-    if b.shape == z.shape and (a.shape == z.shape or (not a.requires_grad and not a.shape)):
-        return z, a, b
-    z, a, b = torch.broadcast_tensors(z, a, b)
-    return z, a, b
+def _parts_of_select(
+    tensors: Sequence[Tensor], tangents: Sequence[Optional[Tensor]]
+) -> Tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
+    (z, a, b), (to_z, to_a, to_b) = tensors, tangents
+    (zero,) = ZERO(z)
+    # a choice by the spike again, so that the second derivative is that of the arithmetic form, too
+    return (
+        None if to_z is None else to_z * (a - b),
+        None if to_a is None else select(z, to_a, zero),
+        None if to_b is None else select(z, zero, to_b),
+    )
 
 
 # -- minimum, maximum and clamp; floor, round, sign, softplus and detach
 
 
-class _Extremum(torch.autograd.Function):
-    """``minimum``, or ``maximum`` if ``largest``, of tensors of one shape; half of the gradient to each at a tie."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, largest: bool) -> Tensor:
-        ctx.largest = largest
-        ctx.save_for_backward(a, b)
-        ctx.set_materialize_grads(False)
-        return _extremum(a, b, largest)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Optional[Tensor]) -> Tuple[Optional[Tensor], Optional[Tensor], None]:
-        if grad is None:  # an absent cotangent is not 0, which an infinite derivative would make NaN
-            return None, None, None
-        return (*_parts_of_extremum(ctx, grad, grad), None)
-
-
-class _TransformedExtremum(_Extremum):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(a: Tensor, b: Tensor, largest: bool) -> Tensor:  # type: ignore[override]  # this form has no ctx
-        return _extremum(a, b, largest)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
-        a, b, ctx.largest = inputs
-        ctx.save_for_backward(a, b)
-        ctx.set_materialize_grads(False)
-
-
-class _ForwardExtremum(_TransformedExtremum):
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
-        _TransformedExtremum.setup_context(ctx, inputs, output)
-        ctx.save_for_forward(*inputs[:2])
-
-    @staticmethod
-    def jvp(ctx: Any, of_a: Optional[Tensor], of_b: Optional[Tensor], _: None) -> Tensor:
-        return _sum(_parts_of_extremum(ctx, of_a, of_b))
-
-
-def _parts_of_extremum(
-    ctx: Any, of_a: Optional[Tensor], of_b: Optional[Tensor]
-) -> Tuple[Optional[Tensor], Optional[Tensor]]:
-    """What the derivative leaves of the cotangents that go to each argument, or of the tangents that come from it."""
-    a, b = ctx.saved_tensors
-    tie, below, above = a == b, a < b, a > b
-    if not ctx.largest:
-        below, above = above, below
-
-    def part(tangent: Optional[Tensor], cut: Tensor) -> Optional[Tensor]:
-        return None if tangent is None else torch.where(tie, tangent / 2.0, tangent).masked_fill(cut, 0.0)
-
-    return part(of_a, below), part(of_b, above)
-
-
-class _Clamp(torch.autograd.Function):
-    """``minimum(maximum(x, low), high)`` of tensors of one shape; at a bound the gradient is that of ``x``."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, low: Tensor, high: Tensor) -> Tensor:
-        ctx.save_for_backward(x, low, high)
-        ctx.set_materialize_grads(False)
-        return _clamped(x, low, high)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
-        if grad is None:
-            return None, None, None
-        return _parts_of_clamp(ctx, grad, grad, grad)
-
-
-class _TransformedClamp(_Clamp):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, low: Tensor, high: Tensor) -> Tensor:  # type: ignore[override]  # this form has no ctx
-        return _clamped(x, low, high)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-        ctx.set_materialize_grads(False)
-
-
-class _ForwardClamp(_TransformedClamp):
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
-        _TransformedClamp.setup_context(ctx, inputs, output)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Optional[Tensor]) -> Tensor:
-        return _sum(_parts_of_clamp(ctx, *tangents))
-
-
-def _parts_of_clamp(ctx: Any, *tangents: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
-    """As :func:`_parts_of_extremum`."""
-    x, low, high = ctx.saved_tensors
-    chosen = ((x >= low) & (x <= high), (low < high) & (x < low), (x > high) | (high < low))
-    return tuple(
-        [None if t is None else torch.where(mask, t, torch.zeros_like(t)) for mask, t in zip(chosen, tangents)]
-    )
-
-
-def _sum(parts: Sequence[Optional[Tensor]]) -> Tensor:
-    first, *others = [part for part in parts if part is not None]  # torch asks for no tangent where none came
-    for other in others:
-        first = first + other
-    return first
-
-
-def _extremum(a: Tensor, b: Tensor, largest: bool) -> Tensor:
-    return torch.where((a > b if largest else a < b) | (a != a), a, b)
-
-
-def _clamped(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    return _extremum(_extremum(x, low, True), high, False)
-
-
 def minimum(a: Tensor, b: Tensor) -> Tensor:
     """The smaller one; ``b`` at a tie. NaN if one is NaN."""
-    return _of_two(a, b, False)
+    return _computed(_MINIMUM, _smaller, a, b)
 
 
 def maximum(a: Tensor, b: Tensor) -> Tensor:
     """The larger one; ``b`` at a tie. NaN if one is NaN."""
-    return _of_two(a, b, True)
-
-
-def _of_two(a: Tensor, b: Tensor, largest: bool) -> Tensor:
-    result: Tensor
-    if not is_plain(a):
-        recorded = _recorded_maximum if largest else _recorded_minimum
-        result = _followed((recorded, _ForwardExtremum, _TransformedExtremum), (a, b), largest)
-    elif torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-        result = _Extremum.apply(*torch.broadcast_tensors(a, b), largest)
-    else:
-        result = _extremum(a, b, largest)
-    return result
+    return _computed(_MAXIMUM, _larger, a, b)
 
 
 def clamp(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """``minimum(maximum(x, low), high)``."""
-    result: Tensor
-    if not is_plain(x):
-        result = _followed((_recorded_clamp, _ForwardClamp, _TransformedClamp), (x, low, high))
-    elif torch.is_grad_enabled() and (x.requires_grad or low.requires_grad or high.requires_grad):
-        # torch.clamp itself has no derivative for an x that has fewer numbers than its bounds
-        result = _Clamp.apply(*torch.broadcast_tensors(x, low, high))
-    else:
-        result = _clamped(x, low, high)
-    return result
+    # torch.clamp itself has no derivative for an x that has fewer numbers than its bounds
+    return _computed(_CLAMP, _clamped, x, low, high)
+
+
+def _computed(forms: _Forms, value: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    if not is_plain(tensors[0]):
+        return forms.followed(*tensors)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return forms.reverse.apply(*torch.broadcast_tensors(*tensors))  # type: ignore[no-any-return]  # a tensor
+    return value(*tensors)
+
+
+def _smaller(a: Tensor, b: Tensor) -> Tensor:
+    return torch.where((a < b) | (a != a), a, b)
+
+
+def _larger(a: Tensor, b: Tensor) -> Tensor:
+    return torch.where((a > b) | (a != a), a, b)
+
+
+def _clamped(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    return _smaller(_larger(x, low), high)
+
+
+def _parts_of_minimum(tensors: Sequence[Tensor], tangents: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
+    a, b = tensors
+    return _halved_at_a_tie(a, b, (a > b, a < b), tangents)
+
+
+def _parts_of_maximum(tensors: Sequence[Tensor], tangents: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
+    a, b = tensors
+    return _halved_at_a_tie(a, b, (a < b, a > b), tangents)
+
+
+def _halved_at_a_tie(
+    a: Tensor, b: Tensor, cuts: Sequence[Tensor], tangents: Sequence[Optional[Tensor]]
+) -> Sequence[Optional[Tensor]]:
+    tie = a == b
+    return [t if t is None else torch.where(tie, t / 2.0, t).masked_fill(cut, 0.0) for t, cut in zip(tangents, cuts)]
+
+
+def _parts_of_clamp(tensors: Sequence[Tensor], tangents: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
+    """At a bound the gradient is that of ``x``."""
+    x, low, high = tensors
+    chosen = ((x >= low) & (x <= high), (low < high) & (x < low), (x > high) | (high < low))
+    return [t if t is None else torch.where(mask, t, torch.zeros_like(t)) for mask, t in zip(chosen, tangents)]
 
 
 def floor(x: Tensor) -> Tensor:
@@ -569,3 +463,8 @@ RECORDED: Dict[str, Callable[..., Tensor]] = {
     "clamp": _recorded_clamp,
     "softplus": _recorded_softplus,
 }
+
+_SELECT = _forms(choice, _chosen, _parts_of_select, _recorded_select)
+_MINIMUM = _forms(_smaller, _smaller, _parts_of_minimum, _recorded_minimum)
+_MAXIMUM = _forms(_larger, _larger, _parts_of_maximum, _recorded_maximum)
+_CLAMP = _forms(_clamped, _clamped, _parts_of_clamp, _recorded_clamp)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import ast
-import builtins
 import inspect
 import operator
 import textwrap
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
-from torch import Tensor, fx, nn
-from torch.fx.node import map_aggregate
+from torch import fx, nn
 
 from spikecore._base.bits import Whole, added, multiplied
 from spikecore._shell.modules import in_turn, unwrapped
@@ -70,6 +68,10 @@ def traced(block: nn.Module) -> Optional[fx.Graph]:
 _BUILTINS = ("dict", "enumerate", "float", "int", "len", "list", "max", "min", "range", "reversed", "tuple", "zip")
 #: How names of torch begin that draw numbers, or that read or set a mode.
 _OF_MODES = ("rand", "bernoulli", "normal", "poisson", "multinomial", "is_", "get_", "set_", "seed", "manual_seed")
+#: The statements of such a text.
+_STATEMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Pass, ast.If, ast.For)
+#: Expressions that no such text has.
+_NEVER = (ast.Lambda, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)
 
 
 def is_straight(block: nn.Module) -> bool:
@@ -79,103 +81,75 @@ def is_straight(block: nn.Module) -> bool:
     is read nowhere. It calls modules, methods of values, functions of torch and methods of its own that are such a
     text, too, and nothing for an effect alone. It has no default argument, and changes no attribute.
     """
-    return _Text(block, type(block).forward).is_straight()
+    return _is_straight(block, type(block).forward)
+
+
+def _is_straight(block: nn.Module, method: Callable[..., Any]) -> bool:
+    try:
+        (function,) = ast.parse(textwrap.dedent(inspect.getsource(method))).body
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return False  # there is no text, as of a method that was written in a console
+    if not isinstance(function, ast.FunctionDef) or function.decorator_list:
+        return False
+    arguments = function.args
+    if arguments.defaults or arguments.kwonlyargs or arguments.vararg or arguments.kwarg:
+        return False
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    text = _Text(block, getattr(method, "__globals__", {}), function)
+    return all(text.allows(node) for statement in body for node in ast.walk(statement))
 
 
 class _Text:
-    """The text of a method of a block."""
+    """What the text of a method of a block may have."""
 
-    def __init__(self, block: nn.Module, method: Callable[..., Any]) -> None:
-        self.block, self.method = block, method
-        self.globals = getattr(method, "__globals__", {})
+    def __init__(self, block: nn.Module, names: Mapping[str, Any], function: ast.FunctionDef) -> None:
+        self.block, self.globals = block, names
+        self.itself, *arguments = [argument.arg for argument in function.args.args]
+        stored = [node for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+        self.local = {*arguments, *[node.id for node in stored]}
 
-    def is_straight(self) -> bool:
-        """See :func:`is_straight`."""
-        try:
-            (function,) = ast.parse(textwrap.dedent(inspect.getsource(self.method))).body
-        except (OSError, TypeError, SyntaxError, ValueError):
-            return False  # there is no text, as of a method that was written in a console
-        if not isinstance(function, ast.FunctionDef) or function.decorator_list:
+    def allows(self, node: ast.AST) -> bool:
+        """Whether a node is one of a text of which one trace stands for every call."""
+        if isinstance(node, ast.stmt) and not isinstance(node, _STATEMENTS):
             return False
-        arguments = function.args
-        if arguments.defaults or arguments.kwonlyargs or arguments.vararg or arguments.kwarg:
-            return False
-        self.itself = arguments.args[0].arg
-        self.local = {argument.arg for argument in arguments.args[1:]}
-        self.local |= {
-            node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-        }
-        return all(map(self._says_all, function.body))
-
-    def _says_all(self, statement: ast.stmt) -> bool:
-        if isinstance(statement, ast.Expr):
-            return isinstance(statement.value, ast.Constant)  # a docstring
-        if isinstance(statement, (ast.If, ast.For)):
-            read = statement.test if isinstance(statement, ast.If) else statement.iter
-            parts = [*statement.body, *statement.orelse]
-            return self._is_of_block(read) and self._is_value(read) and all(map(self._says_all, parts))
-        if isinstance(statement, ast.AugAssign) and not isinstance(statement.op, ast.Add):
-            return False
-        if not isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Pass)):
-            return False
-        return all(self._is_value(child) for child in ast.iter_child_nodes(statement) if isinstance(child, ast.expr))
-
-    def _is_value(self, expression: ast.expr) -> bool:
-        return all(map(self._is_allowed, ast.walk(expression)))
-
-    def _is_allowed(self, node: ast.AST) -> bool:
-        if isinstance(node, (ast.Lambda, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)):
-            return False
-        if isinstance(node, ast.IfExp):
+        if isinstance(node, ast.AugAssign):
+            return isinstance(node.op, ast.Add)
+        if isinstance(node, (ast.If, ast.IfExp)):
             return self._is_of_block(node.test)
-        if isinstance(node, ast.comprehension):
-            return all(map(self._is_of_block, [node.iter, *node.ifs]))
-        if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store):
-            return False
-        if isinstance(node, ast.Attribute):
-            return node.attr != "training"
+        if isinstance(node, (ast.For, ast.comprehension)):
+            return all(map(self._is_of_block, [node.iter, *getattr(node, "ifs", ())]))
         if isinstance(node, ast.Compare):
             return self._is_of_block(node)
-        return not isinstance(node, ast.Call) or self._is_known(node.func)
+        if isinstance(node, (ast.Attribute, ast.Subscript)):
+            return isinstance(node.ctx, ast.Load) and getattr(node, "attr", "") != "training"
+        if isinstance(node, ast.Call):
+            return self._is_known(node.func)
+        return not isinstance(node, _NEVER)
 
     def _is_of_block(self, expression: ast.expr) -> bool:
         """Whether an expression reads attributes of the block, numbers and builtins alone."""
         names = {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
-        return names <= {self.itself, *_BUILTINS, "True", "False", "None"}
+        return names <= {self.itself, *_BUILTINS}
 
     def _is_known(self, called: ast.expr) -> bool:
-        """Whether a call is one of a module, of torch, of a method of a value, or of such a text of the block."""
+        """Whether a call is one of the block, of torch, of a method of a value, or of a builtin."""
         path: List[str] = []
         while isinstance(called, (ast.Attribute, ast.Subscript)):
-            if isinstance(called, ast.Subscript):
-                path.clear()  # an entry of a list of modules, or of a value
-            else:
-                path.append(called.attr)
+            path.insert(0, called.attr if isinstance(called, ast.Attribute) else "")
             called = called.value
-        if not isinstance(called, ast.Name):
+        if not isinstance(called, ast.Name) or called.id in self.local:
             return True  # a method of a value
         if called.id == self.itself:
-            return self._is_own(path[::-1])
-        if called.id in self.local:
-            return True
+            method = getattr(type(self.block), path[0], None) if len(path) == 1 else None
+            return not inspect.isfunction(method) or (
+                path[0] not in vars(nn.Module) and _is_straight(self.block, method)
+            )
         if called.id in _BUILTINS and not path:
-            return getattr(builtins, called.id) is self.globals.get(called.id, getattr(builtins, called.id))
+            return called.id not in self.globals
         value = self.globals.get(called.id)
         module = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", None)
         of_torch = isinstance(module, str) and module.partition(".")[0] in ("torch", "spikecore")
         return of_torch and not any(name.startswith(_OF_MODES) for name in (*path, called.id))
-
-    def _is_own(self, path: Any) -> bool:
-        """Whether a path from the block leads to a module, to a method of a tensor, or to a method with such a text."""
-        if len(path) == 1 and inspect.isfunction(getattr(type(self.block), path[0], None)):
-            of_class = path[0] not in vars(nn.Module) and path[0] not in vars(self.block)
-            return of_class and _Text(self.block, getattr(type(self.block), path[0])).is_straight()
-        value: Any = self.block
-        for name in path:
-            if isinstance(value, Tensor):
-                return True
-            value = getattr(value, name, None)
-        return value is None or isinstance(value, nn.Module)  # None where a condition leaves the call out
 
 
 # -- what is in a graph
@@ -323,11 +297,10 @@ class Rewritten:
         return self._run(self.block, *args, **keywords)
 
     def __getstate__(self) -> Dict[str, Any]:
-        return {"block": self.block, "rows": _rows(self.graph)}
+        return {"block": self.block, "graph": self.graph}  # its function is made anew
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
-        self.block, self.graph = state["block"], _graph(state["rows"])
-        self._run = _function(self.graph)
+        self.__init__(**state)  # type: ignore[misc]  # it is an object without contents
 
 
 def graph_of(module: nn.Module) -> Optional[fx.Graph]:
@@ -368,38 +341,6 @@ def _follow_call(module: nn.Module, of: Sequence[Optional[Whole]], follow: Follo
     shortcut = getattr(module, "shortcut", None) if len(of) == 2 else None
     spikes = follow(module, of[1] if shortcut == "before" else of[0] if of else None)
     return added(spikes, of[1]) if shortcut == "after" else spikes
-
-
-class _Value:
-    """A node as an argument of others, by its name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
-def _rows(graph: fx.Graph) -> List[Tuple[Any, ...]]:
-    """A graph as a list: pickle would follow its nodes, one within the other."""
-
-    def named(value: Any) -> Any:
-        return _Value(value.name) if isinstance(value, fx.Node) else value
-
-    rows = []
-    for node in graph.nodes:
-        args, keywords = map_aggregate(node.args, named), map_aggregate(node.kwargs, named)
-        rows.append((node.op, node.target, args, keywords, node.name))
-    return rows
-
-
-def _graph(rows: Sequence[Tuple[Any, ...]]) -> fx.Graph:
-    graph = fx.Graph()
-    nodes: Dict[str, fx.Node] = {}
-
-    def node(value: Any) -> Any:
-        return nodes[value.name] if isinstance(value, _Value) else value
-
-    for op, target, args, keywords, name in rows:
-        nodes[name] = graph.create_node(op, target, map_aggregate(args, node), map_aggregate(keywords, node), name)
-    return graph
 
 
 def _function(graph: fx.Graph) -> Any:

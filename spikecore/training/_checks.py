@@ -7,7 +7,7 @@ import inspect
 import re
 from collections import Counter
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -140,32 +140,32 @@ def _of_dtypes(net: nn.Module, inputs: Any, error: Exception) -> str:
 
 
 class Call(NamedTuple):
-    """A module with a step mode that was called, the shape of its input, and whether that has a gradient."""
+    """A module with a step mode, or a layer of neurons, that was called: its input's shape, and whether that learns."""
 
     module: nn.Module
     shape: Tuple[int, ...]
     learns: bool
-
-
-def _is_hookable(net: nn.Module) -> bool:
-    """Whether no part is compiled: a hook would compile it once more."""
-    return not any(
-        getattr(module, "_compiled_call_impl", None) or type(module).__name__ == "OptimizedModule"
-        for module in net.modules()
-    )
+    #: Whether a layer of spiking neurons gave a spike, on the device; None where nobody asked, and of other modules.
+    fired: Optional[Tensor]
 
 
 @contextmanager
-def calls_of_neurons(net: nn.Module) -> Iterator[List[Call]]:
-    """The calls of neurons in the block; none of a network that is compiled, which a hook would compile once more."""
+def calls_of_neurons(net: nn.Module, looks: bool) -> Iterator[List[Call]]:
+    """The calls of neurons in the block; ``looks``: with whether they fired.
+
+    There is none of a network with a part that is compiled, which a hook would compile once more.
+    """
     calls: List[Call] = []
 
-    def note(module: nn.Module, inputs: Tuple[Any, ...]) -> None:
-        calls.extend(Call(module, tuple(x.shape), x.requires_grad) for x in inputs[:1] if isinstance(x, Tensor))
+    def note(module: nn.Module, inputs: Tuple[Any, ...], output: Any) -> None:
+        is_looked_at = looks and isinstance(output, Tensor) and is_plain(output) and _spikes(module)
+        fired = output.detach().any() if is_looked_at else None
+        calls.extend(Call(module, tuple(x.shape), x.requires_grad, fired) for x in inputs[:1] if isinstance(x, Tensor))
 
-    modules = list(net.modules()) if _is_hookable(net) else []
-    neurons = [module for module in modules if _step(module) and not getattr(module, "makes_time", False)]
-    hooks = [module.register_forward_pre_hook(observing(note)) for module in neurons]
+    modules = list(net.modules())
+    compiled = any(getattr(m, "_compiled_call_impl", None) or type(m).__name__ == "OptimizedModule" for m in modules)
+    watched = [] if compiled else [module for module in modules if _has_steps(module) or _spikes(module)]
+    hooks = [module.register_forward_hook(observing(note)) for module in watched]
     try:
         yield calls
     finally:
@@ -173,28 +173,19 @@ def calls_of_neurons(net: nn.Module) -> Iterator[List[Call]]:
             hook.remove()
 
 
-@contextmanager
-def silent_layers(net: nn.Module) -> Iterator[List[str]]:
-    """The layers of spiking neurons that give no spike in the block. The list is filled when the block ends.
+def silent_layers(net: nn.Module, calls: List[Call]) -> List[str]:
+    """The layers of spiking neurons that gave no spike in these calls. It waits for the device."""
+    fired: Dict[nn.Module, bool] = {}
+    for call in calls:
+        if call.fired is not None:
+            fired[call.module] = fired.get(call.module, False) or bool(call.fired)
+    names = {module: name for name, module in net.named_modules()}
+    return [f"{names[module] or 'the network'} ({type(module).__name__})" for module in fired if not fired[module]]
 
-    It stays empty for a compiled network. Filling it waits for the device.
-    """
-    fired: Dict[str, Tensor] = {}
-    silent: List[str] = []
 
-    def note(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
-        if isinstance(output, Tensor) and is_plain(output):
-            spikes = output.detach().any()
-            fired[name] = fired[name] | spikes if name in fired else spikes
-
-    layers = {name: module for name, module in net.named_modules() if _spikes(module)} if _is_hookable(net) else {}
-    hooks = [m.register_forward_hook(observing(functools.partial(note, name))) for name, m in layers.items()]
-    try:
-        yield silent
-    finally:
-        for hook in hooks:
-            hook.remove()
-    silent.extend(f"{name or 'the network'} ({type(layers[name]).__name__})" for name in fired if not fired[name])
+def _has_steps(module: nn.Module) -> bool:
+    """Whether a module has a step mode, and an input with time where that is "multi"."""
+    return bool(_step(module)) and not getattr(module, "makes_time", False)
 
 
 def _spikes(module: nn.Module) -> bool:
@@ -214,13 +205,14 @@ def still_silent(before: List[str], now: List[str]) -> List[str]:
         return []
     return [
         f"{', '.join(names)} gave no spike in the batches of steps 1 and {SECOND_LOOK}: nothing of the input passes, "
-        "and the network may never learn. print(sc.explain(net, x)) says how often each layer fires, and which "
-        "settings make it fire"
+        "and the network may never learn. print(sc.explain(net, x)) says how often each layer fires, and what "
+        "raises its rate"
     ]
 
 
 def of_first_step(net: nn.Module, loss: Any, calls: List[Call], inputs: Any, outputs: Any, targets: Any) -> List[str]:
     """What is to be warned of after the first step."""
+    calls = [call for call in calls if _has_steps(call.module)]
     texts = (
         _of_time(net, calls, inputs, outputs, targets),
         _of_gradients(net, calls),
@@ -234,7 +226,7 @@ def of_first_step(net: nn.Module, loss: Any, calls: List[Call], inputs: Any, out
 def _of_gradients(net: nn.Module, calls: List[Call]) -> str:
     """Neurons of the user's own whose output has no gradient, although their input has one."""
     names = {module: name or "the network" for name, module in net.named_modules()}
-    for module, _, learns in calls:
+    for module, _, learns, _ in calls:
         neuron = _neuron(module)
         program = neuron._dispatch.program if isinstance(neuron, Neuron) and learns else None
         leaves = program.reach([True] * len(program.outputs), (), False).leaves if program else ()

@@ -99,17 +99,17 @@ class EagerTraining(_Eager):
         device = device_of(self.net)
         inputs, targets = self._form.inputs(to_device(inputs, device)), to_device(targets, device)
         step, is_eager = self._steps + 1, not (self._form.is_compiled or self._form.is_captured)
-        is_watched = step == 1 and not self._form.is_compiled
-        watching: ContextManager[List[Call]] = calls_of_neurons(self.net) if is_watched else nullcontext([])
-        is_looked_at = is_eager and (step == 1 or (step == SECOND_LOOK and bool(self._silent)))
-        looking: ContextManager[List[str]] = silent_layers(self.net) if is_looked_at else nullcontext([])
-        with watching as calls, looking as silent:
+        looks = is_eager and (step == 1 or (step == SECOND_LOOK and bool(self._silent)))
+        watches = looks or (step == 1 and not self._form.is_compiled)
+        watching: ContextManager[List[Call]] = calls_of_neurons(self.net, looks) if watches else nullcontext([])
+        with watching as calls:
             outputs, loss = self._form.attempt(lambda: self._differentiated(inputs, targets, device), inputs)
         self._update({"inputs": inputs, "targets": targets, "outputs": outputs, "loss": loss})
         texts: List[str] = []
+        silent = silent_layers(self.net, calls)
         if step == 1:
             texts, self._silent = of_first_step(self.net, self.loss, calls, inputs, outputs, targets), silent
-        elif is_looked_at:
+        elif looks:
             texts = still_silent(self._silent, silent)
         self._steps = step
         for text in texts:

@@ -16,11 +16,10 @@
 from __future__ import annotations
 
 import itertools
-import operator
 import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Callable, ClassVar, Dict, Hashable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, ClassVar, Dict, Hashable, List, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -41,8 +40,6 @@ from spikecore.training._steps import CudaOptions
 
 #: So many steps in a row without a graph, beyond the warm-up, are worth a warning.
 _PATIENCE = 20
-#: So many times in a row the quick comparison with what modules held before may fail; then it is no longer made.
-_MISSES = 8
 
 
 @dataclass
@@ -137,31 +134,18 @@ class _Graphed:
         self._stateful = stateful_modules(self.net)
         self._runs.clear()
         self._refusal = ""
-        self._see()
-
-    def _see(self) -> None:
-        """Note how everything is now."""
+        #: How everything is now.
         self._seen = self._circumstances()
-        #: What the modules held when all were at rest, and how many comparisons with that have failed in a row.
-        self._contents: Optional[Contents] = None
-        self._misses = 0
 
     def _states(self) -> List[Any]:
         """What each stateful module begins with. Everything is then as the graphs have it, or there are none."""
         check_replay(self._stateful)
-        if self._contents is not None and self._contents.unchanged():
-            self._misses = 0
-            return []
         if self._circumstances() != self._seen:
             self._prepare()
         to_rest(self._stateful)  # as the eager step does; what it begins with is part of the kind of batch
         states = [module.state for module in self._stateful]
-        if not any(module.carrying or module.state is not None for module in self._stateful):
-            self._misses += 1
-            self._contents = Contents(self._modules, self.optimizer) if self._misses < _MISSES else None
-            return []
-        self._contents = None
-        return states
+        at_rest = not any(module.carrying or module.state is not None for module in self._stateful)
+        return [] if at_rest else states
 
     def _circumstances(self) -> List[List[Any]]:
         """All that a graph takes for granted beside the kind of batch, in the order of ``_names``."""
@@ -207,7 +191,7 @@ class _Graphed:
         else:
             result = self._capture.run(run)
         # what the step itself made or changed, such as new states of the optimiser, is no change between steps
-        self._see()
+        self._seen = self._circumstances()
         self._runs[kind] = runs + 1
         self._without += 1
         if runs >= options.warmup:
@@ -343,7 +327,6 @@ class GraphedInference(_Graphed):
 _SETTINGS = frozenset((bool, int, float, str))
 #: What is read of the attributes of a module; others are its tables, or what only Python sees.
 _WATCHED = _SETTINGS | {Tensor, torch.Generator}
-_values = operator.methodcaller("values")
 _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
@@ -396,49 +379,6 @@ def of_optimizer(optimizer: torch.optim.Optimizer) -> List[Any]:
     for state in optimizer.state.values():
         facts += [value.data_ptr() for value in state.values() if isinstance(value, Tensor)]
     return facts
-
-
-class Contents:
-    """What modules and an optimiser hold now, for a quick look whether all of it is still the same objects.
-
-    :meth:`unchanged` may be False where :func:`of_module` and :func:`of_optimizer` find nothing else, as after a number
-    was replaced by an equal one. It takes less than half of their time, which was 25 us for 784-1000-10, of whose step
-    a GPU needs 100 us. (A neuron whose surrogate has other numbers holds another cache.)
-    """
-
-    def __init__(self, modules: Sequence[nn.Module], optimizer: Optional[torch.optim.Optimizer]) -> None:
-        attributes = [vars(module) for module in modules]
-        tables: List[Dict[Any, Any]] = []
-        tables += [table for module in modules for table in (module._parameters, module._buffers, module._modules)]
-        self._lists: List[List[Any]] = []
-        if optimizer is not None:
-            tables += [vars(optimizer), optimizer.state, *optimizer.state.values(), *optimizer.param_groups]
-            self._lists = [optimizer.param_groups, *(group["params"] for group in optimizer.param_groups)]
-        self._modules, self._attributes = modules, attributes
-        self._dicts: List[Dict[Any, Any]] = [*attributes, *tables]
-        self._sizes = self._lengths()
-        self._values = [*self._objects()]
-        tensors = [value for table in attributes for value in table.values() if type(value) is Tensor]
-        for values in (*map(_values, tables), *self._lists):
-            tensors += [value for value in values if isinstance(value, Tensor)]
-        # a parameter is met in a module and in a group
-        self._tensors = [*{id(tensor): tensor for tensor in tensors}.values()]
-        self._places = [(tensor.data_ptr(), tensor.requires_grad) for tensor in self._tensors]
-
-    def unchanged(self) -> bool:
-        """Whether each is the same object as before, and tensors have their memory where it was."""
-        return (
-            all(map(operator.is_, map(vars, self._modules), self._attributes))
-            and self._lengths() == self._sizes
-            and all(map(operator.is_, self._objects(), self._values))
-            and [(value.data_ptr(), value.requires_grad) for value in self._tensors] == self._places
-        )
-
-    def _lengths(self) -> List[int]:
-        return [*map(len, self._dicts), *map(len, self._lists)]
-
-    def _objects(self) -> Iterator[Any]:
-        return itertools.chain.from_iterable([*map(_values, self._dicts), *self._lists])
 
 
 def _place(value: Any) -> Any:
