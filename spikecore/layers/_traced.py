@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, 
 
 import torch
 from torch import fx, nn
+from torch.fx.node import map_aggregate
 
 from spikecore._base.bits import Whole, added, multiplied
 from spikecore._shell.modules import in_turn, unwrapped
@@ -297,10 +298,11 @@ class Rewritten:
         return self._run(self.block, *args, **keywords)
 
     def __getstate__(self) -> Dict[str, Any]:
-        return {"block": self.block, "graph": self.graph}  # its function is made anew
+        return {"block": self.block, "rows": _rows(self.graph)}
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]  # it is an object without contents
+        self.block, self.graph = state["block"], _graph(state["rows"])
+        self._run = _function(self.graph)
 
 
 def graph_of(module: nn.Module) -> Optional[fx.Graph]:
@@ -341,6 +343,38 @@ def _follow_call(module: nn.Module, of: Sequence[Optional[Whole]], follow: Follo
     shortcut = getattr(module, "shortcut", None) if len(of) == 2 else None
     spikes = follow(module, of[1] if shortcut == "before" else of[0] if of else None)
     return added(spikes, of[1]) if shortcut == "after" else spikes
+
+
+class _Value:
+    """A node as an argument of others, by its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def _rows(graph: fx.Graph) -> List[Tuple[Any, ...]]:
+    """A graph as a list: pickle would follow its nodes, one within the other."""
+
+    def named(value: Any) -> Any:
+        return _Value(value.name) if isinstance(value, fx.Node) else value
+
+    rows = []
+    for node in graph.nodes:
+        args, keywords = map_aggregate(node.args, named), map_aggregate(node.kwargs, named)
+        rows.append((node.op, node.target, args, keywords, node.name))
+    return rows
+
+
+def _graph(rows: Sequence[Tuple[Any, ...]]) -> fx.Graph:
+    graph = fx.Graph()
+    nodes: Dict[str, fx.Node] = {}
+
+    def node(value: Any) -> Any:
+        return nodes[value.name] if isinstance(value, _Value) else value
+
+    for op, target, args, keywords, name in rows:
+        nodes[name] = graph.create_node(op, target, map_aggregate(args, node), map_aggregate(keywords, node), name)
+    return graph
 
 
 def _function(graph: fx.Graph) -> Any:

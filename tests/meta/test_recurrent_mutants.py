@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kernel_loop import Loop
-from spikecore.kernels import _recurrent
+from spikecore.kernels import _feedback_steps, _recurrent
 from spikecore.testing import Result, check_backend
 from spikecore.testing._install import installed
 from spikecore_cupy.host import HostClusters, HostClustersBackend, reason
@@ -124,7 +124,7 @@ def ends_at_the_border(back: Callable[..., None]) -> Callable[..., None]:
     """What goes back through the weight, but from a chunk to the one before it."""
 
     def fault(self: Any, step: int, following: Any, arriving: Any) -> None:
-        back(self, step, None if (step + 1) == _recurrent.chunk_of(45) else following, arriving)
+        back(self, step, None if (step + 1) == _feedback_steps.chunk_of(45) else following, arriving)
 
     return fault
 
@@ -151,8 +151,8 @@ def first_twice(of_weight: Callable[..., Any]) -> Callable[..., Any]:
 #: name -> (where, what, the fault, the case that catches it)
 IN_PYTHON: Dict[str, Any] = {
     "a state does not start at rest": (_recurrent.FedRunner, "_start", beside_rest, CHUNKS),
-    "a chunk is computed again from rest": (_recurrent.FeedbackSteps, "_again", from_rest, CHUNKS),
-    "the gradient ends at the border of a chunk": (_recurrent._Back, "__call__", ends_at_the_border, CHUNKS),
+    "a chunk is computed again from rest": (_feedback_steps.FeedbackSteps, "_again", from_rest, CHUNKS),
+    "the gradient ends at the border of a chunk": (_feedback_steps._Back, "__call__", ends_at_the_border, CHUNKS),
     "the weight's gradient lacks the last step": (_recurrent, "_of_weight", without_a_step(-1), CHUNKS),
     "the weight's gradient lacks the first output": (_recurrent, "_of_weight", without_a_step(0), "recurrent/states"),
     "the weight's gradient has the first output twice": (_recurrent, "_of_weight", first_twice, "recurrent/states"),
