@@ -217,7 +217,7 @@ class _Runner:
 
     def warm_up(self, turn: Turn, plan: Plan) -> None:
         if plan.fixed:
-            self.call(0)
+            self.measure(turn, 1)
             self.calls, self.turns = plan.fixed, plan.repetitions
             return
         self.measure(turn, 1)  # compiles, tunes, allocates

@@ -45,6 +45,7 @@ def hints(
         found += [
             _ratio(actual, expected),
             _misplaced(actual, expected, near, axes),
+            _steps(wrong),
             _rounding(actual, expected, wrong, tolerance),
         ]
     return [hint for hint in found if hint][:3]
@@ -143,6 +144,23 @@ def _misplaced(actual: Array, expected: Array, near: Tolerance, axes: Sequence[s
 
 def _close(one: Array, other: Array, near: Tolerance) -> bool:
     return not different(one, other, near, time=False).any()
+
+
+def _steps(wrong: Array) -> Optional[str]:
+    if wrong.ndim < 2 or len(wrong) < 2:
+        return None
+    times = np.flatnonzero(wrong.reshape(len(wrong), -1).any(axis=1))
+    first, last = int(times[0]), int(times[-1])
+    if first and first % 16 == 0:
+        return f"nothing differs before t={first}: what is carried over from one chunk of 16 steps to the next?"
+    if last < len(wrong) - 1 and (last + 1) % 16 == 0:
+        return f"nothing differs after t={last}: in the backward pass, what crosses the border of a chunk of 16 steps?"
+    if first == last and first in (0, len(wrong) - 1):
+        return "only the first step differs: what does it start from?" if not first else "only the last step differs"
+    neurons = np.asarray(wrong.reshape(len(wrong), -1).any(axis=0))
+    if neurons.sum() == 1 and neurons.size > 2 and neurons[-1]:
+        return "only the last neuron differs: is the tail of an odd size handled?"
+    return None
 
 
 def _rounding(actual: Array, expected: Array, wrong: Array, tolerance: Tolerance) -> Optional[str]:

@@ -113,3 +113,11 @@ def test_wrong_operators_are_caught(
         (result,) = check_backend(name, cases=[case])
     assert (right.outcome, result.outcome) == ("passed", "failed"), f"{right.message}\n\n{result.message}"
     assert says in result.message
+
+
+def test_a_torch_without_opcheck_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The case is not tried, and says which torch has it."""
+    monkeypatch.delattr(torch.library, "opcheck")
+    (result,) = check_backend("torch", cases=["compile/opcheck"])
+    assert result.outcome == "unsupported"
+    assert "torch.library.opcheck comes with torch 2.4" in result.message

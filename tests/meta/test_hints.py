@@ -42,6 +42,26 @@ def test_patterns(actual: Any, words: Any) -> None:
     assert words in said(actual) if words else said(actual) == ""
 
 
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        (np.s_[16:20, 1:3], "nothing differs before t=16: what is carried over"),
+        (np.s_[2:16, 1:3], "nothing differs after t=15: in the backward pass"),
+        (np.s_[0, 1:3], "only the first step differs"),
+        (np.s_[39, 1:3], "only the last step differs"),
+        (np.s_[3:9, 4], "only the last neuron differs"),
+        (np.s_[3:9, 2:], ""),
+    ],
+)
+def test_where_it_differs(where: Any, words: str) -> None:
+    """The border of a chunk, one end of the run, or the last neuron; no words for another place."""
+    right = RNG.normal(size=(40, 5))
+    wrong = right.copy()
+    wrong[where] += RNG.uniform(0.1, 1.0, size=wrong[where].shape)
+    told = said(wrong, right)
+    assert words in told if words else told == ""
+
+
 def test_a_large_value_excuses_its_own_neuron_alone() -> None:
     """Beside 1e3 small numbers of other neurons must be right; those of the same neuron may be off by its rounding."""
     right = np.asarray([[1e3, 2e-4, 3e-4]] * 4)

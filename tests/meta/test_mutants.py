@@ -129,7 +129,9 @@ def of_the_control(case: str) -> Result:
 def process() -> Iterator[None]:
     """What a mutant changes for the whole process is changed back."""
     threads, dtype, states = torch.get_num_threads(), torch.get_default_dtype(), torch.get_rng_state()
+    hook = threading.excepthook
     yield
+    threading.excepthook = hook
     torch.set_flush_denormal(False)
     torch.set_grad_enabled(True)
     torch.set_default_dtype(dtype)
@@ -164,3 +166,16 @@ def test_differences_beside_subnormal_numbers_are_told(value: str, alone: bool) 
     result = result_of(planted(Mutant("", "", "flushes", [operation("add", value)])), "edges/add")
     assert result.outcome == "failed"
     assert ("each of these is beside a subnormal number" in result.message) == alone, result.message
+
+
+@pytest.mark.usefixtures("process")
+@pytest.mark.parametrize("earlier", [[], ["forward/lif-hard"]], ids=["alone", "after-another-case"])
+@pytest.mark.parametrize("case", ["ownership/process-subnormals", "edges/mul", "edges/mul-gradient", "edges/output-*"])
+def test_flush_to_zero_is_seen_whichever_case_set_it(case: str, earlier: List[str]) -> None:
+    """Every call sets it and none resets it, so that later cases find it set before they call."""
+    (mutant,) = [mutant for mutant in MUTANTS if mutant.fault == "subnormal numbers are 0 for all"]
+    with installed(planted(mutant)) as name:
+        results = check_backend(name, cases=[*earlier, case])[len(earlier) :]
+    assert {result.outcome for result in results} == {"failed"}
+    says = "this thread takes subnormal numbers for 0" if earlier else "subnormal"
+    assert all(says in result.message for result in results), results

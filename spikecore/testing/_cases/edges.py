@@ -16,6 +16,7 @@ import torch
 import spikecore as sc
 from spikecore.dtypes import DTYPES, NARROW
 from spikecore.testing._case import Collection
+from spikecore.testing._cases.process import subnormals_are_kept
 from spikecore.testing._compare import Mismatch, as_array, same
 from spikecore.testing._context import Context
 from spikecore.testing._edge_table import CONSTANTS, GROUPS, OPERATIONS, Edge, expected, grid, made, signed, slopes
@@ -48,6 +49,7 @@ def value(context: Context, group: str, name: str, wide: bool = False) -> None:
     points, correct = grid(edge.arity, wide), expected(edge, wide)
     outs = neuron(*inputs)
     got = (outs if isinstance(outs, tuple) else (outs,))[at].detach().cpu().numpy()[0]
+    subnormals_are_kept(f"after a call of backend {context.name!r}")
     correct = np.where(edge.open(*points), got, correct) if edge.open else correct
     near = EXACT if edge.exact else NEAR[wide]
     foremost(_comparisons(edge.name, "the value", points, correct, got, near, signed(edge)), Mismatch)
@@ -70,6 +72,7 @@ def gradient(context: Context, group: str, name: str, kind: str, wide: bool = Fa
         if outs:
             cotangents = [torch.full_like(out, cotangent) for out in outs]
             ours = torch.autograd.grad(outs, inputs, cotangents, allow_unused=True)
+        subnormals_are_kept(f"after a backward pass of backend {context.name!r}")
         for k, correct in enumerate(slopes(edge, cotangent, wide)):
             grad = ours[first + k]
             got = np.zeros_like(correct) if grad is None else grad.cpu().numpy()[0]
@@ -103,6 +106,7 @@ def _together(context: Context, group: str, name: str) -> List[Edge]:
 def _call(context: Context, group: str, name: str, wide: bool, grad: bool = False) -> Tuple[Edge, Any, List[Any], int]:
     edges = _together(context, group, name)
     at = next(i for i, edge in enumerate(edges) if edge.name == name)
+    subnormals_are_kept(f"before a call of backend {context.name!r}")
     neuron = context.place(made(edges, context.name))
     dtype = torch.float64 if wide else torch.float32
     inputs = [context.tensor(points[None], dtype, grad) for edge in edges for points in grid(edge.arity, wide)]
@@ -168,6 +172,7 @@ def narrow_gradient(context: Context, kind: str) -> None:
 
 def _same_narrow(what: str, at: Mapping[str, Array], right: Callable[..., Array], tensor: Any, kind: str) -> None:
     """Arithmetic is float32; what comes out is rounded to 16 bits once, and is infinite beyond their range."""
+    subnormals_are_kept(f"after {what} of {kind} numbers was computed")
     if tensor.dtype != DTYPES[kind]:
         raise Mismatch(f"{what} of {kind} numbers has dtype {tensor.dtype}")
     with np.errstate(all="ignore"):

@@ -71,6 +71,40 @@ def _modes(context: Context, modes: Sequence[str]) -> None:
 # -- tensors that stand for several
 
 
+@_case(
+    "wanted/one-tensor-for-all-states",
+    "one tensor given as every state gets the sum of their gradients",
+    *(*_LEARN, "state_gradients", *_TWO),
+)
+def _one_state(context: Context) -> None:
+    s = subject(context, "turn", "none", shape=(6, 3, 5), state=True)
+    names = tuple(s.twin.rest)
+    s.takes(s.inputs, dict.fromkeys(names, (s.state or {})[names[0]]))
+    value = (s.start(grad=True) or {})[names[0]]
+    outputs, _ = s.neuron.run(*s.xs(), state=dict.fromkeys(names, value))
+    s.check_outputs(outputs, " of one tensor given as every state")
+    cotangents = [s.cotangent(output) for output in outputs]
+    backward(s.of, list(outputs), cotangents)
+    total = np.asarray(sum(s.gradients(cotangents).state.values()))
+    s.check("state gradient", value.grad, total, name="one tensor given as every state")
+
+
+@_case(
+    "wanted/one-tensor-for-two-parameters",
+    "one learnt tensor that is two parameters gets the sum of both gradients",
+    *_LEARN,
+)
+def _one_parameter(context: Context) -> None:
+    names = ("threshold", "v_reset")
+    s = subject(context, "lif", "soft", values=dict.fromkeys(names, np.asarray(0.75)), learn=names)
+    neuron: Any = s.neuron
+    neuron.v_reset = neuron.threshold
+    call = Call(s, "a call with one tensor as two parameters").forward()
+    call.check_outputs().backward().check_inputs()
+    total = np.asarray(sum(call.right.params[name] for name in names))
+    s.check("parameter gradient", neuron.threshold.grad, total, name="threshold, which is v_reset too,")
+
+
 @_case("wanted/computed-parameter", "a parameter that was computed passes its gradient on", *_LEARN)
 def _computed_parameter(context: Context) -> None:
     """``tau = raw / 2 + 1``."""

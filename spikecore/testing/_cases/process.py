@@ -3,8 +3,14 @@
 
 from __future__ import annotations
 
+import gc
+import locale
+import logging
 import os
 import random
+import signal
+import sys
+import threading
 import warnings
 import zlib
 from contextlib import contextmanager, nullcontext
@@ -18,7 +24,7 @@ from spikecore.testing._calls import Call, backward_together, pair
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch
 from spikecore.testing._context import Context
-from spikecore.testing._subject import subject
+from spikecore.testing._subject import Subject, subject
 from spikecore.testing._threads import at_once
 
 CASES = Collection()
@@ -43,6 +49,18 @@ def _subnormals() -> Dict[str, Any]:
     least = float(np.finfo(np.float64).tiny)
     facts["python keeps subnormal results"] = least * 0.0078125 * 128 == least
     return facts
+
+
+def subnormals_are_kept(when: str) -> None:
+    """Raise :class:`Mismatch` if this thread flushes them: NumPy then flushes expected values, too, and a comparison of
+    before with after is blind once an earlier call has set it.
+    """
+    lost = [fact for fact, kept in _subnormals().items() if not kept]
+    if lost:
+        raise Mismatch(
+            f"{when} this thread takes subnormal numbers for 0 ({lost[0]}: no): flush-to-zero was set for the "
+            "whole thread, and other libraries compute in it; set it back"
+        )
 
 
 def _digest(state: Any) -> str:
@@ -98,8 +116,21 @@ def _autocast_cpu() -> bool:
 
 
 def _environment() -> Dict[str, Any]:
-    variables = {f"the environment variable {name}": value for name, value in os.environ.items()}
-    return {**variables, "warnings.filters": list(warnings.filters)}
+    return {
+        **{f"the environment variable {name}": value for name, value in os.environ.items()},
+        **{f"the handler of {number!s}": signal.getsignal(number) for number in signal.valid_signals()},
+        **_called(os, "getcwd"),
+        **_called(sys, "getrecursionlimit getswitchinterval gettrace"),
+        **_called(gc, "isenabled get_threshold"),
+        "locale.setlocale(LC_ALL)": locale.setlocale(locale.LC_ALL, None),
+        "warnings.filters": list(warnings.filters),
+        "warnings.showwarning": warnings.showwarning,
+        "sys.excepthook": sys.excepthook,
+        "threading.excepthook": threading.excepthook,
+        "sys.stdout": sys.stdout,
+        "sys.stderr": sys.stderr,
+        "the root logger": (logging.root.level, list(logging.root.handlers)),
+    }
 
 
 def _unchanged(of: str, before: Mapping[str, Any], after: Mapping[str, Any], when: str) -> None:
@@ -135,21 +166,30 @@ def _other_settings() -> Iterator[None]:
 
 
 def _process(context: Context, look: Callable[[], Dict[str, Any]]) -> None:
-    """Compiled anew, run, run backwards, under settings as they are and under others."""
+    """Compiled anew, run, run backwards, under settings as they are and under others, and in a thread of its own."""
+    if look is _subnormals:
+        subnormals_are_kept(f"before a call of backend {context.name!r}")
+    # torch imports modules, which add filters of warnings, in the first backward pass of a process
+    torch.zeros(1, requires_grad=True).backward(torch.ones(1))
     # a program and step counts that other cases have not, so that it is compiled here
     for steps in (13, 37):
         s = subject(context, "leaky", "soft", shape=(steps, 2, 9))
         with _other_settings() if steps == 37 else nullcontext():
-            call = Call(s, "a call")
-            before = look()
-            call.forward()
-            _unchanged(s.of, before, look(), "a call")
-            call.backward()
-            _unchanged(s.of, before, look(), "the backward pass of a call")
-            call.check_outputs().check_inputs()
-            with torch.no_grad():
-                s.neuron(s.x())
-            _unchanged(s.of, before, look(), "a call under no_grad")
+            _nothing_changes(s, look)
+    at_once(lambda _: _nothing_changes(s, look, " in a thread"), 1)
+
+
+def _nothing_changes(s: Subject, look: Callable[[], Dict[str, Any]], where: str = "") -> None:
+    call = Call(s, f"a call{where}")
+    before = look()
+    call.forward()
+    _unchanged(s.of, before, look(), call.which)
+    call.backward()
+    _unchanged(s.of, before, look(), f"the backward pass of {call.which}")
+    call.check_outputs().check_inputs()
+    with torch.no_grad():
+        s.neuron(s.x())
+    _unchanged(s.of, before, look(), f"{call.which} under no_grad")
 
 
 def _add_looks() -> None:
@@ -157,7 +197,7 @@ def _add_looks() -> None:
         "subnormals": ("how numbers near zero are computed (flush-to-zero)", _subnormals),
         "random": ("random states", _random),
         "torch": ("torch's defaults, threads and modes", _torch),
-        "environment": ("the environment, and filters of warnings", _environment),
+        "environment": ("the environment, warnings, signals, locale and hooks", _environment),
     }.items():
         holds = f"calls and backward passes change nothing of {what}"
         CASES.add(f"ownership/process-{name}", "ownership", holds, partial(_process, look=look), _BACK)

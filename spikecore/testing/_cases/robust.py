@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import spikecore as sc
 from spikecore.testing._calls import Call, check_parameters, learnable
-from spikecore.testing._case import Collection
+from spikecore.testing._case import Collection, Undeclared
 from spikecore.testing._compare import Mismatch, as_array, same
 from spikecore.testing._config import Config
 from spikecore.testing._context import Context
@@ -253,6 +253,8 @@ def _sizes(context: Context, shapes: Sequence[Sequence[int]]) -> None:
 )
 def _opcheck(context: Context) -> None:
     """Every operator that is not PyTorch's own, with the arguments it is called with. A backend need have none."""
+    if not hasattr(torch.library, "opcheck"):
+        raise Undeclared((), f"torch.library.opcheck comes with torch 2.4; this is {torch.__version__}")
     learn = ("tau",) if context.declares("parameter_gradients") else ()
     for operator, args, kwargs in _operator_calls(
         context, subject(context, "lif", "hard", learn=learn, shape=(5, 3, 7))

@@ -15,7 +15,8 @@ from spikecore.bench import _networks as networks
 from spikecore.bench import models
 from spikecore.bench._report import Report
 from spikecore.bench._run import measure, prepare
-from spikecore.bench._timing import Timing
+from spikecore.bench._timing import Plan, Timing, interleave
+from spikecore.bench._workers import Here
 from spikecore.testing._install import installed
 
 
@@ -147,3 +148,24 @@ def test_forms_are_compared_with_relus_best_in_the_same_turns(
     assert {row.implementation: row.figures["time_over_relu"] for row in rows} == {
         name: pytest.approx(cost / 3.0) for name, cost in costs.items()
     }
+
+
+class Counted:
+    """What counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls: List[int] = []
+
+    def turn(self, begin: int, calls: int) -> float:
+        """Some calls, of two seconds each."""
+        self.calls += range(begin, begin + calls)
+        return 2.0 * calls
+
+
+def test_a_fixed_number_of_calls_asks_what_is_no_function() -> None:
+    """One call to warm up and so many in each turn, of an implementation in this process."""
+    counted = Counted()
+    plan = Plan(repetitions=2, fixed=3)
+    timed = interleave({"here": Here(lambda: counted)}, lambda here, *turn: float(here.ask("turn", *turn)), plan)
+    assert timed == {"here": Timing(2.0, 2.0, 2.0, 2, 3)}
+    assert counted.calls == list(range(7))
