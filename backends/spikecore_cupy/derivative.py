@@ -68,11 +68,8 @@ def inputs_in_halves(plan: Plan) -> Sequence[Node]:
 
 
 def normalises(plan: Plan) -> bool:
-    """Whether a plan is of a program with statistics of its input, or of one that finds these, or their gradient: the
-    last has no states.
-    """
-    program = plan.program
-    return bool(program.normalised or program.seeds or not program.states)
+    """Whether a plan is of a program with statistics of its input, or of one that finds these, or their gradient."""
+    return bool(plan.program.normalised or plan.program.seeds)
 
 
 def _divided(plan: BackwardPlan) -> Derivative:

@@ -112,8 +112,6 @@ class TwoPasses:
         # the gradient of an input needs those of weight and bias, whether or not they are learnt
         params = [wants or k in kernels.sums for k, wants in zip(kernels.tensor_params, needs[moving:])]
         self.first = plan.backward_pass((*inputs, *params), grads)
-        #: The plan of the second pass; None until the first one has run, and where a backend corrects its gradients.
-        self._second: Optional[CallPlan] = None
         #: Where the gradients that the second pass takes stand among those of the first, and which of all are not
         #: wanted.
         self.sums = [moving + kernels.tensor_params.index(k) for k in kernels.sums]
@@ -153,19 +151,16 @@ class TwoPasses:
         """The plan of the second pass, its parameters and its tensors: the gradients of weight and bias lie as these
         do.
         """
-        kernels, places = second
+        plan, (kernels, places) = self.plan, second
         params = [every[index] for index in places]
         tensors = [*moving, *[params[index] for index in kernels.tensor_params]]
-        if self._second is None:
-            plan = self.plan
-            views = dict(zip(plan.kernels.tensor_params, plan.views))
-            first = len(plan.kernels.program.params)
-            views.update({first + k: views[index] for k, index in enumerate(plan.kernels.sums)})
-            of_params = tuple([views[places[index]] for index in kernels.tensor_params])
-            call = Call(single=plan.call.single) if self.behind_shortcut else plan.call
-            wants = (not self.behind_shortcut,) * len(tensors)
-            self._second = kernels.plan(call, tensors, wants, of_params)
-        return self._second, params, tensors
+        views = dict(zip(plan.kernels.tensor_params, plan.views))
+        first = len(plan.kernels.program.params)
+        views.update({first + k: views[index] for k, index in enumerate(plan.kernels.sums)})
+        of_params = tuple([views[places[index]] for index in kernels.tensor_params])
+        call = Call(single=plan.call.single) if self.behind_shortcut else plan.call
+        # by the strides of these tensors, which saved-tensor hooks may change from pass to pass
+        return kernels.plan(call, tensors, (not self.behind_shortcut,) * len(tensors), of_params), params, tensors
 
 
 class NormalisingPlan(CallPlan):

@@ -565,6 +565,7 @@ def gradient_of_normalised(program: Program) -> Derived:
         next=(),
         initial=(),
         params=(row.mean, row.rstd, row.weight, *names, share),
+        normalised=[row],
     )
     return Derived(gradient, (*names, share))
 

@@ -143,6 +143,29 @@ def test_blocks_of_many_threads_normalise_a_shortcut(layout):
 
 
 @on_cpu
+def test_a_saved_input_may_lie_otherwise_in_each_pass():
+    """Beside a shortcut, hooks give a dense copy of x to one backward pass, and every second step of a tensor to the
+    next.
+    """
+
+    def gradients(backend):
+        generator = torch.Generator().manual_seed(1)
+        layer = NormNeuron(_norm(4), sc.LIF(2.0, backend=backend), shortcut="before", fused=True)
+        found = []
+        for pack in (torch.Tensor.contiguous, torch.Tensor.detach):
+            wide, skip = (torch.randn(n, 2, 4, 5, 5, generator=generator).requires_grad_() for n in (12, 6))
+            x = wide[::2]
+            with torch.autograd.graph.saved_tensors_hooks(pack, torch.Tensor.detach):
+                y = layer(x, skip)
+            found += torch.autograd.grad(y, (wide, skip), torch.cos(torch.arange(y.numel())).view(y.shape))
+        return found
+
+    with installed(HostBackend) as name:
+        for mine, its in zip(gradients(name), gradients("torch")):
+            torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-5)
+
+
+@on_cpu
 @pytest.mark.parametrize("sizes", [(18, 5, 8, 4, 4), (18, 3, 24, 6, 3), (4, 2, 8, 4, 2), (18, 3, 64)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_blocks_of_many_threads_add_up_learnt_parameters(dtype, sizes):
