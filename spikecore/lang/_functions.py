@@ -184,8 +184,9 @@ def _forms(
 
     # torch takes the name of the backward node from the class when it is made
     forms = {"": Reverse, "Transformed": Transformed, "Forward": Forward}
-    named = [type(f"{prefix}{name}", (form,), {"__module__": __name__}) for prefix, form in forms.items()]
-    return _Forms(*named, recorded)
+    named = (type(f"{prefix}{name}", (form,), {"__module__": __name__}) for prefix, form in forms.items())
+    reverse, transformed, forward = named
+    return _Forms(reverse, transformed, forward, recorded)
 
 
 def select(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
