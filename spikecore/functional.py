@@ -78,6 +78,8 @@ def check_places(net: nn.Module, carries: bool = False) -> List[Stateful]:
 @compile_time  # a search of names is not traced
 def _told_twice(net: nn.Module, carries: bool) -> str:
     """What is wrong where one of the modules with state is at two places of ``net``, "" where none is."""
+    if not _has_state_twice(net):
+        return ""
     for module, (first, second) in _registered_twice(net).items():
         if isinstance(module, Stateful) and (carries or module.continues):
             return (
@@ -85,6 +87,21 @@ def _told_twice(net: nn.Module, carries: bool) -> str:
                 "each would go on from the other's state; make a neuron for each place"
             )
     return ""
+
+
+def _has_state_twice(net: nn.Module) -> bool:
+    """Whether a module with state, or one that holds it, is at two places of ``net``: quicker than their names."""
+    known, waiting = {id(net)}, [net]
+    while waiting:
+        for part in waiting.pop()._modules.values():
+            if part is None:
+                continue
+            if id(part) not in known:
+                known.add(id(part))
+                waiting.append(part)
+            elif any(isinstance(module, Stateful) for module in part.modules()):
+                return True
+    return False
 
 
 def _registered_twice(net: nn.Module) -> Dict[nn.Module, Tuple[str, str]]:

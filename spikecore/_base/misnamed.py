@@ -42,6 +42,7 @@ PEERS: Dict[str, str] = {
     "store_v_seq": "record: out, state, trace = neuron.run(x, record=('v',))",
     "v_seq": "record: out, state, trace = neuron.run(x, record=('v',))",
     "decay_input": "an option of LIF, PLIF and KLIF",
+    "beta": "beta of sc.Leaky, or tau = 1 / (1 - beta) of sc.LIF(tau, decay_input=False)",
     "init_tau": "tau",
     "tau_mem": "tau",
     "c_decay": "alpha of sc.Synaptic",

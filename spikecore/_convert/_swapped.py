@@ -7,10 +7,11 @@ The states that such a module keeps are those of its neuron, too, so that ``sc.r
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Real
-from typing import Any, Callable, ClassVar, Container, Dict, Mapping, Optional, Tuple, TypeVar
+from typing import Any, Callable, ClassVar, Container, Dict, List, Mapping, NamedTuple, Optional, Tuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -161,6 +162,29 @@ class Named(Swapped):
             if name.partition(".")[0] not in ours:
                 state_dict[f"{prefix}neuron.{self._names.get(name, name)}"] = state_dict.pop(key)
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]  # of nn.Module
+        missing, unexpected, errors = args[-3:]
+        self.__dict__["_told"] = _Told(prefix, missing, unexpected, errors, len(errors))
+
+
+class _Told(NamedTuple):
+    """The lists of a ``load_state_dict`` that runs, and how many errors there were before the neuron's turn."""
+
+    prefix: str
+    missing: List[str]
+    unexpected: List[str]
+    errors: List[str]
+    before: int
+
+
+def _by_names_of_old(module: Any, _incompatible: Any) -> None:
+    """After a ``load_state_dict``: what the neuron said of its entries, by the names that ``state_dict`` has."""
+    prefix, missing, unexpected, errors, before = module.__dict__.pop("_told")
+    inner = re.compile(rf"(?<![\w.]){re.escape(prefix)}neuron\.(\w*)")
+    theirs = {ours: name for name, ours in module._names.items()}
+    for names, start in ((missing, 0), (unexpected, 0), (errors, before)):
+        names[start:] = [
+            inner.sub(lambda match: prefix + theirs.get(match[1], match[1]), name) for name in names[start:]
+        ]
 
 
 class Carrying(Named):
@@ -277,6 +301,7 @@ def become(module: nn.Module, kind: Any, neuron: Stateful, names: Mapping[str, s
     module.__dict__.update(_names=names, _states=dict(states), _keys=keys)
     was: Any = type(module)
     module.__class__ = swapped(kind, was)
+    module.register_load_state_dict_post_hook(_by_names_of_old)
     others = dict(module._modules)
     module._modules.clear()
     # parameters of a module come before those of its children

@@ -221,7 +221,7 @@ def _choose(device_type: str, registry: Registry, order: Sequence[str]) -> Resol
             first = f"auto: the reference, for {device_type} tensors" if name == REFERENCE else reason
             reason = "; ".join((first, *map(str, passed)))
             if registry.first(("fallback", device_type)):
-                warnings.warn(_fallback(name, device_type, passed), RuntimeWarning, stacklevel=3)
+                warnings.warn(_fallback(name, device_type, passed, registry), RuntimeWarning, stacklevel=3)
         if registry.first(("auto", device_type)):
             _log.info("backend %r chosen for %s tensors (%s)", name, device_type, reason)
         return Resolved(backend, AUTO_NAME, reason)
@@ -233,9 +233,20 @@ def _reason(name: str, device_type: str, registry: Registry) -> str:
     return f"auto: the {whose} for {device_type} tensors"
 
 
-def _fallback(name: str, device_type: str, passed: Sequence[BackendError]) -> str:
+def _fallback(name: str, device_type: str, passed: Sequence[BackendError], registry: Registry) -> str:
     why = "; ".join(map(str, passed))
     choice = f"SPIKECORE_BACKEND={name} makes this a choice and silences the warning"
     if name != REFERENCE:
         return f"{device_type} tensors run on backend {name!r}: {why}; {choice}"
-    return f"{device_type} tensors run on the reference backend {name!r}, which is slow: {why}; {choice}"
+    others = [other for other in registry.names() if other not in registry.builtins]
+    able = ", ".join(other for other in others if _able(other, device_type, registry))
+    plugins = f"installed plugins that could, if asked for: {able}; " if able else ""
+    return f"{device_type} tensors run on the reference backend {name!r}, which is slow: {why}; {plugins}{choice}"
+
+
+def _able(name: str, device_type: str, registry: Registry) -> bool:
+    """Whether a plugin could serve this device here. Loads its description, so this is for the slow path only."""
+    try:
+        return registry.info(name, AUTO_NAME).takes(device_type) and registry.probe(name, AUTO_NAME) is None
+    except BackendError:
+        return False

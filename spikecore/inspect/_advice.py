@@ -15,6 +15,7 @@ from spikecore._transforms import pairs
 from spikecore.inspect._monitor import neuron_of, stateful_of
 from spikecore.inspect._report import Layer, size
 from spikecore.layers._batch_norm_stats import is_plain_norm
+from spikecore.layers._norm_neuron import NormNeuron
 from spikecore.layers._packed import packable
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
@@ -129,16 +130,26 @@ def _way_out(row: Row) -> str:
     name, silent, neuron = _named([row]), _is_silent(row), neuron_of(row.module)
     if row.ranges.get("its input") == (0.0, 0.0):
         return f"The input of {name} is 0 at every step, so that no setting helps: look at what lies in front of it"
-    ways = ["a larger input" if silent else "a smaller input"]
-    if "threshold" in neuron.params:
-        ways.append("a lower threshold" if silent else "a higher threshold")
-    if silent and getattr(neuron, "decay_input", False):
-        ways.append("decay_input=False, which does not divide the input by the time constant")
-    ranges = ", ".join([f"{what} from {low:.3g} to {high:.3g}" for what, (low, high) in row.ranges.items()])
+    before = "the layer before"
+    looked_at = ["its input", "v"]
+    if isinstance(row.module, NormNeuron):  # it fires by what its normalisation gives
+        before = "its normalisation"
+        looked_at = ["v"]
+    never = [what for what in looked_at if silent and row.ranges.get(what, (0.0, 1.0))[1] <= 0.0]
+    if never:
+        ways = [f"a higher bias of {before}, because {never[0]} was never positive"]
+    else:
+        ways = ["a larger input" if silent else "a smaller input"]
+        if "threshold" in neuron.params:
+            ways.append("a lower threshold" if silent else "a higher threshold")
+        if silent and getattr(neuron, "decay_input", False):
+            ways.append("decay_input=False, which does not divide the input by the time constant")
+    ranges = " and ".join([f"{what} was {low:.3g} to {high:.3g}" for what, (low, high) in row.ranges.items()])
     raises = "raises" if silent else "lowers"
+    changes = "" if never else f" The input changes with the weights and the bias of {before}."
     return (
-        f"Of {name}, {neuron!r}, {ranges}. What {raises} the rate: {'; '.join(ways)}. The input changes with the "
-        "weights and the bias of the layer before. Usual rates are 0.05 to 0.4"
+        f"Of {name}, {neuron!r}, {ranges}. What {raises} the rate: {'; '.join(ways)}.{changes} Usual rates are 0.05 to "
+        "0.4"
     )
 
 

@@ -59,7 +59,7 @@ def explain(
     backend: Optional[str] = None,
     training: bool = True,
 ) -> Explanation:
-    """Run a copy of ``net`` once on ``x``, and say layer by layer what was done with the tensors, and what is faster.
+    """Run a copy of ``net`` on ``x``, and say layer by layer what was done with the tensors, and what is faster.
 
     ::
 
@@ -75,7 +75,8 @@ def explain(
 
     Advice begins with what is wrong: where NaN and infinities begin, and which layers of neurons never fire, or always.
     For the first such layer it says its settings, the ranges of its input and of its states, and what changes its rate.
-    Once that layer fires as it should, explain the network again for the others.
+    Once that layer fires as it should, explain the network again for the others. The states are those of a second copy,
+    which runs forward, where there is such a layer.
 
     Neurons begin at rest. The network itself is left as it was, and so are torch's random streams: a
     ``copy.deepcopy`` of it runs, and takes the memory of one. The words of a neuron are computed: the least of compiled

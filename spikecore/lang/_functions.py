@@ -139,9 +139,11 @@ class _Forms(NamedTuple):
 
 
 def _forms(
-    quick: Callable[..., Tensor], value: Callable[..., Tensor], parts: Parts, recorded: Callable[..., Tensor]
+    name: str, quick: Callable[..., Tensor], value: Callable[..., Tensor], parts: Parts, recorded: Callable[..., Tensor]
 ) -> _Forms:
-    """The forms of an operation: ``quick`` computes it for plain tensors, ``value`` for any."""
+    """The forms of an operation: ``quick`` computes it for plain tensors, ``value`` for any. ``name``: what profilers
+    and ``grad_fn`` show, as ``SelectBackward``.
+    """
 
     def note(ctx: Any, tensors: Tuple[Tensor, ...]) -> None:
         ctx.save_for_backward(*tensors)
@@ -180,7 +182,11 @@ def _forms(
                 first = first + other
             return first
 
-    return _Forms(Reverse, Transformed, Forward, recorded)
+    # torch takes the name of the backward node from the class when it is made
+    forms = {"": Reverse, "Transformed": Transformed, "Forward": Forward}
+    named = (type(f"{prefix}{name}", (form,), {"__module__": __name__}) for prefix, form in forms.items())
+    reverse, transformed, forward = named
+    return _Forms(reverse, transformed, forward, recorded)
 
 
 def select(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -464,7 +470,7 @@ RECORDED: Dict[str, Callable[..., Tensor]] = {
     "softplus": _recorded_softplus,
 }
 
-_SELECT = _forms(choice, _chosen, _parts_of_select, _recorded_select)
-_MINIMUM = _forms(_smaller, _smaller, _parts_of_minimum, _recorded_minimum)
-_MAXIMUM = _forms(_larger, _larger, _parts_of_maximum, _recorded_maximum)
-_CLAMP = _forms(_clamped, _clamped, _parts_of_clamp, _recorded_clamp)
+_SELECT = _forms("Select", choice, _chosen, _parts_of_select, _recorded_select)
+_MINIMUM = _forms("Minimum", _smaller, _smaller, _parts_of_minimum, _recorded_minimum)
+_MAXIMUM = _forms("Maximum", _larger, _larger, _parts_of_maximum, _recorded_maximum)
+_CLAMP = _forms("Clamp", _clamped, _clamped, _parts_of_clamp, _recorded_clamp)

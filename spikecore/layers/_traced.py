@@ -105,7 +105,7 @@ class _Text:
 
     def __init__(self, block: nn.Module, names: Mapping[str, Any], function: ast.FunctionDef) -> None:
         self.block, self.globals = block, names
-        self.itself, *arguments = [argument.arg for argument in function.args.args]
+        self.itself, *arguments = [argument.arg for argument in [*function.args.posonlyargs, *function.args.args]]
         stored = [node for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
         self.local = {*arguments, *[node.id for node in stored]}
 
@@ -136,21 +136,32 @@ class _Text:
         """Whether a call is one of the block, of torch, of a method of a value, or of a builtin."""
         path: List[str] = []
         while isinstance(called, (ast.Attribute, ast.Subscript)):
-            path.insert(0, called.attr if isinstance(called, ast.Attribute) else "")
+            # an entry of a list of modules, or of a value, stands for all of its entries
+            path = [called.attr, *path] if isinstance(called, ast.Attribute) else []
             called = called.value
         if not isinstance(called, ast.Name) or called.id in self.local:
             return True  # a method of a value
         if called.id == self.itself:
-            method = getattr(type(self.block), path[0], None) if len(path) == 1 else None
-            return not inspect.isfunction(method) or (
-                path[0] not in vars(nn.Module) and _is_straight(self.block, method)
-            )
+            return self._is_of_module(path)
         if called.id in _BUILTINS and not path:
             return called.id not in self.globals
         value = self.globals.get(called.id)
         module = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", None)
         of_torch = isinstance(module, str) and module.partition(".")[0] in ("torch", "spikecore")
         return of_torch and not any(name.startswith(_OF_MODES) for name in (*path, called.id))
+
+    def _is_of_module(self, path: Sequence[str]) -> bool:
+        """Whether a path from the block leads to a module, to a method of a tensor, or to a method with such a text."""
+        method = getattr(type(self.block), path[0], None) if len(path) == 1 else None
+        if inspect.isfunction(method):
+            of_class = path[0] not in vars(nn.Module) and path[0] not in vars(self.block)
+            return of_class and _is_straight(self.block, method)
+        value: Any = self.block
+        for name in path:
+            if isinstance(value, torch.Tensor):
+                return True
+            value = getattr(value, name, None)
+        return value is None or isinstance(value, nn.Module)  # None where a condition leaves the call out
 
 
 # -- what is in a graph

@@ -29,14 +29,15 @@ class TestAuto:
         for device in ("cpu", "cuda", "xpu"):
             assert world.resolve(device_type=device).backend.name == "torch"
 
-    def test_fallback_warns_once_with_reason(self, world: World) -> None:
-        """The reference serves when the preferred one cannot; one warning says why."""
+    def test_fallback_warns_once_with_reason_and_able_plugins(self, world: World) -> None:
+        """The reference serves when the preferred one cannot; one warning says why and who could, if asked."""
         world.reasons["cupy"] = "cupy is not installed"
         with pytest.warns(RuntimeWarning) as caught:
             chosen, again = (world.resolve(device_type="cuda", cuda="cupy") for _ in range(2))
         assert [str(warning.message) for warning in caught] == [
             "cuda tensors run on the reference backend 'torch', which is slow: "
             "backend 'cupy' (from auto) is not usable here: cupy is not installed; "
+            "installed plugins that could, if asked for: triton; "
             "SPIKECORE_BACKEND=torch makes this a choice and silences the warning"
         ]
         assert chosen == again

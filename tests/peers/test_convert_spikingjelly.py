@@ -363,7 +363,7 @@ def test_a_silent_layer_is_looked_at_over_time(j):
     x = torch.full((8, 2, 3), 1.5)
     (text,) = [text for text in sc.explain(net, x, training=False).advice if "never fired" in text]
     v = sc.LIF(threshold=2.0).run(x, record=("v",))[2]["v"]
-    assert f"v from {float(v.min()):.3g} to {float(v.max()):.3g}" in text
+    assert f"v was {float(v.min()):.3g} to {float(v.max()):.3g}" in text
 
 
 def test_the_mask_of_a_dropout_is_reset_with_the_neurons(j):
@@ -503,19 +503,21 @@ def test_a_state_that_is_no_number_is_refused(j, value):
     assert net[0].v == 0.0
 
 
-def test_what_a_checkpoint_lacks_is_named_as_the_neuron_has_it(j):
-    """As in named_parameters()."""
+def test_what_a_checkpoint_lacks_has_the_names_of_old(j):
+    """Not those of the neuron within, which stand in no state_dict."""
     net = nn.Sequential(j.layer.Linear(2, 3), j.neuron.ParametricLIFNode())
     sc.convert(net)
     state = net.state_dict()
     lacking = {key: value for key, value in state.items() if key != "1.w"}
     for entries, text in (
-        (lacking, r'Missing key\(s\) in state_dict: "1.neuron.w"'),
-        ({**state, "1.foo": state["1.w"]}, r'Unexpected key\(s\) in state_dict: "1.neuron.foo"'),
-        ({**state, "1.w": torch.zeros(3)}, r"\t1.neuron.w has shape \[3\], and w is one learnt value"),
+        (lacking, r'Missing key\(s\) in state_dict: "1.w"'),
+        ({**state, "1.foo": state["1.w"]}, r'Unexpected key\(s\) in state_dict: "1.foo"'),
+        ({**state, "1.w": torch.zeros(3)}, r"\t1.w has shape \[3\], and w is one learnt value"),
     ):
         with pytest.raises(RuntimeError, match=text):
             net.load_state_dict(entries)
+    assert net.load_state_dict(lacking, strict=False).missing_keys == ["1.w"]
+    assert copy.deepcopy(net)[1].load_state_dict({}, strict=False).missing_keys == ["w"]
 
 
 class Hidden(nn.Module):
@@ -607,7 +609,7 @@ def test_numbers_that_were_made_parameters_keep_their_names(j):
     )
     assert net[1].v_threshold is net[1].neuron.threshold
     del other["1.c_decay"]
-    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "1.neuron.alpha"'):
+    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "1.c_decay"'):
         net.load_state_dict(other)
     net(torch.rand(4, 2) * 5).sum().backward()
     assert net[1].v_threshold.grad is not None

@@ -356,11 +356,35 @@ def test_advice_on_rates_says_what_the_layer_was_given(recurrent: bool, rate: st
     text = next(text for text in sc.explain(net, x, training=False).advice if "on this batch" in text)
     currents = net[0](x)
     record = net[1].run(currents, record=("v",))[2]["v"]
-    assert f"Of 1 ({type(net[1]).__name__}), {lif!r}, its input from " in text
+    assert f"Of 1 ({type(net[1]).__name__}), {lif!r}, its input was " in text
     for name, values in (("its input", currents), ("v", record)):
-        assert f"{name} from {float(values.min()):.3g} to {float(values.max()):.3g}" in text
+        assert f"{name} was {float(values.min()):.3g} to {float(values.max()):.3g}" in text
     assert ("a larger input; a lower threshold; decay_input=False" in text) == (rate == "silent")
     assert ("a smaller input; a higher threshold." in text) == (rate == "saturated")
+
+
+def test_a_layer_whose_input_is_never_positive_needs_a_bias() -> None:
+    """No factor makes it positive. So it is where ``v`` stays below 0; a normalising neuron fires by what it makes."""
+
+    def way_out(net: Any, x: Tensor) -> str:
+        text = next(text for text in sc.explain(net, x, training=False).advice if "never fired" in text)
+        return text.partition("What raises the rate: ")[2]
+
+    x = torch.rand(6, 5, 3)
+    usual = ". Usual rates are 0.05 to 0.4"
+    net = nn.Sequential(nn.Linear(3, 3), sc.LIF(backend="torch"))
+    net.requires_grad_(False)[0].bias.fill_(-5.0)
+    never = "a higher bias of the layer before, because its input was never positive"
+    assert way_out(net, x).startswith(never + usual)
+    hindered = torch.tensor([-5.0, 0.1, 0.1]).view(3, 1)
+    never = "a higher bias of the layer before, because v was never positive"
+    assert way_out(sc.LIF(backend="torch"), hindered).startswith(never + usual)
+    normalised = sc.layers.NormNeuron(nn.BatchNorm1d(3), sc.LIF(threshold=9.0, backend="torch"))
+    normalised.norm.running_mean.fill_(-5.0)
+    assert way_out(normalised, -x - 1.0).startswith("a larger input; a lower threshold; decay_input=False")
+    normalised.norm.running_mean.fill_(5.0)
+    never = "a higher bias of its normalisation, because v was never positive"
+    assert way_out(normalised, x).startswith(never + usual)
 
 
 def test_what_is_wrong_comes_before_what_is_slow() -> None:

@@ -196,6 +196,26 @@ def draws_in_python(self, x):
     return self.lif2(self.conv2(x) + x) if random.random() < 0.5 else x
 
 
+def draws_from_an_attribute(self, x):
+    return self.lif2(self.conv2(x) + x) * self.rng.random()
+
+
+def draws_in_an_entry_of_a_list(self, x):
+    return self.lif2(self.conv2(x) + x) * self.draws[0](1)
+
+
+def draws_in_a_function_of_the_block(self, x):
+    return self.lif2(self.conv2(x) + x) * self.factor(1)
+
+
+def draws_in_a_classmethod(self, x):
+    return self.lif2(self.conv2(x) + x) * self.drawn()
+
+
+def draws_in_place_of_a_method(self, x):
+    return self.lif2(self.conv2(x) + x) * self.shadowed(x)
+
+
 def catches(self, x):
     try:
         return self.lif2(self.conv2(x) + x)
@@ -235,17 +255,29 @@ class Other(BasicBlock):
         """Computes."""
         return self.conv2(x)
 
+    def shadowed(self, x):
+        """An attribute of the block has its name."""
+        return x
+
+    @classmethod
+    def drawn(cls):
+        """Draws."""
+        return random.random()
+
 
 def other(forward):
     """Such a block."""
     block = type("Block", (Other,), {"forward": forward})(2, 2)
-    block.log = []
+    block.log, block.rng = [], random.Random(0)
+    block.factor = block.shadowed = lambda x: random.random()
+    block.draws = [block.factor]
     return block
 
 
 STAY = [reads_training, reads_values, reads_the_type, reads_a_mode, reads_a_weight, sets_a_mode, sets_an_attribute]
 STAY += [counts, counts_in_a_method, draws, draws_in_python, catches, has_a_default, changes_the_input]
-STAY += [multiplies_in_place, uses_the_sum_twice]
+STAY += [multiplies_in_place, uses_the_sum_twice, draws_from_an_attribute, draws_in_an_entry_of_a_list]
+STAY += [draws_in_a_function_of_the_block, draws_in_a_classmethod, draws_in_place_of_a_method]
 
 
 @pytest.mark.parametrize("forward", STAY, ids=lambda forward: forward.__name__)
@@ -269,9 +301,14 @@ def loops(self, x):
     return self.lif2(self.branch(x) + F.relu(x.flatten(0, 1).contiguous()).unflatten(0, (T, B)))
 
 
-def test_a_block_whose_text_says_all_is_fused():
+def takes_a_position(self, x, /):
+    return self.lif2(self.conv2(x) + x)
+
+
+@pytest.mark.parametrize("forward", [loops, takes_a_position], ids=lambda forward: forward.__name__)
+def test_a_block_whose_text_says_all_is_fused(forward):
     """Conditions and loops over its attributes, its methods, functions of torch and methods of values."""
-    block = other(loops)
+    block = other(forward)
     x = torch.rand(T, B, 2, 4, 4)
     expected = copy.deepcopy(block)(x)
     assert forms(sc.fuse(block))

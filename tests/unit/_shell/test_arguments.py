@@ -253,6 +253,23 @@ class TestNames:
         ):
             cls()(torch.zeros(1, 1))
 
+    def test_the_decay_of_a_leaky_neuron(self):
+        """``beta`` of snnTorch, given or set, leads to ``sc.Leaky`` and to ``tau``, which computes the same."""
+        meant = re.escape(
+            "; what other libraries call 'beta' is beta of sc.Leaky, or tau = 1 / (1 - beta) of sc.LIF(tau, "
+            "decay_input=False). "
+        )
+        with pytest.raises(AttributeError, match=rf"^LIF has no attribute 'beta', .*{meant}There are: tau"):
+            sc.LIF().beta = 0.9
+        with pytest.raises(TypeError, match=rf"^LIF has no parameter 'beta'{meant}Parameters: tau"):
+            sc.LIF(beta=0.9)
+        x = torch.linspace(0.0, 0.5, 24, dtype=torch.float64).view(8, 3)
+        leaky, lif = (
+            neuron.run(x, record=("v",))[2]["v"]
+            for neuron in (sc.Leaky(0.75, threshold=9.0), sc.LIF(1 / (1 - 0.75), decay_input=False, threshold=9.0))
+        )
+        torch.testing.assert_close(lif, leaky)
+
     def test_all_unknown_keywords_are_named(self):
         """With all arguments that there are, those that are no parameters of the program among them."""
         text = (

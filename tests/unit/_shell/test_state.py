@@ -187,6 +187,13 @@ class TestRegistered:
         with pytest.raises(ValueError, match="^LIF carries its state and is in the network twice, as '1' and '3'"):
             function(net)
 
+    def test_within_a_block(self):
+        """What holds the neuron is what stands twice; a layer without state may."""
+        block, relu = nn.Sequential(nn.Linear(C, C), sc.LIF(step="single")), nn.ReLU()
+        sc.reset(nn.Sequential(relu, block, relu))
+        with pytest.raises(ValueError, match="^LIF carries its state and is in the network twice, as '0.1' and '2.1'"):
+            sc.reset(nn.Sequential(block, relu, block))
+
     def test_that_would_carry(self):
         """At rest one neuron may be used twice; carrying it may not."""
         net, x = shared(sc.LIF()), torch.rand(T, B, C)

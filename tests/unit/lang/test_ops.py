@@ -192,6 +192,13 @@ def test_select_in_every_precision(size, dtype):
         assert torch.equal(ops.select(z, one, other).view(bits), torch.where(z != 0, one, other).view(bits))
 
 
+@pytest.mark.parametrize(("op", "count"), [("select", 3), ("minimum", 2), ("maximum", 2), ("clamp", 3)])
+def test_the_node_of_the_graph_has_the_name_of_the_operation(op, count):
+    """As profilers show it."""
+    inputs = [torch.rand(3, requires_grad=True) for _ in range(count)]
+    assert getattr(ops, op)(*inputs).grad_fn.name() == f"{op.title()}Backward"
+
+
 def test_numbers_beside_tensors_take_their_dtype():
     """sc.ops gives a number the dtype of the tensors, whichever comes first."""
     x = torch.tensor([0.5, -0.5], dtype=torch.float64)
