@@ -102,6 +102,7 @@ _DISTANCES: Dict[str, Callable[..., Tuple[Array, ...]]] = {
 }
 
 
+@np.errstate(all="ignore")  # where a potential is infinite, a derivative's formula may be NaN
 def distances(roots: Iterable[Value]) -> List[Array]:
     """For every decision that the roots depend on, spikes and their derivatives among them: 0 where it changes."""
     near: List[Array] = []
