@@ -25,14 +25,15 @@ class Worker:
         """``enter(*arguments)``, of a module, sets up in the process; methods of its result can be asked."""
         context = multiprocessing.get_context("spawn")
         self._pipe, there = context.Pipe()
-        threads, before = torch.get_num_threads(), dict(os.environ)
+        threads, before = torch.get_num_threads(), {name: os.environ.get(name) for name in ENVIRONMENT}
         self._process = context.Process(target=_serve, args=(there, threads, enter, arguments), daemon=True)
         os.environ.update(ENVIRONMENT)  # which the process inherits
         try:
             self._process.start()
         finally:
-            os.environ.clear()
-            os.environ.update(before)
+            for name in ENVIRONMENT:
+                del os.environ[name]
+            os.environ.update({name: value for name, value in before.items() if value is not None})
         there.close()
         #: What :meth:`ask` raises; None: it is not known yet, empty: nothing.
         self._problem: Optional[str] = None

@@ -119,6 +119,8 @@ class TwoPasses:
         channels = plan.geometry.channels[kernels.sums[0]][1]
         #: 1 / n, for n numbers of a channel.
         self.share = channels / (plan.geometry.steps * plan.geometry.neurons)
+        #: The views of the second pass's parameters: the gradients of weight and bias lie as these do.
+        self._views: Optional[Tuple[Any, ...]] = None
 
     def second(
         self,
@@ -148,19 +150,18 @@ class TwoPasses:
     def _planned(
         self, second: Tuple[Kernels, Sequence[int]], every: Sequence[Any], moving: Sequence[Any]
     ) -> Tuple[CallPlan, Sequence[Any], Sequence[Tensor]]:
-        """The plan of the second pass, its parameters and its tensors: the gradients of weight and bias lie as these
-        do.
-        """
+        """The plan of the second pass, its parameters and its tensors."""
         plan, (kernels, places) = self.plan, second
         params = [every[index] for index in places]
         tensors = [*moving, *[params[index] for index in kernels.tensor_params]]
-        views = dict(zip(plan.kernels.tensor_params, plan.views))
-        first = len(plan.kernels.program.params)
-        views.update({first + k: views[index] for k, index in enumerate(plan.kernels.sums)})
-        of_params = tuple([views[places[index]] for index in kernels.tensor_params])
+        if self._views is None:
+            views = dict(zip(plan.kernels.tensor_params, plan.views))
+            first = len(plan.kernels.program.params)
+            views.update({first + k: views[index] for k, index in enumerate(plan.kernels.sums)})
+            self._views = tuple([views[places[index]] for index in kernels.tensor_params])
         call = Call(single=plan.call.single) if self.behind_shortcut else plan.call
         # by the strides of these tensors, which saved-tensor hooks may change from pass to pass
-        return kernels.plan(call, tensors, (not self.behind_shortcut,) * len(tensors), of_params), params, tensors
+        return kernels.plan(call, tensors, (not self.behind_shortcut,) * len(tensors), self._views), params, tensors
 
 
 class NormalisingPlan(CallPlan):

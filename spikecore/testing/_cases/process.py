@@ -147,10 +147,8 @@ def _unchanged(of: str, before: Mapping[str, Any], after: Mapping[str, Any], whe
 def _other_settings() -> Iterator[None]:
     """Other settings and random states: who sets one anew at each call is seen, whatever it sets."""
     dtype, strict = torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
-    warn_only, states = (
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-        (np.random.get_state(), random.getstate()),
-    )
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    states = np.random.get_state(), random.getstate()
     try:
         with torch.random.fork_rng():
             for seed in (random.seed, np.random.seed, torch.manual_seed):
