@@ -77,6 +77,9 @@ class NormNeuron(nn.Module):
     #: What a shortcut before the neuron holds, as ``Whole`` has it, so that it is kept for backward as bits.
     shortcut_spikes: Optional[Tuple[int, float]] = None
 
+    #: To a reader of networks it is one call (:func:`spikecore.graph.read`).
+    is_one_call = True
+
     def __init__(
         self,
         norm: nn.Module,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Optional, Type
+from typing import Any, Callable, ContextManager, Dict, Optional, Type
 
 import torch
 from torch import Tensor, nn
@@ -104,6 +104,13 @@ class TimeBatched(Stepped):
                 f"{tuple(x.shape)}, got an output of shape {tuple(y.shape)}"
             )
         return unfolded(y, steps, batch)
+
+    def traced_forward(self, folding: Callable[[], ContextManager[None]], x: Any) -> Any:
+        """The modules on a traced value; ``folding()``: a block in which time and batch are one dimension."""
+        if self._step == "single":
+            return self.module(x)
+        with folding():
+            return self.module(x)
 
     def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
         """What comes out, for :func:`spikecore.layers.pack`."""

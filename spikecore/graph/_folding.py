@@ -1,0 +1,88 @@
+"""Folding a batch normalisation into the layer before it, and the conditions for it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, List, Mapping, Optional, Sequence, Tuple
+
+from torch import nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
+
+from spikecore.graph._calls import CONVOLUTIONS, NORMS, Call, Graph, Refused
+
+#: Call -> the shape of its value.
+Shapes = Mapping[Call, Tuple[int, ...]]
+_WHAT = "a normalisation behind it cannot be folded into it"
+
+
+def norm_source(graph: Graph, norm: Call, shapes: Shapes, kinds: Tuple[type, ...] = (nn.Linear, *CONVOLUTIONS)) -> Call:
+    """The call of the layer that a batch normalisation can be folded into.
+
+    That is so where all of this holds, and raises :class:`Refused` where it does not, naming the layer:
+
+    - the normalisation is torch's own, in ``eval()`` with running statistics, and is called once;
+    - it reads the output of one of ``kinds``, with nothing between them but identities and changes of shape, and
+      dimension 1 of what it reads are the features of that layer;
+    - nothing else reads these values, the layer is called once, and its tensors are used by nothing else.
+
+    shapes: the shapes of values for an example, by :func:`values`.
+    """
+    graph.check_plain(norm, NORMS, "cannot be folded into the layer before it")
+    graph.check_alone(norm, "cannot be folded into the layer before it")
+    if norm.module.running_mean is None or norm.module.training:
+        raise Refused(
+            norm.title, "normalises by the statistics of a batch", "call .eval(), and keep track_running_stats=True"
+        )
+    between: List[Call] = []
+    reader, value = norm, norm.source
+    while value is not None and (value.is_nothing or value.is_reshape):
+        graph.check_reader(value, reader, _WHAT)
+        between.insert(0, value)
+        reader, value = value, value.source
+    names = ", ".join(kind.__name__ for kind in kinds)
+    if value is None or value.module is None or not isinstance(value.module, kinds):
+        what = "no layer" if value is None else value.title
+        raise Refused(
+            norm.title, f"reads {what}, and is folded into one of {names}", "put it right behind such a layer"
+        )
+    graph.check_plain(value, kinds, _WHAT)
+    graph.check_reader(value, reader, _WHAT)
+    graph.check_alone(value, _WHAT)
+    shape: Any = shapes[norm.source]  # type: ignore[index]  # it has one
+    axis = 1 if shape[1] == 1 else feature_axis(value, between, shapes)
+    if axis != 1 or norm.module.num_features != shapes[value][_axis_of(value, shapes)]:
+        place = "none of its dimensions" if axis is None else f"dimension {axis}"
+        raise Refused(
+            norm.title,
+            f"normalises dimension 1 of {list(shape)}, and the features of {value.title} are {place}",
+            "normalise the features: .flatten(0, 1) of time and batch, or .transpose(1, 2), before it",
+        )
+    return value
+
+
+def _axis_of(layer: Call, shapes: Shapes) -> int:
+    """The dimension of a layer's output that holds its features."""
+    dims = {nn.Conv1d: 2, nn.Conv2d: 3, nn.Conv3d: 4}
+    behind = next((n for kind, n in dims.items() if isinstance(layer.module, kind)), 1)
+    return len(shapes[layer]) - behind
+
+
+def feature_axis(layer: Call, between: Sequence[Call], shapes: Shapes) -> Optional[int]:
+    """The dimension that holds the features of a layer behind some changes of shape; None where none does.
+
+    A change of shape keeps a dimension where the numbers of elements before and behind it stay the same.
+    """
+    axis, shape = _axis_of(layer, shapes), shapes[layer]
+    for call in between:
+        before, behind = math.prod(shape[:axis]), shapes[call]
+        fitting = [n for n, size in enumerate(behind) if size == shape[axis] and math.prod(behind[:n]) == before]
+        if not fitting:
+            return None
+        axis, shape = fitting[0], behind
+    return axis
+
+
+def folded(layer: nn.Module, norm: nn.Module) -> nn.Module:
+    """A copy of a linear layer or convolution with the batch normalisation behind it, by its running statistics."""
+    fuse: Any = fuse_linear_bn_eval if isinstance(layer, nn.Linear) else fuse_conv_bn_eval
+    return fuse(layer, norm)  # type: ignore[no-any-return]  # a layer of the same type

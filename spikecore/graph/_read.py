@@ -1,0 +1,324 @@
+"""Reading a network: torch.fx follows its ``forward`` down to layers.
+
+One trace stands for every call where ``forward`` computes with values alone. What cannot be followed is a refusal with
+its place: a branch on a value, a loop over the steps of a tensor, a change of an attribute, a random number that Python
+or torch draws for it, a block with another mode of autograd or autocast, a change in place of a value that something
+else reads. Such a ``forward`` is left as it was found.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import operator
+import random
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from spikecore._base.context import autocast_dtype
+from spikecore._shell.modules import has_own_hooks, in_turn
+from spikecore._shell.state import Stateful
+from spikecore.graph._calls import Call, Graph
+
+#: Changes in place that are written with an operator.
+_IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
+#: Containers of torch.nn, which have no forward of their own, or the forward of their parts.
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+
+
+class NotFollowed(ValueError):
+    """A ``forward`` that cannot be read: its place and the reason."""
+
+
+def read(
+    net: nn.Module, *, inputs: Optional[int] = None, is_leaf: Callable[[nn.Module], bool] = lambda module: False
+) -> Graph:
+    """The calls of a network, in the modes that its modules have now.
+
+    A call is one of a layer: of torch and its subclasses, of spikecore, of a module that has hooks, a ``forward`` of
+    its own or parametrisations. Chains, :class:`~spikecore.layers.TimeBatched` and modules of the user's are followed.
+    An argument of ``forward`` with a default has its default.
+
+    inputs: the number of inputs; None for the arguments of ``forward`` without a default.
+    is_leaf: further modules that are a call each.
+
+    Nothing changes in the network. Raises :class:`NotFollowed`, with the place and the reason.
+    """
+    root = _Root(net, _count(net) if inputs is None else inputs)
+    tracer = _Tracer(is_leaf)
+    with _unchanged(net):
+        try:
+            graph = tracer.trace(root)
+        except NotFollowed:
+            raise
+        except Exception as error:  # a forward that reads sizes or values raises whatever it likes
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise NotFollowed(f"forward of {tracer.place} cannot be followed: {reason}") from error
+    calls = _calls(graph, root)
+    for call in calls:
+        _check_in_place(call)
+    tensors = {call.name: _attribute(root, str(call.node.target)) for call in calls if call.kind == "attribute"}
+    return Graph(net, graph, calls, tensors)
+
+
+def _count(net: nn.Module) -> int:
+    """The number of arguments of ``forward`` without a default; one where it takes any number."""
+    parameters = inspect.signature(net.forward).parameters.values()
+    required = [p for p in parameters if p.kind <= p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
+    return max(1, len(required))
+
+
+class _Root(nn.Module):
+    """A module around the network, so that the network itself may be a layer, with hooks."""
+
+    def __init__(self, net: nn.Module, inputs: int) -> None:
+        super().__init__()
+        self.net, self.inputs = net, inputs
+
+    def forward(self, *args: Any) -> Any:
+        """The network."""
+        return self.net(*args)
+
+
+class _Value(fx.Proxy):
+    """A value under way. To ``isinstance`` it is a tensor, and a change in place stays one."""
+
+    # asked by isinstance(value, nn.Parameter) and nn.Buffer
+    _is_param = _is_buffer = False
+
+    @property  # type: ignore[misc]  # read-only, and nothing sets it
+    def __class__(self) -> Any:
+        return Tensor
+
+    def __iadd__(self, other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})
+
+    def __isub__(self, other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", operator.isub, (self, other), {})
+
+    def __imul__(self, other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", operator.imul, (self, other), {})
+
+    def __itruediv__(self, other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", operator.itruediv, (self, other), {})
+
+
+class _Tracer(fx.Tracer):
+    """Follows modules of the user's, and notes where time is folded into the batch."""
+
+    proxy_buffer_attributes = True
+
+    def __init__(self, is_leaf: Callable[[nn.Module], bool]) -> None:
+        super().__init__()
+        self._is_leaf = is_leaf
+        self._folded = False
+        self._modes = _modes()
+        self._within: List[str] = []
+
+    @property
+    def place(self) -> str:
+        """The module whose forward is followed, in words."""
+        return self._within[-1] if self._within else "the network"
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Value(node, self)
+
+    def create_arg(self, a: Any) -> Any:
+        # before torch.fx asks whether it is a parameter: to isinstance it is a tensor
+        return a.node if type(a) is _Value else super().create_arg(a)
+
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Tuple[Any, List[Any]]:
+        root: Any = self.root
+        proxies = [self.create_proxy("placeholder", f"x{k or ''}", (), {}) for k in range(root.inputs)]
+
+        def forward(*args: Any) -> Any:
+            return root.net(*args)
+
+        return forward, proxies
+
+    def create_node(self, kind: str, *args: Any, **kwargs: Any) -> fx.Node:
+        if kind not in ("placeholder", "output", "get_attr") and _modes() != self._modes:
+            raise NotFollowed(
+                f"forward of {self.place} cannot be followed: it computes within torch.no_grad(), autocast or a "
+                "function of autograd, which a graph does not say; write .detach() for a value without a gradient"
+            )
+        node = super().create_node(kind, *args, **kwargs)
+        node.meta["folded"] = self._folded
+        return node
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return self._is_leaf(m) or is_a_layer(m)
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]
+    ) -> Any:
+        path = self.path_of_module(m).partition(".")[2]
+        is_leaf = self.is_leaf_module(m, path)
+        if not is_leaf:
+            self._within.append(f"{type(m).__name__} at {path!r}" if path else type(m).__name__)
+            traced_forward = getattr(type(m), "traced_forward", None)
+            if traced_forward is not None:
+                value = traced_forward(m, self.folding, *args, **kwargs)
+            else:
+                value = super().call_module(m, forward, args, kwargs)
+            self._within.pop()
+            return value
+        value = super().call_module(m, forward, args, kwargs)
+        outputs = len(getattr(getattr(m, "program", None), "outputs", ())) if isinstance(m, Stateful) else 1
+        return tuple([value[number] for number in range(outputs)]) if outputs > 1 else value
+
+    @contextmanager
+    def folding(self) -> Iterator[None]:
+        """A block in which time and batch are one dimension."""
+        before, self._folded = self._folded, True
+        try:
+            yield
+        finally:
+            self._folded = before
+
+
+def is_a_layer(module: nn.Module) -> bool:
+    """Whether a call of a module is one call of a graph, and not followed."""
+    forward = vars(module).get("forward")
+    if getattr(forward, "is_graph", False):
+        return False
+    if forward is not None or has_own_hooks(module) or is_parametrized(module) or isinstance(module, Stateful):
+        return True
+    if getattr(type(module), "mixes_time", False) or getattr(type(module), "is_one_call", False):
+        return True
+    if in_turn(module):
+        return False
+    of_torch = [kind for kind in type(module).__mro__ if kind.__module__.startswith(("torch.nn.", "torch.ao.nn."))]
+    if any(kind is not nn.Module and kind not in _CONTAINERS for kind in of_torch):
+        return True
+    return type(module).__module__.startswith("spikecore.") and not any(True for _ in module.children())
+
+
+def _modes() -> Tuple[Any, ...]:
+    """The modes of torch that change what an operation computes, or its gradient."""
+    return torch.is_grad_enabled(), autocast_dtype("cpu"), autocast_dtype("cuda")
+
+
+def _calls(graph: fx.Graph, root: _Root) -> List[Call]:
+    known: Dict[fx.Node, Call] = {}
+    kinds = {
+        "placeholder": "input",
+        "call_module": "module",
+        "call_function": "function",
+        "call_method": "method",
+        "get_attr": "attribute",
+        "output": "output",
+    }
+    for node in graph.nodes:
+        path = str(node.target)
+        of_net = path == "net" or path.startswith("net.")
+        is_path = node.op in ("call_module", "get_attr")
+        name = path.partition(".")[2] if is_path and of_net else path if is_path else node.name
+        call = Call(node, kinds[node.op], name, None if is_path else node.target, known)
+        if node.op == "call_module":
+            call.module = root.get_submodule(path)
+        known[node] = call
+    return [*known.values()]
+
+
+def _attribute(root: nn.Module, path: str) -> Any:
+    value: Any = root
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _check_in_place(call: Call) -> None:
+    """Refuse a change in place of a value, or of what it is a view of, that a later call reads."""
+    by_method = call.kind == "method" and call.function.endswith("_") and not call.function.endswith("__")
+    by_keyword = bool(call.kwargs.get("inplace"))
+    by_module = call.module is not None and bool(getattr(call.module, "inplace", False))
+    if call.kwargs.get("out") is not None:
+        raise NotFollowed(f"{call.title} writes its result to out=; take what it returns")
+    if not (by_method or by_keyword or by_module or call.target in _IN_PLACE):
+        return
+    reader, value = call, call.source
+    while value is not None:
+        later = [other for other in value.readers if other is not reader and other.position > call.position]
+        if later or value.kind == "attribute":
+            what = f"{later[0].title} reads that afterwards" if later else "that is none of a step"
+            raise NotFollowed(
+                f"{call.title} changes the value of {value.title} in place, and {what}; write x = x + y for x += y, "
+                "and inplace=False"
+            )
+        is_view = value.kind in ("function", "method") or value.is_nothing or value.is_reshape
+        reader, value = value, value.source if is_view else None
+
+
+@contextmanager
+def _unchanged(net: nn.Module) -> Iterator[None]:
+    """A block after which attributes of the network and generators are as before; :class:`NotFollowed` where it changed
+    one of them and raised nothing else.
+    """
+    attributes = [(module, _content(vars(module))) for module in net.modules()]
+    generators = _generators()
+    changed: List[str] = []
+    try:
+        yield
+    finally:
+        for module, before in attributes:
+            changed += [f"{type(module).__name__}.{name}" for name in _put_back(vars(module), before)]
+        of_python, of_numpy, of_torch = generators
+        python, numpy, torchs = _generators()
+        drawn = python != of_python or numpy[2:] != of_numpy[2:] or not np.array_equal(numpy[1], of_numpy[1])
+        drawn = drawn or not torch.equal(torchs, of_torch)
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)  # noqa: NPY002  # a forward of the user's may draw from it
+        torch.set_rng_state(of_torch)
+    if changed:
+        raise NotFollowed(
+            f"forward cannot be followed: it changes {', '.join(changed)}; return the value, or take it by sc.monitor"
+        )
+    if drawn:
+        raise NotFollowed(
+            "forward cannot be followed: it draws random numbers itself, which one trace does not stand for; draw them "
+            "in a module without parts, such as nn.Dropout or an encoder"
+        )
+
+
+def _generators() -> Tuple[Any, ...]:
+    """The states of Python's, NumPy's and torch's global generators."""
+    of_numpy = np.random.get_state()  # noqa: NPY002  # a forward of the user's may draw from it
+    return random.getstate(), of_numpy, torch.get_rng_state()
+
+
+_Content = Dict[str, Tuple[Any, Any]]
+
+
+def _content(attributes: Dict[str, Any]) -> _Content:
+    """Each attribute, with what it holds where that may change in place."""
+    return {
+        name: (value, copy.copy(value) if isinstance(value, (list, dict, set)) else None)
+        for name, value in attributes.items()
+    }
+
+
+def _put_back(attributes: Dict[str, Any], before: _Content) -> List[str]:
+    """Make attributes what they were; the names of those that were not."""
+    changed = [name for name in attributes if name not in before]
+    for name, (value, content) in before.items():
+        same = name in attributes and attributes[name] is value
+        if content is not None and [*map(id, _items(value))] != [*map(id, _items(content))]:
+            same = False
+            value.clear()
+            (value.extend if isinstance(value, list) else value.update)(content)
+        if not same:
+            changed.append(name)
+    if changed:
+        attributes.clear()
+        attributes.update({name: value for name, (value, _) in before.items()})
+    return changed
+
+
+def _items(value: Any) -> List[Any]:
+    return [each for pair in value.items() for each in pair] if isinstance(value, dict) else [*value]

@@ -1,0 +1,329 @@
+"""Reading networks: the calls of a forward, who reads each value, and what cannot be followed."""
+
+import copy
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+
+import spikecore as sc
+from spikecore.graph import NotFollowed, Refused, folded, layer_of, norm_source, read, values
+
+
+class Parts(nn.Module):
+    """Layers for the forwards below."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.norm, self.lif = nn.Linear(4, 4), nn.Linear(4, 4), nn.BatchNorm1d(4), sc.LIF()
+        self.seen = []
+
+
+class ReadTwice(Parts):
+    def forward(self, x):
+        h = self.a(x)
+        return self.lif(h) + h
+
+
+class CalledTwice(Parts):
+    def forward(self, x):
+        return self.a(self.a(x))
+
+
+class Functional(Parts):
+    def forward(self, x):
+        return F.linear(x, self.a.weight) + self.a(x)
+
+
+class WithDefault(Parts):
+    def forward(self, x, y=None):
+        if not isinstance(x, torch.Tensor):
+            raise TypeError
+        return self.a(x) if y is None else self.b(y)
+
+
+class Unfolded(Parts):
+    def forward(self, x):
+        h = self.a(x)
+        return self.lif(self.norm(h.flatten(0, 1)).view_as(h))
+
+
+class Loop(Parts):
+    def forward(self, x):
+        for layer in (self.a, self.b):
+            x = x + layer(x)
+        return {"out": x}["out"]
+
+
+class TwoOutputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lif = TwoSpikes()
+
+    def forward(self, x):
+        first, second = self.lif(x)
+        return first - second
+
+
+class TwoSpikes(sc.Neuron):
+    states = {"v": 0.0}
+    params = {"threshold": 1.0}
+
+    def dynamics(self, x, s, p):
+        h = s.v + x
+        return (self.spike(h - p.threshold), h), {"v": h}
+
+
+def titles(graph):
+    return [call.title for call in graph.calls if call.kind not in ("input", "output")]
+
+
+FORWARDS = [ReadTwice, CalledTwice, Functional, WithDefault, Unfolded, Loop, TwoOutputs]
+
+
+@pytest.mark.parametrize("kind", FORWARDS)
+def test_the_calls_of_a_graph_compute_what_the_network_computes(kind):
+    net = kind().eval()
+    x = torch.rand(3, 2, 4)
+    *_, (output, value) = values(read(net), x)
+    assert output.kind == "output"
+    assert torch.equal(value, net(x))
+
+
+def test_a_value_knows_its_readers_and_a_module_its_calls():
+    net = ReadTwice()
+    graph = read(net)
+    (call,) = graph.calls_of(net.a)
+    assert [reader.title for reader in call.readers] == ["LIF at 'lif'", "the call of add (add)"]
+    assert len(read(twice := CalledTwice()).calls_of(twice.a)) == 2
+
+
+def test_a_weight_that_forward_reads_itself_is_used_twice():
+    net = Functional()
+    graph = read(net)
+    assert [call.title for call in graph.uses(net.a.weight)] == ["the attribute 'a.weight'", "Linear at 'a'"]
+
+
+def test_who_asks_for_the_shape_of_a_value_is_no_reader():
+    net = Unfolded()
+    graph = read(net)
+    assert [reader.function for reader in graph.calls_of(net.a)[0].readers] == ["flatten"]
+
+
+def test_layers_of_time_batched_are_calls_with_time_folded_into_the_batch():
+    net = nn.Sequential(sc.layers.TimeBatched(nn.Linear(4, 4), nn.BatchNorm1d(4)), sc.LIF())
+    graph = read(net)
+    assert titles(graph) == ["Linear at '0.module.0'", "BatchNorm1d at '0.module.1'", "LIF at '1'"]
+    assert [call.is_folded for call in graph.calls[1:4]] == [True, True, False]
+    assert not any(call.is_folded for call in read(sc.set_step(net, "single")).calls)
+
+
+def test_a_layer_is_what_its_class_says_where_nothing_of_it_is_overridden():
+    class Plain(nn.Linear):
+        """A name of its own."""
+
+    class Dale(nn.Linear):
+        def forward(self, x):
+            return F.linear(x, self.weight.abs(), self.bias)
+
+    class Called(nn.Linear):
+        def __call__(self, x):
+            return 2 * super().__call__(x)
+
+    assert layer_of(Plain(2, 2)) is layer_of(weight_norm(nn.Linear(2, 2))) is nn.Linear
+    assert layer_of(Dale(2, 2)) is layer_of(Called(2, 2)) is None
+
+
+def test_hooks_make_a_call_of_what_has_them_whatever_it_holds():
+    net = nn.Sequential(nn.Sequential(nn.Linear(4, 4)))
+    net[0].register_forward_hook(lambda module, args, output: 2 * output)
+    (call,) = read(net).calls[1:2]
+    assert call.title == "Sequential at '0'"
+    assert call.is_hooked
+    net.register_forward_hook(lambda module, args, output: output)
+    assert titles(read(net)) == ["Sequential"]
+
+
+class Records(Parts):
+    def forward(self, x):
+        self.seen.append(self.a(x))
+        return x
+
+
+class Keeps(Parts):
+    def forward(self, x):
+        self.last = self.a(x)
+        return self.last
+
+
+class DropsPath(Parts):
+    def forward(self, x):
+        return x if random.random() < 0.5 else self.a(x)
+
+
+class Noise(Parts):
+    def forward(self, x):
+        return self.a(x) + torch.randn(4)
+
+
+class NoGrad(Parts):
+    def forward(self, x):
+        with torch.no_grad():
+            return self.a(x)
+
+
+class Branches(Parts):
+    def forward(self, x):
+        return self.a(x) if x.sum() > 0 else x
+
+
+class Steps(Parts):
+    def forward(self, x):
+        return torch.stack([self.a(x_t) for x_t in x])
+
+
+class Alias(Parts):
+    def forward(self, x):
+        h = self.a(x)
+        skip = h
+        h += self.b(x)
+        return h + skip
+
+
+class View(Parts):
+    def forward(self, x):
+        h = self.a(x)
+        first = h.flatten(0, 1)
+        first += 1.0
+        return h
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Records, r"changes Records\.seen"),
+        (Keeps, r"changes Keeps\.last"),
+        (DropsPath, "draws random numbers itself"),
+        (Noise, "draws random numbers itself"),
+        (NoGrad, r"forward of NoGrad at '0' .* within torch\.no_grad"),
+        (Branches, "forward of Branches at '0' cannot be followed: symbolically traced"),
+        (Steps, "forward of Steps at '0' cannot be followed: Proxy object cannot be iterated"),
+        (Alias, r"iadd .* changes the value of Linear at '0.a' in place, and the call of add .* reads that afterwards"),
+        (View, r"iadd .* changes the value of Linear at '0.a' in place, and what the network returns reads that"),
+    ],
+)
+def test_what_one_trace_does_not_stand_for_is_refused_and_nothing_changes(kind, reason):
+    net = nn.Sequential(kind())
+    before, generator, python = copy.deepcopy(vars(net[0])), torch.get_rng_state(), random.getstate()
+    with pytest.raises(NotFollowed, match=reason):
+        read(net)
+    assert vars(net[0]).keys() == before.keys()
+    assert net[0].seen == []
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert random.getstate() == python
+
+
+# -- folding a normalisation
+
+
+def trained_norm():
+    norm = nn.BatchNorm1d(4)
+    with torch.no_grad():
+        norm.weight.uniform_(0.5, 2.0)
+        norm.bias.uniform_(-1.0, 1.0)
+        norm.running_mean.uniform_(-1.0, 1.0)
+        norm.running_var.uniform_(0.5, 2.0)
+    return norm
+
+
+def source_of(net, x):
+    graph = read(net)
+    shapes = {call: tuple(value.shape) for call, value in values(graph, x) if isinstance(value, torch.Tensor)}
+    (call,) = graph.calls_of(net.norm)
+    return norm_source(graph, call, shapes)
+
+
+@pytest.mark.parametrize("reshape", ["flatten", "reshape", "twice"])
+def test_a_norm_behind_changes_of_shape_folds_into_the_layer_whose_features_it_normalises(reshape):
+    class Net(Parts):
+        def forward(self, x):
+            h = self.a(x)
+            if reshape == "twice":
+                h = h.unsqueeze(1).flatten(0, 1)
+            return self.norm(h.flatten(0, 1) if reshape == "flatten" else h.reshape(-1, 4))
+
+    net = Net().eval()
+    net.norm = trained_norm().eval()
+    x = torch.rand(3, 2, 4)
+    layer = source_of(net, x).module
+    assert layer is net.a
+    assert torch.allclose(folded(layer, net.norm)(x).reshape(-1, 4), net(x), atol=1e-6)
+
+
+class Skips(Parts):
+    def forward(self, x):
+        h = self.a(x)
+        return self.norm(h.flatten(0, 1)) + h.flatten(0, 1)
+
+
+class Again(Parts):
+    def forward(self, x):
+        return self.norm(self.a(self.a(x)).flatten(0, 1))
+
+
+class Tied(Parts):
+    def __init__(self):
+        super().__init__()
+        self.b.weight = self.a.weight
+
+    def forward(self, x):
+        return self.norm(self.a(self.b(x)).flatten(0, 1))
+
+
+class OfLength(Parts):
+    def forward(self, x):
+        return self.norm(self.a(x))
+
+
+class BehindSum(Parts):
+    def forward(self, x):
+        return self.norm((self.a(x) + self.b(x)).flatten(0, 1))
+
+
+class OfSubclass(Parts):
+    def __init__(self):
+        super().__init__()
+        self.a = Tripled(4, 4)
+
+    def forward(self, x):
+        return self.norm(self.a(x).flatten(0, 1))
+
+
+class Tripled(nn.Linear):
+    def forward(self, x):
+        return 3 * F.linear(x, self.weight, self.bias)
+
+
+class Sliced(Parts):
+    def forward(self, x):
+        return self.norm(self.a(x).flatten(0, 1)[..., :4])
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Skips, r"Linear at 'a' is read by the call of flatten \(flatten_1\) as well, .* a copy of the layer"),
+        (Again, "Linear at 'a' is called 2 times, .* make a layer for each call"),
+        (Tied, "Linear at 'a' shares its weight with Linear at 'b', .* give each its own"),
+        (OfLength, r"BatchNorm1d at 'norm' normalises dimension 1 of \[3, 4, 4\], .* of Linear at 'a' are dimension 2"),
+        (BehindSum, r"BatchNorm1d at 'norm' reads the call of add \(add\)"),
+        (OfSubclass, "Tripled at 'a' is a subclass with a forward of its own"),
+        (Sliced, "reads the call of getitem"),
+    ],
+)
+def test_a_norm_that_cannot_be_folded_is_refused_by_name(kind, reason):
+    with pytest.raises(Refused, match=reason):
+        source_of(kind().eval(), torch.rand(3, 4, 4))
