@@ -70,6 +70,11 @@ def folded(x: Tensor) -> Tensor:
     return x.squeeze(0) if x.shape[0] == 1 == x.shape[1] else x.flatten(0, 1)
 
 
+def unfolded_as(y: Tensor, x: Tensor) -> Tensor:
+    """``[T * B, ...]`` as ``[T, B, ...]``, with the sizes of ``x [T, B, ...]``."""
+    return unfolded(y, x.shape[0], x.shape[1])
+
+
 def unfolded(y: Tensor, steps: int, batch: int) -> Tensor:
     """``y`` ``[T * B, ...]`` as ``[T, B, ...]``."""
     return y.unsqueeze(0) if steps == 1 == batch else y.view(steps, batch, *y.shape[1:])

@@ -10,8 +10,10 @@ from spikecore.graph._calls import (
     Call,
     Graph,
     Refused,
+    computed_by,
     is_parametrised,
     layer_of,
+    readers_of,
     values,
 )
 from spikecore.graph._folding import feature_axis, folded, norm_source
@@ -26,11 +28,13 @@ __all__ = [
     "Graph",
     "NotFollowed",
     "Refused",
+    "computed_by",
     "feature_axis",
     "folded",
     "is_parametrised",
     "layer_of",
     "norm_source",
     "read",
+    "readers_of",
     "values",
 ]

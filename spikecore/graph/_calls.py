@@ -26,14 +26,21 @@ NOTHING = (nn.Identity, *DROPOUTS)
 #: Functions, and names of methods, that add two values.
 _SUMS = (operator.add, operator.iadd, torch.add, "add", "add_")
 #: Functions and methods that give the same numbers in the same order, in another shape.
-_RESHAPES = ("contiguous", "flatten", "reshape", "squeeze", "unflatten", "unsqueeze", "view", "view_as")
+_RESHAPES = (
+    "contiguous flatten folded reshape reshape_as squeeze unflatten unfolded_as unsqueeze view view_as"
+).split()
+#: Those that move, select or repeat the numbers of their first argument.
+_MOVES = (
+    "chunk clone contiguous detach expand expand_as movedim narrow permute repeat select split swapaxes t transpose "
+    "unbind"
+).split()
 #: Attributes of a tensor, methods and functions that read no numbers of it, and methods that read none of their second
 #: argument.
 _DESCRIBING = (
     "shape ndim dtype device layout is_cuda requires_grad size dim numel stride is_contiguous is_floating_point "
     "new_zeros new_ones new_empty new_full zeros_like ones_like empty_like full_like rand_like randn_like"
 ).split()
-_LIKE = ("view_as", "reshape_as", "expand_as", "type_as", "to")
+_LIKE = ("view_as", "reshape_as", "expand_as", "type_as", "to", "unfolded_as")
 #: What a subclass of a layer may define and still be that layer.
 _HARMLESS = frozenset(
     "__init__ __module__ __doc__ __annotations__ __repr__ __dict__ __weakref__ __qualname__ __constants__ "
@@ -102,7 +109,7 @@ class Call:
             return self.args[1] in _DESCRIBING
         if self.kind in ("function", "method") and self.function in _DESCRIBING:
             return True
-        return self.function in _LIKE and self.kind == "method" and self.args[0] is not value
+        return self.function in _LIKE and self.kind in ("function", "method") and self.args[0] is not value
 
     @property
     def function(self) -> str:
@@ -136,6 +143,13 @@ class Call:
         """Whether it gives the numbers of its first argument, in their order, in another shape."""
         of_function = self.kind in ("function", "method") and self.function in _RESHAPES
         return of_function or (self.layer in (nn.Flatten, nn.Unflatten) and not self.is_hooked)
+
+    @property
+    def is_move(self) -> bool:
+        """Whether its numbers are some of those of its first argument: a change of shape, a slice, an identity."""
+        is_slice = self.target is operator.getitem and not isinstance(self.args[1], int)
+        of_function = self.kind in ("function", "method") and (is_slice or self.function in _MOVES)
+        return of_function or self.is_reshape or self.is_nothing
 
     @property
     def source(self) -> Optional[Call]:
@@ -226,6 +240,18 @@ class Graph:
 
 def _listed(calls: Sequence[Call]) -> str:
     return " and ".join(call.title for call in calls)
+
+
+def computed_by(call: Optional[Call]) -> Optional[Call]:
+    """The call that computed the numbers of a value: the first one that does more than to move them."""
+    while call is not None and call.is_move:
+        call = call.source
+    return call
+
+
+def readers_of(call: Call) -> List[Call]:
+    """The calls that read the numbers of a value, those that only move them left out for their readers."""
+    return [reader for first in call.readers for reader in (readers_of(first) if first.is_move else [first])]
 
 
 def layer_of(module: nn.Module) -> Optional[Type[nn.Module]]:

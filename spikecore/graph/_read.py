@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from spikecore._base.batches import folded, unfolded_as
 from spikecore._base.context import autocast_dtype
 from spikecore._shell.modules import has_own_hooks, in_turn
 from spikecore._shell.state import Stateful
@@ -157,29 +158,25 @@ class _Tracer(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]
     ) -> Any:
-        path = self.path_of_module(m).partition(".")[2]
-        is_leaf = self.is_leaf_module(m, path)
-        if not is_leaf:
-            self._within.append(f"{type(m).__name__} at {path!r}" if path else type(m).__name__)
-            traced_forward = getattr(type(m), "traced_forward", None)
-            if traced_forward is not None:
-                value = traced_forward(m, self.folding, *args, **kwargs)
-            else:
-                value = super().call_module(m, forward, args, kwargs)
-            self._within.pop()
-            return value
-        value = super().call_module(m, forward, args, kwargs)
-        outputs = len(getattr(getattr(m, "program", None), "outputs", ())) if isinstance(m, Stateful) else 1
-        return tuple([value[number] for number in range(outputs)]) if outputs > 1 else value
+        if self.is_leaf_module(m, ""):
+            value = super().call_module(m, forward, args, kwargs)
+            outputs = len(getattr(getattr(m, "program", None), "outputs", ())) if isinstance(m, Stateful) else 1
+            return tuple([value[number] for number in range(outputs)]) if outputs > 1 else value
+        # what forward makes itself, such as a TimeBatched around a layer, has no path
+        path = self.submodule_paths.get(m, "").partition(".")[2]  # type: ignore[union-attr]  # set while tracing
+        self._within.append(f"{type(m).__name__} at {path!r}" if path else type(m).__name__)
+        follow = getattr(type(m), "traced_forward", None)
+        value = forward(*args, **kwargs) if follow is None else follow(m, self.over_samples, *args, **kwargs)
+        self._within.pop()
+        return value
 
-    @contextmanager
-    def folding(self) -> Iterator[None]:
-        """A block in which time and batch are one dimension."""
+    def over_samples(self, module: nn.Module, x: Any) -> Any:
+        """A module on ``[T, B, ...]`` with time and batch as one dimension."""
+        samples = self.create_proxy("call_function", folded, (x,), {})
         before, self._folded = self._folded, True
-        try:
-            yield
-        finally:
-            self._folded = before
+        y = module(samples)
+        self._folded = before
+        return self.create_proxy("call_function", unfolded_as, (y, x), {})
 
 
 def is_a_layer(module: nn.Module) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, ContextManager, Dict, Optional, Type
+from typing import Any, Callable, Dict, Optional, Type
 
 import torch
 from torch import Tensor, nn
@@ -105,12 +105,9 @@ class TimeBatched(Stepped):
             )
         return unfolded(y, steps, batch)
 
-    def traced_forward(self, folding: Callable[[], ContextManager[None]], x: Any) -> Any:
-        """The modules on a traced value; ``folding()``: a block in which time and batch are one dimension."""
-        if self._step == "single":
-            return self.module(x)
-        with folding():
-            return self.module(x)
+    def traced_forward(self, over_samples: Callable[[nn.Module, Any], Any], x: Any) -> Any:
+        """``forward`` for a reader of networks, which has no shapes (:func:`spikecore.graph.read`)."""
+        return self.module(x) if self._step == "single" else over_samples(self.module, x)
 
     def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
         """What comes out, for :func:`spikecore.layers.pack`."""

@@ -132,6 +132,10 @@ class Checkpointed(nn.Module):
             value = self._region(group, nn.Sequential(*group), (value,))
         return value
 
+    def traced_forward(self, over_samples: Any, *args: Any, **kwargs: Any) -> Any:
+        """``module`` on traced values."""
+        return self.module(*args, **kwargs)
+
     def _region(self, modules: Sequence[nn.Module], run: Callable[..., Any], args: Sequence[Any]) -> Any:
         return torch_checkpoint.checkpoint(
             run,

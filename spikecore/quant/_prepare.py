@@ -1,8 +1,7 @@
 """A network in fixed point: its norms folded, its weights and activations on grids, its neurons fixed; and its report.
 
-``prepare`` runs the network twice on the calibration data, with hooks that it removes: first to see which layer each
-batch normalisation follows, and then for the ranges of what layers and neurons read. Two modules are connected where
-one reads the memory that the other wrote.
+``prepare`` reads the network (:func:`spikecore.graph.read`), folds its normalisations, and computes the calls on the
+calibration data for the ranges of what layers and neurons read.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import copy
 import math
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +18,24 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
 from spikecore._shell.checks import shown
+from spikecore._shell.modules import unwrapped
 from spikecore._transforms import unfuse
 from spikecore.functional import reset
-from spikecore.layers import Delay, NormNeuron
+from spikecore.graph import (
+    Call,
+    Graph,
+    NotFollowed,
+    Refused,
+    computed_by,
+    folded,
+    is_parametrised,
+    norm_source,
+    read,
+    readers_of,
+    values,
+)
+from spikecore.layers import Delay, NormNeuron, PackedConv2d, PackedLinear
+from spikecore.layers._packed import replace_modules
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 from spikecore.quant._analysis import SIGNIFICAND, Format, Inexact, analyse
@@ -48,67 +62,73 @@ RANGES: Dict[str, Type[OnGrid]] = {"data": OnGrid, "learnt": LearntGrid}
 #: Poolings that divide, and the dimensions of their windows.
 _WINDOWS = {nn.AvgPool1d: 1, nn.AvgPool2d: 2, nn.AvgPool3d: 3}
 _MEANS = (*_WINDOWS, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
+#: Layers whose sums and roundings are known.
+PLAIN = (*LAYERS, PackedLinear, PackedConv2d)
+#: Modules whose inputs and outputs have ranges.
+_SEEN = (*LAYERS, *_MEANS, Neuron, Recurrent, Delay)
 #: Values of a tensor that a range is chosen from.
 _SAMPLE = 1 << 18
 
 
 @dataclass
 class _Seen:
-    """What hooks saw of a module in a calibration run."""
+    """What a module read and wrote in a calibration run."""
 
     inputs: List[Tensor] = field(default_factory=list)
     outputs: List[Tensor] = field(default_factory=list)
     states: List[Tensor] = field(default_factory=list)
-    #: The module that wrote the memory of its input, if one with a weight or a neuron did.
-    source: Optional[nn.Module] = None
-    #: Whether something else than a neuron reads its output.
-    is_read: bool = True
+    #: What computed its inputs, behind changes of shape: a call for each call of it.
+    sources: List[Optional[Call]] = field(default_factory=list)
     #: Of a pooling, the sizes of its last input along each dimension, as multiples of those of its output.
     ratios: Tuple[float, ...] = ()
 
 
 class _Run:
-    """What a network's layers and neurons read and write in one call, in ``eval()``."""
+    """What a network's layers and neurons read and write in one call, in ``eval()``.
+
+    Raises :class:`NotFollowed` for a network that cannot be read.
+    """
 
     def __init__(self, net: nn.Module, x: Inputs, dtype: torch.dtype) -> None:
+        inputs = _inputs(x, dtype)
         self.seen: Dict[nn.Module, _Seen] = {}
-        #: Address of memory -> what wrote it, and torch's count of the writings.
-        self._writers: Dict[int, Tuple[nn.Module, int]] = {}
-        #: What was read and written, so that no memory is used twice.
-        self._alive: List[Any] = []
-        with _hooks(net, self._see), _evaluating(net), torch.no_grad():
-            self.output = net(*_inputs(x, dtype))
+        self.shapes: Dict[Call, Tuple[int, ...]] = {}
+        known: Dict[Call, Any] = {}
+        with _evaluating(net), torch.no_grad():
+            self.graph = read(net, inputs=len(inputs))
+            for call, value in values(self.graph, *inputs):
+                known[call] = value
+                self.shapes[call] = tuple(value.shape) if isinstance(value, Tensor) else ()
+                if isinstance(call.module, _SEEN):
+                    self._see(call, [known[each] for each in call.args if isinstance(each, Call)], value)
             reset(net)
+        self.output = known[self.graph.output]
 
-    def _see(self, module: nn.Module, args: Tuple[Any, ...], output: Any) -> None:
-        if not args or not isinstance(args[0], Tensor) or not isinstance(output, Tensor):
-            return
-        seen = self.seen.setdefault(module, _Seen())
-        self._alive.append((args, output))
-        source, version = self._writers.get(_memory(args[0]), (None, 0))
-        if _writings(args[0]) != version:  # something was added in place
-            source = None
-        seen.source = source or seen.source
-        if isinstance(module, (Neuron, Recurrent)):
-            seen.inputs += [_sampled(value) for value in args if isinstance(value, Tensor)]
-            seen.states += _states(module, args)
-            if source is not None and isinstance(module, Neuron):  # Recurrent adds to it
-                self.seen[source].is_read = False
+    def _see(self, call: Call, args: Sequence[Any], output: Any) -> None:
+        seen = self.seen.setdefault(call.module, _Seen())
+        seen.sources.append(computed_by(call.source))
+        if isinstance(call.module, (Neuron, Recurrent)):
+            seen.inputs += [_sampled(value) for value in args]
+            seen.states += _states(call.module, args)
         else:
             seen.inputs.append(_sampled(args[0]))
-        seen.outputs.append(_sampled(output))
-        seen.ratios = tuple(a / b for a, b in zip(args[0].shape, output.shape))
-        if isinstance(module, (*LAYERS, Delay, Neuron, Recurrent)):
-            self._writers[_memory(output)] = module, _writings(output)
+        if isinstance(output, Tensor):
+            seen.outputs.append(_sampled(output))
+            seen.ratios = tuple(a / b for a, b in zip(args[0].shape, output.shape))
 
+    def fires(self, module: nn.Module) -> bool:
+        """Whether all that a module reads is spikes of neurons."""
+        return all(source is not None and _fires(source.module) for source in self.seen[module].sources)
 
-def _memory(value: Tensor) -> int:
-    return value.untyped_storage().data_ptr()
+    def first_readers(self) -> List[nn.Module]:
+        """The layers with weights that read the input of the network."""
+        readers = [reader.module for x in self.graph.inputs for reader in readers_of(x)]
+        return list(dict.fromkeys(module for module in readers if isinstance(module, (*LAYERS, Delay))))
 
-
-def _writings(value: Tensor) -> int:
-    """How often a tensor's memory was written to in place; torch does not count that of ``inference_mode``."""
-    return 0 if value.is_inference() else value._version
+    def is_read(self, module: nn.Module) -> bool:
+        """Whether something else than a neuron reads what a module writes."""
+        readers = [reader for call in self.graph.calls_of(module) for reader in readers_of(call)]
+        return not all(isinstance(reader.module, Neuron) for reader in readers)
 
 
 def _sampled(value: Tensor) -> Tensor:
@@ -118,31 +138,15 @@ def _sampled(value: Tensor) -> Tensor:
     return torch.cat([some, flat.min().reshape(1), flat.max().reshape(1)]) if flat.numel() else flat
 
 
-def _states(module: Any, args: Tuple[Any, ...]) -> List[Tensor]:
+def _states(module: Any, args: Sequence[Any]) -> List[Tensor]:
     neuron: Any = module.neuron if isinstance(module, Recurrent) else module
     names = tuple(neuron.states)
     if not names:
         return []
     if module.step == "single":
-        # the hook comes after the call, which left its state
+        # the call left its state
         return [_sampled(module.state[name]) for name in names if name in (module.state or {})]
     return [_sampled(value) for value in module.run(*args, record=names)[2].values()]
-
-
-@contextmanager
-def _hooks(net: nn.Module, see: Callable[..., None]) -> Iterator[None]:
-    inside = {part for module in net.modules() if isinstance(module, (Recurrent, Delay)) for part in module.children()}
-    kinds = (*LAYERS, *_MEANS, _BatchNorm, Neuron, Recurrent, Delay)
-    handles = [
-        module.register_forward_hook(see)
-        for module in net.modules()
-        if isinstance(module, kinds) and module not in inside
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
@@ -218,8 +222,8 @@ def prepare(
     Sums of a layer's products are below the significand of ``dtype``, so that they are exact in any order, on every
     backend; integers of 8 bits are exact in TF32 and bfloat16 as well. Within autocast to 16 bits they are not.
 
-    net: a network of linear layers, convolutions, normalisation, pooling and neurons, whatever its ``forward`` does
-        with them. It is left as it is.
+    net: a network of linear layers, convolutions, normalisation, pooling and neurons, with any ``forward`` that
+        :func:`spikecore.graph.read` follows. It is left as it is.
     x: an input of the network, or a tuple of them: a batch of the training data.
     weights: bits of a weight, 2 to 8. activations: bits of what a layer reads, 2 to 8.
     per_channel: one power of two for each output channel, or one for all.
@@ -228,18 +232,23 @@ def prepare(
     word, frac, rounding, factors, dtype: as of :func:`spikecore.quant.fixed`; ``frac=None`` chooses that of each
         neuron from the calibration run.
 
-    Raises TypeError for what is no network, ValueError for a wrong argument, a normalisation that follows no layer, a
+    Raises TypeError for what is no network, ValueError for a wrong argument, a ``forward`` that cannot be followed, a
+    normalisation that cannot be folded (its layer has another reader or another call, shares its weight, has a forward
+    of its own or features along another dimension), subclasses and hooks that change what a layer computes, a
     mean that floats round, a module with parameters that is none of these, and :class:`Inexact` where sums need more
     bits than dtype has.
     """
     _check(net, weights, activations)
     if ranges not in RANGES:
         raise ValueError(f"sc.quant.prepare: ranges={shown(ranges)} must be one of {', '.join(map(repr, RANGES))}")
-    new = unfuse(copy.deepcopy(net)).to(dtype)
+    new = unfuse(copy.deepcopy(unwrapped(net))).to(dtype)
     _refuse_norm_neurons(new)
-    _fold(new, _Run(new, x, dtype))
-    _refuse_others(new)
-    run = _Run(new, x, dtype)
+    try:
+        _fold(new, _Run(new, x, dtype))
+        run = _Run(new, x, dtype)
+        _refuse_others(new, run.graph)
+    except (NotFollowed, Refused) as error:
+        raise ValueError(f"sc.quant.prepare: {error}") from error
     written = _written(new, run)
     written_frac = _written_frac(written, run, word)
     _refuse_means(new, run)
@@ -247,6 +256,7 @@ def prepare(
         # what comes back within Recurrent is added to what another layer wrote
         finest = written_frac + SIGNIFICAND[dtype] - 1 - word if isinstance(place.called, Recurrent) else FINEST
         _quantise(place, run, (weights, activations), per_channel, finest, RANGES[ranges])
+    _share_input(new, run)
     for place in written:
         _round_output(place, word, written_frac)
     for name, neuron in [*new.named_modules()]:
@@ -271,26 +281,20 @@ def _check(net: Any, weights: Any, activations: Any) -> None:
 
 
 def _fold(net: nn.Module, run: _Run) -> None:
-    """Fold each batch normalisation into the layer whose output it reads."""
-    for name, norm in [*net.named_modules()]:
-        if not isinstance(norm, _BatchNorm):
-            continue
-        source = run.seen[norm].source if norm in run.seen else None
-        layer: Any = source.linear if isinstance(source, Delay) else source
-        if not isinstance(layer, LAYERS) or norm.running_var is None or quantised_weight(layer) is not None:
-            raise ValueError(
-                f"sc.quant.prepare: {name}: a {type(norm).__name__} is folded into the layer before it, and there is "
-                "no plain linear layer or convolution whose output it reads, or it has no running statistics"
-            )
-        norm_: Any = norm
-        scale = torch.rsqrt(norm_.running_var + norm_.eps) * (1.0 if norm_.weight is None else norm_.weight)
-        shift = -norm_.running_mean * scale + (0.0 if norm_.bias is None else norm_.bias)
-        with torch.no_grad():
-            layer.weight.mul_(scale.reshape(-1, *[1] * (layer.weight.ndim - 1)))
-            bias = shift if layer.bias is None else layer.bias * scale + shift
-            layer.bias = nn.Parameter(bias.detach().clone())
-        parent, _, attribute = name.rpartition(".")
-        setattr(net.get_submodule(parent), attribute, nn.Identity())
+    """Fold each batch normalisation into the layer whose output it reads; first all conditions, then all changes."""
+    norms = [call for call in run.graph.calls if isinstance(call.module, _BatchNorm)]
+    with _evaluating(net):
+        sources = [norm_source(run.graph, norm, run.shapes, (*PLAIN, Delay)) for norm in norms]
+    for source in sources:
+        layer = source.module.linear if isinstance(source.module, Delay) else source.module
+        if quantised_weight(layer) is not None or is_parametrised(layer):
+            why = "has a quantiser or a parametrisation, and a normalisation behind it cannot be folded into it"
+            raise Refused(source.title, why, "fold it before the quantiser is there (torch.nn.utils.fusion)")
+    for norm, source in zip(norms, sources):
+        layer = source.module.linear if isinstance(source.module, Delay) else source.module
+        both = folded(layer, copy.deepcopy(norm.module).eval())
+        layer.weight, layer.bias = both.weight, both.bias
+        replace_modules(net, {norm.module: nn.Identity()})
 
 
 def _refuse_norm_neurons(net: nn.Module) -> None:
@@ -302,7 +306,22 @@ def _refuse_norm_neurons(net: nn.Module) -> None:
             )
 
 
-def _refuse_others(net: nn.Module) -> None:
+def _refuse_others(net: nn.Module, graph: Graph) -> None:
+    for call in graph.calls:
+        if isinstance(call.module, LAYERS) and call.layer not in PLAIN and quantised_weight(call.module) is None:
+            why = "is a subclass with a forward of its own, whose sums and roundings are not known"
+            raise Refused(call.title, why, "take the layer itself, and a parametrisation of its weight")
+        holds = call.module is not None and any(True for _ in call.module.children())
+        if call.is_hooked and (holds or isinstance(call.module, _SEEN)):
+            raise Refused(call.title, "has hooks, or a forward of its own, that change what it computes", "remove them")
+        if call.kind == "attribute" and graph.tensors[call.name] is not None:
+            owners = [other for other in graph.uses(graph.tensors[call.name]) if other is not call]
+            if any(isinstance(other.module, (*LAYERS, Delay)) for other in owners):
+                raise Refused(
+                    call.readers[0].title if call.readers else call.title,
+                    f"reads {call.name!r} itself, and is rounded by the layer that has it alone",
+                    "call the layer, or a copy of it",
+                )
     for name, module in net.named_modules():
         known = isinstance(module, (*LAYERS, Neuron, Delay))
         within = module.__class__.__module__.startswith("torch.nn.utils.parametrize") or "parametrizations" in name
@@ -343,12 +362,16 @@ def _quantise(
     if seen is None:
         raise ValueError(f"sc.quant.prepare: {place.name} was not called with the calibration data")
     back = isinstance(called, Recurrent)
-    read = torch.cat(seen.outputs if back else seen.inputs)
-    spikes = _fires(called if back else seen.source) and bool(((read == 0) | (read == 1)).all())
-    grid = grid_of(read, activations)
+    # what reads the input of the network has one grid: an exported program is given integers
+    first = run.first_readers()
+    inputs = [x for module in first for x in run.seen[module].inputs] if called in first else seen.inputs
+    numbers = torch.cat(seen.outputs if back else inputs)
+    fires = _fires(called) if back else run.fires(called)
+    spikes = fires and bool(((numbers == 0) | (numbers == 1)).all())
+    grid = grid_of(numbers, activations)
     if spikes:
         grid = OnGrid(torch.ones_like(grid.scale), 0, 1)
-    elif back and not (max(grid.fracs) <= 0 and torch.equal(grid(read), read)):
+    elif back and not (max(grid.fracs) <= 0 and torch.equal(grid(numbers), numbers)):
         raise ValueError(f"sc.quant.prepare: {place.name}: what comes back is no whole number, as spikes are")
     _attach(place.layer, "spikes" if spikes or back else "input", grid, called)
     bits = bits if quantised_weight(place.layer) is None else 8
@@ -368,7 +391,7 @@ def _fires(module: Optional[nn.Module]) -> bool:
 def _written(net: nn.Module, run: _Run) -> List[Weighted]:
     """The layers whose outputs something else than a neuron reads."""
     places = [place for place in weighted(net) if not isinstance(place.called, Recurrent)]
-    return [place for place in places if place.called in run.seen and run.seen[place.called].is_read]
+    return [place for place in places if place.called in run.seen and run.is_read(place.called)]
 
 
 def _written_frac(written: Sequence[Weighted], run: _Run, word: int) -> int:
@@ -391,6 +414,28 @@ def _attach(layer: nn.Module, what: str, grid: OnGrid, called: nn.Module) -> Non
         owner.register_forward_pre_hook(round_input)
     elif what == "output":
         owner.register_forward_hook(round_output)
+
+
+def _share_input(net: nn.Module, run: _Run) -> None:
+    """Round the input of the network alike for everything that reads it, where a layer with weights does."""
+    layers = run.first_readers()
+    grids = [module._modules.get("input_format") for module in layers]
+    grid = next((grid for grid in grids if isinstance(grid, OnGrid)), None)
+    if grid is None:
+        return
+    numbers = torch.cat([x for module in layers for x in run.seen[module].inputs])
+    for reader in [reader for x in run.graph.inputs for reader in readers_of(x)]:
+        if reader.module in layers:
+            continue
+        first = computed_by(reader.source)
+        module: nn.Module = reader.module
+        if isinstance(module, _SEEN) and first is not None and first.kind == "input":
+            _attach(module, "input", copy.deepcopy(grid), module)
+        elif not torch.equal(grid(numbers), numbers):
+            raise ValueError(
+                f"sc.quant.prepare: {reader.title} reads the input of the network in floats, and layers round it to "
+                f"{grid}; give inputs that are on such a grid, such as spikes, or put a layer in front of the network"
+            )
 
 
 def input_format(place: Weighted) -> Optional[Format]:
@@ -448,8 +493,9 @@ def _prove(net: nn.Module, run: _Run, dtype: torch.dtype) -> List[int]:
     """
     sums, bits = [], SIGNIFICAND[dtype]
     for place in weighted(net):
-        source = run.seen[place.called].source if isinstance(place.called, Recurrent) else None
-        most = _largest_sum(place, source and source._modules.get("output_format"))
+        sources = run.seen[place.called].sources if isinstance(place.called, Recurrent) else []
+        grids = [source.module._modules.get("output_format") for source in sources if source and source.module]
+        most = _largest_sum(place, next((grid for grid in grids if isinstance(grid, OnGrid)), None))
         if most >= 1 << bits:
             raise Inexact(
                 f"sc.quant.prepare: {place.name}: sums of its products reach {most}, which needs {most.bit_length()} "

@@ -58,6 +58,11 @@ class Loop(Parts):
         return {"out": x}["out"]
 
 
+class OverTime(Parts):
+    def forward(self, x):
+        return self.lif(sc.layers.TimeBatched(nn.Sequential(self.a, self.norm))(x))
+
+
 class TwoOutputs(nn.Module):
     def __init__(self):
         super().__init__()
@@ -81,7 +86,7 @@ def titles(graph):
     return [call.title for call in graph.calls if call.kind not in ("input", "output")]
 
 
-FORWARDS = [ReadTwice, CalledTwice, Functional, WithDefault, Unfolded, Loop, TwoOutputs]
+FORWARDS = [ReadTwice, CalledTwice, Functional, WithDefault, Unfolded, Loop, OverTime, TwoOutputs]
 
 
 @pytest.mark.parametrize("kind", FORWARDS)
@@ -116,8 +121,16 @@ def test_who_asks_for_the_shape_of_a_value_is_no_reader():
 def test_layers_of_time_batched_are_calls_with_time_folded_into_the_batch():
     net = nn.Sequential(sc.layers.TimeBatched(nn.Linear(4, 4), nn.BatchNorm1d(4)), sc.LIF())
     graph = read(net)
-    assert titles(graph) == ["Linear at '0.module.0'", "BatchNorm1d at '0.module.1'", "LIF at '1'"]
-    assert [call.is_folded for call in graph.calls[1:4]] == [True, True, False]
+    folded, linear, norm, unfolded, lif = graph.calls[1:-1]
+    assert [call.function for call in (folded, unfolded)] == ["folded", "unfolded_as"]
+    assert [call.title for call in (linear, norm, lif)] == [
+        "Linear at '0.module.0'",
+        "BatchNorm1d at '0.module.1'",
+        "LIF at '1'",
+    ]
+    assert linear.is_folded
+    assert norm.is_folded
+    assert not lif.is_folded
     assert not any(call.is_folded for call in read(sc.set_step(net, "single")).calls)
 
 

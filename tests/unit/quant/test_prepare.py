@@ -347,7 +347,7 @@ def test_a_report_needs_a_prepared_network(net: nn.Module, text: str) -> None:
     [
         (
             lambda: nn.Sequential(nn.BatchNorm1d(6), sc.LIF()),
-            "prepare: 0: a BatchNorm1d is folded into the layer before",
+            "prepare: BatchNorm1d at '0' reads the input 'x', and is folded into one of Linear, Conv1d, ",
         ),
         (lambda: nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), sc.LIF()), "1 is a LayerNorm with parameters"),
         (
