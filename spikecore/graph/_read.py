@@ -166,7 +166,8 @@ class _Tracer(fx.Tracer):
         path = self.submodule_paths.get(m, "").partition(".")[2]  # type: ignore[union-attr]  # set while tracing
         self._within.append(f"{type(m).__name__} at {path!r}" if path else type(m).__name__)
         follow = getattr(type(m), "traced_forward", None)
-        value = forward(*args, **kwargs) if follow is None else follow(m, self.over_samples, *args, **kwargs)
+        # not the call of a module, which would tell hooks that observe it of traced values
+        value = m.forward(*args, **kwargs) if follow is None else follow(m, self.over_samples, *args, **kwargs)
         self._within.pop()
         return value
 
