@@ -286,7 +286,7 @@ def test_a_checkpoint_is_assigned(options, dtype, fed_back):
 
 @pytest.mark.parametrize("options", ASSIGNED.values(), ids=ASSIGNED)
 def test_tensors_set_on_the_meta_device(options):
-    """They take the place of those without memory, as libraries set them that load large networks; a value for all, too."""
+    """They take the place of those without memory, as libraries do that load large networks; a value for all, too."""
     saved = layer_of(**options)
     with torch.device("meta"):
         loaded = layer_of(**options)
