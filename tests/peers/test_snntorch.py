@@ -190,18 +190,6 @@ def test_loss_agrees(snn, mine, name, keywords, spiking):
     assert error(*by_outputs) <= TOLERANCE[torch.float32]
 
 
-@pytest.mark.parametrize("name", ["ce_rate", "ce_count", "ce_max_membrane"])
-def test_class_weights_agree(snn, name):
-    """Theirs divide by the number of samples, ours as torch by the sum of their weights."""
-    outputs, targets = uniform((T, B, C), -1.0, 1.5, 0).detach(), labels(C)
-    weight = uniform((C,), 0.5, 5.0, 2).detach()
-    mine = getattr(losses, name)
-    want = getattr(snn.functional, f"{name}_loss")(weight=weight)(outputs, targets)
-    assert error(mine(outputs, targets, weight=weight, reduction="none").mean(), want) <= TOLERANCE[torch.float32]
-    by_weights = mine(outputs, targets, weight=weight) * weight[targets].mean()
-    assert error(by_weights, want) <= TOLERANCE[torch.float32]
-
-
 def test_accuracy_agrees(snn):
     """The accuracy by spike count is theirs, ties and populations included; by first spike, where all spike in time."""
     spikes, pooled = spike_trains(rate=0.2), {"num_classes": CLASSES}
