@@ -263,7 +263,8 @@ class Carrying(Named):
         for memory in without_graph.values():
             memory.update({name: _detached(memory[name]) for name in (*self._states, *self._beside)})
         seen = {"v_seq": _detached(content["v_seq"])} if "v_seq" in content else {}
-        return build, made_of, {**content, **without_graph, **seen, "_agreed": None}
+        # not None, which sc.reset of the copy would not change: the copy asks its neuron first
+        return build, made_of, {**content, **without_graph, **seen, "_agreed": {}}
 
 
 def _tensor(value: Any) -> Tensor:

@@ -77,6 +77,8 @@ def _faults(neuron: Any, name: str, prefix: str, value: Optional[Tensor], after:
             return [f"{key} is not in the checkpoint, and does not fit the rest of it: {error}"]
         return []
     learnt = neuron._parameters.get(name)
+    if value.numel() == 0 and name not in neuron._parameters and torch.as_tensor(getattr(neuron, name)).numel():
+        return [f"{key} has shape {list(value.shape)}, no value, and {name} of {owner} has values here"]
     if learnt is not None and learnt.ndim == 0 and value.numel() > 1:  # torch before 2.1 would take the first
         return [
             f"{key} has shape {list(value.shape)}, and {name} is one learnt value for all here; make the {owner} "

@@ -7,11 +7,10 @@ tensors become buffers; learnable ones ``nn.Parameter``.
 
 from __future__ import annotations
 
-import inspect
 import math
 from numbers import Real
 from types import MappingProxyType
-from typing import Any, Collection, Dict, Iterable, List, Mapping, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -214,34 +213,3 @@ def _spread(owner: str, name: str, value: Tensor, shape: Tuple[int, ...], channe
     raise ValueError(
         f"{owner}: {name} of shape {list(value.shape)} does not broadcast to one time step, shape {list(shape)}"
     )
-
-
-class Signature:
-    """The ``__signature__`` of neuron classes: every argument of the constructor by name, in place of ``**options``.
-
-    It is made when ``inspect``, ``help`` or an editor asks. A neuron, which is called with its inputs, has none.
-    """
-
-    def __get__(self, neuron: Any, cls: Any) -> inspect.Signature:
-        if neuron is not None:
-            raise AttributeError("__signature__")
-        arguments: Dict[str, inspect.Parameter] = {}
-        common: Collection[str] = ()
-        for base in (base for base in cls.__mro__ if "__init__" in vars(base)):
-            taken = list(inspect.signature(base.__init__).parameters.values())[1:]
-            named = {each.name: each for each in taken if each.kind is not each.VAR_KEYWORD}
-            if "__signature__" in vars(base):  # the base of all neurons, whose **params are what a class declares
-                common = named
-                declared = {name: value for name, value in cls.params.items() if name not in cls._computed}
-                named = {**{name: _argument(name, value) for name, value in declared.items()}, **named}
-            passed_on = bool(arguments)  # through **options, where nothing has a position
-            for name, each in named.items():
-                kind = each.KEYWORD_ONLY if passed_on else each.kind
-                arguments.setdefault(name, _argument(name, each.default, kind))
-            if common or len(named) == len(taken):
-                break
-        return inspect.Signature(sorted(arguments.values(), key=lambda each: (each.kind, each.name in common)))
-
-
-def _argument(name: str, default: Any, kind: Any = inspect.Parameter.KEYWORD_ONLY) -> inspect.Parameter:
-    return inspect.Parameter(name, kind, default=dict(default) if isinstance(default, MappingProxyType) else default)

@@ -62,6 +62,8 @@ def check_norm(owner: str, norm: Any, name: str = "norm") -> None:
             f"{owner}: {name} is {a_kind(norm)} with hooks or a forward of its own, which a neuron that "
             f"normalises would pass over (nn.utils.weight_norm and prune make hooks); {way_out}"
         )
+    if norm.num_features == 0:
+        raise ValueError(f"{owner}: {name} has 0 channels, of which torch computes none; leave it out")
 
 
 def is_plain_norm(module: nn.Module) -> bool:

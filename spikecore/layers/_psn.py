@@ -167,5 +167,6 @@ def _check(owner: str, x: Any) -> None:
 
 def _summed(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """``weight @ x + bias`` over time: ``[steps, ...]`` to ``[rows, ...]`` by a weight ``[rows, steps]``."""
-    h = torch.addmm(bias.to(x.dtype), weight.to(x.dtype), x.reshape(len(x), -1))
-    return h.view(-1, *x.shape[1:])
+    # without -1, whose size an empty batch does not tell
+    h = torch.addmm(bias.to(x.dtype), weight.to(x.dtype), x.flatten(1) if x.ndim > 1 else x.unsqueeze(1))
+    return h.view(weight.shape[0], *x.shape[1:])

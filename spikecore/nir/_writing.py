@@ -121,6 +121,7 @@ def save(
     # in memory first: HDF5 does not say well what ended its writing
     content = io.BytesIO()
     nir.write(content, nir.NIRGraph(drawn.nodes, drawn.edges, metadata=metadata, type_check=False))
+    _try(content)
     with replacing(Path(path)) as file:
         file.write(content.getbuffer())
 
@@ -161,6 +162,19 @@ def _leading(net: nn.Module) -> int:
 def _outermost(net: nn.Module) -> List[Stateful]:
     """Stateful modules that are in no other one, whose step mode is theirs."""
     return [net] if isinstance(net, Stateful) else [part for child in net.children() for part in _outermost(child)]
+
+
+def _try(content: io.BytesIO) -> None:
+    """Warn of a file that nir.read refuses, with which others begin: it infers shapes, of some layers wrong ones."""
+    try:
+        package().read(content)
+    except Exception as error:  # what it raises depends on the node
+        warnings.warn(
+            f"sc.nir.save: nir.read refuses this file by the shapes that it infers ({error}); it is read by "
+            "sc.nir.load, and by nir.read(path, type_check=False)",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def _tell(unsaid: Sequence[Tuple[str, Unsaid]], keep: Sequence[str]) -> None:
