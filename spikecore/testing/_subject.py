@@ -219,11 +219,6 @@ class Subject:
         found = self.gradients_of(self.seen, output, final, trace)
         return found._replace(params={name: self._shared(name, value) for name, value in found.params.items()})
 
-    def sizes(self, *cotangents: Any) -> Dict[str, Array]:
-        """What the gradients of shared parameters are sums of: the sizes of those of each neuron."""
-        found = self.gradients_of(self.seen, *cotangents).params
-        return {name: self._shared(name, np.abs(value)) for name, value in found.items()}
-
     def _shared(self, name: str, value: Array) -> Array:
         """The gradient of a parameter in the shape it was given, summed over the neurons of a drawn one."""
         value = summed(value, self.shape[1:], np.shape(self.broadcast[name])) if self.drawn else value
