@@ -57,9 +57,10 @@ def same(
         raise Mismatch(f"{what} of {of}: the shape is {list(actual.shape)}, expected {list(expected.shape)}")
     names = _names(axes, actual.ndim)
     wrong = different(actual, expected, tolerance, time=names[:1] == ["t"])
-    if wrong.any() and conditioning is not None:
+    limits = conditioning() if wrong.any() and conditioning is not None else None
+    if limits is not None:
         with np.errstate(invalid="ignore"):
-            wrong &= ~(np.abs(actual - expected) <= conditioning())
+            wrong &= ~(np.abs(actual - expected) <= limits)
     if not wrong.any():
         return
     first = tuple(int(i) for i in np.argwhere(wrong)[0])
@@ -69,6 +70,8 @@ def same(
         f"  {int(wrong.sum())} of {wrong.size} differ from {right} ({limit} expected)",
         f"  first at {_place(first, axes)}: got {actual[first]!s}, expected {expected[first]!s}",
     ]
+    if limits is not None:
+        lines.append(f"  rounding may change the value there by {limits[first]:.3g}")
     if tested is not None and tested.shape == expected.shape:
         lines.append(f"  potential minus threshold there: {tested[first]:.9g}")
     for name, values in (there or {}).items():

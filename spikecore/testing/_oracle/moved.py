@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, Optional, Sequence, Tuple
+from typing import Dict, Iterator, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -30,8 +30,8 @@ from spikecore.testing._oracle.rules import ROUNDED, Array
 
 #: The run that is not moved, and those that are.
 COPIES = 1 + 16
-#: Operation -> by how many units in the last place its value is moved, and the cotangents of its arguments. A kernel may
-#: divide approximately in its backward pass. What is not named here is exact, as the cotangents of a sum are.
+#: Operation -> by how many units in the last place its value is moved, and the cotangents of its arguments. A kernel
+#: may divide approximately in its backward pass. What is not named here is exact, as the cotangents of a sum are.
 OFF: Dict[str, float] = {**dict.fromkeys(("add", "sub", "mul", "div", "sqrt"), 1.0), **dict.fromkeys(ROUNDED, 4.0)}
 OFF_BACK: Dict[str, float] = {**OFF, "add": 0.0, "sub": 0.0, "select": 2.0, "div": 4.0, "sqrt": 4.0, "spike": 4.0}
 #: How many spreads a number may be off.
