@@ -8,7 +8,7 @@ last digits of these. How much, is measured. The contract:
   nothing is moved. In each other one every result that is rounded is moved up or down by units in the last place of the
   dtype of the backend's arithmetic: values by :data:`OFF`, cotangents by :data:`OFF_BACK`, and sums over neurons by as
   much as adding one after the other may cost. Signs are drawn, and are the same in every run of the suite. Nothing that
-  was given is moved, and no value of a neuron in fixed point or of one whose bits the suite compares.
+  was given is moved. Where every bit is fixed, as in fixed point, cotangents alone are.
 - The copies take the decisions of the first: a spike, a comparison, ``floor``, a side of ``minimum``. What is measured
   is how rounding grows along the path that the oracle takes, a tie stays a tie, and spikes are compared to the bit.
   Inputs keep decisions a margin from others (:mod:`spikecore.testing._inputs`). If a copy has crossed that margin all
