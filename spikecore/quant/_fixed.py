@@ -16,6 +16,10 @@ The program that comes out has the operations of the language alone, and its val
 - ``a / b`` is ``a`` times the coefficient ``1 / b``; a divisor that changes from step to step is refused. Coefficients
   of a product are multiplied first: ``c v / d`` is ``v`` times ``c (1 / d)``, which is rounded once.
 - Next values of states, and outputs, are saturated. An initial value is a coefficient.
+- The grids of coefficients are those of the values of parameters: the least and the greatest of one that is not learnt,
+  and the range of a learnt one, which ends at half and at twice its value, or where ``bounds`` that were given to the
+  neuron end. A parameter that is set gets new grids. So no coefficient saturates. A threshold that rounds to 0 is
+  refused.
 - ``exp``, ``log``, ``sigmoid`` and ``tanh`` of coefficients are written with ``+ - * /`` and square roots, whose bits
   are the same on every backend. Of other values they are tables, piecewise linear, that ``tables`` declares.
 """
@@ -23,14 +27,21 @@ The program that comes out has the operations of the language alone, and its val
 from __future__ import annotations
 
 import copy
+import itertools
+import json
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
+from spikecore._shell import parameters
+from spikecore._shell.binding import equations
 from spikecore._shell.checks import shown
+from spikecore._shell.ranges import Interval
 from spikecore.functional import reset
 from spikecore.lang import Expr, Node, Program, ops, topological
 from spikecore.lang.eager import evaluate, operands
@@ -56,6 +67,8 @@ from spikecore.quant._analysis import (
 ROUNDINGS = {"nearest": "round", "floor": "floor"}
 #: (low, high, size): the range in which a table is exact at its ends, and its number of segments, a power of two.
 Table = Tuple[float, float, int]
+#: The least and the greatest value.
+Ends = Tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -64,8 +77,7 @@ class FixedPoint:
 
     word, frac: bits of inputs, states and outputs, and how many of them are fractional. factors: significant bits of a
     coefficient as a factor. rounding: of inputs and products. dtype: the dtype whose significand is enough. tables:
-    operation -> :data:`Table`. values: the least and the greatest value that each parameter had, from which grids of
-    factors are chosen; learnt ones may double before they saturate.
+    operation -> :data:`Table`. values: the ends of each parameter's values, for which there are grids.
     """
 
     word: int
@@ -74,8 +86,7 @@ class FixedPoint:
     rounding: str = "nearest"
     dtype: torch.dtype = torch.float32
     tables: Tuple[Tuple[str, Table], ...] = ()
-    values: Tuple[Tuple[str, Tuple[float, float]], ...] = ()
-    learnt: Tuple[str, ...] = ()
+    values: Tuple[Tuple[str, Ends], ...] = ()
 
     @property
     def format(self) -> Format:
@@ -90,11 +101,105 @@ class FixedPoint:
         """Whether arithmetic in this dtype is exact."""
         return SIGNIFICAND[dtype] >= SIGNIFICAND[self.dtype]
 
+    def following(
+        self, neuron: Neuron, values: Mapping[str, Any], ranges: Mapping[str, Interval]
+    ) -> Tuple[FixedPoint, Dict[str, Interval]]:
+        """See :class:`~spikecore._shell.binding.Arithmetic`."""
+        how, ranges, program = _with_values(self, neuron, values, ranges)
+        how.rewrite(program)
+        return how, ranges
+
+    def outside(self, values: Mapping[str, Any]) -> str:
+        """What is wrong with values of parameters for which there are no grids, "" if there is none."""
+        for name, (low, high) in self.values:
+            least, most = _ends(values.get(name), (low, high))
+            if not low <= least <= most <= high:
+                value = f"{least:g}" if least == most else f"from {least:g} to {most:g}"
+                where = f"values from {low:g} to {high:g}" if low < high else f"{low:g}"
+                return f"{name} is {value}, and its grids are for {where}"
+        return ""
+
+    def stored(self) -> Tensor:
+        """All fields, as a tensor; see :func:`packed`."""
+        return packed({**self._words, "frac": self.frac, "values": dict(self.values)})
+
+    def restored(
+        self, stored: Tensor, neuron: Neuron, values: Mapping[str, Any], ranges: Mapping[str, Interval]
+    ) -> Tuple[FixedPoint, Dict[str, Interval]]:
+        """See :class:`~spikecore._shell.binding.Arithmetic`."""
+        content = unpacked(stored, self._words)
+        boxes = {name: (float(low), float(high)) for name, (low, high) in content["values"].items()}
+        how = replace(self, frac=content["frac"], values=tuple(boxes.items()))
+        fault = how.outside(values)
+        if fault:
+            raise ValueError(f"{fault} in the checkpoint; build the network with the values of the saved one")
+        ranges = {**ranges, **{name: Interval(*boxes[name]) for name in neuron._parameters if name in boxes}}
+        how.rewrite(equations(neuron, ranges)[0])
+        return how, ranges
+
+    @property
+    def _words(self) -> Dict[str, Any]:
+        """What arguments decide, and data do not."""
+        dtype, tables = str(self.dtype).replace("torch.", ""), [[op, [*table]] for op, table in self.tables]
+        rest = {"rounding": self.rounding, "dtype": dtype, "tables": tables}
+        return {"word": self.word, "factors": self.factors, **rest}
+
     def __repr__(self) -> str:
         parts = [f"word={self.word}", f"frac={self.frac}", f"factors={self.factors}", f"rounding={self.rounding!r}"]
         parts += ["dtype=float64"] if self.dtype == torch.float64 else []
         parts += [f"tables={dict(self.tables)}"] if self.tables else []
         return f"FixedPoint({', '.join(parts)})"
+
+
+def packed(content: Mapping[str, Any]) -> Tensor:
+    """A format for a ``state_dict``: a tensor, since some files have nothing else, of the bytes of a text in JSON."""
+    return torch.tensor([*json.dumps(content).encode()], dtype=torch.uint8, device="cpu")
+
+
+def unpacked(stored: Any, words: Mapping[str, Any]) -> Dict[str, Any]:
+    """What was packed. Raises ValueError where ``words``, which arguments decide, are others in it."""
+    try:
+        content: Dict[str, Any] = json.loads(bytes(stored.to(torch.uint8).tolist()))
+        others = [name for name in words if content[name] != words[name]]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise ValueError("what the checkpoint has for its format is none of sc.quant") from None
+    if others:
+        name = others[0]
+        raise ValueError(
+            f"{name} is {content[name]!r} in the checkpoint, and {words[name]!r} here; prepare the network with the "
+            "arguments that the saved one had"
+        )
+    return content
+
+
+def _ends(value: Any, otherwise: Ends) -> Ends:
+    """The least and the greatest value of a parameter; ``otherwise`` where it has none that can be known."""
+    if not isinstance(value, Tensor):
+        return otherwise if value is None else (float(value), float(value))
+    value = value.detach()
+    return otherwise if value.is_meta or not value.numel() else (float(value.min()), float(value.max()))
+
+
+def _with_values(
+    how: FixedPoint, neuron: Any, values: Mapping[str, Any], ranges: Mapping[str, Interval]
+) -> Tuple[FixedPoint, Dict[str, Interval], Program]:
+    """An arithmetic with grids for these values, the ranges of what is learnt, and the neuron's program with these."""
+    boxes, given = dict(how.values), neuron._given_bounds or {}
+    ranges = dict(ranges)
+    for name, value in values.items():
+        low, high = _ends(value, boxes.get(name, (0.0, 0.0)))
+        if math.isnan(low + high):
+            raise ValueError(f"sc.quant.fixed: {type(neuron).__name__}: {name} has values that are NaN")
+        if name in neuron._parameters or isinstance(value, nn.Parameter):
+            within, most = ranges.get(name, Interval()), 2 * max(-low, high, low, -high) or 1.0
+            far = (low / 2 if low > 0 else -most), (high / 2 if high < 0 else most)
+            ends = [end if name in given and math.isfinite(end) else None for end in (within.low, within.high)]
+            low = max(within.low, far[0]) if ends[0] is None or within.open else ends[0]
+            high = min(within.high, far[1]) if ends[1] is None else ends[1]
+            ranges[name] = Interval(low, high)
+        boxes[name] = low, high
+    how = replace(how, values=tuple(boxes.items()))
+    return how, ranges, equations(neuron, ranges)[0]
 
 
 @lru_cache(maxsize=256)
@@ -114,6 +219,7 @@ class _Rewriting:
         self.new: Dict[Node, Node] = {}
         self.formats: Dict[Node, Format] = {}
         self.labels: Dict[Node, str] = {}
+        self.thresholds = _thresholds(self.order)
         self.sizes = _sizes(how, [node for node in self.order if node in self.coefficients and not node.is_bool])
 
     def program(self) -> Program:
@@ -167,21 +273,27 @@ class _Rewriting:
             self.new[node] = self.coefficient(node, self.how.format)
         return self.new[node]
 
-    def coefficient(self, node: Node, grid: Format) -> Node:
+    def coefficient(self, node: Node, grid: Format, is_factor: bool = False) -> Node:
         """A coefficient rounded to a grid, to the nearest, and saturated."""
         frac = int(grid.frac or 0)
+        least, most = self.sizes[node]
+        if most > grid.ends[1] and not (node.op == "const" and (is_factor or math.isinf(most))):
+            raise ValueError(
+                f"sc.quant.fixed: {self.old.name}: {node!r} is {most:g}, beyond the range "
+                f"[{grid.ends[0]:g}, {grid.ends[1]:g}] of word={self.how.word}, frac={self.how.frac}: take fewer "
+                "fractional bits"
+            )
+        if node in self.thresholds and 0.0 < math.ldexp(least, frac) <= 0.5 and not is_factor:
+            raise ValueError(
+                f"sc.quant.fixed: {self.old.name}: {node!r} is {least:g}, and rounds to 0 in multiples of "
+                f"{math.ldexp(1.0, -frac):g}, word={self.how.word}, frac={self.how.frac}: take more fractional bits"
+            )
         if node.op == "const":
             number = number_of(node)
             if math.isinf(number):
                 return self.add(node)
             n = min(max(round(math.ldexp(number, frac)), int(grid.low)), int(grid.high))
             return self.add(const(math.ldexp(n, -frac)))
-        if self.sizes[node] > grid.ends[1]:
-            raise ValueError(
-                f"sc.quant.fixed: {self.old.name}: {node!r} is {self.sizes[node]:g}, beyond the range "
-                f"[{grid.ends[0]:g}, {grid.ends[1]:g}] of word={self.how.word}, frac={self.how.frac}: take fewer "
-                "fractional bits"
-            )
         rounded = self.rounded(self.add(_portable(node), ANY), grid, "round")
         if node.op == "param":
             self.labels[rounded] = f"{node.attr}_fixed"
@@ -189,9 +301,9 @@ class _Rewriting:
 
     def factor(self, node: Node) -> Node:
         """A coefficient rounded to its significant bits."""
-        most, bits = self.sizes[node], self.how.factors
+        (_, most), bits = self.sizes[node], self.how.factors
         frac = bits - (math.frexp(most)[1] if most else 0)
-        return self.coefficient(node, Format(frac, -(1 << bits), 1 << bits))
+        return self.coefficient(node, Format(frac, -(1 << bits), 1 << bits), True)
 
     def rounded(self, node: Node, grid: Format, operation: str = "") -> Node:
         """A value rounded to a grid; saturated, too, if its interval is beyond it."""
@@ -244,14 +356,9 @@ class _Rewriting:
 
     def _gathered(self, value: Node, coefficient: Node) -> Tuple[Node, Node]:
         """``(c1 v) c2`` as v and ``c1 c2``: the coefficients of a product are multiplied first."""
-        while value.op in ("mul", "div"):
-            a, b = value.args
-            if b in self.coefficients:
-                value, other = a, self._reciprocal(b) if value.op == "div" else b
-            elif a in self.coefficients and value.op == "mul":
-                value, other = b, a
-            else:
-                break
+        value, others = _gathered(value, self.coefficients)
+        for op, other in others:
+            other = self._reciprocal(other) if op == "div" else other
             coefficient = self._coefficient((Expr(other) * Expr(coefficient)).node)
         return value, coefficient
 
@@ -310,6 +417,36 @@ class _Rewriting:
         return self.add((base + Expr(rise)).node)
 
 
+def saturating(program: Program, how: Optional[FixedPoint]) -> List[Node]:
+    """What saturates in each step of a program that ``how`` rewrote; None: what would, beside inputs and states."""
+    order = topological([*program.outputs, *program.next])
+    constant = coefficients_of(order)
+    if how is not None:
+        clamps = [node.args for node in order if node.op == "clamp" and node not in constant]
+        ends = [tuple(arg.attr for arg in args[1:]) for args in clamps]
+        return [*dict.fromkeys(args[0] for args, at in zip(clamps, ends) if at == how.format.ends)]
+    factors: List[Node] = [node for node in program.outputs if node.op != "spike"]
+    for node in order:
+        if node not in constant and node.op in ("mul", "div"):
+            factors += [_gathered(arg, constant)[0] for arg in node.args if arg not in constant]
+    return [*dict.fromkeys(node for node in factors if node not in constant and not (node.is_leaf or node.is_bool))]
+
+
+def _gathered(value: Node, constant: Collection[Node]) -> Tuple[Node, List[Tuple[str, Node]]]:
+    """``(c1 v) / c2`` as v, and what it is multiplied with and divided by, the last first."""
+    others: List[Tuple[str, Node]] = []
+    while value.op in ("mul", "div"):
+        a, b = value.args
+        if b in constant:
+            value, other = a, (value.op, b)
+        elif a in constant and value.op == "mul":
+            value, other = b, (value.op, a)
+        else:
+            break
+        others.append(other)
+    return value, others
+
+
 def _nearest(value: float, frac: int) -> float:
     return math.ldexp(round(math.ldexp(value, frac)), -frac)
 
@@ -319,19 +456,33 @@ def _function(op: str, at: Sequence[float]) -> List[float]:
     return values
 
 
-def _sizes(how: FixedPoint, nodes: Sequence[Node]) -> Dict[Node, float]:
-    """How large each coefficient was when its neuron became fixed, and twice that if it may be learnt."""
+def _thresholds(order: Sequence[Node]) -> Set[Node]:
+    """What a spike subtracts from a potential, and the summands of it."""
+    thresholds: Set[Node] = set()
+    waiting = [u.args[1] for node in order if node.op == "spike" for u in node.args if u.op == "sub"]
+    while waiting:
+        node = waiting.pop()
+        thresholds.add(node)
+        waiting += node.args if node.op in ("add", "sub") else ()
+    return thresholds
+
+
+def _sizes(how: FixedPoint, nodes: Sequence[Node]) -> Dict[Node, Ends]:
+    """How small, but for 0, and how large each coefficient may be: at the ends and in the middle of all values."""
     # a spike of parameters alone: its value needs none of the numbers of its surrogate
-    numbers = [number for node in topological(nodes) if node.op == "spike" for number in operands(node)[1:]]
-    values = {**dict.fromkeys(numbers, (1.0, 1.0)), **{Node("param", (), name): ends for name, ends in how.values}}
+    order = topological(nodes)
+    numbers = [number for node in order if node.op == "spike" for number in operands(node)[1:]]
+    ends = {**{Node("param", (), name): ends for name, ends in how.values}, **dict.fromkeys(numbers, (1.0, 1.0))}
+    leaves = [leaf for leaf in dict.fromkeys([*numbers, *order]) if leaf.op == "param"]
+    points = [sorted({ends[leaf][0], sum(ends[leaf]) / 2, ends[leaf][1]}) for leaf in leaves]
+    columns = [torch.tensor(column, dtype=torch.float64, device="cpu") for column in zip(*itertools.product(*points))]
     like = torch.zeros((), dtype=torch.float64, device="cpu")
-    most = dict.fromkeys(nodes, 0.0)
-    for end in (0, 1):
-        leaves = {leaf: torch.full_like(like, ends[end]) for leaf, ends in values.items()}
-        for node, value in zip(nodes, evaluate(nodes, leaves, like)):
-            most[node] = max(most[node], abs(float(value)))
-    learnt = {Node("param", (), name) for name in how.learnt}
-    return {node: size * (1 + bool(learnt.intersection(topological([node])))) for node, size in most.items()}
+    sizes = {}
+    for node, value in zip(nodes, evaluate(nodes, dict(zip(leaves, columns)), like)):
+        size = value.double().abs().flatten()
+        least = size[size > 0]
+        sizes[node] = (float(least.min()) if least.numel() else 0.0, float(size.max()))
+    return sizes
 
 
 # -- functions of coefficients, in operations whose bits are the same on every backend
@@ -432,26 +583,15 @@ def fixed(
     new = copy.deepcopy(neuron)
     new.arithmetic = None
     reset(new)
-    program = new.program
     factors = max(1, min(15, SIGNIFICAND[dtype] - word)) if factors is None else factors
-    how = FixedPoint(word, 0, factors, rounding, dtype, _checked_tables(tables), *_values(new, program))
-    frac = _default_frac(how, program) if frac is None else frac
-    how = replace(how, frac=frac)
+    values = parameters.current(new)
+    how = FixedPoint(word, frac or 0, factors, rounding, dtype, _checked_tables(tables))
+    how, ranges, program = _with_values(how, new, values, parameters.ranges_with(new, values))
+    how = replace(how, frac=_default_frac(how, program) if frac is None else frac)
     how.rewrite(program)
+    parameters.adopt(new, ranges)
     new.arithmetic = how
     return new
-
-
-def _values(neuron: Neuron, program: Program) -> Tuple[Tuple[Tuple[str, Tuple[float, float]], ...], Tuple[str, ...]]:
-    """The ends of each parameter's values, and the names of those that are learnt."""
-    values: List[Tuple[str, Tuple[float, float]]] = []
-    for name, value in neuron.named_values().items():
-        if isinstance(value, torch.Tensor):
-            values.append((name, (float(value.detach().min()), float(value.detach().max()))))
-        elif name not in program.numbers:
-            values.append((name, (float(value), float(value))))
-    learnt = [name for name, value in neuron.named_parameters(recurse=False)]
-    return tuple(values), tuple(learnt)
 
 
 def _default_frac(how: FixedPoint, program: Program) -> int:
@@ -462,7 +602,7 @@ def _default_frac(how: FixedPoint, program: Program) -> int:
     for node in order:
         if node not in coefficients and node.op not in ("mul", "div"):
             summands += [arg for arg in node.args if arg in coefficients and not arg.is_bool]
-    most = max([1.0, *[size for size in _sizes(how, summands).values() if math.isfinite(size)]])
+    most = max([1.0, *[size for _, size in _sizes(how, summands).values() if math.isfinite(size)]])
     return how.word - 4 - math.ceil(math.log2(most))
 
 
@@ -487,13 +627,24 @@ def _check(neuron: Any, word: Any, frac: Any, rounding: Any, factors: Any, dtype
             f"sc.quant.fixed: neuron={shown(neuron)} is no neuron; for a network, sc.quant.prepare(net, x) makes all "
             "of its neurons fixed"
         )
+    kind = type(neuron).__name__
+    if neuron.gradient != "surrogate":
+        raise ValueError(
+            f"sc.quant.fixed: this {kind} has gradient={neuron.gradient!r}, which divides by slopes that change from "
+            "step to step, and there is no such operation on integers; set gradient='surrogate'"
+        )
+    if parametrize.is_parametrized(neuron):
+        raise ValueError(
+            f"sc.quant.fixed: this {kind} has a parametrisation, of whose values no range is known; "
+            "torch.nn.utils.parametrize.remove_parametrizations leaves what it computes, and learn=(name,) learns it"
+        )
     if dtype not in SIGNIFICAND:
         raise ValueError(f"sc.quant.fixed: dtype={dtype} must be torch.float32 or torch.float64")
     most = SIGNIFICAND[dtype]
     if not isinstance(word, int) or not 2 <= word <= most:
         raise ValueError(f"sc.quant.fixed: word={shown(word)} must be a whole number of bits from 2 to {most}")
     for name, value in (("frac", frac), ("factors", factors)):
-        if value is not None and not isinstance(value, int):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
             raise TypeError(f"sc.quant.fixed: {name}={shown(value)} must be a whole number of bits, or None")
     if factors is not None and factors < 1:
         raise ValueError(

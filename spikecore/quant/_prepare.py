@@ -19,13 +19,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
 from spikecore._shell.checks import shown
+from spikecore._shell.parameters import adopt, current
 from spikecore._transforms import unfuse
 from spikecore.functional import reset
+from spikecore.lang import Program
 from spikecore.layers import Delay, NormNeuron
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 from spikecore.quant._analysis import SIGNIFICAND, Format, Inexact, analyse
-from spikecore.quant._fixed import FixedPoint, fixed
+from spikecore.quant._fixed import FixedPoint, fixed, saturating
 from spikecore.quant._layers import (
     FINEST,
     LAYERS,
@@ -36,15 +38,17 @@ from spikecore.quant._layers import (
     bits_of,
     grid_of,
     integers_of,
+    largest,
     quantise_layer,
     quantised_weight,
     round_input,
     round_output,
+    weight_of,
 )
 
 Inputs = Union[Tensor, Tuple[Tensor, ...]]
 #: Ranges of weights -> their grids.
-RANGES: Dict[str, Type[OnGrid]] = {"data": OnGrid, "learnt": LearntGrid}
+RANGES: Dict[str, Type[OnGrid]] = {kind.ranges: kind for kind in (OnGrid, LearntGrid)}
 #: Poolings that divide, and the dimensions of their windows.
 _WINDOWS = {nn.AvgPool1d: 1, nn.AvgPool2d: 2, nn.AvgPool3d: 3}
 _MEANS = (*_WINDOWS, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
@@ -59,6 +63,10 @@ class _Seen:
     inputs: List[Tensor] = field(default_factory=list)
     outputs: List[Tensor] = field(default_factory=list)
     states: List[Tensor] = field(default_factory=list)
+    #: Of a neuron, the values in each call of what saturates in its program, or would in fixed point.
+    saturating: List[Tuple[Tensor, ...]] = field(default_factory=list)
+    #: The state after the last call of a single step.
+    last: Any = None
     #: The module that wrote the memory of its input, if one with a weight or a neuron did.
     source: Optional[nn.Module] = None
     #: Whether something else than a neuron reads its output.
@@ -91,7 +99,7 @@ class _Run:
         seen.source = source or seen.source
         if isinstance(module, (Neuron, Recurrent)):
             seen.inputs += [_sampled(value) for value in args if isinstance(value, Tensor)]
-            seen.states += _states(module, args)
+            _look_into(seen, module, args)
             if source is not None and isinstance(module, Neuron):  # Recurrent adds to it
                 self.seen[source].is_read = False
         else:
@@ -118,15 +126,33 @@ def _sampled(value: Tensor) -> Tensor:
     return torch.cat([some, flat.min().reshape(1), flat.max().reshape(1)]) if flat.numel() else flat
 
 
-def _states(module: Any, args: Tuple[Any, ...]) -> List[Tensor]:
+def _look_into(seen: _Seen, module: Any, args: Tuple[Any, ...]) -> None:
+    """Note the states of a call of a neuron, and what saturates in it, by calling its equations again."""
     neuron: Any = module.neuron if isinstance(module, Recurrent) else module
-    names = tuple(neuron.states)
-    if not names:
-        return []
-    if module.step == "single":
-        # the hook comes after the call, which left its state
-        return [_sampled(module.state[name]) for name in names if name in (module.state or {})]
-    return [_sampled(value) for value in module.run(*args, record=names)[2].values()]
+    single, names, count = module.step == "single", tuple(neuron.states), len(neuron.program.outputs)
+    before, seen.last = seen.last, module.state if single else None
+    neuron.__dict__["_rewrite"] = _showing
+    try:
+        outputs, _, *trace = module.run(*[x.unsqueeze(0) if single else x for x in args], state=before, record=names)
+    finally:
+        del neuron.__dict__["_rewrite"]
+    seen.states += [_sampled(value) for values in trace for value in values.values()]
+    seen.saturating.append(outputs[count:] if isinstance(outputs, tuple) else ())
+
+
+def _showing(neuron: Any, program: Program) -> Program:
+    """A program with further outputs: what saturates in it, or would in fixed point."""
+    shown_too = saturating(program, neuron.arithmetic)
+    return Program(
+        program.name,
+        inputs=program.inputs,
+        states=program.states,
+        params=program.params,
+        outputs=[*program.outputs, *shown_too],
+        next=program.next,
+        initial=program.initial,
+        numbers=program.numbers,
+    )
 
 
 @contextmanager
@@ -155,6 +181,37 @@ def _evaluating(net: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in training.items():
             module.training = mode
+
+
+def _check_inputs(owner: str, x: Any) -> None:
+    """Raise TypeError or ValueError for what is no batch of finite numbers."""
+    for k, value in enumerate(x if isinstance(x, tuple) else (x,)):
+        name = f"x[{k}]" if isinstance(x, tuple) else "x"
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{owner}: {name}={shown(value)} must be a tensor: a batch of the training data")
+        if not value.numel():
+            raise ValueError(f"{owner}: {name} of shape {list(value.shape)} is empty; ranges need a batch with samples")
+        outside = ~torch.isfinite(value)
+        if bool(outside.any()):
+            at = outside.nonzero()[0].tolist()
+            raise ValueError(
+                f"{owner}: {int(outside.sum())} of {value.numel()} values of {name} are not finite, the first "
+                f"is {float(value[tuple(at)])} at {at}; leave these samples out"
+            )
+
+
+def _first_run(owner: str, net: nn.Module, x: Inputs, dtype: torch.dtype) -> _Run:
+    """A run with a batch that is checked; TypeError for integers that the network does not take."""
+    _check_inputs(owner, x)
+    try:
+        return _Run(net, x, dtype)
+    except RuntimeError as error:
+        for value in x if isinstance(x, tuple) else (x,):
+            if not value.is_floating_point():
+                raise TypeError(
+                    f"{owner}: x has dtype {value.dtype}, which this network does not take ({error}); give x.float()"
+                ) from error
+        raise
 
 
 def _inputs(x: Inputs, dtype: torch.dtype) -> Tuple[Tensor, ...]:
@@ -237,8 +294,9 @@ def prepare(
         raise ValueError(f"sc.quant.prepare: ranges={shown(ranges)} must be one of {', '.join(map(repr, RANGES))}")
     new = unfuse(copy.deepcopy(net)).to(dtype)
     _refuse_norm_neurons(new)
-    _fold(new, _Run(new, x, dtype))
+    _fold(new, _first_run("sc.quant.prepare", new, x, dtype))
     _refuse_others(new)
+    _refuse_infinite(new)
     run = _Run(new, x, dtype)
     written = _written(new, run)
     written_frac = _written_frac(written, run, word)
@@ -254,9 +312,11 @@ def prepare(
             options: Any = {"rounding": rounding, "factors": factors, "dtype": dtype}
             try:
                 chosen = _frac(new, neuron, run, word) if frac is None else frac
-                neuron.arithmetic = fixed(neuron, word, chosen, **options).arithmetic
+                replaced = fixed(neuron, word, chosen, **options)
             except ValueError as error:
                 raise type(error)(f"sc.quant.prepare: {name}: {error}") from None
+            adopt(neuron, dict(replaced.bounds))
+            neuron.arithmetic = replaced.arithmetic
     _prove(new, run, dtype)
     return new
 
@@ -313,6 +373,18 @@ def _refuse_others(net: nn.Module) -> None:
             )
 
 
+def _refuse_infinite(net: nn.Module) -> None:
+    """Refuse weights and biases that are not finite, as they may be behind a normalisation that was folded, too."""
+    for place in weighted(net):
+        for name, value in (("weight", weight_of(place.layer)), ("bias", place.layer.bias)):
+            outside = value.detach()[~torch.isfinite(value.detach())] if isinstance(value, Tensor) else ()
+            if len(outside):
+                raise ValueError(
+                    f"sc.quant.prepare: {place.name}: {len(outside)} values of its {name} are not finite, the first is "
+                    f"{float(outside[0])}, folded normalisation included"
+                )
+
+
 def _refuse_means(net: nn.Module, run: _Run) -> None:
     """Refuse poolings that divide integers by what is no power of two: floats round such a mean."""
     for name, module in net.named_modules():
@@ -345,7 +417,10 @@ def _quantise(
     back = isinstance(called, Recurrent)
     read = torch.cat(seen.outputs if back else seen.inputs)
     spikes = _fires(called if back else seen.source) and bool(((read == 0) | (read == 1)).all())
-    grid = grid_of(read, activations)
+    try:
+        grid = grid_of(read, activations)
+    except ValueError as error:
+        raise ValueError(f"sc.quant.prepare: {place.name}: in what it reads {error}") from None
     if spikes:
         grid = OnGrid(torch.ones_like(grid.scale), 0, 1)
     elif back and not (max(grid.fracs) <= 0 and torch.equal(grid(read), read)):
@@ -373,7 +448,13 @@ def _written(net: nn.Module, run: _Run) -> List[Weighted]:
 
 def _written_frac(written: Sequence[Weighted], run: _Run, word: int) -> int:
     """The fractional bits of what these layers write: one grid, so that sums of such values are exact."""
-    return min([word - 2, *(best_frac(torch.cat(run.seen[place.called].outputs), word) for place in written)])
+    fracs = [word - 2]
+    for place in written:
+        try:
+            fracs.append(best_frac(torch.cat(run.seen[place.called].outputs), word))
+        except ValueError as error:
+            raise ValueError(f"sc.quant.prepare: {place.name}: in what it writes {error}") from None
+    return min(fracs)
 
 
 def _round_output(place: Weighted, word: int, frac: int) -> None:
@@ -403,13 +484,15 @@ def input_format(place: Weighted) -> Optional[Format]:
 
 
 def _frac(net: nn.Module, neuron: Neuron, run: _Run, word: int) -> Optional[int]:
-    """The fractional bits that fit what a neuron read and held."""
+    """The fractional bits that fit what a neuron read and held, and with which nothing else saturates in it."""
     outer = [module for module in net.modules() if isinstance(module, Recurrent) and module.neuron is neuron]
     seen = run.seen.get(outer[0] if outer else neuron)
     values = [] if seen is None else [*seen.inputs, *seen.states]
     if not values:
         return None
     chosen = best_frac(torch.cat(values), word)
+    most = max((largest(value) for values in seen.saturating for value in values), default=0.0) if seen else 0.0
+    chosen = min(chosen, word - 1 - math.frexp(most)[1]) if most else chosen
     least = fixed(neuron, word, None, dtype=torch.float64).arithmetic
     return min(chosen, least.frac + 2) if isinstance(least, FixedPoint) else chosen
 
@@ -424,9 +507,9 @@ def _largest_sum(place: Weighted, written: Any) -> int:
     except ValueError as error:
         raise ValueError(f"sc.quant.prepare: {place.name}: {error}") from None
     read: Any = input_format(place)
-    largest = max(abs(int(read.low)), abs(int(read.high)))
+    most = max(abs(int(read.low)), abs(int(read.high)))
     # of each output: pairs of an integer and its fractional bits
-    rows = [int(row) * largest for row in integers.abs().flatten(1).sum(1)]
+    rows = [int(row) * most for row in integers.abs().flatten(1).sum(1)]
     sums = [[(row, frac + int(read.frac or 0))] if row else [] for row, frac in zip(rows, fracs)]
     for terms, (bias, frac) in zip(sums, biases):
         terms += [(abs(bias), frac)] if bias else []
@@ -468,7 +551,8 @@ class Row:
     """One layer or neuron of a report.
 
     kind: "weights" or "neuron". format: of a layer's weights, or of a neuron's inputs and states. bits: those that the
-    largest value needs. saturated: the part of weights, or of inputs and states, at an end of the range.
+    largest value needs. saturated: the part of weights at an end of the range; of a neuron, the part of values beyond
+    it, where most are: of an input, a factor such as ``x - v``, a next state or an output.
     """
 
     name: str
@@ -502,13 +586,15 @@ def report(net: nn.Module, x: Inputs, beside: Optional[nn.Module] = None) -> Rep
     beside: the network in floats; the report then has the part of its decisions, the highest of the last dimension
     (summed over time, where the outputs have it), that the prepared network makes too.
 
-    Raises ValueError for a network that was not prepared, and :class:`Inexact` where weights that were trained since
+    Raises TypeError and ValueError for a wrong x, ValueError for a network that was not prepared and for a parameter of
+    a neuron that has no grid, since it was changed in place, and :class:`Inexact` where weights that were trained since
     need more bits than the arithmetic holds.
     """
     _refuse_unprepared(net)
-    dtypes = [module.arithmetic.dtype for module in net.modules() if _is_fixed(module)]
+    dtypes: List[Any] = [module.arithmetic.dtype for module in net.modules() if _is_fixed(module)]
+    dtypes += [value.dtype for value in net.parameters()]
     dtype = torch.float64 if torch.float64 in dtypes else torch.float32
-    run = _Run(net, x, dtype)
+    run = _first_run("sc.quant.report", net, x, dtype)
     rows = [_weights_row(place, most) for place, most in zip(weighted(net), _prove(net, run, dtype))]
     for name, module in net.named_modules():
         if isinstance(module, (Neuron, Recurrent)) and module in run.seen:
@@ -556,8 +642,12 @@ def _weights_row(place: Weighted, most: int) -> Row:
 def _neuron_row(name: str, neuron: Any, seen: _Seen) -> Row:
     how: FixedPoint = neuron.arithmetic
     low, high = how.format.ends
-    values = torch.cat([value.double() for value in [*seen.inputs, *seen.states]])
+    learnt, values = neuron._parameters, current(neuron)
+    fault = how.outside({name: value for name, value in values.items() if name not in learnt})
+    if fault:
+        raise ValueError(f"sc.quant.report: {name}: {fault}: it was changed in place. Set it, and it gets new ones")
+    places = [torch.cat([value.double().flatten() for value in calls]) for calls in zip(*seen.saturating)]
+    saturated = max([float(((place < low) | (place > high)).double().mean()) for place in places], default=0.0)
     known = analyse(neuron.program, dtype=how.dtype)
     bits = max(value.bits for node, value in known.items() if not value.is_float and node.args)
-    saturated = float(((values <= low) | (values >= high)).double().mean())
     return Row(name, "neuron", f"int{how.word} / 2^{how.frac}", ", ".join(neuron.states), bits, saturated)
