@@ -71,12 +71,9 @@ class OnGrid(nn.Module):
         return {"ranges": self.ranges, "bits": self.bits, "grids": self.scale.numel()}
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        stored = state_dict.get(f"{prefix}_extra_state")
         try:
-            if stored is not None:
-                unpacked(stored, self._words)
-            elif any(key.startswith(prefix) for key in state_dict):
-                raise ValueError("the checkpoint has a grid without its ends; save the network that prepare returned")
+            if f"{prefix}_extra_state" in state_dict:
+                unpacked(state_dict[f"{prefix}_extra_state"], self._words)
         except ValueError as error:
             args[-1].append(f"{prefix[:-1]}: {error}")
             return
@@ -134,8 +131,8 @@ def largest(values: Tensor) -> float:
     """The largest size of values. Raises ValueError where some are not finite, or too large for a grid."""
     most = float(values.detach().abs().max()) if values.numel() else 0.0
     if not most < 2.0**-_GRIDS.start:
-        what = f"values of {most:g}, too large for a grid" if math.isfinite(most) else f"values that are {most}"
-        raise ValueError(f"there are {what}; scale them, or leave them out")
+        what = f"{most:g} is too large for a grid" if math.isfinite(most) else f"{most} is among the values"
+        raise ValueError(f"{what}; scale them, or leave it out")
     return most
 
 

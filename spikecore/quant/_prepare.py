@@ -27,7 +27,7 @@ from spikecore.layers import Delay, NormNeuron
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 from spikecore.quant._analysis import SIGNIFICAND, Format, Inexact, analyse
-from spikecore.quant._fixed import FixedPoint, fixed, saturating
+from spikecore.quant._fixed import FixedPoint, fixed
 from spikecore.quant._layers import (
     FINEST,
     LAYERS,
@@ -45,6 +45,7 @@ from spikecore.quant._layers import (
     round_output,
     weight_of,
 )
+from spikecore.quant._rewriting import saturating
 
 Inputs = Union[Tensor, Tuple[Tensor, ...]]
 #: Ranges of weights -> their grids.
@@ -183,35 +184,27 @@ def _evaluating(net: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def _check_inputs(owner: str, x: Any) -> None:
-    """Raise TypeError or ValueError for what is no batch of finite numbers."""
-    for k, value in enumerate(x if isinstance(x, tuple) else (x,)):
-        name = f"x[{k}]" if isinstance(x, tuple) else "x"
+def _first_run(owner: str, net: nn.Module, x: Inputs, dtype: torch.dtype) -> _Run:
+    """A run with inputs that are checked first: TypeError and ValueError for what is no batch of finite numbers."""
+    values: Dict[str, Any] = {f"x[{k}]": value for k, value in enumerate(x)} if isinstance(x, tuple) else {"x": x}
+    for name, value in values.items():
         if not isinstance(value, Tensor):
             raise TypeError(f"{owner}: {name}={shown(value)} must be a tensor: a batch of the training data")
         if not value.numel():
             raise ValueError(f"{owner}: {name} of shape {list(value.shape)} is empty; ranges need a batch with samples")
-        outside = ~torch.isfinite(value)
-        if bool(outside.any()):
-            at = outside.nonzero()[0].tolist()
+        wrong = (~torch.isfinite(value)).nonzero().tolist()
+        if wrong:
             raise ValueError(
-                f"{owner}: {int(outside.sum())} of {value.numel()} values of {name} are not finite, the first "
-                f"is {float(value[tuple(at)])} at {at}; leave these samples out"
+                f"{owner}: {len(wrong)} of {value.numel()} values of {name} are not finite, the first is "
+                f"{float(value[tuple(wrong[0])])} at {wrong[0]}; leave these samples out"
             )
-
-
-def _first_run(owner: str, net: nn.Module, x: Inputs, dtype: torch.dtype) -> _Run:
-    """A run with a batch that is checked; TypeError for integers that the network does not take."""
-    _check_inputs(owner, x)
     try:
         return _Run(net, x, dtype)
     except RuntimeError as error:
-        for value in x if isinstance(x, tuple) else (x,):
-            if not value.is_floating_point():
-                raise TypeError(
-                    f"{owner}: x has dtype {value.dtype}, which this network does not take ({error}); give x.float()"
-                ) from error
-        raise
+        whole = [f"{name} has dtype {value.dtype}" for name, value in values.items() if not value.is_floating_point()]
+        if not whole:
+            raise
+        raise TypeError(f"{owner}: {whole[0]}, which the network does not take: {error}; give x.float()") from error
 
 
 def _inputs(x: Inputs, dtype: torch.dtype) -> Tuple[Tensor, ...]:
@@ -310,11 +303,9 @@ def prepare(
     for name, neuron in [*new.named_modules()]:
         if isinstance(neuron, Neuron) and neuron.arithmetic is None:
             options: Any = {"rounding": rounding, "factors": factors, "dtype": dtype}
-            try:
+            with _of(name):
                 chosen = _frac(new, neuron, run, word) if frac is None else frac
                 replaced = fixed(neuron, word, chosen, **options)
-            except ValueError as error:
-                raise type(error)(f"sc.quant.prepare: {name}: {error}") from None
             adopt(neuron, dict(replaced.bounds))
             neuron.arithmetic = replaced.arithmetic
     _prove(new, run, dtype)
@@ -328,6 +319,15 @@ def _check(net: Any, weights: Any, activations: Any) -> None:
     for name, value in (("weights", weights), ("activations", activations)):
         if not isinstance(value, int) or not 2 <= value <= 8:
             raise ValueError(f"sc.quant.prepare: {name}={shown(value)} must be a whole number of bits from 2 to 8")
+
+
+@contextmanager
+def _of(name: str) -> Iterator[None]:
+    """Say in errors what they are of."""
+    try:
+        yield
+    except ValueError as error:
+        raise type(error)(f"sc.quant.prepare: {name}: {error}") from None
 
 
 def _fold(net: nn.Module, run: _Run) -> None:
@@ -374,15 +374,11 @@ def _refuse_others(net: nn.Module) -> None:
 
 
 def _refuse_infinite(net: nn.Module) -> None:
-    """Refuse weights and biases that are not finite, as they may be behind a normalisation that was folded, too."""
+    """Refuse weights and biases that are not finite, as a normalisation that was folded may have made them."""
     for place in weighted(net):
-        for name, value in (("weight", weight_of(place.layer)), ("bias", place.layer.bias)):
-            outside = value.detach()[~torch.isfinite(value.detach())] if isinstance(value, Tensor) else ()
-            if len(outside):
-                raise ValueError(
-                    f"sc.quant.prepare: {place.name}: {len(outside)} values of its {name} are not finite, the first is "
-                    f"{float(outside[0])}, folded normalisation included"
-                )
+        for what, value in (("weight", weight_of(place.layer)), ("bias", place.layer.bias)):
+            with _of(f"{place.name}: its {what}"):
+                largest(value if isinstance(value, Tensor) else torch.zeros(()))
 
 
 def _refuse_means(net: nn.Module, run: _Run) -> None:
@@ -417,20 +413,16 @@ def _quantise(
     back = isinstance(called, Recurrent)
     read = torch.cat(seen.outputs if back else seen.inputs)
     spikes = _fires(called if back else seen.source) and bool(((read == 0) | (read == 1)).all())
-    try:
+    with _of(f"what {place.name} reads"):
         grid = grid_of(read, activations)
-    except ValueError as error:
-        raise ValueError(f"sc.quant.prepare: {place.name}: in what it reads {error}") from None
     if spikes:
         grid = OnGrid(torch.ones_like(grid.scale), 0, 1)
     elif back and not (max(grid.fracs) <= 0 and torch.equal(grid(read), read)):
         raise ValueError(f"sc.quant.prepare: {place.name}: what comes back is no whole number, as spikes are")
     _attach(place.layer, "spikes" if spikes or back else "input", grid, called)
     bits = bits if quantised_weight(place.layer) is None else 8
-    try:
+    with _of(place.name):
         quantise_layer(place.layer, bits, per_channel, max(grid.fracs), finest, kind)
-    except ValueError as error:
-        raise ValueError(f"sc.quant.prepare: {place.name}: {error}") from None
 
 
 def _fires(module: Optional[nn.Module]) -> bool:
@@ -450,10 +442,8 @@ def _written_frac(written: Sequence[Weighted], run: _Run, word: int) -> int:
     """The fractional bits of what these layers write: one grid, so that sums of such values are exact."""
     fracs = [word - 2]
     for place in written:
-        try:
+        with _of(f"what {place.name} writes"):
             fracs.append(best_frac(torch.cat(run.seen[place.called].outputs), word))
-        except ValueError as error:
-            raise ValueError(f"sc.quant.prepare: {place.name}: in what it writes {error}") from None
     return min(fracs)
 
 
@@ -501,11 +491,9 @@ def _largest_sum(place: Weighted, written: Any) -> int:
     """The largest sum of a layer's products, its bias and what another layer wrote, as an integer on the finest grid of
     these.
     """
-    try:
+    with _of(place.name):
         integers, fracs = integers_of(place.layer, 8)
         biases = biases_of(place.layer)
-    except ValueError as error:
-        raise ValueError(f"sc.quant.prepare: {place.name}: {error}") from None
     read: Any = input_format(place)
     most = max(abs(int(read.low)), abs(int(read.high)))
     # of each output: pairs of an integer and its fractional bits
