@@ -17,11 +17,12 @@ from typing import Any, Callable, Dict, List, Mapping, Optional
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX as ARITHMETIC
 
 from spikecore._shell import parameters
 from spikecore._shell.ranges import Interval
 
+#: The name of an arithmetic: that of torch for what is no parameter and no buffer.
+ARITHMETIC = "_extra_state"
 #: Buffers that every neuron of snnTorch has.
 SNNTORCH = ("reset_mechanism_val", "graded_spikes_factor")
 #: States of snnTorch's neurons, which were in ``state_dict`` before 0.9. A loaded network begins at rest without them.

@@ -26,7 +26,7 @@ from spikecore._shell import parameters
 from spikecore._shell.binding import equations
 from spikecore._shell.checks import shown
 from spikecore._shell.ranges import Interval
-from spikecore.functional import reset
+from spikecore.functional import to_rest
 from spikecore.lang import Program
 from spikecore.lang.node import const
 from spikecore.lang.operations import OPERATION
@@ -214,7 +214,7 @@ def fixed(
     _check(neuron, word, frac, rounding, factors, dtype)
     new = copy.deepcopy(neuron)
     new.arithmetic = None
-    reset(new)
+    to_rest([new], carried=True)
     factors = max(1, min(15, SIGNIFICAND[dtype] - word)) if factors is None else factors
     values = parameters.current(new)
     how = FixedPoint(word, frac or 0, factors, rounding, dtype, _checked_tables(tables))

@@ -21,7 +21,7 @@ from torch.nn.utils import parametrize
 from spikecore._shell.checks import shown
 from spikecore._shell.parameters import adopt, current
 from spikecore._transforms import unfuse
-from spikecore.functional import reset
+from spikecore.functional import stateful_modules, to_rest
 from spikecore.lang import Program
 from spikecore.layers import Delay, NormNeuron
 from spikecore.neuron import Neuron
@@ -87,7 +87,7 @@ class _Run:
         self._alive: List[Any] = []
         with _hooks(net, self._see), _evaluating(net), torch.no_grad():
             self.output = net(*_inputs(x, dtype))
-            reset(net)
+        to_rest(stateful_modules(net), carried=True)
 
     def _see(self, module: nn.Module, args: Tuple[Any, ...], output: Any) -> None:
         if not args or not isinstance(args[0], Tensor) or not isinstance(output, Tensor):
@@ -176,7 +176,7 @@ def _hooks(net: nn.Module, see: Callable[..., None]) -> Iterator[None]:
 def _evaluating(net: nn.Module) -> Iterator[None]:
     training = {module: module.training for module in net.modules()}
     net.eval()
-    reset(net)
+    to_rest(stateful_modules(net), carried=True)
     try:
         yield
     finally:

@@ -29,6 +29,7 @@ def fixed(neuron: Neuron, word: int, rounding: str, dtype: torch.dtype) -> Neuro
     Raises ``ValueError`` for a neuron that has no fixed point.
     """
     how: Dict[str, Any] = {"rounding": rounding, "tables": TABLES, "dtype": dtype}
+    last = ValueError()
     for bits in (word, *[bits for bits in (12, 10, 8) if bits < word], *[bits for bits in (10, 12, 16) if bits > word]):
         try:
             return sc.quant.fixed(neuron, bits, **how)
