@@ -11,7 +11,7 @@ import copy
 import math
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type, Union
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +45,7 @@ from spikecore.quant._layers import (
     round_output,
     weight_of,
 )
-from spikecore.quant._rewriting import saturating
+from spikecore.quant._rewriting import ThresholdIsZero, saturating
 
 Inputs = Union[Tensor, Tuple[Tensor, ...]]
 #: Ranges of weights -> their grids.
@@ -304,8 +304,7 @@ def prepare(
         if isinstance(neuron, Neuron) and neuron.arithmetic is None:
             options: Any = {"rounding": rounding, "factors": factors, "dtype": dtype}
             with _of(name):
-                chosen = _frac(new, neuron, run, word) if frac is None else frac
-                replaced = fixed(neuron, word, chosen, **options)
+                replaced = _fixed(new, neuron, run, (word, frac), options)
             adopt(neuron, dict(replaced.bounds))
             neuron.arithmetic = replaced.arithmetic
     _prove(new, run, dtype)
@@ -473,18 +472,28 @@ def input_format(place: Weighted) -> Optional[Format]:
     return None
 
 
-def _frac(net: nn.Module, neuron: Neuron, run: _Run, word: int) -> Optional[int]:
-    """The fractional bits that fit what a neuron read and held, and with which nothing else saturates in it."""
+def _fixed(
+    net: nn.Module, neuron: Neuron, run: _Run, bits: Tuple[int, Optional[int]], options: Mapping[str, Any]
+) -> Neuron:
+    """The neuron in fixed point. Without fractional bits, it has those that fit what it read and held, and with which
+    nothing else saturates in it; more where a threshold would be 0.
+    """
+    word, frac = bits
     outer = [module for module in net.modules() if isinstance(module, Recurrent) and module.neuron is neuron]
     seen = run.seen.get(outer[0] if outer else neuron)
     values = [] if seen is None else [*seen.inputs, *seen.states]
-    if not values:
-        return None
-    chosen = best_frac(torch.cat(values), word)
+    if frac is not None or not values:
+        return fixed(neuron, word, frac, **options)
+    frac = best_frac(torch.cat(values), word)
     most = max((largest(value) for values in seen.saturating for value in values), default=0.0) if seen else 0.0
-    chosen = min(chosen, word - 1 - math.frexp(most)[1]) if most else chosen
+    frac = min(frac, word - 1 - math.frexp(most)[1]) if most else frac
     least = fixed(neuron, word, None, dtype=torch.float64).arithmetic
-    return min(chosen, least.frac + 2) if isinstance(least, FixedPoint) else chosen
+    frac = min(frac, least.frac + 2) if isinstance(least, FixedPoint) else frac
+    while True:
+        try:
+            return fixed(neuron, word, frac, **options)
+        except ThresholdIsZero:
+            frac += 1
 
 
 def _largest_sum(place: Weighted, written: Any) -> int:

@@ -57,6 +57,10 @@ ROUNDINGS = {"nearest": "round", "floor": "floor"}
 Ends = Tuple[float, float]
 
 
+class ThresholdIsZero(ValueError):
+    """A threshold rounds to 0."""
+
+
 @lru_cache(maxsize=256)
 def rewritten(how: FixedPoint, program: Program) -> Program:
     """A program in fixed point, which is proven to be exact."""
@@ -140,7 +144,7 @@ class _Rewriting:
                 "fractional bits"
             )
         if node in self.thresholds and 0.0 < math.ldexp(least, frac) <= 0.5 and not is_factor:
-            raise ValueError(
+            raise ThresholdIsZero(
                 f"sc.quant.fixed: {self.old.name}: {node!r} is {least:g}, and rounds to 0 in multiples of "
                 f"{math.ldexp(1.0, -frac):g}, word={self.how.word}, frac={self.how.frac}: take more fractional bits"
             )
