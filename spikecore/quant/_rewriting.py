@@ -137,7 +137,8 @@ class _Rewriting:
         """A coefficient rounded to a grid, to the nearest, and saturated."""
         frac = int(grid.frac or 0)
         least, most = self.sizes[node]
-        if most > grid.ends[1] and not (node.op == "const" and (is_factor or math.isinf(most))):
+        # numbers of an equation, such as the end of a clamp, may be beyond the range
+        if most > grid.ends[1] and (node.op != "const" or (node in self.thresholds and math.isfinite(most))):
             raise ValueError(
                 f"sc.quant.fixed: {self.old.name}: {node!r} is {most:g}, beyond the range "
                 f"[{grid.ends[0]:g}, {grid.ends[1]:g}] of word={self.how.word}, frac={self.how.frac}: take fewer "
