@@ -52,19 +52,14 @@ class Arithmetic(Protocol):
         """Whether it may be computed in this dtype."""
 
     def following(
-        self, neuron: Any, values: Mapping[str, Any], ranges: Mapping[str, Interval]
+        self, neuron: Any, values: Mapping[str, Any], ranges: Mapping[str, Interval], stored: Any = None
     ) -> Tuple[Arithmetic, Dict[str, Interval]]:
         """The arithmetic for these values of the neuron's parameters, which are in these ranges, and the ranges in
-        which it holds what is learnt. Raises ValueError where it holds none.
+        which it holds what is learnt; that which is ``stored``, if it is. Raises ValueError where there is none.
         """
 
     def stored(self) -> Tensor:
         """What a ``state_dict`` has of it."""
-
-    def restored(
-        self, stored: Tensor, neuron: Any, values: Mapping[str, Any], ranges: Mapping[str, Interval]
-    ) -> Tuple[Arithmetic, Dict[str, Interval]]:
-        """:meth:`following` of a ``state_dict``. Raises ValueError for what another arithmetic stored."""
 
 
 #: Makes another program of a neuron's, of the same states and parameters, for some of its calls.

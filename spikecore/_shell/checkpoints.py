@@ -52,13 +52,10 @@ def load(
     after = parameters.ranges_with(neuron, values)
     faults = [fault for name in neuron.params for fault in _faults(neuron, name, prefix, ours.get(name), after)]
     faults += [f"{prefix}{name} {why}" for name, why in others.items() if why]
-    arithmetic, stored = neuron.arithmetic, entries.get(ARITHMETIC)
+    arithmetic = neuron.arithmetic
     if arithmetic is not None and not faults:
         try:
-            if stored is None:
-                arithmetic, after = arithmetic.following(neuron, values, after)
-            else:
-                arithmetic, after = arithmetic.restored(stored, neuron, values, after)
+            arithmetic, after = arithmetic.following(neuron, values, after, entries.get(ARITHMETIC))
         except ValueError as error:
             faults.append(f"{prefix[:-1] or type(neuron).__name__}: {error}")
     if faults:

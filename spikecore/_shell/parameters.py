@@ -118,6 +118,7 @@ def set_parameter(neuron: Any, name: str, value: Any) -> None:
         nn.Module.__setattr__(neuron, name, checked_value(neuron, name, value))
     else:
         if isinstance(value, Tensor) and isinstance(before, nn.Parameter):
+            require_inside(neuron, name, checked(type(neuron).__name__, name, value), neuron._ranges)
             raise TypeError(
                 f"{type(neuron).__name__}: {name} is learnt, and a tensor cannot take its place; give a number, which "
                 f"fills it, nn.Parameter(value), or neuron.{name}.data.copy_(value)"

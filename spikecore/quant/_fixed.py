@@ -69,17 +69,26 @@ class FixedPoint:
         return SIGNIFICAND[dtype] >= SIGNIFICAND[self.dtype]
 
     def following(
-        self, neuron: Neuron, values: Mapping[str, Any], ranges: Mapping[str, Interval]
+        self, neuron: Any, values: Mapping[str, Any], ranges: Mapping[str, Interval], stored: Any = None
     ) -> Tuple[FixedPoint, Dict[str, Interval]]:
         """See :class:`~spikecore._shell.binding.Arithmetic`."""
-        how, ranges, program = _with_values(self, neuron, values, ranges)
-        how.rewrite(program)
+        if stored is None:
+            how = replace(self, values=_grids(self, neuron, values, ranges))
+        else:
+            content = unpacked(stored, self._words)
+            ends = tuple([(name, (float(low), float(high))) for name, (low, high) in content["values"].items()])
+            how = replace(self, frac=content["frac"], values=ends)
+            fault = how.outside(values)
+            if fault:
+                raise ValueError(f"{fault} in the checkpoint; build the network with the values of the saved one")
+        ranges = {**ranges, **{name: Interval(*ends) for name, ends in how.values if _learns(neuron, name, values)}}
+        how.rewrite(equations(neuron, ranges)[0])
         return how, ranges
 
     def outside(self, values: Mapping[str, Any]) -> str:
         """What is wrong with values of parameters for which there are no grids, "" if there is none."""
         for name, (low, high) in self.values:
-            least, most = _ends(values.get(name), (low, high))
+            least, most = _ends(values.get(name)) or (low, high)
             if not low <= least <= most <= high:
                 value = f"{least:g}" if least == most else f"from {least:g} to {most:g}"
                 where = f"values from {low:g} to {high:g}" if low < high else f"{low:g}"
@@ -89,20 +98,6 @@ class FixedPoint:
     def stored(self) -> Tensor:
         """All fields, as a tensor; see :func:`packed`."""
         return packed({**self._words, "frac": self.frac, "values": dict(self.values)})
-
-    def restored(
-        self, stored: Tensor, neuron: Neuron, values: Mapping[str, Any], ranges: Mapping[str, Interval]
-    ) -> Tuple[FixedPoint, Dict[str, Interval]]:
-        """See :class:`~spikecore._shell.binding.Arithmetic`."""
-        content = unpacked(stored, self._words)
-        boxes = {name: (float(low), float(high)) for name, (low, high) in content["values"].items()}
-        how = replace(self, frac=content["frac"], values=tuple(boxes.items()))
-        fault = how.outside(values)
-        if fault:
-            raise ValueError(f"{fault} in the checkpoint; build the network with the values of the saved one")
-        ranges = {**ranges, **{name: Interval(*boxes[name]) for name in neuron._parameters if name in boxes}}
-        how.rewrite(equations(neuron, ranges)[0])
-        return how, ranges
 
     @property
     def _words(self) -> Dict[str, Any]:
@@ -138,28 +133,31 @@ def unpacked(stored: Any, words: Mapping[str, Any]) -> Dict[str, Any]:
     return content
 
 
-def _ends(value: Any, otherwise: Ends) -> Ends:
-    """The least and the greatest value of a parameter; ``otherwise`` where it has none that can be known."""
+def _ends(value: Any) -> Optional[Ends]:
+    """The least and the greatest value of a parameter; None where it has none that can be known."""
     if not isinstance(value, Tensor):
-        return otherwise if value is None else (float(value), float(value))
+        return None if value is None else (float(value), float(value))
     value = value.detach()
-    return otherwise if value.is_meta or not value.numel() else (float(value.min()), float(value.max()))
+    return None if value.is_meta or not value.numel() else (float(value.min()), float(value.max()))
 
 
-def _with_values(
+def _learns(neuron: Any, name: str, values: Mapping[str, Any]) -> bool:
+    return name in neuron._parameters or isinstance(values.get(name), nn.Parameter)
+
+
+def _grids(
     how: FixedPoint, neuron: Any, values: Mapping[str, Any], ranges: Mapping[str, Interval]
-) -> Tuple[FixedPoint, Dict[str, Interval], Program]:
-    """An arithmetic with grids for these values, the ranges of what is learnt, and the neuron's program with these."""
-    boxes, ranges = dict(how.values), dict(ranges)
+) -> Tuple[Tuple[str, Ends], ...]:
+    """What grids must hold of these values of parameters; of others, what they held."""
+    grids = dict(how.values)
     for name, value in values.items():
-        ends = _ends(value, boxes.get(name, (0.0, 0.0)))
-        if math.isnan(sum(ends)):
+        ends = _ends(value)
+        if ends is not None and math.isnan(sum(ends)):
             raise ValueError(f"sc.quant.fixed: {type(neuron).__name__}: {name} has values that are NaN")
-        if name in neuron._parameters or isinstance(value, nn.Parameter):
+        if ends is not None and _learns(neuron, name, values):
             ends = _room(ends, ranges.get(name, Interval()), name in (neuron._given_bounds or ()))
-            ranges[name] = Interval(*ends)
-        boxes[name] = ends
-    return replace(how, values=tuple(boxes.items())), ranges, equations(neuron, ranges)[0]
+        grids[name] = ends or grids.get(name, (0.0, 0.0))
+    return tuple(grids.items())
 
 
 def _room(ends: Ends, within: Interval, given: bool) -> Ends:
@@ -217,10 +215,12 @@ def fixed(
     to_rest([new], carried=True)
     factors = max(1, min(15, SIGNIFICAND[dtype] - word)) if factors is None else factors
     values = parameters.current(new)
+    ranges = parameters.ranges_with(new, values)
     how = FixedPoint(word, frac or 0, factors, rounding, dtype, _checked_tables(tables))
-    how, ranges, program = _with_values(how, new, values, parameters.ranges_with(new, values))
-    how = replace(how, frac=default_frac(how, program) if frac is None else frac)
-    how.rewrite(program)
+    if frac is None:
+        how = replace(how, values=_grids(how, new, values, ranges))
+        how = replace(how, frac=default_frac(how, equations(new, ranges)[0]))
+    how, ranges = how.following(new, values, ranges)
     parameters.adopt(new, ranges)
     new.arithmetic = how
     return new
