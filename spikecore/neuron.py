@@ -342,6 +342,8 @@ class Neuron(Stateful):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         parameters.project(self)  # an optimiser may have stepped, and what is saved must load again
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.arithmetic is not None:
+            destination[prefix + checkpoints.ARITHMETIC] = self.arithmetic.stored()
 
     def _load_from_state_dict(
         self,

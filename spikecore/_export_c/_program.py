@@ -35,8 +35,8 @@ from spikecore.neurons import Recurrent
 from spikecore.nir import SumPool2d
 from spikecore.quant import Format, analyse
 from spikecore.quant._analysis import FLAG, SIGNIFICAND
-from spikecore.quant._fixed import ROUNDINGS
 from spikecore.quant._layers import quantised_weight, round_input
+from spikecore.quant._rewriting import ROUNDINGS
 
 _LINEARS = (nn.Linear, PackedLinear)
 _CONVS = (nn.Conv1d, nn.Conv2d, PackedConv2d)
