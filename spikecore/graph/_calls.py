@@ -206,8 +206,12 @@ class Graph:
         others = [other for other in self.calls_of(call.module) if other is not call]
         if others:
             raise Refused(call.title, f"is called {len(others) + 1} times, and {what}", "make a layer for each call")
+        self.check_owner(call, what)
+
+    def check_owner(self, call: Call, what: str) -> None:
+        """Raise :class:`Refused` unless the tensors of the module of a call are used by it alone."""
         for name, tensor in (*call.module.named_parameters(), *call.module.named_buffers()):
-            shared = [other for other in self.uses(tensor) if other is not call]
+            shared = [other for other in self.uses(tensor) if other.module is not call.module]
             if shared:
                 raise Refused(
                     call.title,

@@ -13,7 +13,7 @@ import inspect
 import operator
 import random
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -37,7 +37,10 @@ class NotFollowed(ValueError):
 
 
 def read(
-    net: nn.Module, *, inputs: Optional[int] = None, is_leaf: Callable[[nn.Module], bool] = lambda module: False
+    net: nn.Module,
+    *,
+    inputs: Union[int, Sequence[Tensor], None] = None,
+    is_leaf: Callable[[nn.Module], bool] = lambda module: False,
 ) -> Graph:
     """The calls of a network, in the modes that its modules have now.
 
@@ -45,13 +48,15 @@ def read(
     its own or parametrisations. Chains, :class:`~spikecore.layers.TimeBatched` and modules of the user's are followed.
     An argument of ``forward`` with a default has its default.
 
-    inputs: the number of inputs; None for the arguments of ``forward`` without a default.
+    inputs: the number of inputs; None for the arguments of ``forward`` without a default; or examples of them. Then
+        ``forward`` may ask for the shapes of its inputs, and loop over their steps: the graph is that of these shapes.
     is_leaf: further modules that are a call each.
 
     Nothing changes in the network. Raises :class:`NotFollowed`, with the place and the reason.
     """
-    root = _Root(net, _count(net) if inputs is None else inputs)
-    tracer = _Tracer(is_leaf)
+    examples = () if inputs is None or isinstance(inputs, int) else tuple(inputs)
+    root = _Root(net, inputs if isinstance(inputs, int) else len(examples) or _count(net))
+    tracer = _Tracer(is_leaf, examples)
     with _unchanged(net):
         try:
             graph = tracer.trace(root)
@@ -109,13 +114,41 @@ class _Value(fx.Proxy):
         return self.tracer.create_proxy("call_function", operator.itruediv, (self, other), {})
 
 
+class _Shaped(_Value):
+    """An input whose shape is known: a forward may ask for it, and loop over the steps."""
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.node.meta["shape"]  # type: ignore[no-any-return]  # a shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def size(self, dim: Optional[int] = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Any:
+        return iter([self.select(0, step) for step in range(len(self))])
+
+    def unbind(self, dim: int = 0) -> Any:
+        return tuple([self.select(dim, step) for step in range(self.shape[dim])])
+
+
 class _Tracer(fx.Tracer):
     """Follows modules of the user's, and notes where time is folded into the batch."""
 
     proxy_buffer_attributes = True
 
-    def __init__(self, is_leaf: Callable[[nn.Module], bool]) -> None:
+    def __init__(self, is_leaf: Callable[[nn.Module], bool], examples: Sequence[Tensor]) -> None:
         super().__init__()
+        self._examples = examples
         self._is_leaf = is_leaf
         self._folded = False
         self._modes = _modes()
@@ -127,11 +160,14 @@ class _Tracer(fx.Tracer):
         return self._within[-1] if self._within else "the network"
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _Value(node, self)
+        if node.op != "placeholder" or not self._examples:
+            return _Value(node, self)
+        node.meta["shape"] = self._examples[len(self.graph.nodes) - 1].shape
+        return _Shaped(node, self)
 
     def create_arg(self, a: Any) -> Any:
         # before torch.fx asks whether it is a parameter: to isinstance it is a tensor
-        return a.node if type(a) is _Value else super().create_arg(a)
+        return a.node if type(a) in (_Value, _Shaped) else super().create_arg(a)
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Tuple[Any, List[Any]]:
         root: Any = self.root

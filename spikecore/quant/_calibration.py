@@ -66,7 +66,7 @@ class Run:
         self.shapes: Dict[Call, Tuple[int, ...]] = {}
         known: Dict[Call, Any] = {}
         with evaluating(net), torch.no_grad():
-            self.graph = read(net, inputs=len(inputs))
+            self.graph = read(net, inputs=inputs)
             for call, value in values(self.graph, *inputs):
                 known[call] = value
                 self.shapes[call] = tuple(value.shape) if isinstance(value, Tensor) else ()

@@ -185,7 +185,8 @@ def _of(name: str) -> Iterator[None]:
 
 def _fold(net: nn.Module, run: Run) -> None:
     """Fold each batch normalisation into the layer whose output it reads; first all conditions, then all changes."""
-    norms = [call for call in run.graph.calls if isinstance(call.module, _BatchNorm)]
+    calls = [call for call in run.graph.calls if isinstance(call.module, _BatchNorm)]
+    norms = [*{call.module: call for call in calls}.values()]
     with evaluating(net):
         sources = [norm_source(run.graph, norm, run.shapes, (*PLAIN, Delay)) for norm in norms]
     for source in sources:
