@@ -62,6 +62,7 @@ class Call:
     inputs: the calls whose values it reads, each once, in order.
     readers: the calls that read numbers of its value, each once, in order; not those that ask for its shape alone.
     is_folded: time and batch are one dimension here.
+    owner: the module whose ``forward`` makes the call; None for inputs and the output.
     node: the node of torch.fx.
     """
 
@@ -75,6 +76,7 @@ class Call:
         self.inputs: List[Call] = [known[value] for value in node.all_input_nodes]
         self.readers: List[Call] = []
         self.is_folded = bool(node.meta.get("folded"))
+        self.owner: Optional[nn.Module] = node.meta.get("owner")
         for value in self.inputs:
             if not self._only_describes(value):
                 value.readers.append(self)
@@ -152,11 +154,19 @@ class Graph:
     """The calls of a network in order; the last one is the output.
 
     net: the network that was read. inputs: the calls that are its inputs. output: the call of kind "output". fx: the
-    graph of torch.fx.
+    graph of torch.fx. followed: the modules whose ``forward`` was followed; of each, whether all its arguments are
+    values.
     """
 
-    def __init__(self, net: nn.Module, graph: fx.Graph, calls: Sequence[Call], tensors: Dict[str, Any]) -> None:
-        self.net, self.fx, self.calls = net, graph, list(calls)
+    def __init__(
+        self,
+        net: nn.Module,
+        graph: fx.Graph,
+        calls: Sequence[Call],
+        tensors: Dict[str, Any],
+        followed: Dict[nn.Module, bool],
+    ) -> None:
+        self.net, self.fx, self.calls, self.followed = net, graph, list(calls), followed
         self.inputs = [call for call in calls if call.kind == "input"]
         self.output = self.calls[-1]
         #: Attribute by name -> its tensor.

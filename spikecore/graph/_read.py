@@ -36,7 +36,11 @@ class NotFollowed(ValueError):
 
 
 def read(
-    net: nn.Module, *, inputs: Optional[int] = None, is_leaf: Callable[[nn.Module], bool] = lambda module: False
+    net: nn.Module,
+    *,
+    inputs: Optional[int] = None,
+    is_leaf: Callable[[nn.Module], bool] = lambda module: False,
+    inside: bool = False,
 ) -> Graph:
     """The calls of a network, in the modes that its modules have now.
 
@@ -46,11 +50,12 @@ def read(
 
     inputs: the number of inputs; None for the arguments of ``forward`` without a default.
     is_leaf: further modules that are a call each.
+    inside: whether ``net`` itself is followed in any case, past hooks that it has.
 
     Nothing changes in the network. Raises :class:`NotFollowed`, with the place and the reason.
     """
     root = _Root(net, _count(net) if inputs is None else inputs)
-    tracer = _Tracer(is_leaf)
+    tracer = _Tracer(is_leaf, net if inside else None)
     with _unchanged(net):
         try:
             graph = tracer.trace(root)
@@ -63,7 +68,7 @@ def read(
     for call in calls:
         _check_in_place(call)
     tensors = {call.name: _attribute(root, str(call.node.target)) for call in calls if call.kind == "attribute"}
-    return Graph(net, graph, calls, tensors)
+    return Graph(net, graph, calls, tensors, tracer.followed)
 
 
 def _count(net: nn.Module) -> int:
@@ -71,6 +76,16 @@ def _count(net: nn.Module) -> int:
     parameters = inspect.signature(net.forward).parameters.values()
     required = [p for p in parameters if p.kind <= p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
     return max(1, len(required))
+
+
+def argument_names(module: nn.Module) -> Optional[List[str]]:
+    """The names of the arguments of a ``forward``; None where it has defaults or takes any number, so that calls may
+    differ.
+    """
+    parameters = inspect.signature(module.forward).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    plain = all(p.kind in kinds and p.default is p.empty for p in parameters)
+    return [p.name for p in parameters] if plain else None
 
 
 class _Root(nn.Module):
@@ -113,17 +128,22 @@ class _Tracer(fx.Tracer):
 
     proxy_buffer_attributes = True
 
-    def __init__(self, is_leaf: Callable[[nn.Module], bool]) -> None:
+    def __init__(self, is_leaf: Callable[[nn.Module], bool], inside: Optional[nn.Module]) -> None:
         super().__init__()
-        self._is_leaf = is_leaf
+        self._is_leaf, self._inside = is_leaf, inside
         self._folded = False
         self._modes = _modes()
-        self._within: List[str] = []
+        self._within: List[Tuple[nn.Module, str]] = []
+        #: Of each module that was followed, whether all that its forward was given are values.
+        self.followed: Dict[nn.Module, bool] = {}
 
     @property
     def place(self) -> str:
         """The module whose forward is followed, in words."""
-        return self._within[-1] if self._within else "the network"
+        module, path = self._within[-1] if self._within else (None, "")
+        if module is None:
+            return "the network"
+        return f"{type(module).__name__} at {path!r}" if path else type(module).__name__
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Value(node, self)
@@ -149,10 +169,11 @@ class _Tracer(fx.Tracer):
             )
         node = super().create_node(kind, *args, **kwargs)
         node.meta["folded"] = self._folded
+        node.meta["owner"] = self._within[-1][0] if self._within else None
         return node
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return self._is_leaf(m) or is_a_layer(m)
+        return m is not self._inside and (self._is_leaf(m) or is_a_layer(m))
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]
@@ -160,10 +181,14 @@ class _Tracer(fx.Tracer):
         path = self.path_of_module(m).partition(".")[2]
         is_leaf = self.is_leaf_module(m, path)
         if not is_leaf:
-            self._within.append(f"{type(m).__name__} at {path!r}" if path else type(m).__name__)
+            self._within.append((m, path))
+            are_values = all(type(value) is _Value for value in (*args, *kwargs.values()))
+            self.followed[m] = self.followed.get(m, True) and are_values
             traced_forward = getattr(type(m), "traced_forward", None)
-            if traced_forward is not None:
+            if traced_forward is not None and "forward" not in vars(m):
                 value = traced_forward(m, self.folding, *args, **kwargs)
+            elif m is self._inside:
+                value = m.forward(*args, **kwargs)
             else:
                 value = super().call_module(m, forward, args, kwargs)
             self._within.pop()
@@ -184,10 +209,14 @@ class _Tracer(fx.Tracer):
 
 def is_a_layer(module: nn.Module) -> bool:
     """Whether a call of a module is one call of a graph, and not followed."""
-    forward = vars(module).get("forward")
-    if getattr(forward, "is_graph", False):
-        return False
-    if forward is not None or has_own_hooks(module) or is_parametrized(module) or isinstance(module, Stateful):
+    return has_own_hooks(module) or is_parametrized(module) or is_a_layer_unhooked(module)
+
+
+def is_a_layer_unhooked(module: nn.Module) -> bool:
+    """The same of a module without its hooks."""
+    if "forward" in vars(module):
+        return not getattr(module.forward, "is_graph", False)
+    if isinstance(module, Stateful):
         return True
     if getattr(type(module), "mixes_time", False) or getattr(type(module), "is_one_call", False):
         return True

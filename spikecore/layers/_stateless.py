@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, ContextManager, Dict, Optional, Type
+from typing import Any, Callable, ContextManager, Dict, Type
 
 import torch
 from torch import Tensor, nn
 
 from spikecore._base.batches import folded, unfolded
-from spikecore._base.bits import Whole
 from spikecore._base.context import is_compiling
 from spikecore._base.errors import no_tensor
 from spikecore._shell.checks import shown, whole
 from spikecore._shell.state import Stateful, Stepped
-from spikecore.layers._packed import Follow
 
 _OF_DIMS: Dict[int, Type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
@@ -111,10 +109,6 @@ class TimeBatched(Stepped):
             return self.module(x)
         with folding():
             return self.module(x)
-
-    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
-        """What comes out, for :func:`spikecore.layers.pack`."""
-        return follow(self.module, known)
 
     def extra_repr(self) -> str:
         """The step mode, where it is not the usual one."""
