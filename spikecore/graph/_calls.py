@@ -25,6 +25,8 @@ NOTHING = (nn.Identity, *DROPOUTS)
 
 #: Functions, and names of methods, that add two values.
 _SUMS = (operator.add, operator.iadd, torch.add, "add", "add_")
+#: Changes in place that are written with an operator.
+_IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
 #: Functions and methods that give the same numbers in the same order, in another shape.
 _RESHAPES = ("contiguous", "flatten", "reshape", "squeeze", "unflatten", "unsqueeze", "view", "view_as")
 #: Attributes of a tensor, methods and functions that read no numbers of it, and methods that read none of their second
@@ -134,6 +136,13 @@ class Call:
         return self.args if adds and all(isinstance(value, Call) for value in self.args) else ()
 
     @property
+    def is_in_place(self) -> bool:
+        """Whether it changes a value that it is given."""
+        by_method = self.kind == "method" and self.function.endswith("_") and not self.function.endswith("__")
+        by_module = self.module is not None and bool(getattr(self.module, "inplace", False))
+        return by_method or by_module or bool(self.kwargs.get("inplace")) or self.target in _IN_PLACE
+
+    @property
     def is_reshape(self) -> bool:
         """Whether it gives the numbers of its first argument, in their order, in another shape."""
         of_function = self.kind in ("function", "method") and self.function in _RESHAPES
@@ -154,8 +163,8 @@ class Graph:
     """The calls of a network in order; the last one is the output.
 
     net: the network that was read. inputs: the calls that are its inputs. output: the call of kind "output". fx: the
-    graph of torch.fx. followed: the modules whose ``forward`` was followed; of each, whether all its arguments are
-    values.
+    graph of torch.fx. followed: the modules whose ``forward`` was followed; of each, whether it got values alone,
+    of its caller and of the modules that it calls.
     """
 
     def __init__(

@@ -25,8 +25,6 @@ from spikecore._shell.modules import has_own_hooks, in_turn
 from spikecore._shell.state import Stateful
 from spikecore.graph._calls import Call, Graph
 
-#: Changes in place that are written with an operator.
-_IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
 #: Containers of torch.nn, which have no forward of their own, or the forward of their parts.
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
@@ -134,7 +132,7 @@ class _Tracer(fx.Tracer):
         self._folded = False
         self._modes = _modes()
         self._within: List[Tuple[nn.Module, str]] = []
-        #: Of each module that was followed, whether all that its forward was given are values.
+        #: Of each module that was followed, whether its forward got values alone, of its caller and of what it calls.
         self.followed: Dict[nn.Module, bool] = {}
 
     @property
@@ -192,6 +190,8 @@ class _Tracer(fx.Tracer):
             else:
                 value = super().call_module(m, forward, args, kwargs)
             self._within.pop()
+            if self._within and type(value) is not _Value:
+                self.followed[self._within[-1][0]] = False
             return value
         value = super().call_module(m, forward, args, kwargs)
         outputs = len(getattr(getattr(m, "program", None), "outputs", ())) if isinstance(m, Stateful) else 1
@@ -264,12 +264,9 @@ def _attribute(root: nn.Module, path: str) -> Any:
 
 def _check_in_place(call: Call) -> None:
     """Refuse a change in place of a value, or of what it is a view of, that a later call reads."""
-    by_method = call.kind == "method" and call.function.endswith("_") and not call.function.endswith("__")
-    by_keyword = bool(call.kwargs.get("inplace"))
-    by_module = call.module is not None and bool(getattr(call.module, "inplace", False))
     if call.kwargs.get("out") is not None:
         raise NotFollowed(f"{call.title} writes its result to out=; take what it returns")
-    if not (by_method or by_keyword or by_module or call.target in _IN_PLACE):
+    if not call.is_in_place:
         return
     reader, value = call, call.source
     while value is not None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from torch import fx, nn
 
@@ -12,14 +11,12 @@ from spikecore._shell.modules import calls_as, has_own_hooks, in_turn
 from spikecore.graph import Call, Graph
 from spikecore.graph._parts import read_parts
 from spikecore.graph._rewritten import read_block
-from spikecore.layers._batch_norm_stats import is_plain_norm
+from spikecore.layers._batch_norm_stats import DIMS, is_plain_norm
 from spikecore.layers._norm_neuron import NormPlace
 from spikecore.neuron import Neuron
 
-#: Sums that change their first operand.
-_IN_PLACE = (operator.iadd, "add_")
 #: Functions and methods that change the shape of a value, and are followed from a normalisation to a neuron.
-_SHAPES = ("contiguous", "flatten", "permute", "reshape", "transpose", "unflatten", "view")
+_SHAPES = ("contiguous", "permute", "reshape", "transpose", "unflatten", "view")
 #: Dimensions of what a normalisation gives: samples, channels and what a sample has. Of nn.BatchNorm1d that is seen.
 _DIMS = {nn.BatchNorm1d: "SC*", nn.BatchNorm2d: "SCHW", nn.BatchNorm3d: "SCDHW"}
 
@@ -42,6 +39,18 @@ class Pair(NamedTuple):
         """One or two."""
         return (self.norm,) if self.shortcut_norm is None else (self.norm, self.shortcut_norm)
 
+    @property
+    def kind(self) -> Tuple[Any, ...]:
+        """What is the same in all calls of one neuron."""
+        block = None if self.total is None else self.total.owner
+        return (*[norm.module for norm in self.norms], self.channel_dim, block, self.is_swapped)
+
+    def is_unchanged_until(self, call: Call) -> bool:
+        """Whether no value is changed in place from its normalisations to a call, except by its sum."""
+        first = min([norm.position for norm in self.norms])
+        between = self.graph.calls[first + 1 : call.position]
+        return not any(other.is_in_place and other is not self.total for other in between)
+
 
 class Fusable(NamedTuple):
     """The pairs of a network, and the new graph of each block whose ``forward`` adds what a kernel will."""
@@ -56,11 +65,20 @@ def fusable(net: nn.Module) -> Fusable:
     pairs: List[Pair] = []
     blocks = _Blocks()
     for graph in read_parts(net).graphs:
-        matches = [_pair(graph, call, places) for call in graph.calls]
-        # sums in front of a neuron first: they are gone then
-        of_graph = {
-            pair.neuron: pair for pair in matches if pair is not None and (pair.total is None or blocks.take_sum(pair))
+        reads = {call.name.rpartition(".")[0] for call in graph.calls if call.kind == "attribute"}
+        # with one value, at one place, and with tensors that nothing else reads
+        plain = {
+            call
+            for call in graph.calls
+            if places[call.module] == 1 == len(call.args) and not call.kwargs and call.name not in reads
         }
+        neurons = {call.module: [_pair(graph, other, plain) for other in graph.calls_of(call.module)] for call in plain}
+        of_graph = {}
+        for call in graph.calls:
+            pair = _agreed(neurons.pop(call.module, [None]))
+            # sums in front of a neuron first: they are gone then
+            if pair is not None and (pair.total is None or blocks.take_sum(pair)):
+                of_graph[call] = pair
         for total in graph.calls:
             for spikes in total.summands:
                 behind = _with_sum_behind(of_graph.get(spikes), total)
@@ -74,63 +92,66 @@ def fusable(net: nn.Module) -> Fusable:
 # -- conditions
 
 
-def _pair(graph: Graph, call: Call, places: Mapping[nn.Module, int]) -> Optional[Pair]:
-    """The normalisation that a neuron can take over from where it is called; None where there is none.
+def _pair(graph: Graph, call: Call, plain: Set[Call]) -> Optional[Pair]:
+    """The normalisation that a neuron can take over where it is called, and the sum; None where there is none.
 
     That is so where all of this holds:
 
-    - the call is of a neuron with one input, without hooks, that is called once;
-    - its input is what a plain batch normalisation gives, which is called once, or a sum of that and another value, in
-      the ``forward`` that calls the neuron;
-    - between them are identities and changes of shape that keep the channels in a known dimension of ``[T, B, ...]``;
-    - nothing else reads these values, nor a parameter of the normalisation.
+    - a neuron with one input and without hooks is called;
+    - it gets what a plain batch normalisation gives, or a sum of that and another value, in the ``forward`` that calls
+      the neuron;
+    - between them are identities and changes of shape, behind which the channels have a known dimension;
+    - nothing else reads these values or a parameter of the normalisation, and nothing is changed in place meanwhile.
     """
-    neuron: Any = call.module
-    # a forward or a hook of its own would see the wrong input
-    takes = call.kind == "module" and calls_as(neuron, Neuron) and not has_own_hooks(neuron) and not call.is_folded
-    if not takes or len(neuron.inputs) != 1 or call.source is None or not _is_alone(graph, call, places):
+    takes = call in plain and calls_as(call.module, Neuron) and not call.is_hooked and not call.is_folded
+    if not takes or len(call.module.inputs) != 1 or call.source is None:
         return None
-    norm, dim = _norm_of(graph, call.source, call, [], call, places)
-    if norm is not None:
-        return Pair(graph, norm, call, dim)
+    norm, dim = _norm_of(call.source, call, [], call, plain)
+    pair = None if norm is None else Pair(graph, norm, call, dim)
     total, reader, shapes = _behind_shapes(call.source, call, identities=False)
-    both = total.summands
-    apart = [change for change in (*shapes, total) if change.owner is not call.owner or len(change.node.users) > 1]
-    if not both or both[0] is both[1] or apart or total.readers != [reader]:
+    both, of_sum = total.summands, (*shapes, total)
+    is_alone = total.readers == [reader] and all(len(change.node.users) == 1 for change in of_sum)
+    if both and both[0] is not both[1] and is_alone and all(change.owner is call.owner for change in of_sum):
+        norms = [_norm_of(value, total, shapes, call, plain) for value in both]
+        is_swapped = norms[0][0] is None and not total.is_in_place  # x += norm(y) changes x
+        (norm, dim), (other, its_dim) = norms[::-1] if is_swapped else norms
+        if norm is not None:
+            shortcut_norm = other if dim == its_dim else None
+            pair = Pair(graph, norm, call, dim, "before", shortcut_norm, total, is_swapped)
+    return pair if pair is not None and pair.is_unchanged_until(call) else None
+
+
+def _agreed(pairs: Sequence[Optional[Pair]]) -> Optional[Pair]:
+    """The pair of a neuron, if it is the same in all of its calls, and the normalisations are called nowhere else."""
+    first = pairs[0]
+    if first is None:
         return None
-    norms = [_norm_of(graph, value, total, shapes, call, places) for value in both]
-    is_swapped = norms[0][0] is None and total.target not in _IN_PLACE  # x += norm(y) changes x
-    (norm, dim), (other, its_dim) = norms[::-1] if is_swapped else norms
-    if norm is None:
-        return None
-    return Pair(graph, norm, call, dim, "before", other if dim == its_dim else None, total, is_swapped)
+    same = all(pair is not None and pair.kind == first.kind for pair in pairs)
+    return first if same and all(len(first.graph.calls_of(norm.module)) == len(pairs) for norm in first.norms) else None
 
 
 def _with_sum_behind(pair: Optional[Pair], total: Call) -> Optional[Pair]:
     """A pair whose spikes a call adds to something, so that the neuron's kernel can; None where it cannot."""
-    if pair is None or pair.shortcut or pair.neuron.readers != [total] or len(pair.neuron.node.users) > 1:
+    if pair is None or pair.shortcut or len(pair.graph.calls_of(pair.neuron.module)) > 1:
+        return None
+    if pair.neuron.readers != [total] or len(pair.neuron.node.users) > 1:
         return None
     both = total.summands
-    changes_other = total.target in _IN_PLACE and both[0] is not pair.neuron
-    return None if both[0] is both[1] or changes_other else pair._replace(shortcut="after", total=total)
+    changes_other = total.is_in_place and both[0] is not pair.neuron
+    if both[0] is both[1] or changes_other or not pair.is_unchanged_until(total):
+        return None
+    return pair._replace(shortcut="after", total=total)
 
 
 def _norm_of(
-    graph: Graph,
-    value: Call,
-    reader: Call,
-    shapes: Sequence[Call],
-    neuron: Call,
-    places: Mapping[nn.Module, int],
+    value: Call, reader: Call, shapes: Sequence[Call], neuron: Call, plain: Set[Call]
 ) -> Tuple[Optional[Call], int]:
     """The normalisation whose output a value is, if ``reader`` alone reads it and changes its shape so, and the
     dimension of its channels in a time step of the neuron.
     """
     norm, reader, before = _behind_shapes(value, reader)
-    plain = norm.kind == "module" and is_plain_norm(norm.module) and norm.source is not None
-    if not plain or norm.readers != [reader] or not _is_alone(graph, norm, places):
-        return None, 0
-    dim = _channel_dim(norm, [*before, *shapes], neuron)
+    is_whole = norm in plain and is_plain_norm(norm.module) and norm.source is not None and norm.readers == [reader]
+    dim = _channel_dim(norm, [*before, *shapes], neuron) if is_whole else 0
     return (norm, dim) if dim else (None, 0)
 
 
@@ -153,13 +174,6 @@ def _is_shape(call: Call) -> bool:
     return call.kind in ("function", "method") and call.function in _SHAPES and not call.kwargs
 
 
-def _is_alone(graph: Graph, call: Call, places: Mapping[nn.Module, int]) -> bool:
-    """Whether a module is called once, with one value, is at one place, and none of its tensors is read as such."""
-    reads = any(other.kind == "attribute" and other.name.startswith(f"{call.name}.") for other in graph.calls)
-    once = len(graph.calls_of(call.module)) == 1 == places[call.module]
-    return once and len(call.args) == 1 and not call.kwargs and not reads
-
-
 # -- where the channels are
 
 
@@ -169,66 +183,61 @@ def _channel_dim(norm: Call, shapes: Sequence[Call], neuron: Call) -> int:
 
     Sizes are not known, but the number of dimensions is: each has a letter, S for samples, T and B for time and batch.
     """
-    many = neuron.module.step == "multi"
-    dims = _DIMS[type(norm.module)]
-    if dims == "SC*" and shapes:
-        dims = _dims_of_tokens(norm)
+    kind = type(norm.module)
+    dims = _dims_of_tokens(norm) if kind is nn.BatchNorm1d and shapes else _DIMS[kind]
     is_folded = norm.is_folded
     for shape in shapes:
         if is_folded and not shape.is_folded:
             dims, is_folded = dims.replace("S", "TB"), False
         dims = _reshaped(dims, shape) if shape.is_folded == is_folded else ""
     dims = dims.replace("S", "TB") if is_folded else dims
-    if not dims.startswith("T" if many else "S") or "C" not in dims:
+    if not dims.startswith("S" if neuron.module.step == "single" else "T"):
         return 0
-    of_norm = {nn.BatchNorm1d: (3, 4), nn.BatchNorm2d: (5,), nn.BatchNorm3d: (6,)}[type(norm.module)]
-    step = dims[1:] if many else dims
-    if step[1] == "C" and (dims.endswith("*") or len(step) + 1 in of_norm):
+    step = dims.lstrip("T")
+    if step[1] == "C" and (step.endswith("*") or len(step) + 1 in DIMS[kind]):
         return 1
-    return -1 if step[-1] == "C" and type(norm.module) is nn.BatchNorm1d else 0
+    return -1 if step.endswith("C") and kind is nn.BatchNorm1d else 0
 
 
 def _dims_of_tokens(norm: Call) -> str:
     """The dimensions of what nn.BatchNorm1d gives: tokens ``SCN`` or a matrix ``SC``, where its input says so."""
     source: Any = norm.source
-    if _exchanges_last(source, norm) or isinstance(source.module, nn.Conv1d) or _has_sizes(source, 3):
+    before = "TBNC" if norm.is_folded and not source.is_folded else "SNC"
+    exchanged = f"{before[:-2]}CN"  # the last two, of as many as the normalisation has
+    if (
+        _has_sizes(source, 3)
+        or isinstance(source.module, nn.Conv1d)
+        or (_is_shape(source) and _reshaped(before, source) == exchanged)
+    ):
         return "SCN"
     flat = source.source if source.kind == "module" and len(source.args) == 1 else source
-    is_matrix = flat is not None and (_has_sizes(flat, 2) or _flattens_tokens(flat))
-    return "SC" if is_matrix else "SC*"
+    if flat is None:
+        return "SC*"
+    of_tokens = flat.function == "flatten" and _numbers(flat) in ((0, 2), (0, -2))
+    return "SC" if of_tokens or _has_sizes(flat, 2) else "SC*"
 
 
 def _reshaped(dims: str, shape: Call) -> str:
     """The dimensions behind a change of shape; "" where they are not known."""
-    name, numbers, is_open = shape.function, _numbers(shape), dims.endswith("*")
-    if name == "contiguous" or not dims:
+    name, numbers = shape.function, _numbers(shape)
+    if name == "contiguous":
         return dims
-    if name == "unflatten":
-        sizes = numbers[1:]
-        if numbers[:1] != (0,) or dims[0] != "S" or len(sizes) not in (2, 3) or (is_open and len(sizes) > 2):
-            return ""
-        return "TBN"[: len(sizes)] + dims[1:]
-    if is_open:
-        return ""
-    if name in ("reshape", "view"):
-        added = len(numbers) - len(dims)
+    if name == "unflatten" and dims.startswith("S") and numbers[0] == 0:
         # of a matrix the rows become tokens as well
-        unfolds = dims[0] == "S" and (added == 1 or (added == 2 and dims == "SC"))
-        return "TBN"[: added + 1] + dims[1:] if unfolds else ""
-    if not all(isinstance(n, int) and -len(dims) <= n < len(dims) for n in numbers):
+        return "TBN"[: len(numbers) - 1] + dims[1:] if len(numbers) == 3 or dims == "SC" else ""
+    if dims.endswith("*") or not dims:
         return ""
-    order = [n % len(dims) for n in numbers]
-    if name == "permute":
-        return "".join([dims[n] for n in order]) if sorted(order) == [*range(len(dims))] else ""
-    if len(order) != 2:
+    if name in ("reshape", "view") and dims.startswith("S"):
+        added = len(numbers) - len(dims)
+        return "TBN"[: added + 1] + dims[1:] if added == 1 or (added == 2 and dims == "SC") else ""
+    order = [*range(len(dims))]
+    if any(not isinstance(n, int) or n not in (*order, *(-1 - k for k in order)) for n in numbers):
         return ""
-    first, last = order
     if name == "transpose":
-        letters = [*dims]
-        letters[first], letters[last] = letters[last], letters[first]
-        return "".join(letters)
-    joined = dims[first : last + 1]
-    return "" if set(joined) & {"C", "T", "S"} else dims[:first] + "X" + dims[last + 1 :]
+        first, last = numbers
+        order[first], order[last] = order[last], order[first]
+        return "".join([dims[n] for n in order])
+    return "".join([dims[n] for n in numbers]) if name == "permute" and len(numbers) == len(dims) else ""
 
 
 def _numbers(shape: Call) -> Tuple[Any, ...]:
@@ -237,21 +246,6 @@ def _numbers(shape: Call) -> Tuple[Any, ...]:
     for argument in shape.args[1:]:
         numbers += argument if isinstance(argument, (tuple, list)) else [argument]
     return tuple(numbers)
-
-
-def _exchanges_last(source: Call, norm: Call) -> bool:
-    """Whether a value is one with its last two dimensions exchanged, of three as the normalisation has them."""
-    if not _is_shape(source) or len(source.node.users) != 1:
-        return False
-    dims, order = ({2, 3}, (0, 1, 3, 2)) if norm.is_folded and not source.is_folded else ({1, 2}, (0, 2, 1))
-    numbers = _numbers(source)
-    if source.function == "permute":
-        return numbers == order
-    return source.function == "transpose" and set(numbers) in (dims, {-1, -2})
-
-
-def _flattens_tokens(value: Call) -> bool:
-    return _is_shape(value) and value.function == "flatten" and _numbers(value) in ((0, 2), (0, -2))
 
 
 def _has_sizes(value: Call, count: int) -> bool:
@@ -285,7 +279,9 @@ class _Blocks:
 
 def _take_before(graph: Graph, pair: Pair) -> bool:
     """Have a neuron be called with the two values whose sum it gets."""
-    (call,) = graph.calls_of(pair.neuron.module)
+    call, *others = graph.calls_of(pair.neuron.module)
+    if others:
+        return False
     total, _, shapes = _behind_shapes(call.source, call, identities=False)
     x, skip = total.node.args[::-1] if pair.is_swapped else total.node.args
     with graph.fx.inserting_before(call.node):
