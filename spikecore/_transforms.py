@@ -1,7 +1,6 @@
 """Transforms of a network: ``sc.fuse``, ``sc.unfuse`` and ``sc.hoist`` replace modules in what calls them.
 
-A chain is an ``nn.Sequential``, which calls its parts one after the other. A block has a ``forward`` of its own, which
-``sc.fuse`` traces; ``sc.hoist`` does not.
+``sc.fuse`` reads the network (:mod:`spikecore.graph`); ``sc.hoist`` knows chains alone, each an ``nn.Sequential``.
 """
 
 from __future__ import annotations
@@ -55,12 +54,11 @@ def fuse(net: nn.Module) -> nn.Module:
         neuron(norm(x) + y), neuron(norm(x) + norm2(y))  # the kernel adds y, or normalises it as well
         neuron(norm(x)) + y  # the kernel adds y to the spikes
 
-    A ``forward`` is traced by torch.fx. Where it adds, its graph takes its place: what it reads of ``self``, such as
-    ``self.scale``, is what it was when ``fuse`` was called. One is traced only if its text says all that it does:
-    assignments to local names and what is returned; conditions and loops over attributes of ``self`` alone, not
-    ``self.training``; calls of modules, of torch, of methods of values and of such methods of its own. With default
-    arguments, ``try``, ``with``, ``assert``, ``isinstance``, calls for an effect and changes of attributes it stays as
-    it is, and so it does with changes of values in place other than ``+=``.
+    :func:`spikecore.graph.read` says who reads each value and what is called where. Where a ``forward`` adds, its graph
+    takes its place: what it reads of ``self``, such as ``self.scale``, is what it was when ``fuse`` was called. One
+    with default arguments keeps its sums. A module whose ``forward`` cannot be followed, or is another one in
+    ``train()`` than in ``eval()``, stays as it is; chains and blocks in it are taken by themselves, as if nothing else
+    called their layers.
 
     Pooling is replaced, wherever it stands, by layers that keep less for backward: ``nn.MaxPool2d`` a byte for each
     maximum, instead of its input and an index of 8 bytes, and ``nn.AvgPool2d`` of windows that do not overlap nothing,
@@ -72,8 +70,8 @@ def fuse(net: nn.Module) -> nn.Module:
     that an optimiser made before goes on. ``state_dict()`` has the names of the plain network, and checkpoints of both
     load into both; ``named_parameters()`` has those of the new modules, ``"1.norm.weight"`` and ``"1.neuron.tau"``.
 
-    Left as they are: ``nn.SyncBatchNorm`` and other classes, a normalisation or a neuron that is in the network twice,
-    and those with hooks or a ``forward`` of their own. Hooks that they get afterwards are not called. :func:`unfuse`
+    Left as they are: ``nn.SyncBatchNorm`` and other classes, a normalisation or a neuron that is in the network twice
+    or also called elsewhere, a normalised value that something else reads, and layers with hooks or a ``forward`` of their own. Hooks that they get afterwards are not called. :func:`unfuse`
     undoes it. Raises TypeError for what is no module. Warns where ``net`` has batch normalisations and neurons and none
     of them is a pair.
     """
@@ -120,8 +118,8 @@ def _warn_of_nothing(net: nn.Module) -> None:
         warnings.warn(
             f"sc.fuse(net) found no batch normalisation that a neuron can take over (net.{norms[0]}, for one, stays as "
             "it is): it takes those right before a neuron, without hooks, and within TimeBatched unless the neuron has "
-            "step='single', in an nn.Sequential, and in a forward of your own that is assignments, calls and what it "
-            "returns (see help(sc.fuse)). Elsewhere, write sc.layers.NormNeuron(norm, neuron); sc.explain(net, x) "
+            "step='single', in an nn.Sequential, and in a forward of your own that spikecore.graph.read can follow "
+            "(see help(sc.fuse)). Elsewhere, write sc.layers.NormNeuron(norm, neuron); sc.explain(net, x) "
             "says where that helps. Pooling keeps less for backward all the same",
             stacklevel=3,
         )

@@ -42,10 +42,9 @@ def read_parts(net: nn.Module) -> Parts:
         if module in seen or not any(True for _ in module.children()):
             return []
         seen.add(module)
-        if is_a_layer_unhooked(module) or module in reasons:
-            return [graph for part in module.children() for graph in visit(part)]
-        graph_of(module)
-        if module in reasons:
+        if module not in reasons and not is_a_layer_unhooked(module):
+            graph_of(module)
+        if module not in graphs:
             return [graph for part in module.children() for graph in visit(part)]
         called = [call.module for call in graphs[module].calls if call.module is not None]
         return [graphs[module], *(graph for part in called for graph in visit(part))]

@@ -209,7 +209,8 @@ class _Tracer(fx.Tracer):
 
 def is_a_layer(module: nn.Module) -> bool:
     """Whether a call of a module is one call of a graph, and not followed."""
-    return has_own_hooks(module) or is_parametrized(module) or is_a_layer_unhooked(module)
+    # a missing attribute of a neuron, which torch asks for, is slow
+    return has_own_hooks(module) or is_a_layer_unhooked(module) or is_parametrized(module)
 
 
 def is_a_layer_unhooked(module: nn.Module) -> bool:
