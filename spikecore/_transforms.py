@@ -71,9 +71,9 @@ def fuse(net: nn.Module) -> nn.Module:
     load into both; ``named_parameters()`` has those of the new modules, ``"1.norm.weight"`` and ``"1.neuron.tau"``.
 
     Left as they are: ``nn.SyncBatchNorm`` and other classes, a normalisation or a neuron that is in the network twice
-    or also called elsewhere, a normalised value that something else reads, and layers with hooks or a ``forward`` of their own. Hooks that they get afterwards are not called. :func:`unfuse`
-    undoes it. Raises TypeError for what is no module. Warns where ``net`` has batch normalisations and neurons and none
-    of them is a pair.
+    or also called elsewhere, a normalised value that something else reads, and layers with hooks or a ``forward`` of
+    their own. Hooks that they get afterwards are not called. :func:`unfuse` undoes it. Raises TypeError for what is no
+    module. Warns where ``net`` has batch normalisations and neurons and none of them is a pair.
     """
     _check("fuse", net)
     matches = fusable(net)

@@ -34,8 +34,8 @@ def has_own_hooks(module: nn.Module) -> bool:
     backward: Union[Any, bool] = module._backward_hooks or getattr(module, "_backward_pre_hooks", None)
     forward = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
     hooked = bool(backward) or any(not hasattr(hook, _OBSERVES) for hook in forward)
-    forward = vars(module).get("forward")
-    return hooked or (forward is not None and not getattr(forward, "is_graph", False))
+    own_forward: Any = vars(module).get("forward")
+    return hooked or (own_forward is not None and not getattr(own_forward, "is_graph", False))
 
 
 def has_hooks(module: nn.Module) -> bool:

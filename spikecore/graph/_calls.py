@@ -64,7 +64,7 @@ class Call:
     inputs: the calls whose values it reads, each once, in order.
     readers: the calls that read numbers of its value, each once, in order; not those that ask for its shape alone.
     is_folded: time and batch are one dimension here.
-    owner: the module whose ``forward`` makes the call; None for inputs and the output.
+    owners: the modules whose ``forward`` it is made in, each of which calls the next one.
     node: the node of torch.fx.
     """
 
@@ -78,7 +78,7 @@ class Call:
         self.inputs: List[Call] = [known[value] for value in node.all_input_nodes]
         self.readers: List[Call] = []
         self.is_folded = bool(node.meta.get("folded"))
-        self.owner: Optional[nn.Module] = node.meta.get("owner")
+        self.owners: Tuple[nn.Module, ...] = node.meta.get("owners", ())
         for value in self.inputs:
             if not self._only_describes(value):
                 value.readers.append(self)

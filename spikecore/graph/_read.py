@@ -167,7 +167,7 @@ class _Tracer(fx.Tracer):
             )
         node = super().create_node(kind, *args, **kwargs)
         node.meta["folded"] = self._folded
-        node.meta["owner"] = self._within[-1][0] if self._within else None
+        node.meta["owners"] = tuple([module for module, _ in self._within])
         return node
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import keyword
 import re
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Collection, Dict, List, Optional, Sequence, Tuple
 
 from torch import fx, nn
 from torch.fx.node import map_aggregate
@@ -17,8 +17,9 @@ from spikecore.graph._read import NotFollowed, argument_names, read
 _PATH = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 
 
-def read_block(block: nn.Module) -> Optional[Graph]:
-    """The graph of the ``forward`` of a block alone, to be changed: what it calls are modules by their paths.
+def read_block(block: nn.Module, apart: Collection[nn.Module]) -> Optional[Graph]:
+    """The graph of the ``forward`` of a block alone, to be changed: what it calls are modules by their paths, and what
+    the modules ``apart`` call.
 
     None where a graph cannot stand in its place: it has arguments with a default or any number of them, or constants,
     or names that no source text may have.
@@ -27,7 +28,7 @@ def read_block(block: nn.Module) -> Optional[Graph]:
     if arguments is None:
         return None
     try:
-        graph = read(block, inputs=len(arguments), is_leaf=lambda module: module is not block, inside=True)
+        graph = read(block, inputs=len(arguments), is_leaf=lambda module: module not in apart, inside=True)
     except NotFollowed:
         return None
     names = iter(arguments)

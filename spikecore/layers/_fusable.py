@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from torch import fx, nn
 
-from spikecore._shell.modules import calls_as, has_own_hooks, in_turn
+from spikecore._shell.modules import calls_as, in_turn
 from spikecore.graph import Call, Graph
 from spikecore.graph._parts import read_parts
 from spikecore.graph._rewritten import read_block
@@ -40,10 +40,20 @@ class Pair(NamedTuple):
         return (self.norm,) if self.shortcut_norm is None else (self.norm, self.shortcut_norm)
 
     @property
+    def block(self) -> Any:
+        """The module whose ``forward`` makes the sum; None without one."""
+        return None if self.total is None else self.total.owners[-1]
+
+    @property
+    def chains(self) -> Tuple[nn.Module, ...]:
+        """The modules between the block and the neuron, each of which calls the next one."""
+        owners = self.neuron.owners
+        return owners[owners.index(self.block) + 1 :] if self.block in owners else owners
+
+    @property
     def kind(self) -> Tuple[Any, ...]:
         """What is the same in all calls of one neuron."""
-        block = None if self.total is None else self.total.owner
-        return (*[norm.module for norm in self.norms], self.channel_dim, block, self.is_swapped)
+        return (*[norm.module for norm in self.norms], self.channel_dim, self.block, self.is_swapped)
 
     def is_unchanged_until(self, call: Call) -> bool:
         """Whether no value is changed in place from its normalisations to a call, except by its sum."""
@@ -63,7 +73,7 @@ def fusable(net: nn.Module) -> Fusable:
     """The normalisations of ``net`` with the neurons behind them, as far as :func:`spikecore.fuse` takes them."""
     places = Counter([module for _, module in net.named_modules(remove_duplicate=False)])
     pairs: List[Pair] = []
-    blocks = _Blocks()
+    rewritten: Dict[nn.Module, fx.Graph] = {}
     for graph in read_parts(net).graphs:
         reads = {call.name.rpartition(".")[0] for call in graph.calls if call.kind == "attribute"}
         # with one value, at one place, and with tensors that nothing else reads
@@ -73,20 +83,20 @@ def fusable(net: nn.Module) -> Fusable:
             if places[call.module] == 1 == len(call.args) and not call.kwargs and call.name not in reads
         }
         neurons = {call.module: [_pair(graph, other, plain) for other in graph.calls_of(call.module)] for call in plain}
-        of_graph = {}
-        for call in graph.calls:
-            pair = _agreed(neurons.pop(call.module, [None]))
-            # sums in front of a neuron first: they are gone then
-            if pair is not None and (pair.total is None or blocks.take_sum(pair)):
-                of_graph[call] = pair
+        of_neuron = {pair.neuron: pair for pair in map(_agreed, neurons.values()) if pair is not None}
+        adding = {call: pair for call, pair in of_neuron.items() if pair.total is not None}
         for total in graph.calls:
-            for spikes in total.summands:
-                behind = _with_sum_behind(of_graph.get(spikes), total)
-                if behind is not None and blocks.take_sum(behind):
-                    of_graph[spikes] = behind
-                    break
-        pairs += of_graph.values()
-    return Fusable(pairs, blocks.changed)
+            behind = [_with_sum_behind(of_neuron.get(spikes), total) for spikes in total.summands]
+            # of two neurons whose spikes are added the first one's kernel does
+            adding.update({pair.neuron: pair for pair in [pair for pair in behind if pair is not None][:1]})
+        for block in {pair.block: None for pair in adding.values()}:
+            of_block = {call: pair for call, pair in adding.items() if pair.block is block}
+            graph_of_block = _without_sums(block, [*of_block.values()])
+            if graph_of_block is not None:
+                of_neuron.update(of_block)
+                rewritten[block] = graph_of_block
+        pairs += [pair for pair in of_neuron.values() if pair.total is None or pair.block in rewritten]
+    return Fusable(pairs, rewritten)
 
 
 # -- conditions
@@ -111,7 +121,7 @@ def _pair(graph: Graph, call: Call, plain: Set[Call]) -> Optional[Pair]:
     total, reader, shapes = _behind_shapes(call.source, call, identities=False)
     both, of_sum = total.summands, (*shapes, total)
     is_alone = total.readers == [reader] and all(len(change.node.users) == 1 for change in of_sum)
-    if both and both[0] is not both[1] and is_alone and all(change.owner is call.owner for change in of_sum):
+    if both and both[0] is not both[1] and is_alone and all(change.owners == call.owners for change in of_sum):
         norms = [_norm_of(value, total, shapes, call, plain) for value in both]
         is_swapped = norms[0][0] is None and not total.is_in_place  # x += norm(y) changes x
         (norm, dim), (other, its_dim) = norms[::-1] if is_swapped else norms
@@ -140,7 +150,8 @@ def _with_sum_behind(pair: Optional[Pair], total: Call) -> Optional[Pair]:
     changes_other = total.is_in_place and both[0] is not pair.neuron
     if both[0] is both[1] or changes_other or not pair.is_unchanged_until(total):
         return None
-    return pair._replace(shortcut="after", total=total)
+    behind = pair._replace(shortcut="after", total=total)
+    return behind if all(map(in_turn, behind.chains)) else None
 
 
 def _norm_of(
@@ -256,69 +267,36 @@ def _has_sizes(value: Call, count: int) -> bool:
 # -- the graph of a block that adds no more
 
 
-class _Blocks:
-    """The graphs of blocks, out of which sums are taken."""
-
-    def __init__(self) -> None:
-        self._graphs: Dict[Any, Optional[Graph]] = {}
-        self.changed: Dict[nn.Module, fx.Graph] = {}
-
-    def take_sum(self, pair: Pair) -> bool:
-        """Take the sum of a pair out of the graph of the block that makes it; whether that is possible."""
-        block = pair.total.owner  # type: ignore[union-attr]  # it has a sum
-        if block not in self._graphs:
-            # the arguments of a graph of the block alone are values
-            self._graphs[block] = read_block(block) if pair.graph.followed[block] else None
-        graph = self._graphs[block]
-        take = _take_before if pair.shortcut == "before" else _take_behind
-        if graph is None or not take(graph, pair):
-            return False
-        self.changed[block] = graph.fx
-        return True
+def _without_sums(block: nn.Module, pairs: Sequence[Pair]) -> Optional[fx.Graph]:
+    """The graph of a block whose neurons are called with the two values of a sum; None where there can be none."""
+    apart = {chain for pair in pairs for chain in pair.chains}
+    # the arguments of a graph of the block alone are values
+    graph = read_block(block, apart) if pairs[0].graph.followed[block] else None
+    if graph is None or any(len(graph.calls_of(pair.neuron.module)) != 1 for pair in pairs):
+        return None
+    for pair in pairs:  # those in front of a neuron first: they are gone then
+        (_take_before if pair.shortcut == "before" else _take_behind)(graph, *graph.calls_of(pair.neuron.module), pair)
+    return graph.fx
 
 
-def _take_before(graph: Graph, pair: Pair) -> bool:
-    """Have a neuron be called with the two values whose sum it gets."""
-    call, *others = graph.calls_of(pair.neuron.module)
-    if others:
-        return False
+def _take_before(graph: Graph, call: Call, pair: Pair) -> None:
     total, _, shapes = _behind_shapes(call.source, call, identities=False)
     x, skip = total.node.args[::-1] if pair.is_swapped else total.node.args
     with graph.fx.inserting_before(call.node):
         if shapes and pair.shortcut_norm is None:
             skip = graph.fx.call_method("expand_as", (skip, x))  # it may have been of another shape
         for shape in shapes:
-            kind, target, (_, *sizes), keywords = shape.node.op, shape.node.target, shape.node.args, shape.node.kwargs
-            x, skip = [graph.fx.create_node(kind, target, (value, *sizes), keywords) for value in (x, skip)]
+            kind, target, (_, *sizes) = shape.node.op, shape.node.target, shape.node.args
+            x, skip = [graph.fx.create_node(kind, target, (value, *sizes)) for value in (x, skip)]
     call.node.args = (x, skip)
     for change in (*shapes[::-1], total):
         graph.fx.erase_node(change.node)
-    return True
 
 
-def _take_behind(graph: Graph, pair: Pair) -> bool:
-    """Have a neuron, the last part of a chain that the block calls, be called with what is added to its spikes."""
-    sums = [(total, spikes) for total in graph.calls for spikes in total.summands if spikes.module is not None]
-    for total, spikes in sums:
-        parts = _parts(spikes.module, spikes.name)
-        if parts[-1][1] is not pair.neuron.module:
-            continue
-        value, node = spikes.node.args[0], total.node
-        shortcut = node.args[1] if node.args[0] is spikes.node else node.args[0]
-        with graph.fx.inserting_before(spikes.node):
-            for path, _ in parts[:-1]:
-                value = graph.fx.call_module(path, (value,))
-        with graph.fx.inserting_before(node):
-            node.replace_all_uses_with(graph.fx.call_module(parts[-1][0], (value, shortcut)))
-        graph.fx.erase_node(node)
-        graph.fx.erase_node(spikes.node)
-        return True
-    return False
-
-
-def _parts(module: nn.Module, path: str) -> List[Tuple[str, nn.Module]]:
-    """The paths and modules that a call of a chain calls, its last parts followed; a module itself elsewhere."""
-    if not in_turn(module) or has_own_hooks(module):
-        return [(path, module)]
-    parts = [(f"{path}.{name}", part) for name, part in module._modules.items() if part is not None]
-    return [*parts[:-1], *_parts(parts[-1][1], parts[-1][0])] if parts else [(path, module)]
+def _take_behind(graph: Graph, call: Call, pair: Pair) -> None:
+    total = call.readers[0].node
+    (shortcut,) = [value for value in total.args if value is not call.node]
+    with graph.fx.inserting_before(total):
+        total.replace_all_uses_with(graph.fx.call_module(call.name, (call.node.args[0], shortcut)))
+    graph.fx.erase_node(total)
+    graph.fx.erase_node(call.node)

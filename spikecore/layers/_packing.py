@@ -161,7 +161,8 @@ def _held(call: Call, args: Sequence[Optional[Whole]]) -> Optional[Whole]:
 
 def _of_layer(call: Call, args: Sequence[Optional[Whole]]) -> Optional[Whole]:
     """What a layer gives. One says by ``output_of`` which of its parts is the neuron whose output it gives."""
-    module, layer = call.module, None if isinstance(call.module, Neuron) else call.layer
+    module: Any = call.module
+    layer: Any = None if isinstance(module, Neuron) else call.layer
     neuron = getattr(module, layer.output_of) if hasattr(layer, "output_of") else module
     if calls_as(neuron, Neuron):
         outputs = neuron.program.outputs
