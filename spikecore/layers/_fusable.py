@@ -275,7 +275,11 @@ def _without_sums(block: nn.Module, pairs: Sequence[Pair]) -> Optional[fx.Graph]
     if graph is None or any(len(graph.calls_of(pair.neuron.module)) != 1 for pair in pairs):
         return None
     for pair in pairs:  # those in front of a neuron first: they are gone then
-        (_take_before if pair.shortcut == "before" else _take_behind)(graph, *graph.calls_of(pair.neuron.module), pair)
+        call = graph.calls_of(pair.neuron.module)[0]
+        if pair.shortcut == "before":
+            _take_before(graph, call, pair)
+        else:
+            _take_behind(graph, call)
     return graph.fx
 
 
@@ -293,7 +297,7 @@ def _take_before(graph: Graph, call: Call, pair: Pair) -> None:
         graph.fx.erase_node(change.node)
 
 
-def _take_behind(graph: Graph, call: Call, pair: Pair) -> None:
+def _take_behind(graph: Graph, call: Call) -> None:
     total = call.readers[0].node
     (shortcut,) = [value for value in total.args if value is not call.node]
     with graph.fx.inserting_before(total):
