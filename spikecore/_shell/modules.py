@@ -28,11 +28,14 @@ def observing(hook: _Hook) -> _Hook:
 
 
 def has_own_hooks(module: nn.Module) -> bool:
-    """Whether a hook of this module, or a ``forward`` of its own, sees what it computes."""
+    """Whether a hook of this module, or a ``forward`` of its own, sees what it computes. The graph that ``sc.fuse``
+    puts in the place of a forward is none.
+    """
     backward: Union[Any, bool] = module._backward_hooks or getattr(module, "_backward_pre_hooks", None)
     forward = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
     hooked = bool(backward) or any(not hasattr(hook, _OBSERVES) for hook in forward)
-    return hooked or "forward" in vars(module)
+    own_forward: Any = vars(module).get("forward")
+    return hooked or (own_forward is not None and not getattr(own_forward, "is_graph", False))
 
 
 def has_hooks(module: nn.Module) -> bool:

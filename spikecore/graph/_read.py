@@ -26,8 +26,6 @@ from spikecore._shell.modules import has_own_hooks, in_turn
 from spikecore._shell.state import Stateful
 from spikecore.graph._calls import Call, Graph
 
-#: Changes in place that are written with an operator.
-_IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
 #: Containers of torch.nn, which have no forward of their own, or the forward of their parts.
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
@@ -41,6 +39,7 @@ def read(
     *,
     inputs: Union[int, Sequence[Tensor], None] = None,
     is_leaf: Callable[[nn.Module], bool] = lambda module: False,
+    inside: bool = False,
 ) -> Graph:
     """The calls of a network, in the modes that its modules have now.
 
@@ -51,12 +50,13 @@ def read(
     inputs: the number of inputs; None for the arguments of ``forward`` without a default; or examples of them. Then
         ``forward`` may ask for the shapes of its inputs, and loop over their steps: the graph is that of these shapes.
     is_leaf: further modules that are a call each.
+    inside: whether ``net`` itself is followed in any case, past hooks that it has.
 
     Nothing changes in the network. Raises :class:`NotFollowed`, with the place and the reason.
     """
     examples = () if inputs is None or isinstance(inputs, int) else tuple(inputs)
     root = _Root(net, inputs if isinstance(inputs, int) else len(examples) or _count(net))
-    tracer = _Tracer(is_leaf, examples)
+    tracer = _Tracer(is_leaf, net if inside else None, examples)
     with _unchanged(net):
         try:
             graph = tracer.trace(root)
@@ -69,7 +69,7 @@ def read(
     for call in calls:
         _check_in_place(call)
     tensors = {call.name: _attribute(root, str(call.node.target)) for call in calls if call.kind == "attribute"}
-    return Graph(net, graph, calls, tensors)
+    return Graph(net, graph, calls, tensors, tracer.followed)
 
 
 def _count(net: nn.Module) -> int:
@@ -77,6 +77,16 @@ def _count(net: nn.Module) -> int:
     parameters = inspect.signature(net.forward).parameters.values()
     required = [p for p in parameters if p.kind <= p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
     return max(1, len(required))
+
+
+def argument_names(module: nn.Module) -> Optional[List[str]]:
+    """The names of the arguments of a ``forward``; None where it has defaults or takes any number, so that calls may
+    differ.
+    """
+    parameters = inspect.signature(module.forward).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    plain = all(p.kind in kinds and p.default is p.empty for p in parameters)
+    return [p.name for p in parameters] if plain else None
 
 
 class _Root(nn.Module):
@@ -141,23 +151,33 @@ class _Shaped(_Value):
         return tuple([self.select(dim, step) for step in range(self.shape[dim])])
 
 
+#: Kinds of values under way.
+_VALUES = (_Value, _Shaped)
+
+
 class _Tracer(fx.Tracer):
     """Follows modules of the user's, and notes where time is folded into the batch."""
 
     proxy_buffer_attributes = True
 
-    def __init__(self, is_leaf: Callable[[nn.Module], bool], examples: Sequence[Tensor]) -> None:
+    def __init__(
+        self, is_leaf: Callable[[nn.Module], bool], inside: Optional[nn.Module], examples: Sequence[Tensor]
+    ) -> None:
         super().__init__()
-        self._examples = examples
-        self._is_leaf = is_leaf
+        self._is_leaf, self._inside, self._examples = is_leaf, inside, examples
         self._folded = False
         self._modes = _modes()
-        self._within: List[str] = []
+        self._within: List[Tuple[nn.Module, str]] = []
+        #: Of each module that was followed, whether its forward got values alone, of its caller and of what it calls.
+        self.followed: Dict[nn.Module, bool] = {}
 
     @property
     def place(self) -> str:
         """The module whose forward is followed, in words."""
-        return self._within[-1] if self._within else "the network"
+        module, path = self._within[-1] if self._within else (None, "")
+        if module is None:
+            return "the network"
+        return f"{type(module).__name__} at {path!r}" if path else type(module).__name__
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         if node.op != "placeholder" or not self._examples:
@@ -167,7 +187,7 @@ class _Tracer(fx.Tracer):
 
     def create_arg(self, a: Any) -> Any:
         # before torch.fx asks whether it is a parameter: to isinstance it is a tensor
-        return a.node if type(a) in (_Value, _Shaped) else super().create_arg(a)
+        return a.node if type(a) in _VALUES else super().create_arg(a)
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Tuple[Any, List[Any]]:
         root: Any = self.root
@@ -186,10 +206,11 @@ class _Tracer(fx.Tracer):
             )
         node = super().create_node(kind, *args, **kwargs)
         node.meta["folded"] = self._folded
+        node.meta["owners"] = tuple([module for module, _ in self._within])
         return node
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return self._is_leaf(m) or is_a_layer(m)
+        return m is not self._inside and (self._is_leaf(m) or is_a_layer(m))
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]
@@ -199,12 +220,15 @@ class _Tracer(fx.Tracer):
             outputs = len(getattr(getattr(m, "program", None), "outputs", ())) if isinstance(m, Stateful) else 1
             return tuple([value[number] for number in range(outputs)]) if outputs > 1 else value
         # what forward makes itself, such as a TimeBatched around a layer, has no path
-        path = self.submodule_paths.get(m, "").partition(".")[2]  # type: ignore[union-attr]  # set while tracing
-        self._within.append(f"{type(m).__name__} at {path!r}" if path else type(m).__name__)
-        follow = getattr(type(m), "traced_forward", None)
+        self._within.append((m, self.submodule_paths.get(m, "").partition(".")[2]))  # type: ignore[union-attr]  # set while tracing
+        are_values = all(type(value) in _VALUES for value in (*args, *kwargs.values()))
+        self.followed[m] = self.followed.get(m, True) and are_values
+        follow = None if "forward" in vars(m) else getattr(type(m), "traced_forward", None)
         # not the call of a module, which would tell hooks that observe it of traced values
         value = m.forward(*args, **kwargs) if follow is None else follow(m, self.over_samples, *args, **kwargs)
         self._within.pop()
+        if self._within and type(value) not in _VALUES:
+            self.followed[self._within[-1][0]] = False
         return value
 
     def over_samples(self, module: nn.Module, x: Any) -> Any:
@@ -218,10 +242,15 @@ class _Tracer(fx.Tracer):
 
 def is_a_layer(module: nn.Module) -> bool:
     """Whether a call of a module is one call of a graph, and not followed."""
-    forward = vars(module).get("forward")
-    if getattr(forward, "is_graph", False):
-        return False
-    if forward is not None or has_own_hooks(module) or is_parametrized(module) or isinstance(module, Stateful):
+    # a missing attribute of a neuron, which torch asks for, is slow
+    return has_own_hooks(module) or is_a_layer_unhooked(module) or is_parametrized(module)
+
+
+def is_a_layer_unhooked(module: nn.Module) -> bool:
+    """The same of a module without its hooks."""
+    if "forward" in vars(module):
+        return not getattr(module.forward, "is_graph", False)
+    if isinstance(module, Stateful):
         return True
     if getattr(type(module), "mixes_time", False) or getattr(type(module), "is_one_call", False):
         return True
@@ -269,12 +298,9 @@ def _attribute(root: nn.Module, path: str) -> Any:
 
 def _check_in_place(call: Call) -> None:
     """Refuse a change in place of a value, or of what it is a view of, that a later call reads."""
-    by_method = call.kind == "method" and call.function.endswith("_") and not call.function.endswith("__")
-    by_keyword = bool(call.kwargs.get("inplace"))
-    by_module = call.module is not None and bool(getattr(call.module, "inplace", False))
     if call.kwargs.get("out") is not None:
         raise NotFollowed(f"{call.title} writes its result to out=; take what it returns")
-    if not (by_method or by_keyword or by_module or call.target in _IN_PLACE):
+    if not call.is_in_place:
         return
     reader, value = call, call.source
     while value is not None:

@@ -168,6 +168,20 @@ def test_hooks_make_a_call_of_what_has_them_whatever_it_holds():
     assert titles(read(net)) == ["Sequential"]
 
 
+def test_a_module_with_hooks_is_followed_past_them_where_that_is_asked_for():
+    net = nn.Sequential(nn.Linear(4, 4))
+    net.register_forward_hook(lambda module, args, output: 2 * output)
+    assert titles(read(net)) == ["Sequential"]
+    assert titles(read(net, inside=True)) == ["Linear at '0'"]
+
+
+def test_a_call_knows_the_forwards_that_it_is_made_in():
+    net = nn.Sequential(nn.Sequential(ReadTwice()))
+    graph = read(net)
+    assert [call.owners for call in graph.calls_of(net[0][0].a)] == [(net, net[0], net[0][0])]
+    assert graph.followed == {net: True, net[0]: True, net[0][0]: True}
+
+
 class Records(Parts):
     def forward(self, x):
         self.seen.append(self.a(x))
