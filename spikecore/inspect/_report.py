@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from html import escape
 from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
+from spikecore.lang.render import on_one_line
+
 _WIDTH = 110
 _HEADINGS = ("layer", "kind", "output", "dtype", "layout in -> out", "backend", "words", "floor", "saved", "spikes")
 
 
 class Table(NamedTuple):
     """What a report shows: a line above, rows, remarks under each row, lines below them, and numbered sentences at the
-    end.
+    end. Names in rows and remarks are a user's or a file's: what cannot be printed is escaped.
     """
 
     headings: Sequence[str]
@@ -29,7 +31,7 @@ class Table(NamedTuple):
         """Headings and rows without empty columns, each with its remarks."""
         shown = [i for i in range(len(self.headings)) if i == 0 or any(row[i] for row in self.rows)]
         for row, remarks in zip((self.headings, *self.rows), ((), *(self.remarks or [()] * len(self.rows)))):
-            yield [row[i] for i in shown], remarks
+            yield [on_one_line(row[i]) for i in shown], list(map(on_one_line, remarks))
 
     def __str__(self) -> str:
         parts = list(self._parts())

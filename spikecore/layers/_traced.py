@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import inspect
+import keyword
 import operator
+import re
 import textwrap
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import fx, nn
@@ -44,9 +46,10 @@ class _Tracer(fx.Tracer):
 
 def traced(block: nn.Module) -> Optional[fx.Graph]:
     """The graph of a block's ``forward``; None where its text is no straight one (:func:`is_straight`), where torch.fx
-    cannot trace it, and where it changes something else than a sum in place.
+    cannot trace it, where it changes something else than a sum in place, and where a name within the block is none
+    that code can have.
     """
-    if not is_straight(block):
+    if not is_straight(block) or not all(map(_is_plain, _names(block))):
         return None
     try:
         graph = _Tracer().trace(block)
@@ -61,6 +64,17 @@ def traced(block: nn.Module) -> Optional[fx.Graph]:
         for node in graph.nodes
     )
     return None if in_place else graph
+
+
+def _names(block: nn.Module) -> Iterator[str]:
+    """The names of modules, parameters and buffers within a block, which its graph may call or read."""
+    for part in block.modules():
+        yield from (*part._modules, *part._parameters, *part._buffers)
+
+
+def _is_plain(name: str) -> bool:
+    """Whether torch.fx can write a name into code: it escapes nothing."""
+    return re.fullmatch(r"\w+", name, re.ASCII) is not None and not keyword.iskeyword(name)
 
 
 # -- texts of which one trace stands for every call

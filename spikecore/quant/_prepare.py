@@ -21,6 +21,7 @@ from torch.nn.utils import parametrize
 from spikecore._shell.checks import shown
 from spikecore._transforms import unfuse
 from spikecore.functional import reset
+from spikecore.lang.render import on_one_line
 from spikecore.layers import Delay, NormNeuron
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
@@ -493,7 +494,9 @@ class Report:
             f"{row.name:20} {row.kind:8} {row.format:26} {row.reads:22} {row.bits:4} {row.saturated:9.2%}"
             for row in self.rows
         ]
-        return "\n".join([head, *lines, *([] if self.agreement is None else [f"agreement {self.agreement:.2%}"])])
+        return "\n".join(
+            [head, *map(on_one_line, lines), *([] if self.agreement is None else [f"agreement {self.agreement:.2%}"])]
+        )
 
 
 def report(net: nn.Module, x: Inputs, beside: Optional[nn.Module] = None) -> Report:
