@@ -15,7 +15,7 @@ _HEADINGS = ("layer", "kind", "output", "dtype", "layout in -> out", "backend", 
 
 class Table(NamedTuple):
     """What a report shows: a line above, rows, remarks under each row, lines below them, and numbered sentences at the
-    end. Names in rows and remarks are a user's or a file's: what cannot be printed is escaped.
+    end.
     """
 
     headings: Sequence[str]
@@ -27,11 +27,22 @@ class Table(NamedTuple):
     advice: Sequence[str] = ()
     title: str = ""
 
+    def printable(self) -> Table:
+        """The same, with what cannot be printed escaped: names of layers may be a user's or a file's."""
+
+        def each(texts: Sequence[str]) -> Sequence[str]:
+            return [*map(on_one_line, texts)]
+
+        rows, remarks = ([*map(each, table)] for table in (self.rows, self.remarks))
+        return Table(
+            self.headings, rows, self.left, each(self.lines), remarks, each(self.advice), on_one_line(self.title)
+        )
+
     def _parts(self) -> Iterator[Tuple[Sequence[str], Sequence[str]]]:
         """Headings and rows without empty columns, each with its remarks."""
         shown = [i for i in range(len(self.headings)) if i == 0 or any(row[i] for row in self.rows)]
         for row, remarks in zip((self.headings, *self.rows), ((), *(self.remarks or [()] * len(self.rows)))):
-            yield [on_one_line(row[i]) for i in shown], list(map(on_one_line, remarks))
+            yield [row[i] for i in shown], remarks
 
     def __str__(self) -> str:
         parts = list(self._parts())
@@ -75,10 +86,10 @@ class Report:
         raise NotImplementedError(f"{type(self).__name__} must define _table")
 
     def __str__(self) -> str:
-        return str(self._table())
+        return str(self._table().printable())
 
     def _repr_html_(self) -> str:
-        return self._table().html()
+        return self._table().printable().html()
 
 
 def scaled(value: float, units: Sequence[Tuple[str, float]], rest: str, digits: int = 2) -> str:

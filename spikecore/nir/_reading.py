@@ -24,7 +24,6 @@ from spikecore.nir._modules import INPUT, Network, Unit
 from spikecore.nir._neuron_nodes import NEURON_NODES, Reading, neuron_of
 from spikecore.surrogate import Surrogate
 
-
 #: Levels of a name, which become modules one within the other, for which Python's stack has to do.
 _LEVELS = 50
 
@@ -65,8 +64,9 @@ def load(
     later.
 
     A file may be a stranger's: modules get the names of nodes with ``_`` for all but ASCII letters, digits and dots,
-    and ``net.places`` has their paths by the names in the file; only classes, settings, surrogates and numbers that :func:`save` writes are taken from
-    its metadata, and a file that refers to other files, or is larger than ``max_bytes``, is refused.
+    and ``net.places`` has their paths by the names in the file. Only classes, settings, surrogates and numbers that
+    :func:`save` writes are taken from its metadata, and a file that refers to other files, or is larger than
+    ``max_bytes``, is refused.
 
     Raises ValueError for what the file leaves open, for nodes and loops that have no module here, by name, and for
     whatever else a file holds that cannot be read; OSError if the file cannot be opened; TypeError for arguments of
