@@ -262,7 +262,8 @@ class Printer:
 
         Macros begin with an underscore or with capitals, but for those among the reserved words.
         """
-        name = re.sub("__+", "_", name.lstrip("_")) or "u"
+        name = re.sub("__+", "_", name.lstrip("_"))
+        name = name if name[:1].isalpha() else f"u{name}"
         return f"{name.rstrip('_')}_" if LIKE_A_MACRO.fullmatch(name) else name
 
     def named(self, texts: Iterable[str]) -> Callable[[str], str]:
