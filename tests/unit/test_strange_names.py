@@ -131,6 +131,35 @@ def test_torch_s_own_tools_on_a_stranger_s_file(watched: Fresh) -> None:  # noqa
     assert len([*exported.module().parameters()]) == 1
 
 
+@pytest.mark.parametrize(
+    ("pair", "paths"),
+    [
+        (("features.0", "features.1"), ["features.0", "features.1"]),
+        (("a b", "a/b"), ["a_b", "a_b_"]),
+        (("a", "a.b"), ["a", "a_.b"]),  # no child of a layer, which may call its children
+        (("x\r", "τ.ü"), ["x_", "_._"]),
+        (("forward", ".."), ["forward_", "_._._"]),
+    ],
+)
+def test_paths_of_nodes(pair: Tuple[str, str], paths: List[str]) -> None:
+    net = load(graph(*pair))
+    assert net.places == dict(zip(pair, paths))
+    assert all(net.get_submodule(path) is not None for path in paths)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("", "'' cannot be the name of a node: it is empty, or another node has it"),
+        ("<output>", "'<output>' cannot be the name of a node"),
+        ("a." * 51 + "a", r"node 'a\.a\..* is in 51 others; wanted are at most 50"),
+    ],
+)
+def test_nodes_with_no_path(name: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        load(graph(name, "neuron"))
+
+
 def test_formats_of_a_loaded_network(tmp_path: Path) -> None:
     """They are at the nodes that have the names of the file."""
     nir = pytest.importorskip("nir")
