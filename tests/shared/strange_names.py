@@ -45,6 +45,8 @@ PAYLOADS = [
     f"{_RUN}",
     f"__import__('builtins').{_RUN}",
     f'"""\n{_RUN}\n"""',
+    f"\x02f():\n    pass\n{_RUN}\ndef g",  # with the mark of a symbol (spikecore.lang.render)
+    "\x020\x03",
     f"#\n{_RUN}",
     f'*/ __attribute__((constructor)) static void f(void) {{ fopen("{MARKER}", "w"); }} /*',
     f'*\\\n/ int f(void) {{ return system("touch {MARKER}"); }} /*',
