@@ -266,7 +266,8 @@ class _Reader:
 
 def identifier(name: str, taken: Any) -> str:
     """A name as C can have it, beside others."""
-    name = re.sub("_+", "_", ascii_name(name.replace(".", "_"))).strip("_") or "u"
+    name = re.sub("_+", "_", ascii_name(name.replace(".", "_"))).strip("_")
+    name = name if name[:1].isalpha() else f"u{name}"
     name += "_" * bool(LIKE_A_MACRO.fullmatch(name))
     while name in C_WORDS or name in taken:
         name += "_"
