@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from spikecore._shell.checks import shown, whole
+from spikecore.lang.render import on_one_line
 from spikecore.layers import TimeBatched
 from spikecore.neurons import IF
 
@@ -82,7 +83,7 @@ class Report:
             for name, threshold in self.thresholds.items()
         ]
         lines += [f"  {name}: folded into {layer}" for name, layer in self.folded.items()]
-        return "\n".join(lines)
+        return "\n".join(map(on_one_line, lines))
 
 
 def ann2snn(

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from spikecore._base.context import compile_time
 from spikecore._shell.checks import shown
 from spikecore._shell.state import State, Stateful, check_exported, keep
+from spikecore.lang.render import on_one_line
 
 T = TypeVar("T")
 
@@ -73,7 +74,7 @@ class Conversion:
         lines = [f"{len(self.replaced)} replaced, {len(self.left)} left"]
         for mark, rows in (("", self.replaced), ("left: ", self.left)):
             lines += [f"  {name or 'the network itself'}: {mark}{what}" for name, what in rows.items()]
-        return "\n".join(lines)
+        return "\n".join(map(on_one_line, lines))
 
 
 class Swapped:

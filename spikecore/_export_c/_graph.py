@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import operator
 import re
+from functools import reduce
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 
@@ -17,7 +19,7 @@ from spikecore._shell.state import Stateful
 from spikecore._transforms import unfuse
 from spikecore.encode import Constant, Encoder
 from spikecore.functional import set_step
-from spikecore.lang.render import C_WORDS, ascii_name
+from spikecore.lang.render import C_WORDS, LIKE_A_MACRO, ascii_name
 from spikecore.layers import NormNeuron, SequenceDropout, TimeBatched
 from spikecore.neuron import Neuron
 from spikecore.nir import SumPool2d
@@ -82,12 +84,12 @@ def calls_of(net: nn.Module, example: Tensor) -> Calls:
             f"torch.fx cannot follow forward of {type(net).__name__}: {error}\nIts forward must call modules, add and "
             "flatten, without branches on values"
         ) from error
-    recorder = _Recorder(fx.GraphModule(of_one_step, graph))
+    shapes: Dict[fx.Node, Tuple[int, ...]] = {}
     with torch.no_grad():
-        outputs = [recorder.run(x_t) for x_t in example]
+        outputs = [_run(of_one_step, graph, x_t, shapes) for x_t in example]
     if not all(isinstance(y, Tensor) and y.shape[:1] == example.shape[1:2] for y in outputs):
         raise Refused(f"{type(net).__name__} must return one tensor [B, ...] for a step")
-    calls, result = _Reader(of_one_step, recorder.shapes).read(graph)
+    calls, result = _Reader(of_one_step, shapes).read(graph)
     return Calls(calls, result, example.transpose(0, 1), torch.stack(outputs, 1))
 
 
@@ -138,18 +140,30 @@ class _Tracer(fx.Tracer):
         return known or of_quant or alone or super().is_leaf_module(m, module_qualified_name)
 
 
-class _Recorder(fx.Interpreter):
-    """Runs the graph, and notes the shape of each value."""
+def _run(net: nn.Module, graph: fx.Graph, x: Tensor, shapes: Dict[fx.Node, Tuple[int, ...]]) -> Any:
+    """What the graph makes of an input, node by node; ``shapes`` gets those of its values.
 
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module)
-        self.shapes: Dict[fx.Node, Tuple[int, ...]] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
+    No ``fx.GraphModule``, which compiles a text that has the names of modules.
+    """
+    values: Dict[fx.Node, Any] = {}
+    for node in graph.nodes:
+        args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+        if node.op == "placeholder":
+            value = args[0] if values and args else x
+        elif node.op == "call_module":
+            value = net.get_submodule(node.target)(*args, **kwargs)
+        elif node.op == "call_method":
+            value = getattr(args[0], node.target)(*args[1:], **kwargs)
+        elif node.op == "call_function":
+            value = node.target(*args, **kwargs)
+        elif node.op == "get_attr":
+            value = reduce(getattr, node.target.split("."), net)
+        else:
+            return args[0]
+        values[node] = value
         if isinstance(value, Tensor):
-            self.shapes[n] = tuple(value.shape[1:])
-        return value
+            shapes[node] = tuple(value.shape[1:])
+    return None
 
 
 class _Reader:
@@ -252,7 +266,9 @@ class _Reader:
 
 def identifier(name: str, taken: Any) -> str:
     """A name as C can have it, beside others."""
-    name = re.sub("_+", "_", ascii_name(name.replace(".", "_"))).strip("_") or "u"
+    name = re.sub("_+", "_", ascii_name(name.replace(".", "_"))).strip("_")
+    name = name if name[:1].isalpha() else f"u{name}"
+    name += "_" * bool(LIKE_A_MACRO.fullmatch(name))
     while name in C_WORDS or name in taken:
         name += "_"
     return name

@@ -28,6 +28,7 @@ from spikecore._export_c._parts import (
 from spikecore._export_c._values import BYTES, Value
 from spikecore._shell.modules import calls_as
 from spikecore.lang import c
+from spikecore.lang.render import on_one_line
 from spikecore.layers import Delay, PackedConv2d, PackedLinear
 from spikecore.layers._pooling import CompactAvgPool2d, CompactMaxPool2d
 from spikecore.neuron import Neuron
@@ -356,7 +357,8 @@ def _function(part: Part, name: str) -> List[str]:
 
 
 def _comment(text: str) -> str:
-    return text.replace("*/", "* /")
+    """The text within a comment, which it neither ends nor begins again; no trigraph, no line that goes on."""
+    return re.sub(r"(?<=[*/?])(?=[*/?])", " ", on_one_line(text))
 
 
 def words_of_header(built: Built) -> Dict[str, str]:

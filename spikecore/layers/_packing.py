@@ -37,9 +37,7 @@ _PACKED: Mapping[Type[nn.Module], Type[nn.Module]] = {
 }
 #: Layers that give some of the numbers that they get, or 0, as often as may be; functions and methods that give all.
 _KEEPING = (nn.Identity, nn.Flatten, nn.Unflatten, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, Tokens)
-_SHAPES = (
-    "contiguous flatten folded permute reshape squeeze transpose unflatten unfolded_as unsqueeze view"
-).split()
+_SHAPES = ("contiguous flatten folded permute reshape squeeze transpose unflatten unfolded_as unsqueeze view").split()
 _PRODUCTS = (operator.mul, operator.imul, torch.mul, "mul", "mul_")
 
 

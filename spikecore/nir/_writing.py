@@ -10,9 +10,10 @@ import io
 import json
 import operator
 import os
+import re
 import warnings
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -106,7 +107,8 @@ def save(
     net, formats = plain(unwrapped(net))
     wide = any(value.dtype == torch.float64 for value in net.parameters())
     drawn = Drawn(Writing(float(dt), discretization, "float64" if wide else "float32"))
-    first, last = _unlike(net, "input"), _unlike(net, "output")
+    modules = dict(net.named_modules())
+    first = _unlike(modules, "input")
     try:
         shape = _input_shape(net, input_shape)
         drawn.nodes[first] = nir.Input(types("input", shape))
@@ -115,6 +117,7 @@ def save(
     except ValueError as error:
         raise ValueError(f"sc.nir.save: {error}") from error.__cause__
     drawn.note(formats)
+    last = _unlike({**modules, **drawn.nodes}, "output")
     drawn.nodes[last] = nir.Output(types("output", end.shape))
     drawn.edges += [(source, last) for source in end.sources]
     metadata = metadata_of({"dt": float(dt), "discretization": discretization})
@@ -126,9 +129,8 @@ def save(
         file.write(content.getbuffer())
 
 
-def _unlike(net: nn.Module, name: str) -> str:
-    """The name, or one like it that no module of the network has."""
-    names = dict(net.named_modules())
+def _unlike(names: Mapping[str, Any], name: str) -> str:
+    """The name, or one like it that is none of these."""
     while name in names:
         name += "_"
     return name
@@ -213,9 +215,16 @@ class Drawn:
         self.nodes: Dict[str, Any] = {}
         self.edges: List[Tuple[str, str]] = []
         self._done: Dict[int, str] = {}
+        #: Node -> path of its module, of a network that was loaded.
+        self._paths: Dict[str, str] = {}
 
     def add(self, name: str, node: Any, of: Value, shape: Sequence[int]) -> Value:
         """One node behind ``of``."""
+        if name == "." or re.search("[/\0\ud800-\udfff]", name):
+            raise ValueError(
+                f"{name!r} cannot be the name of a node in HDF5: it is '.', or has a '/', NUL or surrogate; give the "
+                "module another name"
+            )
         while name in self.nodes:
             name += "_"
         self.nodes[name] = node
@@ -226,7 +235,7 @@ class Drawn:
     def note(self, formats: Formats) -> None:
         """Keep the formats of a prepared network as metadata of the nodes of its modules, or of those around them."""
         for node_name, node in self.nodes.items():
-            inside = f"{node_name}."
+            inside = f"{self._paths.get(node_name, node_name)}."
             content = {name: value for name, value in formats.items() if f"{name}.".startswith(inside)}
             if content:
                 node.metadata = {**(node.metadata or {}), "spikecore_formats": json.dumps(content)}
@@ -335,8 +344,9 @@ class Drawn:
         values = {INPUT: of}
         for name, sources in net.wiring:
             value, module = self._added(values, sources), net.get_submodule(net.places[name])
-            place = f"{prefix}.{net.places[name]}" if prefix else net.places[name]
-            values[name] = self._module(module, place, value, 1 if isinstance(module, OF_ONE_STEP) else leading)
+            node, path = (f"{prefix}.{each}" if prefix else each for each in (name, net.places[name]))
+            self._paths[node] = path
+            values[name] = self._module(module, node, value, 1 if isinstance(module, OF_ONE_STEP) else leading)
         return self._added(values, net.result)
 
     @staticmethod

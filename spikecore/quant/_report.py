@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from spikecore._shell.parameters import current
+from spikecore.lang.render import on_one_line
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 from spikecore.quant._analysis import analyse
@@ -54,7 +55,8 @@ class Report:
             f"{row.name:20} {row.kind:8} {row.format:26} {row.reads:22} {row.bits:4} {row.saturated:9.2%}"
             for row in self.rows
         ]
-        return "\n".join([head, *lines, *([] if self.agreement is None else [f"agreement {self.agreement:.2%}"])])
+        agreement = [] if self.agreement is None else [f"agreement {self.agreement:.2%}"]
+        return "\n".join([head, *map(on_one_line, lines), *agreement])
 
 
 def report(net: nn.Module, x: Inputs, beside: Optional[nn.Module] = None) -> Report:
