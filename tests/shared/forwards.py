@@ -15,7 +15,6 @@ from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Sequence, T
 
 import torch
 import torch.nn.functional as F
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrizations, parametrize  # noqa: F401  # drawn forwards use it
@@ -23,6 +22,8 @@ from torch.nn.utils import parametrizations, parametrize  # noqa: F401  # drawn 
 import spikecore as sc
 
 T, B = 4, 3
+#: A draw: one of some values.
+Choose = Callable[[Sequence[Any]], Any]
 
 # -- layers as users write them
 
@@ -380,10 +381,10 @@ def _fill(net: nn.Module, generator: torch.Generator) -> None:
 class _Writer:
     """The text of one class, from draws."""
 
-    def __init__(self, draw: Callable[[Any], Any], takes: Takes, odd: List[str], coming: List[str]) -> None:
+    def __init__(self, choose: Choose, takes: Takes, odd: List[str], coming: List[str]) -> None:
         #: What a tool may refuse: what is in the text, and what is to come.
         self.odd, self.coming = odd, coming
-        self.draw, self.takes = draw, takes
+        self.choose, self.takes = choose, takes
         self.made: List[str] = []
         self.lines: List[str] = []
         self.names: List[str] = []
@@ -393,11 +394,11 @@ class _Writer:
     def pick(self, of: Dict[str, Any], plain: Sequence[str]) -> str:
         """One of what the tool takes, or of those in a table that are to come."""
         waiting = [name for name in self.coming if name in of]
-        if waiting and self.draw(st.integers(0, 3)):
+        if waiting and self.choose((False, True, True, True)):
             self.coming.remove(waiting[0])
             self.odd.append(waiting[0])
             return waiting[0]
-        return str(self.draw(st.sampled_from(plain)))
+        return str(self.choose(plain))
 
     def block(self, lines: Sequence[str]) -> None:
         """A template's lines, with new modules in their places."""
@@ -437,8 +438,8 @@ class _Writer:
             "C": lambda: self._over_time(conv),
             "D": lambda: self._over_time(conv.replace("nn.Conv2d", "DaleConv")),
             "K": lambda: self._over_time("nn.BatchNorm2d(2)"),
-            "P": lambda: self._over_time(self.draw(st.sampled_from(self.takes.pools))),
-            "G": lambda: self.draw(st.sampled_from(GRADED)) if not self.takes.relu else "nn.ReLU()",
+            "P": lambda: self._over_time(self.choose(self.takes.pools)),
+            "G": lambda: self.choose(GRADED) if not self.takes.relu else "nn.ReLU()",
             "V": lambda: "Two()",
             "U": lambda: "nn.Dropout(0.0)",
             "E": self._delay,
@@ -458,15 +459,15 @@ class _Writer:
         if self.takes.relu:
             return "nn.ReLU()"
         known = [text for text in self.takes.neurons if not (wide and "tensor" in text)]
-        neuron = self.draw(st.sampled_from(known)) if plain else self.pick(NEURONS, known)
+        neuron = self.choose(known) if plain else self.pick(NEURONS, known)
         return str(NEURONS.get(neuron, neuron)).format(more=self.takes.more)
 
     def _delay(self) -> str:
-        layer, steps = self.draw(st.sampled_from(_DELAYED)), self.draw(st.sampled_from((1.0, 2.0)))
-        return f"sc.Delay({layer}, 2, delay={steps}, per={self.draw(st.sampled_from(self.takes.delays))!r}, learn=())"
+        layer, steps = self.choose(_DELAYED), self.choose((1.0, 2.0))
+        return f"sc.Delay({layer}, 2, delay={steps}, per={self.choose(self.takes.delays)!r}, learn=())"
 
     def _maybe_norm(self) -> str:
-        has = "norm" in self.takes.blocks and self.draw(st.booleans())
+        has = "norm" in self.takes.blocks and self.choose((False, True))
         return f"{self._over_time('nn.BatchNorm1d(4)')}, " if has else ""
 
     def _over_time(self, text: str) -> str:
@@ -485,7 +486,7 @@ class _Writer:
 
     def _own(self, name: str) -> None:
         arguments, first, returned, calls = OWN[name]
-        inner = _Writer(self.draw, self.takes, self.odd, self.coming)
+        inner = _Writer(self.choose, self.takes, self.odd, self.coming)
         inner.blocks(1, own={})
         kind, made = f"Part{len(self.made)}", f"self.part{len(self.made)}"
         self.names += inner.names
@@ -506,24 +507,23 @@ class _Writer:
         return f"class {kind}(nn.Module):\n    def __init__(self):\n{init}\n    def forward(self, {arguments}):\n{body}"
 
 
-@st.composite
-def forwards(draw: Any, takes: Takes) -> Forward:
-    """Networks for a tool; it takes some half of them."""
+def compose(choose: Choose, takes: Takes) -> Forward:
+    """A network for a tool, which takes some half of them."""
     known = {*takes.blocks, *takes.beginnings, *takes.never}
     names = [name for of in (BLOCKS, OWN, LAYERS, NORMS, NEURONS, BEGINNINGS) for name in of if name not in known]
-    coming = [draw(st.sampled_from(names)) for _ in range(draw(st.sampled_from(takes.odd)))]
+    coming = [choose(names) for _ in range(choose(takes.odd))]
     odd: List[str] = []
-    writer = _Writer(draw, takes, odd, coming)
+    writer = _Writer(choose, takes, odd, coming)
     shape, lines = BEGINNINGS[writer.pick(BEGINNINGS, takes.beginnings)]
     writer.block(lines)
-    two = takes.inputs > 1 and shape == (4,) and draw(st.integers(0, 7)) == 7
+    two = takes.inputs > 1 and shape == (4,) and choose(range(8)) == 7
     if two:
         writer.block(["h = A1(h) + A2(u)"])
-    writer.blocks(draw(st.integers(1, takes.most)), own=OWN)
-    end = draw(st.sampled_from(takes.ends))
+    writer.blocks(choose(range(1, takes.most + 1)), own=OWN)
+    end = choose(takes.ends)
     writer.block([end] if end else [])
     main = writer.text("Drawn", "x, u" if two else "x", ["h = x"], "h")
     text = "\n\n".join([*writer.classes, main])
     return Forward(
-        text, draw(st.integers(0, 999)), shape, frozenset(odd), (*writer.names, end), 2 if two else 1, not takes.relu
+        text, choose(range(1000)), shape, frozenset(odd), (*writer.names, end), 2 if two else 1, not takes.relu
     )

@@ -38,10 +38,10 @@ class Verdict(NamedTuple):
     why: str
 
 
-def judge(check: Callable[[Forward], None], forward: Forward) -> Verdict:
+def judge(check: Callable[[], None]) -> Verdict:
     """What a tool's check says of a network."""
     try:
-        check(forward)
+        check()
     except Refusal as error:
         return Verdict(REFUSED, str(error))
     except Unsure as error:

@@ -1,7 +1,8 @@
 """Tools that read a network, over drawn forwards: the result is that of the plain network, or is refused before
 anything changed.
 
-``FORWARDS=5000`` draws so many for each tool, counts, and lists the shortest network of each kind of failure::
+``FORWARDS=5000`` draws so many for each tool, counts, and lists the shortest network of each kind of failure;
+``FORWARDS=5000-6000`` draws other ones::
 
     FORWARDS=5000 pytest -s tests/unit/test_forwards.py -k prepare
 """
@@ -9,21 +10,37 @@ anything changed.
 from __future__ import annotations
 
 import os
+import random
 import tempfile
 from pathlib import Path
 from typing import Any, Callable, Dict, NamedTuple, Sequence, Tuple
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, event, given, settings
+from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import spikecore as sc
 from c_programs import differing
-from forwards import BLOCKS, NEURONS, Forward, T, Takes, forwards
-from judged import CRASH, REFUSED, RIGHT, UNSURE, WRONG, Counts, Picture, Wrong, applied, distance, judge, near, ran
+from forwards import BLOCKS, NEURONS, Choose, Forward, T, Takes, compose
+from judged import (
+    CRASH,
+    REFUSED,
+    RIGHT,
+    UNSURE,
+    WRONG,
+    Counts,
+    Picture,
+    Verdict,
+    Wrong,
+    applied,
+    distance,
+    judge,
+    near,
+    ran,
+)
 
 _RULES = ("d_rtrl", "d_rtrl", "eprop", "eprop", "pp_prop", "ottt", "sltt", "bptt")
 #: Blocks that are one layer of neurons.
@@ -36,8 +53,8 @@ _LAYERS = {
     "a functional layer",
     "a gain before a neuron",
 }
-#: How many forwards are drawn for each tool by hand.
-BY_HAND = int(os.environ.get("FORWARDS", "0"))
+#: The seeds of the forwards that are drawn for each tool by hand.
+BY_HAND = range(*map(int, os.environ.get("FORWARDS", "0").split("-")))
 F32, F64 = torch.float32, torch.float64
 KEEP = (
     "soft_reset",
@@ -78,7 +95,7 @@ def same(forward: Forward, net: nn.Module, named: Dict[str, nn.Parameter]) -> No
             raise Wrong(f"in training, {name} is {distance(got[name], value):.2g} off")
 
 
-def fuse(forward: Forward, draw: Any) -> None:
+def fuse(forward: Forward, choose: Choose) -> None:
     """``sc.fuse``."""
     net = forward.net()
     named = dict(net.named_parameters())
@@ -86,7 +103,7 @@ def fuse(forward: Forward, draw: Any) -> None:
     same(forward, net, named)
 
 
-def unfuse(forward: Forward, draw: Any) -> None:
+def unfuse(forward: Forward, choose: Choose) -> None:
     """``sc.unfuse`` of what ``sc.fuse`` gave: the plain network again."""
     net = forward.net()
     named, before = dict(net.named_parameters()), [(name, type(part)) for name, part in net.named_modules()]
@@ -98,27 +115,27 @@ def unfuse(forward: Forward, draw: Any) -> None:
     same(forward, net, named)
 
 
-def pack(forward: Forward, draw: Any) -> None:
+def pack(forward: Forward, choose: Choose) -> None:
     """``sc.layers.pack``, alone or behind ``sc.fuse``."""
     net = forward.net()
     named = dict(net.named_parameters())
-    if draw(st.booleans()):
+    if choose((False, True)):
         applied(net, lambda: sc.fuse(net), keeps=False)
     applied(net, lambda: sc.layers.pack(net), keeps=False)
     same(forward, net, named)
 
 
-def prepared(net: nn.Module, x: Sequence[Tensor], draw: Any, dtype: torch.dtype = F64, word: int = 24) -> Any:
+def prepared(net: nn.Module, x: Sequence[Tensor], choose: Choose, dtype: torch.dtype = F64, word: int = 24) -> Any:
     """The network in formats that hold its numbers."""
-    options = {"per_channel": draw(st.booleans()), "ranges": draw(st.sampled_from(("data", "learnt")))}
+    options = {"per_channel": choose((False, True)), "ranges": choose(("data", "learnt"))}
     given: Any = x[0] if len(x) == 1 else tuple(x)
     return applied(net, lambda: sc.quant.prepare(net, given, 8, word=word, activations=8, dtype=dtype, **options))
 
 
-def prepare(forward: Forward, draw: Any) -> None:
+def prepare(forward: Forward, choose: Choose) -> None:
     """``sc.quant.prepare``, and ``sc.quant.report`` of what it gives."""
     net, x = forward.net(), forward.x()
-    new = prepared(net, x, draw)
+    new = prepared(net, x, choose)
     with torch.no_grad():
         want, got = ran(net, x), ran(new.eval(), x)
     near(forward, got, want, 0.05, 4e-3, F64)
@@ -127,7 +144,7 @@ def prepare(forward: Forward, draw: Any) -> None:
         raise Wrong("the report is empty")
 
 
-def export_float(forward: Forward, draw: Any) -> None:
+def export_float(forward: Forward, choose: Choose) -> None:
     """``sc.export_c`` in floats, built and run on this machine."""
     net, x = forward.net(F32), forward.x(F32)
     with tempfile.TemporaryDirectory() as folder:
@@ -137,10 +154,10 @@ def export_float(forward: Forward, draw: Any) -> None:
         near(forward, torch.tensor([0.0, wrong / count]), torch.tensor([1.0, 0.0]), 0.0, 1e-5, F32)
 
 
-def export_fixed(forward: Forward, draw: Any) -> None:
+def export_fixed(forward: Forward, choose: Choose) -> None:
     """``sc.export_c`` of a prepared network, bit for bit."""
     net, x = forward.net(F32), forward.x(F32)
-    new = prepared(net, x, draw, F32, 16).eval()
+    new = prepared(net, x, choose, F32, 16).eval()
     with tempfile.TemporaryDirectory() as folder:
         applied(new, lambda: sc.export_c(new, _only(x), folder))
         wrong, count = differing(Path(folder), "test", "FLAGS=-O0")
@@ -148,12 +165,12 @@ def export_fixed(forward: Forward, draw: Any) -> None:
         raise Wrong(f"{wrong} of {count} integers differ")
 
 
-def nir(forward: Forward, draw: Any) -> None:
+def nir(forward: Forward, choose: Choose) -> None:
     """``sc.nir.save``, and ``sc.nir.load`` of the file."""
     pytest.importorskip("nir", reason="the package nir, which needs Python 3.10, is not installed")
     net, x = forward.net(F32), forward.x(F32)
-    how = draw(st.sampled_from(("euler", "exp")))
-    shape = draw(st.sampled_from((None, forward.shape))) if forward.shape == (4,) else forward.shape
+    how = choose(("euler", "exp"))
+    shape = choose((None, forward.shape)) if forward.shape == (4,) else forward.shape
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "net.nir"
         applied(net, lambda: sc.nir.save(net, file, dt=1e-4, discretization=how, input_shape=shape, keep=KEEP))
@@ -162,21 +179,19 @@ def nir(forward: Forward, draw: Any) -> None:
         near(forward, ran(loaded.eval(), x), ran(net, x), 1e-5, 1e-6, F32)
 
 
-def ann2snn(forward: Forward, draw: Any) -> None:
+def ann2snn(forward: Forward, choose: Choose) -> None:
     """``sc.ann2snn``: rates over many steps are activations."""
     net, x = forward.net(), forward.x()
-    snn, report = applied(
-        net, lambda: sc.ann2snn(net, _only(x), steps=1024, quantile=draw(st.sampled_from((1.0, None))))
-    )
+    snn, report = applied(net, lambda: sc.ann2snn(net, _only(x), steps=1024, quantile=choose((1.0, None))))
     with torch.no_grad():
         near(forward, snn(x[0]).mean(0) * report.scale, ran(net, x), 0.1, 1e-2, F64)
 
 
-def look(forward: Forward, draw: Any) -> None:
+def look(forward: Forward, choose: Choose) -> None:
     """``sc.explain`` and ``sc.energy``: nothing changes, and nothing is refused."""
     net, x = forward.net(), forward.x()
     given: Any = x[0] if len(x) == 1 else tuple(x)
-    net.train(draw(st.booleans()))
+    net.train(choose((False, True)))
     before = Picture(net)
     texts = [
         str(applied(net, lambda: sc.explain(net, given))),
@@ -190,10 +205,10 @@ def look(forward: Forward, draw: Any) -> None:
             raise Wrong("outputs changed")
 
 
-def online(forward: Forward, draw: Any) -> None:
+def online(forward: Forward, choose: Choose) -> None:
     """Online rules: gradients of backpropagation through time where a rule is exact, and of each weight."""
-    rule = draw(st.sampled_from(_RULES))
-    chunk = draw(st.sampled_from((1, 2, T)))
+    rule = choose(_RULES)
+    chunk = choose((1, 2, T))
     net, plain, x = forward.net(), forward.net(), _only(forward.x())
     for part in (*net.modules(), *plain.modules()):
         part.train(not isinstance(part, _BatchNorm))
@@ -295,28 +310,30 @@ TOOLS = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", TOOLS)
-def test_a_tool_is_right_for_every_forward_or_refuses_it(name: str) -> None:
+def test_each_forward_is_computed_or_declined(name: str) -> None:
     tool, counts = TOOLS[name], Counts()
 
-    @settings(
-        max_examples=BY_HAND or tool.examples,
-        deadline=None,
-        database=None,
-        derandomize=not BY_HAND,
-        phases=[Phase.generate] if BY_HAND else [Phase.generate, Phase.shrink],
-        suppress_health_check=[*HealthCheck],
-    )
-    @given(forwards(tool.takes), st.data())
-    def drawn(forward: Forward, data: Any) -> None:
-        verdict = judge(lambda forward: tool.check(forward, data.draw), forward)
+    def check(forward: Forward) -> Verdict:
+        verdict = judge(lambda: tool.check(forward, random.Random(forward.seed).choice))
         counts.add(forward, verdict)
-        event(verdict.kind)
-        assert BY_HAND or verdict.kind not in (WRONG, CRASH), f"{verdict.kind}: {verdict.why}"
+        return verdict
 
-    drawn()
+    @settings(
+        max_examples=tool.examples, deadline=None, database=None, derandomize=True, suppress_health_check=[*HealthCheck]
+    )
+    @given(st.composite(lambda draw: compose(lambda values: draw(st.sampled_from(values)), tool.takes))())
+    def hypothesis(forward: Forward) -> None:
+        verdict = check(forward)
+        event(verdict.kind)
+        assert verdict.kind not in (WRONG, CRASH), f"{verdict.kind}: {verdict.why}"
+
     if BY_HAND:
+        for seed in BY_HAND:
+            check(compose(random.Random(seed).choice, tool.takes))
         print(f"\n{name}: {counts}", *(f"{n} {why}" for why, n in counts.refusals.most_common(20)), sep="\n")
         print("", *counts.minimal(), sep="\n\n")
+    else:
+        hypothesis()
     assert not counts.failures, f"{name}: {counts}"
     assert counts.kinds[REFUSED] * 3 <= sum(counts.kinds.values()), f"{name}: {counts}"
     assert counts.kinds[UNSURE] * 20 <= sum(counts.kinds.values()), f"{name}: {counts}"
