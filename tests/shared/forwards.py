@@ -141,7 +141,7 @@ def tied(module: Any, other: Any) -> nn.Module:
 
 _LINEAR = "nn.Linear({n}, 4)"
 _BIASED = "nn.Linear({n}, 4, bias=False)"
-_DELAYED = ("nn.Linear(4, 4)", "nn.Linear(4, 4)", "parametrised(nn.Linear(4, 4))")
+_DELAYED = ("nn.Linear(4, 4)", "nn.Linear(4, 4)", "parametrised(nn.Linear(4, 4, bias=False))")
 #: Layers that tools may refuse, by a name for counts.
 LAYERS = {
     "a plain subclass": "Plain({n}, 4)",
@@ -152,7 +152,7 @@ LAYERS = {
     "a hook": "hooked(nn.Linear({n}, 4))",
     "a pre-hook": "pre_hooked(nn.Linear({n}, 4))",
     "a forward on the object": "replaced(nn.Linear({n}, 4))",
-    "a parametrisation": "parametrised(nn.Linear({n}, 4))",
+    "a parametrisation": "parametrised(nn.Linear({n}, 4, bias=False))",
     "weight_norm": "parametrizations.weight_norm(nn.Linear({n}, 4))",
     "spectral_norm": "parametrizations.spectral_norm(nn.Linear({n}, 4))",
 }
@@ -170,7 +170,7 @@ SPIKING = (
     "sc.LIF(tau=4.0, threshold=0.53, decay_input=False{more})",
     "sc.LIF(tau=2.0, threshold=torch.tensor([0.53, 0.41, 0.67, 0.29]){more})",
 )
-GRADED = ("sc.LI(tau=2.0)", "sc.LI(tau=torch.tensor([2.0, 4.0, 8.0, 1.0]))")
+GRADED = ("sc.LI(tau=2.0)", "sc.LI(tau=torch.tensor([2.0, 4.0, 8.0, 3.0]))")
 NEURONS = {
     "a neuron with a forward": "OwnLIF(tau=2.0, threshold=0.53)",
     "a hooked neuron": "hooked(sc.LIF(tau=2.0, threshold=0.53))",
@@ -240,6 +240,9 @@ BLOCKS: Dict[str, Sequence[str]] = {
     "a norm over the batch": ["h = N1(O1(A1(h)))"],
     "a norm over steps": ["h = N1(R1(A1(h).transpose(0, 1)).transpose(0, 1))"],
     "features reversed": ["h = N1(B1(A1(h).flip(-1)))"],
+    "a mean of pairs": ["v = N1(A1(h)).unflatten(-1, (2, 2)).mean(-1)", "h = N2(S1(v))"],
+    "a maximum of pairs": ["v = N1(A1(h)).unflatten(-1, (2, 2)).amax(-1)", "h = N2(S1(v))"],
+    "a mean behind a norm": ["v = B1(A1(h)).unflatten(-1, (2, 2)).mean(-1)", "h = N1(S1(v))"],
     "a permutation": ["v = A1(h).permute(2, 0, 1)", "h = N1(v.permute(1, 2, 0))"],
     "a view": ["v = A1(h).view(T, B, 2, 2)", "h = N1(v.view(T, B, 4))"],
     "chunks": ["u, v = W2(torch.cat([h, h], -1)).unflatten(-1, (2, 2)).unbind(-1)", "h = N1(S1(u)) + N2(S2(v))"],
@@ -285,12 +288,16 @@ BEGINNINGS: Dict[str, Tuple[Tuple[int, ...], Sequence[str]]] = {
         ],
     ),
     "a norm over a mean": ((4, 4), ["h = N1(B1(A1(h).mean(-2)))"]),
+    "a pool before a neuron": ((1, 4, 4), ["h = F1(P1(C1(h)))", "h = N1(W1(h.flatten(-3)))"]),
+    "a pool before a norm": ((1, 4, 4), ["h = F1(K1(P1(C1(h))))", "h = N1(W1(h.flatten(-3)))"]),
     "a convolution of one sign": ((1, 4, 4), ["h = F1(D1(h))", "h = N1(W1(P1(h).flatten(-3)))"]),
     "one convolution, two norms": (
         (1, 4, 4),
         ["v = C1(h)", "h = F1(K1(v)) + F2(K2(v))", "h = N1(W1(P1(h).flatten(-3)))"],
     ),
 }
+#: What tools may refuse, the first ones more often.
+_TABLES: Sequence[Dict[str, Any]] = (BLOCKS, BLOCKS, BLOCKS, LAYERS, LAYERS, OWN, NORMS, NEURONS, BEGINNINGS)
 
 
 class Takes(NamedTuple):
@@ -311,8 +318,8 @@ class Takes(NamedTuple):
     more: str = ""
     #: How many things that it may refuse.
     odd: Sequence[int] = (0, 1, 1, 2)
-    #: Blocks, at most.
-    most: int = 3
+    #: How many blocks.
+    counts: Sequence[int] = (1, 2, 3)
     #: How it may end; "" for a neuron.
     ends: Sequence[str] = ("h = G1(A1(h))", "h = A1(h)", "")
 
@@ -510,8 +517,8 @@ class _Writer:
 def compose(choose: Choose, takes: Takes) -> Forward:
     """A network for a tool, which takes some half of them."""
     known = {*takes.blocks, *takes.beginnings, *takes.never}
-    names = [name for of in (BLOCKS, OWN, LAYERS, NORMS, NEURONS, BEGINNINGS) for name in of if name not in known]
-    coming = [choose(names) for _ in range(choose(takes.odd))]
+    tables = [[name for name in of if name not in known] for of in _TABLES]
+    coming = [choose(choose([names for names in tables if names])) for _ in range(choose(takes.odd))]
     odd: List[str] = []
     writer = _Writer(choose, takes, odd, coming)
     shape, lines = BEGINNINGS[writer.pick(BEGINNINGS, takes.beginnings)]
@@ -519,7 +526,7 @@ def compose(choose: Choose, takes: Takes) -> Forward:
     two = takes.inputs > 1 and shape == (4,) and choose(range(8)) == 7
     if two:
         writer.block(["h = A1(h) + A2(u)"])
-    writer.blocks(choose(range(1, takes.most + 1)), own=OWN)
+    writer.blocks(choose(takes.counts), own=OWN)
     end = choose(takes.ends)
     writer.block([end] if end else [])
     main = writer.text("Drawn", "x, u" if two else "x", ["h = x"], "h")

@@ -96,7 +96,8 @@ class Counts:
         if verdict.kind == REFUSED:
             self.refusals[re.sub(r"'[^']*'|\b\w*\d\b|\d+", "_", verdict.why)[:100]] += 1
         if verdict.kind in (WRONG, CRASH):
-            kind = (verdict.kind, verdict.why.partition(": ")[0][:60], tuple(sorted(forward.odd)))
+            why = re.sub(r"[\d.]+", "_", verdict.why.partition("\n")[0])[:80]
+            kind = (verdict.kind, why, tuple(sorted(forward.odd)))
             count, shown = self.failures.get(kind, (0, ""))
             text = f"{verdict.kind}: {verdict.why}{forward!r}"
             self.failures[kind] = count + 1, text if not shown or len(text) < len(shown) else shown

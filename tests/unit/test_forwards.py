@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import spikecore as sc
-from c_programs import differing
+from c_programs import differing, needs
 from forwards import BLOCKS, NEURONS, Choose, Forward, T, Takes, compose
 from judged import (
     CRASH,
@@ -41,8 +41,9 @@ from judged import (
     near,
     ran,
 )
+from spikecore._base.context import COMPILES
 
-_RULES = ("d_rtrl", "d_rtrl", "eprop", "eprop", "pp_prop", "ottt", "sltt", "bptt")
+_RULES = ("d_rtrl", "d_rtrl", "eprop", "eprop", "pp_prop", "ottt", "sltt", "bptt", "stdp")
 #: Blocks that are one layer of neurons.
 _LAYERS = {
     "dense",
@@ -53,6 +54,10 @@ _LAYERS = {
     "a functional layer",
     "a gain before a neuron",
 }
+pytestmark = pytest.mark.skipif(
+    not COMPILES, reason="layers are packed, and weights normalised, with torch 2.6 or newer"
+)
+
 #: The seeds of the forwards that are drawn for each tool by hand.
 BY_HAND = range(*map(int, os.environ.get("FORWARDS", "0").split("-")))
 F32, F64 = torch.float32, torch.float64
@@ -68,10 +73,27 @@ KEEP = (
 )
 
 
-def trained(net: nn.Module, x: Sequence[Tensor], named: Dict[str, nn.Parameter]) -> Dict[str, Tensor]:
+def same(forward: Forward, net: nn.Module, named: Dict[str, nn.Parameter], choose: Choose) -> None:
+    """A rewritten network computes what the plain one does, in both modes, and with frozen statistics."""
+    plain, x = forward.net(), forward.x()
+    for mode in (False, True):
+        with torch.no_grad():
+            near(forward, ran(net.train(mode), x), ran(plain.train(mode), x), 1e-9, 1e-9, F64)
+    frozen = choose((False, False, True))
+    want, got = trained(plain, x, dict(plain.named_parameters()), frozen), trained(net, x, named, frozen)
+    if got.keys() != want.keys():
+        raise Wrong(f"no gradient or buffer {sorted(got.keys() ^ want.keys())}")
+    for name, value in want.items():
+        if distance(got[name], value) > 1e-7:
+            raise Wrong(f"in training, {name} is {distance(got[name], value):.2g} off")
+
+
+def trained(net: nn.Module, x: Sequence[Tensor], named: Dict[str, nn.Parameter], frozen: bool) -> Dict[str, Tensor]:
     """Outputs of a call in train mode, gradients of inputs and parameters, and statistics after it."""
+    for part in net.train().modules():
+        part.training = not (frozen and isinstance(part, _BatchNorm))
     x = [value.clone().requires_grad_() for value in x]
-    y = ran(net.train(), x)
+    y = ran(net, x)
     weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y.dtype)
     (y * weights).sum().backward()
     results = {"outputs": y, **{f"input {place}": value.grad for place, value in enumerate(x)}}
@@ -81,26 +103,12 @@ def trained(net: nn.Module, x: Sequence[Tensor], named: Dict[str, nn.Parameter])
     return {name: value.detach().clone() for name, value in results.items() if value is not None}
 
 
-def same(forward: Forward, net: nn.Module, named: Dict[str, nn.Parameter]) -> None:
-    """A rewritten network computes what the plain one does, in both modes."""
-    plain, x = forward.net(), forward.x()
-    for mode in (False, True):
-        with torch.no_grad():
-            near(forward, ran(net.train(mode), x), ran(plain.train(mode), x), 1e-9, 1e-9, F64)
-    want, got = trained(plain, x, dict(plain.named_parameters())), trained(net, x, named)
-    if got.keys() != want.keys():
-        raise Wrong(f"no gradient or buffer {sorted(got.keys() ^ want.keys())}")
-    for name, value in want.items():
-        if distance(got[name], value) > 1e-7:
-            raise Wrong(f"in training, {name} is {distance(got[name], value):.2g} off")
-
-
 def fuse(forward: Forward, choose: Choose) -> None:
     """``sc.fuse``."""
     net = forward.net()
     named = dict(net.named_parameters())
     applied(net, lambda: sc.fuse(net), keeps=False)
-    same(forward, net, named)
+    same(forward, net, named, choose)
 
 
 def unfuse(forward: Forward, choose: Choose) -> None:
@@ -112,7 +120,7 @@ def unfuse(forward: Forward, choose: Choose) -> None:
     after = [(name, type(part)) for name, part in net.named_modules()]
     if before != after or any("forward" in vars(part) for part in net.modules()) != ("replaced" in forward.text):
         raise Wrong(f"modules are {after}, and were {before}")
-    same(forward, net, named)
+    same(forward, net, named, choose)
 
 
 def pack(forward: Forward, choose: Choose) -> None:
@@ -122,7 +130,7 @@ def pack(forward: Forward, choose: Choose) -> None:
     if choose((False, True)):
         applied(net, lambda: sc.fuse(net), keeps=False)
     applied(net, lambda: sc.layers.pack(net), keeps=False)
-    same(forward, net, named)
+    same(forward, net, named, choose)
 
 
 def prepared(net: nn.Module, x: Sequence[Tensor], choose: Choose, dtype: torch.dtype = F64, word: int = 24) -> Any:
@@ -167,7 +175,6 @@ def export_fixed(forward: Forward, choose: Choose) -> None:
 
 def nir(forward: Forward, choose: Choose) -> None:
     """``sc.nir.save``, and ``sc.nir.load`` of the file."""
-    pytest.importorskip("nir", reason="the package nir, which needs Python 3.10, is not installed")
     net, x = forward.net(F32), forward.x(F32)
     how = choose(("euler", "exp"))
     shape = choose((None, forward.shape)) if forward.shape == (4,) else forward.shape
@@ -207,23 +214,24 @@ def look(forward: Forward, choose: Choose) -> None:
 
 def online(forward: Forward, choose: Choose) -> None:
     """Online rules: gradients of backpropagation through time where a rule is exact, and of each weight."""
-    rule = choose(_RULES)
-    chunk = choose((1, 2, T))
+    rule, chunk, feedback = choose(_RULES), choose((1, 2, T)), choose(("exact", "exact", "random"))
     net, plain, x = forward.net(), forward.net(), _only(forward.x())
     for part in (*net.modules(), *plain.modules()):
         part.train(not isinstance(part, _BatchNorm))
     y = ran(plain, [x])
     weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y.dtype)
     (y * weights).sum().backward()
-    options = sc.OnlineOptions(rule=rule, chunk=chunk, time_targets=True)
+    options = sc.OnlineOptions(rule=rule, chunk=chunk, feedback=feedback, time_targets=True)
 
     def trains() -> None:
         optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
         step = sc.training_model(net, lambda y, targets: (y * targets).sum(), optimizer, options=options)
         step(x, weights)
 
-    applied(net, trains)
-    exact = _is_exact(forward, plain, rule, chunk)
+    applied(net, trains, keeps=False)
+    if rule == "stdp":  # its own gradients
+        return
+    exact = feedback == "exact" and _is_exact(forward, plain, rule, chunk)
     for (name, p), wanted in zip(net.named_parameters(), plain.parameters()):
         if wanted.grad is None or not wanted.grad.abs().sum():
             continue
@@ -297,10 +305,11 @@ TOOLS = {
         Takes(
             (*_PLAIN, "recurrent"),
             never=frozenset(
-                {"drop-path", *_TIMED} - {"recurrent", "several outputs", "one of several outputs", "a stride"}
+                {"drop-path", "spectral_norm", "a norm over steps", *_TIMED}
+                - {"recurrent", "several outputs", "one of several outputs", "a stride"}
             ),
             more=", detach_reset=True",
-            most=2,
+            counts=(1, 1, 1, 2),
             ends=("", "", "h = G1(A1(h))", "h = A1(h)"),
         ),
     ),
@@ -312,6 +321,10 @@ TOOLS = {
 @pytest.mark.parametrize("name", TOOLS)
 def test_each_forward_is_computed_or_declined(name: str) -> None:
     tool, counts = TOOLS[name], Counts()
+    if name == "nir":
+        pytest.importorskip("nir", reason="the package nir, which needs Python 3.10, is not installed")
+    if tool.check in (export_float, export_fixed):
+        needs("test")
 
     def check(forward: Forward) -> Verdict:
         verdict = judge(lambda: tool.check(forward, random.Random(forward.seed).choice))
@@ -335,6 +348,7 @@ def test_each_forward_is_computed_or_declined(name: str) -> None:
     else:
         hypothesis()
     assert not counts.failures, f"{name}: {counts}"
-    assert counts.kinds[REFUSED] * 3 <= sum(counts.kinds.values()), f"{name}: {counts}"
-    assert counts.kinds[UNSURE] * 20 <= sum(counts.kinds.values()), f"{name}: {counts}"
+    if BY_HAND:  # some hundred draws are enough for shares
+        assert counts.kinds[REFUSED] * 3 <= sum(counts.kinds.values()), f"{name}: {counts}"
+        assert counts.kinds[UNSURE] * 20 <= sum(counts.kinds.values()), f"{name}: {counts}"
     assert counts.kinds[RIGHT]
