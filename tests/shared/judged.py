@@ -96,7 +96,7 @@ class Counts:
         if verdict.kind == REFUSED:
             self.refusals[re.sub(r"'[^']*'|\b\w*\d\b|\d+", "_", verdict.why)[:100]] += 1
         if verdict.kind in (WRONG, CRASH):
-            why = re.sub(r"[\d.]+", "_", verdict.why.partition("\n")[0])[:80]
+            why = re.sub(r"\w*\d[\w.]*", "_", verdict.why.partition("\n")[0])[:80]
             kind = (verdict.kind, why, tuple(sorted(forward.odd)))
             count, shown = self.failures.get(kind, (0, ""))
             text = f"{verdict.kind}: {verdict.why}{forward!r}"
@@ -108,15 +108,11 @@ class Counts:
 
     def minimal(self) -> List[str]:
         """A network of each kind of failure, but for those whose reason is in a smaller one."""
-        names = {(kind, odd) for kind, _, odd in self.failures}
         return [
             f"{count} times {shown}"
-            for (kind, _, odd), (count, shown) in sorted(self.failures.items(), key=lambda item: len(item[0][2]))
-            if not any(kind == other and {*less} < {*odd} for other, less in names)
+            for (kind, why, odd), (count, shown) in sorted(self.failures.items(), key=lambda item: len(item[0][2]))
+            if not any((kind, why) == other[:2] and {*other[2]} < {*odd} for other in self.failures)
         ]
-
-
-# -- comparing networks
 
 
 class Picture:

@@ -214,7 +214,8 @@ def look(forward: Forward, choose: Choose) -> None:
 
 def online(forward: Forward, choose: Choose) -> None:
     """Online rules: gradients of backpropagation through time where a rule is exact, and of each weight."""
-    rule, chunk, feedback = choose(_RULES), choose((1, 2, T)), choose(("exact", "exact", "random"))
+    rule, chunk = choose(_RULES), choose((1, 2, T))
+    feedback = "exact" if rule in ("bptt", "stdp") else choose(("exact", "exact", "random"))
     net, plain, x = forward.net(), forward.net(), _only(forward.x())
     for part in (*net.modules(), *plain.modules()):
         part.train(not isinstance(part, _BatchNorm))
