@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 import spikecore as sc
 from forwards import Forward
@@ -170,15 +171,24 @@ def ran(net: nn.Module, x: Sequence[Tensor]) -> Tensor:
     return net(*x)  # type: ignore[no-any-return]  # a tensor
 
 
-def unrest(forward: Forward, relative: float, dtype: torch.dtype = torch.float64) -> float:
-    """How far the plain network's outputs move where its numbers move by so much: spikes at a threshold may turn."""
+def unrest(forward: Forward, moved: float, dtype: torch.dtype = torch.float64) -> float:
+    """How far the plain network's outputs move where its numbers, and what layers write, move by such a part of the
+    largest: spikes at a threshold may turn.
+    """
     worst = 0.0
     with torch.no_grad():
         want = ran(forward.net(dtype), forward.x(dtype))
-        for seed in range(6):
+        for seed in range(8):
             net, generator = forward.net(dtype), torch.Generator().manual_seed(seed)
+
+            def near_by(value: Tensor, generator: torch.Generator = generator) -> Tensor:
+                apart = moved * (2 * torch.rand(value.shape, generator=generator) - 1).to(dtype)
+                return value + apart * value.abs().max()
+
+            for part in net.modules():
+                if isinstance(part, (nn.Linear, nn.Conv2d, _BatchNorm)):
+                    part.register_forward_hook(lambda module, args, output: near_by(output))
             for p in net.parameters():
-                p.mul_(1 + relative * torch.randn(p.shape, generator=generator).to(dtype))
-            x = [value * (1 + relative * torch.randn(value.shape, generator=generator)) for value in forward.x(dtype)]
-            worst = max(worst, distance(ran(net, [value.to(dtype) for value in x]), want))
+                p.copy_(near_by(p))
+            worst = max(worst, distance(ran(net, [near_by(value) for value in forward.x(dtype)]), want))
     return worst
