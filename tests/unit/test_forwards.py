@@ -1,0 +1,355 @@
+"""Tools that read a network, over drawn forwards: the result is that of the plain network, or is refused before
+anything changed.
+
+``FORWARDS=5000`` draws so many for each tool, counts, and lists the shortest network of each kind of failure;
+``FORWARDS=5000-6000`` draws other ones::
+
+    FORWARDS=5000 pytest -s tests/unit/test_forwards.py -k prepare
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+from pathlib import Path
+from typing import Any, Callable, Dict, NamedTuple, Sequence, Tuple
+
+import pytest
+import torch
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+import spikecore as sc
+from c_programs import differing, needs
+from forwards import BLOCKS, NEURONS, Choose, Forward, T, Takes, compose
+from judged import (
+    CRASH,
+    REFUSED,
+    RIGHT,
+    UNSURE,
+    WRONG,
+    Counts,
+    Picture,
+    Verdict,
+    Wrong,
+    applied,
+    distance,
+    judge,
+    near,
+    ran,
+)
+from spikecore._base.context import COMPILES
+
+_RULES = ("d_rtrl", "d_rtrl", "eprop", "eprop", "pp_prop", "ottt", "sltt", "bptt", "stdp")
+#: Blocks that are one layer of neurons.
+_LAYERS = {
+    "dense",
+    "sequential",
+    "norm",
+    "two layers summed",
+    "recurrent",
+    "a functional layer",
+    "a gain before a neuron",
+}
+pytestmark = pytest.mark.skipif(
+    not COMPILES, reason="layers are packed, and weights normalised, with torch 2.6 or newer"
+)
+
+#: The seeds of the forwards that are drawn for each tool by hand.
+BY_HAND = range(*map(int, os.environ.get("FORWARDS", "0").split("-")))
+F32, F64 = torch.float32, torch.float64
+KEEP = (
+    "soft_reset",
+    "no_reset",
+    "delayed_reset",
+    "surrogate",
+    "detach_reset",
+    "gradient",
+    "many_spikes",
+    "initial_state",
+)
+
+
+def same(forward: Forward, net: nn.Module, named: Dict[str, nn.Parameter], choose: Choose) -> None:
+    """A rewritten network computes what the plain one does, in both modes, and with frozen statistics."""
+    plain, x = forward.net(), forward.x()
+    for mode in (False, True):
+        with torch.no_grad():
+            near(forward, ran(net.train(mode), x), ran(plain.train(mode), x), 1e-9, 1e-9, F64)
+    frozen = choose((False, False, True))
+    want, got = trained(plain, x, dict(plain.named_parameters()), frozen), trained(net, x, named, frozen)
+    if got.keys() != want.keys():
+        raise Wrong(f"no gradient or buffer {sorted(got.keys() ^ want.keys())}")
+    for name, value in want.items():
+        if distance(got[name], value) > 1e-7:
+            raise Wrong(f"in training, {name} is {distance(got[name], value):.2g} off")
+
+
+def trained(net: nn.Module, x: Sequence[Tensor], named: Dict[str, nn.Parameter], frozen: bool) -> Dict[str, Tensor]:
+    """Outputs of a call in train mode, gradients of inputs and parameters, and statistics after it."""
+    for part in net.train().modules():
+        part.training = not (frozen and isinstance(part, _BatchNorm))
+    x = [value.clone().requires_grad_() for value in x]
+    y = ran(net, x)
+    weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y.dtype)
+    (y * weights).sum().backward()
+    results = {"outputs": y, **{f"input {place}": value.grad for place, value in enumerate(x)}}
+    results.update({name: p.grad for name, p in named.items()})
+    results.update({name: value for name, value in net.state_dict().items() if "running" in name})
+    net.eval()
+    return {name: value.detach().clone() for name, value in results.items() if value is not None}
+
+
+def fuse(forward: Forward, choose: Choose) -> None:
+    """``sc.fuse``."""
+    net = forward.net()
+    named = dict(net.named_parameters())
+    applied(net, lambda: sc.fuse(net), keeps=False)
+    same(forward, net, named, choose)
+
+
+def unfuse(forward: Forward, choose: Choose) -> None:
+    """``sc.unfuse`` of what ``sc.fuse`` gave: the plain network again."""
+    net = forward.net()
+    named, before = dict(net.named_parameters()), [(name, type(part)) for name, part in net.named_modules()]
+    applied(net, lambda: sc.fuse(net), keeps=False)
+    applied(net, lambda: sc.unfuse(net), keeps=False)
+    after = [(name, type(part)) for name, part in net.named_modules()]
+    if before != after or any("forward" in vars(part) for part in net.modules()) != ("replaced" in forward.text):
+        raise Wrong(f"modules are {after}, and were {before}")
+    same(forward, net, named, choose)
+
+
+def pack(forward: Forward, choose: Choose) -> None:
+    """``sc.layers.pack``, alone or behind ``sc.fuse``."""
+    net = forward.net()
+    named = dict(net.named_parameters())
+    if choose((False, True)):
+        applied(net, lambda: sc.fuse(net), keeps=False)
+    applied(net, lambda: sc.layers.pack(net), keeps=False)
+    same(forward, net, named, choose)
+
+
+def prepared(net: nn.Module, x: Sequence[Tensor], choose: Choose, dtype: torch.dtype = F64, word: int = 24) -> Any:
+    """The network in formats that hold its numbers."""
+    options = {"per_channel": choose((False, True)), "ranges": choose(("data", "learnt"))}
+    given: Any = x[0] if len(x) == 1 else tuple(x)
+    return applied(net, lambda: sc.quant.prepare(net, given, 8, word=word, activations=8, dtype=dtype, **options))
+
+
+def prepare(forward: Forward, choose: Choose) -> None:
+    """``sc.quant.prepare``, and ``sc.quant.report`` of what it gives."""
+    net, x = forward.net(), forward.x()
+    new = prepared(net, x, choose)
+    with torch.no_grad():
+        want, got = ran(net, x), ran(new.eval(), x)
+    near(forward, got, want, 0.05, 4e-3, F64)
+    report = sc.quant.report(new, x[0] if len(x) == 1 else tuple(x), beside=net)
+    if not report.rows or not str(report):
+        raise Wrong("the report is empty")
+
+
+def export_float(forward: Forward, choose: Choose) -> None:
+    """``sc.export_c`` in floats, built and run on this machine."""
+    net, x = forward.net(F32), forward.x(F32)
+    with tempfile.TemporaryDirectory() as folder:
+        applied(net, lambda: sc.export_c(net, _only(x), folder, dtype="float32"))
+        wrong, count = differing(Path(folder), "test", "FLAGS=-O0")
+    if wrong:
+        near(forward, torch.tensor([0.0, wrong / count]), torch.tensor([1.0, 0.0]), 0.0, 1e-5, F32)
+
+
+def export_fixed(forward: Forward, choose: Choose) -> None:
+    """``sc.export_c`` of a prepared network, bit for bit."""
+    net, x = forward.net(F32), forward.x(F32)
+    new = prepared(net, x, choose, F32, 16).eval()
+    with tempfile.TemporaryDirectory() as folder:
+        applied(new, lambda: sc.export_c(new, _only(x), folder))
+        wrong, count = differing(Path(folder), "test", "FLAGS=-O0")
+    if wrong:
+        raise Wrong(f"{wrong} of {count} integers differ")
+
+
+def nir(forward: Forward, choose: Choose) -> None:
+    """``sc.nir.save``, and ``sc.nir.load`` of the file."""
+    net, x = forward.net(F32), forward.x(F32)
+    how = choose(("euler", "exp"))
+    shape = choose((None, forward.shape)) if forward.shape == (4,) else forward.shape
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "net.nir"
+        applied(net, lambda: sc.nir.save(net, file, dt=1e-4, discretization=how, input_shape=shape, keep=KEEP))
+        loaded = sc.nir.load(file)
+    with torch.no_grad():
+        near(forward, ran(loaded.eval(), x), ran(net, x), 1e-5, 1e-6, F32)
+
+
+def ann2snn(forward: Forward, choose: Choose) -> None:
+    """``sc.ann2snn``: rates over many steps are activations."""
+    net, x = forward.net(), forward.x()
+    snn, report = applied(net, lambda: sc.ann2snn(net, _only(x), steps=1024, quantile=choose((1.0, None))))
+    with torch.no_grad():
+        near(forward, snn(x[0]).mean(0) * report.scale, ran(net, x), 0.1, 1e-2, F64)
+
+
+def look(forward: Forward, choose: Choose) -> None:
+    """``sc.explain`` and ``sc.energy``: nothing changes, and nothing is refused."""
+    net, x = forward.net(), forward.x()
+    given: Any = x[0] if len(x) == 1 else tuple(x)
+    net.train(choose((False, True)))
+    before = Picture(net)
+    texts = [
+        str(applied(net, lambda: sc.explain(net, given))),
+        str(applied(net, lambda: sc.explain(net, given, training=False))),
+        str(applied(net, lambda: sc.energy(net, given))),
+    ]
+    if before.changed(net) or not all(texts):
+        raise Wrong(f"changed: {before.changed(net)}")
+    with torch.no_grad():
+        if not torch.equal(ran(net.eval(), x), ran(forward.net(), x)):
+            raise Wrong("outputs changed")
+
+
+def online(forward: Forward, choose: Choose) -> None:
+    """Online rules: gradients of backpropagation through time where a rule is exact, and of each weight."""
+    rule, chunk = choose(_RULES), choose((1, 2, T))
+    feedback = "exact" if rule in ("bptt", "stdp") else choose(("exact", "exact", "random"))
+    net, plain, x = forward.net(), forward.net(), _only(forward.x())
+    for part in (*net.modules(), *plain.modules()):
+        part.train(not isinstance(part, _BatchNorm))
+    y = ran(plain, [x])
+    weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y.dtype)
+    (y * weights).sum().backward()
+    options = sc.OnlineOptions(rule=rule, chunk=chunk, feedback=feedback, time_targets=True)
+
+    def trains() -> None:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+        step = sc.training_model(net, lambda y, targets: (y * targets).sum(), optimizer, options=options)
+        step(x, weights)
+
+    applied(net, trains, keeps=False)
+    if rule == "stdp":  # its own gradients
+        return
+    exact = feedback == "exact" and _is_exact(forward, plain, rule, chunk)
+    for (name, p), wanted in zip(net.named_parameters(), plain.parameters()):
+        if wanted.grad is None or not wanted.grad.abs().sum():
+            continue
+        if p.grad is None or not p.grad.isfinite().all():
+            raise Wrong(f"{rule}, chunk {chunk}: the gradient of {name} is {p.grad}")
+        if exact and distance(p.grad, wanted.grad) > 1e-6:
+            raise Wrong(f"{rule}, chunk {chunk}: the gradient of {name} is {distance(p.grad, wanted.grad):.2g} off")
+
+
+def _is_exact(forward: Forward, net: nn.Module, rule: str, chunk: int) -> bool:
+    """Whether a rule says that its gradient is that of backpropagation through time."""
+    neurons = [part for part in net.modules() if isinstance(part, sc.Neuron)]
+    detached = all(part.detach_reset or isinstance(part, sc.LI) for part in neurons)
+    if rule not in ("bptt", "d_rtrl", "eprop") or (rule == "eprop" and not detached):
+        return False
+    *blocks, end = forward.blocks
+    is_layer = forward.shape == (4,) and len(blocks) == 1 and {*blocks} <= _LAYERS
+    return chunk == T or (rule != "bptt" and is_layer and (not end or (rule == "eprop" and end.startswith("h = G1"))))
+
+
+def _only(x: Tuple[Tensor, ...]) -> Tensor:
+    (value,) = x
+    return value
+
+
+class Tool(NamedTuple):
+    """A tool's check, what it takes, and how many forwards the ordinary run draws for it."""
+
+    check: Callable[[Forward, Any], None]
+    takes: Takes
+    examples: int = 40
+
+
+_PLAIN = ("dense", "residual", "loop", "sequential", "own module", "two layers summed")
+_NORMED = (*_PLAIN, "norm", "norm and residual")
+_IMAGES = ("features", "features", "an image")
+_NORMED_IMAGES = (*_IMAGES, "a convolution with a norm")
+_FUSED = Takes(
+    (*_NORMED, "norm by flatten", "norm by unflatten", "shortcut with a layer", "concatenation", "delay", "recurrent"),
+    (*_NORMED_IMAGES, "a norm of tokens"),
+    inputs=2,
+)
+#: Without time there are no such calls.
+_TIMED = {
+    name for name, lines in BLOCKS.items() if any(word in " ".join(lines) for word in ("T, B", "flatten(0", "J1", "E1"))
+}
+_TIMED |= {"a norm of tokens", "several outputs", "one of several outputs", "a norm over the batch", "a stride"}
+_OF_NEURONS = {*NEURONS, "graded", "a permutation", "a norm over steps", "a name with a slash"}
+TOOLS = {
+    "fuse": Tool(fuse, _FUSED),
+    "unfuse": Tool(unfuse, _FUSED),
+    "pack": Tool(pack, _FUSED),
+    "prepare": Tool(prepare, Takes((*_NORMED, "delay", "recurrent", "delay and norm"), _NORMED_IMAGES, inputs=2)),
+    "export_float": Tool(export_float, Takes((*_NORMED, "delay", "recurrent"), _NORMED_IMAGES, odd=(0, 1)), 12),
+    "export_fixed": Tool(export_fixed, Takes((*_NORMED, "delay", "recurrent"), _NORMED_IMAGES, odd=(0, 1)), 12),
+    "nir": Tool(nir, Takes((*_PLAIN, "delay"), _IMAGES, odd=(0, 0, 1), pools=("nn.AvgPool2d(2)",), delays=("input",))),
+    "ann2snn": Tool(
+        ann2snn,
+        Takes(
+            ("dense", "norm", "loop", "sequential", "own module"),
+            ("features", "features", "a convolution with a norm"),
+            never=frozenset(_TIMED | _OF_NEURONS),
+            relu=True,
+            pools=("nn.AvgPool2d(2)",),
+            odd=(0, 0, 1),
+            ends=("h = A1(h)",),
+        ),
+    ),
+    "online": Tool(
+        online,
+        Takes(
+            (*_PLAIN, "recurrent"),
+            never=frozenset(
+                {"drop-path", "spectral_norm", "a norm over steps", *_TIMED}
+                - {"recurrent", "several outputs", "one of several outputs", "a stride"}
+            ),
+            more=", detach_reset=True",
+            counts=(1, 1, 1, 2),
+            ends=("", "", "h = G1(A1(h))", "h = A1(h)"),
+        ),
+    ),
+    "look": Tool(look, _FUSED, 20),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", TOOLS)
+def test_each_forward_is_computed_or_declined(name: str) -> None:
+    tool, counts = TOOLS[name], Counts()
+    if name == "nir":
+        pytest.importorskip("nir", reason="the package nir, which needs Python 3.10, is not installed")
+    if tool.check in (export_float, export_fixed):
+        needs("test")
+
+    def check(forward: Forward) -> Verdict:
+        verdict = judge(lambda: tool.check(forward, random.Random(forward.seed).choice))
+        counts.add(forward, verdict)
+        return verdict
+
+    @settings(
+        max_examples=tool.examples, deadline=None, database=None, derandomize=True, suppress_health_check=[*HealthCheck]
+    )
+    @given(st.composite(lambda draw: compose(lambda values: draw(st.sampled_from(values)), tool.takes))())
+    def hypothesis(forward: Forward) -> None:
+        verdict = check(forward)
+        event(verdict.kind)
+        assert verdict.kind not in (WRONG, CRASH), f"{verdict.kind}: {verdict.why}"
+
+    if BY_HAND:
+        for seed in BY_HAND:
+            check(compose(random.Random(seed).choice, tool.takes))
+        print(f"\n{name}: {counts}", *(f"{n} {why}" for why, n in counts.refusals.most_common(20)), sep="\n")
+        print("", *counts.minimal(), sep="\n\n")
+    else:
+        hypothesis()
+    assert not counts.failures, f"{name}: {counts}"
+    if BY_HAND:  # some hundred draws are enough for shares
+        assert counts.kinds[REFUSED] * 3 <= sum(counts.kinds.values()), f"{name}: {counts}"
+        assert counts.kinds[UNSURE] * 20 <= sum(counts.kinds.values()), f"{name}: {counts}"
+    assert counts.kinds[RIGHT]
