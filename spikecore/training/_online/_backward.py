@@ -139,20 +139,21 @@ class Backward:
         self, chunk: Chunk, call: NeuronCall, last: LayerCall, starts: Mapping[str, Tensor]
     ) -> List[ReadOut]:
         (state,), (x,) = call.states, call.inputs
-        (share,), by_state = call.transition(state)
+        by_input, by_state = call.transition(state)
+        share: Any = by_input[0]
         error, decay = starts.get(state, torch.zeros_like(call.end[state])), by_state.get(state)
         earlier = chunk.calls[: chunk.calls.index(last)]
         leaves = [leaf for other in earlier if isinstance(other, NeuronCall) for leaf in other.leaves]
         values = call.neuron.named_values().values()
         alike = all(value.numel() == 1 for value in values if isinstance(value, Tensor))
-        size = error[0].numel()
-        parts = [error] if alike else [*torch.eye(size).to(error).view(size, 1, *error.shape[1:]) * error]
+        each = torch.eye(error[0].numel(), dtype=error.dtype, device=error.device).view(-1, 1, *error.shape[1:])
+        parts = [error] if alike else [*each * error]
         memories = []
         for n, part in enumerate(parts):
             by_leaf = gradients([x], leaves, [at_first(part, x)])
             below = {leaf: gradient[0] for leaf, gradient in zip(leaves, by_leaf) if gradient is not None}
             of_n = None if decay is None else decay[0].reshape(-1)[n]
-            memories.append(ReadOut(share[:, 0].reshape(len(share), -1)[:, n], of_n, part, below))  # type: ignore[union-attr]
+            memories.append(ReadOut(share[:, 0].reshape(len(share), -1)[:, n], of_n, part, below))
         return memories
 
     def _memory_errors(self, call: NeuronCall) -> Dict[Tuple[int, int], Tensor]:

@@ -58,11 +58,11 @@ def learnt(module: nn.Module) -> Dict[str, List[nn.Parameter]]:
     """The tensors that a module itself learns, each with the parameters that it is computed from: itself, or those of
     its parametrisation.
     """
-    sources = {name: [p] for name, p in module._parameters.items() if p is not None}
-    computed: Any = module.parametrizations if is_parametrised(module) else {}
-    sources.update({name: [*chain.parameters()] for name, chain in computed.items()})
-    learning = {name: [p for p in of if p.requires_grad] for name, of in sources.items()}
-    return {name: of for name, of in learning.items() if of}
+    sources = {name: [p] for name, p in module._parameters.items() if p is not None and p.requires_grad}
+    if "parametrizations" in module._modules and is_parametrised(module):
+        chains: Any = module.parametrizations
+        sources.update({name: [p for p in chain.parameters() if p.requires_grad] for name, chain in chains.items()})
+    return {name: of for name, of in sources.items() if of}
 
 
 def learn(module: nn.Module, name: str, gradient: Tensor, is_new: bool = False) -> None:
@@ -214,24 +214,19 @@ class Recording(GoingOn):
         self, neurons: Mapping[str, Stateful], others: Sequence[Stateful], layers: Mapping[str, nn.Module], rule: Rule
     ) -> None:
         super().__init__([*neurons.values(), *others])
-        self.rule = rule
+        self.neurons, self.layers, self.rule = neurons, layers, rule
         self._programs = [module.neuron if isinstance(module, Recurrent) else module for module in neurons.values()]
-        #: Ways to register what is called behind, or before, a module of the network.
-        self._registered = [
-            *[
-                partial(m.register_forward_pre_hook, _with_gradients)
-                for m in neurons.values()
-                if isinstance(m, Recurrent) or len(m.inputs) > 1
-            ],
-            *[partial(m.register_forward_hook, partial(self._neuron, name)) for name, m in neurons.items()],
-            *[partial(m.register_forward_hook, partial(self._layer, name)) for name, m in layers.items()],
-        ]
 
     def __enter__(self) -> Chunk:  # type: ignore[override]  # it gives what it records
         self.chunk = chunk = Chunk()
         for neuron in self._programs:
             neuron.__dict__["_rewrite"] = self.rule.keep
-        self._hooks = [register() for register in self._registered]
+        several = [m for m in self.neurons.values() if isinstance(m, Recurrent) or len(m.inputs) > 1]
+        self._hooks = [
+            *[m.register_forward_pre_hook(_with_gradients) for m in several],
+            *[m.register_forward_hook(partial(self._neuron, name)) for name, m in self.neurons.items()],
+            *[m.register_forward_hook(partial(self._layer, name)) for name, m in self.layers.items()],
+        ]
         super().__enter__()
         self._starts = {module: module.state or {} for module in self.modules}
         return chunk

@@ -48,7 +48,7 @@ class Network:
             elif isinstance(module, Stateful):
                 self.others.append(module)
             elif is_parametrised(module):
-                computing.update(module.parametrizations.modules())  # type: ignore[union-attr]  # a module
+                computing.update(module.parametrizations.modules())
         outside = {name: module for name, module in self.net.named_modules() if module not in within}
         self._owners = [module for module in outside.values() if module._parameters]
         #: Every module that has parameters itself, or computes them.
@@ -108,7 +108,7 @@ class _Uses:
         self.behind: Dict[Call, Set[Call]] = {}
         for call in reversed(graph.calls):
             paths = [{reader} if self._is_neuron(reader) else self.behind[reader] for reader in call.readers]
-            self.behind[call] = set().union(*paths) if call.function != "detach" else set()  # type: ignore[arg-type]
+            self.behind[call] = set().union(*paths) if call.function != "detach" else set()
 
     def _is_neuron(self, call: Call) -> bool:
         return call.module is not None and not self.neurons.isdisjoint(call.module.modules())

@@ -55,10 +55,12 @@ class OnlineTraining:
     small network is mostly the host's work, ``graph=True`` replays it.
 
     Raises :class:`~spikecore.backend.Unsupported` for a network that the rule cannot train, naming the module and a
-    rule that can: batch normalisation by statistics of the batch; a layer that is called more than once in a chunk, as
-    in a ``forward`` that loops over the steps, or whose output reaches two neurons; a convolution under ``"d_rtrl"``
-    and ``"eprop"``, and what lies between layer and neuron there and is not element-wise; ``Recurrent`` without
-    ``detach=True``; delays and ``PSN``; under ``"ottt"`` a neuron whose leak depends on its state.
+    rule that can: batch normalisation by statistics of the batch; a learnt parameter with a use that the rule does not
+    train it by, such as a layer with a ``forward`` or hooks of its own, one that is called twice or reaches two
+    neurons, and a weight that ``forward`` reads itself, where a neuron stands behind; a ``forward`` that cannot be
+    read, as one that loops over steps; a convolution under ``"d_rtrl"`` and ``"eprop"``, and what lies between layer and neuron
+    there and is not element-wise; ``Recurrent`` without ``detach=True``; delays and ``PSN``; under ``"ottt"`` a neuron
+    whose leak depends on its state.
     """
 
     def __init__(self, net: nn.Module, loss: Loss, optimizer: Any, options: OnlineOptions) -> None:
@@ -273,7 +275,7 @@ def _part(structure: Any, part: slice) -> Any:
     return tree_map(lambda value: value[part], structure)
 
 
-def _copied(tensors: Mapping[str, Tensor]) -> Dict[str, Tensor]:
+def _copied(tensors: Mapping[Any, Tensor]) -> Dict[Any, Tensor]:
     return {name: value.detach().clone() for name, value in tensors.items()}
 
 
