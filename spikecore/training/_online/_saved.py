@@ -43,11 +43,13 @@ def _fits(net: nn.Module, states: Any, part: str, key: Any, value: Any) -> bool:
         return value.ndim == 2 and str(key).rpartition("/")[0] in modules
     # a trace, of a neuron that is not at rest
     neuron, kind, *names = (*key, "", "", "", "") if isinstance(key, tuple) else ("",) * 5
-    state = states.get(neuron, {}) if isinstance(states, Mapping) else {}
+    state = states.get(neuron) if isinstance(states, Mapping) else None
+    if not isinstance(state, Mapping):
+        return False
     if kind != "layer":
-        return bool(state) and (kind == "post" or getattr(state.get(names[1]), "shape", None) == value.shape)
+        return kind == "post" or getattr(state.get(names[1]), "shape", None) == value.shape
     layer = modules.get(names[0].lstrip("."))
     if names[1] in ("weight", "bias", "eligibility"):
         weight = getattr(layer, names[1].replace("eligibility", "weight"), None)
-        return bool(state) and weight is not None and weight.shape == value.shape[1:]
-    return bool(state) and layer is not None
+        return weight is not None and weight.shape == value.shape[1:]
+    return layer is not None

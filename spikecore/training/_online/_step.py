@@ -58,9 +58,9 @@ class OnlineTraining:
     rule that can: batch normalisation by statistics of the batch; a learnt parameter with a use that the rule does not
     train it by, such as a layer with a ``forward`` or hooks of its own, one that is called twice or reaches two
     neurons, and a weight that ``forward`` reads itself, where a neuron stands behind; a ``forward`` that cannot be
-    read, as one that loops over steps; a convolution under ``"d_rtrl"`` and ``"eprop"``, and what lies between layer and neuron
-    there and is not element-wise; ``Recurrent`` without ``detach=True``; delays and ``PSN``; under ``"ottt"`` a neuron
-    whose leak depends on its state.
+    read, as one that loops over steps; a convolution under ``"d_rtrl"`` and ``"eprop"``, and what lies between layer
+    and neuron there and is not element-wise; ``Recurrent`` without ``detach=True``; delays and ``PSN``; under
+    ``"ottt"`` a neuron whose leak depends on its state.
     """
 
     def __init__(self, net: nn.Module, loss: Loss, optimizer: Any, options: OnlineOptions) -> None:
