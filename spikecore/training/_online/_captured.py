@@ -17,6 +17,7 @@ from spikecore._base.batches import flattened, tree_map
 from spikecore._shell.state import keep
 from spikecore.neuron import Neuron
 from spikecore.training._capture import Capture
+from spikecore.training._online._traces import Traces
 
 #: Chunks of a kind that go on from others and are eager, before one is captured.
 _WARMUP = 2
@@ -33,7 +34,7 @@ class _Graph(NamedTuple):
     batch: List[Tensor]
     gradients: Dict[nn.Parameter, Tensor]
     states: Dict[Any, Dict[str, Tensor]]
-    traces: Dict[str, Tensor]
+    traces: Traces
     #: None while it is being captured.
     replay: Any = None
 
@@ -41,7 +42,7 @@ class _Graph(NamedTuple):
 class CapturedChunks:
     """Runs chunks, and replays those of a kind that it has captured."""
 
-    def __init__(self, net: nn.Module, run: Run, states: Any, traces: Dict[str, Tensor], device: torch.device) -> None:
+    def __init__(self, net: nn.Module, run: Run, states: Any, traces: Traces, device: torch.device) -> None:
         self.net, self.traces = net, traces
         self._run, self._stateful, self._capture = run, states, Capture(device)
         self._graphs: Dict[Hashable, _Graph] = {}

@@ -8,19 +8,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from spikecore._shell.state import Stateful, carried, put_back
 from spikecore.backend import Unsupported
+from spikecore.graph import is_parametrised
 from spikecore.neurons import Recurrent
 from spikecore.neurons._recurrent import FEEDBACK
 from spikecore.training._online._rules import Rule
 
 #: Gradients beside what they are of; None where there is no path.
 Gradients = Sequence[Optional[Tensor]]
+#: What to do about a module that is called twice.
+ONE_CALL = (
+    "give the network whole chunks [C, B, ...] in the place of a loop over steps, make a module for each place, or "
+    "take rule='bptt'"
+)
 
 
 def gradients(of: Sequence[Tensor], by: Sequence[Tensor], cotangents: Gradients) -> List[Optional[Tensor]]:
@@ -48,9 +54,28 @@ def at_first(g: Tensor, x: Tensor) -> Tensor:
     return whole
 
 
-def learnt(module: nn.Module) -> Dict[str, nn.Parameter]:
-    """The parameters that a module itself has and learns."""
-    return {name: p for name, p in module._parameters.items() if p is not None and p.requires_grad}
+def learnt(module: nn.Module) -> Dict[str, List[nn.Parameter]]:
+    """The tensors that a module itself learns, each with the parameters that it is computed from: itself, or those of
+    its parametrisation.
+    """
+    sources = {name: [p] for name, p in module._parameters.items() if p is not None and p.requires_grad}
+    if "parametrizations" in module._modules and is_parametrised(module):
+        chains: Any = module.parametrizations
+        sources.update({name: [p for p in chain.parameters() if p.requires_grad] for name, chain in chains.items()})
+    return {name: of for name, of in sources.items() if of}
+
+
+def learn(module: nn.Module, name: str, gradient: Tensor, is_new: bool = False) -> None:
+    """Add the gradient of a tensor that a module learns to those of what it is computed from."""
+    parameter = module._parameters.get(name)
+    if parameter is not None:
+        accumulate(parameter, gradient, is_new)
+        return
+    with torch.enable_grad():
+        value, sources = getattr(module, name), learnt(module)[name]
+    for source, g in zip(sources, gradients([value], sources, [gradient.to(value.dtype)])):
+        if g is not None:
+            accumulate(source, g)
 
 
 @dataclass(eq=False)
@@ -189,25 +214,19 @@ class Recording(GoingOn):
         self, neurons: Mapping[str, Stateful], others: Sequence[Stateful], layers: Mapping[str, nn.Module], rule: Rule
     ) -> None:
         super().__init__([*neurons.values(), *others])
-        self.rule = rule
+        self.neurons, self.layers, self.rule = neurons, layers, rule
         self._programs = [module.neuron if isinstance(module, Recurrent) else module for module in neurons.values()]
-        #: Ways to register what is called behind, or before, a module of the network.
-        self._registered = [
-            *[
-                partial(m.register_forward_pre_hook, _with_gradients)
-                for m in neurons.values()
-                if isinstance(m, Recurrent) or len(m.inputs) > 1
-            ],
-            *[partial(m.register_forward_hook, partial(self._neuron, name)) for name, m in neurons.items()],
-            *[partial(m.register_forward_hook, partial(self._layer, name)) for name, m in layers.items()],
-        ]
 
     def __enter__(self) -> Chunk:  # type: ignore[override]  # it gives what it records
         self.chunk = chunk = Chunk()
-        self._called: Set[str] = set()
         for neuron in self._programs:
             neuron.__dict__["_rewrite"] = self.rule.keep
-        self._hooks = [register() for register in self._registered]
+        several = [m for m in self.neurons.values() if isinstance(m, Recurrent) or len(m.inputs) > 1]
+        self._hooks = [
+            *[m.register_forward_pre_hook(_with_gradients) for m in several],
+            *[m.register_forward_hook(partial(self._neuron, name)) for name, m in self.neurons.items()],
+            *[m.register_forward_hook(partial(self._layer, name)) for name, m in self.layers.items()],
+        ]
         super().__enter__()
         self._starts = {module: module.state or {} for module in self.modules}
         return chunk
@@ -221,26 +240,18 @@ class Recording(GoingOn):
         del self.chunk, self._starts
 
     def _neuron(self, name: str, module: Any, args: Any, result: Any) -> Any:
-        self._count(name)
+        if any(call.module is module for call in self.chunk.calls if isinstance(call, NeuronCall)):
+            raise Unsupported(
+                f"rule={self.rule.name!r}: {name!r} is called twice for a chunk, and goes on from one state; {ONE_CALL}"
+            )
         outputs = result if isinstance(result, tuple) else (result,)
         leaves = tuple([y.detach().requires_grad_() for y in outputs])
         self.chunk.calls.append(NeuronCall(name, module, args, self._starts[module], outputs, leaves, module.state))
         return leaves if isinstance(result, tuple) else leaves[0]
 
     def _layer(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
-        if self.rule.trace and learnt(module):
-            self._count(name)
         if args and isinstance(output, Tensor):
             self.chunk.calls.append(LayerCall(name, module, args[0].detach(), output))
-
-    def _count(self, name: str) -> None:
-        if name in self._called:
-            raise Unsupported(
-                f"rule={self.rule.name!r}: {name!r} is called twice for a chunk, and a trace is that of "
-                "one call a step; give the network whole chunks [C, B, ...] in the place of a loop over steps, make a "
-                "module for each place, or take rule='bptt'"
-            )
-        self._called.add(name)
 
 
 def _with_gradients(module: nn.Module, args: Any) -> Any:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Dict, List
+from typing import Any, Dict, List, Set, Tuple
 
 from torch import nn
 
 from spikecore._shell.checks import shown
-from spikecore._shell.modules import makes_time, unwrapped
+from spikecore._shell.modules import calls_as, has_own_hooks, makes_time, unwrapped
 from spikecore._shell.state import Stateful, Stepped
 from spikecore.backend import Unsupported
+from spikecore.graph import Call, Graph, NotFollowed, is_parametrised, layer_of, read
 from spikecore.layers import Delay, NormNeuron
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
-from spikecore.training._online._chunk import learnt
+from spikecore.training._online._chunk import ONE_CALL, learnt
 from spikecore.training._online._plasticity import Plasticity
 from spikecore.training._online._rules import Rule
 from spikecore.training._online._traces import AFFINE, KINDS
 
 #: What learns from the calls of a chunk, by the word of a rule.
-_LEARN = {**KINDS, "pairs": Plasticity}
+_LEARN: Dict[str, Any] = {**KINDS, "pairs": Plasticity}
+_FREEZE = "take rule='bptt', or give it requires_grad_(False)"
+_HOOKS, _REMOVE = "has hooks or a forward of its own", f"remove them, {_FREEZE}"
 
 
 class Network:
@@ -27,31 +30,46 @@ class Network:
 
     def __init__(self, net: nn.Module, rule: Rule) -> None:
         self.net, self.rule = net, rule
+        #: What the network was when its uses of parameters were checked.
+        self._checked: List[Any] = []
+        self._sort()
+
+    def _sort(self) -> None:
         self.neurons: Dict[str, Stateful] = {}
         self.others: List[Stateful] = []
-        inner: List[nn.Module] = []
-        for name, module in net.named_modules():
-            if isinstance(module, Recurrent):
-                inner += [part for part in module.modules() if part is not module]
-            if module in inner or not isinstance(module, Stateful):
+        within: Set[nn.Module] = set()
+        computing: Set[nn.Module] = set()
+        for name, module in self.net.named_modules():
+            if module in within:
                 continue
             if isinstance(module, (Neuron, Recurrent)):
                 self.neurons[name] = module
-            else:
+                within.update(module.modules())
+            elif isinstance(module, Stateful):
                 self.others.append(module)
-        within = {part for neuron in self.neurons.values() for part in neuron.modules()}
-        #: Every module that has parameters itself.
+            elif is_parametrised(module):
+                computing.update(module.parametrizations.modules())
+        outside = {name: module for name, module in self.net.named_modules() if module not in within}
+        self._owners = [module for module in outside.values() if module._parameters]
+        #: Every module that has parameters itself, or computes them.
         self.layers = {
-            n: m for n, m in net.named_modules() if m not in within and any(True for _ in m.parameters(False))
+            name: m for name, m in outside.items() if m not in computing and (m._parameters or is_parametrised(m))
         }
+        #: Those whose weights may have traces.
+        kinds = _LEARN[self.rule.trace].kinds if self.rule.trace else ()
+        self.traced = {layer for layer in self.layers.values() if layer_of(layer) in kinds}
 
     @property
     def weights(self) -> List[nn.Parameter]:
         """The parameters that are learnt outside of neurons, each once where layers share it."""
-        return list({p: None for layer in self.layers.values() for p in learnt(layer).values()})
+        parameters = [p for module in self._owners for p in module._parameters.values()]
+        return list({p: None for p in parameters if p is not None and p.requires_grad})
 
-    def check(self) -> None:
-        """Raise Unsupported, with its name, for what the rule cannot train."""
+    def check(self, inputs: int) -> None:
+        """Raise Unsupported, with its name, for what the rule cannot train; ``inputs``: how many the network takes.
+
+        It is read again where its modules, their modes and hooks, or what learns have changed.
+        """
         rule, net = self.rule, self.net
         if unwrapped(net) is not net:
             raise Unsupported(f"rule={rule.name!r} takes the network itself, and net={shown(net)} wraps it")
@@ -64,22 +82,91 @@ class Network:
             why = _refused(rule, module)
             if why:
                 raise Unsupported(f"rule={rule.name!r} and {name!r}: {why}")
-        fed_back = {f"{name}.linear": m.linear for name, m in self.neurons.items() if isinstance(m, Recurrent)}
-        for name, layer in self.layers.items() if rule.trace else ():
-            self._check_layer(name, layer, bool(learnt(layer)))
-        for name, layer in fed_back.items() if rule.trace else ():
-            self._check_layer(name, layer, any(p.requires_grad for p in layer.parameters()))
+        modules = [(module, module.training, has_own_hooks(module)) for module in net.modules()]
+        now = [inputs, *modules, *[(id(p), p.requires_grad) for p in net.parameters()]]
+        if now != self._checked:
+            self._sort()
+            try:
+                _Uses(self, read(net, inputs=inputs)).check()
+            except NotFollowed as error:
+                if rule.trace or any(map(_of_equations, self.neurons.values())):  # else autograd has all of a chunk
+                    raise Unsupported(
+                        f"rule={rule.name!r} must see all that a learnt parameter does, and {error}; {ONE_CALL}"
+                    ) from error
+            self._checked = now
 
-    def _check_layer(self, name: str, layer: nn.Module, learns: bool) -> None:
-        """Refuse a layer that learns, and that the rule has no trace for."""
-        trace, is_affine = _LEARN[self.rule.trace], isinstance(layer, AFFINE)
-        fits = isinstance(layer, trace.kinds) and (trace.kinds is AFFINE or {"weight", "bias"} >= learnt(layer).keys())
-        if learns and not fits:
-            others = "'pp_prop', 'ottt' or 'sltt'" if is_affine and trace.kinds is not AFFINE else "'sltt'"
-            raise Unsupported(
-                f"rule={self.rule.name!r} has traces for {trace.takes}, and {name!r} is {type(layer).__name__} "
-                f"with weights of its own; take rule={others}, or give its weights requires_grad_(False)"
-            )
+
+class _Uses:
+    """Uses of learnt parameters: by the equations of a neuron, by a layer with a trace, by something that no neuron
+    stands behind, which autograd knows all of, or in another way, which is refused.
+    """
+
+    def __init__(self, network: Network, graph: Graph) -> None:
+        self.rule, self.graph = network.rule, graph
+        self.neurons, self.weights = {*network.neurons.values()}, {*network.weights}
+        #: Call -> the neurons that its value gets to before another one; without them nothing remembers it.
+        self.behind: Dict[Call, Set[Call]] = {}
+        for call in reversed(graph.calls):
+            paths = [{reader} if self._is_neuron(reader) else self.behind[reader] for reader in call.readers]
+            self.behind[call] = set().union(*paths) if call.function != "detach" else set()
+
+    def _is_neuron(self, call: Call) -> bool:
+        return call.module is not None and not self.neurons.isdisjoint(call.module.modules())
+
+    def check(self) -> None:
+        """Raise Unsupported for the first use that the rule does not train a parameter by."""
+        for call in self.graph.calls:
+            uses: Dict[str, Any] = {} if call.module is None else dict(call.module.named_parameters())
+            if call.kind == "attribute" and call.readers:
+                uses = {"": self.graph.tensors[call.name]}
+            for name, tensor in uses.items():
+                why, way_out = self._fault(tensor, call) if tensor.requires_grad else ("", "")
+                if why:
+                    path = ".".join(filter(None, (call.name, name)))
+                    raise Unsupported(f"rule={self.rule.name!r} does not train {path!r}: {call.title} {why}; {way_out}")
+
+    def _fault(self, p: Any, call: Call) -> Tuple[str, str]:
+        """Why the rule does not train a parameter by this use of it, and what to do; ("", "") if it does."""
+        module, trace = call.module, self.rule.trace
+        if module in self.neurons:
+            fed_back = {*module.linear.parameters()} if isinstance(module, Recurrent) else set()
+            if p in fed_back and trace and not call.is_hooked:
+                return self._fault_of_layer(module.linear)
+            if p not in fed_back and trace != "pairs" and p not in _of_equations(module):
+                return "has it beside its equations", _FREEZE
+            return (_HOOKS, _REMOVE) if call.is_hooked and (trace if p in fed_back else trace != "pairs") else ("", "")
+        if p.is_leaf and p not in self.weights:
+            return "uses it beside the neuron that has it", f"make a parameter for each, {_FREEZE}"
+        others = [other for other in self.graph.calls_of(module) if self.behind[other]] if module else []
+        if not trace or not (trace == "pairs" or self.behind[call] or self._is_neuron(call)):
+            return "", ""
+        if module is None:
+            return "is read by forward itself", f"call the layer that has it, {_FREEZE}"
+        if len(others) > 1:
+            return "is called twice for a chunk, and a trace is that of one call", ONE_CALL
+        if trace != "pairs" and len(self.behind[call]) > 1:
+            titles = " and ".join(sorted(other.title for other in self.behind[call]))
+            return f"reaches {titles}, and has one trace", "make a layer for each, or take rule='sltt' or 'bptt'"
+        return self._fault_of_layer(module)
+
+    def _fault_of_layer(self, module: nn.Module) -> Tuple[str, str]:
+        """The same of a layer that needs a trace."""
+        if not self.rule.trace:
+            return "", ""
+        learner, kind = _LEARN[self.rule.trace], layer_of(module)
+        if kind not in learner.kinds:
+            own = isinstance(module, learner.kinds)
+            why = "has a forward of its own" if own else f"has a weight of {type(module).__name__}"
+            others = "'pp_prop', 'ottt', 'sltt'" if kind in AFFINE and learner.kinds is not AFFINE else "'sltt'"
+            plain = "write it as a parametrisation (torch.nn.utils.parametrize), " if own else ""
+            way_out = f"{plain}take rule={others} or 'bptt', or give it requires_grad_(False)"
+            return f"{why}, and traces are for {learner.takes}", way_out
+        if has_own_hooks(module):
+            return _HOOKS, _REMOVE
+        if self.rule.trace == "pairs" and is_parametrised(module):
+            return "computes its weight by a parametrisation", f"take another rule, {_FREEZE}"
+        more = learnt(module).keys() - {"weight", "bias"}
+        return (f"has {', '.join(sorted(more))} beside weight and bias", _FREEZE) if more else ("", "")
 
 
 def _refused(rule: Rule, module: nn.Module) -> str:
@@ -91,6 +178,9 @@ def _refused(rule: Rule, module: nn.Module) -> str:
         )
     if isinstance(module, NormNeuron):
         return "it is normalisation and neuron in one; call sc.unfuse(net), or take rule='bptt'"
+    plain = calls_as(module, Recurrent) or calls_as(module, Neuron)
+    if isinstance(module, (Neuron, Recurrent)) and (not plain or "forward" in vars(module)):
+        return "it has a forward of its own; put what that does into a module around it, or take rule='bptt'"
     if isinstance(module, Recurrent):
         if isinstance(module.linear, Delay):
             return "it feeds back through a Delay; take rule='bptt'"
@@ -103,3 +193,9 @@ def _refused(rule: Rule, module: nn.Module) -> str:
     if isinstance(module, Stateful) and not isinstance(module, (Neuron, Recurrent)) and not module.may_rest:
         return f"{type(module).__name__} keeps inputs of earlier steps, which have no traces; take rule='bptt'"
     return ""
+
+
+def _of_equations(module: Any) -> Set[nn.Parameter]:
+    """The parameters that a neuron's equations learn, themselves or computed."""
+    neuron = module.neuron if isinstance(module, Recurrent) else module
+    return {p for name, of in learnt(neuron).items() if name in neuron.program.params for p in of}

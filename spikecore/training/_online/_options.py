@@ -106,6 +106,12 @@ class OnlineOptions:
             raise ValueError(f"feedback={self.feedback!r}: rule='bptt' follows the network's own paths; take 'exact'")
 
     @property
+    def name(self) -> str:
+        """The name of the rule."""
+        local = self.plasticity
+        return str(self.rule) if local is None else "rstdp" if local.reward else "stdp"
+
+    @property
     def plasticity(self) -> Optional[STDP]:
         """The rule, if it is one of local plasticity."""
         if isinstance(self.rule, STDP):

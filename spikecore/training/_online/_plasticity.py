@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, Callable, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,8 @@ from spikecore.backend import Unsupported
 from spikecore.neuron import Neuron
 from spikecore.neurons import LI, Recurrent
 from spikecore.training._online._chunk import Chunk, LayerCall, NeuronCall, accumulate, learnt
-from spikecore.training._online._traces import Connection, Traces, key_of
+from spikecore.training._online._traces import SYNAPSES, Connection, Traces, key_of
 
-#: The layers whose weights are synapses.
-SYNAPSES = (nn.Linear, nn.modules.conv._ConvNd)
 #: A number, or a function of the weights that gives one for each.
 Amplitude = Union[float, Callable[[Tensor], Tensor]]
 
@@ -99,20 +97,25 @@ class Plasticity:
         #: What is carried from chunk to chunk.
         self.traces: Traces = {}
         #: There is no feedback.
-        self.matrices: Traces = {}
+        self.matrices: Dict[str, Tensor] = {}
 
     def __call__(self, chunk: Chunk, loss: Tensor) -> None:
         """The changes by a chunk; ``loss``: one number, or one for each sample."""
         reached = set()
         for position, call in enumerate(chunk.calls):
             if isinstance(call, NeuronCall):
-                post = self._trace(f"{call.name}/post", self.rule.post, _spikes(call))
+                post = self._trace((call.name, "post"), self.rule.post, _spikes(call))
                 for connection in _connections(chunk, position, call):
                     change = self._change(connection, post, -loss.detach())
                     accumulate(connection.layer.weight, -change)  # type: ignore[arg-type]  # a tensor
                     reached.add(connection.name)
         for call in chunk.calls:
-            if isinstance(call, LayerCall) and call.name not in reached and learnt(call.layer):
+            if (
+                isinstance(call, LayerCall)
+                and call.name not in reached
+                and isinstance(call.layer, SYNAPSES)
+                and learnt(call.layer)
+            ):
                 raise Unsupported(
                     f"rule='stdp': {call.name!r} learns, and there is no neuron behind it with whose spikes its inputs "
                     "could pair; give its weights requires_grad_(False), or put a neuron behind"
@@ -129,9 +132,9 @@ class Plasticity:
         gained, lost = _product(of, pre, y), _product(of, u, post)
         return _times(self.rule.potentiation, of, gained) - _times(self.rule.depression, of, lost)
 
-    def _trace(self, key: str, window: Neuron, x: Tensor) -> Tensor:
+    def _trace(self, key: Tuple[str, ...], window: Neuron, x: Tensor) -> Tensor:
         """The trace of a chunk, from the states in which the chunk before left it."""
-        keys = {state: f"{key}/{state}" for state in window.states}
+        keys = {state: (*key, state) for state in window.states}
         start = {state: self.traces[name] for state, name in keys.items() if name in self.traces}
         with torch.no_grad():
             trace, end = window.run(x.detach(), state=start or None)

@@ -19,7 +19,7 @@ from spikecore._base.context import EAGER
 from spikecore._shell import parameters
 from spikecore._shell.call import arguments
 from spikecore.neurons import Recurrent
-from spikecore.training._online._chunk import Gradients, NeuronCall, accumulate, gradients, learnt
+from spikecore.training._online._chunk import Gradients, NeuronCall, gradients, learn, learnt
 from spikecore.training._online._traces import Traces
 
 
@@ -53,15 +53,15 @@ def learn_parameters(call: NeuronCall, errors: Gradients, traces: Traces) -> Non
         if whole is not None:
             parameter = getattr(call.neuron, name)
             view = _placed(call, name, parameter)
-            accumulate(parameter, whole.sum_to_size(view.shape).view(parameter.shape))
+            learn(call.neuron, name, whole.sum_to_size(view.shape).view(parameter.shape))
     for name in values:
         for state in call.states:
             traces.pop(_key(call, name, state), None)
     traces.update(moved)
 
 
-def _key(call: NeuronCall, name: str, state: str) -> str:
-    return f"{call.name}/parameter/{name}/{state}"
+def _key(call: NeuronCall, name: str, state: str) -> Tuple[str, ...]:
+    return call.name, "parameter", name, state
 
 
 def _placed(call: NeuronCall, name: str, value: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from itertools import repeat
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
@@ -23,6 +24,7 @@ from spikecore.training._online._network import Network
 from spikecore.training._online._options import OnlineOptions
 from spikecore.training._online._plasticity import Plasticity
 from spikecore.training._online._rules import RULES
+from spikecore.training._online._saved import check_online
 from spikecore.training._saving import all_or_nothing, check_parts, load_optimizer
 from spikecore.training._steps import Loss
 from spikecore.training._updates import Updates
@@ -53,10 +55,12 @@ class OnlineTraining:
     small network is mostly the host's work, ``graph=True`` replays it.
 
     Raises :class:`~spikecore.backend.Unsupported` for a network that the rule cannot train, naming the module and a
-    rule that can: batch normalisation by statistics of the batch; a layer that is called more than once in a chunk, as
-    in a ``forward`` that loops over the steps, or whose output reaches two neurons; a convolution under ``"d_rtrl"``
-    and ``"eprop"``, and what lies between layer and neuron there and is not element-wise; ``Recurrent`` without
-    ``detach=True``; delays and ``PSN``; under ``"ottt"`` a neuron whose leak depends on its state.
+    rule that can: batch normalisation by statistics of the batch; a learnt parameter with a use that the rule does not
+    train it by, such as a layer with a ``forward`` or hooks of its own, one that is called twice or reaches two
+    neurons, and a weight that ``forward`` reads itself, where a neuron stands behind; a ``forward`` that cannot be
+    read, as one that loops over steps; a convolution under ``"d_rtrl"`` and ``"eprop"``, and what lies between layer
+    and neuron there and is not element-wise; ``Recurrent`` without ``detach=True``; delays and ``PSN``; under
+    ``"ottt"`` a neuron whose leak depends on its state.
     """
 
     def __init__(self, net: nn.Module, loss: Loss, optimizer: Any, options: OnlineOptions) -> None:
@@ -79,14 +83,15 @@ class OnlineTraining:
         self._takes_rows = plasticity is not None and plasticity.reward
         self._rule = RULES.get("stdp" if plasticity else options.rule)  # type: ignore[arg-type]  # a name
         if self._rule is not None:
-            self._network = network = Network(net, self._rule)
-            self._recording = Recording(network.neurons, network.others, network.layers, self._rule)
+            self._network = Network(net, self._rule)
             self._backward: Any = Plasticity(plasticity) if plasticity else Backward(self._network, options)
         self._captured = self._chunks_of_graphs() if options.graph else None
 
     @property
-    def traces(self) -> Mapping[str, Tensor]:
-        """What is carried from chunk to chunk beside the states, by the names of neuron and layer; {} at rest."""
+    def traces(self) -> Mapping[Tuple[str, ...], Tensor]:
+        """What is carried from chunk to chunk beside the states, by tuples: the name of the neuron, what it is a trace
+        of, ``"layer"`` or ``"parameter"``, the name of that, and more; {} at rest.
+        """
         return {} if self._rule is None else self._backward.traces
 
     # -- calls
@@ -179,7 +184,8 @@ class OnlineTraining:
             for tensors in (self._backward.traces, self._backward.matrices):
                 tensors.update({key: value.to(device) for key, value in tensors.items() if value.device != device})
             if all(module.state is None for module in self._network.neurons.values()):
-                self._network.check()  # a stream begins
+                # a stream begins
+                self._network.check(len(inputs) if isinstance(inputs, (dict, tuple, list)) else 1)
             outputs, loss = (self._captured or self._online)(inputs, targets)
         if self.options.clip_norm is not None:
             self._last = {"inputs": inputs, "targets": targets, "outputs": outputs, "loss": loss}
@@ -190,7 +196,8 @@ class OnlineTraining:
         return CapturedChunks(self.net, self._online, carrying, self._backward.traces, gpu_of(self.net))
 
     def _online(self, inputs: Any, targets: Any) -> Tuple[Any, Tensor]:
-        with self._recording as chunk:
+        of = self._network
+        with Recording(of.neurons, of.others, of.layers, of.rule) as chunk:
             outputs = run_network(self.net, inputs)
             loss = self._loss_of(outputs, targets)
         self._backward(chunk, loss)
@@ -214,17 +221,20 @@ class OnlineTraining:
         """Drop the traces of neurons that are at rest: somebody reset them."""
         if self._rule is not None:
             resting = {name for name, module in self._network.neurons.items() if module.state is None}
-            for key in [key for key in self._backward.traces if key.split("/")[0] in resting]:
+            for key in [key for key in self._backward.traces if key[0] in resting]:
                 del self._backward.traces[key]
 
     # -- saving
 
     def state_dict(self) -> Dict[str, Any]:
-        """Weights, optimiser, and under ``"online"`` states, traces, random feedback, and gradients not yet used."""
+        """Weights, optimiser, and under ``"online"`` the rule, states, traces, random feedback, and gradients not yet
+        used.
+        """
         names = {id(p): name for name, p in self.net.named_parameters()}
         pending = {} if self._is_updated else {p: p.grad for p in self.net.parameters() if p.grad is not None}
         states = {name: module.state for name, module in self.net.named_modules() if module in self._stateful}
         online = {
+            "rule": self.options.name,
             "states": {name: _copied(state) for name, state in states.items() if state},
             "traces": _copied(self.traces),
             "feedback": {} if self._rule is None else _copied(self._backward.matrices),
@@ -233,36 +243,31 @@ class OnlineTraining:
         return {"net": self.net.state_dict(), "optimizer": self.optimizer.state_dict(), "online": online}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` gave, as a whole or not at all; errors as of every training step."""
+        """Go on from what :meth:`state_dict` gave, as a whole or not at all; errors as of every training step, and
+        ValueError for the state of another rule or of another network.
+        """
         check_parts(state, _PARTS)
-        online = state["online"]
-        missing = [name for name in ("states", "traces", "feedback", "gradients") if name not in online]
-        modules = dict(self.net.named_modules())
+        modules = {name: module for name, module in self.net.named_modules() if module in self._stateful}
         parameters = dict(self.net.named_parameters())
-        unknown = [name for name in online.get("states", {}) if modules.get(name) not in self._stateful]
-        unknown += [name for name in online.get("gradients", {}) if name not in parameters]
-        if missing or unknown:
-            faults = [f"has no {name!r}" for name in missing] + [
-                f"has {name!r}, which the network lacks" for name in unknown
-            ]
-            raise ValueError(f"state['online'] {' and '.join(faults)}. Nothing was loaded")
+        check_online(self.net, state["online"], self.options.name)
+        device, online = device_of(self.net), copy.deepcopy(dict(state["online"]))
+        for name, gradient in online["gradients"].items():
+            online["gradients"][name] = gradient.to(parameters[name].device)
+        states, traces, feedback = (to_device(online[name], device) for name in ("states", "traces", "feedback"))
         net = named_as(self.net, state["net"])
         with all_or_nothing(net, [self.optimizer]):
             load_optimizer(self.optimizer, state["optimizer"])
             net.load_state_dict(state["net"])
-        device = device_of(self.net)
         for name, module in modules.items():
-            if module in self._stateful:
-                saved = online["states"].get(name)
-                keep(module, None if saved is None else to_device(_copied(saved), device))
+            keep(module, states.get(name))
         self.optimizer.zero_grad(set_to_none=True)
         for name, gradient in online["gradients"].items():
-            parameters[name].grad = gradient.to(parameters[name].device, copy=True)
+            parameters[name].grad = gradient
         self._is_updated = not online["gradients"]
         if self._rule is not None:
-            for ours, saved in ((self._backward.traces, "traces"), (self._backward.matrices, "feedback")):
+            for ours, saved in ((self._backward.traces, traces), (self._backward.matrices, feedback)):
                 ours.clear()
-                ours.update(to_device(_copied(online[saved]), device))
+                ours.update(saved)
 
 
 def _part(structure: Any, part: slice) -> Any:
@@ -270,7 +275,7 @@ def _part(structure: Any, part: slice) -> Any:
     return tree_map(lambda value: value[part], structure)
 
 
-def _copied(tensors: Mapping[str, Tensor]) -> Dict[str, Tensor]:
+def _copied(tensors: Mapping[Any, Tensor]) -> Dict[Any, Tensor]:
     return {name: value.detach().clone() for name, value in tensors.items()}
 
 

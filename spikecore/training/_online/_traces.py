@@ -35,16 +35,29 @@ from torch import Tensor, nn
 from spikecore._base.context import no_autocast
 from spikecore.backend import Unsupported
 from spikecore.dtypes import compute_dtype
-from spikecore.training._online._chunk import Gradients, LayerCall, NeuronCall, accumulate, at_first, gradients, learnt
+from spikecore.graph import CONVOLUTIONS, NORMS
+from spikecore.training._online._chunk import (
+    Gradients,
+    LayerCall,
+    NeuronCall,
+    accumulate,
+    at_first,
+    gradients,
+    learn,
+    learnt,
+)
 from spikecore.training._online._rules import leak
 
-#: Tensors by ``neuron/kind/...``: all that a step carries from chunk to chunk beside the states.
-Traces = Dict[str, Tensor]
+#: All that a step carries from chunk to chunk beside the states, by tuples: the neuron, what of it, and names of that.
+#: A name of a module may have any character, so that none can part it from the next.
+Traces = Dict[Tuple[str, ...], Tensor]
 #: Of each state, the derivatives of its final value by the inputs, and by the states before.
 Transition = Mapping[str, Tuple[Gradients, Mapping[str, Tensor]]]
 
+#: The layers whose weights are synapses.
+SYNAPSES = (nn.Linear, *CONVOLUTIONS, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 #: Layers that are affine in their input, and linear in their weights.
-AFFINE = (nn.Linear, nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm)
+AFFINE = (*SYNAPSES, *NORMS, nn.SyncBatchNorm)
 
 
 class Connection(NamedTuple):
@@ -104,10 +117,10 @@ class Connection(NamedTuple):
 
         ``counts``: how often the input of a bias, which is 1, counts at each step, ``[C, 1]``; None for once.
         """
-        weights = learnt(self.layer)
-        if type(self.layer).forward is nn.Linear.forward and {"weight", "bias"} >= weights.keys():
-            self._learn_linear(weights, inputs, output, counts)
+        if isinstance(self.layer, nn.Linear):
+            self._learn_linear(inputs, output, counts)
             return
+        weights = [p for p in self.layer.parameters() if p.requires_grad]
         pairs = [(inputs, output)]
         if counts is not None:
             more = (counts - 1.0).view(-1, *[1] * (output.ndim - 1)) * output
@@ -115,21 +128,19 @@ class Connection(NamedTuple):
         for u, cotangent in pairs:
             with torch.enable_grad():
                 z = self.layer(self.as_read(u))
-            by_weight = gradients([z], [*weights.values()], [cotangent.reshape(z.shape)])
-            for weight, gradient in zip(weights.values(), by_weight):
+            for weight, gradient in zip(weights, gradients([z], weights, [cotangent.reshape(z.shape)])):
                 if gradient is not None:
                     accumulate(weight, gradient)
 
-    @staticmethod
-    def _learn_linear(weights: Mapping[str, Tensor], inputs: Tensor, output: Tensor, counts: Optional[Tensor]) -> None:
+    def _learn_linear(self, inputs: Tensor, output: Tensor, counts: Optional[Tensor]) -> None:
         """The same of ``nn.Linear``, without the call of it that backward would need."""
-        rows = output.reshape(-1, output.shape[-1])
+        rows, weights = output.reshape(-1, output.shape[-1]), learnt(self.layer)
         if "weight" in weights:
             with no_autocast(rows.device.type):
-                accumulate(weights["weight"], rows.t() @ inputs.reshape(len(rows), -1).to(rows.dtype), True)
+                learn(self.layer, "weight", rows.t() @ inputs.reshape(len(rows), -1).to(rows.dtype), True)
         if "bias" in weights:
             steps = output.reshape(len(output), -1, output.shape[-1]).sum(1)
-            accumulate(weights["bias"], (steps if counts is None else steps * counts).sum(0), True)
+            learn(self.layer, "bias", (steps if counts is None else steps * counts).sum(0), True)
 
 
 class Full:
@@ -149,10 +160,10 @@ class Full:
             trace = self.traces.get(key_of(of, "weight", state))
             if "weight" in weights and trace is not None:
                 rows = g.reshape(trace.shape[:2])
-                accumulate(weights["weight"], _summed(rows, trace), True)
+                learn(of.layer, "weight", _summed(rows, trace), True)
             bias = self.traces.get(key_of(of, "bias", state))
             if "bias" in weights and bias is not None:
-                accumulate(weights["bias"], (g.reshape(bias.shape) * bias).sum(0), True)
+                learn(of.layer, "bias", (g.reshape(bias.shape) * bias).sum(0), True)
 
     def advance(self, connections: Sequence[Connection], transition: Transition) -> None:
         """Move the traces over the chunk."""
@@ -269,7 +280,7 @@ class Outer:
         """What the chunk owes to input k of the neuron, as if it had been the same at all steps before."""
         total: Optional[Tensor] = None
         for state, g in starts.items():
-            shift = self.traces.get(f"{neuron.name}/shift/{k}/{state}")
+            shift = self.traces.get((neuron.name, "shift", str(k), state))
             if shift is not None:
                 total = g * shift if total is None else total.addcmul_(g, shift)
         return total
@@ -285,11 +296,8 @@ class Outer:
         new: Traces = {}
         for k in range(len(neuron.inputs)):
             for state, (by_input, by_state) in transition.items():
-                owed = [
-                    M * self.traces[f"{neuron.name}/shift/{k}/{other}"]
-                    for other, M in by_state.items()
-                    if f"{neuron.name}/shift/{k}/{other}" in self.traces
-                ]
+                earlier = [(M, self.traces.get((neuron.name, "shift", str(k), other))) for other, M in by_state.items()]
+                owed = [M * old for M, old in earlier if old is not None]
                 shift: Any = sum(owed)
                 if owed:
                     past += shift.abs().reshape(batch, -1).sum(1)
@@ -299,7 +307,7 @@ class Outer:
                     added += c.abs().reshape(steps, batch, -1).sum(2)
                     shift = shift + c.sum(0)
                 if owed or c is not None:
-                    new[f"{neuron.name}/shift/{k}/{state}"] = shift
+                    new[neuron.name, "shift", str(k), state] = shift
         self.traces.update(new)
         total = past + added.sum(0)
         share = torch.where(total > 0, total, torch.ones_like(total)).reciprocal()
@@ -331,7 +339,7 @@ class Filtered:
         """Add the gradient of the weights for that of the layer's output, and move the trace over the chunk."""
         inputs, cotangent = of.over_time(of.inputs), of.over_time(output)
         has_bias = learnt(of.layer).keys() != {"weight"} or isinstance(of.layer, nn.modules.batchnorm._BatchNorm)
-        counts = self._run(of, "weight", inputs.new_ones(of.steps, 1)) if has_bias else None
+        counts = self._run(of, "count", inputs.new_ones(of.steps, 1)) if has_bias else None
         of.learn(self._run(of, "filtered", inputs), cotangent, counts)
 
     def _run(self, of: Connection, what: str, x: Tensor) -> Tensor:
@@ -363,6 +371,6 @@ def _number(owner: str, name: str, value: Any) -> Any:
     return value.detach().reshape(())
 
 
-def key_of(of: Connection, *what: str) -> str:
+def key_of(of: Connection, *what: str) -> Tuple[str, ...]:
     """The name of a trace of a connection."""
-    return "/".join([of.neuron.name, of.name, *what])
+    return (of.neuron.name, "layer", of.name, *what)

@@ -8,6 +8,7 @@ from typing import Any, Iterator, List, Tuple
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import spikecore as sc
@@ -188,6 +189,29 @@ def test_reset_clears_states_and_traces_and_the_batch_may_change() -> None:
         step.reset()
 
 
+@pytest.mark.parametrize("rule", ["d_rtrl", "pp_prop", "ottt", "stdp"])
+def test_traces_end_with_a_reset_whatever_a_neuron_is_called(rule: str) -> None:
+    """Names with a slash, one of which begins as another ends: a second sequence learns as the first one."""
+    net: Any = nn.Sequential()
+    for name, part in (
+        ("a", nn.Linear(N, N)),
+        ("a/layer", sc.LIF(2.0)),
+        ("b", nn.Linear(N, N)),
+        ("a/layer/b", sc.LIF()),
+    ):
+        net.add_module(name, part)
+    step = step_of(net, lr=0.0, rule=rule, update="chunk")
+    results = []
+    for size in (B, B, B + 1):
+        x, targets = torch.ones(4, size, N), torch.ones(4, size, N)
+        for t in range(4):
+            step.feed(x[t], targets[t])
+        results.append([p.grad.clone() for p in net.parameters() if p.grad is not None])
+        sc.reset(net)
+    assert len(results[0]) == (2 if rule == "stdp" else 4)
+    assert all(torch.allclose(a, b) for a, b in zip(*results[:2]))
+
+
 def test_samples_of_a_batch_do_not_mix() -> None:
     """The gradient of a batch is the sum of those of its samples."""
     x, targets = batch()
@@ -336,20 +360,49 @@ def test_a_stream_that_was_saved_goes_on(rule: str, update: str, tmp_path: Any) 
         (lambda state: state.pop("online"), "state has no 'online'"),
         (lambda state: state["online"].pop("traces"), r"state\['online'\] has no 'traces'. Nothing was loaded"),
         (lambda state: state["online"]["states"].update({"9": {}}), "has '9', which the network lacks"),
+        (lambda state: state["online"].update(rule="pp_prop"), "is of rule='pp_prop', and this step has rule='d_rtrl'"),
+        *[
+            (lambda state, part=part, value=value: state["online"].update({part: value}), text)
+            for part in ("states", "traces", "feedback", "gradients")
+            for value, text in (
+                (None, f"has a NoneType for '{part}', and no dict"),
+                ([], f"has a list for '{part}', and no dict"),
+                ({"1": 3.0}, f"has '1', which the network lacks or which does not fit it, in '{part}'"),
+                ({"1": {"v": 3.0}}, f"has '1', which .* in '{part}'"),
+            )
+        ],
+        *[
+            (lambda state, change=change: change(state["online"]), f"which does not fit it, in '{part}'")
+            for part, change in (
+                ("states", lambda online: online["states"]["1"].pop("v")),
+                ("gradients", lambda online: online["gradients"].update({"0.bias": torch.zeros(N + 1)})),
+                ("feedback", lambda online: online["feedback"].update({"7/0": torch.zeros(K, N)})),
+                ("traces", lambda online: online["traces"].update({("1", "layer", "9", "mean"): torch.zeros(B, N)})),
+                (
+                    "traces",
+                    lambda online: online["traces"].update({("1", "layer", "0", "weight", "v"): torch.zeros(3)}),
+                ),
+                ("traces", lambda online: online["traces"].update({("1", "parameter", "tau", "v"): torch.zeros(3)})),
+                ("traces", lambda online: online["traces"].update({("9", "post", "v"): torch.zeros(B, N)})),
+            )
+        ],
     ],
 )
 def test_a_state_that_does_not_fit_changes_nothing(change: Any, text: str) -> None:
-    """Neither weights nor states."""
+    """Neither weights nor states, of which the file has others."""
     net, (x, targets) = network(), batch()
     step = step_of(net)
     step.feed(x[0], targets[0])
     state = step.state_dict()
     change(state)
-    before, traces = weights(net), dict(step.traces)
+    step.update()
+    step.feed(x[1], targets[1])
+    before, traces, potential = weights(net), dict(step.traces), net[1].state["v"]
     with pytest.raises(ValueError, match=text):
         step.load_state_dict(state)
     assert same(before, weights(net))
     assert same(traces.values(), step.traces.values())
+    assert net[1].state["v"] is potential
 
 
 # -- what is refused
@@ -414,6 +467,53 @@ class Mixed(nn.Module):
         return self.lif(self.linear(x).softmax(-1))
 
 
+class Own(Mixed):
+    """A forward that is given."""
+
+    def __init__(self, given: Any, first: Any = None, neuron: Any = None) -> None:
+        super().__init__()
+        self.linear = nn.Linear(N, N) if first is None else first
+        self.lif, self.given, self.scale = neuron or sc.LIF(2.0, learn=("tau",)), given, nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[T, B, N] -> [T, B, N]``."""
+        return self.given(self, x)
+
+
+def straight(net: Any, x: Tensor) -> Any:
+    """Layer and neuron."""
+    return net.lif(net.linear(x))
+
+
+class Tripled(nn.Linear):
+    """A layer that is none of torch's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Three times the product."""
+        return 3.0 * F.linear(x, self.weight, self.bias)
+
+
+class Gain(sc.LIF):
+    """A neuron with a forward of its own."""
+
+    def forward(self, x: Tensor) -> Any:
+        """Of twice the input."""
+        return super().forward(2.0 * x)
+
+
+def hooked(module: nn.Module) -> nn.Module:
+    """One whose output a hook doubles."""
+    module.register_forward_hook(lambda module, args, output: 2.0 * output)
+    return module
+
+
+def replaced(module: nn.Module) -> nn.Module:
+    """One whose forward is set on it."""
+    forward = module.forward
+    module.forward = lambda x: 3.0 * forward(x)  # type: ignore[method-assign]  # as a user does
+    return module
+
+
 class BatchFirst(Mixed):
     """A layer that reads the batch first."""
 
@@ -441,19 +541,81 @@ REFUSED = {
     "a convolution": (
         lambda: nn.Sequential(conv(), sc.LIF()),
         "d_rtrl",
-        "'0.module.1' is Conv1d with weights of its own; take rule='pp_prop', 'ottt' or 'sltt'",
+        "'0.module.1.weight': Conv1d .* a weight of Conv1d, .* for nn.Linear; take rule='pp_prop', 'ottt', 'sltt' or",
     ),
     "a layer norm": (
         lambda: nn.Sequential(nn.Linear(N, N), nn.LayerNorm(N), sc.LIF()),
         "ottt",
-        r"'1' is LayerNorm with weights of its own; take rule='sltt', or give its weights requires_grad_\(False\)",
+        r"'1.weight': .* a weight of LayerNorm, .*; take rule='sltt' or 'bptt', or give it requires_grad_\(False\)",
     ),
     "a loop": (
         Loop,
         "pp_prop",
-        "'linear' is called twice for a chunk.* in the place of a loop over steps.* rule='bptt'",
+        "forward of Loop cannot be followed: .* in the place of a loop over steps.* rule='bptt'",
     ),
-    "two neurons": (Twice, "d_rtrl", "'linear' reaches 'a' and another neuron.* or take rule='sltt'"),
+    "two neurons": (Twice, "d_rtrl", "Linear at 'linear' reaches LIF at 'a' and LIF at 'b', .* take rule='sltt'"),
+    **{
+        f"{what}, {rule}": (lambda first=first: Own(straight, first()), rule, f"'linear.weight': .* {text}")
+        for rule in ("d_rtrl", "ottt", "pp_prop", "stdp")
+        for what, first, text in (
+            ("a subclass", lambda: Tripled(N, N), "has a forward of its own, .* write it as a parametrisation"),
+            ("a hook", lambda: hooked(nn.Linear(N, N)), "has hooks or a forward of its own; remove them"),
+            ("a forward that is set", lambda: replaced(nn.Linear(N, N)), "has hooks or a forward of its own"),
+        )
+    },
+    "a hook of a block": (
+        lambda: Own(straight, hooked(nn.Sequential(nn.Linear(N, N)))),
+        "eprop",
+        "'linear.0.weight': Sequential at 'linear' has a weight of Sequential",
+    ),
+    **{
+        f"a weight that forward reads, {rule}": (
+            lambda: Own(lambda net, x: net.lif(F.linear(x, net.linear.weight))),
+            rule,
+            "'linear.weight': the attribute 'linear.weight' is read by forward itself; call the layer",
+        )
+        for rule in ("d_rtrl", "eprop", "pp_prop", "ottt", "stdp")
+    },
+    "a parameter that forward reads": (
+        lambda: Own(lambda net, x: net.lif(net.scale * net.linear(x))),
+        "ottt",
+        "'scale': the attribute 'scale' is read by forward itself",
+    ),
+    "a layer called twice": (
+        lambda: Own(lambda net, x: net.lif(net.linear(net.linear(x)))),
+        "pp_prop",
+        "Linear at 'linear' is called twice for a chunk, .* make a module for each place",
+    ),
+    "a time constant that forward reads": (
+        lambda: Own(lambda net, x: net.lif(net.linear(x)) * net.lif.tau),
+        "sltt",
+        "'lif.tau': the attribute 'lif.tau' uses it beside the neuron that has it; make a parameter for each",
+    ),
+    "a neuron that is called twice": (
+        lambda: Own(lambda net, x: net.lif(net.lif(x)), neuron=sc.LIF()),
+        "sltt",
+        "'lif' is called twice for a chunk, and goes on from one state; .* make a module for each place",
+    ),
+    "a neuron with a hook": (
+        lambda: Own(straight, neuron=hooked(sc.LIF(learn=("tau",)))),
+        "sltt",
+        "'lif.tau': LIF at 'lif' has hooks or a forward of its own; remove them",
+    ),
+    "a neuron with a forward of its own": (
+        lambda: Own(straight, neuron=Gain()),
+        "d_rtrl",
+        "'lif': it has a forward of",
+    ),
+    "feedback through a subclass": (
+        lambda: nn.Sequential(sc.Recurrent(sc.LIF(), Tripled(N, N), detach=True)),
+        "eprop",
+        "'0.linear.weight': Recurrent at '0' has a forward of its own",
+    ),
+    "feedback through a hook": (
+        lambda: nn.Sequential(sc.Recurrent(sc.LIF(), hooked(nn.Linear(N, N)), detach=True)),
+        "ottt",
+        "'0.linear.weight': Recurrent at '0' has hooks",
+    ),
     "more than element-wise": (
         Mixed,
         "eprop",
@@ -472,7 +634,7 @@ REFUSED = {
     "feedback through several layers": (
         lambda: nn.Sequential(sc.Recurrent(sc.LIF(), nn.Sequential(nn.Linear(N, N), nn.Linear(N, N)), detach=True)),
         "pp_prop",
-        "'0.linear' is Sequential with weights of its own; take rule='sltt'",
+        "'0.linear.0.weight': Recurrent at '0' has a weight of Sequential, .* take rule='sltt' or 'bptt'",
     ),
     "single steps": (
         lambda: sc.set_step(nn.Sequential(nn.Linear(N, N), sc.LIF()), "single"),
@@ -514,6 +676,16 @@ def test_a_network_that_a_rule_cannot_train(name: str) -> None:
     step = step_of(make(), lambda y, _: y.sum(), rule=rule, chunk=4, time_targets=False)
     with pytest.raises(sc.Unsupported, match=re.compile(text, re.DOTALL)):
         step(torch.rand(T, B, N))
+
+
+def test_what_changed_is_refused_when_the_next_stream_begins() -> None:
+    """A hook that is registered between two calls."""
+    net, (x, targets) = network(), batch()
+    step = step_of(net, chunk=4)
+    step(x, targets)
+    hooked(net[2])
+    with pytest.raises(sc.Unsupported, match=r"'2\.weight': Linear at '2' has hooks"):
+        step(x, targets)
 
 
 def test_frozen_weights_need_no_trace() -> None:

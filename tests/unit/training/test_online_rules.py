@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, List, Tuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
 
 import spikecore as sc
 from online_rules import (
@@ -187,19 +188,107 @@ def test_ottt_is_exact_where_the_transition_is_linear(neuron: sc.Neuron) -> None
     check(gradients(net, x, targets, rule="ottt", chunk=4), through_time(net, x, targets))
 
 
-class Doubled(nn.Linear):
-    """A linear layer with a ``forward`` of its own."""
+class Magnitude(nn.Module):
+    """Weights of one sign, some of them not there, with a scale that is learnt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.2))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """The weights that the layer computes with."""
+        return self.scale * weight.abs() * (torch.arange(weight.shape[1]) % 3 > 0)
+
+
+class Above(nn.Module):
+    """A time constant above 1."""
+
+    def forward(self, raw: Tensor) -> Tensor:
+        """The time constant."""
+        return 1.0 + nn.functional.softplus(raw)
+
+
+def signed(layer: nn.Linear) -> nn.Module:
+    """A layer of :class:`Magnitude`."""
+    return parametrize.register_parametrization(layer, "weight", Magnitude())
+
+
+def leaky() -> sc.Neuron:
+    """A neuron that e-prop trains exactly."""
+    return sc.LIF(3.0, learn=("tau",), detach_reset=True)
+
+
+class Forward(nn.Module):
+    """Layers, a neuron, and a forward that is given."""
+
+    def __init__(self, given: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.linear, self.other, self.out, self.neuron = nn.Linear(I, J), nn.Linear(I, J), nn.Linear(J, J), leaky()
+        self.scale, self.given = nn.Parameter(torch.tensor(1.5)), given
 
     def forward(self, x: Tensor) -> Tensor:
-        """Twice the product."""
-        return 2.0 * super().forward(x)
+        """Outputs for a sequence."""
+        return self.given(self, x)
+
+
+EXACT: Dict[str, Callable[[], nn.Module]] = {
+    "a parametrised layer": lambda: nn.Sequential(signed(nn.Linear(I, J)), leaky()),
+    "weight normalisation": lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(I, J)), leaky()),
+    "parametrised feedback": lambda: nn.Sequential(
+        nn.Linear(I, J), sc.Recurrent(leaky(), signed(nn.Linear(J, J)), detach=True)
+    ),
+    "a parametrised neuron": lambda: nn.Sequential(
+        nn.Linear(I, J), parametrize.register_parametrization(leaky(), "tau", Above())
+    ),
+    "a value that is read twice": lambda: Forward(lambda net, x: (lambda h: net.neuron(h) + h)(net.linear(x))),
+    "a sum": lambda: Forward(lambda net, x: net.neuron(net.linear(x).tanh() + net.other(x))),
+    "functions behind the neuron": lambda: Forward(
+        lambda net, x: net.scale * nn.functional.linear(net.neuron(net.linear(x)), net.out.weight)
+    ),
+    "a layer that is called twice behind it": lambda: Forward(
+        lambda net, x: net.out(net.out(net.neuron(net.linear(x))))
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", ["d_rtrl", "eprop"])
+@pytest.mark.parametrize("name", EXACT)
+def test_one_layer_is_backpropagation_through_time_in_any_network(name: str, rule: str) -> None:
+    """Where weights and time constants are computed, and what stands behind the neuron is no matter of traces."""
+    torch.manual_seed(0)
+    net, (x, targets) = EXACT[name]().double(), batch()
+    want = through_time(net, x, targets, in_one)
+    for chunk in (1, 4):
+        check(gradients(net, x, targets, in_one, rule=rule, chunk=chunk), want, 1e-10)
 
 
 @pytest.mark.parametrize("rule", ["ottt", "pp_prop"])
-def test_a_subclass_of_linear_learns_by_its_own_forward(rule: str) -> None:
+def test_the_other_traces_go_through_a_parametrisation(rule: str) -> None:
     """Exact for a leak, as nn.Linear is."""
-    net, (x, targets) = nn.Sequential(Doubled(I, J), sc.LI(3.0)).double(), batch()
-    check(gradients(net, x, targets, loss=in_one, rule=rule, chunk=4), through_time(net, x, targets, in_one))
+    net, (x, targets) = nn.Sequential(signed(nn.Linear(I, J)), sc.LI(3.0)).double(), batch()
+    check(gradients(net, x, targets, in_one, rule=rule, chunk=4), through_time(net, x, targets, in_one))
+
+
+@pytest.mark.parametrize("tau", [5.0, torch.tensor([2.0, 3.0, 5.0, 20.0]), torch.full((K,), 5.0)])
+def test_eprop_has_the_memory_of_each_neuron_of_the_read_out(tau: Any) -> None:
+    """Of one time constant, of one for each, and of equal ones: backpropagation's gradient of the layers below."""
+    torch.manual_seed(0)
+    read_out = sc.LI(tau, learn=("tau",))
+    net: Any = nn.Sequential(nn.Linear(I, J), leaky(), nn.Linear(J, K), read_out).double()
+    x, targets = batch()[0], torch.randn(T, B, K, dtype=torch.float64)
+    want = through_time(net, x, targets, lambda y, targets: (y * targets).sum())
+    for chunk in (1, 5):
+        got = gradients(net, x, targets, lambda y, targets: (y * targets).sum(), rule="eprop", chunk=chunk)
+        check({name: got[name] for name in want if name != "1.tau"}, {n: g for n, g in want.items() if n != "1.tau"})
+
+
+@pytest.mark.parametrize("rule", ["d_rtrl", "sltt"])
+def test_a_loss_of_a_neuron_s_parameter_counts(rule: str) -> None:
+    """A penalty in the loss, of each chunk."""
+    net, (x, targets) = nn.Sequential(nn.Linear(I, J), leaky()).double(), batch()
+    want = gradients(net, x, targets, in_one, rule=rule, chunk=T)["1.tau"]
+    got = gradients(net, x, targets, lambda y, t: in_one(y, t) + 2.0 * net[1].tau.sum(), rule=rule, chunk=T)["1.tau"]
+    torch.testing.assert_close(got, want + 2.0)
 
 
 def in_one(y: Tensor, targets: Any) -> Tensor:
