@@ -305,6 +305,27 @@ def values(graph: Graph, *inputs: Any) -> Iterator[Tuple[Call, Any]]:
                 del known[source]
 
 
+def run(graph: Graph, *inputs: Any) -> Tuple[Any, Dict[Call, Tuple[int, ...]]]:
+    """What a network returns for inputs, and the shape of each value that is a tensor.
+
+    Raises :class:`Refused` where a call raises, with the shapes that it reads.
+    """
+    shapes: Dict[Call, Tuple[int, ...]] = {}
+    position, value = -1, None
+    try:
+        for call, value in values(graph, *inputs):
+            position = call.position
+            if isinstance(value, Tensor):
+                shapes[call] = tuple(value.shape)
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:
+        call = graph.calls[position + 1]
+        read = ", ".join(str([*shapes[each]]) for each in call.inputs if each in shapes)
+        raise Refused(
+            call.title, f"does not take {read}: {error}", "give an input of another shape or dtype"
+        ) from error
+    return value, shapes
+
+
 def _filled(structure: Any, known: Dict[Call, Any]) -> Any:
     """A structure of arguments with values in the place of calls."""
     return map_aggregate(structure, lambda value: known[value] if isinstance(value, Call) else value)

@@ -232,12 +232,9 @@ def _attribute(root: nn.Module, path: str) -> Any:
 
 def _check_in_place(call: Call) -> None:
     """Refuse a change in place of a value, or of what it is a view of, that a later call reads."""
-    by_method = call.kind == "method" and call.function.endswith("_") and not call.function.endswith("__")
-    by_keyword = bool(call.kwargs.get("inplace"))
-    by_module = call.module is not None and bool(getattr(call.module, "inplace", False))
     if call.kwargs.get("out") is not None:
         raise NotFollowed(f"{call.title} writes its result to out=; take what it returns")
-    if not (by_method or by_keyword or by_module or call.target in _IN_PLACE):
+    if not _is_in_place(call):
         return
     reader, value = call, call.source
     while value is not None:
@@ -248,8 +245,16 @@ def _check_in_place(call: Call) -> None:
                 f"{call.title} changes the value of {value.title} in place, and {what}; write x = x + y for x += y, "
                 "and inplace=False"
             )
-        is_view = value.kind in ("function", "method") or value.is_nothing or value.is_reshape
+        is_new = bool(value.summands) and not _is_in_place(value)
+        is_view = (value.kind in ("function", "method") and not is_new) or value.is_nothing or value.is_reshape
         reader, value = value, value.source if is_view else None
+
+
+def _is_in_place(call: Call) -> bool:
+    by_method = call.kind == "method" and call.function.endswith("_") and not call.function.endswith("__")
+    by_keyword = bool(call.kwargs.get("inplace"))
+    by_module = call.module is not None and bool(getattr(call.module, "inplace", False))
+    return by_method or by_keyword or by_module or call.target in _IN_PLACE
 
 
 @contextmanager

@@ -214,16 +214,23 @@ def after(*layers: nn.Module) -> nn.Sequential:
         (after(nn.ReLU(), nn.Sequential(nn.MaxPool2d(2))), r"'2\.0' \(MaxPool2d\): put average pooling there"),
         (Pool(), r"'max_pool2d' \(max_pool2d\): put average pooling there"),
         (after(nn.GELU()), r"'1' \(GELU\): only ReLU and ReLU6 become firing rates: put nn\.ReLU there"),
-        (after(Swish()), r"'1' \(Swish\): put one of the layers there that help\(sc\.ann2snn\) lists"),
+        (after(Swish()), r"'sigmoid' \(sigmoid\): only ReLU and ReLU6 become firing rates"),
+        (after(sc.LIF()), r"'1' \(LIF\): put one of the layers there that help\(sc\.ann2snn\) lists"),
         (after(nn.ReLU(), nn.Softmax(1)), r"'2' \(Softmax\): leave it out, and apply it to the mean over time"),
-        (after(nn.ReLU(), nn.BatchNorm2d(3)), r"'2' \(BatchNorm2d\): put it right behind a linear layer"),
-        (after(nn.BatchNorm2d(3, track_running_stats=False)), r"'1' \(BatchNorm2d\): it must have running statistics"),
+        (
+            after(nn.ReLU(), nn.BatchNorm2d(3)),
+            "BatchNorm2d at '2' reads ReLU at '1', and is folded into one of Linear,",
+        ),
+        (
+            after(nn.BatchNorm2d(3, track_running_stats=False), nn.ReLU()),
+            "BatchNorm2d at '1' normalises by the statistics of a batch",
+        ),
         (after(nn.ReLU(), nn.ReLU()), r"'2' \(ReLU\): no weights stand before it"),
         (after(), "Sequential has no ReLU"),
         (Residual(), r"'conv' \(Conv2d\): .*no residual connections.* that of 'x' goes to 'conv' and 'add'"),
         (View(), r"\(getattr\): to flatten a batch, write x\.flatten\(1\)"),
         (Pair(), r"\(output\): forward must return the output of the last layer"),
-        (Condition(), r"torch\.fx cannot follow the forward of Condition: .*\nGive the network as an nn\.Sequential"),
+        (Condition(), r"forward of Condition cannot be followed: .*\nGive the network as an nn\.Sequential"),
     ],
 )
 def test_what_is_not_taken_is_named(net: nn.Module, words: str) -> None:

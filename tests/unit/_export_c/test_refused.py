@@ -71,10 +71,18 @@ REFUSED: Dict[str, Tuple[Callable[[], nn.Module], Dict[str, Any], str]] = {
         r"GELU at '1': there is no C for GELU; there is for Linear, Conv1d, .*, and sums of these",
     ),
     "a function": (Multiplies, {"dtype": "float32"}, "forward calls sigmoid, for which there is no C"),
-    "a branch": (Branches, {"dtype": "float32"}, "torch.fx cannot follow forward of Branches: "),
+    "a branch": (
+        Branches,
+        {"dtype": "float32"},
+        "forward of Branches cannot be followed: .*\nIts forward must call modules, add and flatten",
+    ),
     "two equal names": (EqualNames, {"dtype": "float32"}, "two parts of the program are named 'rec_back'; give a mod"),
-    "a layer at two places": (Twice, {"dtype": "float32"}, "Linear at 'layer' is called twice; make a layer for each"),
-    "a hook": (hooked, {}, "Linear at '0' has hooks, which C would not have; remove them"),
+    "a layer at two places": (
+        Twice,
+        {"dtype": "float32"},
+        "Linear at 'layer' is called 2 times; make a layer for each",
+    ),
+    "a hook": (hooked, {}, "Linear at '0' has hooks or a forward of its own, which C would not have; remove them"),
     "training": (
         lambda: nn.Sequential(nn.Linear(6, 4), lif()).train(),
         {},
@@ -104,7 +112,7 @@ REFUSED: Dict[str, Tuple[Callable[[], nn.Module], Dict[str, Any], str]] = {
     "the mean of nine": (
         lambda: sc.layers.TimeBatched(nn.AvgPool2d(3)),
         {"shape": (1, 3, 3)},
-        "AvgPool2d: the mean of 9 integers is none on a grid; take a window of 2, 4, 8, ...",
+        "AvgPool2d at 'module': the mean of 9 integers is none on a grid; take a window of 2, 4, 8, ...",
     ),
     "a layer of spikecore": (
         lambda: nn.Sequential(nn.Linear(6, 4), sc.LIF(), sc.layers.Voting(2)),
@@ -119,7 +127,7 @@ REFUSED: Dict[str, Tuple[Callable[[], nn.Module], Dict[str, Any], str]] = {
     "a batch norm alone": (
         lambda: nn.Sequential(sc.LIF(), nn.BatchNorm1d(6)),
         {"dtype": "float32"},
-        "BatchNorm1d at '1' has no linear layer or convolution in front of it to be folded into",
+        "BatchNorm1d at '1' reads LIF at '0', and is folded into one of Linear, Conv1d, Conv2d; put it right behind",
     ),
 }
 

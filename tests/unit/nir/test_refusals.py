@@ -118,15 +118,15 @@ def _calls(forward):
     [
         (lambda self, x: self.lif(self.fc(x)) * 2, "forward calls mul, which is no node of NIR; it may call modules"),
         (lambda self, x: x + x, "adds the output of 'input' to itself; NIR has one edge from it"),
-        (lambda self, x: self.lif(self.fc(self.fc(x))), "Linear at 'fc' is called twice, first as 'fc'"),
+        (lambda self, x: self.lif(self.fc(self.fc(x))), "Linear at 'fc' is called 2 times; make a layer for each call"),
         (lambda self, x: (self.fc(x), x), "Net must return one tensor, to be saved with one output"),
-        (lambda self, x: self.fc(x) if x.sum() > 0 else x, "torch.fx cannot follow forward of Net"),
+        (lambda self, x: self.fc(x) if x.sum() > 0 else x, "forward of Net cannot be followed: "),
     ],
 )
 def test_a_forward_that_is_no_graph_of_nodes(forward, words: str, tmp_path) -> None:
     """The message says what a forward may do."""
     with pytest.raises(ValueError, match=re.escape(words)):
-        sc.nir.save(_calls(forward), tmp_path / "net.nir", dt=1e-3)
+        sc.nir.save(_calls(forward), tmp_path / "net.nir", dt=1e-3, input_shape=(3,))
 
 
 def test_arguments_of_save(tmp_path) -> None:
@@ -160,7 +160,7 @@ def test_without_the_package(monkeypatch, tmp_path) -> None:
 def test_fused_and_watched_modules(tmp_path) -> None:
     """What a graph would leave out."""
     fused = sc.fuse(nn.Sequential(TimeBatched(nn.Linear(3, 3), nn.BatchNorm1d(3)), sc.LIF()))
-    with pytest.raises(ValueError, match=r"NormNeuron at '1' is no node of NIR; call sc.unfuse\(net\)"):
+    with pytest.raises(ValueError, match=r"NormPlace at '0\.module\.1' is no node of NIR; call sc.unfuse\(net\)"):
         sc.nir.save(fused, tmp_path / "net.nir", dt=1e-3)
     watched = nn.Sequential(nn.Linear(3, 3), sc.LIF())
     watched[0].register_forward_hook(lambda module, given, out: 2 * out)
