@@ -155,12 +155,12 @@ def ann2snn(
         if first is None:
             raise ValueError("ann2snn: data has no batches; give a tensor, a list of tensors or a DataLoader")
         with torch.no_grad():
-            _, shapes = run(graph, first)
+            _, shapes = run(graph, first.clone())
         stages, relus = _stages(graph, layers, shapes, report)
     except NotFollowed as error:
         raise ValueError(
-            f"ann2snn: {error}\nGive the network as an nn.Sequential, or write a forward that calls one layer after the "
-            "other, without conditions on values"
+            f"ann2snn: {error}\nGive the network as an nn.Sequential, or write a forward that calls one layer after "
+            "the other, without conditions on values"
         ) from error
     except Refused as error:
         raise ValueError(f"ann2snn: {error}") from error

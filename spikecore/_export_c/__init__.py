@@ -11,12 +11,12 @@ from typing import Callable, Dict, Optional, Tuple, Union
 import torch
 from torch import Tensor, nn
 
+from spikecore import graph
 from spikecore._base.errors import a_kind
 from spikecore._export_c._graph import Refused, Step, step_of
 from spikecore._export_c._program import Built, source, words_of_header
 from spikecore._export_c._values import Table, Value, integers_of, table_of
 from spikecore._shell.checks import shown
-from spikecore import graph
 from spikecore.lang.render import C_WORDS
 from spikecore.quant import Format
 

@@ -30,7 +30,7 @@ class Refused(ValueError):
 
 
 class Operation(NamedTuple):
-    """One operation of a step: a module, the ``"sum"`` of two values, a ``"view"`` of another shape, the ``"input"``."""
+    """One operation: a module, the ``"sum"`` of two values, a ``"view"`` of another shape, or the ``"input"``."""
 
     name: str
     #: What it is and where, for messages and comments.
@@ -65,7 +65,7 @@ def step_of(net: nn.Module, example: Tensor) -> Step:
     if len(graph.inputs) != 1:
         raise Refused(f"{name} has {len(graph.inputs)} inputs; C is written for one")
     with torch.no_grad():
-        runs = [run(graph, x_t) for x_t in example]
+        runs = [run(graph, x_t.clone()) for x_t in example]  # forward may change it
     outputs = [output for output, _ in runs]
     if not all(isinstance(y, Tensor) and y.shape[:1] == example.shape[1:2] for y in outputs):
         raise Refused(f"{name} must return one tensor [B, ...] for a step")

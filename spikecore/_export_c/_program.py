@@ -131,8 +131,8 @@ class Built:
         others = [title for title, *reading in readers if reading != [format, how]]
         if not bool((_rounding(format, "round")(step.inputs) * 2.0 ** -int(format.frac or 0) == step.inputs).all()):
             raise Refused(
-                f"{first} rounds the input of the network to {format}, {others[0]} reads it as it is, and the example is "
-                f"not on this grid; give such an example, or {way_out}"
+                f"{first} rounds the input of the network to {format}, {others[0]} reads it as it is, and the example "
+                f"is not on this grid; give such an example, or {way_out}"
             )
         return format
 

@@ -123,8 +123,8 @@ class Call:
 
     @property
     def is_hooked(self) -> bool:
-        """Whether hooks, or a ``forward`` set on the module itself, see or change what it computes."""
-        return self.module is not None and has_own_hooks(self.module)
+        """Whether hooks, or a ``forward`` set on the module itself or on its parts, see or change what it computes."""
+        return self.module is not None and any(has_own_hooks(part) for part in self.module.modules())
 
     @property
     def is_nothing(self) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from spikecore._base.files import replacing
 from spikecore._shell import checks
-from spikecore._shell.modules import has_own_hooks, unwrapped
+from spikecore._shell.modules import unwrapped
 from spikecore._shell.state import Stateful
 from spikecore.encode import Encoder
 from spikecore.graph import DROPOUTS, Call, Graph, NotFollowed, is_parametrised, read
@@ -151,7 +151,7 @@ def _read(net: nn.Module) -> Graph:
     for call in graph.calls:
         if call.module is None:
             continue
-        if any(has_own_hooks(part) for part in call.module.modules()):
+        if call.is_hooked:
             raise ValueError(
                 f"{call.title} has hooks or a forward of its own, which a graph would not have; remove them"
             )
