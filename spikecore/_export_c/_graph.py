@@ -6,7 +6,7 @@ import copy
 import math
 import operator
 import re
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -99,6 +99,10 @@ def rounds_input(module: nn.Module) -> bool:
     return round_input in module._forward_pre_hooks.values()
 
 
+def _gives_several(call: Optional[Call], shapes: Mapping[Call, Tuple[int, ...]]) -> bool:
+    return call is not None and call.module is not None and call not in shapes
+
+
 def _changes(module: nn.Module) -> bool:
     """Whether hooks but those of :func:`spikecore.quant.prepare`, or a forward of its own, change what it computes."""
     hooks = {*module._forward_pre_hooks.values(), *module._forward_hooks.values()} - {round_input, round_output}
@@ -132,7 +136,7 @@ class _Operations:
             if shapes[0] != shapes[1]:
                 raise Refused(f"{call.title} adds samples of shapes {shapes[0]} and {shapes[1]}")
             self._add(call, call.name, "sum", of)
-        elif call.target is operator.getitem and call.source is not None and call.source not in self._shapes:
+        elif call.target is operator.getitem and _gives_several(call.source, self._shapes):
             self._output(call)
         elif call in self._shapes:  # what is no tensor is a size
             what = f"reads {call.title}" if call.kind == "attribute" else f"calls {call.function}"
