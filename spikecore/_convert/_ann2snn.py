@@ -6,7 +6,7 @@ import copy
 import itertools
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, NoReturn, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NoReturn, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +64,8 @@ _NOT_TAKEN = (
     ("output", "forward must return the output of the last layer, and nothing else"),
 )
 _WAYS_OUT = {kind: way_out for kinds, way_out in _NOT_TAKEN for kind in kinds.split()}
+#: Its name, its call, and a module that computes it.
+_Layer = Tuple[str, Call, nn.Module]
 #: Activations of a layer that are kept from each batch, and in all, to choose the threshold by.
 _OF_BATCH, _OF_ALL = 2**15, 2**17
 
@@ -185,14 +187,6 @@ def ann2snn(
 # -- the layers of a network, one after the other
 
 
-class _Layer(NamedTuple):
-    """One of the layers: its name, its call, and a module that computes it."""
-
-    name: str
-    call: Call
-    module: nn.Module
-
-
 def _chain(graph: Graph) -> List[_Layer]:
     """The layers in order, each of which reads the one before and nothing else."""
     if len(graph.inputs) != 1:
@@ -204,7 +198,7 @@ def _chain(graph: Graph) -> List[_Layer]:
             break
         name, module, kind = call.name, call.module, call.kind if call.kind == "output" else call.function
         if module is not None:
-            kind, times = type(module).__name__, sum(layer.call.module is module for layer in layers)
+            kind, times = type(module).__name__, sum(earlier.module is module for _, earlier, _ in layers)
             name += f", call {times + 1}" if times else ""
         if kind not in _WAYS_OUT and (call.inputs != [before] or call.source is not before or len(before.readers) > 1):
             users = " and ".join(repr(reader.name) for reader in before.readers)
@@ -225,9 +219,9 @@ def _chain(graph: Graph) -> List[_Layer]:
             graph.check_plain(call, kinds, "firing rates would not stand for it")
         if not isinstance(module, _TAKEN):
             _refuse(name, kind, "put one of the layers there that help(sc.ann2snn) lists")
-        layers.append(_Layer(name, call, module))
+        layers.append((name, call, module))
         before = call
-    if not any(isinstance(layer.module, _RELU) for layer in layers):
+    if not any(isinstance(module, _RELU) for *_, module in layers):
         kind = type(graph.net).__name__
         raise ValueError(f"ann2snn: {kind} has no ReLU, so there is nothing that becomes a neuron")
     return layers
@@ -242,7 +236,7 @@ def _stages(
     places: Dict[Call, int] = {}
     for name, call, module in layers:
         stage, kind = stages[-1], type(module) if call.layer is None else call.layer
-        if kind in (nn.Identity, *DROPOUTS):
+        if isinstance(module, (nn.Identity, *DROPOUTS)):
             continue
         if kind in _RELU:
             if not any(isinstance(layer, _WEIGHTED) for layer in stage):

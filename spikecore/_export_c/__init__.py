@@ -136,8 +136,8 @@ def _files(built: Built, step: Step, name: str) -> Dict[str, str]:
     """All files: path -> text."""
     fixed, count = built.is_fixed, step.outputs.numel()
     tables = [
-        _recorded("inputs", built.input, step.inputs, built.rounds),
-        _recorded("outputs", built.output, step.outputs),
+        _recorded("inputs", built.recorded, built.input, step.inputs, built.rounds),
+        _recorded("outputs", "an example's output", built.output, step.outputs),
     ]
     words = {
         "name": name,
@@ -155,10 +155,11 @@ def _files(built: Built, step: Step, name: str) -> Dict[str, str]:
     return {f"{name}.h": _filled("program.h", words), f"{name}.c": source(built, name), **around}
 
 
-def _recorded(what: str, value: Value, numbers: Tensor, rounds: Optional[Callable[[Tensor], Tensor]] = None) -> Table:
+def _recorded(
+    what: str, owner: str, value: Value, numbers: Tensor, rounds: Optional[Callable[[Tensor], Tensor]] = None
+) -> Table:
     if value.format is None:
         return table_of(f"recorded_{what}", numbers.float(), None)
-    owner = f"an example's {what[:-1]}"
     integers = integers_of(owner, numbers, int(value.format.frac or 0)) if rounds is None else rounds(numbers)
     if int(integers.min()) < value.format.low or int(integers.max()) > value.format.high:
         raise Refused(f"{owner} has numbers beyond {value.format}")

@@ -6,7 +6,7 @@ import copy
 import math
 import operator
 import re
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -99,10 +99,6 @@ def rounds_input(module: nn.Module) -> bool:
     return round_input in module._forward_pre_hooks.values()
 
 
-def _gives_several(call: Optional[Call], shapes: Mapping[Call, Tuple[int, ...]]) -> bool:
-    return call is not None and call.module is not None and call not in shapes
-
-
 def _changes(module: nn.Module) -> bool:
     """Whether hooks but those of :func:`spikecore.quant.prepare`, or a forward of its own, change what it computes."""
     hooks = {*module._forward_pre_hooks.values(), *module._forward_hooks.values()} - {round_input, round_output}
@@ -117,6 +113,8 @@ class _Operations:
         self.named: Dict[str, Operation] = {}
         #: Call -> the operation whose value it is.
         self._of: Dict[Call, str] = {}
+        #: Neurons of several outputs.
+        self._several = {call.module for call in graph.calls if call.module is not None and call not in shapes}
         for call in graph.calls[:-1]:
             self._take(call)
         self.result = self._known(graph.output.args[0], graph.output)
@@ -136,7 +134,7 @@ class _Operations:
             if shapes[0] != shapes[1]:
                 raise Refused(f"{call.title} adds samples of shapes {shapes[0]} and {shapes[1]}")
             self._add(call, call.name, "sum", of)
-        elif call.target is operator.getitem and _gives_several(call.source, self._shapes):
+        elif call.target is operator.getitem and isinstance(call.source, Call) and call.source.module in self._several:
             self._output(call)
         elif call in self._shapes:  # what is no tensor is a size
             what = f"reads {call.title}" if call.kind == "attribute" else f"calls {call.function}"
@@ -174,8 +172,8 @@ class _Operations:
             raise Refused(f"{call.title} is called {times} times; make a layer for each call")
         if call.layer in NORMS:
             before = self.named[self._of[norm_source(self._graph, call, self._shapes, _LAYERS)]]
-            both = {"what": folded(before.what, module), "title": f"{before.title} and {call.title}"}
-            self.named[before.name] = before._replace(**both)
+            title = f"{before.title} and {call.title}"
+            self.named[before.name] = before._replace(what=folded(before.what, module), title=title)
             self._of[call] = of[0]
             return
         kind = type_before_parametrizations(module).__name__.lower()

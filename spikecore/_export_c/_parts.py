@@ -6,7 +6,6 @@ are the arrays that it reads, ``out`` is the one that it writes, and ``s`` is th
 
 from __future__ import annotations
 
-import re
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
@@ -31,9 +30,6 @@ from spikecore.lang.eager import StraightLine, number
 from spikecore.quant import Format, analyse
 from spikecore.quant._analysis import FLAG, coefficients_of
 from spikecore.quant._layers import weight_of
-
-#: A name in a line, before it is chosen.
-_SYMBOL = re.compile("\x02[0-9]+\x03")
 
 
 class Field(NamedTuple):
@@ -466,10 +462,9 @@ class Cells(Part):
             leaf = Node("state", (), state)
             rest = self._text(f"{self.name}_{state}_rest", initial, self.formats.get(leaf))
             self.fields.append(Field(type_of(self.formats.get(leaf)), self._field(state), self.output.count, rest))
-        self._lines = self._written()
         # a factor of what is always 0 is in no line
-        text = "\n".join([*self._lines, *(field.rest for field in self.fields)])
-        self.tables = [table for table in self.tables if re.search(rf"\b{table.name}\[", text)]
+        text = "\n".join([*self.lines(), *(field.rest for field in self.fields)])
+        self.tables = [table for table in self.tables if f"{table.name}[" in text]
 
     def _field(self, state: str) -> str:
         return f"{self.name}_{identifier(state, ())}"
@@ -510,9 +505,6 @@ class Cells(Part):
         return f"{self.tables[-1].name}[{f'i / {inner}' if inner > 1 else 'i'}]"
 
     def lines(self) -> List[str]:
-        return self._lines
-
-    def _written(self) -> List[str]:
         program, printer, roots = self._program, self._printer, self._roots
         names: Dict[Node, str] = dict(self._constants)
         real = "int32_t" if self.formats else "float"
@@ -558,7 +550,8 @@ class Cells(Part):
             return text
         have = self.formats.get(root)
         shift = (format.frac or 0) - (have.frac or 0) if have is not None and (have.low or have.high) else 0
-        text = text if _SYMBOL.fullmatch(text) else f"({text})"
+        simple = text.startswith("\x02") and text.endswith("\x03") and text.count("\x02") == 1
+        text = text if simple else f"({text})"
         return f"({type_of(format)})({text} * {1 << shift})" if shift else f"({type_of(format)}){text}"
 
 

@@ -84,6 +84,8 @@ class Built:
         self._values: Dict[str, Value] = {}
         #: From the user's input to integers; None where it is floats, or has to be on its grid.
         self.rounds: Optional[Callable[[Tensor], Tensor]] = None
+        #: What the example is, for messages.
+        self.recorded = "an example's input"
         if inputs is None and fixed is not None:
             inputs = self._read_as(step)
         for each in step.operations:
@@ -103,10 +105,10 @@ class Built:
         self._refuse_equal_names()
 
     def _read_as(self, step: Step) -> Optional[Format]:
-        """The one format in which everything that rounds the network's input reads it; None where nothing does.
+        """The one format to which the readers of the network's input round it; None where none does.
 
-        Where all round it alike, so does the caller, for them. Where something reads it as it is, it has to be on this
-        grid. What reads it in several formats is refused: a number that is rounded twice may be another one.
+        Where all round it alike, so does the caller, for them. Where one reads it as it is, it has to be on this grid.
+        Several formats are refused: a number that is rounded twice may be another one.
         """
         views, readers = {"x"}, []
         for each in step.operations:
@@ -115,25 +117,17 @@ class Built:
             else:
                 readers += [(each.title, *_reading(each.what, k)) for k, name in enumerate(each.of) if name in views]
         readers += [("what the network returns", None, "")] if step.result in views else []
-        rounding = [reader for reader in readers if reader[1] is not None]
-        if not rounding:
-            return None
-        first, format, how = rounding[0]
-        way_out = (
-            "say which exact numbers it is given, inputs=sc.quant.Format(frac, low, high): each rounds these itself"
-        )
-        for title, other, _ in rounding:
-            if other != format:
-                raise Refused(f"{first} reads the input of the network as {format}, {title} as {other}; {way_out}")
-        if all(reader[1:] == (format, how) for reader in readers):
-            self.rounds = _rounding(format, how) if how else None
-            return format
-        others = [title for title, *reading in readers if reading != [format, how]]
-        if not bool((_rounding(format, "round")(step.inputs) * 2.0 ** -int(format.frac or 0) == step.inputs).all()):
-            raise Refused(
-                f"{first} rounds the input of the network to {format}, {others[0]} reads it as it is, and the example "
-                f"is not on this grid; give such an example, or {way_out}"
-            )
+        first, format, how = next((reader for reader in readers if reader[1] is not None), ("", None, ""))
+        for title, other, rounding in readers:
+            if other is not None and other != format:
+                raise Refused(
+                    f"{first} reads the input of the network as {format}, {title} as {other}; say which exact numbers "
+                    "it is given, inputs=sc.quant.Format(frac, low, high), and each rounds these itself"
+                )
+            if format is not None and (other, rounding) != (format, how):
+                self.recorded = f"the example, which {first} rounds to {format} and {title} reads as it is,"
+                how = ""
+        self.rounds = _rounding(format, how) if format is not None and how else None
         return format
 
     # -- parts

@@ -298,7 +298,8 @@ class Network(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs for ``[T, B, *N]``."""
-        return self.traced_forward(lambda module, of: unfolded_as(module(folded(of)), of), x)
+        y: Tensor = self.traced_forward(lambda module, of: unfolded_as(module(folded(of)), of), x)
+        return y
 
     def traced_forward(self, over_samples: Callable[[nn.Module, Any], Any], x: Any) -> Any:
         """``forward`` for a reader of networks, which has no shapes (:func:`spikecore.graph.read`)."""

@@ -155,7 +155,7 @@ REFUSED: Dict[str, Tuple[Callable[[], nn.Module], Dict[str, Any], str]] = {
     "an input that a sum reads too": (
         lambda: Calls(lambda net, x: net.a(x) + x),
         {"inputs": None, "example": torch.full((4, 1, 6), 1 / 3)},
-        r"LIF at 'a' rounds the input of the network to .*, the call of add \(add\) reads it as it is, and the example",
+        r"the example, which LIF at 'a' rounds to .* and the call of add \(add\) reads as it is, is no multiple",
     ),
     "a parameter": (
         lambda: Calls(lambda net, x: net.a(x) + net.layer.bias),
