@@ -1,19 +1,17 @@
 """Transforms of a network: ``sc.fuse``, ``sc.unfuse`` and ``sc.hoist`` replace modules in what calls them.
 
-A chain is an ``nn.Sequential``, which calls its parts one after the other. A block has a ``forward`` of its own, which
-``sc.fuse`` traces; ``sc.hoist`` does not.
+``sc.fuse`` reads the network (:mod:`spikecore.graph`); ``sc.hoist`` knows chains alone, each an ``nn.Sequential``.
 """
 
 from __future__ import annotations
 
 import functools
-import operator
 import warnings
 from collections import Counter, OrderedDict
 from itertools import takewhile
 from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
 
-from torch import fx, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.parametrize import type_before_parametrizations
 
@@ -21,22 +19,12 @@ from spikecore._base.errors import a_kind
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import calls_as, has_own_hooks, in_turn
 from spikecore.encode import Constant
+from spikecore.graph._rewritten import Rewritten
 from spikecore.layers import NormNeuron, PackedConv2d, PackedLinear, TimeBatched, Voting
-from spikecore.layers._batch_norm_stats import is_plain_norm
+from spikecore.layers._fusable import fusable
 from spikecore.layers._norm_neuron import NormPlace, neuron_of
 from spikecore.layers._packed import replace_modules
 from spikecore.layers._pooling import CompactAvgPool2d, CompactMaxPool2d, compact, plain
-from spikecore.layers._traced import (
-    Rewritten,
-    call_apart,
-    channels_behind,
-    ends_in,
-    in_shapes,
-    may_be_traced,
-    summands,
-    traced,
-    without_shapes,
-)
 from spikecore.neuron import Neuron
 
 
@@ -46,33 +34,10 @@ class Place(NamedTuple):
     module: nn.Module
     parent: nn.Module
     name: str
-    #: The same, as a path from the chain.
-    path: str
-    #: Whether it sees time and batch as one dimension, within ``TimeBatched``.
-    folded: bool = False
 
     def put(self, module: nn.Module) -> None:
         """Put another module in its place."""
         setattr(self.parent, self.name, module)
-
-
-class Pair(NamedTuple):
-    """A batch normalisation and the neuron behind it, in the module that has both: the innermost chain, or a block."""
-
-    norm: Place
-    neuron: Place
-    owner: nn.Module
-    #: Where the neuron's kernel adds a shortcut: as of :class:`spikecore.layers.NormNeuron`.
-    shortcut: Optional[str] = None
-    #: The normalisation of that shortcut.
-    shortcut_norm: Optional[Place] = None
-    #: The dimension of the channels in a time step.
-    channel_dim: int = 1
-
-    @property
-    def norms(self) -> Tuple[Place, ...]:
-        """One or two."""
-        return (self.norm,) if self.shortcut_norm is None else (self.norm, self.shortcut_norm)
 
 
 def fuse(net: nn.Module) -> nn.Module:
@@ -89,12 +54,11 @@ def fuse(net: nn.Module) -> nn.Module:
         neuron(norm(x) + y), neuron(norm(x) + norm2(y))  # the kernel adds y, or normalises it as well
         neuron(norm(x)) + y  # the kernel adds y to the spikes
 
-    A ``forward`` is traced by torch.fx. Where it adds, its graph takes its place: what it reads of ``self``, such as
-    ``self.scale``, is what it was when ``fuse`` was called. One is traced only if its text says all that it does:
-    assignments to local names and what is returned; conditions and loops over attributes of ``self`` alone, not
-    ``self.training``; calls of modules, of torch, of methods of values and of such methods of its own. With default
-    arguments, ``try``, ``with``, ``assert``, ``isinstance``, calls for an effect and changes of attributes it stays as
-    it is, and so it does with changes of values in place other than ``+=``.
+    :func:`spikecore.graph.read` says who reads each value and what is called where. Where a ``forward`` adds, its graph
+    takes its place: what it reads of ``self``, such as ``self.scale``, is what it was when ``fuse`` was called. One
+    with default arguments keeps its sums. A module whose ``forward`` cannot be followed, or is another one in
+    ``train()`` than in ``eval()``, stays as it is; chains and blocks in it are taken by themselves, as if nothing else
+    called their layers.
 
     Pooling is replaced, wherever it stands, by layers that keep less for backward: ``nn.MaxPool2d`` a byte for each
     maximum, instead of its input and an index of 8 bytes, and ``nn.AvgPool2d`` of windows that do not overlap nothing,
@@ -106,16 +70,16 @@ def fuse(net: nn.Module) -> nn.Module:
     that an optimiser made before goes on. ``state_dict()`` has the names of the plain network, and checkpoints of both
     load into both; ``named_parameters()`` has those of the new modules, ``"1.norm.weight"`` and ``"1.neuron.tau"``.
 
-    Left as they are: ``nn.SyncBatchNorm`` and other classes, a normalisation or a neuron that is in the network twice,
-    and those with hooks or a ``forward`` of their own. Hooks that they get afterwards are not called. :func:`unfuse`
-    undoes it. Raises TypeError for what is no module. Warns where ``net`` has batch normalisations and neurons and none
-    of them is a pair.
+    Left as they are: ``nn.SyncBatchNorm`` and other classes, a normalisation or a neuron that is in the network twice
+    or also called elsewhere, a normalised value that something else reads, and layers with hooks or a ``forward`` of
+    their own. Hooks that they get afterwards are not called. :func:`unfuse` undoes it. Raises TypeError for what is no
+    module. Warns where ``net`` has batch normalisations and neurons and none of them is a pair.
     """
     _check("fuse", net)
-    matches = pairs(net)
+    matches = fusable(net)
     for pair in matches.pairs:
-        norm, *others = [place.module for place in pair.norms]
-        neuron: Any = pair.neuron.module
+        norm, *others = [call.module for call in pair.norms]
+        neuron = pair.neuron.module
         layer = NormNeuron(
             norm,
             neuron,
@@ -125,17 +89,26 @@ def fuse(net: nn.Module) -> nn.Module:
         )
         layer.adds_for_block = pair.shortcut is not None
         layer.training = neuron.training
-        pair.neuron.put(layer)
-        for place in pair.norms:
+        paths = [call.name for call in (pair.neuron, *pair.norms)]
+        _put(pair.graph.net, paths[0], layer)
+        for call in pair.norms:
             identity = NormPlace()
-            identity.training = place.module.training
-            place.put(identity)
-        _names_of(pair.owner)[pair.neuron.path] = tuple([place.path for place in pair.norms])
+            identity.training = call.module.training
+            _put(pair.graph.net, call.name, identity)
+        owner = _innermost(paths)
+        neuron_path, *norm_paths = [path[len(owner) :] for path in paths]
+        _names_of(pair.graph.net.get_submodule(owner[:-1]))[neuron_path] = tuple(norm_paths)
     for block, graph in matches.graphs.items():
         block.forward = Rewritten(block, graph)
     replace_modules(net, {module: compact(module) for module in net.modules()})
     _warn_of_nothing(net)
     return net
+
+
+def _innermost(paths: Sequence[str]) -> str:
+    """The path, with a dot behind it, of the innermost module that has all of these modules; "" for the network."""
+    same = takewhile(lambda names: len({*names}) == 1, zip(*[path.split(".")[:-1] for path in paths]))
+    return "".join([f"{names[0]}." for names in same])
 
 
 def _warn_of_nothing(net: nn.Module) -> None:
@@ -145,8 +118,8 @@ def _warn_of_nothing(net: nn.Module) -> None:
         warnings.warn(
             f"sc.fuse(net) found no batch normalisation that a neuron can take over (net.{norms[0]}, for one, stays as "
             "it is): it takes those right before a neuron, without hooks, and within TimeBatched unless the neuron has "
-            "step='single', in an nn.Sequential, and in a forward of your own that is assignments, calls and what it "
-            "returns (see help(sc.fuse)). Elsewhere, write sc.layers.NormNeuron(norm, neuron); sc.explain(net, x) "
+            "step='single', in an nn.Sequential, and in a forward of your own that spikecore.graph.read can follow "
+            "(see help(sc.fuse)). Elsewhere, write sc.layers.NormNeuron(norm, neuron); sc.explain(net, x) "
             "says where that helps. Pooling keeps less for backward all the same",
             stacklevel=3,
         )
@@ -171,185 +144,6 @@ def unfuse(net: nn.Module) -> nn.Module:
             del owner.forward
     replace_modules(net, {module: plain(module) for module in net.modules()})
     return net
-
-
-class Matches(NamedTuple):
-    """What :func:`fuse` takes: pairs, and the new graph of each block whose ``forward`` changes."""
-
-    pairs: Sequence[Pair]
-    graphs: Mapping[nn.Module, fx.Graph]
-
-
-def pairs(net: nn.Module) -> Matches:
-    """The normalisations of ``net`` with the neurons behind them, as far as :func:`fuse` takes them."""
-    # a module at two places is called from both, and only one of them may have the neuron behind it
-    places = Counter(module for _, module in net.named_modules(remove_duplicate=False))
-    by_neuron: Dict[nn.Module, Pair] = {}
-    for chain in reversed([*net.modules()]):  # innermost chains first
-        if not _is_chain(chain):
-            continue
-        parts = [*_parts(chain, places)]
-        for norm, neuron in zip(parts, parts[1:]):
-            if neuron.module not in by_neuron and _fits(norm, neuron, places):
-                by_neuron[neuron.module] = Pair(norm, neuron, chain)
-    blocks = [module for module in net.modules() if _is_block(module)]
-    graphs = {block: _Block(block, places, by_neuron).changed() for block in blocks}
-    changed = {block: graph for block, graph in graphs.items() if graph is not None}
-    return Matches([*by_neuron.values()], changed)
-
-
-def _fits(norm: Place, neuron: Place, places: Mapping[nn.Module, int]) -> bool:
-    """Whether the neuron can take over the normalisation whose output it gets."""
-    alone = is_plain_norm(norm.module) and places[norm.module] == 1
-    return alone and _takes(neuron, places) and norm.folded == (neuron.module.step == "multi")
-
-
-def _takes(neuron: Place, places: Mapping[nn.Module, int]) -> bool:
-    """Whether a module is a neuron that can take over a normalisation."""
-    layer: Any = neuron.module
-    # a forward or a hook of its own would see the wrong input
-    return calls_as(layer, Neuron) and len(layer.inputs) == 1 and not has_own_hooks(layer) and places[layer] == 1
-
-
-def _is_chain(module: nn.Module) -> bool:
-    """Whether a module calls its parts one after the other, and nothing sees what is between them."""
-    return in_turn(module) and not has_own_hooks(module)
-
-
-def _parts(chain: nn.Module, places: Mapping[nn.Module, int], path: str = "", folded: bool = False) -> Iterator[Place]:
-    """What a chain calls, in order; parts of parts in their place where they can be seen through."""
-    # not children(), which leaves out a module that comes a second time
-    for name, part in chain._modules.items():
-        if part is not None:
-            yield from _seen(Place(part, chain, name, path + name, folded), places)
-
-
-def _seen(place: Place, places: Mapping[nn.Module, int]) -> Iterator[Place]:
-    """The parts of what stands at a place, or itself, without what gives its input back."""
-    part: Any = place.module
-    if not place.folded and type(part) is TimeBatched and places[part] == 1 and not has_own_hooks(part):
-        place = Place(part.module, part, "module", f"{place.path}.module", part.step == "multi")
-    if _is_chain(place.module) and places[part] == 1 == places[place.module]:
-        yield from _parts(place.module, places, f"{place.path}.", place.folded)
-    elif type(place.module) not in (nn.Identity, NormPlace) or has_own_hooks(place.module):
-        yield place
-
-
-# -- blocks with a forward of their own
-
-
-def _is_block(module: nn.Module) -> bool:
-    """Whether a module has a ``forward`` that may call a normalisation and a neuron: not torch's own, nor a layer."""
-    return may_be_traced(module) and not isinstance(module, (Neuron, NormNeuron, TimeBatched))
-
-
-class _Block:
-    """What the graph of a block's ``forward`` has of normalisations, neurons and sums."""
-
-    def __init__(self, block: nn.Module, places: Mapping[nn.Module, int], pairs: Dict[nn.Module, Pair]) -> None:
-        self._block, self._places, self._pairs = block, places, pairs
-
-    def changed(self) -> Optional[fx.Graph]:
-        """Add the block's pairs to those that are known; its graph if it must change."""
-        parts = [part for child in self._block.children() for part in child.modules()]
-        if not any(isinstance(part, Neuron) for part in parts) or not any(map(is_plain_norm, parts)):
-            return None
-        graph = traced(self._block)
-        if graph is None:
-            return None
-        self._calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
-        self._read = [str(node.target) for node in graph.nodes if node.op == "get_attr"]
-        # sums in front of a neuron first: they are gone then
-        before = [self._normalises(graph, node) for node in graph.nodes if node.op == "call_module"]
-        after = [self._adds(graph, node) for node in graph.nodes if summands(node)]
-        return graph if any(before) or any(after) else None
-
-    def _normalises(self, graph: fx.Graph, call: fx.Node) -> bool:
-        """Note the normalisation before the neuron of a call; whether the graph changed."""
-        called = self._called(call)
-        if not called or called[0].module in self._pairs:
-            return False
-        neuron: Place = called[0]
-        source: Any = call.args[0]
-        total, shapes = without_shapes(source)
-        both = summands(total)
-        if not both:
-            norm, dim = self._norm_of(source, neuron)
-            if norm is not None:
-                self._pairs[neuron.module] = Pair(norm, neuron, self._block, channel_dim=dim)
-            return False
-        norms = [self._norm_of(value, neuron, shapes) for value in both]
-        # a chain cannot be given two inputs, and x += norm(y) changes x
-        if neuron.path != call.target or len(total.users) > 1 or both[0] is both[1]:
-            return False
-        if not norms[0][0] and total.target is not operator.iadd:
-            norms, both = norms[::-1], both[::-1]
-        (norm, dim), (shortcut_norm, its_dim) = norms
-        if norm is None:
-            return False
-        if shortcut_norm is not None and dim != its_dim:
-            shortcut_norm = None
-        self._pairs[neuron.module] = Pair(norm, neuron, self._block, "before", shortcut_norm, dim)
-        with graph.inserting_before(call):
-            call.args = tuple([in_shapes(graph, value, shapes) for value in both])
-        for node in [*shapes[::-1], total]:
-            graph.erase_node(node)
-        return True
-
-    def _adds(self, graph: fx.Graph, total: fx.Node) -> bool:
-        """Have the neuron's kernel add what a node adds to its spikes; whether the graph changed."""
-        both = summands(total)
-        for spikes, shortcut in (both, both[::-1]):
-            called = self._called(spikes)
-            pair = self._pairs.get(called[-1].module) if called else None
-            in_place = total.target is operator.iadd and spikes is not both[0]
-            if pair is None or pair.shortcut or len(spikes.users) > 1 or both[0] is both[1] or in_place:
-                continue
-            if ends_in(self._block, spikes) is pair.neuron.module:
-                total.replace_all_uses_with(call_apart(graph, self._block, spikes, total, shortcut))
-                graph.erase_node(total)
-                graph.erase_node(spikes)
-                self._pairs[pair.neuron.module] = pair._replace(shortcut="after")
-                return True
-        return False
-
-    def _norm_of(self, value: Any, neuron: Place, more: Sequence[fx.Node] = ()) -> Tuple[Optional[Place], int]:
-        """The normalisation whose output a value is, if nothing but this neuron gets it, after ``more`` changes of
-        shape; and the dimension of its channels then.
-        """
-        source, shapes = without_shapes(value)
-        called = self._called(source)
-        if not called or len(source.users) > 1:
-            return None, 0
-        norm, shapes = called[-1], [*shapes, *more]
-        if not shapes:
-            return (norm, 1) if _fits(norm, neuron, self._places) else (None, 0)
-        if not _takes(neuron, self._places) or not (is_plain_norm(norm.module) and self._places[norm.module] == 1):
-            return None, 0
-        before = called[-2].module if len(called) > 1 else self._from(source.args[0])
-        dim = channels_behind(norm.module, norm.folded, source, shapes, before)
-        # in the middle there are samples, of a neuron that sees time
-        unfolds = dim == -1 or (dim == 1 and not norm.folded and neuron.module.step == "multi")
-        return (norm, dim) if unfolds and (dim == 1 or len(called) == 1) else (None, 0)
-
-    def _from(self, node: Any) -> Optional[nn.Module]:
-        """The module that computes a value, if one does."""
-        return ends_in(self._block, node) if isinstance(node, fx.Node) and node.op == "call_module" else None
-
-    def _called(self, node: Any) -> Sequence[Place]:
-        """The parts of the module that a node calls with one value, in order; none where others call it, too, or where
-        the block reads a parameter of it.
-        """
-        calls = isinstance(node, fx.Node) and node.op == "call_module" and self._calls[node.target] == 1
-        if not calls or len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], fx.Node):
-            return ()
-        path = str(node.target)
-        if any(read.startswith(f"{path}.") for read in self._read):
-            return ()
-        parent, _, name = path.rpartition(".")
-        module = self._block.get_submodule(path)
-        place = Place(module, self._block.get_submodule(parent), name, path)
-        return [*_seen(place, self._places)] if self._places[module] == 1 else ()
 
 
 # -- names of a fused network in its state_dict
@@ -484,7 +278,7 @@ def _called(chain: nn.Module) -> Iterator[Place]:
         if module is not None and in_turn(module):
             yield from _called(module)
         elif module is not None:
-            yield Place(module, chain, name, name)
+            yield Place(module, chain, name)
 
 
 def _hoist_in(parts: List[Place], places: Mapping[nn.Module, int]) -> bool:

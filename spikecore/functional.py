@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from contextlib import contextmanager
-from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from spikecore._base.misnamed import hint_at_missing
 from spikecore._shell import checks, parameters
 from spikecore._shell.binding import ask, request
 from spikecore._shell.checks import shown
-from spikecore._shell.modules import in_turn
+from spikecore._shell.modules import in_turn, outside
 from spikecore._shell.state import Stateful, Stepped, carry, carry_no_more, cut_graph, keep, names_of_state
 from spikecore.layers import Delay
 from spikecore.neuron import Neuron
@@ -287,7 +287,7 @@ def set_step(net: nn.Module, step: str) -> nn.Module:
     if not isinstance(net, nn.Module):
         raise TypeError(f"sc.set_step: net={shown(net)} is {a_kind(net)}; give the network itself (an nn.Module)")
     checks.step("sc.set_step", "step", step)
-    every = list(_outermost(net))
+    every = list(outside(net, (Stateful, Stepped)))
     timed: List[Tuple[str, Timed]] = [
         (name, module) for name, module in every if isinstance(module, (Stateful, Stepped))
     ]
@@ -326,15 +326,6 @@ def _reason(module: nn.Module) -> Optional[str]:
     if any(dim is None or (isinstance(dim, int) and dim >= 0) for dim in dims):
         return "it counts dimensions from the front; put it into sc.layers.TimeBatched, or count from -1"
     return next((why for kind, why in _OF_TIME.items() if isinstance(module, kind)), None)
-
-
-def _outermost(net: nn.Module, name: str = "") -> Iterator[Tuple[str, nn.Module]]:
-    """Modules with their names, without what lies within one that knows of time: it is called by that one alone."""
-    yield name, net
-    if isinstance(net, (Stateful, Stepped)):
-        return
-    for key, part in net.named_children():
-        yield from _outermost(part, f"{name}.{key}" if name else key)
 
 
 def get_state(net: nn.Module) -> Dict[str, Tensor]:
@@ -398,13 +389,8 @@ def set_state(net: nn.Module, state: Mapping[str, Tensor], strict: bool = True) 
 def _carriers(function: str, net: nn.Module) -> Dict[str, Stateful]:
     """The modules that carry a state of their own, by the prefix of their keys."""
     check_places(net)
-    carriers: Dict[str, Stateful] = {}
-    inner: Set[nn.Module] = set()
-    for name, module in net.named_modules():
-        if isinstance(module, Stateful):
-            inner.update(part for part in module.modules() if part is not module)
-            carriers[f"{name}." if name else ""] = module
-    carriers = {prefix: module for prefix, module in carriers.items() if module not in inner}
+    every = outside(net, Stateful)
+    carriers = {f"{name}." if name else "": module for name, module in every if isinstance(module, Stateful)}
     if not any(module.continues for module in carriers.values()):
         raise RuntimeError(
             f"sc.{function}: no neuron of net={shown(net)} continues from its last state: each call begins at rest. "

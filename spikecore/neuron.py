@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from spikecore._base.context import compile_time, is_compiling, uncompiled
 from spikecore._base.misnamed import hint_at_missing
 from spikecore._plugins.selection import Resolved, asked_in_words, capture
-from spikecore._shell import checkpoints, checks, parameters, ranges
+from spikecore._shell import arguments, checkpoints, checks, parameters, ranges
 from spikecore._shell.binding import Arithmetic, Dispatch, Rewrite, ask, request
 from spikecore._shell.call import call
 from spikecore._shell.state import Stateful
@@ -60,6 +60,8 @@ class Neuron(Stateful):
         input that has time all the same cannot be told from one step, and gets a further dimension.
     backend: name of the backend; ``None`` leaves it to context, environment and auto.
 
+    A class attribute with the name of an argument, ``reset = "soft"``, is the default of that argument for the class.
+
     A call takes each input as ``[T, *N]``, T steps of any shape, and returns each output as ``[T, *N]``. Arithmetic and
     state are float32, or float64 for float64 input; outputs have the dtype of the input.
 
@@ -94,6 +96,8 @@ class Neuron(Stateful):
     #: The ranges now, which ``bounds`` shows, and ``bounds`` as it was given, which stays when ranges follow values.
     _ranges: Dict[str, ranges.Interval]
     _given_bounds: Any
+    #: That of neurons that are given None.
+    surrogate: Surrogate = ATan()
     #: What stands for the derivative of a spike; of the class for a neuron that was pickled before there was a choice.
     gradient: str = "surrogate"
     #: Whether a checkpoint is loaded.
@@ -105,13 +109,17 @@ class Neuron(Stateful):
 
     #: Parameters that the constructor computes from other arguments, and does not take itself.
     _computed: ClassVar[Tuple[str, ...]] = ()
-    __signature__ = parameters.Signature()
+    #: The defaults of arguments that the class and its bases declare: see :mod:`spikecore._shell.arguments`.
+    _defaults: ClassVar[Mapping[str, Any]] = {}
+    __signature__ = arguments.Signature()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         checks.declaration(cls, Neuron)
         ranges.declaration(cls)
+        arguments.declare_defaults(cls, Neuron)
 
+    @arguments.with_defaults
     def __init__(
         self,
         *,
@@ -129,13 +137,16 @@ class Neuron(Stateful):
         super().__init__(step)
         checks.definition(type(self), Neuron)
         checks.known_keywords(type(self), params)
-        self.surrogate = ATan() if surrogate is None else surrogate
+        self.surrogate = type(self).surrogate if surrogate is None else surrogate
         self.detach_reset = detach_reset
         self.gradient = gradient
         self.channel_dim = channel_dim
         self.repeat = repeat
         self.learn = parameters.names_to_learn(type(self).__name__, learn, tuple(self.params))
         values = {name: params.get(name, default) for name, default in self.params.items()}
+        for name, value in values.items():
+            if isinstance(value, Tensor) and value is self.params[name]:
+                values[name] = value.clone()  # that of the class, and loading changes a tensor in place
         self._given_bounds = dict(bounds) if isinstance(bounds, Mapping) else bounds
         parameters.adopt(self, parameters.ranges_with(self, values))
         for name, value in values.items():
@@ -331,6 +342,8 @@ class Neuron(Stateful):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         parameters.project(self)  # an optimiser may have stepped, and what is saved must load again
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.arithmetic is not None:
+            destination[prefix + checkpoints.ARITHMETIC] = self.arithmetic.stored()
 
     def _load_from_state_dict(
         self,

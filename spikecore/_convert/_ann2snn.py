@@ -28,6 +28,7 @@ from spikecore.graph import (
     read,
     run,
 )
+from spikecore.lang.render import on_one_line
 from spikecore.layers import TimeBatched
 from spikecore.neurons import IF
 
@@ -95,7 +96,7 @@ class Report:
             for name, threshold in self.thresholds.items()
         ]
         lines += [f"  {name}: folded into {layer}" for name, layer in self.folded.items()]
-        return "\n".join(lines)
+        return "\n".join(map(on_one_line, lines))
 
 
 def ann2snn(

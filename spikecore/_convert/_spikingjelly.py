@@ -279,7 +279,8 @@ def change(module: Any) -> Optional[Callable[[], str]]:
 
 def _is_neuron_or_has_state(module: Any) -> bool:
     theirs = [base for base in type(module).__mro__ if base.__module__.startswith(PACKAGE)]
-    return any(base.__name__ == "MemoryModule" or base.__module__.startswith(PACKAGE + "neuron") for base in theirs)
+    modules = (PACKAGE + "neuron", PACKAGE + "rnn")
+    return any(base.__name__ == "MemoryModule" or base.__module__.startswith(modules) for base in theirs)
 
 
 def _node(module: Any, row: Row) -> Callable[[], str]:

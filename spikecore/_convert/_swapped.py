@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from spikecore._base.context import compile_time
 from spikecore._shell.checks import shown
 from spikecore._shell.state import State, Stateful, check_exported, keep
+from spikecore.lang.render import on_one_line
 
 T = TypeVar("T")
 
@@ -73,7 +74,7 @@ class Conversion:
         lines = [f"{len(self.replaced)} replaced, {len(self.left)} left"]
         for mark, rows in (("", self.replaced), ("left: ", self.left)):
             lines += [f"  {name or 'the network itself'}: {mark}{what}" for name, what in rows.items()]
-        return "\n".join(lines)
+        return "\n".join(map(on_one_line, lines))
 
 
 class Swapped:
@@ -263,7 +264,8 @@ class Carrying(Named):
         for memory in without_graph.values():
             memory.update({name: _detached(memory[name]) for name in (*self._states, *self._beside)})
         seen = {"v_seq": _detached(content["v_seq"])} if "v_seq" in content else {}
-        return build, made_of, {**content, **without_graph, **seen, "_agreed": None}
+        # not None, which sc.reset of the copy would not change: the copy asks its neuron first
+        return build, made_of, {**content, **without_graph, **seen, "_agreed": {}}
 
 
 def _tensor(value: Any) -> Tensor:

@@ -17,14 +17,14 @@ from spikecore._export_c._graph import Refused, Step, step_of
 from spikecore._export_c._program import Built, source, words_of_header
 from spikecore._export_c._values import Table, Value, integers_of, table_of
 from spikecore._shell.checks import shown
-from spikecore.lang.render import C_WORDS
+from spikecore.lang.render import C_WORDS, LIKE_A_MACRO, LONGEST
 from spikecore.quant import Format
 
 __all__ = ["CProgram", "export_c"]
 
 _DTYPES = ("fixed", "float32")
-#: Headers that programs and their tests include; NAME.h would stand before them.
-_HEADERS = ("math", "recorded", "stdint", "stdio")
+#: The test's own files.
+_OF_TEST = "recorded"
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,17 @@ def export_c(
         raise TypeError(f"sc.export_c: net={shown(net)} is {a_kind(net)}; give the network itself (an nn.Module)")
     if not isinstance(example, Tensor) or example.ndim < 2 or not example.numel():
         raise ValueError(f"sc.export_c: example={shown(example)} must be inputs over time, a tensor [T, B, ...]")
-    if not re.fullmatch(r"[A-Za-z]\w*", name) or name in C_WORDS:
-        raise ValueError(f"sc.export_c: name={name!r} must be a name that C can have: letters, digits and underscores")
-    if name in _HEADERS:
-        raise ValueError(f"sc.export_c: name={name!r} is that of a header that the program or its test includes")
+    if not isinstance(name, str):
+        raise TypeError(f"sc.export_c: name={shown(name)} must be a str")
+    if not re.fullmatch(rf"[A-Za-z]\w{{,{LONGEST - 1}}}", name, re.ASCII) or name in C_WORDS:
+        raise ValueError(
+            f"sc.export_c: name={shown(name)} must be a name that C can have: at most {LONGEST} ASCII letters, digits "
+            "and underscores, and no word of C"
+        )
+    if LIKE_A_MACRO.fullmatch(name):
+        raise ValueError(f"sc.export_c: name={name!r} has capitals as macros of C; write {name.lower()!r}")
+    if name.lower() == _OF_TEST:
+        raise ValueError(f"sc.export_c: name={name!r} is that of the program's test; choose another one")
     if dtype not in _DTYPES:
         raise ValueError(f"sc.export_c: dtype={dtype!r} must be 'fixed' or 'float32'")
     if example.dtype not in (torch.float32, torch.float64):

@@ -17,7 +17,7 @@ from spikecore._transforms import unfuse
 from spikecore.encode import Constant
 from spikecore.functional import set_step
 from spikecore.graph import NORMS, Call, Graph, NotFollowed, folded, norm_source, read, run
-from spikecore.lang.render import C_WORDS, ascii_name
+from spikecore.lang.render import C_WORDS, LIKE_A_MACRO, ascii_name
 from spikecore.layers import NormNeuron, SequenceDropout
 from spikecore.neuron import Neuron
 from spikecore.quant._layers import round_input, round_output
@@ -193,7 +193,9 @@ class _Operations:
 
 def identifier(name: str, taken: Any) -> str:
     """A name as C can have it, beside others."""
-    name = re.sub("_+", "_", ascii_name(name.replace(".", "_"))).strip("_") or "u"
+    name = re.sub("_+", "_", ascii_name(name.replace(".", "_"))).strip("_")
+    name = name if name[:1].isalpha() else f"u{name}"
+    name += "_" * bool(LIKE_A_MACRO.fullmatch(name))
     while name in C_WORDS or name in taken:
         name += "_"
     return name

@@ -29,6 +29,7 @@ from spikecore._export_c._values import BYTES, Value
 from spikecore._shell.modules import calls_as
 from spikecore.graph import layer_of
 from spikecore.lang import c
+from spikecore.lang.render import on_one_line
 from spikecore.layers import Delay, PackedConv2d, PackedLinear
 from spikecore.layers._pooling import CompactAvgPool2d, CompactMaxPool2d
 from spikecore.neuron import Neuron
@@ -36,8 +37,8 @@ from spikecore.neurons import Recurrent
 from spikecore.nir import SumPool2d
 from spikecore.quant import Format, analyse
 from spikecore.quant._analysis import FLAG, SIGNIFICAND
-from spikecore.quant._fixed import ROUNDINGS
 from spikecore.quant._layers import quantised_weight
+from spikecore.quant._rewriting import ROUNDINGS
 
 _LINEARS = (nn.Linear, PackedLinear)
 _CONVS = (nn.Conv1d, nn.Conv2d, PackedConv2d)
@@ -402,7 +403,8 @@ def _function(part: Part, name: str) -> List[str]:
 
 
 def _comment(text: str) -> str:
-    return text.replace("*/", "* /")
+    """The text within a comment, which it neither ends nor begins again; no trigraph, no line that goes on."""
+    return re.sub(r"(?<=[*/?])(?=[*/?])", " ", on_one_line(text))
 
 
 def words_of_header(built: Built) -> Dict[str, str]:

@@ -51,6 +51,16 @@ class Arithmetic(Protocol):
     def holds(self, dtype: torch.dtype) -> bool:
         """Whether it may be computed in this dtype."""
 
+    def following(
+        self, neuron: Any, values: Mapping[str, Any], ranges: Mapping[str, Interval], stored: Any = None
+    ) -> Tuple[Arithmetic, Dict[str, Interval]]:
+        """The arithmetic for these values of the neuron's parameters, which are in these ranges, and the ranges in
+        which it holds what is learnt; that which is ``stored``, if it is. Raises ValueError where there is none.
+        """
+
+    def stored(self) -> Tensor:
+        """What a ``state_dict`` has of it."""
+
 
 #: Makes another program of a neuron's, of the same states and parameters, for some of its calls.
 Rewrite = Callable[[Any, Program], Program]
@@ -314,8 +324,15 @@ def runner_of(resolved: Resolved, calls: Calls) -> Runner:
 
 
 def _traced(neuron: Any) -> Tuple[Program, Dict[str, float]]:
+    """The program that a neuron computes, and the values of its numbers."""
+    program, values = equations(neuron, neuron._ranges)
+    if neuron.arithmetic is not None:
+        program = neuron.arithmetic.rewrite(program)
+    return program, {name: values[name] for name in program.numbers}
+
+
+def equations(neuron: Any, ranges: Mapping[str, Interval]) -> Tuple[Program, Dict[str, float]]:
     """The ``dynamics`` of a neuron as a program, and the values of its numbers. What is learnt is in its range."""
-    ranges: Mapping[str, Interval] = neuron._ranges
     numbers = Numbers(reserved=(*neuron.inputs, *neuron.states, *neuron.params))
     params = {name: Expr(Node("param", (), name)) for name in neuron.params}
     for name, value in neuron._parameters.items():
@@ -339,9 +356,7 @@ def _traced(neuron: Any) -> Tuple[Program, Dict[str, float]]:
     _check_learnt(neuron, program)
     if neuron.gradient == "spike_time":
         program = with_spike_times(program, *[name for name in neuron.states if name not in declared])
-    if neuron.arithmetic is not None:
-        program = neuron.arithmetic.rewrite(program)
-    return program, {name: numbers.values[name] for name in program.numbers}
+    return program, dict(numbers.values)
 
 
 def _check_learnt(neuron: Any, program: Program) -> None:

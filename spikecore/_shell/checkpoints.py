@@ -8,6 +8,7 @@ Rules of this module:
   value for a number stays a number.
 - A single value for a tensor parameter of several, learnt or not, is that of all of them.
 - Ranges that follow other parameters are those of the values in the checkpoint, whatever their order.
+- The arithmetic of a neuron is that of the checkpoint, unless it is of other words; without one, that of its values.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from torch import Tensor, nn
 from spikecore._shell import parameters
 from spikecore._shell.ranges import Interval
 
+#: The name of an arithmetic: that of torch for what is no parameter and no buffer.
+ARITHMETIC = "_extra_state"
 #: Buffers that every neuron of snnTorch has.
 SNNTORCH = ("reset_mechanism_val", "graded_spikes_factor")
 #: States of snnTorch's neurons, which were in ``state_dict`` before 0.9. A loaded network begins at rest without them.
@@ -40,19 +43,26 @@ def load(
     tensors = {
         name: value.detach()
         for name, value in entries.items()
-        if isinstance(value, Tensor) and value.device.type != "meta" and "." not in name
+        if isinstance(value, Tensor) and value.device.type != "meta" and "." not in name and name != ARITHMETIC
     }
     ours = {name: tensors[name] for name in neuron.params if name in tensors}
     places = {*neuron.params, *neuron._parameters, *neuron._buffers}
     others = {name: neuron._foreign(name, value) for name, value in tensors.items() if name not in places}
-    after = parameters.ranges_with(
-        neuron, {name: ours[name] if name in ours else getattr(neuron, name) for name in neuron.params}
-    )
+    values = {name: ours[name] if name in ours else getattr(neuron, name) for name in neuron.params}
+    after = parameters.ranges_with(neuron, values)
     faults = [fault for name in neuron.params for fault in _faults(neuron, name, prefix, ours.get(name), after)]
     faults += [f"{prefix}{name} {why}" for name, why in others.items() if why]
+    arithmetic = neuron.arithmetic
+    if arithmetic is not None and not faults:
+        try:
+            arithmetic, after = arithmetic.following(neuron, values, after, entries.get(ARITHMETIC))
+        except ValueError as error:
+            faults.append(f"{prefix[:-1] or type(neuron).__name__}: {error}")
     if faults:
         errors.extend(faults)
         return
+    if arithmetic is not None:
+        neuron.__dict__["arithmetic"] = arithmetic
     parameters.adopt(neuron, after)
     neuron.__dict__["_loading"] = True
     try:
@@ -60,9 +70,11 @@ def load(
         load_others({**state_dict, **_expanded(neuron, entries, prefix)})
     finally:
         del neuron.__dict__["_loading"]
-    parameters.adopt(neuron, parameters.ranges_with(neuron, parameters.current(neuron)))
+    if arithmetic is None:
+        parameters.adopt(neuron, parameters.ranges_with(neuron, parameters.current(neuron)))
     neuron._follow_limits()
     known += [prefix + name for name, why in others.items() if why is not None]
+    known += [] if arithmetic is None else [prefix + ARITHMETIC]
     unexpected[:] = [key for key in unexpected if key not in known]
 
 
@@ -77,6 +89,8 @@ def _faults(neuron: Any, name: str, prefix: str, value: Optional[Tensor], after:
             return [f"{key} is not in the checkpoint, and does not fit the rest of it: {error}"]
         return []
     learnt = neuron._parameters.get(name)
+    if value.numel() == 0 and name not in neuron._parameters and torch.as_tensor(getattr(neuron, name)).numel():
+        return [f"{key} has shape {list(value.shape)}, no value, and {name} of {owner} has values here"]
     if learnt is not None and learnt.ndim == 0 and value.numel() > 1:  # torch before 2.1 would take the first
         return [
             f"{key} has shape {list(value.shape)}, and {name} is one learnt value for all here; make the {owner} "

@@ -6,7 +6,7 @@ shards (``DTensor``), and into plain tensors while the module it was given runs.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, Sequence, Set, Tuple, Type, TypeVar, Union
+from typing import Any, Callable, Iterator, Mapping, Sequence, Set, Tuple, Type, TypeVar, Union
 
 from torch import Tensor, nn
 from torch.nn.modules import module as _module
@@ -28,11 +28,14 @@ def observing(hook: _Hook) -> _Hook:
 
 
 def has_own_hooks(module: nn.Module) -> bool:
-    """Whether a hook of this module, or a ``forward`` of its own, sees what it computes."""
+    """Whether a hook of this module, or a ``forward`` of its own, sees what it computes. The graph that ``sc.fuse``
+    puts in the place of a forward is none.
+    """
     backward: Union[Any, bool] = module._backward_hooks or getattr(module, "_backward_pre_hooks", None)
     forward = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
     hooked = bool(backward) or any(not hasattr(hook, _OBSERVES) for hook in forward)
-    return hooked or "forward" in vars(module)
+    own_forward: Any = vars(module).get("forward")
+    return hooked or (own_forward is not None and not getattr(own_forward, "is_graph", False))
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -54,6 +57,15 @@ def in_turn(module: nn.Module) -> bool:
     or in another order.
     """
     return calls_as(module, nn.Sequential) and type(module).__iter__ is nn.Sequential.__iter__  # type: ignore[attr-defined]
+
+
+def outside(net: nn.Module, kinds: Union[type, Tuple[type, ...]]) -> Iterator[Tuple[str, nn.Module]]:
+    """Every module with its name, but for the parts of these kinds, which such a module calls itself."""
+    within: Set[nn.Module] = set()
+    for name, module in net.named_modules():
+        if module not in within:
+            yield name, module
+            within.update(part for part in module.modules() if isinstance(module, kinds))
 
 
 def makes_time(net: Any) -> bool:

@@ -7,11 +7,10 @@ tensors become buffers; learnable ones ``nn.Parameter``.
 
 from __future__ import annotations
 
-import inspect
 import math
 from numbers import Real
 from types import MappingProxyType
-from typing import Any, Collection, Dict, Iterable, List, Mapping, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +52,15 @@ def adopt(neuron: Any, intervals: Dict[str, ranges.Interval]) -> None:
     neuron.__dict__.update(_ranges=intervals, bounds=MappingProxyType(intervals))
 
 
+def settle(neuron: Any, values: Mapping[str, Any], intervals: Dict[str, ranges.Interval]) -> None:
+    """Have a neuron hold these ranges, and the arithmetic that follows these values of its parameters."""
+    if neuron.arithmetic is not None:
+        project(neuron)  # ranges of what is learnt follow the values that calls compute with
+        arithmetic, intervals = neuron.arithmetic.following(neuron, values, intervals)
+        neuron.__dict__["arithmetic"] = arithmetic
+    adopt(neuron, intervals)
+
+
 def set_bounds(neuron: Any, bounds: Any) -> None:
     """Change the ranges of a neuron as a whole; its values must be inside, learnt ones are put there."""
     project(neuron)
@@ -63,10 +71,10 @@ def set_bounds(neuron: Any, bounds: Any) -> None:
         intervals = ranges_with(neuron, values)
         for name, value in values.items():
             require_inside(neuron, name, value, intervals)
+        settle(neuron, values, intervals)
     except BaseException:
         neuron.__dict__["_given_bounds"] = before
         raise
-    adopt(neuron, intervals)
     neuron._follow_limits()
 
 
@@ -75,17 +83,20 @@ def checked_value(neuron: Any, name: str, value: Any) -> Any:
     owner = type(neuron).__name__
     value = checked(owner, name, value)
     # a neuron that is being made or loaded gets several values, which only together need to be inside
-    several = neuron._loading or "_dispatch" not in neuron.__dict__
-    intervals = neuron._ranges if several else ranges_with(neuron, {**current(neuron), name: value})
+    if neuron._loading or "_dispatch" not in neuron.__dict__:
+        require_inside(neuron, name, value, neuron._ranges)
+        return value
+    values = {**current(neuron), name: value}
+    intervals = ranges_with(neuron, values)
     require_inside(neuron, name, value, intervals)
-    if intervals != neuron._ranges:
+    if intervals != neuron._ranges or neuron.arithmetic is not None:
         for other in neuron.params:
             if other != name and intervals.get(other) != neuron._ranges.get(other):
                 try:
                     require_inside(neuron, other, getattr(neuron, other), intervals)
                 except ValueError as error:
                     raise ValueError(f"{owner}: {name} cannot be set to this value first; {error}") from None
-        adopt(neuron, intervals)
+        settle(neuron, values, intervals)
     return value
 
 
@@ -105,14 +116,15 @@ def set_parameter(neuron: Any, name: str, value: Any) -> None:
             return
         nn.Module.__setattr__(neuron, name, checked_value(neuron, name, value))
     else:
-        value = checked_value(neuron, name, value)
-        if isinstance(value, float) and parametrize.is_parametrized(neuron, name):
-            value = torch.full_like(getattr(neuron, name).detach(), value)  # a parametrization takes tensors
         if isinstance(value, Tensor) and isinstance(before, nn.Parameter):
+            require_inside(neuron, name, checked(type(neuron).__name__, name, value), neuron._ranges)
             raise TypeError(
                 f"{type(neuron).__name__}: {name} is learnt, and a tensor cannot take its place; give a number, which "
                 f"fills it, nn.Parameter(value), or neuron.{name}.data.copy_(value)"
             )
+        value = checked_value(neuron, name, value)
+        if isinstance(value, float) and parametrize.is_parametrized(neuron, name):
+            value = torch.full_like(getattr(neuron, name).detach(), value)  # a parametrization takes tensors
         if isinstance(value, float) and before is not None:
             with torch.no_grad():
                 before.fill_(value)
@@ -214,34 +226,3 @@ def _spread(owner: str, name: str, value: Tensor, shape: Tuple[int, ...], channe
     raise ValueError(
         f"{owner}: {name} of shape {list(value.shape)} does not broadcast to one time step, shape {list(shape)}"
     )
-
-
-class Signature:
-    """The ``__signature__`` of neuron classes: every argument of the constructor by name, in place of ``**options``.
-
-    It is made when ``inspect``, ``help`` or an editor asks. A neuron, which is called with its inputs, has none.
-    """
-
-    def __get__(self, neuron: Any, cls: Any) -> inspect.Signature:
-        if neuron is not None:
-            raise AttributeError("__signature__")
-        arguments: Dict[str, inspect.Parameter] = {}
-        common: Collection[str] = ()
-        for base in (base for base in cls.__mro__ if "__init__" in vars(base)):
-            taken = list(inspect.signature(base.__init__).parameters.values())[1:]
-            named = {each.name: each for each in taken if each.kind is not each.VAR_KEYWORD}
-            if "__signature__" in vars(base):  # the base of all neurons, whose **params are what a class declares
-                common = named
-                declared = {name: value for name, value in cls.params.items() if name not in cls._computed}
-                named = {**{name: _argument(name, value) for name, value in declared.items()}, **named}
-            passed_on = bool(arguments)  # through **options, where nothing has a position
-            for name, each in named.items():
-                kind = each.KEYWORD_ONLY if passed_on else each.kind
-                arguments.setdefault(name, _argument(name, each.default, kind))
-            if common or len(named) == len(taken):
-                break
-        return inspect.Signature(sorted(arguments.values(), key=lambda each: (each.kind, each.name in common)))
-
-
-def _argument(name: str, default: Any, kind: Any = inspect.Parameter.KEYWORD_ONLY) -> inspect.Parameter:
-    return inspect.Parameter(name, kind, default=dict(default) if isinstance(default, MappingProxyType) else default)

@@ -15,9 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore._base.bits import Whole
-from spikecore.layers import SEWBlock, SpikingSelfAttention
-from spikecore.layers._packed import Follow
+from spikecore.layers import SEWBlock, SpikingSelfAttention, Tokens
 
 #: Makes the neuron of one layer.
 Activation = Callable[[], nn.Module]
@@ -118,7 +116,7 @@ def attention(
     """Four blocks of spiking attention with eight heads on patches of 4x4 pixels."""
     tokens = (image[1] // 4) * (image[2] // 4)
     patches = sc.layers.TimeBatched(nn.Conv2d(image[0], width, 4, 4), nn.BatchNorm2d(width))
-    layers: List[nn.Module] = [sc.encode.Constant(steps), patches, neuron(), Tokens()]
+    layers: List[nn.Module] = [sc.encode.Constant(steps), patches, neuron(), nn.Sequential(Tokens(), nn.Flatten(1, 2))]
     layers += [AttentionBlock(width, 8, tokens, neuron) for _ in range(4)]
     return nn.Sequential(*layers, Mean(tokens), nn.Linear(width, classes))
 
@@ -162,18 +160,6 @@ def with_triton_neurons(make: Callable[[int], nn.Module], device: torch.device, 
     net = make(steps).to(device)
     prepare(net, device, {"mode": "bf16", "neuron_storage": "bf16"})
     return net
-
-
-class Tokens(nn.Module):
-    """Images as tokens: ``[T, B, C, H, W] -> [T, B H W, C]``."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
-        return x.flatten(-2).transpose(-2, -1).flatten(1, 2)
-
-    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
-        """What comes out, for :func:`spikecore.layers.pack`."""
-        return known
 
 
 class Mean(nn.Module):

@@ -25,6 +25,8 @@ NOTHING = (nn.Identity, *DROPOUTS)
 
 #: Functions, and names of methods, that add two values.
 _SUMS = (operator.add, operator.iadd, torch.add, "add", "add_")
+#: Changes in place that are written with an operator.
+_IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
 #: Functions and methods that give the same numbers in the same order, in another shape.
 _RESHAPES = (
     "contiguous flatten folded reshape reshape_as squeeze unflatten unfolded_as unsqueeze view view_as"
@@ -69,6 +71,7 @@ class Call:
     inputs: the calls whose values it reads, each once, in order.
     readers: the calls that read numbers of its value, each once, in order; not those that ask for its shape alone.
     is_folded: time and batch are one dimension here.
+    owners: the modules whose ``forward`` it is made in, each of which calls the next one.
     node: the node of torch.fx.
     """
 
@@ -82,6 +85,7 @@ class Call:
         self.inputs: List[Call] = [known[value] for value in node.all_input_nodes]
         self.readers: List[Call] = []
         self.is_folded = bool(node.meta.get("folded"))
+        self.owners: Tuple[nn.Module, ...] = node.meta.get("owners", ())
         for value in self.inputs:
             if not self._only_describes(value):
                 value.readers.append(self)
@@ -139,6 +143,13 @@ class Call:
         return self.args if adds and all(isinstance(value, Call) for value in self.args) else ()
 
     @property
+    def is_in_place(self) -> bool:
+        """Whether it changes a value that it is given."""
+        by_method = self.kind == "method" and self.function.endswith("_") and not self.function.endswith("__")
+        by_module = self.module is not None and bool(getattr(self.module, "inplace", False))
+        return by_method or by_module or bool(self.kwargs.get("inplace")) or self.target in _IN_PLACE
+
+    @property
     def is_reshape(self) -> bool:
         """Whether it gives the numbers of its first argument, in their order, in another shape."""
         of_function = self.kind in ("function", "method") and self.function in _RESHAPES
@@ -166,11 +177,19 @@ class Graph:
     """The calls of a network in order; the last one is the output.
 
     net: the network that was read. inputs: the calls that are its inputs. output: the call of kind "output". fx: the
-    graph of torch.fx.
+    graph of torch.fx. followed: the modules whose ``forward`` was followed; of each, whether it got values alone,
+    of its caller and of the modules that it calls.
     """
 
-    def __init__(self, net: nn.Module, graph: fx.Graph, calls: Sequence[Call], tensors: Dict[str, Any]) -> None:
-        self.net, self.fx, self.calls = net, graph, list(calls)
+    def __init__(
+        self,
+        net: nn.Module,
+        graph: fx.Graph,
+        calls: Sequence[Call],
+        tensors: Dict[str, Any],
+        followed: Dict[nn.Module, bool],
+    ) -> None:
+        self.net, self.fx, self.calls, self.followed = net, graph, list(calls), followed
         self.inputs = [call for call in calls if call.kind == "input"]
         self.output = self.calls[-1]
         #: Attribute by name -> its tensor.
@@ -206,8 +225,12 @@ class Graph:
         others = [other for other in self.calls_of(call.module) if other is not call]
         if others:
             raise Refused(call.title, f"is called {len(others) + 1} times, and {what}", "make a layer for each call")
+        self.check_owner(call, what)
+
+    def check_owner(self, call: Call, what: str) -> None:
+        """Raise :class:`Refused` unless the tensors of the module of a call are used by it alone."""
         for name, tensor in (*call.module.named_parameters(), *call.module.named_buffers()):
-            shared = [other for other in self.uses(tensor) if other is not call]
+            shared = [other for other in self.uses(tensor) if other.module is not call.module]
             if shared:
                 raise Refused(
                     call.title,

@@ -20,21 +20,38 @@ _WHAT = "a normalisation behind it cannot be folded into it"
 def norm_source(graph: Graph, norm: Call, shapes: Shapes, kinds: Tuple[type, ...] = (nn.Linear, *CONVOLUTIONS)) -> Call:
     """The call of the layer that a batch normalisation can be folded into.
 
-    That is so where all of this holds, and raises :class:`Refused` where it does not, naming the layer:
+    That is so where all of this holds of every call of the normalisation; where it does not, :class:`Refused` names the
+    layer:
 
-    - the normalisation is torch's own, in ``eval()`` with running statistics, and is called once;
-    - it reads the output of one of ``kinds``, with nothing between them but identities and changes of shape, and
-      dimension 1 of what it reads are the features of that layer;
-    - nothing else reads these values, the layer is called once, and its tensors are used by nothing else.
+    - the normalisation is torch's own, in ``eval()`` with running statistics;
+    - it reads the output of one of ``kinds``, of the same layer in each call, with nothing between them but identities
+      and changes of shape, and dimension 1 of what it reads are the features of that layer;
+    - nothing else reads these values, the layer is called for this normalisation alone, and nothing else uses the
+      tensors of both.
 
     shapes: the shapes of values for an example, by :func:`values`.
     """
     graph.check_plain(norm, NORMS, "cannot be folded into the layer before it")
-    graph.check_alone(norm, "cannot be folded into the layer before it")
+    graph.check_owner(norm, "cannot be folded into the layer before it")
     if norm.module.running_mean is None or norm.module.training:
-        raise Refused(
-            norm.title, "normalises by the statistics of a batch", "call .eval(), and keep track_running_stats=True"
-        )
+        way_out = "call .eval(), and keep track_running_stats=True"
+        raise Refused(norm.title, "normalises by the statistics of a batch", way_out)
+    pairs = [(call, _source(graph, call, shapes, kinds)) for call in graph.calls_of(norm.module)]
+    source = next(source for call, source in pairs if call is norm)
+    for call, other in pairs:
+        if other.module is not source.module:
+            why = f"is called behind {source.title} and behind {other.title}, and is folded into one layer"
+            raise Refused(call.title, why, "make a normalisation for each layer")
+    others = [call for call in graph.calls_of(source.module) if call not in [source for _, source in pairs]]
+    if others:
+        why = f"is called {len(others)} times without {norm.title} behind it, and {_WHAT}"
+        raise Refused(source.title, why, "make a layer for each call (copy.deepcopy)")
+    graph.check_owner(source, _WHAT)
+    return source
+
+
+def _source(graph: Graph, norm: Call, shapes: Shapes, kinds: Tuple[type, ...]) -> Call:
+    """The call of a layer that a call of a normalisation reads, and nothing else."""
     between: List[Call] = []
     reader, value = norm, norm.source
     while value is not None and (value.is_nothing or value.is_reshape):
@@ -44,12 +61,10 @@ def norm_source(graph: Graph, norm: Call, shapes: Shapes, kinds: Tuple[type, ...
     names = ", ".join(kind.__name__ for kind in kinds)
     if value is None or value.module is None or not isinstance(value.module, kinds):
         what = "no layer" if value is None else value.title
-        raise Refused(
-            norm.title, f"reads {what}, and is folded into one of {names}", "put it right behind such a layer"
-        )
+        way_out = "put it right behind such a layer"
+        raise Refused(norm.title, f"reads {what}, and is folded into one of {names}", way_out)
     graph.check_plain(value, kinds, _WHAT)
     graph.check_reader(value, reader, _WHAT)
-    graph.check_alone(value, _WHAT)
     shape: Any = shapes[norm.source]  # type: ignore[index]  # it has one
     axis = 1 if shape[1] == 1 else feature_axis(value, between, shapes)
     if axis != 1 or norm.module.num_features != shapes[value][_axis_of(value, shapes)]:

@@ -13,7 +13,7 @@ import inspect
 import operator
 import random
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -26,8 +26,6 @@ from spikecore._shell.modules import has_own_hooks, in_turn
 from spikecore._shell.state import Stateful
 from spikecore.graph._calls import Call, Graph
 
-#: Changes in place that are written with an operator.
-_IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
 #: Containers of torch.nn, which have no forward of their own, or the forward of their parts.
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
@@ -37,7 +35,11 @@ class NotFollowed(ValueError):
 
 
 def read(
-    net: nn.Module, *, inputs: Optional[int] = None, is_leaf: Callable[[nn.Module], bool] = lambda module: False
+    net: nn.Module,
+    *,
+    inputs: Union[int, Sequence[Tensor], None] = None,
+    is_leaf: Callable[[nn.Module], bool] = lambda module: False,
+    inside: bool = False,
 ) -> Graph:
     """The calls of a network, in the modes that its modules have now.
 
@@ -45,13 +47,16 @@ def read(
     its own or parametrisations. Chains, :class:`~spikecore.layers.TimeBatched` and modules of the user's are followed.
     An argument of ``forward`` with a default has its default.
 
-    inputs: the number of inputs; None for the arguments of ``forward`` without a default.
+    inputs: the number of inputs; None for the arguments of ``forward`` without a default; or examples of them. Then
+        ``forward`` may ask for the shapes of its inputs, and loop over their steps: the graph is that of these shapes.
     is_leaf: further modules that are a call each.
+    inside: whether ``net`` itself is followed in any case, past hooks that it has.
 
     Nothing changes in the network. Raises :class:`NotFollowed`, with the place and the reason.
     """
-    root = _Root(net, _count(net) if inputs is None else inputs)
-    tracer = _Tracer(is_leaf)
+    examples = () if inputs is None or isinstance(inputs, int) else tuple(inputs)
+    root = _Root(net, inputs if isinstance(inputs, int) else len(examples) or _count(net))
+    tracer = _Tracer(is_leaf, net if inside else None, examples)
     with _unchanged(net):
         try:
             graph = tracer.trace(root)
@@ -64,7 +69,7 @@ def read(
     for call in calls:
         _check_in_place(call)
     tensors = {call.name: _attribute(root, str(call.node.target)) for call in calls if call.kind == "attribute"}
-    return Graph(net, graph, calls, tensors)
+    return Graph(net, graph, calls, tensors, tracer.followed)
 
 
 def _count(net: nn.Module) -> int:
@@ -72,6 +77,16 @@ def _count(net: nn.Module) -> int:
     parameters = inspect.signature(net.forward).parameters.values()
     required = [p for p in parameters if p.kind <= p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
     return max(1, len(required))
+
+
+def argument_names(module: nn.Module) -> Optional[List[str]]:
+    """The names of the arguments of a ``forward``; None where it has defaults or takes any number, so that calls may
+    differ.
+    """
+    parameters = inspect.signature(module.forward).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    plain = all(p.kind in kinds and p.default is p.empty for p in parameters)
+    return [p.name for p in parameters] if plain else None
 
 
 class _Root(nn.Module):
@@ -109,29 +124,70 @@ class _Value(fx.Proxy):
         return self.tracer.create_proxy("call_function", operator.itruediv, (self, other), {})
 
 
+class _Shaped(_Value):
+    """An input whose shape is known: a forward may ask for it, and loop over the steps."""
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.node.meta["shape"]  # type: ignore[no-any-return]  # a shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def size(self, dim: Optional[int] = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Any:
+        return iter([self.select(0, step) for step in range(len(self))])
+
+    def unbind(self, dim: int = 0) -> Any:
+        return tuple([self.select(dim, step) for step in range(self.shape[dim])])
+
+
+#: Kinds of values under way.
+_VALUES = (_Value, _Shaped)
+
+
 class _Tracer(fx.Tracer):
     """Follows modules of the user's, and notes where time is folded into the batch."""
 
     proxy_buffer_attributes = True
 
-    def __init__(self, is_leaf: Callable[[nn.Module], bool]) -> None:
+    def __init__(
+        self, is_leaf: Callable[[nn.Module], bool], inside: Optional[nn.Module], examples: Sequence[Tensor]
+    ) -> None:
         super().__init__()
-        self._is_leaf = is_leaf
+        self._is_leaf, self._inside, self._examples = is_leaf, inside, examples
         self._folded = False
         self._modes = _modes()
-        self._within: List[str] = []
+        self._within: List[Tuple[nn.Module, str]] = []
+        #: Of each module that was followed, whether its forward got values alone, of its caller and of what it calls.
+        self.followed: Dict[nn.Module, bool] = {}
 
     @property
     def place(self) -> str:
         """The module whose forward is followed, in words."""
-        return self._within[-1] if self._within else "the network"
+        module, path = self._within[-1] if self._within else (None, "")
+        if module is None:
+            return "the network"
+        return f"{type(module).__name__} at {path!r}" if path else type(module).__name__
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _Value(node, self)
+        if node.op != "placeholder" or not self._examples:
+            return _Value(node, self)
+        node.meta["shape"] = self._examples[len(self.graph.nodes) - 1].shape
+        return _Shaped(node, self)
 
     def create_arg(self, a: Any) -> Any:
         # before torch.fx asks whether it is a parameter: to isinstance it is a tensor
-        return a.node if type(a) is _Value else super().create_arg(a)
+        return a.node if type(a) in _VALUES else super().create_arg(a)
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Tuple[Any, List[Any]]:
         root: Any = self.root
@@ -150,10 +206,11 @@ class _Tracer(fx.Tracer):
             )
         node = super().create_node(kind, *args, **kwargs)
         node.meta["folded"] = self._folded
+        node.meta["owners"] = tuple([module for module, _ in self._within])
         return node
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return self._is_leaf(m) or is_a_layer(m)
+        return m is not self._inside and (self._is_leaf(m) or is_a_layer(m))
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]
@@ -163,11 +220,15 @@ class _Tracer(fx.Tracer):
             outputs = len(getattr(getattr(m, "program", None), "outputs", ())) if isinstance(m, Stateful) else 1
             return tuple([value[number] for number in range(outputs)]) if outputs > 1 else value
         # what forward makes itself, such as a TimeBatched around a layer, has no path
-        path = self.submodule_paths.get(m, "").partition(".")[2]  # type: ignore[union-attr]  # set while tracing
-        self._within.append(f"{type(m).__name__} at {path!r}" if path else type(m).__name__)
-        follow = getattr(type(m), "traced_forward", None)
-        value = forward(*args, **kwargs) if follow is None else follow(m, self.over_samples, *args, **kwargs)
+        self._within.append((m, self.submodule_paths.get(m, "").partition(".")[2]))  # type: ignore[union-attr]  # set while tracing
+        are_values = all(type(value) in _VALUES for value in (*args, *kwargs.values()))
+        self.followed[m] = self.followed.get(m, True) and are_values
+        follow = None if "forward" in vars(m) else getattr(type(m), "traced_forward", None)
+        # not the call of a module, which would tell hooks that observe it of traced values
+        value = m.forward(*args, **kwargs) if follow is None else follow(m, self.over_samples, *args, **kwargs)
         self._within.pop()
+        if self._within and type(value) not in _VALUES:
+            self.followed[self._within[-1][0]] = False
         return value
 
     def over_samples(self, module: nn.Module, x: Any) -> Any:
@@ -181,10 +242,15 @@ class _Tracer(fx.Tracer):
 
 def is_a_layer(module: nn.Module) -> bool:
     """Whether a call of a module is one call of a graph, and not followed."""
-    forward = vars(module).get("forward")
-    if getattr(forward, "is_graph", False):
-        return False
-    if forward is not None or has_own_hooks(module) or is_parametrized(module) or isinstance(module, Stateful):
+    # a missing attribute of a neuron, which torch asks for, is slow
+    return has_own_hooks(module) or is_a_layer_unhooked(module) or is_parametrized(module)
+
+
+def is_a_layer_unhooked(module: nn.Module) -> bool:
+    """The same of a module without its hooks."""
+    if "forward" in vars(module):
+        return not getattr(module.forward, "is_graph", False)
+    if isinstance(module, Stateful):
         return True
     if getattr(type(module), "mixes_time", False) or getattr(type(module), "is_one_call", False):
         return True
@@ -234,7 +300,7 @@ def _check_in_place(call: Call) -> None:
     """Refuse a change in place of a value, or of what it is a view of, that a later call reads."""
     if call.kwargs.get("out") is not None:
         raise NotFollowed(f"{call.title} writes its result to out=; take what it returns")
-    if not _is_in_place(call):
+    if not call.is_in_place:
         return
     reader, value = call, call.source
     while value is not None:
@@ -245,16 +311,9 @@ def _check_in_place(call: Call) -> None:
                 f"{call.title} changes the value of {value.title} in place, and {what}; write x = x + y for x += y, "
                 "and inplace=False"
             )
-        is_new = bool(value.summands) and not _is_in_place(value)
+        is_new = bool(value.summands) and not value.is_in_place
         is_view = (value.kind in ("function", "method") and not is_new) or value.is_nothing or value.is_reshape
         reader, value = value, value.source if is_view else None
-
-
-def _is_in_place(call: Call) -> bool:
-    by_method = call.kind == "method" and call.function.endswith("_") and not call.function.endswith("__")
-    by_keyword = bool(call.kwargs.get("inplace"))
-    by_module = call.module is not None and bool(getattr(call.module, "inplace", False))
-    return by_method or by_keyword or by_module or call.target in _IN_PLACE
 
 
 @contextmanager

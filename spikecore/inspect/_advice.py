@@ -11,12 +11,12 @@ from spikecore._convert._network import convertible
 from spikecore._convert._swapped import Swapped
 from spikecore._plugins.selection import REFERENCE, automatic_order
 from spikecore._shell.modules import calls_as, has_own_hooks
-from spikecore._transforms import pairs
 from spikecore.inspect._monitor import neuron_of, stateful_of
 from spikecore.inspect._report import Layer, size
 from spikecore.layers._batch_norm_stats import is_plain_norm
+from spikecore.layers._fusable import fusable
 from spikecore.layers._norm_neuron import NormNeuron
-from spikecore.layers._packed import packable
+from spikecore.layers._packing import packable
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 
@@ -270,9 +270,9 @@ def _fused(run: Run) -> str:
     see it, in a ``forward`` of one's own.
     """
     layers = {row.module: row.layer for row in run.rows}
-    fusable = {(pair.norm.module, pair.neuron.module) for pair in pairs(run.net).pairs}
+    pairs = {(pair.norm.module, pair.neuron.module) for pair in fusable(run.net).pairs}
     rows = [row for row in run.rows if run.training and row.source in layers and _normalises_in_kernel(row, run)]
-    whole = [row for row in rows if (row.source, row.module) in fusable]
+    whole = [row for row in rows if (row.source, row.module) in pairs]
     chosen = whole or [row for row in rows if _follows(row, layers[row.source])]  # type: ignore[index]  # it is one
     if not chosen:
         return ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from contextlib import ExitStack
 from inspect import signature
-from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Type
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Type
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from spikecore._shell.checks import shown
 from spikecore._shell.modules import makes_time, unwrapped
 from spikecore._shell.state import carry
 from spikecore.functional import stateful_modules, to_rest
+from spikecore.graph import DROPOUTS, NotFollowed, computed_by, layer_of, read
 from spikecore.inspect._advice import Row, Run, advice
 from spikecore.inspect._monitor import neuron_of, stateful_of
 from spikecore.inspect._report import Explanation, Layer, dimension_of_time, input_as_read
@@ -31,6 +32,7 @@ from spikecore.inspect._watching import Described, Seen, Watching
 from spikecore.kernels import KernelBackend
 from spikecore.lang import Node, topological
 from spikecore.layers import Delay, NormNeuron, PackedConv2d, PackedLinear
+from spikecore.layers._norm_neuron import NormPlace
 from spikecore.layers._pooling import CompactAvgPool2d, CompactMaxPool2d
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
@@ -47,6 +49,8 @@ _KEEPS: Mapping[Type[nn.Module], str] = {
     PackedConv2d: "keeps its input as bits",
 }
 _ADDS = {"": "", "before": ", and adds a shortcut before it", "after": ", and adds a shortcut to its spikes"}
+#: Layers that give numbers of their input, and compute none.
+_PASSING = (nn.Identity, NormPlace, nn.Flatten, nn.Unflatten, *DROPOUTS)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -195,16 +199,27 @@ def _gradients(net: nn.Module, inputs: Sequence[Tensor], outputs: Any, loss: Los
 
 def _explanation(net: nn.Module, watching: Watching, x: Tensor, training: bool) -> Explanation:
     times = {seen.steps for seen in watching.order if seen.step == "multi" and seen.steps}
+    sources = _sources(unwrapped(net))
     rows: List[Row] = []
     for seen in watching.order:
         layer = _layer(seen, times, training)
         # a container has a row where it keeps something itself
         if _computes(seen.module) or layer.saved:
-            rows.append(Row(layer, seen.module, seen.source, seen.ranges))
+            rows.append(Row(layer, seen.module, sources.get(seen.module), seen.ranges))
     net, steps = unwrapped(net), max(times, default=0)
     run = Run(net, rows, x.device.type, training, torch.is_autocast_enabled(), watching.spoilt_in_words(times))
     read = input_as_read(x.shape, steps, None if makes_time(net) else dimension_of_time(x.shape, steps))
     return Explanation(tuple([row.layer for row in rows]), advice(run), str(x.device), training, read)
+
+
+def _sources(net: nn.Module) -> Dict[nn.Module, nn.Module]:
+    """Of each layer that is called once, the one that computes its first input; none where forward is not followed."""
+    try:
+        graph = read(net)
+    except NotFollowed:
+        return {}
+    sources = {call.module: computed_by(call.source) for call in graph.calls if len(graph.calls_of(call.module)) == 1}
+    return {module: source.module for module, source in sources.items() if source is not None and source.module}
 
 
 def _computes(module: nn.Module) -> bool:
@@ -230,13 +245,18 @@ def _layer(seen: Seen, times: Set[int], training: bool) -> Layer:
         words=moved,
         floor=floor,
         steps=seen.steps if seen.steps in times else 0,
-        repeated=_computes(module) and not stateful and seen.repeated and seen.steps in times and not seen.passes_on,
+        repeated=seen.repeated and seen.steps in times and _computes_numbers(module),
         products=_products(seen),
         saved=seen.saved,
         saved_spikes=seen.saved_spikes,
         rate=seen.spikes / seen.outputs if stateful and seen.only_spikes and seen.outputs else None,
         notes=_notes(seen),
     )
+
+
+def _computes_numbers(module: nn.Module) -> bool:
+    """Whether a layer without state gives other numbers than it gets."""
+    return _computes(module) and stateful_of(module) is None and layer_of(module) not in _PASSING
 
 
 def _resolved(seen: Seen) -> Any:

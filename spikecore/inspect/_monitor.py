@@ -7,7 +7,7 @@ import sys
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Collection, ContextManager, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Collection, ContextManager, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from spikecore._base.context import COMPILES, require_compiler
 from spikecore._base.misnamed import hint_of_state
 from spikecore._shell.checks import shown
-from spikecore._shell.modules import unwrapped
+from spikecore._shell.modules import outside, unwrapped
 from spikecore._shell.observe import Watcher, unwatch, watch
 from spikecore._shell.state import Stateful
 from spikecore.backend import Tensors
@@ -359,12 +359,8 @@ def monitor(
 def _watchable(net: nn.Module) -> Dict[str, Stateful]:
     """The neurons of a network by name; what one of them holds, as Recurrent does, is part of it."""
     stateful_modules(net)
-    modules: Dict[str, Stateful] = {}
-    within: Set[nn.Module] = set()
-    for name, module in unwrapped(net).named_modules():
-        if isinstance(module, FIRING) and module not in within:
-            modules[name] = stateful_of(module)
-            within.update(module.modules())
+    every = outside(unwrapped(net), FIRING)
+    modules: Dict[str, Stateful] = {name: stateful_of(module) for name, module in every if isinstance(module, FIRING)}
     if not modules:
         raise ValueError(f"net={shown(net)} has no spikecore neuron to watch; give the network that holds them")
     return modules

@@ -15,6 +15,7 @@ from typing import Any, Mapping, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor
 
+from spikecore.lang.render import on_one_line
 from spikecore.surrogate import Surrogate
 
 __all__ = ["raster", "rates", "surrogates", "traces"]
@@ -136,7 +137,7 @@ def rates(seen: Any, *, ax: Any = None) -> Any:
         text = f"{100 * silent:.0f} % silent" if silent else "none silent"
         ax.annotate(text, (max(high, float(each.mean())), row), (4, 0), textcoords="offset points", va="center", size=7)
     ax.set(xlabel="spikes per time step", ylabel="layer", ylim=(max(1, len(named)) - 0.5, -0.5))
-    ax.set_yticks(range(len(named)), list(named))
+    ax.set_yticks(range(len(named)), list(map(_literal, named)))
     ax.set_xlim(0, 1.25 * ax.get_xlim()[1])  # space for the labels
     return ax
 
@@ -157,7 +158,7 @@ def surrogates(*which: Surrogate, ax: Any = None, span: Tuple[float, float] = (-
     for place, surrogate in enumerate(which):
         height = torch.as_tensor(surrogate.derivative(u), dtype=torch.float64, device="cpu").detach().expand_as(u)
         label = type(surrogate).__name__ if repr(surrogate).startswith("<") else repr(surrogate)
-        ax.plot(u.numpy(), height.numpy(), styles[place // 10 % len(styles)], linewidth=1.2, label=label)
+        ax.plot(u.numpy(), height.numpy(), styles[place // 10 % len(styles)], linewidth=1.2, label=_literal(label))
     ax.set(xlabel="potential minus threshold, u", ylabel="surrogate derivative", xlim=span)
     ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))
     _legend(ax, "center left" if many else "lower center", (1.0, 0.5) if many else (0.5, 1.0))
@@ -199,6 +200,11 @@ def _axes(ax: Any, width: float = _WIDTH, height: float = _HEIGHT) -> Any:
     except ImportError as error:
         raise ImportError("sc.plot draws by matplotlib, which is not installed: pip install matplotlib") from error
     return plt.subplots(figsize=(width, height), constrained_layout=True)[1]
+
+
+def _literal(name: str) -> str:
+    """A name as matplotlib shows it as it is: between two ``$`` it would be read as mathematics."""
+    return on_one_line(name).replace("$", r"\$")
 
 
 def _legend(ax: Any, corner: str, place: Tuple[float, float], columns: int = 1) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
+from spikecore.lang.render import on_one_line
+
 _WIDTH = 110
 _HEADINGS = ("layer", "kind", "output", "dtype", "layout in -> out", "backend", "words", "floor", "saved", "spikes")
 
@@ -24,6 +26,17 @@ class Table(NamedTuple):
     remarks: Sequence[Sequence[str]] = ()
     advice: Sequence[str] = ()
     title: str = ""
+
+    def printable(self) -> Table:
+        """The same, with what cannot be printed escaped: names of layers may be a user's or a file's."""
+
+        def each(texts: Sequence[str]) -> Sequence[str]:
+            return [*map(on_one_line, texts)]
+
+        rows, remarks = ([*map(each, table)] for table in (self.rows, self.remarks))
+        return Table(
+            self.headings, rows, self.left, each(self.lines), remarks, each(self.advice), on_one_line(self.title)
+        )
 
     def _parts(self) -> Iterator[Tuple[Sequence[str], Sequence[str]]]:
         """Headings and rows without empty columns, each with its remarks."""
@@ -73,10 +86,10 @@ class Report:
         raise NotImplementedError(f"{type(self).__name__} must define _table")
 
     def __str__(self) -> str:
-        return str(self._table())
+        return str(self._table().printable())
 
     def _repr_html_(self) -> str:
-        return self._table().html()
+        return self._table().printable().html()
 
 
 def scaled(value: float, units: Sequence[Tuple[str, float]], rest: str, digits: int = 2) -> str:

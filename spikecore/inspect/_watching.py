@@ -13,13 +13,16 @@ from torch import Tensor, nn
 from spikecore._base import finite
 from spikecore._base.batches import flattened, run_network
 from spikecore._base.context import AGAIN, region
-from spikecore._shell.modules import observing, time_makers
+from spikecore._shell.modules import observing, outside, time_makers
+from spikecore._shell.state import Stateful
 from spikecore.inspect._advice import is_extreme
 from spikecore.inspect._monitor import adds_behind, monitor, neuron_of, stateful_of
 from spikecore.layers import Delay, NormNeuron, TimeBatched
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 
+#: Layers that have a form which keeps spikes as bits.
+_PACKABLE = (nn.Linear, nn.Conv2d)
 _DATA = "Leave such samples out, or put a number in their place by torch.nan_to_num"
 _WEIGHT = "Go on from a checkpoint with finite weights, or make the network anew"
 _LAYER = "Look for a division by 0, a logarithm or root of 0 or less, or numbers too large for their dtype there"
@@ -43,8 +46,6 @@ class Seen:
     name: str
     module: nn.Module
     calls: int = 0
-    #: What computed the first input of the first call, if it was the layer before.
-    source: Optional[nn.Module] = None
     #: Inputs and output of the first call.
     inputs: Tuple[Described, ...] = ()
     output: Described = field(default_factory=Described)
@@ -57,8 +58,6 @@ class Seen:
     steps: int = 0
     repeated: bool = False
     once: bool = False
-    #: Whether it gave back its input, or a view of it.
-    passes_on: bool = False
     #: Spikes and outputs, if all outputs are 0 or 1.
     spikes: int = 0
     outputs: int = 0
@@ -140,18 +139,11 @@ class Watching:
         self._makers = time_makers(net)
         self._timed = not self._makers
         self._stack: List[_Running] = []
-        #: The output of the last layer that computed one, with its memory's version.
-        self._last: Optional[Tuple[nn.Module, Tensor, int]] = None
-        self._spikes: Dict[int, int] = {}
-        #: What layers had autograd keep: (it, by whom, whether spikes).
-        self._saved: List[Tuple[weakref.ReferenceType[Tensor], Seen, bool]] = []
+        #: What layers had autograd keep: (it, by whom).
+        self._saved: List[Tuple[weakref.ReferenceType[Tensor], Seen]] = []
         self._handles: List[Any] = []
-        within: Set[nn.Module] = set()
-        for name, module in net.named_modules():
-            if module in within:
-                continue  # what a neuron holds, such as the layer of Recurrent, is part of it
-            if stateful_of(module) is not None:
-                within.update(module.modules())
+        # what a neuron holds, such as the layer of Recurrent, is part of it
+        for name, module in outside(net, (Stateful, NormNeuron)):
             self._hook(Seen(name, module))
 
     def note_refusal(self, refusing: str, computing: str, error: Exception) -> None:
@@ -218,7 +210,6 @@ class Watching:
             if seen.calls == 1:
                 self.order.append(seen)
                 seen.inputs = tuple(map(_described, inputs))
-                seen.source = self._source(x)
                 if x is not None and x.ndim:
                     self._note_steps(seen, x, folded)
             if isinstance(seen.module, TimeBatched) and x is not None and x.ndim > 1:
@@ -240,19 +231,10 @@ class Watching:
         with torch.no_grad():
             self._look_at_results(seen, running.inputs, results)
             for value in results[:1]:
-                seen.passes_on = self._source(value) is not None
-                if not seen.passes_on:
-                    self._last = seen.module, value.detach(), value._version
                 seen.numbers_out += _computed(value)
                 seen.output = seen.output if seen.output.dtype else _described(value)
                 if _may_fire(seen.module):
                     self._note_spikes(seen, value, running.inputs)
-
-    def _source(self, value: Optional[Tensor]) -> Optional[nn.Module]:
-        """The last layer, if ``value`` is its output, or a view of it, to which nothing was written since."""
-        if value is None or self._last is None or storage_of(value) != storage_of(self._last[1]):
-            return None
-        return self._last[0] if value._version == self._last[2] else None
 
     def _note_steps(self, seen: Seen, x: Tensor, folded: Tuple[int, int]) -> None:
         """How many time steps the first input has, and whether they are all the same."""
@@ -277,8 +259,6 @@ class Watching:
         seen.spikes += int(fires.sum())
         seen.outputs += value.numel()
         seen.note_range("its input", inputs[0])
-        if not added and value.is_floating_point() and value.numel():
-            self._spikes[storage_of(value)] = value.element_size() * value.numel()
 
     # -- what autograd keeps
 
@@ -287,22 +267,21 @@ class Watching:
         # a result that its own node saves would keep that node alive, which keeps the result
         saved = value.detach()
         if self._stack and value.layout is torch.strided:
-            seen = self._stack[-1].seen
-            spikes = self._spikes.get(storage_of(value)) == value.untyped_storage().nbytes()
-            self._saved.append((weakref.ref(saved), seen, spikes and not _may_fire(seen.module)))
+            self._saved.append((weakref.ref(saved), self._stack[-1].seen))
         return saved
 
     def _note_kept(self, known: Set[int]) -> None:
         """Add up what autograd keeps, now that the forward pass is over: a part whose outputs nobody took is gone, and
         other numbers may have got its memory, or that of spikes. ``known``: the memory of inputs and parameters.
         """
-        for saved, seen, spikes in self._saved:
+        for saved, seen in self._saved:
             value = saved()
             if value is not None and storage_of(value) not in known:
                 known.add(storage_of(value))
                 count = value.untyped_storage().nbytes()
                 seen.saved += count
-                seen.saved_spikes += count if spikes and bool(((value == 1) | (value == 0)).all()) else 0
+                spikes = type(seen.module) in _PACKABLE and bool(((value == 1) | (value == 0)).all())
+                seen.saved_spikes += count if spikes else 0
         self._saved.clear()
 
     # -- where numbers stop being finite

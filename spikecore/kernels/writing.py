@@ -17,7 +17,7 @@ from spikecore.backend import Spec
 from spikecore.kernels._layout import BackwardBuffers, ForwardBuffers
 from spikecore.kernels._plan import BackwardPlan, ForwardPlan
 from spikecore.lang import Node, Program, loop_invariant, topological
-from spikecore.lang.render import Printer, on_one_line
+from spikecore.lang.render import Printer, ascii_name, on_one_line
 
 __all__ = [
     "BACKWARD_GROUPS",
@@ -252,7 +252,9 @@ class KernelWriter:
         self.plan, self.program, self.direction, self.printer = plan, plan.program, direction, printer
         # Symbols choose their names in the order in which they are made, and the kernel's own name comes first: a
         # profiler shows it, so no value of the kernel may take it away.
-        self.name = self.free(f"{plan.program.name.lower()}_{direction}")
+        # Of a class of type() the name may be anything, even with the marks of symbols.
+        self.owner = ascii_name(plan.program.name).lower()
+        self.name = self.free(f"{self.owner}_{direction}")
         self.arguments = ArgumentTable(printer)
         self.kinds = plan.kinds
         #: The name of each leaf, and of values that are computed before the first step.

@@ -83,8 +83,8 @@ _LEFT_ASSOCIATIVE = frozenset(("add", "sub", "mul", "div", "and", "or"))
 
 _FUNCTION_SUFFIX = {"float": "f", "double": ""}
 
-#: Capitals, or capitals before the first underscore: NULL, M_PI, M_PIf.
-_LIKE_A_MACRO = re.compile(r"[A-Z][A-Z0-9]*(_\w*)?")
+#: Two capitals or more, or capitals before the first underscore: NULL, M_PI, M_PIf.
+LIKE_A_MACRO = re.compile(r"(?=..)[A-Z][A-Z0-9]*(_\w*)?")
 
 #: How many operations an expression nests. Python's parser takes 200 parentheses, compilers of C 256.
 DEEPEST = 24
@@ -262,8 +262,9 @@ class Printer:
 
         Macros begin with an underscore or with capitals, but for those among the reserved words.
         """
-        name = re.sub("__+", "_", name.lstrip("_")) or "u"
-        return f"{name.rstrip('_')}_" if len(name) > 1 and _LIKE_A_MACRO.fullmatch(name) else name
+        name = re.sub("__+", "_", name.lstrip("_"))
+        name = name if name[:1].isalpha() else f"u{name}"
+        return f"{name.rstrip('_')}_" if LIKE_A_MACRO.fullmatch(name) else name
 
     def named(self, texts: Iterable[str]) -> Callable[[str], str]:
         """The function that writes names for symbols, for texts that are all of a complete one but its comments."""

@@ -7,7 +7,8 @@ from spikecore.layers._blocks import EachToken, MeanOfTokens, MSBlock, SEWBlock,
 from spikecore.layers._delay import Delay
 from spikecore.layers._dropout import SequenceDropout
 from spikecore.layers._norm_neuron import NormNeuron
-from spikecore.layers._packed import PackedConv2d, PackedLinear, pack, unpack
+from spikecore.layers._packed import PackedConv2d, PackedLinear
+from spikecore.layers._packing import pack, unpack
 from spikecore.layers._psn import PSN, SlidingPSN
 from spikecore.layers._stateless import TEBN, TimeBatched, Voting, tdbn
 

@@ -18,7 +18,7 @@ from spikecore._shell.modules import has_own_hooks
 from spikecore.dtypes import compute_dtype
 
 #: The normalisations that a neuron's kernel computes, and how many dimensions ``[T, B, C, ...]`` has for each.
-_DIMS: Dict[Any, Tuple[int, ...]] = {nn.BatchNorm1d: (3, 4), nn.BatchNorm2d: (5,), nn.BatchNorm3d: (6,)}
+DIMS: Dict[Any, Tuple[int, ...]] = {nn.BatchNorm1d: (3, 4), nn.BatchNorm2d: (5,), nn.BatchNorm3d: (6,)}
 #: Tells autograd that a tensor was written by other means than torch's; torch 2.0 has no such function.
 _written: Any = getattr(torch.autograd.graph, "increment_version", None)
 
@@ -51,7 +51,7 @@ def check_norm(owner: str, norm: Any, name: str = "norm") -> None:
             f"{owner}: {name} is a SyncBatchNorm, whose statistics are those of all processes; a neuron computes those "
             f"of its own process. To synchronise, {way_out}"
         )
-    if type(norm) not in _DIMS:
+    if type(norm) not in DIMS:
         raise TypeError(
             f"{owner}: {name} is {a_kind(norm)}; a neuron can take over nn.BatchNorm1d, nn.BatchNorm2d and "
             f"nn.BatchNorm3d themselves. Of another kind, {way_out}"
@@ -62,11 +62,13 @@ def check_norm(owner: str, norm: Any, name: str = "norm") -> None:
             f"{owner}: {name} is {a_kind(norm)} with hooks or a forward of its own, which a neuron that "
             f"normalises would pass over (nn.utils.weight_norm and prune make hooks); {way_out}"
         )
+    if norm.num_features == 0:
+        raise ValueError(f"{owner}: {name} has 0 channels, of which torch computes none; leave it out")
 
 
 def is_plain_norm(module: nn.Module) -> bool:
     """Whether a module is a batch normalisation that a neuron's kernel can compute."""
-    return type(module) in _DIMS and not has_own_hooks(module)
+    return type(module) in DIMS and not has_own_hooks(module)
 
 
 def takes_batch(norm: Norm) -> bool:
@@ -99,7 +101,7 @@ def fits(norm: Norm, x: Tensor, channel_dim: int) -> bool:
     channels, dims = module.num_features, len(shape)
     # a class that is in no table was made later, as by nn.utils.parametrize; of one number per channel torch computes
     # no variance, and says so
-    has_dims = dims in _DIMS.get(type(module), ()) if channel_dim == 1 else dims > 2
+    has_dims = dims in DIMS.get(type(module), ()) if channel_dim == 1 else dims > 2
     if not has_dims or shape[2 if channel_dim == 1 else -1] != channels or x.numel() <= channels:
         return False
     device, dtypes = x.device, (x.dtype, compute_dtype(x.dtype))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Callable, List, Optional
+from typing import Any, Callable, List, Optional
 
 from torch import Tensor, nn
 
-from spikecore._base.bits import Whole, added, multiplied
-from spikecore.layers._packed import Follow, HeadProducts
+from spikecore.layers._packed import HeadProducts
 from spikecore.layers._stateless import TimeBatched, counts, makers, normalised, silenced
 
 #: Makes the neuron of one place, and the normalisation of so many channels.
@@ -88,14 +87,6 @@ class SEWBlock(nn.Module):
             return a + s  # type: ignore[no-any-return]  # tensors
         joined: Tensor = a * s if self.connect == "and" else (1 - a) * s
         return joined
-
-    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
-        """What comes out, for :func:`spikecore.layers.pack`."""
-        a, s = follow(self.body, known), follow(self.shortcut, known)
-        if self.connect == "add":
-            return added(a, s)
-        # 1 - a is 0 or 1 where a is
-        return multiplied(a, s) if self.connect == "and" or a == Whole(1) else None
 
     def extra_repr(self) -> str:
         """How branch and shortcut are joined."""
@@ -232,6 +223,13 @@ class SpikingSelfAttention(nn.Module):
                 f"SpikingSelfAttention: x must be [T, B, N, C] with C={self.channels}, or [B, N, C] of one step, got "
                 f"shape {tuple(x.shape)}"
             )
+        return self._attended(x)
+
+    def traced_forward(self, over_samples: Any, x: Any) -> Any:
+        """The same for a reader of networks, whose values have no shape to check."""
+        return self._attended(x)
+
+    def _attended(self, x: Tensor) -> Tensor:
         sizes = x.shape[-3:-1]
         flat = x.flatten(-3, -2)
         query, key, value = (
@@ -242,12 +240,6 @@ class SpikingSelfAttention(nn.Module):
         fired = self.fire(attended.transpose(-3, -2).flatten(-2).flatten(-3, -2))
         projected: Tensor = self.projected(fired).unflatten(-2, sizes)
         return projected
-
-    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
-        """What comes out, for :func:`spikecore.layers.pack`."""
-        heads = {follow(layer, known) for layer in (self.query, self.key, self.value)}
-        follow(self.products, heads.pop() if len(heads) == 1 else None)
-        return follow(self.projected, follow(self.fire, None))
 
     def extra_repr(self) -> str:
         """Heads and scale."""
@@ -266,10 +258,6 @@ class Tokens(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
         return x.flatten(-2).transpose(-2, -1)
-
-    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
-        """What comes out, for :func:`spikecore.layers.pack`."""
-        return known
 
 
 class EachToken(nn.Module):

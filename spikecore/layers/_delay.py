@@ -83,6 +83,8 @@ class Delay(Stateful):
     max_delay: int
     learn: Tuple[str, ...]
     linear: nn.Linear
+    #: Whether a tensor that is set takes the place of the one before, and does not fill it.
+    _assigns = False
 
     def __init__(
         self,
@@ -260,15 +262,18 @@ class Delay(Stateful):
                 raise ValueError(f"Delay: {name} is a Parameter of shape {shapes}; give a number")
             super().__setattr__(name, value)
             return
-        # in place: what torch compiled or captured reads this memory
+        if isinstance(value, Tensor):
+            value = value.detach().reshape(()).expand(before.shape) if value.numel() == 1 else value.detach()
+            self._check_shape(name, value, before.shape)
         with torch.no_grad():
-            if not isinstance(value, Tensor):
-                before.fill_(value)
-            elif value.numel() == 1:
-                before.copy_(value.reshape(()))
+            if isinstance(value, Tensor) and (self._assigns or before.is_meta):
+                value = value.contiguous()  # an expanded one has no memory of its own
+                learnt = isinstance(before, nn.Parameter)
+                super().__setattr__(name, nn.Parameter(value, before.requires_grad) if learnt else value)
+            elif isinstance(value, Tensor):
+                before.copy_(value)  # in place: what torch compiled or captured reads this memory
             else:
-                self._check_shape(name, value, before.shape)
-                before.copy_(value)
+                before.fill_(value)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
         params = [value for value in map({**self._parameters, **self._buffers}.get, PARAMS) if value is not None]
@@ -297,7 +302,11 @@ class Delay(Stateful):
                 except (TypeError, ValueError) as error:
                     errors.append(f"{prefix}{name}: {error}")
         if not errors:
-            super()._load_from_state_dict(state_dict, prefix, *args)
+            self.__dict__["_assigns"] = True  # torch sets attributes with assign=True alone
+            try:
+                super()._load_from_state_dict(state_dict, prefix, *args)
+            finally:
+                del self.__dict__["_assigns"]
         args[-1].extend(errors)
 
 

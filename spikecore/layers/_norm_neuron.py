@@ -8,7 +8,6 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.bits import Whole
 from spikecore._base.context import COMPILED, EAGER, PLAIN, is_exporting, world
 from spikecore._base.errors import a_kind
 from spikecore._base.running import Runner, bound
@@ -20,7 +19,6 @@ from spikecore._shell.observe import Results
 from spikecore.backend import BackendError, Tensors, Unsupported
 from spikecore.dtypes import NAMES
 from spikecore.layers import _batch_norm_stats as stats
-from spikecore.layers._packed import Follow
 from spikecore.neuron import Neuron
 
 #: The normalisations of the inputs of a call: of x, and of the shortcut if that is normalised.
@@ -79,6 +77,8 @@ class NormNeuron(nn.Module):
 
     #: To a reader of networks it is one call (:func:`spikecore.graph.read`).
     is_one_call = True
+    #: For :func:`spikecore.layers.pack`, the part whose output this gives.
+    output_of = "neuron"
 
     def __init__(
         self,
@@ -125,11 +125,6 @@ class NormNeuron(nn.Module):
         outputs, end, trace = self._call(inputs, state, names, True, False)
         output = outputs[0] if len(outputs) == 1 else outputs
         return (output, end, dict(zip(names, trace))) if names else (output, end)
-
-    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
-        """What comes out, for :func:`spikecore.layers.pack`."""
-        # what a block adds to the spikes, it follows itself; before the neuron, ``known`` is what the shortcut holds
-        return follow(self.neuron, None) if self.shortcut != "after" or self.adds_for_block else None
 
     def extra_repr(self) -> str:
         """The shortcut, if there is one, and where channels are."""

@@ -1,4 +1,4 @@
-"""Layers that keep their input for backward as bits, and ``sc.layers.pack``, which puts them into a network.
+"""Layers that keep their input for backward as bits; ``sc.layers.pack`` puts them into a network.
 
 Autograd keeps the input of a linear layer or a convolution for the gradient of the weight. Where that is spikes, a bit
 each is enough. Rules of this module:
@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections import Counter, defaultdict
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Type
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Type
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from spikecore._base import bits
 from spikecore._base.bits import Bits, Packing, Whole, memory_order
 from spikecore._base.context import (
     COMPILES,
@@ -33,15 +31,10 @@ from spikecore._base.context import (
     no_autocast,
     require_compiler,
 )
-from spikecore._base.errors import a_kind
 from spikecore._plugins.registry import AUTO_NAME, Registry, default_registry
 from spikecore._plugins.selection import Request, Resolved, resolve
-from spikecore._shell.checks import shown
-from spikecore._shell.modules import calls_as, in_turn
 from spikecore.backend import BackendError
 from spikecore.dtypes import NAMES
-from spikecore.layers._traced import follow_graph, graph_of, may_be_traced, traced
-from spikecore.neuron import Neuron
 
 #: Stride, padding and dilation of a convolution, two numbers each, and groups; empty for a linear layer.
 Form = Sequence[int]
@@ -370,138 +363,7 @@ if COMPILES:
     _register()
 
 
-# -- into networks
-
-#: Torch's layers, and those that take their place.
-_PACKED: Mapping[Type[nn.Module], Type[nn.Module]] = {
-    nn.Linear: PackedLinear,
-    nn.Conv2d: PackedConv2d,
-    HeadProducts: PackedHeadProducts,
-}
-#: What gives some of the numbers that it gets, or 0, as often as may be.
-_KEEPING = (nn.Flatten, nn.Unflatten, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
-#: Of a part of a network and what goes into it, what comes out.
-Follow = Callable[[nn.Module, Optional[Whole]], Optional[Whole]]
-
-
-def pack(net: nn.Module) -> nn.Module:
-    """Put :class:`spikecore.layers.PackedLinear` and ``PackedConv2d`` into ``net`` behind neurons; gives ``net`` back.
-
-    In the place of an ``nn.Linear`` or an ``nn.Conv2d`` that gets spikes. Known are the outputs of spiking neurons,
-    followed through ``nn.Sequential``, :class:`spikecore.layers.TimeBatched`, ``nn.Flatten``, ``nn.Identity``, maximum
-    pooling, average pooling of windows of 2, 4, 8 and so on, and through a ``forward`` of your own that torch.fx can
-    trace as :func:`spikecore.fuse` does: through calls of such layers, sums and products of spikes, which take two,
-    four or eight bits, and changes of shape. Elsewhere write :class:`spikecore.layers.PackedLinear` and
-    ``PackedConv2d`` yourself. A ``NormNeuron`` that adds spikes before its neuron keeps these as bits, too, and
-    :class:`spikecore.layers.SpikingSelfAttention` queries, keys and values.
-
-    Parameters and hooks stay the same objects, so that an optimiser goes on, and ``state_dict()`` has the same keys.
-    Left as they are: subclasses, layers with a parametrisation, and those that are in the network twice. A part of an
-    ``nn.Sequential`` that is called alone afterwards must be given what it gets in the network. :func:`unpack` undoes
-    it.
-
-    Raises TypeError for what is no module, and :class:`spikecore.backend.Unsupported` for torch before 2.6. Warns where
-    there is no such layer.
-    """
-    _check("pack", net)
-    require_compiler("packing spikes as bits")
-    layers = packable(net)
-    packed = {module: spikes for module, spikes in layers.items() if type(module) in _PACKED}
-    replace_modules(net, {module: as_kind(module, _PACKED[type(module)], spikes) for module, spikes in packed.items()})
-    for layer in layers.keys() - packed.keys():
-        layer.shortcut_spikes = tuple(layers[layer])  # type: ignore[assignment]  # plain numbers, for torch.compile
-    if not layers and not is_packed(net):
-        warnings.warn(
-            "sc.layers.pack(net) found no nn.Linear or nn.Conv2d behind a spiking neuron: it looks in nn.Sequential "
-            "and in a forward that torch.fx can trace. Elsewhere, write sc.layers.PackedLinear or "
-            "sc.layers.PackedConv2d",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-    return net
-
-
-def unpack(net: nn.Module) -> nn.Module:
-    """Put ``nn.Linear`` and ``nn.Conv2d`` back in the place of packed layers, wherever they came from; gives ``net``.
-
-    Raises TypeError for what is no module.
-    """
-    _check("unpack", net)
-    plain = {packed: kind for kind, packed in _PACKED.items()}
-    replace_modules(net, {old: as_kind(old, plain[type(old)]) for old in net.modules() if type(old) in plain})
-    for module in net.modules():
-        vars(module).pop("shortcut_spikes", None)
-    return net
-
-
-def is_packed(net: nn.Module) -> bool:
-    """Whether some layer keeps its input as bits."""
-    return any(type(module) in _PACKED.values() or isinstance(module, _Packed) for module in net.modules())
-
-
-def packable(net: nn.Module) -> Dict[nn.Module, Whole]:
-    """The layers that :func:`pack` changes, and what goes into each: for a ``NormNeuron``, as its shortcut."""
-    places = Counter(module for _, module in net.named_modules(remove_duplicate=False))
-    #: What goes into each layer: a forward may call one more than once.
-    seen: Dict[nn.Module, Set[Optional[Whole]]] = defaultdict(set)
-
-    def follow(module: nn.Module, known: Optional[Whole]) -> Optional[Whole]:
-        if type(module) in _PACKED:
-            seen[module].add(known if places[module] == 1 and "forward" not in vars(module) else None)
-            return None
-        if getattr(module, "shortcut", None) == "before" and hasattr(module, "shortcut_spikes"):
-            seen[module].add(known if places[module] == 1 else None)  # a NormNeuron, and what is added
-        graph = graph_of(module)
-        if graph is not None or "forward" not in vars(module):
-            rule = _rule(module)
-            if rule is not None:
-                return rule(module, known, follow)
-            if graph is None and may_be_traced(module):
-                graph = traced(module)
-            if graph is not None:
-                return follow_graph(module, graph, known, follow)
-        for part in module.children():
-            follow(part, None)
-        return None
-
-    follow(net, None)
-    return {module: inputs.pop() for module, inputs in seen.items() if len(inputs) == 1 and None not in inputs}  # type: ignore[misc]  # not None
-
-
-def _rule(module: nn.Module) -> Optional[Callable[[Any, Optional[Whole], Follow], Optional[Whole]]]:
-    """How to follow spikes through a module, by a method ``follow_spikes`` of the class that wrote its ``forward``."""
-    if calls_as(module, Neuron):
-        return _of_neuron
-    if in_turn(module):
-        return _in_turn
-    if type(module) is nn.AvgPool2d:
-        return lambda module, known, follow: of_average(module, known)
-    if type(module) in _KEEPING or calls_as(module, nn.Identity):
-        return lambda module, known, follow: known
-    written = next(kind for kind in type(module).__mro__ if "forward" in vars(kind))
-    return vars(written).get("follow_spikes")
-
-
-def _of_neuron(neuron: Neuron, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
-    outputs = neuron.program.outputs
-    return Whole(1) if len(outputs) == 1 and outputs[0].op == "spike" else None
-
-
-def _in_turn(sequence: nn.Module, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
-    # not children(), which leaves out a module that comes a second time
-    for part in sequence._modules.values():
-        known = known if part is None else follow(part, known)
-    return known
-
-
-def of_average(pool: Any, known: Optional[Whole]) -> Optional[Whole]:
-    """Of average pooling, where every window is divided by its size."""
-    size = pool.kernel_size
-    rows, columns = size if isinstance(size, (tuple, list)) and len(size) == 2 else (size, size)
-    pads = pool.padding not in (0, (0, 0)) and not pool.count_include_pad
-    plain = isinstance(rows, int) and isinstance(columns, int) and not pads
-    exact = plain and not pool.ceil_mode and pool.divisor_override is None
-    return bits.averaged(known, rows * columns) if exact else None
+# -- in networks
 
 
 def as_kind(module: nn.Module, kind: Type[nn.Module], spikes: Optional[Whole] = None) -> nn.Module:
@@ -519,8 +381,3 @@ def replace_modules(net: nn.Module, others: Mapping[nn.Module, nn.Module]) -> No
         for name, part in list(parent._modules.items()):
             if part is not None and others.get(part, part) is not part:
                 parent._modules[name] = others[part]
-
-
-def _check(function: str, net: Any) -> None:
-    if not isinstance(net, nn.Module):
-        raise TypeError(f"sc.{function}: net={shown(net)} is {a_kind(net)}; give the network itself (an nn.Module)")

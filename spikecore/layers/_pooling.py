@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spikecore._base.context import is_plain
-from spikecore.layers._packed import Follow, as_kind, of_average
+from spikecore.layers._packed import as_kind
 
 #: Most numbers in a window of maximum pooling: a byte tells so many places apart.
 _MOST = 256
@@ -40,10 +40,6 @@ class _Compact(nn.Module):
             y: Tensor = function.apply(input, *_windows(pool), isinstance(self, nn.MaxPool2d))
             return y
         return super().forward(input)  # type: ignore[no-any-return]  # torch's
-
-    def follow_spikes(self, known: Any, follow: Follow) -> Any:
-        """What comes out, for :func:`spikecore.layers.pack`."""
-        return of_average(self, known) if isinstance(self, nn.AvgPool2d) else known
 
     def extra_repr(self) -> str:
         """As torch's, and what is kept."""

@@ -8,10 +8,8 @@ from typing import Any, Collection, Dict, Mapping, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.bits import Whole
 from spikecore._shell import checks
 from spikecore._shell.state import Stateful, Stepped
-from spikecore.layers._packed import Follow
 from spikecore.layers._stateless import counts
 from spikecore.neuron import Neuron
 from spikecore.surrogate import Surrogate
@@ -58,6 +56,8 @@ class PSN(Stepped):
 
     only_multi = "its matrix joins all steps of a sequence; sc.layers.SlidingPSN takes single steps"
     mixes_time = True
+    #: For :func:`spikecore.layers.pack`, the part whose output this gives.
+    output_of = "fire"
 
     def __init__(self, steps: int, *, surrogate: Optional[Surrogate] = None) -> None:
         super().__init__()
@@ -78,10 +78,6 @@ class PSN(Stepped):
             )
         spikes: Tensor = self.fire(_summed(x, self.weight, self.bias))
         return spikes  # typed above: a call of a module is Any
-
-    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
-        """What comes out, for :func:`spikecore.layers.pack`."""
-        return Whole(1)
 
     def extra_repr(self) -> str:
         """The number of steps."""
@@ -115,6 +111,9 @@ class SlidingPSN(Stateful):
     with High Efficiency and Ability to Learn Long-term Dependencies. NeurIPS 2023.
     """
 
+    #: For :func:`spikecore.layers.pack`, the part whose output this gives.
+    output_of = "fire"
+
     def __init__(self, order: int, *, surrogate: Optional[Surrogate] = None, step: str = "multi") -> None:
         super().__init__(step)
         counts("SlidingPSN", order=order)
@@ -142,10 +141,6 @@ class SlidingPSN(Stateful):
             self._end({PAST: seen[len(seen) - self.order + 1 :].clone()})
         return spikes
 
-    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
-        """What comes out, for :func:`spikecore.layers.pack`."""
-        return Whole(1)
-
     def _with_past(self, sequence: Tensor, state: Optional[Mapping[str, Tensor]]) -> Tensor:
         """The inputs of a call behind those before it, which are 0 at rest."""
         shape = (self.order - 1, *sequence.shape[1:])
@@ -167,5 +162,6 @@ def _check(owner: str, x: Any) -> None:
 
 def _summed(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """``weight @ x + bias`` over time: ``[steps, ...]`` to ``[rows, ...]`` by a weight ``[rows, steps]``."""
-    h = torch.addmm(bias.to(x.dtype), weight.to(x.dtype), x.reshape(len(x), -1))
-    return h.view(-1, *x.shape[1:])
+    # without -1, whose size an empty batch does not tell
+    h = torch.addmm(bias.to(x.dtype), weight.to(x.dtype), x.flatten(1) if x.ndim > 1 else x.unsqueeze(1))
+    return h.view(weight.shape[0], *x.shape[1:])

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Dict, Optional, Type
+from typing import Any, Callable, Dict, Type
 
 import torch
 from torch import Tensor, nn
 
 from spikecore._base.batches import folded, unfolded
-from spikecore._base.bits import Whole
 from spikecore._base.context import is_compiling
 from spikecore._base.errors import no_tensor
 from spikecore._shell.checks import shown, whole
 from spikecore._shell.state import Stateful, Stepped
-from spikecore.layers._packed import Follow
 
 _OF_DIMS: Dict[int, Type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
@@ -108,10 +106,6 @@ class TimeBatched(Stepped):
     def traced_forward(self, over_samples: Callable[[nn.Module, Any], Any], x: Any) -> Any:
         """``forward`` for a reader of networks, which has no shapes (:func:`spikecore.graph.read`)."""
         return self.module(x) if self._step == "single" else over_samples(self.module, x)
-
-    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
-        """What comes out, for :func:`spikecore.layers.pack`."""
-        return follow(self.module, known)
 
     def extra_repr(self) -> str:
         """The step mode, where it is not the usual one."""

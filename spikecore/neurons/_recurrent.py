@@ -7,7 +7,6 @@ from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Seq
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.bits import Whole
 from spikecore._base.context import COMPILED, is_compiling, with_traced_sizes, world
 from spikecore._base.errors import a_kind
 from spikecore._shell import checks, observe
@@ -17,7 +16,6 @@ from spikecore._shell.state import State, Stateful, Stepped
 from spikecore.backend import Tensors, Unsupported
 from spikecore.layers import Delay
 from spikecore.layers._delay import PAST, following, one_by_one, whole
-from spikecore.layers._packed import Follow
 from spikecore.neuron import Neuron
 from spikecore.neurons._feedback import FedResults, Matrix, fed_back, under_autocast
 
@@ -67,6 +65,8 @@ class Recurrent(Stateful):
         "repeat": checks.steps_or_none,
         "detach": checks.flag,
     }
+    #: For :func:`spikecore.layers.pack`, the part whose output this gives.
+    output_of = "neuron"
     # as class attributes, for a module that was pickled whole before there were these
     fused: Optional[bool] = None
     detach: bool = False
@@ -115,10 +115,6 @@ class Recurrent(Stateful):
         self.detach = detach
         self.into = into
         self.output = output
-
-    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
-        """What comes out, for :func:`spikecore.layers.pack`."""
-        return follow(self.neuron, None)
 
     @staticmethod
     def _check_linear(neuron: Neuron, linear: nn.Module) -> None:

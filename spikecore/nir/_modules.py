@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type, Union
 
 import torch
@@ -264,8 +265,10 @@ class Unit(NamedTuple):
 class Network(nn.Module):
     """What :func:`spikecore.nir.load` gives: ``[T, B, *N] -> [T, B, *M]``, as every network here.
 
-    Submodules have the names of the nodes, ``net.get_submodule("features.0")``. Where several edges lead to a node
-    their sources are added, in the order of the edges. Layers that take one step (convolutions, pooling, flattening)
+    Submodules have the names of the nodes, ``net.get_submodule("features.0")``, with ``_`` for all but ASCII letters,
+    digits and dots: tools of torch make code of module names, and a file's may be a stranger's. ``places`` has the
+    paths by the names in the file. Where several edges lead to a node their sources are added, in the order of the
+    edges. Layers that take one step (convolutions, pooling, flattening)
     get time and batch as one, as in :class:`~spikecore.layers.TimeBatched`. With neurons of ``step="single"`` it takes
     ``[B, *N]``.
     """
@@ -282,11 +285,11 @@ class Network(nn.Module):
     def _place(self, name: str, module: nn.Module) -> str:
         """Register a module under the name of its node, dots being levels; the place that it got."""
         holder: nn.Module = self
-        *levels, last = [level or "_" for level in name.split(".")]
+        *levels, last = [re.sub(r"\W", "_", level, flags=re.ASCII) or "_" for level in name.split(".")]
         path: List[str] = []
         for level in levels:
             inner = holder._modules.get(level)
-            if inner is None:
+            if inner is None or type(inner) is not nn.Module:  # another one may call its children
                 level = _free(holder, level)
                 inner = nn.Module()
                 holder.add_module(level, inner)
@@ -314,8 +317,14 @@ class Network(nn.Module):
 
     def extra_repr(self) -> str:
         """The edges."""
-        edges = [f"{source or 'input'} -> {name}" for name, sources in self.wiring for source in sources]
-        return ", ".join([*edges, *[f"{source or 'input'} -> output" for source in self.result]])
+        edges = [(source, _shown(name)) for name, sources in self.wiring for source in sources]
+        edges += [(source, "output") for source in self.result]
+        return ", ".join(f"{_shown(source) if source else 'input'} -> {target}" for source, target in edges)
+
+
+def _shown(name: str) -> str:
+    """The name of a node; in quotes and escaped where it is not plain."""
+    return name if re.fullmatch(r"[\w.]+", name, re.ASCII) else ascii(name)
 
 
 def _free(holder: nn.Module, name: str) -> str:

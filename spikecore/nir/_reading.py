@@ -24,6 +24,9 @@ from spikecore.nir._modules import INPUT, Network, Unit
 from spikecore.nir._neuron_nodes import NEURON_NODES, Reading, neuron_of
 from spikecore.surrogate import Surrogate
 
+#: Levels of a name, which become modules one within the other, for which Python's stack has to do.
+_LEVELS = 50
+
 
 def load(
     path: Any,
@@ -60,8 +63,10 @@ def load(
     neuron whose output comes back through a layer becomes :class:`spikecore.Recurrent`: the output comes back one step
     later.
 
-    A file may be a stranger's: only classes, settings, surrogates and numbers that :func:`save` writes are taken from
-    its metadata, and a file that refers to other files, or is larger than ``max_bytes``, is refused.
+    A file may be a stranger's: modules get the names of nodes with ``_`` for all but ASCII letters, digits and dots,
+    and ``net.places`` has their paths by the names in the file. Only classes, settings, surrogates and numbers that
+    :func:`save` writes are taken from its metadata, and a file that refers to other files, or is larger than
+    ``max_bytes``, is refused.
 
     Raises ValueError for what the file leaves open, for nodes and loops that have no module here, by name, and for
     whatever else a file holds that cannot be read; OSError if the file cannot be opened; TypeError for arguments of
@@ -284,6 +289,10 @@ class Graph:
         places: Dict[str, Tuple[str, str]] = {}
         for key, node in graph.nodes.items():
             name, kind = prefix + key, type(node).__name__
+            if not name or name in self.sources:
+                raise Refused(f"{name!r} cannot be the name of a node: it is empty, or another node has it")
+            if name.count(".") > _LEVELS:
+                raise Refused(f"node {name[:40]!r}... is in {name.count('.')} others; wanted are at most {_LEVELS}")
             if kind == "NIRGraph":
                 places[key] = self._take(name + ".", node)
                 continue

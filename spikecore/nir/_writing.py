@@ -9,9 +9,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import warnings
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -107,7 +108,8 @@ def save(
     net, formats = plain(unwrapped(net))
     wide = any(value.dtype == torch.float64 for value in net.parameters())
     drawn = Drawn(Writing(float(dt), discretization, "float64" if wide else "float32"))
-    first, last = _unlike(net, "input"), _unlike(net, "output")
+    modules = dict(net.named_modules())
+    first = _unlike(modules, "input")
     try:
         graph = _read(net)
         shape = _input_shape(graph, input_shape)
@@ -117,19 +119,20 @@ def save(
     except ValueError as error:
         raise ValueError(f"sc.nir.save: {error}") from error.__cause__
     drawn.note(formats)
+    last = _unlike({**modules, **drawn.nodes}, "output")
     drawn.nodes[last] = nir.Output(types("output", end.shape))
     drawn.edges += [(source, last) for source in end.sources]
     metadata = metadata_of({"dt": float(dt), "discretization": discretization})
     # in memory first: HDF5 does not say well what ended its writing
     content = io.BytesIO()
     nir.write(content, nir.NIRGraph(drawn.nodes, drawn.edges, metadata=metadata, type_check=False))
+    _try(content)
     with replacing(Path(path)) as file:
         file.write(content.getbuffer())
 
 
-def _unlike(net: nn.Module, name: str) -> str:
-    """The name, or one like it that no module of the network has."""
-    names = dict(net.named_modules())
+def _unlike(names: Mapping[str, Any], name: str) -> str:
+    """The name, or one like it that is none of these."""
     while name in names:
         name += "_"
     return name
@@ -187,6 +190,19 @@ def _leading(graph: Graph) -> int:
     return 2 if any(isinstance(part, Network) or getattr(part, "step", "") == "multi" for part in parts) else 1
 
 
+def _try(content: io.BytesIO) -> None:
+    """Warn of a file that nir.read refuses, with which others begin: it infers shapes, of some layers wrong ones."""
+    try:
+        package().read(content)
+    except Exception as error:  # what it raises depends on the node
+        warnings.warn(
+            f"sc.nir.save: nir.read refuses this file by the shapes that it infers ({error}); it is read by "
+            "sc.nir.load, and by nir.read(path, type_check=False)",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
 def _tell(unsaid: Sequence[Tuple[str, Unsaid]], keep: Sequence[str]) -> None:
     refused = [(name, each) for name, each in unsaid if each.name not in keep]
     lines = "\n".join(f"  {name!r} {each.sentence}" for name, each in refused or unsaid)
@@ -220,6 +236,11 @@ class Drawn:
 
     def add(self, name: str, node: Any, of: Value, shape: Sequence[int]) -> Value:
         """One node behind ``of``."""
+        if name == "." or re.search("[/\0\ud800-\udfff]", name):
+            raise ValueError(
+                f"{name!r} cannot be the name of a node in HDF5: it is '.', or has a '/', NUL or surrogate; give the "
+                "module another name"
+            )
         while name in self.nodes:
             name += "_"
         self.nodes[name] = node

@@ -104,6 +104,8 @@ class Checkpointed(nn.Module):
 
     #: See :func:`spikecore._shell.modules.unwrapped`.
     is_checkpointed = True
+    #: To a reader of networks it is one call (:func:`spikecore.graph.read`).
+    is_one_call = True
 
     def __init__(self, module: nn.Module, every: int, preserve_rng_state: bool) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from spikecore._base.batches import flattened, to_device, tree_map
 from spikecore._base.context import compile_time, is_compiling
-from spikecore._shell.modules import makes_time
+from spikecore._shell.modules import makes_time, outside
 from spikecore._shell.state import Stateful, carry, carry_no_more
 from spikecore.functional import check_places, stateful_modules, to_rest
 from spikecore.parallel import _parts as parts
@@ -284,9 +284,7 @@ def _check_steps(net: nn.Module, x: Any, T: Any) -> bool:
                 "leave an encoder out, set repeat=None of a neuron, or call the pipeline itself"
             )
     check_places(net, carries=True)
-    modules = stateful_modules(net)
-    inner = {part for module in modules for part in module.modules() if part is not module}
-    modes = {module.step: module for module in modules if module not in inner}
+    modes = {module.step: module for _, module in outside(net, Stateful) if isinstance(module, Stateful)}
     if len(modes) > 1:
         raise ValueError(
             f"constant_forward: {type(modes['single']).__name__} has step='single' and "

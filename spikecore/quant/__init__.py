@@ -2,6 +2,7 @@
 
 from spikecore.quant._analysis import Format, Inexact, analyse
 from spikecore.quant._fixed import FixedPoint, fixed
-from spikecore.quant._prepare import Report, prepare, report
+from spikecore.quant._prepare import prepare
+from spikecore.quant._report import Report, report
 
 __all__ = ["FixedPoint", "Format", "Inexact", "Report", "analyse", "fixed", "prepare", "report"]

@@ -23,7 +23,7 @@ from torch.nn.utils import parametrize
 
 from spikecore.graph import computed
 from spikecore.quant._analysis import Format
-from spikecore.quant._fixed import FixedPoint
+from spikecore.quant._fixed import FixedPoint, packed, unpacked
 
 #: Layers with a weight ``[out, in, ...]``.
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -41,15 +41,44 @@ _GRIDS = range(-24, 41)
 class OnGrid(nn.Module):
     """A tensor rounded to multiples of ``1 / scale`` and clamped: its value, with a straight-through derivative.
 
-    scale: powers of two, a buffer that broadcasts to the tensor. low, high: the integers at the ends.
+    scale: powers of two, a buffer that broadcasts to the tensor. low, high: the integers at the ends. bits: those that
+    were asked for, which values of fewer bits need not. ``state_dict`` has all of them; that of other bits is refused.
     """
 
+    #: The argument of :func:`prepare` that asks for such grids of weights.
+    ranges = "data"
     scale: Tensor
 
-    def __init__(self, scale: Tensor, low: int, high: int) -> None:
+    def __init__(self, scale: Tensor, low: int, high: int, bits: Optional[int] = None) -> None:
         super().__init__()
-        self.register_buffer("scale", scale)
+        self._hold(scale)
         self.low, self.high = low, high
+        self.bits = max(high, -low - 1).bit_length() + (low < 0) if bits is None else bits
+
+    def _hold(self, scale: Tensor) -> None:
+        self.register_buffer("scale", scale)
+
+    def get_extra_state(self) -> Tensor:
+        """The ends, and the words that must be the same where they are loaded."""
+        return packed({**self._words, "low": self.low, "high": self.high})
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take the ends of another grid of the same words."""
+        content = unpacked(state, self._words)
+        self.low, self.high = int(content["low"]), int(content["high"])
+
+    @property
+    def _words(self) -> Dict[str, Any]:
+        return {"ranges": self.ranges, "bits": self.bits, "grids": self.scale.numel()}
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        try:
+            if f"{prefix}_extra_state" in state_dict:
+                unpacked(state_dict[f"{prefix}_extra_state"], self._words)
+        except ValueError as error:
+            args[-1].append(f"{prefix[:-1]}: {error}")
+            return
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def forward(self, x: Tensor) -> Tensor:
         """``n / scale`` for the nearest n from ``low`` to ``high``."""
@@ -86,10 +115,10 @@ class LearntGrid(OnGrid):
     saturates: that of Jain et al., "Trained quantization thresholds", MLSys 2020.
     """
 
-    def __init__(self, scale: Tensor, low: int, high: int) -> None:
-        nn.Module.__init__(self)
+    ranges = "learnt"
+
+    def _hold(self, scale: Tensor) -> None:
         self.frac = nn.Parameter(torch.log2(scale))
-        self.low, self.high = low, high
 
     @property
     def scale(self) -> Tensor:  # type: ignore[override]  # computed, where the other one has a buffer
@@ -99,11 +128,20 @@ class LearntGrid(OnGrid):
         return exact * (1.0 + math.log(2.0) * (self.frac - self.frac.detach()))
 
 
+def largest(values: Tensor) -> float:
+    """The largest size of values. Raises ValueError where some are not finite, or too large for a grid."""
+    most = float(values.detach().abs().max()) if values.numel() else 0.0
+    if not most < 2.0**-_GRIDS.start:
+        what = f"{most:g} is too large for a grid" if math.isfinite(most) else f"{most} is among the values"
+        raise ValueError(f"{what}; scale them, or leave it out")
+    return most
+
+
 def best_frac(values: Tensor, bits: int) -> int:
     """The fractional bits with which integers of so many bits have the least squared error of these values."""
     values = values.detach().double().flatten()
-    most = float(values.abs().max()) if values.numel() else 0.0
-    if not most or not math.isfinite(most):
+    most = largest(values)
+    if not most:
         return bits - 1
     widest = bits - 1 - math.frexp(most)[1]
     low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
@@ -143,17 +181,18 @@ def on_grids(weight: Tensor, bits: int) -> Optional[Tuple[Tensor, List[int]]]:
 
 def grid_of(values: Tensor, bits: int) -> OnGrid:
     """The grid of activations: the one that they are on, where it has so few bits, else the best one."""
+    largest(values)
     low, high = float(values.min()), float(values.max())
     frac, signed_too = max(0, int(exact_fracs(values.reshape(1, -1)))), low < 0
     most = max(-low, high, 1.0) * 2.0**frac
     if frac <= bits and most <= 1 << (bits - signed_too) and (low or high):
         # means of spikes, and sums of them: up to the power of two that holds what was seen
-        largest = 1 << (math.ceil(most) - 1).bit_length()
-        return OnGrid(torch.tensor(2.0**frac, device=values.device), -largest * signed_too, largest)
+        end = 1 << (math.ceil(most) - 1).bit_length()
+        return OnGrid(torch.tensor(2.0**frac, device=values.device), -end * signed_too, end, bits)
     # where all are 0 they may be spikes, or means of them: 1 is on the grid
     frac = best_frac(values, bits + (not signed_too)) if low or high else bits - 1
     lowest, highest = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed_too else (0, (1 << bits) - 1)
-    return OnGrid(torch.tensor(2.0**frac, device=values.device), lowest, highest)
+    return OnGrid(torch.tensor(2.0**frac, device=values.device), lowest, highest, bits)
 
 
 def best_fracs(weight: Tensor, bias: Optional[Tensor], bits: int, input_frac: int, finest: int) -> List[int]:
@@ -164,9 +203,9 @@ def best_fracs(weight: Tensor, bias: Optional[Tensor], bits: int, input_frac: in
     coarsest = min((frac for frac in best if frac is not None), default=bits - 1)
     biases = torch.zeros(len(weight)) if bias is None else bias.detach().reshape(len(weight), -1).abs().amax(1)
     fracs = []
-    for frac, largest in zip(best, biases.tolist()):
+    for frac, size in zip(best, biases.tolist()):
         frac = min(coarsest if frac is None else frac, finest, FINEST)
-        fracs.append(min(frac, _BIAS - 1 - input_frac - math.frexp(largest)[1]) if largest else frac)
+        fracs.append(min(frac, _BIAS - 1 - input_frac - math.frexp(size)[1]) if size else frac)
     return [min(frac, min(fracs) + _SPREAD) for frac in fracs]
 
 

@@ -9,20 +9,17 @@ from __future__ import annotations
 import copy
 import math
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.utils import parametrize
 
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import unwrapped
+from spikecore._shell.parameters import adopt
 from spikecore._transforms import unfuse
-from spikecore.functional import reset
 from spikecore.graph import (
-    Call,
     Graph,
     NotFollowed,
     Refused,
@@ -30,15 +27,14 @@ from spikecore.graph import (
     folded,
     is_parametrised,
     norm_source,
-    read,
     readers_of,
-    values,
 )
 from spikecore.layers import Delay, NormNeuron, PackedConv2d, PackedLinear
 from spikecore.layers._packed import replace_modules
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
-from spikecore.quant._analysis import SIGNIFICAND, Format, Inexact, analyse
+from spikecore.quant._analysis import SIGNIFICAND, Format, Inexact
+from spikecore.quant._calibration import MEANS, SEEN, WINDOWS, Inputs, Run, evaluating, fires, first_run
 from spikecore.quant._fixed import FixedPoint, fixed
 from spikecore.quant._layers import (
     FINEST,
@@ -47,123 +43,21 @@ from spikecore.quant._layers import (
     OnGrid,
     best_frac,
     biases_of,
-    bits_of,
     grid_of,
     integers_of,
+    largest,
     quantise_layer,
     quantised_weight,
     round_input,
     round_output,
+    weight_of,
 )
+from spikecore.quant._rewriting import ThresholdIsZero
 
-Inputs = Union[Tensor, Tuple[Tensor, ...]]
 #: Ranges of weights -> their grids.
-RANGES: Dict[str, Type[OnGrid]] = {"data": OnGrid, "learnt": LearntGrid}
-#: Poolings that divide, and the dimensions of their windows.
-_WINDOWS = {nn.AvgPool1d: 1, nn.AvgPool2d: 2, nn.AvgPool3d: 3}
-_MEANS = (*_WINDOWS, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
+RANGES: Dict[str, Type[OnGrid]] = {kind.ranges: kind for kind in (OnGrid, LearntGrid)}
 #: Layers whose sums and roundings are known.
 PLAIN = (*LAYERS, PackedLinear, PackedConv2d)
-#: Modules whose inputs and outputs have ranges.
-_SEEN = (*LAYERS, *_MEANS, Neuron, Recurrent, Delay)
-#: Values of a tensor that a range is chosen from.
-_SAMPLE = 1 << 18
-
-
-@dataclass
-class _Seen:
-    """What a module read and wrote in a calibration run."""
-
-    inputs: List[Tensor] = field(default_factory=list)
-    outputs: List[Tensor] = field(default_factory=list)
-    states: List[Tensor] = field(default_factory=list)
-    #: What computed its inputs, behind changes of shape: a call for each call of it.
-    sources: List[Optional[Call]] = field(default_factory=list)
-    #: Of a pooling, the sizes of its last input along each dimension, as multiples of those of its output.
-    ratios: Tuple[float, ...] = ()
-
-
-class _Run:
-    """What a network's layers and neurons read and write in one call, in ``eval()``.
-
-    Raises :class:`NotFollowed` for a network that cannot be read.
-    """
-
-    def __init__(self, net: nn.Module, x: Inputs, dtype: torch.dtype) -> None:
-        inputs = _inputs(x, dtype)
-        self.seen: Dict[nn.Module, _Seen] = {}
-        self.shapes: Dict[Call, Tuple[int, ...]] = {}
-        known: Dict[Call, Any] = {}
-        with _evaluating(net), torch.no_grad():
-            self.graph = read(net, inputs=len(inputs))
-            for call, value in values(self.graph, *inputs):
-                known[call] = value
-                self.shapes[call] = tuple(value.shape) if isinstance(value, Tensor) else ()
-                if isinstance(call.module, _SEEN):
-                    self._see(call, [known[each] for each in call.args if isinstance(each, Call)], value)
-            reset(net)
-        self.output = known[self.graph.output]
-
-    def _see(self, call: Call, args: Sequence[Any], output: Any) -> None:
-        seen = self.seen.setdefault(call.module, _Seen())
-        seen.sources.append(computed_by(call.source))
-        if isinstance(call.module, (Neuron, Recurrent)):
-            seen.inputs += [_sampled(value) for value in args]
-            seen.states += _states(call.module, args)
-        else:
-            seen.inputs.append(_sampled(args[0]))
-        if isinstance(output, Tensor):
-            seen.outputs.append(_sampled(output))
-            seen.ratios = tuple(a / b for a, b in zip(args[0].shape, output.shape))
-
-    def fires(self, module: nn.Module) -> bool:
-        """Whether all that a module reads is spikes of neurons."""
-        return all(source is not None and _fires(source.module) for source in self.seen[module].sources)
-
-    def first_readers(self) -> List[nn.Module]:
-        """The layers with weights that read the input of the network."""
-        readers = [reader.module for x in self.graph.inputs for reader in readers_of(x)]
-        return list(dict.fromkeys(module for module in readers if isinstance(module, (*LAYERS, Delay))))
-
-    def is_read(self, module: nn.Module) -> bool:
-        """Whether something else than a neuron reads what a module writes."""
-        readers = [reader for call in self.graph.calls_of(module) for reader in readers_of(call)]
-        return not all(isinstance(reader.module, Neuron) for reader in readers)
-
-
-def _sampled(value: Tensor) -> Tensor:
-    """Values of a tensor, evenly spread, with the least and the greatest among them."""
-    flat = value.detach().flatten()
-    some = flat[:: max(1, flat.numel() // _SAMPLE)]
-    return torch.cat([some, flat.min().reshape(1), flat.max().reshape(1)]) if flat.numel() else flat
-
-
-def _states(module: Any, args: Sequence[Any]) -> List[Tensor]:
-    neuron: Any = module.neuron if isinstance(module, Recurrent) else module
-    names = tuple(neuron.states)
-    if not names:
-        return []
-    if module.step == "single":
-        # the call left its state
-        return [_sampled(module.state[name]) for name in names if name in (module.state or {})]
-    return [_sampled(value) for value in module.run(*args, record=names)[2].values()]
-
-
-@contextmanager
-def _evaluating(net: nn.Module) -> Iterator[None]:
-    training = {module: module.training for module in net.modules()}
-    net.eval()
-    reset(net)
-    try:
-        yield
-    finally:
-        for module, mode in training.items():
-            module.training = mode
-
-
-def _inputs(x: Inputs, dtype: torch.dtype) -> Tuple[Tensor, ...]:
-    values = x if isinstance(x, tuple) else (x,)
-    return tuple([value.to(dtype) if value.is_floating_point() else value for value in values])
 
 
 class Weighted(NamedTuple):
@@ -244,11 +138,12 @@ def prepare(
     new = unfuse(copy.deepcopy(unwrapped(net))).to(dtype)
     _refuse_norm_neurons(new)
     try:
-        _fold(new, _Run(new, x, dtype))
-        run = _Run(new, x, dtype)
+        _fold(new, first_run("sc.quant.prepare", new, x, dtype))
+        run = Run(new, x, dtype)
         _refuse_others(new, run.graph)
     except (NotFollowed, Refused) as error:
         raise ValueError(f"sc.quant.prepare: {error}") from error
+    _refuse_infinite(new)
     written = _written(new, run)
     written_frac = _written_frac(written, run, word)
     _refuse_means(new, run)
@@ -262,12 +157,11 @@ def prepare(
     for name, neuron in [*new.named_modules()]:
         if isinstance(neuron, Neuron) and neuron.arithmetic is None:
             options: Any = {"rounding": rounding, "factors": factors, "dtype": dtype}
-            try:
-                chosen = _frac(new, neuron, run, word) if frac is None else frac
-                neuron.arithmetic = fixed(neuron, word, chosen, **options).arithmetic
-            except ValueError as error:
-                raise type(error)(f"sc.quant.prepare: {name}: {error}") from None
-    _prove(new, run, dtype)
+            with _of(name):
+                replaced = _fixed(new, neuron, run, (word, frac), options)
+            adopt(neuron, dict(replaced.bounds))
+            neuron.arithmetic = replaced.arithmetic
+    prove(new, run, dtype)
     return new
 
 
@@ -280,10 +174,20 @@ def _check(net: Any, weights: Any, activations: Any) -> None:
             raise ValueError(f"sc.quant.prepare: {name}={shown(value)} must be a whole number of bits from 2 to 8")
 
 
-def _fold(net: nn.Module, run: _Run) -> None:
+@contextmanager
+def _of(name: str) -> Iterator[None]:
+    """Say in errors what they are of."""
+    try:
+        yield
+    except ValueError as error:
+        raise type(error)(f"sc.quant.prepare: {name}: {error}") from None
+
+
+def _fold(net: nn.Module, run: Run) -> None:
     """Fold each batch normalisation into the layer whose output it reads; first all conditions, then all changes."""
-    norms = [call for call in run.graph.calls if isinstance(call.module, _BatchNorm)]
-    with _evaluating(net):
+    calls = [call for call in run.graph.calls if isinstance(call.module, _BatchNorm)]
+    norms = [*{call.module: call for call in calls}.values()]
+    with evaluating(net):
         sources = [norm_source(run.graph, norm, run.shapes, (*PLAIN, Delay)) for norm in norms]
     for source in sources:
         layer = source.module.linear if isinstance(source.module, Delay) else source.module
@@ -312,7 +216,7 @@ def _refuse_others(net: nn.Module, graph: Graph) -> None:
             why = "is a subclass with a forward of its own, whose sums and roundings are not known"
             raise Refused(call.title, why, "take the layer itself, and a parametrisation of its weight")
         holds = call.module is not None and any(True for _ in call.module.children())
-        if call.is_hooked and (holds or isinstance(call.module, _SEEN)):
+        if call.is_hooked and (holds or isinstance(call.module, SEEN)):
             raise Refused(call.title, "has hooks, or a forward of its own, that change what it computes", "remove them")
         if call.kind == "attribute" and graph.tensors[call.name] is not None:
             owners = [other for other in graph.uses(graph.tensors[call.name]) if other is not call]
@@ -332,15 +236,23 @@ def _refuse_others(net: nn.Module, graph: Graph) -> None:
             )
 
 
-def _refuse_means(net: nn.Module, run: _Run) -> None:
+def _refuse_infinite(net: nn.Module) -> None:
+    """Refuse weights and biases that are not finite, as a normalisation that was folded may have made them."""
+    for place in weighted(net):
+        for what, value in (("weight", weight_of(place.layer)), ("bias", place.layer.bias)):
+            with _of(f"{place.name}: its {what}"):
+                largest(value if isinstance(value, Tensor) else torch.zeros(()))
+
+
+def _refuse_means(net: nn.Module, run: Run) -> None:
     """Refuse poolings that divide integers by what is no power of two: floats round such a mean."""
     for name, module in net.named_modules():
-        if not isinstance(module, _MEANS) or module not in run.seen:
+        if not isinstance(module, MEANS) or module not in run.seen:
             continue
         pool: Any = module
         counts = run.seen[module].ratios
-        if isinstance(module, tuple(_WINDOWS)):
-            (dimensions,) = (number for kind, number in _WINDOWS.items() if isinstance(module, kind))
+        if isinstance(module, tuple(WINDOWS)):
+            (dimensions,) = (number for kind, number in WINDOWS.items() if isinstance(module, kind))
             size = pool.kernel_size
             count = math.prod(size) if isinstance(size, tuple) else size**dimensions
             counts = (getattr(pool, "divisor_override", None) or count,)
@@ -354,7 +266,7 @@ def _refuse_means(net: nn.Module, run: _Run) -> None:
 
 
 def _quantise(
-    place: Weighted, run: _Run, of_each: Tuple[int, int], per_channel: bool, finest: int, kind: Type[OnGrid]
+    place: Weighted, run: Run, of_each: Tuple[int, int], per_channel: bool, finest: int, kind: Type[OnGrid]
 ) -> None:
     """Put the weight of one layer on a grid, and what it reads, with so many bits of each."""
     bits, activations = of_each
@@ -366,37 +278,33 @@ def _quantise(
     first = run.first_readers()
     inputs = [x for module in first for x in run.seen[module].inputs] if called in first else seen.inputs
     numbers = torch.cat(seen.outputs if back else inputs)
-    fires = _fires(called) if back else run.fires(called)
-    spikes = fires and bool(((numbers == 0) | (numbers == 1)).all())
-    grid = grid_of(numbers, activations)
+    of_neurons = fires(called) if back else run.fires(called)
+    spikes = of_neurons and bool(((numbers == 0) | (numbers == 1)).all())
+    with _of(f"what {place.name} reads"):
+        grid = grid_of(numbers, activations)
     if spikes:
         grid = OnGrid(torch.ones_like(grid.scale), 0, 1)
     elif back and not (max(grid.fracs) <= 0 and torch.equal(grid(numbers), numbers)):
         raise ValueError(f"sc.quant.prepare: {place.name}: what comes back is no whole number, as spikes are")
     _attach(place.layer, "spikes" if spikes or back else "input", grid, called)
     bits = bits if quantised_weight(place.layer) is None else 8
-    try:
+    with _of(place.name):
         quantise_layer(place.layer, bits, per_channel, max(grid.fracs), finest, kind)
-    except ValueError as error:
-        raise ValueError(f"sc.quant.prepare: {place.name}: {error}") from None
 
 
-def _fires(module: Optional[nn.Module]) -> bool:
-    """Whether a module's output is spikes."""
-    neuron: Any = module.neuron if isinstance(module, Recurrent) else module
-    number = (module.output or 0) if isinstance(module, Recurrent) else 0
-    return isinstance(neuron, Neuron) and neuron.program.outputs[number].op == "spike"
-
-
-def _written(net: nn.Module, run: _Run) -> List[Weighted]:
+def _written(net: nn.Module, run: Run) -> List[Weighted]:
     """The layers whose outputs something else than a neuron reads."""
     places = [place for place in weighted(net) if not isinstance(place.called, Recurrent)]
     return [place for place in places if place.called in run.seen and run.is_read(place.called)]
 
 
-def _written_frac(written: Sequence[Weighted], run: _Run, word: int) -> int:
+def _written_frac(written: Sequence[Weighted], run: Run, word: int) -> int:
     """The fractional bits of what these layers write: one grid, so that sums of such values are exact."""
-    return min([word - 2, *(best_frac(torch.cat(run.seen[place.called].outputs), word) for place in written)])
+    fracs = [word - 2]
+    for place in written:
+        with _of(f"what {place.name} writes"):
+            fracs.append(best_frac(torch.cat(run.seen[place.called].outputs), word))
+    return min(fracs)
 
 
 def _round_output(place: Weighted, word: int, frac: int) -> None:
@@ -416,7 +324,7 @@ def _attach(layer: nn.Module, what: str, grid: OnGrid, called: nn.Module) -> Non
         owner.register_forward_hook(round_output)
 
 
-def _share_input(net: nn.Module, run: _Run) -> None:
+def _share_input(net: nn.Module, run: Run) -> None:
     """Round the input of the network alike for everything that reads it, where a layer with weights does."""
     layers = run.first_readers()
     grids = [module._modules.get("input_format") for module in layers]
@@ -429,7 +337,7 @@ def _share_input(net: nn.Module, run: _Run) -> None:
             continue
         first = computed_by(reader.source)
         module: nn.Module = reader.module
-        if isinstance(module, _SEEN) and first is not None and first.kind == "input":
+        if isinstance(module, SEEN) and first is not None and first.kind == "input":
             _attach(module, "input", copy.deepcopy(grid), module)
         elif not torch.equal(grid(numbers), numbers):
             raise ValueError(
@@ -447,31 +355,41 @@ def input_format(place: Weighted) -> Optional[Format]:
     return None
 
 
-def _frac(net: nn.Module, neuron: Neuron, run: _Run, word: int) -> Optional[int]:
-    """The fractional bits that fit what a neuron read and held."""
+def _fixed(
+    net: nn.Module, neuron: Neuron, run: Run, bits: Tuple[int, Optional[int]], options: Mapping[str, Any]
+) -> Neuron:
+    """The neuron in fixed point. Without fractional bits, it has those that fit what it read and held, and with which
+    nothing else saturates in it; more where a threshold would be 0.
+    """
+    word, frac = bits
     outer = [module for module in net.modules() if isinstance(module, Recurrent) and module.neuron is neuron]
     seen = run.seen.get(outer[0] if outer else neuron)
     values = [] if seen is None else [*seen.inputs, *seen.states]
-    if not values:
-        return None
-    chosen = best_frac(torch.cat(values), word)
+    if frac is not None or not values:
+        return fixed(neuron, word, frac, **options)
+    frac = best_frac(torch.cat(values), word)
+    most = max((largest(value) for values in seen.saturating for value in values), default=0.0) if seen else 0.0
+    frac = min(frac, word - 1 - math.frexp(most)[1]) if most else frac
     least = fixed(neuron, word, None, dtype=torch.float64).arithmetic
-    return min(chosen, least.frac + 2) if isinstance(least, FixedPoint) else chosen
+    frac = min(frac, least.frac + 2) if isinstance(least, FixedPoint) else frac
+    while True:
+        try:
+            return fixed(neuron, word, frac, **options)
+        except ThresholdIsZero:
+            frac += 1
 
 
 def _largest_sum(place: Weighted, written: Any) -> int:
     """The largest sum of a layer's products, its bias and what another layer wrote, as an integer on the finest grid of
     these.
     """
-    try:
+    with _of(place.name):
         integers, fracs = integers_of(place.layer, 8)
         biases = biases_of(place.layer)
-    except ValueError as error:
-        raise ValueError(f"sc.quant.prepare: {place.name}: {error}") from None
     read: Any = input_format(place)
-    largest = max(abs(int(read.low)), abs(int(read.high)))
+    most = max(abs(int(read.low)), abs(int(read.high)))
     # of each output: pairs of an integer and its fractional bits
-    rows = [int(row) * largest for row in integers.abs().flatten(1).sum(1)]
+    rows = [int(row) * most for row in integers.abs().flatten(1).sum(1)]
     sums = [[(row, frac + int(read.frac or 0))] if row else [] for row, frac in zip(rows, fracs)]
     for terms, (bias, frac) in zip(sums, biases):
         terms += [(abs(bias), frac)] if bias else []
@@ -487,7 +405,7 @@ def _added(terms: Sequence[Tuple[int, int]]) -> int:
     return sum(n << (finest - frac) for n, frac in terms)
 
 
-def _prove(net: nn.Module, run: _Run, dtype: torch.dtype) -> List[int]:
+def prove(net: nn.Module, run: Run, dtype: torch.dtype) -> List[int]:
     """The largest sum of each layer; raises where the dtype does not hold it. What comes back in ``Recurrent`` is added
     to what another layer wrote.
     """
@@ -504,106 +422,3 @@ def _prove(net: nn.Module, run: _Run, dtype: torch.dtype) -> List[int]:
             )
         sums.append(most)
     return sums
-
-
-# -- report
-
-
-@dataclass(frozen=True)
-class Row:
-    """One layer or neuron of a report.
-
-    kind: "weights" or "neuron". format: of a layer's weights, or of a neuron's inputs and states. bits: those that the
-    largest value needs. saturated: the part of weights, or of inputs and states, at an end of the range.
-    """
-
-    name: str
-    kind: str
-    format: str
-    reads: str
-    bits: int
-    saturated: float
-
-
-@dataclass(frozen=True)
-class Report:
-    """What :func:`report` says: a row for each layer and neuron, and how often the float network decides the same."""
-
-    rows: Tuple[Row, ...]
-    #: The part of outputs whose highest entry is that of ``beside``; None without one.
-    agreement: Optional[float]
-
-    def __str__(self) -> str:
-        head = f"{'name':20} {'kind':8} {'format':26} {'reads':22} {'bits':>4} {'saturated':>9}"
-        lines = [
-            f"{row.name:20} {row.kind:8} {row.format:26} {row.reads:22} {row.bits:4} {row.saturated:9.2%}"
-            for row in self.rows
-        ]
-        return "\n".join([head, *lines, *([] if self.agreement is None else [f"agreement {self.agreement:.2%}"])])
-
-
-def report(net: nn.Module, x: Inputs, beside: Optional[nn.Module] = None) -> Report:
-    """The formats of a prepared network, the bits that its largest values need, and how much saturates on inputs x.
-
-    beside: the network in floats; the report then has the part of its decisions, the highest of the last dimension
-    (summed over time, where the outputs have it), that the prepared network makes too.
-
-    Raises ValueError for a network that was not prepared, and :class:`Inexact` where weights that were trained since
-    need more bits than the arithmetic holds.
-    """
-    _refuse_unprepared(net)
-    dtypes = [module.arithmetic.dtype for module in net.modules() if _is_fixed(module)]
-    dtype = torch.float64 if torch.float64 in dtypes else torch.float32
-    run = _Run(net, x, dtype)
-    rows = [_weights_row(place, most) for place, most in zip(weighted(net), _prove(net, run, dtype))]
-    for name, module in net.named_modules():
-        if isinstance(module, (Neuron, Recurrent)) and module in run.seen:
-            neuron: Any = module.neuron if isinstance(module, Recurrent) else module
-            if _is_fixed(neuron):
-                rows.append(_neuron_row(name, neuron, run.seen[module]))
-    if beside is None:
-        return Report(tuple(rows), None)
-    with _evaluating(beside), torch.no_grad():
-        expected = beside(*_inputs(x, next((value.dtype for value in beside.parameters()), torch.float32)))
-    return Report(tuple(rows), float((_decided(run.output) == _decided(expected)).double().mean()))
-
-
-def _refuse_unprepared(net: nn.Module) -> None:
-    floats = [(place.name, place.layer) for place in weighted(net) if input_format(place) is None]
-    floats += [(name, part) for name, part in net.named_modules() if isinstance(part, Neuron) and not _is_fixed(part)]
-    if floats:
-        name, module = floats[0]
-        raise ValueError(
-            f"sc.quant.report: {name or 'net'}, a {type(module).__name__}, computes in floats: the network was not "
-            "prepared. Report on what sc.quant.prepare(net, x) returns"
-        )
-
-
-def _is_fixed(module: nn.Module) -> bool:
-    return isinstance(module, Neuron) and isinstance(module.arithmetic, FixedPoint)
-
-
-def _decided(outputs: Tensor) -> Tensor:
-    return (outputs.double().sum(0) if outputs.ndim > 2 else outputs).argmax(-1)
-
-
-def _weights_row(place: Weighted, most: int) -> Row:
-    integers, fracs = integers_of(place.layer, 8)
-    grid = place.layer.parametrizations.weight[0] if parametrize.is_parametrized(place.layer, "weight") else None  # type: ignore[union-attr,index]
-    saturated = 0.0
-    if isinstance(grid, OnGrid):
-        exact = grid.integers(place.layer.weight)  # type: ignore[arg-type]  # a tensor
-        saturated = float(((exact == grid.low) | (exact == grid.high)).double().mean())
-    bits = bits_of(integers)
-    text = f"int{bits} / 2^{min(fracs)}" + (f"..{max(fracs)}" if len(set(fracs)) > 1 else "")
-    return Row(place.name, "weights", text, str(input_format(place)), most.bit_length(), saturated)
-
-
-def _neuron_row(name: str, neuron: Any, seen: _Seen) -> Row:
-    how: FixedPoint = neuron.arithmetic
-    low, high = how.format.ends
-    values = torch.cat([value.double() for value in [*seen.inputs, *seen.states]])
-    known = analyse(neuron.program, dtype=how.dtype)
-    bits = max(value.bits for node, value in known.items() if not value.is_float and node.args)
-    saturated = float(((values <= low) | (values >= high)).double().mean())
-    return Row(name, "neuron", f"int{how.word} / 2^{how.frac}", ", ".join(neuron.states), bits, saturated)

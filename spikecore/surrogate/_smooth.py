@@ -66,7 +66,9 @@ class Sigmoid(Surrogate):
 
 @dataclass(frozen=True)
 class FastSigmoid(Surrogate):
-    """``1 / (1 + slope |u|)^2`` (Zenke and Ganguli, 2018, as in snnTorch). Primitive ``u / (1 + slope |u|)``, no step.
+    """``1 / (1 + slope |u|)^2`` (Zenke and Ganguli, 2018). Primitive ``u / (1 + slope |u|)``, no step.
+
+    This is the formula of the paper, there called SuperSpike; Norse's ``"super"`` and snnTorch's ``fast_sigmoid``.
 
     slope: steepness, in 1 / potential; above 0.
     """
@@ -84,7 +86,10 @@ class FastSigmoid(Surrogate):
 
 @dataclass(frozen=True)
 class SuperSpike(Surrogate):
-    """``alpha / (1 + |u|)^2`` (Zenke and Ganguli, 2018, as in SpikingJelly). Primitive ``alpha u / (1 + |u|)``.
+    """``alpha / (1 + |u|)^2``, SpikingJelly's ``SuperSpike``. Primitive ``alpha u / (1 + |u|)``.
+
+    ``alpha`` is a factor of the gradient and no steepness. The formula of Zenke and Ganguli (2018), which Norse calls
+    ``"super"``, is :class:`FastSigmoid`: with its steepness of 100 as ``alpha`` gradients are too large by far.
 
     alpha: height at the threshold, in 1 / potential; above 0.
     """

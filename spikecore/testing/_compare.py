@@ -6,7 +6,7 @@ potential was there, and, where the differences have a pattern, what usually mak
 
 from __future__ import annotations
 
-from typing import Any, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -40,6 +40,7 @@ def same(
     right: str = "the oracle",
     there: Optional[Mapping[str, Array]] = None,
     arithmetic: Any = np.float32,
+    conditioning: Optional[Callable[[], Array]] = None,
 ) -> None:
     """Raise :class:`Mismatch` unless ``actual`` is ``expected`` within the tolerance; NaN equals NaN.
 
@@ -48,13 +49,18 @@ def same(
     ``tested`` is the potential minus threshold, of the same shape; ``strict`` says that a tie does not fire. ``right``
     is where the expected values are from. ``there`` are further values, such as arguments, to show at the first
     difference; if one of those compared or of these is subnormal in the dtype of ``arithmetic`` wherever numbers
-    differ, the message says so (:mod:`spikecore.testing._subnormal`).
+    differ, the message says so (:mod:`spikecore.testing._subnormal`). ``conditioning`` is asked, where values differ,
+    for how far each may be off beside the tolerance (:mod:`spikecore.testing._conditioning`).
     """
     expected = np.asarray(expected, float)
     if actual.shape != expected.shape:
         raise Mismatch(f"{what} of {of}: the shape is {list(actual.shape)}, expected {list(expected.shape)}")
     names = _names(axes, actual.ndim)
     wrong = different(actual, expected, tolerance, time=names[:1] == ["t"])
+    limits = conditioning() if wrong.any() and conditioning is not None else None
+    if limits is not None:
+        with np.errstate(invalid="ignore"):
+            wrong &= ~(np.abs(actual - expected) <= limits)
     if not wrong.any():
         return
     first = tuple(int(i) for i in np.argwhere(wrong)[0])
@@ -64,6 +70,8 @@ def same(
         f"  {int(wrong.sum())} of {wrong.size} differ from {right} ({limit} expected)",
         f"  first at {_place(first, axes)}: got {actual[first]!s}, expected {expected[first]!s}",
     ]
+    if limits is not None:
+        lines.append(f"  rounding may change the value there by {limits[first]:.3g}")
     if tested is not None and tested.shape == expected.shape:
         lines.append(f"  potential minus threshold there: {tested[first]:.9g}")
     for name, values in (there or {}).items():

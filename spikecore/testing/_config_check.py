@@ -24,7 +24,7 @@ from spikecore.testing._config import Config, piece_lengths
 from spikecore.testing._context import Context
 from spikecore.testing._layers import multiplies, near
 from spikecore.testing._network import in_network
-from spikecore.testing._oracle import FEEDBACK, Array, Matrix
+from spikecore.testing._oracle import FEEDBACK, Array, Gradients, Matrix
 from spikecore.testing._strides import laid, laid_step
 from spikecore.testing._subject import Subject
 from spikecore.testing._subnormal import foremost
@@ -215,15 +215,13 @@ def _compare_gradients(
 ) -> None:
     """Gradients by the names of leaves are the oracle's."""
     groups = _groups(config, cotangents)
-    right = s.gradients(*groups)
+    right, limits = s.gradients(*groups), s.conditioned(*groups)
     inputs = dict(zip(config.inputs, right.inputs))
     terms: Dict[str, Array] = {}
     if config.x2 in ("same", "view"):
         first, second = config.inputs[:2]
         terms[first] = np.abs(inputs[first]) + np.abs(inputs[second])
         inputs = {first: inputs[first] + inputs[second]}
-    if s.drawn:
-        terms.update(s.sizes(*groups))
     if config.shortcut == "before" and config.dtype in NARROW:
         terms["x"] = np.abs(inputs["x"]) + np.abs(_through_normal(s, inputs["skip"]))
     checks = []
@@ -251,9 +249,19 @@ def _compare_gradients(
                     name=_named(quantity, name, config) + words,
                     stored=config.param_dtype if name in s.params else "",
                     terms=terms.get(name),
+                    conditioning=limits and partial(_limit, limits, quantity, name, config),
                 )
             )
     foremost(checks, Mismatch)
+
+
+def _limit(limits: Callable[[], Gradients], quantity: str, name: str, config: Config) -> Array:
+    """How far the gradient of a leaf may be off."""
+    of = limits()
+    if quantity == "input gradient" and config.x2 in ("same", "view"):
+        return of.inputs[0] + of.inputs[1]
+    kinds = {"state gradient": of.state, "parameter gradient": of.params}
+    return kinds.get(quantity, dict(zip(config.inputs, of.inputs)))[name]
 
 
 def _through_normal(s: Subject, cotangent: Array) -> Array:

@@ -24,17 +24,18 @@ TABLES: Mapping[str, Any] = {"sigmoid": (-4.0, 4.0, 16), "exp": (-4.0, 2.0, 12)}
 
 
 def fixed(neuron: Neuron, word: int, rounding: str, dtype: torch.dtype) -> Neuron:
-    """The neuron with words of so many bits, or of as many as this dtype holds its products of.
+    """The neuron with words of so many bits, or of as many as its thresholds need and this dtype holds its products of.
 
     Raises ``ValueError`` for a neuron that has no fixed point.
     """
     how: Dict[str, Any] = {"rounding": rounding, "tables": TABLES, "dtype": dtype}
-    for bits in (word, 12, 10):
+    last = ValueError()
+    for bits in (word, *[bits for bits in (12, 10, 8) if bits < word], *[bits for bits in (10, 12, 16) if bits > word]):
         try:
-            return sc.quant.fixed(neuron, min(word, bits), **how)
-        except sc.quant.Inexact:
-            continue
-    return sc.quant.fixed(neuron, 8, **how)
+            return sc.quant.fixed(neuron, bits, **how)
+        except ValueError as error:
+            last = error
+    raise last
 
 
 class Rewritten(Oracle):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from functools import lru_cache, partial
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from spikecore.dtypes import DTYPES, NARROW
 from spikecore.neuron import Neuron
 from spikecore.testing._compare import Mismatch, as_array, backward, same
+from spikecore.testing._conditioning import Conditioning
 from spikecore.testing._config import Config, piece_lengths
 from spikecore.testing._context import Context
 from spikecore.testing._custom import library_surrogate
@@ -56,6 +58,7 @@ class Subject:
         }
         self._param_dtype = DTYPES[config.param_dtype] if config.param_dtype else self.held
         self.layer: Optional[Layer] = None
+        self._conditioning: Optional[Conditioning] = None
         self.neuron = self.another(context.name) if neuron is None else neuron
         self.twin: Oracle = (
             Rewritten(self.neuron.program, config.derivative)
@@ -161,7 +164,7 @@ class Subject:
         """Other inputs, and another given state, than those drawn."""
         self.inputs = tuple(inputs)
         self.state = self.state if state is None else dict(state)
-        self.seen = self.run()
+        self.seen, self._conditioning = self.run(), None
 
     def start(self, grad: bool = False) -> Optional[Dict[str, Tensor]]:
         """The initial state as tensors, None at rest."""
@@ -216,11 +219,6 @@ class Subject:
         found = self.gradients_of(self.seen, output, final, trace)
         return found._replace(params={name: self._shared(name, value) for name, value in found.params.items()})
 
-    def sizes(self, *cotangents: Any) -> Dict[str, Array]:
-        """What the gradients of shared parameters are sums of: the sizes of those of each neuron."""
-        found = self.gradients_of(self.seen, *cotangents).params
-        return {name: self._shared(name, np.abs(value)) for name, value in found.items()}
-
     def _shared(self, name: str, value: Array) -> Array:
         """The gradient of a parameter in the shape it was given, summed over the neurons of a drawn one."""
         value = summed(value, self.shape[1:], np.shape(self.broadcast[name])) if self.drawn else value
@@ -244,6 +242,30 @@ class Subject:
             piece_lengths(self.config.shape[0])[0] if self.config.call == "cut" else 0,
             dtype,
         )
+
+    @property
+    def conditioning(self) -> Conditioning:
+        """How far the numbers of the run may be off."""
+        if self._conditioning is None:
+            dtype = np.float64 if self.held == torch.float64 else np.float32
+            bits = self.drawn and self.exact
+            self._conditioning = Conditioning(self.twin, self.inputs, self.broadcast, self.state, dtype, bits)
+        return self._conditioning
+
+    def conditioned(self, *cotangents: Any) -> Optional[Callable[[], Gradients]]:
+        """What gives how far gradients may be off, for the cotangents of :meth:`gradients`; None with a layer, whose
+        sums the oracle does not move.
+        """
+        if self.layer is not None:
+            return None
+
+        @lru_cache(maxsize=None)
+        def limits() -> Gradients:
+            of = self.conditioning.gradients(lambda seen: self.gradients_of(seen, *cotangents))
+            shapes = {name: np.shape(self.params.get(name, 0.0)) for name in of.params}
+            return of._replace(params={name: value.reshape(shapes[name]) for name, value in of.params.items()})
+
+        return limits
 
     # -- checks
 
@@ -270,6 +292,7 @@ class Subject:
                 tolerance,
                 tested=self.seen.tested,
                 strict=self.twin.strict,
+                conditioning=self._unless_fixed(exact, partial(self._of_output, i)),
             )
 
     def check_states(self, actual: Mapping[str, Tensor], expected: Mapping[str, Array], what: str, exact: bool) -> None:
@@ -285,7 +308,19 @@ class Subject:
                 expected[name],
                 tolerance,
                 axes="t, n" if value.ndim == len(self.shape) else "n",
+                conditioning=self._unless_fixed(exact, partial(self._of_state, name, value.ndim == len(self.shape))),
             )
+
+    def _unless_fixed(self, exact: bool, limits: Callable[[], Array]) -> Optional[Callable[[], Array]]:
+        fixed = exact or self.config.exact or self.layer is not None or not self.shape[0]
+        return None if fixed else limits
+
+    def _of_output(self, number: int) -> Array:
+        return self.conditioning.outputs(number)
+
+    def _of_state(self, name: str, recorded: bool) -> Array:
+        of = self.conditioning.states(name)
+        return of if recorded else of[-1]
 
     def check(
         self,
@@ -296,10 +331,12 @@ class Subject:
         name: str = "",
         stored: str = "",
         terms: Optional[Array] = None,
+        conditioning: Optional[Callable[[], Array]] = None,
     ) -> None:
         """A quantity of the table of tolerances is the oracle's.
 
         stored: the dtype of a parameter and its gradient. terms: the size of what was summed, where rounding counts.
+        conditioning: what :func:`same` asks.
         """
         what = f"{quantity}{f' of {name}' if name else ''}"
         if actual is None:
@@ -314,7 +351,7 @@ class Subject:
             value, expected = as_half(value, expected, tolerance.rtol)
         if terms is not None and value.shape == expected.shape:
             value = np.where(np.abs(value - expected) <= tolerance.rtol * terms, expected, value)
-        same(what, self.of, value, expected, tolerance, axes=axes)
+        same(what, self.of, value, expected, tolerance, axes=axes, conditioning=conditioning)
 
 
 def subject(

@@ -18,9 +18,10 @@ from spikecore._base.batches import flattened
 from spikecore._base.context import is_plain
 from spikecore._base.errors import no_tensor
 from spikecore._shell.checks import shown
-from spikecore._shell.modules import in_turn, makes_time, observing, unwrapped
+from spikecore._shell.modules import makes_time, observing, unwrapped
 from spikecore._shell.state import Stateful
 from spikecore.encode import Latency, Poisson
+from spikecore.graph import NotFollowed, read
 from spikecore.lang import topological
 from spikecore.layers import NormNeuron
 from spikecore.neuron import Neuron
@@ -123,7 +124,7 @@ def of_network(net: nn.Module, inputs: Any, error: Exception) -> str:
         return ""
     if _DTYPES.search(str(error)):
         return _of_dtypes(net, inputs, error)
-    names = _without_time(list(_layers(net))) if _SIZES.search(str(error)) else ""
+    names = _without_time(_layers(net)) if _SIZES.search(str(error)) else ""
     return names and (
         f"{error}. Beside neurons over time, {names} take inputs [B, ...], and [T, B, ...] only within "
         "sc.layers.TimeBatched: write sc.layers.TimeBatched(layer, ...) around them"
@@ -265,7 +266,7 @@ _OUTSIDE = 0.1
 
 def _of_encoder(net: nn.Module, inputs: Any) -> str:
     """Inputs of a first layer ``Poisson`` or ``Latency`` that it clamps: images of bytes, or normalised ones."""
-    name, first = next(_layers(net))
+    (name, first), *_ = _layers(net)
     if not isinstance(first, (Poisson, Latency)) or not isinstance(inputs, Tensor) or not inputs.numel():
         return ""
     if not _is_readable(inputs):
@@ -362,7 +363,7 @@ _SINGLE = (
 
 def _batch_as_time(net: nn.Module, inputs: Tensor, batch: int) -> str:
     """So it is for inputs ``[B, ...]`` without an encoder. It is right for one sequence with a target for each step."""
-    names = _without_time(list(_layers(net)))
+    names = _without_time(_layers(net))
     within = f" and {names} into sc.layers.TimeBatched" if names else ""
     return (
         f"the network takes dimension 0 of inputs {list(inputs.shape)} for time, and each of the {batch} "
@@ -381,14 +382,14 @@ def _function(loss: Any) -> Any:
     return loss.func if isinstance(loss, functools.partial) else loss
 
 
-def _layers(net: nn.Module, prefix: str = "") -> Iterator[Tuple[str, nn.Module]]:
-    """The layers that the network calls one after the other, with their names; itself where that is not known."""
+def _layers(net: nn.Module) -> List[Tuple[str, nn.Module]]:
+    """The layers that the network calls, with their names, but for those of samples; itself where that is not known."""
     net = unwrapped(net)
-    if in_turn(net):
-        for name, part in net.named_children():
-            yield from _layers(part, f"{prefix}{name}.")
-    else:
-        yield prefix[:-1] or "the network", net
+    try:
+        calls = [call for call in read(net).calls if call.module is not None and not call.is_folded]
+    except NotFollowed:
+        calls = []
+    return [(call.name or "the network", call.module) for call in calls] or [("the network", net)]
 
 
 def _without_time(layers: List[Tuple[str, nn.Module]]) -> str:

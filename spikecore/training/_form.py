@@ -24,7 +24,7 @@ from spikecore._base.batches import flattened, run_network, tree_map
 from spikecore._base.context import COMPILES
 from spikecore._shell.modules import is_shard
 from spikecore.backend import Unsupported
-from spikecore.layers._packed import is_packed, pack
+from spikecore.layers._packing import is_packed, pack
 from spikecore.parallel import Pipeline
 from spikecore.training._steps import TrainingOptions
 

@@ -48,7 +48,7 @@ def save_checkpoint(path: Union[str, Path], settings: Mapping[str, Any], **parts
     texts, and lists, tuples and dicts of these; parts may hold tensors, too. A setting that is NaN equals none.
 
     Raises TypeError for a value that :func:`load_checkpoint` could not read back, with the key, and OSError
-    (FileNotFoundError, PermissionError, ...) if there can be no such file. Nothing is written then.
+    (FileNotFoundError, PermissionError, ...) if there can be no such file, or no place for it. The old file stays then.
     """
     unchecked: Any = path
     if not isinstance(unchecked, (str, os.PathLike)):
@@ -62,7 +62,13 @@ def save_checkpoint(path: Union[str, Path], settings: Mapping[str, Any], **parts
     if not folder.is_dir():
         raise FileNotFoundError(errno.ENOENT, f"there is no folder {folder} for the checkpoint", str(path))
     with replacing(Path(path)) as file:
-        torch.save({_SETTINGS: dict(settings), **parts}, file)
+        try:
+            torch.save({_SETTINGS: dict(settings), **parts}, file)
+        except RuntimeError as error:  # torch ends its zip after an error of the file, and raises one of its own
+            reason = error.__context__
+            if isinstance(reason, OSError):
+                raise OSError(reason.errno, reason.strerror, str(path)) from error
+            raise
         file.flush()
         os.fsync(file.fileno())
 

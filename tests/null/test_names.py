@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spikecore.lang.render import ascii_name
+from spikecore.lang.render import Printer, ascii_name
 from spikecore.neuron import Neuron
 from spikecore.testing.naming import namings, same_but_for_names
 
@@ -33,6 +33,13 @@ def test_print_tells_a_value_from_a_function(name: str) -> None:
 def test_names_are_written_with_letters_that_every_target_has(name: str, expected: str) -> None:
     """In the form in which Python reads them."""
     assert ascii_name(name) == expected
+
+
+@pytest.mark.parametrize(("name", "expected"), [("_2x", "u2x"), ("__", "u"), ("$²x", "u2x"), ("NULL", "NULL_")])
+def test_names_in_c_begin_with_a_letter(name: str, expected: str) -> None:
+    """Underscores in front, which the compiler keeps for itself, go; a digit behind them does not begin the name."""
+    printer = Printer()
+    assert printer.legal(printer.spelled(name)) == expected
 
 
 # -- symbols

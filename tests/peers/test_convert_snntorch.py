@@ -254,6 +254,28 @@ def test_states_are_within_reach(snn):
     assert torch.equal(net(x[6]), theirs(x[6]))
 
 
+@pytest.mark.parametrize("way", ["deepcopy", "pickle", "average"])
+def test_a_copy_is_put_to_rest(snn, way):
+    """By sc.reset and by sc.inference_model, while the network from which it comes goes on."""
+    net = nn.Sequential(snn.Leaky(beta=0.9, init_hidden=True))
+    sc.convert(net)
+    x = torch.full((B, 5), 0.7)
+    rest = net(x)
+    copied = {
+        "deepcopy": copy.deepcopy,
+        "pickle": lambda net: pickle.loads(pickle.dumps(net)),
+        "average": lambda net: torch.optim.swa_utils.AveragedModel(net).module,
+    }[way]
+    once, again = copied(net), copied(net)
+    before = net[0].mem.clone()
+    sc.reset(once)
+    assert not once[0].mem.any()
+    assert torch.equal(once(x), rest)
+    assert torch.equal(sc.inference_model(again)(x), rest)
+    assert torch.equal(net[0].mem, before)
+    assert not torch.equal(net(x), rest)
+
+
 def test_a_training_step_of_ours_begins_at_rest(snn):
     """sc.training_model reaches states that the other library keeps between calls."""
 

@@ -22,12 +22,13 @@ GRADIENTS = {torch.float64: 1e-12, torch.float32: 2e-6}
 @pytest.fixture(scope="module")
 def j():
     """SpikingJelly."""
-    from spikingjelly.activation_based import functional, layer, model, neuron, surrogate
+    from spikingjelly.activation_based import functional, layer, model, neuron, rnn, surrogate
     from spikingjelly.activation_based.model import ms_resnet, parametric_lif_net, spikformer
 
     models = SimpleNamespace(ms_resnet=ms_resnet, parametric_lif_net=parametric_lif_net, spikformer=spikformer)
     assert model is not None
-    return SimpleNamespace(functional=functional, layer=layer, model=models, neuron=neuron, surrogate=surrogate)
+    of = {"functional": functional, "layer": layer, "neuron": neuron, "rnn": rnn, "surrogate": surrogate}
+    return SimpleNamespace(model=models, **of)
 
 
 class Network(nn.Module):
@@ -301,6 +302,32 @@ def test_their_tools_work_on_it(j):
         net[1].backend = "cupy"
 
 
+COPIES = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda net: pickle.loads(pickle.dumps(net)),
+    "average": lambda net: torch.optim.swa_utils.AveragedModel(net).module,
+    "copy of a copy": lambda net: copy.deepcopy(copy.deepcopy(net)),
+}
+
+
+@pytest.mark.parametrize("step", ["s", "m"])
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+def test_a_copy_is_put_to_rest(j, copied, step):
+    """By sc.reset and by sc.inference_model, while the network from which it comes goes on."""
+    net = nn.Sequential(j.neuron.LIFNode(step_mode=step))
+    sc.convert(net)
+    x = 3 * torch.rand(4, 2, 5, generator=torch.Generator().manual_seed(0))
+    x = x if step == "m" else x[0]
+    rest = net(x)
+    once, again = copied(net), copied(net)
+    potential = net[0].v
+    sc.reset(once)
+    assert once[0].v == 0.0
+    assert torch.equal(once(x), rest)
+    assert torch.equal(sc.inference_model(again)(x), rest)
+    assert net[0].v is potential
+
+
 def test_ours_works_on_it(j):
     """sc.reset, sc.detach, sc.set_backend and sc.training_model reach the state of a node."""
     torch.manual_seed(1)
@@ -429,9 +456,9 @@ def test_what_is_refused_says_why(j):
 
     smooth = j.neuron.LIFNode(surrogate_function=j.surrogate.Sigmoid(spiking=False))
     net = nn.ModuleDict({"smooth": smooth, "mine": Mine(), "box": j.neuron.IFNode(surrogate_function=Box())})
-    net["psn"] = j.neuron.PSN(4)
+    net["psn"], net["lstm"] = j.neuron.PSN(4), j.rnn.SpikingLSTM(2, 3, 1)
     before = repr(net)
-    with pytest.raises(ValueError, match="with strict=True nothing was changed\n0 replaced, 4 left"):
+    with pytest.raises(ValueError, match="with strict=True nothing was changed\n0 replaced, 6 left"):
         sc.convert(net, strict=True)
     assert repr(net) == before
     with pytest.warns(UserWarning, match="sc.convert left modules"):
@@ -440,6 +467,8 @@ def test_what_is_refused_says_why(j):
     assert "which may compute something else than the LIFNode that it inherits" in left["mine"]
     assert "no surrogate here is its Box" in left["box"]
     assert left["psn"] == "PSN: sc.layers.PSN has its equations and takes its state_dict, put it there"
+    assert left["lstm"] == "SpikingLSTM: no neuron here has its equations"
+    assert left["lstm.cells.0"] == "SpikingLSTMCell: no neuron here has its equations"
 
 
 def test_converting_twice_changes_nothing(j):

@@ -203,6 +203,14 @@ def cross_entropies(names):
         torch.testing.assert_close(getattr(sc.losses, name)(spk, y), theirs.squeeze())
 
 
+def class_weights(names):
+    spk, y, w = (drive(9, 0, 1.0) > 0.4).float(), torch.arange(B) % C, torch.linspace(0.5, 5.0, C)
+    for name in ("ce_rate", "ce_count", "ce_max_membrane"):
+        mine, theirs = getattr(sc.losses, name), getattr(names.SF, f"{name}_loss")(weight=w)(spk, y)
+        torch.testing.assert_close(mine(spk, y, weight=w, reduction="none").mean(), theirs)
+        torch.testing.assert_close(mine(spk, y, weight=w) * w[y].mean(), theirs)
+
+
 def membranes(names):
     mem_rec, y = drive(9, 0, 1.0).requires_grad_(), torch.arange(B) % C
     ours, theirs = len(mem_rec) * sc.losses.ce_rate(mem_rec, y), sum(F.cross_entropy(mem, y) for mem in mem_rec)
@@ -318,6 +326,7 @@ CHECKS = {
     "`SF.ce_count_loss()(spk, y)`, `SF.accuracy_rate(spk, y)`": losses,
     "`SF.mse_count_loss(correct_rate=0.8, incorrect_rate=0.2)(spk, y)`": counted,
     "`SF.ce_rate_loss()`, `SF.ce_max_membrane_loss()`, `SF.ce_temporal_loss()`": cross_entropies,
+    "`SF.ce_rate_loss(weight=w)`, `SF.ce_count_loss(weight=w)`, `SF.ce_max_membrane_loss(weight=w)`": class_weights,
     "`sum(F.cross_entropy(mem, y) for mem in mem_rec)`": membranes,
     "`net.load_state_dict(...)` of a snnTorch or SpikingJelly network": checkpoints,
     '`step_mode="m"`, `step_mode="s"`': modes,

@@ -243,6 +243,68 @@ class TestParameters:
             nn.ModuleDict({"net": layer_of(2)}).load_state_dict({f"net.{name}": value for name, value in state.items()})
 
 
+def tensors_of(layer):
+    return {name: value for name, value in layer.state_dict(keep_vars=True).items() if not name.startswith("linear")}
+
+
+ASSIGNED = {
+    "learnt delays": {},
+    "both learnt": {"learn": ("delay", "sigma")},
+    "a width for each": {"sigma": torch.full((OUTPUTS, INPUTS), 2.0)},
+    "of inputs": {"per": "input"},
+    "fixed delays": {"delay": 2.0, "learn": ()},
+}
+
+
+@pytest.mark.parametrize("fed_back", [False, True], ids=["alone", "fed back"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("options", ASSIGNED.values(), ids=ASSIGNED)
+def test_a_checkpoint_is_assigned(options, dtype, fed_back):
+    """With ``assign=True`` each tensor is that of the file, in its dtype, also of a layer on the meta device."""
+
+    def layer():
+        torch.manual_seed(0)
+        if not fed_back:
+            return layer_of(**options)
+        square = {name: torch.full((3, 3), 2.0) if name == "sigma" else value for name, value in options.items()}
+        return sc.Recurrent(sc.LIF(), sc.Delay(nn.Linear(INPUTS, INPUTS), 5, **square))
+
+    saved = layer().to(dtype)
+    state = saved.state_dict()
+    with torch.device("meta"):
+        on_meta = layer()
+    x = normal(STEPS, SAMPLES, INPUTS).to(dtype)
+    for loaded in (on_meta, layer()):
+        assert loaded.load_state_dict(state, assign=True).missing_keys == []
+        assert {name: value.dtype for name, value in loaded.state_dict().items()} == dict.fromkeys(state, dtype)
+        assert [value.data_ptr() for value in loaded.state_dict().values()] == [v.data_ptr() for v in state.values()]
+        learnt = [name for name, _ in loaded.named_parameters()]
+        assert learnt == [name for name, _ in saved.named_parameters()]
+        for mode in (True, False):
+            assert torch.equal(loaded.train(mode)(x), saved.train(mode)(x))
+
+
+@pytest.mark.parametrize("options", ASSIGNED.values(), ids=ASSIGNED)
+def test_tensors_set_on_the_meta_device(options):
+    """They take the place of those without memory, as libraries do that load large networks; a value for all, too."""
+    saved = layer_of(**options)
+    with torch.device("meta"):
+        loaded = layer_of(**options)
+    loaded.linear = saved.linear
+    for name, value in tensors_of(saved).items():
+        setattr(loaded, name, value.detach())
+    assert [isinstance(value, nn.Parameter) for value in tensors_of(loaded).values()] == [
+        isinstance(value, nn.Parameter) for value in tensors_of(saved).values()
+    ]
+    x = normal(STEPS, SAMPLES, INPUTS)
+    assert torch.equal(loaded(x), saved(x))
+    with torch.device("meta"):
+        loaded = layer_of(**options)
+    loaded.delay = torch.tensor([1.5])
+    assert loaded.delay.eq(1.5).all()
+    assert loaded.delay.shape == saved.delay.shape
+
+
 REFUSED = [
     (
         lambda: sc.Delay(nn.Conv1d(3, 3, 1), 5),

@@ -118,7 +118,7 @@ class Writer(KernelWriter):
         moving = [leaf for leaf in self.local if leaf.op in _MOVING and leaf in used and leaf not in between]
         leaves = (*moving, *(node for node in known if node in used))
         names = {leaf: known.get(leaf) or self.local[leaf] for leaf in leaves}
-        name = self.free(f"{self.program.name.lower()}_{suffix}")
+        name = self.free(f"{self.owner}_{suffix}")
         # 16-bit numbers are widened inside the function, as late as possible: they take half a register until then
         stored = [names[leaf] for leaf in moving if leaf.op in ("input", "out_grad")]
         lines = [f"{name} = {name}.to(tl.float32)" for name in stored if self.plan.dtype != self.plan.compute]

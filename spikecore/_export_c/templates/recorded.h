@@ -2,7 +2,7 @@
 #ifndef RECORDED_H
 #define RECORDED_H
 
-#include "@name@.h"
+#include "../@name@.h"
 
 /* All steps, and those of a sample, before the first of which the state is at rest. */
 #define RECORDED_STEPS @all_steps@

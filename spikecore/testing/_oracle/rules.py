@@ -85,7 +85,7 @@ _EXACT: Dict[str, Callable[..., Any]] = {
     "where": np.where,
 }
 #: op -> its value in float64, of which a backend may be off in the last digits.
-_ROUNDED: Dict[str, Callable[..., Any]] = {
+ROUNDED: Dict[str, Callable[..., Any]] = {
     "exp": np.exp,
     "log": np.log,
     "sin": np.sin,
@@ -98,7 +98,7 @@ _ROUNDED: Dict[str, Callable[..., Any]] = {
     "power": np.power,
 }
 #: op -> its value. A spike's is ``spike(u, strict)``.
-VALUE: Dict[str, Callable[..., Any]] = {**_EXACT, **{op: wide(value) for op, value in _ROUNDED.items()}}
+VALUE: Dict[str, Callable[..., Any]] = {**_EXACT, **{op: wide(value) for op, value in ROUNDED.items()}}
 #: Operations of which each bit of the value is fixed.
 EXACT = frozenset((*_EXACT, "spike"))
 

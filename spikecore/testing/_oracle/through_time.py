@@ -14,6 +14,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 import numpy as np
 
 from spikecore.testing._oracle.layers import FEEDBACK, Matrix, Norm
+from spikecore.testing._oracle.moved import Moves
 from spikecore.testing._oracle.rules import Array
 from spikecore.testing._oracle.surrogates import SURROGATES, Derivative
 from spikecore.testing._oracle.values import Value, cotangents, distances, ops, spike
@@ -224,14 +225,14 @@ def adjoint(
     g_params = {name: np.zeros(np.shape(value)) for name, value in seen.params.items()}
     for t in reversed(range(len(seen.steps))):
         for name, cotangent in (trace or {}).items():
-            g[name] = g[name] + np.asarray(cotangent[t], dtype)
+            g[name] = Moves.plus(g[name], np.asarray(cotangent[t], dtype))
         g_out = [zero if cotangent is None else np.asarray(cotangent[t], dtype) for cotangent in outputs]
         if matrix is not None:
             g_out[matrix.output] = g_out[matrix.output] + g[FEEDBACK]
         inputs, g, of_params = back(seen, t, g, g_out)
         g_inputs.append(inputs)
         for name, value in of_params.items():
-            g_params[name] = g_params[name] + summed(value, shape, g_params[name].shape)
+            g_params[name] = Moves.plus(g_params[name], summed(value, shape, g_params[name].shape))
         if matrix is not None:
             to_drive = inputs[matrix.into]
             sent.insert(0, to_drive @ matrix.weight)
@@ -245,7 +246,7 @@ def adjoint(
         of_rest = cotangents((value, g[name]) for name, value in seen.oracle.start(leaves).items())
         for name, leaf in leaves.items():
             if leaf.number in of_rest:
-                g_params[name] = g_params[name] + summed(of_rest[leaf.number], shape, g_params[name].shape)
+                g_params[name] = Moves.plus(g_params[name], summed(of_rest[leaf.number], shape, g_params[name].shape))
     stacked = tuple(
         np.stack([at[i] for at in reversed(g_inputs)]) if g_inputs else np.zeros((0, *shape))
         for i in range(len(seen.oracle.inputs))
@@ -285,4 +286,7 @@ def summed(value: Array, full: Sequence[int], shape: Sequence[int]) -> Array:
     lead = value.ndim - len(shape)
     value = value.sum(axis=tuple(range(lead)))
     axes = tuple(i for i, size in enumerate(shape) if size == 1 and value.shape[i] != 1)
-    return np.asarray(value.sum(axis=axes, keepdims=True) if axes else value)
+    if not axes:
+        return np.asarray(value)
+    total = value.sum(axis=axes, keepdims=True)
+    return np.asarray(total if Moves.now is None else Moves.now.total(value, axes, total))

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
-from typing import Any, Callable, Dict, Iterable, List, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Sequence, Tuple, Union
 
 import numpy as np
 
+from spikecore.testing._oracle.moved import Moves
 from spikecore.testing._oracle.rules import BACK, VALUE, Array
 
 _count = itertools.count()
@@ -57,7 +58,8 @@ def apply(op: str, *args: Union[Value, float]) -> Value:
     """The operation of these arguments. A number takes the dtype of the arrays beside it."""
     dtype = next(_dtype(arg) for arg in reversed(args) if isinstance(arg, Value))
     values = tuple(arg if isinstance(arg, Value) else Value(np.asarray(arg, dtype)) for arg in args)
-    return Value(VALUE[op](*(value.array for value in values)), op, values)
+    array = VALUE[op](*(value.array for value in values))
+    return Value(array if Moves.now is None else Moves.now.value(op, array), op, values)
 
 
 def _dtype(value: Value) -> Any:
@@ -68,7 +70,8 @@ def _dtype(value: Value) -> Any:
 def spike(u: Value, derivative: Any, strict: bool = False) -> Value:
     """1 where ``u >= 0`` (``u > 0`` if ``strict``), else 0; NaN does not fire. ``derivative(u)`` is its derivative."""
     with np.errstate(invalid="ignore"):
-        fires = u.array > 0 if strict else u.array >= 0
+        fires = np.asarray(u.array > 0 if strict else u.array >= 0)
+    fires = fires if Moves.now is None else Moves.now.value("spike", fires)
     return Value(fires.astype(u.array.dtype), "spike", (u,), derivative)
 
 
@@ -130,7 +133,7 @@ def cotangents(roots: Iterable[Tuple[Value, Array]], through_spikes: bool = True
     waiting: Dict[int, Value] = {}
 
     def arrives(value: Value, g: Any) -> None:
-        sums[value.number] = sums[value.number] + g if value.number in sums else np.asarray(g)
+        sums[value.number] = Moves.plus(sums[value.number], g) if value.number in sums else np.asarray(g)
         waiting[value.number] = value
 
     for root, g in roots:
@@ -139,15 +142,18 @@ def cotangents(roots: Iterable[Tuple[Value, Array]], through_spikes: bool = True
         value = waiting.pop(max(waiting))
         for arg, part in zip(value.args, _parts(value, sums[value.number], through_spikes)):
             if part is not None:
-                arrives(arg, part)
+                arrives(arg, part if Moves.now is None else Moves.now.part(value.op, part))
     return sums
 
 
 def _parts(value: Value, g: Array, through_spikes: bool) -> Tuple[Any, ...]:
     """The cotangents of a value's arguments; None for one that has none."""
+    moves = Moves.now
+    arrays: Sequence[Array] = [arg.array for arg in value.args]
     if value.op == "spike":
-        return (g * value.rule(value.args[0].array),) if through_spikes else (None,)
+        u = arrays[0] if moves is None else moves.part("spike", arrays[0])
+        return (g * value.rule(u),) if through_spikes else (None,)
     if value.op not in BACK:
         return (None,) * len(value.args)
-    arrays: List[Array] = [arg.array for arg in value.args]
+    arrays = arrays if moves is None else moves.arguments(value.op, arrays)
     return BACK[value.op](g, value.array, *arrays)

@@ -260,7 +260,12 @@ def test_refused(name: str, tmp_path: Path) -> None:
         (nn.Linear(6, 4).eval(), torch.ones(6), {}, "must be inputs over time"),
         (nn.Linear(6, 4).eval(), torch.ones(2, 1, 6), {"name": "2nd"}, "name='2nd' must be a name that C can have"),
         (nn.Linear(6, 4).eval(), torch.ones(2, 1, 6), {"name": "double"}, "name='double' must be a name that C can"),
-        (nn.Linear(6, 4).eval(), torch.ones(2, 1, 6), {"name": "stdint"}, "name='stdint' is that of a header"),
+        (
+            nn.Linear(6, 4).eval(),
+            torch.ones(2, 1, 6),
+            {"name": "Recorded"},
+            "name=.Recorded. is that of the program.s test",
+        ),
         (nn.Linear(6, 4).eval(), torch.ones(2, 1, 6), {"dtype": "int8"}, "dtype='int8' must be 'fixed' or 'float32'"),
         (nn.Linear(6, 4).eval(), torch.ones(2, 0, 6), {}, "must be inputs over time"),
         (

@@ -150,6 +150,14 @@ def test_a_layer_is_what_its_class_says_where_nothing_of_it_is_overridden():
     assert layer_of(Dale(2, 2)) is layer_of(Called(2, 2)) is None
 
 
+def test_a_forward_may_loop_over_the_steps_of_an_example():
+    net = Steps()
+    graph = read(net, inputs=[torch.rand(3, 2, 4)])
+    assert len(graph.calls_of(net.a)) == 3
+    *_, (_, value) = values(graph, x := torch.rand(3, 2, 4))
+    assert torch.equal(value, net(x))
+
+
 def test_hooks_make_a_call_of_what_has_them_whatever_it_holds():
     net = nn.Sequential(nn.Sequential(nn.Linear(4, 4)))
     net[0].register_forward_hook(lambda module, args, output: 2 * output)
@@ -158,6 +166,20 @@ def test_hooks_make_a_call_of_what_has_them_whatever_it_holds():
     assert call.is_hooked
     net.register_forward_hook(lambda module, args, output: output)
     assert titles(read(net)) == ["Sequential"]
+
+
+def test_a_module_with_hooks_is_followed_past_them_where_that_is_asked_for():
+    net = nn.Sequential(nn.Linear(4, 4))
+    net.register_forward_hook(lambda module, args, output: 2 * output)
+    assert titles(read(net)) == ["Sequential"]
+    assert titles(read(net, inside=True)) == ["Linear at '0'"]
+
+
+def test_a_call_knows_the_forwards_that_it_is_made_in():
+    net = nn.Sequential(nn.Sequential(ReadTwice()))
+    graph = read(net)
+    assert [call.owners for call in graph.calls_of(net[0][0].a)] == [(net, net[0], net[0][0])]
+    assert graph.followed == {net: True, net[0]: True, net[0][0]: True}
 
 
 class Records(Parts):
@@ -363,7 +385,10 @@ class Sliced(Parts):
     ("kind", "reason"),
     [
         (Skips, r"Linear at 'a' is read by the call of flatten \(flatten_1\) as well, .* a copy of the layer"),
-        (Again, "Linear at 'a' is called 2 times, .* make a layer for each call"),
+        (
+            Again,
+            "Linear at 'a' is called 1 times without BatchNorm1d at 'norm' behind it, .* for each call",
+        ),
         (Tied, "Linear at 'a' shares its weight with Linear at 'b', .* give each its own"),
         (OfLength, r"BatchNorm1d at 'norm' normalises dimension 1 of \[3, 4, 4\], .* of Linear at 'a' are dimension 2"),
         (BehindSum, r"BatchNorm1d at 'norm' reads the call of add \(add\)"),

@@ -157,6 +157,8 @@ class TestNormNeuron:
             NormNeuron(nn.SyncBatchNorm(C), lif())
         with pytest.raises(TypeError, match="norm is a GroupNorm; a neuron can take over nn.BatchNorm1d"):
             NormNeuron(nn.GroupNorm(2, C), lif())
+        with pytest.raises(ValueError, match="NormNeuron: norm has 0 channels, of which torch computes none; leave it"):
+            NormNeuron(nn.BatchNorm1d(0), lif())
         with pytest.raises(TypeError, match="neuron=ReLU.. must be a spikecore neuron"):
             NormNeuron(norm(), nn.ReLU())
         with pytest.raises(TypeError, match="must be True, False or None"):

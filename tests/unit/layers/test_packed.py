@@ -289,21 +289,63 @@ def test_what_is_left_as_it_is() -> None:
     linear = nn.Linear(4, 4)
     own_forward = nn.Linear(4, 4)
     own_forward.forward = lambda x: x  # type: ignore[method-assign]  # what some libraries do
+    hooked = sc.LIF()
+    hooked.register_forward_hook(lambda module, args, out: 2 * out)
+    unknown = "Linear at '1' gets what is not known to be spikes"
     chains = {
-        "a potential": [sc.LI(), nn.Linear(4, 4)],
-        "three values": [sc.TernaryLIF(), nn.Linear(4, 4)],
-        "scaled": [sc.LIF(), nn.Dropout(), nn.Linear(4, 4)],
-        "an average of nine": [sc.LIF(), TimeBatched(nn.AvgPool2d(3), nn.Conv2d(4, 4, 1))],
-        "parametrised": [sc.LIF(), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))],
-        "a forward of its own": [sc.LIF(), own_forward],
-        "twice": [sc.LIF(), linear, sc.LIF(), linear],
-        "another layer between": [sc.LIF(), nn.Tanh(), nn.Linear(4, 4)],
+        "a potential": ([sc.LI(), nn.Linear(4, 4)], unknown),
+        "three values": ([sc.TernaryLIF(), nn.Linear(4, 4)], unknown),
+        "a hook": ([hooked, nn.Linear(4, 4)], unknown),
+        "scaled": ([sc.LIF(), nn.Dropout(), nn.Linear(4, 4)], "Linear at '2' gets"),
+        "an average of nine": ([sc.LIF(), TimeBatched(nn.AvgPool2d(3), nn.Conv2d(4, 4, 1))], "Conv2d at '1.module.1'"),
+        "parametrised": ([sc.LIF(), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))], ""),
+        "a forward of its own": ([sc.LIF(), own_forward], ""),
+        "twice": ([sc.LIF(), linear, sc.LIF(), linear], "Linear at '1' is in the network 2 times: make a layer for"),
+        "another layer between": ([sc.LIF(), nn.Tanh(), nn.Linear(4, 4)], "Linear at '2' gets"),
+        "a branch": ([Branches()], "forward of Branches cannot be followed: symbolically traced"),
     }
-    for name, chain in chains.items():
+    for name, (chain, reason) in chains.items():
         net = nn.Sequential(*chain)
-        with pytest.warns(RuntimeWarning, match="found no nn.Linear or nn.Conv2d behind a spiking neuron"):
+        with pytest.warns(RuntimeWarning, match=f"found no nn.Linear or nn.Conv2d behind a spiking neuron.*{reason}"):
             sc.layers.pack(net)
         assert said(net) == [], name
+
+
+class Branches(nn.Module):
+    """A forward that cannot be followed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lif, self.linear = sc.LIF(), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.lif(x)) if x.sum() > 0 else x
+
+
+class Shares(nn.Module):
+    """A forward that gives one layer spikes twice, and another one sums and products of spikes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.twice, self.joined = sc.LIF(), sc.LIF(), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.a(x), self.b(2 * x)
+        inner = self.twice(a) + self.twice(b.transpose(0, 1)).transpose(0, 1)
+        return inner + self.joined((a + b) * (1 - a) + b)
+
+
+def test_values_are_followed_through_a_forward_in_all_calls_of_a_layer() -> None:
+    """With gradients of the plain network."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(Shares(), Branches(), nn.Linear(4, 4))
+    net = sc.layers.pack(copy.deepcopy(plain))
+    assert said(net) == ["0.twice: 1 x 1", "0.joined: 3 x 1"]
+    x = 3 * torch.rand(5, 2, 4)
+    for one in (plain, net):
+        one(x).square().sum().backward()
+    for mine, its in zip(net.parameters(), plain.parameters()):
+        torch.testing.assert_close(mine.grad, its.grad)
 
 
 # -- steps of training

@@ -71,6 +71,28 @@ def test_sliding_psn_in_single_steps_and_in_pieces(order: int) -> None:
         net(x[0, :1]) if order > 1 else net[1](x[0, 0])
 
 
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (sc.layers.PSN(4), (4, 0, 3)),
+        (sc.layers.PSN(4), (4, 2, 0)),
+        (sc.layers.SlidingPSN(3), (4, 0, 3)),
+        (sc.layers.SlidingPSN(3), (0, 2, 3)),
+        (sc.layers.SlidingPSN(3, step="single"), (0, 3)),
+    ],
+)
+def test_of_nothing_comes_nothing(layer: Any, shape: Any) -> None:
+    """An empty batch, or a sequence without steps; the gradient of the weights is 0."""
+    x = torch.zeros(shape, requires_grad=True)
+    y = layer(x)
+    assert y.shape == shape
+    y.sum().backward()
+    assert x.grad is not None
+    assert x.grad.shape == shape
+    assert all(p.grad is None or not p.grad.any() for p in layer.parameters())
+    sc.reset(layer)
+
+
 def test_both_learn_within_a_network() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(

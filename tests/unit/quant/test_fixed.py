@@ -217,7 +217,109 @@ def test_coefficients_and_ranges_of_any_kind_have_the_bits_of_integers(dtype: to
     check_bits(neuron, drive(6))
 
 
+# -- grids follow the values of parameters
+
+CHANGES = {
+    "a number": (lambda value: sc.LIF(tau=value), 20.0, 2.0),
+    "a tensor": (lambda value: sc.LIF(tau=value), torch.tensor([20.0] * 4), torch.tensor([2.0, 3.0, 20.0, 300.0])),
+    "a tensor for a number": (lambda value: sc.LIF(tau=value), 20.0, torch.tensor(2.0)),
+    "a learnt one": (lambda value: sc.LIF(tau=value, learn=("tau",)), 20.0, 2.0),
+    "a decay": (lambda value: sc.Leaky(beta=value), 0.4, 0.95),
+    "a threshold": (lambda value: sc.LIF(threshold=value), 0.5, 7.5),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("way", ["set", "loaded"])
+def test_a_parameter_that_changes_gets_new_grids(name: str, way: str) -> None:
+    make, before, after = CHANGES[name]
+    neuron, other, x = sc.quant.fixed(make(before), frac=12), make(after), torch.tensor(drive(7)) * 3.0
+    (changed,) = [name for name in ("tau", "beta", "threshold") if name in other.params and other.params[name] != 0][:1]
+    changed = "threshold" if name == "a threshold" else changed
+    neuron(x)
+    if way == "set":
+        setattr(neuron, changed, after)
+    else:
+        neuron.load_state_dict({changed: torch.as_tensor(after)}, strict=False)
+    assert torch.equal(neuron(x), sc.quant.fixed(make(after), frac=12)(x))
+    if isinstance(after, float):
+        check_bits(neuron, drive(7) * 3)
+
+
+def test_a_smaller_time_constant_fires_as_often_as_that_of_a_new_neuron() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(8, 2, 4) * 6
+    neuron = sc.quant.fixed(sc.LIF(tau=20.0))
+    neuron.tau = 2.0
+    assert neuron(x).sum() == 22  # 2 with the grid of 1 / 20
+    read_out = sc.quant.fixed(sc.LI(tau=4.0))
+    read_out.tau = 1.0
+    assert read_out(torch.full((2, 1), 0.5)).flatten().tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (50.0, r"threshold is 50, beyond the range \[-8, 7.99976\]"),
+        (1e-6, "threshold is 1e-06, and rounds to 0 in multiples of 0.000244141.*take more fractional bits"),
+        (torch.tensor([1.0, 50.0]), "threshold is 50, beyond the range"),
+        (torch.tensor([1.0, float("nan")]), "threshold"),
+    ],
+    ids=str,
+)
+def test_a_value_that_the_word_does_not_hold_is_refused(value: Any, text: str) -> None:
+    neuron = sc.quant.fixed(sc.LIF(threshold=torch.ones(2)), frac=12)
+    before = neuron.arithmetic
+    with pytest.raises(ValueError, match=text):
+        neuron.threshold = value
+    with pytest.raises(RuntimeError, match=text):
+        neuron.load_state_dict({"threshold": torch.as_tensor(value)}, strict=False)
+    assert neuron.threshold.tolist() == [1.0, 1.0]
+    assert neuron.arithmetic == before
+
+
+def test_a_learnt_parameter_has_a_range_that_its_grids_hold() -> None:
+    neuron, x = sc.quant.fixed(sc.LIF(tau=20.0, learn=("tau",))), torch.tensor(drive(8)) * 9
+    assert (neuron.bounds["tau"].low, neuron.bounds["tau"].high) == (10.0, 40.0)
+    at_its_end = copy.deepcopy(neuron)
+    at_its_end.tau.data.fill_(10.0)
+    neuron.tau.data.fill_(2.0)  # as an optimiser would
+    spikes = neuron(x)
+    assert torch.equal(spikes, at_its_end(x))
+    assert spikes.sum() > sc.quant.fixed(sc.LIF(tau=20.0))(x).sum()
+    assert torch.autograd.grad(spikes.sum(), neuron.tau)[0] != 0  # so that it can come back
+    sc.functional.project(neuron)
+    assert neuron.tau == 10.0
+    wide = sc.quant.fixed(sc.LIF(tau=20.0, learn=("tau",), bounds={"tau": (2.0, 100.0)}))
+    assert (wide.bounds["tau"].low, wide.bounds["tau"].high) == (2.0, 100.0)
+    neuron.bounds = {"tau": (2.0, 100.0)}
+    assert dict(neuron.bounds) == dict(wide.bounds)
+    for each in (wide, neuron):
+        each.tau.data.fill_(2.0)
+    assert torch.equal(wide(x), neuron(x))
+    assert neuron(x).sum() > spikes.sum()
+
+
+class Quotient(sc.Neuron):
+    params = {"a": 1.0, "b": 1.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        return x * p.a / p.b, {}
+
+
+def test_a_quotient_of_two_parameters_of_channels_does_not_saturate() -> None:
+    """It is largest where one is largest and the other least."""
+    neuron = sc.quant.fixed(Quotient(a=torch.tensor([1.0, 6.0]), b=torch.tensor([2.0, 1.0])), frac=8)
+    assert neuron(torch.ones(1, 1, 2)).tolist() == [[[0.5, 6.0]]]
+
+
 # -- errors
+
+
+def parametrised() -> sc.Neuron:
+    neuron = sc.LIF(tau=3.0, learn=("tau",))
+    torch.nn.utils.parametrize.register_parametrization(neuron, "tau", torch.nn.Softplus())
+    return neuron
 
 
 class Ratio(sc.Neuron):
@@ -238,6 +340,15 @@ class Ratio(sc.Neuron):
             lambda: sc.quant.fixed(sc.LIF(threshold=20.0), frac=12),
             "threshold is 20, beyond the range .* fewer fractional",
         ),
+        (
+            lambda: sc.quant.fixed(sc.IF(threshold=0.05), word=8, frac=2),
+            "threshold is 0.05, and rounds to 0 in multiples of 0.25, word=8, frac=2: take more",
+        ),
+        (
+            lambda: sc.quant.fixed(sc.LIF(gradient="spike_time")),
+            "LIF has gradient='spike_time', which divides by slopes .*set gradient='surrogate'",
+        ),
+        (lambda: sc.quant.fixed(parametrised()), r"LIF has a parametrisation, .*take learn=\(name,\)"),
         (lambda: sc.quant.fixed(sc.LIF(), factors=0), "factors=0 must be a number of significant bits, 1 or more"),
         (lambda: sc.quant.fixed(sc.LIF(), word=25), "word=25 must be a whole number of bits from 2 to 24"),
         (lambda: sc.quant.fixed(sc.LIF(), rounding="up"), "rounding='up' must be one of 'nearest', 'floor'"),
@@ -253,6 +364,12 @@ def test_what_has_no_fixed_point_is_refused_by_name(call: Any, text: str) -> Non
 def test_a_network_is_no_neuron() -> None:
     with pytest.raises(TypeError, match=r"is no neuron; for a network, sc\.quant\.prepare"):
         sc.quant.fixed(torch.nn.Linear(2, 2))  # type: ignore[arg-type]  # on purpose
+
+
+@pytest.mark.parametrize("name", ["frac", "factors"])
+def test_a_truth_value_is_no_number_of_bits(name: str) -> None:
+    with pytest.raises(TypeError, match=f"{name}=True must be a whole number of bits"):
+        sc.quant.fixed(sc.LIF(), **{name: True})
 
 
 def test_what_needs_float64_takes_no_float32() -> None:

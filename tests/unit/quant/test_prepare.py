@@ -204,6 +204,124 @@ def test_the_best_grid_has_the_least_error() -> None:
         assert best_frac(values, bits) == min(error, key=error.__getitem__)
 
 
+# -- formats are state
+
+
+def network(scale: float = 1.0, bias: bool = True) -> nn.Module:
+    torch.manual_seed(0)
+    hidden: Any = sc.Recurrent(sc.LIF(tau=3.0, learn=("tau",), threshold=0.4), nn.Linear(8, 8, bias))
+    net = nn.Sequential(nn.Linear(4, 8, bias), hidden, nn.Linear(8, 3, bias), sc.LI(tau=4.0))
+    for layer in (net[0], net[2], hidden.linear):
+        layer.weight.data.mul_(scale)
+    return net
+
+
+def driven(scale: float = 6.0) -> torch.Tensor:
+    return scale * torch.randn(12, 5, 4, generator=torch.Generator().manual_seed(1))
+
+
+def by_torch(net: nn.Module, other: nn.Module, path: Any) -> nn.Module:
+    torch.save(net.state_dict(), path)
+    other.load_state_dict(torch.load(path, weights_only=True))
+    return other
+
+
+def assigned(net: nn.Module, other: nn.Module, path: Any) -> nn.Module:
+    other.load_state_dict(copy.deepcopy(net.state_dict()), assign=True)
+    return other
+
+
+def by_a_checkpoint(net: nn.Module, other: nn.Module, path: Any) -> nn.Module:
+    sc.save_checkpoint(path, {}, net=net.state_dict())
+    other.load_state_dict(sc.load_checkpoint(path, {}, ["net"])["net"])
+    return other
+
+
+def by_safetensors(net: nn.Module, other: nn.Module, path: Any) -> nn.Module:
+    tensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
+    tensors.save_file(net.state_dict(), path)
+    other.load_state_dict(tensors.load_file(path))
+    return other
+
+
+def averaged(net: nn.Module, other: nn.Module, path: Any) -> nn.Module:
+    average = torch.optim.swa_utils.AveragedModel(net, use_buffers=True)
+    for _ in range(2):
+        average.update_parameters(net)
+    return by_torch(average.module, other, path)
+
+
+@pytest.mark.parametrize("way", [by_torch, assigned, by_a_checkpoint, by_safetensors, averaged])
+@pytest.mark.parametrize("ranges", ["data", "learnt"])
+def test_a_file_has_the_formats(way: Any, ranges: str, tmp_path: Any) -> None:
+    if way is assigned and "assign" not in nn.Module.load_state_dict.__code__.co_varnames:
+        pytest.skip("torch has no assign before 2.1")
+    x = driven()
+    saved = sc.quant.prepare(network(4.0), x, ranges=ranges).eval()
+    other = sc.quant.prepare(network(0.5), driven(0.3), ranges=ranges).eval()
+    assert other[3].arithmetic.frac != saved[3].arithmetic.frac
+    loaded = way(saved, other, tmp_path / "file")
+    assert torch.equal(loaded(x), saved(x))
+    assert loaded[3].arithmetic == saved[3].arithmetic
+    assert str(loaded) == str(saved)
+    assert torch.equal(copy.deepcopy(loaded)(x), saved(x))
+
+
+def test_what_was_trained_loads_and_goes_on() -> None:
+    x, y = driven(), torch.randint(0, 3, (5,))
+    saved = sc.quant.prepare(network(2.0), x)
+    optimizer = torch.optim.Adam(saved.parameters(), 0.3)
+    step = sc.training_model(saved, lambda out, y: nn.functional.cross_entropy(out.mean(0), y), optimizer)
+    for _ in range(5):
+        step(x, y)
+    assert saved[1].neuron.tau != 3.0
+    other = sc.quant.prepare(network(), x)
+    other.load_state_dict(saved.state_dict())
+    assert torch.equal(other(x), saved(x))
+    other[1].neuron.tau = 50.0  # beyond the range of the file: new grids
+    with pytest.raises(RuntimeError, match=r"1\.neuron: tau is .*, and its grids are for values from 25 to 100"):
+        other.load_state_dict({**other.state_dict(), "1.neuron.tau": torch.tensor(2.0)})
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        (
+            {"word": 8},
+            r"3: word is 16 in the checkpoint, and 8 here; prepare the network with the arguments",
+        ),
+        ({"weights": 4}, r"2\.parametrizations\.weight\.0: bits is 8 in the checkpoint, and 4 here"),
+        ({"activations": 4}, r"0\.input_format: bits is 8 in the checkpoint, and 4 here"),
+        ({"rounding": "floor"}, "1.neuron: rounding is 'nearest' in the checkpoint, and 'floor' here"),
+        ({"factors": 5}, "3: factors is 8 in the checkpoint, and 5 here"),
+        ({"per_channel": False}, r"0\.parametrizations\.weight\.0: grids is 8 in the checkpoint, and 1 here"),
+        ({"ranges": "learnt"}, r"0\.parametrizations\.weight\.0: ranges is 'data' in the checkpoint, and 'learnt'"),
+        ({"dtype": torch.float64, "factors": 8}, "3: dtype is 'torch.float32' in the checkpoint, and 'torch.float64'"),
+    ],
+    ids=str,
+)
+def test_formats_of_other_arguments_are_refused(how: Any, text: str) -> None:
+    saved, other = sc.quant.prepare(network(), driven()), sc.quant.prepare(network(), driven(), **how)
+    with pytest.raises(RuntimeError, match=text):
+        other.load_state_dict(saved.state_dict())
+
+
+def test_formats_are_not_mixed_with_other_files() -> None:
+    net, x = network(), driven()
+    fixed = sc.quant.prepare(net, x)
+    with pytest.raises(RuntimeError, match=r"(?s)Missing key.*input_format\._extra_state.*Unexpected key"):
+        fixed.load_state_dict(net.state_dict())
+    with pytest.raises(RuntimeError, match=r'Unexpected key.*"3\._extra_state"'):
+        net.load_state_dict(fixed.state_dict())
+    entries = {**fixed.state_dict(), "3._extra_state": torch.zeros(3)}
+    with pytest.raises(RuntimeError, match="3: what the checkpoint has for its format is none of sc.quant"):
+        fixed.load_state_dict(entries)
+    other = network()
+    other[3].tau = 5.0  # a number, which is in no state_dict
+    with pytest.raises(RuntimeError, match="3: tau is 5, and its grids are for 4 in the checkpoint"):
+        sc.quant.prepare(other, x).load_state_dict(fixed.state_dict())
+
+
 # -- layers that have a quantiser already
 
 
@@ -322,6 +440,102 @@ def test_the_report_counts_saturations_and_bits() -> None:
     report = sc.quant.report(fixed, x, beside=net)
     assert report.agreement > 0.7
     assert "int16 / 2^" in str(report)
+
+
+def one(weight: float = 1.0) -> nn.Linear:
+    layer = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(layer.weight, weight)
+    return layer
+
+
+@pytest.mark.parametrize("step", ["multi", "single"])
+def test_a_difference_has_its_own_range(step: str) -> None:
+    """3.735 + (-3.75 - 3.735) / 2; the currents and potentials are below 4, and their difference is 7.485."""
+    net, x = nn.Sequential(one(), sc.LI()), torch.cat([torch.full((8, 1, 1), 3.75), torch.full((2, 1, 1), -3.75)])
+    fixed = sc.quant.prepare(net, x)
+    assert torch.equal(fixed(x), net(x))
+    assert sc.quant.report(fixed, x).rows[1].saturated == 0.0
+    coarse = sc.quant.prepare(net, x, frac=13)
+    assert sc.quant.report(coarse, x).rows[1].saturated == 0.2  # two of ten differences
+    inhibited = nn.Sequential(one(), sc.LIF())
+    assert torch.equal(sc.quant.prepare(inhibited, -x)(-x), inhibited(-x))
+
+
+class Looped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.neuron = one(), sc.LI(step="single")
+
+    def forward(self, x: Any) -> Any:
+        return torch.stack([self.neuron(self.layer(at)) for at in x])
+
+
+def test_a_difference_between_single_steps_has_its_own_range() -> None:
+    net, x = Looped(), torch.cat([torch.full((8, 1, 1), 3.75), torch.full((2, 1, 1), -3.75)])
+    fixed = sc.quant.prepare(net, x)
+    assert torch.equal(fixed(x), net(x))
+    sc.reset(fixed)
+    assert sc.quant.report(fixed, x).rows[1].saturated == 0.0
+    assert sc.quant.report(sc.quant.prepare(net, x, frac=13), x).rows[1].saturated == 0.2
+
+
+def test_a_report_of_a_network_in_float64_without_neurons() -> None:
+    x = torch.rand(3, 2, 4)
+    fixed = sc.quant.prepare(nn.Sequential(nn.Linear(4, 3)), x, dtype=torch.float64)
+    assert [row.name for row in sc.quant.report(fixed, x).rows] == ["0"]
+
+
+def test_a_report_refuses_a_parameter_that_was_changed_in_place() -> None:
+    net, x = nn.Sequential(one(), sc.LI(tau=torch.tensor(20.0))), torch.rand(3, 1, 1)
+    fixed = sc.quant.prepare(net, x)
+    fixed[1].tau.fill_(2.0)
+    with pytest.raises(ValueError, match="report: 1: tau is 2, and its grids are for 20: it was changed in place"):
+        sc.quant.report(fixed, x)
+    fixed[1].tau = torch.tensor(2.0)
+    assert sc.quant.report(fixed, x)
+
+
+def filled(layer: nn.Linear, name: str, value: float) -> nn.Module:
+    getattr(layer, name).data[0] = value
+    return nn.Sequential(layer, sc.LI())
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("net", "x", "error", "text"),
+    [
+        (
+            None,
+            torch.tensor([[[-2.0]], [[NAN]]]),
+            ValueError,
+            r"1 of 2 values of x are .* nan at \[1, 0, 0\]",
+        ),
+        (
+            None,
+            (torch.full((2, 1, 1), -INF),),
+            ValueError,
+            r"2 of 2 values of x\[0\] are not .* -inf at \[0, 0, 0",
+        ),
+        (None, torch.full((2, 1, 1), 1e30), ValueError, "what 0 reads: 1e\\+30 is too large for a grid; scale them"),
+        (None, torch.zeros(3, 0, 1), ValueError, r"x of shape \[3, 0, 1\] is empty; ranges need a batch with samples"),
+        (None, None, TypeError, "x=None must be a tensor: a batch of the training data"),
+        (
+            None,
+            torch.ones(3, 1, 1, dtype=torch.long),
+            TypeError,
+            r"x has dtype torch.int64, which .*; give x\.float\(\)",
+        ),
+        (filled(nn.Linear(1, 3), "weight", INF), torch.ones(3, 1, 1), ValueError, "0: its weight: inf is among"),
+        (filled(nn.Linear(1, 3), "weight", NAN), torch.ones(3, 1, 1), ValueError, "0: its weight: nan is among"),
+        (filled(nn.Linear(1, 3), "bias", NAN), torch.ones(3, 1, 1), ValueError, "0: its bias: nan is among"),
+        (filled(nn.Linear(1, 3), "bias", 1e30), torch.ones(3, 1, 1), ValueError, "0: its bias: 1e.30 is too large"),
+    ],
+)
+def test_ranges_need_finite_numbers(net: Any, x: Any, error: Any, text: str) -> None:
+    with pytest.raises(error, match=f"^sc.quant.prepare: {text}"):
+        sc.quant.prepare(nn.Sequential(one(), sc.LI()) if net is None else net, x)
 
 
 @pytest.mark.parametrize(

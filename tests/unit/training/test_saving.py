@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import errno
 import os
 import pathlib
 import signal
@@ -95,6 +96,23 @@ def test_a_private_file_is_never_public(tmp_path, monkeypatch):
     assert modes == {0o600}
     assert path.stat().st_mode & 0o777 == 0o640
     assert sc.load_checkpoint(path, SETTINGS)["epoch"] == 2
+
+
+def test_a_full_disk_is_an_error_of_the_file(tmp_path):
+    """OSError with the path, and the old file stays: here a limit of the process stands for the disk."""
+    resource = pytest.importorskip("resource", reason="limits of files are those of POSIX")
+    path = tmp_path / "run.pt"
+    sc.save_checkpoint(path, SETTINGS, epoch=1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"run\.pt") as raised:
+            sc.save_checkpoint(path, SETTINGS, weights=torch.zeros(100_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (raised.value.errno, raised.value.filename) == (errno.EFBIG, str(path))
+    assert sc.load_checkpoint(path, SETTINGS) == {"epoch": 1}
+    assert os.listdir(str(tmp_path)) == ["run.pt"]
 
 
 def test_an_exception_leaves_the_old_file(tmp_path):

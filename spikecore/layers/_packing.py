@@ -1,0 +1,191 @@
+"""``sc.layers.pack`` and ``sc.layers.unpack``: layers that keep spikes as bits, where a network gives them spikes."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections import Counter, defaultdict
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Type
+
+import torch
+from torch import nn
+
+from spikecore._base.bits import Whole, added, averaged, multiplied
+from spikecore._base.context import require_compiler
+from spikecore._base.errors import a_kind
+from spikecore._shell.checks import shown
+from spikecore._shell.modules import calls_as
+from spikecore.graph import Call, Graph
+from spikecore.graph._parts import read_parts
+from spikecore.layers._blocks import Tokens
+from spikecore.layers._norm_neuron import NormNeuron
+from spikecore.layers._packed import (
+    HeadProducts,
+    PackedConv2d,
+    PackedHeadProducts,
+    PackedLinear,
+    as_kind,
+    replace_modules,
+)
+from spikecore.neuron import Neuron
+
+#: Torch's layers, and those that take their place.
+_PACKED: Mapping[Type[nn.Module], Type[nn.Module]] = {
+    nn.Linear: PackedLinear,
+    nn.Conv2d: PackedConv2d,
+    HeadProducts: PackedHeadProducts,
+}
+#: Layers that give some of the numbers that they get, or 0, as often as may be; functions and methods that give all.
+_KEEPING = (nn.Identity, nn.Flatten, nn.Unflatten, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, Tokens)
+_SHAPES = ("contiguous flatten folded permute reshape squeeze transpose unflatten unfolded_as unsqueeze view").split()
+_PRODUCTS = (operator.mul, operator.imul, torch.mul, "mul", "mul_")
+
+
+def pack(net: nn.Module) -> nn.Module:
+    """Put :class:`spikecore.layers.PackedLinear` and ``PackedConv2d`` into ``net`` behind neurons; gives ``net`` back.
+
+    In the place of an ``nn.Linear`` or an ``nn.Conv2d`` that gets spikes in all of its calls. Known are the outputs of
+    spiking neurons, followed through the network and every ``forward`` that :func:`spikecore.graph.read` can follow:
+    through identities, changes of shape, maximum pooling, average pooling of windows of 2, 4, 8 and so on, and through
+    sums and products of spikes, which take two, four or eight bits. Elsewhere write
+    :class:`spikecore.layers.PackedLinear` and ``PackedConv2d`` yourself. A ``NormNeuron`` that adds spikes before its
+    neuron keeps these as bits, too, and :class:`spikecore.layers.SpikingSelfAttention` queries, keys and values.
+
+    Parameters and hooks stay the same objects, so that an optimiser goes on, and ``state_dict()`` has the same keys.
+    Left as they are: subclasses, layers with a parametrisation, and those that are in the network twice. A part of the
+    network that is called alone afterwards must be given what it gets in the network. :func:`unpack` undoes it.
+
+    Raises TypeError for what is no module, and :class:`spikecore.backend.Unsupported` for torch before 2.6. Warns where
+    there is no such layer, and says why.
+    """
+    _check("pack", net)
+    require_compiler("packing spikes as bits")
+    layers, reasons = _packable(net)
+    packed = {module: spikes for module, spikes in layers.items() if type(module) in _PACKED}
+    replace_modules(net, {module: as_kind(module, _PACKED[type(module)], spikes) for module, spikes in packed.items()})
+    for layer in layers.keys() - packed.keys():
+        layer.shortcut_spikes = tuple(layers[layer])  # type: ignore[assignment]  # plain numbers, for torch.compile
+    if not layers and not is_packed(net):
+        why = f": {'; '.join(reasons[:2])}" if reasons else ""
+        warnings.warn(
+            f"sc.layers.pack(net) found no nn.Linear or nn.Conv2d behind a spiking neuron{why}. Where you know an "
+            "input to be spikes, write sc.layers.PackedLinear or sc.layers.PackedConv2d",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return net
+
+
+def unpack(net: nn.Module) -> nn.Module:
+    """Put ``nn.Linear`` and ``nn.Conv2d`` back in the place of packed layers, wherever they came from; gives ``net``.
+
+    Raises TypeError for what is no module.
+    """
+    _check("unpack", net)
+    plain = {packed: kind for kind, packed in _PACKED.items()}
+    replace_modules(net, {old: as_kind(old, plain[type(old)]) for old in net.modules() if type(old) in plain})
+    for module in net.modules():
+        vars(module).pop("shortcut_spikes", None)
+    return net
+
+
+def is_packed(net: nn.Module) -> bool:
+    """Whether some layer keeps its input as bits."""
+    return any(isinstance(module, tuple(_PACKED.values())) for module in net.modules())
+
+
+def packable(net: nn.Module) -> Dict[nn.Module, Whole]:
+    """The layers that :func:`pack` changes, and what goes into each: for a ``NormNeuron``, as its shortcut."""
+    return _packable(net)[0]
+
+
+def _packable(net: nn.Module) -> Tuple[Dict[nn.Module, Whole], List[str]]:
+    """The same, and why others are not packed."""
+    places = Counter(module for _, module in net.named_modules(remove_duplicate=False))
+    parts = read_parts(net)
+    layers: Dict[nn.Module, Whole] = {}
+    reasons = [str(error) for error in parts.reasons.values()]
+    inputs: Dict[nn.Module, Set[Optional[Whole]]] = defaultdict(set)
+    titles: Dict[nn.Module, str] = {}
+    for graph in parts.graphs:
+        spikes = held(graph)
+        for call in graph.calls:
+            for value in _kept(call):
+                inputs[call.module].add(spikes.get(value))
+                titles[call.module] = call.title
+    for module, wholes in inputs.items():
+        known = wholes.pop() if len(wholes) == 1 else None
+        if places[module] > 1:
+            reasons.append(f"{titles[module]} is in the network {places[module]} times: make a layer for each place")
+        elif known is None:
+            reasons.append(f"{titles[module]} gets what is not known to be spikes, in some call")
+        else:
+            layers[module] = known
+    return layers, reasons
+
+
+def _kept(call: Call) -> Sequence[Any]:
+    """The values that a call can keep as bits; None among them is one that is not known."""
+    if type(call.module) in _PACKED and "forward" not in vars(call.module):
+        return call.args or (None,)
+    return call.args[1:] if isinstance(call.module, NormNeuron) and call.module.shortcut == "before" else ()
+
+
+# -- packing a value: what a graph says that it holds
+
+
+def held(graph: Graph) -> Dict[Call, Whole]:
+    """What each value of a graph holds, where that is whole numbers of a known size."""
+    known: Dict[Call, Whole] = {}
+    for call in graph.calls:
+        whole = _held(call, [known.get(value) if isinstance(value, Call) else None for value in call.args])
+        if whole is not None:
+            known[call] = whole
+    return known
+
+
+def _held(call: Call, args: Sequence[Optional[Whole]]) -> Optional[Whole]:
+    """What the value of a call holds, by what its arguments hold."""
+    if call.module is not None:
+        return None if call.is_hooked else _of_layer(call, args)
+    if call.kind not in ("function", "method"):
+        return None
+    if call.summands:
+        return added(*args)
+    if call.target in _PRODUCTS and len(args) == 2 and not call.kwargs:
+        return multiplied(*args)
+    if call.target is operator.sub and call.args[0] == 1:
+        return args[1] if args[1] == Whole(1) else None  # 1 - z is 0 or 1 where z is
+    return args[0] if call.function in _SHAPES and args else None
+
+
+def _of_layer(call: Call, args: Sequence[Optional[Whole]]) -> Optional[Whole]:
+    """What a layer gives. One says by ``output_of`` which of its parts is the neuron whose output it gives."""
+    module: Any = call.module
+    layer: Any = None if isinstance(module, Neuron) else call.layer
+    neuron = getattr(module, layer.output_of) if hasattr(layer, "output_of") else module
+    if calls_as(neuron, Neuron):
+        outputs = neuron.program.outputs
+        spikes = Whole(1) if len(outputs) == 1 and outputs[0].op == "spike" else None
+        adds = isinstance(module, NormNeuron) and module.shortcut == "after" and len(args) > 1
+        return added(spikes, args[1]) if adds else spikes
+    if layer is None or not args:
+        return None
+    if issubclass(layer, nn.AvgPool2d):
+        return _averaged(module, args[0])
+    return args[0] if issubclass(layer, _KEEPING) else None
+
+
+def _averaged(pool: Any, known: Optional[Whole]) -> Optional[Whole]:
+    """Of average pooling, where every window is divided by its size."""
+    size = pool.kernel_size
+    rows, columns = size if isinstance(size, (tuple, list)) and len(size) == 2 else (size, size)
+    pads = pool.padding not in (0, (0, 0)) and not pool.count_include_pad
+    plain = isinstance(rows, int) and isinstance(columns, int) and not pads
+    exact = plain and not pool.ceil_mode and pool.divisor_override is None
+    return averaged(known, rows * columns) if exact else None
+
+
+def _check(function: str, net: Any) -> None:
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"sc.{function}: net={shown(net)} is {a_kind(net)}; give the network itself (an nn.Module)")

@@ -1,0 +1,411 @@
+"""Names as nobody should give them, in whatever makes files, code, C, tables or pictures of them.
+
+Nothing is executed, nothing is written outside of the folder that was given, and a call gives what it gives under plain
+names, or refuses the name. ``NAMES=2000 pytest tests/unit/test_strange_names.py`` draws 2,000 of each.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import io
+import pickle
+import re
+import subprocess
+import warnings
+import zlib
+from collections import OrderedDict
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any, Callable, List, Optional, Sequence, Tuple
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import Tensor, fx, nn
+
+import spikecore as sc
+from c_programs import SPIKES, differing, lif, needs, on_grid, spikes
+from spikecore._convert import Conversion
+from spikecore.layers import TimeBatched
+from spikecore.testing.naming import plans
+from strange_names import PAYLOADS, check_said, drawn, identifiers, names, of_classes, of_modules, watched  # noqa: F401
+
+Fresh = Callable[[], Path]
+
+
+def one_in(count: int, *words: str) -> bool:
+    """The same examples in every run."""
+    return zlib.crc32(repr(words).encode()) % count == 0
+
+
+# -- NIR
+
+
+def graph(linear: str, neuron: str) -> Any:
+    """A layer and neurons, under these names."""
+    nir = pytest.importorskip("nir")
+    weight = torch.linspace(-1, 1, 12).view(3, 4).numpy()
+    full = {key: torch.full((3,), value).numpy() for key, value in (("tau", 0.02), ("r", 20.0), ("v_leak", 0.0))}
+    nodes = {
+        "the input": nir.Input({"input": torch.tensor([4]).numpy()}),
+        linear: nir.Linear(weight),
+        neuron: nir.LIF(**full, v_threshold=torch.full((3,), 0.5).numpy()),
+        "the output": nir.Output({"output": torch.tensor([3]).numpy()}),
+    }
+    edges = [("the input", linear), (linear, neuron), (neuron, "the output")]
+    return nir.NIRGraph(nodes, edges, type_check=False)
+
+
+def load(source: Any) -> Any:
+    return sc.nir.load(source, dt=1e-3, discretization="euler")
+
+
+@drawn
+@given(st.tuples(names, names).filter(lambda pair: pair[0] != pair[1]))
+def test_nodes_of_nir(watched: Fresh, pair: Tuple[str, str]) -> None:  # noqa: F811
+    folder, x = watched(), torch.rand(5, 2, 4, generator=torch.Generator().manual_seed(0))
+    if {*pair} & {"the input", "the output"}:
+        return
+    source: Any = graph(*pair)
+    try:
+        importlib.import_module("nir").write(folder / "strange.nir", source)
+        source = folder / "strange.nir"
+    except Exception:
+        pass  # the package cannot write every name; the graph itself is loaded then
+    try:
+        net = load(source)
+    except ValueError as error:
+        # a name with a slash is a path for HDF5, so that a file has others
+        check_said(error, *pair, *("" for word in pair if "/" in word or word == "."))
+        return
+    assert all(re.fullmatch(r"[A-Za-z0-9_.]*", name) for name, _ in net.named_modules())
+    paths = list(net.places.values())
+    if source is not folder / "strange.nir" or "/" not in "".join(pair):
+        assert set(net.places) == set(pair)
+    assert [type(net.get_submodule(path)).__name__ for path in paths] == ["Linear", "NIRLIF"]
+    assert torch.equal(net(x), load(graph("linear", "neuron"))(x))
+    assert net.extra_repr().isprintable()
+    try:
+        sc.nir.save(net, folder / "again.nir", dt=1e-3)
+    except ValueError as error:
+        check_said(error, *pair)
+        return
+    again = sc.nir.load(folder / "again.nir")
+    assert again.places == net.places
+    assert torch.equal(again(x), net(x))
+
+
+@drawn
+@given(st.tuples(names, names).filter(lambda pair: pair[0] != pair[1] and all(map(of_modules, pair))))
+def test_modules_in_nir(watched: Fresh, pair: Tuple[str, str]) -> None:  # noqa: F811
+    pytest.importorskip("nir")
+    folder, x = watched(), torch.rand(5, 2, 4)
+    net = nn.Sequential(OrderedDict(zip(pair, (nn.Linear(4, 3), sc.LIF()))))
+    try:
+        sc.nir.save(net, folder / "net.nir", dt=1e-3)
+    except ValueError as error:
+        check_said(error, *pair)
+        return
+    again = sc.nir.load(folder / "net.nir")
+    assert set(again.places) == set(pair)
+    assert torch.equal(again(x), net(x))
+
+
+def test_torch_s_own_tools_on_a_stranger_s_file(watched: Fresh) -> None:  # noqa: F811
+    """Both make code of the names of modules."""
+    nir, folder, x = pytest.importorskip("nir"), watched(), torch.rand(1, 2, 4)
+    for evil in PAYLOADS:
+        if "/" in evil:
+            continue
+        graph_of_linear = graph(evil, "neuron")
+        del graph_of_linear.nodes["neuron"]
+        graph_of_linear.edges = [("the input", evil), (evil, "the output")]
+        nir.write(folder / "evil.nir", graph_of_linear)
+        net = load(folder / "evil.nir")
+        assert torch.equal(fx.symbolic_trace(net)(x), net(x))
+    nir.write(folder / "evil.nir", graph(PAYLOADS[0], PAYLOADS[1]))
+    net = load(folder / "evil.nir")
+    exported = torch.export.export(net, (torch.rand(5, 2, 4),))
+    assert len([*exported.module().parameters()]) == 1
+
+
+@pytest.mark.parametrize(
+    ("pair", "paths"),
+    [
+        (("features.0", "features.1"), ["features.0", "features.1"]),
+        (("a b", "a/b"), ["a_b", "a_b_"]),
+        (("a", "a.b"), ["a", "a_.b"]),  # no child of a layer, which may call its children
+        (("x\r", "τ.ü"), ["x_", "_._"]),
+        (("forward", ".."), ["forward_", "_._._"]),
+    ],
+)
+def test_paths_of_nodes(pair: Tuple[str, str], paths: List[str]) -> None:
+    net = load(graph(*pair))
+    assert net.places == dict(zip(pair, paths))
+    assert all(net.get_submodule(path) is not None for path in paths)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("", "'' cannot be the name of a node: it is empty, or another node has it"),
+        ("<output>", "'<output>' cannot be the name of a node"),
+        ("a." * 51 + "a", r"node 'a\.a\..* is in 51 others; wanted are at most 50"),
+    ],
+)
+def test_nodes_with_no_path(name: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        load(graph(name, "neuron"))
+
+
+def test_formats_of_a_loaded_network(tmp_path: Path) -> None:
+    """They are at the nodes that have the names of the file."""
+    nir = pytest.importorskip("nir")
+    net = sc.quant.prepare(load(graph("a b", "c/d")), torch.rand(5, 2, 4))
+    with pytest.raises(ValueError, match="'c/d' cannot be the name of a node in HDF5: it is"):
+        sc.nir.save(net, tmp_path / "net.nir", dt=1e-3)
+    net = sc.quant.prepare(load(graph("a b", "c d")), torch.rand(5, 2, 4))
+    sc.nir.save(net, tmp_path / "net.nir", dt=1e-3)
+    nodes = nir.read(tmp_path / "net.nir").nodes
+    assert all("spikecore_formats" in nodes[name].metadata for name in ("a b", "c d"))
+
+
+# -- C
+
+
+@drawn
+@given(
+    st.lists(names.filter(of_modules), min_size=3, max_size=3, unique=True),
+    names.filter(of_classes),
+    identifiers,
+    names,
+)
+def test_names_in_c(watched: Fresh, path: List[str], owner: str, state: str, name: str) -> None:  # noqa: F811
+    folder = watched()
+    try:
+        kind: Any = type(owner, (Kept,), {"states": {state: 0.0}})
+    except TypeError as error:
+        check_said(error, state)
+        kind = type(owner, (Kept,), {"states": {"v": 0.0}})
+    neuron = sc.quant.fixed(kind(), word=16, frac=10)
+    net = on_grid(nn.Sequential(OrderedDict(zip(path, (nn.Linear(6, 4), neuron, nn.Linear(4, 2))))))
+    for called in (name, "network"):
+        try:
+            program = sc.export_c(net, spikes(5, 6), folder / "program", name=called, inputs=SPIKES)
+        except (TypeError, ValueError) as error:
+            check_said(error, called, *path)
+            assert not (folder / "program").exists()
+            continue
+        assert all(re.fullmatch(r"(test/)?[A-Za-z0-9_]+(\.[a-z]+)?", file) for file in program.files)
+        texts = [(folder / "program" / file).read_text(encoding="utf-8") for file in program.files[:2]]
+        assert all(line.isprintable() for text in texts for line in text.split("\n"))
+        if one_in(10, called, owner, state, *path) or called != "network":
+            assert differing(folder / "program", "test", "FLAGS=-O0")[0] == 0
+        break
+
+
+class Kept(sc.Neuron):
+    """Keeps half of its only state, whatever that is called."""
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        (name,) = self.states
+        h = getattr(s, name) * 0.5 + x
+        z = self.spike(h - 0.25)
+        return z, {name: h - z * 0.25}
+
+
+@pytest.mark.parametrize(
+    "name", ["stddef", "stdarg", "features", "stdint", "stdio", "math", "Makefile", "test", "host"]
+)
+def test_names_of_headers_and_targets(name: str, tmp_path: Path) -> None:
+    """No header of the system is shadowed, and no rule of Make's own makes the Makefile."""
+    sc.export_c(on_grid(nn.Sequential(nn.Linear(6, 4), lif())), spikes(5, 6), tmp_path, name=name, inputs=SPIKES)
+    assert differing(tmp_path)[0] == 0
+
+
+# -- conversion
+
+
+class Block(nn.Module):
+    """A residual block, whose modules are children of a list and of chains."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__()
+        self.parts = nn.Sequential(OrderedDict([(first, nn.Linear(4, 4)), (second, sc.LIF())]))
+        linear, norm = TimeBatched(nn.Linear(4, 4)), TimeBatched(nn.BatchNorm1d(4))
+        self.chain = nn.Sequential(OrderedDict([(first, linear), (second, norm)]))
+        self.last = sc.LIF()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[T, B, 4]``."""
+        for part in self.parts:
+            x = part(x)
+        return self.last(self.chain(x) + x)
+
+
+@drawn
+@given(st.lists(names.filter(of_modules), min_size=4, max_size=4, unique=True))
+def test_names_in_conversions(watched: Fresh, path: List[str]) -> None:  # noqa: F811
+    folder, x = watched(), torch.rand(5, 2, 4)
+    parts = (nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+    nn.init.eye_(parts[0].weight)
+    ann = nn.Sequential(OrderedDict(zip(path, parts))).eval()
+    plain = nn.Sequential(*copy.deepcopy(parts)).eval()
+    (snn, report), (expected, _) = (sc.ann2snn(net, x[0], steps=4) for net in (ann, plain))
+    assert torch.equal(snn(x[0]), expected(x[0]))
+    assert all(line.isprintable() for line in str(report).split("\n"))
+    assert str(report).count("\n") == 2
+    assert str(Conversion(dict.fromkeys(path, "LIFNode -> LIF()"), {})).count("\n") == 4
+    torch.save(ann.state_dict(), folder / "weights.pt")
+    sc.load_weights(nn.Sequential(OrderedDict(zip(path, copy.deepcopy(parts)))), folder / "weights.pt")
+    net = Block(*path[:2]).eval()
+    before = net(x)
+    with warnings.catch_warnings():
+        # a block with such a name stays as it is
+        warnings.filterwarnings("ignore", r"sc\.(fuse|layers\.pack)", Warning)
+        sc.fuse(net)
+    assert torch.allclose(net(x), before)
+    assert torch.allclose(pickle.loads(pickle.dumps(net))(x), before)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"sc\.(fuse|layers\.pack)", Warning)
+        sc.layers.pack(net)
+    assert torch.allclose(net(x), before)
+
+
+# -- kernels
+
+BACKENDS = {
+    "cupy": ("spikecore_cupy.backend", "CupyBackend"),
+    "numba": ("spikecore_numba.backend", "NumbaBackend"),
+    "triton": ("spikecore_triton.backend", "TritonBackend"),
+    "c": ("spikecore_c.backend", "CBackend"),
+}
+
+
+def backend_of(name: str) -> Any:
+    module, kind = BACKENDS[name]
+    try:
+        return getattr(importlib.import_module(module), kind)()
+    except ImportError:
+        return None
+
+
+@drawn
+@given(
+    names.filter(of_classes),
+    st.lists(identifiers, min_size=4, max_size=4, unique=True),
+    st.sampled_from(sorted(BACKENDS)),
+    st.sampled_from((2, None)),
+)
+def test_names_in_kernels(
+    watched: Fresh,  # noqa: F811
+    owner: str,
+    words: List[str],
+    name: str,
+    steps: Optional[int],
+) -> None:
+    folder, backend = watched(), backend_of(name)
+    assume(backend is not None)
+    state, param, first, second = words
+    try:
+        neuron: Any = type(
+            owner, (Free,), {"states": {state: 0.0}, "params": {param: 0.5}, "inputs": (first, second)}
+        )()
+    except TypeError as error:
+        check_said(error, *words)
+        neuron = type(owner, (Free,), {"states": {"v": 0.0}, "params": {"a": 0.5}})()
+    for plan in plans(neuron, steps):
+        text = backend.text(plan)
+        assert all(line.isprintable() for line in text.replace("\t", "").split("\n"))
+        if name in ("numba", "triton"):
+            compile(text, "kernel", "exec")
+        elif name == "c" and one_in(20, owner, *words):
+            needs("test")
+            (folder / "kernel.c").write_text(text, encoding="utf-8")
+            subprocess.run(["cc", "-std=c11", "-fsyntax-only", str(folder / "kernel.c")], check=True)
+    assert "\n" not in str(neuron.program).partition("(")[0]
+    if name == "numba" and steps and one_in(100, owner, *words):
+        x = torch.rand(3, 2, 4), torch.rand(3, 2, 4)
+        results = []
+        for used in ("numba", "torch"):
+            neuron.backend = used
+            results.append(neuron(*x))
+        assert torch.allclose(*results)
+
+
+class Free(sc.Neuron):
+    """A neuron of one state, one parameter and two inputs, whatever they are called."""
+
+    inputs: Sequence[str] = ("x", "y")
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        (state,), (param,) = self.states, self.params
+        h = getattr(s, state) * getattr(p, param) + x[0] - x[1] * 0.5
+        z = self.spike(h - 0.3)
+        return z, {state: h - z * 0.3}
+
+
+# -- tables and pictures
+
+
+class Tags(HTMLParser):
+    """The tags and the text of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: List[Tuple[str, Any]] = []
+        self.texts: List[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.append((tag, tuple(name for name, _ in attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+@drawn
+@given(st.lists(names.filter(of_modules), min_size=3, max_size=3, unique=True), names.filter(of_classes))
+def test_names_in_tables_and_pictures(watched: Fresh, path: List[str], owner: str) -> None:  # noqa: F811
+    pytest.importorskip("matplotlib").use("Agg")
+    from matplotlib.figure import Figure
+
+    folder, x = watched(), torch.rand(5, 2, 4)
+    kind: Any = type(owner, (sc.LIF,), {})
+    net = nn.Sequential(OrderedDict(zip(path, (nn.Linear(4, 4), kind(), nn.Linear(4, 2)))))
+    with sc.monitor(net) as seen:
+        net(x)
+    for report in (sc.explain(net, x), sc.energy(net, x), seen):
+        assert all(line.isprintable() for line in str(report).split("\n"))
+        page = Tags()
+        page.feed(report._repr_html_())
+        known = {(tag, ()) for tag in "table thead tr th td p ol li".split()} | {("td", ("colspan",))}
+        assert {*page.tags} <= known
+    ax = Figure(figsize=(2, 2)).subplots()
+    sc.plot.rates(seen, ax=ax)
+    if one_in(4, owner, *path):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+            ax.figure.savefig(folder / "rates.png", dpi=20)
+    if one_in(20, owner, *path):
+        writer = pytest.importorskip("torch.utils.tensorboard").SummaryWriter(str(folder / "log"))
+        seen.log(writer, 0)
+        writer.close()
+
+
+@pytest.mark.parametrize("name", ["$a$", r"$\frac$", r"a\$b$", "$$"])
+def test_a_name_is_no_mathematics(name: str) -> None:
+    """In a picture it is drawn as it is."""
+    pytest.importorskip("matplotlib").use("Agg")
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    ax = Figure().subplots()
+    sc.plot.rates({name: torch.rand(4)}, ax=ax)
+    text = io.BytesIO()
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        FigureCanvasSVG(ax.figure).print_svg(text)
+    assert f">{name}</text>" in text.getvalue().decode()
