@@ -331,7 +331,7 @@ def after(*layers: nn.Module) -> nn.Sequential:
         (hooked("1"), "Dropout at '1' has hooks"),
         (Dropped(), r"'dropout' \(dropout\): it drops in eval\(\), too: write training=self\.training"),
         (Normalised(), r"'norm' \(BatchNorm2d\): .* that of 'conv' goes to 'norm' and 'add'"),
-        (twice(), "Conv2d at '0' is called 2 times, and a normalisation behind it cannot be folded into it"),
+        (twice(), "Conv2d at '0' is called 1 times without BatchNorm2d at '1' behind it, and a normalisation"),
         (twice(tied=True), "Conv2d at '0' shares its weight with Conv2d at '3', .* give each its own"),
         (
             InPlace(),
