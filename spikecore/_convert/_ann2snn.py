@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NoReturn, Optional, Tuple, Union
-from typing import Counter as Counts
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from spikecore._shell.checks import shown, whole
+from spikecore._shell.modules import unwrapped
+from spikecore.graph import (
+    CONVOLUTIONS,
+    DROPOUTS,
+    NORMS,
+    Call,
+    Graph,
+    NotFollowed,
+    Refused,
+    computed,
+    folded,
+    norm_source,
+    read,
+    run,
+)
 from spikecore.lang.render import on_one_line
 from spikecore.layers import TimeBatched
 from spikecore.neurons import IF
 
 #: Layers of weights: spikes of the neuron before come in here, so its threshold is multiplied into the weight.
-_WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_WEIGHTED = (nn.Linear, *CONVOLUTIONS)
 #: Layers to which the mean over time is as the value: linear, without weights and without a bias.
 _LINEAR = (
     *(nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
@@ -30,9 +43,7 @@ _LINEAR = (
 #: Activations that become neurons. A neuron fires once a step at most, which limits its rate as ReLU6 does, at the
 #: threshold.
 _RELU = (nn.ReLU, nn.ReLU6)
-#: What computes nothing in ``eval()``.
-_NOTHING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
-_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_TAKEN = (*_WEIGHTED, *_LINEAR, *_RELU, *NORMS, nn.Identity, *DROPOUTS)
 #: Functions and methods of tensors in a ``forward`` -> the module that computes the same.
 _FUNCTIONS: Mapping[Any, Callable[..., nn.Module]] = {
     **dict.fromkeys((F.relu, torch.relu, "relu"), lambda inplace=False: nn.ReLU()),
@@ -40,7 +51,7 @@ _FUNCTIONS: Mapping[Any, Callable[..., nn.Module]] = {
     F.relu6: lambda inplace=False: nn.ReLU6(),
     F.avg_pool2d: nn.AvgPool2d,
     F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
-    F.dropout: lambda *_, **__: nn.Identity(),
+    F.dropout: lambda p=0.5, training=True, inplace=False: nn.Dropout(p if training else 0.0),
 }
 #: What is met often and not taken, and the way out.
 _NOT_TAKEN = (
@@ -54,6 +65,8 @@ _NOT_TAKEN = (
     ("output", "forward must return the output of the last layer, and nothing else"),
 )
 _WAYS_OUT = {kind: way_out for kinds, way_out in _NOT_TAKEN for kind in kinds.split()}
+#: Its name, its call, and a module that computes it.
+_Layer = Tuple[str, Call, nn.Module]
 #: Activations of a layer that are kept from each batch, and in all, to choose the threshold by.
 _OF_BATCH, _OF_ALL = 2**15, 2**17
 
@@ -137,8 +150,24 @@ def ann2snn(
     if quantile is not None and not 0 < quantile <= 1:
         raise ValueError(f"ann2snn: quantile={quantile!r} must be above 0 and at most 1, the maximum; or None")
     report = Report(steps)
-    stages, relus = _stages(net, report)
-    samples, maxima = _activations(stages, [*relus.values()], data)
+    try:
+        graph = read(copy.deepcopy(unwrapped(net)).eval())
+        layers = _chain(graph)
+        batches = _batches(data, next((parameter.device for parameter in net.parameters()), torch.device("cpu")))
+        first = next(batches, None)
+        if first is None:
+            raise ValueError("ann2snn: data has no batches; give a tensor, a list of tensors or a DataLoader")
+        with torch.no_grad():
+            _, shapes = run(graph, first.clone())
+        stages, relus = _stages(graph, layers, shapes, report)
+    except NotFollowed as error:
+        raise ValueError(
+            f"ann2snn: {error}\nGive the network as an nn.Sequential, or write a forward that calls one layer after "
+            "the other, without conditions on values"
+        ) from error
+    except Refused as error:
+        raise ValueError(f"ann2snn: {error}") from error
+    samples, maxima = _activations(stages, [*relus.values()], itertools.chain([first], batches))
     for name, values, maximum in zip(relus, samples, maxima):
         if not 0 < maximum < math.inf:
             what = "0 for all of data" if maximum == 0 else f"not finite ({maximum})"
@@ -159,89 +188,70 @@ def ann2snn(
 # -- the layers of a network, one after the other
 
 
-class _Tracer(fx.Tracer):
-    """Follows ``forward`` down to modules without children, so that an error names these."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return not m._modules or super().is_leaf_module(m, module_qualified_name)
-
-
-def _chain(net: nn.Module) -> Iterator[Tuple[str, nn.Module]]:
-    """The layers that ``net`` calls, by name, in order."""
-    try:
-        graph = _Tracer().trace(net)
-    except Exception as error:  # torch.fx raises errors of many types, those of forward among them
-        raise ValueError(
-            f"ann2snn: torch.fx cannot follow the forward of {type(net).__name__}: {error}\nGive the network as an "
-            "nn.Sequential, or write a forward that calls one layer after the other, without conditions on values"
-        ) from error
-    modules = dict(net.named_modules())
-    calls: Counts[str] = Counter()
-    before: Optional[fx.Node] = None
-    for node in graph.nodes:
-        if before is None:  # the input
-            before = node
-            continue
-        if node.op == "output" and node.args == (before,):
-            return
-        name, module = node.name, None
-        kind = getattr(node.target, "__name__", str(node.target))
-        if node.op == "call_module":
-            calls[node.target] += 1
-            name = node.target + (f", call {calls[node.target]}" if calls[node.target] > 1 else "")
-            module, kind = modules[node.target], type(modules[node.target]).__name__
-        if kind not in _WAYS_OUT and (node.all_input_nodes != [before] or len(before.users) > 1):
-            users = " and ".join(repr(user.name) for user in before.users)
+def _chain(graph: Graph) -> List[_Layer]:
+    """The layers in order, each of which reads the one before and nothing else."""
+    if len(graph.inputs) != 1:
+        raise ValueError(f"ann2snn: {type(graph.net).__name__} has {len(graph.inputs)} inputs; give a network of one")
+    layers: List[_Layer] = []
+    before, *calls = graph.calls
+    for call in calls:
+        if call.kind == "output" and call.args == (before,):
+            break
+        name, module, kind = call.name, call.module, call.kind if call.kind == "output" else call.function
+        if module is not None:
+            kind, times = type(module).__name__, sum(earlier.module is module for _, earlier, _ in layers)
+            name += f", call {times + 1}" if times else ""
+        if kind not in _WAYS_OUT and (call.inputs != [before] or call.source is not before or len(before.readers) > 1):
+            users = " and ".join(repr(reader.name) for reader in before.readers)
             way_out = (
                 "each layer must take the output of the one before and nothing else (no residual connections, no "
                 f"branches), and that of {before.name!r} goes to {users}"
             )
             _refuse(name, kind, way_out)
         if module is None:
-            make = _FUNCTIONS.get(node.target)
+            make = _FUNCTIONS.get(call.target)
             if make is None:
                 _refuse(name, kind, "put a layer of torch.nn in its place")
-            module = make(*node.args[1:], **node.kwargs)
-        yield name, module
-        before = node
+            module = make(*call.args[1:], **call.kwargs)
+            if isinstance(module, nn.Dropout) and module.p:
+                _refuse(name, kind, "it drops in eval(), too: write training=self.training")
+        elif call.is_hooked or (call.layer is None and isinstance(module, _TAKEN)):
+            kinds = tuple(known for known in _TAKEN if isinstance(module, known)) or (type(module),)
+            graph.check_plain(call, kinds, "firing rates would not stand for it")
+        if not isinstance(module, _TAKEN):
+            _refuse(name, kind, "put one of the layers there that help(sc.ann2snn) lists")
+        layers.append((name, call, module))
+        before = call
+    if not any(isinstance(module, _RELU) for *_, module in layers):
+        kind = type(graph.net).__name__
+        raise ValueError(f"ann2snn: {kind} has no ReLU, so there is nothing that becomes a neuron")
+    return layers
 
 
-def _stages(net: nn.Module, report: Report) -> Tuple[List[List[nn.Module]], Dict[str, nn.Module]]:
+def _stages(
+    graph: Graph, layers: List[_Layer], shapes: Mapping[Call, Tuple[int, ...]], report: Report
+) -> Tuple[List[List[nn.Module]], Dict[str, nn.Module]]:
     """Copies of the layers before each ReLU and behind the last, and the ReLUs by name; normalisations folded."""
     stages: List[List[nn.Module]] = [[]]
     relus: Dict[str, nn.Module] = {}
-    last = ""
-    for name, module in _chain(net):
-        stage, kind = stages[-1], type(module)
-        if kind in _NOTHING:
+    places: Dict[Call, int] = {}
+    for name, call, module in layers:
+        stage, kind = stages[-1], type(module) if call.layer is None else call.layer
+        if isinstance(module, (nn.Identity, *DROPOUTS)):
             continue
         if kind in _RELU:
             if not any(isinstance(layer, _WEIGHTED) for layer in stage):
                 _refuse(name, kind.__name__, "no weights stand before it: put a linear layer or a convolution there")
             relus[name] = kind()
             stages.append([])
-        elif kind in _NORM:
-            stage[-1:] = [_folded(name, module, stage[-1] if stage else None)]
-            report.folded[name] = last
-        elif kind in _WEIGHTED or kind in _LINEAR:
-            stage.append(copy.deepcopy(module).eval())
+        elif kind in NORMS:
+            source = norm_source(graph, call, shapes, _WEIGHTED)
+            stage[places[source]] = folded(stage[places[source]], module)
+            report.folded[name] = source.name
         else:
-            _refuse(name, kind.__name__, "put one of the layers there that help(sc.ann2snn) lists")
-        last = name
-    if not relus:
-        raise ValueError(f"ann2snn: {type(net).__name__} has no ReLU, so there is nothing that becomes a neuron")
+            places[call] = len(stage)
+            stage.append(computed(module))
     return stages, relus
-
-
-def _folded(name: str, norm: Any, layer: Any) -> nn.Module:
-    """A layer of weights with the normalisation behind it."""
-    if not isinstance(layer, _WEIGHTED):
-        _refuse(name, type(norm).__name__, "put it right behind a linear layer or a convolution, and train again")
-    if norm.running_mean is None or norm.num_features != layer.weight.shape[0]:
-        _refuse(name, type(norm).__name__, "it must have running statistics of the outputs of the layer before it")
-    norm = copy.deepcopy(norm).eval()
-    fuse: Any = fuse_linear_bn_eval if isinstance(layer, nn.Linear) else fuse_conv_bn_eval
-    return fuse(layer, norm)  # type: ignore[no-any-return]  # a layer of the same type
 
 
 def _refuse(name: str, kind: str, way_out: str) -> NoReturn:
@@ -251,28 +261,33 @@ def _refuse(name: str, kind: str, way_out: str) -> NoReturn:
 # -- thresholds
 
 
+def _batches(data: Union[Tensor, Iterable[Any]], device: torch.device) -> Iterator[Tensor]:
+    if not isinstance(data, Iterable):
+        raise TypeError(f"ann2snn: data={shown(data)} must be a tensor, a list of tensors or a DataLoader")
+    for batch in [data] if isinstance(data, Tensor) else data:
+        x = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+        if not isinstance(x, Tensor):
+            raise TypeError(f"ann2snn: a batch of data must be a tensor or begin with one, got {shown(x)}")
+        if not x.numel():
+            raise ValueError(f"ann2snn: a batch of data has no samples, its shape is {list(x.shape)}; leave it out")
+        yield x.to(device)
+
+
 @torch.no_grad()
 def _activations(
-    stages: List[List[nn.Module]], relus: List[nn.Module], data: Union[Tensor, Iterable[Any]]
+    stages: List[List[nn.Module]], relus: List[nn.Module], batches: Iterable[Tensor]
 ) -> Tuple[List[Tensor], List[float]]:
     """For each ReLU its activations above 0 over the data, a random part of many, and their maximum."""
     generator = torch.Generator().manual_seed(0)
     samples: List[List[Tensor]] = [[] for _ in relus]
     maxima: List[List[Tensor]] = [[] for _ in relus]
-    device = next(parameter.device for layer in stages[0] for parameter in layer.parameters())
-    for batch in [data] if isinstance(data, Tensor) else data:
-        x = batch[0] if isinstance(batch, (tuple, list)) else batch
-        if not isinstance(x, Tensor):
-            raise TypeError(f"ann2snn: a batch of data must be a tensor or begin with one, got {shown(x)}")
-        x = x.to(device)
+    for x in batches:
         for place, (stage, relu) in enumerate(zip(stages, relus)):
             for layer in stage:
                 x = layer(x)
             x = relu(x)
             maxima[place].append(x.max().cpu())
             samples[place].append(_part(x[x > 0].cpu(), _OF_BATCH, generator))
-    if not samples[0]:
-        raise ValueError("ann2snn: data has no batches; give a tensor, a list of tensors or a DataLoader")
     parts = [_part(torch.cat(values), _OF_ALL, generator) for values in samples]
     return parts, [torch.stack(values).max().item() for values in maxima]
 

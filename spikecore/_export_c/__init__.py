@@ -11,8 +11,9 @@ from typing import Callable, Dict, Optional, Tuple, Union
 import torch
 from torch import Tensor, nn
 
+from spikecore import graph
 from spikecore._base.errors import a_kind
-from spikecore._export_c._graph import Calls, Refused, calls_of
+from spikecore._export_c._graph import Refused, Step, step_of
 from spikecore._export_c._program import Built, source, words_of_header
 from spikecore._export_c._values import Table, Value, integers_of, table_of
 from spikecore._shell.checks import shown
@@ -103,14 +104,20 @@ def export_c(
         raise ValueError(f"sc.export_c: name={name!r} is that of the program's test; choose another one")
     if dtype not in _DTYPES:
         raise ValueError(f"sc.export_c: dtype={dtype!r} must be 'fixed' or 'float32'")
+    if example.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"sc.export_c: example has dtype {example.dtype}; C computes in float32 or integers: .float()")
+    finite = torch.isfinite(example)
+    if not bool(finite.all()):
+        where = (~finite).nonzero()[0].tolist()
+        raise ValueError(f"sc.export_c: example is {example[tuple(where)].item()} at {where}; give finite numbers")
     wide = any(p.dtype == torch.float64 for p in net.parameters()) or example.dtype == torch.float64
     arithmetic = torch.float64 if wide else torch.float32
     try:
-        calls = calls_of(net, example.detach().cpu())
-        built = Built(calls, arithmetic if dtype == "fixed" else None, inputs)
-    except Refused as error:
+        step = step_of(net, example.detach().cpu())
+        built = Built(step, arithmetic if dtype == "fixed" else None, inputs)
+        texts = _files(built, step, name)
+    except (Refused, graph.Refused) as error:
         raise ValueError(f"sc.export_c: {error}") from error
-    texts = _files(built, calls, name)
     folder = Path(folder)
     for file, text in texts.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
@@ -132,18 +139,18 @@ _COMPARED = {
 }
 
 
-def _files(built: Built, calls: Calls, name: str) -> Dict[str, str]:
+def _files(built: Built, step: Step, name: str) -> Dict[str, str]:
     """All files: path -> text."""
-    fixed, count = built.is_fixed, calls.outputs.numel()
+    fixed, count = built.is_fixed, step.outputs.numel()
     tables = [
-        _recorded("inputs", built.input, calls.inputs, built.rounds),
-        _recorded("outputs", built.output, calls.outputs),
+        _recorded("inputs", built.recorded, built.input, step.inputs, built.rounds),
+        _recorded("outputs", "an example's output", built.output, step.outputs),
     ]
     words = {
         "name": name,
         "NAME": name.upper(),
-        "steps": str(calls.inputs.shape[1]),
-        "all_steps": str(calls.inputs.shape[0] * calls.inputs.shape[1]),
+        "steps": str(step.inputs.shape[1]),
+        "all_steps": str(step.inputs.shape[0] * step.inputs.shape[1]),
         # sums of floats depend on their order, and a spike on the last bit of a sum
         "allowed": str(0 if fixed else count // 100),
         "tables": "\n".join(line for table in tables for line in table.lines()),
@@ -155,13 +162,14 @@ def _files(built: Built, calls: Calls, name: str) -> Dict[str, str]:
     return {f"{name}.h": _filled("program.h", words), f"{name}.c": source(built, name), **around}
 
 
-def _recorded(what: str, value: Value, numbers: Tensor, rounds: Optional[Callable[[Tensor], Tensor]] = None) -> Table:
+def _recorded(
+    what: str, owner: str, value: Value, numbers: Tensor, rounds: Optional[Callable[[Tensor], Tensor]] = None
+) -> Table:
     if value.format is None:
         return table_of(f"recorded_{what}", numbers.float(), None)
-    if rounds is not None:
-        integers = rounds(numbers)
-    else:
-        integers = integers_of(f"an example's {what[:-1]}", numbers, int(value.format.frac or 0))
+    integers = integers_of(owner, numbers, int(value.format.frac or 0)) if rounds is None else rounds(numbers)
+    if int(integers.min()) < value.format.low or int(integers.max()) > value.format.high:
+        raise Refused(f"{owner} has numbers beyond {value.format}")
     return table_of(f"recorded_{what}", integers, value.format)._replace(type=value.type)
 
 

@@ -171,6 +171,10 @@ class Conv(Part):
 
     def __init__(self, name: str, title: str, x: Value, layer: Any, shape: Any, fixed: Optional[torch.dtype]) -> None:
         super().__init__(name, title, [x], shape)
+        if len(x.shape) != layer.weight.ndim - 1:
+            raise Refused(
+                f"{title}: its input has samples of shape {list(x.shape)}; give [C, H, W], or [C, L] to Conv1d"
+            )
         if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
             raise Refused(
                 f"{title}: padding={layer.padding!r}, padding_mode={layer.padding_mode!r}; give numbers, zeros"
@@ -458,6 +462,9 @@ class Cells(Part):
             leaf = Node("state", (), state)
             rest = self._text(f"{self.name}_{state}_rest", initial, self.formats.get(leaf))
             self.fields.append(Field(type_of(self.formats.get(leaf)), self._field(state), self.output.count, rest))
+        # a factor of what is always 0 is in no line
+        text = "\n".join([*self.lines(), *(field.rest for field in self.fields)])
+        self.tables = [table for table in self.tables if f"{table.name}[" in text]
 
     def _field(self, state: str) -> str:
         return f"{self.name}_{identifier(state, ())}"
@@ -543,7 +550,7 @@ class Cells(Part):
             return text
         have = self.formats.get(root)
         shift = (format.frac or 0) - (have.frac or 0) if have is not None and (have.low or have.high) else 0
-        simple = text.startswith("\x02") and text.endswith("\x03")
+        simple = text.startswith("\x02") and text.endswith("\x03") and text.count("\x02") == 1
         text = text if simple else f"({text})"
         return f"({type_of(format)})({text} * {1 << shift})" if shift else f"({type_of(format)}){text}"
 

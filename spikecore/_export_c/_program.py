@@ -7,10 +7,10 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import type_before_parametrizations
+from torch.nn.utils import parametrize
 
 from spikecore._export_c import _fixed
-from spikecore._export_c._graph import Call, Calls, Refused
+from spikecore._export_c._graph import Operation, Refused, Step, rounds_input
 from spikecore._export_c._parts import (
     Cells,
     Conv,
@@ -27,6 +27,7 @@ from spikecore._export_c._parts import (
 )
 from spikecore._export_c._values import BYTES, Value
 from spikecore._shell.modules import calls_as
+from spikecore.graph import layer_of
 from spikecore.lang import c
 from spikecore.lang.render import on_one_line
 from spikecore.layers import Delay, PackedConv2d, PackedLinear
@@ -36,11 +37,13 @@ from spikecore.neurons import Recurrent
 from spikecore.nir import SumPool2d
 from spikecore.quant import Format, analyse
 from spikecore.quant._analysis import FLAG, SIGNIFICAND
-from spikecore.quant._layers import quantised_weight, round_input
+from spikecore.quant._layers import quantised_weight
 from spikecore.quant._rewriting import ROUNDINGS
 
 _LINEARS = (nn.Linear, PackedLinear)
 _CONVS = (nn.Conv1d, nn.Conv2d, PackedConv2d)
+#: Packages whose layers differ from torch's by the weight alone, which they quantise.
+_QUANTISERS = ("torch.ao.nn.qat.", "brevitas.nn.")
 _POOLS = {
     nn.AvgPool2d: "mean",
     CompactAvgPool2d: "mean",
@@ -76,27 +79,57 @@ class Built:
     integers stand for; None for float32.
     """
 
-    def __init__(self, calls: Calls, fixed: Optional[torch.dtype], inputs: Optional[Format]) -> None:
+    def __init__(self, step: Step, fixed: Optional[torch.dtype], inputs: Optional[Format]) -> None:
         self._fixed, self.is_fixed = fixed, fixed is not None
         self.parts: List[Part] = []
         self._values: Dict[str, Value] = {}
         #: From the user's input to integers; None where it is floats, or has to be on its grid.
         self.rounds: Optional[Callable[[Tensor], Tensor]] = None
-        for call in calls.calls:
-            if call.what == "input":
-                self.input = self._values[call.name] = Value("x", call.shape, inputs, place="x")
-            elif call.what == "view":
-                of = self._values[call.of[0]].root
-                self._values[call.name] = Value(of.name, call.shape, of.format, of=of)
+        #: What the example is, for messages.
+        self.recorded = "an example's input"
+        if inputs is None and fixed is not None:
+            inputs = self._read_as(step)
+        for each in step.operations:
+            if each.what == "input":
+                self.input = self._values[each.name] = Value("x", each.shape, inputs, place="x")
+            elif each.what == "view":
+                of = self._values[each.of[0]].root
+                self._values[each.name] = Value(of.name, each.shape, of.format, of=of)
             else:
-                self._values[call.name] = self._part(call, [self._values[name] for name in call.of])
-        result = self._values[calls.result].root
+                self._values[each.name] = self._part(each, [self._values[name] for name in each.of])
+        result = self._values[step.result].root
         if result.lasts or result is self.input:
             result = self._add(Copy("result", result))
         self.output, result.place = result, "y"
         self.slots = self._divided()
         self.fields: List[Field] = sorted(self._fields(), key=lambda field: -BYTES[field.type])
         self._refuse_equal_names()
+
+    def _read_as(self, step: Step) -> Optional[Format]:
+        """The one format to which the readers of the network's input round it; None where none does.
+
+        Where all round it alike, so does the caller, for them. Where one reads it as it is, it has to be on this grid.
+        Several formats are refused: a number that is rounded twice may be another one.
+        """
+        views, readers = {"x"}, []
+        for each in step.operations:
+            if each.what == "view" and each.of[0] in views:
+                views.add(each.name)
+            else:
+                readers += [(each.title, *_reading(each.what, k)) for k, name in enumerate(each.of) if name in views]
+        readers += [("what the network returns", None, "")] if step.result in views else []
+        first, format, how = next((reader for reader in readers if reader[1] is not None), ("", None, ""))
+        for title, other, rounding in readers:
+            if other is not None and other != format:
+                raise Refused(
+                    f"{first} reads the input of the network as {format}, {title} as {other}; say which exact numbers "
+                    "it is given, inputs=sc.quant.Format(frac, low, high), and each rounds these itself"
+                )
+            if format is not None and (other, rounding) != (format, how):
+                self.recorded = f"the example, which {first} rounds to {format} and {title} reads as it is,"
+                how = ""
+        self.rounds = _rounding(format, how) if format is not None and how else None
+        return format
 
     # -- parts
 
@@ -114,10 +147,8 @@ class Built:
         self.parts.append(part)
         return part.output
 
-    def _part(self, call: Call, of: Sequence[Value]) -> Value:
-        name, title, module, fixed = call.name, call.title, call.what, self._fixed
-        if fixed is not None and module != "sum":
-            of = [self._on_grid(call, value) for value in of]
+    def _part(self, operation: Operation, of: Sequence[Value]) -> Value:
+        name, title, module, fixed = operation.name, operation.title, operation.what, self._fixed
         if fixed is not None and any(value.format is None for value in of):
             raise Refused(
                 f"{title} reads floats; sc.quant.prepare(net, x) rounds what layers read, or say what the input is, "
@@ -125,65 +156,45 @@ class Built:
             )
         if module == "sum":
             return self._add(Sum(name, title, of, fixed))
-        value = self._layer(call, of)
+        if fixed is None and (rounds_input(module) or getattr(module, "arithmetic", None) is not None):
+            raise Refused(f"{title} rounds to fixed point, and C of dtype='float32' does not; give dtype='fixed'")
+        value = self._layer(operation, [self._on_grid(operation, of[0]), *of[1:]])
         grid: Any = module._modules.get("output_format")
         if fixed is None or grid is None or grid.format.holds(value.format):
             return value
         return self._add(Round(f"{name}_rounded", f"the rounding behind {title}", value, grid.format))
 
-    def _on_grid(self, call: Call, x: Value) -> Value:
-        """What a layer reads, rounded where it has an ``input_format``, as :func:`spikecore.quant.prepare` gives it.
-
-        A network's input is rounded by whoever calls the program.
+    def _on_grid(self, operation: Operation, x: Value) -> Value:
+        """What a module reads first, rounded where it has an ``input_format``. A value has one exact format, from which
+        each of its readers rounds.
         """
-        module = call.what
-        rounds = round_input in module._forward_pre_hooks.values()
-        if x.root is self.input and x.format is None:
-            self._give_input(module, rounds)
-            return Value(x.name, x.shape, self.input.format, of=self.input)
-        grid: Any = module._modules.get("input_format")
-        if not rounds or grid.format.holds(x.format):
+        grid: Any = operation.what._modules.get("input_format")
+        if not rounds_input(operation.what) or grid.format.holds(x.format):
             return x
-        if x.root is self.input and self.rounds is not None:
-            raise Refused(f"{call.title} rounds the input of the network in another way than the layer before it")
-        return self._add(Round(f"{call.name}_in", f"the rounding before {call.title}", x, grid.format))
+        return self._add(Round(f"{operation.name}_in", f"the rounding before {operation.title}", x, grid.format))
 
-    def _give_input(self, module: Any, rounds: bool) -> None:
-        """Give the network's input the format that the first layer, or a neuron, reads."""
-        inner = module.linear if isinstance(module, Delay) else module
-        grid: Any = (module if rounds else inner)._modules.get("input_format")
-        how: Any = getattr(module, "arithmetic", None)
-        if how is not None:
-            self._rounded_by(how.format, ROUNDINGS[how.rounding])
-        elif grid is not None:
-            self._rounded_by(grid.format, "round" if rounds else "")
-
-    def _rounded_by(self, format: Format, rounding: str) -> None:
-        self.input.format = format
-        if rounding:
-            scale, whole = 2.0 ** int(format.frac or 0), getattr(torch, rounding)
-            self.rounds = lambda x: whole((x.double() * scale).clamp(format.low, format.high)).long()
-
-    def _layer(self, call: Call, of: Sequence[Value]) -> Value:
-        name, title, module, fixed = call.name, call.title, call.what, self._fixed
-        kind = type_before_parametrizations(module)
-        quantised = quantised_weight(module) is not None if isinstance(module, (nn.Linear, *_CONVS)) else False
-        if kind in _LINEARS or (quantised and isinstance(module, nn.Linear)):
+    def _layer(self, operation: Operation, of: Sequence[Value]) -> Value:
+        name, title, module, fixed = operation.name, operation.title, operation.what, self._fixed
+        kind, shape = _kind(module), operation.shape
+        if kind in _LINEARS:
             return self._add(Linear(name, title, of[0], module, fixed))
-        if kind in _CONVS or quantised:
-            return self._add(Conv(name, title, of[0], module, call.shape, fixed))
+        if kind in _CONVS:
+            return self._add(Conv(name, title, of[0], module, shape, fixed))
         if kind in _POOLS:
-            window = _window(module, kind, title, of[0].shape, call.shape)
-            return self._add(Pool(name, title, of[0], _POOLS[kind], window, call.shape, fixed))
+            window = _window(module, kind, title, of[0].shape, shape)
+            return self._add(Pool(name, title, of[0], _POOLS[kind], window, shape, fixed))
         if isinstance(module, Recurrent):
-            return self._recurrent(call, module, of)
+            return self._recurrent(operation, module, of)
         if type(module) is Delay:
             return self._delay(name, title, module, of[0])
         if calls_as(module, Neuron):
-            return self._add(self._cells(name, title, of, module, call.output))
-        raise Refused(f"{title}: there is no C for {kind.__name__}; there is for {_KNOWN}, and sums of these")
+            return self._add(self._cells(name, title, of, module, operation.output))
+        own = " (a forward of its own)" if kind is None and isinstance(module, (*_LINEARS, *_CONVS, *_POOLS)) else ""
+        raise Refused(f"{title}: there is no C for {_named(module)}{own}; there is for {_KNOWN}, and sums of these")
 
     def _delay(self, name: str, title: str, module: Any, x: Value) -> Value:
+        if _kind(module.linear) not in _LINEARS:
+            raise Refused(f"{title}: its layer is {_named(module.linear)}; give nn.Linear")
         if x.shape != (module.linear.in_features,):
             raise Refused(f"{title}: its input has samples of shape {list(x.shape)}; flatten them")
         delays = module.whole
@@ -192,13 +203,13 @@ class Built:
         late = self._add(DelayLine(f"{name}_late", title, x, delays))
         return self._add(Linear(name, f"the linear layer of {title}", late, module.linear, self._fixed))
 
-    def _recurrent(self, call: Call, module: Any, of: Sequence[Value]) -> Value:
-        neuron, name, title = module.neuron, call.name, call.title
+    def _recurrent(self, operation: Operation, module: Any, of: Sequence[Value]) -> Value:
+        neuron, name, title = module.neuron, operation.name, operation.title
         if len(of) != 1 or type(module) is not Recurrent or len(neuron.program.outputs) != 1:
             raise Refused(f"{title}: C is written for sc.Recurrent around neurons of one input and one output")
-        if type_before_parametrizations(module.linear) not in (*_LINEARS, Delay):
-            raise Refused(f"{title}: its feedback is {type(module.linear).__name__}; give nn.Linear, or Delay of one")
-        last = Value(name, call.shape, self._output_of(neuron, title), lasts=True)
+        if _kind(module.linear) not in (*_LINEARS, Delay):
+            raise Refused(f"{title}: its feedback is {_named(module.linear)}; give nn.Linear, or Delay of one")
+        last = Value(name, operation.shape, self._output_of(neuron, title), lasts=True)
         if type(module.linear) is Delay:
             back = self._delay(f"{name}_back", f"the feedback of {title}", module.linear, last)
         else:
@@ -277,6 +288,41 @@ class Built:
     def constants(self) -> int:
         """Bytes of all tables."""
         return sum(table.bytes for part in self.parts for table in part.tables)
+
+
+def _kind(module: nn.Module) -> Any:
+    """The class that says what a module computes; torch's layer for one that only quantises its weight."""
+    of = parametrize.type_before_parametrizations(module).__module__
+    if of.startswith(_QUANTISERS) and quantised_weight(module) is not None:
+        return next(kind for kind in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Module) if isinstance(module, kind))
+    return layer_of(module)
+
+
+def _named(module: nn.Module) -> str:
+    return parametrize.type_before_parametrizations(module).__name__
+
+
+def _reading(module: Any, k: int) -> Tuple[Optional[Format], str]:
+    """The format in which input k of an operation is read, and how it is rounded to it: not at all where it is "".
+
+    None where it is read as it is.
+    """
+    if module == "sum":
+        return None, ""
+    grid: Any = module._modules.get("input_format")
+    if rounds_input(module) and k == 0:
+        return grid.format, "round"
+    how: Any = getattr(module, "arithmetic", None)
+    if how is not None:
+        return how.format, ROUNDINGS[how.rounding]
+    grid = (module.linear if isinstance(module, Delay) else module)._modules.get("input_format")
+    return (None, "") if grid is None else (grid.format, "")
+
+
+def _rounding(format: Format, how: str) -> Callable[[Tensor], Tensor]:
+    """The function that rounds numbers to the integers of a format."""
+    scale, whole = 2.0 ** int(format.frac or 0), getattr(torch, how)
+    return lambda x: whole((x.double() * scale).clamp(format.low, format.high)).long()
 
 
 def _pair(value: Any) -> Tuple[int, int]:

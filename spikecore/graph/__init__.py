@@ -14,9 +14,10 @@ from spikecore.graph._calls import (
     is_parametrised,
     layer_of,
     readers_of,
+    run,
     values,
 )
-from spikecore.graph._folding import feature_axis, folded, norm_source
+from spikecore.graph._folding import computed, feature_axis, folded, norm_source
 from spikecore.graph._read import NotFollowed, read
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Graph",
     "NotFollowed",
     "Refused",
+    "computed",
     "computed_by",
     "feature_axis",
     "folded",
@@ -36,5 +38,6 @@ __all__ = [
     "norm_source",
     "read",
     "readers_of",
+    "run",
     "values",
 ]

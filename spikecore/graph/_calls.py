@@ -127,8 +127,8 @@ class Call:
 
     @property
     def is_hooked(self) -> bool:
-        """Whether hooks, or a ``forward`` set on the module itself, see or change what it computes."""
-        return self.module is not None and has_own_hooks(self.module)
+        """Whether hooks, or a ``forward`` set on the module itself or on its parts, see or change what it computes."""
+        return self.module is not None and any(has_own_hooks(part) for part in self.module.modules())
 
     @property
     def is_nothing(self) -> bool:
@@ -326,6 +326,27 @@ def values(graph: Graph, *inputs: Any) -> Iterator[Tuple[Call, Any]]:
             waiting[source] -= 1
             if not waiting[source]:
                 del known[source]
+
+
+def run(graph: Graph, *inputs: Any) -> Tuple[Any, Dict[Call, Tuple[int, ...]]]:
+    """What a network returns for inputs, and the shape of each value that is a tensor.
+
+    Raises :class:`Refused` where a call raises, with the shapes that it reads.
+    """
+    shapes: Dict[Call, Tuple[int, ...]] = {}
+    position, value = -1, None
+    try:
+        for call, value in values(graph, *inputs):
+            position = call.position
+            if isinstance(value, Tensor):
+                shapes[call] = tuple(value.shape)
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:
+        call = graph.calls[position + 1]
+        read = ", ".join(str([*shapes[each]]) for each in call.inputs if each in shapes)
+        raise Refused(
+            call.title, f"does not take {read}: {error}", "give an input of another shape or dtype"
+        ) from error
+    return value, shapes
 
 
 def _filled(structure: Any, known: Dict[Call, Any]) -> Any:

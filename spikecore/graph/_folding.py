@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
 from torch import nn
+from torch.nn.utils import parametrize
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
-from spikecore.graph._calls import CONVOLUTIONS, NORMS, Call, Graph, Refused
+from spikecore.graph._calls import CONVOLUTIONS, NORMS, Call, Graph, Refused, is_parametrised
 
 #: Call -> the shape of its value.
 Shapes = Mapping[Call, Tuple[int, ...]]
@@ -100,4 +102,20 @@ def feature_axis(layer: Call, between: Sequence[Call], shapes: Shapes) -> Option
 def folded(layer: nn.Module, norm: nn.Module) -> nn.Module:
     """A copy of a linear layer or convolution with the batch normalisation behind it, by its running statistics."""
     fuse: Any = fuse_linear_bn_eval if isinstance(layer, nn.Linear) else fuse_conv_bn_eval
-    return fuse(layer, norm)  # type: ignore[no-any-return]  # a layer of the same type
+    return fuse(computed(layer), norm)  # type: ignore[no-any-return]  # a layer of the same type
+
+
+def computed(module: nn.Module) -> nn.Module:
+    """A copy of a module with the values that its parametrisations compute now as parameters, and without these.
+
+    Torch's function that removes them takes them from each copy, too.
+    """
+    if not is_parametrised(module):
+        return copy.deepcopy(module)
+    parametrised: Any = module
+    kind: Any = parametrize.type_before_parametrizations(module)
+    plain: nn.Module = kind.__new__(kind)
+    values = {name: nn.Parameter(getattr(module, name).detach()) for name in parametrised.parametrizations}
+    parts = {name: part for name, part in module._modules.items() if name != "parametrizations"}
+    plain.__dict__.update({**vars(module), "_parameters": {**module._parameters, **values}, "_modules": parts})
+    return copy.deepcopy(plain)

@@ -311,7 +311,8 @@ def _check_in_place(call: Call) -> None:
                 f"{call.title} changes the value of {value.title} in place, and {what}; write x = x + y for x += y, "
                 "and inplace=False"
             )
-        is_view = value.kind in ("function", "method") or value.is_nothing or value.is_reshape
+        is_new = bool(value.summands) and not value.is_in_place
+        is_view = (value.kind in ("function", "method") and not is_new) or value.is_nothing or value.is_reshape
         reader, value = value, value.source if is_view else None
 
 

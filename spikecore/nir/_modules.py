@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type, Union
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spikecore._base.batches import folded, unfolded
+from spikecore._base.batches import folded, unfolded_as
 from spikecore._shell import checks
 from spikecore._shell.state import State, Stateful
 from spikecore.lang import ops
@@ -301,16 +301,18 @@ class Network(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs for ``[T, B, *N]``."""
+        y: Tensor = self.traced_forward(lambda module, of: unfolded_as(module(folded(of)), of), x)
+        return y
+
+    def traced_forward(self, over_samples: Callable[[nn.Module, Any], Any], x: Any) -> Any:
+        """``forward`` for a reader of networks, which has no shapes (:func:`spikecore.graph.read`)."""
         values = {INPUT: x}
-        units = map(self.get_submodule, self.places.values())
-        single = any(isinstance(unit, Stateful) and unit.step == "single" for unit in units)
+        modules = {name: self.get_submodule(place) for name, place in self.places.items()}
+        single = any(isinstance(module, Stateful) and module.step == "single" for module in modules.values())
         for name, sources in self.wiring:
-            module = self.get_submodule(self.places[name])
-            inputs = _summed(values, sources)
-            if isinstance(module, OF_ONE_STEP) and not single:
-                values[name] = unfolded(module(folded(inputs)), *inputs.shape[:2])
-            else:
-                values[name] = module(inputs)
+            module, inputs = modules[name], _summed(values, sources)
+            folds = isinstance(module, OF_ONE_STEP) and not single
+            values[name] = over_samples(module, inputs) if folds else module(inputs)
         return _summed(values, self.result)
 
     def extra_repr(self) -> str:

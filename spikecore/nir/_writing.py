@@ -1,14 +1,13 @@
-"""Saving a network: ``torch.fx`` follows its ``forward``, and each module that it calls becomes a node.
+"""Saving a network: it is read (:func:`spikecore.graph.read`), and each module that it calls becomes a node.
 
-``torch.fx`` is used directly. nirtorch's ``torch_to_nir`` cannot pass :class:`~spikecore.layers.TimeBatched`, names
-nodes with underscores, so that keys of ``state_dict`` are lost, and refuses ``torch.flatten``.
+nirtorch's ``torch_to_nir`` cannot pass :class:`~spikecore.layers.TimeBatched`, names nodes with underscores, so that
+keys of ``state_dict`` are lost, and refuses ``torch.flatten``.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import operator
 import os
 import re
 import warnings
@@ -17,19 +16,19 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import is_parametrized
 
 from spikecore._base.files import replacing
 from spikecore._shell import checks
-from spikecore._shell.modules import has_own_hooks, unwrapped
-from spikecore._shell.state import Stateful, Stepped
+from spikecore._shell.modules import unwrapped
+from spikecore._shell.state import Stateful
 from spikecore.encode import Encoder
-from spikecore.layers import Delay, NormNeuron, TimeBatched
+from spikecore.graph import DROPOUTS, Call, Graph, NotFollowed, is_parametrised, read
+from spikecore.layers import Delay
 from spikecore.neurons import Recurrent
 from spikecore.nir._conventions import check_discretization, check_dt
 from spikecore.nir._file import metadata_of, package
 from spikecore.nir._layer_nodes import WRITERS, Place, flatten_node
-from spikecore.nir._modules import INPUT, OF_ONE_STEP, Network
+from spikecore.nir._modules import OF_ONE_STEP, Network
 from spikecore.nir._neuron_nodes import FORMS, Unsaid, Writing, checked_node_of
 from spikecore.quant._layers import Formats, plain
 
@@ -39,13 +38,15 @@ KEEPABLE = tuple("soft_reset no_reset delayed_reset many_spikes initial_state su
 _HINTS: Dict[str, str] = {
     "BatchNorm1d": "fold it into the layer before it: torch.nn.utils.fusion.fuse_linear_bn_eval",
     "BatchNorm2d": "fold it into the layer before it: torch.nn.utils.fusion.fuse_conv_bn_eval",
-    "NormNeuron": "call sc.unfuse(net), and fold the normalisation into the layer before it",
+    **dict.fromkeys(
+        ("NormNeuron", "NormPlace"), "call sc.unfuse(net), and fold the normalisation into the layer before it"
+    ),
     "MaxPool2d": "NIR has AvgPool2d and sums, sc.nir.SumPool2d",
     "LPPool2d": "use sc.nir.SumPool2d",
 }
-_LEAVES = (Stepped, NormNeuron, Stateful, Network, *WRITERS)
-_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-_ADDITIONS = (operator.add, operator.iadd, torch.add)
+
+#: Functions by which the graph of a network makes time and batch one dimension.
+_FOLDS = ("folded", "unfolded_as")
 
 
 def save(
@@ -110,9 +111,10 @@ def save(
     modules = dict(net.named_modules())
     first = _unlike(modules, "input")
     try:
-        shape = _input_shape(net, input_shape)
+        graph = _read(net)
+        shape = _input_shape(graph, input_shape)
         drawn.nodes[first] = nir.Input(types("input", shape))
-        end = drawn.follow(net, "", Value((first,), shape), _leading(net))
+        end = drawn.follow(graph, Value((first,), shape), _leading(graph))
         _tell(drawn.to.unsaid, keep)
     except ValueError as error:
         raise ValueError(f"sc.nir.save: {error}") from error.__cause__
@@ -136,34 +138,56 @@ def _unlike(names: Mapping[str, Any], name: str) -> str:
     return name
 
 
-def _input_shape(net: nn.Module, shape: Optional[Sequence[int]]) -> Tuple[int, ...]:
+def _read(net: nn.Module) -> Graph:
+    name = type(net).__name__
+    try:
+        graph = read(net)
+    except NotFollowed as error:
+        raise ValueError(
+            f"{error}\nIts forward must call modules, add, and flatten, without branches on values; save the parts, or "
+            "write it so"
+        ) from error
+    if len(graph.inputs) != 1:
+        raise ValueError(f"{name} has {len(graph.inputs)} inputs; NIR is saved with one")
+    if graph.result is None:
+        raise ValueError(f"{name} must return one tensor, to be saved with one output")
+    for call in graph.calls:
+        if call.module is None:
+            continue
+        if call.is_hooked:
+            raise ValueError(
+                f"{call.title} has hooks or a forward of its own, which a graph would not have; remove them"
+            )
+        times = len(graph.calls_of(call.module))
+        if times > 1 and not call.is_nothing:
+            raise ValueError(f"{call.title} is called {times} times; make a layer for each call")
+    return graph
+
+
+def _input_shape(graph: Graph, shape: Optional[Sequence[int]]) -> Tuple[int, ...]:
     if shape is not None:
         if not all(isinstance(size, int) and size > 0 for size in shape):
             raise ValueError(f"input_shape={shape!r} must be sizes without time and batch, as in (2, 34, 34)")
         return tuple(shape)
-    leaves = [part for part in net.modules() if is_parametrized(part) or not list(part.children())]
-    first: Any = next(iter(leaves), None)
+    first: Any = next((call.module for call in graph.calls if call.module is not None), None)
     if isinstance(first, nn.Linear):
         return (first.in_features,)
+    what = "no layer" if first is None else f"the first layer, {type(first).__name__}"
     raise ValueError(
-        f"the shape of a sample does not follow from the first layer, {type(first).__name__}; give it "
-        "without time and batch, as in input_shape=(2, 34, 34)"
+        f"the shape of a sample does not follow from {what}; give it without time and batch, as in "
+        "input_shape=(2, 34, 34)"
     )
 
 
-def _leading(net: nn.Module) -> int:
+def _leading(graph: Graph) -> int:
     """Dimensions before a sample's: batch, and time where neurons or TimeBatched take whole sequences."""
-    modes = {part.step for part in _outermost(net)}
+    modes = {call.module.step for call in graph.calls if isinstance(call.module, Stateful)}
     if len(modes) > 1:
         raise ValueError("the network has neurons with step='multi' and with step='single'; make them one")
     if modes:
         return 1 if modes == {"single"} else 2
-    return 2 if any(isinstance(part, Network) or getattr(part, "step", "") == "multi" for part in net.modules()) else 1
-
-
-def _outermost(net: nn.Module) -> List[Stateful]:
-    """Stateful modules that are in no other one, whose step mode is theirs."""
-    return [net] if isinstance(net, Stateful) else [part for child in net.children() for part in _outermost(child)]
+    parts = graph.net.modules()
+    return 2 if any(isinstance(part, Network) or getattr(part, "step", "") == "multi" for part in parts) else 1
 
 
 def _try(content: io.BytesIO) -> None:
@@ -193,13 +217,6 @@ def _tell(unsaid: Sequence[Tuple[str, Unsaid]], keep: Sequence[str]) -> None:
         warnings.warn(f"sc.nir.save: {what}:\n{lines}", UserWarning, stacklevel=3)
 
 
-class _Tracer(torch.fx.Tracer):
-    """Stops at every module that is a node, or that is refused by name."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, _LEAVES) or is_parametrized(m) or super().is_leaf_module(m, module_qualified_name)
-
-
 class Value(NamedTuple):
     """What a call gives: the sum of the outputs of some nodes, of one shape."""
 
@@ -214,8 +231,7 @@ class Drawn:
         self.to = to
         self.nodes: Dict[str, Any] = {}
         self.edges: List[Tuple[str, str]] = []
-        self._done: Dict[int, str] = {}
-        #: Node -> path of its module, of a network that was loaded.
+        #: Node -> path of its module.
         self._paths: Dict[str, str] = {}
 
     def add(self, name: str, node: Any, of: Value, shape: Sequence[int]) -> Value:
@@ -240,80 +256,42 @@ class Drawn:
             if content:
                 node.metadata = {**(node.metadata or {}), "spikecore_formats": json.dumps(content)}
 
-    def follow(self, net: nn.Module, prefix: str, of: Value, leading: int) -> Value:
-        """What ``net`` makes of a value; ``leading``: dimensions of its input before those of a sample."""
-        of_torch = type(net).__module__.startswith("torch.nn.") and not isinstance(net, nn.Sequential)
-        if of_torch or isinstance(net, _LEAVES):
-            return self._module(net, prefix, of, leading)
-        tracer = _Tracer()
-        try:
-            graph = tracer.trace(net)
-        except Exception as error:
-            raise ValueError(
-                f"torch.fx cannot follow forward of {type(net).__name__}: {error}\nIts forward must call "
-                "modules, add, and flatten, without branches on values; save the parts, or write it so"
-            ) from error
-        values: Dict[Any, Any] = {}
-        seen = False
-        for each in graph.nodes:
-            if each.op == "placeholder":
-                if seen and each.users:
-                    raise ValueError(f"{type(net).__name__} has more than one input; NIR is saved with one")
-                values[each], seen = of, True
-            elif each.op == "output":
-                result = each.args[0]
-                if not isinstance(result, torch.fx.Node):
-                    raise ValueError(f"{type(net).__name__} must return one tensor, to be saved with one output")
-                return self._known(values, result, each)
-            elif each.op == "call_module":
-                if len(each.args) != 1 or each.kwargs or not isinstance(each.args[0], torch.fx.Node):
-                    raise ValueError(f"module {each.target!r} is called with other things than one tensor")
-                value = self._known(values, each.args[0], each)
-                name = f"{prefix}.{each.target}" if prefix else str(each.target)
-                values[each] = self._module(net.get_submodule(str(each.target)), name, value, leading)
+    def follow(self, graph: Graph, of: Value, leading: int) -> Value:
+        """What a network makes of a value; ``leading``: dimensions of its input before those of a sample."""
+        values: Dict[Any, Value] = {}
+        names = _names(graph.net)
+        for call in graph.calls[:-1]:
+            if call.kind == "input":
+                values[call] = of
+            elif call.is_nothing or call.function in _FOLDS:
+                values[call] = _known(values, call.source, call)
+            elif call.summands:
+                first, second = [_known(values, each, call) for each in call.summands]
+                values[call] = _sum(first, second, call.title)
             else:
-                values[each] = self._function(each, values, prefix, leading)
-        raise ValueError(f"{type(net).__name__} returns nothing")
+                self._paths[names.get(call.name, call.name)] = call.name
+                values[call] = self._node(call, names.get(call.name, call.name), values, leading)
+        return _known(values, graph.result, graph.output)
 
-    @staticmethod
-    def _known(values: Dict[Any, Any], node: Any, user: Any) -> Value:
-        value = values.get(node)
-        if not isinstance(value, Value):
-            raise ValueError(f"{user} uses {node}, which is no output of a layer; NIR has no node for it")
-        return value
-
-    def _function(self, call: Any, values: Dict[Any, Any], prefix: str, leading: int) -> Value:
-        name, args = call.target if isinstance(call.target, str) else call.target.__name__, list(call.args)
-        if (call.target in _ADDITIONS or (call.op == "call_method" and name in ("add", "add_"))) and not call.kwargs:
-            if len(args) == 2 and all(isinstance(each, torch.fx.Node) for each in args):
-                first, second = [self._known(values, each, call) for each in args]
-                return _sum(first, second, call)
-        elif call.target is torch.flatten or (call.op == "call_method" and name == "flatten"):
-            of = self._known(values, args.pop(0), call)
-            dims = {**dict(zip(("start_dim", "end_dim"), args)), **call.kwargs}
-            where = f"{prefix}.{call.name}" if prefix else call.name
-            place = Place(where, f"torch.flatten at {where!r}", of.shape, leading, self.to)
-            node = flatten_node(dims.get("start_dim", 0), dims.get("end_dim", -1), place)
-            return self.add(where, node, of, node.output_type["output"])
-        raise ValueError(
-            f"forward calls {name}, which is no node of NIR; it may call modules, add outputs, and flatten"
-        )
+    def _node(self, call: Call, name: str, values: Dict[Any, Value], leading: int) -> Value:
+        dims = 1 if call.is_folded else leading
+        if call.module is None:
+            if call.function != "flatten":
+                what = f"reads {call.title}" if call.kind == "attribute" else f"calls {call.function}"
+                raise ValueError(
+                    f"forward {what}, which is no node of NIR; it may call modules, add outputs, and flatten"
+                )
+            of = _known(values, call.source, call)
+            ends = {**dict(zip(("start_dim", "end_dim"), call.args[1:])), **call.kwargs}
+            place = Place(name, f"torch.flatten at {name!r}", of.shape, dims, self.to)
+            node = flatten_node(ends.get("start_dim", 0), ends.get("end_dim", -1), place)
+            return self.add(name, node, of, node.output_type["output"])
+        if len(call.args) != 1 or call.kwargs or call.source is None:
+            raise ValueError(f"module {call.name!r} is called with other things than one tensor")
+        return self._module(call.module, name, _known(values, call.source, call), dims)
 
     def _module(self, module: Any, name: str, of: Value, leading: int) -> Value:
-        if isinstance(module, TimeBatched):
-            return self.follow(module.module, f"{name}.module" if name else "module", of, 1)
-        if isinstance(module, Network):
-            return self._network(module, name, of, leading)
-        if isinstance(module, nn.Identity) or (isinstance(module, _DROPOUTS) and not (module.training and module.p)):
-            return of
         owner = f"{type(module).__name__} at {name!r}"
-        if id(module) in self._done:
-            raise ValueError(
-                f"{owner} is called twice, first as {self._done[id(module)]!r}; make a layer for each place"
-            )
-        self._done[id(module)] = name
-        if has_own_hooks(module):
-            raise ValueError(f"{owner} has hooks or a forward of its own, which a graph would not have; remove them")
         name = name or type(module).__name__.lower()
         if type(module) in FORMS:
             return self.add(name, checked_node_of(name, module, of.shape, self.to), of, of.shape)
@@ -326,35 +304,18 @@ class Drawn:
             return self.add(
                 name, WRITERS[type(module)](module, place), of, _shape_behind(module, owner, of.shape, leading)
             )
-        if isinstance(module, _DROPOUTS):
+        if isinstance(module, DROPOUTS):
             raise ValueError(
                 f"{owner}: a network is saved as it infers, where dropout does nothing; call net.eval() first"
             )
         hint = _HINTS.get(type(module).__name__)
-        if is_parametrized(module):
+        if is_parametrised(module):
             named = ", ".join(map(repr, module.parametrizations))
             hint = f"{named} is parametrized; torch.nn.utils.parametrize.remove_parametrizations keeps its values"
         if isinstance(module, Encoder):
             hint = "a graph begins behind the encoder; save the network without it"
         known = ", ".join(sorted(kind.__name__ for kind in (*FORMS, *WRITERS, Recurrent, Delay)))
         raise ValueError(f"{owner} is no node of NIR" + (f"; {hint}" if hint else f"; what can be saved: {known}"))
-
-    def _network(self, net: Network, prefix: str, of: Value, leading: int) -> Value:
-        """A network that was loaded, which folds time and batch itself."""
-        values = {INPUT: of}
-        for name, sources in net.wiring:
-            value, module = self._added(values, sources), net.get_submodule(net.places[name])
-            node, path = (f"{prefix}.{each}" if prefix else each for each in (name, net.places[name]))
-            self._paths[node] = path
-            values[name] = self._module(module, node, value, 1 if isinstance(module, OF_ONE_STEP) else leading)
-        return self._added(values, net.result)
-
-    @staticmethod
-    def _added(values: Dict[str, Value], sources: Sequence[str]) -> Value:
-        total = values[sources[0]]
-        for each in sources[1:]:
-            total = _sum(total, values[each], each)
-        return total
 
     def _subgraph(self, name: str, of: Value, parts: Dict[str, Any], shape: Sequence[int], back: str = "") -> Value:
         """Nodes in a row as a graph of their own; ``back``: after the first one come the others, and back to it."""
@@ -397,7 +358,23 @@ class Drawn:
         return self._subgraph(name, of, parts, of.shape, back="neuron")
 
 
-def _sum(first: Value, second: Value, call: Any) -> Value:
+def _names(net: nn.Module) -> Dict[str, str]:
+    """Paths of modules of networks that were loaded -> the names that they had in the file."""
+    return {
+        f"{prefix}.{path}" if prefix else path: f"{prefix}.{name}" if prefix else name
+        for prefix, part in net.named_modules()
+        for name, path in (part.places.items() if isinstance(part, Network) else ())
+    }
+
+
+def _known(values: Dict[Any, Value], value: Any, reader: Call) -> Value:
+    if not isinstance(value, Call) or value not in values:
+        what = value.title if isinstance(value, Call) else repr(value)
+        raise ValueError(f"{reader.title} uses {what}, which is no output of a layer; NIR has no node for it")
+    return values[value]
+
+
+def _sum(first: Value, second: Value, call: str) -> Value:
     if first.shape != second.shape:
         raise ValueError(f"{call} adds samples of shapes {list(first.shape)} and {list(second.shape)}")
     twice = set(first.sources) & set(second.sources)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from spikecore.graph import computed
 from spikecore.quant._analysis import Format
 from spikecore.quant._fixed import FixedPoint, packed, unpacked
 
@@ -344,19 +345,9 @@ def _without(net: nn.Module) -> nn.Module:
             module._modules.pop(part, None)
         if parametrize.is_parametrized(module) and name and _on_grids(module):
             parent, _, last = name.rpartition(".")
-            setattr(net.get_submodule(parent), last, _layer(module))
+            setattr(net.get_submodule(parent), last, computed(module))
     return net
 
 
 def _on_grids(module: Any) -> bool:
     return all(isinstance(part, OnGrid) for parts in module.parametrizations.values() for part in parts)
-
-
-def _layer(module: Any) -> nn.Module:
-    """The layer without parametrisations. Torch's function that removes them takes them from each copy, too."""
-    kind: Any = parametrize.type_before_parametrizations(module)
-    layer: nn.Module = kind.__new__(kind)
-    values = {name: nn.Parameter(getattr(module, name).detach().clone()) for name in module.parametrizations}
-    modules = {name: part for name, part in module._modules.items() if name != "parametrizations"}
-    layer.__dict__.update({**vars(module), "_parameters": {**module._parameters, **values}, "_modules": modules})
-    return layer

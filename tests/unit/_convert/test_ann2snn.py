@@ -11,6 +11,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
 
 import spikecore as sc
 
@@ -142,6 +143,43 @@ def test_many_steps_give_the_network_itself() -> None:
     torch.testing.assert_close(snn(x[:, 0, 0]).mean(0), limited(x[:, 0, 0]), atol=0.05, rtol=0.0)
 
 
+@torch.no_grad()
+def test_a_norm_is_folded_along_the_features_of_the_layer_alone() -> None:
+    eye, norm = nn.Linear(2, 2, bias=False), nn.BatchNorm1d(2, eps=0.0)
+    eye.weight.copy_(torch.eye(2))
+    norm.weight.copy_(torch.tensor([2.0, 3.0]))
+    x = torch.ones(1, 2, 2)
+    net = nn.Sequential(eye, norm, nn.ReLU()).eval()
+    assert net(x).flatten().tolist() == [2.0, 2.0, 3.0, 3.0]
+    words = (
+        r"BatchNorm1d at '1' normalises dimension 1 of \[1, 2, 2\], and the features of Linear at '0' are dimension 2"
+    )
+    with pytest.raises(ValueError, match=words):
+        sc.ann2snn(net, [x], steps=64, quantile=1.0)
+    behind = nn.Sequential(eye, nn.Flatten(0, 1), norm, nn.ReLU(), copy.deepcopy(eye)).eval()
+    snn, report = sc.ann2snn(behind, [x], steps=64, quantile=1.0)
+    assert report.folded == {"2": "0"}
+    torch.testing.assert_close(snn(x).mean(0), behind(x), atol=0.1, rtol=0.0)
+
+
+@torch.no_grad()
+def test_weights_that_are_computed_and_layers_of_other_names() -> None:
+    """A parametrisation's weight counts, a layer of two calls is two, and a generator gives its first batch once."""
+
+    class Plain(nn.Linear):
+        """A name of its own."""
+
+    torch.manual_seed(0)
+    layer, x = Plain(6, 6), torch.rand(20, 6)
+    net = nn.Sequential(weight_norm(nn.Linear(6, 6)), nn.BatchNorm1d(6), nn.ReLU(), layer, nn.ReLU(), layer)
+    net.train()(x)
+    net[0].parametrizations.weight.original0.mul_(2.0)
+    snn, report = sc.ann2snn(net.eval(), (batch for batch in x.split(10)), steps=400, quantile=1.0)
+    assert report.thresholds["2"] == net[:3](x).max()
+    torch.testing.assert_close(snn(x).mean(0), net(x), atol=0.02, rtol=0.0)
+    assert torch.nn.utils.parametrize.is_parametrized(net[0])
+
+
 def test_thresholds_are_quantiles_or_of_the_least_error() -> None:
     net, x = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 2)), torch.randn(50, 6)
     values = net[:2](x).detach().numpy()
@@ -204,6 +242,55 @@ class Swish(nn.Module):
         return x * torch.sigmoid(x)
 
 
+class Dale(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight.abs(), self.bias, padding=1)
+
+
+class Dropped(Net):
+    def forward(self, x: Tensor) -> Any:
+        return F.dropout(self.act(self.conv(x)), 0.5)
+
+
+class Normalised(Net):
+    """A normalisation and a sum read one layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3)
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.conv(x)
+        return self.act(self.norm(h) + h)
+
+
+class InPlace(Net):
+    def forward(self, x: Tensor) -> Any:
+        h = self.conv(x)
+        skip = self.act(h)
+        h += 1.0
+        return self.act(skip + h)
+
+
+class TwoInputs(Net):
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        return self.act(self.conv(x))
+
+
+def hooked(path: str) -> nn.Module:
+    net = nn.Sequential(nn.Sequential(nn.Conv2d(3, 3, 3), nn.ReLU()), nn.Dropout())
+    net.get_submodule(path).register_forward_hook(lambda module, args, output: 2 * output)
+    return net
+
+
+def twice(tied: bool = False) -> nn.Sequential:
+    """A layer of two calls with a normalisation behind one of them; or of one, which shares its weight."""
+    net = after(nn.BatchNorm2d(3), nn.ReLU())
+    net.append(copy.deepcopy(net[0]) if tied else net[0])
+    net[3].weight = net[0].weight
+    return net
+
+
 def after(*layers: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), *layers)
 
@@ -214,16 +301,44 @@ def after(*layers: nn.Module) -> nn.Sequential:
         (after(nn.ReLU(), nn.Sequential(nn.MaxPool2d(2))), r"'2\.0' \(MaxPool2d\): put average pooling there"),
         (Pool(), r"'max_pool2d' \(max_pool2d\): put average pooling there"),
         (after(nn.GELU()), r"'1' \(GELU\): only ReLU and ReLU6 become firing rates: put nn\.ReLU there"),
-        (after(Swish()), r"'1' \(Swish\): put one of the layers there that help\(sc\.ann2snn\) lists"),
+        (after(Swish()), r"'sigmoid' \(sigmoid\): only ReLU and ReLU6 become firing rates"),
+        (after(sc.LIF()), r"'1' \(LIF\): put one of the layers there that help\(sc\.ann2snn\) lists"),
         (after(nn.ReLU(), nn.Softmax(1)), r"'2' \(Softmax\): leave it out, and apply it to the mean over time"),
-        (after(nn.ReLU(), nn.BatchNorm2d(3)), r"'2' \(BatchNorm2d\): put it right behind a linear layer"),
-        (after(nn.BatchNorm2d(3, track_running_stats=False)), r"'1' \(BatchNorm2d\): it must have running statistics"),
+        (
+            after(nn.ReLU(), nn.BatchNorm2d(3)),
+            "BatchNorm2d at '2' reads ReLU at '1', and is folded into one of Linear,",
+        ),
+        (
+            after(nn.BatchNorm2d(3, track_running_stats=False), nn.ReLU()),
+            "BatchNorm2d at '1' normalises by the statistics of a batch",
+        ),
         (after(nn.ReLU(), nn.ReLU()), r"'2' \(ReLU\): no weights stand before it"),
         (after(), "Sequential has no ReLU"),
         (Residual(), r"'conv' \(Conv2d\): .*no residual connections.* that of 'x' goes to 'conv' and 'add'"),
         (View(), r"\(getattr\): to flatten a batch, write x\.flatten\(1\)"),
         (Pair(), r"\(output\): forward must return the output of the last layer"),
-        (Condition(), r"torch\.fx cannot follow the forward of Condition: .*\nGive the network as an nn\.Sequential"),
+        (
+            nn.Sequential(Dale(3, 3, 3), nn.ReLU()),
+            "Dale at '0' is a subclass with a forward of its own, and firing rates",
+        ),
+        (
+            hooked("0.0"),
+            r"Conv2d at '0\.0' has hooks or a forward of its own, and firing rates would not .*; remove them",
+        ),
+        (hooked("0.1"), r"ReLU at '0\.1' has hooks"),
+        (hooked("0"), "Sequential at '0' has hooks"),
+        (hooked(""), "Sequential has hooks"),
+        (hooked("1"), "Dropout at '1' has hooks"),
+        (Dropped(), r"'dropout' \(dropout\): it drops in eval\(\), too: write training=self\.training"),
+        (Normalised(), r"'norm' \(BatchNorm2d\): .* that of 'conv' goes to 'norm' and 'add'"),
+        (twice(), "Conv2d at '0' is called 1 times without BatchNorm2d at '1' behind it, and a normalisation"),
+        (twice(tied=True), "Conv2d at '0' shares its weight with Conv2d at '3', .* give each its own"),
+        (
+            InPlace(),
+            r"iadd \(iadd\) changes the value of Conv2d at 'conv' in place|'act' \(ReLU\): each layer must take",
+        ),
+        (TwoInputs(), "TwoInputs has 2 inputs; give a network of one"),
+        (Condition(), r"forward of Condition cannot be followed: .*\nGive the network as an nn\.Sequential"),
     ],
 )
 def test_what_is_not_taken_is_named(net: nn.Module, words: str) -> None:
@@ -243,6 +358,12 @@ def test_arguments() -> None:
         sc.ann2snn(net, x, steps=4, quantile=99)
     with pytest.raises(ValueError, match="data has no batches; give a tensor, a list of tensors or a DataLoader"):
         sc.ann2snn(net, [], steps=4)
+    with pytest.raises(TypeError, match="data=None must be a tensor, a list of tensors or a DataLoader"):
+        sc.ann2snn(net, None, steps=4)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"a batch of data has no samples, its shape is \[0, 3, 4, 4\]; leave it out"):
+        sc.ann2snn(net, [x, x[:0]], steps=4)
+    with pytest.raises(ValueError, match=r"Conv2d at '0' does not take \[2, 3, 4, 4\]: .* another shape or dtype"):
+        sc.ann2snn(net, x.long(), steps=4)
     with pytest.raises(TypeError, match="a batch of data must be a tensor or begin with one, got 'images'"):
         sc.ann2snn(net, ["images"], steps=4)
     with pytest.raises(ValueError, match=r"activations of '1' are not finite \(nan\), and give no threshold"):

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Callable, Dict, Tuple
+from typing import Any, Callable, Dict, Tuple
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 import spikecore as sc
 from c_programs import CHECKED, SPIKES, differing, on_grid, spikes
 from spikecore.neurons import example
 from spikecore.nir import SumPool2d
-from spikecore.quant import Format
+from spikecore.quant import Format, fixed
 
 #: Numbers of a layer that are no spikes: 8 bits, 4 of them fractional.
 GRADED = Format(4, -128, 127)
@@ -47,6 +48,14 @@ class Sums(nn.Module):
         return y.add(x)
 
 
+class Doubled(nn.Module):
+    """Adds to the input in its memory."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x += x
+        return x.flatten(1)
+
+
 def delayed(per: str) -> nn.Module:
     return sc.Delay(nn.Linear(6, 4), 3, per=per, learn=(), generator=torch.Generator().manual_seed(0))
 
@@ -64,6 +73,7 @@ LAYERS: Dict[str, Tuple[Callable[[], nn.Module], Tuple[int, ...]]] = {
     "delay of connections": (lambda: delayed("connection"), (6,)),
     "delay of inputs": (lambda: delayed("input"), (6,)),
     "sums": (Sums, (6,)),
+    "a sum in the memory of the input": (Doubled, (6,)),
 }
 
 
@@ -135,3 +145,73 @@ def test_values_of_neurons_and_channels(tmp_path: Path) -> None:
     assert "lif_0_threshold[i / 12]" in text
     assert "lif_1_tau[i]" in text
     assert differing(tmp_path)[0] == 0
+
+
+class TwoFormats(nn.Module):
+    """Neurons of two formats that read the input, and a sum that reads it as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = fixed(sc.LIF(), word=16, frac=8), fixed(sc.LI(), word=16, frac=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x) + self.b(x) + x
+
+
+def test_each_reader_rounds_an_exact_input_itself(tmp_path: Path) -> None:
+    """An input of 4 fractional bits: LIF reads all of them, LI has one."""
+    x = graded(20, 6)
+    assert not torch.equal(x * 2, (x * 2).round())
+    sc.export_c(TwoFormats().eval(), x, tmp_path, inputs=GRADED)
+    assert differing(tmp_path, "test", CHECKED)[0] == 0
+
+
+class Views(nn.Module):
+    """Changes of shape that ask for sizes, and a layer of the user's that changes nothing of nn.Linear."""
+
+    class Plain(nn.Linear):
+        """A name of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = weight_norm(self.Plain(6, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.view(x.shape[0], 2, -1).reshape(x.size(0), -1)) + x.unflatten(-1, (3, 2)).flatten(-2)
+
+
+def test_computed_weights_and_sizes(tmp_path: Path) -> None:
+    """The program has the weight that a parametrisation computes."""
+    torch.manual_seed(0)
+    net = Views().eval()
+    net.layer.parametrizations.weight.original0.data.mul_(3.0)
+    sc.export_c(net, graded(9, 6), tmp_path, dtype="float32")
+    assert differing(tmp_path)[0] == 0
+
+
+class Compared(sc.Neuron):
+    """A comparison between names: its operands have more bits than what is chosen."""
+
+    states = {"u": 0.0, "w": 0.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        return sc.ops.where(x == 1.0, s.u, s.w), {"u": self.spike(x - 9.0), "w": self.spike(x + 9.0)}
+
+
+class Cancelled(sc.Neuron):
+    """Factors of what is always 0."""
+
+    states = {"v": 0.0}
+    params = {"b": 0.5}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        v = s.v * p.b + (x - x) * p.b
+        return self.spike(x + v - 1.0), {"v": v}
+
+
+@pytest.mark.parametrize("neuron", [Compared(), Cancelled(b=torch.tensor([0.5, 0.25, 0.125, 0.5]))], ids=repr)
+def test_neurons_whose_lines_are_short(neuron: sc.Neuron, tmp_path: Path) -> None:
+    """1 and 5 are 64 and 320 with six fractional bits, whose last bytes are equal, and no table is left over."""
+    x = torch.tensor([1.0, 5.0, 0.0, 5.0]).view(4, 1, 1).expand(4, 1, 4)
+    sc.export_c(nn.Sequential(fixed(neuron, word=12, frac=6)).eval(), x, tmp_path, inputs=GRADED)
+    assert differing(tmp_path, "test", CHECKED)[0] == 0

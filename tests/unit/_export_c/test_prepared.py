@@ -69,6 +69,30 @@ class InPlace(nn.Module):
         return self.last(y)
 
 
+class OfInput(nn.Module):
+    """A layer and a neuron that read the input of the network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.lif, self.li = nn.Linear(6, 6), sc.LIF(), sc.LI()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lif(self.layer(x)) + self.li(x)
+
+
+class PreActivation(nn.Module):
+    """A layer that a neuron and a sum read, and one whose numbers two layers read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.lif, self.out = *(nn.Linear(6, 6) for _ in range(3)), sc.LIF(), sc.LI()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        h = h + self.b(self.lif(h))
+        return self.out(self.c(h) + h)
+
+
 def biased() -> nn.Module:
     """Biases of more than 16 bits on the grid of the sums."""
     net = nn.Sequential(nn.Linear(6, 8), sc.LIF(), nn.Linear(8, 3), sc.LI())
@@ -113,6 +137,8 @@ NETWORKS: Dict[str, Tuple[Callable[[], nn.Module], Tuple[int, ...]]] = {
     "two outputs, unpacked": (Unpacked, (6,)),
     "large biases": (biased, (6,)),
     "a sum in place": (InPlace, (6,)),
+    "an input with two readers": (OfInput, (6,)),
+    "values with two readers": (PreActivation, (6,)),
 }
 
 

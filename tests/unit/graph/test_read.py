@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import spikecore as sc
-from spikecore.graph import NotFollowed, Refused, folded, layer_of, norm_source, read, values
+from spikecore.graph import NotFollowed, Refused, computed, folded, layer_of, norm_source, read, run, values
 
 
 class Parts(nn.Module):
@@ -261,6 +261,40 @@ def test_what_one_trace_does_not_stand_for_is_refused_and_nothing_changes(kind, 
     assert random.getstate() == python
 
 
+class AddsToSum(Parts):
+    def forward(self, x):
+        h = x + self.a(x)
+        h += self.b(x)
+        return h + x
+
+
+def test_a_change_in_place_of_a_new_value_is_followed():
+    net, x = AddsToSum(), torch.rand(3, 2, 4)
+    output, _ = run(read(net), x)
+    assert torch.equal(output, net(x))
+
+
+def test_a_hook_within_a_layer_is_one_of_its_call():
+    net = nn.Sequential(sc.Recurrent(sc.LIF(), nn.Linear(4, 4)))
+    assert not read(net).calls[1].is_hooked
+    net[0].linear.register_forward_hook(lambda module, args, output: 2 * output)
+    assert read(net).calls[1].is_hooked
+
+
+def test_a_call_that_raises_is_named_with_the_shapes_that_it_reads():
+    with pytest.raises(Refused, match=r"Linear at 'b' does not take \[3, 2, 5\]: .*; give an input of another shape"):
+        run(read(WithOther()), torch.rand(3, 2, 4))
+
+
+class WithOther(Parts):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 5)
+
+    def forward(self, x):
+        return self.b(self.a(x))
+
+
 # -- folding a normalisation
 
 
@@ -365,3 +399,15 @@ class Sliced(Parts):
 def test_a_norm_that_cannot_be_folded_is_refused_by_name(kind, reason):
     with pytest.raises(Refused, match=reason):
         source_of(kind().eval(), torch.rand(3, 4, 4))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [nn.Linear, lambda *sizes: weight_norm(nn.Linear(*sizes))])
+def test_a_layer_is_folded_with_the_weight_that_it_computes(kind):
+    layer, norm, x = kind(4, 4).eval(), trained_norm().eval(), torch.rand(3, 4)
+    before = copy.deepcopy(layer)
+    assert torch.allclose(folded(layer, norm)(x), norm(layer(x)), atol=1e-5)
+    assert torch.equal(computed(layer)(x), before(x))
+    computed(layer).weight.zero_()
+    assert torch.equal(layer(x), before(x))
+    assert type(layer) is type(before)

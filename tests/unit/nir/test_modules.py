@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import spikecore as sc
+from spikecore.graph import read, run
 from spikecore.nir import NIRLI, NIRLIF, NIRCubaLI, NIRCubaLIF
+from spikecore.nir._modules import INPUT, Network, Unit
 
 NEURONS = {
     "NIRLI": lambda: NIRLI(decay=0.7, gain=0.5, v_leak=0.1),
@@ -98,3 +100,16 @@ def test_streaming_through_a_delay() -> None:
             sc.nir.DelaySteps(steps)
     with pytest.raises(ValueError, match=re.escape("x of shape [7, 2, 4] must end with the shape of steps, [3]")):
         delay(torch.zeros(7, 2, 4))
+
+
+def test_a_loaded_network_can_be_read() -> None:
+    """Its layers are calls, those of one step with time and batch as one dimension."""
+    conv, flat, linear = torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(8, 8)
+    units = [Unit("conv", conv, (INPUT,)), Unit("a.flat", flat, ("conv",)), Unit("a.fc", linear, ("a.flat",))]
+    net = Network([*units, Unit("lif", NIRLIF(decay=0.7), ("a.flat", "a.fc"))], ("lif", "a.fc")).eval()
+    graph, x = read(net), torch.rand(4, 3, 1, 4, 4)
+    assert [call.name for call in graph.calls if call.module is not None] == ["conv", "a.flat", "a.fc", "lif"]
+    assert [call.is_folded for call in graph.calls if call.module is not None] == [True, True, False, False]
+    output, shapes = run(graph, x)
+    assert torch.equal(output, net(x))
+    assert shapes[graph.calls_of(linear)[0]] == (4, 3, 8)

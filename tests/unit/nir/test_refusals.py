@@ -118,15 +118,17 @@ def _calls(forward):
     [
         (lambda self, x: self.lif(self.fc(x)) * 2, "forward calls mul, which is no node of NIR; it may call modules"),
         (lambda self, x: x + x, "adds the output of 'input' to itself; NIR has one edge from it"),
-        (lambda self, x: self.lif(self.fc(self.fc(x))), "Linear at 'fc' is called twice, first as 'fc'"),
+        (lambda self, x: self.lif(self.fc(self.fc(x))), "Linear at 'fc' is called 2 times; make a layer for each call"),
+        (lambda self, x: self.lif(x) + self.fc.bias, "forward reads the attribute 'fc.bias', which is no node of NIR"),
+        (lambda self, x, y: self.fc(x), "Net has 2 inputs; NIR is saved with one"),
         (lambda self, x: (self.fc(x), x), "Net must return one tensor, to be saved with one output"),
-        (lambda self, x: self.fc(x) if x.sum() > 0 else x, "torch.fx cannot follow forward of Net"),
+        (lambda self, x: self.fc(x) if x.sum() > 0 else x, "forward of Net cannot be followed: "),
     ],
 )
 def test_a_forward_that_is_no_graph_of_nodes(forward, words: str, tmp_path) -> None:
     """The message says what a forward may do."""
     with pytest.raises(ValueError, match=re.escape(words)):
-        sc.nir.save(_calls(forward), tmp_path / "net.nir", dt=1e-3)
+        sc.nir.save(_calls(forward), tmp_path / "net.nir", dt=1e-3, input_shape=(3,))
 
 
 def test_arguments_of_save(tmp_path) -> None:
@@ -145,6 +147,8 @@ def test_arguments_of_save(tmp_path) -> None:
             sc.nir.save(net, file, **options)
     with pytest.raises(TypeError, match="net=3 must be an nn.Module"):
         sc.nir.save(3, file, dt=1e-3)
+    with pytest.raises(ValueError, match=r"the shape of a sample does not follow from no layer; give it"):
+        sc.nir.save(nn.Sequential(), file, dt=1e-3)
     with pytest.raises(ValueError, match=r"does not follow from the first layer, LIF; give it without time and batch"):
         sc.nir.save(sc.LIF(), file, dt=1e-3)
 
@@ -160,12 +164,37 @@ def test_without_the_package(monkeypatch, tmp_path) -> None:
 def test_fused_and_watched_modules(tmp_path) -> None:
     """What a graph would leave out."""
     fused = sc.fuse(nn.Sequential(TimeBatched(nn.Linear(3, 3), nn.BatchNorm1d(3)), sc.LIF()))
-    with pytest.raises(ValueError, match=r"NormNeuron at '1' is no node of NIR; call sc.unfuse\(net\)"):
+    with pytest.raises(ValueError, match=r"NormPlace at '0\.module\.1' is no node of NIR; call sc.unfuse\(net\)"):
         sc.nir.save(fused, tmp_path / "net.nir", dt=1e-3)
-    watched = nn.Sequential(nn.Linear(3, 3), sc.LIF())
-    watched[0].register_forward_hook(lambda module, given, out: 2 * out)
-    with pytest.raises(ValueError, match="Linear at '0' has hooks or a forward of its own, which a graph would not"):
-        sc.nir.save(watched, tmp_path / "net.nir", dt=1e-3)
+
+
+def _watched():
+    return nn.Sequential(TimeBatched(nn.Linear(3, 3)), sc.Recurrent(sc.LIF(), nn.Linear(3, 3)), nn.Identity())
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        ("", "Sequential"),
+        ("0", "TimeBatched at '0'"),
+        ("0.module", "Linear at '0.module'"),
+        ("1", "Recurrent at '1'"),
+        ("1.linear", "Recurrent at '1'"),
+        ("2", "Identity at '2'"),
+    ],
+)
+@pytest.mark.parametrize("how", ["hook", "forward"])
+def test_what_watches_or_replaces_a_module_is_refused(path: str, named: str, how: str, tmp_path) -> None:
+    """A graph would leave it out."""
+    net = _watched()
+    if how == "hook":
+        net.get_submodule(path).register_forward_hook(lambda module, given, out: 2 * out)
+    else:
+        net.get_submodule(path).forward = lambda x: 2 * x
+    words = f"{named} has hooks or a forward of its own, which a graph would not have; remove them"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        sc.nir.save(net, tmp_path / "net.nir", dt=1e-3)
+    assert not (tmp_path / "net.nir").exists()
 
 
 @pytest.mark.parametrize(
