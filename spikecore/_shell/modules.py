@@ -38,6 +38,12 @@ def has_own_hooks(module: nn.Module) -> bool:
     return hooked or (own_forward is not None and not getattr(own_forward, "is_graph", False))
 
 
+def has_own_inputs(module: nn.Module) -> bool:
+    """Whether a hook of this module, or a ``forward`` of its own, may change what it reads."""
+    hooks = module._forward_pre_hooks.values()
+    return "forward" in vars(module) or any(not hasattr(hook, _OBSERVES) for hook in hooks)
+
+
 def has_hooks(module: nn.Module) -> bool:
     """The same, with hooks of all modules."""
     return has_own_hooks(module) or any(getattr(_module, name, ()) for name in _GLOBAL)

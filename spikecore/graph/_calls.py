@@ -250,9 +250,9 @@ class Graph:
         if call.is_hooked:
             raise Refused(call.title, f"has hooks or a forward of its own, and {what}", "remove them")
 
-    def check_reader(self, call: Call, reader: Call, what: str) -> None:
-        """Raise :class:`Refused` unless only one call reads the value of another."""
-        others = [other for other in call.readers if other is not reader]
+    def check_reader(self, call: Call, reader: Call, what: str, value: Optional[Call] = None) -> None:
+        """Raise :class:`Refused` unless only one call reads the value of another; ``value``: that value moved."""
+        others = [other for other in (value or call).readers if other is not reader]
         if others:
             raise Refused(
                 call.title,

@@ -6,6 +6,7 @@ import copy
 import math
 from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
+import torch
 from torch import nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
@@ -14,6 +15,8 @@ from spikecore.graph._calls import CONVOLUTIONS, NORMS, Call, Graph, Refused, is
 
 #: Call -> the shape of its value.
 Shapes = Mapping[Call, Tuple[int, ...]]
+#: Functions and methods that exchange dimensions.
+_EXCHANGES = ("permute", "swapaxes", "transpose")
 _WHAT = "a normalisation behind it cannot be folded into it"
 
 
@@ -53,18 +56,18 @@ def norm_source(graph: Graph, norm: Call, shapes: Shapes, kinds: Tuple[type, ...
 def _source(graph: Graph, norm: Call, shapes: Shapes, kinds: Tuple[type, ...]) -> Call:
     """The call of a layer that a call of a normalisation reads, and nothing else."""
     between: List[Call] = []
-    reader, value = norm, norm.source
-    while value is not None and (value.is_nothing or value.is_reshape):
-        graph.check_reader(value, reader, _WHAT)
+    value = norm.source
+    while value is not None and (value.is_nothing or value.is_reshape or value.function in _EXCHANGES):
         between.insert(0, value)
-        reader, value = value, value.source
+        value = value.source
     names = ", ".join(kind.__name__ for kind in kinds)
     if value is None or value.module is None or not isinstance(value.module, kinds):
         what = "no layer" if value is None else value.title
         way_out = "put it right behind such a layer"
         raise Refused(norm.title, f"reads {what}, and is folded into one of {names}", way_out)
     graph.check_plain(value, kinds, _WHAT)
-    graph.check_reader(value, reader, _WHAT)
+    for reader in [*between, norm]:
+        graph.check_reader(value, reader, _WHAT, reader.source)
     shape: Any = shapes[norm.source]  # type: ignore[index]  # it has one
     axis = 1 if shape[1] == 1 else feature_axis(value, between, shapes)
     if axis != 1 or norm.module.num_features != shapes[value][_axis_of(value, shapes)]:
@@ -87,10 +90,14 @@ def _axis_of(layer: Call, shapes: Shapes) -> int:
 def feature_axis(layer: Call, between: Sequence[Call], shapes: Shapes) -> Optional[int]:
     """The dimension that holds the features of a layer behind some changes of shape; None where none does.
 
-    A change of shape keeps a dimension where the numbers of elements before and behind it stay the same.
+    A change of shape keeps a dimension where the numbers of elements before and behind it stay the same. One that
+    exchanges dimensions moves it.
     """
     axis, shape = _axis_of(layer, shapes), shapes[layer]
     for call in between:
+        if call.function in _EXCHANGES:
+            axis, shape = _order(call, len(shape)).index(axis), shapes[call]
+            continue
         before, behind = math.prod(shape[:axis]), shapes[call]
         fitting = [n for n, size in enumerate(behind) if size == shape[axis] and math.prod(behind[:n]) == before]
         if not fitting:
@@ -99,10 +106,28 @@ def feature_axis(layer: Call, between: Sequence[Call], shapes: Shapes) -> Option
     return axis
 
 
+def _order(call: Call, ndim: int) -> List[int]:
+    """Of each dimension of what exchanges dimensions, the one that it was before."""
+    numbers: List[Any] = []
+    for argument in (*call.args[1:], *call.kwargs.values()):
+        numbers += argument if isinstance(argument, (tuple, list)) else [argument]
+    order = [*range(ndim)]
+    if call.function == "permute":
+        return [order[number] for number in numbers]
+    first, second = numbers
+    order[first], order[second] = order[second], order[first]
+    return order
+
+
 def folded(layer: nn.Module, norm: nn.Module) -> nn.Module:
     """A copy of a linear layer or convolution with the batch normalisation behind it, by its running statistics."""
     fuse: Any = fuse_linear_bn_eval if isinstance(layer, nn.Linear) else fuse_conv_bn_eval
-    return fuse(computed(layer), norm)  # type: ignore[no-any-return]  # a layer of the same type
+    norm_: Any = norm
+    if norm_.weight is None:  # of which torch's function for linear layers knows nothing
+        norm_ = copy.deepcopy(norm_)
+        norm_.weight = nn.Parameter(torch.ones_like(norm_.running_var))
+        norm_.bias = nn.Parameter(torch.zeros_like(norm_.running_var))
+    return fuse(computed(layer), norm_)  # type: ignore[no-any-return]  # a layer of the same type
 
 
 def computed(module: nn.Module) -> nn.Module:

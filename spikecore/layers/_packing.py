@@ -126,7 +126,7 @@ def _packable(net: nn.Module) -> Tuple[Dict[nn.Module, Whole], List[str]]:
 
 def _kept(call: Call) -> Sequence[Any]:
     """The values that a call can keep as bits; None among them is one that is not known."""
-    if type(call.module) in _PACKED and "forward" not in vars(call.module):
+    if type(call.module) in _PACKED and not call.is_hooked:
         return call.args or (None,)
     return call.args[1:] if isinstance(call.module, NormNeuron) and call.module.shortcut == "before" else ()
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from spikecore._shell.checks import shown
-from spikecore._shell.modules import unwrapped
+from spikecore._shell.modules import has_own_inputs, unwrapped
 from spikecore._shell.parameters import adopt
 from spikecore._transforms import unfuse
 from spikecore.graph import (
@@ -216,8 +216,8 @@ def _refuse_others(net: nn.Module, graph: Graph) -> None:
             why = "is a subclass with a forward of its own, whose sums and roundings are not known"
             raise Refused(call.title, why, "take the layer itself, and a parametrisation of its weight")
         holds = call.module is not None and any(True for _ in call.module.children())
-        if call.is_hooked and (holds or isinstance(call.module, SEEN)):
-            raise Refused(call.title, "has hooks, or a forward of its own, that change what it computes", "remove them")
+        if call.is_hooked and (holds or has_own_inputs(call.module)):
+            raise Refused(call.title, "has hooks, or a forward of its own, that change what it reads", "remove them")
         if call.kind == "attribute" and graph.tensors[call.name] is not None:
             owners = [other for other in graph.uses(graph.tensors[call.name]) if other is not call]
             if any(isinstance(other.module, (*LAYERS, Delay)) for other in owners):

@@ -285,7 +285,9 @@ TOOLS = {
     "fuse": Tool(fuse, _FUSED),
     "unfuse": Tool(unfuse, _FUSED),
     "pack": Tool(pack, _FUSED),
-    "prepare": Tool(prepare, Takes((*_NORMED, "delay", "recurrent", "delay and norm"), _NORMED_IMAGES, inputs=2)),
+    "prepare": Tool(
+        prepare, Takes((*_NORMED, "delay", "recurrent", "delay and norm"), _NORMED_IMAGES, inputs=2, odd=(0, 1))
+    ),
     "export_float": Tool(export_float, Takes((*_NORMED, "delay", "recurrent"), _NORMED_IMAGES, odd=(0, 1)), 12),
     "export_fixed": Tool(export_fixed, Takes((*_NORMED, "delay", "recurrent"), _NORMED_IMAGES, odd=(0, 1)), 12),
     "nir": Tool(nir, Takes((*_PLAIN, "delay"), _IMAGES, odd=(0, 0, 1), pools=("nn.AvgPool2d(2)",), delays=("input",))),
