@@ -259,7 +259,8 @@ class Graph:
     ``sources`` and ``targets`` have the names of the nodes before and behind each node, in the order of the edges.
     """
 
-    INPUT, OUTPUT = "<input>", "<output>"
+    # no file has such names, HDF5 takes them for paths
+    INPUT, OUTPUT = "/input", "/output"
 
     def __init__(self, graph: Any) -> None:
         self.nodes: Dict[str, Any] = {}
