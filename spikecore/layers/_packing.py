@@ -15,7 +15,7 @@ from spikecore._base.context import require_compiler
 from spikecore._base.errors import a_kind
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import calls_as
-from spikecore.graph import Call, Graph
+from spikecore.graph import Call, Graph, computed_by
 from spikecore.graph._parts import read_parts
 from spikecore.layers._blocks import Tokens
 from spikecore.layers._norm_neuron import NormNeuron
@@ -109,16 +109,18 @@ def _packable(net: nn.Module) -> Tuple[Dict[nn.Module, Whole], List[str]]:
     titles: Dict[nn.Module, str] = {}
     for graph in parts.graphs:
         spikes = held(graph)
+        # torch lets nobody change what a function of autograd gives
+        changed = {computed_by(call.source) for call in graph.calls if call.is_in_place}
         for call in graph.calls:
             for value in _kept(call):
-                inputs[call.module].add(spikes.get(value))
+                inputs[call.module].add(None if call in changed else spikes.get(value))
                 titles[call.module] = call.title
     for module, wholes in inputs.items():
         known = wholes.pop() if len(wholes) == 1 else None
         if places[module] > 1:
             reasons.append(f"{titles[module]} is in the network {places[module]} times: make a layer for each place")
         elif known is None:
-            reasons.append(f"{titles[module]} gets what is not known to be spikes, in some call")
+            reasons.append(f"{titles[module]} gets what is not known to be spikes, or its output is changed in place")
         else:
             layers[module] = known
     return layers, reasons

@@ -10,7 +10,7 @@ from spikecore._shell.checks import shown
 from spikecore._shell.modules import calls_as, has_own_hooks, makes_time, unwrapped
 from spikecore._shell.state import Stateful, Stepped
 from spikecore.backend import Unsupported
-from spikecore.graph import Call, Graph, NotFollowed, is_parametrised, layer_of, read
+from spikecore.graph import Call, Graph, NotFollowed, computed_by, is_parametrised, layer_of, read
 from spikecore.layers import Delay, NormNeuron
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
@@ -116,6 +116,12 @@ class _Uses:
     def check(self) -> None:
         """Raise Unsupported for the first use that the rule does not train a parameter by."""
         for call in self.graph.calls:
+            changed = computed_by(call.source) if call.is_in_place else None
+            if changed is not None and self._is_neuron(changed):
+                raise Unsupported(
+                    f"rule={self.rule.name!r}: {call.title} changes what {changed.title} gives in place; write v = v + "
+                    "y for v += y, or take rule='bptt'"
+                )
             uses: Dict[str, Any] = {} if call.module is None else dict(call.module.named_parameters())
             if call.kind == "attribute" and call.readers:
                 uses = {"": self.graph.tensors[call.name]}
