@@ -189,13 +189,12 @@ def _fold(net: nn.Module, run: Run) -> None:
     norms = [*{call.module: call for call in calls}.values()]
     with evaluating(net):
         sources = [norm_source(run.graph, norm, run.shapes, (*PLAIN, Delay)) for norm in norms]
-    for source in sources:
-        layer = source.module.linear if isinstance(source.module, Delay) else source.module
+    layers = [source.module.linear if isinstance(source.module, Delay) else source.module for source in sources]
+    for source, layer in zip(sources, layers):
         if quantised_weight(layer) is not None or is_parametrised(layer):
             why = "has a quantiser or a parametrisation, and a normalisation behind it cannot be folded into it"
             raise Refused(source.title, why, "fold it before the quantiser is there (torch.nn.utils.fusion)")
-    for norm, source in zip(norms, sources):
-        layer = source.module.linear if isinstance(source.module, Delay) else source.module
+    for norm, layer in zip(norms, layers):
         both = folded(layer, copy.deepcopy(norm.module).eval())
         layer.weight, layer.bias = both.weight, both.bias
         replace_modules(net, {norm.module: nn.Identity()})
@@ -347,7 +346,7 @@ def _share_input(net: nn.Module, run: Run) -> None:
 
 
 def input_format(place: Weighted) -> Optional[Format]:
-    """What a layer of a prepared network reads; None in one that was not prepared."""
+    """The format of what a layer of a prepared network reads; None in one that was not prepared."""
     for owner in (place.layer, place.called):
         grid = owner._modules.get("input_format")
         if isinstance(grid, OnGrid):

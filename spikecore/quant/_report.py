@@ -16,11 +16,7 @@ from spikecore.neurons import Recurrent
 from spikecore.quant._analysis import analyse
 from spikecore.quant._calibration import Inputs, Seen, evaluating, first_run, inputs_of
 from spikecore.quant._fixed import FixedPoint
-from spikecore.quant._layers import (
-    OnGrid,
-    bits_of,
-    integers_of,
-)
+from spikecore.quant._layers import OnGrid, bits_of, integers_of
 from spikecore.quant._prepare import Weighted, input_format, prove, weighted
 
 

@@ -155,6 +155,11 @@ class Functional(Net):
         return self.out(F.linear(self.a(x), self.a.weight))
 
 
+class ByName(Net):
+    def forward(self, x):
+        return self.out(self.lif(self.a(input=x)))
+
+
 class OverLength(nn.Module):
     def __init__(self):
         super().__init__()
@@ -195,6 +200,7 @@ REFUSED = [
     (SubclassedNorm, "Absolute at 'm' is a subclass with a forward of its own"),
     (Hooked, "Linear at 'a' has hooks or a forward of its own.*remove them"),
     (Functional, "the call of linear .*reads 'a.weight' itself.*call the layer"),
+    (ByName, "Linear at 'a' is called with input by name.*give it by position"),
     (OverLength, r"BatchNorm1d at 'm' normalises dimension 1 of \[4, 2, 2\], .*'a' are dimension 2"),
     (Sliced, "BatchNorm1d at 'm' reads the call of getitem"),
     (WithBranch, "forward of WithBranch cannot be followed: symbolically traced"),
