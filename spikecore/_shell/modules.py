@@ -65,7 +65,8 @@ def outside(net: nn.Module, kinds: Union[type, Tuple[type, ...]]) -> Iterator[Tu
     for name, module in net.named_modules():
         if module not in within:
             yield name, module
-            within.update(module.modules() if isinstance(module, kinds) else ())
+            parts = module.modules()
+            within.update(parts if isinstance(module, kinds) else ())
 
 
 def makes_time(net: Any) -> bool:

@@ -19,16 +19,7 @@ from spikecore._shell.checks import shown
 from spikecore._shell.modules import unwrapped
 from spikecore._shell.parameters import adopt
 from spikecore._transforms import unfuse
-from spikecore.graph import (
-    Graph,
-    NotFollowed,
-    Refused,
-    computed_by,
-    folded,
-    is_parametrised,
-    norm_source,
-    readers_of,
-)
+from spikecore.graph import Graph, NotFollowed, Refused, computed_by, folded, is_parametrised, norm_source, readers_of
 from spikecore.layers import Delay, NormNeuron, PackedConv2d, PackedLinear
 from spikecore.layers._packed import replace_modules
 from spikecore.neuron import Neuron
