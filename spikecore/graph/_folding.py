@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
+import torch
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
@@ -99,5 +101,8 @@ def feature_axis(layer: Call, between: Sequence[Call], shapes: Shapes) -> Option
 
 def folded(layer: nn.Module, norm: nn.Module) -> nn.Module:
     """A copy of a linear layer or convolution with the batch normalisation behind it, by its running statistics."""
+    if not norm.affine:  # without weights torch folds none into a linear layer
+        norm, ones = copy.deepcopy(norm), torch.ones_like(norm.running_var)  # type: ignore[arg-type]  # a tensor
+        norm.weight, norm.bias = nn.Parameter(ones), nn.Parameter(torch.zeros_like(ones))
     fuse: Any = fuse_linear_bn_eval if isinstance(layer, nn.Linear) else fuse_conv_bn_eval
     return fuse(layer, norm)  # type: ignore[no-any-return]  # a layer of the same type
