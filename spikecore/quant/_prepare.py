@@ -262,7 +262,7 @@ def _quantise(
     bits, activations = of_each
     seen, called = run.seen.get(place.called), place.called
     if seen is None:
-        raise ValueError(f"sc.quant.prepare: {place.name} was not called with the calibration data")
+        raise ValueError(f"sc.quant.prepare: {place.name} is not called, and has no ranges; call it, or remove it")
     back = isinstance(called, Recurrent)
     # what reads the input of the network has one grid: an exported program is given integers
     first = run.first_readers()

@@ -160,6 +160,11 @@ class ByName(Net):
         return self.out(self.lif(self.a(input=x)))
 
 
+class OnlyItsWeight(Net):
+    def forward(self, x):
+        return self.out(self.lif(torch.einsum("...i,oi->...o", x, self.a.weight)))
+
+
 class OverLength(nn.Module):
     def __init__(self):
         super().__init__()
@@ -216,6 +221,11 @@ def test_what_would_be_another_network_is_refused_by_name_and_the_network_stays(
         sc.quant.prepare(net, x)
     assert torch.equal(net(x), plain)
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+def test_a_layer_whose_weight_alone_is_read_is_refused():
+    with pytest.raises(ValueError, match="a is not called, and has no ranges; call it, or remove it"):
+        sc.quant.prepare(OnlyItsWeight().having("a lif out"), torch.ones(2, 2, 1))
 
 
 class OneCopyEach(Net):
