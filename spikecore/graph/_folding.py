@@ -101,8 +101,9 @@ def feature_axis(layer: Call, between: Sequence[Call], shapes: Shapes) -> Option
 
 def folded(layer: nn.Module, norm: nn.Module) -> nn.Module:
     """A copy of a linear layer or convolution with the batch normalisation behind it, by its running statistics."""
-    if not norm.affine:  # without weights torch folds none into a linear layer
-        norm, ones = copy.deepcopy(norm), torch.ones_like(norm.running_var)  # type: ignore[arg-type]  # a tensor
-        norm.weight, norm.bias = nn.Parameter(ones), nn.Parameter(torch.zeros_like(ones))
+    norm = copy.deepcopy(norm).eval()
+    for name, value in (("weight", 1.0), ("bias", 0.0)):
+        if getattr(norm, name) is None:  # torch folds none of these into a linear layer
+            setattr(norm, name, nn.Parameter(torch.full_like(norm.running_var, value)))  # type: ignore[arg-type]
     fuse: Any = fuse_linear_bn_eval if isinstance(layer, nn.Linear) else fuse_conv_bn_eval
     return fuse(layer, norm)  # type: ignore[no-any-return]  # a layer of the same type

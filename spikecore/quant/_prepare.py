@@ -186,7 +186,7 @@ def _fold(net: nn.Module, run: Run) -> None:
             why = "has a quantiser or a parametrisation, and a normalisation behind it cannot be folded into it"
             raise Refused(source.title, why, "fold it before the quantiser is there (torch.nn.utils.fusion)")
     for norm, layer in zip(norms, layers):
-        both = folded(layer, copy.deepcopy(norm.module).eval())
+        both = folded(layer, norm.module)
         layer.weight, layer.bias = both.weight, both.bias
         replace_modules(net, {norm.module: nn.Identity()})
 

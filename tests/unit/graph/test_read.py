@@ -264,13 +264,15 @@ def test_what_one_trace_does_not_stand_for_is_refused_and_nothing_changes(kind, 
 # -- folding a normalisation
 
 
-def trained_norm(affine=True):
-    norm = nn.BatchNorm1d(4, affine=affine)
+def trained_norm(*without):
+    norm = nn.BatchNorm1d(4)
     with torch.no_grad():
-        for value, low in zip(norm.parameters(), (0.5, -1.0)):
-            value.uniform_(low, low + 1.5)
+        norm.weight.uniform_(0.5, 2.0)
+        norm.bias.uniform_(-1.0, 1.0)
         norm.running_mean.uniform_(-1.0, 1.0)
         norm.running_var.uniform_(0.5, 2.0)
+    for name in without:
+        norm.register_parameter(name, None)
     return norm
 
 
@@ -281,9 +283,9 @@ def source_of(net, x):
     return norm_source(graph, call, shapes)
 
 
-@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("without", [(), ("weight", "bias"), ("bias",)])
 @pytest.mark.parametrize("reshape", ["flatten", "reshape", "twice"])
-def test_a_norm_behind_changes_of_shape_folds_into_the_layer_whose_features_it_normalises(reshape, affine):
+def test_a_norm_behind_changes_of_shape_folds_into_the_layer_whose_features_it_normalises(reshape, without):
     class Net(Parts):
         def forward(self, x):
             h = self.a(x)
@@ -292,7 +294,7 @@ def test_a_norm_behind_changes_of_shape_folds_into_the_layer_whose_features_it_n
             return self.norm(h.flatten(0, 1) if reshape == "flatten" else h.reshape(-1, 4))
 
     net = Net().eval()
-    net.norm = trained_norm(affine).eval()
+    net.norm = trained_norm(*without).eval()
     x = torch.rand(3, 2, 4)
     layer = source_of(net, x).module
     assert layer is net.a
