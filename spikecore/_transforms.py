@@ -15,8 +15,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.parametrize import type_before_parametrizations
 
-from spikecore._base.errors import a_kind
-from spikecore._shell.checks import shown
+from spikecore._shell.checks import check_network
 from spikecore._shell.modules import calls_as, has_own_hooks, in_turn
 from spikecore.encode import Constant
 from spikecore.graph._rewritten import Rewritten
@@ -75,7 +74,7 @@ def fuse(net: nn.Module) -> nn.Module:
     their own. Hooks that they get afterwards are not called. :func:`unfuse` undoes it. Raises TypeError for what is no
     module. Warns where ``net`` has batch normalisations and neurons and none of them is a pair.
     """
-    _check("fuse", net)
+    check_network("sc.fuse", net)
     matches = fusable(net)
     for pair in matches.pairs:
         norm, *others = [call.module for call in pair.norms]
@@ -129,7 +128,7 @@ def unfuse(net: nn.Module) -> nn.Module:
     """Undo :func:`fuse` in ``net``, which is given back; a :class:`spikecore.layers.NormNeuron` that was written by
     hand stays. Raises TypeError for what is no module.
     """
-    _check("unfuse", net)
+    check_network("sc.unfuse", net)
     for owner in [*net.modules()]:
         names = vars(owner).get(_NAMES, {})
         for neuron, norms in names.items():
@@ -251,7 +250,7 @@ def hoist(net: nn.Module) -> nn.Module:
 
     Raises TypeError for what is no module. Warns where there is no encoder that can be moved.
     """
-    _check("hoist", net)
+    check_network("sc.hoist", net)
     if not move_encoders(net) and not any(isinstance(part, Neuron) and part.makes_time for part in net.modules()):
         warnings.warn(
             "sc.hoist(net) found no encode.Constant with a layer behind it that sees no time: it takes those that an "
@@ -364,8 +363,3 @@ def _insert(chain: nn.Module, before: Optional[str], encoder: nn.Module) -> None
 
 def _has(net: nn.Module, kind: Type[nn.Module]) -> bool:
     return any(isinstance(module, kind) for module in net.modules())
-
-
-def _check(function: str, net: Any) -> None:
-    if not isinstance(net, nn.Module):
-        raise TypeError(f"sc.{function}: net={shown(net)} is {a_kind(net)}; give the network itself (an nn.Module)")

@@ -284,8 +284,7 @@ def set_step(net: nn.Module, step: str) -> nn.Module:
     :func:`spikecore.carry_state`; TypeError for what is no module. What a module's own ``forward`` does with time, such
     as a mean over it, is not seen.
     """
-    if not isinstance(net, nn.Module):
-        raise TypeError(f"sc.set_step: net={shown(net)} is {a_kind(net)}; give the network itself (an nn.Module)")
+    checks.check_network("sc.set_step", net)
     checks.step("sc.set_step", "step", step)
     every = list(outside(net, (Stateful, Stepped)))
     timed: List[Tuple[str, Timed]] = [

@@ -17,8 +17,6 @@ import inspect
 from types import MappingProxyType
 from typing import Any, Callable, Collection, Dict, Mapping, TypeVar
 
-from torch import Tensor
-
 from spikecore._shell import checks, parameters
 
 _Init = TypeVar("_Init", bound=Callable[..., None])
@@ -112,7 +110,8 @@ def _check(cls: Any, declared: Mapping[str, Any], written: Mapping[str, inspect.
 
 
 def _is_same(value: Any, other: Any) -> bool:
-    return value is other or (not (isinstance(value, Tensor) or isinstance(other, Tensor)) and bool(value == other))
+    are_arrays = hasattr(value, "__array__") or hasattr(other, "__array__")  # a tensor has it, too
+    return value is other or (not are_arrays and bool(value == other))
 
 
 @functools.lru_cache(maxsize=256)

@@ -59,7 +59,7 @@ class Arithmetic(Protocol):
         """
 
     def stored(self) -> Tensor:
-        """What a ``state_dict`` has of it."""
+        """Its entry of a ``state_dict``."""
 
 
 #: Makes another program of a neuron's, of the same states and parameters, for some of its calls.

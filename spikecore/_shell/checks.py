@@ -34,6 +34,12 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+def check_network(owner: str, net: Any) -> None:
+    """Raise TypeError for what is no network."""
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"{owner}: net={shown(net)} is {a_kind(net)}; give the network itself (an nn.Module)")
+
+
 def declaration(cls: Any, base: type) -> None:
     """Check what a neuron class declares: names that can be attributes, and take nothing that is in use."""
     for kind in ("states", "params", "inputs"):

@@ -71,7 +71,8 @@ def outside(net: nn.Module, kinds: Union[type, Tuple[type, ...]]) -> Iterator[Tu
     for name, module in net.named_modules():
         if module not in within:
             yield name, module
-            within.update(part for part in module.modules() if isinstance(module, kinds))
+            parts = module.modules()
+            within.update(parts if isinstance(module, kinds) else ())
 
 
 def makes_time(net: Any) -> bool:

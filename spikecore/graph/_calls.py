@@ -33,8 +33,7 @@ _RESHAPES = (
 ).split()
 #: Those that move, select or repeat the numbers of their first argument.
 _MOVES = (
-    "chunk clone contiguous detach expand expand_as movedim narrow permute repeat select split swapaxes t transpose "
-    "unbind"
+    "chunk clone detach expand expand_as movedim narrow permute repeat select split swapaxes t transpose unbind"
 ).split()
 #: Attributes of a tensor, methods and functions that read no numbers of it, and methods that read none of their second
 #: argument.
@@ -217,18 +216,11 @@ class Graph:
         """The calls that use a parameter or buffer: of modules that hold it, and reads of it as an attribute."""
         return self._of_tensor.get(id(tensor), [])
 
-    def check_alone(self, call: Call, what: str) -> None:
-        """Raise :class:`Refused` unless the module of a call is called once, and its tensors are used by it alone.
+    def check_owner(self, call: Call, what: str) -> None:
+        """Raise :class:`Refused` unless the tensors of the module of a call are used by it alone.
 
         what: what a tool does to the layer, such as "is folded into it".
         """
-        others = [other for other in self.calls_of(call.module) if other is not call]
-        if others:
-            raise Refused(call.title, f"is called {len(others) + 1} times, and {what}", "make a layer for each call")
-        self.check_owner(call, what)
-
-    def check_owner(self, call: Call, what: str) -> None:
-        """Raise :class:`Refused` unless the tensors of the module of a call are used by it alone."""
         for name, tensor in (*call.module.named_parameters(), *call.module.named_buffers()):
             shared = [other for other in self.uses(tensor) if other.module is not call.module]
             if shared:
@@ -307,11 +299,11 @@ def values(graph: Graph, *inputs: Any) -> Iterator[Tuple[Call, Any]]:
     """
     known: Dict[Call, Any] = {}
     waiting = {call: len(call.node.users) for call in graph.calls}
-    given = iter(inputs)
+    remaining = iter(inputs)
     for call in graph.calls:
         args, kwargs = _filled(call.args, known), _filled(call.kwargs, known)
         if call.kind == "input":
-            value = next(given)
+            value = next(remaining)
         elif call.kind == "attribute":
             value = graph.tensors[call.name]
         elif call.kind == "method":

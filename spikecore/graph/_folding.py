@@ -121,6 +121,10 @@ def _order(call: Call, ndim: int) -> List[int]:
 
 def folded(layer: nn.Module, norm: nn.Module) -> nn.Module:
     """A copy of a linear layer or convolution with the batch normalisation behind it, by its running statistics."""
+    norm = copy.deepcopy(norm).eval()
+    for name, value in (("weight", 1.0), ("bias", 0.0)):
+        if getattr(norm, name) is None:  # torch folds none of these into a linear layer
+            setattr(norm, name, nn.Parameter(torch.full_like(norm.running_var, value)))  # type: ignore[arg-type]
     fuse: Any = fuse_linear_bn_eval if isinstance(layer, nn.Linear) else fuse_conv_bn_eval
     norm_: Any = norm
     if norm_.weight is None:  # of which torch's function for linear layers knows nothing

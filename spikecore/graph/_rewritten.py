@@ -56,7 +56,7 @@ class Rewritten:
         self.__signature__ = inspect.signature(self._run.__get__(block))
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
-        """What ``forward`` gives."""
+        """The outputs of the block."""
         return self._run(self.block, *args, **keywords)
 
     def __getstate__(self) -> Dict[str, Any]:

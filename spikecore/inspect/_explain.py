@@ -24,7 +24,7 @@ from spikecore._shell.checks import shown
 from spikecore._shell.modules import makes_time, unwrapped
 from spikecore._shell.state import carry
 from spikecore.functional import stateful_modules, to_rest
-from spikecore.graph import DROPOUTS, NotFollowed, computed_by, layer_of, read
+from spikecore.graph import CONVOLUTIONS, NOTHING, NotFollowed, computed_by, layer_of, read
 from spikecore.inspect._advice import Row, Run, advice
 from spikecore.inspect._monitor import neuron_of, stateful_of
 from spikecore.inspect._report import Explanation, Layer, dimension_of_time, input_as_read
@@ -50,8 +50,7 @@ _KEEPS: Mapping[Type[nn.Module], str] = {
 }
 _ADDS = {"": "", "before": ", and adds a shortcut before it", "after": ", and adds a shortcut to its spikes"}
 #: Layers that give numbers of their input, and compute none.
-_PASSING = (nn.Identity, NormPlace, nn.Flatten, nn.Unflatten, *DROPOUTS)
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_PASSING = (*NOTHING, NormPlace, nn.Flatten, nn.Unflatten)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
@@ -208,8 +207,8 @@ def _explanation(net: nn.Module, watching: Watching, x: Tensor, training: bool) 
             rows.append(Row(layer, seen.module, sources.get(seen.module), seen.ranges))
     net, steps = unwrapped(net), max(times, default=0)
     run = Run(net, rows, x.device.type, training, torch.is_autocast_enabled(), watching.spoilt_in_words(times))
-    read = input_as_read(x.shape, steps, None if makes_time(net) else dimension_of_time(x.shape, steps))
-    return Explanation(tuple([row.layer for row in rows]), advice(run), str(x.device), training, read)
+    as_read = input_as_read(x.shape, steps, None if makes_time(net) else dimension_of_time(x.shape, steps))
+    return Explanation(tuple([row.layer for row in rows]), advice(run), str(x.device), training, as_read)
 
 
 def _sources(net: nn.Module) -> Dict[nn.Module, nn.Module]:
@@ -314,7 +313,7 @@ def _products(seen: Seen) -> int:
         return seen.numbers_out * module.linear.in_features * (module.max_delay + 1 if module.delay.ndim == 2 else 1)
     if isinstance(module, nn.Linear):
         return seen.numbers_out * module.in_features
-    if isinstance(module, (*_CONVOLUTIONS, *_TRANSPOSED)):
+    if isinstance(module, (*CONVOLUTIONS, *_TRANSPOSED)):
         # each number of the output is made of so many, or each of the input goes to so many
         numbers = seen.numbers_in if isinstance(module, _TRANSPOSED) else seen.numbers_out
         return numbers * (module.weight.numel() // module.weight.shape[0])

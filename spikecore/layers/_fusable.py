@@ -15,8 +15,6 @@ from spikecore.layers._batch_norm_stats import DIMS, is_plain_norm
 from spikecore.layers._norm_neuron import NormPlace
 from spikecore.neuron import Neuron
 
-#: Functions and methods that change the shape of a value, and are followed from a normalisation to a neuron.
-_SHAPES = ("contiguous", "folded", "permute", "reshape", "transpose", "unflatten", "unfolded_as", "view")
 #: Dimensions of what a normalisation gives: samples, channels and what a sample has. Of nn.BatchNorm1d that is seen.
 _DIMS = {nn.BatchNorm1d: "SC*", nn.BatchNorm2d: "SCHW", nn.BatchNorm3d: "SCDHW"}
 
@@ -182,7 +180,7 @@ def _is_identity(call: Call) -> bool:
 
 
 def _is_shape(call: Call) -> bool:
-    return call.kind in ("function", "method") and call.function in _SHAPES and not call.kwargs
+    return call.module is None and call.is_move and not call.kwargs
 
 
 # -- where the channels are

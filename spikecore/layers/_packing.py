@@ -12,8 +12,7 @@ from torch import nn
 
 from spikecore._base.bits import Whole, added, averaged, multiplied
 from spikecore._base.context import require_compiler
-from spikecore._base.errors import a_kind
-from spikecore._shell.checks import shown
+from spikecore._shell.checks import check_network
 from spikecore._shell.modules import calls_as
 from spikecore.graph import Call, Graph, computed_by
 from spikecore.graph._parts import read_parts
@@ -35,9 +34,8 @@ _PACKED: Mapping[Type[nn.Module], Type[nn.Module]] = {
     nn.Conv2d: PackedConv2d,
     HeadProducts: PackedHeadProducts,
 }
-#: Layers that give some of the numbers that they get, or 0, as often as may be; functions and methods that give all.
+#: Layers that give some of the numbers that they get, or 0, as often as may be.
 _KEEPING = (nn.Identity, nn.Flatten, nn.Unflatten, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, Tokens)
-_SHAPES = ("contiguous flatten folded permute reshape squeeze transpose unflatten unfolded_as unsqueeze view").split()
 _PRODUCTS = (operator.mul, operator.imul, torch.mul, "mul", "mul_")
 
 
@@ -46,7 +44,7 @@ def pack(net: nn.Module) -> nn.Module:
 
     In the place of an ``nn.Linear`` or an ``nn.Conv2d`` that gets spikes in all of its calls. Known are the outputs of
     spiking neurons, followed through the network and every ``forward`` that :func:`spikecore.graph.read` can follow:
-    through identities, changes of shape, maximum pooling, average pooling of windows of 2, 4, 8 and so on, and through
+    through identities, changes of shape, slices, maximum pooling, average pooling of windows of 2, 4, 8 and so on, and
     sums and products of spikes, which take two, four or eight bits. Elsewhere write
     :class:`spikecore.layers.PackedLinear` and ``PackedConv2d`` yourself. A ``NormNeuron`` that adds spikes before its
     neuron keeps these as bits, too, and :class:`spikecore.layers.SpikingSelfAttention` queries, keys and values.
@@ -58,7 +56,7 @@ def pack(net: nn.Module) -> nn.Module:
     Raises TypeError for what is no module, and :class:`spikecore.backend.Unsupported` for torch before 2.6. Warns where
     there is no such layer, and says why.
     """
-    _check("pack", net)
+    check_network("sc.pack", net)
     require_compiler("packing spikes as bits")
     layers, reasons = _packable(net)
     packed = {module: spikes for module, spikes in layers.items() if type(module) in _PACKED}
@@ -81,7 +79,7 @@ def unpack(net: nn.Module) -> nn.Module:
 
     Raises TypeError for what is no module.
     """
-    _check("unpack", net)
+    check_network("sc.unpack", net)
     plain = {packed: kind for kind, packed in _PACKED.items()}
     replace_modules(net, {old: as_kind(old, plain[type(old)]) for old in net.modules() if type(old) in plain})
     for module in net.modules():
@@ -108,11 +106,11 @@ def _packable(net: nn.Module) -> Tuple[Dict[nn.Module, Whole], List[str]]:
     inputs: Dict[nn.Module, Set[Optional[Whole]]] = defaultdict(set)
     titles: Dict[nn.Module, str] = {}
     for graph in parts.graphs:
-        spikes = held(graph)
+        spikes = whole_numbers(graph)
         # torch lets nobody change what a function of autograd gives
         changed = {computed_by(call.source) for call in graph.calls if call.is_in_place}
         for call in graph.calls:
-            for value in _kept(call):
+            for value in _keepable(call):
                 inputs[call.module].add(None if call in changed else spikes.get(value))
                 titles[call.module] = call.title
     for module, wholes in inputs.items():
@@ -126,7 +124,7 @@ def _packable(net: nn.Module) -> Tuple[Dict[nn.Module, Whole], List[str]]:
     return layers, reasons
 
 
-def _kept(call: Call) -> Sequence[Any]:
+def _keepable(call: Call) -> Sequence[Any]:
     """The values that a call can keep as bits; None among them is one that is not known."""
     if type(call.module) in _PACKED and not call.is_hooked:
         return call.args or (None,)
@@ -136,18 +134,18 @@ def _kept(call: Call) -> Sequence[Any]:
 # -- packing a value: what a graph says that it holds
 
 
-def held(graph: Graph) -> Dict[Call, Whole]:
-    """What each value of a graph holds, where that is whole numbers of a known size."""
+def whole_numbers(graph: Graph) -> Dict[Call, Whole]:
+    """The values of a graph that are whole numbers of a known size, and this size."""
     known: Dict[Call, Whole] = {}
     for call in graph.calls:
-        whole = _held(call, [known.get(value) if isinstance(value, Call) else None for value in call.args])
+        whole = _of_call(call, [known.get(value) if isinstance(value, Call) else None for value in call.args])
         if whole is not None:
             known[call] = whole
     return known
 
 
-def _held(call: Call, args: Sequence[Optional[Whole]]) -> Optional[Whole]:
-    """What the value of a call holds, by what its arguments hold."""
+def _of_call(call: Call, args: Sequence[Optional[Whole]]) -> Optional[Whole]:
+    """The size of the value of a call, by those of its arguments."""
     if call.module is not None:
         return None if call.is_hooked else _of_layer(call, args)
     if call.kind not in ("function", "method"):
@@ -158,11 +156,11 @@ def _held(call: Call, args: Sequence[Optional[Whole]]) -> Optional[Whole]:
         return multiplied(*args)
     if call.target is operator.sub and call.args[0] == 1:
         return args[1] if args[1] == Whole(1) else None  # 1 - z is 0 or 1 where z is
-    return args[0] if call.function in _SHAPES and args else None
+    return args[0] if call.is_move and args else None
 
 
 def _of_layer(call: Call, args: Sequence[Optional[Whole]]) -> Optional[Whole]:
-    """What a layer gives. One says by ``output_of`` which of its parts is the neuron whose output it gives."""
+    """The size of what a layer gives. One says by ``output_of`` which of its parts is the neuron that gives it."""
     module: Any = call.module
     layer: Any = None if isinstance(module, Neuron) else call.layer
     neuron = getattr(module, layer.output_of) if hasattr(layer, "output_of") else module
@@ -186,8 +184,3 @@ def _averaged(pool: Any, known: Optional[Whole]) -> Optional[Whole]:
     plain = isinstance(rows, int) and isinstance(columns, int) and not pads
     exact = plain and not pool.ceil_mode and pool.divisor_override is None
     return averaged(known, rows * columns) if exact else None
-
-
-def _check(function: str, net: Any) -> None:
-    if not isinstance(net, nn.Module):
-        raise TypeError(f"sc.{function}: net={shown(net)} is {a_kind(net)}; give the network itself (an nn.Module)")

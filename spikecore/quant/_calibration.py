@@ -11,20 +11,12 @@ from torch import Tensor, nn
 
 from spikecore._shell.checks import shown
 from spikecore.functional import stateful_modules, to_rest
-from spikecore.graph import (
-    Call,
-    computed_by,
-    read,
-    readers_of,
-    values,
-)
+from spikecore.graph import Call, Refused, computed_by, read, readers_of, values
 from spikecore.lang import Program
 from spikecore.layers import Delay
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
-from spikecore.quant._layers import (
-    LAYERS,
-)
+from spikecore.quant._layers import LAYERS
 from spikecore.quant._rewriting import saturating
 
 Inputs = Union[Tensor, Tuple[Tensor, ...]]
@@ -57,7 +49,7 @@ class Seen:
 class Run:
     """What a network's layers and neurons read and write in one call, in ``eval()``.
 
-    Raises :class:`NotFollowed` for a network that cannot be read.
+    Raises :class:`NotFollowed` for a network that cannot be read, :class:`Refused` for a layer that is called by name.
     """
 
     def __init__(self, net: nn.Module, x: Inputs, dtype: torch.dtype) -> None:
@@ -76,6 +68,9 @@ class Run:
         self.output = known[self.graph.output]
 
     def _see(self, call: Call, args: Sequence[Any], output: Any) -> None:
+        if call.kwargs:
+            why = f"is called with {', '.join(call.kwargs)} by name, where formats are those of the first argument"
+            raise Refused(call.title, why, "give it by position")
         seen = self.seen.setdefault(call.module, Seen())
         seen.sources.append(computed_by(call.source))
         if isinstance(call.module, (Neuron, Recurrent)):

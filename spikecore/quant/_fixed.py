@@ -71,7 +71,7 @@ class FixedPoint:
     def following(
         self, neuron: Any, values: Mapping[str, Any], ranges: Mapping[str, Interval], stored: Any = None
     ) -> Tuple[FixedPoint, Dict[str, Interval]]:
-        """See :class:`~spikecore._shell.binding.Arithmetic`."""
+        """The arithmetic for these values, and the ranges in it (:class:`~spikecore._shell.binding.Arithmetic`)."""
         if stored is None:
             how = replace(self, values=_grids(self, neuron, values, ranges))
         else:
@@ -86,7 +86,7 @@ class FixedPoint:
         return how, ranges
 
     def outside(self, values: Mapping[str, Any]) -> str:
-        """What is wrong with values of parameters for which there are no grids, "" if there is none."""
+        """The fault of values of parameters for which there are no grids, "" if there is none."""
         for name, (low, high) in self.values:
             least, most = _ends(values.get(name)) or (low, high)
             if not low <= least <= most <= high:
@@ -101,7 +101,7 @@ class FixedPoint:
 
     @property
     def _words(self) -> Dict[str, Any]:
-        """What arguments decide, and data do not."""
+        """The fields that arguments decide, and data do not."""
         rest = {"dtype": str(self.dtype), "tables": [[op, [*table]] for op, table in self.tables]}
         return {"word": self.word, "factors": self.factors, "rounding": self.rounding, **rest}
 
@@ -118,7 +118,7 @@ def packed(content: Mapping[str, Any]) -> Tensor:
 
 
 def unpacked(stored: Any, words: Mapping[str, Any]) -> Dict[str, Any]:
-    """What was packed. Raises ValueError where ``words``, which arguments decide, are others in it."""
+    """The content of a packed format. Raises ValueError where ``words``, which arguments decide, are others in it."""
     try:
         content: Dict[str, Any] = json.loads(bytes(stored.to(torch.uint8).tolist()))
         others = [name for name in words if content[name] != words[name]]
@@ -148,7 +148,7 @@ def _learns(neuron: Any, name: str, values: Mapping[str, Any]) -> bool:
 def _grids(
     how: FixedPoint, neuron: Any, values: Mapping[str, Any], ranges: Mapping[str, Interval]
 ) -> Tuple[Tuple[str, Ends], ...]:
-    """What grids must hold of these values of parameters; of others, what they held."""
+    """The ends of values for which there are grids: of these, with room for what is learnt; of others, as before."""
     grids = dict(how.values)
     for name, value in values.items():
         ends = _ends(value)
@@ -160,14 +160,14 @@ def _grids(
     return tuple(grids.items())
 
 
-def _room(ends: Ends, within: Interval, given: bool) -> Ends:
+def _room(ends: Ends, within: Interval, is_own: bool) -> Ends:
     """The range of a learnt parameter of these values; its own, where it was given and ends."""
     (low, high), most = ends, 2 * max(map(abs, ends)) or 1.0
     low = low / 2 if low > 0 else -most
     high = high / 2 if high < 0 else most
     return (
-        within.low if given and math.isfinite(within.low) else max(low, within.low),
-        within.high if given and math.isfinite(within.high) else min(high, within.high),
+        within.low if is_own and math.isfinite(within.low) else max(low, within.low),
+        within.high if is_own and math.isfinite(within.high) else min(high, within.high),
     )
 
 

@@ -19,16 +19,7 @@ from spikecore._shell.checks import shown
 from spikecore._shell.modules import has_own_inputs, unwrapped
 from spikecore._shell.parameters import adopt
 from spikecore._transforms import unfuse
-from spikecore.graph import (
-    Graph,
-    NotFollowed,
-    Refused,
-    computed_by,
-    folded,
-    is_parametrised,
-    norm_source,
-    readers_of,
-)
+from spikecore.graph import Graph, NotFollowed, Refused, computed_by, folded, is_parametrised, norm_source, readers_of
 from spikecore.layers import Delay, NormNeuron, PackedConv2d, PackedLinear
 from spikecore.layers._packed import replace_modules
 from spikecore.neuron import Neuron
@@ -189,14 +180,13 @@ def _fold(net: nn.Module, run: Run) -> None:
     norms = [*{call.module: call for call in calls}.values()]
     with evaluating(net):
         sources = [norm_source(run.graph, norm, run.shapes, (*PLAIN, Delay)) for norm in norms]
-    for source in sources:
-        layer = source.module.linear if isinstance(source.module, Delay) else source.module
+    layers = [source.module.linear if isinstance(source.module, Delay) else source.module for source in sources]
+    for source, layer in zip(sources, layers):
         if quantised_weight(layer) is not None or is_parametrised(layer):
             why = "has a quantiser or a parametrisation, and a normalisation behind it cannot be folded into it"
             raise Refused(source.title, why, "fold it before the quantiser is there (torch.nn.utils.fusion)")
-    for norm, source in zip(norms, sources):
-        layer = source.module.linear if isinstance(source.module, Delay) else source.module
-        both = folded(layer, copy.deepcopy(norm.module).eval())
+    for norm, layer in zip(norms, layers):
+        both = folded(layer, norm.module)
         layer.weight, layer.bias = both.weight, both.bias
         replace_modules(net, {norm.module: nn.Identity()})
 
@@ -272,7 +262,7 @@ def _quantise(
     bits, activations = of_each
     seen, called = run.seen.get(place.called), place.called
     if seen is None:
-        raise ValueError(f"sc.quant.prepare: {place.name} was not called with the calibration data")
+        raise ValueError(f"sc.quant.prepare: {place.name} is not called, and has no ranges; call it, or remove it")
     back = isinstance(called, Recurrent)
     # what reads the input of the network has one grid: an exported program is given integers
     first = run.first_readers()
@@ -347,7 +337,7 @@ def _share_input(net: nn.Module, run: Run) -> None:
 
 
 def input_format(place: Weighted) -> Optional[Format]:
-    """What a layer of a prepared network reads; None in one that was not prepared."""
+    """The format of what a layer of a prepared network reads; None in one that was not prepared."""
     for owner in (place.layer, place.called):
         grid = owner._modules.get("input_format")
         if isinstance(grid, OnGrid):

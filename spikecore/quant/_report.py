@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from spikecore._base.errors import a_kind
 from spikecore._shell.parameters import current
 from spikecore.lang.render import on_one_line
 from spikecore.neuron import Neuron
@@ -16,11 +17,7 @@ from spikecore.neurons import Recurrent
 from spikecore.quant._analysis import analyse
 from spikecore.quant._calibration import Inputs, Seen, evaluating, first_run, inputs_of
 from spikecore.quant._fixed import FixedPoint
-from spikecore.quant._layers import (
-    OnGrid,
-    bits_of,
-    integers_of,
-)
+from spikecore.quant._layers import OnGrid, bits_of, integers_of
 from spikecore.quant._prepare import Weighted, input_format, prove, weighted
 
 
@@ -102,7 +99,12 @@ def _is_fixed(module: nn.Module) -> bool:
     return isinstance(module, Neuron) and isinstance(module.arithmetic, FixedPoint)
 
 
-def _decided(outputs: Tensor) -> Tensor:
+def _decided(outputs: Any) -> Tensor:
+    if not isinstance(outputs, Tensor):
+        raise TypeError(
+            f"sc.quant.report: beside= compares what networks return, a tensor, and this is {a_kind(outputs)}; give "
+            "modules around both that return the tensor that decides"
+        )
     return (outputs.double().sum(0) if outputs.ndim > 2 else outputs).argmax(-1)
 
 

@@ -279,7 +279,9 @@ class _Rewriting:
 
 
 def saturating(program: Program, how: Optional[FixedPoint]) -> List[Node]:
-    """What saturates in each step of a program that ``how`` rewrote; None: what would, beside inputs and states."""
+    """The nodes that saturate in each step of a program that ``how`` rewrote; None: those that would, beside inputs and
+    states.
+    """
     order = topological([*program.outputs, *program.next])
     constant = coefficients_of(order)
     if how is not None:
@@ -318,7 +320,7 @@ def _function(op: str, at: Sequence[float]) -> List[float]:
 
 
 def _thresholds(order: Sequence[Node]) -> Set[Node]:
-    """What a spike subtracts from a potential, and the summands of it."""
+    """The nodes that spikes subtract from potentials, and their summands."""
     thresholds: Set[Node] = set()
     waiting = [u.args[1] for node in order if node.op == "spike" for u in node.args if u.op == "sub"]
     while waiting:
@@ -329,7 +331,7 @@ def _thresholds(order: Sequence[Node]) -> Set[Node]:
 
 
 def _sizes(how: FixedPoint, nodes: Sequence[Node]) -> Dict[Node, Ends]:
-    """How small, but for 0, and how large each coefficient may be: at the ends and in the middle of all values."""
+    """The least size, but for 0, and the largest of each coefficient: at the ends and in the middle of all values."""
     # a spike of parameters alone: its value needs none of the numbers of its surrogate
     order = topological(nodes)
     numbers = [number for node in order if node.op == "spike" for number in operands(node)[1:]]

@@ -266,10 +266,11 @@ _OUTSIDE = 0.1
 
 def _of_encoder(net: nn.Module, inputs: Any) -> str:
     """Inputs of a first layer ``Poisson`` or ``Latency`` that it clamps: images of bytes, or normalised ones."""
+    if not any(isinstance(part, (Poisson, Latency)) for part in net.modules()):
+        return ""  # reading a network runs its forward: not in each first step
     (name, first), *_ = _layers(net)
-    if not isinstance(first, (Poisson, Latency)) or not isinstance(inputs, Tensor) or not inputs.numel():
-        return ""
-    if not _is_readable(inputs):
+    is_encoder = isinstance(first, (Poisson, Latency))
+    if not (is_encoder and isinstance(inputs, Tensor) and inputs.numel() and _is_readable(inputs)):
         return ""
     x = inputs.detach().float() * getattr(first, "gain", 1.0) + getattr(first, "offset", 0.0)
     outside = ((x < 0) | (x > 1)).float().mean().item()

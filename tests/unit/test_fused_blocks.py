@@ -184,10 +184,6 @@ def counts(self, x):
     return self.lif2(self.conv2(x) + x)
 
 
-def counts_in_a_method(self, x):
-    return self.lif2(self.counted(x) + x)
-
-
 def draws(self, x):
     return self.lif2(self.conv2(x) + x) * torch.rand(1)
 
@@ -198,22 +194,6 @@ def draws_in_python(self, x):
 
 def draws_from_an_attribute(self, x):
     return self.lif2(self.conv2(x) + x) * self.rng.random()
-
-
-def draws_in_an_entry_of_a_list(self, x):
-    return self.lif2(self.conv2(x) + x) * self.draws[0](1)
-
-
-def draws_in_a_function_of_the_block(self, x):
-    return self.lif2(self.conv2(x) + x) * self.factor(1)
-
-
-def draws_in_a_classmethod(self, x):
-    return self.lif2(self.conv2(x) + x) * self.drawn()
-
-
-def draws_in_place_of_a_method(self, x):
-    return self.lif2(self.conv2(x) + x) * self.shadowed(x)
 
 
 def catches(self, x):
@@ -258,35 +238,20 @@ class Nothing(nn.Module):
 class Other(BasicBlock):
     """A block with another ``forward``, and methods that it may call."""
 
-    def counted(self, x):
-        """Changes a list."""
-        self.log.append(1)
-        return self.conv2(x)
-
     def branch(self, x):
         """Computes."""
         return self.conv2(x)
 
-    def shadowed(self, x):
-        """An attribute of the block has its name."""
-        return x
-
     def __init__(self, channels, out):
         super().__init__(channels, out)
         self.nothing = Nothing()
-
-    @classmethod
-    def drawn(cls):
-        """Draws."""
-        return random.random()
 
 
 def other(forward):
     """Such a block."""
     block = type("Block", (Other,), {"forward": forward})(2, 2)
     block.log, block.rng = [], random.Random(0)
-    block.factor = block.shadowed = lambda x: random.random()
-    block.draws, block.hidden = [block.factor], [block.lif1]
+    block.hidden = [block.lif1]
     return block
 
 
@@ -334,14 +299,9 @@ FORWARDS = [
     (sets_a_mode, []),
     (sets_an_attribute, []),
     (counts, []),
-    (counts_in_a_method, []),
     (draws, []),
     (draws_in_python, []),
     (draws_from_an_attribute, []),
-    (draws_in_an_entry_of_a_list, []),
-    (draws_in_a_function_of_the_block, []),
-    (draws_in_a_classmethod, []),
-    (draws_in_place_of_a_method, []),
     (catches, ["before"]),
     (has_a_default, []),
     (changes_the_input, ["before"]),

@@ -298,13 +298,15 @@ class WithOther(Parts):
 # -- folding a normalisation
 
 
-def trained_norm():
+def trained_norm(*without):
     norm = nn.BatchNorm1d(4)
     with torch.no_grad():
         norm.weight.uniform_(0.5, 2.0)
         norm.bias.uniform_(-1.0, 1.0)
         norm.running_mean.uniform_(-1.0, 1.0)
         norm.running_var.uniform_(0.5, 2.0)
+    for name in without:
+        norm.register_parameter(name, None)
     return norm
 
 
@@ -315,8 +317,9 @@ def source_of(net, x):
     return norm_source(graph, call, shapes)
 
 
+@pytest.mark.parametrize("without", [(), ("weight", "bias"), ("bias",)])
 @pytest.mark.parametrize("reshape", ["flatten", "reshape", "twice"])
-def test_a_norm_behind_changes_of_shape_folds_into_the_layer_whose_features_it_normalises(reshape):
+def test_a_norm_behind_changes_of_shape_folds_into_the_layer_whose_features_it_normalises(reshape, without):
     class Net(Parts):
         def forward(self, x):
             h = self.a(x)
@@ -325,7 +328,7 @@ def test_a_norm_behind_changes_of_shape_folds_into_the_layer_whose_features_it_n
             return self.norm(h.flatten(0, 1) if reshape == "flatten" else h.reshape(-1, 4))
 
     net = Net().eval()
-    net.norm = trained_norm().eval()
+    net.norm = trained_norm(*without).eval()
     x = torch.rand(3, 2, 4)
     layer = source_of(net, x).module
     assert layer is net.a

@@ -331,7 +331,7 @@ class Shares(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         a, b = self.a(x), self.b(2 * x)
-        inner = self.twice(a) + self.twice(b.transpose(0, 1)).transpose(0, 1)
+        inner = self.twice(a[:1].expand_as(a)) + self.twice(b.transpose(0, 1)).transpose(0, 1)
         return inner + self.joined((a + b) * (1 - a) + b)
 
 

@@ -7,6 +7,7 @@ import inspect
 import pickle
 from typing import Any, Dict
 
+import numpy as np
 import pytest
 import torch
 
@@ -203,3 +204,9 @@ def test_what_cannot_be_is_refused_when_the_class_is_made(name: str) -> None:
     base, attributes, message = REFUSED[name]
     with pytest.raises((TypeError, ValueError), match=message):
         type("X", (base,), attributes)
+
+
+def test_an_array_is_refused_as_it_is_of_an_argument() -> None:
+    kind = type("X", (sc.LIF,), {"params": {**sc.LIF.params, "tau": np.ones(2)}})
+    with pytest.raises(TypeError, match=r"X: tau=array\(.*give torch\.tensor\(values\)"):
+        kind()

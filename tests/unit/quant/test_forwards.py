@@ -155,6 +155,16 @@ class Functional(Net):
         return self.out(F.linear(self.a(x), self.a.weight))
 
 
+class ByName(Net):
+    def forward(self, x):
+        return self.out(self.lif(self.a(input=x)))
+
+
+class OnlyItsWeight(Net):
+    def forward(self, x):
+        return self.out(self.lif(torch.einsum("...i,oi->...o", x, self.a.weight)))
+
+
 class OverLength(nn.Module):
     def __init__(self):
         super().__init__()
@@ -195,6 +205,7 @@ REFUSED = [
     (SubclassedNorm, "Absolute at 'm' is a subclass with a forward of its own"),
     (Hooked, "Linear at 'a' has hooks or a forward of its own.*remove them"),
     (Functional, "the call of linear .*reads 'a.weight' itself.*call the layer"),
+    (ByName, "Linear at 'a' is called with input by name.*give it by position"),
     (OverLength, r"BatchNorm1d at 'm' normalises dimension 1 of \[4, 2, 2\], .*'a' are dimension 2"),
     (Sliced, "BatchNorm1d at 'm' reads the call of getitem"),
     (WithBranch, "forward of WithBranch cannot be followed: symbolically traced"),
@@ -210,6 +221,11 @@ def test_what_would_be_another_network_is_refused_by_name_and_the_network_stays(
         sc.quant.prepare(net, x)
     assert torch.equal(net(x), plain)
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+def test_a_layer_whose_weight_alone_is_read_is_refused():
+    with pytest.raises(ValueError, match="a is not called, and has no ranges; call it, or remove it"):
+        sc.quant.prepare(OnlyItsWeight().having("a lif out"), torch.ones(2, 2, 1))
 
 
 class OneCopyEach(Net):

@@ -485,6 +485,17 @@ def test_a_report_of_a_network_in_float64_without_neurons() -> None:
     assert [row.name for row in sc.quant.report(fixed, x).rows] == ["0"]
 
 
+def test_a_report_compares_one_tensor() -> None:
+    class Two(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> Any:
+            y = super().forward(x)
+            return y, y
+
+    net, x = Two(nn.Linear(4, 3)), torch.rand(3, 2, 4)
+    with pytest.raises(TypeError, match=r"report: beside= compares .*, and this is a tuple; give modules around both"):
+        sc.quant.report(sc.quant.prepare(net, x), x, beside=net)
+
+
 def test_a_report_refuses_a_parameter_that_was_changed_in_place() -> None:
     net, x = nn.Sequential(one(), sc.LI(tau=torch.tensor(20.0))), torch.rand(3, 1, 1)
     fixed = sc.quant.prepare(net, x)

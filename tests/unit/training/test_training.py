@@ -616,6 +616,20 @@ def test_inputs_that_an_encoder_clamps_are_said_once(encoder: Any, scale: float)
     step_of(nn.Sequential(encoder, nn.Linear(5, 3), sc.LIF()), sc.losses.ce_count)(1.05 * x, labels(16))
 
 
+def test_a_first_step_calls_forward_once() -> None:
+    """What it warns of asks for no further call, which prints and draws as the first one does."""
+
+    class Counts(nn.Sequential):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            Counts.calls += 1
+            return super().forward(x)  # type: ignore[no-any-return]  # a tensor
+
+    step_of(Counts(nn.Linear(5, 3), sc.LIF()), sc.losses.ce_count)(torch.rand(4, 16, 5), labels(16))
+    assert Counts.calls == 1
+
+
 class TestABatchBeforeTime:
     """Inputs ``[B, T, ...]``."""
 
