@@ -126,12 +126,7 @@ def folded(layer: nn.Module, norm: nn.Module) -> nn.Module:
         if getattr(norm, name) is None:  # torch folds none of these into a linear layer
             setattr(norm, name, nn.Parameter(torch.full_like(norm.running_var, value)))  # type: ignore[arg-type]
     fuse: Any = fuse_linear_bn_eval if isinstance(layer, nn.Linear) else fuse_conv_bn_eval
-    norm_: Any = norm
-    if norm_.weight is None:  # of which torch's function for linear layers knows nothing
-        norm_ = copy.deepcopy(norm_)
-        norm_.weight = nn.Parameter(torch.ones_like(norm_.running_var))
-        norm_.bias = nn.Parameter(torch.zeros_like(norm_.running_var))
-    return fuse(computed(layer), norm_)  # type: ignore[no-any-return]  # a layer of the same type
+    return fuse(computed(layer), norm)  # type: ignore[no-any-return]  # a layer of the same type
 
 
 def computed(module: nn.Module) -> nn.Module:
