@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from spikecore._shell.checks import shown
-from spikecore._shell.modules import has_own_inputs, unwrapped
+from spikecore._shell.modules import has_own_inputs, outside, unwrapped
 from spikecore._shell.parameters import adopt
 from spikecore._transforms import unfuse
 from spikecore.graph import Graph, NotFollowed, Refused, computed_by, folded, is_parametrised, norm_source, readers_of
@@ -63,12 +63,12 @@ class Weighted(NamedTuple):
 
 def weighted(net: nn.Module) -> List[Weighted]:
     """The layers of a network that have weights, those within ``Recurrent`` and ``Delay`` too."""
-    around: Dict[nn.Module, nn.Module] = {}
-    for module in net.modules():
-        for part in module.children() if isinstance(module, (Delay, Recurrent)) else ():
-            around[part] = around.get(module, module)
-    names = {module: name for name, module in net.named_modules()}
-    return [Weighted(names[part], part, around.get(part, part)) for part in net.modules() if isinstance(part, LAYERS)]
+    return [
+        Weighted(inner, part, module)
+        for name, module in outside(net, (Delay, Recurrent))
+        for inner, part in module.named_modules(prefix=name)
+        if isinstance(part, LAYERS) and (part is module or isinstance(module, (Delay, Recurrent)))
+    ]
 
 
 def prepare(

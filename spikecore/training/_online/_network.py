@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Set, Tuple
 from torch import nn
 
 from spikecore._shell.checks import shown
-from spikecore._shell.modules import calls_as, has_own_hooks, makes_time, unwrapped
+from spikecore._shell.modules import calls_as, has_own_hooks, makes_time, outside, unwrapped
 from spikecore._shell.state import Stateful, Stepped
 from spikecore.backend import Unsupported
 from spikecore.graph import Call, Graph, NotFollowed, computed_by, is_parametrised, layer_of, read
@@ -37,23 +37,21 @@ class Network:
     def _sort(self) -> None:
         self.neurons: Dict[str, Stateful] = {}
         self.others: List[Stateful] = []
-        within: Set[nn.Module] = set()
         computing: Set[nn.Module] = set()
-        for name, module in self.net.named_modules():
-            if module in within:
-                continue
+        others: Dict[str, nn.Module] = {}
+        for name, module in outside(self.net, (Neuron, Recurrent)):
             if isinstance(module, (Neuron, Recurrent)):
                 self.neurons[name] = module
-                within.update(module.modules())
-            elif isinstance(module, Stateful):
+                continue
+            others[name] = module
+            if isinstance(module, Stateful):
                 self.others.append(module)
             elif is_parametrised(module):
-                computing.update(module.parametrizations.modules())
-        outside = {name: module for name, module in self.net.named_modules() if module not in within}
-        self._owners = [module for module in outside.values() if module._parameters]
+                computing.update(part for part in module.modules() if part is not module)
+        self._owners = [module for module in others.values() if module._parameters]
         #: Every module that has parameters itself, or computes them.
         self.layers = {
-            name: m for name, m in outside.items() if m not in computing and (m._parameters or is_parametrised(m))
+            name: m for name, m in others.items() if m not in computing and (m._parameters or is_parametrised(m))
         }
         #: Those whose weights may have traces.
         kinds = _LEARN[self.rule.trace].kinds if self.rule.trace else ()
