@@ -26,7 +26,10 @@ NOTHING = (nn.Identity, *DROPOUTS)
 #: Functions, and names of methods, that add two values.
 _SUMS = (operator.add, operator.iadd, torch.add, "add", "add_")
 #: Changes in place that are written with an operator.
-_IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
+IN_PLACE = tuple(
+    getattr(operator, f"i{name}")
+    for name in "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
+)
 #: Functions and methods that give the same numbers in the same order, in another shape.
 _RESHAPES = (
     "contiguous flatten folded reshape reshape_as squeeze unflatten unfolded_as unsqueeze view view_as"
@@ -106,11 +109,16 @@ class Call:
             return f"the attribute {self.name!r}"
         return f"the call of {self.function} ({self.name})"
 
-    def _only_describes(self, value: Call) -> bool:
-        """Whether it reads shape, dtype or device of a value, and none of its numbers."""
+    @property
+    def describes(self) -> bool:
+        """Whether it gives the shape, dtype or device of a value, or a new one like it."""
         if self.target is getattr:
             return self.args[1] in _DESCRIBING
-        if self.kind in ("function", "method") and self.function in _DESCRIBING:
+        return self.kind in ("function", "method") and self.function in _DESCRIBING
+
+    def _only_describes(self, value: Call) -> bool:
+        """Whether it reads shape, dtype or device of a value, and none of its numbers."""
+        if self.describes:
             return True
         return self.function in _LIKE and self.kind in ("function", "method") and self.args[0] is not value
 
@@ -144,9 +152,12 @@ class Call:
     @property
     def is_in_place(self) -> bool:
         """Whether it changes a value that it is given."""
-        by_method = self.kind == "method" and self.function.endswith("_") and not self.function.endswith("__")
+        # not those of Python's operators, and_ and or_
+        of_torch = self.kind in ("function", "method") and getattr(self.target, "__module__", "") != "_operator"
+        by_name = of_torch and self.function.endswith("_") and not self.function.endswith("__")
         by_module = self.module is not None and bool(getattr(self.module, "inplace", False))
-        return by_method or by_module or bool(self.kwargs.get("inplace")) or self.target in _IN_PLACE
+        by_operator = self.target in IN_PLACE or self.function == "__setitem__"
+        return by_name or by_module or bool(self.kwargs.get("inplace")) or by_operator
 
     @property
     def is_reshape(self) -> bool:

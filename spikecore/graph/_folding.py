@@ -126,7 +126,7 @@ def folded(layer: nn.Module, norm: nn.Module) -> nn.Module:
         if getattr(norm, name) is None:  # torch folds none of these into a linear layer
             setattr(norm, name, nn.Parameter(torch.full_like(norm.running_var, value)))  # type: ignore[arg-type]
     fuse: Any = fuse_linear_bn_eval if isinstance(layer, nn.Linear) else fuse_conv_bn_eval
-    return fuse(computed(layer), norm)  # type: ignore[no-any-return]  # a layer of the same type
+    return fuse(computed(layer).eval(), norm)  # type: ignore[no-any-return]  # a layer of the same type
 
 
 def computed(module: nn.Module) -> nn.Module:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-import operator
 import random
+from collections import deque
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
@@ -24,7 +24,7 @@ from spikecore._base.batches import folded, unfolded_as
 from spikecore._base.context import autocast_dtype
 from spikecore._shell.modules import has_own_hooks, in_turn
 from spikecore._shell.state import Stateful
-from spikecore.graph._calls import Call, Graph
+from spikecore.graph._calls import IN_PLACE, Call, Graph
 
 #: Containers of torch.nn, which have no forward of their own, or the forward of their parts.
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
@@ -60,12 +60,13 @@ def read(
     with _unchanged(net):
         try:
             graph = tracer.trace(root)
+            calls = _calls(graph, root)
         except NotFollowed:
             raise
         except Exception as error:  # a forward that reads sizes or values raises whatever it likes
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             raise NotFollowed(f"forward of {tracer.place} cannot be followed: {reason}") from error
-    calls = _calls(graph, root)
+    tracer.check()
     for call in calls:
         _check_in_place(call)
     tensors = {call.name: _attribute(root, str(call.node.target)) for call in calls if call.kind == "attribute"}
@@ -102,26 +103,32 @@ class _Root(nn.Module):
 
 
 class _Value(fx.Proxy):
-    """A value under way. To ``isinstance`` it is a tensor, and a change in place stays one."""
+    """A value under way. A change in place stays one, and a number that it cannot be is a refusal for good."""
 
-    # asked by isinstance(value, nn.Parameter) and nn.Buffer
-    _is_param = _is_buffer = False
+    tracer: _Tracer
 
-    @property  # type: ignore[misc]  # read-only, and nothing sets it
-    def __class__(self) -> Any:
-        return Tensor
+    def __float__(self) -> float:
+        raise self.tracer.refused("it reads the number of a value")
 
-    def __iadd__(self, other: Any) -> Any:
-        return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})
+    def __int__(self) -> int:
+        raise self.tracer.refused("it reads the number of a value")
 
-    def __isub__(self, other: Any) -> Any:
-        return self.tracer.create_proxy("call_function", operator.isub, (self, other), {})
+    def __index__(self) -> int:
+        raise self.tracer.refused("it counts by a value or a size, which it has when it runs")
 
-    def __imul__(self, other: Any) -> Any:
-        return self.tracer.create_proxy("call_function", operator.imul, (self, other), {})
+    def __len__(self) -> int:
+        raise self.tracer.refused("it asks for the length of a value")
 
-    def __itruediv__(self, other: Any) -> Any:
-        return self.tracer.create_proxy("call_function", operator.itruediv, (self, other), {})
+
+def _in_place(function: Any) -> Any:
+    def changed(value: Any, other: Any) -> Any:
+        return value.tracer.create_proxy("call_function", function, (value, other), {})
+
+    return changed
+
+
+for _function in IN_PLACE:
+    setattr(_Value, f"__{_function.__name__.rstrip('_')}__", _in_place(_function))
 
 
 class _Shaped(_Value):
@@ -167,6 +174,8 @@ class _Tracer(fx.Tracer):
         self._is_leaf, self._inside, self._examples = is_leaf, inside, examples
         self._folded = False
         self._modes = _modes()
+        #: The first refusal, which a forward may have caught.
+        self._refusal: Optional[NotFollowed] = None
         self._within: List[Tuple[nn.Module, str]] = []
         #: Of each module that was followed, whether its forward got values alone, of its caller and of what it calls.
         self.followed: Dict[nn.Module, bool] = {}
@@ -179,6 +188,26 @@ class _Tracer(fx.Tracer):
             return "the network"
         return f"{type(module).__name__} at {path!r}" if path else type(module).__name__
 
+    def refused(self, reason: str) -> NotFollowed:
+        """The error for what the forward that is followed does, which stays one if that catches it."""
+        error = NotFollowed(f"forward of {self.place} cannot be followed: {reason}")
+        self._refusal = self._refusal or error
+        return error
+
+    def check(self) -> None:
+        """Raise a refusal that a forward caught."""
+        if self._refusal is not None:
+            raise self._refusal
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        raise self.refused("it branches on a value, or on a size that it has when it runs")
+
+    def iter(self, obj: fx.Proxy) -> Any:
+        raise self.refused("it iterates over a value or its sizes, of which there is a number when it runs")
+
+    def keys(self, obj: fx.Proxy) -> Any:
+        raise self.refused("it takes a value for a dict")
+
     def proxy(self, node: fx.Node) -> fx.Proxy:
         if node.op != "placeholder" or not self._examples:
             return _Value(node, self)
@@ -186,8 +215,11 @@ class _Tracer(fx.Tracer):
         return _Shaped(node, self)
 
     def create_arg(self, a: Any) -> Any:
-        # before torch.fx asks whether it is a parameter: to isinstance it is a tensor
-        return a.node if type(a) in _VALUES else super().create_arg(a)
+        if isinstance(a, Tensor) and a.grad_fn is not None:
+            raise self.refused(
+                "it computes with a parameter that it takes from an iterator or a list; name it, self.weight"
+            )
+        return super().create_arg(a)
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Tuple[Any, List[Any]]:
         root: Any = self.root
@@ -200,9 +232,9 @@ class _Tracer(fx.Tracer):
 
     def create_node(self, kind: str, *args: Any, **kwargs: Any) -> fx.Node:
         if kind not in ("placeholder", "output", "get_attr") and _modes() != self._modes:
-            raise NotFollowed(
-                f"forward of {self.place} cannot be followed: it computes within torch.no_grad(), autocast or a "
-                "function of autograd, which a graph does not say; write .detach() for a value without a gradient"
+            raise self.refused(
+                "it computes within torch.no_grad(), autocast or a function of autograd, which a graph does not say; "
+                "write .detach() for a value without a gradient"
             )
         node = super().create_node(kind, *args, **kwargs)
         node.meta["folded"] = self._folded
@@ -311,7 +343,7 @@ def _check_in_place(call: Call) -> None:
                 f"{call.title} changes the value of {value.title} in place, and {what}; write x = x + y for x += y, "
                 "and inplace=False"
             )
-        is_new = bool(value.summands) and not value.is_in_place
+        is_new = (bool(value.summands) and not value.is_in_place) or value.describes
         is_view = (value.kind in ("function", "method") and not is_new) or value.is_nothing or value.is_reshape
         reader, value = value, value.source if is_view else None
 
@@ -353,31 +385,44 @@ def _generators() -> Tuple[Any, ...]:
     return random.getstate(), of_numpy, torch.get_rng_state()
 
 
-_Content = Dict[str, Tuple[Any, Any]]
+#: Containers whose content may change in place.
+_CONTAINERS_OF_PYTHON = (list, dict, set, deque)
 
 
-def _content(attributes: Dict[str, Any]) -> _Content:
-    """Each attribute, with what it holds where that may change in place."""
-    return {
-        name: (value, copy.copy(value) if isinstance(value, (list, dict, set)) else None)
-        for name, value in attributes.items()
-    }
+def _content(value: Any) -> Any:
+    """What a container of Python holds, and so on within; None for another value."""
+    if isinstance(value, (*_CONTAINERS_OF_PYTHON, tuple)):
+        return copy.copy(value), [(each, _content(each)) for each in _items(value)]
+    return None
 
 
-def _put_back(attributes: Dict[str, Any], before: _Content) -> List[str]:
+def _put_back(attributes: Dict[str, Any], before: Any) -> List[str]:
     """Make attributes what they were; the names of those that were not."""
-    changed = [name for name in attributes if name not in before]
-    for name, (value, content) in before.items():
-        same = name in attributes and attributes[name] is value
-        if content is not None and [*map(id, _items(value))] != [*map(id, _items(content))]:
-            same = False
-            value.clear()
-            (value.extend if isinstance(value, list) else value.update)(content)
-        if not same:
+    were, inner = before
+    changed = [*(attributes.keys() - were.keys())]
+    for name, value in were.items():
+        if attributes.get(name) is not value or name not in attributes or _changes(value, _content_of(value, inner)):
             changed.append(name)
     if changed:
         attributes.clear()
-        attributes.update({name: value for name, (value, _) in before.items()})
+        attributes.update(were)
+    return changed
+
+
+def _content_of(value: Any, inner: List[Tuple[Any, Any]]) -> Any:
+    return next((content for each, content in inner if each is value), None)
+
+
+def _changes(value: Any, content: Any) -> bool:
+    """Whether a container holds something else than it did, which it then holds again."""
+    if content is None:
+        return False
+    held, inner = content
+    changed = sum(_changes(each, within) for each, within in inner) > 0
+    if [*map(id, _items(value))] != [*map(id, _items(held))]:
+        value.clear()
+        (value.update if isinstance(value, (dict, set)) else value.extend)(held)
+        changed = True
     return changed
 
 

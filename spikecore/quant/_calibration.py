@@ -9,9 +9,10 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor, nn
 
+from spikecore._base.batches import flattened
 from spikecore._shell.checks import shown
 from spikecore.functional import stateful_modules, to_rest
-from spikecore.graph import Call, Refused, computed_by, read, readers_of, values
+from spikecore.graph import Call, NotFollowed, Refused, computed_by, read, readers_of, values
 from spikecore.lang import Program
 from spikecore.layers import Delay
 from spikecore.neuron import Neuron
@@ -57,8 +58,9 @@ class Run:
         self.seen: Dict[nn.Module, Seen] = {}
         self.shapes: Dict[Call, Tuple[int, ...]] = {}
         known: Dict[Call, Any] = {}
-        with evaluating(net), torch.no_grad():
+        with evaluating(net):
             self.graph = read(net, inputs=inputs)
+        with evaluating(net), torch.no_grad():
             for call, value in values(self.graph, *inputs):
                 known[call] = value
                 self.shapes[call] = tuple(value.shape) if isinstance(value, Tensor) else ()
@@ -86,9 +88,9 @@ class Run:
         """Whether all that a module reads is spikes of neurons."""
         return all(source is not None and fires(source.module) for source in self.seen[module].sources)
 
-    def first_readers(self) -> List[nn.Module]:
-        """The layers with weights that read the input of the network."""
-        readers = [reader.module for x in self.graph.inputs for reader in readers_of(x)]
+    def first_readers(self, x: Call) -> List[nn.Module]:
+        """The layers with weights that read an input of the network."""
+        readers = [reader.module for reader in readers_of(x)]
         return list(dict.fromkeys(module for module in readers if isinstance(module, (*LAYERS, Delay))))
 
     def is_read(self, module: nn.Module) -> bool:
@@ -160,12 +162,34 @@ def first_run(owner: str, net: nn.Module, x: Inputs, dtype: torch.dtype) -> Run:
                 f"{float(value[tuple(wrong[0])])} at {wrong[0]}; leave these samples out"
             )
     try:
-        return Run(net, x, dtype)
+        devices = sorted({value.get_device() for value in values.values() if value.is_cuda})
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(0)
+            run = Run(net, x, dtype)
+            torch.manual_seed(0)
+            _confirm(run, net, inputs_of(x, dtype))
+        return run
     except RuntimeError as error:
         whole = [f"{name} has dtype {value.dtype}" for name, value in values.items() if not value.is_floating_point()]
         if not whole:
             raise
         raise TypeError(f"{owner}: {whole[0]}, which the network does not take: {error}; give x.float()") from error
+
+
+def _confirm(run: Run, net: nn.Module, inputs: Sequence[Tensor]) -> None:
+    """Raise :class:`NotFollowed` where the network gives something else than its graph, as after a branch on a type."""
+    if any(isinstance(value, torch.Generator) for module in net.modules() for value in vars(module).values()):
+        return  # it draws other numbers
+    with evaluating(net), torch.no_grad():
+        expected = flattened(net(*inputs))
+    to_rest(stateful_modules(net), carried=True)
+    got = flattened(run.output)
+    same = [a.shape == b.shape and torch.allclose(a, b, equal_nan=True) for a, b in zip(got, expected)]
+    if not (all(same) and len(got) == len(expected)):
+        raise NotFollowed(
+            f"forward of {type(net).__name__} gives other values than the calls that torch.fx follows: it may branch "
+            "on the type of a value, or on a setting; write it without"
+        )
 
 
 def inputs_of(x: Inputs, dtype: torch.dtype) -> Tuple[Tensor, ...]:

@@ -19,7 +19,18 @@ from spikecore._shell.checks import shown
 from spikecore._shell.modules import has_own_inputs, outside, unwrapped
 from spikecore._shell.parameters import adopt
 from spikecore._transforms import unfuse
-from spikecore.graph import Graph, NotFollowed, Refused, computed_by, folded, is_parametrised, norm_source, readers_of
+from spikecore.graph import (
+    Call,
+    Graph,
+    NotFollowed,
+    Refused,
+    computed_by,
+    folded,
+    is_parametrised,
+    norm_source,
+    read,
+    readers_of,
+)
 from spikecore.layers import Delay, NormNeuron, PackedConv2d, PackedLinear
 from spikecore.layers._packed import replace_modules
 from spikecore.neuron import Neuron
@@ -126,7 +137,12 @@ def prepare(
     _check(net, weights, activations)
     if ranges not in RANGES:
         raise ValueError(f"sc.quant.prepare: ranges={shown(ranges)} must be one of {', '.join(map(repr, RANGES))}")
-    new = unfuse(copy.deepcopy(unwrapped(net))).to(dtype)
+    try:
+        new = unfuse(copy.deepcopy(unwrapped(net))).to(dtype)
+    except RuntimeError as error:  # of weight_norm and pruning, whose weights have a graph
+        raise ValueError(
+            f"sc.quant.prepare: net cannot be copied ({error}); remove pruning or weight_norm first"
+        ) from error
     _refuse_norm_neurons(new)
     try:
         _fold(new, first_run("sc.quant.prepare", new, x, dtype))
@@ -142,7 +158,8 @@ def prepare(
         # what comes back within Recurrent is added to what another layer wrote
         finest = written_frac + SIGNIFICAND[dtype] - 1 - word if isinstance(place.called, Recurrent) else FINEST
         _quantise(place, run, (weights, activations), per_channel, finest, RANGES[ranges])
-    _share_input(new, run)
+    for first in run.graph.inputs:
+        _share_input(first, run)
     for place in written:
         _round_output(place, word, written_frac)
     for name, neuron in [*new.named_modules()]:
@@ -185,10 +202,31 @@ def _fold(net: nn.Module, run: Run) -> None:
         if quantised_weight(layer) is not None or is_parametrised(layer):
             why = "has a quantiser or a parametrisation, and a normalisation behind it cannot be folded into it"
             raise Refused(source.title, why, "fold it before the quantiser is there (torch.nn.utils.fusion)")
+    _check_in_training(net, run, norms, sources)
     for norm, layer in zip(norms, layers):
         both = folded(layer, norm.module)
         layer.weight, layer.bias = both.weight, both.bias
         replace_modules(net, {norm.module: nn.Identity()})
+
+
+def _check_in_training(net: nn.Module, run: Run, norms: Sequence[Call], sources: Sequence[Call]) -> None:
+    """Refuse a layer that something else reads in ``train()``, such as a second output of a forward."""
+    modes = {module: module.training for module in net.modules()}
+    for module in modes:
+        module.training = True
+    try:
+        graph = read(net, inputs=[torch.empty(run.shapes[x]) for x in run.graph.inputs])
+    except NotFollowed:  # such as drop-path: the readers in eval() are all that is known
+        return
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    for norm, source in zip(norms, sources):
+        readers = [reader for call in graph.calls_of(source.module) for reader in readers_of(call)]
+        others = [reader.title for reader in readers if reader.module is not norm.module]
+        if others:
+            why = f"is read by {others[0]} in train(), and {norm.title} cannot be folded into it"
+            raise Refused(source.title, why, "compute the value twice: a copy of the layer (copy.deepcopy)")
 
 
 def _refuse_norm_neurons(net: nn.Module) -> None:
@@ -218,7 +256,7 @@ def _refuse_others(net: nn.Module, graph: Graph) -> None:
                 )
     for name, module in net.named_modules():
         known = isinstance(module, (*LAYERS, Neuron, Delay))
-        within = module.__class__.__module__.startswith("torch.nn.utils.parametrize") or "parametrizations" in name
+        within = module.__class__.__module__.startswith("torch.nn.utils.parametrize") or "parametrizations." in name
         if not known and not within and any(True for _ in module.parameters(recurse=False)):
             raise ValueError(
                 f"sc.quant.prepare: {name} is a {type(module).__name__} with parameters, which has no fixed point; "
@@ -264,9 +302,9 @@ def _quantise(
     if seen is None:
         raise ValueError(f"sc.quant.prepare: {place.name} is not called, and has no ranges; call it, or remove it")
     back = isinstance(called, Recurrent)
-    # what reads the input of the network has one grid: an exported program is given integers
-    first = run.first_readers()
-    inputs = [x for module in first for x in run.seen[module].inputs] if called in first else seen.inputs
+    # what reads an input of the network has one grid: an exported program is given integers
+    first = next((readers for readers in map(run.first_readers, run.graph.inputs) if called in readers), [called])
+    inputs = [x for module in first for x in run.seen[module].inputs]
     numbers = torch.cat(seen.outputs if back else inputs)
     of_neurons = fires(called) if back else run.fires(called)
     spikes = of_neurons and bool(((numbers == 0) | (numbers == 1)).all())
@@ -314,15 +352,15 @@ def _attach(layer: nn.Module, what: str, grid: OnGrid, called: nn.Module) -> Non
         owner.register_forward_hook(round_output)
 
 
-def _share_input(net: nn.Module, run: Run) -> None:
-    """Round the input of the network alike for everything that reads it, where a layer with weights does."""
-    layers = run.first_readers()
+def _share_input(x: Call, run: Run) -> None:
+    """Round an input of the network alike for everything that reads it, where a layer with weights does."""
+    layers = run.first_readers(x)
     grids = [module._modules.get("input_format") for module in layers]
     grid = next((grid for grid in grids if isinstance(grid, OnGrid)), None)
     if grid is None:
         return
     numbers = torch.cat([x for module in layers for x in run.seen[module].inputs])
-    for reader in [reader for x in run.graph.inputs for reader in readers_of(x)]:
+    for reader in readers_of(x):
         if reader.module in layers:
             continue
         first = computed_by(reader.source)

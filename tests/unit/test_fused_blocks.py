@@ -293,7 +293,7 @@ def calls_a_pair_twice(self, x):
 FORWARDS = [
     (reads_training, []),
     (reads_values, []),
-    (reads_the_type, ["before"]),
+    (reads_the_type, []),
     (reads_a_mode, []),
     (reads_a_weight, []),
     (sets_a_mode, []),

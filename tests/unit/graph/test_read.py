@@ -40,8 +40,6 @@ class Functional(Parts):
 
 class WithDefault(Parts):
     def forward(self, x, y=None):
-        if not isinstance(x, torch.Tensor):
-            raise TypeError
         return self.a(x) if y is None else self.b(y)
 
 
@@ -220,6 +218,48 @@ class Steps(Parts):
         return torch.stack([self.a(x_t) for x_t in x])
 
 
+class RecordsWithin(Parts):
+    def __init__(self):
+        super().__init__()
+        self.kept = {"spikes": []}
+
+    def forward(self, x):
+        self.kept["spikes"].append(self.a(x))
+        return x
+
+
+class Catches(Parts):
+    def forward(self, x):
+        try:
+            return self.a(x) * float(x.max())
+        except TypeError:
+            return x
+
+
+class OfAnIterator(Parts):
+    def forward(self, x):
+        return F.linear(x, next(self.a.parameters()).abs())
+
+
+class OwnFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return (x > 0).to(x)
+
+
+class Surrogate(Parts):
+    def forward(self, x):
+        return OwnFunction.apply(self.a(x))
+
+
+class Squared(Parts):
+    def forward(self, x):
+        h = self.a(x)
+        u = h
+        u **= 2
+        return h
+
+
 class Alias(Parts):
     def forward(self, x):
         h = self.a(x)
@@ -244,8 +284,13 @@ class View(Parts):
         (DropsPath, "draws random numbers itself"),
         (Noise, "draws random numbers itself"),
         (NoGrad, r"forward of NoGrad at '0' .* within torch\.no_grad"),
-        (Branches, "forward of Branches at '0' cannot be followed: symbolically traced"),
-        (Steps, "forward of Steps at '0' cannot be followed: Proxy object cannot be iterated"),
+        (RecordsWithin, r"changes RecordsWithin\.kept"),
+        (Catches, "forward of Catches at '0' cannot be followed: it reads the number of a value"),
+        (OfAnIterator, "with a parameter that it takes from an iterator"),
+        (Surrogate, "a function of autograd"),
+        (Squared, r"ipow .* changes the value of Linear at '0.a' in place"),
+        (Branches, "forward of Branches at '0' cannot be followed: it branches on a value"),
+        (Steps, "forward of Steps at '0' cannot be followed: it iterates over a value"),
         (Alias, r"iadd .* changes the value of Linear at '0.a' in place, and the call of add .* reads that afterwards"),
         (View, r"iadd .* changes the value of Linear at '0.a' in place, and what the network returns reads that"),
     ],

@@ -208,7 +208,7 @@ REFUSED = [
     (ByName, "Linear at 'a' is called with input by name.*give it by position"),
     (OverLength, r"BatchNorm1d at 'm' normalises dimension 1 of \[4, 2, 2\], .*'a' are dimension 2"),
     (Sliced, "BatchNorm1d at 'm' reads the call of getitem"),
-    (WithBranch, "forward of WithBranch cannot be followed: symbolically traced"),
+    (WithBranch, "forward of WithBranch cannot be followed: it branches on a value"),
 ]
 
 
