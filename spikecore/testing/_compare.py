@@ -71,7 +71,7 @@ def same(
         f"  first at {_place(first, axes)}: got {actual[first]!s}, expected {expected[first]!s}",
     ]
     if limits is not None:
-        lines.append(f"  rounding may change the value there by {limits[first]:.3g}")
+        lines.append(f"  ill-conditioned there: sound values may be {limits[first]:.3g} apart")
     if tested is not None and tested.shape == expected.shape:
         lines.append(f"  potential minus threshold there: {tested[first]:.9g}")
     for name, values in (there or {}).items():

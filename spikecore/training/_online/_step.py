@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from spikecore._base.batches import beside, device_of, flattened, run_network, to_device, tree_map
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import named_as
-from spikecore._shell.state import keep
+from spikecore._shell.state import CALL_COUNT, keep
+from spikecore.backend import Unsupported
 from spikecore.functional import into_ranges, stateful_modules
 from spikecore.training._checks import check_loss, check_optimizer
 from spikecore.training._graphed import gpu_of
@@ -205,8 +206,15 @@ class OnlineTraining:
         return tree_map(Tensor.detach, outputs), loss.mean() if loss.ndim else loss
 
     def _truncated(self, inputs: Any, targets: Any) -> Tuple[Any, Tensor]:
+        before = {module: vars(module)[CALL_COUNT] for module in self._stateful if module.step == "multi"}
         with GoingOn(self._stateful):
             outputs = run_network(self.net, inputs)
+            for module, count in before.items():
+                if vars(module)[CALL_COUNT] > count + 1 and not module.may_rest:
+                    raise Unsupported(
+                        f"rule='bptt': {type(module).__name__} is called twice for a chunk, and would go on from the "
+                        "other call's state; make a neuron for each place"
+                    )
             loss = self._loss_of(outputs, targets)
         loss.backward()
         return tree_map(Tensor.detach, outputs), loss.detach()

@@ -56,6 +56,11 @@ def weights(net: nn.Module) -> List[Tensor]:
     return [p.detach().clone() for p in net.parameters()]
 
 
+def near(a: Any, b: Any) -> bool:
+    """The same to rounding: products of torch depend on where their factors lie in memory."""
+    return all(torch.allclose(x, y, rtol=1e-4, atol=1e-5) for x, y in zip(a, b))
+
+
 def same(a: Any, b: Any) -> bool:
     """The same bits."""
     return all(torch.equal(x, y) for x, y in zip(a, b))
@@ -247,7 +252,7 @@ def test_what_earlier_chunks_read_may_be_overwritten(rule: str) -> None:
             yield buffer.copy_(part)
 
     step_of(net, rule=rule, lr=0.0)(chunks(), iter(targets.split(3)))
-    assert same([p.grad for p in net.parameters()], want)
+    assert near([p.grad for p in net.parameters()], want)
 
 
 @RULES
@@ -325,8 +330,8 @@ def test_a_captured_stream_trains_as_an_eager_one(rule: str, update: str, monkey
             step.update()
             step.reset()
         results.append((weights(net), seen))
-    assert same(*[kept for kept, _ in results])
-    assert same(*[seen for _, seen in results])
+    assert near(*[kept for kept, _ in results])
+    assert near(*[seen for _, seen in results])
     assert Rerun.made[-1].replayed > 10
 
 
