@@ -302,7 +302,7 @@ def test_what_is_left_as_it_is() -> None:
         "a forward of its own": ([sc.LIF(), own_forward], ""),
         "twice": ([sc.LIF(), linear, sc.LIF(), linear], "Linear at '1' is in the network 2 times: make a layer for"),
         "another layer between": ([sc.LIF(), nn.Tanh(), nn.Linear(4, 4)], "Linear at '2' gets"),
-        "a branch": ([Branches()], "forward of Branches cannot be followed: symbolically traced"),
+        "a branch": ([Branches()], "forward of Branches cannot be followed: it branches on a value"),
     }
     for name, (chain, reason) in chains.items():
         net = nn.Sequential(*chain)
