@@ -128,7 +128,7 @@ def _in_place(function: Any) -> Any:
 
 
 for _function in IN_PLACE:
-    setattr(_Value, f"__{_function.__name__.rstrip('_')}__", _in_place(_function))
+    setattr(_Value, f"__{_function.__name__}__", _in_place(_function))
 
 
 class _Shaped(_Value):
@@ -389,10 +389,10 @@ def _generators() -> Tuple[Any, ...]:
 _CONTAINERS_OF_PYTHON = (list, dict, set, deque)
 
 
-def _content(value: Any) -> Any:
-    """What a container of Python holds, and so on within; None for another value."""
-    if isinstance(value, (*_CONTAINERS_OF_PYTHON, tuple)):
-        return copy.copy(value), [(each, _content(each)) for each in _items(value)]
+def _content(value: Any, around: Tuple[int, ...] = ()) -> Any:
+    """The content of a container of Python, and of those within it; None for another value, and within itself."""
+    if isinstance(value, (*_CONTAINERS_OF_PYTHON, tuple)) and id(value) not in around:
+        return copy.copy(value), [(each, _content(each, (*around, id(value)))) for each in _items(value)]
     return None
 
 

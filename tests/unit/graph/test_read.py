@@ -222,6 +222,7 @@ class RecordsWithin(Parts):
     def __init__(self):
         super().__init__()
         self.kept = {"spikes": []}
+        self.kept["itself"] = self.kept
 
     def forward(self, x):
         self.kept["spikes"].append(self.a(x))
