@@ -111,13 +111,13 @@ class Call:
 
     @property
     def describes(self) -> bool:
-        """Whether it gives the shape, dtype or device of a value, or a new one like it."""
+        """Tell whether it gives the shape, dtype or device of a value, or a new one like it."""
         if self.target is getattr:
             return self.args[1] in _DESCRIBING
         return self.kind in ("function", "method") and self.function in _DESCRIBING
 
     def _only_describes(self, value: Call) -> bool:
-        """Whether it reads shape, dtype or device of a value, and none of its numbers."""
+        """Tell whether it reads shape, dtype or device of a value, and none of its numbers."""
         if self.describes:
             return True
         return self.function in _LIKE and self.kind in ("function", "method") and self.args[0] is not value
@@ -134,12 +134,12 @@ class Call:
 
     @property
     def is_hooked(self) -> bool:
-        """Whether hooks, or a ``forward`` set on the module itself or on its parts, see or change what it computes."""
+        """Tell whether hooks, or a ``forward`` set on the module itself or on its parts, see or change what it computes."""
         return self.module is not None and any(has_own_hooks(part) for part in self.module.modules())
 
     @property
     def is_nothing(self) -> bool:
-        """Whether it gives its input: an identity, or dropout in ``eval()``."""
+        """Tell whether it gives its input: an identity, or dropout in ``eval()``."""
         dropped = self.layer in DROPOUTS and self.module.training and self.module.p
         return self.layer in NOTHING and not self.is_hooked and not dropped
 
@@ -151,7 +151,7 @@ class Call:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether it changes a value that it is given."""
+        """Tell whether it changes a value that it is given."""
         # not those of Python's operators, and_ and or_
         of_torch = self.kind in ("function", "method") and getattr(self.target, "__module__", "") != "_operator"
         by_name = of_torch and self.function.endswith("_") and not self.function.endswith("__")
@@ -161,13 +161,13 @@ class Call:
 
     @property
     def is_reshape(self) -> bool:
-        """Whether it gives the numbers of its first argument, in their order, in another shape."""
+        """Tell whether it gives the numbers of its first argument, in their order, in another shape."""
         of_function = self.kind in ("function", "method") and self.function in _RESHAPES
         return of_function or (self.layer in (nn.Flatten, nn.Unflatten) and not self.is_hooked)
 
     @property
     def is_move(self) -> bool:
-        """Whether its numbers are some of those of its first argument: a change of shape, a slice, an identity."""
+        """Tell whether its numbers are some of those of its first argument: a change of shape, a slice, an identity."""
         is_slice = self.target is operator.getitem and not isinstance(self.args[1], int)
         of_function = self.kind in ("function", "method") and (is_slice or self.function in _MOVES)
         return of_function or self.is_reshape or self.is_nothing
@@ -299,7 +299,7 @@ def layer_of(module: nn.Module) -> Optional[Type[nn.Module]]:
 
 
 def is_parametrised(module: nn.Module) -> bool:
-    """Whether a tensor of a module is computed, by ``torch.nn.utils.parametrize``."""
+    """Tell whether a tensor of a module is computed, by ``torch.nn.utils.parametrize``."""
     return parametrize.is_parametrized(module)
 
 

@@ -90,7 +90,7 @@ def _in_any_mode(net: nn.Module, leaves: Dict[nn.Module, Any]) -> Graph:
 
 
 def _same(a: Graph, b: Graph) -> bool:
-    """Whether two graphs say the same calls with the same arguments and constants."""
+    """Tell whether two graphs say the same calls with the same arguments and constants."""
 
     def said(graph: Graph) -> List[Any]:
         return [(n.name, n.op, n.target, repr(n.args), repr(n.kwargs)) for n in graph.fx.nodes]

@@ -273,7 +273,7 @@ class _Tracer(fx.Tracer):
 
 
 def is_a_layer(module: nn.Module) -> bool:
-    """Whether a call of a module is one call of a graph, and not followed."""
+    """Tell whether a call of a module is one call of a graph, and not followed."""
     # a missing attribute of a neuron, which torch asks for, is slow
     return has_own_hooks(module) or is_a_layer_unhooked(module) or is_parametrized(module)
 
@@ -414,7 +414,7 @@ def _content_of(value: Any, inner: List[Tuple[Any, Any]]) -> Any:
 
 
 def _changes(value: Any, content: Any) -> bool:
-    """Whether a container holds something else than it did, which it then holds again."""
+    """Tell whether a container holds something else than it did, which it then holds again."""
     if content is None:
         return False
     held, inner = content

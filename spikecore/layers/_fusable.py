@@ -54,7 +54,7 @@ class Pair(NamedTuple):
         return (*[norm.module for norm in self.norms], self.channel_dim, self.block, self.is_swapped)
 
     def is_unchanged_until(self, call: Call) -> bool:
-        """Whether no value is changed in place from its normalisations to a call, except by its sum."""
+        """Tell whether no value is changed in place from its normalisations to a call, except by its sum."""
         first = min([norm.position for norm in self.norms])
         between = self.graph.calls[first + 1 : call.position]
         return not any(other.is_in_place and other is not self.total for other in between)
@@ -261,7 +261,7 @@ def _numbers(shape: Call) -> Tuple[Any, ...]:
 
 
 def _has_sizes(value: Call, count: int) -> bool:
-    """Whether a value was given so many sizes."""
+    """Tell whether a value was given so many sizes."""
     return _is_shape(value) and value.function in ("reshape", "view") and len(_numbers(value)) == count
 
 

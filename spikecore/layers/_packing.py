@@ -88,7 +88,7 @@ def unpack(net: nn.Module) -> nn.Module:
 
 
 def is_packed(net: nn.Module) -> bool:
-    """Whether some layer keeps its input as bits."""
+    """Tell whether some layer keeps its input as bits."""
     return any(isinstance(module, tuple(_PACKED.values())) for module in net.modules())
 
 

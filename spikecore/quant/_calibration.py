@@ -32,7 +32,7 @@ _SAMPLE = 1 << 18
 
 @dataclass
 class Seen:
-    """What a module read and wrote in a calibration run."""
+    """Values that a module read and wrote in a calibration run."""
 
     inputs: List[Tensor] = field(default_factory=list)
     outputs: List[Tensor] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Seen:
 
 
 class Run:
-    """What a network's layers and neurons read and write in one call, in ``eval()``.
+    """Values that the layers and neurons of a network read and write in one call, in ``eval()``.
 
     Raises :class:`NotFollowed` for a network that cannot be read, :class:`Refused` for a layer that is called by name.
     """
@@ -85,7 +85,7 @@ class Run:
             seen.ratios = tuple(a / b for a, b in zip(args[0].shape, output.shape))
 
     def fires(self, module: nn.Module) -> bool:
-        """Whether all that a module reads is spikes of neurons."""
+        """Tell whether all that a module reads is spikes of neurons."""
         return all(source is not None and fires(source.module) for source in self.seen[module].sources)
 
     def first_readers(self, x: Call) -> List[nn.Module]:
@@ -94,7 +94,7 @@ class Run:
         return list(dict.fromkeys(module for module in readers if isinstance(module, (*LAYERS, Delay))))
 
     def is_read(self, module: nn.Module) -> bool:
-        """Whether something else than a neuron reads what a module writes."""
+        """Tell whether something else than a neuron reads what a module writes."""
         readers = [reader for call in self.graph.calls_of(module) for reader in readers_of(call)]
         return not all(isinstance(reader.module, Neuron) for reader in readers)
 
@@ -198,7 +198,7 @@ def inputs_of(x: Inputs, dtype: torch.dtype) -> Tuple[Tensor, ...]:
 
 
 def fires(module: Optional[nn.Module]) -> bool:
-    """Whether a module's output is spikes."""
+    """Tell whether a module's output is spikes."""
     neuron: Any = module.neuron if isinstance(module, Recurrent) else module
     number = (module.output or 0) if isinstance(module, Recurrent) else 0
     return isinstance(neuron, Neuron) and neuron.program.outputs[number].op == "spike"
