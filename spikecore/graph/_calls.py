@@ -134,7 +134,7 @@ class Call:
 
     @property
     def is_hooked(self) -> bool:
-        """Tell whether hooks, or a ``forward`` set on the module itself or on its parts, see or change what it computes."""
+        """Tell whether hooks, or a ``forward`` set on the module or its parts, see or change what it computes."""
         return self.module is not None and any(has_own_hooks(part) for part in self.module.modules())
 
     @property
