@@ -29,7 +29,7 @@ def with_defaults(init: _Init) -> _Init:
     """The constructor, which takes what it names and is not given from the defaults of the neuron's class."""
 
     @functools.wraps(init)
-    def constructor(neuron: Any, *args: Any, **options: Any) -> None:
+    def constructor(neuron: Any, /, *args: Any, **options: Any) -> None:
         defaults: Mapping[str, Any] = type(neuron)._defaults
         if defaults:
             named = _named(init)

@@ -94,6 +94,15 @@ class Widest(Wide):
     width = 9
 
 
+class Words(sc.Neuron):
+    """Parameters with names that a constructor of the library might take for itself."""
+
+    params = {"neuron": 5.0, "init": 1.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        return p.neuron * x + p.init, {}
+
+
 SAME = {
     "a setting and values of a subclass": (Slow, lambda: sc.LIF(20.0, threshold=0.5, reset="soft")),
     "an argument by position wins": (lambda: Slow(3.0), lambda: sc.LIF(3.0, threshold=0.5, reset="soft")),
@@ -109,6 +118,7 @@ SAME = {
     "what a neuron learns by itself": (type("K", (sc.KLIF,), {"learn": ()}), lambda: sc.KLIF(learn=())),
     "single steps": (type("S", (sc.LIF,), {"step": "single"}), lambda: sc.LIF(step="single")),
     "None for the surrogate": (lambda: Own(surrogate=None), Own),
+    "a parameter named as in the library's own code": (lambda: Words(neuron=5.0, init=1.0), Words),
 }
 
 
