@@ -7,12 +7,13 @@ its :class:`~spikecore._shell.binding.Dispatch`.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, Callable, ClassVar, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from torch import Tensor, nn
 
-from spikecore._base.context import compile_time, is_compiling, uncompiled
+from spikecore._base.context import compile_time, uncompiled
 from spikecore._base.misnamed import hint_at_missing
 from spikecore._plugins.selection import Resolved, asked_in_words, capture
 from spikecore._shell import arguments, checkpoints, checks, parameters, ranges
@@ -166,7 +167,7 @@ class Neuron(Stateful):
     @property
     def program(self) -> Program:
         """This neuron's dynamics as a program, as they were when they were traced; see :meth:`retrace`."""
-        return self._settle().define(self)
+        return self._settled().define(self)
 
     def retrace(self) -> None:
         """Trace ``dynamics`` again, for what it reads beside attributes of the neuron.
@@ -177,71 +178,34 @@ class Neuron(Stateful):
         dict, an array, a module or another object holds, an attribute of the neuron or not. Where the program is the
         same, nothing is compiled again.
         """
-        self._redefine()
-        self._dispatch.define(self)
-
-    def _settings(self) -> Tuple[Any, ...]:
-        """What the program is traced with: configuration, and the ranges of what is learnt."""
-        learnt = {name: value for name, value in self._parameters.items() if name in self._ranges}
-        limits = [(name, self._ranges[name], value.dtype) for name, value in learnt.items() if value is not None]
-        return (self.arithmetic, *map(self.__dict__.get, self.configuration), *limits)
-
-    def _settle(self) -> Dispatch:
-        """The dispatch, with its stamp settled; another one if a setting was written past ``__setattr__``."""
-        dispatch = self._dispatch
-        if dispatch.program is not None and dispatch.settings != self._settings():
-            dispatch = self.__dict__["_dispatch"] = dispatch.anew()
-        dispatch.settle(self)
-        return dispatch.under(self._rewrite, self)
+        self.__dict__["_dispatch"] = self._dispatch.anew()
+        self._dispatch.settle(self)
 
     @compile_time
-    def _settle_untraced(self) -> None:
-        self._settle()
+    def _settle(self) -> None:
+        """Trace the definition, if it was not: a call reads its key, which torch.compile guards."""
+        self._dispatch.settle(self)
 
     def _settled(self) -> Dispatch:
-        """The dispatch of one call, which reads it once: another thread may put another one in its place.
-
-        Its stamp is settled, since torch.compile guards it and would compile anew where a later call settles it.
-        """
-        if is_compiling():
-            self._settle_untraced()
-            return self._dispatch.under(self._rewrite, self)
-        return self._settle()
+        """The dispatch of one call, which reads it once: another thread may put another one in its place."""
+        self._settle()
+        return self._dispatch.under(self._rewrite, self)
 
     @uncompiled
     def _redefine(self) -> None:
-        """Trace the definition again if it was traced, and forget what calls derived from another one.
-
-        It is traced now and not in the next call, because torch.compile guards the stamp: of a program that is the same
-        nothing is compiled again.
-        """
-        before = self._dispatch
-        if before.program is None:
-            return
-        after = self.__dict__["_dispatch"] = before.anew()
-        try:
-            program = after.define(self)
-        except Exception:  # the next call traces again, and says what is wrong
-            return
-        if program == before.program and self._dispatch is after:
-            self.__dict__["_dispatch"] = before.as_before(after)
-
-    def _follow_limits(self) -> None:
-        """Trace again if the ranges of what is learnt changed, or what is learnt within one."""
-        dispatch = self.__dict__.get("_dispatch")
-        if dispatch is not None and dispatch.program is not None and dispatch.settings != self._settings():
-            self._redefine()
+        """Trace the definition again, if it was traced: now, because torch.compile guards its key."""
+        before = self.__dict__.get("_dispatch")
+        if before is not None and before.program is not None:
+            self.__dict__["_dispatch"] = after = before.anew()
+            with suppress(Exception):  # the next call says what is wrong
+                after.settle(self)
+            if after.program == before.program:  # torch.compile guards the tables
+                after.runners, after.derived = before.runners, before.derived
 
     def _changed(self, name: str) -> None:
         """An attribute was set, deleted or registered; one with a leading underscore is data, and changes nothing."""
-        before = self.__dict__.get("_dispatch")
-        if before is None or name.startswith("_") or name in self.params:
-            return
-        if name != "training":
+        if not name.startswith("_") and name not in self.params:
             self._redefine()
-        elif not before.in_both_modes:
-            self._redefine()
-            self._dispatch.in_both_modes = before.program is self._dispatch.program is not None
 
     # -- backend
 
@@ -331,13 +295,8 @@ class Neuron(Stateful):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
         result = super()._apply(fn, *args, **kwargs)
-        self._redefine_if_read()
+        self._redefine()
         return result
-
-    def _redefine_if_read(self) -> None:
-        """After all tensors changed: those in ``params`` are arguments, so that only others can change the program."""
-        if self._modules or not self.params.keys() >= {*self._parameters, *self._buffers}:
-            self._redefine()
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         parameters.project(self)  # an optimiser may have stepped, and what is saved must load again
@@ -358,7 +317,7 @@ class Neuron(Stateful):
         def load(entries: Mapping[str, Any]) -> None:
             args = (prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
             super(Neuron, self)._load_from_state_dict(entries, *args)
-            self._redefine_if_read()
+            self._redefine()
 
         checkpoints.load(self, state_dict, prefix, load, unexpected_keys, error_msgs)
 

@@ -18,7 +18,7 @@ Rules of this module:
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Protocol, Tuple, Union
 
 import torch
@@ -96,10 +96,6 @@ class Dispatch:
     arithmetic: Optional[Arithmetic] = None
     #: The numbers of the surrogates: the values of ``program.numbers``, by name.
     numbers: Dict[str, float] = field(default_factory=dict)
-    #: What the program was traced with.
-    settings: Tuple[Any, ...] = ()
-    #: Whether the program is the same in training and in ``eval()``.
-    in_both_modes: bool = False
     #: Kind of call -> its runner. Keys are content: neurons of one program share compiled code, and agree on the keys.
     runners: Dict[CallKind, Runner] = field(default_factory=dict)
     #: The same of programs that other modules make of this one, by keys of their own: ``NormNeuron``.
@@ -117,7 +113,7 @@ class Dispatch:
     def define(self, neuron: Any) -> Program:
         """The program of ``neuron``, which is traced if it was not."""
         if self.program is None:
-            self.settings, self.arithmetic = neuron._settings(), neuron.arithmetic
+            self.arithmetic = neuron.arithmetic
             program, self.numbers = _traced(neuron)
             self.program = program
             return program
@@ -137,15 +133,9 @@ class Dispatch:
         if dispatch is None:
             program = rewrite(neuron, self.define(neuron))
             numbers = {name: self.numbers[name] for name in program.numbers}
-            dispatch = Dispatch(self.request, self.bound, program.key, program, self.arithmetic, numbers, self.settings)
+            dispatch = Dispatch(self.request, self.bound, program.key, program, self.arithmetic, numbers)
             self.rewritten[rewrite] = dispatch
         return dispatch
-
-    def as_before(self, traced: Dispatch) -> Dispatch:
-        """This dispatch with the settings and numbers of one that gave the same program: calls are checked again."""
-        return replace(
-            self, settings=traced.settings, numbers=traced.numbers, in_both_modes=False, noted={}, rewritten={}
-        )
 
     def bind(self, device_type: str) -> Resolved:
         """The backend for a type of device, chosen now if it was not."""

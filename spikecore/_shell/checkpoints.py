@@ -72,7 +72,7 @@ def load(
         del neuron.__dict__["_loading"]
     if arithmetic is None:
         parameters.adopt(neuron, parameters.ranges_with(neuron, parameters.current(neuron)))
-    neuron._follow_limits()
+    neuron._redefine()
     known += [prefix + name for name, why in others.items() if why is not None]
     known += [] if arithmetic is None else [prefix + ARITHMETIC]
     unexpected[:] = [key for key in unexpected if key not in known]

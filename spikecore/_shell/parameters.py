@@ -75,7 +75,7 @@ def set_bounds(neuron: Any, bounds: Any) -> None:
     except BaseException:
         neuron.__dict__["_given_bounds"] = before
         raise
-    neuron._follow_limits()
+    neuron._redefine()
 
 
 def checked_value(neuron: Any, name: str, value: Any) -> Any:
@@ -134,7 +134,7 @@ def set_parameter(neuron: Any, name: str, value: Any) -> None:
         else:
             # a program takes its parameters as arguments, so nothing is traced again
             nn.Module.__setattr__(neuron, name, value)
-    neuron._follow_limits()
+    neuron._redefine()
 
 
 def project(neuron: Any) -> None:

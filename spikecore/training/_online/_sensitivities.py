@@ -83,7 +83,7 @@ def _again(
     inputs = tuple([value.detach() for value in call.inputs])
     if isinstance(call.module, Recurrent):
         inputs = _with_feedback(call, inputs)
-    dispatch = neuron._settle()
+    dispatch = neuron._settled()
     start = tuple(starts.values()) or None
     asked = arguments(neuron, dispatch, inputs, start, True, EAGER, instead=values)
     kind = dispatch.find(x.device.type, *asked.kind, False, dispatch.stamp)
