@@ -36,7 +36,7 @@ from spikecore._shell.state import Stateful
 from spikecore.backend import Feedback, Runner, Spec, Unsupported
 from spikecore.dtypes import NAMES
 from spikecore.lang import Expr, Node, Numbers, Program, topological, trace
-from spikecore.lang._program import normalised, repeated
+from spikecore.lang._program import Derived, normalised, repeated
 from spikecore.lang._spike_times import with_spike_times
 
 # -- dispatch
@@ -63,7 +63,12 @@ class Arithmetic(Protocol):
 
 
 #: Makes another program of a neuron's, of the same states and parameters, for some of its calls.
-Rewrite = Callable[[Any, Program], Program]
+Rewrite = Callable[[Any, Program], Union[Program, Derived]]
+
+def repeating(neuron: Any, program: Program) -> Derived:
+    """The rewriting for inputs that are the same at every step: they are parameters."""
+    return repeated(program)
+
 
 #: Unique id of a definition until the hash of its program is known.
 _definitions = itertools.count()
@@ -77,8 +82,8 @@ SpecKey = Union[
 #: What the kind of a call calls weight and bias of each normalisation, until its program gives them names.
 AFFINE = (("norm.weight", "norm.bias"), ("shortcut_norm.weight", "shortcut_norm.bias"))
 #: Type of device, whether the reference must compute, fields of the Spec, whether gradients, gradients of the state,
-#: and a record are asked for, and whether the inputs are parameters of the program.
-CallKind = Tuple[str, bool, SpecKey, bool, bool, bool, bool]
+#: and a record are asked for.
+CallKind = Tuple[str, bool, SpecKey, bool, bool, bool]
 
 
 @dataclass(eq=False)
@@ -105,6 +110,8 @@ class Dispatch:
     noted: Dict[Tuple[Any, ...], Any] = field(default_factory=dict)
     #: What computes by the programs that others make of this one: see :meth:`under`.
     rewritten: Dict[Rewrite, Dispatch] = field(default_factory=dict)
+    #: Parameters that a rewriting put in front, "" for an input that the program does not read: calls give them.
+    front: Tuple[str, ...] = ()
 
     def anew(self) -> Dispatch:
         """A dispatch of the same request and backends, for another definition."""
@@ -131,9 +138,10 @@ class Dispatch:
             return self
         dispatch = self.rewritten.get(rewrite)
         if dispatch is None:
-            program = rewrite(neuron, self.define(neuron))
+            program, front = rewrite(neuron, self.define(neuron)), ()
+            program, front = program if isinstance(program, Derived) else (program, front)
             numbers = {name: self.numbers[name] for name in program.numbers}
-            dispatch = Dispatch(self.request, self.bound, program.key, program, self.arithmetic, numbers)
+            dispatch = Dispatch(self.request, self.bound, program.key, program, self.arithmetic, numbers, front=front)
             self.rewritten[rewrite] = dispatch
         return dispatch
 
@@ -155,8 +163,8 @@ class Dispatch:
     def used(self, stamp: str) -> Tuple[str, ...]:
         """Names of the neuron's own parameters that the program reads; the surrogate's numbers come behind them."""
         program: Any = self.program
-        names: Tuple[str, ...] = program.params[: len(program.params) - len(program.numbers)]
-        return names
+        own = program.params[: len(program.params) - len(program.numbers)]
+        return tuple([name for name in own if name not in self.front])
 
     @compile_time
     def find(
@@ -168,31 +176,21 @@ class Dispatch:
         record: bool,
         stamp: str,
         transformed: bool = False,
-        repeats: bool = False,
     ) -> CallKind:
-        """The key of ``runners`` for calls of this kind, whose runner is there afterwards.
-
-        ``repeats``: the inputs are parameters of the program, see :mod:`spikecore.lang._program`.
-        """
-        key = (device_type, transformed or is_exporting(), spec, gradients, state_gradients, record, repeats)
+        """The key of ``runners`` for calls of this kind, whose runner is there afterwards."""
+        key = (device_type, transformed or is_exporting(), spec, gradients, state_gradients, record)
         if key not in self.runners:
             program: Any = self.program
-            program = repeated(program).program if repeats else program
             calls = Calls(device_type, program, Spec(*spec), gradients, state_gradients, record)
             self._check_arithmetic(calls)
             self.runners[key] = runner_of(self.computes(device_type, transformed), calls)
         return key
 
     @compile_time
-    def repeated_names(self, device_type: str, gradients: bool, stamp: str, transformed: bool) -> Tuple[str, ...]:
-        """For each input of a call with ``repeat`` the parameter in its place, "" if the program does not read it.
-        Nothing where the backend has no such parameters, or no gradients of them.
-        """
-        resolved = self.computes(device_type, transformed)
-        has = resolved.backend.capabilities_on(device_type)
-        if not has.full_parameters or (gradients and not has.parameter_gradients):
-            return ()
-        return repeated(self.program).names
+    def repeats(self, device_type: str, gradients: bool, stamp: str, transformed: bool) -> bool:
+        """Whether inputs that are the same at every step are parameters of the program."""
+        has = self.computes(device_type, transformed).backend.capabilities_on(device_type)
+        return bool(has.full_parameters and (has.parameter_gradients or not gradients))
 
     @compile_time
     def graph_kind(

@@ -23,7 +23,7 @@ from torch import Tensor
 from spikecore._base.context import COMPILED, EAGER, TRANSFORMED, compile_time, with_traced_sizes, world
 from spikecore._base.running import BoundCall, bound, in_graph
 from spikecore._shell import checks, modules, observe, parameters
-from spikecore._shell.binding import Dispatch, SpecKey
+from spikecore._shell.binding import Dispatch, SpecKey, repeating
 from spikecore._shell.observe import Results
 from spikecore.backend import MAX_STATIC_STEPS, BackendError, ParamValue, Runner, Tensors, one_step
 from spikecore.dtypes import compute_dtype
@@ -106,24 +106,25 @@ def execute(
             return _leaving[reason](neuron, as_called, state, record, final, single, False)
     # the inputs that the program has as parameters, and their names
     repeated: Tensors = ()
-    names: Tuple[str, ...] = ()
+    of_calls = dispatch
     if repeat is not None:
         learnt = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-        names = dispatch.repeated_names(device, learnt, stamp, mode is TRANSFORMED)
-        steps = [_over_time(x.squeeze(0), repeat, bool(name)) for x, name in zip(inputs, names or [""] * len(inputs))]
+        if dispatch.repeats(device, learnt, stamp, mode is TRANSFORMED):
+            dispatch = dispatch.under(repeating, neuron)
+        names = dispatch.front or [""] * len(inputs)
+        steps = [_over_time(x.squeeze(0), repeat, bool(name)) for x, name in zip(inputs, names)]
         inputs = tuple([x for x, _ in steps])
         repeated = tuple([value for _, values in steps for value in values])
     x = inputs[0]
     start = checks.state(owner, neuron.states, state, x, carried=state is not None and state is neuron._state)
-    args = arguments(neuron, dispatch, inputs, start, final, mode, front=[*zip(filter(None, names), repeated)])
-    repeats = len(repeated) > 0  # bool() of a tuple of tensors is not traced by the compiler of torch 2.11
-    kind = dispatch.find(device, *args.kind, bool(record), stamp, transformed=mode is TRANSFORMED, repeats=repeats)
+    args = arguments(neuron, dispatch, inputs, start, final, mode, front=[*zip(filter(None, dispatch.front), repeated)])
+    kind = dispatch.find(device, *args.kind, bool(record), stamp, transformed=mode is TRANSFORMED)
     runner, values = dispatch.runners[kind], args.values
     trace: Tensors = ()
     step_inputs = tuple([x.squeeze(0) for x in inputs]) if single else inputs
     noted, results = None, None
     if mode is EAGER and len(inputs) == 1 and not record:
-        noted = NotedCall(runner, args, neuron, repeats)
+        noted = NotedCall(runner, args, neuron, len(repeated) > 0)
         noted, results = _first_call(noted, step_inputs, start, repeated, args, single)
     if results is not None:
         outputs, end = results
@@ -133,7 +134,7 @@ def execute(
         outputs, end, trace = runner(inputs, start, (*repeated, *values), record)
         outputs = tuple([out.squeeze(0) for out in outputs]) if single else outputs
     if noted is not None:
-        dispatch.note(_signature(as_called[0], start, final, 0 if single else repeat), noted)
+        of_calls.note(_signature(as_called[0], start, final, 0 if single else repeat), noted)
     return outputs, dict(zip(neuron.states, end)) if end is not None else None, trace
 
 
