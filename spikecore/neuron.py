@@ -7,21 +7,23 @@ its :class:`~spikecore._shell.binding.Dispatch`.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from types import MappingProxyType
-from typing import Any, Callable, ClassVar, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, ClassVar, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
+import torch
 from torch import Tensor, nn
 
 from spikecore._base.context import compile_time, uncompiled
 from spikecore._base.misnamed import hint_at_missing
 from spikecore._plugins.selection import Resolved, asked_in_words, capture
 from spikecore._shell import arguments, checkpoints, checks, parameters, ranges
-from spikecore._shell.binding import Arithmetic, Dispatch, Rewrite, ask, request
+from spikecore._shell.binding import Dispatch, ask, request
 from spikecore._shell.call import call
 from spikecore._shell.state import Stateful
 from spikecore.lang import Program, ops
 from spikecore.lang import _spike_times as spike_times
+from spikecore.lang.transform import Transform
 from spikecore.surrogate import ATan, Surrogate
 
 __all__ = ["Neuron", "Stateful"]
@@ -92,8 +94,8 @@ class Neuron(Stateful):
         "repeat": checks.steps_or_none,
         **Stateful.configuration,
     }
-    #: What makes another program of the traced one, as :func:`spikecore.quant.fixed` does; None: as it was written.
-    arithmetic: Optional[Arithmetic] = None
+    #: What makes the program of the traced one, in order, such as fixed point.
+    transforms: Tuple[Transform, ...] = ()
     #: The ranges now, which ``bounds`` shows, and ``bounds`` as it was given, which stays when ranges follow values.
     _ranges: Dict[str, ranges.Interval]
     _given_bounds: Any
@@ -105,8 +107,6 @@ class Neuron(Stateful):
     _loading = False
     #: What runs calls; there is none yet while the neuron is made.
     _dispatch: Dispatch
-    #: What calls compute by in the place of the program: within a chunk of an online rule, that of the rule.
-    _rewrite: Optional[Rewrite] = None
 
     #: Parameters that the constructor computes from other arguments, and does not take itself.
     _computed: ClassVar[Tuple[str, ...]] = ()
@@ -189,7 +189,7 @@ class Neuron(Stateful):
     def _settled(self) -> Dispatch:
         """The dispatch of one call, which reads it once: another thread may put another one in its place."""
         self._settle()
-        return self._dispatch.under(self._rewrite, self)
+        return self._dispatch
 
     @uncompiled
     def _redefine(self) -> None:
@@ -199,13 +199,26 @@ class Neuron(Stateful):
             self.__dict__["_dispatch"] = after = before.anew()
             with suppress(Exception):  # the next call says what is wrong
                 after.settle(self)
-            if after.program == before.program:  # torch.compile guards the tables
+            if after.program == before.program and after.transforms == before.transforms:  # guarded by torch.compile
                 after.runners, after.derived = before.runners, before.derived
 
     def _changed(self, name: str) -> None:
         """An attribute was set, deleted or registered; one with a leading underscore is data, and changes nothing."""
         if not name.startswith("_") and name not in self.params:
             self._redefine()
+
+    @contextmanager
+    def under(self, transform: Transform) -> Iterator[None]:
+        """Within the block calls compute by the program that ``transform`` makes of this neuron's; see
+        :class:`spikecore.lang.transform.Transform`. Tables of the neuron stay, so that a block costs no new trace.
+        """
+        before = self._dispatch
+        self.__dict__["_dispatch"] = within = before.of(transform, self)
+        try:
+            yield
+        finally:
+            now = self._dispatch  # another one if the neuron was changed within the block
+            self.__dict__["_dispatch"] = before if now is within else now.anew(before.of_calls)
 
     # -- backend
 
@@ -301,8 +314,8 @@ class Neuron(Stateful):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         parameters.project(self)  # an optimiser may have stepped, and what is saved must load again
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self.arithmetic is not None:
-            destination[prefix + checkpoints.ARITHMETIC] = self.arithmetic.stored()
+        for stored in filter(torch.is_tensor, [transform.stored() for transform in self.transforms]):
+            destination[prefix + checkpoints.TRANSFORM] = stored
 
     def _load_from_state_dict(
         self,
@@ -330,7 +343,6 @@ class Neuron(Stateful):
     def __getstate__(self) -> Dict[str, Any]:
         state = {**super().__getstate__(), "_dispatch": self._dispatch.request}
         del state["bounds"]  # a view of the ranges
-        state.pop("_rewrite", None)  # a copy is in no chunk
         return state
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
@@ -377,7 +389,7 @@ class Neuron(Stateful):
         return tuple(self.states)
 
     def _constant_states(self) -> Collection[str]:
-        program = self._dispatch.program and self._dispatch.under(self._rewrite, self).program
+        program = self._dispatch.program
         return () if program is None else program.constant_states()
 
     def extra_repr(self) -> str:
@@ -389,7 +401,7 @@ class Neuron(Stateful):
         added = [name for name in self.configuration if name not in Neuron.configuration]
         unusual = [name for name in (*added, *Neuron.configuration) if getattr(self, name) != usual.get(name)]
         parts += [f"{name}={getattr(self, name)!r}" for name in unusual]
-        parts += [] if self.arithmetic is None else [f"arithmetic={self.arithmetic!r}"]
+        parts += [f"transforms={self.transforms!r}"] if self.transforms else []
         resolved = self._dispatch.bound
         bound = ", ".join(f"{chosen.backend.name} on {device}" for device, chosen in resolved.items())
         asked = asked_in_words(self._dispatch.request, resolved.values())

@@ -37,6 +37,7 @@ from spikecore.neurons import Recurrent
 from spikecore.nir import SumPool2d
 from spikecore.quant import Format, analyse
 from spikecore.quant._analysis import FLAG, SIGNIFICAND
+from spikecore.quant._fixed import fixed_point_of
 from spikecore.quant._layers import quantised_weight
 from spikecore.quant._rewriting import ROUNDINGS
 
@@ -156,7 +157,7 @@ class Built:
             )
         if module == "sum":
             return self._add(Sum(name, title, of, fixed))
-        if fixed is None and (rounds_input(module) or getattr(module, "arithmetic", None) is not None):
+        if fixed is None and (rounds_input(module) or fixed_point_of(module) is not None):
             raise Refused(f"{title} rounds to fixed point, and C of dtype='float32' does not; give dtype='fixed'")
         value = self._layer(operation, [self._on_grid(operation, of[0]), *of[1:]])
         grid: Any = module._modules.get("output_format")
@@ -221,7 +222,7 @@ class Built:
 
     def _cells(self, name: str, title: str, of: Sequence[Value], neuron: Any, output: int = 0) -> Cells:
         """Neurons. What has more bits than their arithmetic is rounded in front of them as they would round it."""
-        how, inputs = neuron.arithmetic, [*of]
+        how, inputs = fixed_point_of(neuron), [*of]
         for k, value in enumerate(of):
             wide = self._fixed is not None and value.format is not None and value.format.bits > SIGNIFICAND[self._fixed]
             if wide and how is not None:
@@ -312,7 +313,7 @@ def _reading(module: Any, k: int) -> Tuple[Optional[Format], str]:
     grid: Any = module._modules.get("input_format")
     if rounds_input(module) and k == 0:
         return grid.format, "round"
-    how: Any = getattr(module, "arithmetic", None)
+    how = fixed_point_of(module)
     if how is not None:
         return how.format, ROUNDINGS[how.rounding]
     grid = (module.linear if isinstance(module, Delay) else module)._modules.get("input_format")

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Protocol, Tuple, Union
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -36,38 +36,11 @@ from spikecore._shell.state import Stateful
 from spikecore.backend import Feedback, Runner, Spec, Unsupported
 from spikecore.dtypes import NAMES
 from spikecore.lang import Expr, Node, Numbers, Program, topological, trace
-from spikecore.lang._program import Derived, normalised, repeated
+from spikecore.lang._program import normalised
 from spikecore.lang._spike_times import with_spike_times
+from spikecore.lang.transform import Transform
 
 # -- dispatch
-
-
-class Arithmetic(Protocol):
-    """What makes another program of a neuron's traced one, such as fixed point. It never changes, and has a value."""
-
-    def rewrite(self, program: Program) -> Program:
-        """The program that the neuron computes, of the same inputs, states and parameters."""
-
-    def holds(self, dtype: torch.dtype) -> bool:
-        """Whether it may be computed in this dtype."""
-
-    def following(
-        self, neuron: Any, values: Mapping[str, Any], ranges: Mapping[str, Interval], stored: Any = None
-    ) -> Tuple[Arithmetic, Dict[str, Interval]]:
-        """The arithmetic for these values of the neuron's parameters, which are in these ranges, and the ranges in
-        which it holds what is learnt; that which is ``stored``, if it is. Raises ValueError where there is none.
-        """
-
-    def stored(self) -> Tensor:
-        """Its entry of a ``state_dict``."""
-
-
-#: Makes another program of a neuron's, of the same states and parameters, for some of its calls.
-Rewrite = Callable[[Any, Program], Union[Program, Derived]]
-
-def repeating(neuron: Any, program: Program) -> Derived:
-    """The rewriting for inputs that are the same at every step: they are parameters."""
-    return repeated(program)
 
 
 #: Unique id of a definition until the hash of its program is known.
@@ -97,8 +70,9 @@ class Dispatch:
     #: What torch.compile guards: the key of the program once that is known, a unique id before.
     stamp: str = field(default_factory=lambda: f"{_UNTRACED}{next(_definitions)}")
     program: Optional[Program] = None
-    #: What made it of the traced one, if anything did.
-    arithmetic: Optional[Arithmetic] = None
+    #: What made it of the traced one: the transforms of the neuron, and behind them those of calls.
+    transforms: Tuple[Transform, ...] = ()
+    of_calls: Tuple[Transform, ...] = ()
     #: The numbers of the surrogates: the values of ``program.numbers``, by name.
     numbers: Dict[str, float] = field(default_factory=dict)
     #: Kind of call -> its runner. Keys are content: neurons of one program share compiled code, and agree on the keys.
@@ -108,20 +82,20 @@ class Dispatch:
     #: Calls that passed every check, by their signature: a :class:`~spikecore._shell.call.NotedCall`, or what such a
     #: module notes of its calls.
     noted: Dict[Tuple[Any, ...], Any] = field(default_factory=dict)
-    #: What computes by the programs that others make of this one: see :meth:`under`.
-    rewritten: Dict[Rewrite, Dispatch] = field(default_factory=dict)
-    #: Parameters that a rewriting put in front, "" for an input that the program does not read: calls give them.
+    #: What computes by the programs that transforms make of this one: see :meth:`of`.
+    made: Dict[Transform, Dispatch] = field(default_factory=dict)
+    #: Parameters that a transform put in front, "" for an input that the program does not read: calls give them.
     front: Tuple[str, ...] = ()
 
-    def anew(self) -> Dispatch:
+    def anew(self, of_calls: Optional[Tuple[Transform, ...]] = None) -> Dispatch:
         """A dispatch of the same request and backends, for another definition."""
-        return Dispatch(self.request, self.bound)
+        return Dispatch(self.request, self.bound, of_calls=self.of_calls if of_calls is None else of_calls)
 
     def define(self, neuron: Any) -> Program:
         """The program of ``neuron``, which is traced if it was not."""
         if self.program is None:
-            self.arithmetic = neuron.arithmetic
-            program, self.numbers = _traced(neuron)
+            self.transforms = (*neuron.transforms, *self.of_calls)
+            program, self.numbers = _traced(neuron, self.transforms)
             self.program = program
             return program
         return self.program
@@ -132,17 +106,15 @@ class Dispatch:
             key = self.define(neuron).key
             self.stamp = key
 
-    def under(self, rewrite: Optional[Rewrite], neuron: Any) -> Dispatch:
-        """What computes by the program that ``rewrite`` makes of this one; None: this dispatch."""
-        if rewrite is None:
-            return self
-        dispatch = self.rewritten.get(rewrite)
+    def of(self, transform: Transform, neuron: Any) -> Dispatch:
+        """What computes by the program that ``transform`` makes of this one, on the same backends."""
+        dispatch = self.made.get(transform)
         if dispatch is None:
-            program, front = rewrite(neuron, self.define(neuron)), ()
-            program, front = program if isinstance(program, Derived) else (program, front)
-            numbers = {name: self.numbers[name] for name in program.numbers}
-            dispatch = Dispatch(self.request, self.bound, program.key, program, self.arithmetic, numbers, front=front)
-            self.rewritten[rewrite] = dispatch
+            program, _, front = transform.apply(self.define(neuron))
+            dispatch = Dispatch(self.request, self.bound, program.key, program, front=front)
+            dispatch.transforms, dispatch.of_calls = (*self.transforms, transform), (*self.of_calls, transform)
+            dispatch.numbers = {name: self.numbers[name] for name in program.numbers}
+            self.made[transform] = dispatch
         return dispatch
 
     def bind(self, device_type: str) -> Resolved:
@@ -182,7 +154,7 @@ class Dispatch:
         if key not in self.runners:
             program: Any = self.program
             calls = Calls(device_type, program, Spec(*spec), gradients, state_gradients, record)
-            self._check_arithmetic(calls)
+            self._check(calls)
             self.runners[key] = runner_of(self.computes(device_type, transformed), calls)
         return key
 
@@ -253,7 +225,7 @@ class Dispatch:
             return ""
         shortcut, batch, asked, whole = how
         (dtype, steps, kinds, learnt, final, *_), *demands = kind
-        program, names = normalised(self.program, shortcut, batch, whole and Whole(*whole))
+        program, names, _ = normalised(self.program, shortcut, batch, whole and Whole(*whole))
         before = len(kinds) - len(self.numbers)
         kinds = (*kinds[:before], *["channel"] * len(names), *kinds[before:])
         if len(kinds) != len(program.params):
@@ -271,17 +243,14 @@ class Dispatch:
         missing = calls.lacks(resolved.backend) or (() if has.normalisation else ("normalisation",))
         if missing:
             return checks.unsupported(resolved, program.name, missing, device_type)
-        self._check_arithmetic(calls)
+        self._check(calls)
         self.derived[key] = runner_of(resolved, calls)
         return ""
 
-    def _check_arithmetic(self, calls: Calls) -> None:
-        """Raise ValueError for calls in a dtype in which the program is not what it is meant to be."""
-        if self.arithmetic is not None and not self.arithmetic.holds(calls.spec.compute):
-            raise ValueError(
-                f"{calls.program.name}: {self.arithmetic!r} is not exact for inputs in {NAMES[calls.spec.dtype]}; give "
-                "inputs in float64"
-            )
+    def _check(self, calls: Calls) -> None:
+        """Raise ValueError for calls in a dtype that a transform refuses."""
+        for reason in filter(None, [transform.refuses(calls.spec.dtype) for transform in self.transforms]):
+            raise ValueError(f"{calls.program.name}: {reason}")
 
     def values(self, neuron: Any, stamp: str) -> List[Tuple[str, Union[float, Tensor]]]:
         """The parameters of the program, by name: those of the neuron, and behind them the numbers of its surrogate."""
@@ -311,11 +280,11 @@ def runner_of(resolved: Resolved, calls: Calls) -> Runner:
 # -- from a neuron to its program
 
 
-def _traced(neuron: Any) -> Tuple[Program, Dict[str, float]]:
+def _traced(neuron: Any, transforms: Iterable[Transform]) -> Tuple[Program, Dict[str, float]]:
     """The program that a neuron computes, and the values of its numbers."""
     program, values = equations(neuron, neuron._ranges)
-    if neuron.arithmetic is not None:
-        program = neuron.arithmetic.rewrite(program)
+    for transform in transforms:
+        program = transform.apply(program).program
     return program, {name: values[name] for name in program.numbers}
 
 

@@ -23,10 +23,11 @@ from torch import Tensor
 from spikecore._base.context import COMPILED, EAGER, TRANSFORMED, compile_time, with_traced_sizes, world
 from spikecore._base.running import BoundCall, bound, in_graph
 from spikecore._shell import checks, modules, observe, parameters
-from spikecore._shell.binding import Dispatch, SpecKey, repeating
+from spikecore._shell.binding import Dispatch, SpecKey
 from spikecore._shell.observe import Results
 from spikecore.backend import MAX_STATIC_STEPS, BackendError, ParamValue, Runner, Tensors, one_step
 from spikecore.dtypes import compute_dtype
+from spikecore.lang.transform import Repeated
 
 
 def call(
@@ -57,8 +58,7 @@ def call(
     start = None if state is None else _state_as_it_is(neuron.states, state, x, is_step)
     if not (is_step or x.ndim) or (start is None and state is not None):
         return execute(neuron, inputs, state, record, final, single, mode)
-    dispatch, rewrite = neuron._dispatch, neuron._rewrite
-    noted_calls = (dispatch if rewrite is None else dispatch.under(rewrite, neuron)).noted
+    noted_calls = neuron._dispatch.noted
     signature = _signature(x, start, final, 0 if single else repeat)
     noted = noted_calls.get(signature)
     values = None if noted is None else noted.values(neuron)
@@ -110,7 +110,7 @@ def execute(
     if repeat is not None:
         learnt = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
         if dispatch.repeats(device, learnt, stamp, mode is TRANSFORMED):
-            dispatch = dispatch.under(repeating, neuron)
+            dispatch = dispatch.of(Repeated(), neuron)
         names = dispatch.front or [""] * len(inputs)
         steps = [_over_time(x.squeeze(0), repeat, bool(name)) for x, name in zip(inputs, names)]
         inputs = tuple([x for x, _ in steps])

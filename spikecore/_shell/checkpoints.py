@@ -8,7 +8,8 @@ Rules of this module:
   value for a number stays a number.
 - A single value for a tensor parameter of several, learnt or not, is that of all of them.
 - Ranges that follow other parameters are those of the values in the checkpoint, whatever their order.
-- The arithmetic of a neuron is that of the checkpoint, unless it is of other words; without one, that of its values.
+- What a transform of the program stored is in the checkpoint, and replaces that of the neuron if it is of its kind;
+  without an entry the transform follows the loaded values.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from torch import Tensor, nn
 from spikecore._shell import parameters
 from spikecore._shell.ranges import Interval
 
-#: The name of an arithmetic: that of torch for what is no parameter and no buffer.
-ARITHMETIC = "_extra_state"
+#: The name of a transform's entry: that of torch for what is no parameter and no buffer.
+TRANSFORM = "_extra_state"
 #: Buffers that every neuron of snnTorch has.
 SNNTORCH = ("reset_mechanism_val", "graded_spikes_factor")
 #: States of snnTorch's neurons, which were in ``state_dict`` before 0.9. A loaded network begins at rest without them.
@@ -43,7 +44,7 @@ def load(
     tensors = {
         name: value.detach()
         for name, value in entries.items()
-        if isinstance(value, Tensor) and value.device.type != "meta" and "." not in name and name != ARITHMETIC
+        if isinstance(value, Tensor) and value.device.type != "meta" and "." not in name and name != TRANSFORM
     }
     ours = {name: tensors[name] for name in neuron.params if name in tensors}
     places = {*neuron.params, *neuron._parameters, *neuron._buffers}
@@ -52,17 +53,16 @@ def load(
     after = parameters.ranges_with(neuron, values)
     faults = [fault for name in neuron.params for fault in _faults(neuron, name, prefix, ours.get(name), after)]
     faults += [f"{prefix}{name} {why}" for name, why in others.items() if why]
-    arithmetic = neuron.arithmetic
-    if arithmetic is not None and not faults:
+    transforms = neuron.transforms
+    if transforms and not faults:
         try:
-            arithmetic, after = arithmetic.following(neuron, values, after, entries.get(ARITHMETIC))
+            transforms, after = parameters.following(neuron, values, after, entries.get(TRANSFORM))
         except ValueError as error:
             faults.append(f"{prefix[:-1] or type(neuron).__name__}: {error}")
     if faults:
         errors.extend(faults)
         return
-    if arithmetic is not None:
-        neuron.__dict__["arithmetic"] = arithmetic
+    neuron.__dict__["transforms"] = transforms
     parameters.adopt(neuron, after)
     neuron.__dict__["_loading"] = True
     try:
@@ -70,11 +70,11 @@ def load(
         load_others({**state_dict, **_expanded(neuron, entries, prefix)})
     finally:
         del neuron.__dict__["_loading"]
-    if arithmetic is None:
+    if not transforms:
         parameters.adopt(neuron, parameters.ranges_with(neuron, parameters.current(neuron)))
     neuron._redefine()
     known += [prefix + name for name, why in others.items() if why is not None]
-    known += [] if arithmetic is None else [prefix + ARITHMETIC]
+    known += [prefix + TRANSFORM] if transforms else []
     unexpected[:] = [key for key in unexpected if key not in known]
 
 

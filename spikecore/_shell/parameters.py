@@ -18,6 +18,7 @@ from torch.nn.utils import parametrize
 
 from spikecore._base.misnamed import hint_of_value
 from spikecore._shell import modules, ranges
+from spikecore.lang.transform import Transform
 
 Value = Union[float, Tensor]
 
@@ -53,12 +54,22 @@ def adopt(neuron: Any, intervals: Dict[str, ranges.Interval]) -> None:
 
 
 def settle(neuron: Any, values: Mapping[str, Any], intervals: Dict[str, ranges.Interval]) -> None:
-    """Have a neuron hold these ranges, and the arithmetic that follows these values of its parameters."""
-    if neuron.arithmetic is not None:
+    """Have a neuron hold these ranges, and the transforms that follow these values of its parameters."""
+    if neuron.transforms:
         project(neuron)  # ranges of what is learnt follow the values that calls compute with
-        arithmetic, intervals = neuron.arithmetic.following(neuron, values, intervals)
-        neuron.__dict__["arithmetic"] = arithmetic
+        neuron.__dict__["transforms"], intervals = following(neuron, values, intervals)
     adopt(neuron, intervals)
+
+
+def following(
+    neuron: Any, values: Mapping[str, Any], intervals: Dict[str, ranges.Interval], stored: Any = None
+) -> Tuple[Tuple[Transform, ...], Dict[str, ranges.Interval]]:
+    """The transforms of a neuron for these values of its parameters, and the ranges; ``stored``: of a checkpoint."""
+    transforms: List[Transform] = []
+    for transform in neuron.transforms:
+        transform, intervals = transform.following(neuron, values, intervals, stored)
+        transforms.append(transform)
+    return tuple(transforms), intervals
 
 
 def set_bounds(neuron: Any, bounds: Any) -> None:
@@ -89,7 +100,7 @@ def checked_value(neuron: Any, name: str, value: Any) -> Any:
     values = {**current(neuron), name: value}
     intervals = ranges_with(neuron, values)
     require_inside(neuron, name, value, intervals)
-    if intervals != neuron._ranges or neuron.arithmetic is not None:
+    if intervals != neuron._ranges or neuron.transforms:
         for other in neuron.params:
             if other != name and intervals.get(other) != neuron._ranges.get(other):
                 try:

@@ -88,7 +88,7 @@ class NormalisingKernels(Kernels):
         return self._behind
 
     def _with_sums(self, derived: Derived, spec: Spec) -> Tuple[Kernels, Sequence[int]]:
-        program, names = derived
+        program, names = derived.program, derived.names
         kinds = dict(zip(self.program.params, self.spec.params))
         kinds.update(dict.fromkeys(names[:-1], "channel"))
         kinds[names[-1]] = "number"

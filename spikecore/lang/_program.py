@@ -467,8 +467,9 @@ class Derived(NamedTuple):
     """A program made from another one."""
 
     program: Program
-    #: The parameters that it has beside those of the other one.
-    names: Tuple[str, ...]
+    #: The parameters that it has beside those of the other one: behind the neuron's own, and in front of them.
+    names: Tuple[str, ...] = ()
+    front: Tuple[str, ...] = ()
 
 
 def changed(program: Program, nodes: Mapping[Node, Node], **values: Any) -> Program:
@@ -646,4 +647,4 @@ def repeated(program: Program) -> Derived:
     constants = [free_name(f"{name}_constant", reserved) for name in program.inputs]
     nodes = {Node("input", (), name): Node("param", (), ours) for name, ours in zip(program.inputs, constants)}
     names = tuple(ours if name in read else "" for name, ours in zip(program.inputs, constants))
-    return Derived(changed(program, nodes, params=(*filter(None, names), *program.params)), names)
+    return Derived(changed(program, nodes, params=(*filter(None, names), *program.params)), front=names)

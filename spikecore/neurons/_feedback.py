@@ -51,7 +51,7 @@ def fed_back(
     back is a constant, and the numbers of the input that it is added to and of the output.
     """
     signature = _signature(inputs, state, matrix, mode, (record, final, *options))
-    noted_calls = neuron._dispatch.under(neuron._rewrite, neuron).noted
+    noted_calls = neuron._dispatch.noted
     noted: Optional[NotedCall] = None if signature is None else noted_calls.get(signature)
     values = None if noted is None else noted.values(neuron)
     if noted is not None and values is not None:

@@ -14,9 +14,12 @@ from spikecore._shell.checks import shown
 from spikecore.functional import stateful_modules, to_rest
 from spikecore.graph import Call, NotFollowed, Refused, computed_by, read, readers_of, values
 from spikecore.lang import Program
+from spikecore.lang._program import changed
+from spikecore.lang.transform import Derived, Transform
 from spikecore.layers import Delay
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
+from spikecore.quant._fixed import FixedPoint, fixed_point_of
 from spikecore.quant._layers import LAYERS
 from spikecore.quant._rewriting import saturating
 
@@ -111,28 +114,20 @@ def _look_into(seen: Seen, module: Any, args: Sequence[Any]) -> None:
     neuron: Any = module.neuron if isinstance(module, Recurrent) else module
     single, names, count = module.step == "single", tuple(neuron.states), len(neuron.program.outputs)
     before, seen.last = seen.last, module.state if single else None
-    neuron.__dict__["_rewrite"] = _showing
-    try:
+    with neuron.under(_Shown(fixed_point_of(neuron))):
         outputs, _, *trace = module.run(*[x.unsqueeze(0) if single else x for x in args], state=before, record=names)
-    finally:
-        del neuron.__dict__["_rewrite"]
     seen.states += [_sampled(value) for values in trace for value in values.values()]
     seen.saturating.append(outputs[count:] if isinstance(outputs, tuple) else ())
 
 
-def _showing(neuron: Any, program: Program) -> Program:
-    """A program with further outputs: what saturates in it, or would in fixed point."""
-    shown_too = saturating(program, neuron.arithmetic)
-    return Program(
-        program.name,
-        inputs=program.inputs,
-        states=program.states,
-        params=program.params,
-        outputs=[*program.outputs, *shown_too],
-        next=program.next,
-        initial=program.initial,
-        numbers=program.numbers,
-    )
+@dataclass(frozen=True)
+class _Shown(Transform):
+    """Further outputs: the values that saturate, or would in fixed point."""
+
+    how: Optional[FixedPoint]
+
+    def apply(self, program: Program) -> Derived:
+        return Derived(changed(program, {}, outputs=[*program.outputs, *saturating(program, self.how)]))
 
 
 @contextmanager

@@ -26,10 +26,12 @@ from spikecore._shell import parameters
 from spikecore._shell.binding import equations
 from spikecore._shell.checks import shown
 from spikecore._shell.ranges import Interval
+from spikecore.dtypes import NAMES, compute_dtype
 from spikecore.functional import to_rest
 from spikecore.lang import Program
 from spikecore.lang.node import const
 from spikecore.lang.operations import OPERATION
+from spikecore.lang.transform import Derived, Transform
 from spikecore.neuron import Neuron
 from spikecore.quant._analysis import SIGNIFICAND, Format, power_of_two, signed
 from spikecore.quant._rewriting import FUNCTIONS, ROUNDINGS, Ends, default_frac, rewritten
@@ -39,8 +41,8 @@ Table = Tuple[float, float, int]
 
 
 @dataclass(frozen=True)
-class FixedPoint:
-    """How a neuron computes in fixed point; :func:`fixed` makes one, and it is ``neuron.arithmetic`` then.
+class FixedPoint(Transform):
+    """Fixed point, as a transform of a neuron's program: :func:`fixed` puts it behind the neuron's other transforms.
 
     word, frac: bits of inputs, states and outputs, and how many of them are fractional. factors: significant bits of a
     coefficient as a factor. rounding: of inputs and products. dtype: the dtype whose significand is enough. tables:
@@ -60,18 +62,20 @@ class FixedPoint:
         """The format of inputs, states and outputs."""
         return signed(self.word, self.frac)
 
-    def rewrite(self, program: Program) -> Program:
+    def apply(self, program: Program) -> Derived:
         """The program in fixed point, proven to be exact in :attr:`dtype`."""
-        return rewritten(self, program)
+        return Derived(rewritten(self, program))
 
-    def holds(self, dtype: torch.dtype) -> bool:
-        """Whether arithmetic in this dtype is exact."""
-        return SIGNIFICAND[dtype] >= SIGNIFICAND[self.dtype]
+    def refuses(self, dtype: torch.dtype) -> str:
+        """The reason to refuse inputs of this dtype, in whose arithmetic results would not be exact."""
+        if SIGNIFICAND[compute_dtype(dtype)] >= SIGNIFICAND[self.dtype]:
+            return ""
+        return f"{self!r} is not exact for inputs in {NAMES[dtype]}; give inputs in float64"
 
     def following(
         self, neuron: Any, values: Mapping[str, Any], ranges: Mapping[str, Interval], stored: Any = None
     ) -> Tuple[FixedPoint, Dict[str, Interval]]:
-        """The arithmetic for these values, and the ranges in it (:class:`~spikecore._shell.binding.Arithmetic`)."""
+        """The grids for these values, and the ranges in which they are exact; see :class:`Transform`."""
         if stored is None:
             how = replace(self, values=_grids(self, neuron, values, ranges))
         else:
@@ -82,7 +86,7 @@ class FixedPoint:
             if fault:
                 raise ValueError(f"{fault} in the checkpoint; build the network with the values of the saved one")
         ranges = {**ranges, **{name: Interval(*ends) for name, ends in how.values if _learns(neuron, name, values)}}
-        how.rewrite(equations(neuron, ranges)[0])
+        how.apply(_program(neuron, ranges))
         return how, ranges
 
     def outside(self, values: Mapping[str, Any]) -> str:
@@ -211,7 +215,7 @@ def fixed(
     """
     _check(neuron, word, frac, rounding, factors, dtype)
     new = copy.deepcopy(neuron)
-    new.arithmetic = None
+    new.transforms = _others(new)
     to_rest([new], carried=True)
     factors = max(1, min(15, SIGNIFICAND[dtype] - word)) if factors is None else factors
     values = parameters.current(new)
@@ -219,11 +223,29 @@ def fixed(
     how = FixedPoint(word, frac or 0, factors, rounding, dtype, _checked_tables(tables))
     if frac is None:
         how = replace(how, values=_grids(how, new, values, ranges))
-        how = replace(how, frac=default_frac(how, equations(new, ranges)[0]))
+        how = replace(how, frac=default_frac(how, _program(new, ranges)))
     how, ranges = how.following(new, values, ranges)
     parameters.adopt(new, ranges)
-    new.arithmetic = how
+    new.transforms = (*new.transforms, how)
     return new
+
+
+def fixed_point_of(module: nn.Module) -> Optional[FixedPoint]:
+    """The fixed point of a neuron; None for a neuron in floats, and for another module."""
+    transforms = module.transforms if isinstance(module, Neuron) else ()
+    return next((each for each in transforms if isinstance(each, FixedPoint)), None)
+
+
+def _others(neuron: Neuron) -> Tuple[Transform, ...]:
+    return tuple(each for each in neuron.transforms if not isinstance(each, FixedPoint))
+
+
+def _program(neuron: Neuron, ranges: Mapping[str, Interval]) -> Program:
+    """The program of a neuron in floats: what fixed point is applied to."""
+    program, _ = equations(neuron, ranges)
+    for transform in _others(neuron):
+        program = transform.apply(program).program
+    return program
 
 
 def _checked_tables(tables: Mapping[str, Table]) -> Tuple[Tuple[str, Table], ...]:

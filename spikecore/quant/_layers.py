@@ -23,7 +23,7 @@ from torch.nn.utils import parametrize
 
 from spikecore.graph import computed
 from spikecore.quant._analysis import Format
-from spikecore.quant._fixed import FixedPoint, packed, unpacked
+from spikecore.quant._fixed import fixed_point_of, packed, unpacked
 
 #: Layers with a weight ``[out, in, ...]``.
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -321,10 +321,9 @@ def plain(net: nn.Module) -> Tuple[nn.Module, Formats]:
     """
     formats: Formats = {}
     for name, module in net.named_modules():
-        arithmetic = getattr(module, "arithmetic", None)
-        if isinstance(arithmetic, FixedPoint):
-            fields = ("word", "frac", "factors", "rounding")
-            formats[name] = {field: getattr(arithmetic, field) for field in fields}
+        how = fixed_point_of(module)
+        if how is not None:
+            formats[name] = {field: getattr(how, field) for field in ("word", "frac", "factors", "rounding")}
         elif isinstance(module, OnGrid) and name.endswith(("input_format", "output_format")):
             owner, _, what = name.rpartition(".")
             known = module.format

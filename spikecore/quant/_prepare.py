@@ -37,7 +37,7 @@ from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 from spikecore.quant._analysis import SIGNIFICAND, Format, Inexact
 from spikecore.quant._calibration import MEANS, SEEN, WINDOWS, Inputs, Run, evaluating, fires, first_run
-from spikecore.quant._fixed import FixedPoint, fixed
+from spikecore.quant._fixed import fixed, fixed_point_of
 from spikecore.quant._layers import (
     FINEST,
     LAYERS,
@@ -163,12 +163,12 @@ def prepare(
     for place in written:
         _round_output(place, word, written_frac)
     for name, neuron in [*new.named_modules()]:
-        if isinstance(neuron, Neuron) and neuron.arithmetic is None:
+        if isinstance(neuron, Neuron) and fixed_point_of(neuron) is None:
             options: Any = {"rounding": rounding, "factors": factors, "dtype": dtype}
             with _of(name):
                 replaced = _fixed(new, neuron, run, (word, frac), options)
             adopt(neuron, dict(replaced.bounds))
-            neuron.arithmetic = replaced.arithmetic
+            neuron.transforms = replaced.transforms
     prove(new, run, dtype)
     return new
 
@@ -398,8 +398,8 @@ def _fixed(
     frac = best_frac(torch.cat(values), word)
     most = max((largest(value) for values in seen.saturating for value in values), default=0.0) if seen else 0.0
     frac = min(frac, word - 1 - math.frexp(most)[1]) if most else frac
-    least = fixed(neuron, word, None, dtype=torch.float64).arithmetic
-    frac = min(frac, least.frac + 2) if isinstance(least, FixedPoint) else frac
+    least: Any = fixed_point_of(fixed(neuron, word, None, dtype=torch.float64))
+    frac = min(frac, least.frac + 2)
     while True:
         try:
             return fixed(neuron, word, frac, **options)

@@ -16,7 +16,7 @@ from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 from spikecore.quant._analysis import analyse
 from spikecore.quant._calibration import Inputs, Seen, evaluating, first_run, inputs_of
-from spikecore.quant._fixed import FixedPoint
+from spikecore.quant._fixed import fixed_point_of
 from spikecore.quant._layers import OnGrid, bits_of, integers_of
 from spikecore.quant._prepare import Weighted, input_format, prove, weighted
 
@@ -67,7 +67,7 @@ def report(net: nn.Module, x: Inputs, beside: Optional[nn.Module] = None) -> Rep
     need more bits than the arithmetic holds.
     """
     _refuse_unprepared(net)
-    dtypes: List[Any] = [module.arithmetic.dtype for module in net.modules() if _is_fixed(module)]
+    dtypes: List[Any] = [how.dtype for how in map(fixed_point_of, net.modules()) if how is not None]
     dtypes += [value.dtype for value in net.parameters()]
     dtype = torch.float64 if torch.float64 in dtypes else torch.float32
     run = first_run("sc.quant.report", net, x, dtype)
@@ -96,7 +96,7 @@ def _refuse_unprepared(net: nn.Module) -> None:
 
 
 def _is_fixed(module: nn.Module) -> bool:
-    return isinstance(module, Neuron) and isinstance(module.arithmetic, FixedPoint)
+    return fixed_point_of(module) is not None
 
 
 def _decided(outputs: Any) -> Tensor:
@@ -121,7 +121,7 @@ def _weights_row(place: Weighted, most: int) -> Row:
 
 
 def _neuron_row(name: str, neuron: Any, seen: Seen) -> Row:
-    how: FixedPoint = neuron.arithmetic
+    how: Any = fixed_point_of(neuron)
     low, high = how.format.ends
     learnt, values = neuron._parameters, current(neuron)
     fault = how.outside({name: value for name, value in values.items() if name not in learnt})

@@ -323,7 +323,7 @@ def test_a_chunk_fits_into_registers(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("steps", [4, 8])
 def test_passes_behind_two_normalisations_keep_their_values_in_registers(steps):
     """With so many blocks for a multiprocessor as if one input were normalised, they spilled 300 bytes of a thread."""
-    program, names = normalised(sc.LIF(detach_reset=True).program, "before", (True, True))
+    program, names, _ = normalised(sc.LIF(detach_reset=True).program, "before", (True, True))
     kinds = tuple(["channel" if name in names else "number" for name in program.params])
     first = NormalisingKernels(HostBackend(), program, Spec(torch.bfloat16, steps, kinds, (), False))
     second = first.again()[0]

@@ -6,6 +6,7 @@ While a chunk is recorded, what a neuron gives goes on as a leaf of autograd. So
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -219,8 +220,9 @@ class Recording(GoingOn):
 
     def __enter__(self) -> Chunk:  # type: ignore[override]  # it gives what it records
         self.chunk = chunk = Chunk()
-        for neuron in self._programs:
-            neuron.__dict__["_rewrite"] = self.rule.keep
+        self._within = ExitStack()
+        for neuron in self._programs if self.rule.keep else ():
+            self._within.enter_context(neuron.under(self.rule.keep(neuron)))
         several = [m for m in self.neurons.values() if isinstance(m, Recurrent) or len(m.inputs) > 1]
         self._hooks = [
             *[m.register_forward_pre_hook(_with_gradients) for m in several],
@@ -235,8 +237,7 @@ class Recording(GoingOn):
         super().__exit__(kind)
         for hook in self._hooks:
             hook.remove()
-        for neuron in self._programs:
-            del neuron.__dict__["_rewrite"]
+        self._within.close()
         del self.chunk, self._starts
 
     def _neuron(self, name: str, module: Any, args: Any, result: Any) -> Any:

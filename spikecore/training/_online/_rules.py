@@ -2,35 +2,55 @@
 
 A program's step is ``s' = f(s, x)``, ``y = g(s, x)``. A rule trains with the same values and another adjoint:
 
-- :func:`reset_detached`: spikes that enter the next value of a reset state are constants;
-- :func:`states_detached`: states are constants when they are read, so that the adjoint has no path through time;
-- :func:`leak`: another program, linear in its states: how far an input of an earlier step counts now.
+- :class:`ResetDetached`: spikes that enter the next value of a reset state are constants;
+- :class:`StatesDetached`: states are constants when they are read, so that the adjoint has no path through time;
+- :class:`Leak`: another program, linear in its states: how far an input of an earlier step counts now.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
-from spikecore._shell.binding import Rewrite
 from spikecore.backend import Unsupported
 from spikecore.lang import Expr, Node, Program, topological
 from spikecore.lang._program import changed, reverse
 from spikecore.lang._trace import detach_spikes
 from spikecore.lang.node import const, substitute
+from spikecore.lang.transform import Derived, Transform
 
 
-def reset_detached(neuron: Any, program: Program) -> Program:
-    """Spikes carry no gradient into the next values of ``reset_states``, as with ``detach_reset=True``."""
-    states = neuron.states if neuron.reset_states is None else neuron.reset_states
-    following = [detach_spikes(node) if state in states else node for state, node in zip(program.states, program.next)]
-    return changed(program, {}, next=following)
+@dataclass(frozen=True)
+class ResetDetached(Transform):
+    """Spikes carry no gradient into the next values of these states, as with ``detach_reset=True``."""
+
+    states: Tuple[str, ...]
+
+    @classmethod
+    def of(cls, neuron: Any) -> ResetDetached:
+        """That of the states that count as reset by the spike."""
+        return cls(tuple(neuron.states if neuron.reset_states is None else neuron.reset_states))
+
+    def apply(self, program: Program) -> Derived:
+        """See :class:`Transform`."""
+        rows = zip(program.states, program.next)
+        following = [detach_spikes(node) if state in self.states else node for state, node in rows]
+        return Derived(changed(program, {}, next=following))
 
 
-def states_detached(neuron: Any, program: Program) -> Program:
+@dataclass(frozen=True)
+class StatesDetached(Transform):
     """States carry no gradient from one step to the next."""
-    leaves = [Node("state", (), name) for name in program.states]
-    return changed(program, {leaf: Node("detach", (leaf,)) for leaf in leaves})
+
+    @classmethod
+    def of(cls, neuron: Any) -> StatesDetached:
+        """The same for every neuron."""
+        return cls()
+
+    def apply(self, program: Program) -> Derived:
+        """See :class:`Transform`."""
+        leaves = [Node("state", (), name) for name in program.states]
+        return Derived(changed(program, {leaf: Node("detach", (leaf,)) for leaf in leaves}))
 
 
 @dataclass(frozen=True)
@@ -39,7 +59,8 @@ class Rule:
 
     name: str
     trace: str
-    keep: Optional[Rewrite] = None
+    #: What makes the transform of a neuron's program; None where all of the transition is kept.
+    keep: Optional[Callable[[Any], Transform]] = None
     #: Whether traces have the memory of a leaky read-out in them, where errors come from it directly.
     has_read_out: bool = False
 
@@ -48,11 +69,11 @@ RULES: Mapping[str, Rule] = {
     rule.name: rule
     for rule in (
         Rule("d_rtrl", "full"),
-        Rule("eprop", "full", reset_detached, has_read_out=True),
+        Rule("eprop", "full", ResetDetached.of, has_read_out=True),
         Rule("pp_prop", "outer"),
-        Rule("ottt", "input", states_detached),
-        Rule("sltt", "", states_detached),
-        Rule("stdp", "pairs", states_detached),
+        Rule("ottt", "input", StatesDetached.of),
+        Rule("sltt", "", StatesDetached.of),
+        Rule("stdp", "pairs", StatesDetached.of),
     )
 }
 
@@ -71,7 +92,16 @@ def is_leaky_read_out(program: Program) -> bool:
     )
 
 
-def leak(neuron: Any, program: Program) -> Program:
+@dataclass(frozen=True)
+class Leak(Transform):
+    """The program of :func:`leak`."""
+
+    def apply(self, program: Program) -> Derived:
+        """See :class:`Transform`."""
+        return Derived(leak(program))
+
+
+def leak(program: Program) -> Program:
     """The filter through which an input of earlier steps counts in the present step, if no spike had happened.
 
     With spikes taken for constants a step of a leaky neuron is linear: ``s' = A s + b x``, and what its output depends

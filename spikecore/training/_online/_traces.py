@@ -46,7 +46,7 @@ from spikecore.training._online._chunk import (
     learn,
     learnt,
 )
-from spikecore.training._online._rules import leak
+from spikecore.training._online._rules import Leak
 
 #: All that a step carries from chunk to chunk beside the states, by tuples: the neuron, what of it, and names of that.
 #: A name of a module may have any character, so that none can part it from the next.
@@ -344,7 +344,7 @@ class Filtered:
 
     def _run(self, of: Connection, what: str, x: Tensor) -> Tensor:
         neuron = of.neuron.neuron
-        dispatch = neuron._settled().under(leak, neuron)
+        dispatch = neuron._settled().of(Leak(), neuron)
         values = tuple([_number(of.neuron.name, *named) for named in dispatch.values(neuron, dispatch.stamp)])
         kinds = tuple(["scalar" if isinstance(value, Tensor) else "number" for value in values])
         kind = dispatch.find(x.device.type, (x.dtype, None, kinds, (), True), False, False, False, dispatch.stamp)

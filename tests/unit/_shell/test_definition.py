@@ -6,7 +6,6 @@ import sys
 
 import pytest
 import torch
-from torch import nn
 
 import spikecore as sc
 from spikecore._base.context import COMPILES

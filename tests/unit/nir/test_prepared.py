@@ -37,7 +37,12 @@ def test_weights_and_formats(tmp_path: Path) -> None:
     scaled = layer.weight.detach() * 2.0 ** torch.tensor(of_layer["weight_fracs"]).unsqueeze(1)
     assert torch.equal(scaled, scaled.round())
     assert of_layer["input_format"][0] == layer.input_format.fracs[0]
-    assert formats["1"]["1"] == {"word": 12, "frac": prepared[1].arithmetic.frac, "factors": 12, "rounding": "nearest"}
+    assert formats["1"]["1"] == {
+        "word": 12,
+        "frac": sc.quant.fixed_point_of(prepared[1]).frac,
+        "factors": 12,
+        "rounding": "nearest",
+    }
     assert set(formats["2"]) == {"2.neuron", "2.linear"}
 
 

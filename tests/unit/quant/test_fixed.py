@@ -24,7 +24,7 @@ def drive(seed: int, steps: int = 25, count: int = 4) -> np.ndarray:
 
 def check_bits(neuron: Any, x: np.ndarray, backend: str = "torch") -> None:
     """Outputs and states are those of integers, and each value is within the format that the analysis gives it."""
-    dtype = neuron.arithmetic.dtype
+    dtype = sc.quant.fixed_point_of(neuron).dtype
     formats = sc.quant.analyse(neuron.program, dtype=dtype)
     found = results(neuron, torch.tensor(x, dtype=dtype), backend)
     values = {name: float(torch.as_tensor(value).detach()) for name, value in neuron.named_values().items()}
@@ -169,7 +169,7 @@ def test_a_fixed_neuron_learns_under_the_names_it_had(backend: str) -> None:
     assert neuron.tau.grad.abs() > 0
     optimizer.step()
     assert neuron.tau != plain.tau == 3.0
-    assert plain.arithmetic is None
+    assert not plain.transforms
 
 
 # -- the neuron as before
@@ -269,13 +269,13 @@ def test_a_smaller_time_constant_fires_as_often_as_that_of_a_new_neuron() -> Non
 )
 def test_a_value_that_the_word_does_not_hold_is_refused(value: Any, text: str) -> None:
     neuron = sc.quant.fixed(sc.LIF(threshold=torch.ones(2)), frac=12)
-    before = neuron.arithmetic
+    before = sc.quant.fixed_point_of(neuron)
     with pytest.raises(ValueError, match=text):
         neuron.threshold = value
     with pytest.raises(RuntimeError, match=text):
         neuron.load_state_dict({"threshold": torch.as_tensor(value)}, strict=False)
     assert neuron.threshold.tolist() == [1.0, 1.0]
-    assert neuron.arithmetic == before
+    assert sc.quant.fixed_point_of(neuron) == before
 
 
 def test_a_learnt_parameter_has_a_range_that_its_grids_hold() -> None:

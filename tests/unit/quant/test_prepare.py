@@ -37,7 +37,7 @@ def linear(layer: Any, x: np.ndarray, frac: int) -> Any:
 
 def lif(neuron: Any, sums: np.ndarray, fracs: Any) -> np.ndarray:
     """LIF with tau 2 and a hard reset, in integers ``[T, B, N]``."""
-    how = neuron.arithmetic
+    how = sc.quant.fixed_point_of(neuron)
     one, v, spikes = round(neuron.threshold * 2**how.frac), 0, []
     for at in rounded(sums, fracs, how.frac, how.word):
         charge = np.clip(at - v, -(1 << (how.word - 1)), (1 << (how.word - 1)) - 1)
@@ -66,7 +66,7 @@ def test_a_dense_network_is_integer_arithmetic(weights: int, word: int, per_chan
     spikes = lif(fixed[3], *linear(fixed[2], hidden, 0))
     assert 0.02 < spikes.mean() < 0.9
     np.testing.assert_array_equal(fixed(x).detach().numpy(), spikes)
-    assert net[1].arithmetic is None
+    assert not net[1].transforms
 
 
 def test_recurrence_and_delays_are_integer_arithmetic() -> None:
@@ -80,7 +80,12 @@ def test_recurrence_and_delays_are_integer_arithmetic() -> None:
     (frac,) = fixed[0].output_format.fracs
     sums = rounded(*linear(fixed[0].linear, late, 0), frac, 16)
     cell, back = fixed[1].neuron, fixed[1].linear
-    how, v, z, expected = cell.arithmetic, np.zeros((2, 12), dtype=np.int64), np.zeros((2, 12), dtype=np.int64), []
+    how, v, z, expected = (
+        sc.quant.fixed_point_of(cell),
+        np.zeros((2, 12), dtype=np.int64),
+        np.zeros((2, 12), dtype=np.int64),
+        [],
+    )
     for at in sums:
         fed, of_fed = linear(back, z, 0)
         common = max(frac, of_fed.max())
@@ -259,10 +264,10 @@ def test_a_file_has_the_formats(way: Any, ranges: str, tmp_path: Any) -> None:
     x = driven()
     saved = sc.quant.prepare(network(4.0), x, ranges=ranges).eval()
     other = sc.quant.prepare(network(0.5), driven(0.3), ranges=ranges).eval()
-    assert other[3].arithmetic.frac != saved[3].arithmetic.frac
+    assert sc.quant.fixed_point_of(other[3]).frac != sc.quant.fixed_point_of(saved[3]).frac
     loaded = way(saved, other, tmp_path / "file")
     assert torch.equal(loaded(x), saved(x))
-    assert loaded[3].arithmetic == saved[3].arithmetic
+    assert sc.quant.fixed_point_of(loaded[3]) == sc.quant.fixed_point_of(saved[3])
     assert str(loaded) == str(saved)
     assert torch.equal(copy.deepcopy(loaded)(x), saved(x))
 

@@ -1,0 +1,52 @@
+"""Transforms: values that make a program of another one, as fixed point does, or what an online rule keeps of one.
+
+- A transform is frozen, and compared by value: equal ones make equal programs, so that what was made is found again.
+- It sees a program, and no neuron: what it needs of a neuron it holds.
+- States and own parameters keep their names. Parameters that it adds are those of calls, which give them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, Mapping, Optional, Tuple
+
+from torch import Tensor
+
+from spikecore.lang._program import Derived, Program, repeated
+
+__all__ = ["Derived", "Repeated", "Transform"]
+
+
+class Transform:
+    """What makes a program of another one. A subclass is a frozen dataclass; one on a neuron is pickled with it."""
+
+    def apply(self, program: Program) -> Derived:
+        """The program, and the parameters that it has beside those of ``program``."""
+        raise NotImplementedError(f"{type(self).__name__} must define apply(self, program)")
+
+    def refuses(self, dtype: Any) -> str:
+        """Why calls with inputs of this dtype cannot be computed, and what to do; "" if they can."""
+        return ""
+
+    def following(
+        self, neuron: Any, values: Mapping[str, Any], ranges: Mapping[str, Any], stored: Optional[Tensor] = None
+    ) -> Tuple[Transform, Dict[str, Any]]:
+        """The transform for these values of the neuron's parameters, which are in these ranges, and the ranges in which
+        it holds for what is learnt; the stored transform, where a checkpoint has one.
+
+        Raises ValueError where there is none. By default a transform depends on no values.
+        """
+        return self, dict(ranges)
+
+    def stored(self) -> Optional[Tensor]:
+        """The entry of a ``state_dict``, None for none. At most one transform of a neuron has an entry."""
+        return None
+
+
+@dataclass(frozen=True)
+class Repeated(Transform):
+    """Inputs that are the same at every step are parameters, in front of the others; "" for one that is not read."""
+
+    def apply(self, program: Program) -> Derived:
+        """The program, and the names of the parameters in the place of inputs."""
+        return repeated(program)
