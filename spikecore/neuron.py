@@ -199,8 +199,8 @@ class Neuron(Stateful):
             self.__dict__["_dispatch"] = after = before.anew()
             with suppress(Exception):  # the next call says what is wrong
                 after.settle(self)
-            if after.program == before.program and after.transforms == before.transforms:  # guarded by torch.compile
-                after.runners, after.derived = before.runners, before.derived
+            if after.program == before.program and after.transforms == before.transforms:
+                after.adopt(before)
 
     def _changed(self, name: str) -> None:
         """An attribute was set, deleted or registered; one with a leading underscore is data, and changes nothing."""
@@ -212,8 +212,8 @@ class Neuron(Stateful):
         """Within the block calls compute by the program that ``transform`` makes of this neuron's; see
         :class:`spikecore.lang.transform.Transform`. Tables of the neuron stay, so that a block costs no new trace.
         """
-        before = self._dispatch
-        self.__dict__["_dispatch"] = within = before.of(transform, self)
+        before = self._settled()
+        self.__dict__["_dispatch"] = within = before.of(transform)
         try:
             yield
         finally:

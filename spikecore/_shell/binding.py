@@ -19,12 +19,11 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.bits import Whole
 from spikecore._base.caches import CALLS
 from spikecore._base.context import compile_time, is_exporting
 from spikecore._plugins.registry import AUTO_NAME, default_registry
@@ -36,13 +35,14 @@ from spikecore._shell.state import Stateful
 from spikecore.backend import Feedback, Runner, Spec, Unsupported
 from spikecore.dtypes import NAMES
 from spikecore.lang import Expr, Node, Numbers, Program, topological, trace
-from spikecore.lang._program import normalised
 from spikecore.lang._spike_times import with_spike_times
-from spikecore.lang.transform import Transform
+from spikecore.lang.transform import Normalised, Repeated, Transform
 
 # -- dispatch
 
 
+#: The transforms that a call itself asks for, by name.
+_OF_CALLS: Mapping[str, Callable[..., Transform]] = {"repeated": Repeated, "normalised": Normalised}
 #: Unique id of a definition until the hash of its program is known.
 _definitions = itertools.count()
 _UNTRACED = "definition "
@@ -52,8 +52,6 @@ SpecKey = Union[
     Tuple[torch.dtype, Optional[int], Tuple[str, ...], Tuple[str, ...], bool],
     Tuple[torch.dtype, Optional[int], Tuple[str, ...], Tuple[str, ...], bool, Feedback],
 ]
-#: What the kind of a call calls weight and bias of each normalisation, until its program gives them names.
-AFFINE = (("norm.weight", "norm.bias"), ("shortcut_norm.weight", "shortcut_norm.bias"))
 #: Type of device, whether the reference must compute, fields of the Spec, whether gradients, gradients of the state,
 #: and a record are asked for.
 CallKind = Tuple[str, bool, SpecKey, bool, bool, bool]
@@ -77,15 +75,16 @@ class Dispatch:
     numbers: Dict[str, float] = field(default_factory=dict)
     #: Kind of call -> its runner. Keys are content: neurons of one program share compiled code, and agree on the keys.
     runners: Dict[CallKind, Runner] = field(default_factory=dict)
-    #: The same of programs that other modules make of this one, by keys of their own: ``NormNeuron``.
-    derived: Dict[Any, Runner] = field(default_factory=dict)
     #: Calls that passed every check, by their signature: a :class:`~spikecore._shell.call.NotedCall`, or what such a
     #: module notes of its calls.
     noted: Dict[Tuple[Any, ...], Any] = field(default_factory=dict)
     #: What computes by the programs that transforms make of this one: see :meth:`of`.
     made: Dict[Transform, Dispatch] = field(default_factory=dict)
-    #: Parameters that a transform put in front, "" for an input that the program does not read: calls give them.
+    named: Dict[Tuple[Any, ...], Dispatch] = field(default_factory=dict)
+    #: Parameters that a transform put in front, "" for an input that the program does not read, and behind the neuron's
+    #: own: calls give them.
     front: Tuple[str, ...] = ()
+    behind: Tuple[str, ...] = ()
 
     def anew(self, of_calls: Optional[Tuple[Transform, ...]] = None) -> Dispatch:
         """A dispatch of the same request and backends, for another definition."""
@@ -106,16 +105,34 @@ class Dispatch:
             key = self.define(neuron).key
             self.stamp = key
 
-    def of(self, transform: Transform, neuron: Any) -> Dispatch:
-        """What computes by the program that ``transform`` makes of this one, on the same backends."""
+    def of(self, transform: Transform) -> Dispatch:
+        """What computes by the program that ``transform`` makes of the one that there is, on the same backends."""
         dispatch = self.made.get(transform)
         if dispatch is None:
-            program, _, front = transform.apply(self.define(neuron))
-            dispatch = Dispatch(self.request, self.bound, program.key, program, front=front)
+            before: Any = self.program
+            program, behind, front = transform.apply(before)
+            dispatch = Dispatch(self.request, self.bound, program.key, program, front=front, behind=behind)
             dispatch.transforms, dispatch.of_calls = (*self.transforms, transform), (*self.of_calls, transform)
             dispatch.numbers = {name: self.numbers[name] for name in program.numbers}
             self.made[transform] = dispatch
         return dispatch
+
+    # torch.compile does not follow what hashes a program, and takes numbers and words alone as constants
+
+    @compile_time
+    def made_by(self, transform: str, how: Tuple[Any, ...], stamp: str) -> Tuple[Any, ...]:
+        """The key of :attr:`named`, for :meth:`of` a transform given as its name and fields."""
+        key = (transform, *how)
+        if key not in self.named:
+            self.named[key] = self.of(_OF_CALLS[transform](*how))
+        return key
+
+    def adopt(self, before: Dispatch) -> None:
+        """Have the runners of a dispatch of the same program, also those that transforms make: torch.compile guards them."""
+        self.runners = before.runners
+        for transform, made in before.made.items():
+            self.of(transform).adopt(made)
+        self.named.update({key: self.of(_OF_CALLS[key[0]](*key[1:])) for key in before.named})
 
     def bind(self, device_type: str) -> Resolved:
         """The backend for a type of device, chosen now if it was not."""
@@ -136,7 +153,7 @@ class Dispatch:
         """Names of the neuron's own parameters that the program reads; the surrogate's numbers come behind them."""
         program: Any = self.program
         own = program.params[: len(program.params) - len(program.numbers)]
-        return tuple([name for name in own if name not in self.front])
+        return tuple([name for name in own if name not in self.front and name not in self.behind])
 
     @compile_time
     def find(
@@ -212,40 +229,29 @@ class Dispatch:
         self,
         device_type: str,
         kind: Tuple[SpecKey, bool, bool, bool],
-        how: Tuple[str, Tuple[bool, ...], bool, Optional[Tuple[int, float]]],
+        asked: bool,
         stamp: str,
-    ) -> str:
-        """Make the runner of ``derived`` for calls of this kind with batch normalisation in front.
+    ) -> Union[str, CallKind]:
+        """The key of ``runners`` for calls of this kind, with batch normalisation in front, or why there is none.
 
-        Gives why there is none, else "". ``how``: the shortcut, for each normalised input whether by statistics of the
-        batch, whether one program was asked for, and what the shortcut holds if that is known.
+        ``asked``: whether one program was asked for.
         """
-        key = (device_type, kind, how)
-        if key in self.derived:
-            return ""
-        shortcut, batch, asked, whole = how
-        (dtype, steps, kinds, learnt, final, *_), *demands = kind
-        program, names, _ = normalised(self.program, shortcut, batch, whole and Whole(*whole))
-        before = len(kinds) - len(self.numbers)
-        kinds = (*kinds[:before], *["channel"] * len(names), *kinds[before:])
-        if len(kinds) != len(program.params):
+        program: Any = self.program
+        spec, *demands = kind
+        if len(spec[2]) != len(program.params):
             return "the dynamics do not read their input"
-        named: Dict[str, str] = {}
-        for k, affine in enumerate(AFFINE[: len(batch)]):
-            named.update(zip(affine, names[4 * k + 2 :]))
-        spec = Spec(dtype, steps, kinds, tuple([named.get(name, name) for name in learnt]), final)
         resolved = self.bind(device_type)
         if resolved.backend.name == REFERENCE and not asked:
             # it runs a program operation by operation, and torch has one operation for the whole of a normalisation
             return f"backend {REFERENCE!r} computes one operation after the other, and is quicker so"
-        calls = Calls(device_type, program, spec, *demands)
-        has = resolved.backend.capabilities_on(device_type)
-        missing = calls.lacks(resolved.backend) or (() if has.normalisation else ("normalisation",))
-        if missing:
-            return checks.unsupported(resolved, program.name, missing, device_type)
-        self._check(calls)
-        self.derived[key] = runner_of(resolved, calls)
-        return ""
+        missing = Calls(device_type, program, Spec(*spec), *demands).lacks(resolved.backend)
+        if not resolved.backend.capabilities_on(device_type).normalisation:
+            missing = missing or ("normalisation",)
+        return (
+            checks.unsupported(resolved, program.name, missing, device_type)
+            if missing
+            else self.find(device_type, *kind, stamp)
+        )
 
     def _check(self, calls: Calls) -> None:
         """Raise ValueError for calls in a dtype that a transform refuses."""

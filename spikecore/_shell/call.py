@@ -27,7 +27,6 @@ from spikecore._shell.binding import Dispatch, SpecKey
 from spikecore._shell.observe import Results
 from spikecore.backend import MAX_STATIC_STEPS, BackendError, ParamValue, Runner, Tensors, one_step
 from spikecore.dtypes import compute_dtype
-from spikecore.lang.transform import Repeated
 
 
 def call(
@@ -110,7 +109,7 @@ def execute(
     if repeat is not None:
         learnt = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
         if dispatch.repeats(device, learnt, stamp, mode is TRANSFORMED):
-            dispatch = dispatch.of(Repeated(), neuron)
+            dispatch = dispatch.named[dispatch.made_by("repeated", (), stamp)]
         names = dispatch.front or [""] * len(inputs)
         steps = [_over_time(x.squeeze(0), repeat, bool(name)) for x, name in zip(inputs, names)]
         inputs = tuple([x for x, _ in steps])
@@ -205,7 +204,9 @@ def arguments(
     )
     # index: torch.compile, which may take T for a variable, is to fix it here
     steps = operator.index(x.shape[0]) if x.shape[0] <= MAX_STATIC_STEPS else None
-    spec = (x.dtype, steps, (*["full"] * len(front), *kinds), learn, final)
+    own = len(kinds) - len(dispatch.numbers)
+    kinds = (*["full"] * len(front), *kinds[:own], *["channel"] * len(dispatch.behind), *kinds[own:])
+    spec = (x.dtype, steps, kinds, learn, final)
     return Arguments(named, values, (spec, gradients, state_gradients))
 
 

@@ -12,9 +12,10 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 
 from torch import Tensor
 
-from spikecore.lang._program import Derived, Program, repeated
+from spikecore._base.bits import Whole
+from spikecore.lang._program import Derived, Program, normalised, repeated
 
-__all__ = ["Derived", "Repeated", "Transform"]
+__all__ = ["Derived", "Normalised", "Repeated", "Transform"]
 
 
 class Transform:
@@ -41,6 +42,19 @@ class Transform:
     def stored(self) -> Optional[Tensor]:
         """The entry of a ``state_dict``, None for none. At most one transform of a neuron has an entry."""
         return None
+
+
+@dataclass(frozen=True)
+class Normalised(Transform):
+    """Batch normalisation in front; see :func:`spikecore.lang._program.normalised` for the fields."""
+
+    shortcut: str
+    statistics: Tuple[bool, ...]
+    whole: Optional[Whole] = None
+
+    def apply(self, program: Program) -> Derived:
+        """The program, and the names of the normalisations' parameters behind the neuron's own."""
+        return normalised(program, self.shortcut, self.statistics, self.whole and Whole(*self.whole))
 
 
 @dataclass(frozen=True)

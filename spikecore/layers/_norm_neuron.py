@@ -12,7 +12,7 @@ from spikecore._base.context import COMPILED, EAGER, PLAIN, is_exporting, world
 from spikecore._base.errors import a_kind
 from spikecore._base.running import Runner, bound
 from spikecore._shell import checks, observe
-from spikecore._shell.binding import AFFINE, Dispatch
+from spikecore._shell.binding import Dispatch
 from spikecore._shell.call import NotedCall, arguments, execute
 from spikecore._shell.modules import calls_as
 from spikecore._shell.observe import Results
@@ -231,17 +231,18 @@ class NormNeuron(nn.Module):
         inputs = checks.inputs(owner, ("x", "skip")[: len(steps)], steps)
         x = inputs[0]
         start = checks.state(owner, neuron.states, state, x, carried=state is not None and state is neuron._state)
-        affine = [pair for names, norm in zip(AFFINE, norms) for pair in zip(names, norm[1:3])]
-        args = arguments(neuron, dispatch, inputs, start, final, mode, behind=affine)
-        values, kind = args.values, (*args.kind, bool(record))
         shortcut = self.shortcut or "" if len(inputs) > 1 else ""
         whole = self.shortcut_spikes if shortcut == "before" and len(norms) == 1 else None
-        how = (shortcut, tuple(map(stats.takes_batch, norms)), bool(self.fused), whole)
-        lacks = dispatch.find_normalised(x.device.type, kind, how, dispatch.stamp)
-        if lacks:
-            self._refuse(lacks)
+        how = (shortcut, tuple(map(stats.takes_batch, norms)), whole)
+        one = dispatch.named[dispatch.made_by("normalised", how, dispatch.stamp)]
+        affine = [pair for k, norm in enumerate(norms) for pair in zip(one.behind[4 * k + 2 :], norm[1:3])]
+        args = arguments(neuron, one, inputs, start, final, mode, behind=affine)
+        values, kind = args.values, (*args.kind, bool(record))
+        found = one.find_normalised(x.device.type, kind, bool(self.fused), one.stamp)
+        if isinstance(found, str):
+            self._refuse(found)
             return None
-        runner = dispatch.derived[x.device.type, kind, how]
+        runner = one.runners[found]
         before = len(values) - len(dispatch.numbers)
         # from here on nothing is refused: the running statistics move once
         norm_params = self._norm_params(runner, norms, inputs)

@@ -344,7 +344,7 @@ class Filtered:
 
     def _run(self, of: Connection, what: str, x: Tensor) -> Tensor:
         neuron = of.neuron.neuron
-        dispatch = neuron._settled().of(Leak(), neuron)
+        dispatch = neuron._settled().of(Leak())
         values = tuple([_number(of.neuron.name, *named) for named in dispatch.values(neuron, dispatch.stamp)])
         kinds = tuple(["scalar" if isinstance(value, Tensor) else "number" for value in values])
         kind = dispatch.find(x.device.type, (x.dtype, None, kinds, (), True), False, False, False, dispatch.stamp)
