@@ -106,7 +106,7 @@ class Dispatch:
             self.stamp = key
 
     def of(self, transform: Transform) -> Dispatch:
-        """What computes by the program that ``transform`` makes of the one that there is, on the same backends."""
+        """The dispatch of the program that ``transform`` makes of this one's, on the same backends."""
         dispatch = self.made.get(transform)
         if dispatch is None:
             before: Any = self.program
@@ -128,7 +128,7 @@ class Dispatch:
         return key
 
     def adopt(self, before: Dispatch) -> None:
-        """Have the runners of a dispatch of the same program, also those that transforms make: torch.compile guards them."""
+        """Take over the runners of a dispatch of the same program, and those of its transforms: torch.compile guards them."""
         self.runners = before.runners
         for transform, made in before.made.items():
             self.of(transform).adopt(made)
