@@ -14,6 +14,7 @@ from spikecore._version import __version__ as __version__
 if TYPE_CHECKING:  # the same names once more, for type checkers and editors
     from spikecore import backend as backend
     from spikecore import bench as bench
+    from spikecore import core as core
     from spikecore import dtypes as dtypes
     from spikecore import encode as encode
     from spikecore import functional as functional
@@ -25,7 +26,6 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors
     from spikecore import losses as losses
     from spikecore import metrics as metrics
     from spikecore import models as models
-    from spikecore import neuron as neuron
     from spikecore import neurons as neurons
     from spikecore import nir as nir
     from spikecore import parallel as parallel
@@ -44,6 +44,7 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors
     from spikecore._transforms import fuse as fuse
     from spikecore._transforms import hoist as hoist
     from spikecore._transforms import unfuse as unfuse
+    from spikecore.core.neuron import Neuron as Neuron
     from spikecore.functional import carry_state as carry_state
     from spikecore.functional import detach as detach
     from spikecore.functional import get_state as get_state
@@ -56,7 +57,6 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors
     from spikecore.inspect import monitor as monitor
     from spikecore.lang import ops as ops
     from spikecore.layers._delay import Delay as Delay
-    from spikecore.neuron import Neuron as Neuron
     from spikecore.neurons import *
     from spikecore.parallel import checkpoint as checkpoint
     from spikecore.surrogate import Surrogate as Surrogate
@@ -79,7 +79,7 @@ _NAMES: Mapping[str, str] = {
     "spikecore.inspect": "energy explain monitor",
     "spikecore.lang": "ops",
     "spikecore.layers._delay": "Delay",
-    "spikecore.neuron": "Neuron",
+    "spikecore.core.neuron": "Neuron",
     "spikecore.parallel": "checkpoint",
     "spikecore.surrogate": "Surrogate",
     "spikecore.training": (
@@ -91,7 +91,7 @@ _MODULES: Dict[str, str] = {name: module for module, names in _NAMES.items() for
 #: Modules that stand in ``dir(sc)``.
 _LISTED = "backend encode layers losses metrics models nir plot quant surrogate".split()
 #: Public modules, which are attributes without an import of their own.
-_INNER = "bench dtypes functional inspect interpreter kernels lang neuron neurons parallel stochastic testing training"
+_INNER = "bench core dtypes functional inspect interpreter kernels lang neurons parallel stochastic testing training"
 _PUBLIC = frozenset([*_LISTED, *_INNER.split()])
 
 #: Module -> names of it that ``dir(sc)`` does not list: programs and plugins have them from ``sc``.

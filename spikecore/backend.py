@@ -25,7 +25,6 @@ from spikecore._base.bits import Packing
 from spikecore._base.bits import Whole as Whole
 from spikecore._base.caches import RUNNERS, Recent
 from spikecore._base.caches import Lock as Lock
-from spikecore._base.context import COMPILES as COMPILES
 from spikecore._base.descriptions import ANY_DEVICE as ANY_DEVICE
 from spikecore._base.descriptions import BACKEND_API as BACKEND_API
 from spikecore._base.descriptions import OLDEST_API as OLDEST_API
@@ -43,6 +42,7 @@ from spikecore._base.running import Runner as Runner
 from spikecore._base.running import Tensors as Tensors
 from spikecore._base.running import by_call as by_call
 from spikecore._base.running import one_step as one_step
+from spikecore.context import COMPILES as COMPILES
 from spikecore.dtypes import compute_dtype as compute_dtype
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Dict, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 
-from spikecore._base.context import EAGER, world
+from spikecore.context import EAGER, world
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -20,9 +20,8 @@ from typing import Any, ClassVar, Dict, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.misnamed import hint_at_missing
-from spikecore._shell import checks
-from spikecore._shell.state import Stepped, with_generator, without_generator
+from spikecore.core import checks
+from spikecore.core.state import Stepped, with_generator, without_generator
 from spikecore.dtypes import compute_dtype
 
 __all__ = ["Constant", "Delta", "Encoder", "Latency", "Poisson"]
@@ -292,6 +291,3 @@ def _positive(name: str, value: float) -> float:
     if not _number(name, value) > 0.0:
         raise ValueError(f"{name} must be greater than 0, got {value!r}")
     return float(value)
-
-
-hint_at_missing(__name__)

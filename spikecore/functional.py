@@ -15,16 +15,14 @@ from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional, Seq
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.context import compile_time, is_compiling, is_plain
-from spikecore._base.errors import a_kind
-from spikecore._base.misnamed import hint_at_missing
-from spikecore._shell import checks, parameters
-from spikecore._shell.binding import ask, request
-from spikecore._shell.checks import shown
-from spikecore._shell.modules import in_turn, outside
-from spikecore._shell.state import Stateful, Stepped, carry, carry_no_more, cut_graph, keep, names_of_state
+from spikecore.context import compile_time, is_compiling, is_plain
+from spikecore.core import checks, parameters
+from spikecore.core.dispatch import ask, request
+from spikecore.core.modules import in_turn, outside
+from spikecore.core.neuron import Neuron
+from spikecore.core.state import Stateful, Stepped, carry, carry_no_more, cut_graph, keep, names_of_state
 from spikecore.layers import Delay
-from spikecore.neuron import Neuron
+from spikecore.words import a_kind, shown
 
 __all__ = [
     "at_rest",
@@ -441,6 +439,3 @@ def mask_of(lengths: Union[Tensor, Sequence[int]], T: int) -> Tensor:
 
 def __dir__() -> List[str]:
     return __all__
-
-
-hint_at_missing(__name__)

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from spikecore._base.context import PLAIN as PLAIN_TYPES
-from spikecore._base.context import is_autocast as is_autocast
-from spikecore._base.context import is_plain
 from spikecore.backend import Feedback, ParamValue, Runner, Spec, Tensors, by_call, one_step
+from spikecore.context import PLAIN as PLAIN_TYPES
+from spikecore.context import is_autocast as is_autocast
+from spikecore.context import is_plain
 from spikecore.lang import Node, Program, loop_invariant, topological
 from spikecore.lang._plain import number
 from spikecore.lang._program import UNBOUNDED, differentiable_leaves

@@ -38,8 +38,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor
 
-from spikecore._base.context import is_compiling, is_plain
-from spikecore._base.misnamed import hint_at_missing
+from spikecore.context import is_compiling, is_plain
 from spikecore.dtypes import compute_dtype
 
 __all__ = [
@@ -785,6 +784,3 @@ def _as_times(name: str, at: Any, length: int) -> List[float]:
     if not all(-length <= number < math.inf for number in numbers):
         raise ValueError(f"{name} must be a time from 0 on, or from the end, down to -T = {-length}, got {at!r}")
     return [float(number) for number in numbers]
-
-
-hint_at_missing(__name__)

@@ -8,8 +8,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from spikecore._base.context import is_plain
-from spikecore._base.misnamed import hint_at_missing
+from spikecore.context import is_plain
 from spikecore.losses import Steps, check_readout, left_out, pool
 
 __all__ = ["accuracy"]
@@ -96,6 +95,3 @@ def _first_step(fired: Tensor) -> Tensor:
     steps = fired.shape[0]
     time = torch.arange(steps, device=fired.device, dtype=torch.float32).reshape(steps, 1, 1)
     return torch.where(fired, time, torch.full_like(time, float(steps))).amin(0)
-
-
-hint_at_missing(__name__)

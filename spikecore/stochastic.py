@@ -17,12 +17,12 @@ from typing import Any, ClassVar, Dict, Mapping, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from spikecore._shell import checks
-from spikecore._shell.state import with_generator, without_generator
 from spikecore.backend import Unsupported
+from spikecore.core import checks
+from spikecore.core.neuron import Neuron
+from spikecore.core.state import with_generator, without_generator
 from spikecore.dtypes import compute_dtype
 from spikecore.lang import ops
-from spikecore.neuron import Neuron
 from spikecore.neurons import LIF
 from spikecore.surrogate import StraightThrough, Surrogate
 

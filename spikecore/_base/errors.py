@@ -1,8 +1,6 @@
-"""Exceptions of backends, which :mod:`spikecore.backend` names for users, and words for sentences of errors."""
+"""Exceptions of backends, which :mod:`spikecore.backend` names for users."""
 
 from __future__ import annotations
-
-from typing import Any
 
 
 class BackendError(RuntimeError):
@@ -33,20 +31,3 @@ class Unsupported(BackendError, NotImplementedError):
     """The backend works here but does not do what this call needs."""
 
     __module__ = "spikecore.backend"
-
-
-def a_kind(value: Any) -> str:
-    """The class of ``value`` with its article: a LIF, an int."""
-    name = type(value).__name__
-    return f"{'an' if name[:1].lower() in tuple('aeio') else 'a'} {name}"
-
-
-def no_tensor(name: str, value: Any) -> str:
-    """What is said of an input ``name`` that is no tensor, and what to give."""
-    if type(value).__name__ == "PackedSequence":  # not imported: errors need no torch
-        return (
-            f"{name} is a PackedSequence; give a padded tensor, as torch.nn.utils.rnn.pad_sequence or "
-            "pad_packed_sequence makes it, and a mask to losses and metrics, sc.functional.mask_of(lengths, T)"
-        )
-    way = f", torch.from_numpy({name}).float()" if type(value).__module__ == "numpy" else ""
-    return f"{name} is {a_kind(value)}; give a tensor{way}"

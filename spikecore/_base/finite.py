@@ -7,7 +7,7 @@ from typing import Any, Iterable, List, Optional, Tuple
 import torch
 from torch import Tensor
 
-from spikecore._base.batches import leaves
+from spikecore.batches import leaves
 
 #: Others, such as whole numbers and 8-bit floats, are taken to be finite: torch has no ``isfinite`` for all of them.
 _KINDS = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)

@@ -191,18 +191,6 @@ def _of_neuron(module: nn.Module, name: str) -> str:
     return f"its neuron has it: module.neuron.{name}" if name in names else ""
 
 
-def hint_at_missing(module: str) -> None:
-    """Have the module of this name say which name is meant where one is missing.
-
-    It is set here: a type checker takes a module with a ``__getattr__`` of its own for one that has every name.
-    """
-
-    def missing_in_module(name: str) -> Any:
-        raise AttributeError(missing_in(module, name))
-
-    vars(sys.modules[module])["__getattr__"] = missing_in_module
-
-
 def missing_in(module: str, name: str) -> str:
     """What is said where a module has no such name."""
     return f"module {module!r} has no attribute {name!r}{_of_missing(name, sys.modules[module])}"

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spikecore._shell.checks import shown, whole
-from spikecore._shell.modules import unwrapped
+from spikecore.core.checks import whole
+from spikecore.core.modules import unwrapped
 from spikecore.graph import (
     CONVOLUTIONS,
     DROPOUTS,
@@ -31,6 +31,7 @@ from spikecore.graph import (
 from spikecore.lang.render import on_one_line
 from spikecore.layers import TimeBatched
 from spikecore.neurons import IF
+from spikecore.words import shown
 
 #: Layers of weights: spikes of the neuron before come in here, so its threshold is multiplied into the weight.
 _WEIGHTED = (nn.Linear, *CONVOLUTIONS)

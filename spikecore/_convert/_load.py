@@ -5,7 +5,7 @@ Rules of this module:
 - An entry goes by its name. ``TimeBatched`` and ``Recurrent`` put a module between, which the other library has not:
   the places of an entry are those that it has with and without these.
 - What an entry means is for the module to say that takes it: a neuron takes ``beta`` as a number, and refuses a
-  ``reset_mechanism_val`` that is not its own (:mod:`spikecore._shell.checkpoints`).
+  ``reset_mechanism_val`` that is not its own (:mod:`spikecore.core.checkpoints`).
 - Loaded is everything or nothing: a copy of the network, where one can be made, loads first.
 """
 
@@ -18,11 +18,11 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, Sequence, Set, 
 import torch
 from torch import Tensor, nn
 
-from spikecore._shell.checkpoints import SNNTORCH, STATES_OF_SNNTORCH
-from spikecore._shell.checks import shown
+from spikecore.core.checkpoints import SNNTORCH, STATES_OF_SNNTORCH
+from spikecore.core.neuron import Neuron
 from spikecore.layers import TimeBatched
-from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
+from spikecore.words import shown
 
 #: Names under which programs keep the state of a network in a checkpoint.
 USUAL = ("state_dict", "model_state_dict", "net_state_dict", "model", "net", "network")

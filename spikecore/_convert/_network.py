@@ -11,7 +11,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from spikecore._convert import _snntorch, _spikingjelly
 from spikecore._convert._swapped import Conversion, Left, Swapped
-from spikecore._shell.checks import shown
+from spikecore.words import shown
 
 #: How a module becomes one of ours: called, it changes the module and says what computes it now.
 Change = Callable[[], str]

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from spikecore import surrogate
 from spikecore._convert._swapped import Carrying, Left, become, built, not_converted
+from spikecore.core.neuron import Neuron
 from spikecore.lang import ops
-from spikecore.neuron import Neuron
 from spikecore.neurons import Alpha, Lapicque, Leaky, SynapticLeaky
 from spikecore.surrogate import Surrogate
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from spikecore import surrogate
 from spikecore._convert._swapped import Carrying, Left, Named, Swapped, become, built, not_converted, swapped
-from spikecore._shell.modules import has_own_hooks
+from spikecore.core.modules import has_own_hooks
+from spikecore.core.neuron import Neuron
 from spikecore.layers import SequenceDropout
-from spikecore.neuron import Neuron
 from spikecore.neurons import EIF, IF, KLIF, LI, LIF, PLIF, QIF, Izhikevich, Synaptic
 
 Values = Tuple[Any, ...]

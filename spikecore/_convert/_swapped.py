@@ -16,10 +16,10 @@ from typing import Any, Callable, ClassVar, Container, Dict, List, Mapping, Name
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.context import compile_time
-from spikecore._shell.checks import shown
-from spikecore._shell.state import State, Stateful, check_exported, keep
+from spikecore.context import compile_time
+from spikecore.core.state import State, Stateful, check_exported, keep
 from spikecore.lang.render import on_one_line
+from spikecore.words import shown
 
 T = TypeVar("T")
 

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from spikecore import graph
-from spikecore._base.errors import a_kind
 from spikecore._export_c._graph import Refused, Step, step_of
 from spikecore._export_c._program import Built, source, words_of_header
 from spikecore._export_c._values import Table, Value, integers_of, table_of
-from spikecore._shell.checks import shown
 from spikecore.lang.render import C_WORDS, LIKE_A_MACRO, LONGEST
 from spikecore.quant import Format
+from spikecore.words import a_kind, shown
 
 __all__ = ["CProgram", "export_c"]
 

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
-from spikecore._shell.modules import has_own_hooks, unwrapped
 from spikecore._transforms import unfuse
+from spikecore.core.modules import has_own_hooks, unwrapped
+from spikecore.core.neuron import Neuron
 from spikecore.encode import Constant
 from spikecore.functional import set_step
 from spikecore.graph import NORMS, Call, Graph, NotFollowed, folded, norm_source, read, run
 from spikecore.lang.render import C_WORDS, LIKE_A_MACRO, ascii_name
 from spikecore.layers import NormNeuron, SequenceDropout
-from spikecore.neuron import Neuron
 from spikecore.quant._layers import round_input, round_output
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)

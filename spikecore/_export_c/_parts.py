@@ -23,7 +23,7 @@ from spikecore._export_c._values import (
     table_of,
     type_of,
 )
-from spikecore._shell import parameters
+from spikecore.core import parameters
 from spikecore.lang import Node, Program, topological
 from spikecore.lang.c import C11Printer
 from spikecore.lang.eager import StraightLine, number

@@ -26,13 +26,13 @@ from spikecore._export_c._parts import (
     is_spike,
 )
 from spikecore._export_c._values import BYTES, Value
-from spikecore._shell.modules import calls_as
+from spikecore.core.modules import calls_as
+from spikecore.core.neuron import Neuron
 from spikecore.graph import layer_of
 from spikecore.lang import c
 from spikecore.lang.render import on_one_line
 from spikecore.layers import Delay, PackedConv2d, PackedLinear
 from spikecore.layers._pooling import CompactAvgPool2d, CompactMaxPool2d
-from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 from spikecore.nir import SumPool2d
 from spikecore.quant import Format, analyse

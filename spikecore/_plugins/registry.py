@@ -38,14 +38,9 @@ from spikecore._base.descriptions import (
     BackendStatus,
     Capabilities,
 )
-from spikecore._base.errors import (
-    BackendError,
-    BackendLoadError,
-    BackendUnavailable,
-    UnknownBackend,
-    a_kind,
-)
+from spikecore._base.errors import BackendError, BackendLoadError, BackendUnavailable, UnknownBackend
 from spikecore._version import __version__
+from spikecore.words import a_kind
 
 if TYPE_CHECKING:
     from spikecore.backend import Backend

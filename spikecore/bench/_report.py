@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Tuple, Union
 
-from spikecore._base.files import replacing
+from spikecore.files import replacing
 
 #: Version of the JSON. A reader refuses an unknown one.
 SCHEMA = 2

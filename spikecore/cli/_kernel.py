@@ -12,9 +12,9 @@ from torch import nn
 
 from spikecore.backend import BackendError
 from spikecore.cli._named import named
+from spikecore.core.neuron import Neuron
 from spikecore.dtypes import DTYPES
 from spikecore.inspect import kernel_source
-from spikecore.neuron import Neuron
 from spikecore.neurons import MODELS, example
 from spikecore.surrogate import SURROGATES
 

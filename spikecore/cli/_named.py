@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from spikecore._base.errors import a_kind
+from spikecore.words import a_kind
 
 
 def named(text: str) -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 from torch.nn.utils import parametrize
 
-from spikecore._shell.modules import has_own_hooks
+from spikecore.core.modules import has_own_hooks
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from spikecore._base.batches import folded, unfolded_as
-from spikecore._base.context import autocast_dtype
-from spikecore._shell.modules import has_own_hooks, in_turn
-from spikecore._shell.state import Stateful
+from spikecore.batches import folded, unfolded_as
+from spikecore.context import autocast_dtype
+from spikecore.core.modules import has_own_hooks, in_turn
+from spikecore.core.state import Stateful
 from spikecore.graph._calls import IN_PLACE, Call, Graph
 
 #: Containers of torch.nn, which have no forward of their own, or the forward of their parts.

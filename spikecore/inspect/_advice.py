@@ -10,14 +10,14 @@ from torch import nn
 from spikecore._convert._network import convertible
 from spikecore._convert._swapped import Swapped
 from spikecore._plugins.selection import REFERENCE, automatic_order
-from spikecore._shell.modules import calls_as, has_own_hooks
+from spikecore.core.modules import calls_as, has_own_hooks
+from spikecore.core.neuron import Neuron
 from spikecore.inspect._monitor import neuron_of, stateful_of
 from spikecore.inspect._report import Layer, size
 from spikecore.layers._batch_norm_stats import is_plain_norm
 from spikecore.layers._fusable import fusable
 from spikecore.layers._norm_neuron import NormNeuron
 from spikecore.layers._packing import packable
-from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 
 #: Bytes that are fewer than this part of what the layers keep are not worth a sentence.

@@ -13,15 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spikecore._base.batches import run_network
-from spikecore._shell.modules import makes_time, observing, time_makers
 from spikecore.backend import Unsupported
+from spikecore.batches import run_network
+from spikecore.core.modules import makes_time, observing, time_makers
+from spikecore.core.neuron import Neuron
 from spikecore.dtypes import has_float64
 from spikecore.inspect._explain import copied, cuda_devices
 from spikecore.inspect._monitor import FIRING, Layer, monitor, stateful_of
 from spikecore.inspect._report import Report, Table, dimension_of_time, input_as_read, scaled
 from spikecore.layers import Delay, NormNeuron
-from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 
 #: Picojoules of a 32-bit floating-point multiplication and addition, of the addition alone.

@@ -15,14 +15,13 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.batches import device_of, flattened, to_device, tree_map
-from spikecore._base.errors import a_kind
 from spikecore._plugins.selection import REFERENCE
-from spikecore._shell.automatic import told_of_refusals
-from spikecore._shell.binding import ask, request
-from spikecore._shell.checks import shown
-from spikecore._shell.modules import makes_time, unwrapped
-from spikecore._shell.state import carry
+from spikecore.batches import device_of, flattened, to_device, tree_map
+from spikecore.core.automatic import told_of_refusals
+from spikecore.core.dispatch import ask, request
+from spikecore.core.modules import makes_time, unwrapped
+from spikecore.core.neuron import Neuron
+from spikecore.core.state import carry
 from spikecore.functional import stateful_modules, to_rest
 from spikecore.graph import CONVOLUTIONS, NOTHING, NotFollowed, computed_by, layer_of, read
 from spikecore.inspect._advice import Row, Run, advice
@@ -34,9 +33,9 @@ from spikecore.lang import Node, topological
 from spikecore.layers import Delay, NormNeuron, PackedConv2d, PackedLinear
 from spikecore.layers._norm_neuron import NormPlace
 from spikecore.layers._pooling import CompactAvgPool2d, CompactMaxPool2d
-from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 from spikecore.training._checks import explained, of_network
+from spikecore.words import a_kind, shown
 
 #: From outputs to the number to go backward from; None for their sum.
 Loss = Optional[Callable[[Any], Tensor]]

@@ -12,21 +12,21 @@ from typing import Any, Collection, ContextManager, Dict, Iterator, List, Mappin
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.context import COMPILES, require_compiler
 from spikecore._base.misnamed import hint_of_state
-from spikecore._shell.checks import shown
-from spikecore._shell.modules import outside, unwrapped
-from spikecore._shell.observe import Watcher, unwatch, watch
-from spikecore._shell.state import Stateful
 from spikecore.backend import Tensors
+from spikecore.context import COMPILES, require_compiler
+from spikecore.core.modules import outside, unwrapped
+from spikecore.core.neuron import Neuron
+from spikecore.core.observe import Watcher, unwatch, watch
+from spikecore.core.state import Stateful
 from spikecore.dtypes import compute_dtype, has_float64
 from spikecore.functional import stateful_modules
 from spikecore.inspect import _plot
 from spikecore.inspect._report import Report, Table
 from spikecore.lang import Node, Program
 from spikecore.layers import NormNeuron
-from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
+from spikecore.words import shown
 
 #: What is watched.
 FIRING = (Neuron, NormNeuron, Recurrent)

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from spikecore._plugins.registry import default_registry
 from spikecore._plugins.selection import Resolved
-from spikecore._shell import checks
-from spikecore._shell.checks import lacking
 from spikecore.backend import MAX_STATIC_STEPS, Backend, BackendError, Spec, Unsupported
+from spikecore.core import checks
+from spikecore.core.checks import lacking
+from spikecore.core.neuron import Neuron
 from spikecore.dtypes import DTYPES
 from spikecore.kernels import KernelBackend
-from spikecore.neuron import Neuron
+from spikecore.words import shown
 
 _ASKER = "kernel_source()"
 
@@ -34,7 +35,7 @@ def kernel_source(
     value: Any = neuron
     if not isinstance(value, Neuron):
         hint = f"; give an object, {value.__name__}(...)" if isinstance(value, type) else ""
-        raise TypeError(f"neuron={checks.shown(value)} must be a spikecore neuron{hint}")
+        raise TypeError(f"neuron={shown(value)} must be a spikecore neuron{hint}")
     if dtype not in DTYPES.values():
         raise ValueError(f"dtype={dtype!r} must be one of {', '.join(map(str, DTYPES.values()))}")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base import finite
-from spikecore._base.batches import flattened, run_network
-from spikecore._base.context import AGAIN, region
-from spikecore._shell.modules import observing, outside, time_makers
-from spikecore._shell.state import Stateful
+from spikecore.batches import flattened, run_network
+from spikecore.context import AGAIN, region
+from spikecore.core.modules import observing, outside, time_makers
+from spikecore.core.neuron import Neuron
+from spikecore.core.state import Stateful
 from spikecore.inspect._advice import is_extreme
 from spikecore.inspect._monitor import adds_behind, monitor, neuron_of, stateful_of
 from spikecore.layers import Delay, NormNeuron, TimeBatched
-from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 
 #: Layers that have a form which keeps spikes as bits.

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from spikecore._base.caches import RUNNERS, Lock, Recent
-from spikecore._base.context import COMPILES, EAGER, PLAIN, require_compiler, world
 from spikecore.backend import BackendError, ParamValue, Runner, Tensors, Unsupported
+from spikecore.context import COMPILES, EAGER, PLAIN, require_compiler, world
 from spikecore.kernels._batch_norm import statistics_by_torch
 from spikecore.kernels._call import Call, CallPlan, Kernels, packed_inputs
 from spikecore.kernels._layout import Layout, Moved

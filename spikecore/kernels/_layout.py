@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional, Seq
 import torch
 from torch import Tensor
 
-from spikecore._base.context import is_batched_by_autograd
-from spikecore._base.errors import a_kind
 from spikecore.backend import BackendError, Unsupported
+from spikecore.context import is_batched_by_autograd
 from spikecore.kernels._plan import Geometry
+from spikecore.words import a_kind
 
 if TYPE_CHECKING:
     from spikecore.kernels._call import CallPlan, Form, Kernels, Pass

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Un
 import torch
 from torch import Tensor
 
-from spikecore._base.context import no_autocast
 from spikecore._base.running import BoundCall
 from spikecore.backend import MAX_STATIC_STEPS, Feedback, ParamValue, Spec, Tensors
+from spikecore.context import no_autocast
 from spikecore.dtypes import compute_dtype
 from spikecore.kernels._autograd import KernelCall, apply
 from spikecore.kernels._call import Call, Kernels, channels_of

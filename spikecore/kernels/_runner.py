@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from spikecore._base.context import (
+from spikecore._base.running import BoundCall
+from spikecore.backend import BackendError, ParamValue, Runner, Spec, Tensors, Unsupported
+from spikecore.context import (
     COMPILED,
     EAGER,
     PLAIN,
@@ -24,8 +26,6 @@ from spikecore._base.context import (
     is_transforming,
     world,
 )
-from spikecore._base.running import BoundCall
-from spikecore.backend import BackendError, ParamValue, Runner, Spec, Tensors, Unsupported
 from spikecore.kernels._autograd import Instead, KernelCall, apply, key_of, register, run_op, statistics_op
 from spikecore.kernels._batch_norm import Moments, NormalisingKernels
 from spikecore.kernels._call import Call, CallPlan, Kernels

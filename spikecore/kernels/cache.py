@@ -27,7 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from spikecore._base.files import WRITING, replacing
+from spikecore.files import WRITING, replacing
 
 _log = logging.getLogger("spikecore")
 _FOLDER = "compiled-kernels"

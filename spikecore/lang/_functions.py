@@ -29,7 +29,7 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from spikecore._base.context import is_jit_tracing, is_plain, wants_tangents
+from spikecore.context import is_jit_tracing, is_plain, wants_tangents
 from spikecore.lang._plain import ZERO, choice, is_chosen, is_few, number, step
 
 # -- spike and select

@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Sequence
 import torch
 from torch import Tensor
 
-from spikecore._base.context import is_plain
+from spikecore.context import is_plain
 
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 #: dtype -> the integers of that size.

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Sequence, 
 import torch
 from torch import Tensor
 
-from spikecore._base.context import is_plain as is_plain  # backends take these two from here
 from spikecore._base.errors import Unsupported
+from spikecore.context import is_plain as is_plain  # backends take these two from here
 from spikecore.lang import _numbers as numbers
 from spikecore.lang import operations
 from spikecore.lang._expr import Expr, TraceError, here, lift, make, record, refusing_no_grad

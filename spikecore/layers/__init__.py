@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from spikecore._base.misnamed import hint_at_missing
 from spikecore.layers._blocks import EachToken, MeanOfTokens, MSBlock, SEWBlock, SpikingSelfAttention, Tokens
 from spikecore.layers._delay import Delay
 from spikecore.layers._dropout import SequenceDropout
@@ -33,5 +32,3 @@ __all__ = [
     "tdbn",
     "unpack",
 ]
-
-hint_at_missing(__name__)

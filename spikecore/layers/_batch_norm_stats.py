@@ -11,11 +11,11 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.batches import folded, unfolded
-from spikecore._base.context import is_compiling
-from spikecore._base.errors import a_kind
-from spikecore._shell.modules import has_own_hooks
+from spikecore.batches import folded, unfolded
+from spikecore.context import is_compiling
+from spikecore.core.modules import has_own_hooks
 from spikecore.dtypes import compute_dtype
+from spikecore.words import a_kind
 
 #: The normalisations that a neuron's kernel computes, and how many dimensions ``[T, B, C, ...]`` has for each.
 DIMS: Dict[Any, Tuple[int, ...]] = {nn.BatchNorm1d: (3, 4), nn.BatchNorm2d: (5,), nn.BatchNorm3d: (6,)}

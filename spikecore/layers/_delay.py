@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 
-from spikecore._base.context import autocast_dtype, is_jit_tracing, with_traced_sizes
-from spikecore._shell import checks, modules, parameters, ranges
-from spikecore._shell.modules import has_own_hooks
-from spikecore._shell.state import State, Stateful
+from spikecore.context import autocast_dtype, is_jit_tracing, with_traced_sizes
+from spikecore.core import checks, modules, parameters, ranges
+from spikecore.core.modules import has_own_hooks
+from spikecore.core.state import State, Stateful
+from spikecore.words import shown
 
 PARAMS = ("delay", "sigma")
 #: Name of the inputs before a call in the state.
@@ -116,7 +117,7 @@ class Delay(Stateful):
             return
         if sigma is not None:
             raise ValueError(
-                f"Delay: sigma={checks.shown(sigma)} has no effect on fixed delays, which are rounded to whole steps; "
+                f"Delay: sigma={shown(sigma)} has no effect on fixed delays, which are rounded to whole steps; "
                 "leave it out, or learn=('delay',)"
             )
         self.register_buffer("sigma", None)
@@ -233,7 +234,7 @@ class Delay(Stateful):
             # in float32: a module in float32 that becomes float64 has a width that is 2e-10 below the least one
             fine = bool(interval.holds(checked.float()).all())
         if not fine:
-            raise ValueError(f"Delay: {name}={checks.shown(value)} must be {interval}, in time steps")
+            raise ValueError(f"Delay: {name}={shown(value)} must be {interval}, in time steps")
         return checked
 
     def _check_shape(self, name: str, value: Tensor, shape: Any) -> None:
@@ -313,7 +314,7 @@ class Delay(Stateful):
 def _check_linear(linear: Any, delay: Optional[Tensor]) -> None:
     if not isinstance(linear, nn.Linear) or type(linear).forward is not nn.Linear.forward:
         raise TypeError(
-            f"Delay: linear={checks.shown(linear)} must be an nn.Linear whose forward is torch's, such as "
+            f"Delay: linear={shown(linear)} must be an nn.Linear whose forward is torch's, such as "
             "nn.Linear(C, C): delays stand between its inputs and outputs"
         )
     if is_lazy(linear.weight):

@@ -7,8 +7,9 @@ from typing import Any, Collection, Dict, Optional
 import torch
 from torch import Tensor
 
-from spikecore._shell import checks
-from spikecore._shell.state import Stateful, with_generator, without_generator
+from spikecore.core import checks
+from spikecore.core.state import Stateful, with_generator, without_generator
+from spikecore.words import shown
 
 #: Name of the mask in the state.
 MASK = "mask"
@@ -53,7 +54,7 @@ class SequenceDropout(Stateful):
         """``[T, *N] -> [T, *N]``, or ``[*N] -> [*N]`` in single-step mode."""
         single = self.step == "single"
         if not isinstance(x, Tensor) or not x.is_floating_point():
-            raise TypeError(f"SequenceDropout: x must be a floating-point tensor, got {checks.shown(x)}")
+            raise TypeError(f"SequenceDropout: x must be a floating-point tensor, got {shown(x)}")
         if not (single or x.ndim):
             raise ValueError("SequenceDropout: x must be [T, ...] with time first, got a 0-d tensor")
         if not self.training:

@@ -7,13 +7,13 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from torch import fx, nn
 
-from spikecore._shell.modules import calls_as, in_turn
+from spikecore.core.modules import calls_as, in_turn
+from spikecore.core.neuron import Neuron
 from spikecore.graph import Call, Graph
 from spikecore.graph._parts import read_parts
 from spikecore.graph._rewritten import read_block
 from spikecore.layers._batch_norm_stats import DIMS, is_plain_norm
 from spikecore.layers._norm_neuron import NormPlace
-from spikecore.neuron import Neuron
 
 #: Dimensions of what a normalisation gives: samples, channels and what a sample has. Of nn.BatchNorm1d that is seen.
 _DIMS = {nn.BatchNorm1d: "SC*", nn.BatchNorm2d: "SCHW", nn.BatchNorm3d: "SCDHW"}

@@ -8,18 +8,18 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.context import COMPILED, EAGER, PLAIN, is_exporting, world
-from spikecore._base.errors import a_kind
 from spikecore._base.running import Runner, bound
-from spikecore._shell import checks, observe
-from spikecore._shell.binding import Dispatch
-from spikecore._shell.call import NotedCall, arguments, execute
-from spikecore._shell.modules import calls_as
-from spikecore._shell.observe import Results
 from spikecore.backend import BackendError, Tensors, Unsupported
+from spikecore.context import COMPILED, EAGER, PLAIN, is_exporting, world
+from spikecore.core import checks, observe
+from spikecore.core.call import NotedCall, arguments, execute
+from spikecore.core.dispatch import Dispatch
+from spikecore.core.modules import calls_as
+from spikecore.core.neuron import Neuron
+from spikecore.core.observe import Results
 from spikecore.dtypes import NAMES
 from spikecore.layers import _batch_norm_stats as stats
-from spikecore.neuron import Neuron
+from spikecore.words import a_kind
 
 #: The normalisations of the inputs of a call: of x, and of the shortcut if that is normalised.
 Norms = Sequence[stats.Norm]

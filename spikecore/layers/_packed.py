@@ -21,7 +21,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from spikecore._base.bits import Bits, Packing, Whole, memory_order
-from spikecore._base.context import (
+from spikecore._plugins.registry import AUTO_NAME, Registry, default_registry
+from spikecore._plugins.selection import Request, Resolved, resolve
+from spikecore.backend import BackendError
+from spikecore.context import (
     COMPILES,
     PLAIN,
     autocast_dtype,
@@ -31,9 +34,6 @@ from spikecore._base.context import (
     no_autocast,
     require_compiler,
 )
-from spikecore._plugins.registry import AUTO_NAME, Registry, default_registry
-from spikecore._plugins.selection import Request, Resolved, resolve
-from spikecore.backend import BackendError
 from spikecore.dtypes import NAMES
 
 #: Stride, padding and dilation of a convolution, two numbers each, and groups; empty for a linear layer.

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from spikecore._base.bits import Whole, added, averaged, multiplied
-from spikecore._base.context import require_compiler
-from spikecore._shell.checks import check_network
-from spikecore._shell.modules import calls_as
+from spikecore.context import require_compiler
+from spikecore.core.checks import check_network
+from spikecore.core.modules import calls_as
+from spikecore.core.neuron import Neuron
 from spikecore.graph import Call, Graph, computed_by
 from spikecore.graph._parts import read_parts
 from spikecore.layers._blocks import Tokens
@@ -26,7 +27,6 @@ from spikecore.layers._packed import (
     as_kind,
     replace_modules,
 )
-from spikecore.neuron import Neuron
 
 #: Torch's layers, and those that take their place.
 _PACKED: Mapping[Type[nn.Module], Type[nn.Module]] = {

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spikecore._base.context import is_plain
+from spikecore.context import is_plain
 from spikecore.layers._packed import as_kind
 
 #: Most numbers in a window of maximum pooling: a byte tells so many places apart.

@@ -8,11 +8,12 @@ from typing import Any, Collection, Dict, Mapping, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore._shell import checks
-from spikecore._shell.state import Stateful, Stepped
+from spikecore.core import checks
+from spikecore.core.neuron import Neuron
+from spikecore.core.state import Stateful, Stepped
 from spikecore.layers._stateless import counts
-from spikecore.neuron import Neuron
 from spikecore.surrogate import Surrogate
+from spikecore.words import shown
 
 #: Name of the last inputs in the state.
 PAST = "past"
@@ -157,7 +158,7 @@ class SlidingPSN(Stateful):
 
 def _check(owner: str, x: Any) -> None:
     if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise TypeError(f"{owner}: x must be a floating-point tensor, got {checks.shown(x)}")
+        raise TypeError(f"{owner}: x must be a floating-point tensor, got {shown(x)}")
 
 
 def _summed(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -8,11 +8,11 @@ from typing import Any, Callable, Dict, Type
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.batches import folded, unfolded
-from spikecore._base.context import is_compiling
-from spikecore._base.errors import no_tensor
-from spikecore._shell.checks import shown, whole
-from spikecore._shell.state import Stateful, Stepped
+from spikecore.batches import folded, unfolded
+from spikecore.context import is_compiling
+from spikecore.core.checks import whole
+from spikecore.core.state import Stateful, Stepped
+from spikecore.words import no_tensor, shown
 
 _OF_DIMS: Dict[int, Type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 

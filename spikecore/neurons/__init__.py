@@ -3,8 +3,7 @@
 import inspect
 from typing import Any, Dict, Type
 
-from spikecore._base.misnamed import hint_at_missing
-from spikecore.neuron import Neuron
+from spikecore.core.neuron import Neuron
 from spikecore.neurons._adaptive import *
 from spikecore.neurons._compartments import *
 from spikecore.neurons._leaky import *
@@ -52,6 +51,3 @@ def example(name: str, **options: Any) -> Neuron:
     required = [p.name for p in inspect.signature(kind).parameters.values() if p.default is p.empty]
     made: Neuron = kind(**{**{name: kind.params[name] for name in required if name in kind.params}, **options})
     return made
-
-
-hint_at_missing(__name__)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Dict, Tuple
 
-from spikecore._shell import checks
+from spikecore.core import checks
+from spikecore.core.neuron import Neuron
 from spikecore.lang import ops
-from spikecore.neuron import Neuron
 from spikecore.neurons._lif import LIF
 from spikecore.neurons._membrane import Membrane
 

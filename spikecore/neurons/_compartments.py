@@ -7,8 +7,8 @@ from typing import Any, Dict, Tuple
 import torch
 from torch import Tensor
 
+from spikecore.core.neuron import Neuron
 from spikecore.lang import ops
-from spikecore.neuron import Neuron
 from spikecore.neurons._membrane import Membrane
 
 __all__ = ["BRF", "TCLIF", "SEAdLIF"]

@@ -1,7 +1,7 @@
 """All steps of a neuron whose output comes back, as one call of its backend: whether that can be, and the call.
 
 A call whose signature is that of one that passed every check goes straight to what ran that one, as calls of neurons
-do (:mod:`spikecore._shell.call`). Parameters are read at each call, and only their shapes are part of a signature.
+do (:mod:`spikecore.core.call`). Parameters are read at each call, and only their shapes are part of a signature.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor
 
-from spikecore._base.context import EAGER, PLAIN, autocast_dtype
 from spikecore._base.running import bound
-from spikecore._shell.call import NotedCall, arguments
 from spikecore.backend import FEEDBACK_BIAS, FEEDBACK_WEIGHT, BackendError, Feedback, Runner, Tensors
+from spikecore.context import EAGER, PLAIN, autocast_dtype
+from spikecore.core.call import NotedCall, arguments
 
 #: Outputs, states as they were given if they were asked for, and recorded states.
 FedResults = Tuple[Tensors, Optional[Tensors], Tensors]

@@ -7,9 +7,9 @@ from typing import Any, Dict, Optional, Tuple
 import torch
 from torch import Tensor
 
-from spikecore._shell import checks, parameters
+from spikecore.core import checks, parameters
+from spikecore.core.neuron import Neuron
 from spikecore.lang import ops
-from spikecore.neuron import Neuron
 
 __all__ = ["Alpha", "Lapicque", "Leaky", "SynapticLeaky"]
 

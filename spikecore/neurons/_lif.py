@@ -7,7 +7,7 @@ from typing import Any, Dict, Tuple
 
 import torch
 
-from spikecore._shell import checks, parameters
+from spikecore.core import checks, parameters
 from spikecore.lang import ops
 from spikecore.neurons._membrane import Membrane
 

@@ -8,10 +8,10 @@ from typing import Any, Dict, Mapping, Optional
 import torch
 from torch import Tensor, nn
 
-from spikecore._shell import checkpoints, checks
-from spikecore._shell.ranges import Interval
+from spikecore.core import checkpoints, checks
+from spikecore.core.neuron import Neuron
+from spikecore.core.ranges import Interval
 from spikecore.lang import ops
-from spikecore.neuron import Neuron
 
 __all__ = ["Membrane"]
 

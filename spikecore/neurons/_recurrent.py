@@ -7,17 +7,17 @@ from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Seq
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.context import COMPILED, is_compiling, with_traced_sizes, world
-from spikecore._base.errors import a_kind
-from spikecore._shell import checks, observe
-from spikecore._shell.call import call
-from spikecore._shell.modules import calls_as, has_hooks
-from spikecore._shell.state import State, Stateful, Stepped
 from spikecore.backend import Tensors, Unsupported
+from spikecore.context import COMPILED, is_compiling, with_traced_sizes, world
+from spikecore.core import checks, observe
+from spikecore.core.call import call
+from spikecore.core.modules import calls_as, has_hooks
+from spikecore.core.neuron import Neuron
+from spikecore.core.state import State, Stateful, Stepped
 from spikecore.layers import Delay
 from spikecore.layers._delay import PAST, following, one_by_one, whole
-from spikecore.neuron import Neuron
 from spikecore.neurons._feedback import FedResults, Matrix, fed_back, under_autocast
+from spikecore.words import a_kind
 
 __all__ = ["Recurrent"]
 

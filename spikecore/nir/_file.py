@@ -14,13 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from spikecore import surrogate as surrogates
-from spikecore._base.errors import a_kind
-from spikecore._shell.checks import shown
-from spikecore._shell.ranges import Interval
+from spikecore.core.neuron import Neuron
+from spikecore.core.ranges import Interval
 from spikecore.dtypes import compute_dtype
-from spikecore.neuron import Neuron
 from spikecore.neurons import PLIF
 from spikecore.surrogate import Surrogate
+from spikecore.words import a_kind, shown
 
 #: The key of everything that spikecore keeps.
 KEY = "spikecore"

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.errors import a_kind
 from spikecore.layers import PackedConv2d, PackedLinear
 from spikecore.nir._file import Refused, content_of, metadata_of, metadata_of_neuron, package, rebuilt
 from spikecore.nir._modules import DelaySteps, Scale, SumPool2d, Threshold
 from spikecore.nir._neuron_nodes import Reading, Writing, unsaid_surrogate
+from spikecore.words import a_kind
 
 #: Fields that a convolution and a pooling have under the same name as their nodes.
 _OF_CONV = ("stride", "padding", "dilation", "groups")

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spikecore._base.batches import folded, unfolded_as
-from spikecore._shell import checks
-from spikecore._shell.state import State, Stateful
+from spikecore.batches import folded, unfolded_as
+from spikecore.core import checks
+from spikecore.core.neuron import Neuron
+from spikecore.core.state import State, Stateful
 from spikecore.lang import ops
-from spikecore.neuron import Neuron
+from spikecore.words import shown
 
 #: The name of the graph's input among the sources of a unit.
 INPUT = ""
@@ -143,7 +144,7 @@ class Scale(nn.Module):
     def __init__(self, scale: Tensor) -> None:
         super().__init__()
         if not isinstance(scale, Tensor) or not scale.is_floating_point():
-            raise TypeError(f"Scale: scale={checks.shown(scale)} must be a floating-point tensor")
+            raise TypeError(f"Scale: scale={shown(scale)} must be a floating-point tensor")
         self.scale = scale if isinstance(scale, nn.Parameter) else nn.Parameter(scale.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:

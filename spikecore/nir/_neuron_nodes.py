@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spikecore._base.errors import a_kind
-from spikecore._shell import parameters
-from spikecore.neuron import Neuron
+from spikecore.core import parameters
+from spikecore.core.neuron import Neuron
 from spikecore.neurons import IF, LI, LIF, PLIF, Leaky, Synaptic, SynapticLeaky
 from spikecore.nir._conventions import GAINS, Convention, leak_of, tau_of
 from spikecore.nir._file import Refused, content_of, fields, metadata_of_neuron, package, rebuilt
 from spikecore.nir._modules import NIRLI, NIRLIF, NIRCubaLI, NIRCubaLIF
 from spikecore.surrogate import ATan
+from spikecore.words import a_kind
 
 #: What tau and r of a float32 file may be off by where they were rounded, relative: a gain this near 1 is 1.
 _ROUNDED = 4.0 * 2.0**-24

@@ -12,8 +12,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from spikecore._base.errors import a_kind
-from spikecore._shell.checks import shown
 from spikecore.layers import Delay
 from spikecore.neurons import Recurrent
 from spikecore.nir import _file
@@ -23,6 +21,7 @@ from spikecore.nir._layer_nodes import LAYER_NODES, check_past, steps_of
 from spikecore.nir._modules import INPUT, Network, Unit
 from spikecore.nir._neuron_nodes import NEURON_NODES, Reading, neuron_of
 from spikecore.surrogate import Surrogate
+from spikecore.words import a_kind, shown
 
 #: Levels of a name, which become modules one within the other, for which Python's stack has to do.
 _LEVELS = 50

@@ -17,11 +17,10 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.files import replacing
-from spikecore._shell import checks
-from spikecore._shell.modules import unwrapped
-from spikecore._shell.state import Stateful
+from spikecore.core.modules import unwrapped
+from spikecore.core.state import Stateful
 from spikecore.encode import Encoder
+from spikecore.files import replacing
 from spikecore.graph import DROPOUTS, Call, Graph, NotFollowed, is_parametrised, read
 from spikecore.layers import Delay
 from spikecore.neurons import Recurrent
@@ -31,6 +30,7 @@ from spikecore.nir._layer_nodes import WRITERS, Place, flatten_node
 from spikecore.nir._modules import OF_ONE_STEP, Network
 from spikecore.nir._neuron_nodes import FORMS, Unsaid, Writing, checked_node_of
 from spikecore.quant._layers import Formats, plain
+from spikecore.words import shown
 
 #: What ``keep`` may name.
 KEEPABLE = tuple("soft_reset no_reset delayed_reset many_spikes initial_state surrogate detach_reset gradient".split())
@@ -99,7 +99,7 @@ def save(
     brain-inspired computing. Nature Communications 15, 2024.
     """
     if not isinstance(net, nn.Module):
-        raise TypeError(f"sc.nir.save: net={checks.shown(net)} must be an nn.Module")
+        raise TypeError(f"sc.nir.save: net={shown(net)} must be an nn.Module")
     check_dt("sc.nir.save", dt)
     check_discretization("sc.nir.save", discretization)
     if isinstance(keep, str) or any(name not in KEEPABLE for name in keep):

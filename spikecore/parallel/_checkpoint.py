@@ -19,15 +19,14 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import checkpoint as torch_checkpoint
 
-from spikecore._base import context
-from spikecore._base.batches import flattened
-from spikecore._base.context import require_compiler
-from spikecore._base.errors import a_kind
-from spikecore._shell.checks import shown
-from spikecore._shell.modules import in_turn
-from spikecore._shell.state import State, Stateful, carried, put_back
+from spikecore import context
 from spikecore.backend import Unsupported
+from spikecore.batches import flattened
+from spikecore.context import require_compiler
+from spikecore.core.modules import in_turn
+from spikecore.core.state import State, Stateful, carried, put_back
 from spikecore.parallel._pipeline import Pipeline, refuse_compiler
+from spikecore.words import a_kind, shown
 
 _COMPILED = (
     "torch.compile and torch.export cannot follow a network with sc.checkpoint; compile its layers, which are then "
@@ -102,7 +101,7 @@ class Checkpointed(nn.Module):
     network itself, whose names, attributes and layers this one has.
     """
 
-    #: See :func:`spikecore._shell.modules.unwrapped`.
+    #: See :func:`spikecore.core.modules.unwrapped`.
     is_checkpointed = True
     #: To a reader of networks it is one call (:func:`spikecore.graph.read`).
     is_one_call = True

@@ -14,12 +14,11 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Se
 import torch
 from torch import Tensor, nn
 
-from spikecore._base import batches
-from spikecore._base.batches import flattened, tree_map
-from spikecore._base.errors import a_kind
-from spikecore._shell.checks import shown
-from spikecore._shell.state import State, Stateful, put
+from spikecore import batches
 from spikecore.backend import Unsupported
+from spikecore.batches import flattened, tree_map
+from spikecore.core.state import State, Stateful, put
+from spikecore.words import a_kind, shown
 
 # -- stages and their devices
 

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from spikecore._base.batches import flattened, to_device, tree_map
-from spikecore._base.context import compile_time, is_compiling
-from spikecore._shell.modules import makes_time, outside
-from spikecore._shell.state import Stateful, carry, carry_no_more
+from spikecore.batches import flattened, to_device, tree_map
+from spikecore.context import compile_time, is_compiling
+from spikecore.core.modules import makes_time, outside
+from spikecore.core.state import Stateful, carry, carry_no_more
 from spikecore.functional import check_places, stateful_modules, to_rest
 from spikecore.parallel import _parts as parts
 

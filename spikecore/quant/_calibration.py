@@ -9,19 +9,19 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.batches import flattened
-from spikecore._shell.checks import shown
+from spikecore.batches import flattened
+from spikecore.core.neuron import Neuron
 from spikecore.functional import stateful_modules, to_rest
 from spikecore.graph import Call, NotFollowed, Refused, computed_by, read, readers_of, values
 from spikecore.lang import Program
 from spikecore.lang._program import changed
 from spikecore.lang.transform import Derived, Transform
 from spikecore.layers import Delay
-from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 from spikecore.quant._fixed import FixedPoint, fixed_point_of
 from spikecore.quant._layers import LAYERS
 from spikecore.quant._rewriting import saturating
+from spikecore.words import shown
 
 Inputs = Union[Tensor, Tuple[Tensor, ...]]
 #: Poolings that divide, and the dimensions of their windows.

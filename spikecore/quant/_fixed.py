@@ -22,19 +22,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from spikecore._shell import parameters
-from spikecore._shell.binding import equations
-from spikecore._shell.checks import shown
-from spikecore._shell.ranges import Interval
+from spikecore.core import parameters
+from spikecore.core.dispatch import equations
+from spikecore.core.neuron import Neuron
+from spikecore.core.ranges import Interval
 from spikecore.dtypes import NAMES, compute_dtype
 from spikecore.functional import to_rest
 from spikecore.lang import Program
 from spikecore.lang.node import const
 from spikecore.lang.operations import OPERATION
 from spikecore.lang.transform import Derived, Transform
-from spikecore.neuron import Neuron
 from spikecore.quant._analysis import SIGNIFICAND, Format, power_of_two, signed
 from spikecore.quant._rewriting import FUNCTIONS, ROUNDINGS, Ends, default_frac, rewritten
+from spikecore.words import shown
 
 #: (low, high, size): the range in which a table is exact at its ends, and its number of segments, a power of two.
 Table = Tuple[float, float, int]

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from spikecore._shell.checks import shown
-from spikecore._shell.modules import has_own_inputs, outside, unwrapped
-from spikecore._shell.parameters import adopt
 from spikecore._transforms import unfuse
+from spikecore.core.modules import has_own_inputs, outside, unwrapped
+from spikecore.core.neuron import Neuron
+from spikecore.core.parameters import adopt
 from spikecore.graph import (
     Call,
     Graph,
@@ -33,7 +33,6 @@ from spikecore.graph import (
 )
 from spikecore.layers import Delay, NormNeuron, PackedConv2d, PackedLinear
 from spikecore.layers._packed import replace_modules
-from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 from spikecore.quant._analysis import SIGNIFICAND, Format, Inexact
 from spikecore.quant._calibration import MEANS, SEEN, WINDOWS, Inputs, Run, evaluating, fires, first_run
@@ -55,6 +54,7 @@ from spikecore.quant._layers import (
     weight_of,
 )
 from spikecore.quant._rewriting import ThresholdIsZero
+from spikecore.words import shown
 
 #: Ranges of weights -> their grids.
 RANGES: Dict[str, Type[OnGrid]] = {kind.ranges: kind for kind in (OnGrid, LearntGrid)}

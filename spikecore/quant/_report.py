@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from spikecore._base.errors import a_kind
-from spikecore._shell.parameters import current
+from spikecore.core.neuron import Neuron
+from spikecore.core.parameters import current
 from spikecore.lang.render import on_one_line
-from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 from spikecore.quant._analysis import analyse
 from spikecore.quant._calibration import Inputs, Seen, evaluating, first_run, inputs_of
 from spikecore.quant._fixed import fixed_point_of
 from spikecore.quant._layers import OnGrid, bits_of, integers_of
 from spikecore.quant._prepare import Weighted, input_format, prove, weighted
+from spikecore.words import a_kind
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ Your own::
 
 from typing import Dict, Type
 
-from spikecore._base.misnamed import hint_at_missing
 from spikecore.surrogate._base import Surrogate as Surrogate
 from spikecore.surrogate._piecewise import *
 from spikecore.surrogate._smooth import *
@@ -54,5 +53,3 @@ __all__ = [
 SURROGATES: Dict[str, Type[Surrogate]] = {
     name: globals()[name] for name in sorted(__all__, key=str.lower) if name != "Surrogate"
 }
-
-hint_at_missing(__name__)

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 import spikecore as sc
+from spikecore.core.neuron import Neuron
 from spikecore.lang import Node, Program, topological
 from spikecore.lang.node import SpikeRule
-from spikecore.neuron import Neuron
 from spikecore.testing._oracle import Array, Derivative, Next, Oracle, Value
 from spikecore.testing._oracle.values import apply
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from spikecore.neuron import Neuron
+from spikecore.core.neuron import Neuron
 from spikecore.testing._oracle import Array, Derivative, Next, Oracle, Value, ops
 from spikecore.testing._oracle import neurons as oracle
 from spikecore.testing._oracle.rules import EXACT

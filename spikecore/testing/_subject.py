@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from spikecore.core.neuron import Neuron
 from spikecore.dtypes import DTYPES, NARROW
-from spikecore.neuron import Neuron
 from spikecore.testing._compare import Mismatch, as_array, backward, same
 from spikecore.testing._conditioning import Conditioning
 from spikecore.testing._config import Config, piece_lengths

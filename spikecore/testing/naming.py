@@ -15,11 +15,11 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optio
 import torch
 from torch import Tensor
 
-from spikecore._shell.checks import COMMON
 from spikecore.backend import Spec
+from spikecore.core.checks import COMMON
+from spikecore.core.neuron import Neuron
 from spikecore.kernels import BackwardPlan, ForwardPlan
 from spikecore.lang import ops
-from spikecore.neuron import Neuron
 from spikecore.surrogate import Surrogate
 
 #: What a name can be of. An output has no name but that of the local variable that it is.

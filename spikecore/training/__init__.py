@@ -5,7 +5,7 @@ backends with a training step of their own: the protocols :class:`TrainingStep` 
 checks and the handling of batches that every step needs.
 """
 
-from spikecore._base.batches import device_of, flattened, run_network, tree_map
+from spikecore.batches import device_of, flattened, run_network, tree_map
 from spikecore.training._checks import check_loss, check_optimizer
 from spikecore.training._models import DataLoader, inference_model, training_model
 from spikecore.training._online import STDP, OnlineOptions, OnlineTraining

@@ -14,18 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spikecore import losses
-from spikecore._base.batches import flattened
-from spikecore._base.context import is_plain
-from spikecore._base.errors import no_tensor
-from spikecore._shell.checks import shown
-from spikecore._shell.modules import makes_time, observing, unwrapped
-from spikecore._shell.state import Stateful
+from spikecore.batches import flattened
+from spikecore.context import is_plain
+from spikecore.core.modules import makes_time, observing, unwrapped
+from spikecore.core.neuron import Neuron
+from spikecore.core.state import Stateful
 from spikecore.encode import Latency, Poisson
 from spikecore.graph import NotFollowed, read
 from spikecore.lang import topological
 from spikecore.layers import NormNeuron
-from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
+from spikecore.words import no_tensor, shown
 
 #: The step in which layers that were silent in the first one are looked at again.
 SECOND_LOOK = 100

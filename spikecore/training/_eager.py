@@ -18,8 +18,8 @@ from typing import Any, ContextManager, Dict, List, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.batches import beside, device_of, to_device, tree_map
-from spikecore._shell.modules import named_as, unwrapped
+from spikecore.batches import beside, device_of, to_device, tree_map
+from spikecore.core.modules import named_as, unwrapped
 from spikecore.functional import into_ranges, own_state, stateful_modules
 from spikecore.training._checks import (
     SECOND_LOOK,

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import optimizer as _torch_optimizer
 
-from spikecore._base.batches import flattened, run_network, tree_map
-from spikecore._base.context import COMPILES
-from spikecore._shell.modules import is_shard
 from spikecore.backend import Unsupported
+from spikecore.batches import flattened, run_network, tree_map
+from spikecore.context import COMPILES
+from spikecore.core.modules import is_shard
 from spikecore.layers._packing import is_packed, pack
 from spikecore.parallel import Pipeline
 from spikecore.training._steps import TrainingOptions

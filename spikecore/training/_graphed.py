@@ -24,19 +24,19 @@ from typing import Any, Callable, ClassVar, Dict, Hashable, List, Sequence, Tupl
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.batches import flattened, to_device, tree_map
-from spikecore._base.errors import a_kind
-from spikecore._shell.binding import dispatch_of
-from spikecore._shell.checks import is_device, shown
-from spikecore._shell.modules import is_shard
-from spikecore._shell.observe import check_replay
-from spikecore._shell.state import CALL_COUNT, keep
 from spikecore.backend import Unsupported
+from spikecore.batches import flattened, to_device, tree_map
+from spikecore.core.checks import is_device
+from spikecore.core.dispatch import dispatch_of
+from spikecore.core.modules import is_shard
+from spikecore.core.observe import check_replay
+from spikecore.core.state import CALL_COUNT, keep
 from spikecore.functional import stateful_modules, to_rest
 from spikecore.training._capture import Capture
 from spikecore.training._eager import EagerInference, EagerTraining
 from spikecore.training._saving import snapshot_of_tables
 from spikecore.training._steps import CudaOptions
+from spikecore.words import a_kind, shown
 
 #: So many steps in a row without a graph, beyond the warm-up, are worth a warning.
 _PATIENCE = 20

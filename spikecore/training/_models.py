@@ -11,19 +11,18 @@ from typing import Any, Callable, Iterable, Optional
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from spikecore._base.batches import tree_map
-from spikecore._base.errors import a_kind
 from spikecore._convert._network import carrying
 from spikecore._plugins.selection import backend_named, capture, resolve
-from spikecore._shell.binding import ask, request
-from spikecore._shell.checks import shown
 from spikecore.backend import Backend, Unsupported
+from spikecore.batches import tree_map
+from spikecore.core.dispatch import ask, request
+from spikecore.core.neuron import Neuron
 from spikecore.functional import check_places, stateful_modules
-from spikecore.neuron import Neuron
 from spikecore.parallel import Pipeline
 from spikecore.training._graphed import GraphedInference, GraphedTraining
 from spikecore.training._online import OnlineOptions, OnlineTraining
 from spikecore.training._steps import CudaOptions, InferenceStep, Loss, TrainingStep
+from spikecore.words import a_kind, shown
 
 
 def training_model(

@@ -18,10 +18,9 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.errors import a_kind
-from spikecore._base.files import replacing
-from spikecore._shell.checks import shown
-from spikecore._shell.modules import is_shard
+from spikecore.core.modules import is_shard
+from spikecore.files import replacing
+from spikecore.words import a_kind, shown
 
 #: Under this name the settings are in the file.
 _SETTINGS = "settings"

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base import finite
-from spikecore._shell.modules import unwrapped
+from spikecore.core.modules import unwrapped
 
 #: A scale is halved by each update that is skipped: after so many in a row no scale of a half type is the reason.
 _PATIENCE = 20

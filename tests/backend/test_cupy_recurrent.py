@@ -12,8 +12,8 @@ from torch import nn
 import spikecore as sc
 from cuda_texts import QUICK, built
 from kernel_loop import TwoEnds
-from spikecore._shell.checks import COMMON
 from spikecore.backend import Feedback, Spec
+from spikecore.core.checks import COMMON
 from spikecore.dtypes import DTYPES, compute_dtype
 from spikecore.kernels import BackwardPlan, ForwardPlan
 from spikecore.testing._install import installed

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import spikecore as sc
-from spikecore._base.context import COMPILES
 from spikecore.backend import Spec
 from spikecore.bench._workloads import TwoStates
+from spikecore.context import COMPILES
 from spikecore.kernels import Geometry
 from spikecore.layers import NormNeuron
 from spikecore.testing._install import installed

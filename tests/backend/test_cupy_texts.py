@@ -23,13 +23,13 @@ import spikecore as sc
 import spikecore_cupy
 from cuda_texts import QUICK, arguments, built, packed, spills
 from spikecore.backend import BackendError, Spec
+from spikecore.core.neuron import Neuron
 from spikecore.dtypes import DTYPES, WIDE, compute_dtype
 from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry
 from spikecore.kernels._batch_norm import NormalisingKernels
 from spikecore.kernels._call import Call
 from spikecore.lang._program import normalised
 from spikecore.lang.node import OPERATIONS
-from spikecore.neuron import Neuron
 from spikecore.testing import _edge_table as edge_table
 from spikecore.testing._custom import CUSTOM
 from spikecore.testing._models import BY_NAME, MODELS, Model

@@ -13,8 +13,8 @@ import spikecore as sc
 from spikecore import functional
 from spikecore._plugins import registry, selection
 from spikecore._plugins.registry import Registry
-from spikecore._shell import checks
 from spikecore.backend import Backend, BackendInfo, Capabilities, Spec, Unsupported, hookimpl
+from spikecore.core import checks
 from spikecore_torch import CAPABILITIES, spikecore_backends
 from spikecore_torch.backend import TorchBackend
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import online_rules as rules
 import spikecore as sc
-from spikecore._shell.state import put_back
+from spikecore.core.state import put_back
 from spikecore.training._online import _backward, _chunk, _traces
 
 

@@ -11,8 +11,8 @@ from torch import nn
 
 import spikecore as sc
 from plain_loop import EVERYTHING, Plain
-from spikecore._base.context import COMPILES
 from spikecore.backend import Capabilities, Unsupported
+from spikecore.context import COMPILES
 from spikecore.testing import check_backend
 from spikecore.testing._install import installed
 

@@ -11,8 +11,8 @@ import pytest
 
 from places import Place, at_least, check, exactly, page, quoted, supported
 from spikecore import dtypes
-from spikecore._shell.checks import lacking
 from spikecore.backend import Capabilities, Feedback, Spec
+from spikecore.core.checks import lacking
 from spikecore.lang import Node, Program
 from spikecore.lang._program import Statistics
 from spikecore.testing._tolerances import EXACT_STEPS, TOLERANCES
@@ -91,7 +91,7 @@ def needed() -> Set[str]:
 
 
 CAPABILITY_PLACES: Dict[str, Place] = {
-    "spikecore/_shell/checks.py: lacking": exactly(lambda: set(CAPABILITIES) - NOT_BY_A_CALL, asked),
+    "spikecore/core/checks.py: lacking": exactly(lambda: set(CAPABILITIES) - NOT_BY_A_CALL, asked),
     "spikecore/testing/_cases: a case that needs it": at_least(lambda: CAPABILITIES, needed),
     "docs/backends.md: ### Capabilities": at_least(lambda: CAPABILITIES, lambda: quoted(page("docs/backends.md"))),
     "docs/support.md: Capabilities": at_least(lambda: CAPABILITIES, supported),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from spikecore.core.neuron import Neuron
 from spikecore.lang.render import Printer, ascii_name
-from spikecore.neuron import Neuron
 from spikecore.testing.naming import namings, same_but_for_names
 
 # -- print(program)

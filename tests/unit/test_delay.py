@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from spikecore._base.context import COMPILES
+from spikecore.context import COMPILES
 
 T, B, J, OUT, LONGEST = 7, 2, 3, 4, 3
 PER = ("connection", "input")

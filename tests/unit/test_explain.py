@@ -11,9 +11,9 @@ from torch import Tensor, nn
 import spikecore as sc
 from kernel_loop import Loop as KernelLoop
 from plain_loop import Plain
-from spikecore._base.context import COMPILES
 from spikecore._plugins import selection
 from spikecore._plugins.registry import Registry
+from spikecore.context import COMPILES
 from spikecore.testing._install import installed
 
 

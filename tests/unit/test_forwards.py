@@ -41,7 +41,7 @@ from judged import (
     near,
     ran,
 )
-from spikecore._base.context import COMPILES
+from spikecore.context import COMPILES
 
 _RULES = ("d_rtrl", "d_rtrl", "eprop", "eprop", "pp_prop", "ottt", "sltt", "bptt", "stdp")
 #: Blocks that are one layer of neurons.

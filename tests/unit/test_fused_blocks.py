@@ -14,7 +14,7 @@ from torch import nn
 
 import spikecore as sc
 from kernel_loop import Loop, bound
-from spikecore._base.context import COMPILES
+from spikecore.context import COMPILES
 from spikecore.layers import NormNeuron, TimeBatched
 
 T, B = 3, 2

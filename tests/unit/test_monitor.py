@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import spikecore as sc
-from spikecore._base.context import COMPILES
+from spikecore.context import COMPILES
 
 
 def network() -> nn.Sequential:

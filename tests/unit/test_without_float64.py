@@ -33,7 +33,7 @@ def without(monkeypatch):
     """The device "meta" has no float64."""
     monkeypatch.setitem(dtypes._FLOAT64, "meta", False)
     # the mode is no reason to compute in another way than on a device
-    monkeypatch.setattr("spikecore._base.context.dispatch_modes", tuple)
+    monkeypatch.setattr("spikecore.context.dispatch_modes", tuple)
 
 
 @pytest.mark.parametrize("name", uses.PLAIN)

@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 import pytest
 
-from spikecore.neuron import Neuron
+from spikecore.core.neuron import Neuron
 from spikecore.testing.naming import assert_like_torch, frame, namings, plans, same_but_for_names, usable
 from spikecore_numba.source import print_kernel
 

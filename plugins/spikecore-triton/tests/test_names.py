@@ -12,7 +12,7 @@ import pytest
 import triton.language
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-from spikecore.neuron import Neuron
+from spikecore.core.neuron import Neuron
 from spikecore.testing.naming import assert_like_torch, frame, namings, plans, same_but_for_names, usable
 from spikecore_triton.compiler import options
 from spikecore_triton.printer import LAUNCH

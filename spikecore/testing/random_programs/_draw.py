@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 
 import spikecore as sc
-from spikecore._shell.checks import COMMON
+from spikecore.core.checks import COMMON
 from spikecore.lang._expr import FROM_TORCH
 from spikecore.lang.operations import ROWS
 from spikecore.testing._config import Config

@@ -13,9 +13,9 @@ from typing import Any, Callable, Dict, Hashable, List, NamedTuple, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.batches import flattened, tree_map
-from spikecore._shell.state import keep
-from spikecore.neuron import Neuron
+from spikecore.batches import flattened, tree_map
+from spikecore.core.neuron import Neuron
+from spikecore.core.state import keep
 from spikecore.training._capture import Capture
 from spikecore.training._online._traces import Traces
 

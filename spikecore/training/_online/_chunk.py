@@ -14,8 +14,8 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore._shell.state import Stateful, carried, put_back
 from spikecore.backend import Unsupported
+from spikecore.core.state import Stateful, carried, put_back
 from spikecore.graph import is_parametrised
 from spikecore.neurons import Recurrent
 from spikecore.neurons._recurrent import FEEDBACK

@@ -6,18 +6,18 @@ from typing import Any, Dict, List, Set, Tuple
 
 from torch import nn
 
-from spikecore._shell.checks import shown
-from spikecore._shell.modules import calls_as, has_own_hooks, makes_time, outside, unwrapped
-from spikecore._shell.state import Stateful, Stepped
 from spikecore.backend import Unsupported
+from spikecore.core.modules import calls_as, has_own_hooks, makes_time, outside, unwrapped
+from spikecore.core.neuron import Neuron
+from spikecore.core.state import Stateful, Stepped
 from spikecore.graph import Call, Graph, NotFollowed, computed_by, is_parametrised, layer_of, read
 from spikecore.layers import Delay, NormNeuron
-from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 from spikecore.training._online._chunk import ONE_CALL, learnt
 from spikecore.training._online._plasticity import Plasticity
 from spikecore.training._online._rules import Rule
 from spikecore.training._online._traces import AFFINE, KINDS
+from spikecore.words import shown
 
 #: What learns from the calls of a chunk, by the word of a rule.
 _LEARN: Dict[str, Any] = {**KINDS, "pairs": Plasticity}

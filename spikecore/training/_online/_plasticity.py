@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore.backend import Unsupported
-from spikecore.neuron import Neuron
+from spikecore.core.neuron import Neuron
 from spikecore.neurons import LI, Recurrent
 from spikecore.training._online._chunk import Chunk, LayerCall, NeuronCall, accumulate, learnt
 from spikecore.training._online._traces import SYNAPSES, Connection, Traces, key_of

@@ -6,8 +6,8 @@ from typing import Any, Mapping
 
 from torch import Tensor, nn
 
-from spikecore._base.errors import a_kind
-from spikecore._shell.state import Stateful, names_of_state
+from spikecore.core.state import Stateful, names_of_state
+from spikecore.words import a_kind
 
 _PARTS = ("states", "traces", "feedback", "gradients")
 

@@ -15,9 +15,9 @@ from typing import Dict, List, Mapping, Tuple
 import torch
 from torch import Tensor
 
-from spikecore._base.context import EAGER
-from spikecore._shell import parameters
-from spikecore._shell.call import arguments
+from spikecore.context import EAGER
+from spikecore.core import parameters
+from spikecore.core.call import arguments
 from spikecore.neurons import Recurrent
 from spikecore.training._online._chunk import Gradients, NeuronCall, gradients, learn, learnt
 from spikecore.training._online._traces import Traces

@@ -10,11 +10,10 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.batches import beside, device_of, flattened, run_network, to_device, tree_map
-from spikecore._shell.checks import shown
-from spikecore._shell.modules import named_as
-from spikecore._shell.state import CALL_COUNT, keep
 from spikecore.backend import Unsupported
+from spikecore.batches import beside, device_of, flattened, run_network, to_device, tree_map
+from spikecore.core.modules import named_as
+from spikecore.core.state import CALL_COUNT, keep
 from spikecore.functional import into_ranges, stateful_modules
 from spikecore.training._checks import check_loss, check_optimizer
 from spikecore.training._graphed import gpu_of
@@ -29,6 +28,7 @@ from spikecore.training._online._saved import check_online
 from spikecore.training._saving import all_or_nothing, check_parts, load_optimizer
 from spikecore.training._steps import Loss
 from spikecore.training._updates import Updates
+from spikecore.words import shown
 
 #: Parts of the state of a step.
 _PARTS = ("net", "optimizer", "online")

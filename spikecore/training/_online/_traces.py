@@ -32,8 +32,8 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.context import no_autocast
 from spikecore.backend import Unsupported
+from spikecore.context import no_autocast
 from spikecore.dtypes import compute_dtype
 from spikecore.graph import CONVOLUTIONS, NORMS
 from spikecore.training._online._chunk import (

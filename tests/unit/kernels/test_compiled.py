@@ -11,8 +11,8 @@ from torch import nn
 
 import spikecore as sc
 from kernel_loop import LAYOUTS, SHAPE, Gated, Loop, bound, channels_last, image
-from spikecore._base.context import COMPILES
 from spikecore.backend import Spec, Unsupported
+from spikecore.context import COMPILES
 from spikecore.kernels import KernelRunner, layout_of
 
 compiled = pytest.mark.skipif(not (COMPILES and sys.version_info < (3, 14)), reason="this torch does not compile")

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 import spikecore as sc
-from spikecore._base.context import COMPILES
+from spikecore.context import COMPILES
 from spikecore.layers import NormNeuron, TimeBatched
 
 T, B, C = 5, 6, 4

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from spikecore._base.bits import Packing
-from spikecore._base.context import COMPILES
 from spikecore._plugins.selection import Resolved
 from spikecore.backend import BackendError
+from spikecore.context import COMPILES
 from spikecore.layers import PackedConv2d, PackedLinear, SEWBlock, TimeBatched
 from spikecore.layers import _packed as packed
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore._base.context import COMPILES
+from spikecore.context import COMPILES
 
 ATAN = sc.surrogate.ATan()
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from spikecore._base.context import COMPILES
+from spikecore.context import COMPILES
 from spikecore.layers import SequenceDropout, TimeBatched
 
 T, B, C = 6, 4, 50

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.checkpoint import checkpoint
 
 import spikecore as sc
-from spikecore._base.context import COMPILES
+from spikecore.context import COMPILES
 
 T, B, C = 6, 4, 8
 

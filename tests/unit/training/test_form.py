@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from graphed import Compiler, failure, without_a_gpu
-from spikecore._base.context import COMPILES
+from spikecore.context import COMPILES
 from spikecore.training._form import CompiledUpdate
 
 OPTIONS = ("channels_last", "compile", "pack_spikes", "graph")

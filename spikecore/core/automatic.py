@@ -17,12 +17,12 @@ from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence
 
 from torch import Tensor
 
-from spikecore._base.context import is_compiling
 from spikecore._base.running import BoundCall, bound, in_graph
 from spikecore._plugins.registry import default_registry
 from spikecore._plugins.selection import Resolved, alternatives
-from spikecore._shell import checks
 from spikecore.backend import Backend, BackendError, ParamValue, Runner, Spec, Tensors, Unsupported, by_call, one_step
+from spikecore.context import is_compiling
+from spikecore.core import checks
 from spikecore.lang import Program
 
 #: Who is told of refusals: functions of the names of the refusing and of the next backend, and the error.

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from spikecore._shell.ranges import Interval
+from spikecore.core.ranges import Interval
 
 NAN = float("nan")
 EPS = torch.finfo(torch.float32).eps

@@ -19,8 +19,8 @@ from typing import Any, Callable, Dict, List, Mapping, Optional
 import torch
 from torch import Tensor, nn
 
-from spikecore._shell import parameters
-from spikecore._shell.ranges import Interval
+from spikecore.core import parameters
+from spikecore.core.ranges import Interval
 
 #: The name of a transform's entry: that of torch for what is no parameter and no buffer.
 TRANSFORM = "_extra_state"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import spikecore as sc
-from spikecore._base.context import COMPILES
+from spikecore.context import COMPILES
 
 compiles = pytest.mark.skipif(
     not COMPILES or sys.version_info >= (3, 14), reason="this torch does not compile a neuron"

@@ -13,25 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base import misnamed
-from spikecore._base.context import is_compiling
-from spikecore._base.errors import a_kind, no_tensor
 from spikecore._plugins.registry import AUTO_NAME, default_registry
 from spikecore._plugins.selection import Resolved
 from spikecore.backend import BackendError, Capabilities, Feedback, Spec, Tensors, Unsupported
+from spikecore.context import is_compiling
 from spikecore.dtypes import NAMES, compute_dtype
 from spikecore.lang import Program
 from spikecore.surrogate import Surrogate
 from spikecore.surrogate._base import is_given
+from spikecore.words import a_kind, no_tensor, shown
 
 RESETS = ("hard", "soft", "none")
 #: Keywords of every neuron, beside its parameters.
 COMMON = ("surrogate", "detach_reset", "gradient", "learn", "channel_dim", "step", "repeat", "backend", "bounds")
-
-
-def shown(value: Any) -> str:
-    """The value for a sentence: a tensor or a network would fill the screen."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def check_network(owner: str, net: Any) -> None:

@@ -5,7 +5,7 @@ Rules of this module:
 - What was asked is taken when a neuron is made; the backend is bound when the neuron first meets a device type; a
   runner is compiled for each kind of call. After that a call finds its runner with one look-up.
 - What torch exports or transforms (vmap, grad, jvp, jit.trace) is computed by the reference, whatever backend was asked
-  for: no transform looks through a kernel. :func:`spikecore._base.context.world` says what follows a call. An IPU, on
+  for: no transform looks through a kernel. :func:`spikecore.context.world` says what follows a call. An IPU, on
   which the reference does not compute, is the exception: there the backend itself emits operations of torch.
 - The definition is traced at the first call, and again whenever an attribute of the neuron is set, deleted, registered,
   loaded or moved, and by :meth:`spikecore.Neuron.retrace`. The neuron then gets another :class:`Dispatch`, which has
@@ -25,18 +25,19 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base.caches import CALLS
-from spikecore._base.context import compile_time, is_exporting
 from spikecore._plugins.registry import AUTO_NAME, default_registry
 from spikecore._plugins.selection import REFERENCE, Request, Resolved, capture, resolve
-from spikecore._shell import checks
-from spikecore._shell.automatic import Calls, automatic_runner
-from spikecore._shell.ranges import Interval
-from spikecore._shell.state import Stateful
 from spikecore.backend import Feedback, Runner, Spec, Unsupported
+from spikecore.context import compile_time, is_exporting
+from spikecore.core import checks
+from spikecore.core.automatic import Calls, automatic_runner
+from spikecore.core.ranges import Interval
+from spikecore.core.state import Stateful
 from spikecore.dtypes import NAMES
 from spikecore.lang import Expr, Node, Numbers, Program, topological, trace
 from spikecore.lang._spike_times import with_spike_times
 from spikecore.lang.transform import Normalised, Repeated, Transform
+from spikecore.words import shown
 
 # -- dispatch
 
@@ -75,7 +76,7 @@ class Dispatch:
     numbers: Dict[str, float] = field(default_factory=dict)
     #: Kind of call -> its runner. Keys are content: neurons of one program share compiled code, and agree on the keys.
     runners: Dict[CallKind, Runner] = field(default_factory=dict)
-    #: Calls that passed every check, by their signature: a :class:`~spikecore._shell.call.NotedCall`, or what such a
+    #: Calls that passed every check, by their signature: a :class:`~spikecore.core.call.NotedCall`, or what such a
     #: module notes of its calls.
     noted: Dict[Tuple[Any, ...], Any] = field(default_factory=dict)
     #: What computes by the programs that transforms make of this one: see :meth:`of`.
@@ -128,7 +129,7 @@ class Dispatch:
         return key
 
     def adopt(self, before: Dispatch) -> None:
-        """Take over the runners of a dispatch of the same program, and those of its transforms: torch.compile guards them."""
+        """Share the runners of a dispatch of the same program, and those of its transforms: torch.compile guards both."""
         self.runners = before.runners
         for transform, made in before.made.items():
             self.of(transform).adopt(made)
@@ -342,7 +343,7 @@ def _check_learnt(neuron: Any, program: Program) -> None:
 def request(backend: Optional[str], source: str) -> Request:
     """The request for this backend, whose name is checked; ``source`` is who asks, in the words that errors use."""
     if backend is not None and not isinstance(backend, str):
-        raise TypeError(f"backend={checks.shown(backend)} must be a backend's name, 'auto' or None")
+        raise TypeError(f"backend={shown(backend)} must be a backend's name, 'auto' or None")
     return Request(None, "") if backend is None else capture(backend, source)
 
 

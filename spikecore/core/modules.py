@@ -11,7 +11,7 @@ from typing import Any, Callable, Iterator, Mapping, Sequence, Set, Tuple, Type,
 from torch import Tensor, nn
 from torch.nn.modules import module as _module
 
-from spikecore._base.context import PLAIN
+from spikecore.context import PLAIN
 
 _Hook = TypeVar("_Hook", bound=Callable[..., Any])
 #: The attribute of a hook that takes a layer as it is computed.

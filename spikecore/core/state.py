@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base import misnamed
-from spikecore._base.context import PLAIN, compile_time, is_batched, is_compiling, is_exporting, is_transforming
-from spikecore._base.errors import a_kind
-from spikecore._shell import checks
 from spikecore.backend import BackendError
+from spikecore.context import PLAIN, compile_time, is_batched, is_compiling, is_exporting, is_transforming
+from spikecore.core import checks
+from spikecore.words import a_kind
 
 State = Dict[str, Tensor]
 
@@ -45,7 +45,7 @@ class Stateful(nn.Module):
 
     #: Whether it may be without a state although the network runs, as a dropout in ``eval()``.
     may_rest: ClassVar[bool] = False
-    #: What is told of every call, see :mod:`spikecore._shell.observe`.
+    #: What is told of every call, see :mod:`spikecore.core.observe`.
     _watchers: Tuple[Any, ...] = ()
 
     def __init__(self, step: str = "multi") -> None:

@@ -1,8 +1,8 @@
 """The neuron: a thin stateful shell over a pure function of input, state and parameters.
 
-The path of a tensor: ``forward -> call -> runner`` (:mod:`spikecore._shell.call`). What a neuron *is* stands in its
-``dynamics``; what it holds between calls is in :mod:`spikecore._shell.state`; its program, backends and runners are in
-its :class:`~spikecore._shell.binding.Dispatch`.
+The path of a tensor: ``forward -> call -> runner`` (:mod:`spikecore.core.call`). What a neuron *is* stands in its
+``dynamics``; what it holds between calls is in :mod:`spikecore.core.state`; its program, backends and runners are in
+its :class:`~spikecore.core.dispatch.Dispatch`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, Callable, ClassVar, Collection, Dict, Iterator, List, Ma
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.context import compile_time, uncompiled
-from spikecore._base.misnamed import hint_at_missing
 from spikecore._plugins.selection import Resolved, asked_in_words, capture
-from spikecore._shell import arguments, checkpoints, checks, parameters, ranges
-from spikecore._shell.binding import Dispatch, ask, request
-from spikecore._shell.call import call
-from spikecore._shell.state import Stateful
+from spikecore.context import compile_time, uncompiled
+from spikecore.core import _arguments as arguments
+from spikecore.core import checkpoints, checks, parameters, ranges
+from spikecore.core.call import call
+from spikecore.core.dispatch import Dispatch, ask, request
+from spikecore.core.state import Stateful
 from spikecore.lang import Program, ops
 from spikecore.lang import _spike_times as spike_times
 from spikecore.lang.transform import Transform
@@ -54,7 +54,7 @@ class Neuron(Stateful):
         neuron then has two more states, ``"time_shift"`` and ``"last_u"``. See the page on spike times.
     learn: names of the parameters to learn; they become ``nn.Parameter``.
     bounds: ranges of parameters that replace those the class declares, ``{"tau": (1.0, 10.0)}``; ``{"tau": None}`` for
-        none, and ``bounds=None`` for no ranges at all. See :mod:`spikecore._shell.ranges`.
+        none, and ``bounds=None`` for no ranges at all. See :mod:`spikecore.core.ranges`.
     channel_dim: dimension of one time step ``[B, C, ...]`` that parameters of shape ``[C]`` lie along.
     step: ``"multi"``: a call takes ``[T, *N]`` and starts at rest. ``"single"``: a call takes ``[*N]`` and continues.
     repeat: the number of steps of a multi-step call whose input is the same at every step: the call takes that step
@@ -110,7 +110,7 @@ class Neuron(Stateful):
 
     #: Parameters that the constructor computes from other arguments, and does not take itself.
     _computed: ClassVar[Tuple[str, ...]] = ()
-    #: The defaults of arguments that the class and its bases declare: see :mod:`spikecore._shell.arguments`.
+    #: The defaults of arguments that the class and its bases declare: see :mod:`spikecore.core._arguments`.
     _defaults: ClassVar[Mapping[str, Any]] = {}
     __signature__ = arguments.Signature()
 
@@ -406,6 +406,3 @@ class Neuron(Stateful):
         bound = ", ".join(f"{chosen.backend.name} on {device}" for device, chosen in resolved.items())
         asked = asked_in_words(self._dispatch.request, resolved.values())
         return ", ".join(parts) + f", backend={asked}" + (f" ({bound})" if bound else "")
-
-
-hint_at_missing(__name__)

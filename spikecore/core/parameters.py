@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from spikecore._base.misnamed import hint_of_value
-from spikecore._shell import modules, ranges
+from spikecore.core import modules, ranges
 from spikecore.lang.transform import Transform
 
 Value = Union[float, Tensor]

@@ -1,4 +1,4 @@
-"""The way of a call of a neuron: from its tensors to a runner of its :class:`~spikecore._shell.binding.Dispatch`.
+"""The way of a call of a neuron: from its tensors to a runner of its :class:`~spikecore.core.dispatch.Dispatch`.
 
 - :func:`call` asks once what follows the call, and passes the answer on. A call in eager mode whose signature is that
   of one that passed every check, and whose tensors are as those were, goes straight to its plan. Numbers are arguments
@@ -20,12 +20,12 @@ from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, O
 import torch
 from torch import Tensor
 
-from spikecore._base.context import COMPILED, EAGER, TRANSFORMED, compile_time, with_traced_sizes, world
 from spikecore._base.running import BoundCall, bound, in_graph
-from spikecore._shell import checks, modules, observe, parameters
-from spikecore._shell.binding import Dispatch, SpecKey
-from spikecore._shell.observe import Results
 from spikecore.backend import MAX_STATIC_STEPS, BackendError, ParamValue, Runner, Tensors, one_step
+from spikecore.context import COMPILED, EAGER, TRANSFORMED, compile_time, with_traced_sizes, world
+from spikecore.core import checks, modules, observe, parameters
+from spikecore.core.dispatch import Dispatch, SpecKey
+from spikecore.core.observe import Results
 from spikecore.dtypes import compute_dtype
 
 
@@ -89,7 +89,7 @@ def execute(
     single: bool,
     mode: str,
 ) -> Results:
-    """A call that passes every check. ``mode`` is what :func:`~spikecore._base.context.world` says."""
+    """A call that passes every check. ``mode`` is what :func:`~spikecore.context.world` says."""
     as_called, owner = inputs, type(neuron).__name__
     repeat = None if single else neuron._repeat()
     if single or repeat is not None:

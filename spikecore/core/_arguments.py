@@ -17,7 +17,8 @@ import inspect
 from types import MappingProxyType
 from typing import Any, Callable, Collection, Dict, Mapping, TypeVar
 
-from spikecore._shell import checks, parameters
+from spikecore.core import parameters
+from spikecore.words import shown
 
 _Init = TypeVar("_Init", bound=Callable[..., None])
 
@@ -65,7 +66,7 @@ def _attributes(cls: Any, each: type, arguments: Collection[str]) -> Dict[str, A
         is_method = hasattr(value, "__get__")
         if name.startswith("_") or name in _DECLARATIONS or (is_method and not is_setting):
             continue
-        said = f"{cls.__name__}.{name}={checks.shown(value)}"
+        said = f"{cls.__name__}.{name}={shown(value)}"
         if name in cls.params:
             raise TypeError(f"{said} is no default of a parameter; write params = {{..., {name!r}: {value!r}}}")
         behind = cls.__mro__[cls.__mro__.index(each) + 1 :]
@@ -87,7 +88,7 @@ def _values(cls: Any, each: type) -> Dict[str, Any]:
     changed = {name: value for name, value in params.items() if name in before and not _is_same(value, before[name])}
     for name in changed.keys() & cls._computed:
         raise TypeError(
-            f"{cls.__name__}.params has {name}={checks.shown(changed[name])}, which the constructor computes from "
+            f"{cls.__name__}.params has {name}={shown(changed[name])}, which the constructor computes from "
             "other arguments; write an __init__ that gives these to super().__init__()"
         )
     return changed
@@ -104,8 +105,8 @@ def _check(cls: Any, declared: Mapping[str, Any], written: Mapping[str, inspect.
         is_default = name == "learn" or name in cls.configuration or name in cls.params
         if is_default and default not in (None, inspect.Parameter.empty) and not _is_same(value, default):
             raise TypeError(
-                f"{cls.__name__} has two defaults of {name}, {checks.shown(value)} of the class and "
-                f"{checks.shown(default)} in __init__; leave one of them out"
+                f"{cls.__name__} has two defaults of {name}, {shown(value)} of the class and "
+                f"{shown(default)} in __init__; leave one of them out"
             )
 
 

@@ -22,9 +22,9 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore._shell.checks import shown
 from spikecore.dtypes import compute_dtype
 from spikecore.lang import ops
+from spikecore.words import shown
 
 
 @dataclass(frozen=True)

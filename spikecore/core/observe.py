@@ -15,9 +15,9 @@ from typing import Any, Callable, Collection, Mapping, Optional, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore._base import context
-from spikecore._shell.state import State, Stateful
+from spikecore import context
 from spikecore.backend import Tensors
+from spikecore.core.state import State, Stateful
 
 #: Outputs of a call, state after it, recorded states.
 Results = Tuple[Tensors, Optional[State], Tensors]
