@@ -25,12 +25,9 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors
     from spikecore import layers as layers
     from spikecore import losses as losses
     from spikecore import metrics as metrics
-    from spikecore import models as models
     from spikecore import neurons as neurons
-    from spikecore import nir as nir
     from spikecore import parallel as parallel
     from spikecore import plot as plot
-    from spikecore import quant as quant
     from spikecore import stochastic as stochastic
     from spikecore import surrogate as surrogate
     from spikecore import testing as testing
@@ -38,7 +35,6 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors
     from spikecore._convert import ann2snn as ann2snn
     from spikecore._convert import convert as convert
     from spikecore._convert import load_weights as load_weights
-    from spikecore._export_c import export_c as export_c
     from spikecore._plugins.selection import backends as backends
     from spikecore._plugins.selection import use_backend as use_backend
     from spikecore._transforms import fuse as fuse
@@ -62,17 +58,22 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors
     from spikecore.surrogate import Surrogate as Surrogate
     from spikecore.training import CudaOptions as CudaOptions
     from spikecore.training import DataLoader as DataLoader
-    from spikecore.training import OnlineOptions as OnlineOptions
     from spikecore.training import TrainingOptions as TrainingOptions
     from spikecore.training import inference_model as inference_model
     from spikecore.training import load_checkpoint as load_checkpoint
     from spikecore.training import save_checkpoint as save_checkpoint
     from spikecore.training import training_model as training_model
+    import spikecore_models  # isort: skip
+    import spikecore_nir  # isort: skip
+
+    models, nir = spikecore_models, spikecore_nir
+    from spikecore_chips import export_c as export_c
+    from spikecore_chips import quant as quant
+    from spikecore_online import OnlineOptions as OnlineOptions
 
 #: Module -> names of ``sc`` that it has, beside the models of ``spikecore.neurons``.
 _NAMES: Mapping[str, str] = {
     "spikecore._convert": "ann2snn convert load_weights",
-    "spikecore._export_c": "export_c",
     "spikecore._plugins.selection": "backends use_backend",
     "spikecore._transforms": "fuse hoist unfuse",
     "spikecore.functional": "carry_state detach get_state reset set_backend set_state set_step",
@@ -83,39 +84,43 @@ _NAMES: Mapping[str, str] = {
     "spikecore.parallel": "checkpoint",
     "spikecore.surrogate": "Surrogate",
     "spikecore.training": (
-        "CudaOptions DataLoader OnlineOptions TrainingOptions inference_model load_checkpoint save_checkpoint "
-        "training_model"
+        "CudaOptions DataLoader TrainingOptions inference_model load_checkpoint save_checkpoint training_model"
     ),
+    "spikecore_chips": "export_c",
+    "spikecore_online": "OnlineOptions",
 }
 _MODULES: Dict[str, str] = {name: module for module, names in _NAMES.items() for name in names.split()}
 #: Modules that stand in ``dir(sc)``.
 _LISTED = "backend encode layers losses metrics models nir plot quant surrogate".split()
+#: Attribute -> the extension that it is: a package of its own in the same distribution, on public names of spikecore.
+_EXTENSIONS = {"models": "spikecore_models", "nir": "spikecore_nir", "quant": "spikecore_chips.quant"}
 #: Public modules, which are attributes without an import of their own.
 _INNER = "bench core dtypes functional inspect interpreter kernels lang neurons parallel stochastic testing training"
 _PUBLIC = frozenset([*_LISTED, *_INNER.split()])
 
 #: Module -> names of it that ``dir(sc)`` does not list: programs and plugins have them from ``sc``.
 _MOVED_TO: Mapping[str, str] = {
-    "_convert": "Conversion",
-    "_export_c": "CProgram",
-    "backend": (
+    "spikecore._convert": "Conversion",
+    "spikecore.backend": (
         "Backend BackendError BackendInfo BackendLoadError BackendStatus BackendUnavailable Capabilities "
         "UnknownBackend Unsupported hookimpl"
     ),
-    "functional": "project",
-    "inspect": "Energy Explanation Seen kernel_source",
-    "lang": "Program TraceError",
-    "layers": "pack unpack",
-    "parallel": "Pipeline",
-    "stochastic": "EscapeNoise Stochastic",
-    "training": "InferenceStep TrainingStep",
+    "spikecore.functional": "project",
+    "spikecore.inspect": "Energy Explanation Seen kernel_source",
+    "spikecore.lang": "Program TraceError",
+    "spikecore.layers": "pack unpack",
+    "spikecore.parallel": "Pipeline",
+    "spikecore.stochastic": "EscapeNoise Stochastic",
+    "spikecore.training": "InferenceStep TrainingStep",
+    "spikecore_chips": "CProgram",
+    "spikecore_online": "STDP OnlineTraining",
 }
 #: Such a name -> its module, and its name there.
 _MOVED: Dict[str, Tuple[str, str]] = {
     **{name: (module, name) for module, names in _MOVED_TO.items() for name in names.split()},
-    "load_state": ("_convert", "load_weights"),
-    "load_state_dict_of_state": ("functional", "set_state"),
-    "state_dict_of_state": ("functional", "get_state"),
+    "load_state": ("spikecore._convert", "load_weights"),
+    "load_state_dict_of_state": ("spikecore.functional", "set_state"),
+    "state_dict_of_state": ("spikecore.functional", "get_state"),
 }
 
 #: Names that are gone, and what to write now.
@@ -136,17 +141,17 @@ if not TYPE_CHECKING:  # a checker would take every name for one of these
     def __getattr__(name: str) -> object:
         if name == "__all__":
             return sorted([*_MODULES, *_models(), *_LISTED])
-        if name in _PUBLIC:
-            return import_module(f"{__name__}.{name}")
         if name == "ops":  # a module of its package
             import_module(f"{__name__}.lang.ops")
-        if name in _MODULES:
+        if name in _PUBLIC:
+            value: object = import_module(_EXTENSIONS.get(name, f"{__name__}.{name}"))
+        elif name in _MODULES:
             value = getattr(import_module(_MODULES[name]), name)
         elif name[:1].isupper() and name in _models():
             value = _models()[name]
         elif name in _MOVED:
             module, now = _MOVED[name]
-            value = getattr(import_module(f"{__name__}.{module}"), now)
+            value = getattr(import_module(module), now)
         elif name in _GONE or name.startswith("_"):
             raise AttributeError(_GONE.get(name, f"module {__name__!r} has no attribute {name!r}"))
         else:

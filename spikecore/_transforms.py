@@ -16,14 +16,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from spikecore.core.checks import check_network
-from spikecore.core.modules import calls_as, has_own_hooks, in_turn
+from spikecore.core.modules import calls_as, has_own_hooks, in_turn, replace_modules
 from spikecore.core.neuron import Neuron
 from spikecore.encode import Constant
 from spikecore.graph._rewritten import Rewritten
 from spikecore.layers import NormNeuron, PackedConv2d, PackedLinear, TimeBatched, Voting
 from spikecore.layers._fusable import fusable
 from spikecore.layers._norm_neuron import NormPlace, neuron_of
-from spikecore.layers._packed import replace_modules
 from spikecore.layers._pooling import CompactAvgPool2d, CompactMaxPool2d, compact, plain
 
 

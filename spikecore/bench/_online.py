@@ -27,7 +27,7 @@ from spikecore.bench._machine import version_of
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
 from spikecore.bench._timing import Call, interleave
-from spikecore.training import OnlineOptions
+from spikecore_online import OnlineOptions
 
 #: Steps of a turn of single steps, of a sequence, and of a chunk; batch and neurons; the same of a quick run.
 FED, STEPS, CHUNK, SIZE = 20, 100, 20, (64, 256)

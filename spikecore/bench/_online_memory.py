@@ -20,7 +20,7 @@ from spikecore.bench._check import REFERENCE
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
 from spikecore.bench._workers import Worker
-from spikecore.training import OnlineOptions
+from spikecore_online import OnlineOptions
 
 STEPS: Tuple[int, ...] = (100, 1_000, 10_000, 100_000)
 BATCH, NEURONS, CHUNK = 4, 256, 100

@@ -10,10 +10,10 @@ import click
 import torch
 from torch import Tensor
 
-from spikecore._export_c import export_c
 from spikecore.backend import BackendError
 from spikecore.cli._named import network as named_network
-from spikecore.quant import Format
+from spikecore_chips._export_c import export_c
+from spikecore_chips.quant import Format
 
 
 def export(network: str, example: Path, out: Path, name: str, dtype: str, inputs: Optional[str], as_json: bool) -> None:

@@ -27,6 +27,7 @@ from spikecore.core import checks, modules, observe, parameters
 from spikecore.core.dispatch import Dispatch, SpecKey
 from spikecore.core.observe import Results
 from spikecore.dtypes import compute_dtype
+from spikecore.lang.transform import Transform
 
 
 def call(
@@ -228,6 +229,28 @@ def _in_graph(neuron: Any, x: Tensor) -> Optional[Tensor]:
     gradients = torch.is_grad_enabled() and x.requires_grad
     kind = dispatch.graph_kind(x.dtype, x.device.type, x.layout, steps, gradients, dispatch.stamp)
     return None if kind is None else in_graph(dispatch.runners[kind], x, values)
+
+
+def run_by(
+    neuron: Any,
+    transform: Optional[Transform],
+    inputs: Tensors,
+    state: Optional[Mapping[str, Tensor]] = None,
+    values: Mapping[str, Tensor] = {},
+) -> Tuple[Tensors, Dict[str, Tensor]]:
+    """Outputs and last states of the program that ``transform`` makes of a neuron's; None: of the neuron's own.
+
+    It is pure, tells no watcher, and runs on the neuron's backend. inputs: ``[T, *N]`` each. state: by the names of
+    that program. values: tensors in the place of parameters of these names.
+    """
+    settled: Dispatch = neuron._settled()
+    dispatch = settled if transform is None else settled.of(transform)
+    program: Any = dispatch.program
+    start = tuple([state[name] for name in program.states]) if state else None
+    args = arguments(neuron, dispatch, inputs, start, True, EAGER, instead=values)
+    kind = dispatch.find(inputs[0].device.type, *args.kind, False, dispatch.stamp)
+    outputs, end, _ = dispatch.runners[kind](inputs, start, args.values, ())
+    return outputs, dict(zip(program.states, end or ()))
 
 
 # -- calls that passed every check

@@ -129,7 +129,7 @@ class Dispatch:
         return key
 
     def adopt(self, before: Dispatch) -> None:
-        """Share the runners of a dispatch of the same program, and those of its transforms: torch.compile guards both."""
+        """Share the runners of a dispatch of the same program, and of its transforms: torch.compile guards the tables."""
         self.runners = before.runners
         for transform, made in before.made.items():
             self.of(transform).adopt(made)

@@ -115,6 +115,14 @@ def named_as(net: nn.Module, state: Mapping[str, Any]) -> nn.Module:
     return net if state.keys() == net.state_dict().keys() else unwrapped(net)
 
 
+def replace_modules(net: nn.Module, others: Mapping[nn.Module, nn.Module]) -> None:
+    """Put the values of ``others`` in the places of its keys, wherever they stand."""
+    for parent in list(net.modules()):
+        for name, part in list(parent._modules.items()):
+            if part is not None and others.get(part, part) is not part:
+                parent._modules[name] = others[part]
+
+
 def is_shard(value: Any) -> bool:
     """Whether it is a ``DTensor``, of which each process may hold a part only."""
     return isinstance(value, Tensor) and type(value) not in PLAIN and hasattr(value, "full_tensor")

@@ -76,7 +76,7 @@ def _active(order: Sequence[Node], leaves: Set[Node]) -> Set[Node]:
     return active
 
 
-def reverse(roots: Sequence[Tuple[Node, Node]], leaves: Sequence[Node]) -> List[Node]:
+def cotangents(roots: Sequence[Tuple[Node, Node]], leaves: Sequence[Node]) -> List[Node]:
     """Cotangents of the wanted leaves, given pairs of (root, its cotangent). Zero where none arrives."""
     order = topological([root for root, _ in roots])
     active = _active(order, set(leaves))
@@ -408,9 +408,9 @@ def _adjoint(
     roots += program.seeds
     inputs, states = len(program.inputs), len(program.states)
     leaves = [*program.leaves[: inputs + states], *(Node("param", (), name) for name in learn)]
-    cotangents = reverse(roots, leaves)
+    of_leaves = cotangents(roots, leaves)
     return Adjoint(
-        tuple(cotangents[:inputs]), tuple(cotangents[inputs : inputs + states]), tuple(cotangents[inputs + states :])
+        tuple(of_leaves[:inputs]), tuple(of_leaves[inputs : inputs + states]), tuple(of_leaves[inputs + states :])
     )
 
 

@@ -13,9 +13,10 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 from torch import Tensor
 
 from spikecore._base.bits import Whole
-from spikecore.lang._program import Derived, Program, normalised, repeated
+from spikecore.lang._program import Derived, Program, changed, cotangents, normalised, repeated
+from spikecore.lang._trace import detach_spikes
 
-__all__ = ["Derived", "Normalised", "Repeated", "Transform"]
+__all__ = ["Derived", "Normalised", "Repeated", "Transform", "changed", "cotangents", "detach_spikes"]
 
 
 class Transform:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type
 
 import torch
 import torch.nn.functional as F
@@ -373,11 +373,3 @@ def as_kind(module: nn.Module, kind: Type[nn.Module], spikes: Optional[Whole] = 
     if spikes is not None:
         made.spikes = spikes
     return made  # type: ignore[no-any-return]  # of this kind
-
-
-def replace_modules(net: nn.Module, others: Mapping[nn.Module, nn.Module]) -> None:
-    """Put other modules in the places of these, wherever they stand."""
-    for parent in list(net.modules()):
-        for name, part in list(parent._modules.items()):
-            if part is not None and others.get(part, part) is not part:
-                parent._modules[name] = others[part]

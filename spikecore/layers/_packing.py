@@ -13,7 +13,7 @@ from torch import nn
 from spikecore._base.bits import Whole, added, averaged, multiplied
 from spikecore.context import require_compiler
 from spikecore.core.checks import check_network
-from spikecore.core.modules import calls_as
+from spikecore.core.modules import calls_as, replace_modules
 from spikecore.core.neuron import Neuron
 from spikecore.graph import Call, Graph, computed_by
 from spikecore.graph._parts import read_parts
@@ -25,7 +25,6 @@ from spikecore.layers._packed import (
     PackedHeadProducts,
     PackedLinear,
     as_kind,
-    replace_modules,
 )
 
 #: Torch's layers, and those that take their place.

@@ -1,4 +1,4 @@
-"""Pooling that keeps little for backward; ``sc.fuse`` puts it into a network.
+"""Pooling: sums over windows, and maxima and means that keep little for backward, which ``sc.fuse`` puts in.
 
 - ``nn.MaxPool2d`` keeps its input, and an index of 8 bytes for each maximum. The place of each maximum within its
   window is enough, in a byte.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any, ClassVar, Dict, Tuple, Type
+from typing import Any, ClassVar, Dict, Tuple, Type, Union
 
 import torch
 import torch.nn.functional as F
@@ -194,3 +194,26 @@ def _is_ours(x: Tensor, pool: Any) -> bool:
     # torch reports windows that are larger than a padded image, and padding of more than half a window
     (h, w), _, _ = _windows(pool)
     return usual and x.shape[2] >= h and x.shape[3] >= w
+
+
+class SumPool2d(nn.Module):
+    """Sums over windows, ``[B, C, H, W] -> [B, C, H', W']``; what is padded is 0."""
+
+    def __init__(
+        self,
+        kernel_size: Union[int, Tuple[int, int]],
+        stride: Union[int, Tuple[int, int], None] = None,
+        padding: Union[int, Tuple[int, int]] = 0,
+    ) -> None:
+        super().__init__()
+        self.kernel_size = kernel_size
+        self.stride = kernel_size if stride is None else stride
+        self.padding = padding
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sums."""
+        return F.avg_pool2d(x, self.kernel_size, self.stride, self.padding, divisor_override=1)
+
+    def extra_repr(self) -> str:
+        """The window."""
+        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"

@@ -17,6 +17,7 @@ __all__ = [
     "BRF",
     "CLIF",
     "EIF",
+    "FEEDBACK",
     "GLIF",
     "IF",
     "KLIF",
@@ -41,7 +42,9 @@ __all__ = [
 
 #: The models with equations of their own, by name.
 MODELS: Dict[str, Type[Neuron]] = {
-    name: globals()[name] for name in sorted(__all__) if name not in ("MODELS", "Membrane", "Recurrent", "example")
+    name: globals()[name]
+    for name in sorted(__all__)
+    if name not in ("FEEDBACK", "MODELS", "Membrane", "Recurrent", "example")
 }
 
 

@@ -5,6 +5,7 @@ What stands in :mod:`spikecore.training._eager` serves every backend that runs i
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any, Callable, Iterable, Optional
 
@@ -20,9 +21,14 @@ from spikecore.core.neuron import Neuron
 from spikecore.functional import check_places, stateful_modules
 from spikecore.parallel import Pipeline
 from spikecore.training._graphed import GraphedInference, GraphedTraining
-from spikecore.training._online import OnlineOptions, OnlineTraining
 from spikecore.training._steps import CudaOptions, InferenceStep, Loss, TrainingStep
 from spikecore.words import a_kind, shown
+
+
+@functools.singledispatch
+def step_of(options: Any, net: nn.Module, loss: Loss, optimizer: Any) -> TrainingStep:
+    """The training step that options of a kind make by themselves. A package registers that of its own options."""
+    raise TypeError(f"options={options!r} are those of a backend")
 
 
 def training_model(
@@ -34,17 +40,17 @@ def training_model(
     gives one number. A step begins at rest, single-step neurons included, unless ``sc.carry_state(net)`` is active.
     ``backend`` asks for a backend in every neuron of ``net`` (see :func:`spikecore.set_backend`). ``options`` are those
     of the backend: :class:`TrainingOptions` where it runs eagerly, :class:`CudaOptions` for a GPU there, and
-    :class:`OnlineOptions` there for a learning rule that moves along with time.
+    :class:`spikecore_online.OnlineOptions` there for a learning rule that moves along with time.
     """
     _check(net, loss, options)
     chosen = _backend_of(net, backend, "training_model()")
-    if isinstance(options, OnlineOptions):
+    if step_of.dispatch(type(options)) is not step_of.dispatch(object):
         if type(chosen).training_model is not Backend.training_model:
             raise Unsupported(
                 f"options={options!r}: backend {chosen.name!r} trains in a way of its own; give backend= one that runs "
                 "inside PyTorch, such as 'torch'"
             )
-        return OnlineTraining(net, loss, optimizer, options)
+        return step_of(options, net, loss, optimizer)
     step = chosen.training_model(net, loss, optimizer, options)
     return GraphedTraining(step, options) if _is_captured(options) else step
 

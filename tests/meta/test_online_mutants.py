@@ -11,7 +11,7 @@ from torch import Tensor
 import online_rules as rules
 import spikecore as sc
 from spikecore.core.state import put_back
-from spikecore.training._online import _backward, _chunk, _traces
+from spikecore_online import _backward, _chunk, _traces
 
 
 def check_recurrent() -> None:

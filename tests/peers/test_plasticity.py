@@ -10,7 +10,7 @@ from torch import nn
 
 import spikecore as sc
 from spikecore.layers import TimeBatched
-from spikecore.training import STDP
+from spikecore_online import STDP
 
 pytestmark = pytest.mark.peers
 

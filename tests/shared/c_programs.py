@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore.quant import Format, fixed
+from spikecore_chips.quant import Format, fixed
 
 #: Target of the Makefile -> the programs that it needs.
 TOOLS = {

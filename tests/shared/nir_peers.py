@@ -229,7 +229,7 @@ WRITERS: Dict[str, Callable[[], Written]] = {
 
 def how(name: str) -> Dict[str, Any]:
     """The arguments of ``sc.nir.load`` for what is written under this name."""
-    from spikecore.nir import CONVENTIONS
+    from spikecore_nir import CONVENTIONS
 
     library = name.partition("_")[0]
     like = CONVENTIONS[library]

@@ -66,7 +66,7 @@ def _online(context: Context, rule: str = "d_rtrl") -> None:
         errors = _by_inputs(s, rule, weights)
         right = np.einsum("tbj,tbi->ji", errors, as_array(x))
         for chunk in (1, 3, s.shape[0]):
-            options = sc.training.OnlineOptions(rule=rule, chunk=chunk, time_targets=True)
+            options = sc.OnlineOptions(rule=rule, chunk=chunk, time_targets=True)
             optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
             try:
                 step: Any = sc.training_model(net, _weighted, optimizer, backend=context.name, options=options)

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from spikecore.quant import fixed
+from spikecore_chips.quant import fixed
 
 
 def net():

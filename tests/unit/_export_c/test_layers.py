@@ -13,8 +13,8 @@ from torch.nn.utils.parametrizations import weight_norm
 import spikecore as sc
 from c_programs import CHECKED, SPIKES, differing, on_grid, spikes
 from spikecore.neurons import example
-from spikecore.nir import SumPool2d
-from spikecore.quant import Format, fixed
+from spikecore_chips.quant import Format, fixed
+from spikecore_nir import SumPool2d
 
 #: Numbers of a layer that are no spikes: 8 bits, 4 of them fractional.
 GRADED = Format(4, -128, 127)

@@ -10,7 +10,7 @@ from torch import nn
 
 import spikecore as sc
 from c_programs import CHECKED, SPIKES, TOOLS, differing, lif, made, needs, on_grid, spikes
-from spikecore.quant import fixed
+from spikecore_chips.quant import fixed
 
 STEPS = 1000
 TimeBatched = sc.layers.TimeBatched

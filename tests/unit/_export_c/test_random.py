@@ -15,7 +15,7 @@ import spikecore as sc
 from c_programs import CHECKED, differing
 from drawn_neurons import drawn
 from spikecore.neurons import MODELS, example
-from spikecore.quant import Format, Inexact, fixed
+from spikecore_chips.quant import Format, Inexact, fixed
 
 #: Random neurons of one program in C, and how many programs: 500 neurons.
 TOGETHER, PROGRAMS = 50, 10

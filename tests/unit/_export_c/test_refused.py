@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import spikecore as sc
 from c_programs import SPIKES, lif, on_grid, spikes
 from spikecore.layers import TimeBatched
-from spikecore.quant import Format, fixed
+from spikecore_chips.quant import Format, fixed
 
 
 class Branches(nn.Module):

@@ -10,7 +10,7 @@ from torch import nn
 
 import spikecore as sc
 from c_programs import SPIKES, differing, lif, on_grid, spikes
-from spikecore.quant import Format
+from spikecore_chips.quant import Format
 
 
 class Names(nn.Module):

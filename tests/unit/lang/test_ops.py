@@ -12,10 +12,10 @@ import torch
 from spikecore import surrogate
 from spikecore.lang import Node, ops, topological
 from spikecore.lang._expr import Expr
-from spikecore.lang._program import reverse
 from spikecore.lang.eager import TORCH, evaluate
 from spikecore.lang.operations import OPERATION
 from spikecore.lang.operations import ROWS as OF_LANGUAGE
+from spikecore.lang.transform import cotangents
 
 INF, NAN = math.inf, math.nan
 NUMBERS = (0.0, -0.0, 0.3, -0.7, 1.0, -1.0, 1.5, 2.5, -3.2, 20.0, 1e300, -1e300, 1e-300, 5e-324, INF, -INF, NAN)
@@ -44,7 +44,7 @@ def weights(points, dtype=torch.float64):
 def by_rules(write, args, cotangent):
     """Value and derivatives as the language derives them."""
     leaves, root = recorded(write, len(args))
-    found = reverse([(root, GRADIENT)], leaves)
+    found = cotangents([(root, GRADIENT)], leaves)
     values = {**dict(zip(leaves, args)), GRADIENT: cotangent}
     value, *gradients = evaluate([root, *found], values, like=args[0])
     return value, [gradient.expand_as(args[0]) for gradient in gradients]

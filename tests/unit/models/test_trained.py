@@ -64,7 +64,7 @@ def test_a_name_that_is_not_there():
 
 def test_small_files():
     """Below 200 kB each."""
-    files = list((ROOT / "spikecore/models/weights").iterdir())
+    files = list((ROOT / "extensions/spikecore_models/weights").iterdir())
     assert sorted(file.stem for file in files) == sorted(sc.models.trained())
     assert all(file.stat().st_size < 200_000 for file in files)
 

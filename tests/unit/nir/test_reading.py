@@ -16,9 +16,9 @@ from torch.nn import functional as F
 import spikecore as sc
 from nir_peers import WRITERS, how
 from places import check
-from spikecore.nir import Convention
-from spikecore.nir._layer_nodes import LAYER_NODES
-from spikecore.nir._neuron_nodes import NEURON_NODES
+from spikecore_nir import Convention
+from spikecore_nir._layer_nodes import LAYER_NODES
+from spikecore_nir._neuron_nodes import NEURON_NODES
 
 nir = pytest.importorskip("nir", reason="the package nir, which needs Python 3.10, is not installed")
 N, T, B = 4, 30, 3

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import spikecore as sc
-from spikecore.quant import Format, Inexact, analyse
+from spikecore_chips.quant import Format, Inexact, analyse
 
 
 def rounded(x: Any, bits: int) -> Any:

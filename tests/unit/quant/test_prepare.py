@@ -13,8 +13,8 @@ from torch.nn.utils import parametrize
 
 import spikecore as sc
 from integers import half_even
-from spikecore.quant._layers import LearntGrid, OnGrid, best_frac, integers_of
-from spikecore.quant._prepare import weighted
+from spikecore_chips.quant._layers import LearntGrid, OnGrid, best_frac, integers_of
+from spikecore_chips.quant._prepare import weighted
 
 
 def rounded(values: Any, frac_from: Any, frac_to: int, bits: int) -> np.ndarray:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import spikecore as sc
 from graphed import Rerun
 from online_rules import check_one_chunk_is_held, read_out_of_lif
-from spikecore.training._online import _captured, _step
+from spikecore_online import _captured, _step
 
 T, B, N, K = 12, 3, 5, 4
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import spikecore as sc
 from spikecore.layers import TimeBatched
-from spikecore.training import STDP
+from spikecore_online import STDP
 
 T, B, N, J = 23, 3, 5, 4
 CHUNKS = [1, 7, T]

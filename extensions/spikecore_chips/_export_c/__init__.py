@@ -1,0 +1,179 @@
+"""Networks as C11 without Python: ``sc.export_c``."""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable, Dict, Optional, Tuple, Union
+
+import torch
+from torch import Tensor, nn
+
+from spikecore import graph
+from spikecore.lang.render import C_WORDS, LIKE_A_MACRO, LONGEST
+from spikecore.words import a_kind, shown
+from spikecore_chips._export_c._graph import Refused, Step, step_of
+from spikecore_chips._export_c._program import Built, source, words_of_header
+from spikecore_chips._export_c._values import Table, Value, integers_of, table_of
+from spikecore_chips.quant import Format
+
+__all__ = ["CProgram", "export_c"]
+
+_DTYPES = ("fixed", "float32")
+#: The test's own files.
+_OF_TEST = "recorded"
+
+
+@dataclass(frozen=True)
+class CProgram:
+    """What :func:`export_c` wrote."""
+
+    folder: Path
+    files: Tuple[str, ...]
+    #: Bytes of tables in flash, beside the code.
+    flash: int
+    #: Bytes of the state, all the memory that a step needs beside the stack.
+    memory: int
+    #: Formats of inputs and outputs; None for floats.
+    inputs: Optional[Format]
+    outputs: Optional[Format]
+
+
+def export_c(
+    net: nn.Module,
+    example: Tensor,
+    folder: Union[str, Path],
+    *,
+    name: str = "network",
+    dtype: str = "fixed",
+    inputs: Optional[Format] = None,
+) -> CProgram:
+    """Write a network as a program in C11, which computes one time step at a call and needs no Python.
+
+    ::
+
+        net = sc.quant.prepare(net, x)  # and train it; weights and states are integers now
+        sc.export_c(net.eval(), x, "digits/", name="digits")
+
+    The folder then has ``NAME.h`` and ``NAME.c``: tables of constants, a ``struct NAME`` for the state, and ::
+
+        void NAME_reset(struct NAME *s);
+        void NAME_step(struct NAME *s, const NAME_in *x, NAME_out *y);
+
+    They allocate nothing, and need no library beyond ``stdint.h``, and ``math.h`` where a float32 network calls one of
+    its functions. A neuron's step is printed from its program, with its names. Layers skip inputs that are 0. Beside
+    the program lie the samples of ``example``, what the network makes of them, and a ``Makefile``: ``make test``
+    compares them on this machine, ``make test-cortex-m4`` on an emulated Cortex-M4, ``make test-wasm`` as WebAssembly.
+
+    With ``dtype="fixed"`` all numbers are integers, and outputs are those of the network in PyTorch, bit for bit: each
+    value is a multiple of a power of two, and the export fails where one is not, or where the network's floats could
+    not hold it. With ``"float32"`` neurons of ``+ - * /`` have the same bits for the same input; the sums of a layer
+    are rounded in another order than torch's.
+
+    net: linear layers, convolutions of one and two dimensions, pooling, batch normalisation behind one of these,
+        neurons of one output, ``Recurrent``, ``Delay``, sums and flattening, in ``eval()``; whatever
+        :func:`spikecore.set_step` can have take single steps. It stays as it is.
+    example: inputs over time, ``[T, B, ...]``: a few samples, each of which begins at rest. Of a network that makes
+        time itself, repeat the input: ``x.expand(T, *x.shape)``.
+    folder: where the files go; those of the same names are replaced.
+    name: a name that C can have, of the files, the struct and the functions.
+    dtype: ``"fixed"`` or ``"float32"``.
+    inputs: the format of the network's input, ``sc.quant.Format(0, 0, 1)`` for spikes. None for floats, or for a
+        network that begins with a rounding of :func:`spikecore_chips.quant.prepare`, which says it.
+
+    Returns a :class:`CProgram` with the files, and the bytes that tables and state take. Raises ValueError, before
+    anything is written, for what cannot be exported, naming the layer and the way out; TypeError for what is no module.
+    """
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"sc.export_c: net={shown(net)} is {a_kind(net)}; give the network itself (an nn.Module)")
+    if not isinstance(example, Tensor) or example.ndim < 2 or not example.numel():
+        raise ValueError(f"sc.export_c: example={shown(example)} must be inputs over time, a tensor [T, B, ...]")
+    if not isinstance(name, str):
+        raise TypeError(f"sc.export_c: name={shown(name)} must be a str")
+    if not re.fullmatch(rf"[A-Za-z]\w{{,{LONGEST - 1}}}", name, re.ASCII) or name in C_WORDS:
+        raise ValueError(
+            f"sc.export_c: name={shown(name)} must be a name that C can have: at most {LONGEST} ASCII letters, digits "
+            "and underscores, and no word of C"
+        )
+    if LIKE_A_MACRO.fullmatch(name):
+        raise ValueError(f"sc.export_c: name={name!r} has capitals as macros of C; write {name.lower()!r}")
+    if name.lower() == _OF_TEST:
+        raise ValueError(f"sc.export_c: name={name!r} is that of the program's test; choose another one")
+    if dtype not in _DTYPES:
+        raise ValueError(f"sc.export_c: dtype={dtype!r} must be 'fixed' or 'float32'")
+    if example.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"sc.export_c: example has dtype {example.dtype}; C computes in float32 or integers: .float()")
+    finite = torch.isfinite(example)
+    if not bool(finite.all()):
+        where = (~finite).nonzero()[0].tolist()
+        raise ValueError(f"sc.export_c: example is {example[tuple(where)].item()} at {where}; give finite numbers")
+    wide = any(p.dtype == torch.float64 for p in net.parameters()) or example.dtype == torch.float64
+    arithmetic = torch.float64 if wide else torch.float32
+    try:
+        step = step_of(net, example.detach().cpu())
+        built = Built(step, arithmetic if dtype == "fixed" else None, inputs)
+        texts = _files(built, step, name)
+    except (Refused, graph.Refused) as error:
+        raise ValueError(f"sc.export_c: {error}") from error
+    folder = Path(folder)
+    for file, text in texts.items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(text, encoding="utf-8")
+    return CProgram(folder, tuple(texts), built.constants, built.memory, built.input.format, built.output.format)
+
+
+#: Files around the program -> their templates.
+_TEMPLATES = {
+    "Makefile": "Makefile",
+    **{
+        f"test/{file}": file
+        for file in ("recorded.h", "recorded.c", "host.c", "cortex_m4.c", "cortex_m4.ld", "wasm.mjs")
+    },
+}
+_COMPARED = {
+    True: "return a != b;",
+    False: "const float apart = a < b ? b - a : a - b;\n    return !(apart <= 1e-4f * (1 + (b < 0 ? -b : b)));",
+}
+
+
+def _files(built: Built, step: Step, name: str) -> Dict[str, str]:
+    """All files: path -> text."""
+    fixed, count = built.is_fixed, step.outputs.numel()
+    tables = [
+        _recorded("inputs", built.recorded, built.input, step.inputs, built.rounds),
+        _recorded("outputs", "an example's output", built.output, step.outputs),
+    ]
+    words = {
+        "name": name,
+        "NAME": name.upper(),
+        "steps": str(step.inputs.shape[1]),
+        "all_steps": str(step.inputs.shape[0] * step.inputs.shape[1]),
+        # sums of floats depend on their order, and a spike on the last bit of a sum
+        "allowed": str(0 if fixed else count // 100),
+        "tables": "\n".join(line for table in tables for line in table.lines()),
+        "compare": _COMPARED[built.output.format is not None],
+        "float": "-mfloat-abi=soft" if fixed else "-mfloat-abi=hard -mfpu=fpv4-sp-d16",
+    }
+    words.update(words_of_header(built))
+    around = {file: _filled(template, words) for file, template in _TEMPLATES.items()}
+    return {f"{name}.h": _filled("program.h", words), f"{name}.c": source(built, name), **around}
+
+
+def _recorded(
+    what: str, owner: str, value: Value, numbers: Tensor, rounds: Optional[Callable[[Tensor], Tensor]] = None
+) -> Table:
+    if value.format is None:
+        return table_of(f"recorded_{what}", numbers.float(), None)
+    integers = integers_of(owner, numbers, int(value.format.frac or 0)) if rounds is None else rounds(numbers)
+    if int(integers.min()) < value.format.low or int(integers.max()) > value.format.high:
+        raise Refused(f"{owner} has numbers beyond {value.format}")
+    return table_of(f"recorded_{what}", integers, value.format)._replace(type=value.type)
+
+
+def _filled(template: str, words: Dict[str, str]) -> str:
+    text = (pkgutil.get_data(__name__, f"templates/{template}") or b"").decode("utf-8")
+    for word, value in words.items():
+        text = text.replace(f"@{word}@", value)
+    return text

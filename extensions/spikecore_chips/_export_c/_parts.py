@@ -1,0 +1,575 @@
+"""What a step is made of: a part computes one array from others, by a function in C.
+
+A part has tables of constants, fields of the state, and the lines of its function. There ``in`` (or ``in0``, ``in1``)
+are the arrays that it reads, ``out`` is the one that it writes, and ``s`` is the state.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from spikecore.core import parameters
+from spikecore.lang import Node, Program, topological
+from spikecore.lang.c import C11Printer
+from spikecore.lang.eager import StraightLine, number
+from spikecore_chips._export_c._fixed import FixedPrinter, is_wide
+from spikecore_chips._export_c._graph import Refused, identifier
+from spikecore_chips._export_c._values import (
+    BYTES,
+    Table,
+    Value,
+    grid_of,
+    integers_of,
+    packed,
+    table_of,
+    type_of,
+)
+from spikecore_chips.quant import Format, analyse
+from spikecore_chips.quant._analysis import FLAG, coefficients_of
+from spikecore_chips.quant._layers import weight_of
+
+
+class Field(NamedTuple):
+    """An array of the state, and what number ``i`` of it is at rest."""
+
+    type: str
+    name: str
+    numbers: int
+    rest: str = "0"
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+        return BYTES[self.type] * self.numbers
+
+
+class Part:
+    """One function of a step."""
+
+    def __init__(self, name: str, title: str, inputs: Sequence[Value], shape: Sequence[int]) -> None:
+        self.name, self.title, self.inputs, self.shape = name, title, tuple(inputs), tuple(shape)
+        self.tables: List[Table] = []
+        self.fields: List[Field] = []
+        self.output = Value(name, tuple(shape), None)
+
+    def lines(self) -> List[str]:
+        """The body of its function."""
+        raise NotImplementedError
+
+    @property
+    def x(self) -> Value:
+        """The first array that it reads."""
+        return self.inputs[0]
+
+
+# -- products with weights
+
+
+class Weights:
+    """The weight and the bias of a layer as tables, and the format of its sums.
+
+    ``taps``: which numbers of the weight the loops read, in their order: for each input the outputs side by side.
+    """
+
+    def __init__(self, part: Part, layer: Any, taps: Tensor, fixed: Optional[torch.dtype]) -> None:
+        self._part, x = part, part.x.format
+        weight, bias = weight_of(layer), layer.bias
+        outputs, self._multiplier, self.name = len(weight), "", f"{part.name}_weight"
+        order = weight.detach().flatten()[taps]
+        if fixed is None or x is None:
+            part.tables.append(table_of(self.name, order.float(), None))
+            bias = torch.zeros(outputs) if bias is None else bias.detach().float()
+            self._bias(bias, None)
+            self.load, self.format = f"{self.name}[k]", None
+            return
+        grid = grid_of(f"the weight of {part.title}", weight, 16)
+        biases = torch.zeros(outputs) if bias is None else bias.detach()
+        of_bias = grid_of(f"the bias of {part.title}", biases.unsqueeze(1), 31)
+        fracs, of_input = torch.tensor(grid.fracs), int(x.frac or 0)
+        # what is 0 is on every grid
+        others = torch.where(biases == 0, fracs, torch.tensor(of_bias.fracs) - of_input)
+        sums = torch.where((weight == 0).flatten(1).all(1), others, torch.maximum(fracs, others))
+        finest = int(torch.maximum(fracs, sums).max())
+        integers = grid.integers.flatten()[taps]
+        part.tables.append(packed(self.name, integers) if grid.is_narrow else table_of(self.name, integers, x))
+        self.load = f"nibble({self.name}, k)" if grid.is_narrow else f"{self.name}[k]"
+        shifts = finest - fracs
+        if bool((shifts != 0).any()):
+            self._multiplier = f"{part.name}_scale"
+            part.tables.append(table_of(self._multiplier, 2**shifts, x))
+        offsets = integers_of(f"the bias of {part.title}", biases, of_input + finest)
+        self._bias(offsets, x)
+        low, high = _ends(grid.integers.flatten(1).double() * 2.0 ** shifts.double().unsqueeze(1), x, offsets)
+        self.format = Format(of_input + finest, min(low), max(high))
+        part.output.channels = tuple(
+            Format(of_input + finest, *ends).at(of_input + frac) for *ends, frac in zip(low, high, sums.tolist())
+        )
+
+    def _bias(self, numbers: Tensor, like: Optional[Format]) -> None:
+        self._zero = not bool((numbers != 0).any())
+        if not self._zero:
+            self._part.tables.append(table_of(f"{self._part.name}_bias", numbers, like))
+
+    def start(self, at: str = "o", index: str = "o") -> str:
+        """The line that sets a sum."""
+        value = "0" if self._zero or self._multiplier else f"{self._part.name}_bias[{index}]"
+        return f"out[{at}] = {value};"
+
+    def end(self, at: str = "o", index: str = "o") -> List[str]:
+        """The line that ends a sum whose output has fewer fractional bits than others."""
+        if not self._multiplier:
+            return []
+        bias = "" if self._zero else f" + {self._part.name}_bias[{index}]"
+        return [f"out[{at}] = out[{at}] * {self._multiplier}[{index}]{bias};"]
+
+    def added(self, at: str, of: Value, factor: str = "v") -> str:
+        """The line that adds the product with an input, of number k."""
+        return f"out[{at}] += {self.load}{'' if of.is_spikes else f' * {factor}'};"
+
+
+def _ends(rows: Tensor, x: Format, bias: Tensor) -> Tuple[List[int], List[int]]:
+    """The least and the greatest sum of each output, complete or not, with the bias in front or behind."""
+    low, high = rows * float(x.low), rows * float(x.high)
+    least = torch.minimum(low, high).clamp(max=0).sum(1) + bias.clamp(max=0)
+    most = torch.maximum(low, high).clamp(min=0).sum(1) + bias.clamp(min=0)
+    return [*map(int, least.tolist())], [*map(int, most.tolist())]
+
+
+class Linear(Part):
+    """``y = W x + b``, input by input: those that are 0 are skipped."""
+
+    def __init__(self, name: str, title: str, x: Value, layer: Any, fixed: Optional[torch.dtype]) -> None:
+        rows, columns = layer.weight.shape
+        super().__init__(name, title, [x], (*x.shape[:-1], rows))
+        if x.shape != (columns,):
+            raise Refused(f"{title}: its input has samples of shape {list(x.shape)}, not [{columns}]; flatten them")
+        taps = torch.arange(rows * columns).view(rows, columns).t().flatten()
+        self._weights = Weights(self, layer, taps, fixed)
+        self.output.format = self._weights.format
+
+    def lines(self) -> List[str]:
+        (rows,), (columns,), weights = self.output.shape, self.x.shape, self._weights
+        lines = [
+            f"for (int o = 0; o < {rows}; ++o) {weights.start()}",
+            f"for (int j = 0, k = 0; j < {columns}; ++j) {{",
+            f"    const {self.x.type} v = in[j];",
+            f"    if (v == 0) {{ k += {rows}; continue; }}",
+            f"    for (int o = 0; o < {rows}; ++o, ++k) {weights.added('o', self.x)}",
+            "}",
+        ]
+        return [*lines, *(f"for (int o = 0; o < {rows}; ++o) {line}" for line in weights.end())]
+
+
+class Conv(Part):
+    """A convolution, input by input: each adds to the outputs that see it, and those that are 0 are skipped.
+
+    Of one dimension as of two, the first of which has size 1.
+    """
+
+    def __init__(self, name: str, title: str, x: Value, layer: Any, shape: Any, fixed: Optional[torch.dtype]) -> None:
+        super().__init__(name, title, [x], shape)
+        if len(x.shape) != layer.weight.ndim - 1:
+            raise Refused(
+                f"{title}: its input has samples of shape {list(x.shape)}; give [C, H, W], or [C, L] to Conv1d"
+            )
+        if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+            raise Refused(
+                f"{title}: padding={layer.padding!r}, padding_mode={layer.padding_mode!r}; give numbers, zeros"
+            )
+        self._layer, weight = layer, layer.weight
+        # [out, in / groups, kernel] as [in, kernel, out / groups]
+        places = torch.arange(weight.numel()).view(layer.groups, -1, *weight.shape[1:])
+        taps = places.movedim(1, -1).flatten(0, 1).flatten()
+        self._weights = Weights(self, layer, taps, fixed)
+        self.output.format = self._weights.format
+
+    def lines(self) -> List[str]:
+        layer, weights, is_line = self._layer, self._weights, len(self.shape) == 2
+        (height, width), (rows, columns) = (
+            (1, value[-1]) if is_line else value[-2:] for value in (self.x.shape, self.shape)
+        )
+        kernel, stride, padding, dilation = (
+            (neutral, pair[0]) if is_line else pair
+            for neutral, pair in ((1, layer.kernel_size), (1, layer.stride), (0, layer.padding), (1, layer.dilation))
+        )
+        outputs, groups = layer.out_channels, layer.groups
+        of_group, size = outputs // groups, rows * columns
+        first = f"c / {layer.in_channels // groups} * {of_group * size} + " if groups > 1 else ""
+        lines = [
+            f"for (int o = 0; o < {outputs}; ++o)",
+            f"    for (int p = 0; p < {size}; ++p) {weights.start(f'o * {size} + p')}",
+            f"for (int c = 0, j = 0; c < {layer.in_channels}; ++c)",
+            f"    for (int row = 0; row < {height}; ++row)",
+            f"        for (int column = 0; column < {width}; ++column, ++j) {{",
+            f"            const {self.x.type} v = in[j];",
+            "            if (v == 0) continue;",
+            f"            for (int h = 0; h < {kernel[0]}; ++h) {{",
+            *_reached("                ", "row", "to_row", "h", rows, padding[0], dilation[0], stride[0]),
+            f"                for (int w = 0; w < {kernel[1]}; ++w) {{",
+            *_reached("                    ", "column", "to_column", "w", columns, padding[1], dilation[1], stride[1]),
+            f"                    int at = {first}to_row * {columns} + to_column;",
+            f"                    int k = ((c * {kernel[0]} + h) * {kernel[1]} + w) * {of_group};",
+            f"                    for (int o = 0; o < {of_group}; ++o, ++k, at += {size}) "
+            + weights.added("at", self.x),
+            "                }",
+            "            }",
+            "        }",
+        ]
+        for line in weights.end(f"o * {size} + p"):
+            lines += [f"for (int o = 0; o < {outputs}; ++o)", f"    for (int p = 0; p < {size}; ++p) {line}"]
+        return lines
+
+
+def _reached(
+    indent: str, of: str, to: str, tap: str, count: int, padding: int, dilation: int, stride: int
+) -> List[str]:
+    """Lines that find the place of an output that a tap adds to, or go on to the next tap."""
+    first = f"{_with(of, padding)} - {tap}" + (f" * {dilation}" if dilation > 1 else "")
+    if stride == 1:
+        return [f"{indent}const int {to} = {first};", f"{indent}if ({to} < 0 || {to} >= {count}) continue;"]
+    return [
+        f"{indent}const int {tap}_at = {first}, {to} = {tap}_at / {stride};",
+        f"{indent}if ({tap}_at < 0 || {tap}_at % {stride} != 0 || {to} >= {count}) continue;",
+    ]
+
+
+def _with(text: str, more: int) -> str:
+    """A sum with a number, or a difference, unless it is 0."""
+    return f"{text} + {more}" if more > 0 else f"{text} - {-more}" if more else text
+
+
+class Pool(Part):
+    """The sum, the mean or the largest of each window. The mean of integers has more fractional bits than these."""
+
+    def __init__(
+        self, name: str, title: str, x: Value, kind: str, window: Any, shape: Any, fixed: Optional[torch.dtype]
+    ) -> None:
+        super().__init__(name, title, [x], shape)
+        self._kind, (self._kernel, self._stride, self._padding) = kind, window
+        count = self._kernel[0] * self._kernel[1]
+        self._divided = kind == "mean" and (fixed is None or x.format is None)
+        if kind == "max" or (x.format is None and fixed is None):
+            self.output.format = x.format
+        elif fixed is not None and x.format is not None:
+            shift = count.bit_length() - 1 if kind == "mean" else 0
+            if 1 << shift != count and kind == "mean":
+                raise Refused(f"{title}: the mean of {count} integers is none on a grid; take a window of 2, 4, 8, ...")
+            low, high = min(0, count * int(x.format.low)), max(0, count * int(x.format.high))
+            self.output.format = Format((x.format.frac or 0) + shift, low, high)
+
+    def lines(self) -> List[str]:
+        (_, height, width), (channels, rows, columns) = self.x.shape, self.shape
+        kernel, stride, padding, most = self._kernel, self._stride, self._padding, self._kind == "max"
+        total = {"float": "float", "int64_t": "int64_t"}.get(self.output.type, "int32_t")
+        value = f"in[(c * {height} + at_row) * {width} + at_column]"
+        count = kernel[0] * kernel[1]
+        inner = f"if (first || {value} > total) {{ total = {value}; first = 0; }}" if most else f"total += {value};"
+        end = f"total / {float(count)}f" if self._divided else "total"
+        return [
+            f"for (int c = 0, k = 0; c < {channels}; ++c)",
+            f"    for (int row = 0; row < {rows}; ++row)",
+            f"        for (int column = 0; column < {columns}; ++column, ++k) {{",
+            f"            {total} total = 0;",
+            *(["            int first = 1;"] if most else []),
+            f"            for (int h = 0; h < {kernel[0]}; ++h) {{",
+            f"                const int at_row = {_with(f'row * {stride[0]} + h', -padding[0])};",
+            f"                if (at_row < 0 || at_row >= {height}) continue;",
+            f"                for (int w = 0; w < {kernel[1]}; ++w) {{",
+            f"                    const int at_column = {_with(f'column * {stride[1]} + w', -padding[1])};",
+            f"                    if (at_column < 0 || at_column >= {width}) continue;",
+            f"                    {inner}",
+            "                }",
+            "            }",
+            f"            out[k] = ({self.output.type})({end});",
+            "        }",
+        ]
+
+
+class Sum(Part):
+    """The sum of two arrays."""
+
+    def __init__(self, name: str, title: str, inputs: Sequence[Value], fixed: Optional[torch.dtype]) -> None:
+        super().__init__(name, title, inputs, inputs[0].shape)
+        self._shifts = (0, 0)
+        formats = [value.format for value in inputs]
+        if fixed is not None:
+            a, b = (f for f in formats if f is not None)
+            self.output.format = _added(a, b)
+            frac = int(self.output.format.frac or 0)
+            self._shifts = (frac - int(a.frac or 0), frac - int(b.frac or 0))
+            of_channels = [value.channels or (value.format,) * self.shape[0] for value in inputs]
+            if any(value.channels for value in inputs):
+                self.output.channels = tuple(_added(*pair) for pair in zip(*of_channels))
+
+    def lines(self) -> List[str]:
+        kind = self.output.type
+        cast = "(int64_t)" if kind == "int64_t" else ""
+        texts = [f"{cast}in{k}[i]" + (f" * {1 << shift}" if shift else "") for k, shift in enumerate(self._shifts)]
+        return [f"for (int i = 0; i < {self.output.count}; ++i) out[i] = ({kind})({texts[0]} + {texts[1]});"]
+
+
+def _added(a: Format, b: Format) -> Format:
+    """The format of the sums of two formats' values."""
+    frac = max(int(a.frac or 0), int(b.frac or 0))
+    a, b = a.at(frac), b.at(frac)
+    return Format(frac, a.low + b.low, a.high + b.high)
+
+
+class Round(Part):
+    """Numbers on another grid, to the nearest, ties to even, or down, and saturated."""
+
+    def __init__(self, name: str, title: str, x: Value, format: Format, rounding: str = "nearest") -> None:
+        super().__init__(name, title, [x], x.shape)
+        self.output.format, self._rounding = format, rounding
+
+    def lines(self) -> List[str]:
+        x: Any = self.x.format
+        to: Any = self.output.format
+        shift = int(x.frac or 0) - int(to.frac or 0)
+        if shift > 0:
+            wide = is_wide(Format(0, x.low, int(x.high) + (1 << shift - 1)))
+            text = f"in[i] >> {shift}" if self._rounding == "floor" else f"rounded{64 if wide else 32}(in[i], {shift})"
+        else:
+            wide = is_wide(x.at(int(to.frac or 0)))
+            text = f"{'(int64_t)' if wide else ''}in[i] * {1 << -shift}" if shift else "in[i]"
+        bits = 64 if wide else 32
+        text = f"lesser{bits}(greater{bits}({text}, {to.low}), {to.high})"
+        return [f"for (int i = 0; i < {self.output.count}; ++i) out[i] = ({self.output.type}){text};"]
+
+
+class Copy(Part):
+    """The same numbers at another place."""
+
+    def __init__(self, name: str, x: Value) -> None:
+        super().__init__(name, "a copy", [x], x.shape)
+        self.output.format = x.format
+
+    def lines(self) -> List[str]:
+        return [f"for (int i = 0; i < {self.output.count}; ++i) out[i] = in[i];"]
+
+
+# -- delays
+
+
+class DelayLine(Part):
+    """Each number as many steps later as its delay says."""
+
+    def __init__(self, name: str, title: str, x: Value, delays: Tensor) -> None:
+        super().__init__(name, title, [x], x.shape)
+        self.output.format, self._rows = x.format, int(delays.max()) + 1
+        self.tables = [table_of(f"{name}_delay", delays.to(torch.int64), Format(0, 0, 0))]
+        self.fields = ring(self, self._rows)
+
+    def lines(self) -> List[str]:
+        rows, count = self._rows, self.x.count
+        return [
+            *remembered(self.name, count),
+            f"for (int j = 0; j < {count}; ++j) {{",
+            f"    const int past = at - {self.name}_delay[j], row = past < 0 ? past + {rows} : past;",
+            f"    out[j] = s->{self.name}_past[row * {count} + j];",
+            "}",
+            turned(self.name, rows),
+        ]
+
+
+class DelayedLinear(Part):
+    """A linear layer each of whose connections has a delay."""
+
+    def __init__(
+        self, name: str, title: str, x: Value, layer: Any, delays: Tensor, fixed: Optional[torch.dtype]
+    ) -> None:
+        rows, columns = layer.weight.shape
+        super().__init__(name, title, [x], (rows,))
+        self._rows = int(delays.max()) + 1
+        taps = torch.arange(rows * columns).view(rows, columns).t().flatten()
+        self._weights = Weights(self, layer, taps, fixed)
+        self.output.format = self._weights.format
+        self.tables.append(table_of(f"{name}_delay", delays.to(torch.int64).t(), Format(0, 0, 0)))
+        self.fields = ring(self, self._rows)
+
+    def lines(self) -> List[str]:
+        (outputs,), columns, weights = self.shape, self.x.count, self._weights
+        lines = [
+            *remembered(self.name, columns),
+            f"for (int o = 0; o < {outputs}; ++o) {weights.start()}",
+            f"for (int j = 0, k = 0; j < {columns}; ++j)",
+            f"    for (int o = 0; o < {outputs}; ++o, ++k) {{",
+            f"        const int past = at - {self.name}_delay[k], row = past < 0 ? past + {self._rows} : past;",
+            f"        const {self.x.type} v = s->{self.name}_past[row * {columns} + j];",
+            f"        if (v != 0) {weights.added('o', self.x)}",
+            "    }",
+            turned(self.name, self._rows),
+        ]
+        return [*lines, *(f"for (int o = 0; o < {outputs}; ++o) {line}" for line in weights.end())]
+
+
+def ring(part: Part, rows: int) -> List[Field]:
+    """The last inputs of a part, row after row, and the row of this step."""
+    count = part.x.count
+    return [Field(part.x.type, f"{part.name}_past", rows * count), Field("int32_t", f"{part.name}_at", 1)]
+
+
+def remembered(name: str, count: int) -> List[str]:
+    """Lines that put the inputs of this step into their row."""
+    return [
+        f"const int at = (int)s->{name}_at[0];",
+        f"for (int j = 0; j < {count}; ++j) s->{name}_past[at * {count} + j] = in[j];",
+    ]
+
+
+def turned(name: str, rows: int) -> str:
+    """The line that goes on to the next row."""
+    return f"s->{name}_at[0] = at + 1 < {rows} ? at + 1 : 0;"
+
+
+# -- neurons
+
+
+class Cells(Part):
+    """The neurons of a layer: a step of their program, with its names."""
+
+    def __init__(
+        self,
+        name: str,
+        title: str,
+        inputs: Sequence[Value],
+        neuron: Any,
+        fixed: Optional[torch.dtype],
+        output: int = 0,
+    ) -> None:
+        super().__init__(name, title, inputs, inputs[0].shape)
+        self._neuron, program = neuron, neuron.program
+        self._program: Program = program
+        #: What steps compute: the output, and the next states.
+        self._roots = [program.outputs[output], *program.next]
+        self.formats: Dict[Node, Format] = {}
+        if fixed is not None:
+            of_inputs = {n: v.format for n, v in zip(program.inputs, inputs) if v.format is not None}
+            try:
+                self.formats = analyse(program, of_inputs, fixed)
+            except ValueError as error:
+                raise Refused(f"{title} is not fixed point: {error}") from error
+            self.output.format = self.formats[self._roots[0]]
+        elif is_spike(self._roots[0]):
+            self.output.format = FLAG
+        self._printer: Any = FixedPrinter(title, self.formats) if fixed else C11Printer("float")
+        #: What parameters alone decide -> its text.
+        self._constants = self._evaluated(torch.float64 if fixed is torch.float64 else torch.float32)
+        for state, initial in zip(program.states, program.initial):
+            leaf = Node("state", (), state)
+            rest = self._text(f"{self.name}_{state}_rest", initial, self.formats.get(leaf))
+            self.fields.append(Field(type_of(self.formats.get(leaf)), self._field(state), self.output.count, rest))
+        # a factor of what is always 0 is in no line
+        text = "\n".join([*self.lines(), *(field.rest for field in self.fields)])
+        self.tables = [table for table in self.tables if f"{table.name}[" in text]
+
+    def _field(self, state: str) -> str:
+        return f"{self.name}_{identifier(state, ())}"
+
+    def _evaluated(self, dtype: torch.dtype) -> Dict[Node, str]:
+        """The values that steps and initial states read of what depends on parameters alone, as numbers or tables."""
+        program, roots = self._program, self._roots
+        order = topological([*roots, *program.initial])
+        fixed = coefficients_of(order)
+        read_by_steps = {arg for node in order if node not in fixed for arg in node.args if arg in fixed}
+        read_by_steps |= {root for root in roots if root in fixed}
+        front = [node for node in order if node in read_by_steps or node in program.initial]
+        like = torch.empty((), dtype=dtype)
+        named = [*self._neuron.named_values().items()]
+        shape = (1, *self.shape)
+        values, _ = parameters.place(self.title, named, shape, self._neuron.channel_dim)
+        params = program.leaves[len(program.inputs) + len(program.states) :]
+        tensors = [v.detach().to(dtype) if isinstance(v, Tensor) else number(v, like) for v in values]
+        results = StraightLine(params, front)(tensors, like)
+        self._values = {node: value.expand(shape)[0] for node, value in zip(front, results)}
+        labels = {node: node.attr if node.op == "param" else f"k{k}" for k, node in enumerate(front)}
+        labels.update(program.labels)
+        steps = [node for node in front if node in read_by_steps]
+        return {node: self._text(f"{self.name}_{labels[node]}", node, self.formats.get(node)) for node in steps}
+
+    def _text(self, name: str, node: Node, format: Optional[Format]) -> str:
+        """The text of a value that is the same at each step, as a number of this format or as a table of them."""
+        if format is not None and format.frac is None:
+            return "0"  # an infinite bound, which no text reads
+        values = self._values[node]
+        if format is not None:
+            values = integers_of(f"{node!r} of {self.title}", values, int(format.frac or 0))
+        flat = values.flatten()
+        if bool((flat == flat[0]).all()) or bool(torch.isnan(flat.double()).all()):
+            return str(int(flat[0])) if format is not None else str(self._printer.number(float(flat[0])))
+        inner = _run(values)
+        self.tables.append(table_of(identifier(name, [table.name for table in self.tables]), flat[::inner], format))
+        return f"{self.tables[-1].name}[{f'i / {inner}' if inner > 1 else 'i'}]"
+
+    def lines(self) -> List[str]:
+        program, printer, roots = self._program, self._printer, self._roots
+        names: Dict[Node, str] = dict(self._constants)
+        real = "int32_t" if self.formats else "float"
+        lines = []
+        order = topological(roots)
+        for k, name in enumerate(program.inputs):
+            leaf = Node("input", (), name)
+            names[leaf] = printer.symbol(leaf)
+            if leaf in order:
+                wide = "int64_t" if self.inputs[k].type == "int64_t" else real
+                lines.append(f"const {wide} {names[leaf]} = in{k if len(self.inputs) > 1 else ''}[i];")
+        for name in program.states:
+            leaf = Node("state", (), name)
+            names[leaf] = printer.symbol(leaf)
+            if leaf in order:
+                wide = "int64_t" if type_of(self.formats.get(leaf)) == "int64_t" else real
+                lines.append(f"const {wide} {names[leaf]} = s->{self._field(name)}[i];")
+        lines += printer.block(roots, names, program.labels, name_roots=False)
+        texts = [
+            self._stored(root, names, field) for root, field in zip(roots, [self.output.format, *self._next_formats()])
+        ]
+        targets = ["out[i]", *(f"s->{self._field(name)}[i]" for name in program.states)]
+        # every state was loaded before the first store
+        lines += [f"{target} = {text};" for target, text in zip(targets, texts)]
+        lines = _read(lines)
+        arrays = [f"in{k if len(self.inputs) > 1 else ''}" for k in range(len(self.inputs))]
+        unread = [f"(void){array};" for array in arrays if f" {array}[i]" not in "\n".join(lines)]
+        write = printer.named([" ".join(arrays), "out s i", *lines])
+        return [
+            *unread,
+            f"for (int i = 0; i < {self.output.count}; ++i) {{",
+            *(f"    {write(line)}" for line in lines),
+            "}",
+        ]
+
+    def _next_formats(self) -> List[Optional[Format]]:
+        return [self.formats.get(Node("state", (), name)) for name in self._program.states]
+
+    def _stored(self, root: Node, names: Dict[Node, str], format: Optional[Format]) -> str:
+        """A value as it is stored: with the fractional bits of its place, in its type."""
+        text = names.get(root) or self._printer.expression(root, names)
+        if format is None:
+            return text
+        have = self.formats.get(root)
+        shift = (format.frac or 0) - (have.frac or 0) if have is not None and (have.low or have.high) else 0
+        simple = text.startswith("\x02") and text.endswith("\x03") and text.count("\x02") == 1
+        text = text if simple else f"({text})"
+        return f"({type_of(format)})({text} * {1 << shift})" if shift else f"({type_of(format)}){text}"
+
+
+def is_spike(node: Node) -> bool:
+    """Whether a value is a spike, 0 or 1."""
+    return is_spike(node.args[0]) if node.op == "detach" else node.op == "spike"
+
+
+def _read(lines: Sequence[str]) -> List[str]:
+    """The lines without constants that no other line reads, as those of a difference that is always 0."""
+    lines = [*lines]
+    for line in lines[::-1]:
+        if line.startswith("const") and "\n".join(lines).count(line.split()[2]) == 1:
+            lines.remove(line)
+    return lines
+
+
+def _run(values: Tensor) -> int:
+    """How many neighbouring neurons share a value: those of a channel, or one."""
+    rows = values.flatten(1) if values.ndim > 1 else values.unsqueeze(1)
+    return int(rows.shape[1]) if bool((rows == rows[:, :1]).all()) else 1

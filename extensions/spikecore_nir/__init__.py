@@ -1,0 +1,32 @@
+"""Networks as graphs of NIR, which other libraries and neuromorphic chips read and write; needs the package nir."""
+
+from spikecore_nir._conventions import CONVENTIONS, Convention
+from spikecore_nir._modules import (
+    NIRLI,
+    NIRLIF,
+    DelaySteps,
+    Network,
+    NIRCubaLI,
+    NIRCubaLIF,
+    Scale,
+    SumPool2d,
+    Threshold,
+)
+from spikecore_nir._reading import load
+from spikecore_nir._writing import save
+
+__all__ = [
+    "CONVENTIONS",
+    "NIRLI",
+    "NIRLIF",
+    "Convention",
+    "DelaySteps",
+    "NIRCubaLI",
+    "NIRCubaLIF",
+    "Network",
+    "Scale",
+    "SumPool2d",
+    "Threshold",
+    "load",
+    "save",
+]

@@ -1,0 +1,264 @@
+"""A chunk as it was computed: the calls of its neurons and layers, cut apart so that each is differentiated alone.
+
+While a chunk is recorded, what a neuron gives goes on as a leaf of autograd. So a graph ends behind every neuron, and
+:meth:`Chunk.back` goes through a neuron and what lies before it, up to the neurons below.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from spikecore.backend import Unsupported
+from spikecore.core.state import Stateful, carried, put_back
+from spikecore.graph import is_parametrised
+from spikecore.neurons import FEEDBACK, Recurrent
+from spikecore_online._rules import Rule
+
+#: Gradients beside what they are of; None where there is no path.
+Gradients = Sequence[Optional[Tensor]]
+#: What to do about a module that is called twice.
+ONE_CALL = (
+    "give the network whole chunks [C, B, ...] in the place of a loop over steps, make a module for each place, or "
+    "take rule='bptt'"
+)
+
+
+def gradients(of: Sequence[Tensor], by: Sequence[Tensor], cotangents: Gradients) -> List[Optional[Tensor]]:
+    """The vector-Jacobian product, which keeps the graph."""
+    pairs = [(value, g) for value, g in zip(of, cotangents) if g is not None and value.requires_grad]
+    if not pairs or not by:
+        return [None] * len(by)
+    values, grads = zip(*pairs)
+    return list(torch.autograd.grad(values, list(by), grads, retain_graph=True, allow_unused=True))
+
+
+def accumulate(parameter: Tensor, gradient: Tensor, is_new: bool = False) -> None:
+    """Add to ``parameter.grad``; ``is_new``: nothing else has the tensor ``gradient``, which then may become it."""
+    gradient = gradient.detach().to(parameter.dtype)
+    if parameter.grad is None:
+        parameter.grad = gradient if is_new else gradient.clone()
+    else:
+        parameter.grad.add_(gradient)
+
+
+def at_first(g: Tensor, x: Tensor) -> Tensor:
+    """A gradient of the first step, as one of all steps."""
+    whole = torch.zeros_like(x)
+    whole[0] = g
+    return whole
+
+
+def learnt(module: nn.Module) -> Dict[str, List[nn.Parameter]]:
+    """The tensors that a module itself learns, each with the parameters that it is computed from: itself, or those of
+    its parametrisation.
+    """
+    sources = {name: [p] for name, p in module._parameters.items() if p is not None and p.requires_grad}
+    if "parametrizations" in module._modules and is_parametrised(module):
+        chains: Any = module.parametrizations
+        sources.update({name: [p for p in chain.parameters() if p.requires_grad] for name, chain in chains.items()})
+    return {name: of for name, of in sources.items() if of}
+
+
+def learn(module: nn.Module, name: str, gradient: Tensor, is_new: bool = False) -> None:
+    """Add the gradient of a tensor that a module learns to those of what it is computed from."""
+    parameter = module._parameters.get(name)
+    if parameter is not None:
+        accumulate(parameter, gradient, is_new)
+        return
+    with torch.enable_grad():
+        value, sources = getattr(module, name), learnt(module)[name]
+    for source, g in zip(sources, gradients([value], sources, [gradient.to(value.dtype)])):
+        if g is not None:
+            accumulate(source, g)
+
+
+@dataclass(eq=False)
+class LayerCall:
+    """A call of a layer with weights."""
+
+    name: str
+    layer: nn.Module
+    #: What it read, ``[C, B, ...]``, or ``[C * B, ...]`` within ``TimeBatched``.
+    inputs: Tensor
+    output: Tensor
+
+
+@dataclass(eq=False)
+class NeuronCall:
+    """A call of a neuron or of ``Recurrent``, from its state before the chunk to that behind it."""
+
+    name: str
+    module: Any
+    #: The inputs ``[C, B, ...]``, with their graph.
+    inputs: Tuple[Tensor, ...]
+    #: The states before, as leaves; none at rest.
+    start: Dict[str, Tensor]
+    outputs: Tuple[Tensor, ...]
+    #: The outputs as they went on, as leaves.
+    leaves: Tuple[Tensor, ...]
+    end: Dict[str, Tensor]
+
+    @property
+    def neuron(self) -> Any:
+        """The neuron, within ``Recurrent`` the inner one."""
+        return self.module.neuron if isinstance(self.module, Recurrent) else self.module
+
+    @property
+    def states(self) -> Tuple[str, ...]:
+        """The names of its neuron's states."""
+        return tuple(self.neuron.states)
+
+    @property
+    def starts(self) -> Dict[str, Tensor]:
+        """The states of its neuron before."""
+        return {name: self.start[name] for name in self.neuron.states if name in self.start}
+
+    @property
+    def ends(self) -> Tuple[int, int]:
+        """Of ``Recurrent``, the numbers of the input that is added to, and of the output that comes back."""
+        into, output = self.module.into, self.module.output
+        return 0 if into is None else self.neuron.inputs.index(into), output or 0
+
+    def back(self, of: Sequence[Tensor], cotangents: Gradients) -> Tuple[Gradients, Dict[str, Tensor]]:
+        """Gradients of the inputs, and of the states before, for those of results of the call."""
+        starts, count = self.starts, len(self.inputs)
+        results = gradients(of, [*self.inputs, *starts.values()], cotangents)
+        return results[:count], {name: g for name, g in zip(starts, results[count:]) if g is not None}
+
+    def transition(self, state: str) -> Tuple[Gradients, Dict[str, Tensor]]:
+        """The derivatives of the final value of a state by the inputs of each step, and by the states before."""
+        end = self.end[state]
+        return self.back([end], [torch.ones_like(end)])
+
+    def fed_back(self) -> Tensor:
+        """What came back at each step, of ``Recurrent``: the outputs one step before."""
+        y = self.outputs[self.ends[1]].detach()
+        first = self.start[FEEDBACK].detach() if self.start else torch.zeros_like(y[0])
+        return torch.cat([first.to(y.dtype).unsqueeze(0), y[:-1]])
+
+
+class Chunk:
+    """The calls of a chunk, in order."""
+
+    def __init__(self) -> None:
+        self.calls: List[Any] = []
+
+    @property
+    def last_layer(self) -> Optional[LayerCall]:
+        """The last layer with weights, other than a normalisation."""
+        layers = [call for call in self.calls if isinstance(call, LayerCall)]
+        weights = [call for call in layers if not isinstance(call.layer, nn.modules.batchnorm._BatchNorm)]
+        return next(reversed(weights or layers), None)
+
+    def back(
+        self,
+        of: Sequence[Tensor],
+        cotangents: Gradients,
+        before: int,
+        weights: Sequence[Tensor] = (),
+        others: Sequence[Tensor] = (),
+    ) -> Tuple[Dict[Tensor, Tensor], Dict[LayerCall, Tensor], Gradients]:
+        """Backward from ``of`` to the next cuts: the gradients of the outputs of neurons, those of the outputs of
+        layers, and those of ``others``.
+
+        ``before``: how many calls there were. Those of ``weights`` on the way get theirs.
+        """
+        earlier = self.calls[:before]
+        layers = [call for call in earlier if isinstance(call, LayerCall) and call.output.requires_grad]
+        leaves = [leaf for call in earlier if isinstance(call, NeuronCall) for leaf in call.leaves]
+        by = [*leaves, *[call.output for call in layers], *others, *weights]
+        results = iter(gradients(of, by, cotangents))
+        below = {leaf: gradient for leaf, gradient in zip(leaves, results) if gradient is not None}
+        at_layers = {call: gradient for call, gradient in zip(layers, results) if gradient is not None}
+        rest = [gradient for _, gradient in zip(others, results)]
+        for weight, gradient in zip(weights, results):
+            if gradient is not None:
+                accumulate(weight, gradient)
+        return below, at_layers, rest
+
+
+class GoingOn:
+    """Within the block modules go on from their states, as leaves. Afterwards they have their new ones, without a
+    graph, or those of before if something was raised.
+    """
+
+    def __init__(self, modules: Sequence[Stateful]) -> None:
+        self.modules = modules
+
+    def __enter__(self) -> None:
+        self._before = [carried(module) for module in self.modules]
+        for module, before in zip(self.modules, self._before):
+            put_back(module, {**before, "_carrying": before["_carrying"] + 1}, _leaves(before["_state"]))
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        for module, before in zip(self.modules, self._before):
+            state = module.state
+            after = state and {name: value.detach() for name, value in state.items()}
+            put_back(module, before, after if kind is None else before["_state"])
+
+
+def _leaves(state: Optional[Mapping[str, Tensor]]) -> Optional[Dict[str, Tensor]]:
+    return state and {name: value.detach().requires_grad_() for name, value in state.items()}  # type: ignore[return-value]  # None
+
+
+class Recording(GoingOn):
+    """Within the block calls are recorded and cut, too, and neurons compute by the programs of a rule."""
+
+    def __init__(
+        self, neurons: Mapping[str, Stateful], others: Sequence[Stateful], layers: Mapping[str, nn.Module], rule: Rule
+    ) -> None:
+        super().__init__([*neurons.values(), *others])
+        self.neurons, self.layers, self.rule = neurons, layers, rule
+        self._programs = [module.neuron if isinstance(module, Recurrent) else module for module in neurons.values()]
+
+    def __enter__(self) -> Chunk:  # type: ignore[override]  # it gives what it records
+        self.chunk = chunk = Chunk()
+        self._within = ExitStack()
+        for neuron in self._programs if self.rule.keep else ():
+            self._within.enter_context(neuron.under(self.rule.keep(neuron)))
+        several = [m for m in self.neurons.values() if isinstance(m, Recurrent) or len(m.inputs) > 1]
+        self._hooks = [
+            *[m.register_forward_pre_hook(_with_gradients) for m in several],
+            *[m.register_forward_hook(partial(self._neuron, name)) for name, m in self.neurons.items()],
+            *[m.register_forward_hook(partial(self._layer, name)) for name, m in self.layers.items()],
+        ]
+        super().__enter__()
+        self._starts = {module: module.state or {} for module in self.modules}
+        return chunk
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        super().__exit__(kind)
+        for hook in self._hooks:
+            hook.remove()
+        self._within.close()
+        del self.chunk, self._starts
+
+    def _neuron(self, name: str, module: Any, args: Any, result: Any) -> Any:
+        if any(call.module is module for call in self.chunk.calls if isinstance(call, NeuronCall)):
+            raise Unsupported(
+                f"rule={self.rule.name!r}: {name!r} is called twice for a chunk, and goes on from one state; {ONE_CALL}"
+            )
+        outputs = result if isinstance(result, tuple) else (result,)
+        leaves = tuple([y.detach().requires_grad_() for y in outputs])
+        self.chunk.calls.append(NeuronCall(name, module, args, self._starts[module], outputs, leaves, module.state))
+        return leaves if isinstance(result, tuple) else leaves[0]
+
+    def _layer(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        if args and isinstance(output, Tensor):
+            self.chunk.calls.append(LayerCall(name, module, args[0].detach(), output))
+
+
+def _with_gradients(module: nn.Module, args: Any) -> Any:
+    """Inputs that each have a gradient of their own.
+
+    That of the input of ``Recurrent`` is that of what comes back, too. Of several inputs each is a view, since one may
+    be computed from another, or be the same tensor.
+    """
+    inputs = [x if x.requires_grad else x.detach().requires_grad_() for x in args]
+    return tuple(inputs if len(inputs) == 1 else [x.view_as(x) for x in inputs])
