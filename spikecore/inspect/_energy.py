@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from spikecore._base.batches import flattened, run_network
 from spikecore._shell.modules import makes_time, observing, time_makers
@@ -210,8 +211,6 @@ def _joules(picojoules: float) -> str:
 
 #: Spikes are at most so many times one number.
 _MOST = 4
-#: The attribute of a tensor that is a weight, or computed from weights alone.
-_OF_WEIGHTS = "_spikecore_of_weights"
 #: Operations that hold products of their own.
 _UNSEEN = frozenset(("_trilinear", "mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_sparse_addmm", "_sparse_mm"))
 _POOLS = tuple(getattr(nn, f"AdaptiveAvgPool{n}d") for n in (1, 2, 3))
@@ -227,8 +226,8 @@ class _Counting(TorchDispatchMode):
         super().__init__()
         #: Of a layer, by name and class: its counts, and the products and sums that were computed once for all steps.
         self.totals: Dict[Tuple[str, str], List[int]] = {}
-        for value in (*net.parameters(), *net.buffers()):
-            setattr(value, _OF_WEIGHTS, True)
+        #: Tensors that are weights, or computed from weights alone.
+        self._weights: Any = WeakTensorKeyDictionary(dict.fromkeys((*net.parameters(), *net.buffers()), True))
         #: What runs, from the outside in: module and name.
         self._stack: List[Tuple[nn.Module, str]] = []
         #: What makes time, and whether there is time yet: layers before the first of these compute once for all steps.
@@ -249,13 +248,12 @@ class _Counting(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         results = flattened(out)
         # a weight that is scaled or filled by a number is still one
-        read = [value for value in flattened((args, kwargs)) if value.ndim or _is_of_weights(value)]
-        if read and all(map(_is_of_weights, read)):
-            for value in results:
-                setattr(value, _OF_WEIGHTS, True)
+        read = [value for value in flattened((args, kwargs)) if value.ndim or value in self._weights]
+        if read and all(value in self._weights for value in read):
+            self._weights.update(dict.fromkeys(results, True))
             return out
-        for written in filter(_is_of_weights, (*results, *[value._base for value in results])):
-            delattr(written, _OF_WEIGHTS)  # written in place, or a part of it, such as a row of a buffer
+        for written in (*results, *[value._base for value in results if value._base is not None]):
+            self._weights.pop(written, None)  # written in place, or a part of it, such as a row of a buffer
         operation = func.overloadpacket.__name__.rstrip("_") if hasattr(func, "overloadpacket") else ""
         module, name = self._stack[-1] if self._stack else (None, "")
         # what a neuron computes within a step is no synapse
@@ -284,12 +282,12 @@ class _Counting(TorchDispatchMode):
 
     def _counts(self, value: Tensor) -> Tensor:
         """1 for each number that is not 0, and for every weight."""
-        return torch.ones_like(_wide(value)) if _is_of_weights(value) else _wide(value != 0)
+        return torch.ones_like(_wide(value)) if value in self._weights else _wide(value != 0)
 
     def _spikes(self, value: Tensor) -> Optional[Tensor]:
         """How many spikes each number stands for; None for a tensor of other numbers."""
         size = _wide(value.detach()).abs()
-        if _is_of_weights(value) or not bool(torch.isfinite(size).all()):
+        if value in self._weights or not bool(torch.isfinite(size).all()):
             return None
         most = float(size.max()) if size.numel() else 0.0
         if most == 0.0:
@@ -317,10 +315,6 @@ class _Counting(TorchDispatchMode):
 def _pools(mean: Tuple[Any, ...]) -> bool:
     """Whether arguments of ``mean`` are those of ``F.adaptive_avg_pool2d(x, 1)``, or 3d; no other mean is pooling."""
     return mean[1:] in (([-1, -2], True), ([-1, -2, -3], True))
-
-
-def _is_of_weights(value: Optional[Tensor]) -> bool:
-    return hasattr(value, _OF_WEIGHTS)
 
 
 def _wide(x: Tensor) -> Tensor:
