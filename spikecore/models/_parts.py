@@ -38,7 +38,7 @@ def beginning(
     encoder = Constant(steps)
     if isinstance(norm, Stepped):  # it takes all steps
         return [nn.Identity(), nn.Sequential(_once(layer, encoder), norm), *behind]
-    if neuron is None or not calls_as(neuron, Neuron):
+    if not isinstance(neuron, Neuron) or not calls_as(neuron, Neuron):
         return [nn.Identity(), _once(nn.Sequential(layer, norm), encoder), *behind]
     neuron.repeat = encoder.steps
     return [nn.Identity(), _once(nn.Sequential(layer, norm)), neuron]
