@@ -260,9 +260,9 @@ def test_average_pooling_adds_and_its_scale_is_folded():
 def network() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(
-        sc.encode.Constant(4),
-        sc.layers.TimeBatched(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4)),
-        sc.LIF(),
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        sc.LIF(repeat=4),
         sc.layers.TimeBatched(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)),
         sc.LIF(),
         nn.Flatten(2),
@@ -279,16 +279,16 @@ def test_a_network_over_time_and_its_twin():
     net[6].weight.data.mul_(8)
     net[6].bias.data.add_(1.5)
     before = {name: value.clone() for name, value in net.state_dict().items()}
-    sc.hoist(net).eval()
+    net.eval()
     with sc.monitor(net, spikes=True) as seen:
         net(x)
     net.train()
     found = sc.energy(net, x)
     assert (found.samples, found.steps) == (3, 4)
     rows = {row.name: row for row in found.layers}
-    assert list(rows) == ["1.module.0", "3.module.0", "6", "7.linear"]
-    first, every = convolved(x, net[1].module[0])
-    assert (rows["1.module.0"].macs, rows["1.module.0"].acs) == (first, 0)
+    assert list(rows) == ["0", "3.module.0", "6", "7.linear"]
+    first, every = convolved(x, net[0])
+    assert (rows["0"].macs, rows["0"].acs) == (first, 0)
     middle = convolved(seen["2"].spikes.flatten(0, 1), net[3].module[0])
     assert (rows["3.module.0"].macs, rows["3.module.0"].acs) == (0, middle[0])
     assert rows["6"].acs == 6 * int(seen["4"].spikes.sum())
