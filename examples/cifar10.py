@@ -11,6 +11,7 @@ best weights, and ``checkpoint.pt``. ``--resume`` continues a run that was stopp
 from __future__ import annotations
 
 import argparse
+from typing import Optional
 
 from torch import nn
 
@@ -22,9 +23,11 @@ from spikecore.bench import models
 
 def network(given: argparse.Namespace, sets: DataSet) -> nn.Sequential:
     """Images ``[B, C, H, W]`` to output spikes ``[T, B, 10]``: three times two convolutions and a max pooling."""
-    net = models.cifar10(given.T, lambda: sc.LIF(tau=given.tau), given.width, sets.shape, sets.classes)
-    net[0] = options.encoder(given)
-    return net
+
+    def make(steps: Optional[int]) -> nn.Sequential:
+        return models.cifar10(steps, lambda: sc.LIF(tau=given.tau), given.width, sets.shape, sets.classes)
+
+    return options.encoded(given, make)
 
 
 def main() -> None:

@@ -11,16 +11,16 @@ N`` recomputes groups of N layers in backward. On a CPU: ``--devices cpu,cpu --d
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import Any, Optional
 
-from torch import Tensor
+from torch import Tensor, nn
 
 import spikecore as sc
 from common import augment, loop, options
 from common.data import DataSet
 from spikecore.bench import models
 
-#: Where the stages begin in the network of ``cifar10.py``, whose first layer is the encoder.
+#: Where the stages begin in the network of ``cifar10.py``, whose first module is the encoder or its place.
 BEGINS = (0, 2, 3, 4, 5)
 
 
@@ -31,11 +31,12 @@ class Net(sc.parallel.Pipeline):
         devices = given.devices.split(",")
         if len(devices) > len(BEGINS):
             raise ValueError(f"--devices {given.devices} are {len(devices)} devices for {len(BEGINS)} stages")
-        net = models.cifar10(given.T, lambda: sc.LIF(tau=given.tau), given.width, sets.shape, sets.classes)
-        if not given.constant:
-            net[0] = options.encoder(given)
-        ends = (*BEGINS[1:], len(net))
-        stages = [net[int(given.constant and begin == 0) + begin : end] for begin, end in zip(BEGINS, ends)]
+
+        def make(steps: Optional[int]) -> nn.Sequential:
+            return models.cifar10(steps, lambda: sc.LIF(tau=given.tau), given.width, sets.shape, sets.classes)
+
+        net = nn.Sequential(nn.Identity(), *make(None)) if given.constant else options.encoded(given, make)
+        stages = [net[begin:end] for begin, end in zip(BEGINS, (*BEGINS[1:], len(net)))]
         placed = [(stage, devices[k * len(devices) // len(stages)]) for k, stage in enumerate(stages)]
         super().__init__(placed, batch_dim=(0, 1))  # [B, C, H, W] to [T, B, classes]
         self.given = given

@@ -9,6 +9,7 @@ the same files as ``cifar10.py``.
 from __future__ import annotations
 
 import argparse
+from typing import Optional
 
 from torch import nn
 
@@ -20,9 +21,11 @@ from spikecore.bench import models
 
 def network(given: argparse.Namespace, sets: DataSet) -> nn.Sequential:
     """Images ``[B, C, H, W]`` to the values of a linear read-out, ``[T, B, 10]``."""
-    net = models.sew_resnet18(given.T, lambda: sc.LIF(tau=given.tau, detach_reset=True), sets.shape, sets.classes)
-    net[0] = options.encoder(given)
-    return net
+
+    def make(steps: Optional[int]) -> nn.Sequential:
+        return models.sew_resnet18(steps, lambda: sc.LIF(tau=given.tau, detach_reset=True), sets.shape, sets.classes)
+
+    return options.encoded(given, make)
 
 
 def main() -> None:

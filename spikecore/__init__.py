@@ -38,7 +38,6 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors
     from spikecore._plugins.selection import backends as backends
     from spikecore._plugins.selection import use_backend as use_backend
     from spikecore._transforms import fuse as fuse
-    from spikecore._transforms import hoist as hoist
     from spikecore._transforms import unfuse as unfuse
     from spikecore.core.neuron import Neuron as Neuron
     from spikecore.functional import carry_state as carry_state
@@ -75,7 +74,7 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors
 _NAMES: Mapping[str, str] = {
     "spikecore._convert": "ann2snn convert load_weights",
     "spikecore._plugins.selection": "backends use_backend",
-    "spikecore._transforms": "fuse hoist unfuse",
+    "spikecore._transforms": "fuse unfuse",
     "spikecore.functional": "carry_state detach get_state reset set_backend set_state set_step",
     "spikecore.inspect": "energy explain monitor",
     "spikecore.lang": "ops",
@@ -123,10 +122,15 @@ _MOVED: Dict[str, Tuple[str, str]] = {
     "state_dict_of_state": ("spikecore.functional", "get_state"),
 }
 
+_REPEAT = (
+    "sc.{} is gone: leave out sc.encode.Constant(T) and give the first neuron repeat=T, as in sc.LIF(repeat=T). The "
+    "layers in front of it then see one step, [B, ...], without sc.layers.TimeBatched, and compute once"
+)
 #: Names that are gone, and what to write now.
 _GONE = {
+    "hoist": _REPEAT.format("hoist"),
     "packed_spikes": "sc.packed_spikes() is gone: sc.layers.pack(net) puts in layers that keep spikes as bits",
-    "unhoist": "sc.unhoist is gone: to keep the network as it was, hoist a copy, sc.hoist(copy.deepcopy(net))",
+    "unhoist": _REPEAT.format("unhoist"),
 }
 
 

@@ -1,41 +1,25 @@
-"""Transforms of a network: ``sc.fuse``, ``sc.unfuse`` and ``sc.hoist`` replace modules in what calls them.
-
-``sc.fuse`` reads the network (:mod:`spikecore.graph`); ``sc.hoist`` knows chains alone, each an ``nn.Sequential``.
+"""Transforms of a network: ``sc.fuse`` reads it (:mod:`spikecore.graph`) and replaces modules in what calls them;
+``sc.unfuse`` puts them back.
 """
 
 from __future__ import annotations
 
 import functools
 import warnings
-from collections import Counter, OrderedDict
 from itertools import takewhile
-from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
+from typing import Any, Dict, List, Sequence, Tuple, Type
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.utils.parametrize import type_before_parametrizations
 
 from spikecore.core.checks import check_network
-from spikecore.core.modules import calls_as, has_own_hooks, in_turn, replace_modules
+from spikecore.core.modules import replace_modules
 from spikecore.core.neuron import Neuron
-from spikecore.encode import Constant
 from spikecore.graph._rewritten import Rewritten
-from spikecore.layers import NormNeuron, PackedConv2d, PackedLinear, TimeBatched, Voting
+from spikecore.layers import NormNeuron
 from spikecore.layers._fusable import fusable
-from spikecore.layers._norm_neuron import NormPlace, neuron_of
-from spikecore.layers._pooling import CompactAvgPool2d, CompactMaxPool2d, compact, plain
-
-
-class Place(NamedTuple):
-    """A module where its parent has it."""
-
-    module: nn.Module
-    parent: nn.Module
-    name: str
-
-    def put(self, module: nn.Module) -> None:
-        """Put another module in its place."""
-        setattr(self.parent, self.name, module)
+from spikecore.layers._norm_neuron import NormPlace
+from spikecore.layers._pooling import compact, plain
 
 
 def fuse(net: nn.Module) -> nn.Module:
@@ -197,167 +181,6 @@ def _put(chain: nn.Module, path: str, module: nn.Module) -> None:
     """Put a module at a path."""
     parent, _, name = path.rpartition(".")
     setattr(chain.get_submodule(parent), name, module)
-
-
-# -- hoist
-
-
-def _of(*names: str) -> FrozenSet[Type[nn.Module]]:
-    """The types of torch.nn of these names that this version of torch has."""
-    return frozenset(getattr(nn, name) for name in names if hasattr(nn, name))
-
-
-#: Layers to which ``[T, B, ...]`` is as ``[B, ...]``: of each number, and of the last dimensions.
-_OF_ANY = _of(
-    *("CELU", "ELU", "GELU", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "Identity", "LeakyReLU"),
-    *("LogSigmoid", "Mish", "ReLU", "ReLU6", "SELU", "SiLU", "Sigmoid", "Softplus", "Softshrink", "Softsign"),
-    *("Tanh", "Tanhshrink", "Threshold", "Linear", "LayerNorm", "RMSNorm"),
-) | {NormPlace, Voting, PackedLinear}
-#: Layers of samples ``[B, ...]``, which stand within ``TimeBatched``; flattening, where it keeps the batch.
-_OF_SAMPLES = (
-    _of(
-        *(f"{name}{n}d" for n in (1, 2, 3) for name in ("Conv", "ConvTranspose", "BatchNorm", "InstanceNorm")),
-        *(f"{name}{n}d" for n in (1, 2, 3) for name in ("AdaptiveAvgPool", "AdaptiveMaxPool", "AvgPool", "MaxPool")),
-        *(f"{how}Pad{n}d" for n in (1, 2, 3) for how in ("Circular", "Constant", "Reflection", "Replication", "Zero")),
-        *("LPPool1d", "LPPool2d", "GroupNorm", "LocalResponseNorm", "PReLU", "PixelShuffle", "PixelUnshuffle"),
-        *("ChannelShuffle", "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d", "Flatten", "Unflatten"),
-    )
-    | _OF_ANY
-    | {PackedConv2d, CompactAvgPool2d, CompactMaxPool2d}
-)
-
-
-def hoist(net: nn.Module) -> nn.Module:
-    """Move each :class:`spikecore.encode.Constant` of ``net`` behind the layers that see no time, which then compute
-    once and not at every step; gives ``net`` back.
-
-    In an ``nn.Sequential``, nested ones included::
-
-        encode.Constant(8), TimeBatched(conv, norm), LIF(), ...
-        nn.Identity(), nn.Sequential(conv, norm), LIF(repeat=8), ...  # after sc.hoist
-
-    Layers that see no time are linear layers, activations and ``nn.LayerNorm``, as they are; ``TimeBatched`` of these,
-    of convolutions, normalisation, pooling, padding and flattening; and ``nn.Flatten(2)``, which becomes
-    ``nn.Flatten(1)``. Dropout is none, nor are subclasses, layers with ``inplace=True`` and modules of your own: the
-    encoder stops before them, and before what has hooks. A neuron behind gets ``repeat=``, in a ``NormNeuron`` as well.
-    Before another module the encoder stands on, under a name of its own: names in ``state_dict`` stay, and so do the
-    values that the network computes, but for one: batch normalisation in training takes its unbiased running variance
-    from B samples instead of T * B equal ones.
-    ``TimeBatched`` is replaced by an ``nn.Sequential``, so hooks that it has are lost. A second call changes nothing.
-
-    In a ``forward`` of your own, give the layers ``x`` without time, and the neuron behind them ``repeat=T``.
-
-    Raises TypeError for what is no module. Warns where there is no encoder that can be moved.
-    """
-    check_network("sc.hoist", net)
-    if not move_encoders(net) and not any(isinstance(part, Neuron) and part.makes_time for part in net.modules()):
-        warnings.warn(
-            "sc.hoist(net) found no encode.Constant with a layer behind it that sees no time: it takes those that an "
-            "nn.Sequential calls. In a forward of your own, give the layers x without time, and the neuron behind them "
-            "repeat=T",
-            stacklevel=2,
-        )
-    return net
-
-
-def move_encoders(net: nn.Module) -> bool:
-    """What :func:`hoist` does, without a warning; whether an encoder moved, or had moved before."""
-    # a neuron that other places call, too, has inputs with time there
-    places = Counter(module for _, module in net.named_modules(remove_duplicate=False))
-    within = {part for module in net.modules() if in_turn(module) for part in module.children()}
-    chains = [module for module in net.modules() if in_turn(module) and module not in within]
-    moved = [_hoist_in([*_called(chain)], places) for chain in chains]
-    return any(moved)
-
-
-def _called(chain: nn.Module) -> Iterator[Place]:
-    """What a chain calls one after the other, chains within it followed."""
-    for name, module in chain._modules.items():
-        if module is not None and in_turn(module):
-            yield from _called(module)
-        elif module is not None:
-            yield Place(module, chain, name)
-
-
-def _hoist_in(parts: List[Place], places: Mapping[nn.Module, int]) -> bool:
-    """Move the encoder of one chain; whether it moved, or stands behind such layers already."""
-    at = next((k for k, place in enumerate(parts) if type(place.module) is Constant), None)
-    if at is None:
-        return False
-    encoder: Any = parts[at].module
-    behind = parts[at + 1 :]
-    layers = [*takewhile(_sees_no_time, behind)]
-    following = behind[len(layers)] if len(behind) > len(layers) else None
-    neuron = None if following is None or places[following.module] > 1 else _repeating(following.module)
-    if not (layers or neuron):
-        return at > 0 and _without_time(parts[at - 1].module) is not None
-    parts[at].put(nn.Identity())
-    for place in layers:
-        place.put(_without_time(place.module))  # type: ignore[arg-type]  # they have one
-    if neuron is not None:
-        neuron.repeat = encoder.steps
-    elif following is not None:
-        _insert(following.parent, following.name, encoder)
-    else:
-        _insert(layers[-1].parent, None, encoder)
-    return True
-
-
-def _repeating(module: nn.Module) -> Optional[Neuron]:
-    """The neuron of one input that can make the time steps of an encoder, None if there is none."""
-    neuron = neuron_of(module)
-    plain_call = calls_as(module, NormNeuron) or calls_as(module, Neuron)
-    takes = plain_call and neuron is not None and len(neuron.inputs) == 1 and neuron.repeat is None
-    return neuron if takes and not _has_hooks(module) else None
-
-
-def _sees_no_time(place: Place) -> bool:
-    """Whether the layer at a place computes the same for one step as for each of many."""
-    return not _has_hooks(place.module) and _without_time(place.module) is not None
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    """Whether a hook would see one step where it saw all, or the other way round."""
-    return any(map(has_own_hooks, module.modules()))
-
-
-def _without_time(module: nn.Module) -> Optional[nn.Module]:
-    """The layer that does to ``[B, ...]`` what this one does to every step of ``[T, B, ...]``, None if unknown."""
-    kind = type_before_parametrizations(module)
-    if kind is TimeBatched:
-        inner: Any = module.module
-        return nn.Sequential(OrderedDict(module=inner)) if _is_of_samples(inner) else None
-    if kind is nn.Flatten:
-        start, end = int(module.start_dim), int(module.end_dim)  # type: ignore[arg-type]  # numbers
-        return nn.Flatten(start - 1, end if end < 0 else end - 1) if start > 0 else None
-    return module if kind in _OF_ANY and not getattr(module, "inplace", False) else None
-
-
-def _is_of_samples(module: nn.Module) -> bool:
-    """Whether a layer treats the samples of ``[B, ...]`` alike, whatever their number."""
-    if in_turn(module):
-        return all(map(_is_of_samples, module.children()))
-    first = getattr(module, "start_dim", getattr(module, "dim", 0)) if isinstance(module, _FLATTENING) else 1
-    known = type_before_parametrizations(module) in _OF_SAMPLES and not getattr(module, "inplace", False)
-    return known and isinstance(first, int) and first > 0  # nn.Unflatten may have the name of a dimension
-
-
-_FLATTENING = (nn.Flatten, nn.Unflatten)
-
-
-def _insert(chain: nn.Module, before: Optional[str], encoder: nn.Module) -> None:
-    """Put an encoder in front of the part ``before`` of a chain, or at its end; the names of other parts stay."""
-    name = "constant"
-    while name in chain._modules:
-        name += "_"
-    parts = [*chain._modules.items()]
-    chain._modules.clear()
-    for key, part in parts:
-        if key == before:
-            chain.add_module(name, encoder)
-        chain._modules[key] = part
-    if before is None:
-        chain.add_module(name, encoder)
 
 
 def _has(net: nn.Module, kind: Type[nn.Module]) -> bool:

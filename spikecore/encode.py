@@ -241,8 +241,8 @@ class Constant(Encoder):
     (``y[0] = 0``), and most layers write them out anyway. The gradient of ``x`` is the sum over the steps. ``x`` itself
     in single-step mode.
 
-    Layers behind it compute every step. :func:`spikecore.hoist` moves it behind those that see no time, or leave it out
-    and give the first neuron ``repeat=steps``: the layers before then compute once.
+    Layers behind it compute every step. Where those in front of the first neuron see no time, leave it out and give
+    that neuron ``repeat=steps``: they then compute once.
 
     steps: the number of time steps.
     generator: not used; every encoder takes it, so that one can take another's place.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from contextlib import contextmanager
+from itertools import combinations, takewhile
 from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
@@ -75,45 +76,23 @@ def check_places(net: nn.Module, carries: bool = False) -> List[Stateful]:
 
 @compile_time  # a search of names is not traced
 def _told_twice(net: nn.Module, carries: bool) -> str:
-    """What is wrong where one of the modules with state is at two places of ``net``, "" where none is."""
-    if not _has_state_twice(net):
-        return ""
-    for module, (first, second) in _registered_twice(net).items():
-        if isinstance(module, Stateful) and (carries or module.continues):
-            return (
-                f"{type(module).__name__} carries its state and is in the network twice, as {first!r} and {second!r}: "
-                "each would go on from the other's state; make a neuron for each place"
-            )
+    """What is wrong where an ``nn.Sequential`` of ``net`` runs one of the modules with state twice, "" elsewhere."""
+    parts = list(net.modules())
+    if sum(part is not None for module in parts for part in module._modules.values()) < len(parts):
+        return ""  # each module is at one place, which is known sooner than the names
+    names: Dict[nn.Module, List[str]] = {}
+    modules = dict(net.named_modules(remove_duplicate=False))
+    for name, module in modules.items():
+        names.setdefault(module, []).append(name)
+    for module in stateful_modules(net):
+        for first, second in combinations(names[module], 2) if carries or module.continues else ():
+            pairs = takewhile(lambda pair: pair[0] == pair[1], zip(first.split("."), second.split(".")))
+            if in_turn(modules[".".join([name for name, _ in pairs])]):
+                return (
+                    f"{type(module).__name__} carries its state and is in the network twice, as {first!r} and "
+                    f"{second!r}: each would go on from the other's state; make a neuron for each place"
+                )
     return ""
-
-
-def _has_state_twice(net: nn.Module) -> bool:
-    """Whether a module with state, or one that holds it, is at two places of ``net``: quicker than their names."""
-    known, waiting = {id(net)}, [net]
-    while waiting:
-        for part in waiting.pop()._modules.values():
-            if part is None:
-                continue
-            if id(part) not in known:
-                known.add(id(part))
-                waiting.append(part)
-            elif any(isinstance(module, Stateful) for module in part.modules()):
-                return True
-    return False
-
-
-def _registered_twice(net: nn.Module) -> Dict[nn.Module, Tuple[str, str]]:
-    """The modules that one ``nn.Sequential`` of ``net`` runs twice, each with two of its names."""
-    twice: Dict[nn.Module, Tuple[str, str]] = {}
-    for path, chain in net.named_modules():
-        names: Dict[nn.Module, str] = {}
-        # not children(), which leaves out a module that comes a second time
-        for key, part in chain._modules.items() if in_turn(chain) else ():
-            for name, module in part.named_modules(prefix=f"{path}.{key}" if path else key) if part else ():
-                if module in names:
-                    twice.setdefault(module, (names[module], name))
-                names.setdefault(module, name)
-    return twice
 
 
 def _check_counts(modules: Sequence[Stateful]) -> None:

@@ -206,8 +206,6 @@ def main(
     torch.manual_seed(options.seed)
     try:
         net = network(options, sets)
-        if getattr(options, "encoder", None) == "constant":
-            sc.hoist(net)
         if not isinstance(net, sc.parallel.Pipeline):  # whose stages have devices of their own
             net = net.to(options.device)
         if options.layout == "channels-last":

@@ -228,9 +228,11 @@ def how(options: argparse.Namespace) -> Optional[sc.CudaOptions]:
     return sc.CudaOptions(graph=options.graph, autocast=autocast, scaler=scaler)
 
 
-def encoder(options: argparse.Namespace) -> sc.encode.Encoder:
-    """The encoder asked for. ``Poisson`` draws from torch's own stream, which a checkpoint holds: CUDA graphs,
-    ``torch.compile`` and IPUs take no other generator.
+def encoded(options: argparse.Namespace, make: Callable[[Optional[int]], nn.Sequential]) -> nn.Sequential:
+    """The network for the input asked for: the first neuron of ``make(steps)`` repeats an image, or ``Poisson`` makes
+    spikes in front of ``make(None)``, whose input has time. ``Poisson`` draws from torch's own stream, which a
+    checkpoint holds: CUDA graphs, ``torch.compile`` and IPUs take no other generator.
     """
-    make = sc.encode.Poisson if options.encoder == "poisson" else sc.encode.Constant
-    return make(options.T)
+    if options.encoder == "constant":
+        return make(options.T)
+    return nn.Sequential(sc.encode.Poisson(options.T), *make(None))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Dict, List, Optional, TypeVar
 
 from torch import nn
 
-from spikecore._transforms import move_encoders
+from spikecore.core.modules import calls_as
+from spikecore.core.state import Stepped
 from spikecore.encode import Constant
 from spikecore.layers import TimeBatched
+from spikecore.layers._stateless import normalised
+from spikecore.core.neuron import Neuron
 from spikecore.neurons import LIF
 
 _Config = TypeVar("_Config")
@@ -19,16 +23,30 @@ def lif() -> nn.Module:
     return LIF(tau=2.0, detach_reset=True)
 
 
-def beginning(steps: Optional[int]) -> List[nn.Module]:
-    """An encoder that makes so many steps, or nothing in front of an input that has time."""
-    return [] if steps is None else [Constant(steps)]
+def beginning(
+    layer: nn.Module, norm: nn.Module, steps: Optional[int], neuron: Optional[nn.Module] = None
+) -> List[nn.Module]:
+    """The first layer with its normalisation, and the neuron behind it, if there is one.
+
+    With ``steps`` the layer takes images ``[B, ...]``, and computes them once. The neuron makes the time steps; without
+    one that has ``repeat``, an encoder behind the layer does. Parameters have the names of a network whose first module
+    is an encoder, so that weights fit where one stands in front.
+    """
+    behind = [] if neuron is None else [neuron]
+    if steps is None:
+        return [normalised(layer, norm), *behind]
+    encoder = Constant(steps)
+    if isinstance(norm, Stepped):  # it takes all steps
+        return [nn.Identity(), nn.Sequential(_once(layer, encoder), norm), *behind]
+    if not isinstance(neuron, Neuron) or not calls_as(neuron, Neuron):
+        return [nn.Identity(), _once(nn.Sequential(layer, norm), encoder), *behind]
+    neuron.repeat = encoder.steps
+    return [nn.Identity(), _once(nn.Sequential(layer, norm)), neuron]
 
 
-def made(*layers: nn.Module) -> nn.Sequential:
-    """The network of these layers, the first ones of which compute once where an encoder repeats the images."""
-    net = nn.Sequential(*layers)
-    move_encoders(net)
-    return net
+def _once(layer: nn.Module, *encoder: nn.Module) -> nn.Module:
+    """A layer of images under the name that it has within ``TimeBatched``."""
+    return nn.Sequential(OrderedDict([("module", layer), *[("constant", module) for module in encoder]]))
 
 
 def read_out(channels: int, classes: int) -> nn.Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import List, Optional
+from typing import Optional
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from spikecore.layers import (
     tdbn,
 )
 from spikecore.neurons import LIF
-from spikecore_models._parts import beginning, lif, made, of_depth, read_out
+from spikecore_models._parts import beginning, lif, of_depth, read_out
 
 #: Depth -> blocks of each stage, and whether these are bottlenecks.
 _SEW = {
@@ -67,9 +67,8 @@ def sew_resnet(
     blocks, bottleneck = of_depth("sew_resnet", _SEW, depth)
     counts("sew_resnet", in_channels=in_channels, classes=classes)
     makers("sew_resnet", neuron=neuron, norm=norm)
-    layers = beginning(steps)
     stem = nn.Conv2d(in_channels, 64, 3 if small else 7, 1 if small else 2, 1 if small else 3, bias=False)
-    layers += [normalised(stem, norm(64)), neuron()]
+    layers = beginning(stem, norm(64), steps, neuron())
     if not small:
         layers.append(TimeBatched(nn.MaxPool2d(3, 2, 1)))
     channels = 64
@@ -89,7 +88,7 @@ def sew_resnet(
                 )
             )
             channels = 4 * width if bottleneck else width
-    net = made(*layers, read_out(channels, classes))
+    net = nn.Sequential(*layers, read_out(channels, classes))
     for module in net.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -145,7 +144,7 @@ def ms_resnet(
     elif depth == 104:
         first = nn.Conv2d(in_channels, 64, 3, 2, 1)
         stem = nn.Sequential(first, nn.Conv2d(64, 64, 3, 1, 1), nn.Conv2d(64, 64, 3, 1, 1))
-    layers: List[nn.Module] = [*beginning(steps), normalised(stem, norm(64))]
+    layers = beginning(stem, norm(64), steps)
     channels = 64
     for stage, (width, count) in enumerate(zip(_STAGES, blocks)):
         for k in range(count):
@@ -162,7 +161,7 @@ def ms_resnet(
                 )
             )
             channels = width
-    return made(*layers, neuron(), read_out(channels, classes))
+    return nn.Sequential(*layers, neuron(), read_out(channels, classes))
 
 
 class TDBlock(nn.Module):
@@ -225,11 +224,10 @@ def resnet19(
     """
     counts("resnet19", in_channels=in_channels, classes=classes)
     makers("resnet19", neuron=neuron, norm=norm)
-    stem = normalised(convolution(in_channels, 128, 3, 1), norm(128))
-    layers: List[nn.Module] = [*beginning(steps), stem, neuron()]
+    layers = beginning(convolution(in_channels, 128, 3, 1), norm(128), steps, neuron())
     channels = 128
     for width, count in ((128, 3), (256, 3), (512, 2)):
         for k in range(count):
             layers.append(TDBlock(channels, width, neuron, stride=2 if width > 128 and not k else 1, norm=norm))
             channels = width
-    return made(*layers, read_out(512, 256), neuron(), nn.Linear(256, classes))
+    return nn.Sequential(*layers, read_out(512, 256), neuron(), nn.Linear(256, classes))

@@ -20,7 +20,7 @@ from spikecore.layers import (
     normalised,
 )
 from spikecore.neurons import LIF
-from spikecore_models._parts import beginning, lif, made
+from spikecore_models._parts import beginning, lif
 
 #: Size of a patch -> after which of the four convolutions of the stem the image is halved.
 _HALVED = {2: (3,), 4: (2, 3), 8: (1, 2, 3), 16: (0, 1, 2, 3)}
@@ -77,14 +77,16 @@ def spikformer(
         raise ValueError(f"spikformer: patch must be one of {', '.join(map(str, _HALVED))} pixels, got {patch!r}")
     if channels % 8:
         raise ValueError(f"spikformer: channels must be a multiple of 8, the widths of the stem, got {channels!r}")
-    layers: List[nn.Module] = beginning(steps)
+    layers: List[nn.Module] = []
     width = in_channels
     for k, out in enumerate((channels // 8, channels // 4, channels // 2, channels)):
-        layers += [_convolved(width, out, norm), neuron()]
+        convolution = nn.Conv2d(width, out, 3, 1, 1, bias=False)
+        layers += beginning(convolution, norm(out), None if k else steps, neuron())
         if k in _HALVED[patch]:
             layers.append(TimeBatched(nn.MaxPool2d(3, 2, 1)))
         width = out
-    layers += [Added(_convolved(channels, channels, norm), neuron()), Tokens()]
+    last = normalised(nn.Conv2d(channels, channels, 3, 1, 1, bias=False), norm(channels))
+    layers += [Added(last, neuron()), Tokens()]
     for _ in range(depth):
         attention = SpikingSelfAttention(
             channels, heads, neuron, attention_neuron=attention_neuron, norm=token_norm, qkv_bias=qkv_bias
@@ -99,7 +101,7 @@ def spikformer(
                 )
             ),
         ]
-    net = made(*layers, MeanOfTokens(), nn.Linear(channels, classes))
+    net = nn.Sequential(*layers, MeanOfTokens(), nn.Linear(channels, classes))
     for module in net.modules():
         if isinstance(module, nn.Linear):
             nn.init.trunc_normal_(module.weight, std=0.02)
@@ -119,7 +121,3 @@ class Added(nn.Module):
         """Of any shape, which ``modules`` keep."""
         y: Tensor = self.body(x) + x
         return y
-
-
-def _convolved(channels: int, out: int, norm: MakeNorm) -> nn.Module:
-    return normalised(nn.Conv2d(channels, out, 3, 1, 1, bias=False), norm(out))

@@ -6,8 +6,8 @@ from typing import Any, Dict, List, Optional, Tuple, Union
 
 from torch import nn
 
-from spikecore.layers import MakeNeuron, MakeNorm, TimeBatched, counts, makers, normalised
-from spikecore_models._parts import beginning, lif, made, of_depth
+from spikecore.layers import MakeNeuron, MakeNorm, TimeBatched, counts, makers
+from spikecore_models._parts import beginning, lif, of_depth
 
 #: Depth -> the widths of the convolutions between two poolings.
 _WIDTHS: Dict[int, Tuple[Tuple[int, ...], ...]] = {
@@ -56,15 +56,16 @@ def vgg(
         raise ValueError(
             f"vgg: size must be {least} or more with {depth} layers, which halve it {len(groups)} times, got {size!r}"
         )
-    layers: List[nn.Module] = beginning(steps)
+    layers: List[nn.Module] = []
     channels = in_channels
     for group in groups:
         for out in group:
-            layers += [normalised(nn.Conv2d(channels, out, 3, 1, 1, bias=False), norm(out)), neuron()]
+            convolution = nn.Conv2d(channels, out, 3, 1, 1, bias=False)
+            layers += beginning(convolution, norm(out), None if layers else steps, neuron())
             channels = out
         layers.append(TimeBatched(nn.AvgPool2d(2) if depth == 9 else nn.MaxPool2d(2)))
     pixels = (height // least) * (width // least)
-    return made(*layers, TimeBatched(nn.Flatten(), nn.Linear(channels * pixels, classes)))
+    return nn.Sequential(*layers, TimeBatched(nn.Flatten(), nn.Linear(channels * pixels, classes)))
 
 
 def _height_and_width(size: Any) -> Tuple[int, int]:

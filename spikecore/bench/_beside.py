@@ -124,7 +124,7 @@ def _network(network: Network, implementation: Implementation, bench: Bench) -> 
     """Inference, and a training step with Adam. The first layer is computed once, whatever the neuron."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        net = sc.hoist(network.make(network.steps, partial(_neuron, implementation, bench.device)).to(bench.device))
+        net = network.make(network.steps, partial(_neuron, implementation, bench.device)).to(bench.device)
         images = torch.rand(network.batch_on_cpu, *network.image).to(bench.device)
         labels = torch.randint(network.classes, (network.batch_on_cpu,)).to(bench.device)
     optimizer = torch.optim.Adam(net.parameters(), 1e-3)

@@ -28,8 +28,8 @@ from spikecore.bench._settings import Settings
 from spikecore.bench._timing import Call, interleave
 from spikecore.bench.models import cifar10
 
-#: Where the stages begin in the network, whose first layer is the encoder: the first ones are short, since they keep
-#: the largest activations.
+#: Where the stages begin in the network, whose first module is the encoder or its place. The first ones are short,
+#: since they keep the largest activations.
 BEGINS = (0, 2, 3, 4, 5)
 #: The GPU of each stage, by the number of GPUs. Of two, the second has the convolution with most of the arithmetic and
 #: the neurons behind it; four are placed as in the document.
@@ -143,13 +143,10 @@ def _synchronize(devices: Sequence[torch.device]) -> None:
 
 def _network(case: Stages, places: Sequence[torch.device]) -> nn.Module:
     kind, steps = case.printed.input, case.steps
-    net = cifar10(steps, partial(sc.LIF, TAU), case.neurons)
-    if kind == POISSON:
-        net[0] = sc.encode.Poisson(steps)
-    elif kind != STREAMED:
-        sc.hoist(net)
-    begins = (kind == STREAMED, *BEGINS[1:])  # the image itself needs no encoder
-    stages = [net[int(begin) : end] for begin, end in zip(begins, (*BEGINS[1:], len(net)))]
+    net = cifar10(steps if kind == CONSTANT else None, partial(sc.LIF, TAU), case.neurons)
+    if kind != CONSTANT:  # a streamed image needs no encoder
+        net = nn.Sequential(sc.encode.Poisson(steps) if kind == POISSON else nn.Identity(), *net)
+    stages = [net[begin:end] for begin, end in zip(BEGINS, (*BEGINS[1:], len(net)))]
     placed = [*zip(stages, places)]
     return (
         _Streamed(placed, steps)

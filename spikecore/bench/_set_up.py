@@ -26,8 +26,8 @@ WARM_UP = 4
 class Rectifier(nn.ReLU):
     """``nn.ReLU`` in the place of a neuron, at every step.
 
-    The input is the same at every step and the first layer is computed once (``sc.hoist``), for ReLU and for neurons
-    alike. Plain ReLU would be computed once, too, and so the whole network: T times less work.
+    The input is the same at every step and the first layer is computed once, for ReLU and for neurons alike. Plain ReLU
+    would be computed once, too, and so the whole network: T times less work.
     """
 
 
@@ -79,7 +79,7 @@ def train(
     before = clock.allocated()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        net = form.network(sc.hoist(network.make(network.steps, neuron)).to(device))
+        net = form.network(network.make(network.steps, neuron).to(device))
     images, labels = _batch(network, batch, device, form)
     optimizer = form.optimizer(net.parameters(), device)
     step = sc.training_model(net, form.loss(), optimizer, backend=backend, options=form.options(network))

@@ -1,11 +1,13 @@
 """The networks that are trained, each a function of what stands where the neurons go.
 
-Inputs are ``[B, ...]``, which an encoder repeats over time; up to the first neuron everything is computed once, since
-it is the same at every step. All but the neuron is the same for every implementation, ReLU included.
+Inputs are ``[B, ...]``, and up to the first neuron everything is computed once, since it is the same at every step: a
+neuron of spikecore repeats its input, and an encoder does for any other. All but the neuron is the same for every
+implementation, ReLU included. With ``steps=None`` the input has time.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -23,15 +25,13 @@ Activation = Callable[[], nn.Module]
 
 def fully_connected(steps: int, neuron: Activation) -> nn.Module:
     """784-1000-10, the usual first network of tutorials."""
-    return nn.Sequential(sc.encode.Constant(steps), nn.Linear(784, 1000), neuron(), nn.Linear(1000, 10), neuron())
+    return nn.Sequential(*_beginning(steps, nn.Linear(784, 1000), neuron()), nn.Linear(1000, 10), neuron())
 
 
 def digits(steps: int, neuron: Activation) -> nn.Module:
     """The network of ``examples/digits.py``: two convolutions on 8x8 images."""
     return nn.Sequential(
-        sc.encode.Constant(steps),
-        sc.layers.TimeBatched(nn.Conv2d(1, 24, 3, padding=1), nn.BatchNorm2d(24)),
-        neuron(),
+        *_beginning(steps, nn.Sequential(nn.Conv2d(1, 24, 3, padding=1), nn.BatchNorm2d(24)), neuron()),
         sc.layers.TimeBatched(nn.Conv2d(24, 48, 3, padding=1), nn.BatchNorm2d(48)),
         neuron(),
         sc.layers.TimeBatched(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(48 * 4 * 4, 10)),
@@ -40,16 +40,17 @@ def digits(steps: int, neuron: Activation) -> nn.Module:
 
 
 def cifar10(
-    steps: int, neuron: Activation, width: int = 256, image: Tuple[int, ...] = (3, 32, 32), classes: int = 10
+    steps: Optional[int], neuron: Activation, width: int = 256, image: Tuple[int, ...] = (3, 32, 32), classes: int = 10
 ) -> nn.Sequential:
     """Six 3x3 convolutions of ``width`` channels on images ``[C, H, W]``, halved after every second one."""
-    layers: List[nn.Module] = [sc.encode.Constant(steps)]
+    layers: List[nn.Module] = []
     channels, height, columns = image
     for _ in range(3):
         for pool in (False, True):
             pooled = (nn.MaxPool2d(2),) if pool else ()
             convolution = nn.Conv2d(channels, width, 3, padding=1)
-            layers += [sc.layers.TimeBatched(convolution, *pooled, nn.BatchNorm2d(width)), neuron()]
+            convolved = nn.Sequential(convolution, *pooled, nn.BatchNorm2d(width))
+            layers += _beginning(None if layers else steps, convolved, neuron())
             channels = width
     read_out = sc.layers.TimeBatched(
         nn.Flatten(), nn.Linear(width * (height // 8) * (columns // 8), classes, bias=False)
@@ -58,12 +59,13 @@ def cifar10(
 
 
 def sew_resnet18(
-    steps: int, neuron: Activation, image: Tuple[int, ...] = (3, 224, 224), classes: int = 1000
+    steps: Optional[int], neuron: Activation, image: Tuple[int, ...] = (3, 224, 224), classes: int = 1000
 ) -> nn.Sequential:
     """SEW-ResNet18 with ADD; the read-out is linear. Images below 64 pixels are not made smaller by the first layer."""
     small = image[1] < 64
-    layers: List[nn.Module] = [sc.encode.Constant(steps)]
-    layers += [_convolution(image[0], 64, 3, 1) if small else _convolution(image[0], 64, 7, 2), neuron()]
+    size, stride = (3, 1) if small else (7, 2)
+    convolution = nn.Conv2d(image[0], 64, size, stride, size // 2, bias=False)
+    layers = _beginning(steps, nn.Sequential(convolution, nn.BatchNorm2d(64)), neuron())
     if not small:
         layers.append(sc.layers.TimeBatched(nn.MaxPool2d(3, 2, 1)))
     channels = 64
@@ -74,21 +76,28 @@ def sew_resnet18(
     return nn.Sequential(*layers, read_out)
 
 
-def _convolution(channels: int, out: int, size: int, stride: int) -> nn.Module:
-    convolution = nn.Conv2d(channels, out, size, stride, size // 2, bias=False)
-    return sc.layers.TimeBatched(convolution, nn.BatchNorm2d(out))
+def _beginning(steps: Optional[int], layers: nn.Module, neuron: nn.Module) -> List[nn.Module]:
+    """Layers of ``[B, ...]`` and the neuron behind them, which makes the time steps; without ``steps`` the input has
+    time. Parameters then have the same names behind an encoder.
+    """
+    if steps is None:
+        return [sc.layers.TimeBatched(layers), neuron]
+    once = OrderedDict([("module", layers)])
+    if isinstance(neuron, sc.Neuron):
+        neuron.repeat = steps
+    else:
+        once["constant"] = sc.encode.Constant(steps)
+    return [nn.Identity(), nn.Sequential(once), neuron]
 
 
 def vgg(steps: int, neuron: Activation, image: Tuple[int, ...] = (3, 32, 32), classes: int = 10) -> nn.Sequential:
     """Eight 3x3 convolutions with batch normalisation, halved by four average poolings; the read-out is linear."""
-    net = sc.models.vgg(9, in_channels=image[0], size=image[1:], classes=classes, neuron=neuron)
-    return nn.Sequential(sc.encode.Constant(steps), *net)
+    return sc.models.vgg(9, steps=steps, in_channels=image[0], size=image[1:], classes=classes, neuron=neuron)
 
 
 def resnet19(steps: int, neuron: Activation, image: Tuple[int, ...] = (3, 32, 32), classes: int = 10) -> nn.Sequential:
     """ResNet-19 with tdBN (Zheng et al., 2021); the read-out is linear."""
-    net = sc.models.resnet19(in_channels=image[0], classes=classes, neuron=neuron, norm=sc.layers.tdbn)
-    return nn.Sequential(sc.encode.Constant(steps), *net)
+    return sc.models.resnet19(steps=steps, in_channels=image[0], classes=classes, neuron=neuron, norm=sc.layers.tdbn)
 
 
 class AttentionBlock(nn.Module):
@@ -115,8 +124,8 @@ def attention(
 ) -> nn.Sequential:
     """Four blocks of spiking attention with eight heads on patches of 4x4 pixels."""
     tokens = (image[1] // 4) * (image[2] // 4)
-    patches = sc.layers.TimeBatched(nn.Conv2d(image[0], width, 4, 4), nn.BatchNorm2d(width))
-    layers: List[nn.Module] = [sc.encode.Constant(steps), patches, neuron(), nn.Sequential(Tokens(), nn.Flatten(1, 2))]
+    patches = nn.Sequential(nn.Conv2d(image[0], width, 4, 4), nn.BatchNorm2d(width))
+    layers = [*_beginning(steps, patches, neuron()), nn.Sequential(Tokens(), nn.Flatten(1, 2))]
     layers += [AttentionBlock(width, 8, tokens, neuron) for _ in range(4)]
     return nn.Sequential(*layers, Mean(tokens), nn.Linear(width, classes))
 

@@ -129,7 +129,7 @@ class Dispatch:
         return key
 
     def adopt(self, before: Dispatch) -> None:
-        """Share the runners of a dispatch of the same program, and of its transforms: torch.compile guards the tables."""
+        """Share the runners of a dispatch of the same program, and of its transforms, which torch.compile guards."""
         self.runners = before.runners
         for transform, made in before.made.items():
             self.of(transform).adopt(made)

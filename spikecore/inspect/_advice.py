@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from spikecore._convert._network import convertible
 from spikecore._convert._swapped import Swapped
 from spikecore._plugins.selection import REFERENCE, automatic_order
 from spikecore.core.modules import calls_as, has_own_hooks
 from spikecore.core.neuron import Neuron
+from spikecore.core.state import Stepped
+from spikecore.encode import Constant
+from spikecore.graph import DROPOUTS, Call, Graph, computed_by
 from spikecore.inspect._monitor import neuron_of, stateful_of
 from spikecore.inspect._report import Layer, size
 from spikecore.layers._batch_norm_stats import is_plain_norm
 from spikecore.layers._fusable import fusable
-from spikecore.layers._norm_neuron import NormNeuron
+from spikecore.layers._norm_neuron import NormNeuron, NormPlace
+from spikecore.layers._packed import PackedLinear
 from spikecore.layers._packing import packable
+from spikecore.layers._stateless import Voting
 from spikecore.neurons import Recurrent
 
 #: Bytes that are fewer than this part of what the layers keep are not worth a sentence.
@@ -42,9 +48,12 @@ class Row(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What a run was like: the rows in the order of their calls, and where numbers stop being finite, "" if nowhere."""
+    """What a run was like: the network, its graph where that can be read, the rows in the order of their calls, and
+    where numbers stop being finite, "" if nowhere.
+    """
 
     net: nn.Module
+    graph: Optional[Graph]
     rows: Sequence[Row]
     device_type: str
     training: bool
@@ -180,10 +189,82 @@ def _repeated(run: Run) -> str:
     steps, products = rows[0].layer.steps, sum(row.layer.products for row in run.rows)
     share = sum(row.layer.products for row in rows) / max(1, products)
     part = f", {100 * share:.0f} % of the multiplications of linear layers and convolutions" if share else ""
-    return (
-        f"{_named(rows)} computed the same {steps} times{part}: sc.hoist(net) moves sc.encode.Constant({steps}) "
-        f"behind layers that see no time; elsewhere give them x without time, and the neuron behind them repeat={steps}"
+    way_out = _computed_once(run.graph, steps, run.training) if run.graph else ""
+    generic = (
+        f"give them one step, [B, ...], and the neuron behind them repeat={steps}, where nothing in between sees time, "
+        "as dropout does"
     )
+    return f"{_named(rows)} computed the same {steps} times{part}: {way_out or generic}"
+
+
+def _computed_once(graph: Graph, steps: int, training: bool) -> str:
+    """What to write so that layers compute one step where all are the same; "" where that is not plain."""
+    encoders = [call for call in graph.calls if call.layer is Constant]
+    same: Set[Call] = {*(encoders or graph.inputs[:1])}
+    layers: List[Call] = []
+    neurons: List[Call] = []
+    stops: List[Call] = []
+    for call in graph.calls:
+        if call in same or call.describes or same.isdisjoint(call.inputs):
+            continue
+        if _can_repeat(call, graph):
+            neurons.append(call)
+        elif same.issuperset(call.inputs) and _sees_no_time(call):
+            same.add(call)
+            layers += [call] if call.module is not None else []
+        elif not call.summands:  # a sum repeats what has no time
+            stops.append(call)
+    encoder = f"sc.encode.Constant({steps})"
+    if neurons and not stops:
+        way = f"leave out {encoder}" if encoders else "give the network x without time, [B, ...],"
+        kind = type(neurons[0].module if isinstance(neurons[0].module, Recurrent) else neuron_of(neurons[0].module))
+        make = f"make {_called(neurons[0])} {kind.__name__}(repeat={steps})"
+        if len(neurons) > 1:
+            make = f"give each of {_listed([*map(_called, neurons)])} repeat={steps}"
+        return f"{way} and {make}. {_of_one_step(layers, training)}"
+    last = computed_by(stops[0].source) if len(stops) == 1 and not neurons else None
+    if last in layers:
+        way = "move" if encoders else "give the network x without time, [B, ...], and put"
+        return f"{way} {encoder} behind {_called(last)}. {_of_one_step(layers, training)}"
+    return ""
+
+
+def _can_repeat(call: Call, graph: Graph) -> bool:
+    """Tell whether a neuron can take one step of its only input."""
+    module, neuron = call.module, neuron_of(call.module)
+    alone = len(call.inputs) == 1 == len(graph.calls_of(module)) and not call.is_hooked
+    return neuron is not None and alone and any(calls_as(module, kind) for kind in (Neuron, NormNeuron, Recurrent))
+
+
+def _sees_no_time(call: Call) -> bool:
+    """Tell whether a call gives for one step what it gives for each of many, in training, too."""
+    layer, module = call.layer, call.module
+    if call.is_hooked or call.is_in_place or module is None or layer is None:
+        return not call.is_in_place and (call.function in ("folded", "unfolded_as") or bool(call.summands))
+    if isinstance(module, (nn.Flatten, nn.Unflatten)):
+        first = module.start_dim if isinstance(module, nn.Flatten) else module.dim
+        return isinstance(first, int) and first > (0 if call.is_folded else 1)
+    if isinstance(module, (*DROPOUTS, nn.RReLU, Stepped)):
+        return False
+    of_each = layer in (nn.Linear, nn.LayerNorm, nn.Identity, PackedLinear, NormPlace, Voting)
+    of_numbers = layer.__module__ == nn.ReLU.__module__ and not hasattr(module, "dim") and not [*module.parameters()]
+    return call.is_folded or of_each or of_numbers
+
+
+def _of_one_step(layers: Sequence[Call], training: bool) -> str:
+    """How layers are written that see no time."""
+    text = "The layers in front of it then see one step, [B, ...]"
+    if any(call.is_folded for call in layers):
+        text += ", without sc.layers.TimeBatched"
+    if any(isinstance(call.module, nn.Flatten) and not call.is_folded for call in layers):
+        text += ", and nn.Flatten(2) is nn.Flatten(1)"
+    if training and any(isinstance(call.module, _BatchNorm) for call in layers):
+        text += "; batch normalisation in training takes its running variance from B samples, not from T * B"
+    return text
+
+
+def _called(call: Call) -> str:
+    return f"{call.name} ({type(call.module).__name__})" if call.name else type(call.module).__name__
 
 
 def _single_steps(run: Run) -> str:

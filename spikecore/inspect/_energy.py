@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from spikecore.backend import Unsupported
-from spikecore.batches import run_network
+from spikecore.batches import flattened, run_network
 from spikecore.core.modules import makes_time, observing, time_makers
 from spikecore.core.neuron import Neuron
 from spikecore.dtypes import has_float64
@@ -96,11 +97,14 @@ class Energy(Report):
     def _table(self) -> Table:
         rows = [*self.layers, Operations("all", "", self.macs, self.acs, 0, 0, self.energy, self.twin)]
         how = f"at each of the {self.steps} steps of the input" if self.timed else "once, without time steps"
-        lines = (
+        lines: Tuple[str, ...] = (
             f"per sample, mean of {self.samples}, over {self.steps} time steps; {self.e_mac:g} pJ a MAC, {self.e_ac:g} "
             "pJ an AC; computed: MACs and ACs of all that the layer has, above 100 % where spikes are multiples",
             f"ReLU twin: the same layers {how}, every product a MAC",
         )
+        silent = ", ".join([row.name or "(net)" for row in self.layers if row.products and not row.macs + row.acs])
+        if silent:
+            lines += (f"every input of {silent} was 0; before you compare energies, see why: sc.explain(net, x)",)
         return Table(_HEADINGS, [layer.cells(self.samples) for layer in rows], 2, lines, title=self.read)
 
 
@@ -125,14 +129,14 @@ def energy(net: nn.Module, x: Any, *, e_mac: float = E_MAC, e_ac: float = E_AC) 
     being told. Spikes are 0 and multiples of one number by whole numbers up to 4: the scale of average pooling, of a
     threshold or of dropout is folded into the weights behind it, and a multiple of m counts m accumulates. So a layer
     behind neurons that give several spikes in a step, or behind added spikes, may have more accumulates than products,
-    and ``computed`` in its row of the table is then above 100 %.
-    Of a product of two tensors that are no weights both factors must not be 0.
+    and ``computed`` in its row of the table is then above 100 %. Weights are parameters, buffers, and what is computed
+    from them alone. Of a product of two tensors that are none both factors must not be 0.
 
-    Not counted: batch normalisation, which is folded into the layer before it; biases; maximum pooling, additions of
-    shortcuts, and other functions of each number; what neurons compute within a step; and memory, which takes far more
-    energy than arithmetic on most hardware. A layer that is computed once for all steps (behind ``sc.encode.Constant``)
-    is counted once. The twin of a network whose input has time, ``[T, B, ...]`` or ``[B, T, ...]``, computes everything
-    at each step, and otherwise once. It is an estimate of arithmetic for comparisons, and no measurement of any chip.
+    Not counted: the computation of weights; batch normalisation, which is folded into the layer before it; biases;
+    maximum pooling, additions of shortcuts, and other functions of each number; what neurons compute within a step; and
+    memory, which takes far more energy than arithmetic on most hardware. A layer that is computed once for all steps
+    (behind ``sc.encode.Constant``) is counted once. The twin of a network whose input has time, ``[T, B, ...]`` or
+    ``[B, T, ...]``, computes all at each step, otherwise once. It is an estimate to compare with, not of any chip.
 
     net: a network, with or without neurons; it runs in eval mode, without gradients, from rest, and is afterwards as it
         was. What wraps it (``torch.compile``, ``DistributedDataParallel``) is left out.
@@ -222,7 +226,8 @@ class _Counting(TorchDispatchMode):
         super().__init__()
         #: Of a layer, by name and class: its counts, and the products and sums that were computed once for all steps.
         self.totals: Dict[Tuple[str, str], List[int]] = {}
-        self._weights = {_storage(value) for value in (*net.parameters(), *net.buffers())}
+        #: Tensors that are weights, or computed from weights alone.
+        self._weights: Any = WeakTensorKeyDictionary(dict.fromkeys((*net.parameters(), *net.buffers()), True))
         #: What runs, from the outside in: module and name.
         self._stack: List[Tuple[nn.Module, str]] = []
         #: What makes time, and whether there is time yet: layers before the first of these compute once for all steps.
@@ -241,7 +246,15 @@ class _Counting(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        operation = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else ""
+        results = flattened(out)
+        # a weight that is scaled or filled by a number is still one
+        read = [value for value in flattened((args, kwargs)) if value.ndim or value in self._weights]
+        if read and all(value in self._weights for value in read):
+            self._weights.update(dict.fromkeys(results, True))
+            return out
+        for written in (*results, *[value._base for value in results if value._base is not None]):
+            self._weights.pop(written, None)  # written in place, or a part of it, such as a row of a buffer
+        operation = func.overloadpacket.__name__.rstrip("_") if hasattr(func, "overloadpacket") else ""
         module, name = self._stack[-1] if self._stack else (None, "")
         # what a neuron computes within a step is no synapse
         if module is None or isinstance(module, (Neuron, NormNeuron)):
@@ -269,12 +282,12 @@ class _Counting(TorchDispatchMode):
 
     def _counts(self, value: Tensor) -> Tensor:
         """1 for each number that is not 0, and for every weight."""
-        return torch.ones_like(_wide(value)) if _storage(value) in self._weights else _numbers(value)
+        return torch.ones_like(_wide(value)) if value in self._weights else _wide(value != 0)
 
     def _spikes(self, value: Tensor) -> Optional[Tensor]:
         """How many spikes each number stands for; None for a tensor of other numbers."""
         size = _wide(value.detach()).abs()
-        if _storage(value) in self._weights or not bool(torch.isfinite(size).all()):
+        if value in self._weights or not bool(torch.isfinite(size).all()):
             return None
         most = float(size.max()) if size.numel() else 0.0
         if most == 0.0:
@@ -302,14 +315,6 @@ class _Counting(TorchDispatchMode):
 def _pools(mean: Tuple[Any, ...]) -> bool:
     """Whether arguments of ``mean`` are those of ``F.adaptive_avg_pool2d(x, 1)``, or 3d; no other mean is pooling."""
     return mean[1:] in (([-1, -2], True), ([-1, -2, -3], True))
-
-
-def _storage(value: Tensor) -> int:
-    return value.untyped_storage().data_ptr() if value.layout is torch.strided else id(value)
-
-
-def _numbers(x: Tensor) -> Tensor:
-    return _wide(x != 0)
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -346,7 +351,7 @@ def _pooled(of: _Counting, args: Any) -> _Counts:
     x, window = args[:2]
     stride, padding, up = (list(args[2:5]) + [[], 0, False][len(args[2:5]) :])[:3]
     pool: Any = F.avg_pool3d if len(window) == 3 else F.avg_pool2d
-    counts = _numbers(x)
+    counts = _wide(x != 0)
     parts = (torch.ones_like(counts), counts)
     sums = [pool(part, window, stride or None, padding, up, True, 1).sum() for part in parts]
     return 0, int(sums[0].round()), 0, int(sums[1].round())
@@ -354,7 +359,7 @@ def _pooled(of: _Counting, args: Any) -> _Counts:
 
 def _pooled_to_size(of: _Counting, args: Any) -> _Counts:
     x, sizes = args[:2]
-    counts = _numbers(x)
+    counts = _wide(x != 0)
     windows = torch.ones((), dtype=torch.float64, device=counts.device)
     for length, size in zip(x.shape[-len(sizes) :], sizes):
         line = torch.zeros(length, dtype=torch.float64, device=counts.device)
@@ -374,5 +379,5 @@ _RULES: Dict[str, Callable[[_Counting, Any], _Counts]] = {
     **dict.fromkeys(("convolution", "_convolution"), _convolution),
     **dict.fromkeys(("avg_pool2d", "avg_pool3d"), _pooled),
     **dict.fromkeys(("_adaptive_avg_pool2d", "_adaptive_avg_pool3d"), _pooled_to_size),
-    "mean": lambda of, args: (0, args[0].numel(), 0, int(_numbers(args[0]).sum())),
+    "mean": lambda of, args: (0, args[0].numel(), 0, int(_wide(args[0] != 0).sum())),
 }

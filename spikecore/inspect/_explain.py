@@ -23,7 +23,7 @@ from spikecore.core.modules import makes_time, unwrapped
 from spikecore.core.neuron import Neuron
 from spikecore.core.state import carry
 from spikecore.functional import stateful_modules, to_rest
-from spikecore.graph import CONVOLUTIONS, NOTHING, NotFollowed, computed_by, layer_of, read
+from spikecore.graph import CONVOLUTIONS, NOTHING, Graph, NotFollowed, computed_by, layer_of, read
 from spikecore.inspect._advice import Row, Run, advice
 from spikecore.inspect._monitor import neuron_of, stateful_of
 from spikecore.inspect._report import Explanation, Layer, dimension_of_time, input_as_read
@@ -197,7 +197,8 @@ def _gradients(net: nn.Module, inputs: Sequence[Tensor], outputs: Any, loss: Los
 
 def _explanation(net: nn.Module, watching: Watching, x: Tensor, training: bool) -> Explanation:
     times = {seen.steps for seen in watching.order if seen.step == "multi" and seen.steps}
-    sources = _sources(unwrapped(net))
+    graph = _graph(unwrapped(net))
+    sources = {} if graph is None else _sources(graph)
     rows: List[Row] = []
     for seen in watching.order:
         layer = _layer(seen, times, training)
@@ -205,17 +206,21 @@ def _explanation(net: nn.Module, watching: Watching, x: Tensor, training: bool) 
         if _computes(seen.module) or layer.saved:
             rows.append(Row(layer, seen.module, sources.get(seen.module), seen.ranges))
     net, steps = unwrapped(net), max(times, default=0)
-    run = Run(net, rows, x.device.type, training, torch.is_autocast_enabled(), watching.spoilt_in_words(times))
+    run = Run(net, graph, rows, x.device.type, training, torch.is_autocast_enabled(), watching.spoilt_in_words(times))
     as_read = input_as_read(x.shape, steps, None if makes_time(net) else dimension_of_time(x.shape, steps))
     return Explanation(tuple([row.layer for row in rows]), advice(run), str(x.device), training, as_read)
 
 
-def _sources(net: nn.Module) -> Dict[nn.Module, nn.Module]:
-    """Of each layer that is called once, the one that computes its first input; none where forward is not followed."""
+def _graph(net: nn.Module) -> Optional[Graph]:
+    """The calls of a network; None where forward is not followed."""
     try:
-        graph = read(net)
+        return read(net)
     except NotFollowed:
-        return {}
+        return None
+
+
+def _sources(graph: Graph) -> Dict[nn.Module, nn.Module]:
+    """Of each layer that is called once, the one that computes its first input."""
     sources = {call.module: computed_by(call.source) for call in graph.calls if len(graph.calls_of(call.module)) == 1}
     return {module: source.module for module, source in sources.items() if source is not None and source.module}
 

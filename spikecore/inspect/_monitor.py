@@ -319,7 +319,7 @@ def monitor(
     step and neuron, where a graded spike counts as much as it is. A neuron whose output is no spike (``sc.LI``) has no
     rate. Rates are those of all calls within the block, each time step counting the same; ``seen["1"].calls`` has each.
     A block costs a sum over inputs and outputs for each call, and holds one number for each neuron and some for each
-    time step; nothing waits for the device before a rate is read. It adds no hooks: a fused, hoisted or wrapped network
+    time step; nothing waits for the device before a rate is read. It adds no hooks: a fused or wrapped network
     computes as without the block.
 
     ``seen["1"].not_finite`` says whether a layer's input has NaN or infinities, and since when.

@@ -233,7 +233,7 @@ class Watching:
             for value in results[:1]:
                 seen.numbers_out += _computed(value)
                 seen.output = seen.output if seen.output.dtype else _described(value)
-                if _may_fire(seen.module):
+                if neuron_of(seen.module) is not None:
                     self._note_spikes(seen, value, running.inputs)
 
     def _note_steps(self, seen: Seen, x: Tensor, folded: Tuple[int, int]) -> None:
@@ -288,7 +288,7 @@ class Watching:
 
     def extreme(self) -> List[Seen]:
         """The neurons that hardly fire, or nearly always, while all numbers are finite."""
-        firing = [seen for seen in self.order if _may_fire(seen.module) and seen.only_spikes and seen.outputs]
+        firing = [seen for seen in self.order if seen.only_spikes and seen.outputs]
         return [seen for seen in firing if is_extreme(seen.spikes / seen.outputs)] if self.origin is None else []
 
     def note_states(self, layers: Sequence[Seen], net: nn.Module, inputs: Any) -> None:
@@ -327,14 +327,8 @@ class Watching:
     def _look_at_weights(self) -> None:
         """An infinity is meant in a neuron, such as in a threshold, and in a mask that is not learnt."""
         named = dict(self.net.named_parameters())
-        meant = {
-            id(parameter) for part in self.net.modules() if isinstance(part, Neuron) for parameter in part.parameters()
-        }
-        weights = {
-            name: parameter
-            for name, parameter in named.items()
-            if parameter.requires_grad and id(parameter) not in meant
-        }
+        meant = {p for part in self.net.modules() if isinstance(part, Neuron) for p in part.parameters()}
+        weights = {name: p for name, p in named.items() if p.requires_grad and p not in meant}
         self._look("a parameter:", weights.items(), _WEIGHT)
         self._look("a parameter:", named.items(), _WEIGHT, nan=True)
         self._look("a buffer:", self.net.named_buffers(), _WEIGHT, nan=True)
@@ -372,11 +366,6 @@ class Watching:
 
 def _kind(infinite: bool) -> str:
     return "has infinities and no NaN" if infinite else "is finite"
-
-
-def _may_fire(module: nn.Module) -> bool:
-    """Whether outputs of 0 and 1 are spikes of this module."""
-    return neuron_of(module) is not None
 
 
 def storage_of(tensor: Tensor) -> int:

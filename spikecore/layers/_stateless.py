@@ -52,8 +52,7 @@ class TimeBatched(Stepped):
     modules: the modules, applied in order.
     step: ``"multi"`` or ``"single"``, as of a neuron.
 
-    Where ``x`` would be the same at every step, leave it out and give the neuron behind its layers ``repeat=T``; so
-    does :func:`spikecore.hoist`.
+    Where ``x`` would be the same at every step, leave it out and give the neuron behind its layers ``repeat=T``.
 
     Raises TypeError for something that is not a module, no tensor in or no tensor out; ValueError without modules, for
     one that contains a stateful neuron or what else needs the time dimension (place it outside), for ``x`` of too few

@@ -7,7 +7,7 @@ that, in the tests of ``sc.quant``.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
@@ -23,19 +23,23 @@ from spikecore.testing._oracle.values import apply
 TABLES: Mapping[str, Any] = {"sigmoid": (-4.0, 4.0, 16), "exp": (-4.0, 2.0, 12)}
 
 
+class NoFixedPoint(ValueError):
+    """No word has enough bits for the thresholds of a program, and few enough for its products."""
+
+
 def fixed(neuron: Neuron, word: int, rounding: str, dtype: torch.dtype) -> Neuron:
     """The neuron with words of so many bits, or of as many as its thresholds need and this dtype holds its products of.
 
-    Raises ``ValueError`` for a neuron that has no fixed point.
+    Raises :class:`NoFixedPoint` if there is no such word.
     """
     how: Dict[str, Any] = {"rounding": rounding, "tables": TABLES, "dtype": dtype}
-    last = ValueError()
+    last: Optional[ValueError] = None
     for bits in (word, *[bits for bits in (12, 10, 8) if bits < word], *[bits for bits in (10, 12, 16) if bits > word]):
         try:
             return sc.quant.fixed(neuron, bits, **how)
         except ValueError as error:
             last = error
-    raise last
+    raise NoFixedPoint(str(last)) from last
 
 
 class Rewritten(Oracle):

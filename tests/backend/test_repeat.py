@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from contextlib import nullcontext
 
 import pytest
 import torch
+from torch import nn
 
 import spikecore as sc
 from spikecore._plugins import selection
@@ -145,6 +147,27 @@ def test_the_gradient_lies_as_the_step_does(backend):
         (grad,) = torch.autograd.grad(out.sum(), step)
         assert grad.stride() == step.stride()
         torch.testing.assert_close(grad, other, rtol=1e-5, atol=1e-6)
+
+
+def test_layers_in_front_compute_one_step(backend):
+    """Outputs and gradients are those of all steps; the running variance is the unbiased one of B numbers, where it was
+    that of T * B.
+    """
+    first, second = nn.Conv2d(3, 4, 3).double(), nn.BatchNorm2d(4, momentum=1.0).double()
+    once = nn.Sequential(first, second, sc.LIF(backend=backend, repeat=5))
+    every = nn.Sequential(
+        sc.encode.Constant(5), sc.layers.TimeBatched(first, copy.deepcopy(second)), sc.LIF(backend=backend)
+    )
+    step = 3 * values(2, 3, 6, 6, dtype=torch.float64).requires_grad_()
+    cotangent = values(5, 2, 4, 4, 4, seed=1, dtype=torch.float64)
+    results = []
+    for net in (once, every):
+        out = net(step)
+        results.append([out, *torch.autograd.grad(out, [step, *net.parameters()], cotangent)])
+    for result, other in zip(*results):
+        torch.testing.assert_close(result, other, rtol=1e-9, atol=1e-9)
+    ratio = every[1].module[1].running_var / second.running_var
+    torch.testing.assert_close(ratio, torch.full_like(ratio, (160 / 159) / (32 / 31)))
 
 
 def test_an_initial_state_and_carried_ones(backend):

@@ -50,7 +50,7 @@ def test_the_import_alone_imports_nothing() -> None:
 
 def test_a_network_needs_no_wing() -> None:
     """Neurons, layers, encoders, losses and what acts on networks import at most so many modules, and no wing."""
-    names = "LIF Recurrent layers encode losses functional stochastic reset set_backend use_backend fuse hoist"
+    names = "LIF Recurrent layers encode losses functional stochastic reset set_backend use_backend fuse"
     there = loaded(f"import spikecore as sc; [getattr(sc, name) for name in {names.split()}]")
     own = [name for name in there if name.partition(".")[0] == "spikecore"]
     assert len(own) <= MOST, own
@@ -93,6 +93,8 @@ def test_a_name_that_is_not_there_is_said() -> None:
         sc.nothing  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(AttributeError, match=r"sc\.layers\.pack\(net\)"):
         sc.packed_spikes  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match=r"sc\.hoist is gone: .*sc\.encode\.Constant\(T\).*sc\.LIF\(repeat=T\)"):
+        sc.hoist  # type: ignore[attr-defined]  # noqa: B018
     names: Dict[str, object] = {}
     exec("from spikecore import *", names)
     assert set(sc.__all__) <= set(names)

@@ -6,7 +6,9 @@ import itertools
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize, prune
 
 import spikecore as sc
 
@@ -88,6 +90,100 @@ def test_linear_layers_and_sparse_inputs():
     assert sc.energy(layer, torch.zeros(4, 6)).energy == 0
 
 
+class Uses(nn.Module):
+    """A weight of -1, 0 and 1, which looks like spikes, and one way to use it."""
+
+    def __init__(self, use) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6, bias=False)
+        self.layer.weight.data = torch.arange(36.0).remainder(3).sub(1).view(6, 6)
+        self.register_buffer("mask", torch.arange(6.0).remainder(2))
+        self.register_buffer("memory", torch.zeros(4, 3, 6))
+        self.use = use(self.layer) if isinstance(use, type) else use
+
+    def forward(self, x):
+        return self.use(self, x)
+
+
+class Tied(nn.Module):
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.other = nn.Linear(6, 6, bias=False)
+        self.other.weight = layer.weight
+
+    def forward(self, net, x):
+        return self.other(x)
+
+
+class Parametrised(Tied):
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__(layer)
+        parametrize.register_parametrization(self.other, "weight", nn.Hardtanh())
+
+
+class Normed(Tied):
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__(layer)
+        parametrizations.spectral_norm(self.other)
+
+
+class Pruned(Tied):
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__(layer)
+        prune.l1_unstructured(self.other, "weight", 5)
+
+
+def of_rows(net: Uses, x: Tensor) -> Tensor:
+    net.memory[0] = x[0]
+    net.memory[1:].copy_(x[1:])
+    return net.layer(net.memory)
+
+
+def by_a_new_mask(net: Uses, x: Tensor) -> Tensor:
+    mask = torch.ones_like(net.layer.weight)
+    mask[:, ::2] = 0
+    return F.linear(x, torch.tensor(2.0) * net.layer.weight * mask)
+
+
+#: A way to use a weight, and the times that it does.
+USES = {
+    "a module": (lambda net, x: net.layer(x), 1),
+    "called twice": (lambda net, x: net.layer(x) + net.layer(x), 2),
+    "tied": (Tied, 1),
+    "parametrised": (Parametrised, 1),
+    "normed": (Normed, 1),
+    "pruned": (Pruned, 1),
+    "a function": (lambda net, x: F.linear(x, net.layer.weight), 1),
+    "a layer and its weight": (lambda net, x: net.layer(x) + F.linear(x, net.layer.weight), 2),
+    "of signs": (lambda net, x: F.linear(x, net.layer.weight.sign()), 1),
+    "masked": (lambda net, x: F.linear(x, net.layer.weight * net.mask), 1),
+    "by a new mask": (by_a_new_mask, 1),
+    "of two weights": (lambda net, x: F.linear(x, net.layer.weight @ net.layer.weight), 1),
+    "in parts": (lambda net, x: F.linear(x, torch.cat([net.layer.weight[:2], net.layer.weight[2:]])), 1),
+    "out of autograd": (lambda net, x: F.linear(x, net.layer.weight.data), 1),
+    "a product": (lambda net, x: x @ net.layer.weight.abs().t(), 1),
+    "a sum of products": (lambda net, x: torch.einsum("tbi,oi->tbo", x, net.layer.weight), 1),
+    "into a tensor": (lambda net, x: torch.ones(12, 6).addmm_(x.flatten(0, 1), net.layer.weight), 1),
+    "of a buffer": (lambda net, x: net.layer(net.memory.copy_(x)), 1),
+    "of a buffer by rows": (of_rows, 1),
+}
+
+
+@pytest.mark.parametrize("way", USES)
+def test_a_weight_is_one_however_it_is_used(way: str) -> None:
+    """Weights of 0 count, and no weight is a spike: computed ones were counted by their numbers, so that those of -1, 0
+    and 1 made accumulates of an image's products.
+    """
+    use, times = USES[way]
+    x = spikes(4, 3, 6)
+    found = sc.energy(Uses(use), x)
+    assert (found.macs, found.acs) == (0, times * 6 * int(x.sum()))
+    x = image(4, 3, 6)
+    found = sc.energy(Uses(use), x)
+    assert (found.macs, found.acs) == (times * 6 * int((x != 0).sum()), 0)
+    assert sum(layer.products for layer in found.layers) == times * 6 * x.numel()
+
+
 class Attention(nn.Module):
     def __init__(self, mixed: bool = False) -> None:
         super().__init__()
@@ -164,9 +260,9 @@ def test_average_pooling_adds_and_its_scale_is_folded():
 def network() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(
-        sc.encode.Constant(4),
-        sc.layers.TimeBatched(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4)),
-        sc.LIF(),
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        sc.LIF(repeat=4),
         sc.layers.TimeBatched(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)),
         sc.LIF(),
         nn.Flatten(2),
@@ -183,16 +279,16 @@ def test_a_network_over_time_and_its_twin():
     net[6].weight.data.mul_(8)
     net[6].bias.data.add_(1.5)
     before = {name: value.clone() for name, value in net.state_dict().items()}
-    sc.hoist(net).eval()
+    net.eval()
     with sc.monitor(net, spikes=True) as seen:
         net(x)
     net.train()
     found = sc.energy(net, x)
     assert (found.samples, found.steps) == (3, 4)
     rows = {row.name: row for row in found.layers}
-    assert list(rows) == ["1.module.0", "3.module.0", "6", "7.linear"]
-    first, every = convolved(x, net[1].module[0])
-    assert (rows["1.module.0"].macs, rows["1.module.0"].acs) == (first, 0)
+    assert list(rows) == ["0", "3.module.0", "6", "7.linear"]
+    first, every = convolved(x, net[0])
+    assert (rows["0"].macs, rows["0"].acs) == (first, 0)
     middle = convolved(seen["2"].spikes.flatten(0, 1), net[3].module[0])
     assert (rows["3.module.0"].macs, rows["3.module.0"].acs) == (0, middle[0])
     assert rows["6"].acs == 6 * int(seen["4"].spikes.sum())
@@ -241,6 +337,14 @@ def test_the_table_says_what_was_counted():
     assert "230.00 nJ" in text
     assert "4.6 pJ a MAC, 0.9 pJ an AC" in text
     assert "<td>230.00 nJ</td>" in found._repr_html_()
+
+
+def test_layers_that_get_nothing_are_named():
+    """The energy of a network that does not fire was praised without a word."""
+    net = nn.Sequential(nn.Linear(10, 8), sc.LIF(20.0), nn.Linear(8, 4), sc.LIF(20.0), nn.Linear(4, 2))
+    text = str(sc.energy(net, image(5, 3, 10)))
+    assert text.endswith("every input of 2, 4 was 0; before you compare energies, see why: sc.explain(net, x)")
+    assert "was 0" not in str(sc.energy(net[:1], image(5, 3, 10)))
 
 
 def test_wrong_arguments_are_named():

@@ -17,12 +17,12 @@ from spikecore.context import COMPILES
 from spikecore.testing._install import installed
 
 
-def network(steps: int = 4) -> nn.Sequential:
-    """Images in, counts of spikes out; the first layers get every image ``steps`` times."""
+def network() -> nn.Sequential:
+    """Images in, counts of spikes out; the first layers see one step."""
     return nn.Sequential(
-        sc.encode.Constant(steps),
-        sc.layers.TimeBatched(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)),
-        sc.LIF(2.0, backend="torch"),
+        nn.Conv2d(3, 8, 3),
+        nn.BatchNorm2d(8),
+        sc.LIF(2.0, repeat=4, backend="torch"),
         sc.layers.TimeBatched(nn.Flatten(), nn.Linear(8 * 36, 10)),
         sc.PLIF(2.0, backend="torch"),
     )
@@ -46,11 +46,11 @@ def has(found: Any, *words: str) -> bool:
 def test_a_row_for_each_layer(backend: Any) -> None:
     """In the order of the calls, on the backend that is asked for, with what each gives and keeps."""
     with installed(Plain):
-        found = sc.explain(sc.hoist(network()), images(), backend=backend)
+        found = sc.explain(network(), images(), backend=backend)
     kinds = [layer.kind for layer in found.layers]
-    assert kinds == ["Identity", "Conv2d", "BatchNorm2d", "LIF", "Flatten", "Linear", "PLIF"]
-    assert row(found, "1.module.0").notes == ("computed once for all time steps",)
-    conv, lif = row(found, "1.module.0"), row(found, "2")
+    assert kinds == ["Conv2d", "BatchNorm2d", "LIF", "Flatten", "Linear", "PLIF"]
+    assert row(found, "0").notes == ("computed once for all time steps",)
+    conv, lif = row(found, "0"), row(found, "2")
     assert (conv.dtype, conv.backend, conv.words, conv.rate) == ("float32", "", None, None)
     assert conv.shape == (2, 8, 6, 6)
     assert (lif.shape, lif.backend) == ((4, 2, 8, 6, 6), backend or "torch")
@@ -104,7 +104,10 @@ def test_what_is_computed_for_every_step_in_vain() -> None:
         found = sc.explain(net, x)
         assert [layer.repeated for layer in found.layers] == [True, False, False]
         assert has(
-            found, "0 (Linear) computed the same 5 times", "67 % of the multiplications of linear", "Constant(5)"
+            found,
+            "0 (Linear) computed the same 5 times",
+            "67 % of the multiplications of linear",
+            "1 (LIF) LIF(repeat=5)",
         )
     found = sc.explain(net, other)
     assert not any(layer.repeated for layer in found.layers)
@@ -112,6 +115,78 @@ def test_what_is_computed_for_every_step_in_vain() -> None:
     assert not any(layer.repeated for layer in sc.explain(net, torch.zeros(5, 2, 6)).layers)
     single = nn.Sequential(nn.Linear(6, 8), sc.LIF(step="single", backend="torch"))
     assert not any(layer.repeated for layer in sc.explain(single, torch.rand(1, 6).expand(5, 6)).layers)
+
+
+class Branches(nn.Module):
+    """Two layers that get the same at every step, and one behind their neurons."""
+
+    def __init__(self, reads: bool = False) -> None:
+        super().__init__()
+        self.encoder, self.reads = sc.encode.Constant(4), reads
+        self.a, self.b, self.c = nn.Linear(8, 5), nn.Linear(8, 5), nn.Linear(5, 5)
+        self.fire_a, self.fire_b, self.fire_c = lif(), lif(), lif()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.encoder(x)
+        if self.reads and float(x.sum()) < 0.0:
+            return x
+        y: Tensor = self.fire_c(self.c(self.fire_a(self.a(x)) + self.fire_b(self.b(x))))
+        return y
+
+
+def lif() -> sc.Neuron:
+    return sc.LIF(threshold=0.1, backend="torch")
+
+
+def behind(*layers: nn.Module) -> nn.Sequential:
+    return nn.Sequential(sc.encode.Constant(4), *layers)
+
+
+OUT, MOVE = "leave out sc.encode.Constant(4) and ", "move sc.encode.Constant(4) behind 1"
+BATCHED = sc.layers.TimeBatched
+ONCE = {
+    "convolution": (
+        lambda: behind(BATCHED(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), lif(), nn.Flatten(2), nn.Linear(144, 3), lif()),
+        f"{OUT}make 2 (LIF) LIF(repeat=4). The layers in front of it then see one step, [B, ...], without "
+        "sc.layers.TimeBatched; batch normalisation in training takes its running variance from B samples, not from "
+        "T * B",
+    ),
+    "flatten": (
+        lambda: behind(nn.Flatten(2), nn.Linear(192, 5), nn.ReLU(), sc.PLIF(backend="torch")),
+        f"{OUT}make 4 (PLIF) PLIF(repeat=4). The layers in front of it then see one step, [B, ...], and nn.Flatten(2) "
+        "is nn.Flatten(1)",
+    ),
+    "fused": (
+        lambda: sc.fuse(behind(BATCHED(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), lif())),
+        f"{OUT}make 2 (NormNeuron) LIF(repeat=4). ",
+    ),
+    "recurrent": (
+        lambda: behind(nn.Linear(8, 5), sc.Recurrent(lif(), nn.Linear(5, 5))),
+        f"{OUT}make 2 (Recurrent) Recurrent(repeat=4). ",
+    ),
+    "branches": (Branches, f"{OUT}give each of fire_a (LIF), fire_b (LIF) repeat=4. "),
+    "dropout": (lambda: behind(nn.Linear(8, 5), nn.Dropout(), nn.Linear(5, 5), lif()), f"{MOVE} (Linear). "),
+    "TEBN": (lambda: behind(BATCHED(nn.Conv2d(3, 4, 3)), sc.layers.TEBN(4, 4), lif()), f"{MOVE}.module (Conv2d). "),
+    "delay": (lambda: behind(nn.Linear(8, 5), sc.Delay(nn.Linear(5, 5), 3), lif()), f"{MOVE} (Linear). "),
+    "softmax over time": (lambda: behind(nn.Linear(8, 5), nn.Softmax(0), lif()), f"{MOVE} (Linear). "),
+    "not followed": (lambda: Branches(reads=True), "give them one step, [B, ...], and the neuron behind them repeat=4"),
+}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", ONCE)
+def test_what_to_write_so_that_layers_compute_once(name: str, training: bool) -> None:
+    """The neuron that repeats, where all in front of it sees no time; else where the encoder belongs. Dropout counts
+    though the network is in ``eval()``.
+    """
+    make, way_out = ONCE[name]
+    net = make()
+    wide = any(isinstance(module, (nn.Conv2d, nn.Flatten)) for module in net.modules())
+    x = 3.0 * (images() if wide else torch.rand(2, 8))
+    found = sc.explain(net.train(training), x, training=training)
+    if not training:
+        way_out = way_out.partition(";")[0]
+    assert has(found, "computed the same 4 times", f": {way_out}"), found.advice
 
 
 class Quick(Plain):
@@ -201,11 +276,11 @@ def test_layers_that_are_silent_are_named() -> None:
 
 def test_text_and_html() -> None:
     """Both say the same; names of a user's classes are escaped."""
-    found = sc.explain(sc.hoist(network()), images())
+    found = sc.explain(network(), images())
     text = str(found)
-    for part in ("layer", "1.module.0", "4x2x8x6x6", "backend torch: asked for by argument", "kept for backward"):
+    for part in ("layer", "0", "4x2x8x6x6", "backend torch: asked for by argument", "kept for backward"):
         assert part in text
-    assert text.count("computed once for all time steps") == 3
+    assert text.count("computed once for all time steps") == 2
     assert "Advice, the most valuable first:\n1. " in text
     html = found._repr_html_()
     remarks = [line for line in text.splitlines() if line.startswith("    ")]

@@ -132,16 +132,11 @@ def test_chunks_of_a_stream_follow_one_another():
             _ = seen[""].v
 
 
-def test_fused_and_hoisted_networks_are_seen_as_they_compute():
-    """Normalising neurons move running statistics once, and what is computed once stays so."""
+def test_normalising_neurons_are_seen_as_they_compute():
+    """They move running statistics once, and what is computed once stays so."""
     torch.manual_seed(0)
-    parts = [
-        sc.encode.Constant(4),
-        sc.layers.TimeBatched(nn.Linear(6, 8), nn.BatchNorm1d(8)),
-        sc.LIF(),
-        nn.Linear(8, 3),
-    ]
-    net = sc.hoist(sc.fuse(nn.Sequential(*parts)))
+    norm_neuron = sc.layers.NormNeuron(nn.BatchNorm1d(8), sc.LIF(repeat=4))
+    net = nn.Sequential(nn.Linear(6, 8), norm_neuron, nn.Linear(8, 3))
     other = copy.deepcopy(net)
     x = driven(16, 6)
     with sc.monitor(net, record=("v",)) as seen:
@@ -149,8 +144,8 @@ def test_fused_and_hoisted_networks_are_seen_as_they_compute():
     assert torch.equal(out, other(x))
     for value, wanted in zip(net.state_dict().values(), other.state_dict().values()):
         assert torch.equal(value, wanted)
-    assert seen["2"].v.shape == (4, 16, 8)
-    assert net[2].neuron.continues is False
+    assert seen["1"].v.shape == (4, 16, 8)
+    assert norm_neuron.neuron.continues is False
     norm = sc.layers.NormNeuron(nn.BatchNorm1d(6), sc.LIF(), shortcut="after")
     with sc.monitor(norm, spikes=True) as seen:
         out = norm(driven(4, 16, 6), driven(4, 16, 6))

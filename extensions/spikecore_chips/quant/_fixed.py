@@ -193,11 +193,12 @@ def fixed(
         print(lif.program)
 
     Inputs, states and outputs are ``n * 2**-frac`` for integers n of ``word`` bits; spikes are 0 and 1. The program
-    shows which values are rounded and saturated, by the rules of :mod:`spikecore_chips.quant._rewriting`. All of a step
-    are whole multiples of powers of two that ``dtype`` holds exactly: ``sc.quant.analyse`` proves it, so that every backend, and integer arithmetic, has the same bits. Derivatives pass a rounding unchanged, and are 0 beyond a
-    saturation. Parameters stay floats, and are rounded where they are read. One that is set gets new grids, with the
-    same ``frac``; a learnt one has a range in :attr:`~spikecore.Neuron.bounds`: from half to twice its value, or that
-    which was given to the neuron. ``state_dict`` has the arithmetic, too.
+    shows which values are rounded and saturated, by the rules of :mod:`spikecore_chips.quant._rewriting`. All of a
+    step are whole multiples of powers of two that ``dtype`` holds exactly: ``sc.quant.analyse`` proves it, so that
+    every backend, and integer arithmetic, has the same bits. Derivatives pass a rounding unchanged, and are 0 beyond
+    a saturation. Parameters stay floats, and are rounded where they are read. One that is set gets new grids, with
+    the same ``frac``; a learnt one has a range in :attr:`~spikecore.Neuron.bounds`: from half to twice its value, or
+    that which was given to the neuron. ``state_dict`` has the arithmetic, too.
 
     word: bits of inputs, states and outputs, 2 to 24 (to 53 for float64), the sign included.
     frac: how many of them are fractional; None: as many as leave eight times the largest threshold, or other number

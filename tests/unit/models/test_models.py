@@ -88,6 +88,14 @@ class TestEach:
         y.square().sum().backward()
         assert all(value.grad is not None and value.grad.isfinite().all() for value in net.parameters())
 
+    def test_with_what_takes_time(self, kind):
+        """A neuron that has no ``repeat``, and a normalisation that has factors for each step."""
+        for options in ({"neuron": nn.ReLU}, {"norm": functools.partial(sc.layers.TEBN, steps=3)}):
+            net, timed = SMALL[kind](steps=3, **options).eval(), SMALL[kind](**options).eval()
+            names = {f"{int(k.split('.')[0]) - 1}.{k.split('.', 1)[1]}": v for k, v in net.state_dict().items()}
+            timed.load_state_dict(names)
+            torch.testing.assert_close(timed(images().expand(3, 2, 3, 16, 16)), net(images()), atol=1e-4, rtol=1e-4)
+
     def test_streams(self, kind):
         """A stream of single steps gives what all steps give, in eval()."""
         net = trained(SMALL[kind](steps=4)).double()
