@@ -8,11 +8,10 @@ from typing import Dict, List, Optional, TypeVar
 from torch import nn
 
 from spikecore.core.modules import calls_as
+from spikecore.core.neuron import Neuron
 from spikecore.core.state import Stepped
 from spikecore.encode import Constant
-from spikecore.layers import TimeBatched
-from spikecore.layers._stateless import normalised
-from spikecore.core.neuron import Neuron
+from spikecore.layers import TimeBatched, normalised
 from spikecore.neurons import LIF
 
 _Config = TypeVar("_Config")

@@ -40,12 +40,9 @@ __all__ = [
     "example",
 ]
 
+_OTHERS = ("FEEDBACK", "MODELS", "Membrane", "Recurrent", "example")
 #: The models with equations of their own, by name.
-MODELS: Dict[str, Type[Neuron]] = {
-    name: globals()[name]
-    for name in sorted(__all__)
-    if name not in ("FEEDBACK", "MODELS", "Membrane", "Recurrent", "example")
-}
+MODELS: Dict[str, Type[Neuron]] = {name: globals()[name] for name in sorted(__all__) if name not in _OTHERS}
 
 
 def example(name: str, **options: Any) -> Neuron:

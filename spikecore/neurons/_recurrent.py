@@ -19,7 +19,7 @@ from spikecore.layers._delay import PAST, following, one_by_one, whole
 from spikecore.neurons._feedback import FedResults, Matrix, fed_back, under_autocast
 from spikecore.words import a_kind
 
-__all__ = ["Recurrent"]
+__all__ = ["FEEDBACK", "Recurrent"]
 
 #: Name of the fed-back output in the state.
 FEEDBACK = "feedback"
