@@ -58,7 +58,8 @@ WITHOUT := -m 'not gpu and not peers and not kernels and not slow' -o testpaths=
 SHARE ?= 12
 # What the oldest Python and torch are promised for: see docs/decisions/0027-two-floors.md.
 FLOOR := $(EMULATOR)/tests tests/ipu tests/backend tests/null \
-    $(wildcard $(addprefix tests/unit/,lang core neurons layers models test_*.py training))
+    tests/extensions/models \
+    $(wildcard $(addprefix tests/unit/,lang core neurons layers test_*.py training))
 
 # What `make check` gives to mypy, two at a time.
 TYPED := spikecore spikecore-numba spikecore-triton spikecore-jax spikecore-c

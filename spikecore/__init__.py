@@ -32,9 +32,6 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors
     from spikecore import surrogate as surrogate
     from spikecore import testing as testing
     from spikecore import training as training
-    from spikecore._convert import ann2snn as ann2snn
-    from spikecore._convert import convert as convert
-    from spikecore._convert import load_weights as load_weights
     from spikecore._plugins.selection import backends as backends
     from spikecore._plugins.selection import use_backend as use_backend
     from spikecore._transforms import fuse as fuse
@@ -62,6 +59,9 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors
     from spikecore.training import load_checkpoint as load_checkpoint
     from spikecore.training import save_checkpoint as save_checkpoint
     from spikecore.training import training_model as training_model
+    from spikecore_convert import ann2snn as ann2snn
+    from spikecore_convert import convert as convert
+    from spikecore_convert import load_weights as load_weights
     import spikecore_models  # isort: skip
     import spikecore_nir  # isort: skip
 
@@ -72,7 +72,7 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors
 
 #: Module -> names of ``sc`` that it has, beside the models of ``spikecore.neurons``.
 _NAMES: Mapping[str, str] = {
-    "spikecore._convert": "ann2snn convert load_weights",
+    "spikecore_convert": "ann2snn convert load_weights",
     "spikecore._plugins.selection": "backends use_backend",
     "spikecore._transforms": "fuse unfuse",
     "spikecore.functional": "carry_state detach get_state reset set_backend set_state set_step",
@@ -99,7 +99,7 @@ _PUBLIC = frozenset([*_LISTED, *_INNER.split()])
 
 #: Module -> names of it that ``dir(sc)`` does not list: programs and plugins have them from ``sc``.
 _MOVED_TO: Mapping[str, str] = {
-    "spikecore._convert": "Conversion",
+    "spikecore_convert": "Conversion",
     "spikecore.backend": (
         "Backend BackendError BackendInfo BackendLoadError BackendStatus BackendUnavailable Capabilities "
         "UnknownBackend Unsupported hookimpl"
@@ -117,7 +117,7 @@ _MOVED_TO: Mapping[str, str] = {
 #: Such a name -> its module, and its name there.
 _MOVED: Dict[str, Tuple[str, str]] = {
     **{name: (module, name) for module, names in _MOVED_TO.items() for name in names.split()},
-    "load_state": ("spikecore._convert", "load_weights"),
+    "load_state": ("spikecore_convert", "load_weights"),
     "load_state_dict_of_state": ("spikecore.functional", "set_state"),
     "state_dict_of_state": ("spikecore.functional", "get_state"),
 }

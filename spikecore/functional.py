@@ -30,6 +30,7 @@ __all__ = [
     "carry_state",
     "detach",
     "get_state",
+    "into_ranges",
     "mask_of",
     "project",
     "reset",

@@ -27,7 +27,6 @@ from spikecore.bench._machine import version_of
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
 from spikecore.bench._timing import Call, interleave
-from spikecore_online import OnlineOptions
 
 #: Steps of a turn of single steps, of a sequence, and of a chunk; batch and neurons; the same of a quick run.
 FED, STEPS, CHUNK, SIZE = 20, 100, 20, (64, 256)
@@ -213,7 +212,7 @@ def _ours(
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-9)
 
     def step(chunk: int, update: str) -> Any:
-        options = OnlineOptions(rule, chunk=chunk, update=update, time_targets=True, graph=graph)
+        options = sc.OnlineOptions(rule, chunk=chunk, update=update, time_targets=True, graph=graph)
         return sc.training_model(net, weighted, optimizer, options=options)
 
     whole, fed = step(chunk, "sequence"), step(1, "chunk")

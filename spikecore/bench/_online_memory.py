@@ -20,7 +20,6 @@ from spikecore.bench._check import REFERENCE
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
 from spikecore.bench._workers import Worker
-from spikecore_online import OnlineOptions
 
 STEPS: Tuple[int, ...] = (100, 1_000, 10_000, 100_000)
 BATCH, NEURONS, CHUNK = 4, 256, 100
@@ -98,7 +97,7 @@ def train(way: str, backend: str, device: str, steps: int) -> None:
         step = sc.training_model(net, _loss, optimizer)
         step(_inputs(steps, device), None)
         return
-    step = sc.training_model(net, _loss, optimizer, options=OnlineOptions(way, chunk=CHUNK))
+    step = sc.training_model(net, _loss, optimizer, options=sc.OnlineOptions(way, chunk=CHUNK))
     step(_chunks(steps, device), None)
 
 

@@ -10,10 +10,10 @@ import click
 import torch
 from torch import Tensor
 
+import spikecore as sc
+
 from spikecore.backend import BackendError
 from spikecore.cli._named import network as named_network
-from spikecore_chips._export_c import export_c
-from spikecore_chips.quant import Format
 
 
 def export(network: str, example: Path, out: Path, name: str, dtype: str, inputs: Optional[str], as_json: bool) -> None:
@@ -21,7 +21,7 @@ def export(network: str, example: Path, out: Path, name: str, dtype: str, inputs
     try:
         net = named_network(network).eval()
         format = None if inputs is None else _format(inputs)
-        written = export_c(net, _example(example), out, name=name, dtype=dtype, inputs=format)
+        written = sc.export_c(net, _example(example), out, name=name, dtype=dtype, inputs=format)
     except (BackendError, ImportError, TypeError, ValueError, OSError) as error:
         raise click.UsageError(str(error)) from error
     facts = {
@@ -52,13 +52,13 @@ def _example(path: Path) -> Tensor:
     return value
 
 
-def _format(text: str) -> Format:
+def _format(text: str) -> Any:
     try:
         frac, low, high = (int(part) for part in text.split(","))
     except ValueError:
         raise ValueError(f"--inputs {text!r} must be FRAC,LOW,HIGH: 0,0,1 for spikes") from None
-    return Format(frac, low, high)
+    return sc.quant.Format(frac, low, high)
 
 
-def _in_words(format: Optional[Format]) -> str:
+def _in_words(format: Any) -> str:
     return "floats" if format is None else f"{format.low} to {format.high}, times 2^{-(format.frac or 0)}"

@@ -6,7 +6,7 @@ shards (``DTensor``), and into plain tensors while the module it was given runs.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterator, Mapping, Sequence, Set, Tuple, Type, TypeVar, Union
+from typing import Any, Callable, Iterator, List, Mapping, Sequence, Set, Tuple, Type, TypeVar, Union
 
 from torch import Tensor, nn
 from torch.nn.modules import module as _module
@@ -138,3 +138,26 @@ def check_gathered(owner: str, x: Tensor, named: Sequence[Tuple[str, Any]]) -> N
                 "neuron.run(...), after torch.distributed.fsdp.register_fsdp_forward_method(neuron, 'run'); or gather "
                 "by hand: unshard() of the module that was given to fully_shard before, reshard() after"
             )
+
+
+#: Other libraries -> the base of their neurons, and that of their modules that keep a state from call to call.
+_FOREIGN: Mapping[str, Tuple[str, str]] = {
+    "snntorch": ("SpikingNeuron", "SpikingNeuron"),
+    "spikingjelly": ("BaseNode", "MemoryModule"),
+}
+
+
+def foreign_neurons(net: nn.Module, carrying: bool = False) -> List[str]:
+    """The neurons of other libraries in a network, by name and class. carrying: of what keeps a state, neuron or not.
+
+    A module that computes by a neuron of ours has ``is_converted = True``.
+    """
+    names = []
+    for name, module in net.named_modules():
+        bases = {(base.__module__.partition(".")[0], base.__name__) for base in type(module).__mro__}
+        meant = any((library, kinds[carrying]) in bases for library, kinds in _FOREIGN.items())
+        if meant and carrying:  # of snnTorch those that are made so
+            meant = bool(getattr(module, "init_hidden", True))
+        if meant and not getattr(module, "is_converted", False):
+            names.append(f"{name} ({type(module).__name__})" if name else type(module).__name__)
+    return names

@@ -8,10 +8,8 @@ from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence,
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from spikecore._convert._network import convertible
-from spikecore._convert._swapped import Swapped
 from spikecore._plugins.selection import REFERENCE, automatic_order
-from spikecore.core.modules import calls_as, has_own_hooks
+from spikecore.core.modules import calls_as, foreign_neurons, has_own_hooks
 from spikecore.core.neuron import Neuron
 from spikecore.core.state import Stepped
 from spikecore.encode import Constant
@@ -287,7 +285,7 @@ def _single_steps(run: Run) -> str:
         "through the other layers at once"
     )
     holder = run.net.get_submodule(rows[0].layer.name.rpartition(".")[0])
-    if isinstance(holder, Swapped):
+    if getattr(holder, "is_converted", False):
         steps = hasattr(holder, "step_mode")
         way_out = (
             "functional.set_step_mode(net, 'm') of SpikingJelly gives them all steps in one call"
@@ -301,7 +299,7 @@ def _single_steps(run: Run) -> str:
 
 
 def _not_converted(run: Run) -> str:
-    names = convertible(run.net)
+    names = foreign_neurons(run.net)
     if not names:
         return ""
     return (

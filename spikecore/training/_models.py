@@ -12,11 +12,11 @@ from typing import Any, Callable, Iterable, Optional
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from spikecore._convert._network import carrying
 from spikecore._plugins.selection import backend_named, capture, resolve
 from spikecore.backend import Backend, Unsupported
 from spikecore.batches import tree_map
 from spikecore.core.dispatch import ask, request
+from spikecore.core.modules import foreign_neurons
 from spikecore.core.neuron import Neuron
 from spikecore.functional import check_places, stateful_modules
 from spikecore.parallel import Pipeline
@@ -148,7 +148,7 @@ def _check(net: Any, loss: Any, options: Any) -> None:
             f"loss={shown(loss)} must be callable as loss(outputs, targets), such as spikecore.losses.ce_count{order}"
         )
     check_places(net)
-    carriers = carrying(net)
+    carriers = foreign_neurons(net, carrying=True)
     if carriers:
         more = f" and {len(carriers) - 3} more" if len(carriers) > 3 else ""
         warnings.warn(

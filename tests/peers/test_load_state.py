@@ -1,4 +1,4 @@
-"""The checkpoints that ``tests/unit/_convert`` loads are what snnTorch and SpikingJelly write."""
+"""The checkpoints that ``tests/extensions/convert`` loads are what snnTorch and SpikingJelly write."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 pytestmark = pytest.mark.peers
 
-FILES = Path(__file__).parents[1] / "unit" / "_convert" / "files"
+FILES = Path(__file__).parents[1] / "extensions" / "convert" / "files"
 T, B = 6, 3
 
 

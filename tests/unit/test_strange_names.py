@@ -27,9 +27,9 @@ from torch import Tensor, fx, nn
 
 import spikecore as sc
 from c_programs import SPIKES, differing, lif, needs, on_grid, spikes
-from spikecore._convert import Conversion
 from spikecore.layers import TimeBatched
 from spikecore.testing.naming import plans
+from spikecore_convert import Conversion
 from strange_names import PAYLOADS, check_said, drawn, identifiers, names, of_classes, of_modules, watched  # noqa: F401
 
 Fresh = Callable[[], Path]

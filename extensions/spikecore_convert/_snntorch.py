@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from spikecore import surrogate
-from spikecore._convert._swapped import Carrying, Left, become, built, not_converted
 from spikecore.core.neuron import Neuron
 from spikecore.lang import ops
 from spikecore.neurons import Alpha, Lapicque, Leaky, SynapticLeaky
 from spikecore.surrogate import Surrogate
+from spikecore_convert._swapped import Carrying, Left, become, built, not_converted
 
 # -- neurons with feedback and surrogates of snnTorch that are not public, in the order in which it computes them
 #

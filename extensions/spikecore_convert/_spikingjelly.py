@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from spikecore import surrogate
-from spikecore._convert._swapped import Carrying, Left, Named, Swapped, become, built, not_converted, swapped
 from spikecore.core.modules import has_own_hooks
 from spikecore.core.neuron import Neuron
 from spikecore.layers import SequenceDropout
 from spikecore.neurons import EIF, IF, KLIF, LI, LIF, PLIF, QIF, Izhikevich, Synaptic
+from spikecore_convert._swapped import Carrying, Left, Named, Swapped, become, built, not_converted, swapped
 
 Values = Tuple[Any, ...]
 FIXED = {

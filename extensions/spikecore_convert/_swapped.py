@@ -83,6 +83,8 @@ class Swapped:
     #: The methods that were put before those of the class :attr:`_was`.
     _kind: ClassVar[Any]
     _was: ClassVar[Any]
+    #: A neuron of spikecore computes it.
+    is_converted = True
 
     def __reduce__(self) -> Any:
         return _blank, (self._kind, self._was), self.__dict__.copy()

@@ -9,9 +9,9 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Set, 
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from spikecore._convert import _snntorch, _spikingjelly
-from spikecore._convert._swapped import Conversion, Left, Swapped
 from spikecore.words import shown
+from spikecore_convert import _snntorch, _spikingjelly
+from spikecore_convert._swapped import Conversion, Left
 
 #: How a module becomes one of ours: called, it changes the module and says what computes it now.
 Change = Callable[[], str]
@@ -92,35 +92,6 @@ def convert(net: nn.Module, *, strict: bool = False) -> Conversion:
     if left:
         warnings.warn(f"sc.convert left modules as they are\n{Conversion({}, left)}", stacklevel=2)
     return done
-
-
-def convertible(net: nn.Module) -> List[str]:
-    """The neurons that :func:`convert` would replace: names with their classes."""
-    names = []
-    for name, module in net.named_modules():
-        find = _library(module)
-        try:
-            if find is not None and find(module) is not None:
-                names.append(_titled(name, module))
-        except Left:
-            pass  # the report of convert names it
-    return names
-
-
-def carrying(net: nn.Module) -> List[str]:
-    """The modules of these libraries that keep a state from call to call, and are not converted: names and classes."""
-    return [_titled(name, module) for name, module in net.named_modules() if _carries(module)]
-
-
-def _carries(module: Any) -> bool:
-    if _library(module) is None or isinstance(module, Swapped):
-        return False
-    kinds = {base.__name__ for base in type(module).__mro__}
-    return "MemoryModule" in kinds or ("SpikingNeuron" in kinds and bool(module.init_hidden))
-
-
-def _titled(name: str, module: nn.Module) -> str:
-    return f"{name} ({type(module).__name__})" if name else type(module).__name__
 
 
 def _is_neuron(module: nn.Module) -> bool:

@@ -12,9 +12,9 @@ Rules of ``sc.convert``:
 - The other library is imported by nothing here: a network that holds its modules has imported it.
 """
 
-from spikecore._convert._ann2snn import ann2snn
-from spikecore._convert._load import load_weights
-from spikecore._convert._network import convert
-from spikecore._convert._swapped import Conversion
+from spikecore_convert._ann2snn import ann2snn
+from spikecore_convert._load import load_weights
+from spikecore_convert._network import convert
+from spikecore_convert._swapped import Conversion
 
 __all__ = ["Conversion", "ann2snn", "convert", "load_weights"]
