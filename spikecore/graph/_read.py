@@ -273,8 +273,8 @@ class _Tracer(fx.Tracer):
             changed = _put_back(vars(part), self.before[part]) if part in self.before else []
             if changed:
                 raise self.refused(
-                    f"it changes {type(part).__name__}.{changed[0]} before a call; make a layer for each use, with what "
-                    "that computes with"
+                    f"it changes {type(part).__name__}.{changed[0]} before a call; make a layer for each use, "
+                    "with what that computes with"
                 )
 
     def over_samples(self, module: nn.Module, x: Any) -> Any:
@@ -403,13 +403,15 @@ def _generators() -> Tuple[Any, ...]:
 _CONTAINERS_OF_PYTHON = (list, dict, set, deque)
 #: What is no object that a forward of the user's may keep values in.
 _OPAQUE = (nn.Module, Tensor, fx.Proxy, type, FunctionType, MethodType, ModuleType)
+#: Beginnings of the modules of classes whose objects keep caches.
+_NOT_OF_USERS = ("torch.", "spikecore.")
 
 
 def _container(value: Any) -> Any:
     """A container of Python itself, or the attributes of an object of the user's; None for another value."""
     if isinstance(value, (*_CONTAINERS_OF_PYTHON, tuple)):
         return value
-    if isinstance(value, _OPAQUE) or type(value).__module__.startswith(("torch.", "spikecore.")):
+    if isinstance(value, _OPAQUE) or any(kind.__module__.startswith(_NOT_OF_USERS) for kind in type(value).__mro__):
         return None
     return getattr(value, "__dict__", None)
 
