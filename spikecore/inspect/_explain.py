@@ -309,7 +309,7 @@ def _products(seen: Seen) -> int:
     if isinstance(module, Delay):
         return seen.numbers_out * module.linear.in_features * (module.max_delay + 1 if module.delay.ndim == 2 else 1)
     if isinstance(module, nn.Linear):
-        return seen.numbers_out * module.in_features
+        return seen.numbers_out * module.weight.shape[1]
     if isinstance(module, (*CONVOLUTIONS, *_TRANSPOSED)):
         # each number of the output is made of so many, or each of the input goes to so many
         numbers = seen.numbers_in if isinstance(module, _TRANSPOSED) else seen.numbers_out

@@ -185,7 +185,7 @@ def _input_shape(graph: Graph, shape: Optional[Sequence[int]]) -> Tuple[int, ...
         return tuple(shape)
     first: Any = next((call.module for call in graph.calls if call.module is not None), None)
     if isinstance(first, nn.Linear):
-        return (first.in_features,)
+        return (first.weight.shape[1],)
     what = "no layer" if first is None else f"the first layer, {type(first).__name__}"
     raise ValueError(
         f"the shape of a sample does not follow from {what}; give it without time and batch, as in "
@@ -312,7 +312,7 @@ class Drawn:
         if type(module) is Recurrent:
             return self._recurrent(module, name, of)
         if type(module) is Delay:
-            return self._subgraph(name, of, self._delay_nodes(module, name, of.shape), (module.linear.out_features,))
+            return self._subgraph(name, of, self._delay_nodes(module, name, of.shape), module.linear.weight.shape[:1])
         if type(module) in WRITERS:
             place = Place(name, owner, of.shape, leading, self.to)
             return self.add(
