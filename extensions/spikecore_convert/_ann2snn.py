@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spikecore.core.checks import whole
-from spikecore.core.modules import unwrapped
+from spikecore.core.modules import copy_of, unwrapped
 from spikecore.graph import (
     CONVOLUTIONS,
     DROPOUTS,
@@ -22,6 +21,7 @@ from spikecore.graph import (
     Graph,
     NotFollowed,
     Refused,
+    check_outputs,
     computed,
     folded,
     norm_source,
@@ -31,7 +31,7 @@ from spikecore.graph import (
 from spikecore.lang.render import on_one_line
 from spikecore.layers import TimeBatched
 from spikecore.neurons import IF
-from spikecore.words import shown
+from spikecore.words import shown, whole
 
 #: Layers of weights: spikes of the neuron before come in here, so its threshold is multiplied into the weight.
 _WEIGHTED = (nn.Linear, *CONVOLUTIONS)
@@ -152,15 +152,16 @@ def ann2snn(
         raise ValueError(f"ann2snn: quantile={quantile!r} must be above 0 and at most 1, the maximum; or None")
     report = Report(steps)
     try:
-        graph = read(copy.deepcopy(unwrapped(net)).eval())
+        graph = read(copy_of(unwrapped(net)).eval())
         layers = _chain(graph)
         batches = _batches(data, next((parameter.device for parameter in net.parameters()), torch.device("cpu")))
         first = next(batches, None)
         if first is None:
             raise ValueError("ann2snn: data has no batches; give a tensor, a list of tensors or a DataLoader")
         with torch.no_grad():
-            _, shapes = run(graph, first.clone())
+            output, shapes = run(graph, first.clone())
         stages, relus = _stages(graph, layers, shapes, report)
+        check_outputs(graph, [first], [output])
     except NotFollowed as error:
         raise ValueError(
             f"ann2snn: {error}\nGive the network as an nn.Sequential, or write a forward that calls one layer after "

@@ -113,7 +113,7 @@ def _write_conv(layer: Any, place: Place) -> Any:
     return getattr(package(), f"Conv{dims}d")(
         input_shape=place.shape[-1] if dims == 1 else place.shape[-2:],
         weight=_numbers(layer.weight, place),
-        bias=_numbers(torch.zeros(layer.out_channels) if layer.bias is None else layer.bias, place),
+        bias=_numbers(torch.zeros(len(layer.weight)) if layer.bias is None else layer.bias, place),
         metadata=metadata_of({"bias": layer.bias is not None, "dtype": str(layer.weight.dtype)[6:]}),
         **options,
     )

@@ -17,11 +17,12 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 import torch
 from torch import Tensor, nn
 
-from spikecore.core.modules import unwrapped
+from spikecore.core.modules import copy_of, unwrapped
 from spikecore.core.state import Stateful
 from spikecore.encode import Encoder
 from spikecore.files import replacing
-from spikecore.graph import DROPOUTS, Call, Graph, NotFollowed, is_parametrised, read
+from spikecore.functional import reset
+from spikecore.graph import DROPOUTS, Call, Graph, NotFollowed, check_outputs, is_parametrised, read, run
 from spikecore.layers import Delay
 from spikecore.neurons import Recurrent
 from spikecore.words import shown
@@ -125,6 +126,7 @@ def save(
         shape = _input_shape(graph, input_shape)
         drawn.nodes[first] = nir.Input(types("input", shape))
         end = drawn.follow(graph, Value((first,), shape), _leading(graph))
+        _check_outputs(net, shape, _leading(graph))
         _tell(drawn.to.unsaid, keep)
     except ValueError as error:
         raise ValueError(f"sc.nir.save: {error}") from error.__cause__
@@ -174,6 +176,18 @@ def _read(net: nn.Module) -> Graph:
     return graph
 
 
+def _check_outputs(net: nn.Module, shape: Sequence[int], leading: int) -> None:
+    """Refuse a network that computes something else in ``eval()`` than its graph, for numbers of this shape."""
+    graph = read(copy_of(net))
+    reset(graph.net.eval())
+    numbers = next(net.parameters(), torch.zeros(()))
+    x = torch.rand([2] * leading + list(shape), generator=torch.Generator().manual_seed(0))
+    x = 4.0 * x.to(numbers.device, numbers.dtype)
+    with torch.no_grad():
+        output, _ = run(graph, x.clone())
+    check_outputs(graph, [x], [output])
+
+
 def _input_shape(graph: Graph, shape: Optional[Sequence[int]]) -> Tuple[int, ...]:
     if shape is not None:
         if not all(isinstance(size, int) and size > 0 for size in shape):
@@ -181,7 +195,7 @@ def _input_shape(graph: Graph, shape: Optional[Sequence[int]]) -> Tuple[int, ...
         return tuple(shape)
     first: Any = next((call.module for call in graph.calls if call.module is not None), None)
     if isinstance(first, nn.Linear):
-        return (first.in_features,)
+        return (first.weight.shape[1],)
     what = "no layer" if first is None else f"the first layer, {type(first).__name__}"
     raise ValueError(
         f"the shape of a sample does not follow from {what}; give it without time and batch, as in "
@@ -308,7 +322,7 @@ class Drawn:
         if type(module) is Recurrent:
             return self._recurrent(module, name, of)
         if type(module) is Delay:
-            return self._subgraph(name, of, self._delay_nodes(module, name, of.shape), (module.linear.out_features,))
+            return self._subgraph(name, of, self._delay_nodes(module, name, of.shape), module.linear.weight.shape[:1])
         if type(module) in WRITERS:
             place = Place(name, owner, of.shape, leading, self.to)
             return self.add(

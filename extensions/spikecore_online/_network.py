@@ -81,7 +81,7 @@ class Network:
             if why:
                 raise Unsupported(f"rule={rule.name!r} and {name!r}: {why}")
         modules = [(module, module.training, has_own_hooks(module)) for module in net.modules()]
-        now = [inputs, *modules, *[(id(p), p.requires_grad) for p in net.parameters()]]
+        now = [inputs, *modules, *[(id(p), p.requires_grad, _is_hooked(p)) for p in net.parameters()]]
         if now != self._checked:
             self._sort()
             try:
@@ -132,6 +132,11 @@ class _Uses:
     def _fault(self, p: Any, call: Call) -> Tuple[str, str]:
         """Why the rule does not train a parameter by this use of it, and what to do; ("", "") if it does."""
         module, trace = call.module, self.rule.trace
+        if _is_hooked(p):
+            return (
+                "has a hook of its gradient, which a rule adds up in parts",
+                f"change p.grad afterwards, {_FREEZE}",
+            )
         if module in self.neurons:
             fed_back = {*module.linear.parameters()} if isinstance(module, Recurrent) else set()
             if p in fed_back and trace and not call.is_hooked:
@@ -197,6 +202,11 @@ def _refused(rule: Rule, module: nn.Module) -> str:
     if isinstance(module, Stateful) and not isinstance(module, (Neuron, Recurrent)) and not module.may_rest:
         return f"{type(module).__name__} keeps inputs of earlier steps, which have no traces; take rule='bptt'"
     return ""
+
+
+def _is_hooked(p: nn.Parameter) -> bool:
+    """Tell whether a hook sees or changes the gradient of a parameter."""
+    return bool(p._backward_hooks) or bool(getattr(p, "_post_accumulate_grad_hooks", None))
 
 
 def _of_equations(module: Any) -> Set[nn.Parameter]:

@@ -144,6 +144,48 @@ class Connection(NamedTuple):
             learn(self.layer, "bias", (steps if counts is None else steps * counts).sum(0), True)
 
 
+#: Connections by name -> the shapes that they were checked with.
+Checked = Dict[str, Tuple[torch.Size, torch.Size]]
+
+
+def check_places(of: Connection, checked: Checked, each: bool) -> None:
+    """Refuse a connection in which an input of the neuron depends on outputs of the layer at other places than its own:
+    of another step or sample, with ``each`` of another element, too.
+
+    A Jacobian J mixes no places where ``J^T (s g)`` is ``s J^T g`` for any g and any number s of each place.
+    """
+    if of.call is None or of.is_direct:
+        return
+    z, inputs = of.call.output, of.neuron.inputs
+    shapes, (steps, batch) = (z.shape, inputs[0].shape), inputs[0].shape[:2]
+    if checked.get(of.name) == shapes:
+        return
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Tensor:
+        return (torch.rand(shape, generator=generator) + 0.5).to(z.device, z.dtype)
+
+    fits = not each or all(x.numel() == z.numel() for x in inputs)
+    if fits and z.numel():
+        scale = drawn(steps, batch, z.numel() // (steps * batch) if each else 1)
+        cotangents = [drawn(*x.shape).to(x.dtype) for x in inputs]
+        scaled = of.cotangent([(g.reshape(steps, batch, -1) * scale).reshape(g.shape).to(g.dtype) for g in cotangents])
+        plain = of.cotangent(cotangents)
+        fits = scaled is not None and plain is not None
+        if scaled is not None and plain is not None:
+            want = (plain.reshape(steps, batch, -1) * scale).reshape(z.shape)
+            fits = torch.allclose(scaled, want.to(scaled.dtype), rtol=1e-2, atol=1e-2 * float(want.abs().max()))
+    if not fits:
+        raise Unsupported(
+            f"{of.name!r} reaches {of.neuron.name!r} through more than element-wise operations, and a trace for each "
+            "weight needs one output of the layer for each neuron; take rule='pp_prop', 'ottt' or 'sltt'"
+            if each
+            else f"{of.name!r} reaches {of.neuron.name!r} across steps or samples, or in another order of them, and a "
+            "trace is of one sample over time; keep [T, B, ...] between them, or take rule='sltt'"
+        )
+    checked[of.name] = shapes
+
+
 class Full:
     """A number for each sample, neuron and weight."""
 
@@ -152,7 +194,7 @@ class Full:
 
     def __init__(self, traces: Traces) -> None:
         self.traces = traces
-        self._checked: Dict[str, Tuple[torch.Size, torch.Size]] = {}
+        self._checked: Checked = {}
 
     def owe(self, of: Connection, starts: Mapping[str, Tensor]) -> None:
         """Add what the chunk owes to earlier steps; ``starts``: the gradients of the states before."""
@@ -169,7 +211,7 @@ class Full:
     def advance(self, connections: Sequence[Connection], transition: Transition) -> None:
         """Move the traces over the chunk."""
         for of in connections:
-            self._check_elementwise(of)
+            check_places(of, self._checked, each=True)
             weights = learnt(of.layer)
             inputs = of.inputs.reshape(of.steps, -1, of.inputs.shape[-1])  # [C, R, I]
             rows = inputs.transpose(0, 1).to(compute_dtype(inputs.dtype))
@@ -208,30 +250,6 @@ class Full:
             else:
                 self.traces[key] = trace
 
-    def _check_elementwise(self, of: Connection) -> None:
-        """Refuse a connection in which a neuron's input depends on other outputs of the layer than its own.
-
-        For a Jacobian J that is diagonal, and no other, ``J^T r`` is ``r`` times ``J^T 1`` for any r.
-        """
-        if of.call is None or of.is_direct:
-            return
-        z, inputs = of.call.output, of.neuron.inputs
-        shapes = (z.shape, inputs[0].shape)
-        if self._checked.get(of.name) == shapes:
-            return
-        ones = [torch.ones_like(x) for x in inputs]
-        random = (torch.rand(z.shape, generator=torch.Generator().manual_seed(0)) + 0.5).to(z.device, z.dtype)
-        fits = all(x.numel() == z.numel() for x in inputs)
-        if fits:
-            scaled, plain = of.cotangent([random.reshape(x.shape) for x in inputs]), of.cotangent(ones)
-            fits = scaled is not None and plain is not None and torch.allclose(scaled, random * plain, rtol=1e-2)
-        if not fits:
-            raise Unsupported(
-                f"{of.name!r} reaches {of.neuron.name!r} through more than element-wise operations, and a trace for "
-                "each weight needs one output of the layer for each neuron; take rule='pp_prop', 'ottt' or 'sltt'"
-            )
-        self._checked[of.name] = shapes
-
 
 def _added(trace: Optional[Tensor], c: Tensor, u: Tensor) -> Tensor:
     """``trace[r, j, i] + sum_t c[r, t, j] u[r, t, i]``."""
@@ -261,6 +279,7 @@ class Outer:
 
     def __init__(self, traces: Traces) -> None:
         self.traces = traces
+        self._checked: Checked = {}
 
     def owe(self, of: Connection, starts: Mapping[str, Tensor]) -> None:
         """As of :class:`Full`."""
@@ -319,6 +338,7 @@ class Outer:
         inputs = of.over_time(of.inputs)
         if inputs.shape[:2] != added.shape:
             raise of.refused()
+        check_places(of, self._checked, each=False)
         with no_autocast(added.device.type):
             mean = torch.einsum("cb,cb...->b...", added, inputs.to(added.dtype))
         old = self.traces.get(key_of(of, "mean"))
@@ -335,10 +355,12 @@ class Filtered:
 
     def __init__(self, traces: Traces) -> None:
         self.traces = traces
+        self._checked: Checked = {}
 
     def learn(self, of: Connection, output: Tensor) -> None:
         """Add the gradient of the weights for that of the layer's output, and move the trace over the chunk."""
         inputs, cotangent = of.over_time(of.inputs), of.over_time(output)
+        check_places(of, self._checked, each=False)
         has_bias = learnt(of.layer).keys() != {"weight"} or isinstance(of.layer, nn.modules.batchnorm._BatchNorm)
         counts = self._run(of, "count", inputs.new_ones(of.steps, 1)) if has_bias else None
         of.learn(self._run(of, "filtered", inputs), cotangent, counts)

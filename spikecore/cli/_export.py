@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 import spikecore as sc
-
 from spikecore.backend import BackendError
 from spikecore.cli._named import network as named_network
 

@@ -6,6 +6,7 @@ shards (``DTensor``), and into plain tensors while the module it was given runs.
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Callable, Iterator, List, Mapping, Sequence, Set, Tuple, Type, TypeVar, Union
 
 from torch import Tensor, nn
@@ -108,6 +109,12 @@ def unwrapped(net: nn.Module, checkpointed: bool = False) -> nn.Module:
         else:
             break
     return inner  # type: ignore[no-any-return]  # a module holds modules
+
+
+def copy_of(net: nn.Module) -> nn.Module:
+    """A copy of a network. Torch copies no tensor that has a graph, such as the weight of ``nn.utils.weight_norm``."""
+    attributes = [value for module in net.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+    return copy.deepcopy(net, {id(value): value.detach().clone() for value in attributes if not value.is_leaf})
 
 
 def named_as(net: nn.Module, state: Mapping[str, Any]) -> nn.Module:

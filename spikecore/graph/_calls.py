@@ -16,6 +16,7 @@ from torch.fx.node import map_aggregate
 from torch.nn.utils import parametrize
 
 from spikecore.core.modules import has_own_hooks
+from spikecore.core.state import Stateful, keep
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -163,7 +164,8 @@ class Call:
     def is_reshape(self) -> bool:
         """Tell whether it gives the numbers of its first argument, in their order, in another shape."""
         of_function = self.kind in ("function", "method") and self.function in _RESHAPES
-        return of_function or (self.layer in (nn.Flatten, nn.Unflatten) and not self.is_hooked)
+        is_cast = any(isinstance(value, torch.dtype) for value in (*self.args, *self.kwargs.values()))  # view(dtype)
+        return (of_function and not is_cast) or (self.layer in (nn.Flatten, nn.Unflatten) and not self.is_hooked)
 
     @property
     def is_move(self) -> bool:
@@ -343,13 +345,36 @@ def run(graph: Graph, *inputs: Any) -> Tuple[Any, Dict[Call, Tuple[int, ...]]]:
             position = call.position
             if isinstance(value, Tensor):
                 shapes[call] = tuple(value.shape)
-    except (IndexError, RuntimeError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         call = graph.calls[position + 1]
         read = ", ".join(str([*shapes[each]]) for each in call.inputs if each in shapes)
         raise Refused(
             call.title, f"does not take {read}: {error}", "give an input of another shape or dtype"
         ) from error
     return value, shapes
+
+
+def check_outputs(graph: Graph, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+    """Raise :class:`Refused` where a network, called on inputs one after the other from rest, gives other outputs than
+    its graph gave.
+
+    A trace follows a forward with values that are no tensors. One that asks ``isinstance(x, Tensor)`` or
+    ``hasattr(x, name)``, whether gradients are on, or how often it was called may take another branch when it runs.
+    """
+    for module in graph.net.modules():
+        if isinstance(module, Stateful):
+            keep(module, None)
+    with torch.no_grad():
+        for x, output in zip(inputs, outputs):
+            y = graph.net(x.clone())
+            if y.shape != output.shape or not torch.allclose(y, output, rtol=1e-4, atol=1e-5, equal_nan=True):
+                raise Refused(
+                    f"forward of {type(graph.net).__name__}",
+                    "computes something else when it runs than when it is followed",
+                    "write it without branches on the type of a value, on whether it has an attribute, on "
+                    "torch.is_grad_enabled(), on self.training and on what changes from call to call, and call "
+                    "sc.reset outside of it",
+                )
 
 
 def _filled(structure: Any, known: Dict[Call, Any]) -> Any:

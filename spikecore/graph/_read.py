@@ -13,6 +13,7 @@ import inspect
 import random
 from collections import deque
 from contextlib import contextmanager
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -57,7 +58,7 @@ def read(
     examples = () if inputs is None or isinstance(inputs, int) else tuple(inputs)
     root = _Root(net, inputs if isinstance(inputs, int) else len(examples) or _count(net))
     tracer = _Tracer(is_leaf, net if inside else None, examples)
-    with _unchanged(net):
+    with _unchanged(net) as tracer.before:
         try:
             graph = tracer.trace(root)
             calls = _calls(graph, root)
@@ -179,6 +180,8 @@ class _Tracer(fx.Tracer):
         self._within: List[Tuple[nn.Module, str]] = []
         #: Of each module that was followed, whether its forward got values alone, of its caller and of what it calls.
         self.followed: Dict[nn.Module, bool] = {}
+        #: The attributes of each module before.
+        self.before: Dict[nn.Module, Any] = {}
 
     @property
     def place(self) -> str:
@@ -248,6 +251,7 @@ class _Tracer(fx.Tracer):
         self, m: nn.Module, forward: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]
     ) -> Any:
         if self.is_leaf_module(m, ""):
+            self._check_as_before(m)
             value = super().call_module(m, forward, args, kwargs)
             outputs = len(getattr(getattr(m, "program", None), "outputs", ())) if isinstance(m, Stateful) else 1
             return tuple([value[number] for number in range(outputs)]) if outputs > 1 else value
@@ -262,6 +266,16 @@ class _Tracer(fx.Tracer):
         if self._within and type(value) not in _VALUES:
             self.followed[self._within[-1][0]] = False
         return value
+
+    def _check_as_before(self, layer: nn.Module) -> None:
+        """Refuse a call of a layer that ``forward`` has changed for it, as ``torch.func.functional_call`` does."""
+        for part in layer.modules():
+            changed = _put_back(vars(part), self.before[part]) if part in self.before else []
+            if changed:
+                raise self.refused(
+                    f"it changes {type(part).__name__}.{changed[0]} before a call; make a layer for each use, "
+                    "with what that computes with"
+                )
 
     def over_samples(self, module: nn.Module, x: Any) -> Any:
         """A module on ``[T, B, ...]`` with time and batch as one dimension."""
@@ -349,17 +363,17 @@ def _check_in_place(call: Call) -> None:
 
 
 @contextmanager
-def _unchanged(net: nn.Module) -> Iterator[None]:
+def _unchanged(net: nn.Module) -> Iterator[Dict[nn.Module, Any]]:
     """A block after which attributes of the network and generators are as before; :class:`NotFollowed` where it changed
-    one of them and raised nothing else.
+    one of them and raised nothing else. It is given the attributes of each module.
     """
-    attributes = [(module, _content(vars(module))) for module in net.modules()]
+    attributes = {module: _content(vars(module)) for module in net.modules()}
     generators = _generators()
     changed: List[str] = []
     try:
-        yield
+        yield attributes
     finally:
-        for module, before in attributes:
+        for module, before in attributes.items():
             changed += [f"{type(module).__name__}.{name}" for name in _put_back(vars(module), before)]
         of_python, of_numpy, of_torch = generators
         python, numpy, torchs = _generators()
@@ -387,13 +401,31 @@ def _generators() -> Tuple[Any, ...]:
 
 #: Containers whose content may change in place.
 _CONTAINERS_OF_PYTHON = (list, dict, set, deque)
+#: What is no object that a forward of the user's may keep values in.
+_OPAQUE = (nn.Module, Tensor, fx.Proxy, type, FunctionType, MethodType, ModuleType)
+#: Beginnings of the modules of classes whose objects keep caches.
+_NOT_OF_USERS = ("torch.", "spikecore.")
 
 
-def _content(value: Any, around: Tuple[int, ...] = ()) -> Any:
-    """The content of a container of Python, and of those within it; None for another value, and within itself."""
-    if isinstance(value, (*_CONTAINERS_OF_PYTHON, tuple)) and id(value) not in around:
-        return copy.copy(value), [(each, _content(each, (*around, id(value)))) for each in _items(value)]
-    return None
+def _container(value: Any) -> Any:
+    """A container of Python itself, or the attributes of an object of the user's; None for another value."""
+    if isinstance(value, (*_CONTAINERS_OF_PYTHON, tuple)):
+        return value
+    if isinstance(value, _OPAQUE) or any(kind.__module__.startswith(_NOT_OF_USERS) for kind in type(value).__mro__):
+        return None
+    return getattr(value, "__dict__", None)
+
+
+def _content(value: Any, around: Tuple[int, ...] = (), objects: bool = True) -> Any:
+    """The content of a container of Python or of an object, and of those within it; None for another value, and within
+    itself. Objects within an object are left out.
+    """
+    container = _container(value)
+    if container is None or id(value) in around or not (objects or container is value):
+        return None
+    objects = objects and container is value
+    inner = [(each, _content(each, (*around, id(value)), objects)) for each in _items(container)]
+    return copy.copy(container), inner
 
 
 def _put_back(attributes: Dict[str, Any], before: Any) -> List[str]:
@@ -414,10 +446,11 @@ def _content_of(value: Any, inner: List[Tuple[Any, Any]]) -> Any:
 
 
 def _changes(value: Any, content: Any) -> bool:
-    """Tell whether a container holds something else than it did, which it then holds again."""
+    """Tell whether a container or an object holds something else than it did, which it then holds again."""
     if content is None:
         return False
     held, inner = content
+    value = _container(value)
     changed = sum(_changes(each, within) for each, within in inner) > 0
     if [*map(id, _items(value))] != [*map(id, _items(held))]:
         value.clear()

@@ -7,7 +7,6 @@ them.
 
 from __future__ import annotations
 
-import copy
 from contextlib import ExitStack
 from inspect import signature
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Type
@@ -19,7 +18,7 @@ from spikecore._plugins.selection import REFERENCE
 from spikecore.batches import device_of, flattened, to_device, tree_map
 from spikecore.core.automatic import told_of_refusals
 from spikecore.core.dispatch import ask, request
-from spikecore.core.modules import makes_time, unwrapped
+from spikecore.core.modules import copy_of, makes_time, unwrapped
 from spikecore.core.neuron import Neuron
 from spikecore.core.state import carry
 from spikecore.functional import stateful_modules, to_rest
@@ -138,9 +137,7 @@ def copied(net: nn.Module, x: Any, checkpointed: bool = False) -> Tuple[nn.Modul
     tensors = flattened(inputs)
     if not tensors:
         raise TypeError(f"x={shown(x)} has no tensor; give the network's input, or a tuple or dict of inputs")
-    # torch copies no tensor that has a graph, such as the weight of nn.utils.weight_norm
-    attributes = [value for module in net.modules() for value in vars(module).values() if isinstance(value, Tensor)]
-    other = copy.deepcopy(net, {id(value): value.detach().clone() for value in attributes if not value.is_leaf})
+    other = copy_of(net)
     copies = stateful_modules(other)
     to_rest(copies)
     for before, after in zip(modules, copies):
@@ -316,7 +313,7 @@ def _products(seen: Seen) -> int:
     if isinstance(module, Delay):
         return seen.numbers_out * module.linear.in_features * (module.max_delay + 1 if module.delay.ndim == 2 else 1)
     if isinstance(module, nn.Linear):
-        return seen.numbers_out * module.in_features
+        return seen.numbers_out * module.weight.shape[1]
     if isinstance(module, (*CONVOLUTIONS, *_TRANSPOSED)):
         # each number of the output is made of so many, or each of the input goes to so many
         numbers = seen.numbers_in if isinstance(module, _TRANSPOSED) else seen.numbers_out

@@ -197,7 +197,12 @@ def _is_ours(x: Tensor, pool: Any) -> bool:
 
 
 class SumPool2d(nn.Module):
-    """Sums over windows, ``[B, C, H, W] -> [B, C, H', W']``; what is padded is 0."""
+    """Sums over windows, ``[B, C, H, W] -> [B, C, H', W']``.
+
+    kernel_size: of a window, one number or ``(height, width)``.
+    stride: from window to window; None: ``kernel_size``.
+    padding: zeros at each side.
+    """
 
     def __init__(
         self,

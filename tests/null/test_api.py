@@ -61,7 +61,15 @@ def plain(name: str) -> bool:
 
 def imports() -> Iterator[Tuple[str, str, List[str]]]:
     """File, module and names of each ``from spikecore... import ...`` outside ``spikecore/``, pages included."""
-    folders = ("backends/**/*.py", "extensions/**/*.py", "plugins/**/*.py", "examples/**/*.py", "docs/**/*.py", "*.md", "docs/*.md")
+    folders = (
+        "backends/**/*.py",
+        "extensions/**/*.py",
+        "plugins/**/*.py",
+        "examples/**/*.py",
+        "docs/**/*.py",
+        "*.md",
+        "docs/*.md",
+    )
     for path in (path for pattern in (*folders, "plugins/*/README.md") for path in sorted(ROOT.glob(pattern))):
         text = path.read_text(encoding="utf-8")
         for module, listed_, line in re.findall(

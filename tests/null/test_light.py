@@ -15,14 +15,14 @@ import spikecore as sc
 import warm
 
 #: Parts that no neuron, layer, encoder or loss needs.
-WINGS = "bench cli kernels models nir parallel plot testing training _convert inspect _scaffold".split()
+WINGS = "bench cli kernels parallel plot testing training inspect _scaffold".split()
 #: As many modules of spikecore may be imported for everything that a network is built of.
 MOST = 110
 
 
 def loaded(code: str) -> List[str]:
     """The modules of spikecore, and torch, that a program imports."""
-    names = "sorted(n for n in sys.modules if n.partition('.')[0] in ('spikecore', 'torch') and n.count('.') < 3)"
+    names = "sorted(n for n in sys.modules if n.partition('.')[0].startswith('spikecore') or n.partition('.')[0] == 'torch' and n.count('.') < 3)"
     command = [sys.executable, "-c", f"import sys; {code}; print(*{names})"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -40,6 +40,8 @@ def imported_for_checkers() -> Dict[str, List[str]]:
     for node in block.body:
         if isinstance(node, ast.ImportFrom):
             names.setdefault(node.module or "", []).extend(alias.name for alias in node.names)
+        elif isinstance(node, ast.Import):
+            names.setdefault("extensions", []).extend(alias.name for alias in node.names)
     return names
 
 
@@ -55,17 +57,21 @@ def test_a_network_needs_no_wing() -> None:
     own = [name for name in there if name.partition(".")[0] == "spikecore"]
     assert len(own) <= MOST, own
     assert [wing for wing in WINGS if f"spikecore.{wing}" in own] == []
+    assert [name for name in there if name.startswith("spikecore_")] == []
 
 
 def test_checkers_see_the_names_that_the_table_has() -> None:
     """The imports for type checkers, the table and ``__all__`` name the same; the models are all of their package."""
     seen = imported_for_checkers()
-    public = seen.pop("spikecore")
+    public, extensions = seen.pop("spikecore"), seen.pop("extensions")
+    (of_chips,) = {*seen["spikecore_chips"]} - {*sc._NAMES["spikecore_chips"].split()}
+    seen["spikecore_chips"].remove(of_chips)
+    assert sorted([*extensions, f"spikecore_chips.{of_chips}"]) == sorted(sc._EXTENSIONS.values())
     assert seen.pop("spikecore.neurons") == ["*"]
     assert {module: sorted(names) for module, names in seen.items()} == {
         module: sorted(names.split()) for module, names in sc._NAMES.items()
     }
-    assert set(public) == sc._PUBLIC
+    assert {*public, *sc._EXTENSIONS} == sc._PUBLIC
     assert sorted([*sc._LISTED, *sc._MODULES, *sc.neurons.MODELS, "Recurrent"]) == sc.__all__
 
 
@@ -76,13 +82,13 @@ def test_a_head_holds_the_names() -> None:
     assert len(public) <= 64
     assert not set(sc._MOVED) & {*public, *sc._PUBLIC}
     for name, (module, name_there) in sc._MOVED.items():
-        assert getattr(sc, name) is getattr(importlib.import_module(f"spikecore.{module}"), name_there)
+        assert getattr(sc, name) is getattr(importlib.import_module(module), name_there)
 
 
 def test_public_modules_are_attributes() -> None:
     """``sc.training`` needs no import of its own."""
-    names = sorted(sc._PUBLIC)
-    code = f"import spikecore as sc; print([n for n in {names} if getattr(sc, n).__name__ != f'spikecore.{{n}}'])"
+    names = {name: sc._EXTENSIONS.get(name, f"spikecore.{name}") for name in sorted(sc._PUBLIC)}
+    code = f"import spikecore as sc; print([n for n, m in {names}.items() if getattr(sc, n).__name__ != m])"
     done = warm.run("-c", code, timeout=120)
     assert done.stdout == "[]\n", done.stderr
 

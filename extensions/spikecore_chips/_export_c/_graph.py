@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import operator
 import re
@@ -13,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from spikecore import unfuse
-from spikecore.core.modules import has_own_hooks, unwrapped
+from spikecore.core.modules import copy_of, has_own_hooks, unwrapped
 from spikecore.core.neuron import Neuron
 from spikecore.encode import Constant
 from spikecore.functional import set_step
-from spikecore.graph import NORMS, Call, Graph, NotFollowed, folded, norm_source, read, run
+from spikecore.graph import NORMS, Call, Graph, NotFollowed, check_outputs, folded, norm_source, read, run
 from spikecore.lang.render import C_WORDS, LIKE_A_MACRO, ascii_name
 from spikecore.layers import NormNeuron, SequenceDropout
 from spikecore_chips.quant._layers import round_input, round_output
@@ -73,6 +72,7 @@ def step_of(net: nn.Module, example: Tensor) -> Step:
     if not bool(torch.isfinite(recorded).all()):
         raise Refused(f"{name} makes numbers of the example that are not finite; sc.explain(net, example) says where")
     operations = _Operations(graph, runs[-1][1])
+    check_outputs(graph, [*example], outputs)
     return Step([*operations.named.values()], operations.result, example.transpose(0, 1), recorded)
 
 
@@ -81,7 +81,7 @@ def _single(net: nn.Module) -> nn.Module:
     if any(part.training for part in net.modules()):
         raise Refused("the network is in training mode, and is exported as it infers; call net.eval() first")
     # in a module of its own, so that the network itself can be replaced
-    holder = set_step(unfuse(nn.Sequential(copy.deepcopy(net))), "single")  # at rest
+    holder = set_step(unfuse(nn.Sequential(copy_of(net))), "single")  # at rest
     for name, part in [*holder.named_modules()]:
         if isinstance(part, Neuron):
             part.backend = "torch"

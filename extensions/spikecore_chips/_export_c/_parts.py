@@ -191,17 +191,18 @@ class Conv(Part):
         (height, width), (rows, columns) = (
             (1, value[-1]) if is_line else value[-2:] for value in (self.x.shape, self.shape)
         )
+        # of the weight, as torch has it, not of attributes that say otherwise where a layer was pruned by hand
+        (outputs, of_input, *size_of_kernel), groups = layer.weight.shape, layer.groups
         kernel, stride, padding, dilation = (
             (neutral, pair[0]) if is_line else pair
-            for neutral, pair in ((1, layer.kernel_size), (1, layer.stride), (0, layer.padding), (1, layer.dilation))
+            for neutral, pair in ((1, size_of_kernel), (1, layer.stride), (0, layer.padding), (1, layer.dilation))
         )
-        outputs, groups = layer.out_channels, layer.groups
         of_group, size = outputs // groups, rows * columns
-        first = f"c / {layer.in_channels // groups} * {of_group * size} + " if groups > 1 else ""
+        first = f"c / {of_input} * {of_group * size} + " if groups > 1 else ""
         lines = [
             f"for (int o = 0; o < {outputs}; ++o)",
             f"    for (int p = 0; p < {size}; ++p) {weights.start(f'o * {size} + p')}",
-            f"for (int c = 0, j = 0; c < {layer.in_channels}; ++c)",
+            f"for (int c = 0, j = 0; c < {of_input * groups}; ++c)",
             f"    for (int row = 0; row < {height}; ++row)",
             f"        for (int column = 0; column < {width}; ++column, ++j) {{",
             f"            const {self.x.type} v = in[j];",

@@ -206,6 +206,8 @@ class Built:
         neuron, name, title = module.neuron, operation.name, operation.title
         if len(of) != 1 or type(module) is not Recurrent or len(neuron.program.outputs) != 1:
             raise Refused(f"{title}: C is written for sc.Recurrent around neurons of one input and one output")
+        if type(neuron).run is not Neuron.run:
+            raise Refused(f"{title}: its neuron, {_named(neuron)}, has a run of its own; write that in dynamics")
         if _kind(module.linear) not in (*_LINEARS, Delay):
             raise Refused(f"{title}: its feedback is {_named(module.linear)}; give nn.Linear, or Delay of one")
         last = Value(name, operation.shape, self._output_of(neuron, title), lasts=True)

@@ -272,9 +272,21 @@ class InPlace(Net):
         return self.act(skip + h)
 
 
+class OfTensors(Net):
+    def forward(self, x: Tensor) -> Any:
+        x = self.act(self.conv(x))
+        return self.act(self.conv(x)) if isinstance(x, Tensor) else x
+
+
 class TwoInputs(Net):
     def forward(self, x: Tensor, y: Tensor) -> Any:
         return self.act(self.conv(x))
+
+
+def normalised(layer: nn.Module) -> nn.Module:
+    """A layer whose weight a hook computes."""
+    with pytest.warns(FutureWarning, match="deprecated"):
+        return nn.utils.weight_norm(layer)
 
 
 def hooked(path: str) -> nn.Module:
@@ -336,6 +348,11 @@ def after(*layers: nn.Module) -> nn.Sequential:
         (
             InPlace(),
             r"iadd \(iadd\) changes the value of Conv2d at 'conv' in place|'act' \(ReLU\): each layer must take",
+        ),
+        (OfTensors(), "forward of OfTensors computes something else when it runs than when it is followed"),
+        (
+            nn.Sequential(normalised(nn.Conv2d(3, 3, 3)), nn.ReLU()),
+            "Conv2d at '0' has hooks or a forward of its own",
         ),
         (TwoInputs(), "TwoInputs has 2 inputs; give a network of one"),
         (Condition(), r"forward of Condition cannot be followed: .*\nGive the network as an nn\.Sequential"),

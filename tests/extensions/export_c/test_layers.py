@@ -60,7 +60,14 @@ def delayed(per: str) -> nn.Module:
     return sc.Delay(nn.Linear(6, 4), 3, per=per, learn=(), generator=torch.Generator().manual_seed(0))
 
 
+def pruned(layer: nn.Module) -> nn.Module:
+    """A convolution with a weight of fewer channels and taps than its attributes say."""
+    layer.weight, layer.bias = nn.Parameter(torch.randn(6, 2, 3, 3)), nn.Parameter(torch.randn(6))
+    return layer
+
+
 LAYERS: Dict[str, Tuple[Callable[[], nn.Module], Tuple[int, ...]]] = {
+    "pruned by hand": (lambda: TimeBatched(pruned(nn.Conv2d(4, 8, 5, groups=2))), (4, 6, 6)),
     "linear": (lambda: nn.Linear(6, 4), (6,)),
     "linear without bias": (lambda: nn.Linear(6, 4, bias=False), (6,)),
     "conv1d": (lambda: TimeBatched(nn.Conv1d(2, 4, 3, stride=2, padding=2, dilation=2)), (2, 11)),

@@ -70,6 +70,28 @@ class Calls(nn.Module):
         return self.called(self, x)
 
 
+class OfTensors(nn.Module):
+    """A forward that calls a layer for tensors alone, which a trace has none of."""
+
+    def __init__(self, asks: Callable[[Any], bool]) -> None:
+        super().__init__()
+        self.layer, self.asks = nn.Linear(6, 6), asks
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) if self.asks(x) else x + x
+
+
+class OwnRun(sc.LIF):
+    def run(self, x: Any, *args: Any, **options: Any) -> Any:
+        return super().run(3 * x, *args, **options)
+
+
+def normalised(layer: nn.Module) -> nn.Module:
+    """A layer whose weight a hook computes."""
+    with pytest.warns(FutureWarning, match="deprecated"):
+        return nn.utils.weight_norm(layer)
+
+
 def hooked(path: str = "1", net: Optional[nn.Module] = None) -> nn.Module:
     net = nn.Sequential(TimeBatched(nn.Linear(6, 6)), nn.Linear(6, 6), lif()) if net is None else net
     net.get_submodule(path).register_forward_hook(lambda module, args, output: 2 * output)
@@ -117,6 +139,46 @@ REFUSED: Dict[str, Tuple[Callable[[], nn.Module], Dict[str, Any], str]] = {
         Twice,
         {"dtype": "float32"},
         "Linear at 'layer' is called 2 times; make a layer for each",
+    ),
+    "the type of a value": (
+        lambda: OfTensors(lambda x: isinstance(x, Tensor)),
+        {"dtype": "float32"},
+        "forward of OfTensors computes something else when it runs than when it is followed; write it without branches",
+    ),
+    "an attribute that a tensor has not": (
+        lambda: OfTensors(lambda x: not hasattr(x, "mask")),
+        {"dtype": "float32"},
+        "forward of OfTensors computes something else when it runs",
+    ),
+    "a mode of torch": (
+        lambda: OfTensors(lambda x: torch.is_grad_enabled()),
+        {"dtype": "float32"},
+        "forward of OfTensors computes something else when it runs",
+    ),
+    "a state that forward resets": (
+        lambda: Calls(lambda net, x: [sc.reset(net), net.b(x)][1]),
+        {},
+        "forward of Calls computes something else when it runs .* call sc.reset outside of it",
+    ),
+    "bits of floats": (
+        lambda: Calls(lambda net, x: net.layer(x).view(torch.int32)),
+        {"dtype": "float32"},
+        "forward calls view, for which there is no C",
+    ),
+    "a value without such an attribute": (
+        lambda: Calls(lambda net, x: net.layer(x).mask + x),
+        {"dtype": "float32"},
+        "the call of getattr .* does not take .*: 'Tensor' object has no attribute 'mask'",
+    ),
+    "a neuron's run of its own": (
+        lambda: sc.Recurrent(OwnRun(), nn.Linear(6, 6)),
+        {"dtype": "float32"},
+        "Recurrent: its neuron, OwnRun, has a run of its own; write that in dynamics",
+    ),
+    "a weight that a hook computes": (
+        lambda: normalised(nn.Linear(6, 6)),
+        {"dtype": "float32"},
+        "Linear has hooks or a forward of its own",
     ),
     "a hook": (hooked, {}, "Linear at '1' has hooks or a forward of its own, which C would not have; remove them"),
     "a hook of the network": (lambda: hooked(""), {}, "Sequential has hooks or a forward of its own"),

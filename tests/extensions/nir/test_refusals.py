@@ -123,6 +123,15 @@ def _calls(forward):
         (lambda self, x, y: self.fc(x), "Net has 2 inputs; NIR is saved with one"),
         (lambda self, x: (self.fc(x), x), "Net must return one tensor, to be saved with one output"),
         (lambda self, x: self.fc(x) if x.sum() > 0 else x, "forward of Net cannot be followed: "),
+        (
+            lambda self, x: self.fc(x) if isinstance(x, torch.Tensor) else x,
+            "Net computes something else when it runs than",
+        ),
+        (
+            lambda self, x: x if hasattr(x, "mask") else self.fc(x),
+            "Net computes something else when it runs than",
+        ),
+        (lambda self, x: x if self.training else self.fc(x), "Net computes something else when it runs than"),
     ],
 )
 def test_a_forward_that_is_no_graph_of_nodes(forward, words: str, tmp_path) -> None:

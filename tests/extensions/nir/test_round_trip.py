@@ -193,6 +193,18 @@ def test_branches_sums_and_calls_of_flatten(tmp_path) -> None:
     }
 
 
+def test_layers_whose_weights_are_smaller_than_their_attributes_say(tmp_path) -> None:
+    """As where channels were pruned by hand."""
+    torch.manual_seed(0)
+    linear, conv = nn.Linear(9, 8), nn.Conv2d(2, 8, 5, bias=False)
+    linear.weight, linear.bias = nn.Parameter(torch.randn(4, 6)), nn.Parameter(torch.randn(4))
+    conv.weight = nn.Parameter(torch.randn(3, 2, 3, 3))
+    for net, shape in ((nn.Sequential(linear, sc.LI()), (6,)), (nn.Sequential(TimeBatched(conv), sc.LI()), (2, 5, 5))):
+        x = torch.rand(4, 2, *shape)
+        sc.nir.save(net, tmp_path / "net.nir", dt=1e-3, input_shape=shape if len(shape) > 1 else None)
+        torch.testing.assert_close(sc.nir.load(tmp_path / "net.nir")(x), net(x))
+
+
 def test_networks_of_single_steps(tmp_path) -> None:
     """They are saved with batch alone in front, and load as networks of whole sequences."""
     torch.manual_seed(0)

@@ -527,6 +527,21 @@ class BatchFirst(Mixed):
         return self.lif(self.linear(x.transpose(0, 1)).transpose(0, 1))
 
 
+class Folded(Mixed):
+    """A layer that reads samples and steps as one dimension, the steps of a sample side by side."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[T, B, N] -> [T, B, N]``."""
+        h = self.linear(x.transpose(0, 1).flatten(0, 1))
+        return self.lif(h.unflatten(0, (B, -1)).transpose(0, 1))
+
+
+def masked(net: nn.Module) -> nn.Module:
+    """One whose weights a hook of their gradient keeps as they are."""
+    net[0].weight.register_hook(torch.zeros_like)  # type: ignore[index]  # a Sequential
+    return net
+
+
 def conv() -> nn.Module:
     """A convolution along the neurons."""
     return sc.layers.TimeBatched(nn.Unflatten(1, (1, N)), nn.Conv1d(1, 1, 3, padding=1), nn.Flatten())
@@ -631,6 +646,17 @@ REFUSED = {
         "ottt",
         r"'linear' reads an input of shape \[3, 4, 5\], which has not time and batch first.* rule='sltt'",
     ),
+    "batch first of one dimension": (
+        Folded,
+        "ottt",
+        r"'linear' reaches 'lif' across steps or samples, .*; keep \[T, B, ...\] between them, or take rule='sltt'",
+    ),
+    "batch first of one dimension, with a mean": (Folded, "pp_prop", "'linear' reaches 'lif' across steps or samples"),
+    "a hook of a gradient": (
+        lambda: masked(nn.Sequential(nn.Linear(N, N), sc.LIF())),
+        "d_rtrl",
+        "'0.weight': Linear at '0' has a hook of its gradient, .*; change p.grad afterwards, take rule='bptt'",
+    ),
     "feedback with gradients": (
         lambda: nn.Sequential(nn.Linear(N, N), sc.Recurrent(sc.LIF(), nn.Linear(N, N))),
         "eprop",
@@ -680,6 +706,14 @@ def test_a_network_that_a_rule_cannot_train(name: str) -> None:
     make, rule, text = REFUSED[name]
     step = step_of(make(), lambda y, _: y.sum(), rule=rule, chunk=4, time_targets=False)
     with pytest.raises(sc.Unsupported, match=re.compile(text, re.DOTALL)):
+        step(torch.rand(T, B, N))
+
+
+@pytest.mark.parametrize("rule", ["pp_prop", "ottt"])
+def test_a_layer_that_reads_the_batch_first_with_as_many_samples_as_steps(rule: str) -> None:
+    """Its input has the shape that it would have with time first."""
+    step = step_of(BatchFirst(), lambda y, _: y.sum(), rule=rule, chunk=B, time_targets=False)
+    with pytest.raises(sc.Unsupported, match="'linear' reaches 'lif' across steps or samples, or in another order"):
         step(torch.rand(T, B, N))
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import random
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -229,6 +230,46 @@ class RecordsWithin(Parts):
         return x
 
 
+@dataclass
+class Memory:
+    v: object = None
+
+
+class KeepsInObject(Parts):
+    def __init__(self):
+        super().__init__()
+        self.memories = [Memory()]
+
+    def forward(self, x):
+        self.memories[0].v = self.a(x)
+        return self.memories[0].v
+
+
+class OtherWeights(Parts):
+    def __init__(self):
+        super().__init__()
+        self.fast = {"weight": torch.ones(4, 4)}
+
+    def forward(self, x):
+        return torch.func.functional_call(self.a, self.fast, (x,))
+
+
+class OtherThreshold(Parts):
+    def forward(self, x):
+        before, self.lif.threshold = self.lif.threshold, 0.5
+        y = self.lif(x)
+        self.lif.threshold = before
+        return y
+
+
+class HookForACall(Parts):
+    def forward(self, x):
+        hook = self.a.register_forward_hook(lambda module, args, output: 2 * output)
+        y = self.a(x)
+        hook.remove()
+        return y
+
+
 class Catches(Parts):
     def forward(self, x):
         try:
@@ -286,6 +327,10 @@ class View(Parts):
         (Noise, "draws random numbers itself"),
         (NoGrad, r"forward of NoGrad at '0' .* within torch\.no_grad"),
         (RecordsWithin, r"changes RecordsWithin\.kept"),
+        (KeepsInObject, r"changes KeepsInObject\.memories"),
+        (OtherWeights, r"forward of OtherWeights at '0' .* it changes Linear\._parameters before a call"),
+        (OtherThreshold, r"it changes LIF\.threshold before a call"),
+        (HookForACall, r"it changes Linear\._forward_hooks before a call"),
         (Catches, "forward of Catches at '0' cannot be followed: it reads the number of a value"),
         (OfAnIterator, "with a parameter that it takes from an iterator"),
         (Surrogate, "a function of autograd"),
