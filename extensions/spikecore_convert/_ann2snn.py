@@ -31,7 +31,7 @@ from spikecore.graph import (
 from spikecore.lang.render import on_one_line
 from spikecore.layers import TimeBatched
 from spikecore.neurons import IF
-from spikecore.words import shown, whole
+from spikecore.words import shown
 
 #: Layers of weights: spikes of the neuron before come in here, so its threshold is multiplied into the weight.
 _WEIGHTED = (nn.Linear, *CONVOLUTIONS)
