@@ -61,9 +61,7 @@ class Part:
 
     @property
     def function(self) -> str:
-        """Its name in C. No table ends so, and nothing that the header names: these end in ``_in``, ``_out``, ``_step``
-        and ``_reset``, those of neurons in ``_values``.
-        """
+        """Its name in C: neither tables nor names of the header (``_in``, ``_out``, ``_step``, ``_reset``) end so."""
         return f"{self.name}__run"
 
     @property
@@ -514,9 +512,8 @@ class Cells(Part):
         if bool((flat == flat[0]).all()) or bool(torch.isnan(flat.double()).all()):
             return str(int(flat[0])) if format is not None else str(self._printer.number(float(flat[0])))
         inner = _run(values)
-        self.tables.append(
-            table_of(identifier(f"{name}_values", [table.name for table in self.tables]), flat[::inner], format)
-        )
+        name = identifier(f"{name}_values", [table.name for table in self.tables])
+        self.tables.append(table_of(name, flat[::inner], format))
         return f"{self.tables[-1].name}[{f'i / {inner}' if inner > 1 else 'i'}]"
 
     def lines(self) -> List[str]:

@@ -260,9 +260,7 @@ def quantised_weight(layer: nn.Module) -> Optional[Tensor]:
 
 def has_quantiser(layer: nn.Module) -> bool:
     """Tell whether a layer's class quantises its weight, as those of brevitas and torch.ao do."""
-    return callable(getattr(layer, "quant_weight", None)) or isinstance(
-        getattr(layer, "weight_fake_quant", None), nn.Module
-    )
+    return callable(getattr(layer, "quant_weight", None)) or getattr(layer, "weight_fake_quant", None) is not None
 
 
 def weight_of(layer: nn.Module) -> Tensor:

@@ -355,9 +355,7 @@ def _attach(layer: nn.Module, what: str, grid: OnGrid, called: nn.Module) -> Non
 
 
 def _share_input(x: Call, run: Run, activations: int) -> None:
-    """Round an input of the network alike for everything that reads it, unless neurons alone do, which round it, and
-    encoders.
-    """
+    """Round an input of the network alike for all that reads it, unless neurons, which round it, and encoders do."""
     layers, readers, numbers = run.first_readers(x), readers_of(x), run.inputs[x].double()
     if all(isinstance(reader.module, (Neuron, Encoder)) for reader in readers):
         return
