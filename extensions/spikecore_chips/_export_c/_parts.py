@@ -60,6 +60,11 @@ class Part:
         raise NotImplementedError
 
     @property
+    def function(self) -> str:
+        """Its name in C: neither tables nor names of the header (``_in``, ``_out``, ``_step``, ``_reset``) end so."""
+        return f"{self.name}__run"
+
+    @property
     def x(self) -> Value:
         """The first array that it reads."""
         return self.inputs[0]
@@ -144,14 +149,16 @@ class Linear(Part):
     def __init__(self, name: str, title: str, x: Value, layer: Any, fixed: Optional[torch.dtype]) -> None:
         rows, columns = layer.weight.shape
         super().__init__(name, title, [x], (*x.shape[:-1], rows))
-        if x.shape != (columns,):
+        if x.shape[-1:] != (columns,):
             raise Refused(f"{title}: its input has samples of shape {list(x.shape)}, not [{columns}]; flatten them")
         taps = torch.arange(rows * columns).view(rows, columns).t().flatten()
         self._weights = Weights(self, layer, taps, fixed)
         self.output.format = self._weights.format
+        if len(x.shape) > 1:  # channels are those of the first dimension
+            self.output.channels = ()
 
     def lines(self) -> List[str]:
-        (rows,), (columns,), weights = self.output.shape, self.x.shape, self._weights
+        rows, columns, weights = self.output.shape[-1], self.x.shape[-1], self._weights
         lines = [
             f"for (int o = 0; o < {rows}; ++o) {weights.start()}",
             f"for (int j = 0, k = 0; j < {columns}; ++j) {{",
@@ -159,8 +166,12 @@ class Linear(Part):
             f"    if (v == 0) {{ k += {rows}; continue; }}",
             f"    for (int o = 0; o < {rows}; ++o, ++k) {weights.added('o', self.x)}",
             "}",
+            *(f"for (int o = 0; o < {rows}; ++o) {line}" for line in weights.end()),
         ]
-        return [*lines, *(f"for (int o = 0; o < {rows}; ++o) {line}" for line in weights.end())]
+        if len(self.x.shape) == 1:
+            return lines
+        times = f"for (int n = 0; n < {self.x.count // columns}; ++n, in += {columns}, out += {rows}) {{"
+        return [times, *(f"    {line}" for line in lines), "}"]
 
 
 class Conv(Part):
@@ -502,7 +513,8 @@ class Cells(Part):
         if bool((flat == flat[0]).all()) or bool(torch.isnan(flat.double()).all()):
             return str(int(flat[0])) if format is not None else str(self._printer.number(float(flat[0])))
         inner = _run(values)
-        self.tables.append(table_of(identifier(name, [table.name for table in self.tables]), flat[::inner], format))
+        name = identifier(f"{name}_values", [table.name for table in self.tables])
+        self.tables.append(table_of(name, flat[::inner], format))
         return f"{self.tables[-1].name}[{f'i / {inner}' if inner > 1 else 'i'}]"
 
     def lines(self) -> List[str]:

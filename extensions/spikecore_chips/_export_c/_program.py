@@ -363,7 +363,7 @@ def source(built: Built, name: str) -> str:
     floats += ["#include <math.h>"] if _OF_MATH.search("\n".join([text, *helpers])) else []
     tables = [line for part in built.parts for table in part.tables for line in table.lines()]
     reset = [f"    for (int i = 0; i < {f.numbers}; ++i) s->{f.name}[i] = {f.rest};" for f in built.fields]
-    calls = [f"    step_{part.name}({', '.join(_arguments(part))});" for part in built.parts]
+    calls = [f"    {part.function}({', '.join(_arguments(part))});" for part in built.parts]
     of_state = f"struct {name} *s"
     step = f"void {name}_step({of_state}, const {name}_in *x, {name}_out *y) {{"
     unused = ["    (void)s;"]
@@ -399,7 +399,7 @@ def _function(part: Part, name: str) -> List[str]:
         number = k if len(part.inputs) > 1 else ""
         arguments.append(f"const {value.type} *restrict in{number}")
     arguments.append(f"{part.output.type} *restrict out")
-    head = f"static void step_{part.name}({', '.join(arguments)}) {{"
+    head = f"static void {part.function}({', '.join(arguments)}) {{"
     return [f"/* {_comment(part.title)} */", head, *(f"    {line}" for line in part.lines()), "}", ""]
 
 

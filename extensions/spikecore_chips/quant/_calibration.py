@@ -62,6 +62,7 @@ class Run:
         known: Dict[Call, Any] = {}
         with evaluating(net):
             self.graph = read(net, inputs=inputs)
+        self.inputs = dict(zip(self.graph.inputs, inputs))
         with evaluating(net), torch.no_grad():
             for call, value in values(self.graph, *inputs):
                 known[call] = value

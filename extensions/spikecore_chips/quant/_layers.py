@@ -217,25 +217,24 @@ def quantise_layer(
     finest: int = FINEST,
     kind: Type[OnGrid] = OnGrid,
 ) -> None:
-    """Give a layer parametrisations of its weight, unless it has a quantiser, and of its bias, on its sums' grid.
-
-    Raises ValueError where the weight alone has a parametrisation: torch would change the layer that this is a copy of.
+    """Give a layer parametrisations of its weight, unless it has a quantiser, and of its bias, on its sums' grid. They
+    come behind those that it has. A layer of a copied network is changed without the one that it is a copy of.
     """
-    quantised = quantised_weight(layer)
-    weight = weight_of(layer).detach()
+    weight, is_computed = weight_of(layer).detach(), parametrize.is_parametrized(layer, "weight")
+    is_quantised = has_quantiser(layer) or (is_computed and on_grids(weight, 8) is not None)
+    bits = 8 if is_quantised else bits
     rows = weight if per_channel else weight.unsqueeze(0)
     fracs = best_fracs(rows, layer.bias, bits, input_frac, finest)  # type: ignore[arg-type]  # a tensor
     scales = torch.tensor([2.0**frac for frac in fracs], device=weight.device)
-    if quantised is None:
+    if parametrize.is_parametrized(layer):  # a class that copies share, and to which torch adds properties
+        shared, slots = type(layer), ("__dict__", "__weakref__")
+        own = {name: value for name, value in vars(shared).items() if name not in slots}
+        layer.__class__ = type(shared.__name__, shared.__bases__, own)
+    if not is_quantised:
         shape = [-1 if per_channel else 1, *[1] * (weight.ndim - 1)]
         of_weight = kind(scales.reshape(shape), -(1 << (bits - 1)), (1 << (bits - 1)) - 1)
         parametrize.register_parametrization(layer, "weight", of_weight)
     if layer.bias is not None and not parametrize.is_parametrized(layer, "bias"):
-        if quantised is not None and parametrize.is_parametrized(layer):
-            raise ValueError(
-                "its weight has a parametrisation and its bias has none: register one of the bias that rounds it to "
-                "multiples of a power of two, or take bias=False"
-            )
         grid = OnGrid(scales * 2.0**input_frac, -(1 << _BIAS), 1 << _BIAS)
         parametrize.register_parametrization(layer, "bias", grid)
 
@@ -254,9 +253,14 @@ def quantised_weight(layer: nn.Module) -> Optional[Tensor]:
     if callable(getattr(layer, "quant_weight", None)):
         quantised = layer.quant_weight()  # type: ignore[operator]  # brevitas
         return getattr(quantised, "value", quantised)  # type: ignore[no-any-return]  # a tensor
-    if isinstance(getattr(layer, "weight_fake_quant", None), nn.Module):
+    if has_quantiser(layer):
         return layer.weight_fake_quant(weight)  # type: ignore[operator,no-any-return]  # torch.ao
     return weight if parametrize.is_parametrized(layer, "weight") else None
+
+
+def has_quantiser(layer: nn.Module) -> bool:
+    """Tell whether a layer's class quantises its weight, as those of brevitas and torch.ao do."""
+    return callable(getattr(layer, "quant_weight", None)) or getattr(layer, "weight_fake_quant", None) is not None
 
 
 def weight_of(layer: nn.Module) -> Tensor:
@@ -287,7 +291,7 @@ def biases_of(layer: nn.Module) -> List[Tuple[int, int]]:
     bias: Any = layer.bias
     if bias is None:
         return []
-    grid = layer.parametrizations.bias[0] if parametrize.is_parametrized(layer, "bias") else None  # type: ignore[union-attr,index]  # it has some
+    grid = layer.parametrizations.bias[-1] if parametrize.is_parametrized(layer, "bias") else None  # type: ignore[union-attr,index]  # it has some
     if isinstance(grid, OnGrid):
         # the grid itself, of which a bias that is trained may need all bits
         integers = grid.integers(bias).tolist()
@@ -342,11 +346,8 @@ def _without(net: nn.Module) -> nn.Module:
                     del hooks[key]
         for part in ("input_format", "output_format"):
             module._modules.pop(part, None)
-        if parametrize.is_parametrized(module) and name and _on_grids(module):
+        chains: Any = module.parametrizations.values() if parametrize.is_parametrized(module) and name else ()
+        if any(isinstance(chain[-1], OnGrid) for chain in chains):
             parent, _, last = name.rpartition(".")
             setattr(net.get_submodule(parent), last, computed(module))
     return net
-
-
-def _on_grids(module: Any) -> bool:
-    return all(isinstance(part, OnGrid) for parts in module.parametrizations.values() for part in parts)

@@ -19,6 +19,7 @@ from spikecore import unfuse
 from spikecore.core.modules import has_own_inputs, outside, replace_modules, unwrapped
 from spikecore.core.neuron import Neuron
 from spikecore.core.parameters import adopt
+from spikecore.encode import Encoder
 from spikecore.graph import (
     Call,
     Graph,
@@ -35,7 +36,7 @@ from spikecore.layers import Delay, NormNeuron, PackedConv2d, PackedLinear
 from spikecore.neurons import Recurrent
 from spikecore.words import shown
 from spikecore_chips.quant._analysis import SIGNIFICAND, Format, Inexact
-from spikecore_chips.quant._calibration import MEANS, SEEN, WINDOWS, Inputs, Run, evaluating, fires, first_run
+from spikecore_chips.quant._calibration import MEANS, WINDOWS, Inputs, Run, evaluating, fires, first_run
 from spikecore_chips.quant._fixed import fixed, fixed_point_of
 from spikecore_chips.quant._layers import (
     FINEST,
@@ -45,6 +46,7 @@ from spikecore_chips.quant._layers import (
     best_frac,
     biases_of,
     grid_of,
+    has_quantiser,
     integers_of,
     largest,
     quantise_layer,
@@ -106,9 +108,9 @@ def prepare(
     - Batch normalisation is folded into the layer before it, with its running statistics.
     - Weights of linear layers and convolutions, those of ``Recurrent`` and ``Delay`` too, are integers of ``weights``
       bits times a power of two, by a parametrisation: gradients pass the rounding unchanged. Biases are on the grid of
-      the sums (with ``ranges="learnt"``, on that of the first ranges). A layer that has a quantiser already (a
-      parametrisation, torch.ao's fake quantisation, brevitas) keeps it; its weight must be on such a grid. Its bias is
-      rounded as every other.
+      the sums (with ``ranges="learnt"``, on that of the first ranges). A layer that has a quantiser already
+      (torch.ao's fake quantisation, brevitas, a parametrisation that gives such integers of 8 bits) keeps it. Another
+      parametrisation, such as ``weight_norm``, stays, and the weight is rounded behind it.
     - What a layer reads, where it is not a neuron's spikes, is rounded to ``activations`` bits, and what it
       writes, where it is not read by a neuron alone, to ``word`` bits on one grid, so that sums are exact. Ranges are
       those of the calibration run.
@@ -158,7 +160,7 @@ def prepare(
         finest = written_frac + SIGNIFICAND[dtype] - 1 - word if isinstance(place.called, Recurrent) else FINEST
         _quantise(place, run, (weights, activations), per_channel, finest, RANGES[ranges])
     for first in run.graph.inputs:
-        _share_input(first, run)
+        _share_input(first, run, activations)
     for place in written:
         _round_output(place, word, written_frac)
     for name, neuron in [*new.named_modules()]:
@@ -239,7 +241,8 @@ def _refuse_norm_neurons(net: nn.Module) -> None:
 
 def _refuse_others(net: nn.Module, graph: Graph) -> None:
     for call in graph.calls:
-        if isinstance(call.module, LAYERS) and call.layer not in PLAIN and quantised_weight(call.module) is None:
+        part: Any = call.module
+        if isinstance(part, LAYERS) and call.layer not in PLAIN and not has_quantiser(part):
             why = "is a subclass with a forward of its own, whose sums and roundings are not known"
             raise Refused(call.title, why, "take the layer itself, and a parametrisation of its weight")
         holds = call.module is not None and any(True for _ in call.module.children())
@@ -314,7 +317,6 @@ def _quantise(
     elif back and not (max(grid.fracs) <= 0 and torch.equal(grid(numbers), numbers)):
         raise ValueError(f"sc.quant.prepare: {place.name}: what comes back is no whole number, as spikes are")
     _attach(place.layer, "spikes" if spikes or back else "input", grid, called)
-    bits = bits if quantised_weight(place.layer) is None else 8
     with _of(place.name):
         quantise_layer(place.layer, bits, per_channel, max(grid.fracs), finest, kind)
 
@@ -351,24 +353,24 @@ def _attach(layer: nn.Module, what: str, grid: OnGrid, called: nn.Module) -> Non
         owner.register_forward_hook(round_output)
 
 
-def _share_input(x: Call, run: Run) -> None:
-    """Round an input of the network alike for everything that reads it, where a layer with weights does."""
-    layers = run.first_readers(x)
-    grids = [module._modules.get("input_format") for module in layers]
-    grid = next((grid for grid in grids if isinstance(grid, OnGrid)), None)
-    if grid is None:
+def _share_input(x: Call, run: Run, activations: int) -> None:
+    """Round an input of the network alike for all that reads it, unless neurons, which round it, and encoders do."""
+    layers, readers, numbers = run.first_readers(x), readers_of(x), run.inputs[x].double()
+    if all(isinstance(reader.module, (Neuron, Encoder)) for reader in readers):
         return
-    numbers = torch.cat([x for module in layers for x in run.seen[module].inputs])
-    for reader in readers_of(x):
+    grids = [module._modules.get("input_format") for module in layers]
+    with _of(f"the input {x.name!r}"):
+        grid = next((grid for grid in grids if isinstance(grid, OnGrid)), None) or grid_of(numbers, activations)
+    for reader in readers:
         if reader.module in layers:
             continue
-        first = computed_by(reader.source)
-        module: nn.Module = reader.module
-        if isinstance(module, SEEN) and first is not None and first.kind == "input":
+        module: Any = reader.module
+        reads = [computed_by(call.source) is x for call in (run.graph.calls_of(module) if module is not None else [])]
+        if reads and all(reads):
             _attach(module, "input", copy.deepcopy(grid), module)
-        elif not torch.equal(grid(numbers), numbers):
+        elif not (any(reads) and isinstance(module, Neuron)) and not torch.equal(grid(numbers), numbers):
             raise ValueError(
-                f"sc.quant.prepare: {reader.title} reads the input of the network in floats, and layers round it to "
+                f"sc.quant.prepare: {reader.title} reads the input of the network in floats, and fixed point has "
                 f"{grid}; give inputs that are on such a grid, such as spikes, or put a layer in front of the network"
             )
 
@@ -422,7 +424,7 @@ def _largest_sum(place: Weighted, written: Any) -> int:
         terms += [(abs(bias), frac)] if bias else []
     if isinstance(written, OnGrid):
         for terms in sums:
-            terms.append((-written.low, written.fracs[0]))
+            terms.append((max(-written.low, written.high), written.fracs[0]))
     return max(_added(terms) for terms in sums)
 
 
@@ -440,6 +442,7 @@ def prove(net: nn.Module, run: Run, dtype: torch.dtype) -> List[int]:
     for place in weighted(net):
         sources = run.seen[place.called].sources if isinstance(place.called, Recurrent) else []
         grids = [source.module._modules.get("output_format") for source in sources if source and source.module]
+        grids += [place.called._modules.get("input_format")] if sources else []  # of an input of the network
         most = _largest_sum(place, next((grid for grid in grids if isinstance(grid, OnGrid)), None))
         if most >= 1 << bits:
             raise Inexact(

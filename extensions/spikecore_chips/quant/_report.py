@@ -110,7 +110,7 @@ def _decided(outputs: Any) -> Tensor:
 
 def _weights_row(place: Weighted, most: int) -> Row:
     integers, fracs = integers_of(place.layer, 8)
-    grid = place.layer.parametrizations.weight[0] if parametrize.is_parametrized(place.layer, "weight") else None  # type: ignore[union-attr,index]
+    grid = place.layer.parametrizations.weight[-1] if parametrize.is_parametrized(place.layer, "weight") else None  # type: ignore[union-attr,index]
     saturated = 0.0
     if isinstance(grid, OnGrid):
         exact = grid.integers(place.layer.weight)  # type: ignore[arg-type]  # a tensor

@@ -149,8 +149,8 @@ def test_values_of_neurons_and_channels(tmp_path: Path) -> None:
     net = nn.Sequential(sc.LIF(threshold=torch.tensor([0.5, 1.0])), sc.LIF(tau=1.5 + torch.rand(2, 3, 4))).eval()
     sc.export_c(net, torch.rand(30, 1, 2, 3, 4), tmp_path, dtype="float32")
     text = (tmp_path / "network.c").read_text()
-    assert "lif_0_threshold[i / 12]" in text
-    assert "lif_1_tau[i]" in text
+    assert "lif_0_threshold_values[i / 12]" in text
+    assert "lif_1_tau_values[i]" in text
     assert differing(tmp_path)[0] == 0
 
 

@@ -101,6 +101,19 @@ def biased() -> nn.Module:
     return net
 
 
+def parametrised() -> nn.Module:
+    """Weights that are computed from others, in a layer, in a delay and in a feedback."""
+    norm = torch.nn.utils.parametrizations.weight_norm
+    return nn.Sequential(
+        norm(nn.Linear(6, 6)),
+        sc.LIF(threshold=0.25),
+        sc.Delay(norm(nn.Linear(6, 6)), 2, learn=()),
+        sc.Recurrent(sc.LIF(threshold=0.25), norm(nn.Linear(6, 6, bias=False))),
+        nn.Linear(6, 3),
+        sc.LI(),
+    )
+
+
 def analogue(*shape: int) -> Tensor:
     """Numbers on no grid, ``[T, B, ...]``."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
@@ -139,6 +152,25 @@ NETWORKS: Dict[str, Tuple[Callable[[], nn.Module], Tuple[int, ...]]] = {
     "a sum in place": (InPlace, (6,)),
     "an input with two readers": (OfInput, (6,)),
     "values with two readers": (PreActivation, (6,)),
+    "a mean of the input": (
+        lambda: nn.Sequential(TimeBatched(nn.AvgPool2d(2), nn.Conv2d(1, 3, 3)), sc.LIF(threshold=0.1)),
+        (1, 8, 8),
+    ),
+    "a maximum of the input": (
+        lambda: nn.Sequential(TimeBatched(nn.MaxPool2d(2), nn.Flatten()), nn.Linear(16, 3), sc.LIF(threshold=0.1)),
+        (1, 8, 8),
+    ),
+    "feedback first": (
+        lambda: nn.Sequential(sc.Recurrent(sc.LIF(threshold=0.5), nn.Linear(6, 6)), nn.Linear(6, 3), sc.LI()),
+        (6,),
+    ),
+    "layers over tokens": (
+        lambda: nn.Sequential(
+            nn.Linear(6, 5), sc.LIF(threshold=0.1), nn.Linear(5, 4), nn.Flatten(-2), nn.Linear(12, 3), sc.LI()
+        ),
+        (3, 6),
+    ),
+    "parametrised weights": (parametrised, (6,)),
 }
 
 
@@ -161,6 +193,29 @@ def test_the_bits_of_torch(name: str, bits: Tuple[int, int], tmp_path: Path) -> 
     text = (tmp_path / "network.c").read_text()
     assert "float" not in text
     assert ("nibble(" in text) == (bits[0] == 4)
+
+
+class Ending(sc.Neuron):
+    """A parameter with the name of what a header has."""
+
+    states = {"v": 0.0}
+    params = {"out": 2.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        v = s.v + (x - s.v) / p.out
+        z = self.spike(v - 0.5)
+        return z, {"v": sc.ops.select(z, 0.0, v)}
+
+
+@pytest.mark.parametrize("name", ["step", "step_reset", "reset", "reset_", "step_out"])
+def test_names_of_the_header_and_of_modules_do_not_clash(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net, x = nn.Sequential(), 2.0 * analogue(9, 2, 6)
+    out = torch.linspace(2.0, 4.0, 6)
+    for module in ("reset", "step", "step_reset", "in", "reset_step", "reset_out", "step_out"):
+        net.add_module(module, nn.Sequential(nn.Linear(6, 6), Ending(out=out)) if module == "in" else Ending(out=out))
+    sc.export_c(sc.quant.prepare(net, x).eval(), x, tmp_path, name=name)
+    assert differing(tmp_path)[0] == 0
 
 
 @pytest.mark.parametrize("rounding", ["nearest", "floor"])

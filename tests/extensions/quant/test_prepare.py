@@ -409,21 +409,79 @@ def test_the_bias_of_a_layer_with_a_quantiser_is_rounded() -> None:
     assert torch.allclose(fixed[0].bias, layer.bias, rtol=0.0, atol=2.0**-8)
 
 
-def test_a_parametrised_weight_needs_a_parametrised_bias() -> None:
+def test_a_parametrised_bias_stays_and_another_is_rounded() -> None:
     class Halves(nn.Module):
         def forward(self, bias: torch.Tensor) -> torch.Tensor:
             return torch.round(bias * 2) / 2
 
     layer, x = nn.Linear(6, 4), torch.rand(5, 3, 6)
     parametrize.register_parametrization(layer, "weight", PowerOfTwo())
-    with pytest.raises(
-        ValueError, match="prepare: 0: its weight has a parametrisation and its bias has none: register"
-    ):
-        sc.quant.prepare(nn.Sequential(layer, sc.LIF()), x)
+    bias = layer.bias.detach().clone()
+    fixed = sc.quant.prepare(nn.Sequential(layer, sc.LIF()), x)
+    assert torch.equal(layer.bias, bias)  # the copy has a class of its own
+    exact = fixed[0].input_format(x).double() @ layer.weight.double().t() + fixed[0].bias.double()
+    assert torch.equal(fixed[0](x).double(), exact)
+    assert 0.0 < (fixed[0].bias - bias).abs().max() < 2.0**-12
     parametrize.register_parametrization(layer, "bias", Halves())
     fixed = sc.quant.prepare(nn.Sequential(layer, sc.LIF()), x)
     exact = fixed[0].input_format(x).double() @ fixed[0].weight.double().t() + layer.bias.double()
     assert torch.equal(fixed[0](x).double(), exact)
+
+
+class Twice(nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return 2 * weight
+
+
+def within(kind: str, layer: nn.Module) -> nn.Module:
+    if kind == "layer":
+        return layer
+    return sc.Delay(layer, 2, delay=1.0) if kind == "delay" else sc.Recurrent(sc.LIF(threshold=0.5), layer)
+
+
+@pytest.mark.parametrize("kind", ["layer", "delay", "recurrent"])
+@pytest.mark.parametrize("how", ["twice", "weight_norm"])
+@pytest.mark.parametrize("ranges", ["data", "learnt"])
+def test_a_parametrised_weight_is_rounded_behind_its_parametrisation(kind: str, how: str, ranges: str) -> None:
+    torch.manual_seed(0)
+    layer: Any = nn.Linear(4, 4)
+    if how == "twice":
+        parametrize.register_parametrization(layer, "weight", Twice())
+    else:
+        torch.nn.utils.parametrizations.weight_norm(layer)
+    net = nn.Sequential(sc.LIF(), within(kind, layer), sc.LI())
+    x = torch.rand(8, 3, 4) * 3
+    weight, bias, names = layer.weight.detach().clone(), layer.bias.detach().clone(), [*net.state_dict()]
+    fixed: Any = sc.quant.prepare(net, x, ranges=ranges)
+    part = fixed[1] if kind == "layer" else fixed[1].linear
+    largest = weight.abs().amax(1, keepdim=True)
+    frac = 7 - torch.frexp(largest).exponent  # the coarsest grid that the best one can be
+    assert ((part.weight - weight).abs() <= torch.maximum(2.0 ** -(frac + 1.0), largest / 127)).all()
+    assert not torch.equal(part.weight, weight)
+    assert all(((part.weight * 2.0**14).round() == part.weight * 2.0**14).flatten().tolist())
+    assert torch.equal(layer.weight, weight)
+    assert torch.equal(layer.bias, bias)
+    assert [*net.state_dict()] == names
+    # it trains, and stays on its grids
+    optimizer = torch.optim.SGD(fixed.parameters(), 0.1)
+    fixed(x).square().sum().backward()
+    optimizer.step()
+    assert not torch.equal(part.weight, weight)
+    assert "int8" in sc.quant.report(fixed, x).rows[0].format
+    other = sc.quant.prepare(net, x, ranges=ranges)
+    other.load_state_dict(fixed.state_dict())
+    assert torch.equal(other(x), fixed(x))
+
+
+def test_a_parametrised_subclass_with_a_forward_is_refused() -> None:
+    class Tripled(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 3 * super().forward(x)
+
+    layer = Tripled(6, 4, bias=False)
+    parametrize.register_parametrization(layer, "weight", PowerOfTwo())
+    with pytest.raises(ValueError, match="Tripled at '0' is a subclass with a forward of its own"):
+        sc.quant.prepare(nn.Sequential(layer, sc.LIF()), torch.rand(5, 3, 6))
 
 
 # -- the report, and errors
