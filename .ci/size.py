@@ -7,8 +7,8 @@ figures of both checkouts side by side; ``--json`` prints them as JSON.
 Lines are lines of Python files, blank ones and comments included. *The library* is ``spikecore/`` without ``cli``,
 ``bench`` and ``testing``. The figures are these:
 
-- lines and files of the library, of ``spikecore/`` as a whole, of the backends, of the plugins without their tests, and
-  of all tests; bytes of pages (``*.md`` and ``docs/**/*.md``);
+- lines and files of the library, of ``spikecore/`` as a whole, of the backends, of the extensions, of the plugins
+  without their tests, and of all tests; bytes of pages (``*.md`` and ``docs/**/*.md``);
 - modules at import: those of spikecore that ``import spikecore`` and a first use of ``spikecore.LIF`` put into
   ``sys.modules``, in a process of its own;
 - base classes of ``sc.LIF``: classes before ``nn.Module`` in its method resolution order, without itself;
@@ -109,7 +109,7 @@ def packages(root: Path) -> Dict[str, List[Path]]:
     """The packages that have a budget, by name, each with its files: folders, and modules beside them."""
     top = root / "spikecore"
     found = {"spikecore/*.py": sorted(top.glob("*.py"))}
-    for init in sorted([*top.glob("*/__init__.py"), *root.glob("backends/*/__init__.py")]):
+    for init in sorted([*top.glob("*/__init__.py"), *root.glob("backends/*/__init__.py"), *root.glob("extensions/*/__init__.py")]):
         found[str(init.parent.relative_to(root))] = python_files(init.parent)
     for project in sorted(path.parent for path in root.glob("plugins/*/pyproject.toml")):
         tests = python_files(project / "tests")
@@ -197,7 +197,7 @@ def private_imports(path: Path, node: ast.AST) -> int:
 
 def imported(root: Path) -> Tuple[int, int]:
     """Modules of spikecore that ``import spikecore`` imports, and base classes of ``LIF``."""
-    command = [sys.executable, "-B", "-c", IMPORTED, str(root), str(root / "backends")]
+    command = [sys.executable, "-B", "-c", IMPORTED, str(root), str(root / "backends"), str(root / "extensions")]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-3:]
     if root not in Path(lines[0]).resolve().parents:
         raise SystemExit(f"{root}: `import spikecore` found {lines[0]}")
@@ -211,6 +211,7 @@ def figures(root: Path) -> Dict[str, int]:
         "library": there["library"],
         "spikecore/": python_files(root / "spikecore"),
         "backends/": python_files(root / "backends"),
+        "extensions/": python_files(root / "extensions"),
         "plugins/": [path for name, files in there.items() if name.startswith("plugins/") for path in files],
         "tests": there["tests"],
     }

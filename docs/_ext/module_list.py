@@ -37,6 +37,7 @@ def package(title: str, folder: Path) -> List[Package]:
 def packages(root: Path) -> List[Package]:
     """The packages of the repository: those of spikecore, of the backends, and of the plugins."""
     inits = [root / "spikecore/__init__.py", *sorted(root.glob("backends/*/__init__.py"))]
+    inits += sorted(root.glob("extensions/*/__init__.py"))
     inits += sorted(root.glob("plugins/*/*/__init__.py"))
     return [entry for path in inits for entry in package(str(path.parent.relative_to(root)), path.parent)]
 

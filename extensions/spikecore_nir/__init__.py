@@ -1,5 +1,6 @@
 """Networks as graphs of NIR, which other libraries and neuromorphic chips read and write; needs the package nir."""
 
+from spikecore.layers import SumPool2d
 from spikecore_nir._conventions import CONVENTIONS, Convention
 from spikecore_nir._modules import (
     NIRLI,
@@ -9,7 +10,6 @@ from spikecore_nir._modules import (
     NIRCubaLI,
     NIRCubaLIF,
     Scale,
-    SumPool2d,
     Threshold,
 )
 from spikecore_nir._reading import load

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from spikecore.layers import PackedConv2d, PackedLinear
+from spikecore.layers import PackedConv2d, PackedLinear, SumPool2d
 from spikecore.words import a_kind
 from spikecore_nir._file import Refused, content_of, metadata_of, metadata_of_neuron, package, rebuilt
-from spikecore_nir._modules import DelaySteps, Scale, SumPool2d, Threshold
+from spikecore_nir._modules import DelaySteps, Scale, Threshold
 from spikecore_nir._neuron_nodes import Reading, Writing, unsaid_surrogate
 
 #: Fields that a convolution and a pooling have under the same name as their nodes.

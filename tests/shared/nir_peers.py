@@ -1,8 +1,8 @@
 """Networks of other libraries as graphs of NIR, with inputs and the outputs that their own library computes.
 
 ``tests/extensions/nir/peers.zip`` has these. ``python tests/shared/nir_peers.py tests/extensions/nir/peers.zip`` writes
-it, with snnTorch 1.0.0, Norse 1.1.0, sinabs 3.1.3, Rockpool 3.1.0, SpikingJelly 2.0.0, nir 1.0.8 and nirtorch 2.6. Each library
-is imported where it is used.
+it, with snnTorch 1.0.0, Norse 1.1.0, sinabs 3.1.3, Rockpool 3.1.0, SpikingJelly 2.0.0, nir 1.0.8 and nirtorch 2.6.
+Each library is imported where it is used.
 """
 
 from __future__ import annotations
