@@ -109,7 +109,8 @@ def packages(root: Path) -> Dict[str, List[Path]]:
     """The packages that have a budget, by name, each with its files: folders, and modules beside them."""
     top = root / "spikecore"
     found = {"spikecore/*.py": sorted(top.glob("*.py"))}
-    for init in sorted([*top.glob("*/__init__.py"), *root.glob("backends/*/__init__.py"), *root.glob("extensions/*/__init__.py")]):
+    beside = [init for folder in ("backends", "extensions") for init in root.glob(f"{folder}/*/__init__.py")]
+    for init in sorted([*top.glob("*/__init__.py"), *beside]):
         found[str(init.parent.relative_to(root))] = python_files(init.parent)
     for project in sorted(path.parent for path in root.glob("plugins/*/pyproject.toml")):
         tests = python_files(project / "tests")
