@@ -38,6 +38,8 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 
 # Stands in for PopTorch, which is on no package index, in the tests of the ipu backend.
 EMULATOR := plugins/poptorch-emulator
+# What `spikecore bench` runs: its tests are those of plugins; a program of docs/benchmarks and tests of peers import it.
+BENCH := plugins/spikecore-bench
 
 # An editable install knows the packages there were, so the stamp is named after them.
 empty :=
@@ -62,7 +64,7 @@ FLOOR := $(EMULATOR)/tests tests/ipu tests/backend tests/null \
     $(wildcard $(addprefix tests/unit/,lang core neurons layers test_*.py training))
 
 # What `make check` gives to mypy, two at a time.
-TYPED := spikecore spikecore-numba spikecore-triton spikecore-jax spikecore-c
+TYPED := spikecore spikecore-numba spikecore-triton spikecore-jax spikecore-c spikecore-bench
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-plugins test-kernels check test-docs test-peers test-floor docs notebooks size package clean distclean $(addprefix types-,$(TYPED))
@@ -111,6 +113,7 @@ test-plugins: $(NUMBA_INSTALLED) $(TRITON_INSTALLED) $(JAX_INSTALLED) $(C_INSTAL
 	@cd plugins/spikecore-triton && $(abspath $(BIN))/python -m pytest $(PARALLEL) --ignore tests/test_compiled.py $(ARGS)
 	@cd plugins/spikecore-jax && $(abspath $(BIN))/python -m pytest $(PARALLEL) $(ARGS)
 	@cd plugins/spikecore-c && $(abspath $(BIN))/python -m pytest $(PARALLEL) $(ARGS)
+	@cd $(BENCH) && $(abspath $(BIN))/python -m pytest $(PARALLEL) $(ARGS)
 
 # Only files that have the mark: to collect all others takes 12 s in each process.
 test-kernels: $(NVRTC_INSTALLED)
@@ -184,13 +187,14 @@ $(BIN)/pip:
 	@$(PYTHON) -m venv --clear $(VENV)
 
 # torch goes first, and the rest may not change it: a second torch costs gigabytes.
-$(INSTALLED): pyproject.toml $(EMULATOR)/pyproject.toml | $(BIN)/pip
+$(INSTALLED): pyproject.toml $(EMULATOR)/pyproject.toml $(BENCH)/pyproject.toml | $(BIN)/pip
 	@$(BIN)/python -c 'from importlib.metadata import version; version("torch")' 2>/dev/null || \
 	    { echo 'Installing $(TORCH) (some minutes the first time)'; $(PIP) install '$(TORCH)'; }
 	@$(BIN)/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' > $(VENV)/torch.txt
 	@echo 'Installing spikecore[$(EXTRAS)]'
 	@$(PIP) install 'setuptools>=70.1,<85'
-	@$(PIP) install --constraint $(VENV)/torch.txt --editable '.[$(EXTRAS)]' --editable $(EMULATOR)
+	@$(PIP) install --constraint $(VENV)/torch.txt --editable '.[$(EXTRAS)]' --editable $(EMULATOR) \
+	    --editable $(BENCH)
 	@rm -f $(VENV)/.installed-*
 	@touch $@
 

@@ -4,8 +4,8 @@
 where one is above by more than :meth:`Row.limit` lets it. ``python .ci/size.py --root BEFORE --root .`` prints the
 figures of both checkouts side by side; ``--json`` prints them as JSON.
 
-Lines are lines of Python files, blank ones and comments included. *The library* is ``spikecore/`` without ``cli``,
-``bench`` and ``testing``. The figures are these:
+Lines are lines of Python files, blank ones and comments included. *The library* is ``spikecore/`` without ``cli``
+and ``testing``. The figures are these:
 
 - lines and files of the library, of ``spikecore/`` as a whole, of the backends, of the extensions, of the plugins
   without their tests, and of all tests; bytes of pages (``*.md`` and ``docs/**/*.md``);
@@ -41,7 +41,7 @@ else:
 ROOT = Path(__file__).resolve().parents[1]
 BUDGETS = Path(__file__).with_name("budgets.toml")
 #: Parts of spikecore/ that are programs and suites, and no part of the library.
-APART = ("cli", "bench", "testing")
+APART = ("cli", "testing")
 #: Names that reach the Python stack, or read a frame of it.
 STACK = frozenset(
     "_getframe _current_frames currentframe getouterframes getinnerframes extract_stack extract_tb walk_stack walk_tb "

@@ -16,16 +16,15 @@ from typing import Optional
 from torch import nn
 
 import spikecore as sc
-from common import augment, loop, options
+from common import augment, loop, networks, options
 from common.data import DataSet
-from spikecore.bench import models
 
 
 def network(given: argparse.Namespace, sets: DataSet) -> nn.Sequential:
     """Images ``[B, C, H, W]`` to output spikes ``[T, B, 10]``: three times two convolutions and a max pooling."""
 
     def make(steps: Optional[int]) -> nn.Sequential:
-        return models.cifar10(steps, lambda: sc.LIF(tau=given.tau), given.width, sets.shape, sets.classes)
+        return networks.cifar10(steps, lambda: sc.LIF(tau=given.tau), given.width, sets.shape, sets.classes)
 
     return options.encoded(given, make)
 

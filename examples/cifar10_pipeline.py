@@ -16,9 +16,8 @@ from typing import Any, Optional
 from torch import Tensor, nn
 
 import spikecore as sc
-from common import augment, loop, options
+from common import augment, loop, networks, options
 from common.data import DataSet
-from spikecore.bench import models
 
 #: Where the stages begin in the network of ``cifar10.py``, whose first module is the encoder or its place.
 BEGINS = (0, 2, 3, 4, 5)
@@ -33,7 +32,7 @@ class Net(sc.parallel.Pipeline):
             raise ValueError(f"--devices {given.devices} are {len(devices)} devices for {len(BEGINS)} stages")
 
         def make(steps: Optional[int]) -> nn.Sequential:
-            return models.cifar10(steps, lambda: sc.LIF(tau=given.tau), given.width, sets.shape, sets.classes)
+            return networks.cifar10(steps, lambda: sc.LIF(tau=given.tau), given.width, sets.shape, sets.classes)
 
         net = nn.Sequential(nn.Identity(), *make(None)) if given.constant else options.encoded(given, make)
         stages = [net[begin:end] for begin, end in zip(BEGINS, (*BEGINS[1:], len(net)))]

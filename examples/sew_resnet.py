@@ -14,16 +14,15 @@ from typing import Optional
 from torch import nn
 
 import spikecore as sc
-from common import augment, loop, options
+from common import augment, loop, networks, options
 from common.data import DataSet
-from spikecore.bench import models
 
 
 def network(given: argparse.Namespace, sets: DataSet) -> nn.Sequential:
     """Images ``[B, C, H, W]`` to the values of a linear read-out, ``[T, B, 10]``."""
 
     def make(steps: Optional[int]) -> nn.Sequential:
-        return models.sew_resnet18(steps, lambda: sc.LIF(tau=given.tau, detach_reset=True), sets.shape, sets.classes)
+        return networks.sew_resnet18(steps, lambda: sc.LIF(tau=given.tau, detach_reset=True), sets.shape, sets.classes)
 
     return options.encoded(given, make)
 

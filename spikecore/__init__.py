@@ -13,7 +13,6 @@ from spikecore._version import __version__ as __version__
 
 if TYPE_CHECKING:  # the same names once more, for type checkers and editors
     from spikecore import backend as backend
-    from spikecore import bench as bench
     from spikecore import core as core
     from spikecore import dtypes as dtypes
     from spikecore import encode as encode
@@ -94,7 +93,7 @@ _LISTED = "backend encode layers losses metrics models nir plot quant surrogate"
 #: Attribute -> the extension that it is: a package of its own in the same distribution, on public names of spikecore.
 _EXTENSIONS = {"models": "spikecore_models", "nir": "spikecore_nir", "quant": "spikecore_chips.quant"}
 #: Public modules, which are attributes without an import of their own.
-_INNER = "bench core dtypes functional inspect interpreter kernels lang neurons parallel stochastic testing training"
+_INNER = "core dtypes functional inspect interpreter kernels lang neurons parallel stochastic testing training"
 _PUBLIC = frozenset([*_LISTED, *_INNER.split()])
 
 #: Module -> names of it that ``dir(sc)`` does not list: programs and plugins have them from ``sc``.

@@ -1,13 +1,14 @@
 """What a network does: rates and states while it runs, operations and energy, advice, pictures, text of kernels.
 
 - ``explain``: a network runs once, and what it did with its tensors is said layer by layer, with advice.
+- ``floor_words``: the least that any implementation of a neuron moves through memory.
 - ``monitor``: within a block every neuron is watched.
 - ``energy``: the operations that the numbers of a network ask for, and what they cost.
 - ``kernel_source``: the kernels of a neuron. Pictures are :mod:`spikecore.plot`.
 """
 
 from spikecore.inspect._energy import Energy, Operations, energy
-from spikecore.inspect._explain import explain
+from spikecore.inspect._explain import Words, explain, floor_words
 from spikecore.inspect._monitor import Call, Seen, monitor
 from spikecore.inspect._report import Explanation, Layer
 from spikecore.inspect._source import kernel_source
@@ -19,8 +20,10 @@ __all__ = [
     "Layer",
     "Operations",
     "Seen",
+    "Words",
     "energy",
     "explain",
+    "floor_words",
     "kernel_source",
     "monitor",
 ]

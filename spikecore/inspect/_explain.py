@@ -331,7 +331,7 @@ class Words(NamedTuple):
     training: int
 
 
-def words(neuron: Neuron) -> Words:
+def floor_words(neuron: Neuron) -> Words:
     """The least that any implementation of a neuron must move, whose states stay in registers.
 
     Forward reads the inputs and writes the outputs. Backward reads the cotangents of the outputs and writes those of
@@ -371,7 +371,7 @@ def _words(seen: Seen, training: bool) -> Tuple[Optional[float], Optional[float]
     inputs, outputs = len(neuron.program.inputs), len(neuron.program.outputs)  # a shortcut is no input of the neuron
     floor = sum(reads[:inputs]) + outputs
     if backward:
-        least = words(neuron)
+        least = floor_words(neuron)
         reads_again = least.training - least.forward > outputs + inputs
         floor += outputs + sum(gradients[:inputs]) + (sum(reads[:inputs]) if reads_again else 0.0)
     is_reference = _backend_name(seen) == REFERENCE

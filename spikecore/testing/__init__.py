@@ -32,23 +32,28 @@ if TYPE_CHECKING:
     from spikecore.testing._cases import CASES
     from spikecore.testing._conformance import BackendConformance
     from spikecore.testing._expected import ExpectedFailure
+    from spikecore.testing._install import installed
     from spikecore.testing._report import Report, check_backend, examine
+    from spikecore.testing._tolerances import TOLERANCES, Tolerance
     from spikecore.testing._verdict import Result, Verdict, conforms, judge
 
 __all__ = [
     "CASES",
     "DEFAULT_TIERS",
     "TIERS",
+    "TOLERANCES",
     "BackendConformance",
     "Case",
     "Collection",
     "ExpectedFailure",
     "Report",
     "Result",
+    "Tolerance",
     "Verdict",
     "check_backend",
     "conforms",
     "examine",
+    "installed",
     "judge",
 ]
 
@@ -57,7 +62,9 @@ _MODULES = {
     "_cases": ("CASES",),
     "_conformance": ("BackendConformance",),
     "_expected": ("ExpectedFailure",),
+    "_install": ("installed",),
     "_report": ("Report", "check_backend", "examine"),
+    "_tolerances": ("TOLERANCES", "Tolerance"),
     "_verdict": ("Result", "Verdict", "conforms", "judge"),
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}

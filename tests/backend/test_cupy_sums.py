@@ -11,10 +11,10 @@ from torch import Tensor
 
 import spikecore as sc
 from spikecore.backend import Spec
-from spikecore.bench._workloads import TwoStates
 from spikecore.context import COMPILES
 from spikecore.kernels import Geometry
 from spikecore.layers import NormNeuron
+from spikecore.testing._custom import AdaptiveLIF
 from spikecore.testing._install import installed
 from spikecore_cupy import launcher
 from spikecore_cupy.forms import form_of
@@ -210,7 +210,7 @@ def _same_as_torch(inputs, **options):
 
 #: With what is kept in registers and with what is computed again, where nobody asks otherwise.
 STEPS = [4, 10, 33]
-NEURONS = {"LIF": sc.LIF, "soft": lambda **o: sc.LIF(reset="soft", **o), "two states": TwoStates}
+NEURONS = {"LIF": sc.LIF, "soft": lambda **o: sc.LIF(reset="soft", **o), "two states": AdaptiveLIF}
 
 
 def _drawn(steps: int, dtype: torch.dtype) -> Tensor:

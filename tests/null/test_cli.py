@@ -15,7 +15,6 @@ from click.testing import CliRunner
 
 from spikecore import cli
 from spikecore.backend import BackendStatus
-from spikecore.bench._settings import SUITES
 from spikecore.cli import _backends
 from spikecore.dtypes import DTYPES, NARROW
 from spikecore.testing._case import TIERS
@@ -124,9 +123,17 @@ def test_lists_in_the_help_are_those_of_the_library() -> None:
     choices = {option.name: option.type for option in cli.kernel.params + cli.explain.params}
     assert sorted(choices["dtype"].choices) == sorted(DTYPES)
     assert list(choices["autocast"].choices) == sorted(NARROW)
-    texts = {option.name: getattr(option, "help", "") for option in cli.conformance.params + cli.bench.params}
+    texts = {option.name: getattr(option, "help", "") for option in cli.conformance.params}
     assert texts["tier"].split(": ")[1].rstrip(".").startswith(", ".join(TIERS[:-1]))
-    assert texts["suites"].startswith(", ".join(SUITES))
+
+
+def test_the_benchmark_is_a_distribution_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is not installed the command says how to get it."""
+    monkeypatch.setitem(sys.modules, "spikecore_bench", None)
+    result = CliRunner().invoke(cli.app, ["bench", "--quick"])
+    assert result.exit_code == 2
+    needs = "spikecore bench needs spikecore-bench: pip install ./plugins/spikecore-bench, in a clone of spikecore"
+    assert needs in " ".join(result.output.split())
 
 
 def test_every_command_is_under_a_heading() -> None:

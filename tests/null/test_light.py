@@ -15,7 +15,7 @@ import spikecore as sc
 import warm
 
 #: Parts that no neuron, layer, encoder or loss needs.
-WINGS = "bench cli kernels parallel plot testing training inspect _scaffold".split()
+WINGS = "cli kernels parallel plot testing training inspect _scaffold".split()
 #: As many modules of spikecore may be imported for everything that a network is built of.
 MOST = 110
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import places
 from registry_world import Point, World, states
 from spikecore._plugins.registry import AUTO, PLUGINS, REFERENCE, Registry
 from spikecore.backend import BackendLoadError, BackendUnavailable, UnknownBackend
@@ -74,8 +75,7 @@ class TestNames:
 
     def test_the_plugins_of_the_repository_are_known(self) -> None:
         """Each by the name of its backend."""
-        folders = (Path(__file__).parents[2] / "plugins").glob("spikecore-*")
-        assert {f"spikecore-{name}" for name in PLUGINS} == {folder.name for folder in folders}
+        assert {f"spikecore-{name}" for name in PLUGINS} == {package.parent.name for package in places.PLUGINS}
 
     @pytest.mark.parametrize("name", ["Foo", "foo-bar", "1foo", "", "föö"])
     def test_ill_formed_name_is_reported(self, world: World, name: str) -> None:

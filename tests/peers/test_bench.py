@@ -4,11 +4,11 @@ import pytest
 import torch
 
 import spikecore as sc
-from spikecore.bench import models
-from spikecore.bench._adapters import NorseSingle, Steps
-from spikecore.bench._equations import verdict_of
-from spikecore.bench._machine import version_of
-from spikecore.bench._peers import PEERS
+from spikecore_bench import _models as models
+from spikecore_bench._adapters import NorseSingle, Steps
+from spikecore_bench._equations import verdict_of
+from spikecore_bench._machine import version_of
+from spikecore_bench._peers import PEERS
 
 pytestmark = pytest.mark.peers
 

@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Callable, Collection, Iterable, Iterator, Set, Tuple
 
 ROOT = Path(__file__).parents[2]
-PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/spikecore_*/__init__.py"))
+#: The packages of the plugins that are backends.
+PLUGINS = sorted(
+    path.parent
+    for path in ROOT.glob("plugins/*/spikecore_*/__init__.py")
+    if "spikecore.backends" in (path.parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+)
 
 
 def page(name: str) -> str:
