@@ -220,9 +220,9 @@ class Recording(GoingOn):
     def __enter__(self) -> Chunk:  # type: ignore[override]  # it gives what it records
         self.chunk = chunk = Chunk()
         self._within = ExitStack()
-        keep = self.rule.keep
-        for neuron in self._programs if keep else ():
-            self._within.enter_context(neuron.under(keep(neuron)))
+        if self.rule.keep is not None:
+            for neuron in self._programs:
+                self._within.enter_context(neuron.under(self.rule.keep(neuron)))
         several = [m for m in self.neurons.values() if isinstance(m, Recurrent) or len(m.inputs) > 1]
         self._hooks = [
             *[m.register_forward_pre_hook(_with_gradients) for m in several],
