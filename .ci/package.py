@@ -48,12 +48,13 @@ class Project(NamedTuple):
     def packaged(self) -> Set[str]:
         """Files that the wheel must have, by their paths there: all of every import package, and lone modules.
 
-        An import package is a folder with an ``__init__.py`` beside ``pyproject.toml`` or in ``backends``.
+        An import package is a folder with an ``__init__.py`` beside ``pyproject.toml``, in ``backends`` or in
+        ``extensions``.
         """
         found = {f"{module}.py" for module in self.settings["tool"]["setuptools"].get("py-modules", ())}
         for init in self.files:
             parts = init.split("/")
-            place = parts[1:] if parts[0] == "backends" else parts
+            place = parts[1:] if parts[0] in ("backends", "extensions") else parts
             if len(place) == 2 and place[1] == "__init__.py":
                 start = init[: -len("__init__.py")]
                 skip = len(parts) - len(place)
