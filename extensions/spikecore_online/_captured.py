@@ -24,7 +24,7 @@ _WARMUP = 2
 #: Kinds of chunks that get a graph.
 _MOST = 4
 
-#: What runs a chunk: its outputs and its loss.
+#: Function that runs a chunk: its outputs and its loss.
 Run = Callable[[Any, Any], Tuple[Any, Tensor]]
 
 
@@ -64,7 +64,7 @@ class CapturedChunks:
         return tree_map(torch.clone, outputs), loss.clone()
 
     def _kind(self, inputs: Any, targets: Any) -> Hashable:
-        """What a graph holds for, without asking the GPU."""
+        """Key of a graph, found without a wait for the GPU."""
         batch = [(x.shape, x.stride(), x.dtype) for x in flattened((inputs, targets))]
         parameters = [(t.data_ptr(), t.requires_grad) for t in (*self.net.parameters(), *self.net.buffers())]
         numbers = [

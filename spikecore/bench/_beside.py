@@ -22,7 +22,7 @@ from spikecore.bench._settings import Settings
 from spikecore.bench._timing import Call
 from spikecore.bench.models import EXAMPLES, Network
 
-#: What the ratios are to.
+#: Row that ratios refer to.
 YARDSTICK = "SpikingJelly module"
 #: Time steps and neurons of the layers.
 LAYERS = ((16, 200_000), (128, 1280))
