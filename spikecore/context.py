@@ -1,8 +1,8 @@
 """Surroundings of a computation: autocast, regions of activation checkpointing, and the active tracer of torch.
 
-:func:`world` says what follows: a compiler, a transform, a mode, or reverse-mode autograd alone. A tensor is not plain
-under a transform of torch.func, while torch.compile or torch.jit traces, in forward mode, under a dispatch mode, and
-where it is of a subclass.
+:func:`world` is the active tracing mode: compiler, transform, dispatch mode, or reverse-mode autograd alone. A tensor
+is not plain under a transform of torch.func, while torch.compile or torch.jit traces, in forward mode, under a dispatch
+mode, and where it is of a subclass.
 
 There are two oldest versions of torch. Neurons, losses and eager training need torch 2.0.1, on Python 3.8. Compilation,
 capture, registered operations and packing need torch 2.6: they call :func:`require_compiler` before they begin.
@@ -186,7 +186,9 @@ EAGER, COMPILED, TRANSFORMED, OBSERVED = "eager", "compiled", "transformed", "ob
 
 
 def world() -> str:
-    """Active tracing mode of torch: ``EAGER``, ``COMPILED``, ``TRANSFORMED`` or ``OBSERVED``."""
+    """Active tracer of torch: none (``EAGER``), compiler (``COMPILED``), functorch transform or the like
+    (``TRANSFORMED``), or dispatch mode (``OBSERVED``).
+    """
     if is_compiling():
         return COMPILED
     if is_transforming() or forward_ad._current_level >= 0 or tracing_state() is not None:

@@ -114,7 +114,7 @@ class CapturedChunks:
         self.traces.update(graph.traces)
 
     def _load(self, graph: _Graph, inputs: Any, targets: Any) -> None:
-        """Copy the batch, and what is carried where that is in other tensors, into those of the graph."""
+        """Copy the batch, states, traces and gradients into the graph's static tensors."""
         pairs = list(zip(graph.batch, flattened((inputs, targets))))
         for module, state in graph.states.items():
             pairs += [(value, module.state[name]) for name, value in state.items()]

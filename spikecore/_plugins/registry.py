@@ -93,7 +93,7 @@ class Probed:
 
 @dataclass
 class Plugin:
-    """A backend: what its metadata says, by which it is the same after a refresh, and what loading has shown so far."""
+    """One backend: its entry-point metadata, which is its identity after a refresh, and its load status."""
 
     name: str
     #: Place of the hook, as the entry point gives it.

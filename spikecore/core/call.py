@@ -1,8 +1,8 @@
 """The way of a call of a neuron: from its tensors to a runner of its :class:`~spikecore.core.dispatch.Dispatch`.
 
-- :func:`call` asks once what follows the call, and passes the answer on. A call in eager mode whose signature is that
-  of one that passed every check, and whose tensors are as those were, goes straight to its plan. Numbers are arguments
-  of a kernel, and no part of a signature.
+- :func:`call` determines the tracing mode once and passes it down. A call in eager mode whose signature is that of one
+  that passed every check, and whose tensors are as those were, goes straight to its plan. Numbers are arguments of a
+  kernel, and no part of a signature.
 - Any other call goes through :func:`execute`: it is checked, its parameters are placed, its runner is found or made,
   and the call is noted for later ones.
 - :func:`arguments` says what the runner of a call must do: which parameters it learns, which gradients it takes. It

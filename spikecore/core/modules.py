@@ -15,7 +15,7 @@ from torch.nn.modules import module as _module
 from spikecore.context import PLAIN
 
 _Hook = TypeVar("_Hook", bound=Callable[..., Any])
-#: The attribute of a hook that takes a layer as it is computed.
+#: Marks a hook as read-only: it does not change the layer's inputs or output.
 _OBSERVES = "_spikecore_observes"
 _GLOBAL = tuple(
     f"_global_{kind}" for kind in ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")

@@ -213,7 +213,7 @@ def put_back(module: Stateful, before: Mapping[str, Any], state: Optional[State]
 
 
 def put(module: Stateful, state: Optional[State]) -> None:
-    """Another state in the place of that of ``module``, of another part of the batch; calls stay counted."""
+    """Replace the state of ``module`` by that of another micro-batch; does not count as a call."""
     module.__dict__.update(_state=state)
 
 

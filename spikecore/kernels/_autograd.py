@@ -85,10 +85,10 @@ def _gradients(
 
 
 class Again:
-    """A backward pass whose call another runner computes anew.
+    """Recomputes a call with another backend when its kernels give no gradient.
 
-    As a plan of its own it is the call that gives the gradients that a kernel computed, as functions of cotangents and
-    tensors. Its tensors are these gradients, the cotangents of the first call, and the tensors of that.
+    Also acts as a :class:`CallPlan`, for second derivatives: of the gradients that a kernel computed. The tensors of
+    this call are these gradients, the cotangents of the first call, and its tensors.
     """
 
     added, eager, count = (), False, 0

@@ -97,7 +97,7 @@ class Kernels:
         self._lock = Lock()
 
     def placed(self, numbers: Sequence[float]) -> Sequence[Any]:
-        """All parameters from those that are numbers, None in the place of a tensor."""
+        """Spread the numeric parameters over all positions; tensor parameters are None."""
         if not self.tensor_params:
             return numbers
         each = iter(numbers)

@@ -157,7 +157,7 @@ def clear() -> Tuple[int, int]:
 
 
 def trim() -> None:
-    """Remove what killed processes left, and what was not used for longest of what is beyond the limit."""
+    """Delete leftovers of killed processes, and the least recently used entries above the size limit."""
     time_now, left = time.time(), _limit()
     for path, stats in sorted(_files(), key=lambda file: file[1].st_atime, reverse=True):
         if path.name.startswith(WRITING):

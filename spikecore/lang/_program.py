@@ -164,8 +164,8 @@ class Program:
         weight and bias (:func:`normalised`). The derivative of such an input is the total one, through mean and rstd as
         well, and these are never learnt; empty for all other programs.
     whole: the inputs that hold whole numbers, as spikes, and which: autograd may keep them in fewer bits.
-    seeds: values of a step that have a cotangent of their own, an expression in the step's leaves, beside what the
-        results give. Of no effect but in the adjoint.
+    seeds: extra (node, cotangent) pairs added to the adjoint, cotangents as expressions in the step's leaves; the
+        forward step ignores them.
     """
 
     __slots__ = (
