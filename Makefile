@@ -43,7 +43,7 @@ BENCH := plugins/spikecore-bench
 
 # An editable install knows the packages there were, so the stamp is named after them.
 empty :=
-packages := $(notdir $(patsubst %/__init__.py,%,$(wildcard backends/*/__init__.py)))
+packages := $(notdir $(patsubst %/__init__.py,%,$(wildcard backends/*/__init__.py extensions/*/__init__.py)))
 INSTALLED := $(VENV)/.installed-$(subst $(empty) $(empty),+,$(strip $(EXTRAS) $(packages)))
 PEERS_INSTALLED := $(VENV)/.peers-installed
 NUMBA_INSTALLED := $(VENV)/.numba-installed

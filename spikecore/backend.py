@@ -67,24 +67,24 @@ class Feedback:
     :meth:`Backend.compile` for what a runner then gets and returns.
     """
 
-    #: Whether there is a bias ``[H]``.
+    #: True if there is a bias ``[H]``.
     bias: bool = True
-    #: Whether ``y[t-1]`` is a constant of ``r[t]``: the weight has a gradient, and no gradient goes back to the output.
+    #: True if ``y[t-1]`` is a constant of ``r[t]``: the weight has a gradient, and no gradient goes back to the output.
     detach: bool = False
     #: Numbers of the input that ``r`` is added to, and of the output ``y``.
     into: int = 0
     output: int = 0
-    #: Whether an output of neuron ``j`` comes back ``delay[j]`` steps later: ``y[t - 1 - delay[j]]`` for ``y[t - 1]``.
+    #: True if an output of neuron ``j`` comes back ``delay[j]`` steps later: ``y[t - 1 - delay[j]]`` for ``y[t - 1]``.
     delays: bool = False
 
 
-#: What :attr:`Spec.learn` calls the weight and the bias of a feedback. No parameter of a program can have such a name.
+#: Names of the weight and the bias of a feedback in :attr:`Spec.learn`. No parameter of a program can have such a name.
 FEEDBACK_WEIGHT, FEEDBACK_BIAS = "linear.weight", "linear.bias"
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What a runner is compiled for, beside the program. Sizes other than the step count are never part of it."""
+    """Key of a runner, beside the program. Sizes other than the step count are never part of it."""
 
     #: dtype of the inputs and outputs.
     dtype: torch.dtype
@@ -96,7 +96,7 @@ class Spec:
     learn: Tuple[str, ...] = ()
     #: False when nobody reads the final state; the runner may then return ``None`` for it.
     final: bool = True
-    #: What of the last output is added to the input of a step, if anything is.
+    #: Feedback of the last output to the input of a step; None without.
     feedback: Optional[Feedback] = None
 
     def learnt(self, program: Program) -> Tuple[str, ...]:
@@ -115,7 +115,7 @@ class Backend(Packing):
     """
 
     name: str = ""
-    #: What it does on some device; see :meth:`capabilities_on`.
+    #: Capabilities on some device; see :meth:`capabilities_on`.
     capabilities: Capabilities = Capabilities()
     #: Conformance cases that are known to fail: id -> reason, or :class:`spikecore.testing.ExpectedFailure`, which says
     #: how and where. Shown in every report; one that passes, or that fails in another way, is a failure.
@@ -165,7 +165,7 @@ class Backend(Packing):
         raise Unsupported(f"backend {self.name!r} does not implement compile()")
 
     def capabilities_on(self, device_type: str) -> Capabilities:
-        """What it does with tensors of this device type: ``capabilities``, or less. Cheap, and always the same.
+        """Capabilities for tensors of this device type: ``capabilities``, or less. Cheap, and always the same.
 
         Calls, the conformance suite and the support table ask here; lists of backends show ``capabilities``.
         """

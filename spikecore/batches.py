@@ -51,7 +51,7 @@ def flattened(value: Any) -> List[Tensor]:
 
 
 def device_of(net: nn.Module) -> Optional[torch.device]:
-    """Where the network's parameters are; None without any."""
+    """Device of the network's parameters; None without any."""
     return next((p.device for p in net.parameters()), None)
 
 

@@ -1,8 +1,8 @@
-"""What surrounds a computation: autocast, regions of activation checkpointing, and what of torch follows it.
+"""Surroundings of a computation: autocast, regions of activation checkpointing, and the active tracer of torch.
 
-:func:`world` says what follows: a compiler, a transform, a mode, or reverse-mode autograd alone. A tensor is not plain
-under a transform of torch.func, while torch.compile or torch.jit traces, in forward mode, under a dispatch mode, and
-where it is of a subclass.
+:func:`world` is the active tracing mode: compiler, transform, dispatch mode, or reverse-mode autograd alone. A tensor
+is not plain under a transform of torch.func, while torch.compile or torch.jit traces, in forward mode, under a dispatch
+mode, and where it is of a subclass.
 
 There are two oldest versions of torch. Neurons, losses and eager training need torch 2.0.1, on Python 3.8. Compilation,
 capture, registered operations and packing need torch 2.6: they call :func:`require_compiler` before they begin.
@@ -25,17 +25,17 @@ from spikecore._base.errors import Unsupported
 
 #: The oldest torch for what compiles, captures, registers or packs.
 SECOND_FLOOR = (2, 6)
-#: Whether this torch is new enough for that.
+#: True if this torch is new enough for that.
 COMPILES = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= SECOND_FLOOR
 #: Before torch 2.4 each type of device has functions of its own. This is not found out in a call, because the
 #: torch.compile of torch 2.0 cannot trace a call that raises TypeError.
 _BEFORE_2_4 = not hasattr(torch, "get_autocast_dtype")
-#: Whether a region of activation checkpointing runs for the first time, or again in backward.
+#: Runs of a region of activation checkpointing: the first one, and the one again in backward.
 FIRST, AGAIN = "first", "again"
 
 
 def is_autocast(device: str) -> bool:
-    """Whether autocast is on for a type of device."""
+    """True if autocast is on for a type of device."""
     if _BEFORE_2_4:
         return torch.is_autocast_cpu_enabled() if device == "cpu" else device == "cuda" and torch.is_autocast_enabled()
     try:
@@ -94,11 +94,11 @@ def _never() -> bool:
 
 # Which parts of torch, beside reverse-mode autograd, may be tracking a computation: torch has no one test for all.
 
-#: Whether torch.compile traces now. Torch says so from 2.3 on; it compiles kernels from 2.4 on, the reference from 2.6.
+#: True while torch.compile traces. Torch says so from 2.3 on; it compiles kernels from 2.4 on, the reference from 2.6.
 is_compiling: Callable[[], bool] = getattr(_COMPILER, "is_compiling", _never)
-#: Whether a transform of torch.func is at work: vmap, grad, jvp and those made of them.
+#: True within a transform of torch.func: vmap, grad, jvp and those made of them.
 is_transforming: Callable[[], bool] = torch._C._are_functorch_transforms_active
-#: How many modes look at every op that torch dispatches, such as those that record a graph.
+#: Number of dispatch modes, which see every op that torch dispatches, such as those that record a graph.
 dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", int)
 #: Not None while torch.jit.trace records: a function of C, without a call of Python.
 tracing_state: Callable[[], object] = torch._C._get_tracing_state
@@ -107,7 +107,7 @@ PLAIN = (Tensor, nn.Parameter)
 
 
 def is_exporting() -> bool:
-    """Whether torch.export traces now, which torch.onnx.export does, too. Torch says so from 2.7 on.
+    """True while torch.export traces, as torch.onnx.export does, too. Torch says so from 2.7 on.
 
     Its flag is read, since its function of this name is True for the front end of torch.compile as well (seen in torch
     2.11; 2.13 reads the flag there): a compiled network took the ways of an exported one, unfused.
@@ -116,7 +116,7 @@ def is_exporting() -> bool:
 
 
 def is_batched(value: Tensor) -> bool:
-    """Whether vmap hides a dimension of the tensor, beneath other transforms as well."""
+    """True if vmap hides a dimension of the tensor, also beneath other transforms."""
     functorch: Any = torch._C._functorch
     while functorch.is_gradtrackingtensor(value):
         value = functorch.get_unwrapped(value)
@@ -124,7 +124,7 @@ def is_batched(value: Tensor) -> bool:
 
 
 def is_batched_by_autograd(value: Tensor) -> bool:
-    """Whether the tensor is of the vmap that autograd itself starts for ``is_grads_batched``.
+    """True if the tensor is of the vmap that autograd itself starts for ``is_grads_batched``.
 
     That vmap gives its tensors the dispatch key ``Batched``; tensors of ``torch.func.vmap`` have another one.
     """
@@ -133,7 +133,7 @@ def is_batched_by_autograd(value: Tensor) -> bool:
 
 
 def is_jit_tracing() -> bool:
-    """Whether torch.jit.trace records now."""
+    """True while torch.jit.trace records."""
     return not is_compiling() and tracing_state() is not None
 
 
@@ -155,12 +155,12 @@ def with_traced_sizes(function: _Function) -> _Function:
 
 
 def in_forward_mode() -> bool:
-    """Whether tensors may have tangents now: within ``forward_ad.dual_level``, ``torch.func.jvp``, or ``jacfwd``."""
+    """True if tensors may have tangents: within ``forward_ad.dual_level``, ``torch.func.jvp``, or ``jacfwd``."""
     return not is_compiling() and forward_ad._current_level >= 0
 
 
 def wants_tangents() -> bool:
-    """As :func:`in_forward_mode`, for an ``autograd.Function``.
+    """Counterpart of :func:`in_forward_mode` for an ``autograd.Function``.
 
     Raises NotImplementedError in forward mode within forward mode: there torch takes the tangent that a ``Function``
     gives for a constant, and the second derivative would be 0 in silence.
@@ -176,17 +176,19 @@ def wants_tangents() -> bool:
 
 
 def has_tangent(tensors: Sequence[Tensor]) -> bool:
-    """Whether one of them has a tangent."""
+    """True if one of the tensors has a tangent."""
     return in_forward_mode() and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
 
 
-#: What may follow a computation: reverse-mode autograd alone; torch.compile or torch.export; a transform of torch.func,
-#: forward mode or torch.jit.trace; a mode that looks at every operation, for which a runner has operations.
+#: Tracing modes: reverse-mode autograd alone; torch.compile or torch.export; a transform of torch.func, forward mode or
+#: torch.jit.trace; a dispatch mode, for which a runner has operations.
 EAGER, COMPILED, TRANSFORMED, OBSERVED = "eager", "compiled", "transformed", "observed"
 
 
 def world() -> str:
-    """What follows what is computed now: ``EAGER``, ``COMPILED``, ``TRANSFORMED`` or ``OBSERVED``."""
+    """Active tracer of torch: none (``EAGER``), compiler (``COMPILED``), functorch transform or the like
+    (``TRANSFORMED``), or dispatch mode (``OBSERVED``).
+    """
     if is_compiling():
         return COMPILED
     if is_transforming() or forward_ad._current_level >= 0 or tracing_state() is not None:
@@ -195,7 +197,7 @@ def world() -> str:
 
 
 def is_plain(x: Tensor) -> bool:
-    """Whether only reverse-mode autograd may be tracking what is computed from ``x``."""
+    """True if ``x`` is a plain tensor, and no tracer but reverse-mode autograd is active."""
     return type(x) in PLAIN and world() is EAGER
 
 

@@ -19,7 +19,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 class Dtype(NamedTuple):
-    """What is known of one dtype, whatever the target."""
+    """Facts about one dtype, for every target."""
 
     #: Its name in torch, which is that of its capability, too.
     name: str
@@ -34,7 +34,7 @@ class Dtype(NamedTuple):
 
     @property
     def is_narrow(self) -> bool:
-        """Whether values are rounded where they are stored: they have fewer digits than arithmetic."""
+        """True if values are rounded where they are stored: they have fewer digits than arithmetic."""
         return self.dtype != self.compute
 
 
@@ -57,7 +57,7 @@ _FLOAT64: Dict[str, bool] = {"cpu": True, "cuda": True, "meta": True, "ipu": Fal
 
 
 def has_float64(device_type: str) -> bool:
-    """Whether torch computes in float64 on this type of device: Apple's GPUs, and some of Intel's, have none.
+    """True if torch computes in float64 on this type of device: Apple's GPUs, and some of Intel's, have none.
 
     What it is on a type that is not in a table here is tried once, with four operations. Where a graph of operations is
     recorded none can be tried, and it is taken to be there until one was.

@@ -42,7 +42,7 @@ class Encoder(Stepped):
     mixes_time = True
     #: Names of the attributes that ``repr`` shows.
     settings: Tuple[str, ...] = ()
-    #: Whether the input has no time yet: ``[*N] -> [T, *N]``.
+    #: True if the input has no time yet: ``[*N] -> [T, *N]``.
     makes_time: ClassVar[bool] = True
 
     def __init__(self, *, generator: Optional[torch.Generator] = None) -> None:

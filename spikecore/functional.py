@@ -41,7 +41,7 @@ __all__ = [
     "to_rest",
 ]
 
-#: What has a step mode.
+#: Modules with a step mode.
 Timed = Union[Stateful, Stepped]
 
 #: Kinds of torch.nn that count dimensions, and where they have them; None counts from the front, too.
@@ -77,7 +77,7 @@ def check_places(net: nn.Module, carries: bool = False) -> List[Stateful]:
 
 @compile_time  # a search of names is not traced
 def _told_twice(net: nn.Module, carries: bool) -> str:
-    """What is wrong where an ``nn.Sequential`` of ``net`` runs one of the modules with state twice, "" elsewhere."""
+    """Fault of an ``nn.Sequential`` of ``net`` that runs a module with state twice; "" if none does."""
     parts = list(net.modules())
     if sum(part is not None for module in parts for part in module._modules.values()) < len(parts):
         return ""  # each module is at one place, which is known sooner than the names
@@ -298,7 +298,7 @@ def _check_step(where: str, module: Timed, step: str) -> None:
 
 
 def _reason(module: nn.Module) -> Optional[str]:
-    """Why a module would mean something else where there is a dimension more or less."""
+    """Reason why a module means something else with a dimension more or less; None if it does not."""
     dims = [getattr(module, name) for kind, names in _COUNTING.items() if isinstance(module, kind) for name in names]
     if any(dim is None or (isinstance(dim, int) and dim >= 0) for dim in dims):
         return "it counts dimensions from the front; put it into sc.layers.TimeBatched, or count from -1"

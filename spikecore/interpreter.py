@@ -43,7 +43,7 @@ class Interpreter:
         roots = [*program.outputs, *program.next]
         constants = [node for node in topological([*roots, *program.initial]) if node.op == "const"]
         fixed: Sequence[Node] = [*params, *constants, *loop_invariant(program.nodes)]
-        #: What depends on parameters alone, and its values; and which parameters are tensors.
+        #: Nodes that depend on parameters alone, flags of parameters that are tensors, and the values of the nodes.
         self.fixed_nodes, self.is_tensor = fixed, [kind != "number" for kind in spec.params]
         self.fixed = _FixedValues(
             StraightLine(params, fixed, functions), StraightLine(params, program.initial, functions)
@@ -54,7 +54,7 @@ class Interpreter:
         # are summed before that of the output is added
         self.shared = tuple(roots.count(node) > 1 for node in program.next)
         read = [operand for node in topological(roots) for operand in operands(node)]
-        #: Whether the next value of a state is memory of its own that nothing else reads.
+        #: True for a state whose next value is memory of its own, which nothing else reads.
         self.fresh = tuple(
             node.op in _FRESH and node not in read and not shared for node, shared in zip(program.next, self.shared)
         )
@@ -134,7 +134,7 @@ class Interpreter:
         ]
 
 
-#: What depends on parameters alone: the values that every step reads, and the initial states.
+#: Values that depend on parameters alone: those that every step reads, and the initial states.
 Fixed = Tuple[List[Tensor], List[Tensor]]
 
 
@@ -255,16 +255,16 @@ class SingleSteps:
         tensors = [leaf for leaf, is_tensor in zip(leaves[n:], interpreter.is_tensor) if is_tensor]
         numbers = [leaf for leaf in leaves[n:] if leaf not in tensors]
         of_numbers = [node for node in interpreter.fixed_nodes if not {*tensors}.intersection(parameters([node]))]
-        #: What a step reads: inputs, states, parameters that are tensors, and what depends on numbers alone.
+        #: Leaves of a step: inputs, states, parameters that are tensors, and what depends on numbers alone.
         self.step_leaves = [*leaves[:n], *tensors, *of_numbers]
         self.has_tensors = len(tensors) > 0
         self.of_numbers = _FixedValues(StraightLine(numbers, of_numbers), StraightLine(numbers, ()))
         self.step = PlainLine(self.step_leaves, self.roots)
-        #: Whether a result is memory of its own, which no other one shares.
+        #: True for a result in memory of its own, which no other result shares.
         self.fresh = tuple(
             node.op in (*_FRESH, "spike", "masked") and self.roots.count(node) == 1 for node in self.roots
         )
-        #: Whether the first states depend on a learnt parameter, so that the step at rest is no single node.
+        #: True if the first states depend on a learnt parameter, so that the step at rest is no single node.
         self.learnt_initial = any(node.attr in interpreter.learn for node in parameters(program.initial))
         self._differentiable: Dict[Any, _Differentiable] = {}
 
@@ -340,7 +340,7 @@ class _Differentiable:
         computed = {node for node in topological(steps.roots, known=known) if node.op != "const"}
         every = self._roots(wants, (True,) * len(self.cotangents))
         read = [*every, *[arg for node in topological(every, known=known | computed) for arg in operands(node)]]
-        #: What a step computes and backward reads, beside the results, which a caller may change.
+        #: Intermediate values that backward reads, beside the results, which a caller may change.
         self.intermediates = [node for node in dict.fromkeys(read) if node in computed and node not in steps.roots]
         self.step = PlainLine(steps.step_leaves, [*steps.roots, *self.intermediates])
 
@@ -472,7 +472,7 @@ class FeedbackLoop:
     def __call__(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
     ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
-        """See :meth:`spikecore.backend.Backend.compile`."""
+        """Implementation of :meth:`spikecore.backend.Backend.compile`."""
         into, fed, count = self.feedback.into, self.feedback.output, len(self.program.params)
         x = inputs[into]
         arguments = params[:count]
@@ -510,7 +510,7 @@ class FeedbackLoop:
         return torch.stack([*earlier]).gather(0, (longest - delay).expand(1, *earlier[0].shape)).squeeze(0)
 
     def through(self, last: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
-        """What comes back of an output."""
+        """Feedback of an output: the linear layer of it."""
         last = last.detach() if self.feedback.detach else last
         return F.linear(last.to(weight.dtype), weight, bias)
 
@@ -557,7 +557,7 @@ class _Rules:
         self.program, self.record, self.sources = program, record, sources
 
     def zero(self, present: Sequence[bool]) -> List[bool]:
-        """Whether a tensor gets a gradient of zeros instead of none: states after the last step, then sources.
+        """Flags of tensors that get a gradient of zeros instead of none: states after the last step, then sources.
 
         ``present`` says which values have a cotangent.
         """
@@ -572,7 +572,7 @@ class _Rules:
 
 
 def needed(program: Program, learn: Sequence[str]) -> bool:
-    """Whether the rules make a difference for a program: a derivative can be infinite, or a result reaches not all.
+    """True if the rules make a difference for a program: a derivative can be infinite, or a result reaches not all.
 
     Neurons of ``+ - *``, division by parameters, and bounded functions need nothing, and the interpreter is as quick
     for them as torch's operations are. (An input that is infinite itself, at the last step, has a gradient of 0 there,

@@ -455,7 +455,7 @@ def check_readout(name: str, outputs: Tensor, targets: Tensor, *, floating: bool
 
 
 def _hint_at_targets(name: str, outputs: Tuple[int, ...], targets: Tuple[int, ...]) -> str:
-    """What such sizes seem to mean; "" if nothing."""
+    """Hint at the likely meaning of such sizes; "" if there is none."""
     steps, batch, classes = outputs
     if targets == (batch, classes):
         return "; they seem to be one-hot: give targets.argmax(-1)"
@@ -538,7 +538,7 @@ class Steps:
         return x.masked_fill(_as_wide(self._padded, x), value)
 
     def count(self, x: Tensor) -> Tensor:
-        """How many real steps each sequence of ``x`` has, ``[B]`` in its dtype: in float32 exact up to 2**24 steps."""
+        """Number of real steps of each sequence of ``x``, ``[B]`` in its dtype: in float32 exact up to 2**24 steps."""
         if self._real is None:
             return x.new_full((x.shape[1],), x.shape[0])
         return self._real.to(x.dtype).sum(0)

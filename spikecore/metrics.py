@@ -13,7 +13,7 @@ from spikecore.losses import Steps, check_readout, left_out, pool
 
 __all__ = ["accuracy"]
 
-#: What predicts a class.
+#: Values that predict a class.
 _BY = ("count", "first_spike", "max_membrane", "mean_membrane")
 
 
@@ -79,7 +79,7 @@ def accuracy(
 
 
 def _negative(spikes: Tensor) -> Tensor:
-    """Whether there are values below 0, ``[]``; ValueError if so, where values can be read without waiting."""
+    """True if there are values below 0, as a tensor ``[]``; ValueError if so and values can be read without waiting."""
     negative = (spikes < 0).any()
     if negative.is_cpu and is_plain(negative) and bool(negative):
         raise ValueError(

@@ -138,12 +138,12 @@ class Stochastic(Neuron):
         return (*[value.to(wide) for value in inputs], *drawn), None if wide == x.dtype else x.dtype
 
     def forward(self, *inputs: Tensor) -> Any:
-        """As that of a neuron, of the inputs that are not drawn, or of all."""
+        """Call of a neuron with the inputs that are not drawn, or with all."""
         completed, dtype = self._completed(inputs)
         return _narrow(super().forward(*completed), dtype)
 
     def run(self, *inputs: Tensor, state: Optional[Mapping[str, Tensor]] = None, record: Sequence[str] = ()) -> Any:
-        """As that of a neuron, of the inputs that are not drawn, or of all."""
+        """Counterpart of :meth:`Neuron.run <spikecore.Neuron.run>` with the inputs that are not drawn, or with all."""
         completed, dtype = self._completed(inputs)
         output, *rest = super().run(*completed, state=state, record=record)
         return (_narrow(output, dtype), *rest)

@@ -20,7 +20,7 @@ def a_kind(value: Any) -> str:
 
 
 def no_tensor(name: str, value: Any) -> str:
-    """What is said of an input ``name`` that is no tensor, and what to give."""
+    """Message for an input ``name`` that is no tensor, with what to give."""
     if type(value).__name__ == "PackedSequence":  # not imported: errors need no torch
         return (
             f"{name} is a PackedSequence; give a padded tensor, as torch.nn.utils.rnn.pad_sequence or "

@@ -43,18 +43,18 @@ class CupyBackend(KernelBackend):
     rows = True
     quick_split = True
 
-    #: What compiles and launches a kernel.
+    #: Class that compiles and launches a kernel.
     kernel: Callable[..., Any] = Kernel
 
-    #: What compiles and launches a kernel with feedback.
+    #: Class that compiles and launches a kernel with feedback.
     feedback_kernel: Callable[..., Any] = Kernel
 
     def chunk_of(self, program: Program, spec: Spec) -> int:
         return longest(program, spec) if spec.feedback is None else length_of(program, spec)
 
     def feeds_back(self, program: Program, spec: Spec, width: int) -> bool:
-        """Where the multiprocessors of a GPU hold the weights in their registers: with float32 up to 1024 neurons, with
-        16 bits more.
+        """True if the multiprocessors of a GPU hold the weights in their registers: with float32 up to 1024 neurons,
+        with 16 bits more.
         """
         kernel: Any = self.feedback_kernel
         return kernel.multiplies() and takes(program, spec, width, kernel.fewest())

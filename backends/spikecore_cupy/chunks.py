@@ -33,7 +33,7 @@ from spikecore_cupy.writer import Writer
 #: The condition under which a chunk has all T steps, and how many steps it has.
 WHOLE = "whole"
 LENGTH = f"{WHOLE} ? T : T - 1"
-#: How many chunks there are, and how many of them have T steps.
+#: Number of chunks, and of those with T steps.
 _COUNTS = "const int chunks = (steps + T - 1) / T, longer = steps - chunks * (T - 1);"
 _IS_WHOLE = f"const bool {WHOLE} = chunk < longer;"
 
@@ -60,7 +60,7 @@ class ChunkWriter(Writer):
     #: Names of the buffers in shared memory, and tensors of all steps that are written from them, one each.
     _buffers: Sequence[str] = ()
     _written: Sequence[str] = ()
-    #: How many loops over the steps of a chunk read what is fetched ahead, and the tensors that both read.
+    #: Number of loops over the steps of a chunk that read fetched values, and the tensors that both read.
     loops = 1
     twice: Sequence[str] = ()
     #: The states whose checkpoints are fetched ahead.
@@ -68,7 +68,8 @@ class ChunkWriter(Writer):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        #: What is fetched ahead, by the loop over the steps of a chunk that reads it, and whether that goes backwards.
+        #: Streams that are fetched ahead, by the loop over the steps of a chunk that reads them, and True for a
+        #: backward loop.
         self._fetched: List[Tuple[Sequence[Stream], bool]] = []
         if self.form.ahead:
             self.header = "ahead.cuh"
@@ -154,7 +155,7 @@ class ChunkWriter(Writer):
     # -- chunks that are fetched while the one before them is computed
 
     def _is_first(self, backwards: bool) -> str:
-        """Whether step t is the first of those that are fetched together."""
+        """Condition that step t is the first of those that are fetched together."""
         return "t == T - 1 || t % TOGETHER == TOGETHER - 1" if backwards else "t % TOGETHER == 0"
 
     def wait(self) -> str:
@@ -269,7 +270,7 @@ class ChunkWriter(Writer):
         return [shared, f"const Part<V> {self.part}(neurons);"]
 
     def beside(self) -> Sequence[str]:
-        """How far apart steps are in shared memory."""
+        """Distance of steps in shared memory."""
         if not self.form.staged:
             return ()
         row = self.form.width * self.form.threads + 256 // torch.finfo(self.plan.dtype).bits
@@ -282,8 +283,8 @@ class ChunkWriter(Writer):
     # -- groups of neurons
 
     def takes_groups(self, learnt: Sequence[str]) -> bool:
-        """Whether a thread has several groups of neighbouring neurons: where it adds up gradients of the ``learnt``
-        parameters, and where it reads parameters per channel, which then are read once for all of them.
+        """True if a thread has several groups of neighbouring neurons: if it adds up gradients of the ``learnt``
+        parameters, or reads parameters per channel, which then are read once for all of them.
         """
         # A gradient for each neuron is no sum over groups, be it that of a parameter that no formula here reads.
         if any(self.kinds[name] == "full" for name in learnt):

@@ -29,17 +29,17 @@ FUSED = "fma"
 
 
 class Derivative(NamedTuple):
-    """What one step backwards computes."""
+    """Results of one step backwards."""
 
     #: The gradient of each input, 0 where it is not wanted.
     inputs: Tuple[Node, ...]
     #: The cotangent of each carried state before the step, by its name.
     states: Dict[str, Node]
-    #: What a step adds to the gradient of each learnt parameter.
+    #: Contribution of a step to the gradient of each learnt parameter.
     params: Tuple[Node, ...]
     #: Divisions that may be off by two units in the last place.
     approximate: FrozenSet[Node] = frozenset()
-    #: What every part of a parameter's gradient is to be multiplied by, once they are added up; by its name.
+    #: Factor of a parameter's gradient, applied once its parts are added up; by its name.
     factors: Mapping[str, Node] = {}  # never written to
 
     @property
@@ -68,7 +68,7 @@ def inputs_in_halves(plan: Plan) -> Sequence[Node]:
 
 
 def normalises(plan: Plan) -> bool:
-    """Whether a plan is of a program with statistics of its input, or of one that finds these, or their gradient."""
+    """True if a plan is of a program with statistics of its input, or of one that finds these, or their gradient."""
     return bool(plan.program.normalised or plan.program.seeds)
 
 
@@ -167,6 +167,6 @@ def divisors(plan: Plan) -> Tuple[Node, ...]:
 
 @lru_cache(maxsize=1024)
 def is_power_of_two(value: Any) -> bool:
-    """Whether every quotient by a number is the product with its reciprocal: both are exact, or rounded alike."""
+    """True if every quotient by a number is the product with its reciprocal: both are exact, or rounded alike."""
     # so that the reciprocal is an ordinary float32
     return bool(2.0**-60 <= value <= 2.0**60) and frexp(value)[0] == 0.5

@@ -22,7 +22,7 @@ from spikecore.backend import BackendError
 from spikecore.kernels import KERNELS, Lock, Recent, cache
 from spikecore_cupy.text import BLOCK
 
-#: What every kernel includes; kernels with feedback include another one, too.
+#: Header that every kernel includes; kernels with feedback include another one, too.
 HEADER = "spikecore.cuh"
 _INCLUDE = re.compile(r'^#include "(\w+\.cuh)"', re.MULTILINE)
 OPTIONS = ("--fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true", "-std=c++17", "-default-device")
@@ -54,7 +54,7 @@ def packaged(name: str) -> str:
 
 
 def reason() -> Optional[str]:
-    """Why there can be no kernels here, in words; None if there can."""
+    """Reason why there can be no kernels here, in words; None if there can."""
     if torch.version.cuda is None:
         # the hint of the backend, which is put behind this, says how to install CuPy
         return f"torch {torch.__version__} was built without CUDA: install a torch that has CUDA first, then CuPy"
@@ -170,7 +170,7 @@ class Kernel:
     @staticmethod
     @lru_cache(maxsize=None)
     def multiprocessors(device: int) -> int:
-        """How many blocks that fill a multiprocessor run at once."""
+        """Number of blocks that run at once if each fills a multiprocessor."""
         return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
     @classmethod
@@ -182,7 +182,7 @@ class Kernel:
     @staticmethod
     @lru_cache(maxsize=1)
     def multiplies() -> bool:
-        """Whether every GPU has what kernels with feedback need: clusters, and 227 KiB of shared memory for a block,
+        """True if every GPU has what kernels with feedback need: clusters, and 227 KiB of shared memory for a block,
         which those of compute capability 11 and 12 have not.
         """
         capabilities = [torch.cuda.get_device_capability(k) for k in range(torch.cuda.device_count())]
@@ -228,6 +228,6 @@ class Kernel:
 
 
 def layout_of(types: Sequence[str]) -> str:
-    """How :mod:`struct` packs values of these C types."""
+    """Format of :mod:`struct` for values of these C types."""
     # without a prefix struct aligns as C does, which is how the driver reads arguments
     return "".join("P" if "*" in kind else _FORMATS[kind] for kind in types)

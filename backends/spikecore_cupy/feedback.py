@@ -23,12 +23,12 @@ from spikecore_cupy.text import CudaPrinter, Form, Function, Source, over_neuron
 from spikecore_cupy.writer import Writer
 
 HEADER = "recurrent.cuh"
-#: Where a step of a tensor is, from the text of its number.
+#: Address of a step of a tensor, from the text of its number.
 At = Callable[[str], str]
 
 
 class FeedbackWriter(Writer):
-    """What the writers of both directions share."""
+    """Base of the writers of both directions."""
 
     header = HEADER
     shape: Shape
@@ -53,7 +53,7 @@ class FeedbackWriter(Writer):
         return False
 
     def all(self, name: str, group: str, index: int, step: str = "") -> str:
-        """As of other kernels, with the places of neurons, which are no number here, added last."""
+        """Address of a step, as in other kernels; the places of neurons, which are no number here, are added last."""
         return super().all(name, group, index, step or ("" if self.fixed else "(begin + t)"))
 
     def is_stored(self, argument: Argument) -> bool:
@@ -85,7 +85,7 @@ class FeedbackWriter(Writer):
 
     @property
     def delays_at(self) -> int:
-        """Where among the parameters the delays stand, if there are any: behind the weight and, forward, the bias."""
+        """Position of the delays among the parameters, -1 without: behind the weight and, forward, the bias."""
         feedback = self.plan.spec.feedback or Feedback()
         if not feedback.delays:
             return -1
@@ -108,7 +108,7 @@ class FeedbackWriter(Writer):
         return ["if (i.works()) {", *indented(loads), "}", "loads_begun();", "loads_begun();"]
 
     def shared_step(self, each: Sequence[str], after: Sequence[str], buffer: str) -> List[str]:
-        """What a step computes and gives, and what is done while the numbers go to all blocks, loads among it."""
+        """Lines of a step: what it computes and gives, and the work while numbers go to all blocks, such as loads."""
         each, after = ["loads_wait<1>();", *each], [*after, "loads_begun();"]
         if self.shape.cluster == 1:
             # the next step begins behind the barrier
@@ -119,7 +119,7 @@ class FeedbackWriter(Writer):
         return [*lines, f"i.wait({buffer});"]
 
     def each_step(self, tensor: str, group: str, number: int) -> At:
-        """Where a step of a tensor of all steps is."""
+        """Address of a step in a tensor of all steps."""
         return lambda step: self.all(tensor, group, number, step)
 
 
@@ -205,7 +205,7 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         return self.finished([step], body)
 
     def _parts_of_first(self, gave: str) -> List[str]:
-        """What comes from the further parts of the output before the first step."""
+        """Lines for the feedback of the further parts of the output before the first step."""
         parts = parts_of(self.plan.dtype)
         each = [
             # the two buffers take turns, and the second one is that of the first part
@@ -235,7 +235,7 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         return self.value(f"arrived({at('t')}, {number}, k, j)")
 
     def _taken(self, every: Sequence[At]) -> Dict[Node, str]:
-        """What a step gets in the place of each input."""
+        """Texts for the inputs of a step."""
         places = {
             input_leaf(name): self._arrived(at, k) for k, (name, at) in enumerate(zip(self.program.inputs, every))
         }
@@ -302,10 +302,10 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         super().__init__(plan, Form(shape.each, shape.length))
         self.shape = shape._replace(value_parts=parts_of(plan.dtype))
         self.feedback = plan.spec.feedback or Feedback()
-        #: Whether what a neuron gives at all steps is added up, whose sum over the batch is the gradient of the bias.
+        #: True if a neuron's values of all steps are added up: their sum over the batch is the gradient of the bias.
         #: Not where the weights leave no registers: 1024 neurons of three states took 6 % longer with it (H100).
         self._totals = self.feedback.bias and not shape.apart
-        #: What of a stream has arrived for neuron j.
+        #: Arrived value of a stream for neuron j.
         self._arrived: Dict[str, str] = {}
 
     def source(self) -> Source:

@@ -27,7 +27,7 @@ NARROW, SMALL = 64, 32
 #: cuOccupancyMaxActiveClusters says. Where one more is asked for, it runs alone, and a step takes twice the time.
 CO_RESIDENT = {1: 132, 2: 66, 4: 30, 8: 15}
 MULTIPROCESSORS = 132
-#: What a step takes with half of a cluster's blocks, and what each block more on a multiprocessor adds. On an H200, of
+#: Relative time of a step with half of a cluster's blocks, and of each block more on a multiprocessor. On an H200, of
 #: 128 to 256 neurons: 1.2 to 1.4, and 0.2 to 0.3.
 HALF, SHARED = 1.2, 0.25
 #: Numbers of a neuron that are kept of the steps of a chunk at most, and steps of a chunk at most.
@@ -64,7 +64,7 @@ class Shape(NamedTuple):
 
     @property
     def apart(self) -> bool:
-        """Whether there are more blocks than a cluster has, so that they exchange numbers through global memory."""
+        """True if there are more blocks than a cluster has, so that they exchange numbers through global memory."""
         return self.cluster > CLUSTERS[0]
 
     @property
@@ -105,7 +105,7 @@ class Shape(NamedTuple):
 
     @property
     def order(self) -> Tuple[int, bool]:
-        """What the order of a sum follows from: layouts of one width with the same give the same bits."""
+        """Key of the order of a sum: layouts of one width with the same give the same bits."""
         return self.split, self.registers - self.weights >= 80
 
     @property
@@ -210,7 +210,7 @@ def most_of(program: Program, spec: Spec, shape: Shape) -> Shape:
 
 @lru_cache(maxsize=256)
 def takes(program: Program, spec: Spec, width: int, multiprocessors: int = MULTIPROCESSORS) -> bool:
-    """Whether there is a kernel for all steps of such a call: float32 arithmetic, weights that fit the registers of a
+    """True if there is a kernel for all steps of such a call: float32 arithmetic, weights that fit the registers of a
     GPU's blocks, and no more numbers to keep than fit shared memory.
     """
     if spec.compute != torch.float32 or program.normalised or program.seeds or width < 1:

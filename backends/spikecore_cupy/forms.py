@@ -25,8 +25,8 @@ SMALL, FEW = 4096, 8
 
 
 def span_of(form: Form, neurons: int, channels: Sequence[Tuple[int, int]], whole: int) -> int:
-    """How far apart the groups of a thread are: in the same ``channels`` of all parameters, and about :data:`SPAN`
-    neurons, or as many as the form's blocks of ``whole`` neurons have.
+    """Distance of the groups of a thread: in the same ``channels`` of all parameters, and about :data:`SPAN` neurons,
+    or as many as the form's blocks of ``whole`` neurons have.
     """
     unit = form.width
     for inner, count in channels:
@@ -42,7 +42,7 @@ def span_of(form: Form, neurons: int, channels: Sequence[Tuple[int, int]], whole
 
 
 def _in_waves(units: int, unit: int, once: int) -> int:
-    """How many of the ``units`` are computed side by side, where a GPU holds ``once`` neurons at a time.
+    """Number of ``units`` that are computed side by side, if a GPU holds ``once`` neurons at a time.
 
     If a unit, all channels of an image, is a large part of what a GPU holds, blocks for as many whole units as it holds
     leave multiprocessors idle, and blocks for more units run in waves, the last of which may be short. The count is
@@ -76,16 +76,16 @@ MULTIPROCESSORS = 132
 
 
 class Size(NamedTuple):
-    """See :func:`size_of`."""
+    """Choices of :func:`size_of`."""
 
-    #: Whether the kernel fetches a chunk while it computes the one before it.
+    #: True if the kernel fetches a chunk while it computes the one before it.
     ahead: bool = False
-    #: Whether divisions of all of a thread's neurons are verified together.
+    #: True if divisions of all of a thread's neurons are verified together.
     at_once: bool = False
 
 
 class Beside(NamedTuple):
-    """See :func:`beside_of`."""
+    """Result of :func:`beside_of`."""
 
     form: Form
     unit: int
@@ -142,7 +142,7 @@ def in_chunks(plan: Plan, form: Form, length: int) -> Form:
 
 
 def size_of(plan: Plan, neurons: int) -> Size:
-    """What the kernel for so many neurons does otherwise than that for many, if its form allows.
+    """Choices of the kernel for so many neurons that differ from those for many, if its form allows.
 
     Ahead: of a copy's speed in bfloat16 on an H100, forward over 700 steps of 96,000 neurons LIF 0.88 and without 0.72,
     two states 0.86 and 0.70, three 0.79 and 0.56. Of 700,000 neurons threads hide each other's waiting: LIF 0.89 and
@@ -162,7 +162,7 @@ def size_of(plan: Plan, neurons: int) -> Size:
 
 
 def _fits_ahead(plan: Plan, form: Form) -> bool:
-    """Whether a thread copies 4 bytes at least, and a block needs no leave for its places in shared memory."""
+    """True if a thread copies 4 bytes at least, and a block needs no leave for its places in shared memory."""
     if form.staged or form.together or form.width == 1:
         return False
     stored, real = torch.finfo(plan.dtype).bits // 8, torch.finfo(plan.compute).bits // 8

@@ -32,7 +32,7 @@ LIBRARIES = ("-nodefaultlibs", "-lm", "-lpthread", "-lc", "-lgcc")
 
 
 def reason() -> Optional[str]:
-    """Why there can be no kernels here, in words; None if there can."""
+    """Reason why there can be no kernels here, in words; None if there can."""
     return None if shutil.which("g++") else "kernels on the CPU need g++, which is not on the PATH"
 
 
@@ -73,7 +73,7 @@ class HostBlocks(HostKernel):
 class HostClusters(HostKernel):
     """Kernels with feedback, with all threads of a cluster of blocks: very slow."""
 
-    #: How many blocks a GPU would hold at once.
+    #: Number of blocks that a GPU would hold at once.
     blocks = 132
 
     def _whole(self, name: str, text: str, types: Sequence[str]) -> str:
@@ -82,17 +82,17 @@ class HostClusters(HostKernel):
 
     @classmethod
     def multiprocessors(cls, device: int) -> int:
-        """See :attr:`blocks`."""
+        """Number of :attr:`blocks`."""
         return cls.blocks
 
     @classmethod
     def fewest(cls) -> int:
-        """See :attr:`blocks`."""
+        """Number of :attr:`blocks`."""
         return cls.blocks
 
     @staticmethod
     def multiplies() -> bool:
-        """As the newest GPUs."""
+        """True, as on the newest GPUs."""
         return True
 
 

@@ -79,7 +79,7 @@ class Launcher:
         summed = [index for index, kind in zip(self._learnt_at, learnt) if kind == "channel"]
         self._per_channel = sorted({*summed, *(index for index, _ in self._channels)})
         self._grouped = any(argument.kind == "span" for argument in source.arguments)
-        #: Whether the text reads a tensor whose steps lie in rows: those that do may be ones that it does not read.
+        #: True if the text reads a tensor whose steps lie in rows: it may not read those that do.
         self._in_rows = any(argument.kind == "columns" for argument in source.arguments)
         self._sums, self._numbers = ([index for _, index in places.of(kind)] for kind in ("sum", "number"))
         #: For steps that begin beside a sector of memory; None where there is no other form for them, or this is it.
@@ -93,7 +93,7 @@ class Launcher:
         self._most = self._multiplied()
         #: Threads of a block at most; a kernel on a CPU has one.
         self._threads = self._form.threads if kernel.block > 1 else 1  # type: ignore[attr-defined]  # a class
-        #: What adds up the sums of blocks, where blocks add up channels.
+        #: Kernel that adds up the sums of blocks, if blocks add up channels.
         self._totals = Totals(kernel, plan.compute) if {*learnt} == {"channel"} else None
 
     def __call__(self, geometry: Geometry, *groups: Any) -> Sequence[Tensor]:
@@ -242,7 +242,7 @@ class Launcher:
         return arranged, threads, span, -(-span // (threads * width))
 
     def _large_beside(self, neurons: int) -> Optional[Launcher]:
-        """What launches large layers whose steps begin beside a sector; None for other layers."""
+        """Launcher of large layers whose steps begin beside a sector; None for other layers."""
         return self._of_beside if self._beside and BESIDE <= neurons < _FEWER else None
 
     @cached_property
@@ -266,7 +266,7 @@ class Launcher:
         return inf if 0 < (plan.spec.steps or 0) <= SHORT else FEW
 
     def _multiplies(self, neurons: int, params: Sequence[Any]) -> bool:
-        """Whether the kernel for so many neurons multiplies by reciprocals of these parameters."""
+        """True if the kernel for so many neurons multiplies by reciprocals of these parameters."""
         return neurons <= self._most and all(is_power_of_two(params[index]) for index in self._divisors)
 
     def _narrowed(self, neurons: int, width: int) -> int:
@@ -295,7 +295,7 @@ class Launcher:
         return width
 
     def _span(self, neurons: int, channels: Channels, whole: int) -> int:
-        """How far apart the groups of a thread are; all neurons where it has one group."""
+        """Distance of the groups of a thread; all neurons if it has one group."""
         if not self._grouped:
             return neurons
         return span_of(self._form, neurons, [channels[index] for index in self._per_channel], whole)
@@ -311,7 +311,7 @@ class Launcher:
 
 
 def shapes_for(plan: Plan, width: int, multiprocessors: int = MULTIPROCESSORS) -> Sequence[Shape]:
-    """How the kernels of a plan may be laid out for rows of so many neurons, the layout with most blocks first."""
+    """Possible layouts of the kernels of a plan for rows of so many neurons, the layout with most blocks first."""
     shapes = shapes_of(width, plan.dtype, multiprocessors)
     if not shapes:
         raise BackendError(f"a feedback of {width} neurons does not fit the registers of this GPU")

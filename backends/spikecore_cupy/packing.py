@@ -173,7 +173,7 @@ class Packer:
         self._compiled: Dict[Tuple[str, int, torch.dtype, int], Any] = {}
 
     def pack(self, numbers: Tensor, whole: Whole) -> Bits:
-        """See :meth:`spikecore.backend.Backend.pack`."""
+        """Implementation of :meth:`spikecore.backend.Backend.pack`."""
         count, dtype, bits = numbers.numel(), numbers.dtype, whole.bits
         width = 16 // numbers.element_size()
         if numbers.data_ptr() % 16:
@@ -191,7 +191,7 @@ class Packer:
         return Bits(data, right.amin())
 
     def unpack(self, bits: Bits, whole: Whole, count: int, dtype: torch.dtype) -> Tensor:
-        """See :meth:`spikecore.backend.Backend.unpack`."""
+        """Implementation of :meth:`spikecore.backend.Backend.unpack`."""
         data, right = bits
         if not data.is_contiguous() or data.data_ptr() % whole.bits:
             data = data.clone(memory_format=torch.contiguous_format)
@@ -215,7 +215,7 @@ class Packer:
 
 
 def groups_of(dtype: torch.dtype) -> int:
-    """How many groups a thread takes."""
+    """Number of groups that a thread takes."""
     return max(1, IN_FLIGHT // (8 * (torch.finfo(dtype).bits // 8)))
 
 

@@ -114,12 +114,12 @@ class BackwardWriter(ChunkWriter):
         # the kernel computes the adjoint, and again the states that it is computed from
         roots = [*rule.roots, *plan.following.values()]
         super().__init__(plan, "backward", form, [*roots, *rule.factors.values()], rule.approximate)
-        #: What is kept of every recomputed step of a chunk, by its name.
+        #: Values that are kept of every recomputed step of a chunk, by name.
         self._kept = self.kept_values(smallest_cut(rule.roots, inputs_in_halves(plan) if form.again else ()))
         #: The states that are recomputed, those whose cotangents are carried, and the latter's variables.
         self._states = plan.recomputed_states
         self._carried = {name: self.carried(name) for name in plan.carried_cotangents}
-        #: Whether a thread has several groups of neighbouring neurons, whose parts of a sum it adds up. It reads its
+        #: True if a thread has several groups of neighbouring neurons, whose parts of a sum it adds up. It reads its
         #: parameters once, so neurons of all groups have the same: one that all neurons share, or that of a channel.
         self.is_grouped = self.takes_groups(plan.learn)
         #: Learnt parameters of one value for all neurons: their gradient is summed over the threads of a block.
@@ -172,7 +172,7 @@ class BackwardWriter(ChunkWriter):
     # -- device functions
 
     def _recomputed(self) -> Dict[str, Node]:
-        """What a step computed again gives: states that the next one needs, and what the adjoint is computed from."""
+        """Values of a recomputed step: states that the next one needs, and what the adjoint is computed from."""
         following = {f"new_{self.state(name)}": node for name, node in self.plan.following.items()}
         return {**following, **{f"kept_{name}": node for node, name in self._kept.items()}}
 
@@ -286,7 +286,7 @@ class BackwardWriter(ChunkWriter):
     # -- cotangents
 
     def _first_cotangents(self) -> List[str]:
-        """What is carried from step to step, before the last step."""
+        """Lines that set the carried cotangents before the last step."""
         lines, zero = [], self.printer.number(0.0)
         for name, carried in self._carried.items():
             lines.append(self.pack(carried))

@@ -61,7 +61,7 @@ class Splitter:
         self._compiled: Dict[Tuple[int, bool], Any] = {}
 
     def __call__(self, x: Tensor, count: int) -> Tensor:
-        """See :meth:`spikecore.kernels.KernelBackend.split`."""
+        """Implementation of :meth:`spikecore.kernels.KernelBackend.split`."""
         rows, width = x.shape
         padded = -(-width // 8) * 8
         parts = torch.empty((rows, count, padded), dtype=torch.bfloat16, device=x.device)

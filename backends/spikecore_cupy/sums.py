@@ -44,7 +44,7 @@ class Arrangement(NamedTuple):
 
 
 def arrangement(width: int, inner: int, channels: int, most: int) -> Optional[Arrangement]:
-    """How blocks of at most ``most`` threads, each with ``width`` neighbouring neurons, add up channels that lie
+    """Arrangement of blocks of at most ``most`` threads, each with ``width`` neighbouring neurons, that add up channels
     ``inner`` neurons apart; None where channels and threads do not fit.
     """
     if inner == 1:
@@ -66,7 +66,7 @@ def arrangement(width: int, inner: int, channels: int, most: int) -> Optional[Ar
 
 
 class Adding(NamedTuple):
-    """How the numbers that blocks left are added up: the threads of a block, and how many channels it adds up."""
+    """Second kernel of a sum, which adds up the numbers of blocks: the threads of a block, and its channels."""
 
     threads: int
     side: int
@@ -141,7 +141,7 @@ BLOCK, BLOCKS = 256, 264
 
 
 class _Plan(NamedTuple):
-    """How the first kernel is launched on inputs of one size; ``first`` is None where it does not take them."""
+    """Launch of the first kernel on inputs of one size; ``first`` is None if it does not take them."""
 
     first: Any
     #: Arguments before the pointers.
@@ -175,7 +175,7 @@ class Statistics:
         eps: float,
         running: Optional[Moved],
     ) -> Optional[Tuple[Tensor, Tensor]]:
-        """See :meth:`spikecore.kernels.KernelBackend.statistics`."""
+        """Implementation of :meth:`spikecore.kernels.KernelBackend.statistics`."""
         step, pointer, device = x.stride(0), x.data_ptr(), x.get_device()
         aligned = pointer & 15
         # layers of a network have few sizes, and a call has to be quick

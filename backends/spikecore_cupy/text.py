@@ -87,7 +87,7 @@ def folded(line: str) -> List[str]:
 
 
 class Form(NamedTuple):
-    """How a kernel is written: what changes its speed and none of its results."""
+    """Form of a kernel: choices that change its speed and none of its results."""
 
     #: Neighbouring neurons that a thread computes.
     width: int
@@ -95,27 +95,27 @@ class Form(NamedTuple):
     length: int = 12
     #: Blocks that a multiprocessor should hold at least, for which the compiler leaves out registers; 0 for any number.
     blocks: int = 0
-    #: Whether rows of neurons lie apart in the tensors of all steps.
+    #: True if rows of neurons lie apart in the tensors of all steps.
     rows: bool = False
     #: Threads of a block at most.
     threads: int = BLOCK
-    #: Whether the gradients of parameters per channel are summed over the threads of a block.
+    #: True if the gradients of parameters per channel are summed over the threads of a block.
     sums: bool = False
-    #: Whether a thread computes its groups of neurons from the last to the first.
+    #: True if a thread computes its groups of neurons from the last to the first.
     down: bool = False
-    #: Whether the numbers that steps divide by are powers of two (:mod:`spikecore_cupy.derivative`).
+    #: True if the numbers that steps divide by are powers of two (:mod:`spikecore_cupy.derivative`).
     powers: bool = False
-    #: Whether steps, which may begin beside a sector of memory, go through shared memory.
+    #: True if steps, which may begin beside a sector of memory, go through shared memory.
     staged: bool = False
-    #: Whether the threads of a block begin every chunk together.
+    #: True if the threads of a block begin every chunk together.
     together: bool = False
     #: Blocks of a launch at most, whose threads have several groups of neurons then; 0 for any number.
     grid: int = 0
-    #: Whether the adjoint computes again what a step gave, where that saves registers.
+    #: True if the adjoint recomputes the values of a step where that saves registers.
     again: bool = False
-    #: Whether the steps of a chunk are fetched into shared memory while the chunk before it is computed.
+    #: True if the steps of a chunk are fetched into shared memory while the chunk before it is computed.
     ahead: bool = False
-    #: Whether divisions by what is the same at each step are verified for all of a thread's neurons together.
+    #: True if divisions by numbers that are the same at each step are verified for all of a thread's neurons together.
     at_once: bool = False
 
 
@@ -124,7 +124,7 @@ class Source(NamedTuple):
 
     name: str
     text: str
-    #: Whether the number of steps is a constant of the text.
+    #: True if the number of steps is a constant of the text.
     fixed: bool
     arguments: Tuple[Argument, ...]
     #: C types of all that it takes.
@@ -138,12 +138,12 @@ class Function(NamedTuple):
     arguments: List[str]
     body: List[str]
     takes: Tuple[Node, ...]
-    #: What stands before its type.
+    #: Text before its type.
     template: str = ""
 
     @property
     def head(self) -> str:
-        """What stands before its arguments."""
+        """Text before its arguments."""
         return f"{self.template}__device__ __forceinline__ void {self.name}("
 
 
@@ -229,7 +229,7 @@ class TextWriter(KernelWriter):
 
     #: The first neuron of a thread.
     first = "i"
-    #: What the text includes.
+    #: Header that the text includes.
     header = "spikecore.cuh"
 
     def __init__(
@@ -243,7 +243,7 @@ class TextWriter(KernelWriter):
         super().__init__(plan, direction, printer, roots)
         self.form = form
         self.stored, self.real = TYPES[plan.dtype], TYPES[plan.compute]
-        #: Whether the number of steps is a constant of the kernel.
+        #: True if the number of steps is a constant of the kernel.
         self.fixed = plan.spec.steps is not None
 
     # -- arguments
@@ -323,7 +323,7 @@ class TextWriter(KernelWriter):
         return head(self.name, self.form.blocks, self.form.threads)
 
     def is_stored(self, argument: Argument) -> bool:
-        """Whether a tensor is in the dtype of inputs and outputs."""
+        """True if a tensor is in the dtype of inputs and outputs."""
         return argument.group in STORED
 
     def _type(self, argument: Argument) -> str:

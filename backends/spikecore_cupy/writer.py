@@ -23,12 +23,12 @@ class Writer(TextWriter):
     ``approximate`` are divisions that may be off by two units in the last place.
     """
 
-    #: Whether a thread may have several groups of neighbouring neurons.
+    #: True if a thread may have several groups of neighbouring neurons.
     is_grouped = False
 
     @property
     def at_once(self) -> bool:
-        """Whether divisions of all of a thread's neurons are verified together: a branch for each puts one neuron
+        """True if divisions of all of a thread's neurons are verified together: a branch for each puts one neuron
         behind the other.
         """
         return self.form.at_once
@@ -51,7 +51,7 @@ class Writer(TextWriter):
         apart = plan.compute != torch.float32 or normalises(plan)
         repeated = frozenset() if apart else repeated_divisions(roots) - approximate
         printer = CudaPrinter(plan.compute, approximate, plan.program.numbers, powers, repeated)
-        #: Whether a product is added to a sum in one operation.
+        #: True if a product is added to a sum in one operation.
         self._contracts = isinstance(plan, BackwardPlan) and normalises(plan)
         super().__init__(plan, direction, form, printer, roots)
         if self.at_once:
@@ -70,7 +70,7 @@ class Writer(TextWriter):
     # -- names and arguments
 
     def all(self, name: str, group: str, index: int, step: str = "") -> str:
-        """Where a tensor of all steps has this thread's neurons at a step: by default at step t of the chunk."""
+        """Address of this thread's neurons in a tensor of all steps: by default at step t of the chunk."""
         # a chunk begins at step `begin`; a fixed number of steps is one chunk, which begins at 0
         pointer, offset = self.argument(name, "pointer", group, index), self._offset(name, group, index)
         stride = self.stride(name, group, index)
@@ -100,7 +100,7 @@ class Writer(TextWriter):
         return f"{'store_whole' if self.is_grouped and not self.fixed else 'store'}({place}, {name});"
 
     def offsets(self) -> List[str]:
-        """Where neuron i is in the tensors of all steps, once all lines that read or write them are there."""
+        """Lines of neuron i's offsets in the tensors of all steps, once all lines that read or write them are there."""
         if not self._offsets:
             return []
         columns = self.argument("columns", "columns")
@@ -135,7 +135,7 @@ class Writer(TextWriter):
         return f"Pack<{kind or self.real}, V> {name};"
 
     def opening(self) -> List[str]:
-        """What is computed before the first step."""
+        """Lines computed before the first step."""
         lines = []
         names: Dict[Node, str] = {}
         for leaf in self._one:
@@ -193,7 +193,7 @@ class Writer(TextWriter):
     # -- steps
 
     def saved_at(self, name: str, index: str = "chunk - 1") -> str:
-        """Where the checkpoint of a state before a chunk is; the first chunk has none."""
+        """Address of the checkpoint of a state before a chunk; the first chunk has none."""
         state = self.state(name)
         tensor = self.argument(f"{state}_saved", "pointer", "checkpoints", self.plan.saved.index(name))
         return self.neurons_of.format(f"{tensor} + ({index}) * neurons")

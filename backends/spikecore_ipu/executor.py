@@ -1,4 +1,4 @@
-"""What training and inference on an IPU share: the wrapped step, its call, and the checks that its program still fits.
+"""Base of training and inference on an IPU: the wrapped step, its call, and the checks that its program still fits.
 
 Programs take turns on the device, since a machine may have just one: before a program is compiled or attached, the
 others are detached, which reads their weights back. ``options.useIpuId`` on both gives each a device of its own.
@@ -67,12 +67,12 @@ class Compiled:
 
     @property
     def wrapped(self) -> bool:
-        """Whether there is an executor, compiled or not."""
+        """True if there is an executor, compiled or not."""
         return self._executor is not None
 
     @property
     def compiled(self) -> bool:
-        """Whether there is a program, which may hold weights that the network has not."""
+        """True if there is a program, which may hold weights that the network has not."""
         return self.wrapped and bool(self.executor.isCompiled())
 
     def _wrapped(self) -> Any:
@@ -145,7 +145,7 @@ _Base: Any = getattr(torch._C, "TensorBase", None) or torch._C._TensorBase  # th
 
 
 def _frozen(parameters: List[nn.Parameter]) -> List[bool]:
-    """Whether each of them is frozen, without reading it back from the device."""
+    """Flags of frozen parameters, without reading them back from the device."""
     with torch._C.DisableTorchFunctionSubclass():
         return [not _Base.requires_grad.__get__(parameter) for parameter in parameters]
 

@@ -25,7 +25,7 @@ from spikecore.backend import BackendUnavailable, Lock
 
 #: ``1`` asks for the emulator, ``0`` or nothing for the SDK.
 VARIABLE = "SPIKECORE_IPU_EMULATOR"
-#: What the emulator is imported as. It is a distribution of its own, which is on no package index.
+#: Import name of the emulator. It is a distribution of its own, which is on no package index.
 EMULATOR = "poptorch_emulator"
 INSTALL_HINT = (
     "the Poplar SDK brings poptorch; its emulator on the CPU is installed by `pip install ./plugins/poptorch-emulator` "
@@ -34,12 +34,12 @@ INSTALL_HINT = (
 
 
 def emulated() -> bool:
-    """Whether the emulator was asked for."""
+    """True if the emulator was asked for."""
     return os.environ.get(VARIABLE, "").strip() == "1"
 
 
 def reason() -> Optional[str]:
-    """Why PopTorch cannot be used here; None if it can."""
+    """Reason why PopTorch cannot be used here; None if it can."""
     asked = os.environ.get(VARIABLE, "").strip()
     if asked not in ("", "0", "1"):
         return f"{VARIABLE}={asked} is neither 1, for the emulator, nor 0 or unset, for the SDK"
@@ -72,12 +72,12 @@ _lock = Lock(patience=0.0)
 
 
 class _Thread(threading.local):
-    #: How many blocks of :func:`exclusive` this thread is in.
+    #: Number of blocks of :func:`exclusive` that this thread is in.
     depth = 0
 
 
 _thread = _Thread()
-#: What remains to be done for programs that were garbage collected.
+#: Work that remains for programs that were garbage collected.
 _dropped: Deque[Callable[[], None]] = deque()
 
 

@@ -24,7 +24,7 @@ from spikecore_ipu.sdk import poptorch
 
 
 class Traced:
-    """What is known of the compiled call: sizes at dimension 0 that came in, and the shapes that went out."""
+    """Facts about the compiled call: sizes at dimension 0 that came in, and the shapes that went out."""
 
     def __init__(self) -> None:
         #: Of the whole batch, one per input tensor; written before each call.

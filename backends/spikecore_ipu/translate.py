@@ -50,9 +50,9 @@ Hyperparameters = Tuple[Tuple[Tuple[str, Any], ...], ...]
 class Translated:
     """PopTorch's optimiser for one of torch's, or one of PopTorch's itself."""
 
-    #: What the user gave.
+    #: Optimiser of the user.
     source: torch.optim.Optimizer
-    #: What PopTorch gets; the same object if it was one of PopTorch's.
+    #: Optimiser for PopTorch; the same object if it was one of PopTorch's.
     target: torch.optim.Optimizer
     #: The hyper-parameters that PopTorch was given last.
     seen: Hyperparameters
@@ -88,7 +88,7 @@ class Translated:
         return ""
 
     def refreshed(self) -> bool:
-        """Whether hyperparameters have changed since the last time; they are then in ``target``."""
+        """True if hyperparameters have changed since the last time; they are then in ``target``."""
         hyperparameters = _hyperparameters(self.source)
         if hyperparameters == self.seen:
             return False

@@ -54,7 +54,7 @@ class TorchRunner(Interpreter):
     def one_step(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
     ) -> Tuple[Tensors, Optional[Tensors]]:
-        """See :func:`spikecore.backend.one_step`."""
+        """Implementation of :func:`spikecore.backend.one_step`."""
         call = self.single.bind(inputs, state, params)
         return by_call(self, inputs, state, params) if call is None else call(inputs, state, params)
 
@@ -66,6 +66,6 @@ class TorchRunner(Interpreter):
         views: Sequence[Optional[Tuple[int, ...]]],
         single: bool,
     ) -> Optional[Callable[..., Tuple[Tensors, Optional[Tensors]]]]:
-        """See :func:`spikecore._base.running.bound`."""
+        """Implementation of :func:`spikecore._base.running.bound`."""
         as_they_are = all(not isinstance(p, Tensor) or tuple(p.shape) == view for p, view in zip(params, views))
         return self.single.bind(inputs, state, params) if single and as_they_are else None

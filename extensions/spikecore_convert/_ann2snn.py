@@ -54,7 +54,7 @@ _FUNCTIONS: Mapping[Any, Callable[..., nn.Module]] = {
     F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
     F.dropout: lambda p=0.5, training=True, inplace=False: nn.Dropout(p if training else 0.0),
 }
-#: What is met often and not taken, and the way out.
+#: Frequent layers that are not taken, and the way out.
 _NOT_TAKEN = (
     ("MaxPool1d MaxPool2d MaxPool3d AdaptiveMaxPool2d max_pool2d", "put average pooling there, and train again"),
     ("Softmax LogSoftmax softmax log_softmax", "leave it out, and apply it to the mean over time, snn(x).mean(0)"),
@@ -74,7 +74,7 @@ _OF_BATCH, _OF_ALL = 2**15, 2**17
 
 @dataclass(frozen=True)
 class Report:
-    """What :func:`spikecore.ann2snn` made. Printed, it is one line for each neuron.
+    """Report of :func:`spikecore.ann2snn`. Printed, it is one line for each neuron.
 
     steps: the number of time steps.
     thresholds: name of a ReLU in the network -> the threshold of its neuron, which is the largest activation that its

@@ -193,7 +193,7 @@ def _below(paths: Sequence[str], name: str) -> List[str]:
 
 
 def _takes(module: nn.Module, leaf: str) -> bool:
-    """Whether a module has an entry of this name, or a neuron a parameter that is a number."""
+    """True if a module has an entry of this name, or a neuron a parameter that is a number."""
     tensors: Set[str] = {*module._parameters, *module._buffers}
     return leaf in tensors or (isinstance(module, Neuron) and leaf in (*module.params, *SNNTORCH, *STATES_OF_SNNTORCH))
 
@@ -225,7 +225,7 @@ def _by_order(net: nn.Module, state: Mapping[str, Tensor], strict: bool = True) 
 
 
 def _loads_in_order(trial: nn.Module, state: Mapping[str, Tensor]) -> bool:
-    """Whether names alone were at fault: in order, every entry has a place, every place an entry, and all load."""
+    """True if names alone were at fault: in order, every entry has a place, every place an entry, and all load."""
     try:
         trial.load_state_dict(_by_order(trial, state))
     except (RuntimeError, ValueError):
@@ -238,7 +238,7 @@ def _shapes(entries: Mapping[str, Tensor]) -> Dict[str, Tuple[int, ...]]:
 
 
 def _fits(module: nn.Module, entries: Mapping[str, Tensor]) -> bool:
-    """Whether a module takes all entries of one of theirs, with their shapes."""
+    """True if a module takes all entries of a module of the checkpoint, with their shapes."""
     if isinstance(module, Neuron):
         return all(_takes(module, name) for name in entries)
     entries_of_module = {**module._parameters, **module._buffers}

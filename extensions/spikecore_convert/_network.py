@@ -13,9 +13,9 @@ from spikecore.words import shown
 from spikecore_convert import _snntorch, _spikingjelly
 from spikecore_convert._swapped import Conversion, Left
 
-#: How a module becomes one of ours: called, it changes the module and says what computes it now.
+#: Change of a module into a converted one: called, it changes the module and returns the description of its neuron.
 Change = Callable[[], str]
-#: Why a parametrized neuron is left, whose class is one that torch made.
+#: Reason why a parametrized neuron is left, whose class is one that torch made.
 PARAMETRIZED = (
     "it is parametrized (torch.nn.utils.parametrize), and its parameters would become those of module.neuron; convert "
     "the network without, and register the parametrization there"
@@ -95,7 +95,7 @@ def convert(net: nn.Module, *, strict: bool = False) -> Conversion:
 
 
 def _is_neuron(module: nn.Module) -> bool:
-    """Whether a module would be replaced, or listed as left."""
+    """True if a module would be replaced, or listed as left."""
     find = _library(module)
     try:
         return find is not None and find(module) is not None
@@ -104,7 +104,7 @@ def _is_neuron(module: nn.Module) -> bool:
 
 
 def _library(module: nn.Module) -> Optional[Callable[[Any], Optional[Change]]]:
-    """What knows the classes of a module, if any library does: the first of its bases that is not the user's says."""
+    """Function that finds the change of a module: that of its first base in a known library; None without one."""
     for base in type(module).__mro__:
         library = LIBRARIES.get(base.__module__.partition(".")[0])
         if library is not None:

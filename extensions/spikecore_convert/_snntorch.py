@@ -273,7 +273,7 @@ SURROGATES: Dict[str, Tuple[Any, Tuple[str, ...]]] = {
 
 
 def change(module: Any) -> Optional[Callable[[], str]]:
-    """How a module becomes one of ours; None for one that is no neuron."""
+    """Change of a module into a converted one; None for one that is no neuron."""
     if isinstance(module, Step):
         return None
     kind = type(module)

@@ -77,7 +77,7 @@ class Node(Memories):
         return out
 
     def materialize_states(self, inputs: Sequence[Tensor], states: Values, step_mode: str) -> Values:
-        """As they are: numbers become tensors within the call, and rest needs none."""
+        """States unchanged: numbers become tensors within the call, and rest needs none."""
         return states
 
     def single_step_functional_forward(self, inputs: Sequence[Tensor], states: Values, **_: Any) -> Any:
@@ -142,7 +142,7 @@ class Mask(Memories):
     """
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As before."""
+        """Forward pass of SpikingJelly's dropout, with the neuron's state kept the same."""
         self._follow()
         out = super().forward(*args, **kwargs)  # type: ignore[misc]  # of MemoryModule
         self._agree()
@@ -179,7 +179,7 @@ class Steps(Swapped):
     _time = 0
 
     def forward(self, x_seq: Tensor) -> Any:
-        """As before, module after module instead of step after step."""
+        """Forward pass of the container, module after module instead of step after step."""
         if self.step_mode == "s" or not self.stateful:
             return super().forward(x_seq)  # type: ignore[misc]  # of the container
         y = x_seq.movedim(self._time, 0)
@@ -252,12 +252,13 @@ STEPPING = {"MultiStepContainer": 0, "TLastMultiStepContainer": -1, "StepModeCon
 DROPOUTS = ("Dropout", "Dropout2d")
 #: Neurons that are layers here.
 LAYERS = ("PSN", "SlidingPSN")
-#: What keeps something between calls and is no neuron: outputs that are fed back to the nodes within, and weights.
+#: Modules that keep something between calls and are no neurons: outputs that are fed back to the nodes within, and
+#: weights.
 RUN_AS_BEFORE = ("ElementWiseRecurrentContainer", "LinearRecurrentContainer", "DropConnectLinear")
 
 
 def change(module: Any) -> Optional[Callable[[], str]]:
-    """How a module becomes one of ours; None for one without state."""
+    """Change of a module into a converted one; None for one without state."""
     if isinstance(module, (Node, Mask, ReadOut, Steps)):
         return None
     kind = type(module)
@@ -315,7 +316,7 @@ def _mask(module: Any) -> Callable[[], str]:
 
 
 def _in_words(neuron: nn.Module, module: Any) -> str:
-    """What computes a module now, and what a call of the module takes: the neuron itself carries state in any case."""
+    """Description of a module's neuron, and of the steps that a call takes: the neuron itself always carries state."""
     text = repr(neuron).replace(", step='single'", "")
     takes = "all steps" if module.step_mode == "m" else "one step"
     return f"{text}; step_mode={module.step_mode!r}: a call takes {takes}"

@@ -49,7 +49,7 @@ _IN_PLACE = "sc.convert(net) changes net in place and gives a report, so do not 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What :func:`spikecore.convert` did to a network. Printed, it is one line for each module.
+    """Report of :func:`spikecore.convert`. Printed, it is one line for each module.
 
     replaced: name of a module in the network -> its class, and what computes it now: ``"LIFNode -> LIF(tau=2, ...)"``.
     left: name of a module of the other library that keeps a state of its own, or is a neuron, and runs as before -> its
@@ -78,7 +78,7 @@ class Conversion:
 
 
 class Swapped:
-    """What classes made by :func:`swapped` share: copies and pickles find them by the class that they came from."""
+    """Base of the classes that :func:`swapped` makes: copies and pickles find them by the class that they came from."""
 
     #: The methods that were put before those of the class :attr:`_was`.
     _kind: ClassVar[Any]
@@ -195,7 +195,7 @@ class Carrying(Named):
 
     #: Their name of a state -> the neuron's.
     _states: Mapping[str, str]
-    #: What they keep beside these.
+    #: Attributes that the module keeps beside states.
     _beside: ClassVar[Tuple[str, ...]] = ()
     #: The neuron's state when it was last that of this module.
     _agreed: Optional[State] = None
@@ -205,7 +205,7 @@ class Carrying(Named):
         return super().__repr__().replace(", step='single'", "")
 
     def _storage(self) -> Dict[str, Any]:
-        """Where states are kept."""
+        """Storage of the states."""
         raise NotImplementedError
 
     def _rest(self, name: str) -> Any:

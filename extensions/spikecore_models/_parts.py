@@ -1,4 +1,4 @@
-"""What the networks share: where they begin, how they end, and their default neuron."""
+"""Shared parts of the networks: the beginning, the read-out, and the default neuron."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ _NETWORKS: Dict[str, Callable[[], nn.Sequential]] = {"digits": _digits, "mnist":
 
 
 class Trained(NamedTuple):
-    """What is known of trained weights: the data set and its licence, the accuracy on its test part, the training."""
+    """Facts about trained weights: the data set and its licence, the accuracy on its test part, the training."""
 
     name: str
     data: str

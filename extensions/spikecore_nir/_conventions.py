@@ -1,4 +1,4 @@
-"""How the continuous time of NIR becomes steps, and how the files of other libraries are meant.
+"""Conventions: steps for the continuous time of NIR, and the meaning of files of other libraries.
 
 A node of NIR is a differential equation. ``tau dv/dt = (v_leak - v) + R x`` becomes::
 
@@ -35,7 +35,8 @@ GAINS: Dict[str, Callable[[Any, Any, Any, Any], Any]] = {
 
 @dataclass(frozen=True)
 class Convention:
-    r"""What a file of NIR does not say: how its equations become steps. See :data:`CONVENTIONS` for those of libraries.
+    r"""Discretisation of a file's equations, which NIR does not contain. See :data:`CONVENTIONS` for those of
+    libraries.
 
     ::
 

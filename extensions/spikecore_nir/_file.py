@@ -25,12 +25,12 @@ from spikecore.words import a_kind, shown
 KEY = "spikecore"
 #: Bytes that the arrays of a file may take in memory, where the caller gives no other number.
 MAX_BYTES = 2**30
-#: What a neuron is built with that is no parameter and is not kept: how a network is run.
+#: Arguments of a neuron that are not kept, since they say how a network is run.
 _OF_A_RUN = ("step", "backend", "surrogate")
 
 
 class Refused(ValueError):
-    """What is wrong with a graph; ``sc.nir.load`` adds the name of the file."""
+    """Fault of a graph; ``sc.nir.load`` adds the name of the file."""
 
 
 def package() -> Any:
@@ -46,7 +46,7 @@ def package() -> Any:
 
 
 def read_node(name: str, node: Any, make: Callable[[], Any]) -> Any:
-    """What ``make`` makes of a node; Refused for whatever it raises, with the names of the node and the field."""
+    """Result of ``make`` for a node; Refused for any error, with the names of the node and the field."""
     try:
         for field, value in fields(node):
             if value is not None and not isinstance(value, (str, bytes, dict)):
@@ -182,7 +182,7 @@ def metadata_of(content: Mapping[str, Any], tensors: Mapping[str, Tensor] = Mapp
 
 
 def content_of(metadata: Any) -> Optional[Dict[str, Any]]:
-    """What :func:`metadata_of` was given, tensors by name under ``"tensors"``; None if there is nothing."""
+    """Content that :func:`metadata_of` was given, tensors by name under ``"tensors"``; None if there is nothing."""
     entry = metadata.get(KEY) if isinstance(metadata, Mapping) else None
     if not isinstance(entry, Mapping) or "content" not in entry:
         return None

@@ -20,10 +20,10 @@ _OF_POOL = ("kernel_size", "stride", "padding")
 
 
 class Place(NamedTuple):
-    """Where a layer stands that is written."""
+    """Place of a layer that is written."""
 
     name: str
-    #: Who refuses, for messages.
+    #: Layer in messages.
     owner: str
     #: The shape of one sample of its input.
     shape: Tuple[int, ...]

@@ -241,7 +241,7 @@ class Unit(NamedTuple):
 
 
 class Network(nn.Module):
-    """What :func:`spikecore_nir.load` gives: ``[T, B, *N] -> [T, B, *M]``, as every network here.
+    """Network that :func:`spikecore_nir.load` returns: ``[T, B, *N] -> [T, B, *M]``, as every network here.
 
     Submodules have the names of the nodes, ``net.get_submodule("features.0")``, with ``_`` for all but ASCII letters,
     digits and dots: tools of torch make code of module names, and a file's may be a stranger's. ``places`` has the

@@ -18,7 +18,7 @@ from spikecore_nir._conventions import GAINS, Convention, leak_of, tau_of
 from spikecore_nir._file import Refused, content_of, fields, metadata_of_neuron, package, rebuilt
 from spikecore_nir._modules import NIRLI, NIRLIF, NIRCubaLI, NIRCubaLIF
 
-#: What tau and r of a float32 file may be off by where they were rounded, relative: a gain this near 1 is 1.
+#: Relative error of tau and r of a float32 file by rounding: a gain this near 1 is 1.
 _ROUNDED = 4.0 * 2.0**-24
 #: Nodes that are neurons -> what they are loaded as.
 NEURON_NODES: Dict[str, Any] = {"I": NIRLI, "IF": NIRLIF, "LI": NIRLI, "LIF": NIRLIF}
@@ -26,7 +26,7 @@ NEURON_NODES.update(CubaLI=NIRCubaLI, CubaLIF=NIRCubaLIF)
 
 
 class Unsaid(NamedTuple):
-    """What NIR cannot say of a neuron: the name that ``keep`` takes, and a sentence."""
+    """Property of a neuron that NIR cannot express: the name that ``keep`` takes, and a sentence."""
 
     name: str
     sentence: str
@@ -34,7 +34,7 @@ class Unsaid(NamedTuple):
 
 @dataclass
 class Writing:
-    """What one file is written with, and what it cannot hold."""
+    """Settings of a file that is written, and the properties that it cannot hold."""
 
     dt: float
     discretization: str
@@ -46,7 +46,7 @@ class Writing:
 
 @dataclass
 class Reading:
-    """What one file is read with."""
+    """Settings of a file that is read."""
 
     convention: Convention
     #: ``(dt, discretization)`` that the file was saved with by spikecore, where it is read with the same.
@@ -57,7 +57,7 @@ class Reading:
     options: Dict[str, Any]
     #: Bytes that the past of one sample may take, for a delay.
     max_bytes: int
-    #: What the caller is warned of.
+    #: Warnings for the caller.
     warnings: List[str] = field(default_factory=list)
 
     def needed(self, name: str, node: Any) -> Tuple[Convention, float]:
@@ -197,7 +197,7 @@ _NEVER_FIRES = (
 
 
 def checked_node_of(name: str, neuron: Neuron, shape: Sequence[int], to: Writing) -> Any:
-    """As :func:`node_of`. Raises ValueError for numbers that :func:`neuron_of` refuses in a file."""
+    """Node of :func:`node_of`. Raises ValueError for numbers that :func:`neuron_of` refuses in a file."""
     node = node_of(name, neuron, shape, to)
     for key, value in fields(node):
         wrong = ~np.isfinite(value) | (key.startswith("tau") & (value <= 0))

@@ -32,9 +32,9 @@ from spikecore_nir._layer_nodes import WRITERS, Place, flatten_node
 from spikecore_nir._modules import OF_ONE_STEP, Network
 from spikecore_nir._neuron_nodes import FORMS, Unsaid, Writing, checked_node_of
 
-#: What ``keep`` may name.
+#: Names that ``keep`` takes.
 KEEPABLE = tuple("soft_reset no_reset delayed_reset many_spikes initial_state surrogate detach_reset gradient".split())
-#: What other modules should do.
+#: Ways out for other modules.
 _HINTS: Dict[str, str] = {
     "BatchNorm1d": "fold it into the layer before it: torch.nn.utils.fusion.fuse_linear_bn_eval",
     "BatchNorm2d": "fold it into the layer before it: torch.nn.utils.fusion.fuse_conv_bn_eval",
@@ -242,7 +242,7 @@ def _tell(unsaid: Sequence[Tuple[str, Unsaid]], keep: Sequence[str]) -> None:
 
 
 class Value(NamedTuple):
-    """What a call gives: the sum of the outputs of some nodes, of one shape."""
+    """Value of a call: the sum of the outputs of some nodes, of one shape."""
 
     sources: Tuple[str, ...]
     shape: Tuple[int, ...]
@@ -281,7 +281,7 @@ class Drawn:
                 node.metadata = {**(node.metadata or {}), "spikecore_formats": json.dumps(content)}
 
     def follow(self, graph: Graph, of: Value, leading: int) -> Value:
-        """What a network makes of a value; ``leading``: dimensions of its input before those of a sample."""
+        """Add a network's nodes behind a value; its result. ``leading``: dimensions of its input before a sample's."""
         values: Dict[Any, Value] = {}
         names = _names(graph.net)
         for call in graph.calls[:-1]:

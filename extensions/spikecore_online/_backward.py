@@ -48,7 +48,7 @@ class Backward:
 
     def __init__(self, network: Network, options: OnlineOptions) -> None:
         self.network, self.rule, self.options = network, network.rule, options
-        #: What the rule carries from chunk to chunk.
+        #: Traces that the rule carries from chunk to chunk.
         self.traces: Traces = {}
         #: The matrices of random feedback, by neuron and output.
         self.matrices: Dict[str, Tensor] = {}
@@ -116,7 +116,7 @@ class Backward:
         at_layers: Mapping[LayerCall, Tensor],
         at_feedback: Optional[Tensor],
     ) -> None:
-        """What the weights of a neuron learn from earlier steps, and their traces.
+        """Add the gradients of weights from earlier steps, and move their traces.
 
         ``at_layers``, ``at_feedback``: the gradients of the outputs of layers, and of what comes back.
         """

@@ -24,7 +24,7 @@ _WARMUP = 2
 #: Kinds of chunks that get a graph.
 _MOST = 4
 
-#: What runs a chunk: its outputs and its loss.
+#: Function that runs a chunk: its outputs and its loss.
 Run = Callable[[Any, Any], Tuple[Any, Tensor]]
 
 
@@ -64,7 +64,7 @@ class CapturedChunks:
         return tree_map(torch.clone, outputs), loss.clone()
 
     def _kind(self, inputs: Any, targets: Any) -> Hashable:
-        """What a graph holds for, without asking the GPU."""
+        """Key of a graph, found without a wait for the GPU."""
         batch = [(x.shape, x.stride(), x.dtype) for x in flattened((inputs, targets))]
         parameters = [(t.data_ptr(), t.requires_grad) for t in (*self.net.parameters(), *self.net.buffers())]
         numbers = [
@@ -114,7 +114,7 @@ class CapturedChunks:
         self.traces.update(graph.traces)
 
     def _load(self, graph: _Graph, inputs: Any, targets: Any) -> None:
-        """Copy the batch, and what is carried where that is in other tensors, into those of the graph."""
+        """Copy the batch, states, traces and gradients into the graph's static tensors."""
         pairs = list(zip(graph.batch, flattened((inputs, targets))))
         for module, state in graph.states.items():
             pairs += [(value, module.state[name]) for name, value in state.items()]

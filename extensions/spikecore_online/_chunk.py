@@ -22,7 +22,7 @@ from spikecore_online._rules import Rule
 
 #: Gradients beside what they are of; None where there is no path.
 Gradients = Sequence[Optional[Tensor]]
-#: What to do about a module that is called twice.
+#: Way out for a module that is called twice.
 ONE_CALL = (
     "give the network whole chunks [C, B, ...] in the place of a loop over steps, make a module for each place, or "
     "take rule='bptt'"
@@ -84,7 +84,7 @@ class LayerCall:
 
     name: str
     layer: nn.Module
-    #: What it read, ``[C, B, ...]``, or ``[C * B, ...]`` within ``TimeBatched``.
+    #: Input of the layer, ``[C, B, ...]``, or ``[C * B, ...]`` within ``TimeBatched``.
     inputs: Tensor
     output: Tensor
 
@@ -137,7 +137,7 @@ class NeuronCall:
         return self.back([end], [torch.ones_like(end)])
 
     def fed_back(self) -> Tensor:
-        """What came back at each step, of ``Recurrent``: the outputs one step before."""
+        """Fed-back outputs of ``Recurrent`` at each step: those of one step before."""
         y = self.outputs[self.ends[1]].detach()
         first = self.start[FEEDBACK].detach() if self.start else torch.zeros_like(y[0])
         return torch.cat([first.to(y.dtype).unsqueeze(0), y[:-1]])

@@ -1,4 +1,4 @@
-"""What of a network a rule can train: its neurons and layers by name, and what is refused, with the rule that can."""
+"""Parts of a network that a rule trains: neurons and layers by name; and refusals, with the rule that can."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spikecore_online._plasticity import Plasticity
 from spikecore_online._rules import Rule
 from spikecore_online._traces import AFFINE, KINDS
 
-#: What learns from the calls of a chunk, by the word of a rule.
+#: Classes that learn from the calls of a chunk, by the word of a rule.
 _LEARN: Dict[str, Any] = {**KINDS, "pairs": Plasticity}
 _FREEZE = "take rule='bptt', or give it requires_grad_(False)"
 _HOOKS, _REMOVE = "has hooks or a forward of its own", f"remove them, {_FREEZE}"
@@ -30,7 +30,7 @@ class Network:
 
     def __init__(self, net: nn.Module, rule: Rule) -> None:
         self.net, self.rule = net, rule
-        #: What the network was when its uses of parameters were checked.
+        #: Facts of the network at the last check of its uses of parameters.
         self._checked: List[Any] = []
         self._sort()
 
@@ -130,7 +130,7 @@ class _Uses:
                     raise Unsupported(f"rule={self.rule.name!r} does not train {path!r}: {call.title} {why}; {way_out}")
 
     def _fault(self, p: Any, call: Call) -> Tuple[str, str]:
-        """Why the rule does not train a parameter by this use of it, and what to do; ("", "") if it does."""
+        """Reason why the rule does not train a parameter by this use, and the way out; ("", "") if it does."""
         module, trace = call.module, self.rule.trace
         if _is_hooked(p):
             return (
@@ -179,7 +179,7 @@ class _Uses:
 
 
 def _refused(rule: Rule, module: nn.Module) -> str:
-    """Why a rule does not take a module, and what does; "" if it does."""
+    """Reason why a rule does not take a module, and the rule that does; "" if it does."""
     if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
         return (
             "it normalises by the statistics of a batch, which join all its samples and steps; call .eval() on it, "

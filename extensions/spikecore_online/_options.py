@@ -1,4 +1,4 @@
-"""What an online step is told: the rule, the length of a chunk, when to update, how errors reach a layer."""
+"""Options of an online step: the rule, the length of a chunk, when to update, how errors reach a layer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ FEEDBACKS = ("exact", "random", "none")
 
 @dataclass(frozen=True)
 class OnlineOptions:
-    """How :func:`spikecore.training_model` trains online: in chunks of steps, in memory that does not grow with time.
+    """Options for online training by :func:`spikecore.training_model`: in chunks of steps, in memory that does not grow
+    with time.
 
     ::
 

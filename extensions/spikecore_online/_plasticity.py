@@ -94,7 +94,7 @@ class Plasticity:
 
     def __init__(self, rule: STDP) -> None:
         self.rule = rule
-        #: What is carried from chunk to chunk.
+        #: Traces that are carried from chunk to chunk.
         self.traces: Traces = {}
         #: There is no feedback.
         self.matrices: Dict[str, Tensor] = {}
@@ -142,7 +142,7 @@ class Plasticity:
         return trace  # type: ignore[no-any-return]  # a tensor
 
     def _eligibility(self, of: Connection, gain: Tuple[Tensor, Tensor], loss: Tuple[Tensor, Tensor]) -> Tensor:
-        """What each sample and weight is owed at the end of the chunk, ``[R, J, I]``."""
+        """Eligibility of each sample and weight at the end of the chunk, ``[R, J, I]``."""
         if not isinstance(of.layer, nn.Linear):
             raise Unsupported(
                 f"tau_eligibility has a trace for each weight of nn.Linear, and {of.name!r} is "

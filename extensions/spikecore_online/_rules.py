@@ -26,11 +26,11 @@ class ResetDetached(Transform):
 
     @classmethod
     def of(cls, neuron: Any) -> ResetDetached:
-        """That of the states that count as reset by the spike."""
+        """Transform for the states that count as reset by the spike."""
         return cls(tuple(neuron.states if neuron.reset_states is None else neuron.reset_states))
 
     def apply(self, program: Program) -> Derived:
-        """See :class:`Transform`."""
+        """Program with next values of the states in which spikes are constants."""
         rows = zip(program.states, program.next)
         following = [detach_spikes(node) if state in self.states else node for state, node in rows]
         return Derived(changed(program, {}, next=following))
@@ -46,20 +46,20 @@ class StatesDetached(Transform):
         return cls()
 
     def apply(self, program: Program) -> Derived:
-        """See :class:`Transform`."""
+        """Program that reads its states as constants."""
         leaves = [Node("state", (), name) for name in program.states]
         return Derived(changed(program, {leaf: Node("detach", (leaf,)) for leaf in leaves}))
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What is kept of the transition, and the trace of a weight: "full", "outer", "input" or "" for none."""
+    """Kept part of the transition, and the trace of a weight: "full", "outer", "input", "pairs" or "" for none."""
 
     name: str
     trace: str
-    #: What makes the transform of a neuron's program; None where all of the transition is kept.
+    #: Function that makes the transform of a neuron's program; None if all of the transition is kept.
     keep: Optional[Callable[[Any], Transform]] = None
-    #: Whether traces have the memory of a leaky read-out in them, where errors come from it directly.
+    #: True if traces have the memory of a leaky read-out in them, where errors come from it directly.
     has_read_out: bool = False
 
 
@@ -80,7 +80,7 @@ RULES: Mapping[str, Rule] = {
 
 
 def is_leaky_read_out(program: Program) -> bool:
-    """Whether a neuron does not fire, and has one state, whose transition is a number: ``sc.LI``."""
+    """True if a neuron does not fire, and has one state, whose transition is a number: ``sc.LI``."""
     if len(program.inputs) != 1 or len(program.states) != 1:
         return False
     used = cotangents([(program.next[0], const(1.0))], program.leaves[:2])
@@ -95,7 +95,7 @@ class Leak(Transform):
     """The program of :func:`leak`."""
 
     def apply(self, program: Program) -> Derived:
-        """See :class:`Transform`."""
+        """Program of :func:`leak`."""
         return Derived(leak(program))
 
 
@@ -160,6 +160,6 @@ def _reached(A: Sequence[Sequence[Node]], b: Sequence[Node]) -> List[int]:
 
 
 def _before_spike(program: Program) -> Node:
-    """What the first spike of the output depends on; the output itself where there is none."""
+    """Argument of the first spike of the output; the output itself if there is none."""
     spikes = [node for node in topological([program.outputs[0]]) if node.op == "spike"]
     return spikes[0].args[0] if spikes else program.outputs[0]

@@ -84,7 +84,7 @@ class OnlineTraining:
         self._updates = Updates(net, options.clip_norm, None)
         #: The last chunk, for the words of an error.
         self._last: Dict[str, Any] = {}
-        #: Whether gradients were used, so that the next chunk begins with none.
+        #: True if gradients were used, so that the next chunk begins with none.
         self._is_updated = True
         plasticity = options.plasticity
         self._takes_rows = plasticity is not None and plasticity.reward
@@ -96,8 +96,8 @@ class OnlineTraining:
 
     @property
     def traces(self) -> Mapping[Tuple[str, ...], Tensor]:
-        """What is carried from chunk to chunk beside the states, by tuples: the name of the neuron, what it is a trace
-        of, ``"layer"`` or ``"parameter"``, the name of that, and more; {} at rest.
+        """Traces that are carried from chunk to chunk beside the states. Keys are tuples: the name of the neuron,
+        ``"layer"`` or ``"parameter"``, the name of that, and more; {} at rest.
         """
         return {} if self._rule is None else self._backward.traces
 

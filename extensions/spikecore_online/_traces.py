@@ -66,7 +66,7 @@ class Connection(NamedTuple):
 
     name: str
     layer: nn.Module
-    #: What the layer read.
+    #: Input of the layer.
     inputs: Tensor
     neuron: NeuronCall
     #: The call of the layer; None for what comes back in ``Recurrent``, which is added to an input of the neuron.
@@ -79,7 +79,7 @@ class Connection(NamedTuple):
 
     @property
     def is_direct(self) -> bool:
-        """Whether the output of the layer is the input of the neuron itself."""
+        """True if the output of the layer is the input of the neuron itself."""
         return self.call is not None and len(self.neuron.inputs) == 1 and self.neuron.inputs[0] is self.call.output
 
     def cotangent(self, inputs: Gradients) -> Optional[Tensor]:
@@ -90,7 +90,7 @@ class Connection(NamedTuple):
 
     @property
     def is_folded(self) -> bool:
-        """Whether the layer reads ``[C * B, ...]``."""
+        """True if the layer reads ``[C * B, ...]``."""
         steps, batch = self.neuron.inputs[0].shape[:2]
         return self.inputs.shape[:2] != (steps, batch) and len(self.inputs) == steps * batch
 
@@ -282,7 +282,7 @@ class Outer:
         self._checked: Checked = {}
 
     def owe(self, of: Connection, starts: Mapping[str, Tensor]) -> None:
-        """As of :class:`Full`."""
+        """Add the gradient that the chunk owes to earlier steps, as :meth:`Full.owe`."""
         mean, neuron = self.traces.get(key_of(of, "mean")), of.neuron
         if mean is None:
             return
@@ -297,7 +297,7 @@ class Outer:
             of.learn(mean.unsqueeze(0).to(of.inputs.dtype), output.to(of.inputs.dtype))
 
     def _owed(self, neuron: NeuronCall, k: int, starts: Mapping[str, Tensor]) -> Optional[Tensor]:
-        """What the chunk owes to input k of the neuron, as if it had been the same at all steps before."""
+        """Gradient that the chunk owes to input k of the neuron, as if it had been the same at all steps before."""
         total: Optional[Tensor] = None
         for state, g in starts.items():
             shift = self.traces.get((neuron.name, "shift", str(k), state))
@@ -306,7 +306,7 @@ class Outer:
         return total
 
     def advance(self, connections: Sequence[Connection], transition: Transition) -> None:
-        """As of :class:`Full`."""
+        """Move the traces over the chunk, as :meth:`Full.advance`."""
         if not connections:
             return
         neuron = connections[0].neuron

@@ -1,1 +1,1 @@
-"""What needs nothing else of spikecore: locks and caches, batches, bits, errors, files, and what surrounds a call."""
+"""Foundation of the other packages: locks and caches, descriptions of backends, bits, errors, hints for wrong names."""

@@ -33,7 +33,7 @@ class _Whole(NamedTuple):
 
 
 class Whole(_Whole):
-    """What a tensor holds: ``k * unit`` with whole numbers k from 0 to ``largest``, which is from 1 to 255.
+    """Range of a tensor's values: ``k * unit`` with whole numbers k from 0 to ``largest``, which is from 1 to 255.
 
     The unit is a power of 2, from 1/128 to 128, so that every ``k * unit`` is exact in every dtype of a neuron.
 
@@ -52,7 +52,7 @@ class Whole(_Whole):
 
     @property
     def bits(self) -> int:
-        """How many bits a number takes: 1, 2, 4 or 8."""
+        """Number of bits that a number takes: 1, 2, 4 or 8."""
         # asked for at every save: no loop
         return 1 if self.largest < 2 else 2 if self.largest < 4 else 4 if self.largest < 16 else 8
 
@@ -75,7 +75,7 @@ def memory_order(x: Tensor) -> List[int]:
 
 
 def added(a: Optional[Whole], b: Optional[Whole]) -> Optional[Whole]:
-    """What holds a sum of two; None where one is not known, or a byte does not hold it."""
+    """Range of a sum of two tensors; None if one range is unknown or a byte does not hold the sum."""
     if a is None or b is None:
         return None
     unit = min(a.unit, b.unit)
@@ -83,14 +83,14 @@ def added(a: Optional[Whole], b: Optional[Whole]) -> Optional[Whole]:
 
 
 def multiplied(a: Optional[Whole], b: Optional[Whole]) -> Optional[Whole]:
-    """What holds a product of two; None as for a sum."""
+    """Range of a product of two tensors; None as for a sum."""
     if a is None or b is None:
         return None
     return _bounded(a.largest * b.largest, a.unit * b.unit)
 
 
 def averaged(whole: Optional[Whole], count: int) -> Optional[Whole]:
-    """What holds averages of ``count`` numbers; None unless dividing is exact: ``count`` is a power of 2."""
+    """Range of averages of ``count`` numbers; None unless division is exact, with a power of 2."""
     if whole is None or count & (count - 1):
         return None
     return _bounded(whole.largest * count, whole.unit / count)

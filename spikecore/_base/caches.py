@@ -21,7 +21,7 @@ V = TypeVar("V")
 
 #: Programs with a spec that a backend keeps runners of, compiled kernels that it keeps, and kinds of calls of a runner.
 RUNNERS, KERNELS, CALLS = 512, 512, 128
-#: How many warnings a registry remembers, in order not to repeat them.
+#: Number of warnings that a registry remembers, so that it repeats none.
 SAID = 512
 _locks: weakref.WeakValueDictionary[int, Lock] = weakref.WeakValueDictionary()
 _thread = threading.local()

@@ -1,4 +1,4 @@
-"""What is said of backends: the version of the contract, capabilities, descriptions and states.
+"""Descriptions of backends: the version of the contract, capabilities, descriptions and states.
 
 It imports no torch, so that backends are listed at once.
 """
@@ -23,7 +23,8 @@ ANY_DEVICE = "*"
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a backend does. All are off until declared; dispatch, the conformance suite and the docs read this object.
+    """Capabilities of a backend. All are off until declared; dispatch, the conformance suite and the docs read this
+    object.
 
     The first flags are those of the inputs' dtypes (:mod:`spikecore.dtypes`); state and arithmetic are float32, or
     float64 for float64 inputs.
@@ -69,7 +70,7 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class BackendInfo:
-    """What a plugin says about its backend. Cheap: no heavy import, no device access."""
+    """Description of a backend, given by its plugin. Cheap: no heavy import, no device access."""
 
     #: The backend's name: lower-case identifier, equal to the entry point's name.
     name: str
@@ -82,15 +83,16 @@ class BackendInfo:
     probe: Callable[[], Optional[str]]
     #: Lowest version of this contract that has all the plugin uses. State it.
     api: Api = BACKEND_API
-    #: How to get what ``probe`` misses, for example ``"pip install 'spikecore[cuda12]'"``.
+    #: Command or advice that installs what ``probe`` misses, for example ``"pip install 'spikecore[cuda12]'"``.
     install_hint: str = ""
     #: Device types that ``"*"`` does not stand for.
     never: Tuple[str, ...] = ()
-    #: What serves here, in words, where it is not what the name says (an emulator), else "". Asked after the probe.
+    #: Name of the substitute that computes here, such as an emulator; "" if the backend itself does. Asked after the
+    #: probe.
     note: Optional[Callable[[], str]] = None
 
     def takes(self, device_type: str) -> bool:
-        """Whether tensors of this device type can be given to the backend."""
+        """True if the backend takes tensors of this device type."""
         return device_type in self.devices or (ANY_DEVICE in self.devices and device_type not in self.never)
 
 
@@ -108,7 +110,7 @@ class BackendStatus:
     devices: Tuple[str, ...]
     #: Names of the declared capabilities.
     capabilities: Tuple[str, ...]
-    #: Why it is in this state, and the way out; for a ready one, what serves if it is not what the name says.
+    #: Reason for the state, and the way out; for a ready backend the substitute that computes, if any.
     detail: str
     #: Device types whose tensors automatic choice may give to it.
     automatic: Tuple[str, ...] = ()

@@ -14,19 +14,19 @@ _KINDS = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.com
 
 
 def is_finite(x: Tensor) -> bool:
-    """Whether no number of a tensor is NaN or infinite. It waits for the device."""
+    """True if no number of a tensor is NaN or infinite. It waits for the device."""
     x = _local(x)
     return not _is_looked_at(x) or bool(torch.isfinite(x).all())
 
 
 def has_nan(x: Tensor) -> bool:
-    """Whether a number of a tensor is NaN. It waits for the device."""
+    """True if a number of a tensor is NaN. It waits for the device."""
     x = _local(x)
     return _is_looked_at(x) and bool(torch.isnan(x).any())
 
 
 def first_index(x: Tensor) -> Optional[Tuple[int, ...]]:
-    """Where the first number is that is not finite; None where all are."""
+    """Index of the first number that is not finite; None if all are."""
     x = _local(x)
     if is_finite(x):
         return None
@@ -39,7 +39,7 @@ def first_index(x: Tensor) -> Optional[Tuple[int, ...]]:
 
 
 def in_words(x: Tensor) -> str:
-    """What is not finite of a tensor: ``3 NaN among 640 numbers, the first at index [4, 0, 2]``; "" where all is."""
+    """Numbers that are not finite, in words: ``3 NaN among 640 numbers, the first at index [4, 0, 2]``; "" without."""
     index = first_index(x)
     if index is None:
         return ""

@@ -171,7 +171,7 @@ def hint(name: str, names: Iterable[str]) -> str:
 
 
 def missing(module: nn.Module, name: str) -> str:
-    """What is said where a neuron or a layer has no attribute of this name."""
+    """Message for a neuron or layer without an attribute of this name."""
     cls = type(module)
     text = f"{cls.__name__} has no attribute {name!r}"
     if "_parameters" not in module.__dict__:
@@ -186,13 +186,13 @@ def missing(module: nn.Module, name: str) -> str:
 
 
 def _of_neuron(module: nn.Module, name: str) -> str:
-    """That the neuron within a ``Recurrent`` or a ``NormNeuron`` has this name, if it has."""
+    """Hint that the neuron within a ``Recurrent`` or a ``NormNeuron`` has this name; "" if it has not."""
     names: Collection[str] = getattr(module._modules.get("neuron"), "_own_names", tuple)()
     return f"its neuron has it: module.neuron.{name}" if name in names else ""
 
 
 def missing_in(module: str, name: str) -> str:
-    """What is said where a module has no such name."""
+    """Message for a module without such a name."""
     return f"module {module!r} has no attribute {name!r}{_of_missing(name, sys.modules[module])}"
 
 

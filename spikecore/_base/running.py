@@ -1,4 +1,4 @@
-"""What a runner of a backend is, and the ways to call one: for all steps, for one step, bound, and as an op."""
+"""Runners of a backend, and the ways to call one: for all steps, for one step, bound, and as an op."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def bound(
     views: Sequence[Optional[Tuple[int, ...]]],
     single: bool,
 ) -> Optional[BoundCall]:
-    """What runs calls with the signature of this one: shapes, strides, dtypes and devices of its tensors, and what
-    wants gradients. None where such calls are the runner's.
+    """Bound call for the signature of this call: shapes, strides, dtypes and devices of its tensors, and which of them
+    require gradients. None if the runner itself takes such calls.
 
     ``params`` are as the neuron holds them; ``views`` has for each the shape that it is viewed as over the neurons of
     one time step, None for a number. ``single``: inputs and outputs are one step, ``[*N]``. A call may raise

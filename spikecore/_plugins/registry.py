@@ -87,16 +87,16 @@ class Probed:
 
     reason: Optional[str]
     error: Optional[BaseException] = None
-    #: What serves here, if it is not what the name says.
+    #: Name of the substitute that computes here; "" if the backend itself does.
     note: str = ""
 
 
 @dataclass
 class Plugin:
-    """A backend: what its metadata says, by which it is the same after a refresh, and what loading has shown so far."""
+    """One backend: its entry-point metadata, which is its identity after a refresh, and its load status."""
 
     name: str
-    #: Where the hook is, as the entry point says it.
+    #: Place of the hook, as the entry point gives it.
     value: str
     distribution: str
     version: str
@@ -115,7 +115,7 @@ class Plugin:
 
     @property
     def ours(self) -> bool:
-        """Whether it is a built-in, or a plugin of this project: an entry point's name alone could be anybody's."""
+        """True for a built-in and for a plugin of this project: an entry point's name alone could be anybody's."""
         project = f"spikecore-{self.name}", f"spikecore_{self.name}"
         return self.builtin or (self.name in PLUGINS and (normal_name(self.distribution), self.value) == project)
 
@@ -169,7 +169,7 @@ class Registry:
         return [self._row(plugin, probe, automatic.get(plugin.name, ())) for plugin in plugins]
 
     def info(self, name: str, source: str) -> BackendInfo:
-        """What the backend says about itself. ``source`` is who asks, in the words that errors use.
+        """Description that the backend gives of itself. ``source`` names the caller, in the words that errors use.
 
         Raises :class:`UnknownBackend`, :class:`BackendLoadError`, or :class:`BackendUnavailable` for a blocked name.
         """
@@ -180,7 +180,7 @@ class Registry:
         return self._probed(self._pick(name, source)).reason
 
     def offers(self, name: str) -> bool:
-        """Whether automatic choice may take this name: a built-in, or a plugin of this project that is installed and
+        """True if automatic choice may take this name: a built-in, or a plugin of this project that is installed and
         not blocked. Imports nothing.
         """
         return any(p.builtin or (p.ours and not self._blocked(p)) for p in self._all() if p.name == name)

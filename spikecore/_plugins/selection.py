@@ -71,7 +71,7 @@ def _use_backend(name: Optional[str]) -> Iterator[None]:
 
 
 class Request(NamedTuple):
-    """What was asked for, and where: ``Request(None, "")`` when nothing was."""
+    """Requested backend and the place of the request; ``Request(None, "")`` without one."""
 
     name: Optional[str]
     source: str
@@ -130,7 +130,7 @@ def resolve(
 
 
 def asked_in_words(request: Request, bound: Iterable[Resolved] = ()) -> str:
-    """What was asked for, and by whom unless by argument: ``numba from SPIKECORE_BACKEND``.
+    """Requested backend, and the place of the request unless it is an argument: ``numba from SPIKECORE_BACKEND``.
 
     Where the environment decides, what is bound already counts, and not the environment of now.
     """
@@ -172,7 +172,7 @@ def automatic_order(device_type: str) -> Tuple[str, ...]:
 
 
 def alternatives(device_type: str, after: str) -> Iterator[Resolved]:
-    """What automatic choice would take if it had not taken the backend ``after``: the usable ones behind it."""
+    """Usable backends behind ``after`` in the order of automatic choice."""
     registry, order = default_registry(), automatic_order(device_type)
     for name in order[order.index(after) + 1 :] if after in order else ():
         try:
@@ -245,7 +245,7 @@ def _fallback(name: str, device_type: str, passed: Sequence[BackendError], regis
 
 
 def _able(name: str, device_type: str, registry: Registry) -> bool:
-    """Whether a plugin could serve this device here. Loads its description, so this is for the slow path only."""
+    """True if a plugin could serve this device here. Loads its description, so this is for the slow path only."""
     try:
         return registry.info(name, AUTO_NAME).takes(device_type) and registry.probe(name, AUTO_NAME) is None
     except BackendError:

@@ -1,4 +1,4 @@
-"""What a user names on the command line: an object of a module or of a file."""
+"""Objects that a user names on the command line, of a module or of a file."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a neuron is between its dynamics and a runner: binding, state, parameters and their ranges, checks."""
+"""Core of a neuron, between its dynamics and a runner: dispatch, state, parameters and their ranges, checks."""

@@ -1,4 +1,4 @@
-"""What becomes of a call that the automatically chosen backend refuses.
+"""Fallback of a call that the automatically chosen backend refuses.
 
 Nobody asked for that backend by name. A program that runs on the reference must not fail because a faster backend was
 installed, so the next backend of the order computes the call, and one warning says so. Derivatives go the same way:
@@ -25,7 +25,7 @@ from spikecore.context import is_compiling
 from spikecore.core import checks
 from spikecore.lang import Program
 
-#: Who is told of refusals: functions of the names of the refusing and of the next backend, and the error.
+#: Listeners of refusals: functions of the names of the refusing and of the next backend, and the error.
 Told = Callable[[str, str, BackendError], None]
 _told: List[Told] = []
 
@@ -107,7 +107,7 @@ class _Automatic:
     def __call__(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
     ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
-        """See :meth:`spikecore.backend.Backend.compile`."""
+        """Implementation of :meth:`spikecore.backend.Backend.compile`."""
         if is_compiling() or self._runner is self._other:
             return self._runner(inputs, state, params, record)
         try:
@@ -119,14 +119,14 @@ class _Automatic:
     def one_step(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
     ) -> Tuple[Tensors, Optional[Tensors]]:
-        """See :func:`spikecore.backend.one_step`."""
+        """Implementation of :func:`spikecore.backend.one_step`."""
         try:
             return one_step(self._runner, inputs, state, params)
         except BackendError:  # __call__ raises it again, or falls back
             return by_call(self, inputs, state, params)
 
     def in_graph(self, x: Tensor, numbers: Sequence[float]) -> Optional[Tensor]:
-        """See :func:`spikecore._base.running.in_graph`. Of the runner that computes now, which torch.compile guards."""
+        """Implementation of :func:`spikecore._base.running.in_graph`; torch.compile guards the current runner."""
         return in_graph(self._runner, x, numbers)
 
     def bind(
@@ -137,7 +137,7 @@ class _Automatic:
         views: Sequence[Optional[Tuple[int, ...]]],
         single: bool,
     ) -> Optional[BoundCall]:
-        """See :func:`spikecore._base.running.bound`. For as long as this runner computes."""
+        """Implementation of :func:`spikecore._base.running.bound`, valid while this runner computes."""
         runner = self._runner
         call = bound(runner, inputs, state, params, views, single)
         if call is None:

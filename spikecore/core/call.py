@@ -1,8 +1,8 @@
 """The way of a call of a neuron: from its tensors to a runner of its :class:`~spikecore.core.dispatch.Dispatch`.
 
-- :func:`call` asks once what follows the call, and passes the answer on. A call in eager mode whose signature is that
-  of one that passed every check, and whose tensors are as those were, goes straight to its plan. Numbers are arguments
-  of a kernel, and no part of a signature.
+- :func:`call` determines the tracing mode once and passes it down. A call in eager mode whose signature is that of one
+  that passed every check, and whose tensors are as those were, goes straight to its plan. Numbers are arguments of a
+  kernel, and no part of a signature.
 - Any other call goes through :func:`execute`: it is checked, its parameters are placed, its runner is found or made,
   and the call is noted for later ones.
 - :func:`arguments` says what the runner of a call must do: which parameters it learns, which gradients it takes. It
@@ -138,7 +138,7 @@ def execute(
     return outputs, dict(zip(neuron.states, end)) if end is not None else None, trace
 
 
-#: Why a call leaves the graph that torch.compile makes -> :func:`call`, which torch does not follow and says so.
+#: Reason why a call leaves the graph of torch.compile -> :func:`call`, disabled for the compiler with this reason.
 _leaving: Dict[str, Callable[..., Results]] = {}
 
 
@@ -277,9 +277,9 @@ class NotedCall:
 
     def __init__(self, runner: Runner, args: Arguments, neuron: Any, repeats: bool = False) -> None:
         self.runner = runner
-        #: Whether the input is the first parameter of the program, because it is the same at every step.
+        #: True if the input is the first parameter of the program, because it is the same at every step.
         self.repeats = repeats
-        #: What runs the call; None where that is the runner.
+        #: Bound call; None if the runner itself takes the call.
         self.call: Optional[BoundCall] = None
         self.tensors = tuple(
             PlacedTensor(
@@ -298,7 +298,7 @@ class NotedCall:
             if isinstance(value, Tensor) and isinstance(placed, Tensor)
         )
         numbers = [(name, value) for name, value in args.named if not isinstance(value, Tensor)]
-        #: What reads the numbers of the neuron from its attributes, and those of the surrogate.
+        #: Reader of the neuron's numbers from its attributes, and the numbers of the surrogate.
         self._read = _reader([name for name, _ in numbers if name in neuron.params])
         self._of_surrogate = tuple([value for name, value in numbers if name not in neuron.params])
 

@@ -1,4 +1,4 @@
-"""How a neuron reads a ``state_dict``: values in their ranges, numbers, and entries of other libraries.
+"""Loading of a ``state_dict`` by a neuron: values in their ranges, numbers, and entries of other libraries.
 
 Rules of this module:
 
@@ -79,7 +79,7 @@ def load(
 
 
 def _faults(neuron: Any, name: str, prefix: str, value: Optional[Tensor], after: Mapping[str, Interval]) -> List[str]:
-    """What is wrong with a parameter's entry, None if there is none, under the ranges ``after`` the checkpoint."""
+    """Faults of a parameter's entry (None: no entry) under the ranges ``after`` the checkpoint."""
     owner, key, within = type(neuron).__name__, prefix + name, after.get(name)
     if value is None:
         try:
@@ -140,7 +140,7 @@ def _expanded(neuron: Any, entries: Mapping[str, Any], prefix: str) -> Dict[str,
 
 
 def of_snntorch(reset: Any, name: str, value: Tensor) -> Optional[str]:
-    """What the buffers mean that snnTorch keeps beside parameters, for a neuron that resets as snnTorch's do."""
+    """Meaning of the buffers that snnTorch keeps beside parameters, for a neuron with snnTorch's resets."""
     if name not in (*SNNTORCH, *STATES_OF_SNNTORCH) or reset is None:
         return None
     if name in STATES_OF_SNNTORCH:

@@ -1,4 +1,4 @@
-"""What a neuron checks about its declaration, its arguments and its calls, and the sentences it says.
+"""Checks of a neuron's declaration, arguments and calls, and their error messages.
 
 Every sentence names the argument, its value, and what would be right.
 """
@@ -107,7 +107,7 @@ def known_keywords(cls: Any, keywords: Mapping[str, Any]) -> None:
     )
 
 
-#: How an attribute is checked whenever it is set: check(owner, name, value) -> value.
+#: Check of an attribute whenever it is set: check(owner, name, value) -> value.
 Check = Callable[[str, str, Any], Any]
 
 
@@ -161,12 +161,12 @@ def steps_or_none(owner: str, name: str, value: Any) -> Optional[int]:
 
 
 def reset(owner: str, name: str, value: Any) -> str:
-    """What a spike does to the membrane potential."""
+    """Check of ``reset``: the effect of a spike on the membrane potential."""
     return _choice(owner, name, value, RESETS, f"one of {', '.join(map(repr, RESETS))}")
 
 
 def gradient(owner: str, name: str, value: Any) -> str:
-    """What stands for the derivative of a spike."""
+    """Check of ``gradient``: the derivative of a spike."""
     words = "'surrogate', or 'spike_time' for the exact derivative of the times of spikes"
     return _choice(owner, name, value, ("surrogate", "spike_time"), words)
 
@@ -249,7 +249,7 @@ def inputs(owner: str, names: Sequence[str], values: Sequence[Any]) -> Tensors:
 
 
 def is_device(a: torch.device, b: torch.device) -> bool:
-    """Whether both name one device; ``cuda`` without a number is the current one."""
+    """True if both name one device; ``cuda`` without a number is the current one."""
     number = torch.cuda.current_device() if a.type == b.type == "cuda" else 0
     return a.type == b.type and (number if a.index is None else a.index) == (number if b.index is None else b.index)
 

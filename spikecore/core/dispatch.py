@@ -5,7 +5,7 @@ Rules of this module:
 - What was asked is taken when a neuron is made; the backend is bound when the neuron first meets a device type; a
   runner is compiled for each kind of call. After that a call finds its runner with one look-up.
 - What torch exports or transforms (vmap, grad, jvp, jit.trace) is computed by the reference, whatever backend was asked
-  for: no transform looks through a kernel. :func:`spikecore.context.world` says what follows a call. An IPU, on
+  for: no transform looks through a kernel. :func:`spikecore.context.world` is the tracing mode of a call. An IPU, on
   which the reference does not compute, is the exception: there the backend itself emits operations of torch.
 - The definition is traced at the first call, and again whenever an attribute of the neuron is set, deleted, registered,
   loaded or moved, and by :meth:`spikecore.Neuron.retrace`. The neuron then gets another :class:`Dispatch`, which has
@@ -60,16 +60,16 @@ CallKind = Tuple[str, bool, SpecKey, bool, bool, bool]
 
 @dataclass(eq=False)
 class Dispatch:
-    """What runs the calls of a neuron. It is replaced as a whole when the definition or the request changes."""
+    """Program, backends and runners of a neuron's calls. Replaced as a whole when definition or request changes."""
 
     #: Which backend was asked for, by argument or context.
     request: Request
     #: Device type -> the backend that computes there. It stays when the definition changes.
     bound: Dict[str, Resolved] = field(default_factory=dict)
-    #: What torch.compile guards: the key of the program once that is known, a unique id before.
+    #: Guard of torch.compile: the key of the program once that is known, a unique id before.
     stamp: str = field(default_factory=lambda: f"{_UNTRACED}{next(_definitions)}")
     program: Optional[Program] = None
-    #: What made it of the traced one: the transforms of the neuron, and behind them those of calls.
+    #: Transforms that made the program from the traced one: those of the neuron, then those of calls.
     transforms: Tuple[Transform, ...] = ()
     of_calls: Tuple[Transform, ...] = ()
     #: The numbers of the surrogates: the values of ``program.numbers``, by name.
@@ -79,7 +79,7 @@ class Dispatch:
     #: Calls that passed every check, by their signature: a :class:`~spikecore.core.call.NotedCall`, or what such a
     #: module notes of its calls.
     noted: Dict[Tuple[Any, ...], Any] = field(default_factory=dict)
-    #: What computes by the programs that transforms make of this one: see :meth:`of`.
+    #: Dispatches of the transformed programs; see :meth:`of`.
     made: Dict[Transform, Dispatch] = field(default_factory=dict)
     named: Dict[Tuple[Any, ...], Dispatch] = field(default_factory=dict)
     #: Parameters that a transform put in front, "" for an input that the program does not read, and behind the neuron's
@@ -178,7 +178,7 @@ class Dispatch:
 
     @compile_time
     def repeats(self, device_type: str, gradients: bool, stamp: str, transformed: bool) -> bool:
-        """Whether inputs that are the same at every step are parameters of the program."""
+        """True if the backend takes inputs that are the same at every step as parameters."""
         has = self.computes(device_type, transformed).backend.capabilities_on(device_type)
         return bool(has.full_parameters and (has.parameter_gradients or not gradients))
 
@@ -207,8 +207,8 @@ class Dispatch:
 
     @compile_time
     def leaves_graph(self, device_type: str, stamp: str) -> str:
-        """Why a call breaks the graph that torch.compile makes, "" if it does not: its backend does not declare
-        ``torch_compile``.
+        """Reason why a call breaks the graph of torch.compile: its backend does not declare ``torch_compile``. "" if it
+        does.
         """
         resolved = self.computes(device_type)
         if resolved.backend.capabilities_on(device_type).torch_compile:
@@ -218,7 +218,7 @@ class Dispatch:
 
     @compile_time
     def adds_to_spikes(self, device_type: str, asked: bool, stamp: str) -> bool:
-        """Whether a kernel adds a shortcut to spikes. ``asked``: whether one program was asked for."""
+        """True if a kernel adds a shortcut to spikes. ``asked``: one program was asked for."""
         program: Any = self.program
         if program.outputs[0].op != "spike":
             return False

@@ -1,4 +1,4 @@
-"""What can be known of a module from outside: its hooks, whether its parts run in turn, what wraps it, its shards.
+"""Facts about a module from outside: its hooks, whether its parts run in turn, what wraps it, its shards.
 
 ``DistributedDataParallel`` wraps a network, whose names then have a prefix. ``fully_shard`` turns parameters into
 shards (``DTensor``), and into plain tensors while the module it was given runs.
@@ -15,7 +15,7 @@ from torch.nn.modules import module as _module
 from spikecore.context import PLAIN
 
 _Hook = TypeVar("_Hook", bound=Callable[..., Any])
-#: The attribute of a hook that takes a layer as it is computed.
+#: Marks a hook as read-only: it does not change the layer's inputs or output.
 _OBSERVES = "_spikecore_observes"
 _GLOBAL = tuple(
     f"_global_{kind}" for kind in ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
@@ -29,8 +29,8 @@ def observing(hook: _Hook) -> _Hook:
 
 
 def has_own_hooks(module: nn.Module) -> bool:
-    """Whether a hook of this module, or a ``forward`` of its own, sees what it computes. The graph that ``sc.fuse``
-    puts in the place of a forward is none.
+    """True if a hook of this module, or a ``forward`` set on it, sees its result. The graph that ``sc.fuse`` puts in
+    the place of a forward is none.
     """
     backward: Union[Any, bool] = module._backward_hooks or getattr(module, "_backward_pre_hooks", None)
     forward = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
@@ -40,7 +40,7 @@ def has_own_hooks(module: nn.Module) -> bool:
 
 
 def has_own_inputs(module: nn.Module) -> bool:
-    """Whether a hook of this module, or a ``forward`` of its own, may change what it reads."""
+    """True if a hook of this module, or a ``forward`` set on it, may change its inputs."""
     hooks = module._forward_pre_hooks.values()
     return "forward" in vars(module) or any(not hasattr(hook, _OBSERVES) for hook in hooks)
 
@@ -51,14 +51,14 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def calls_as(module: nn.Module, base: Type[nn.Module]) -> bool:
-    """Whether the class of ``module`` has the ``forward`` of ``base``, and no ``__call__`` of its own."""
+    """True if the class of ``module`` has the ``forward`` of ``base``, and no ``__call__`` of its own."""
     kind, plain = type(module), nn.Module
     same = kind.__call__ is plain.__call__ and kind._call_impl is plain._call_impl
     return isinstance(module, base) and kind.forward is base.forward and same
 
 
 def in_turn(module: nn.Module) -> bool:
-    """Whether a module calls what it holds one after the other, as ``nn.Sequential`` does.
+    """True if a module calls its children one after the other, as ``nn.Sequential`` does.
 
     ``nn.Sequential.forward`` iterates over the module, so a class with an ``__iter__`` of its own may call other parts,
     or in another order.
@@ -77,7 +77,7 @@ def outside(net: nn.Module, kinds: Union[type, Tuple[type, ...]]) -> Iterator[Tu
 
 
 def makes_time(net: Any) -> bool:
-    """Whether the network makes time itself, so that dimension 0 of its input is the batch.
+    """True if the network makes time itself, so that dimension 0 of its input is the batch.
 
     A module that does so has a true attribute ``makes_time``: the encoders of :mod:`spikecore.encode`, neurons with
     ``repeat``, and networks whose own ``forward`` repeats or transposes their input, which nobody can tell from
@@ -131,7 +131,7 @@ def replace_modules(net: nn.Module, others: Mapping[nn.Module, nn.Module]) -> No
 
 
 def is_shard(value: Any) -> bool:
-    """Whether it is a ``DTensor``, of which each process may hold a part only."""
+    """True for a ``DTensor``, of which each process may hold a part only."""
     return isinstance(value, Tensor) and type(value) not in PLAIN and hasattr(value, "full_tensor")
 
 

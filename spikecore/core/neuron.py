@@ -80,7 +80,7 @@ class Neuron(Stateful):
     bounds: Mapping[str, Any] = {}
     #: Parameters that must be above 0.
     positive: ClassVar[Tuple[str, ...]] = ()
-    #: What errors say beside a range, such as the other parameter that it follows: name -> words.
+    #: Words of errors beside a range, such as the other parameter that it follows: name -> words.
     follows: ClassVar[Mapping[str, str]] = {}
     #: Names of the inputs. With more than one, ``dynamics`` gets them as a named tuple.
     inputs: Tuple[str, ...] = ("x",)
@@ -94,18 +94,18 @@ class Neuron(Stateful):
         "repeat": checks.steps_or_none,
         **Stateful.configuration,
     }
-    #: What makes the program of the traced one, in order, such as fixed point.
+    #: Transforms of the traced program, in order, such as fixed point.
     transforms: Tuple[Transform, ...] = ()
     #: The ranges now, which ``bounds`` shows, and ``bounds`` as it was given, which stays when ranges follow values.
     _ranges: Dict[str, ranges.Interval]
     _given_bounds: Any
-    #: That of neurons that are given None.
+    #: Surrogate of neurons that are given None.
     surrogate: Surrogate = ATan()
-    #: What stands for the derivative of a spike; of the class for a neuron that was pickled before there was a choice.
+    #: Derivative of a spike; the class's value serves neurons that were pickled before there was a choice.
     gradient: str = "surrogate"
-    #: Whether a checkpoint is loaded.
+    #: True while a checkpoint is loaded.
     _loading = False
-    #: What runs calls; there is none yet while the neuron is made.
+    #: Dispatch of calls; missing while the neuron is made.
     _dispatch: Dispatch
 
     #: Parameters that the constructor computes from other arguments, and does not take itself.
@@ -285,22 +285,24 @@ class Neuron(Stateful):
         self._changed(name)
 
     def register_parameter(self, name: str, param: Optional[nn.Parameter]) -> None:
-        """As of ``nn.Module``; see :meth:`retrace`."""
+        """Override of ``nn.Module``; see :meth:`retrace`."""
         super().register_parameter(name, param)
         self._changed(name)
 
     def register_buffer(self, name: str, tensor: Optional[Tensor], persistent: bool = True) -> None:
-        """As of ``nn.Module``; see :meth:`retrace`."""
+        """Override of ``nn.Module``; see :meth:`retrace`."""
         super().register_buffer(name, tensor, persistent)
         self._changed(name)
 
     def add_module(self, name: str, module: Optional[nn.Module]) -> None:
-        """As of ``nn.Module``; see :meth:`retrace`."""
+        """Override of ``nn.Module``; see :meth:`retrace`."""
         super().add_module(name, module)
         self._changed(name)
 
     def train(self, mode: bool = True) -> Any:
-        """As of ``nn.Module``; ``dynamics`` may read the mode of a module in the neuron, which is set after its own."""
+        """Override of ``nn.Module``; ``dynamics`` may read the mode of a module in the neuron, which is set after its
+        own.
+        """
         super().train(mode)
         if self._modules:
             self._redefine()
@@ -335,8 +337,8 @@ class Neuron(Stateful):
         checkpoints.load(self, state_dict, prefix, load, unexpected_keys, error_msgs)
 
     def _foreign(self, name: str, value: Tensor) -> Optional[str]:
-        """What an entry of another library's checkpoint means here: None if nothing is known of it, "" if this neuron
-        is as it says, else why it is not.
+        """Meaning of an entry of another library's checkpoint: None if unknown, "" if this neuron agrees with it, else
+        the difference.
         """
         return checkpoints.of_snntorch(getattr(self, "reset", None), name, value)
 
@@ -380,7 +382,7 @@ class Neuron(Stateful):
 
     @property
     def makes_time(self) -> bool:
-        """Whether inputs have no time, and outputs have: ``repeat`` is set."""
+        """True if inputs have no time and outputs have, because ``repeat`` is set."""
         return self.repeat is not None
 
     # -- module

@@ -24,7 +24,7 @@ Results = Tuple[Tensors, Optional[State], Tensors]
 
 
 class Watcher:
-    """What is told of the calls of one neuron."""
+    """Observer of the calls of one neuron."""
 
     #: Names of the states it wants; those that the neuron lacks are left out.
     record: Tuple[str, ...] = ()

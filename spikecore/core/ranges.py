@@ -45,7 +45,7 @@ class Interval:
         return f"in [{self.low:g}, {self.high:g}]"
 
     def holds(self, value: Any) -> Any:
-        """Whether a number is in the interval; for a tensor elementwise, compared in the precision of the tensor."""
+        """True if a number is in the interval; for a tensor elementwise, compared in the precision of the tensor."""
         return value > self.low if self.open else (value >= self.low) & (value <= self.high)
 
     def nearest(self, value: Tensor) -> Tensor:

@@ -43,9 +43,9 @@ class Stateful(nn.Module):
     #: Attributes of configuration -> how their values are checked, in the constructor and whenever they are set.
     configuration: ClassVar[Mapping[str, checks.Check]] = {"step": checks.step}
 
-    #: Whether it may be without a state although the network runs, as a dropout in ``eval()``.
+    #: True if it may be without a state although the network runs, as a dropout in ``eval()``.
     may_rest: ClassVar[bool] = False
-    #: What is told of every call, see :mod:`spikecore.core.observe`.
+    #: Observers of every call, see :mod:`spikecore.core.observe`.
     _watchers: Tuple[Any, ...] = ()
 
     def __init__(self, step: str = "multi") -> None:
@@ -62,12 +62,12 @@ class Stateful(nn.Module):
 
     @property
     def continues(self) -> bool:
-        """Whether a call continues from the last one."""
+        """True if a call continues from the last one."""
         return self.step == "single" or self._carrying > 0
 
     @property
     def carrying(self) -> bool:
-        """Whether a block of :func:`spikecore.carry_state` is active, single-step neurons included."""
+        """True within a block of :func:`spikecore.carry_state`, for single-step neurons, too."""
         return self._carrying > 0
 
     def _begin(self) -> Optional[State]:
@@ -138,7 +138,7 @@ class Stateful(nn.Module):
         return super()._apply(fn, *args, **kwargs)
 
     def __prepare_scriptable__(self) -> Any:
-        """What torch.jit.script asks for."""
+        """Hook of torch.jit.script; raises, because a neuron cannot be scripted."""
         raise BackendError(
             f"torch.jit.script cannot compile {a_kind(self)}, whose program is made when it is called; use "
             "torch.compile or torch.export, or torch.jit.trace with backend='torch'"
@@ -198,12 +198,12 @@ def keep(module: Stateful, state: Optional[State]) -> None:
         module.__dict__["_calls"] = 0
 
 
-#: What a call that continues reads and writes of a module.
+#: Attributes of a module that a continuing call reads and writes.
 _CARRIED = ("_state", "_carrying", "_calls")
 
 
 def carried(module: Stateful) -> Dict[str, Any]:
-    """What ``module`` carries, for :func:`put_back`."""
+    """Carried attributes of ``module``, for :func:`put_back`."""
     return {name: module.__dict__[name] for name in _CARRIED}
 
 
@@ -213,7 +213,7 @@ def put_back(module: Stateful, before: Mapping[str, Any], state: Optional[State]
 
 
 def put(module: Stateful, state: Optional[State]) -> None:
-    """Another state in the place of that of ``module``, of another part of the batch; calls stay counted."""
+    """Replace the state of ``module`` by that of another micro-batch; does not count as a call."""
     module.__dict__.update(_state=state)
 
 
@@ -241,9 +241,9 @@ def carry_no_more(module: Stateful) -> None:
 class Stepped(nn.Module):
     """A module whose input is ``[T, ...]`` with ``step="multi"``, and that of one step with ``step="single"``."""
 
-    #: Why this module takes no single steps, and what to do; "" if it does.
+    #: Reason why this module takes no single steps, and the way out; "" if it does.
     only_multi: ClassVar[str] = ""
-    #: Whether its output at one step depends on which step it is or on the others, so that it cannot stand where time
+    #: True if its output at one step depends on which step it is or on the others, so that it cannot stand where time
     #: and batch are one dimension.
     mixes_time: ClassVar[bool] = False
     _step = "multi"

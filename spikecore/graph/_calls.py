@@ -46,7 +46,7 @@ _DESCRIBING = (
     "new_zeros new_ones new_empty new_full zeros_like ones_like empty_like full_like rand_like randn_like"
 ).split()
 _LIKE = ("view_as", "reshape_as", "expand_as", "type_as", "to", "unfolded_as")
-#: What a subclass of a layer may define and still be that layer.
+#: Attributes that a subclass of a layer may define and still be that layer.
 _HARMLESS = frozenset(
     "__init__ __module__ __doc__ __annotations__ __repr__ __dict__ __weakref__ __qualname__ __constants__ "
     "__firstlineno__ __static_attributes__ extra_repr reset_parameters reset_running_stats".split()
@@ -79,7 +79,7 @@ class Call:
     """
 
     def __init__(self, node: fx.Node, kind: str, name: str, target: Any, known: Dict[fx.Node, Call]) -> None:
-        #: How many calls come before it.
+        #: Number of calls before it.
         self.position = len(known)
         self.node, self.kind, self.name, self.target = node, kind, name, target
         self.module: Any = None
@@ -334,7 +334,7 @@ def values(graph: Graph, *inputs: Any) -> Iterator[Tuple[Call, Any]]:
 
 
 def run(graph: Graph, *inputs: Any) -> Tuple[Any, Dict[Call, Tuple[int, ...]]]:
-    """What a network returns for inputs, and the shape of each value that is a tensor.
+    """Result of a network for inputs, and the shape of each value that is a tensor.
 
     Raises :class:`Refused` where a call raises, with the shapes that it reads.
     """

@@ -401,7 +401,7 @@ def _generators() -> Tuple[Any, ...]:
 
 #: Containers whose content may change in place.
 _CONTAINERS_OF_PYTHON = (list, dict, set, deque)
-#: What is no object that a forward of the user's may keep values in.
+#: Types of values that are not searched for values that a user's forward keeps.
 _OPAQUE = (nn.Module, Tensor, fx.Proxy, type, FunctionType, MethodType, ModuleType)
 #: Beginnings of the modules of classes whose objects keep caches.
 _NOT_OF_USERS = ("torch.", "spikecore.")

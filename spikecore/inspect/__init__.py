@@ -1,4 +1,5 @@
-"""What a network does: rates and states while it runs, operations and energy, advice, pictures, text of kernels.
+"""Tools to look into a network: rates and states while it runs, operations and energy, advice, pictures, text of
+kernels.
 
 - ``explain``: a network runs once, and what it did with its tensors is said layer by layer, with advice.
 - ``floor_words``: the least that any implementation of a neuron moves through memory.

@@ -1,4 +1,4 @@
-"""What would make a network learn, and what would make it faster or smaller, the most valuable first."""
+"""Advice that makes a network learn, and makes it faster or smaller, the most valuable first."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Row(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What a run was like: the network, its graph where that can be read, the rows in the order of their calls, and
+    """Facts of a run: the network, its graph if it can be read, the rows in the order of their calls, and the place
     where numbers stop being finite, "" if nowhere.
     """
 
@@ -119,7 +119,7 @@ def _silent(run: Run) -> str:
 
 
 def is_extreme(rate: float) -> bool:
-    """Whether a layer hardly ever fires, or at nearly every step."""
+    """True if a layer hardly ever fires, or at nearly every step."""
     return not _HARDLY <= rate <= 1.0 - _HARDLY
 
 
@@ -133,7 +133,7 @@ def _how_often(row: Row) -> str:
 
 
 def _way_out(row: Row) -> str:
-    """What a layer was given, what its states reached, and what changes its rate."""
+    """Sentences on a layer's input, the range of its states, and settings that change its rate."""
     name, silent, neuron = _named([row]), _is_silent(row), neuron_of(row.module)
     if row.ranges.get("its input") == (0.0, 0.0):
         return f"The input of {name} is 0 at every step, so that no setting helps: look at what lies in front of it"
@@ -196,7 +196,7 @@ def _repeated(run: Run) -> str:
 
 
 def _computed_once(graph: Graph, steps: int, training: bool) -> str:
-    """What to write so that layers compute one step where all are the same; "" where that is not plain."""
+    """Code with which layers compute one step where all are the same; "" if that is not plain."""
     encoders = [call for call in graph.calls if call.layer is Constant]
     same: Set[Call] = {*(encoders or graph.inputs[:1])}
     layers: List[Call] = []
@@ -250,7 +250,7 @@ def _sees_no_time(call: Call) -> bool:
 
 
 def _of_one_step(layers: Sequence[Call], training: bool) -> str:
-    """How layers are written that see no time."""
+    """Code of layers that see no time."""
     text = "The layers in front of it then see one step, [B, ...]"
     if any(call.is_folded for call in layers):
         text += ", without sc.layers.TimeBatched"
@@ -364,7 +364,7 @@ def _fused(run: Run) -> str:
 
 
 def _normalises_in_kernel(row: Row, run: Run) -> bool:
-    """Whether a row is a neuron whose backend has one kernel for it and a normalisation, and uses it: one step repeated
+    """True if a row is a neuron whose backend has one kernel for it and a normalisation, and uses it: one step repeated
     is normalised once.
     """
     neuron = row.module
@@ -377,7 +377,7 @@ def _normalises_in_kernel(row: Row, run: Run) -> bool:
 
 
 def _follows(row: Row, before: Layer) -> bool:
-    """Whether a neuron gets the output of a plain normalisation of its channels, and nothing stands between them."""
+    """True if a neuron gets the output of a plain normalisation of its channels, and nothing stands between them."""
     norm: Any = row.source
     behind = 1 if row.module.step == "single" else 2  # the channels are behind time and batch
     return (
@@ -392,7 +392,7 @@ def _follows(row: Row, before: Layer) -> bool:
 
 
 def _whole_steps(run: Run) -> str:
-    """What a compiler and a graph can do on a GPU."""
+    """Advice on ``torch.compile`` and CUDA graphs on a GPU."""
     if run.device_type != "cuda" or not run.training or len(run.rows) < 3:
         return ""
     return (

@@ -57,7 +57,7 @@ class Operations:
 
 @dataclass(frozen=True)
 class Energy(Report):
-    """What :func:`spikecore.energy` found. ``str()`` gives a table; notebooks show the same.
+    """Result of :func:`spikecore.energy`. ``str()`` gives a table; notebooks show the same.
 
     ``layers``: an :class:`Operations` for each layer that computes products or sums. ``samples``, ``steps``: B and T.
     ``e_mac``, ``e_ac``: picojoules of an operation. ``timed``: whether the input had the steps, so that the twin takes
@@ -228,9 +228,9 @@ class _Counting(TorchDispatchMode):
         self.totals: Dict[Tuple[str, str], List[int]] = {}
         #: Tensors that are weights, or computed from weights alone.
         self._weights: Any = WeakTensorKeyDictionary(dict.fromkeys((*net.parameters(), *net.buffers()), True))
-        #: What runs, from the outside in: module and name.
+        #: Running modules, from the outside in: module and name.
         self._stack: List[Tuple[nn.Module, str]] = []
-        #: What makes time, and whether there is time yet: layers before the first of these compute once for all steps.
+        #: Modules that make time, and a flag for time: layers before the first of these compute once for all steps.
         self._makers = time_makers(net)
         self._timed = not self._makers
         for name, module in net.named_modules():
@@ -272,7 +272,7 @@ class _Counting(TorchDispatchMode):
         return out
 
     def counts_of(self, a: Tensor, b: Tensor) -> Tuple[Tensor, Tensor, bool]:
-        """How often the numbers of the two sides of products count, and whether one side is spikes."""
+        """Counts of the numbers of both sides of products, and True if one side is spikes."""
         left, right = self._spikes(a), self._spikes(b)
         if left is not None and right is not None and left.numel() and right.numel():
             # that of smaller multiples says how often the numbers of the other are added
@@ -285,7 +285,7 @@ class _Counting(TorchDispatchMode):
         return torch.ones_like(_wide(value)) if value in self._weights else _wide(value != 0)
 
     def _spikes(self, value: Tensor) -> Optional[Tensor]:
-        """How many spikes each number stands for; None for a tensor of other numbers."""
+        """Number of spikes that each number stands for; None for a tensor of other numbers."""
         size = _wide(value.detach()).abs()
         if value in self._weights or not bool(torch.isfinite(size).all()):
             return None
@@ -301,7 +301,7 @@ class _Counting(TorchDispatchMode):
         return times.round() if bool(((times - times.round()).abs() <= rounding * times).all()) else None
 
     def lags(self, weight: Tensor) -> int:
-        """How many weights a connection has among these: a :class:`spikecore.Delay` may be computed with one for
+        """Number of weights that a connection has among these: a :class:`spikecore.Delay` may be computed with one for
         each number of steps, of which one is not 0.
         """
         module = self._stack[-1][0]
@@ -313,7 +313,7 @@ class _Counting(TorchDispatchMode):
 
 
 def _pools(mean: Tuple[Any, ...]) -> bool:
-    """Whether arguments of ``mean`` are those of ``F.adaptive_avg_pool2d(x, 1)``, or 3d; no other mean is pooling."""
+    """True if arguments of ``mean`` are those of ``F.adaptive_avg_pool2d(x, 1)``, or 3d; no other mean is pooling."""
     return mean[1:] in (([-1, -2], True), ([-1, -2, -3], True))
 
 

@@ -39,7 +39,7 @@ from spikecore.words import a_kind, shown
 #: From outputs to the number to go backward from; None for their sum.
 Loss = Optional[Callable[[Any], Tensor]]
 
-#: What layers keep for backward, and what a normalising neuron does with a shortcut.
+#: Remarks on tensors that layers keep for backward, and on the shortcut of a normalising neuron.
 _KEEPS: Mapping[Type[nn.Module], str] = {
     CompactMaxPool2d: "keeps a byte for each maximum",
     CompactAvgPool2d: "keeps nothing",
@@ -223,7 +223,7 @@ def _sources(graph: Graph) -> Dict[nn.Module, nn.Module]:
 
 
 def _computes(module: nn.Module) -> bool:
-    """Whether a module computes by itself, and not by the modules that it holds alone."""
+    """True if a module computes something itself, and does not only call its children."""
     has_parameters = any(True for _ in module.parameters(recurse=False))
     return stateful_of(module) is not None or has_parameters or not any(True for _ in module.children())
 
@@ -255,7 +255,7 @@ def _layer(seen: Seen, times: Set[int], training: bool) -> Layer:
 
 
 def _computes_numbers(module: nn.Module) -> bool:
-    """Whether a layer without state gives other numbers than it gets."""
+    """True if a layer without state changes its numbers."""
     return _computes(module) and stateful_of(module) is None and layer_of(module) not in _PASSING
 
 
@@ -271,7 +271,7 @@ def _backend_name(seen: Seen) -> str:
 
 
 def _reason(seen: Seen) -> str:
-    """Why that backend computed a neuron, and how."""
+    """Reason why that backend computed a neuron, and how it did."""
     resolved = _resolved(seen)
     if resolved is None:
         return ""
@@ -349,7 +349,7 @@ def _adjoint(neuron: Neuron) -> Sequence[Node]:
 
 
 def _words_of_operations(neuron: Neuron, backward: bool) -> int:
-    """What the operations of a step move one by one: each reads its operands and writes its result."""
+    """Words that the operations of a step move one by one: each reads its operands and writes its result."""
     step = topological([*neuron.program.outputs, *neuron.program.next])
     nodes = {*step, *_adjoint(neuron)} if backward else set(step)
     return sum(1 + sum(part.op not in ("const", "param") for part in node.args) for node in nodes if node.args)

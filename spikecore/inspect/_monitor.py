@@ -28,12 +28,12 @@ from spikecore.layers import NormNeuron
 from spikecore.neurons import Recurrent
 from spikecore.words import shown
 
-#: What is watched.
+#: Kinds of modules that are watched.
 FIRING = (Neuron, NormNeuron, Recurrent)
 #: Operations of whole numbers that give whole numbers, and those whose first argument only chooses.
 _WHOLE = frozenset(("add", "sub", "mul", "neg", "abs", "minimum", "maximum", "detach"))
 _CHOICES = frozenset(("select", "where"))
-#: How many numbers of a state a histogram gets: of more, every n-th.
+#: Numbers of a state that a histogram gets at most: of more, every n-th.
 _MOST = 1_000_000
 
 _HEADINGS = ("layer", "kind", "calls", "neurons", "rate", "silent", "saturated")
@@ -65,7 +65,7 @@ class Call:
     outputs: int = 0
     #: The largest size of a number at each time step of each input, on the device: NaN or infinite where a number is.
     sizes: Tensors = ()
-    #: Whether it was a call of one time step.
+    #: True for a call of one time step.
     single: bool = False
 
     @property
@@ -75,12 +75,12 @@ class Call:
 
     @property
     def neurons(self) -> int:
-        """How many neurons it had: the numbers of one sample of one step."""
+        """Number of neurons: the numbers of one sample of one step."""
         return self.outputs // max(1, self.steps * self.batch)
 
 
 class Layer(Watcher):
-    """What was seen of one layer of neurons.
+    """Record of one layer of neurons.
 
     ``name``: its path in the network, "" for the network itself. ``kind``: its class. ``calls``: a :class:`Call` for
     each. ``rate``: spikes per time step and neuron over all calls, None where the output is no spike or nothing was
@@ -99,7 +99,7 @@ class Layer(Watcher):
     def clear(self) -> None:
         """Forget every call."""
         self._calls: List[Call] = []
-        #: Whether every call continues from the one before it, unless that was reset.
+        #: True if every call continues from the one before it, unless that was reset.
         self._continued = True
         #: Sums over time and batch, by the shape of a sample, and over how many samples.
         self._sums: Dict[torch.Size, Tensor] = {}
@@ -151,7 +151,7 @@ class Layer(Watcher):
 
     @property
     def fires(self) -> bool:
-        """Whether what came out were spikes."""
+        """True if the outputs were spikes."""
         return bool(self._sums)
 
     @property
@@ -176,7 +176,7 @@ class Layer(Watcher):
 
     @property
     def not_finite(self) -> str:
-        """What its input has, NaN or an infinity, and since which call and time step; "" where it is finite."""
+        """First value of the input that is not finite, with its call and time step; "" if there is none."""
         for number, call in enumerate(self._calls, 1):
             for sizes in call.sizes:
                 spoilt = (~torch.isfinite(sizes)).nonzero().flatten().tolist()
@@ -188,17 +188,17 @@ class Layer(Watcher):
 
     @property
     def neurons(self) -> int:
-        """How many neurons it has: the numbers of one sample of one step in the last call."""
+        """Number of neurons: the numbers of one sample of one step in the last call."""
         return self._calls[-1].neurons if self._calls else 0
 
     @property
     def silent(self) -> int:
-        """How many neurons never fired."""
+        """Number of neurons that never fired."""
         return int((self.rates.detach() == 0).sum())
 
     @property
     def saturated(self) -> int:
-        """How many neurons fired at every step of every sample."""
+        """Number of neurons that fired at every step of every sample."""
         return int((self.rates.detach() >= 1).sum())
 
     @property
@@ -237,7 +237,7 @@ class Layer(Watcher):
 
 
 class Seen(Report):
-    """What :func:`spikecore.monitor` saw. ``str()`` gives a table; notebooks show the same.
+    """Record of :func:`spikecore.monitor`. ``str()`` gives a table; notebooks show the same.
 
     ``rates``: name of the layer -> spikes per time step and neuron. ``seen[name]``: the :class:`Layer` of a name, with
     the rate of each neuron, calls, spikes and states. ``layers``: all of them, in the order of the network.
@@ -373,13 +373,13 @@ def neuron_of(layer: Any) -> Any:
 
 
 def stateful_of(layer: Any) -> Any:
-    """What has the state of a layer over time, and its mode ``step``; None for a layer without state."""
+    """Module that has the state of a layer and its mode ``step``; None for a layer without state."""
     inner = layer.neuron if isinstance(layer, NormNeuron) else layer
     return inner if isinstance(inner, Stateful) else None
 
 
 def adds_behind(layer: Any, inputs: Sequence[Tensor]) -> bool:
-    """Whether a call of a layer with these inputs adds a shortcut to its spikes."""
+    """True if a call of a layer with these inputs adds a shortcut to its spikes."""
     return isinstance(layer, NormNeuron) and layer.shortcut == "after" and len(inputs) > 1
 
 
@@ -423,7 +423,7 @@ def _spiking(program: Program) -> Tuple[Optional[int], bool]:
 
 
 def _is_whole(node: Node) -> bool:
-    """Whether a value is a spike, 0 or 1, or a whole number made of spikes."""
+    """True if a value is a spike, 0 or 1, or a whole number made of spikes."""
     if node.op == "const":
         return float(node.attr).is_integer()  # type: ignore[arg-type]  # a number
     if node.op in _CHOICES:

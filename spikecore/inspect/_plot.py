@@ -111,7 +111,8 @@ def traces(
 
 
 def rates(seen: Any, *, ax: Any = None) -> Any:
-    """How often neurons fire: of what :func:`spikecore.monitor` saw, one row for each layer; of one layer, a histogram.
+    """Plot of firing rates: of a record of :func:`spikecore.monitor`, one row for each layer; of one layer, a
+    histogram.
 
     ``seen``: what the monitor gave. A bar is the mean rate of a layer, in spikes per time step and neuron; a line goes
     from the 5th to the 95th percentile of its neurons; the share of neurons that never fired stands beside it. A

@@ -1,4 +1,4 @@
-"""What ``sc.explain`` returns, and how every report of this package is shown: as a table in text and in HTML."""
+"""Result of ``sc.explain``, and the form of every report of this package: a table in text and in HTML."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HEADINGS = ("layer", "kind", "output", "dtype", "layout in -> out", "backend", 
 
 
 class Table(NamedTuple):
-    """What a report shows: a line above, rows, remarks under each row, lines below them, and numbered sentences at the
+    """Table of a report: a line above, rows, remarks under each row, lines below them, and numbered sentences at the
     end.
     """
 
@@ -107,7 +107,7 @@ def dimension_of_time(shape: Sequence[int], steps: int, samples: Optional[int] =
 
 
 def input_as_read(shape: Sequence[int], steps: int, time: Optional[int]) -> str:
-    """What the dimensions of an input were taken for, by a network whose neurons had so many steps."""
+    """Meaning of the dimensions of an input, as a network with so many steps took them."""
     start = f"input {'x'.join(map(str, shape))}, read as"
     if time is not None:
         samples = f", B={shape[1 - time]} samples" if len(shape) > 1 else ""
@@ -163,7 +163,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Explanation(Report):
-    """What :func:`spikecore.explain` found. ``str()`` gives a table with the advice below; notebooks show the same.
+    """Result of :func:`spikecore.explain`. ``str()`` gives a table with the advice below; notebooks show the same.
 
     ``layers``: a :class:`Layer` for each layer, in the order of the first call. ``advice``: sentences, the most
     valuable first. ``device``: where the network ran. ``training``: whether it went backward, too. ``read``: what the

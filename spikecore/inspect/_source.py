@@ -62,7 +62,7 @@ def kernel_source(
 
 
 def _kind(value: Any) -> str:
-    """What kind of parameter a value is (see ``Spec.params``), without a time step to lie over."""
+    """Kind of parameter of a value (see ``Spec.params``), without the shape of a time step."""
     return {0: "scalar", 1: "channel"}.get(value.ndim, "full") if isinstance(value, Tensor) else "number"
 
 

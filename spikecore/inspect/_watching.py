@@ -41,7 +41,7 @@ class Described(NamedTuple):
 
 @dataclass(eq=False)
 class Seen:
-    """What was seen of one module."""
+    """Record of one module."""
 
     name: str
     module: nn.Module
@@ -52,7 +52,7 @@ class Seen:
     #: Numbers of the first input and of the output, of all calls; a step that is repeated counts once.
     numbers_in: int = 0
     numbers_out: int = 0
-    #: Whether it was called by ``run``, which takes all steps whatever the mode is.
+    #: True if it was called by ``run``, which takes all steps in every mode.
     by_run: bool = False
     #: Time steps at once in the first call, 0 if unknown; whether they held the same; whether one was computed for all.
     steps: int = 0
@@ -67,19 +67,19 @@ class Seen:
     #: Bytes that it keeps for backward, and spikes among them.
     saved: int = 0
     saved_spikes: int = 0
-    #: Whether its input had infinities before anything was wrong, as a mask has.
+    #: True if its input had infinities before anything was wrong, as a mask has.
     infinite: bool = False
     #: Which backends refused, and what they said: (refusing, computing, why).
     refusals: List[Tuple[str, str, str]] = field(default_factory=list)
 
     @property
     def stateful(self) -> Any:
-        """What has its state over time; None without state."""
+        """Module that has its state; None without state."""
         return stateful_of(self.module)
 
     @property
     def step(self) -> str:
-        """Whether its calls took all steps, "multi", or one, "single"; "" without state."""
+        """Step mode of its calls, "multi" or "single"; "" without state."""
         return "multi" if self.by_run else getattr(self.stateful, "step", "")
 
     def note_range(self, name: str, values: Tensor) -> None:
@@ -130,16 +130,16 @@ class Watching:
 
     def __init__(self, net: nn.Module) -> None:
         self.net = net
-        #: What was called, in order.
+        #: Called modules, in order.
         self.order: List[Seen] = []
-        #: Where numbers stop being finite, None while all are; and the neurons that were given such numbers.
+        #: First place of numbers that are not finite, None while all are; and the neurons that were given such numbers.
         self.origin: Optional[Spoilt] = None
         self.reached: List[Tuple[Seen, Spoilt]] = []
-        #: What makes time, and whether there is time yet: layers before the first of these compute once for all steps.
+        #: Modules that make time, and a flag for time: layers before the first of these compute once for all steps.
         self._makers = time_makers(net)
         self._timed = not self._makers
         self._stack: List[_Running] = []
-        #: What layers had autograd keep: (it, by whom).
+        #: Tensors that autograd keeps for layers: (tensor, record of the layer).
         self._saved: List[Tuple[weakref.ReferenceType[Tensor], Seen]] = []
         self._handles: List[Any] = []
         # what a neuron holds, such as the layer of Recurrent, is part of it
@@ -237,7 +237,7 @@ class Watching:
                     self._note_spikes(seen, value, running.inputs)
 
     def _note_steps(self, seen: Seen, x: Tensor, folded: Tuple[int, int]) -> None:
-        """How many time steps the first input has, and whether they are all the same."""
+        """Note the number of time steps of the first input, and whether all steps are the same."""
         steps, batch = folded
         if seen.module in self._makers or seen.stateful in self._makers:
             self._timed = True
@@ -349,7 +349,7 @@ class Watching:
         return Spoilt(place, finite.in_words(x), finite.first_index(x) or (), tuple(x.shape), folded, call)
 
     def spoilt_in_words(self, times: Collection[int]) -> str:
-        """Where numbers stop being finite and what they reached, as a piece of advice; "" where they are finite."""
+        """Advice on numbers that are not finite: their origin and the neurons that they reach; "" if all are finite."""
         origin = self.origin
         if origin is None:
             return ""
@@ -369,7 +369,7 @@ def _kind(infinite: bool) -> str:
 
 
 def storage_of(tensor: Tensor) -> int:
-    """What tells storages apart while their tensors are alive: sparse and other tensors have none of their own."""
+    """Key of a tensor's storage while the tensor is alive: sparse and other tensors have no storage of their own."""
     try:
         return tensor.untyped_storage().data_ptr() or id(tensor)
     except (NotImplementedError, RuntimeError):
@@ -377,13 +377,13 @@ def storage_of(tensor: Tensor) -> int:
 
 
 def _computed(x: Tensor) -> int:
-    """How many numbers a tensor has; a step that is repeated counts once."""
+    """Number of elements of a tensor; a step that is repeated counts once."""
     repeated = x.layout is torch.strided and x.ndim > 0 and x.stride(0) == 0 and x.shape[0] > 1
     return x.numel() // x.shape[0] if repeated else x.numel()
 
 
 def _is_repeated(x: Tensor) -> bool:
-    """Whether ``x [T, ...]`` is one step repeated: by its stride, or because its steps hold the same numbers.
+    """True if ``x [T, ...]`` is one step repeated: by its stride, or because its steps hold the same numbers.
 
     A step that is one number everywhere, such as the zeros of a layer that is silent, does not count: it says nothing
     about other inputs.
@@ -401,7 +401,7 @@ def _described(x: Tensor) -> Described:
 
 
 def memory_layout(x: Tensor) -> str:
-    """How the numbers of a tensor lie in memory, in a word or two."""
+    """Order of a tensor's numbers in memory, in a word or two."""
     if x.layout is not torch.strided:
         return str(x.layout).replace("torch.", "")
     if x.numel() == 0:
@@ -422,5 +422,5 @@ def memory_layout(x: Tensor) -> str:
 
 
 def _is_channels_last(x: Tensor, channels: Sequence[int] = (1, 2)) -> bool:
-    """Whether images or volumes, ``[B, C, ...]`` or ``[T, B, C, ...]``, have their channels innermost in memory."""
+    """True if images or volumes, ``[B, C, ...]`` or ``[T, B, C, ...]``, have their channels innermost in memory."""
     return any(x.ndim - dim in (3, 4) and x.movedim(dim, -1).is_contiguous() for dim in channels)

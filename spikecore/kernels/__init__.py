@@ -1,4 +1,4 @@
-"""What every kernel backend shares: the way of a call, layouts, the autograd boundary, registered torch ops.
+"""Shared parts of kernel backends: the way of a call, layouts, the autograd boundary, registered torch ops.
 
 A kernel backend subclasses :class:`KernelBackend` and supplies two launches, forward and backward, on raw tensors.
 Under ``torch.compile`` it needs torch 2.6 or newer.

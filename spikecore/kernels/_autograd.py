@@ -1,4 +1,4 @@
-"""Where autograd ends and kernels begin: one ``autograd.Function``, and the same call as an op of torch.
+"""Boundary of autograd and kernels: one ``autograd.Function``, and the same call as an op of torch.
 
 Eager calls go through :class:`KernelCall`. Torch's compiler, its modes and tensors of other types follow ops of torch
 and would not see a launch: for them a call is the op ``spikecore::forward``, whose derivative is
@@ -85,10 +85,10 @@ def _gradients(
 
 
 class Again:
-    """A backward pass whose call another runner computes anew.
+    """Recomputes a call with another backend when its kernels give no gradient.
 
-    As a plan of its own it is the call that gives the gradients that a kernel computed, as functions of cotangents and
-    tensors. Its tensors are these gradients, the cotangents of the first call, and the tensors of that.
+    Also acts as a :class:`CallPlan`, for second derivatives: of the gradients that a kernel computed. The tensors of
+    this call are these gradients, the cotangents of the first call, and its tensors.
     """
 
     added, eager, count = (), False, 0
@@ -131,7 +131,7 @@ class Again:
         return [tensor.clone() for tensor in tensors[: self.n_results]]
 
     def to_save(self, tensors: Sequence[Tensor], results: Sequence[Tensor]) -> Sequence[Tensor]:
-        """What second derivatives are computed from."""
+        """Tensors that second derivatives are computed from."""
         return tensors[self.n_results :]
 
     def restored(self, saved: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -202,7 +202,7 @@ _SCHEMAS = {
     "statistics": "(str key, Tensor x, int dim, float eps, Tensor(a!)? mean, Tensor(b!)? variance, Tensor(c!)? count, "
     "float factor) -> (Tensor, Tensor)",
 }
-#: What stays as long as torch's ops do. A second import, after removal from ``sys.modules``, goes on with it.
+#: Caches that live as long as torch's ops do. A second import, after removal from ``sys.modules``, goes on with it.
 _LASTING: Dict[str, Any] = vars(torch.ops.spikecore)
 #: Kernels of this process by their keys: the last ones used, and those that a runner still holds.
 _recent: Recent[str, Kernels] = _LASTING.setdefault("recent kernels", Recent(RUNNERS))
@@ -301,7 +301,7 @@ class _Op(CallPlan):
         self.keeps = True in self.left([value.requires_grad for value in tensors])
 
     def forward(self, numbers: Sequence[Any], tensors: Sequence[Tensor]) -> List[Tensor]:
-        """See :meth:`CallPlan.forward`; ``numbers`` are those of the op."""
+        """Implementation of :meth:`CallPlan.forward`; ``numbers`` are those of the op."""
         with torch._C._AutoDispatchBelowAutograd():
             results: List[Tensor] = torch.ops.spikecore.forward(
                 self.key, list(tensors), numbers, *self.arguments, self.keeps
@@ -311,7 +311,7 @@ class _Op(CallPlan):
     def backward(
         self, numbers: Sequence[Any], saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]], needs: Sequence[bool]
     ) -> List[Optional[Tensor]]:
-        """See :meth:`CallPlan.backward`."""
+        """Implementation of :meth:`CallPlan.backward`."""
         # copied here and not within the op, so that the compiler writes them as they are to be read: cotangents of a
         # global average pooling, contiguous, were copied six times to channels-last, 1.5 % of a step of SEW-ResNet18
         tensors, checkpoints, arriving = list(saved[: self.count]), list(saved[self.count :]), self.read(grads)

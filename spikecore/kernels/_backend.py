@@ -1,4 +1,4 @@
-"""What a kernel backend supplies: two launches, and if it likes the text of its kernels."""
+"""Interface of a kernel backend: two launches, and optionally the text of its kernels."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class KernelBackend(Backend):
     #: Backward recomputes states in chunks of this many steps from checkpoints that forward writes; 0 for none. See
     #: :meth:`chunk_of`, too.
     chunk: int = 0
-    #: Whether launches return their results, as those of array compilers do.
+    #: True if launches return their results, as those of array compilers do.
     owns_outputs: bool = False
     #: For each plan, so many different sizes get a kernel of their own, whose ``plan.geometry`` has them; calls of all
     #: others share the one without. 0 for one kernel that runs with any sizes.
     sizes: int = 0
-    #: Whether launches take tensors of all steps whose rows lie apart: ``[B, T, ...]`` seen as ``[T, B, ...]``. The
-    #: geometry of such a call has ``rows``. All tensors of all steps then have strides of their own, those
-    #: that are filled, too: ``stride(0)`` from step to step and ``stride(rows[1])`` from row to row.
+    #: True if launches take tensors of all steps whose rows lie apart: ``[B, T, ...]`` seen as ``[T, B, ...]``. The
+    #: geometry of such a call has ``rows``. All tensors of all steps then have strides of their own, those that are
+    #: filled, too: ``stride(0)`` from step to step and ``stride(rows[1])`` from row to row.
     rows: bool = False
-    #: Whether :meth:`split` reads all numbers once, so that the gradient of a float32 weight is quicker by parts.
+    #: True if :meth:`split` reads all numbers once, so that the gradient of a float32 weight is quicker by parts.
     quick_split: bool = False
 
     def chunk_of(self, program: Program, spec: Spec) -> int:
@@ -72,7 +72,7 @@ class KernelBackend(Backend):
         raise NotImplementedError(f"{type(self).__name__} must define backward(plan)")
 
     def feeds_back(self, program: Program, spec: Spec, width: int) -> bool:
-        """Whether launches take all steps of a call with ``spec.feedback``, of neurons ``[..., width]``.
+        """True if launches take all steps of a call with ``spec.feedback``, of neurons ``[..., width]``.
 
         For any other such call there is one launch for each step, of a plan without feedback, and the products between
         them are torch's. Where this is true, plans with ``spec.feedback`` come for calls in which the weight has

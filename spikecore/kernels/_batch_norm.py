@@ -42,24 +42,24 @@ class NormalisingKernels(Kernels):
         learn = tuple(name for name in program.params if name in (*spec.learn, *affine))
         super().__init__(backend, program, replace(spec, learn=learn))
         self.correct = backend.correction(spec)
-        #: What finds the statistics of an input, and how the channels of inputs lie, by shape, strides and dimension.
+        #: Launch for the statistics of an input, and the layout of channels of inputs, by shape, strides and dimension.
         self.find_statistics = backend.statistics(spec)
         self._channels: Recent[Any, Optional[Geometry]] = Recent(CALLS)
-        #: Where each normalised input stands among the inputs, and where its mean, 1 / standard deviation, weight and
-        #: bias stand among the parameters.
+        #: Position of each normalised input among the inputs, and of its mean, 1 / standard deviation, weight and bias
+        #: among the parameters.
         self.normalised = [
             (program.inputs.index(row.input), [program.params.index(name) for name in row[1:]])
             for row in program.normalised
         ]
         #: Of these the weights and biases.
         self.sums = [index for _, places in self.normalised for index in places[2:]]
-        #: Where the shortcut stands among the inputs whose gradient leads to that of the normalised one.
+        #: Position of the shortcut among the inputs whose gradient leads to that of the normalised one.
         self.shortcut = -1 if self.correct is not None else _index(program.inputs, added_to_normalised(program))
         self._again: Optional[Tuple[Kernels, Sequence[int]]] = None
         self._behind: Optional[Tuple[Kernels, Sequence[int]]] = None
 
     def statistics(self, x: Tensor, dim: int, eps: float, running: Optional[Moved]) -> Optional[Tuple[Tensor, Tensor]]:
-        """See :meth:`KernelRunner.input_statistics`."""
+        """Implementation of :meth:`KernelRunner.input_statistics`."""
         if self.find_statistics is None:
             return None
         (x,) = resolved((x,))
@@ -103,7 +103,7 @@ class TwoPasses:
     def __init__(self, plan: NormalisingPlan, needs: Sequence[bool], grads: Sequence[Optional[Tensor]]) -> None:
         self.plan, self.needs = plan, needs
         kernels, moving = plan.kernels, plan.moving
-        #: Whether the gradient of a shortcut, which the first pass finds, leads to that of the normalised input.
+        #: True if the gradient of a shortcut, which the first pass finds, leads to that of the normalised input.
         self.behind_shortcut = kernels.shortcut >= 0 and needs[kernels.shortcut]
         inputs = needs[:moving] if kernels.correct is not None else [False] * moving
         if self.behind_shortcut:
@@ -112,8 +112,7 @@ class TwoPasses:
         # the gradient of an input needs those of weight and bias, whether or not they are learnt
         params = [wants or k in kernels.sums for k, wants in zip(kernels.tensor_params, needs[moving:])]
         self.first = plan.backward_pass((*inputs, *params), grads)
-        #: Where the gradients that the second pass takes stand among those of the first, and which of all are not
-        #: wanted.
+        #: Positions of the second pass's gradients among those of the first, and of those that are not wanted.
         self.sums = [moving + kernels.tensor_params.index(k) for k in kernels.sums]
         self.unwanted = [place for place in range(moving, len(needs)) if not needs[place]]
         channels = plan.geometry.channels[kernels.sums[0]][1]
@@ -176,7 +175,7 @@ class NormalisingPlan(CallPlan):
     def backward(
         self, numbers: Sequence[Any], saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]], needs: Sequence[bool]
     ) -> List[Optional[Tensor]]:
-        """See :meth:`CallPlan.backward`."""
+        """Implementation of :meth:`CallPlan.backward`."""
         kernels = self.kernels
         if self.is_empty or True not in [needs[place] for place, _ in kernels.normalised]:
             return super().backward(numbers, saved, grads, needs)
@@ -218,7 +217,7 @@ NormalisingKernels.plans = NormalisingPlan
 
 
 def _index(names: Sequence[str], name: str) -> int:
-    """Where a name stands, -1 where it does not."""
+    """Position of a name, -1 if it is missing."""
     return names.index(name) if name in names else -1
 
 
@@ -233,7 +232,7 @@ def channels_of(kernels: Kernels, x: Tensor, dim: int) -> Optional[Geometry]:
 
 
 def statistics_by_torch(x: Tensor, dim: int, eps: float, running: Optional[Moved]) -> Tuple[Tensor, Tensor]:
-    """As :meth:`NormalisingKernels.statistics`, by operations of torch."""
+    """Counterpart of :meth:`NormalisingKernels.statistics` by operations of torch."""
     compute = compute_dtype(x.dtype)
     variance, mean = torch.var_mean(x.to(compute), [d for d in range(x.ndim) if d != 1 + dim], correction=0)
     if running is not None:

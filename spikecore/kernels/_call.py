@@ -62,12 +62,12 @@ Dense = Callable[[Sequence[Tensor], Sequence[Any]], Optional[Sequence[Tensor]]]
 
 
 class Call(NamedTuple):
-    """What a call is, beside its tensors."""
+    """Facts of a call beside its tensors."""
 
     record: Tuple[str, ...] = ()
-    #: Whether the initial states are among the tensors, behind the inputs.
+    #: True if the initial states are among the tensors, behind the inputs.
     has_initial_state: bool = False
-    #: Whether inputs and outputs are one step, ``[*N]``.
+    #: True if inputs and outputs are one step, ``[*N]``.
     single: bool = False
 
 
@@ -88,7 +88,7 @@ class Kernels:
         self.tensor_params = tuple(i for i, kind in enumerate(spec.params) if kind != "number")
         self.chunk = backend.chunk_of(program, spec)
         self.added = added_inputs(program, spec)
-        #: Whether a step is computed from an input.
+        #: True if a step is computed from an input.
         self.reads = any(node.op == "input" for node in program.nodes)
         # bounded: a network that asks for ever other records or gradients would keep its kernels for ever
         self._launches: Recent[Union[ForwardPlan, BackwardPlan], Launch] = Recent(CALLS)
@@ -97,18 +97,18 @@ class Kernels:
         self._lock = Lock()
 
     def placed(self, numbers: Sequence[float]) -> Sequence[Any]:
-        """All parameters from those that are numbers, None in the place of a tensor."""
+        """Spread the numeric parameters over all positions; tensor parameters are None."""
         if not self.tensor_params:
             return numbers
         each = iter(numbers)
         return [next(each) if kind == "number" else None for kind in self.spec.params]
 
     def n_moving(self, call: Call) -> int:
-        """How many of a call's tensors are inputs or initial states; those behind them are parameters."""
+        """Number of a call's tensors that are inputs or initial states; those behind them are parameters."""
         return self.n_inputs + (self.n_states if call.has_initial_state else 0)
 
     def n_results(self, call: Call) -> int:
-        """How many tensors a call gives: outputs, final states, recorded states."""
+        """Number of result tensors of a call: outputs, final states, recorded states."""
         return self.n_outputs + self.n_final + len(call.record)
 
     def plan(self, call: Call, tensors: Sequence[Tensor], wants: Tuple[bool, ...], views: Any = None) -> CallPlan:
@@ -126,7 +126,7 @@ class Kernels:
         return layout_of(x, self.backend.rows)
 
     def results(self, call: Call, layout: Layout, x: Tensor, save: bool) -> List[Tensor]:
-        """What a call fills, as allocated: its results and, to ``save`` for backward, checkpoints. ``x`` has time."""
+        """Allocated tensors of a call: its results and, to ``save`` for backward, checkpoints. ``x`` has time."""
         compute, chunk, has_initial_state = self.spec.compute, self.chunk, call.has_initial_state
         results = [layout.empty_steps(x, self.spec.dtype) for _ in range(self.n_outputs)]
         results += [layout.empty((), x, compute) for _ in range(self.n_final)]
@@ -178,7 +178,7 @@ class Kernels:
 class CallPlan:
     """Calls of one signature, bound to their kernels."""
 
-    #: Whether it launches, and is not traced.
+    #: True for a call that launches, and is not traced.
     eager = True
 
     def __init__(
@@ -186,7 +186,7 @@ class CallPlan:
     ) -> None:
         self.kernels, self.call, self.added = kernels, call, kernels.added
         self.count, self.moving, self.n_results = len(tensors), kernels.n_moving(call), kernels.n_results(call)
-        #: Whether the call is a node of autograd, and whether a kernel has to find any of its gradients.
+        #: True if the call is a node of autograd; and True if a kernel has to find any of its gradients.
         self.save, self.keeps = True in wants, True in self.left(wants)
         self.packed = packed_inputs(kernels.program, tensors)
         x = tensors[0].unsqueeze(0) if call.single else tensors[0]
@@ -206,9 +206,9 @@ class CallPlan:
         self.tensors = [form_of(value) for value in tensors]
         self.saved = [*self.tensors, *self.results[self.n_results :]]
         self.is_empty = not x.numel()
-        #: Whether all results are like the first input.
+        #: True if all results are like the first input.
         self.alike = all(form == self.tensors[0] for form in self.results)
-        #: Whether kernels read the tensors as they came, and whether inputs are dense from end to end.
+        #: True if kernels read the tensors as given; and True if inputs are dense from end to end.
         self.as_is = self.is_empty or self._holds(tensors)
         # (an input that no step reads may be a view that repeats one step: another tensor stands in its place)
         self.is_dense = not layout.outer and (
@@ -278,7 +278,7 @@ class CallPlan:
     # -- backward
 
     def to_save(self, tensors: Sequence[Tensor], results: Sequence[Tensor]) -> Sequence[Tensor]:
-        """What autograd keeps of a call for backward: its tensors but those that are only added, and checkpoints."""
+        """Tensors that autograd keeps for backward: those of the call but for summands, and checkpoints."""
         if self.packed:
             saved = [*tensors, *results[self.n_results :]]
             for index, (_, order, _), whole in self.packed:
@@ -293,8 +293,8 @@ class CallPlan:
         return (*[t for index, t in enumerate(tensors) if index not in dropped], *results[self.n_results :])
 
     def restored(self, saved: Sequence[Tensor]) -> Sequence[Tensor]:
-        """As many tensors as a call had. In the place of a dropped one stands the first input, which has its shape and
-        dtype: whoever gets these tensors may look at shapes, and must not read its numbers.
+        """Tensors of a call, in their number and order. The first input stands in for a dropped one, with its shape and
+        dtype: a reader may look at its shape, and must not read its numbers.
         """
         if self.packed:
             tensors, rights = [*saved[: -len(self.packed)]], saved[-len(self.packed) :]
@@ -358,7 +358,7 @@ class CallPlan:
         return values, checkpoints, grads, is_dense
 
     def _as_planned(self, saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]]) -> bool:
-        """Whether saved tensors and cotangents lie as the call had them: hooks and users may give anything. Autograd
+        """True if saved tensors and cotangents lie as the call had them: hooks and users may give anything. Autograd
         gives a cotangent the shape, the dtype and the device of its result.
         """
         device = self.device
@@ -415,7 +415,7 @@ class CallPlan:
         ]
 
     def _holds(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether kernels read all tensors of a call where they lie, so that :meth:`fitted` copies none."""
+        """True if kernels read all tensors of a call in place, so that :meth:`fitted` copies none."""
         layout, n, spec = self.layout, self.kernels.n_inputs, self.kernels.spec
         holds_input = layout.holds if self.call.single else layout.holds_steps
         if self.kernels.reads and not all(map(holds_input, tensors[:n])):
@@ -426,7 +426,7 @@ class CallPlan:
         )
 
     def _becomes_dense(self, value: Tensor) -> bool:
-        """Whether an input is dense from end to end where kernels read it; a copy is, but of one step repeated."""
+        """True if an input is dense from end to end where kernels read it; a copy is, but of one step repeated."""
         return value.stride(0) == self.geometry.neurons if self.layout.holds_steps(value) else value.stride(0) != 0
 
     def params(self, numbers: Sequence[Any], values: Sequence[Tensor]) -> Any:
@@ -457,10 +457,10 @@ class Pass:
         #: The parameters whose gradient is found, and their kinds.
         self.learnt = [(name, backward.kinds[name]) for name in backward.learn]
         self.launch = kernels.launch(backward, plan.geometry)
-        #: What is filled: gradients of inputs, and of all states if that of any is wanted.
+        #: Forms of the filled tensors: gradients of inputs, and of all states if that of any is wanted.
         self.forms = [plan.results[0]] * sum(backward.inputs) + [plan.step] * (kernels.n_states * backward.state)
         self.n_inputs = sum(backward.inputs)
-        #: Where these stand among the tensors of the call; and the parameters, with their kinds, views and channels.
+        #: Positions of these among the tensors of the call; and the parameters, with their kinds, views and channels.
         self.places = [place for place in range(kernels.n_inputs) if needs[place]]
         self.places += range(kernels.n_inputs, plan.moving) if backward.state else ()
         params = zip(range(plan.moving, plan.count), kernels.tensor_params, plan.views)
@@ -481,7 +481,7 @@ class Pass:
             kernels.n_states * backward.state,
         )
         self.dense = dense_of(self.launch, plan.geometry, counts, kernels.backend.owns_outputs)
-        #: Whether :meth:`straight` is for it: one input, and the cotangent of an output that lies as it.
+        #: True if :meth:`straight` computes it: one input, and the cotangent of one output in the same layout.
         is_one = plan.moving == 1 == len(present) == sum(present) and plan.results[0] == plan.tensors[0]
         self.is_straight = is_one and plan.as_is and kernels.reads and self.dense is not None
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Delays(NamedTuple):
-    """How much later the output of each neuron comes back."""
+    """Delays of each neuron's output in the feedback."""
 
     #: ``[H]``, whole numbers from 0 to ``longest``.
     lags: Tensor
@@ -34,7 +34,7 @@ class Delays(NamedTuple):
         return history
 
     def arriving(self, history: Tensor, start: int, count: int) -> Tensor:
-        """What comes back at ``count`` steps from ``start`` on, ``[count, *N]``."""
+        """Delayed outputs that arrive at ``count`` steps from ``start`` on, ``[count, *N]``."""
         steps = torch.arange(start, start + count, device=history.device)
         return history.gather(0, self._spread(steps.unsqueeze(-1) + self.longest - self.lags, history.shape[1:]))
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Memory(NamedTuple):
-    """Where the output that comes back is written: behind the outputs before the call, with delays."""
+    """Memory of the fed-back output: with delays it lies behind the outputs before the call."""
 
     history: Any
     output: Optional[Tensor]
@@ -48,13 +48,13 @@ class FeedbackCall(NamedTuple):
     call: Call
     #: ``[T, ..., H]``.
     shape: Tuple[int, ...]
-    #: As they came; in backward nobody reads that which is added to.
+    #: Inputs as given. Backward does not read the input that the feedback is added to.
     inputs: Sequence[Tensor]
     #: The first states of the program, and the output before the first step; contiguous. None of them at rest, if a
     #: launch takes all steps and there are no delays.
     state: Sequence[Tensor]
     first: Any
-    #: As a kernel takes them.
+    #: Parameters as a kernel takes them.
     params: Tuple[Any, ...]
     channels: Tuple[Tuple[int, int], ...]
     weight: Tensor
@@ -63,7 +63,7 @@ class FeedbackCall(NamedTuple):
     delays: Optional[Delays] = None
 
     def memory(self, steps: Optional[int] = None) -> Memory:
-        """Where the output that comes back is written."""
+        """Memory that the fed-back output is written to."""
         if self.delays is None:
             return Memory(None, None)
         history = self.delays.history(self.first, self.shape[0] if steps is None else steps)
@@ -121,10 +121,10 @@ class Cotangents(NamedTuple):
     #: Of the program's states, and of those that were recorded.
     final: Tuple[Optional[Tensor], ...]
     trace: Tuple[Optional[Tensor], ...]
-    #: Whether the gradients of the first states are wanted, and of which parameters that are tensors.
+    #: True if the gradients of the first states are wanted; and flags of parameters that are tensors.
     state: bool
     learn: Tuple[bool, ...]
-    #: Whether the gradient of each tensor of the call is wanted, inputs first.
+    #: Flags of the tensors of the call whose gradient is wanted, inputs first.
     needs: Sequence[bool]
 
     def needed_inputs(self, count: int, into: int) -> Tuple[bool, ...]:
@@ -254,13 +254,13 @@ class FeedbackSteps:
 
     def __init__(self, backend: KernelBackend, program: Program, spec: Spec) -> None:
         self.backend, self.program = backend, program
-        #: What one step is compiled for.
+        #: Spec of one step.
         self.spec = replace(spec, steps=1, final=True, learn=spec.learnt(program), feedback=None)
         self.final = spec.final
         self._kernels: Dict[Optional[int], Kernels] = {}
 
     def kernels(self, steps: int) -> Kernels:
-        """What runs so many steps without feedback."""
+        """Kernels of so many steps without feedback."""
         fixed = steps if steps <= MAX_STATIC_STEPS else None
         kernels = self._kernels.get(fixed)
         if kernels is None:
@@ -385,9 +385,9 @@ def chunk_of(steps: int) -> int:
 
 
 class _Product:
-    """What one step gives to the next: ``y @ W.T + b``, with the bits of ``torch.nn.functional.linear``; where spikes
-    are multiplied as exact parts, with its accuracy (:class:`SpikesTimes`). ``split``: of a backend, where these are
-    spikes.
+    """Feedback from one step to the next: ``y @ W.T + b``, with the bits of ``torch.nn.functional.linear``; where
+    spikes are multiplied as exact parts, with its accuracy (:class:`SpikesTimes`). ``split``: of a backend, where these
+    are spikes.
     """
 
     def __init__(self, fed: FeedbackCall, split: Optional[Split]) -> None:

@@ -1,4 +1,4 @@
-"""How the tensors of a call lie in memory, and what a launch is called with.
+"""Layout of the tensors of a call in memory, and the arguments of a launch.
 
 A launch gets the sizes of a call and then the fields of :class:`ForwardBuffers` or :class:`BackwardBuffers`, one
 argument each, in their order. ``T`` below is the number of steps, ``*N`` the user's shape of one step with N numbers,
@@ -81,7 +81,7 @@ class BackwardBuffers(NamedTuple):
 
 
 class ForwardResults(NamedTuple):
-    """What a forward launch of a backend with ``owns_outputs`` returns: groups as in :class:`ForwardBuffers`, flat.
+    """Results of a forward launch of a backend with ``owns_outputs``: groups as in :class:`ForwardBuffers`, flat.
 
     outputs: stored, ``[T, N]``.
     final: arithmetic, ``[N]``.
@@ -96,7 +96,7 @@ class ForwardResults(NamedTuple):
 
 
 class BackwardResults(NamedTuple):
-    """What a backward launch of a backend with ``owns_outputs`` returns.
+    """Results of a backward launch of a backend with ``owns_outputs``.
 
     grad_inputs: stored, ``[T, N]``, for each input whose gradient is wanted.
     grad_state: arithmetic, ``[N]`` for each state if ``plan.state``.
@@ -125,7 +125,7 @@ ReturningBackwardLaunch = Callable[[Geometry, Group, Group, KernelParams, Group,
 Moved = Tuple[Tensor, Tensor, Optional[Tensor], float]
 #: Statistics of an input ``[T, *N]``: ``launch(geometry, x, eps, running)``.
 StatisticsLaunch = Callable[[Geometry, Tensor, float, Optional[Moved]], Optional[Tuple[Tensor, Tensor]]]
-#: What statistics add to the gradient of an input: ``launch(geometry, x, grad, channels)``.
+#: Launch that adds the part of the statistics to the gradient of an input: ``launch(geometry, x, grad, channels)``.
 CorrectionLaunch = Callable[[Geometry, Tensor, Tensor, Sequence[Tensor]], None]
 #: Any of the four. A backend annotates its own with the kind that it is.
 Launch = Callable[..., Any]
@@ -137,7 +137,7 @@ class Layout(NamedTuple):
     shape: Tuple[int, ...]
     #: Dimensions of one time step, outermost in memory first; None for the natural order.
     order: Optional[Tuple[int, ...]]
-    #: How many of these dimensions, the outermost, lie outside of time: 0 where a step is dense, 1 for ``[B, T, ...]``.
+    #: Number of the outermost dimensions that lie outside of time: 0 where a step is dense, 1 for ``[B, T, ...]``.
     outer: int = 0
 
     @classmethod
@@ -170,7 +170,7 @@ class Layout(NamedTuple):
         return x.new_empty([sizes[d] for d in order], dtype=dtype).permute([order.index(d) for d in range(len(order))])
 
     def holds(self, step: Tensor) -> bool:
-        """Whether a tensor ``[*shape]`` is dense in this layout."""
+        """True if a tensor ``[*shape]`` is dense in this layout."""
         return step.is_contiguous() if self.order is None else self._dense(step.stride())
 
     def fit(self, step: Tensor) -> Tensor:
@@ -178,7 +178,7 @@ class Layout(NamedTuple):
         return step if self.holds(step) else self._copied(step, 0)
 
     def holds_steps(self, steps: Tensor) -> bool:
-        """Whether each step of a tensor ``[T, *shape]`` lies as kernels read it."""
+        """True if each step of a tensor ``[T, *shape]`` lies as kernels read it."""
         strides = steps.stride()[1:]
         if (self.order is None and steps.is_contiguous()) or self._dense(strides):
             return True
@@ -213,7 +213,7 @@ class Layout(NamedTuple):
         return step.reshape([self.shape[d] for d in self.order]).permute(self._back(0))
 
     def inner_of(self, dim: int) -> int:
-        """How many neurons lie between two neighbours along a dimension of one time step."""
+        """Number of neurons between two neighbours along a dimension of one time step."""
         inner = 1
         for d in reversed(self.order or range(len(self.shape))):
             if d == dim:
@@ -222,7 +222,7 @@ class Layout(NamedTuple):
         return inner
 
     def channels_along(self, view: Sequence[int]) -> Tuple[int, int]:
-        """How a parameter of this shape ``[1, C, 1, ...]`` lies: (neurons between neighbouring channels, channels)."""
+        """Layout of a parameter of shape ``[1, C, 1, ...]``: (neurons between neighbouring channels, channels)."""
         # all dimensions but that of the channels are 1; with one channel it is any
         dim = max(range(len(view)), key=lambda d: view[d])
         return self.inner_of(dim), view[dim]
@@ -276,7 +276,7 @@ def layout_of(x: Tensor, rows: bool = False) -> Layout:
 
 
 def _outer(shape: Sequence[int], order: Sequence[int], strides: Sequence[int]) -> int:
-    """How many of the dimensions, outermost in memory first, lie apart, at one distance from row to row; the others are
+    """Number of the dimensions, outermost in memory first, with gaps of one distance from row to row; the others are
     dense. 0 where all are dense, -1 where there is no such distance.
     """
     dense_stride, count = 1, 0
@@ -302,7 +302,7 @@ def _is_dense(shape: Sequence[int], order: Sequence[int], strides: Sequence[int]
 
 
 def fits_param(kind: str, value: Tensor, layout: Layout) -> bool:
-    """Whether a kernel reads a parameter where it lies: see :func:`fitted_param`."""
+    """True if a kernel reads a parameter in place: see :func:`fitted_param`."""
     if kind == "channel":
         return value.ndim == 1 and value.is_contiguous()
     return kind != "full" or (value.shape == layout.shape and layout.holds(value))
@@ -352,7 +352,7 @@ def gradient(
 # ``spec.compute`` (all others), on the device of the call, in memory of its own: a user may change any of them, and any
 # argument, in place. Number, shape, dtype and device are checked; the conformance suite finds memory that is shared.
 
-#: What a result must be: its name for an error, its flat shape (None for any number of numbers), its dtype.
+#: Expected result of a launch: its name for an error, its flat shape (None for any number of numbers), its dtype.
 Expected = Tuple[str, Optional[Tuple[int, ...]], torch.dtype]
 
 
@@ -454,7 +454,7 @@ def resolved(tensors: Sequence[Any]) -> Sequence[Any]:
 
 
 def has_memory(tensors: Sequence[Any]) -> bool:
-    """Whether the memory of each of the tensors (or None) holds its values."""
+    """True if the memory of each of the tensors (or None) holds its values."""
     try:
         for value in tensors:
             if value is not None and (value.is_neg() or not value.data_ptr()):

@@ -1,4 +1,4 @@
-"""What a kernel is compiled for.
+"""Plans: what a kernel is compiled for.
 
 A plan is a value: the program, the spec, and which of the optional tensors exist. Sizes are part of it only for a
 backend that asks for them (:attr:`~spikecore.kernels.KernelBackend.sizes`). Two launches make a backend: one for a
@@ -55,7 +55,7 @@ class Geometry(NamedTuple):
 
 @dataclass(frozen=True)
 class _Plan:
-    """What a plan of either direction takes from its program and its spec."""
+    """Base of plans of both directions: their program and spec."""
 
     program: Program
     spec: Spec
@@ -95,7 +95,7 @@ class ForwardPlan(_Plan):
 
     @property
     def roots(self) -> Tuple[Node, ...]:
-        """What one step computes: outputs, and the next value of each state."""
+        """Roots of one step: outputs, and the next value of each state."""
         return (*self.program.outputs, *self.program.next)
 
     @property
@@ -258,7 +258,7 @@ class BackwardPlan(_Plan):
 
     @cached_property
     def roots(self) -> Tuple[Node, ...]:
-        """What one step of the adjoint computes: gradients of inputs and parameters, cotangents of carried states."""
+        """Roots of one step of the adjoint: gradients of inputs and parameters, cotangents of carried states."""
         adjoint, carried = self.adjoint, self.carried_cotangents
         states = [node for name, node in zip(self.program.states, adjoint.states) if name in carried]
         return (*[adjoint.inputs[index] for index in self.wanted], *states, *adjoint.params)
@@ -468,7 +468,7 @@ def _varying(order: Sequence[Node]) -> Set[Node]:
 
 
 def _steps(place: _Place, users: Dict[Node, List[Node]], sizes: Dict[Node, int], flow: _Flow) -> List[_Place]:
-    """Where one more unit of flow can go from a place. A condition may be computed, but not kept."""
+    """Places that one more unit of flow can go to. A condition may be computed, but not kept."""
     node, exit_ = place
     further: List[_Place] = []
     if exit_:
@@ -530,8 +530,8 @@ def _reaching(last: Set[Node], users: Dict[Node, List[Node]], sizes: Dict[Node, 
 
 
 def with_reciprocals(order: Sequence[Node], exact: Collection[Node], fixed: Collection[Node]) -> Dict[Node, Node]:
-    """What takes the place of each of these nodes (arguments first): divisions by nodes in ``fixed``, which are the
-    same at every step, become products with reciprocals.
+    """Replacement of each of these nodes (arguments first): divisions by nodes in ``fixed``, which are the same at
+    every step, become products with reciprocals.
 
     A kernel computes such a reciprocal once, before its first step. The product is off by two units in the last place
     at most: lost where results are rounded to 16 bits, and there alone a kernel would wait for divisions instead of

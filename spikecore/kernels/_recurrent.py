@@ -43,9 +43,9 @@ class FedKernels(Kernels):
 
     def __init__(self, backend: KernelBackend, program: Program, spec: Spec) -> None:
         super().__init__(backend, program, replace(spec, learn=spec.learnt(program), feedback=None))
-        #: What comes back: of which output, into which input, and whether it is constant.
+        #: Feedback: its output, its input, and whether it is constant.
         self.fed = spec.feedback or Feedback()
-        #: Whether what comes back is spikes of 0 and 1.
+        #: True if the fed-back output is spikes of 0 and 1.
         self.spikes = program.outputs[self.fed.output].op == "spike"
         self.n_own, count = len(self.tensor_params), len(program.params)
         #: The last output and, with delays, the outputs before it.
@@ -65,7 +65,7 @@ class FedKernels(Kernels):
         return self.launches if whole else self.steps
 
     def detached(self, steps: int) -> Kernels:
-        """What computes so many steps without feedback: gradients where the output that comes back is a constant."""
+        """Kernels of so many steps without feedback, for gradients if the fed-back output is a constant."""
         fixed = steps if steps <= MAX_STATIC_STEPS else None
         if fixed not in self._detached:
             self._detached[fixed] = Kernels(self.backend, self.program, replace(self.spec, steps=fixed))
@@ -100,7 +100,7 @@ class FedPlan:
         self.shape = tuple(tensors[0].shape)
         self.layout = Layout(self.shape[1:], None)
         self.channels = channels_of(kernels, self.layout, self.views[: kernels.n_own])
-        #: Whether the output is saved, for the gradient of the weight.
+        #: True if the output is saved, for the gradient of the weight.
         self.output = wants[self.weight]
         self.save = True in wants
 
@@ -116,13 +116,13 @@ class FedPlan:
         return [*outputs, *final, *trace, *saved]
 
     def to_save(self, tensors: Sequence[Tensor], results: Sequence[Tensor]) -> Sequence[Tensor]:
-        """What autograd saves."""
+        """Tensors that autograd saves."""
         into, output = self.kernels.fed.into, self.kernels.fed.output
         inputs = tensors if self.whole else (*tensors[:into], *tensors[into + 1 :])
         return (*inputs, *results[output : output + self.output], *results[self.n_results :])
 
     def restored(self, saved: Sequence[Tensor]) -> Sequence[Tensor]:
-        """As many tensors as a call had. What stands in the place of the input has its shape, and nobody reads its
+        """Tensors of a call, in their number and order. The stand-in for the input has its shape, and nobody reads its
         values.
         """
         if self.whole:
@@ -228,7 +228,7 @@ class FedRunner(KernelRunner):
     def __init__(self, backend: KernelBackend, program: Program, spec: Spec) -> None:
         self.fed = FedKernels(backend, program, spec)
         super().__init__(backend, program, self.fed.steps.spec)
-        #: What it inherits is of one step without feedback: there is no op of a whole call.
+        #: No key: the inherited op computes one step without feedback, and there is no op of a whole call.
         self.graph_key = ""
 
     def bind(
@@ -239,8 +239,8 @@ class FedRunner(KernelRunner):
         views: Sequence[Optional[Tuple[int, ...]]],
         single: bool,
     ) -> Optional[BoundCall]:
-        """As of other runners, of calls that are one launch, of a neuron whose parameters are numbers: a product of
-        every step takes longer than what that saves.
+        """Bound call for calls that are one launch, of a neuron whose parameters are numbers. Elsewhere the product of
+        every step takes longer than binding saves.
         """
         fed, count = self.fed, len(self.program.params)
         weight: Any = params[count]
@@ -273,7 +273,7 @@ class FedRunner(KernelRunner):
     def __call__(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
     ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
-        """See :meth:`spikecore.backend.Backend.compile`."""
+        """Implementation of :meth:`spikecore.backend.Backend.compile`."""
         x, count, compute = inputs[self.fed.fed.into], len(self.program.params), self.spec.compute
         arguments = tuple([value.to(compute) if isinstance(value, Tensor) else value for value in params[:count]])
         weights: Any = params[count:]

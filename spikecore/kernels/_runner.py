@@ -56,7 +56,7 @@ class KernelRunner:
         self.kernels = (NormalisingKernels if program.normalised else Kernels)(backend, program, spec)
         self.key = key_of(self.kernels)
         register()
-        #: Whether the initial state depends on a learnt parameter, so that autograd must see how.
+        #: True if the initial state depends on a learnt parameter, so that autograd must see how.
         self.learnt_initial = any(node.attr in spec.learn for node in parameters(program.initial))
         #: The key where a call at rest whose parameters are numbers is one op with one result, else "".
         is_one_op = len(program.inputs) == 1 == len(program.outputs) and not (spec.final or self.learnt_initial)
@@ -76,7 +76,7 @@ class KernelRunner:
     def __call__(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
     ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
-        """See :meth:`spikecore.backend.Backend.compile`."""
+        """Implementation of :meth:`spikecore.backend.Backend.compile`."""
         if inputs[0].shape[0] == 0:
             return self._nothing(inputs[0], state, params, record)
         results = self._cross(*self._arranged(inputs, state, params, Call(tuple(record))))
@@ -91,7 +91,7 @@ class KernelRunner:
         views: Views,
         single: bool,
     ) -> Optional[BoundCall]:
-        """See :func:`spikecore._base.running.bound`."""
+        """Implementation of :func:`spikecore._base.running.bound`."""
         if not inputs[0].numel() or world() is not EAGER:
             return None
         call, tensors, _ = self._arranged(inputs, state, params, Call(single=single), views)
@@ -129,13 +129,13 @@ class KernelRunner:
     def one_step(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
     ) -> Tuple[Tensors, Optional[Tensors]]:
-        """See :func:`spikecore.backend.one_step`."""
+        """Implementation of :func:`spikecore.backend.one_step`."""
         results = self._cross(*self._arranged(inputs, state, params, Call(single=True)))
         n = self.kernels.n_outputs
         return tuple(results[:n]), tuple(results[n:]) if self.spec.final else None
 
     def in_graph(self, x: Tensor, numbers: Sequence[float]) -> Optional[Tensor]:
-        """See :func:`spikecore._base.running.in_graph`."""
+        """Implementation of :func:`spikecore._base.running.in_graph`."""
         if not self.graph_key:
             return None
         results: List[Tensor] = torch.ops.spikecore.forward(self.graph_key, [x], numbers, [], False, False)

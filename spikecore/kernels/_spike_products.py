@@ -47,7 +47,7 @@ def aligned(width: int) -> int:
 
 
 def split(x: Tensor, count: int) -> Tensor:
-    """See :meth:`spikecore.kernels.KernelBackend.split`; by operations of torch."""
+    """Counterpart of :meth:`spikecore.kernels.KernelBackend.split` by operations of torch."""
     width = x.shape[1]
     parts: List[Tensor] = []
     for _ in range(count):
@@ -58,7 +58,7 @@ def split(x: Tensor, count: int) -> Tensor:
 
 
 def multiplies(matrix: Tensor) -> bool:
-    """Whether tensor cores multiply float32 matrices such as this one so: on a CUDA GPU whose tensor cores have
+    """True if tensor cores multiply float32 matrices such as this one in parts: on a CUDA GPU whose tensor cores have
     bfloat16, by a torch whose ``mm`` gives float32 for it (from 2.8 on).
 
     Where products of float32 may be rounded to TF32, they are quicker still, and what was asked for.
@@ -80,14 +80,14 @@ def _may_round() -> bool:
 
 
 def is_quicker(weight: Tensor, rows: int, steps: int) -> bool:
-    """Whether tensor cores take the products of so many steps of so many rows of spikes: only large ones."""
+    """True if tensor cores take the products of so many steps of so many rows of spikes: only large ones."""
     width = weight.shape[0]
     large = width >= WIDE and rows * width * width >= WORK and steps >= STEPS
     return large and not width % ALIGNED and multiplies(weight)
 
 
 def gradient_is_quicker(grads: Tensor) -> bool:
-    """Whether tensor cores take the product of these cotangents ``[K, H]`` and as many rows of spikes."""
+    """True if tensor cores take the product of these cotangents ``[K, H]`` and as many rows of spikes."""
     rows, width = grads.shape
     return width >= WIDE_GRADIENT and rows * width * width >= WORK_OF_GRADIENT and multiplies(grads)
 

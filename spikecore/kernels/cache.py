@@ -34,7 +34,7 @@ _FOLDER = "compiled-kernels"
 #: Says that spikecore made a folder, and to programs that make backups that it is a cache.
 _TAG = "CACHEDIR.TAG"
 _SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55\n# compiled kernels of spikecore\n"
-#: What every entry begins with.
+#: First bytes of every entry.
 _MAGIC = b"spikecore-kernel "
 _DIGEST = 16
 #: Seconds after which a file that a process is writing is one that a killed process left.
@@ -86,8 +86,8 @@ def key_of(*parts: object) -> str:
 
 
 def meaning(text: str, comment: str) -> str:
-    """What of a kernel's text decides what it computes: not the comments before its first statement, nor lines that
-    hold nothing else (``comment`` is what they begin with), nor a docstring before all.
+    """Text of a kernel without docstring, comments before the first statement and lines that are comments alone (which
+    begin with ``comment``): the part that decides its results.
 
     Of a C text in which such a line may be something else, a raw string or a line that goes on, all counts.
     """
@@ -127,7 +127,7 @@ def write(kind: str, name: str, content: bytes) -> None:
 
 
 def reason() -> str:
-    """Why no new kernels are kept, in words; empty where they are kept, or will be. It tries to write a file."""
+    """Reason why no new kernels are kept, in words; "" if they are. It tries to write a file."""
     try:
         try:
             path = _checked_folder()
@@ -140,7 +140,7 @@ def reason() -> str:
 
 
 def kinds() -> Dict[str, Kind]:
-    """What there is, by kind."""
+    """Entries of the cache, by kind."""
     by_kind: Dict[str, Kind] = {}
     for path, stats in _files():
         if not path.name.startswith(WRITING):
@@ -157,7 +157,7 @@ def clear() -> Tuple[int, int]:
 
 
 def trim() -> None:
-    """Remove what killed processes left, and what was not used for longest of what is beyond the limit."""
+    """Delete leftovers of killed processes, and the least recently used entries above the size limit."""
     time_now, left = time.time(), _limit()
     for path, stats in sorted(_files(), key=lambda file: file[1].st_atime, reverse=True):
         if path.name.startswith(WRITING):
@@ -189,7 +189,7 @@ class _Contained:
 
 
 def _limit() -> int:
-    """As :func:`limit` within a call of a neuron, where a bad setting is a warning and the default is taken."""
+    """Value of :func:`limit` within a call of a neuron: a bad setting is a warning, and the default is taken."""
     try:
         return limit()
     except ValueError as error:
@@ -238,7 +238,7 @@ def _checked_folder() -> Path:
 
 
 def _made_folder() -> Path:
-    """As :func:`_checked_folder`, which is made if there is none, or an empty one. The tag appears with the folder."""
+    """Checked folder of entries, which is made if it is missing or empty. The tag appears with the folder."""
     path = folder()
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     _check(path.parent, os.stat(path.parent), stat.S_ISDIR)

@@ -1,4 +1,4 @@
-"""What writers of kernel texts share, whatever language they write: names, arguments, leaves, values that are kept.
+"""Shared parts of kernel writers for all languages: names, arguments, leaves, values that are kept.
 
 A target subclasses :class:`KernelPrinter` for its expressions and :class:`KernelWriter` for its kernels. What it adds
 is what differs: how a value is loaded and stored, how steps and neurons are looped over, how a function is declared.
@@ -102,7 +102,7 @@ def named(arguments: Iterable[Argument], write: Callable[[str], str]) -> Tuple[A
 
 
 class Places:
-    """Where the values of a kernel's arguments are among the sizes and groups of tensors of a launch.
+    """Places of a kernel's arguments among the sizes and groups of tensors of a launch.
 
     ``groups`` are the names of the groups that a launch gets, in its order.
     """
@@ -139,7 +139,7 @@ UNIFORM_KINDS = ("number", "scalar")
 
 
 def hoisted(program: Program, spec: Spec, roots: Sequence[Node]) -> Tuple[Tuple[Node, ...], Tuple[Node, ...]]:
-    """What the roots use of the expressions of parameters alone: those that are one value, and one value per neuron.
+    """Expressions of parameters alone that the roots use: those that are one value, and one value per neuron.
 
     Both are computed before the first step. What only another one of them uses is left out, and so is ``detach``: a
     kernel has one symbol for a value and itself detached, which would be computed twice.
@@ -157,7 +157,7 @@ def hoisted(program: Program, spec: Spec, roots: Sequence[Node]) -> Tuple[Tuple[
 
 
 def is_choice(node: Node) -> bool:
-    """Whether a value is chosen among numbers: a spike, a sign, a choice between constants.
+    """True if a value is chosen among numbers: a spike, a sign, a choice between constants.
 
     GPU compilers make integers of such values, and an integer has no -0, which the negation of 0 should be.
     """
@@ -207,7 +207,7 @@ _listing: Callable[[Program], str] = lru_cache(maxsize=64)(str)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """What a comment calls a dtype: its name without the library's."""
+    """Name of a dtype in a comment, without the library's."""
     return str(dtype).partition(".")[2]
 
 
@@ -215,12 +215,12 @@ class KernelPrinter(Printer):
     """A printer of expressions for kernels, forward and backward."""
 
     def leaf(self, node: Node) -> str:
-        """What a leaf would like to be called: cotangents are called after what they belong to."""
+        """Preferred name of a leaf: cotangents are called after what they belong to."""
         return {"out_grad": "grad_out{}", "next_grad": "grad_{}"}.get(node.op, "{}").format(node.attr)
 
 
 class PythonSyntax:
-    """How Python declares, comments and spells, for a printer that derives from this class first."""
+    """Declarations, comments and literals of Python, for a printer that derives from this class first."""
 
     reserved: FrozenSet[str] = frozenset()
     declaration = "{name} = {value}"
@@ -243,7 +243,7 @@ class KernelWriter:
     the initial values of the plan they say which parameters the kernel reads.
     """
 
-    #: How the text of the target says where a tensor of one step has the neurons: ``{}`` is the tensor.
+    #: Text of the neurons' place in a tensor of one step: ``{}`` is the tensor.
     neurons_of = "{}"
 
     def __init__(
@@ -272,7 +272,7 @@ class KernelWriter:
         return self.printer.symbols.new(name)
 
     def leaf_name(self, leaf: Node) -> str:
-        """What a leaf would like to be called."""
+        """Preferred name of a leaf."""
         return self.printer.leaf(leaf)
 
     def input(self, name: str) -> str:
@@ -317,7 +317,7 @@ class KernelWriter:
         return names
 
     def output_name(self, index: int) -> str:
-        """What the tensor of an output is called."""
+        """Name of the tensor of an output."""
         return "outs" if len(self.program.outputs) == 1 else f"outs{index}"
 
     # -- arguments
@@ -327,7 +327,7 @@ class KernelWriter:
         return self.arguments.name(name, kind, group, number)
 
     def one(self, name: str, group: str, index: int) -> str:
-        """Where a tensor of one step has the neurons that are computed."""
+        """Place of the computed neurons in a tensor of one step."""
         return self.neurons_of.format(self.argument(name, self.pointer_kind(group), group, index))
 
     def pointer_kind(self, group: str) -> str:

@@ -1,4 +1,4 @@
-"""What ``dynamics`` sees: values that record.
+"""Traced values, which ``dynamics`` gets and which record.
 
 An :class:`Expr` is a node with Python's operators. What Python cannot record raises :class:`TraceError`, with the
 definition that did it and what to write instead; the line is in Python's traceback.
@@ -38,12 +38,12 @@ _FORMULAS: Dict[str, Tuple[Callable[..., Any], str]] = {
     "logical_or": (operator.or_, "x | y"),
     "logical_not": (operator.invert, "~x"),
 }
-#: What ``torch.<name>(...)`` on a traced value records: torch's name -> the operation, or a formula of its arguments.
+#: Record of ``torch.<name>(...)`` on a traced value: torch's name -> the operation, or a formula of its arguments.
 FROM_TORCH: Dict[str, Union[str, Callable[..., Any]]] = {
     **{name: row.name for row in ROWS for name in row.names},
     **{name: formula for name, (formula, _) in _FORMULAS.items()},
 }
-#: What to write in the place of methods of tensors.
+#: Replacements of tensors' methods, for messages.
 INSTEAD = {
     **{name: text for name, (_, text) in _FORMULAS.items()},
     "rsqrt": "1.0 / sc.ops.sqrt(x)",
@@ -80,14 +80,14 @@ def here() -> str:
     return f" in {name}" if name else ""
 
 
-#: What to write for a comparison where a number is needed.
+#: Advice for a comparison in the place of a number.
 COMPARISON_AS_NUMBER = (
     "for a spike write self.spike(v - 1) in place of v > 1; sc.ops.where(comparison, 1.0, 0.0) is a number without a "
     "gradient"
 )
 
 
-#: Whether an operation under ``torch.no_grad()`` is an error.
+#: True if an operation under ``torch.no_grad()`` is an error.
 _refuses: ContextVar[bool] = ContextVar("spikecore_refuses_no_grad", default=False)
 
 
@@ -160,7 +160,7 @@ _SEE_OPS = "see sc.ops for what there is"
 
 
 def _instead(name: str) -> str:
-    """What to write for torch's or NumPy's function of this name."""
+    """Replacement of torch's or NumPy's function of this name, for messages."""
     if name in INSTEAD:
         return f"write {INSTEAD[name]}"
     op = FROM_TORCH.get(name)

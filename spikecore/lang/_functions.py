@@ -117,8 +117,8 @@ def spike(u: Tensor, strict: bool, derivative: Callable[..., Any], *values: Tens
 
 # -- the forms of an operation of tensors
 
-#: What a derivative leaves of the cotangents that go to each argument, or of the tangents that come from it; None of
-#: None: ``parts(tensors, tangents)``.
+#: Parts of the cotangents that go to each argument, or of the tangents that come from it; None for None:
+#: ``parts(tensors, tangents)``.
 Parts = Callable[[Sequence[Tensor], Sequence[Optional[Tensor]]], Sequence[Optional[Tensor]]]
 
 
@@ -131,7 +131,7 @@ class _Forms(NamedTuple):
     recorded: Callable[..., Tensor]
 
     def followed(self, *tensors: Tensor) -> Tensor:
-        """What the operation gives where more than reverse mode follows it."""
+        """Result of the operation under a tracer beside reverse mode."""
         if is_jit_tracing():
             return self.recorded(*tensors)
         form = self.forward if wants_tangents() else self.transformed
@@ -325,7 +325,7 @@ _OWN = ("cuda", "ipu")
 
 
 class _RootNumbers(NamedTuple):
-    """What the exact remainder of a root needs in a dtype."""
+    """Constants for the exact remainder of a root in a dtype."""
 
     #: Times this number, a number splits into two halves whose products are exact (Dekker, 1971).
     split: float
@@ -357,7 +357,7 @@ def sqrt(x: Tensor) -> Tensor:
 
 
 def correction(x: Tensor, y: Tensor) -> Tensor:
-    """What must be added to ``y``, a root of ``x`` to three units in the last place, to have the nearest one."""
+    """Correction of ``y``, a root of ``x`` to three units in the last place, to have the nearest one."""
     by = _ROOT_NUMBERS[x.dtype]
     small, large = x < by.small, x > 1.0 / by.small
     square = _scaled(x, small, large, by.scale * by.scale)

@@ -227,7 +227,7 @@ def _attributes(surrogate: Any) -> Dict[str, Any]:
 
 
 def _is_traced(value: Any) -> bool:
-    """Whether this is a traced value, whose class is in a module above this one."""
+    """True for a traced value, whose class is in a module above this one."""
     return hasattr(type(value), "node")
 
 

@@ -44,8 +44,8 @@ def choice(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def silent(z: Tensor) -> Tensor:
-    """Where spikes are 0, for :func:`masked`: truth values, or for many numbers on a CPU 1 and 0 as integers of the
-    size of a number. Each number of ``z`` is 0 or 1, and no 0 is -0.
+    """Mask of spikes that are 0, for :func:`masked`: truth values, or for many numbers on a CPU 1 and 0 as integers of
+    the size of a number. Each number of ``z`` is 0 or 1, and no 0 is -0.
     """
     bits = None if is_few(z) or not z.is_cpu else _BITS.get(z.dtype)
     if bits is None:
@@ -66,12 +66,12 @@ def masked(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def is_few(z: Tensor) -> bool:
-    """Whether torch.where on truth values is the fastest choice by ``z``: it is for few numbers on a CPU."""
+    """True if torch.where on truth values is the fastest choice by ``z``, as for few numbers on a CPU."""
     return z.numel() < _MANY and z.is_cpu
 
 
 def is_chosen(z: Tensor) -> Tensor:
-    """Where ``z`` is not 0, as truth values for torch.where."""
+    """Mask of ``z`` that are not 0, as truth values for torch.where."""
     return torch.ne(z, zero_of(z))
 
 

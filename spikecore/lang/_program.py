@@ -96,7 +96,7 @@ def cotangents(roots: Sequence[Tuple[Node, Node]], leaves: Sequence[Node]) -> Li
 
 
 class Reach(NamedTuple):
-    """Where the gradient of some results of a run arrives."""
+    """States and leaves that the gradient of some results of a run reaches."""
 
     #: States whose cotangent is carried from step to step; 0 after the last step, unless one arrives there.
     live: FrozenSet[str]
@@ -131,7 +131,7 @@ class Adjoint(NamedTuple):
     inputs: Tuple[Node, ...]
     #: Cotangent of each state at the start of this step.
     states: Tuple[Node, ...]
-    #: What this step adds to the cotangent of each wanted parameter.
+    #: Contribution of this step to the cotangent of each wanted parameter.
     params: Tuple[Node, ...]
 
 
@@ -164,8 +164,8 @@ class Program:
         weight and bias (:func:`normalised`). The derivative of such an input is the total one, through mean and rstd as
         well, and these are never learnt; empty for all other programs.
     whole: the inputs that hold whole numbers, as spikes, and which: autograd may keep them in fewer bits.
-    seeds: values of a step that have a cotangent of their own, an expression in the step's leaves, beside what the
-        results give. Of no effect but in the adjoint.
+    seeds: extra (node, cotangent) pairs added to the adjoint, cotangents as expressions in the step's leaves; the
+        forward step ignores them.
     """
 
     __slots__ = (
@@ -317,7 +317,7 @@ class Program:
         return _adjoint(self, tuple(learn), there, tuple(trace), self._finals(final))
 
     def reach(self, outputs: Sequence[bool], trace: Sequence[str], final: Union[bool, Sequence[str]]) -> Reach:
-        """Where a gradient flows if cotangents arrive as :meth:`adjoint` has them."""
+        """Reach of the gradient for the cotangents that :meth:`adjoint` takes."""
         return _reach(self, tuple(outputs), tuple(trace), self._finals(final))
 
     def constant_states(self) -> FrozenSet[str]:
@@ -366,7 +366,7 @@ class ListingPrinter(TextPrinter):
         return "\n".join(texts)
 
     def derivative(self, rule: SpikeRule) -> List[str]:
-        """What the host computes of the numbers of a surrogate, and the derivative, with names of their own."""
+        """Lines of the host's computation with a surrogate's numbers, and of the derivative, with own names."""
         lines = [f"{self.symbol(leaf)} = {self.expression(recipe)}" for leaf, recipe in rule.recipes]
         names: Dict[Node, str] = {}
         steps = self.block([rule.derivative], names, name_roots=False)
@@ -389,7 +389,7 @@ def _restore(entries: Flat, values: Dict[str, Any]) -> Program:
 def _adjoint(
     program: Program, learn: Tuple[str, ...], outputs: Tuple[bool, ...], trace: Tuple[str, ...], final: Tuple[str, ...]
 ) -> Adjoint:
-    """See :meth:`Program.adjoint`."""
+    """Cached result of :meth:`Program.adjoint`."""
     unknown = [name for name in learn if name not in program.params]
     if unknown:
         known = tuple(name for name in program.params if name not in program.numbers)
@@ -430,7 +430,7 @@ def _constant_states(program: Program) -> FrozenSet[str]:
 
 @lru_cache(maxsize=1024)
 def _reach(program: Program, outputs: Tuple[bool, ...], trace: Tuple[str, ...], final: Tuple[str, ...]) -> Reach:
-    """See :meth:`Program.reach`."""
+    """Cached result of :meth:`Program.reach`."""
     next_of = dict(zip(program.states, program.next))
     leaves = differentiable_leaves(node for node, there in zip(program.outputs, outputs) if there)
     waiting = [*final, *trace, *(str(leaf.attr) for leaf in leaves if leaf.op == "state")]

@@ -22,7 +22,7 @@ from spikecore.lang._expr import Expr, record
 from spikecore.lang._program import Program, changed, free_name
 from spikecore.lang.node import Node, SpikeRule, const, substitute
 
-#: What ``u`` of the step before starts at: above 0, where no crossing is seen.
+#: Start of ``u`` of the step before: above 0, so that no crossing is seen.
 UNKNOWN = 1.0
 #: The smallest rise of a crossing: a smaller one counts as this, and its derivative stays finite.
 _LOWEST_RISE = 2.0**-64

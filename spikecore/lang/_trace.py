@@ -55,7 +55,7 @@ class Names:
 
 
 def input_values(names: Sequence[str], values: Sequence[Any]) -> Any:
-    """What ``dynamics`` gets as its input: the value itself, or a named tuple of several."""
+    """Input of ``dynamics``: the value itself, or a named tuple of several."""
     if len(names) == 1:
         return values[0]
     return namedtuple("Inputs", names)(*values)

@@ -42,7 +42,7 @@ Instruction = Tuple[Callable[..., Tensor], Tuple[int, ...], Tuple[int, ...]]
 
 
 def operands(node: Node) -> Tuple[Node, ...]:
-    """What the function of a node takes: its arguments, then the parameters that a spike's derivative reads."""
+    """Operands of the function of a node: its arguments, then the parameters that a spike's derivative reads."""
     return (*node.args, *node.attr.params) if isinstance(node.attr, SpikeRule) else node.args
 
 
@@ -165,7 +165,7 @@ def evaluate(roots: Sequence[Node], values: Mapping[Node, Tensor], like: Tensor)
 
 
 def apply(op: str, *args: Any) -> Any:
-    """What a function of ``sc.ops`` gives: it records traced values, and computes tensors and numbers."""
+    """Result of a function of ``sc.ops``: it records traced values, and computes tensors and numbers."""
     if op == "spike":
         return _spike(*args)
     if any(isinstance(arg, Expr) for arg in args):

@@ -37,15 +37,15 @@ LOGIC = {row.name: row.arity for row in ROWS if row.kind == "logic"}
 #: The choice by a truth value.
 CHOICE = "where"
 
-#: What gives a truth value.
+#: Operations that give a truth value.
 _BOOLEAN = frozenset(row.name for row in ROWS if row.kind in ("comparison", "logic"))
 
-#: How many operations a repr writes out.
+#: Number of operations that a repr writes out at most.
 _LONGEST_REPR = 100
 
 
 class SpikeRule:
-    """How a spike node fires and what stands for its derivative.
+    """Comparison of a spike node, and its surrogate derivative.
 
     ``strict`` fires on ``u > 0`` instead of ``u >= 0``; ``derivative`` is an expression in the leaf ``argument``.
     The label and the recipes are for people only and no part of the rule's identity. ``params`` are the parameters that
@@ -81,9 +81,9 @@ class Node(str):
     args: Tuple[Node, ...]
     attr: Attribute
     key: bytes
-    #: Whether the node is a truth value.
+    #: True if the node is a truth value.
     is_bool: bool
-    #: Whether the node has no arguments by nature.
+    #: True if the node has no arguments by nature.
     is_leaf: bool
 
     def __new__(cls, op: str, args: Tuple[Node, ...] = (), attr: Attribute = None) -> Node:

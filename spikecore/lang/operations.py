@@ -1,4 +1,4 @@
-"""What an operation of the language is: one row, from which all that knows operations reads.
+"""Operations of the language: one row each, which every tool reads.
 
 :mod:`spikecore.lang.ops` declares them, each once. :data:`ROWS` is read by nodes (arity), the reference (torch),
 adjoints (gradient), printers (c, python), values that record (names that torch and NumPy have for it), tables of other
@@ -10,11 +10,11 @@ from __future__ import annotations
 import inspect
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
 
-#: How tightly operators bind, loosest first. A template's arguments are put in parentheses when they bind less tightly.
+#: Precedences of operators, loosest first. A template's arguments are put in parentheses when they bind less tightly.
 TERNARY, OR, AND, EQUALITY, ORDER, SUM, PRODUCT, UNARY, ATOM = range(9)
 
-#: How tightly a text binds, and its template. Beside the arguments a template may have ``{f}``, the suffix of C's
-#: functions for floats; ``{math}``, the module of Python's; ``{zero}``, ``{one}`` and ``{compare}``, ``>`` or ``>=``.
+#: Precedence of a text, and its template. Beside the arguments a template may have ``{f}``, the suffix of C's functions
+#: for floats; ``{math}``, the module of Python's; ``{zero}``, ``{one}`` and ``{compare}``, ``>`` or ``>=``.
 Template = Tuple[int, str]
 #: op -> its template.
 Templates = Dict[str, Template]
@@ -35,9 +35,9 @@ class Operation(NamedTuple):
     #: The reverse rule; None where no gradient flows, and for ``spike`` and ``select``, which torch has not.
     gradient: Optional[Rule]
     c: Template
-    #: What compilers of Python have in common.
+    #: Template for compilers of Python.
     python: Template
-    #: What people read; None for a call by name.
+    #: Template for readers; None for a call by name.
     text: Optional[Template] = None
     #: "number", "comparison" (numbers give a truth value), "logic" (of truth values) or "choice" (by a truth value).
     kind: str = "number"
@@ -45,19 +45,19 @@ class Operation(NamedTuple):
     names: Tuple[str, ...] = ()
     #: NumPy's function of the same values, which JAX has, too; "" where there is none.
     numpy: str = ""
-    #: Whether each bit of the value is fixed: IEEE 754 rounds it, or nothing does.
+    #: True if each bit of the value is fixed: IEEE 754 rounds it, or nothing does.
     exact: bool = False
-    #: Whether the derivative can be infinite, or not a number, at finite arguments of moderate size.
+    #: True if the derivative can be infinite, or not a number, at finite arguments of moderate size.
     unbounded: bool = False
     #: Names of the arguments, for messages, and what the last ones are where they are left out.
     arguments: str = "x"
     defaults: Tuple[float, ...] = ()
-    #: What it is, in a sentence.
+    #: Description in a sentence.
     doc: str = ""
 
     @property
     def is_function(self) -> bool:
-        """Whether a definition writes it as ``sc.ops.<name>(...)``, and not as an operator or ``self.spike``."""
+        """True if a definition writes it as ``sc.ops.<name>(...)``, and not as an operator or ``self.spike``."""
         return self.text is None
 
 

@@ -86,7 +86,7 @@ _FUNCTION_SUFFIX = {"float": "f", "double": ""}
 #: Two capitals or more, or capitals before the first underscore: NULL, M_PI, M_PIf.
 LIKE_A_MACRO = re.compile(r"(?=..)[A-Z][A-Z0-9]*(_\w*)?")
 
-#: How many operations an expression nests. Python's parser takes 200 parentheses, compilers of C 256.
+#: Nesting of operations in an expression at most. Python's parser takes 200 parentheses, compilers of C 256.
 DEEPEST = 24
 
 
@@ -204,11 +204,11 @@ class Printer:
     #: Words that no name may be although a text need not have them: those of the language, and macros.
     reserved: FrozenSet[str] = C_WORDS
     declaration = "const {type} {name} = {value};"
-    #: What a comment begins with, as a regular expression.
+    #: Beginning of a comment, as a regular expression.
     comment = "//"
     bool_type = "bool"
     infinity, nan = "INFINITY", "NAN"
-    #: How the two are written in float64: C's own are float, and templates want both arguments of one type.
+    #: Text of the two in float64: C's own are float, and templates want both arguments of one type.
     wide = "double({})"
     #: Python's module of functions, for the templates of Python.
     math = "math"
@@ -240,7 +240,7 @@ class Printer:
     # -- names
 
     def leaf(self, node: Node) -> str:
-        """What a leaf would like to be called."""
+        """Preferred name of a leaf."""
         return {"out_grad": "grad_out{}", "next_grad": "grad_next_{}"}.get(node.op, "{}").format(node.attr)
 
     def symbol(self, node: Node) -> str:
@@ -300,14 +300,14 @@ class Printer:
         return binding, template.format(*args, **self.words(node))
 
     def template(self, node: Node) -> Tuple[int, str]:
-        """How tightly the text of a node binds, and its template. Raises :class:`Unsupported` where there is none."""
+        """Precedence of the text of a node, and its template. Raises :class:`Unsupported` if there is none."""
         template = self.templates.get(node.op)
         if template is None:
             raise Unsupported(f"{type(self).__name__} has no text for the operation {node.op!r}")
         return template
 
     def words(self, node: Node) -> Dict[str, str]:
-        """What the named places of templates stand for."""
+        """Values of the named places of templates."""
         strict = getattr(node.attr, "strict", False)  # only the rule of a spike has it
         return {**self._words, "compare": ">" if strict else ">="}
 
@@ -412,7 +412,7 @@ class TextPrinter(Printer):
         self.others = frozenset(others)
 
     def leaf(self, node: Node) -> str:
-        """What a leaf would like to be called."""
+        """Preferred name of a leaf."""
         name = super().leaf(node)
         while node.op == "param" and name in self.others:
             name += "_"

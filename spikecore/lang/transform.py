@@ -20,14 +20,14 @@ __all__ = ["Derived", "Normalised", "Repeated", "Transform", "changed", "cotange
 
 
 class Transform:
-    """What makes a program of another one. A subclass is a frozen dataclass; one on a neuron is pickled with it."""
+    """Map from a program to another one. A subclass is a frozen dataclass; one on a neuron is pickled with it."""
 
     def apply(self, program: Program) -> Derived:
         """The program, and the parameters that it has beside those of ``program``."""
         raise NotImplementedError(f"{type(self).__name__} must define apply(self, program)")
 
     def refuses(self, dtype: Any) -> str:
-        """Why calls with inputs of this dtype cannot be computed, and what to do; "" if they can."""
+        """Reason why calls with inputs of this dtype cannot be computed, and the way out; "" if they can."""
         return ""
 
     def following(

@@ -67,12 +67,12 @@ def check_norm(owner: str, norm: Any, name: str = "norm") -> None:
 
 
 def is_plain_norm(module: nn.Module) -> bool:
-    """Whether a module is a batch normalisation that a neuron's kernel can compute."""
+    """True if a module is a batch normalisation that a neuron's kernel can compute."""
     return type(module) in DIMS and not has_own_hooks(module)
 
 
 def takes_batch(norm: Norm) -> bool:
-    """Whether a batch normalisation takes the statistics of its input, rather than the running ones."""
+    """True if a batch normalisation takes the statistics of its input, not the running ones."""
     return norm.module.training or norm.mean is None
 
 
@@ -94,7 +94,7 @@ def norm_of(module: Any) -> Norm:
 
 
 def fits(norm: Norm, x: Tensor, channel_dim: int) -> bool:
-    """Whether ``x``, ``[T, B, C, ...]`` or with ``channel_dim=-1`` ``[T, B, ..., C]``, is plain input of ``norm``;
+    """True if ``x``, ``[T, B, C, ...]`` or with ``channel_dim=-1`` ``[T, B, ..., C]``, is plain input of ``norm``;
     torch's own forward computes or refuses other.
     """
     module, shape = norm.module, x.shape
@@ -127,7 +127,7 @@ def normalised(norm: Any, x: Tensor, channel_dim: int, one_step: bool) -> Tensor
 def constants(
     norm: Norm, x: Tensor, dim: int, moments: Optional[Moments], statistics: Optional[Statistics]
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What ``norm`` normalises ``x`` ``[T, *N]`` by, which :func:`fits`: ``(mean, rstd, weight, bias)`` of each channel
+    """Constants of ``norm`` for an ``x`` ``[T, *N]`` that :func:`fits`: ``(mean, rstd, weight, bias)`` of each channel
     along a dimension of a time step, for ``(x - mean) * rstd * weight + bias``. In training its running statistics
     move, as torch moves them. Mean and rstd carry no gradient.
     """

@@ -89,7 +89,7 @@ class SEWBlock(nn.Module):
         return joined
 
     def extra_repr(self) -> str:
-        """How branch and shortcut are joined."""
+        """Join of branch and shortcut."""
         return f"connect={self.connect!r}"
 
 
@@ -256,7 +256,7 @@ class Tokens(nn.Module):
         super().__init__()
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
+        """Forward pass; see the class."""
         return x.flatten(-2).transpose(-2, -1)
 
 
@@ -271,7 +271,7 @@ class EachToken(nn.Module):
         self.body = nn.Sequential(*modules)
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
+        """Forward pass; see the class."""
         y: Tensor = self.body(x.flatten(-3, -2)).unflatten(-2, x.shape[-3:-1])
         return y
 
@@ -283,7 +283,7 @@ class MeanOfTokens(nn.Module):
         super().__init__()
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
+        """Forward pass; see the class."""
         return x.mean(-2)
 
 

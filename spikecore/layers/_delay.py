@@ -27,7 +27,7 @@ from spikecore.words import shown
 PARAMS = ("delay", "sigma")
 #: Name of the inputs before a call in the state.
 PAST = "past"
-#: How one delay is shared: by nobody, or by all connections of an input.
+#: Sharing of a delay: one for each connection, or one for all connections of an input.
 PER = ("connection", "input")
 #: The least width. There all but one lag have a part below the smallest number, unless a delay ends in one half.
 _LEAST_SIGMA = 0.01
@@ -84,7 +84,7 @@ class Delay(Stateful):
     max_delay: int
     learn: Tuple[str, ...]
     linear: nn.Linear
-    #: Whether a tensor that is set takes the place of the one before, and does not fill it.
+    #: True if a tensor that is set replaces the one before, and does not fill it.
     _assigns = False
 
     def __init__(
@@ -152,7 +152,7 @@ class Delay(Stateful):
         return out.squeeze(0) if single else out
 
     def run(self, x: Tensor, *, state: Optional[Mapping[str, Tensor]] = None) -> Tuple[Tensor, State]:
-        """As :meth:`Neuron.run <spikecore.Neuron.run>`: ``(output, state)`` for ``[T, ..., in_features]``."""
+        """Analogue of :meth:`Neuron.run <spikecore.Neuron.run>`: ``(output, state)`` for ``[T, ..., in_features]``."""
         return self._steps(x, state)
 
     @property
@@ -161,7 +161,7 @@ class Delay(Stateful):
         return whole(self.delay, self.max_delay)
 
     def delayed(self, x: Tensor) -> Delayed:
-        """What inputs such as ``x`` ``[T, ..., in_features]`` are multiplied by now."""
+        """Current weight, bias and delays, cast for inputs such as ``x`` ``[T, ..., in_features]``."""
         linear: Any = self.linear
         if x.ndim < 2 or x.shape[-1] != linear.in_features:
             single = self.step == "single"
@@ -332,7 +332,7 @@ def _check_linear(linear: Any, delay: Optional[Tensor]) -> None:
 
 
 class Delayed(NamedTuple):
-    """What delayed inputs are multiplied by in one call."""
+    """Weight, bias and delays of one call."""
 
     weight: Tensor
     bias: Optional[Tensor]
@@ -344,7 +344,7 @@ class Delayed(NamedTuple):
 
     @property
     def is_of_inputs(self) -> bool:
-        """Whether each input has one delay to all outputs."""
+        """True if each input has one delay to all outputs."""
         return self.delay.ndim == 1
 
     def shares(self) -> Tensor:
@@ -407,7 +407,7 @@ def one_by_one(of: Delayed, x: Tensor, past: Optional[Tensor]) -> Callable[[Tens
 
 
 class _Sending:
-    """What inputs send to later steps is kept.
+    """Delay line that keeps the sums that inputs send to later steps.
 
     An input is multiplied by the weights of all lags when it comes, and what arrives later is added to the sums of
     later steps. Collecting the last inputs in every step instead would keep ``longest + 1`` of them for backward, at
@@ -416,7 +416,7 @@ class _Sending:
 
     def __init__(self, of: Delayed, past: Optional[Tensor]) -> None:
         self._of = of
-        #: What arrives at this step and at those behind it, ``[..., longest + 1, size]``; None before the first step.
+        #: Sums that arrive at this step and at later ones, ``[..., longest + 1, size]``; None before the first step.
         self._due: Optional[Tensor] = None
         if of.is_of_inputs:
             self._shares = of.shares().transpose(0, 1).to(of.weight.dtype)  # [longest + 1, in]
@@ -440,7 +440,7 @@ class _Sending:
         return F.linear(arrived, of.weight, of.bias) if of.is_of_inputs else arrived
 
     def _from_past(self, past: Tensor) -> Tensor:
-        """What inputs before the first step still send: to ``longest`` steps, and nothing to the one behind them."""
+        """Sums that inputs before the first step still send: to ``longest`` steps, and 0 to the one behind them."""
         of = self._of
         rest = past.new_zeros(of.longest, *past.shape[:-1])
         if of.is_of_inputs:

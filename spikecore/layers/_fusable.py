@@ -50,7 +50,7 @@ class Pair(NamedTuple):
 
     @property
     def kind(self) -> Tuple[Any, ...]:
-        """What is the same in all calls of one neuron."""
+        """Facts that are the same in all calls of one neuron."""
         return (*[norm.module for norm in self.norms], self.channel_dim, self.block, self.is_swapped)
 
     def is_unchanged_until(self, call: Call) -> bool:
@@ -165,9 +165,7 @@ def _norm_of(
 
 
 def _behind_shapes(value: Any, reader: Call, identities: bool = True) -> Tuple[Call, Call, List[Call]]:
-    """What a value is but for identities and changes of shape that nothing else reads; its reader then, and the changes
-    in order.
-    """
+    """Call in front of identities and reshapes that nothing else reads; its reader, and the reshapes in order."""
     shapes: List[Call] = []
     while value.readers == [reader] and value.source and (_is_shape(value) or (identities and _is_identity(value))):
         shapes = [value, *shapes] if _is_shape(value) else shapes

@@ -68,11 +68,12 @@ class NormNeuron(nn.Module):
     ``nn.BatchNorm1d``.
     """
 
-    #: Why the last call computed normalisation and neuron one after the other: "" if it did not, None before one.
+    #: Reason why the last call computed normalisation and neuron one after the other: "" if it did not, None before
+    #: one.
     reason: Optional[str]
-    #: Whether sc.fuse made it of a sum in a block: a call may have no ``skip`` then, or one that broadcasts.
+    #: True if sc.fuse made it of a sum in a block: a call may have no ``skip`` then, or one that broadcasts.
     adds_for_block = False
-    #: What a shortcut before the neuron holds, as ``Whole`` has it, so that it is kept for backward as bits.
+    #: Range of a shortcut before the neuron, as in ``Whole``, so that it is kept for backward as bits.
     shortcut_spikes: Optional[Tuple[int, float]] = None
 
     #: To a reader of networks it is one call (:func:`spikecore.graph.read`).
@@ -275,7 +276,7 @@ class NormNeuron(nn.Module):
             raise Unsupported(f"{owner} was to normalise within its kernel (fused=True): {reason}")
 
     def _why_apart(self, dispatch: Dispatch, inputs: Tensors, norms: Norms, single: bool, mode: str) -> str:
-        """Why a call with these inputs ``[T, *N]`` cannot be one program, whatever the backend; "" if it can."""
+        """Reason why a call with these inputs ``[T, *N]`` cannot be one program on any backend; "" if it can."""
         neuron, x = self.neuron, inputs[0]
         if neuron.repeat is not None and not single:
             # it is normalised once, which reads and writes less than one program would
@@ -304,7 +305,7 @@ class NormNeuron(nn.Module):
         return ""
 
     def _adds(self, x: Tensor, skip: Tensor, mode: str) -> bool:
-        """Whether a shortcut behind the neuron is part of its program. One of another shape, dtype or order of memory
+        """True if a shortcut behind the neuron is part of its program. One of another shape, dtype or order of memory
         is not, and none where the first output is not spikes: rounded once, the sum would be another one.
         """
         if self.fused is False or not _lie_alike(x, skip, mode):
@@ -367,7 +368,7 @@ class NormNeuron(nn.Module):
 
 
 def _lie_alike(x: Tensor, skip: Tensor, mode: str) -> bool:
-    """Whether a kernel reads both as they are."""
+    """True if a kernel reads both tensors in place."""
     if mode is not COMPILED and (mode is not EAGER or type(skip) not in PLAIN):
         return False
     strided = x.layout is torch.strided is skip.layout
@@ -442,7 +443,7 @@ def _check_neuron(layer: NormNeuron, neuron: Any) -> None:
         )
 
 
-#: What refuses a value of an attribute: ``check(layer, value)``.
+#: Checks that refuse a value of an attribute: ``check(layer, value)``.
 _CHECKS: Dict[str, Callable[[NormNeuron, Any], None]] = {
     "norm": _check_norm,
     "shortcut": _check_shortcut,
@@ -454,7 +455,7 @@ _CHECKS: Dict[str, Callable[[NormNeuron, Any], None]] = {
 
 
 class NormPlace(nn.Identity):
-    """What :func:`spikecore.fuse` leaves in the place of a normalisation that a :class:`NormNeuron` has now."""
+    """Placeholder of :func:`spikecore.fuse` for a normalisation that a :class:`NormNeuron` has now."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         _check_no_tensor(self, name, value)

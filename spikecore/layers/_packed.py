@@ -47,7 +47,7 @@ class HeadProducts(nn.Module):
     """
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """See the class."""
+        """Forward pass; see the class."""
         return query @ (key.transpose(-2, -1) @ value)
 
 
@@ -57,7 +57,7 @@ class PackedHeadProducts(HeadProducts):
     spikes: Whole
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """See the class."""
+        """Forward pass; see the class."""
         if not all(_keeps(x, query) for x in (query, key, value)):
             return super().forward(query, key, value)
         query, key, value = _autocast(query, key, value)  # type: ignore[assignment]  # none is None
@@ -67,9 +67,9 @@ class PackedHeadProducts(HeadProducts):
 
 
 class _Packed(nn.Module):
-    """What both layers have beside torch's."""
+    """Base of both layers, beside torch's classes."""
 
-    #: What the input holds.
+    #: Range of the input.
     spikes: Whole
 
     def __init__(self, *args: Any, largest: int = 1, unit: float = 1.0, **keywords: Any) -> None:
@@ -78,7 +78,7 @@ class _Packed(nn.Module):
         self.spikes = Whole(largest, unit)
 
     def extra_repr(self) -> str:
-        """As torch's, and what the input holds."""
+        """Text of torch's layer, and the range of the input."""
         unit = f", unit={self.spikes.unit}" if self.spikes.unit != 1.0 else ""
         return f"{super().extra_repr()}, largest={self.spikes.largest}{unit}"
 
@@ -139,7 +139,7 @@ class PackedConv2d(_Packed, nn.Conv2d):
 
 
 def _keeps(x: Tensor, weight: Tensor) -> bool:
-    """Whether a call keeps its input, and as bits."""
+    """True if a call keeps its input as bits."""
     plain = not is_exporting() if is_compiling() else is_plain(x) and type(weight) in PLAIN
     return plain and torch.is_grad_enabled() and weight.requires_grad and x.dtype in NAMES and x.numel() > 0
 
@@ -299,7 +299,7 @@ def _in_order(numbers: Tensor, shape: List[int], order: List[int]) -> Tensor:
 
 
 def _by_backend(device_type: str, method: str, *arguments: Any) -> Any:
-    """What the backend of a type of device gives; torch's operations where one that nobody asked for cannot."""
+    """Result of the backend of a type of device; of torch's operations if an automatically chosen one refuses."""
     chosen = _chosen(device_type, default_registry())
     try:
         return getattr(chosen.backend, method)(*arguments)

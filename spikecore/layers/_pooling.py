@@ -28,7 +28,7 @@ Window = Tuple[int, int]
 
 
 class _Compact(nn.Module):
-    """What both layers have beside torch's."""
+    """Base of both layers, beside torch's classes."""
 
     keeps: ClassVar[str]
 
@@ -42,7 +42,7 @@ class _Compact(nn.Module):
         return super().forward(input)  # type: ignore[no-any-return]  # torch's
 
     def extra_repr(self) -> str:
-        """As torch's, and what is kept."""
+        """Text of torch's layer, and what is kept."""
         return f"{super().extra_repr()}, keeps {self.keeps}"
 
 
@@ -170,13 +170,13 @@ def _windows(pool: Any) -> Tuple[Window, Window, Window]:
 
 
 def _has_own_windows(pool: Any) -> bool:
-    """Whether windows neither overlap nor leave a gap, and none is padded; numbers may be set at any time."""
+    """True if windows neither overlap nor leave a gap, and none is padded; numbers may be set at any time."""
     window, stride, padding = _windows(pool)
     return window == stride and padding == (0, 0)
 
 
 def _is_compactable(pool: Any) -> bool:
-    """Whether what is pooled is all that comes out, and little is enough for backward."""
+    """True if the pooled values are the only output, and little is enough for backward."""
     if pool.ceil_mode:
         return False
     if isinstance(pool, nn.AvgPool2d):
@@ -187,7 +187,7 @@ def _is_compactable(pool: Any) -> bool:
 
 
 def _is_ours(x: Tensor, pool: Any) -> bool:
-    """Whether a call is plain, has a derivative and at least one window; an image is as wide as a window."""
+    """True if a call is plain, has a derivative and at least one window; an image is as wide as a window."""
     if not is_plain(x) or not (x.requires_grad and torch.is_grad_enabled()):
         return False
     usual = x.ndim == 4 and x.is_floating_point() and x.layout is torch.strided and x.numel() > 0

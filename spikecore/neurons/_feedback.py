@@ -21,7 +21,7 @@ FedResults = Tuple[Tensors, Optional[Tensors], Tensors]
 
 
 class Matrix(NamedTuple):
-    """What outputs come back through: ``y @ weight.T + bias``."""
+    """Matrix of a feedback: ``y @ weight.T + bias``."""
 
     weight: Tensor
     bias: Optional[Tensor]
@@ -106,7 +106,7 @@ def why_looped(
     record: Sequence[str],
     mode: str,
 ) -> str:
-    """Why a call with feedback cannot be one call of the backend, "" if it can.
+    """Reason why a call with feedback cannot be one call of the backend, "" if it can.
 
     ``state``: the states of the neuron in its order, then the last output and the past; None for what is at rest.
     """

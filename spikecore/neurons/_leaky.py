@@ -15,7 +15,7 @@ __all__ = ["Alpha", "Lapicque", "Leaky", "SynapticLeaky"]
 
 
 class LateReset:
-    """What snnTorch's neurons share that fire above the threshold, and are reset by the spike of the step before."""
+    """Base of snnTorch's neurons, which fire above the threshold, and are reset by the spike of the step before."""
 
     reset: str
     reset_delay: bool

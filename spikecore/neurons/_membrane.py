@@ -1,4 +1,4 @@
-"""What integrate-and-fire neurons share: a threshold, a surrogate, and what a spike does to the membrane potential."""
+"""Base of integrate-and-fire neurons: a threshold, a surrogate, and the effect of a spike on the membrane potential."""
 
 from __future__ import annotations
 

@@ -140,8 +140,8 @@ class Recurrent(Stateful):
 
     @property
     def looped(self) -> Optional[str]:
-        """Why the last call of several steps outside torch.compile computed one after the other: "" if it did not, None
-        before the first one.
+        """Reason why the last call of several steps outside torch.compile computed one after the other: "" if it did
+        not, None before the first one.
         """
         return self._looped
 
@@ -163,14 +163,16 @@ class Recurrent(Stateful):
         return _alone(outputs)
 
     def run(self, *inputs: Tensor, state: Optional[Mapping[str, Tensor]] = None, record: Sequence[str] = ()) -> Any:
-        """As :meth:`Neuron.run`: ``(output, state)``, with ``record`` also the trace of states of the inner neuron."""
+        """Counterpart of :meth:`Neuron.run`: ``(output, state)``, with ``record`` also the trace of states of the inner
+        neuron.
+        """
         names = checks.recorded("Recurrent", record, self.neuron.states)
         outputs, final, trace = self._steps(self._over_time(inputs), state, names)
         return (_alone(outputs), final, trace) if names else (_alone(outputs), final)
 
     @property
     def makes_time(self) -> bool:
-        """Whether the input has no time, and the output has: ``repeat`` is set."""
+        """True if the input has no time and the output has, because ``repeat`` is set."""
         return self.repeat is not None
 
     def _over_time(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -239,7 +241,7 @@ class Recurrent(Stateful):
         return self._loop(inputs, start, record, past)
 
     def _matrix(self, x: Tensor) -> Union[Matrix, str]:
-        """What the last output comes back through, or why it is no matrix."""
+        """Matrix of the feedback, or the reason why it is none."""
         linear: Any = self._modules["linear"]
         if self.fused is False:
             return "fused=False was asked for"
@@ -272,7 +274,7 @@ class Recurrent(Stateful):
         return under_autocast(x, Matrix(of.weight, of.bias, whole(of.delay, of.longest), of.longest))
 
     def _through(self, x: Tensor, past: Optional[Tensor]) -> Callable[[Tensor], Tensor]:
-        """What an output comes back through, one step after the other."""
+        """Feedback function of one step: the linear layer or the delay line."""
         if not isinstance(self.linear, Delay):
             return self._linear_of(x.shape[1:])
         past = past.detach() if self.detach and past is not None else past
@@ -298,7 +300,7 @@ class Recurrent(Stateful):
         return {PAST: following(longest, last, past)}
 
     def _is_one_call(self) -> bool:
-        """Whether a single step is ``linear`` and a call of a neuron with one input and one output, with nothing else
+        """True if a single step is ``linear`` and a call of a neuron with one input and one output, with nothing else
         to compute or to tell.
         """
         if self.fused or self._watchers or self.into is not None or self.output is not None:
@@ -397,7 +399,7 @@ def _check_ends(neuron: Neuron, into: Any, output: Any) -> None:
 
 
 def _checked(back: Any, x: Tensor) -> Tensor:
-    """What came back through ``linear`` for a step ``x``."""
+    """Output of ``linear`` for a step ``x``, checked for its type and shape."""
     if not isinstance(back, Tensor):
         raise TypeError(
             f"Recurrent: linear gives {a_kind(back)}; give a module without state that makes a tensor of the shape "

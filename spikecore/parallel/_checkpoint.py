@@ -82,7 +82,7 @@ def checkpoint(
 
 
 def checkpoint_contexts(net: nn.Module) -> Callable[[], Contexts]:
-    """What ``torch.utils.checkpoint`` needs to call a network that carries its state, as its ``context_fn``::
+    """Value of ``context_fn`` of ``torch.utils.checkpoint`` for a network that carries its state::
 
         y = torch.utils.checkpoint.checkpoint(
             net, x, use_reentrant=False, context_fn=sc.parallel.checkpoint_contexts(net)
@@ -101,7 +101,7 @@ class Checkpointed(nn.Module):
     network itself, whose names, attributes and layers this one has.
     """
 
-    #: See :func:`spikecore.core.modules.unwrapped`.
+    #: Mark for :func:`spikecore.core.modules.unwrapped`.
     is_checkpointed = True
     #: To a reader of networks it is one call (:func:`spikecore.graph.read`).
     is_one_call = True
@@ -115,7 +115,7 @@ class Checkpointed(nn.Module):
         self.register_load_state_dict_pre_hook(_load_below)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What ``module`` computes, group by group."""
+        """Result of ``module``, computed group by group."""
         refuse_compiler(_COMPILED)
         if any(value.device.type == "ipu" for value in flattened([args, kwargs])):
             raise Unsupported(
@@ -149,7 +149,7 @@ class Checkpointed(nn.Module):
     # -- the names of the network itself
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """That of ``module``."""
+        """State of ``module``."""
         return self.module.state_dict(*args, **kwargs)
 
     def named_modules(self, memo: Any = None, prefix: str = "", remove_duplicate: bool = True) -> Iterator[Any]:
@@ -235,7 +235,7 @@ def _replaced(net: nn.Module, others: Dict[nn.Module, nn.Module]) -> nn.Module:
 
 # -- one call of a group
 
-#: What a run begins with: modes of the modules, states of generators, and what neurons carry, with their states.
+#: Beginning of a run: modes of the modules, states of generators, and what neurons carry, with their states.
 _Beginning = Tuple[List[bool], List[torch.Tensor], List[Tuple[Dict[str, Any], Optional[State]]]]
 
 
@@ -275,7 +275,7 @@ class _Region:
 
     @contextmanager
     def _again(self) -> Iterator[None]:
-        """As the first run, and nothing is changed by it."""
+        """Restore the beginning of the first run within the block; nothing of it remains afterwards."""
         current = self._snapshot()
         statistics = [dict(norm._buffers) for norm in self._norms]
         for norm, buffers in zip(self._norms, statistics):

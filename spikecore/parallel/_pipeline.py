@@ -273,7 +273,7 @@ def _warned_of_statistics(net: nn.Module, sizes: Sequence[int]) -> bool:
 
 
 def _check_steps(net: nn.Module, x: Any, T: Any) -> bool:
-    """Whether the neurons are multi-step ones. Raises TypeError or ValueError for what cannot be repeated."""
+    """True if the neurons take several steps. Raises TypeError or ValueError for what cannot be repeated."""
     if isinstance(T, bool) or not isinstance(T, int) or T < 1:
         raise ValueError(f"constant_forward: T={T!r} must be a number of time steps, 1 or more")
     parts.check_input(x)

@@ -1,4 +1,4 @@
-"""What every surrogate is: a value with a formula."""
+"""Base of surrogates: a value with a formula."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spikecore.lang import Expr
 
 
 def is_given(value: Any) -> bool:
-    """Whether a number of a surrogate is one that ``dynamics`` gives it: traced, or a tensor in a call by hand."""
+    """True for a number of a surrogate that ``dynamics`` gives it: traced, or a tensor in a call by hand."""
     return isinstance(value, (Expr, Tensor))
 
 

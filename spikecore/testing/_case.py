@@ -58,9 +58,9 @@ class Case:
     holds: str
     run: Run
     needs: Tuple[str, ...] = ("float32",)
-    #: What an undeclared capability must lead to; ``"nothing"`` where PyTorch leaves no place to refuse.
+    #: Required outcome of an undeclared capability; ``"nothing"`` if PyTorch leaves no place to refuse.
     undeclared: str = "Unsupported"
-    #: Whether it computes on the backend, which then must be seen to run.
+    #: True if it computes on the backend, which then must be seen to run.
     computes: bool = True
 
 

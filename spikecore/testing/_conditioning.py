@@ -1,4 +1,4 @@
-"""How far the numbers of a call may be off because they are ill-conditioned (:mod:`spikecore.testing._oracle.moved`).
+"""Allowed deviation of a call's numbers that are ill-conditioned (:mod:`spikecore.testing._oracle.moved`).
 
 A comparison asks for this where a number is beyond its tolerance, and only there: a backend whose numbers are all
 within tolerance costs no moved run. Tolerances stay as they are. What has none, bits that are fixed, is not excused.

@@ -54,7 +54,7 @@ class Config:
     channel_dim: int = 1
     #: Names of learnt parameters; ``*`` for all.
     learn: Names = ()
-    #: Whether a state is given, and how it lies.
+    #: True if a state is given; and its layout.
     state: bool = False
     state_layout: str = "contiguous"
     #: Names of recorded states; ``*`` for all.
@@ -81,7 +81,7 @@ class Config:
     cotangents: str = "plain"
     #: The output comes back through a matrix: ``fused`` in one call, or in a ``loop`` over the steps.
     feedback: str = "none"
-    #: Whether the output is a constant of what comes back.
+    #: True if the fed-back output is a constant.
     constant: bool = False
     #: Numbers of the input that is added to, and of the output that comes back.
     into: int = 0
@@ -95,7 +95,7 @@ class Config:
     channels: str = "first"
     #: Weight and bias of that layer: ``learnt``, ``frozen``, ``absent`` (of the matrix the bias), ``masked``.
     weights: str = "learnt"
-    #: Whether the call is under autocast.
+    #: True for a call under autocast.
     autocast: bool = False
     #: In fixed point, with words of so many bits; 0 for floats. The rounding is ``nearest`` or ``floor``.
     word: int = 0
@@ -177,7 +177,7 @@ class Config:
 
     @property
     def layered(self) -> bool:
-        """Whether there is a layer around the neuron."""
+        """True if there is a layer around the neuron."""
         return (self.feedback, self.norm) != ("none", "none")
 
     @property
@@ -307,7 +307,7 @@ def _text(value: Any) -> str:
 
 
 def _value(text: str, default: Any) -> Any:
-    """What a text says, for a factor with this default."""
+    """Value of a text, for a factor with this default."""
     if isinstance(default, bool):
         return {"yes": True, "no": False}[text]
     if isinstance(default, int):

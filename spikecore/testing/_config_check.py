@@ -185,7 +185,7 @@ def _groups(config: Config, cotangents: Mapping[str, Tensor]) -> Tuple[List[Opti
 
 
 def _check_gradients(s: Subject, config: Config, leaves: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> None:
-    """What requires a gradient has the oracle's, and nothing else has one."""
+    """Check that each leaf that requires a gradient has the oracle's, and no other leaf has one."""
     cotangents = cotangents_of(s, config)
     # a result that nothing wanted leads to may be without a graph, and one without steps or elements, too
     connected = [name for name in cotangents if results[name].requires_grad]
@@ -256,7 +256,7 @@ def _compare_gradients(
 
 
 def _limit(limits: Callable[[], Gradients], quantity: str, name: str, config: Config) -> Array:
-    """How far the gradient of a leaf may be off."""
+    """Allowed deviation of the gradient of a leaf."""
     of = limits()
     if quantity == "input gradient" and config.x2 in ("same", "view"):
         return of.inputs[0] + of.inputs[1]
@@ -265,8 +265,8 @@ def _limit(limits: Callable[[], Gradients], quantity: str, name: str, config: Co
 
 
 def _through_normal(s: Subject, cotangent: Array) -> Array:
-    """What reaches a normalised input from the sum of it and a shortcut, beside what goes through its statistics: a
-    kernel may take the sum's cotangent as the shortcut's gradient, in 16 bits.
+    """Cotangent of a normalised input from its sum with a shortcut, without the part through its statistics: a kernel
+    may take the sum's cotangent as the shortcut's gradient, in 16 bits.
     """
     norm = s.layer.oracle.norms[0]  # type: ignore[union-attr]  # it is a normalisation
     rstd = norm.normal(s.inputs[0])[1]

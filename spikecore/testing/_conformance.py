@@ -13,7 +13,7 @@ from spikecore.testing._own import cases_of
 from spikecore.testing._runner import Session, prepare, required, stale_ids
 from spikecore.testing._verdict import Result
 
-#: What a subclass may say. Everything else is the suite's.
+#: Attributes that a subclass may set. Everything else is the suite's.
 _MINE = ("backend", "expected_failures", "tiers", "device")
 
 

@@ -1,4 +1,4 @@
-"""What a case works with: the backend, and neurons on it beside their oracles.
+"""Context of a case: the backend, and neurons on it beside their oracles.
 
 A neuron is made for the backend by name, as a user makes it. While a case runs, a :class:`Witness` counts calls of the
 backend's own runners, and of the reference's, which must not compute in its place.
@@ -83,7 +83,7 @@ class Witness:
         self._replace(owner, name, watched)
 
     def elsewhere(self) -> str:
-        """What is wrong where the reference has computed."""
+        """Message for results that the reference computed."""
         return (
             f"backend {self.backend.name!r} let the reference backend {REFERENCE!r} compute in its place "
             f"({len(self.of_reference)} calls): its results prove nothing. Where it cannot do something it must "
@@ -101,7 +101,7 @@ class Witness:
             )
 
 
-#: What a runner may have beside being called.
+#: Methods that a runner may have beside its call.
 _QUICK = ("moments", "input_statistics", "one_step", "bind")
 
 
@@ -116,7 +116,7 @@ class _Counted:
         return self.runner(*args)
 
     def in_graph(self, x: Tensor, numbers: Sequence[float]) -> Optional[Tensor]:
-        """See :func:`spikecore._base.running.in_graph`."""
+        """Implementation of :func:`spikecore._base.running.in_graph`."""
         found = in_graph(self.runner, x, numbers)
         if found is not None:
             self.calls.append(self.name)
@@ -156,7 +156,7 @@ class Context:
         seeds: Optional[Dict[str, int]] = None,
     ) -> None:
         self.backend = backend
-        #: What the case drew its inputs from, by name.
+        #: Seeds that the case drew its inputs from, by name.
         self.seeds: Dict[str, int] = {} if seeds is None else seeds
         self.name = backend.name
         self.device = torch.device(device)
@@ -170,7 +170,7 @@ class Context:
         return value
 
     def declares(self, *capabilities: str) -> bool:
-        """Whether the backend declares all of these."""
+        """True if the backend declares all of these."""
         can = self.backend.capabilities_on(self.device.type)
         return all(getattr(can, name) for name in capabilities)
 
@@ -181,7 +181,7 @@ class Context:
             wait()
 
     def settles(self, holds: Callable[[], bool]) -> bool:
-        """Whether something holds, at once or within about a second after the device has computed: a runtime that
+        """True if something holds, at once or within about a second after the device has computed: a runtime that
         computes in the background may hold arguments until then.
         """
         if holds():
@@ -238,7 +238,7 @@ def check_device(info: BackendInfo, device: str) -> None:
 
 
 def _fault(device: str) -> Optional[Exception]:
-    """What torch raises where there is no such device."""
+    """Error that torch raises for a device that is missing; None if it is there."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -247,7 +247,7 @@ def _fault(device: str) -> Optional[Exception]:
 
 
 def device_name(device: str) -> str:
-    """What a device is called: the model of the GPU, or of the processor; "" for no device."""
+    """Name of a device: the model of the GPU, or of the processor; "" for no device."""
     if not device:
         return ""
     if device.startswith("cuda") and torch.cuda.is_available():

@@ -138,7 +138,7 @@ TENT = Derivative(
     {"width": 1.5, "floor": 0.0625},
     lambda u: np.maximum(0.0, 1.0 - np.abs(u) / 1.5) + 0.0625,
 )
-#: What a neuron without spikes, resets and exact inputs has.
+#: Facts of a neuron without spikes, resets and exact inputs.
 _PLAIN: Mapping[str, Any] = {"resets": ("none",), "exact_resets": (), "outputs": ("output",)}
 USER_SURROGATES: Mapping[str, Any] = {"Tent": Tent}
 

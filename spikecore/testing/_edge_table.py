@@ -1,4 +1,4 @@
-"""What holds of each operation at NaN, infinities, zeros of both signs, subnormals, ties and large numbers.
+"""Contract of each operation at NaN, infinities, zeros of both signs, subnormals, ties and large numbers.
 
 Rules of this module:
 
@@ -51,7 +51,7 @@ class Edge(NamedTuple):
     back: Callable[..., Sequence[Optional[Array]]]
     #: Every bit of the value is fixed, but for which NaN it is.
     exact: bool
-    #: Where an argument or the value is not finite, a gradient may be 0, or all of the cotangent, instead.
+    #: True if a gradient may also be 0, or all of the cotangent, where an argument or the value is not finite.
     lenient: bool = False
     #: ``open(*args)``: where the contract says nothing.
     open: Optional[Callable[..., Array]] = None
@@ -180,7 +180,7 @@ def _with_numbers(numbers: Sequence[float]) -> List[Edge]:
 
 #: The groups of operations.
 OPERATIONS = ("one argument", "two arguments", "three arguments", "surrogates")
-#: What goes into one program, by name.
+#: Edges of one program, by name.
 GROUPS: Dict[str, List[Edge]] = {
     "one argument": _alone(),
     "two arguments": _pairs(),
@@ -234,5 +234,5 @@ def slopes(edge: Edge, cotangent: float, double: bool) -> List[Array]:
 
 
 def signed(edge: Edge) -> bool:
-    """Whether the contract fixes the sign of its zeros."""
+    """True if the contract fixes the sign of its zeros."""
     return edge.name.partition("-")[0] not in UNSIGNED

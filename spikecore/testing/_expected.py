@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
-#: What a failure is called that is a difference, and one that is a refusal within a declared capability. Any other
-#: name is the class of an exception that the case ended with.
+#: Names of a failure that is a difference, and of one that is a refusal within a declared capability. Any other name is
+#: the class of an exception that the case ended with.
 DIFFERENCE, REFUSAL = "Mismatch", "Unsupported"
 #: Names that would cover every crash.
 _TOO_WIDE = ("BaseException", "Exception", "object")
@@ -66,12 +66,12 @@ class ExpectedFailure:
             raise ValueError(f"ExpectedFailure: match={self.match!r} is not a regular expression: {error}") from error
 
     def holds_on(self, device: str, name: str = "") -> bool:
-        """Whether it is meant for this torch device, which is called ``name``."""
+        """True if it is meant for this torch device of the name ``name``."""
         own = (device, device.partition(":")[0])
         return not self.devices or any(one in own or fnmatchcase(name, one) for one in self.devices)
 
     def covers(self, failure: Failure) -> bool:
-        """Whether this failure is the expected one."""
+        """True if this failure is the expected one."""
         return failure.kind in self.raises and re.search(self.match, failure.text) is not None
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ Excuse = Union[str, ExpectedFailure]
 
 
 class Failure(NamedTuple):
-    """How a case failed: the name for ``raises``, and the text for ``match``."""
+    """Failure of a case: the name for ``raises``, and the text for ``match``."""
 
     kind: str
     text: str

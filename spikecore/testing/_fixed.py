@@ -54,13 +54,13 @@ class Rewritten(Oracle):
         self._order = topological([*program.outputs, *program.next])
 
     def start(self, params: Mapping[str, Value]) -> Dict[str, Value]:
-        """See :class:`Oracle`."""
+        """States at rest; see :class:`Oracle`."""
         leaves = {Node("param", (), name): value for name, value in params.items()}
         initial = self.program.initial
         return dict(zip(self.program.states, self._values(leaves, topological(initial), initial)))
 
     def step(self, s: Any, p: Any, *x: Value) -> Next:
-        """See :class:`Oracle`."""
+        """Outputs and next states of a step; see :class:`Oracle`."""
         leaves = dict(zip(self.program.leaves, [*x, *[getattr(s, name) for name in self.program.states]]))
         leaves.update({Node("param", (), name): value for name, value in vars(p).items()})
         roots = self._values(leaves, self._order, [*self.program.outputs, *self.program.next])

@@ -142,7 +142,7 @@ class Changes(NamedTuple):
 
 
 def changes(earlier: Path, results: Iterable[Result]) -> Changes:
-    """What changed since the report that ``--json`` wrote to ``earlier``.
+    """Changes since the report that ``--json`` wrote to ``earlier``.
 
     Raises ``ValueError`` for a file that cannot be read, or that is no such report.
     """

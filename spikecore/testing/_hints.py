@@ -52,7 +52,8 @@ def hints(
 
 
 def different(actual: Array, expected: Array, tolerance: Tolerance, time: bool = True) -> Array:
-    """Where the values differ by more than the tolerance. Without one, the sign of a zero is a difference as well.
+    """Mask of the values that differ by more than the tolerance. Without one, the sign of a zero is a difference as
+    well.
 
     time: whether the first axis is that of time. A large value widens the tolerance of its own neuron only.
     """
@@ -69,7 +70,7 @@ def different(actual: Array, expected: Array, tolerance: Tolerance, time: bool =
 
 
 def _is(actual: Array, other: Array, expected: Array, near: Tolerance) -> bool:
-    """Whether the values are these others, which are not the right ones as well."""
+    """True if the values are these others, and the others are not right as well."""
     return (
         actual.shape == other.shape
         and not different(actual, other, near).any()
@@ -124,7 +125,7 @@ def _ratio(actual: Array, expected: Array) -> Optional[str]:
 
 
 def _misplaced(actual: Array, expected: Array, near: Tolerance, axes: Sequence[str]) -> Optional[str]:
-    """Whether the values of another step, row or channel came."""
+    """Hint that the values are those of another step, row or channel; None if they are not."""
     if tuple(axes[:1]) == ("t",) and actual.ndim > 1 and len(actual) > 2:
         if _is(actual[1:], expected[:-1], expected[1:], near):
             return "the values are those of the step before: one step late"

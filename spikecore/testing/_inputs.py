@@ -30,7 +30,7 @@ BOUND = 6.0
 #: The same of any number of a drawn neuron, and the share of its tolerance that float32 may take.
 LARGEST, SHARE = 1e3, 0.1
 
-#: What makes inputs of drawn ones: one step for all, one tensor for two inputs.
+#: Function that makes inputs of drawn ones: one step for all, one tensor for two inputs.
 Tie = Callable[[Tuple[Array, ...]], Tuple[Array, ...]]
 
 

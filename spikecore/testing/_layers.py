@@ -32,7 +32,7 @@ class Layer(NamedTuple):
     oracle: Union[Matrix, Norm]
     inputs: List[Array]
     around: Callable[[Any], Any]
-    #: What it is, for messages.
+    #: Description for messages.
     words: str
 
 
@@ -131,7 +131,7 @@ def _norm(s: Subject, y: Array, mode: str, weights: str, channels: str) -> Tuple
 
 
 def multiplies(context: Context, dtype: str) -> bool:
-    """Whether torch multiplies matrices of this dtype on the device; torch 2.0 does not in float16 on a CPU."""
+    """True if torch multiplies matrices of this dtype on the device; torch 2.0 does not in float16 on a CPU."""
     number = context.tensor([[1.0]], DTYPES[dtype])
     try:
         return bool((number @ number).item() == 1.0)

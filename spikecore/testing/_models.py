@@ -50,14 +50,14 @@ class Model:
     exact_resets: Tuple[str, ...] = ALL_RESETS
     #: Made of + - * / and comparisons alone, so every bit of it is fixed.
     arithmetic: bool = True
-    #: What each output is, as the table of tolerances calls it.
+    #: Kind of each output, by its name in the table of tolerances.
     outputs: Tuple[str, ...] = ("spikes",)
     #: The surrogate of a drawn neuron; others have that of a configuration.
     surrogate: Any = None
 
     @property
     def fires(self) -> bool:
-        """Whether there are spikes among the outputs."""
+        """True if there are spikes among the outputs."""
         return "spikes" in self.outputs
 
     def twin(self, reset: str, surrogate: Optional[Derivative] = None, detach: bool = False) -> Oracle:

@@ -15,9 +15,9 @@ from typing import Any, Dict, Iterable, List, Mapping, Tuple
 
 from spikecore.testing._verdict import BAD, NOT_TESTED, number
 
-#: How results, pages and the support table are made.
+#: Command that makes results, pages and the support table.
 COMMAND = "spikecore conformance NAME --results docs/results"
-#: What a result has of its report; and beside that, the cases that did not pass in short, and words for what the
+#: Entries that a result has from its report; and the others: cases that did not pass in short, and words for what the
 #: backend supports (:mod:`spikecore.testing._support`).
 _OF_REPORT = ("backend", "verdict", "counts", "versions", "device", "date", "summary", "seconds", "tiers")
 KEYS = (*_OF_REPORT, "unsupported", "expected_failures", "support")

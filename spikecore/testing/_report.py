@@ -25,7 +25,7 @@ from spikecore.testing._verdict import CONFORMS, NOT_TESTED, OUTCOMES, Result, V
 
 @dataclass(frozen=True)
 class Report:
-    """What a run of the suite on one backend showed."""
+    """Report of a run of the suite on one backend."""
 
     backend: str
     results: Tuple[Result, ...]
@@ -46,13 +46,13 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """That of the verdict; 1 where a required backend was not tested."""
+        """Exit code of the verdict; 1 if a required backend was not tested."""
         verdict = self.verdict
         return 1 if self.required and verdict.word == NOT_TESTED else verdict.exit_code
 
     @property
     def seeds(self) -> Dict[str, int]:
-        """What cases drew their inputs from, by name."""
+        """Seeds that cases drew their inputs from, by name."""
         return {name: seed for result in self.results for name, seed in result.seeds.items()}
 
     def counts(self, tier: Optional[str] = None) -> Dict[str, int]:

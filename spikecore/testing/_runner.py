@@ -38,7 +38,7 @@ class Bench:
 
     @property
     def can(self) -> Capabilities:
-        """What the backend declares on this device."""
+        """Capabilities that the backend declares on this device."""
         return self.backend.capabilities_on(torch.device(self.device).type)
 
     def expected(self, more: Mapping[str, Excuse] = {}) -> Dict[str, Excuse]:  # never written to
@@ -56,7 +56,7 @@ class Bench:
         return f"spikecore conformance {self.info.name}{chosen}{device}"
 
     def is_current(self) -> bool:
-        """Whether neurons that ask for the backend by name still get this object of it."""
+        """True if neurons that ask for the backend by name still get this object of it."""
         try:
             return default_registry().get(self.info.name, _ASKER) is self.backend
         except BackendError:
@@ -82,7 +82,7 @@ def prepare(name: str, device: Optional[str] = None) -> Bench:
 
 
 def required(name: str, environ: Optional[Mapping[str, str]] = None) -> bool:
-    """Whether ``SPIKECORE_REQUIRE`` names the backend (names separated by commas)."""
+    """True if ``SPIKECORE_REQUIRE`` names the backend (names separated by commas)."""
     text = (os.environ if environ is None else environ).get("SPIKECORE_REQUIRE", "")
     return name in [word.strip() for word in text.split(",")]
 
@@ -215,7 +215,7 @@ class Session:
         return result
 
     def _alone(self, case: Case, excuse: Optional[ExpectedFailure]) -> str:
-        """What a failed case says alone, on fresh backend objects; nothing if it fails there, too."""
+        """Remark on a failed case that passes alone, on fresh backend objects; "" if it fails there, too."""
         try:
             for _ in range(2):  # a fault that does not occur every time may let one run pass
                 with self.bench.fresh() as bench:

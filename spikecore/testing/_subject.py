@@ -92,7 +92,7 @@ class Subject:
         #: Parameters as they lie over one time step.
         self.spread = broadcast
         self.seen: Trajectory = self.bits() if self.drawn and self.exact else self.run()
-        #: What is called: the neuron, or the layer around it.
+        #: Called module: the neuron, or the layer around it.
         self.module: Any = self.neuron
         if config.layered:
             self.layer = self._around()
@@ -135,12 +135,12 @@ class Subject:
 
     @property
     def drawn(self) -> bool:
-        """Whether the neuron is one that nobody wrote, or in fixed point: no inputs are made for it."""
+        """True if the neuron is a drawn one, or in fixed point: no inputs are made for it."""
         return self.model.surrogate is not None or self.config.word > 0
 
     @property
     def exact(self) -> bool:
-        """Whether each bit of its values is that of one arithmetic."""
+        """True if each bit of its values is that of one arithmetic."""
         return self.model.arithmetic or self.config.word > 0
 
     # -- what a case gives
@@ -245,7 +245,7 @@ class Subject:
 
     @property
     def conditioning(self) -> Conditioning:
-        """How far the numbers of the run may be off."""
+        """Allowed deviation of the numbers of the run."""
         if self._conditioning is None:
             dtype = np.float64 if self.held == torch.float64 else np.float32
             bits = self.drawn and self.exact
@@ -253,8 +253,8 @@ class Subject:
         return self._conditioning
 
     def conditioned(self, *cotangents: Any) -> Optional[Callable[[], Gradients]]:
-        """What gives how far gradients may be off, for the cotangents of :meth:`gradients`; None with a layer, whose
-        sums the oracle does not move.
+        """Function that gives the allowed deviation of gradients, for the cotangents of :meth:`gradients`; None with a
+        layer, whose sums the oracle does not move.
         """
         if self.layer is not None:
             return None
@@ -369,7 +369,7 @@ def subject(
 
 
 def as_half(actual: Array, expected: Array, rtol: float) -> Tuple[Array, Array]:
-    """What float16 holds of the numbers: infinity where they are surely beyond its range, either near its end."""
+    """Numbers as float16 holds them: infinity where they are surely beyond its range, either near its end."""
     size, end = np.abs(expected), 65520.0
     beyond = size * (1 - rtol) >= end
     near = ~beyond & (size * (1 + rtol) > 65504.0) & np.isinf(actual)

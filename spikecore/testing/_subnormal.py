@@ -18,7 +18,7 @@ ALONE = "each of these is beside a subnormal number"
 
 
 def beside(wrong: Array, values: Sequence[Array], dtype: Any) -> bool:
-    """Whether one of the ``values`` is subnormal in ``dtype``, that of arithmetic, wherever ``wrong`` is true."""
+    """True if one of the ``values`` is subnormal in ``dtype``, that of arithmetic, wherever ``wrong`` is true."""
     tiny = float(np.finfo(dtype).tiny)
     sizes = [np.abs(np.asarray(value, np.float64)) for value in values]
     near = np.any([(size > 0) & (size < tiny) for size in sizes], axis=0)

@@ -1,4 +1,4 @@
-"""What a backend supports, in a word for each row of the documentation's table: from the results of a whole run.
+"""Support of a backend, in a word for each row of the documentation's table: from the results of a whole run.
 
 The words stand in the result of the run (:mod:`spikecore.testing._pages`), which the table is made from.
 """

@@ -1,4 +1,4 @@
-"""How near is near enough: one table, per dtype of the input and per quantity.
+"""Tolerances: one table, per dtype of the input and per quantity.
 
 ``|actual - expected| <= rtol |expected| + atol max(1, largest |expected|)``, where the largest is that of the same
 neuron over time: what is large in one neuron excuses nothing in another. Spikes have no tolerance. State and

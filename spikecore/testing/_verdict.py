@@ -12,20 +12,20 @@ from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple
 from spikecore.testing._case import DEFAULT_TIERS
 from spikecore.testing._cases import CASES
 
-#: How a case can end. Only the last three are wrong.
+#: Outcomes of a case. Only the last three are wrong.
 OUTCOMES = ("passed", "xfailed", "unsupported", "unavailable", "failed", "error", "stale")
 BAD = ("failed", "error", "stale")
 #: From worst to best. An excuse and a missing capability are as good as each other: both are limits that are known.
 RANKS = {**dict.fromkeys(BAD, 0), "unavailable": 1, "xfailed": 2, "unsupported": 2, "passed": 3}
 
 CONFORMS, PARTIAL, NOT_TESTED, DOES_NOT_CONFORM = "conforms", "partial", "not tested", "does not conform"
-#: What the command exits with; 2 is an error of usage. It exits with 0 where whole tiers were run that are clean.
+#: Exit codes of the command; 2 is an error of usage. It exits with 0 where whole tiers were run that are clean.
 EXIT_CODES = {CONFORMS: 0, DOES_NOT_CONFORM: 1, PARTIAL: 3, NOT_TESTED: 4}
 
 
 @dataclass(frozen=True)
 class Result:
-    """How one case ended.
+    """Result of one case.
 
     ``passed``: it holds. ``unsupported``: a capability it needs is not declared, and asking for it was refused.
     ``xfailed``: it failed as expected. ``unavailable``: the backend is not usable here. ``failed``: it does not hold,
@@ -37,18 +37,19 @@ class Result:
     tier: str
     outcome: str
     seconds: float
-    #: Why: the difference, the reason of an expected failure, what was refused.
+    #: Reason for the outcome: the difference, the reason of an expected failure, or the refusal.
     message: str = ""
     #: Capabilities that the case needs and the backend does not declare.
     lacking: Tuple[str, ...] = ()
-    #: What the case drew its inputs from, by name, if it said so (:meth:`spikecore.testing._context.Context.seed`).
+    #: Seeds that the case drew its inputs from, by name, if it noted them
+    #: (:meth:`spikecore.testing._context.Context.seed`).
     seeds: Mapping[str, int] = field(default_factory=dict)
-    #: Whether it ``xfailed`` by wrong numbers under an excuse that would cover any wrong number: one without a pattern.
+    #: True if it ``xfailed`` by wrong numbers under an excuse that would cover any wrong number: one without a pattern.
     blanket: bool = False
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """True if nothing is wrong."""
         return self.outcome not in BAD
 
     def as_dict(self) -> Dict[str, Any]:
@@ -74,7 +75,7 @@ class Verdict:
     suite: int
     #: Tiers that were run as a whole and hold, if nothing else was run.
     clean: Tuple[str, ...]
-    #: What was left out, in numbers for programs and in sentences for people; the tiers that were not run apart.
+    #: Limits of the run, in numbers for programs and in sentences for people; tiers that were not run apart.
     left_out: Mapping[str, Any]
     limits: Tuple[str, ...]
     not_run: str
@@ -150,12 +151,12 @@ def judge(results: Iterable[Result]) -> Verdict:
 
 
 def conforms(results: Iterable[Result]) -> bool:
-    """Whether the verdict on these results is ``conforms``: of a part of the suite it is not."""
+    """True if the verdict on these results is ``conforms``: of a part of the suite it is not."""
     return judge(results).word == CONFORMS
 
 
 def _left_out(results: Sequence[Result]) -> Tuple[Dict[str, Any], List[str]]:
-    """What the cases that ran did not show: numbers, and a sentence for each."""
+    """Limits of the cases that ran: numbers, and a sentence for each."""
     excused = [result for result in results if result.outcome == "xfailed"]
     unsupported = [result for result in results if result.outcome == "unsupported"]
     undeclared = list(dict.fromkeys(name for result in unsupported for name in result.lacking))

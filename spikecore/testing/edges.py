@@ -1,4 +1,4 @@
-"""What holds at NaN, infinities, ties, zeros of both signs and subnormals: every operation, value and gradient.
+"""Contract at NaN, infinities, ties, zeros of both signs and subnormals: every operation, value and gradient.
 
 The cases ``edges/*`` of the conformance suite as functions, one operation at a time, and what is 0 by definition before
 an infinite derivative, where zero times infinity would be NaN.
@@ -34,7 +34,7 @@ def check_edges(backend: str, name: str, device: str = "cpu", dtype: torch.dtype
 
 
 class _Flat(sc.Neuron):
-    """What is 0 by definition, before an infinite derivative."""
+    """Neuron with operations of derivative 0 behind an infinite derivative."""
 
     params = {"w": 1.0, "unused": 2.0}
 

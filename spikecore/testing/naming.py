@@ -22,7 +22,7 @@ from spikecore.kernels import BackwardPlan, ForwardPlan
 from spikecore.lang import ops
 from spikecore.surrogate import Surrogate
 
-#: What a name can be of. An output has no name but that of the local variable that it is.
+#: Roles of a name. An output has no name but that of the local variable that it is.
 ROLES = ("local", "param", "state", "input", "field")
 
 Plan = Union[ForwardPlan, BackwardPlan]
@@ -43,7 +43,7 @@ class Naming:
     owner: str = "Named"
 
     def harmless(self) -> Naming:
-        """As many names that nothing else has."""
+        """Equally many names that nothing else has."""
         counts = {role: range(len(getattr(self, role))) for role in ROLES}
         return _naming({role: [f"{_HARMLESS}{role}{k}" for k in count] for role, count in counts.items()}, _HARMLESS)
 

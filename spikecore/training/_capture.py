@@ -1,4 +1,4 @@
-"""What a captured step asks of ``torch.cuda``: a side stream, a check for synchronisation, capture, and recovery.
+"""Use of ``torch.cuda`` by a captured step: a side stream, a check for synchronisation, capture, and recovery.
 
 Rules of this module:
 
@@ -50,7 +50,7 @@ class Capture:
             current.wait_stream(self._stream)
 
     def watch(self, work: Work) -> Tuple[Any, List[str]]:
-        """As :meth:`run`, with the places (``file:line``) where ``work`` made the host wait for the GPU."""
+        """Result of :meth:`run`, and the places (``file:line``) where ``work`` made the host wait for the GPU."""
         before = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(record=True) as seen:
             # whatever filters the user has set: one that ignores or raises would hide a place

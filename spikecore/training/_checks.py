@@ -31,9 +31,9 @@ SECOND_LOOK = 100
 
 #: Modules of torch.nn with layers that take ``[B, ...]``, and no further dimension in front.
 _OF_SAMPLES = [f"torch.nn.modules.{name}" for name in ("batchnorm", "conv", "flatten", "instancenorm", "pooling")]
-#: How torch says that an input has other dimensions or sizes than its layer wants.
+#: Torch's words for an input with other dimensions or sizes than its layer wants.
 _SIZES = re.compile(r"\b[2-5]D\b|shapes cannot be multiplied|running_mean should contain|number of channels")
-#: How torch says that an input has another dtype than the weights of its layer.
+#: Torch's words for an input with another dtype than the weights of its layer.
 _DTYPES = re.compile(r"same dtype|should be the same|expected scalar type")
 #: Losses of torch on outputs ``[B, C]`` and classes ``[B]``.
 _OF_CLASSES = (nn.CrossEntropyLoss, nn.MultiMarginLoss, nn.NLLLoss)
@@ -44,7 +44,7 @@ _FUNCTIONS_BY_ELEMENT = (F.huber_loss, F.l1_loss, F.mse_loss, F.smooth_l1_loss)
 
 
 def check_loss(loss: Any) -> Tensor:
-    """What a loss gave, if it is a tensor with one number."""
+    """Checked result of a loss: a tensor with one number. ValueError for another one."""
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
         way_out = "leave .item() out" if isinstance(loss, (int, float)) else "reduce it with .mean() or .sum()"
@@ -53,7 +53,7 @@ def check_loss(loss: Any) -> Tensor:
 
 
 def of_backward(loss: Tensor) -> str:
-    """What to write where the backward pass raised an error, and the loss has no gradient; "" for another error."""
+    """Advice for an error of the backward pass if the loss has no gradient; "" for another error."""
     if loss.requires_grad:
         return ""
     return (
@@ -90,7 +90,7 @@ def explained(way_out: Callable[[Exception], str]) -> Iterator[None]:
 
 
 def of_loss(net: nn.Module, loss: Any, inputs: Any, outputs: Any, targets: Any) -> str:
-    """What to write where a loss raised an error, and sizes say why; "" for another error."""
+    """Advice for an error of a loss that sizes explain; "" for another error."""
     if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor) and outputs.ndim > 1 and targets.ndim == 1):
         return ""
     batch, steps = len(targets), {_step(module) for module in net.modules()}
@@ -113,7 +113,7 @@ def of_loss(net: nn.Module, loss: Any, inputs: Any, outputs: Any, targets: Any) 
 
 
 def of_network(net: nn.Module, inputs: Any, error: Exception) -> str:
-    """What to write where a layer of torch raised an error of sizes or dtypes; "" for another error.
+    """Advice for an error of sizes or dtypes in a layer of torch; "" for another error.
 
     It may have got ``[T, B, ...]``, inputs of another dtype than its weights, or no tensor.
     """
@@ -145,7 +145,7 @@ class Call(NamedTuple):
     module: nn.Module
     shape: Tuple[int, ...]
     learns: bool
-    #: Whether a layer of spiking neurons gave a spike, on the device; None where nobody asked, and of other modules.
+    #: True if a layer of spiking neurons gave a spike, on the device; None if nobody asked, and for other modules.
     fired: Optional[Tensor]
 
 
@@ -184,19 +184,19 @@ def silent_layers(net: nn.Module, calls: List[Call]) -> List[str]:
 
 
 def _has_steps(module: nn.Module) -> bool:
-    """Whether a module has a step mode, and an input with time where that is "multi"."""
+    """True if a module has a step mode, and an input with time if that is "multi"."""
     return bool(_step(module)) and not getattr(module, "makes_time", False)
 
 
 def _spikes(module: nn.Module) -> bool:
-    """Whether a module is a layer of neurons that fire, and not of integrators."""
+    """True if a module is a layer of neurons that fire, and not of integrators."""
     if not isinstance(module, (Neuron, NormNeuron, Recurrent)):
         return False
     return any(node.op == "spike" for node in topological(_neuron(module).program.outputs))
 
 
 def still_silent(before: List[str], now: List[str]) -> List[str]:
-    """What is to be warned of after :data:`SECOND_LOOK` steps: the layers that gave no spike in the first step, either.
+    """Warnings after :data:`SECOND_LOOK` steps: the layers that gave no spike in the first step, either.
 
     In the first step alone silence is usual: weights of torch's defaults are small, and surrogates raise them.
     """
@@ -211,7 +211,7 @@ def still_silent(before: List[str], now: List[str]) -> List[str]:
 
 
 def of_first_step(net: nn.Module, loss: Any, calls: List[Call], inputs: Any, outputs: Any, targets: Any) -> List[str]:
-    """What is to be warned of after the first step."""
+    """Warnings after the first step."""
     calls = [call for call in calls if _has_steps(call.module)]
     texts = (
         _of_time(net, calls, inputs, outputs, targets),
@@ -254,7 +254,7 @@ def _of_sizes(net: nn.Module, calls: List[Call]) -> str:
 
 
 def _is_size(call: Call) -> bool:
-    """Whether ``tau`` is the number of channels, and none of the small numbers that time constants usually are."""
+    """True if ``tau`` is the number of channels, and none of the small numbers that time constants usually are."""
     neuron, step = _neuron(call.module), call.shape[1:] if _step(call.module) == "multi" else call.shape
     return len(step) > neuron.channel_dim and bool(neuron.tau == step[neuron.channel_dim] >= 8)
 
@@ -284,7 +284,7 @@ def _of_encoder(net: nn.Module, inputs: Any) -> str:
 
 
 def _is_readable(x: Tensor) -> bool:
-    """Whether numbers can be read on the host, as they cannot while a CUDA graph is captured."""
+    """True if numbers can be read on the host, as they cannot while a CUDA graph is captured."""
     return not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
@@ -294,7 +294,7 @@ def _neuron(module: Any) -> Any:
 
 
 def _of_time(net: nn.Module, calls: List[Call], inputs: Any, outputs: Any, targets: Any) -> str:
-    """What is to be said where sizes prove that neurons took something else for time than ``[T, B, ...]``; "" if not.
+    """Warning if sizes prove that neurons took something else for time than ``[T, B, ...]``; "" if not.
 
     Targets ``[B]`` say how many samples there are.
     """
@@ -331,7 +331,7 @@ def _loop_over_batch(net: nn.Module, calls: List[Call], looped: List[nn.Module],
 
 
 def _of_values(loss: Any, outputs: Any, targets: Any) -> str:
-    """What is to be said of a loss that computes something else than its name says; "" if nothing."""
+    """Warning about a loss that computes something else than its name says; "" if there is none."""
     outputs = outputs if isinstance(outputs, Tensor) else None
     function = _function(loss)
     if outputs is None or not isinstance(targets, Tensor):
@@ -404,7 +404,7 @@ def _without_time(layers: List[Tuple[str, nn.Module]]) -> str:
 
 
 def _is_over_time(layer: nn.Module) -> bool:
-    """Whether this is a neuron whose calls are sequences from rest."""
+    """True for a neuron whose calls are sequences from rest."""
     return _step(layer) == "multi"
 
 

@@ -42,7 +42,7 @@ from spikecore.training._updates import Updates
 
 
 class _Eager:
-    """What training and inference share: the network, its options and the form in which it runs."""
+    """Base of training and inference: the network, its options and the form in which it runs."""
 
     def __init__(self, net: nn.Module, options: Any = None, optimizer: Any = None) -> None:
         self.net = net
@@ -77,14 +77,14 @@ class EagerTraining(_Eager):
         self.loss = loss
         self.optimizer = optimizer
         self._updates = Updates(net, self.options.clip_norm, self.options.scaler)
-        #: How many steps were made.
+        #: Number of steps made.
         self._steps = 0
         #: The layers that gave no spike in the first step.
         self._silent: List[str] = []
 
     @property
     def skipped(self) -> int:
-        """How many steps had gradients that were not finite: a scaler skipped the update, or a captured step took 0.
+        """Number of steps whose gradients were not finite: a scaler skipped the update, or a captured step took 0.
 
         It waits for the device.
         """

@@ -28,24 +28,24 @@ from spikecore.layers._packing import is_packed, pack
 from spikecore.parallel import Pipeline
 from spikecore.training._steps import TrainingOptions
 
-#: What became of an option that was not asked for, and of one that was done.
+#: Outcome of an option that was not asked for, and of one that is used.
 NOT_ASKED, USED = "not asked for", "used"
 _numbers = itertools.count()
 
 
 class Form:
-    """How ``net`` is run, from the options; in training, loss and update, too."""
+    """Form in which ``net`` runs, from the options; in training also loss and update."""
 
     def __init__(self, net: nn.Module, options: TrainingOptions, optimizer: Any = None) -> None:
         self.net, self.options = net, options
         self._trains = optimizer is not None
         self._run: Any = net
-        #: Whether the step that runs now is captured, or loads what a captured one needs.
+        #: True while the running step is captured, or loads what a captured one needs.
         self.is_captured = False
         self._compiled = False
         self._loss: Optional[CompiledPart] = None
         self._update: Optional[CompiledUpdate] = None
-        #: What was compiled and ran: whether the step is captured, and shapes and dtypes of its inputs.
+        #: Calls that were compiled and ran: flag of capture, and shapes and dtypes of the inputs.
         self._proven: Set[Any] = set()
         #: The dimensions of images that are channels-last, or 0, and the weights that are.
         self._dims, self._weights = 0, cast(List[Tensor], [])
@@ -66,7 +66,7 @@ class Form:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether torch.compile runs the network."""
+        """True if torch.compile runs the network."""
         return self._compiled
 
     @contextmanager
@@ -207,7 +207,7 @@ class Form:
 
 
 def _clips_averages(module: Any) -> bool:
-    """Whether a pooling module divides windows that reach beyond the image by less than their size."""
+    """True if a pooling module divides windows that reach beyond the image by less than their size."""
     pools = isinstance(module, (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)) or type(module).__name__.startswith("LPPool")
     whole = getattr(module, "count_include_pad", True) and getattr(module, "divisor_override", None) is None
     return bool(pools and module.ceil_mode and whole)
@@ -288,7 +288,7 @@ class Compiled:
         self._run: Any = None
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        """What the function gives. Raises what torch.compile raises."""
+        """Result of the function. Raises torch.compile's errors."""
         if self._run is None:
             self._run = torch.compile(self._with_own_code(), fullgraph=True, **self._options)
         return self._run(*arguments, **keywords)
@@ -310,13 +310,13 @@ class CompiledPart(Compiled):
 
     def __init__(self, function: Any, what: str) -> None:
         super().__init__(function)
-        #: What it is, in a warning.
+        #: Description in a warning.
         self.what = what
-        #: Why it runs as it is; empty while it is compiled.
+        #: Reason why it runs without the compiler; "" while it is compiled.
         self.why = ""
 
     def __call__(self, *arguments: Any) -> Any:
-        """What the function gives."""
+        """Result of the function."""
         if self.why:
             return self.plain(*arguments)
         try:
@@ -333,7 +333,7 @@ class CompiledPart(Compiled):
         return self.plain(*arguments)
 
     def plain(self, *arguments: Any) -> Any:
-        """What the function gives, without the compiler."""
+        """Result of the function, without the compiler."""
         return self.function(*arguments)
 
 
@@ -381,8 +381,9 @@ class CompiledUpdate(CompiledPart):
 
 
 def is_usual(optimizer: Any) -> bool:
-    """Whether an optimiser does what its class does, and left to torch how: one of a known class, without hooks, a
-    ``step`` of its own (but for that of a scheduler, which notes that it was called), ``fused`` or ``foreach``.
+    """True if an optimiser does what its class does, and leaves the implementation to torch: one of a known class,
+    without hooks, a ``step`` of its own (but for that of a scheduler, which notes that it was called), ``fused`` or
+    ``foreach``.
     """
     step = vars(optimizer).get("step")
     hooks = [getattr(optimizer, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post")]
@@ -406,7 +407,7 @@ def reason(error: BaseException) -> str:
 
 
 def compiler_errors() -> Tuple[Type[Exception], ...]:
-    """What torch.compile raises; those of Inductor are of the first kind."""
+    """Errors of torch.compile; those of Inductor are of the first kind."""
     from torch._dynamo import exc
 
     limit = getattr(exc, "FailOnRecompileLimitHit", None)  # too many results for one function

@@ -54,9 +54,9 @@ class _Graph:
 
 
 class _Graphed:
-    """What training and inference share. A result is a copy, and gradients and carried states are those of the step."""
+    """Base of captured training and inference. Results are copies; gradients and states are those of the step."""
 
-    #: What is captured.
+    #: Class of the captured step.
     captures: ClassVar[Any]
 
     def __init__(self, eager: Any, options: CudaOptions) -> None:
@@ -74,7 +74,7 @@ class _Graphed:
         self._runs: Dict[Hashable, int] = {}
         self._without = 0
         self._told = False
-        #: Why steps run eagerly, with fast=True; "" while they are captured.
+        #: Reason why steps run eagerly, with fast=True; "" while they are captured.
         self._why = ""
         if options.scaler is not None:
             self._leave_out("the scaler decides on the host whether to update; autocast=torch.bfloat16 needs none")
@@ -134,11 +134,11 @@ class _Graphed:
         self._stateful = stateful_modules(self.net)
         self._runs.clear()
         self._refusal = ""
-        #: How everything is now.
+        #: Current circumstances.
         self._seen = self._circumstances()
 
     def _states(self) -> List[Any]:
-        """What each stateful module begins with. Everything is then as the graphs have it, or there are none."""
+        """States that each stateful module begins with. Everything is then as the graphs have it, or there are none."""
         check_replay(self._stateful)
         if self._circumstances() != self._seen:
             self._prepare()
@@ -299,15 +299,15 @@ class GraphedTraining(_Graphed):
 
     @property
     def skipped(self) -> int:
-        """As that of the eager step: replays count."""
+        """Count of the eager step, replays included."""
         return self._eager.skipped
 
     def state_dict(self) -> Dict[str, Any]:
-        """As that of the eager step."""
+        """State of the eager step."""
         return self._eager.state_dict()
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
-        """As that of the eager step; graphs whose tensors this replaces are captured anew."""
+        """Load the state of the eager step; graphs whose tensors this replaces are captured anew."""
         self._eager.load_state_dict(state)
 
 
@@ -325,7 +325,7 @@ class GraphedInference(_Graphed):
 
 #: Settings are compared by value. No subclasses: comparing one may run any code, or ask the GPU.
 _SETTINGS = frozenset((bool, int, float, str))
-#: What is read of the attributes of a module; others are its tables, or what only Python sees.
+#: Types of a module's attributes that are watched; others are its tables, or what only Python sees.
 _WATCHED = _SETTINGS | {Tensor, torch.Generator}
 _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 

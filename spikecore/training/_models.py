@@ -105,7 +105,7 @@ def _check_dataset(dataset: Any) -> None:
 
 
 class TimeFirst:
-    """What makes a batch, ``collate``, and then turns its inputs from ``[B, T, ...]`` to ``[T, B, ...]``."""
+    """Collation: makes a batch by ``collate``, and turns its inputs from ``[B, T, ...]`` to ``[T, B, ...]``."""
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self.collate = collate

@@ -24,7 +24,7 @@ from spikecore.words import a_kind, shown
 
 #: Under this name the settings are in the file.
 _SETTINGS = "settings"
-#: What a file of ``torch.save`` begins with.
+#: First bytes of a file of ``torch.save``.
 _ZIP = b"PK\x03\x04"
 #: Types that every torch reads back; exactly these, since a subclass (numpy.float64 is one of float) may not be.
 _PLAIN = (type(None), bool, int, float, str)
@@ -132,7 +132,7 @@ def _check_settings(settings: Any) -> None:
 
 
 def _leaves(key: str, value: Any) -> Iterator[Tuple[str, Any]]:
-    """What is in lists, tuples and dicts, with the way there; keys of dicts, too."""
+    """Values in lists, tuples and dicts, with their paths; keys of dicts, too."""
     if type(value) in (dict, collections.OrderedDict):
         for name, item in value.items():
             yield f"a key of {key}", name

@@ -28,7 +28,7 @@ class TrainingStep(Protocol):
         """
 
     def state_dict(self) -> Dict[str, Any]:
-        """What training goes on from: weights ``"net"``, the state of the optimiser ``"optimizer"``, a scaler's.
+        """State that training goes on from: weights ``"net"``, the state of the optimiser ``"optimizer"``, a scaler's.
 
         The weights have the names of the network itself, and load into it on every backend.
         """
@@ -50,7 +50,7 @@ class InferenceStep(Protocol):
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """How an eager step trains.
+    """Options of an eager step.
 
     clip_norm: if given, gradients are scaled down to this total 2-norm before the update. Gradients that are not finite
         raise FloatingPointError, which says where they began; in a captured step they count as 0.
@@ -74,7 +74,7 @@ class TrainingOptions:
     channels_last: Optional[bool] = None
     compile: Optional[bool] = None
 
-    #: Whether options that are None are to be as they are fastest.
+    #: If true, options left at None are enabled where supported.
     fast: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -102,7 +102,7 @@ def _check_choice(name: str, value: Any) -> None:
 
 @dataclass(frozen=True)
 class CudaOptions(TrainingOptions):
-    """How a step on a GPU runs: :class:`TrainingOptions`, and whether it is captured in a CUDA graph.
+    """Options of a step on a GPU: :class:`TrainingOptions`, and its capture in a CUDA graph.
 
     graph: if true, forward, loss, backward and update are captured once for each kind of batch and replayed.
     warmup: number of eager steps before a kind of batch is captured, 2 or more.

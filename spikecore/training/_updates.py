@@ -36,7 +36,7 @@ class Updates:
 
     @property
     def skipped(self) -> int:
-        """How many updates were skipped, because gradients were not finite. It waits for the device."""
+        """Number of updates that were skipped, because gradients were not finite. It waits for the device."""
         return self._by_scaler + (0 if self._on_device is None else int(self._on_device))
 
     def make(self, optimizer: Any, update: Callable[[Any], None], captured: bool, batch: Dict[str, Any]) -> None:
@@ -108,7 +108,7 @@ _BACKWARD = (
 
 
 def _origin(net: nn.Module, batch: Dict[str, Any], weights: List[Tensor]) -> str:
-    """Where numbers that are not finite began, and what to do; "" where that is not known."""
+    """Origin of numbers that are not finite, and the way out; "" if it is not known."""
     net = unwrapped(net)
     for what in ("input", "target"):
         spoilt = finite.first_nan(finite.named_leaves(f"the {what}", batch[f"{what}s"]))

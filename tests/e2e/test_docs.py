@@ -26,9 +26,17 @@ NEEDED = {"convert.md": ("spikingjelly", "snntorch"), "nir.md": ("nir",)}
 TRAINERS = ROOT / "docs" / "trainers.md"
 #: Runs when the site is built, as the pages of docs/notebooks do.
 TUTORIAL = ROOT / "docs" / "tutorial.md"
-PAGES = [ROOT / "README.md", *sorted({*(ROOT / "docs").glob("*.md")} - {TRAINERS, TUTORIAL})]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "extensions" / "README.md",
+    *sorted({*(ROOT / "docs").glob("*.md")} - {TRAINERS, TUTORIAL}),
+]
 #: Every page of the repository.
-LINKED = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("plugins/*/*.md"))]
+LINKED = [
+    path
+    for pattern in ("*.md", "docs/**/*.md", "extensions/**/*.md", "plugins/*/*.md")
+    for path in sorted(ROOT.glob(pattern))
+]
 
 
 def python_blocks(page: Path) -> str:
@@ -36,7 +44,7 @@ def python_blocks(page: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [p for p in PAGES if python_blocks(p)], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [p for p in PAGES if python_blocks(p)], ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_python_blocks_of_a_page_run_in_order(page: Path, tmp_path: Path) -> None:
     """Copied into one file, the blocks run without an error or a warning, and change no class for others."""
     why = device.reason() if torch.cuda.is_available() else host.reason()

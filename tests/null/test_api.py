@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Tuple
 
 import pytest
@@ -69,6 +70,7 @@ def imports() -> Iterator[Tuple[str, str, List[str]]]:
         "docs/**/*.py",
         "*.md",
         "docs/*.md",
+        "extensions/**/*.md",
     )
     for path in (path for pattern in (*folders, "plugins/*/README.md") for path in sorted(ROOT.glob(pattern))):
         text = path.read_text(encoding="utf-8")
@@ -108,6 +110,18 @@ def test_what_is_imported_from_outside_is_listed() -> None:
                 lacking.append(f"{file}: {module}.{name}")
     assert lacking == []
     assert sorted(sc.__all__) == sorted(LISTED["spikecore"].names)
+
+
+@pytest.mark.parametrize("extension", sorted(path.parent for path in ROOT.glob("extensions/*/__init__.py")))
+def test_an_extension_s_page_names_the_modules_that_it_imports(extension: Path) -> None:
+    """All of spikecore's, and no others."""
+    page = (extension / "README.md").read_text(encoding="utf-8")
+    section = page.partition("## What it imports\n")[2].partition("\n## ")[0]
+    used = set()
+    for file, module, names in imports():
+        if (ROOT / file).suffix == ".py" and extension in (ROOT / file).parents:
+            used |= {f"{module}.{name}" if f"{module}.{name}" in LISTED else module for name in names}
+    assert set(re.findall(r"`(spikecore[\w.]*)`", section)) == used
 
 
 @pytest.mark.parametrize("module", ["spikecore.functional", "spikecore.lang.ops"])

@@ -1,4 +1,4 @@
-"""What a kernel takes and gives: names, roles, kinds, C types, and the checks of what a call gives."""
+"""Declared arguments and results of a kernel: names, roles, kinds, C types, and the checks of what a call gives."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ STORED: Dict[torch.dtype, str] = {
 
 _FUNCTIONS = re.findall(r"\w+(?=(?:{f})?\()", " ".join(template for _, template in C_TEMPLATES.values()))
 
-#: What a kernel and its values may not be called, since a C text reads them: words of C++, functions of the language in
-#: both precisions, and what is around the body. Lines outside have names of their own (``spikecore.lang.render``).
+#: Names that a kernel and its values may not have, since a C text reads them: words of C++, functions of the language
+#: in both precisions, and what is around the body. Lines outside have names of their own (``spikecore.lang.render``).
 RESERVED = (
     C_WORDS
     | {f"{name}{suffix}" for name in _FUNCTIONS for suffix in ("", "f")}
@@ -173,7 +173,7 @@ _GRADIENT = (
 
 
 class Sizes(NamedTuple):
-    """What the tensors of a call have in common: ``like`` is the first of all elements, called ``name``."""
+    """Sizes that the tensors of a call share: ``like`` is the first of all elements, called ``name``."""
 
     name: str
     like: Tensor
@@ -183,7 +183,7 @@ class Sizes(NamedTuple):
 
     @property
     def neurons(self) -> int:
-        """How many elements one step has."""
+        """Number of elements of one step."""
         count = 1
         for size in self.layout.shape:
             count *= size

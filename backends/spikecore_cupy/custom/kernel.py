@@ -30,14 +30,14 @@ from spikecore_cupy.text import TYPES
 class CustomKernel:
     """Base class. A subclass says what its body may read beside its values, and writes the lines around it."""
 
-    #: What compiles and launches a kernel. Any other class than ``Kernel`` is for tensors on the CPU.
+    #: Class that compiles and launches a kernel. Any other class than ``Kernel`` is for tensors on the CPU.
     kernel: Callable[..., Any] = Kernel
 
-    #: Whether inputs and outputs have time, their first dimension.
+    #: True if inputs and outputs have time, their first dimension.
     timed = False
     #: Bytes of a tensor that a thread reads at once.
     access = 8
-    #: What a C text may read beside its values.
+    #: Names that a C text may read beside its values.
     places: Tuple[str, ...] = ("i", "N")
 
     def __init__(self, name: str, values: Sequence[Declared], body: Body, header: str) -> None:

@@ -15,7 +15,7 @@ from spikecore.lang import Expr, Node, Program, topological, trace
 from spikecore_cupy.custom.declared import Declared, Typed, of_role
 from spikecore_cupy.text import CudaPrinter, declared, first_neuron, head, over_neurons, wrapped
 
-#: What a C text may read beside its values: name -> C type.
+#: Names that a C text may read beside its values: name -> C type.
 PLACES = {"i": "long long", "N": "long long", "t": "int", "T": "int"}
 
 Body = Union[str, Callable[..., Any]]
@@ -120,7 +120,7 @@ def _needed(labels: Mapping[Node, str], roots: Sequence[Node]) -> Dict[Node, str
 
 
 def mentions(text: str, word: str) -> bool:
-    """Whether a C text has a word."""
+    """True if a C text has a word."""
     return re.search(rf"\b{word}\b", text) is not None
 
 
@@ -162,9 +162,9 @@ class CustomWriter:
         self._restrict = restrict
         self._printer = CudaPrinter(typed.compute)
         symbols = self._printer.symbols
-        #: What a value is called in the kernel; the core has its declared name.
+        #: Names of values in the kernel; the core has the declared names.
         self.local = {value.name: symbols.new(value.name) for value in values}
-        #: What an output's number is called before it is stored.
+        #: Names of an output's number before it is stored.
         self._late = {name: symbols.new(f"{self.local[name]}_j") for name in of_role(values, "output")}
         self._arguments = ArgumentTable(self._printer)
         #: The C type of each argument, by its kind and what it is of, in the order in which a kernel has them.
@@ -226,7 +226,7 @@ class CustomWriter:
         return [*lines, *stores]
 
     def _core_arguments(self) -> List[str]:
-        """What the core gets for element j."""
+        """Arguments of the core for element j."""
         texts = {"i": "i + j"}
         for name, role in ((value.name, value.role) for value in self.values):
             local = self.local[name]

@@ -28,7 +28,7 @@ _OF_TEST = "recorded"
 
 @dataclass(frozen=True)
 class CProgram:
-    """What :func:`export_c` wrote."""
+    """Result of :func:`export_c`."""
 
     folder: Path
     files: Tuple[str, ...]

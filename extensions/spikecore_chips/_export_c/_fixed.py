@@ -39,7 +39,7 @@ _SYMBOLS = {
     "or": (OR, "||"),
 }
 _FUNCTIONS = {"minimum": "lesser", "maximum": "greater", "abs": "magnitude", "sign": "sign"}
-#: How tightly a text binds, and the text.
+#: Precedence of a text, and the text.
 _Text = Tuple[int, str]
 
 
@@ -186,7 +186,7 @@ class FixedPrinter(C11Printer):
 
 
 def is_wide(format: Format) -> bool:
-    """Whether an integer needs more than 32 bits."""
+    """True if an integer needs more than 32 bits."""
     return type_of(format) in ("int64_t", "")
 
 

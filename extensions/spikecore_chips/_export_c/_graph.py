@@ -32,7 +32,7 @@ class Operation(NamedTuple):
     """One operation: a module, the ``"sum"`` of two values, a ``"view"`` of another shape, or the ``"input"``."""
 
     name: str
-    #: What it is and where, for messages and comments.
+    #: Kind and place, for messages and comments.
     title: str
     what: Any
     #: Names of the operations whose values it takes.

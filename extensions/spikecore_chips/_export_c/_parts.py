@@ -1,4 +1,4 @@
-"""What a step is made of: a part computes one array from others, by a function in C.
+"""Parts of a step: a part computes one array from others, by a function in C.
 
 A part has tables of constants, fields of the state, and the lines of its function. There ``in`` (or ``in0``, ``in1``)
 are the arrays that it reads, ``out`` is the one that it writes, and ``s`` is the state.
@@ -455,7 +455,7 @@ class Cells(Part):
         super().__init__(name, title, inputs, inputs[0].shape)
         self._neuron, program = neuron, neuron.program
         self._program: Program = program
-        #: What steps compute: the output, and the next states.
+        #: Roots of a step: the output, and the next states.
         self._roots = [program.outputs[output], *program.next]
         self.formats: Dict[Node, Format] = {}
         if fixed is not None:
@@ -468,7 +468,7 @@ class Cells(Part):
         elif is_spike(self._roots[0]):
             self.output.format = FLAG
         self._printer: Any = FixedPrinter(title, self.formats) if fixed else C11Printer("float")
-        #: What parameters alone decide -> its text.
+        #: Node that depends on parameters alone -> its text.
         self._constants = self._evaluated(torch.float64 if fixed is torch.float64 else torch.float32)
         for state, initial in zip(program.states, program.initial):
             leaf = Node("state", (), state)
@@ -569,7 +569,7 @@ class Cells(Part):
 
 
 def is_spike(node: Node) -> bool:
-    """Whether a value is a spike, 0 or 1."""
+    """True if a value is a spike, 0 or 1."""
     return is_spike(node.args[0]) if node.op == "detach" else node.op == "spike"
 
 
@@ -583,6 +583,6 @@ def _read(lines: Sequence[str]) -> List[str]:
 
 
 def _run(values: Tensor) -> int:
-    """How many neighbouring neurons share a value: those of a channel, or one."""
+    """Number of neighbouring neurons that share a value: those of a channel, or one."""
     rows = values.flatten(1) if values.ndim > 1 else values.unsqueeze(1)
     return int(rows.shape[1]) if bool((rows == rows[:, :1]).all()) else 1

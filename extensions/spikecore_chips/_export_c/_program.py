@@ -69,7 +69,7 @@ class Slot(NamedTuple):
 
     @property
     def alignment(self) -> int:
-        """That of its widest numbers."""
+        """Alignment of its widest numbers."""
         return max(BYTES[value.type] for value in self.values)
 
 
@@ -84,7 +84,7 @@ class Built:
         self._values: Dict[str, Value] = {}
         #: From the user's input to integers; None where it is floats, or has to be on its grid.
         self.rounds: Optional[Callable[[Tensor], Tensor]] = None
-        #: What the example is, for messages.
+        #: Description of the example, for messages.
         self.recorded = "an example's input"
         if inputs is None and fixed is not None:
             inputs = self._read_as(step)
@@ -164,7 +164,7 @@ class Built:
         return self._add(Round(f"{name}_rounded", f"the rounding behind {title}", value, grid.format))
 
     def _on_grid(self, operation: Operation, x: Value) -> Value:
-        """What a module reads first, rounded where it has an ``input_format``. A value has one exact format, from which
+        """First input of a module, rounded where it has an ``input_format``. A value has one exact format, from which
         each of its readers rounds.
         """
         grid: Any = operation.what._modules.get("input_format")
@@ -266,7 +266,7 @@ class Built:
         return [*arrays, *(field for part in self.parts for field in part.fields)]
 
     def _refuse_equal_names(self) -> None:
-        """What belongs to a module begins with its name, which may make the name of another one's."""
+        """Refuse equal names: those of tables and fields begin with their module's, and may meet another module's."""
         members = [*(f"work{k}" for k in range(len(self.slots))), *(field.name for field in self.fields)]
         tables = [table.name for part in self.parts for table in part.tables]
         for names in ([part.name for part in self.parts], tables, members):
@@ -379,7 +379,7 @@ def source(built: Built, name: str) -> str:
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
-#: What a text has from math.h.
+#: Names of math.h in a text.
 _OF_MATH = re.compile(r"\b(NAN|INFINITY|(exp|log|log1p|sqrt|sin|cos|tanh|atan|erf|fabs|floor|rint|pow)f\()")
 _NIBBLE = [
     "static inline int32_t nibble(const uint8_t *w, const int k) {",
@@ -409,7 +409,7 @@ def _comment(text: str) -> str:
 
 
 def words_of_header(built: Built) -> Dict[str, str]:
-    """What the places of the header stand for."""
+    """Words for the places of the header."""
     fields = []
     for k, slot in enumerate(built.slots):
         arrays = "".join(f" {value.type} {value.name}[{value.count}];" for value in slot.values)

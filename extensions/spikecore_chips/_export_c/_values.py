@@ -36,7 +36,7 @@ class Value:
     shape: Tuple[int, ...]
     #: Its integers; None for float.
     format: Optional[Format]
-    #: Whether the next step reads it, too.
+    #: True if the next step reads it, too.
     lasts: bool = False
     #: The array in C, once memory is divided.
     place: str = ""
@@ -52,7 +52,7 @@ class Value:
 
     @property
     def count(self) -> int:
-        """How many numbers it has."""
+        """Number of elements."""
         return int(torch.Size(self.shape).numel())
 
     @property
@@ -68,7 +68,7 @@ class Value:
 
     @property
     def is_spikes(self) -> bool:
-        """Whether its numbers are 0 and 1."""
+        """True if its numbers are 0 and 1."""
         return self.format == FLAG
 
 
@@ -88,7 +88,7 @@ class Grid(NamedTuple):
 
     @property
     def is_narrow(self) -> bool:
-        """Whether each number fits four bits."""
+        """True if each number fits four bits."""
         return bool(((self.integers >= -8) & (self.integers <= 7)).all())
 
 

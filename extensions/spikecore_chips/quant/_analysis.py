@@ -26,7 +26,7 @@ from spikecore.lang.operations import OPERATION
 
 #: dtype of the arithmetic -> the bits of its significand.
 SIGNIFICAND = {torch.float32: 24, torch.float64: 53}
-#: How far a grid may be from 1: a scaled value stays a normal float32.
+#: Distance of a grid from 1 at most, in powers of two: a scaled value stays a normal float32.
 _LARGEST_SHIFT = 100
 #: Rounds after which an end of a state's interval that still moves becomes that of its saturation; and after which,
 #: where it has none, it becomes 0, or twice as large.
@@ -53,12 +53,12 @@ class Format:
 
     @property
     def is_float(self) -> bool:
-        """Whether these are floats that nothing has rounded yet."""
+        """True for floats that nothing has rounded yet."""
         return self.frac is None
 
     @property
     def is_whole(self) -> bool:
-        """Whether all values are whole numbers, as spikes are."""
+        """True if all values are whole numbers, as spikes are."""
         return self.frac is not None and self.frac <= 0
 
     @property
@@ -82,7 +82,7 @@ class Format:
         return Format(frac, int(self.low) << shift, int(self.high) << shift)
 
     def holds(self, other: Format) -> bool:
-        """Whether every value of another format is one of this."""
+        """True if every value of another format is one of this."""
         if self.frac is None or other.frac is None or other.frac > self.frac:
             return False
         same = other.at(self.frac)
@@ -267,7 +267,7 @@ RULES: Dict[str, Rule] = {
     "spike": _flag,
     **{row.name: _flag for row in OPERATION.values() if row.kind in ("comparison", "logic")},
 }
-#: What floats may go through on their way to a grid: each gives the same float on every backend.
+#: Operations that floats may go through on their way to a grid: each gives the same float on every backend.
 _OF_FLOATS = ("clamp", "minimum", "maximum", "detach", "neg", "round", "floor")
 
 
@@ -314,7 +314,7 @@ class Analysis:
         return known
 
     def _fits(self, value: Format) -> bool:
-        """Whether the dtype holds all values of a format, or takes them for floats."""
+        """True if the dtype holds all values of a format, or takes them for floats."""
         return value.frac is None or (
             value.bits <= SIGNIFICAND[self.dtype] and abs(value.frac) + value.bits <= _LARGEST_SHIFT
         )
@@ -402,7 +402,7 @@ _NO_OPERATION = (
 
 
 def _takes_floats(node: Node) -> bool:
-    """Whether a float may go through this operation on its way to a grid."""
+    """True if a float may go through this operation on its way to a grid."""
     scales = node.op == "mul" and any(power_of_two(arg) is not None for arg in node.args)
     cancels = node.op == "sub" and without_detach(node.args[0]) == without_detach(node.args[1])
     return scales or cancels or node.op in _OF_FLOATS

@@ -39,7 +39,7 @@ class Seen:
     inputs: List[Tensor] = field(default_factory=list)
     outputs: List[Tensor] = field(default_factory=list)
     states: List[Tensor] = field(default_factory=list)
-    #: What computed its inputs, behind changes of shape: a call for each call of it.
+    #: Calls that computed its inputs, behind changes of shape: one for each call of it.
     sources: List[Optional[Call]] = field(default_factory=list)
     #: Of a neuron, the values in each call of what saturates in its program, or would in fixed point.
     saturating: List[Tuple[Tensor, ...]] = field(default_factory=list)

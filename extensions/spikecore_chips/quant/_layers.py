@@ -27,12 +27,12 @@ from spikecore_chips.quant._fixed import fixed_point_of, packed, unpacked
 
 #: Layers with a weight ``[out, in, ...]``.
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-#: How many finer grids than the one that holds every value are tried.
+#: Number of finer grids that are tried beside the one that holds every value.
 _FINER = 6
 #: Integers of a bias are below 2**this. With products of as many bits, a sum has one bit more.
 _BIAS = 22
-#: How much finer than the coarsest one the grids of a layer's channels may be, and any grid may be, as powers of two.
-#: What reads the layer has one grid for all channels, which is coarser than that.
+#: Limit of the grids of a layer's channels, as powers of two finer than the coarsest one, and of any grid. The reader
+#: of the layer has one grid for all channels, which is coarser than that.
 _SPREAD, FINEST = 12, 30
 #: Fractional bits that are tried; below 0 for multiples of 2, 4, 8, ...
 _GRIDS = range(-24, 41)

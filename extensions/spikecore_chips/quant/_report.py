@@ -40,7 +40,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """What :func:`report` says: a row for each layer and neuron, and how often the float network decides the same."""
+    """Result of :func:`report`: a row for each layer and neuron, and agreement with the float network."""
 
     rows: Tuple[Row, ...]
     #: The part of outputs whose highest entry is that of ``beside``; None without one.

@@ -243,7 +243,7 @@ class _Rewriting:
         return self.on_grid(self.add(Node("mul", (x, y))))
 
     def is_count(self, node: Node) -> bool:
-        """Whether a value is a spike, or whole where values of the word are fractions: a product is then exact."""
+        """True if a value is a spike, or whole where values of the word are fractions: a product is then exact."""
         return self.formats[node] == FLAG or (self.how.frac > 0 and self.formats[node].is_whole)
 
     def on_grid(self, node: Node) -> Node:

@@ -22,7 +22,7 @@ from spikecore_bench._report import Fact, Row
 from spikecore_bench._settings import Settings
 from spikecore_bench._timing import Call
 
-#: What the ratios are to.
+#: Row that ratios refer to.
 YARDSTICK = "SpikingJelly module"
 #: Time steps and neurons of the layers.
 LAYERS = ((16, 200_000), (128, 1280))

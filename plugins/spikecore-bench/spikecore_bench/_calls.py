@@ -1,4 +1,4 @@
-"""What a call of a small layer costs the host, forward and backward, beside a function that only allocates.
+"""Host time of a call of a small layer, forward and backward, beside a function that only allocates.
 
 All that is compared is in one process, eagerly and compiled, and takes many short turns: the host's speed moves by a
 third from one second to the next.
@@ -20,7 +20,7 @@ from spikecore_bench._implementations import NotTimed
 from spikecore_bench._report import Row
 from spikecore_bench._settings import Settings
 
-#: What the ratios are to.
+#: Row that ratios refer to.
 YARDSTICK = "allocating function"
 STEPS = 8
 #: Rows of the layer; its other dimension is that of the channels.
@@ -96,7 +96,7 @@ def jobs(settings: Settings, bench: Bench) -> List[Job]:
 
 
 def entries(case: Case, bench: Bench, compiled: bool) -> Dict[str, Entry]:
-    """What is called, by the name of its row."""
+    """Entries to call, by the name of their row."""
     found = {
         YARDSTICK: Entry(Allocates),
         "allocating function with a parameter": Entry(partial(Allocates, True)),

@@ -38,7 +38,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Bench:
-    """What every job needs."""
+    """Context of every job."""
 
     device: torch.device
     clock: HostClock
@@ -51,7 +51,7 @@ class Bench:
 
 
 def bench_of(settings: Settings, device: torch.device) -> Bench:
-    """What takes part on a device, for settings in which every choice was made."""
+    """Implementations that take part on a device, for settings in which every choice was made."""
     found, listed = find(settings, device)
     neurons = [one for one in found if one.in_network is not None or one.name == COMPILED]
     return replace(
@@ -185,7 +185,7 @@ def checked(
     expected: Observed,
     clock: HostClock,
 ) -> Checked:
-    """What may be timed. Raises NotTimed for a backend that is wrong, and what the layer raises."""
+    """Layer that may be timed. Raises NotTimed for a backend with wrong results, and any error of the layer."""
     layer = make().to(x.device)
     clock.synchronize()
     begin = time.perf_counter()
@@ -219,7 +219,7 @@ def compared(kind: str, times: Mapping[str, Any], name: str, **others: str) -> D
 
 
 def set_up(case: Case, makers: Mapping[str, Callable[[], Made]]) -> Tuple[Dict[str, Made], Dict[str, Row]]:
-    """What each maker gives, and the rows of those that raise."""
+    """Results of the makers, and the rows of those that raise."""
     made: Dict[str, Made] = {}
     rows: Dict[str, Row] = {}
     for name, make in makers.items():

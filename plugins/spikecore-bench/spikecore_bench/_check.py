@@ -1,4 +1,4 @@
-"""Whether a layer computes what the reference computes: spikes, input gradients, gradients of learnt parameters.
+"""Comparison of a layer with the reference: spikes, input gradients, gradients of learnt parameters.
 
 It is asked before anything is timed, on the very input that is timed.
 """
@@ -20,7 +20,7 @@ PARAMETER = Tolerance(1e-3, 1e-6)
 
 
 class Observed(NamedTuple):
-    """What came out of one forward and backward pass."""
+    """Results of one forward and backward pass."""
 
     spikes: Tensor
     gradient: Tensor
@@ -36,7 +36,7 @@ def observe(layer: nn.Module, x: Tensor, cotangent: Tensor) -> Observed:
 
 
 def differences(got: Observed, expected: Observed) -> Optional[str]:
-    """How the first differs from the second, in words with numbers; None if it does not.
+    """Difference of the first from the second, in words with numbers; None if there is none.
 
     Spikes must be equal. Gradients are compared, within the tolerance of the conformance suite, for neurons all of
     whose spikes are: a spike more or less is another gradient.

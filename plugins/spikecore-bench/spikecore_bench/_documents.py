@@ -19,12 +19,12 @@ from spikecore_bench._report import Row
 from spikecore_bench._settings import Settings
 from spikecore_bench._timing import Timing
 
-#: What the ratios are to, where it takes part; else the reference backend.
+#: Row that ratios refer to, if it takes part; else the reference backend.
 LOOP = "SpikingJelly steps"
 
 
 class Printed(NamedTuple):
-    """What a document says of one implementation, for each number of time steps."""
+    """Figures that a document gives of one implementation, for each number of time steps."""
 
     name: str
     training: Tuple[float, ...]

@@ -45,7 +45,7 @@ class Subtracting(sc.Neuron):
 
 
 class Equation(NamedTuple):
-    """What a layer computes."""
+    """Equation of a layer."""
 
     words: str
     #: The same as a neuron of the named backend.
@@ -73,15 +73,15 @@ class Layer:
     #: ``[T, B, N] -> [T, B, N]`` of ``N`` neurons; None: the library computes with JAX.
     make: Optional[Callable[[int], nn.Module]]
     equation: Equation = LIF
-    #: Whether it has the surrogate of the suites, so that gradients can be compared.
+    #: True if it has the surrogate of the suites, so that gradients can be compared.
     surrogate: bool = True
     #: Of a library with JAX: makes all that is timed.
     of_jax: Optional[Callable[[], Any]] = None
-    #: Whether it learns along with time: there are gradients of weights, and none of inputs.
+    #: True if it learns along with time: with gradients of weights, and none of inputs.
     online: bool = False
 
     def set_up(self) -> Any:
-        """What has ``observe(x, cotangent)``; its library is imported now."""
+        """Object with ``observe(x, cotangent)``; its library is imported now."""
         return self if self.of_jax is None else self.of_jax()
 
     def observe(self, x: Tensor, cotangent: Tensor) -> Observed:
@@ -98,7 +98,7 @@ def of_backend(name: str) -> Layer:
 
 
 def with_jax(module: str) -> Callable[[], Any]:
-    """What sets up a layer of JAX, whose module has ``spikes(x, unrolled)``."""
+    """Function that sets up a layer of JAX, whose module has ``spikes(x, unrolled)``."""
     return lambda: import_module("spikecore_bench._jax_layers").LayerOfJax(import_module(module).spikes)
 
 

@@ -1,4 +1,4 @@
-"""What the field's own benchmarks compute: a linear layer with LIF, and a training step of two hidden layers on SHD."""
+"""Cases of the field's own benchmarks: a linear layer with LIF, and a training step of two hidden layers on SHD."""
 
 from __future__ import annotations
 

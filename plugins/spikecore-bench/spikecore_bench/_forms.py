@@ -33,7 +33,7 @@ class Form:
     graph: bool = False
     #: The optimiser's step by ``torch.compile``.
     compiled_adam: bool = False
-    #: Whether the network is compiled by ``torch.compile`` alone, and not by ``TrainingOptions(compile=True)``, which
+    #: True if the network is compiled by ``torch.compile`` alone, and not by ``TrainingOptions(compile=True)``, which
     #: refuses networks that do not compile as a whole: those of other libraries.
     apart: bool = False
 
@@ -52,11 +52,11 @@ class Form:
 
     @property
     def ours(self) -> bool:
-        """Whether only networks of spikecore have it."""
+        """True if only networks of spikecore have it."""
         return self.fused or self.packed
 
     def row(self, implementation: str) -> str:
-        """What an implementation is called in this form; the eager one has the plain name."""
+        """Name of an implementation in this form; the eager form has the plain name."""
         return implementation if self == EAGER else f"{implementation}, {self.name}"
 
     def network(self, net: nn.Module) -> nn.Module:
@@ -88,7 +88,7 @@ class Form:
         return images if as_it_is else images.contiguous(memory_format=torch.channels_last)
 
     def options(self, network: Network) -> Any:
-        """How the training step runs."""
+        """Options of the training step."""
         keywords: Dict[str, Any] = {"autocast": network.autocast}
         if self.packed:
             keywords.update(pack_spikes=True)
@@ -128,7 +128,7 @@ EAGER = Form()
 FORMS: Mapping[str, Form] = {
     form.name: form for form in (Form(*choice) for choice in itertools.product((False, True), repeat=6))
 }
-#: What is measured on a GPU where nobody asks: of convolutional networks, and of others.
+#: Forms that are measured on a GPU by default: of convolutional networks, and of others.
 IMAGES = (
     "eager",
     "channels-last",

@@ -1,4 +1,5 @@
-"""Who takes part: every backend that works here, torch.compile, and the other libraries that are installed.
+"""Implementations that take part: every backend that works here, torch.compile, and the other libraries that are
+installed.
 
 Nobody is left out in silence: :func:`find` lists those who cannot take part, too, and why.
 """
@@ -52,21 +53,21 @@ class Implementation:
     """One way to compute neurons."""
 
     name: str
-    #: Whether it is a backend of spikecore, which must compute exactly what the reference computes.
+    #: True if it is a backend of spikecore, which must compute exactly what the reference computes.
     ours: bool
     #: The layer ``[T, *N] -> [T, *N]`` for a workload and a number of steps. Raises :class:`NotTimed`.
     layer: Callable[[Workload, int], nn.Module]
     #: The layer of the suites of the field; None if it takes no part there.
     in_field: Optional[Layer] = None
-    #: What stands for the neuron in a network; None if it takes no part there.
+    #: Maker of the neuron of a network; None if the implementation takes no part there.
     in_network: Optional[Callable[[], nn.Module]] = None
     #: The neuron as a single step ``[*N] -> [*N]`` that continues, and what puts it at rest.
     single: Optional[Callable[[], Single]] = None
     #: The backend's name, for ours.
     backend: Optional[str] = None
-    #: How what it computes in a network differs, in words.
+    #: Difference of its equation in a network, in words.
     unlike: str = ""
-    #: Whether it is a loop over time steps in Python.
+    #: True if it is a loop over time steps in Python.
     loops: bool = False
 
 

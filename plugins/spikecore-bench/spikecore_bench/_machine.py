@@ -14,7 +14,7 @@ import torch
 import spikecore
 from spikecore_bench._report import Fact
 
-#: What the report has the version of, and the distributions that may bring it where they have other names.
+#: Libraries whose versions are reported, and the distributions that may bring them under other names.
 _LIBRARIES = (
     *("numpy", "cupy", "triton", "numba", "spikingjelly", "snntorch", "norse", "sinabs", "rockpool"),
     *("jax", "spyx", "braintrace"),
@@ -53,7 +53,7 @@ def version_of(*distributions: str) -> Optional[str]:
 
 
 def machine(device: torch.device) -> Dict[str, Fact]:
-    """What a figure depends on, as far as it can be asked."""
+    """Machine, system and versions that a figure depends on, as far as they can be asked."""
     facts: Dict[str, Fact] = {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "device": str(device),

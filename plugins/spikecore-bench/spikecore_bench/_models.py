@@ -179,7 +179,7 @@ class Mean(nn.Module):
         self.tokens = tokens
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
+        """Forward pass; see the class."""
         means: Tensor = x.unflatten(1, (-1, self.tokens)).mean(2)
         return means
 
@@ -203,7 +203,7 @@ class Network:
     image: Tuple[int, ...]
     classes: int
     autocast: Optional[torch.dtype] = None
-    #: Whether products of float32 matrices are those of TF32.
+    #: True if products of float32 matrices are those of TF32.
     tf32: bool = False
     #: The network as SpikingJelly has it ready, for a number of steps; where it is not there, there is no row.
     of_spikingjelly: Optional[Callable[[int], nn.Module]] = None

@@ -32,7 +32,7 @@ from spikecore_bench._timing import Failure, Timing, failure, interleave
 from spikecore_bench._workers import Here, Worker
 
 RELU = "ReLU"
-#: What all forms take turns with.
+#: Row that all forms take turns with.
 BEST = "ReLU's best form"
 #: The row of a network that SpikingJelly has ready; also under a graph of its own.
 JELLYS = "SpikingJelly's network"
@@ -68,9 +68,9 @@ Form = Union[Here, Worker]
 
 
 class Outcome(NamedTuple):
-    """What became of a form."""
+    """Outcome of a form."""
 
-    #: What was set up, without its step.
+    #: Set-up training, without its step.
     training: Training
     #: Its time; None: it must not be timed.
     time: Union[Timing, Failure, None] = None
@@ -100,7 +100,7 @@ class Comparison:
         self._first: Optional[Training] = None
 
     def jobs(self) -> List[Job]:
-        """What measures them: ReLU first, in all forms, since the ratios are to its best one."""
+        """Jobs that measure them: ReLU first, in all forms, since the ratios are to its best one."""
         label = f"networks: {self._network.name}"
         others = [name for name in self._makers if name not in self._plain]
         others.sort(key=lambda name: name.startswith(JELLYS_TRITON))  # they compile for long
@@ -211,7 +211,7 @@ class Entered:
         self._training, self._bench = training, bench
 
     def training(self) -> Training:
-        """What was set up, without its step."""
+        """Set-up training, without its step."""
         return replace(self._training, call=None)
 
     def turn(self, begin: int, calls: int) -> float:
@@ -234,7 +234,7 @@ def enter_apart(settings: Settings, name: str, row: str) -> Entered:
 def entries(
     network: Network, wanted: Sequence[str], case: Mapping[str, Fact], bench: Bench
 ) -> Tuple[Dict[str, Callable[[], Training]], List[str]]:
-    """What sets each row up, by its name, and the names of those with ReLU."""
+    """Functions that set up each row, by its name, and the names of those with ReLU."""
     batch = int(case["batch"] or 1)
     makers: Dict[str, Callable[[], Training]] = {}
     plain: List[str] = []

@@ -34,7 +34,7 @@ ALIGNED = 64
 
 
 def elements(dtype: torch.dtype, steps: int, clock: HostClock, quick: bool, many: int = MANY) -> int:
-    """How many elements fill the device without filling its memory: a multiple of the steps."""
+    """Number of elements that fill the device without filling its memory: a multiple of the steps."""
     fill = FILL_CPU
     if clock.device.type == "cuda":
         fill = max(FILL_GPU, many * steps * torch.finfo(dtype).bits // 8)

@@ -92,7 +92,7 @@ def jobs(settings: Settings, bench: Bench) -> List[Job]:
 
 
 def subjects(case: Normalised, bench: Bench) -> Dict[str, Subject]:
-    """What is timed: ReLU behind batch normalisation, and each neuron fused and as two layers on each backend."""
+    """Subjects to time: ReLU behind batch normalisation, and each neuron fused and as two layers on each backend."""
     channels = case.image[0]
 
     def norm() -> nn.BatchNorm2d:

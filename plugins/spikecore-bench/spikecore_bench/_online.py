@@ -31,7 +31,7 @@ from spikecore_bench._timing import Call, interleave
 #: Steps of a turn of single steps, of a sequence, and of a chunk; batch and neurons; the same of a quick run.
 FED, STEPS, CHUNK, SIZE = 20, 100, 20, (64, 256)
 QUICK = (20, 10, (2, 8))
-#: How far gradients of a sequence may be apart, relative to the largest.
+#: Allowed difference of gradients of a sequence, relative to the largest.
 TOLERANCE = 1e-4
 
 
@@ -145,7 +145,7 @@ def _numbers(case: Case, device: torch.device) -> Numbers:
 
 
 def _makers(rule: str, numbers: Numbers, chunk: int, bench: Bench, peers: bool) -> Dict[str, Callable[[], Learner]]:
-    """What makes each learner."""
+    """Makers of the learners, by name."""
     learners_of: Dict[str, Callable[[], Learner]] = {PLAIN: partial(_by_hand, rule, numbers)}
     for each in bench.implementations:
         if each.backend is not None:

@@ -37,7 +37,7 @@ class Peer:
     about: str
     #: Its layer in the suites of the field; None: it takes no part there.
     in_field: Optional[Layer] = None
-    #: What stands for the neuron in a network, and in words how it differs from LIF; None: it is in no other suite.
+    #: Maker of the neuron of a network, and its difference from LIF in words; None: it is in no other suite.
     in_network: Optional[Make] = None
     unlike: str = ""
     #: Workload -> the same neuron there. A workload that is not here has no counterpart.
@@ -47,7 +47,7 @@ class Peer:
     single: Optional[Callable[[], Any]] = None
     #: Which of its implementations it chooses on a device, in a word.
     chooses: Callable[[torch.device], str] = lambda device: ""
-    #: Whether it is a loop over time steps in Python.
+    #: True if it is a loop over time steps in Python.
     loops: bool = False
 
 
@@ -89,7 +89,7 @@ _FUNCTIONAL: Mapping[str, Make] = {
 
 
 def _over(wrap: Callable[[Any], nn.Module], make: Callable[[], Any]) -> Make:
-    """What wraps a neuron that is made when it is asked for."""
+    """Maker that wraps a neuron, which is made when the maker is called."""
     return lambda: wrap(make())
 
 

@@ -28,7 +28,7 @@ from spikecore_bench._report import Fact, Row
 from spikecore_bench._settings import Settings
 from spikecore_bench._timing import Call, interleave
 
-#: Where the stages begin in the network, whose first module is the encoder or its place. The first ones are short,
+#: First modules of the stages in the network, whose first module is the encoder or its place. The first ones are short,
 #: since they keep the largest activations.
 BEGINS = (0, 2, 3, 4, 5)
 #: The GPU of each stage, by the number of GPUs. Of two, the second has the convolution with most of the arithmetic and
@@ -101,7 +101,7 @@ def jobs(settings: Settings, bench: Bench) -> List[Job]:
 
 
 def measure(case: Any, bench: Bench, devices: Optional[Sequence[torch.device]] = None) -> List[Row]:
-    """What the document printed, and a row for each number of GPUs.
+    """Figures that the document printed, and a row for each number of GPUs.
 
     A CPU has no second device to measure a pipeline on.
     """

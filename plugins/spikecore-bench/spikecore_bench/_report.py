@@ -1,4 +1,4 @@
-"""What a run found: rows, and the machine they were found on. A report is data, and is the same after JSON."""
+"""Report of a run: rows, and the machine they were measured on. A report is data, and is the same after JSON."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Row:
     """One implementation in one case."""
 
     suite: str
-    #: What was measured: neuron, dtype, steps, neurons; or network, dtype, steps, batch.
+    #: Measured case: neuron, dtype, steps, neurons; or network, dtype, steps, batch.
     case: Mapping[str, Fact]
     implementation: str
     status: str
-    #: Why it is in this state, in words; for ``ok``, what else there is to say.
+    #: Reason for the status, in words; for ``ok``, remarks.
     detail: str = ""
     #: Name -> number; see docs/benchmarks/README.md for each.
     figures: Mapping[str, float] = field(default_factory=dict)

@@ -45,7 +45,7 @@ class Training:
 
 
 def attempt(enter: Callable[[], Training], bench: Bench) -> Training:
-    """What was set up, or why not: then without a call."""
+    """Set-up training, or a failure with its reason and without a call."""
     try:
         return enter()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What is to be measured. What was not said is chosen for the device, when the run starts."""
+"""Settings of a run. Those left out are chosen for the device when the run starts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _CASES = {"open-neuromorphic": re.compile(r"n=([1-9]\d*)"), "shd": re.compile(r"
 
 @dataclass(frozen=True)
 class Settings:
-    """What is to be measured; empty and None mean: what suits the device."""
+    """Settings of a run; empty and None mean: chosen for the device."""
 
     suites: Tuple[str, ...] = SUITES
     device: str = "auto"
@@ -188,7 +188,7 @@ class Settings:
         return tuple(sorted({*self.steps, *self.between}))
 
     def plan(self, gpu: bool) -> Plan:
-        """How often each call is made. A CPU that is shared needs longer turns."""
+        """Repetitions of each call. A CPU that is shared needs longer turns."""
         turn = self.turn or (0.02 if gpu else 0.05)
         return Plan(self.repetitions or 9, turn, 0.3 if self.quick else 1.0 if gpu else 2.0)
 

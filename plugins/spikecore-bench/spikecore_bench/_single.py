@@ -77,7 +77,7 @@ def jobs(settings: Settings, bench: Bench) -> List[Job]:
 
 
 def _layers(case: Case, bench: Bench) -> Dict[str, Callable[[], Single]]:
-    """What makes each neuron, and what puts it at rest."""
+    """Makers of each neuron and of the function that puts it at rest."""
     steps: Dict[str, Callable[[], Single]] = {PLAIN: lambda: _with_reset(PlainLIF())}
     steps.update({each.name: each.single for each in bench.implementations if each.single is not None})
     if case.neuron == "LIF":

@@ -44,7 +44,7 @@ class Column(NamedTuple):
 
 
 class Suite(NamedTuple):
-    """What the table of a suite has: its figures, and how they are measured. ``{time}`` is what the clock reads."""
+    """Table of a suite: its figures, and how they are measured. ``{time}`` stands for the clock's name."""
 
     name: str
     columns: Tuple[Column, ...]
@@ -255,7 +255,7 @@ def _show_suite(report: Report, suite: str, console: Console) -> None:
 
 
 def implementations(listed: List[Availability]) -> Table:
-    """Who takes part, and why not."""
+    """Table of the implementations, with the reasons of those that do not take part."""
     made = Table(title="Implementations", title_justify="left", box=box.SIMPLE_HEAD)
     for heading in ("name", "state", "what it is, or why not"):
         made.add_column(heading, no_wrap=heading != "what it is, or why not", overflow="fold")
@@ -334,7 +334,7 @@ def _parts(case: Mapping[str, Fact]) -> Tuple[str, str]:
 
 
 def notes(rows: List[Row]) -> List[Text]:
-    """What the rows of a suite say in words: a sentence for each thing said, with the cases it is true of.
+    """Remarks of the rows of a suite: each sentence once, with the cases it is true of.
 
     How a peer differs is another number in every case: the first stands for all, and the report has the others. What is
     skipped in every case is said without one.

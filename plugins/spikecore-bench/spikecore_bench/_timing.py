@@ -1,4 +1,4 @@
-"""How long a call takes: clocks for the host and for a GPU, and repetitions that are fair.
+"""Time of a call: clocks for the host and for a GPU, and repetitions that are fair.
 
 Rules of this module:
 
@@ -28,7 +28,9 @@ Turn = Callable[[Any, int, int], float]
 
 @dataclass(frozen=True)
 class Plan:
-    """How often: ``repetitions`` turns of ``at_least`` seconds; fewer where they would take over ``patience``."""
+    """Plan of repetitions: ``repetitions`` turns of ``at_least`` seconds; fewer where they would take over
+    ``patience``.
+    """
 
     repetitions: int = 9
     at_least: float = 0.02
@@ -58,7 +60,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why something could not be measured."""
+    """Failure of a measurement, with its reason."""
 
     reason: str
 
@@ -73,7 +75,7 @@ def failure(error: BaseException) -> Failure:
 class HostClock:
     """The wall clock of the host, for a device that computes while the call runs."""
 
-    #: What ``on_device`` reads.
+    #: Name of the clock that ``on_device`` reads.
     name = "host clock"
 
     def __init__(self, device: torch.device) -> None:
@@ -175,7 +177,7 @@ class CudaClock(HostClock):
         return int(getattr(torch.cuda.get_device_properties(self.device), "L2_cache_size", 0)) or 64 << 20
 
     def free_bytes(self) -> int:
-        """What the driver has free and what torch holds unused."""
+        """Free bytes of the driver, and those that torch holds unused."""
         free, _ = torch.cuda.mem_get_info(self.device)
         unused = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         return int(free + unused)

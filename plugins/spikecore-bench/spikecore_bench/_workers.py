@@ -35,7 +35,7 @@ class Worker:
                 del os.environ[name]
             os.environ.update({name: value for name, value in before.items() if value is not None})
         there.close()
-        #: What :meth:`ask` raises; None: it is not known yet, empty: nothing.
+        #: Error that :meth:`ask` raises; None: not known yet, empty: none.
         self._problem: Optional[str] = None
 
     def ready(self, limit: Optional[float] = None) -> None:
@@ -47,7 +47,7 @@ class Worker:
             self._problem = self._received()[1]
 
     def ask(self, what: str, *arguments: Any, limit: Optional[float] = None) -> Any:
-        """What a method of what was set up gives there, while all others wait.
+        """Result of a method of the set-up object in the other process, while all others wait.
 
         Raises RuntimeError if it could not be set up, if the method raises, and if the process ended; and TimeoutError
         after ``limit`` seconds, when the process is killed.
@@ -93,7 +93,7 @@ class Here:
         """Nothing to wait for."""
 
     def ask(self, what: str, *arguments: Any, limit: Optional[float] = None) -> Any:
-        """What a method of what was set up gives. Raises what it raises."""
+        """Result of a method of the set-up object. Errors pass through."""
         if self._under is None:
             self._under = self._enter()
         return getattr(self._under, what)(*arguments)

@@ -25,7 +25,7 @@ from spikecore.testing._oracle import Array
 from spikecore.testing._subnormal import foremost
 from spikecore.testing._tolerances import EXACT, Tolerance
 
-#: Where functions that no library rounds correctly, and gradients, are compared: relative, and absolute.
+#: Tolerances of functions that no library rounds correctly, and of gradients: relative, and absolute.
 NEAR = {False: Tolerance(2e-5, 1e-36), True: Tolerance(1e-11, 1e-300)}
 #: Surrogates are compared more loosely: squares of rounded numbers stand in their formulas.
 _LOOSE = {False: Tolerance(2e-4, 1e-12), True: Tolerance(1e-10, 1e-100)}
@@ -98,7 +98,7 @@ def double(context: Context, group: str, name: str) -> None:
 
 
 def _together(context: Context, group: str, name: str) -> List[Edge]:
-    """What goes into one program: the whole group where the backend has several inputs and outputs."""
+    """Edges of one program: the whole group if the backend has several inputs and outputs."""
     edges = GROUPS[group]
     return edges if context.declares(*_MANY) else [edge for edge in edges if edge.name == name]
 
@@ -116,7 +116,7 @@ def _call(context: Context, group: str, name: str, wide: bool, grad: bool = Fals
 def _comparisons(
     name: str, what: str, points: Sequence[Array], correct: Array, got: Array, near: Tolerance, zeros: bool
 ) -> List[Callable[[], None]]:
-    """That values are right, and, where the contract fixes them, the signs of those that are 0."""
+    """Checks of values and, where the contract fixes them, of the signs of zeros."""
     tell: Any = partial(
         same,
         of=name,

@@ -56,7 +56,7 @@ def distinct(of: str, results: Named, arguments: Named) -> None:
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have a byte in common. Views of one allocation may lie between each other."""
+    """True if two tensors have a byte in common. Views of one allocation may lie between each other."""
     return one.device == other.device and np.intersect1d(_addresses(one), _addresses(other)).size > 0
 
 

@@ -21,7 +21,7 @@ from spikecore.testing._oracle import Array
 WHOLES = (Whole(1), Whole(1, 0.25), Whole(2), Whole(3, 0.5), Whole(4, 0.25), Whole(15), Whole(16, 4.0), Whole(255))
 #: Parts of a byte, of a group of bytes and of a block, and some of all that.
 COUNTS = (1, 7, 8, 9, 63, 1025, 4096, 70_001)
-#: What no number is to be.
+#: Values that no number may have.
 OTHERS = (-1.0, 0.75, 256.0, float("nan"), float("inf"), float("-inf"))
 
 
@@ -69,7 +69,7 @@ def check(context: Context, bits: Any, whole: Whole, ks: Array, numbers: Tensor,
 
 
 def check_right(bits: Any, of: str) -> None:
-    """What says whether all is right is one number."""
+    """Check that the flag of valid bits is one number."""
     if bits.right.dtype != torch.float32 or bits.right.ndim:
         raise Mismatch(f"pack() of {of} gave right as {bits.right.dtype} {list(bits.right.shape)}, expected float32 []")
 

@@ -34,7 +34,7 @@ _BACK = ("gradients",)
 
 
 def _subnormals() -> Dict[str, Any]:
-    """Whether products below the smallest normal number, and subnormal operands, are what they should be and not 0."""
+    """Flags of correct products below the smallest normal number, and of subnormal operands that are not 0."""
     facts: Dict[str, Any] = {}
     for name, kind, exponent in (("float32", torch.float32, -126), ("float64", torch.float64, -1022)):
         number = torch.full((33,), 1.5 * 2.0**exponent, dtype=kind)
@@ -82,7 +82,7 @@ def _random() -> Dict[str, Any]:
 
 
 def _called(module: Any, names: str) -> Dict[str, Any]:
-    """What functions of a module give, by how they are called."""
+    """Results of functions of a module, by the text of their calls."""
     functions = {name: getattr(module, name) for name in names.split()}
     return {f"{module.__name__}.{name}()": function() for name, function in functions.items()}
 

@@ -107,7 +107,7 @@ def _learnt_in_turn(context: Context) -> None:
     *_LEARN,
 )
 def _data_replaced(context: Context) -> None:
-    """As ``torch.nn.utils.vector_to_parameters`` does, then in place past autograd."""
+    """Replacement of data, as by ``torch.nn.utils.vector_to_parameters``, then changes in place past autograd."""
     s = subject(context, "lif", "hard", learn=_NAMES)
     for step in range(3):
         s.neuron.zero_grad(set_to_none=True)

@@ -1,4 +1,4 @@
-"""What is right: every neuron and surrogate in NumPy, and operation by operation back through time.
+"""Oracle: every neuron and surrogate in NumPy, and operation by operation back through time.
 
 Nothing here computes with spikecore.lang, a backend or torch: an error in one of those cannot hide by being made twice.
 Which operations there are is said by :mod:`spikecore.lang.operations`; what they are, by :mod:`rules` alone.

@@ -1,4 +1,4 @@
-"""What a layer makes of a neuron's input and output, in NumPy.
+"""Oracle of the layers around a neuron, in NumPy.
 
 Feedback through a matrix: ``u[t] = x[t] + y[t-1] W' + b``. Batch normalisation over all axes but that of
 channels: ``u = (x - mean) / sqrt(variance + eps) w + b``.
@@ -12,20 +12,20 @@ import numpy as np
 
 from spikecore.testing._oracle.rules import Array
 
-#: What the last output is called in the state.
+#: Name of the last output in the state.
 FEEDBACK = "feedback"
 
 
 class Matrix(NamedTuple):
-    """What outputs come back through."""
+    """Matrix of a feedback."""
 
     weight: Array
     bias: Optional[Array] = None
-    #: What 16-bit arithmetic rounds: what comes back, and its sum with the input.
+    #: Rounding of 16-bit arithmetic: of the feedback, and of its sum with the input.
     rounded: Callable[[Array], Array] = np.asarray
     #: By what a parametrisation multiplies the weight that learns.
     mask: Any = 1.0
-    #: Whether the output is a constant of what comes back.
+    #: True if the fed-back output is a constant.
     detach: bool = False
     #: Numbers of the input that is added to, and of the output that comes back.
     into: int = 0
@@ -40,7 +40,7 @@ class Matrix(NamedTuple):
         return _chosen(y, t - self.delay)
 
     def departing(self, sent: Sequence[Array], t: int) -> Array:
-        """What comes to the output of step ``t - 1`` from when it comes back. ``sent`` begins at step t."""
+        """Cotangent of the output of step ``t - 1`` from the step at which it comes back. ``sent`` begins at step t."""
         return sent[0] if self.delay is None else _chosen(np.stack(sent), self.delay)
 
     def past(self, y: Array, longest: int) -> Array:
@@ -50,7 +50,7 @@ class Matrix(NamedTuple):
         return np.moveaxis(padded, 0, -1)
 
     def back(self, y: Array) -> Array:
-        """What comes back of an output."""
+        """Feedback of an output."""
         return self.rounded(y @ self.weight.T + (0.0 if self.bias is None else self.bias))
 
     def gradients(self, g: Array, y: Array) -> Dict[str, Array]:
@@ -78,7 +78,7 @@ class Affine(NamedTuple):
         return (x - self.wide(mean, x)) * rstd, rstd
 
     def forward(self, x: Array) -> Array:
-        """What comes out."""
+        """Normalised output."""
         return self.normal(x)[0] * self.wide(self.weight, x) + self.wide(self.bias, x)
 
     def back(self, x: Array, g: Array) -> Tuple[Array, Array, Array]:
@@ -105,11 +105,11 @@ class Norm(NamedTuple):
     """A layer in front of the neuron that normalises its input, and the shortcut if it has two normalisations."""
 
     norms: Sequence[Affine]
-    #: Where a second input is added: ``before`` or ``after`` the neuron, or ``none``.
+    #: Place where a second input is added: ``before`` or ``after`` the neuron, or ``none``.
     shortcut: str = "none"
 
     def forward(self, inputs: Sequence[Array]) -> List[Array]:
-        """What the neuron gets."""
+        """Inputs of the neuron."""
         normal = [norm.forward(x) for norm, x in zip(self.norms, inputs)]
         normal += inputs[len(normal) :]
         return [normal[0] + normal[1] if self.shortcut == "before" else normal[0]]

@@ -1,4 +1,4 @@
-"""How ill-conditioned a number is: the oracle computes it again, with every operation moved by what it may be off.
+"""Condition of a number: the oracle computes it again, with every operation moved by what it may be off.
 
 A backend rounds in float32 where the oracle has float64, and its ``exp`` is off by some units in the last place. That
 is no error of it, and the equations may amplify it: a gradient that is a small difference of large terms hangs on the
@@ -34,7 +34,7 @@ COPIES = 1 + 16
 #: may divide approximately in its backward pass. What is not named here is exact, as the cotangents of a sum are.
 OFF: Dict[str, float] = {**dict.fromkeys(("add", "sub", "mul", "div", "sqrt"), 1.0), **dict.fromkeys(ROUNDED, 4.0)}
 OFF_BACK: Dict[str, float] = {**OFF, "add": 0.0, "sub": 0.0, "select": 2.0, "div": 4.0, "sqrt": 4.0, "spike": 4.0}
-#: How many spreads a number may be off.
+#: Spreads that a number may be off.
 MULTIPLE = 2.0
 #: Operations whose value is a decision; those whose derivative is that of one of their arguments.
 _DECISIONS = frozenset(("ge", "gt", "le", "lt", "eq", "ne", "sign", "floor", "round", "spike"))
@@ -42,7 +42,7 @@ _SIDES = frozenset(("minimum", "maximum", "clamp", "abs"))
 
 
 class Moves:
-    """What moves the operations on arrays ``[COPIES, *N]``, or on what broadcasts against them; ``dims`` of N.
+    """Moves of the operations on arrays ``[COPIES, *N]``, or on arrays that broadcast against them; ``dims`` of N.
 
     unit: the distance of 1 from the next number of the dtype. values: whether those of operations are moved, or
     cotangents alone.

@@ -1,4 +1,4 @@
-"""What every operation means, in NumPy: its value, and the cotangents of its arguments.
+"""Meaning of every operation, in NumPy: its value, and the cotangents of its arguments.
 
 Rules of this module:
 

@@ -18,7 +18,7 @@ class Derivative(NamedTuple):
     name: str
     arguments: Mapping[str, float]
     of: Callable[[Array], Array]
-    #: Where the derivative is discontinuous, other than in rounding.
+    #: Discontinuities of the derivative, other than in rounding.
     jumps: Tuple[float, ...] = ()
     #: The library's class, where it is none of ``sc.surrogate``.
     library: Any = None
@@ -30,7 +30,7 @@ class Derivative(NamedTuple):
         return value
 
     def distances(self, u: Array) -> List[Array]:
-        """How far ``u`` is from each jump."""
+        """Distance of ``u`` from each jump."""
         return [u - jump for jump in self.jumps]
 
 

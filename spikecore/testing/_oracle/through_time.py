@@ -19,7 +19,7 @@ from spikecore.testing._oracle.rules import Array
 from spikecore.testing._oracle.surrogates import SURROGATES, Derivative
 from spikecore.testing._oracle.values import Value, cotangents, distances, ops, spike
 
-#: What a step gives: its outputs, and the next value of each state.
+#: Results of a step: its outputs, and the next value of each state.
 Next = Tuple[Tuple[Value, ...], Dict[str, Value]]
 
 
@@ -30,7 +30,7 @@ class Oracle:
     #: State -> where it starts: a number, or the name of a parameter.
     rest: Mapping[str, Union[float, str]] = {}
     params: Tuple[str, ...] = ()
-    #: How many outputs there are.
+    #: Number of outputs.
     outputs = 1
     #: Fires on ``>`` instead of ``>=``.
     strict = False
@@ -81,7 +81,7 @@ class Step(NamedTuple):
     next: Dict[str, Array]
     #: The potential minus threshold that decides about a spike; None where nothing fires.
     tested: Optional[Array]
-    #: Where the run was asked for them: arrays that are 0 where a decision changes.
+    #: Arrays that are 0 where a decision changes, if the run was asked for them.
     distances: Tuple[Array, ...] = ()
 
 
@@ -99,7 +99,7 @@ class Trajectory(NamedTuple):
     #: State -> its value after the last step.
     final: Dict[str, Array]
     steps: List[Step]
-    #: Whether it started at rest.
+    #: True if the run started at rest.
     at_rest: bool
     #: The layer around the neuron, and the inputs of that.
     layer: Union[Matrix, Norm, None] = None
@@ -123,7 +123,7 @@ class Gradients(NamedTuple):
 
 
 class Leaves(NamedTuple):
-    """What a step reads, as values."""
+    """Leaves of a step, as values."""
 
     inputs: Tuple[Value, ...]
     states: Dict[str, Value]

@@ -25,7 +25,7 @@ def _operator(op: str) -> Callable[..., Value]:
 
 
 def _reflected(op: str) -> Callable[[Value, Any], Value]:
-    """That of an operator whose left operand is a number."""
+    """Reflected method of an operator whose left operand is a number."""
     return lambda right, left: apply(op, left, right)
 
 

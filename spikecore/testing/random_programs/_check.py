@@ -17,7 +17,7 @@ from spikecore.testing._context import Context
 from spikecore.testing._fixed import NoFixedPoint
 from spikecore.testing._inputs import NoInputsError
 
-#: Where the first seed of a run comes from, if it is set; else it is random.
+#: Environment variable with the first seed of a run; random if it is not set.
 VARIABLE = "SPIKECORE_SEED"
 #: Examples of one seed: the first ones are the simplest.
 EXAMPLES = 12

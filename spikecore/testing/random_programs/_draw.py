@@ -248,7 +248,7 @@ _LAYOUTS = ("contiguous", "batch-first", "transposed", "strided", "part")
 def _around(
     draw: Any, can: Callable[..., bool], dtypes: Names, dims: int, facts: Sequence[Names], call: str
 ) -> Dict[str, Any]:
-    """What a call has beside its neuron and its shape. facts: names of inputs, states, parameters and outputs."""
+    """Facts of a call beside its neuron and its shape. facts: names of inputs, states, parameters and outputs."""
     inputs, states, params, outputs = facts
 
     def one(*of: Any) -> Any:

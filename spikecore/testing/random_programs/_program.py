@@ -29,7 +29,7 @@ _count = itertools.count()
 
 @dataclass(frozen=True)
 class Program:
-    """What a neuron declares, and the bodies of its methods."""
+    """Declarations of a neuron, and the bodies of its methods."""
 
     name: str
     inputs: Names
@@ -44,7 +44,7 @@ class Program:
     fields: Mapping[str, float]
     derivative: str
     reset_states: Optional[Names] = None
-    #: Whether every operation is rounded in one way only.
+    #: True if every operation is rounded in one way only.
     exact: bool = False
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Program:
 
     @property
     def declared(self) -> str:
-        """What the class declares, in words."""
+        """Declarations of the class, in words."""
         return (
             f"class {self.name!r}: inputs {self.inputs}, states {dict(self.states)}, params {dict(self.params)}, "
             f"reset_states {self.reset_states}, surrogate {self.surrogate!r} {dict(self.fields)}"
@@ -108,5 +108,5 @@ class WrittenDerivative:
         return np.asarray(self.function(self.fields, Value(u)).array)
 
     def distances(self, u: Array) -> List[Array]:
-        """How far ``u`` is from each jump."""
+        """Distance of ``u`` from each jump."""
         return distances([self.function(self.fields, Value(u))])
