@@ -1,8 +1,8 @@
 """What surrounds a computation: autocast, regions of activation checkpointing, and what of torch follows it.
 
 :func:`world` says what follows: a compiler, a transform, a mode, or reverse-mode autograd alone. A tensor is not plain
-under a transform of torch.func, while torch.compile or torch.jit traces, in forward mode, under a dispatch mode, and
-where it is of a subclass.
+under a transform of torch.func, while torch.compile traces, in forward mode, under a dispatch mode, and where it is of
+a subclass.
 
 There are two oldest versions of torch. Neurons, losses and eager training need torch 2.0.1, on Python 3.8. Compilation,
 capture, registered operations and packing need torch 2.6: they call :func:`require_compiler` before they begin.
@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-import warnings
 from contextlib import contextmanager, nullcontext
 from typing import Any, Callable, Iterator, Optional, Sequence, TypeVar
 
@@ -132,28 +131,6 @@ def is_batched_by_autograd(value: Tensor) -> bool:
     return bool(torch_._dispatch_keys(value).has(torch_._dispatch_key_parse("Batched")))
 
 
-def is_jit_tracing() -> bool:
-    """Whether torch.jit.trace records now."""
-    return not is_compiling() and tracing_state() is not None
-
-
-def with_traced_sizes(function: _Function) -> _Function:
-    """Lets torch.jit.trace record a function that decides by sizes, without a warning of torch's for each decision.
-
-    A trace is of one number of time steps, whatever is decided: called with another number, it raises.
-    """
-
-    @functools.wraps(function)
-    def traced(*args: Any, **kwargs: Any) -> Any:
-        if not is_jit_tracing():
-            return function(*args, **kwargs)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", torch.jit._trace.TracerWarning)
-            return function(*args, **kwargs)
-
-    return traced  # type: ignore[return-value]  # of the same arguments
-
-
 def in_forward_mode() -> bool:
     """Whether tensors may have tangents now: within ``forward_ad.dual_level``, ``torch.func.jvp``, or ``jacfwd``."""
     return not is_compiling() and forward_ad._current_level >= 0
@@ -181,15 +158,24 @@ def has_tangent(tensors: Sequence[Tensor]) -> bool:
 
 
 #: What may follow a computation: reverse-mode autograd alone; torch.compile or torch.export; a transform of torch.func,
-#: forward mode or torch.jit.trace; a mode that looks at every operation, for which a runner has operations.
+#: or forward mode; a mode that looks at every operation, for which a runner has operations.
 EAGER, COMPILED, TRANSFORMED, OBSERVED = "eager", "compiled", "transformed", "observed"
 
 
 def world() -> str:
-    """What follows what is computed now: ``EAGER``, ``COMPILED``, ``TRANSFORMED`` or ``OBSERVED``."""
+    """What follows what is computed now: ``EAGER``, ``COMPILED``, ``TRANSFORMED`` or ``OBSERVED``.
+
+    Raises :class:`spikecore.backend.Unsupported` while torch.jit.trace records.
+    """
     if is_compiling():
         return COMPILED
-    if is_transforming() or forward_ad._current_level >= 0 or tracing_state() is not None:
+    if tracing_state() is not None:
+        raise Unsupported(
+            "torch.jit.trace, and torch.onnx.export with dynamo=False, cannot record operations of spikecore; use "
+            "torch.export.export(net, (x,)), torch.onnx.export(..., dynamo=True), torch.compile(net) or "
+            "sc.export_c(net, x)"
+        )
+    if is_transforming() or forward_ad._current_level >= 0:
         return TRANSFORMED
     return OBSERVED if dispatch_modes() else EAGER
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from spikecore._base.running import BoundCall, bound, in_graph
 from spikecore.backend import MAX_STATIC_STEPS, BackendError, ParamValue, Runner, Tensors, one_step
-from spikecore.context import COMPILED, EAGER, TRANSFORMED, compile_time, with_traced_sizes, world
+from spikecore.context import COMPILED, EAGER, TRANSFORMED, compile_time, world
 from spikecore.core import checks, modules, observe, parameters
 from spikecore.core.dispatch import Dispatch, SpecKey
 from spikecore.core.observe import Results
@@ -80,7 +80,6 @@ def call(
     return outputs, dict(zip(neuron.states, end)) if end is not None else None, ()
 
 
-@with_traced_sizes
 def execute(
     neuron: Any,
     inputs: Sequence[Tensor],

@@ -22,7 +22,6 @@ from spikecore.context import (
     dispatch_modes,
     has_tangent,
     is_compiling,
-    is_jit_tracing,
     is_transforming,
     world,
 )
@@ -192,7 +191,7 @@ class KernelRunner:
 
     def _refuse(self, tensors: Tensors) -> None:
         """Raise where torch would follow this call and could not: it would see memory allocated, and never filled."""
-        what = "torch.jit.trace" if is_jit_tracing() else "torch.func" if is_transforming() else ""
+        what = "torch.func" if is_transforming() else ""
         if has_tangent(tensors):
             what = "forward-mode differentiation"
         if what:

@@ -93,8 +93,8 @@ class PackedLinear(_Packed, nn.Linear):
     Other numbers raise ValueError on a CPU. On another device, where reading them would wait, the gradient of the
     weight is NaN; outputs and the gradient of the input are right.
 
-    The input is kept whole, as by ``nn.Linear``, for tensors of subclasses, within ``torch.func``, ``torch.jit.trace``
-    and ``torch.export``, and under modes that see every operation. It is not kept where the weight needs no gradient.
+    The input is kept whole, as by ``nn.Linear``, for tensors of subclasses, within ``torch.func`` and
+    ``torch.export``, and under modes that see every operation. It is not kept where the weight needs no gradient.
     Second derivatives raise RuntimeError: :func:`spikecore.layers.unpack` puts torch's layers back. Names in
     ``state_dict`` are those of ``nn.Linear``, and so are all other arguments.
 

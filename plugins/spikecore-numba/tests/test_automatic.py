@@ -127,7 +127,6 @@ TRANSFORMS: Dict[str, Callable[[sc.Neuron, torch.Tensor], torch.Tensor]] = {
     "vmap": lambda lif, x: torch.func.vmap(lif)(torch.stack([x, x + 1])),
     "jacrev": lambda lif, x: torch.func.jacrev(lif)(x),
     "jvp": lambda lif, x: torch.func.jvp(lif, (x,), (x * x,))[1],
-    "trace": lambda lif, x: torch.jit.trace(lif, x, check_trace=False)(x + 1),
 }
 
 

@@ -164,7 +164,6 @@ TRANSFORMS: Dict[str, Callable[[Any], Any]] = {
     "grad": lambda lif: torch.func.grad(lambda x: lif(x).sum())(X),
     "jvp": lambda lif: torch.func.jvp(lif, (X,), (X * X,))[1],
     "jacrev": lambda lif: torch.func.jacrev(lif)(X),
-    "trace": lambda lif: torch.jit.trace(lif, X, check_trace=False)(X + 1),
     "vmap of a parameter": lambda lif: torch.func.vmap(lambda tau: torch.func.functional_call(lif, {"tau": tau}, (X,)))(
         torch.tensor([2.0, 3.0])
     ),
