@@ -14,7 +14,7 @@ import functools
 import sys
 import threading
 from contextlib import contextmanager, nullcontext
-from typing import Any, Callable, Iterator, Optional, Sequence, TypeVar
+from typing import Any, Callable, Iterator, Optional, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -131,18 +131,14 @@ def is_batched_by_autograd(value: Tensor) -> bool:
     return bool(torch_._dispatch_keys(value).has(torch_._dispatch_key_parse("Batched")))
 
 
-def in_forward_mode() -> bool:
-    """Whether tensors may have tangents now: within ``forward_ad.dual_level``, ``torch.func.jvp``, or ``jacfwd``."""
-    return not is_compiling() and forward_ad._current_level >= 0
-
-
 def wants_tangents() -> bool:
-    """As :func:`in_forward_mode`, for an ``autograd.Function``.
+    """Whether an ``autograd.Function`` may get tangents now: within ``forward_ad.dual_level``, ``torch.func.jvp``, or
+    ``jacfwd``.
 
     Raises NotImplementedError in forward mode within forward mode: there torch takes the tangent that a ``Function``
     gives for a constant, and the second derivative would be 0 in silence.
     """
-    if not in_forward_mode():
+    if is_compiling() or forward_ad._current_level < 0:
         return False
     if getattr(sys.modules.get("torch._functorch.eager_transforms"), "JVP_NESTING", 0) > 1:
         raise NotImplementedError(
@@ -150,11 +146,6 @@ def wants_tangents() -> bool:
             "inner one in reverse mode, as in torch.func.jacfwd(torch.func.jacrev(f))"
         )
     return True
-
-
-def has_tangent(tensors: Sequence[Tensor]) -> bool:
-    """Whether one of them has a tangent."""
-    return in_forward_mode() and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
 
 
 #: What may follow a computation: reverse-mode autograd alone; torch.compile or torch.export; a transform of torch.func,

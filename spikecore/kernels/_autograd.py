@@ -6,9 +6,9 @@ and would not see a launch: for them a call is the op ``spikecore::forward``, wh
 program and spec, so that it means the same in every process. They are defined when they are first used, by torch 2.4 or
 newer.
 
-Kernels give first derivatives. Another runner computes the call anew for a second one, and for a first one whose kernel
-cannot be had: it is compiled when backward first needs it. That runner is there where the backend was chosen
-automatically; a backend that was asked for by name refuses.
+Kernels give first derivatives: a second backward pass through their gradients raises. Another runner computes the call
+anew where the backward kernel, which is compiled when backward first needs it, cannot be had. That runner is there
+where the backend was chosen automatically; a backend that was asked for by name raises.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ apply = super(torch.autograd.Function, KernelCall).apply
 def _gradients(
     context: Any, needs: Sequence[bool], saved: Tensors, grads: Sequence[Optional[Tensor]]
 ) -> Sequence[Optional[Tensor]]:
-    """Gradients of a call's tensors by its kernels, with a graph of their own under ``create_graph=True``."""
+    """Gradients of a call's tensors by its kernels. Under ``create_graph=True`` they lead to :class:`_Underivable`."""
     plan, numbers, instead = context
     further = plan.eager and torch.is_grad_enabled()
     try:
@@ -81,21 +81,33 @@ def _gradients(
         gradients = Again(plan, numbers, instead, needs).gradients(error, grads, saved[: plan.count])
     if not further:
         return gradients  # type: ignore[no-any-return]  # a list
-    return Again(plan, numbers, instead, needs).differentiable(gradients, grads, saved[: plan.count])
+    name = plan.kernels.backend.name
+    return [
+        _Underivable.apply(name, grad, *grads, *saved[: plan.count]) if wants else None
+        for grad, wants in zip(gradients, needs)
+    ]
+
+
+class _Underivable(torch.autograd.Function):
+    """A gradient that a kernel computed, as a function of cotangents and tensors that has no derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, backend: str, gradient: Tensor, *sources: Optional[Tensor]) -> Tensor:
+        ctx.backend = backend
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Optional[Tensor]) -> Any:
+        raise Unsupported(
+            f"backend {ctx.backend!r} derives first derivatives only; for a second one choose backend='torch'"
+        )
 
 
 class Again:
-    """A backward pass whose call another runner computes anew.
-
-    As a plan of its own it is the call that gives the gradients that a kernel computed, as functions of cotangents and
-    tensors. Its tensors are these gradients, the cotangents of the first call, and the tensors of that.
-    """
-
-    added, eager, count = (), False, 0
+    """A backward pass whose call another runner computes anew."""
 
     def __init__(self, plan: Any, numbers: Sequence[Any], instead: Instead, needs: Sequence[bool]) -> None:
         self.plan, self.numbers, self.instead, self.needs = plan, numbers, instead, needs
-        self.n_results = sum(needs)
 
     def gradients(
         self, error: BackendError, grads: Sequence[Optional[Tensor]], tensors: Sequence[Tensor]
@@ -117,55 +129,6 @@ class Again:
         each = [(tensor, next(gradients) if tensor.requires_grad else None) for tensor in local]
         return [torch.zeros_like(t) if t.requires_grad and grad is None else grad for t, grad in each]
 
-    def differentiable(
-        self, gradients: Sequence[Optional[Tensor]], grads: Sequence[Optional[Tensor]], tensors: Sequence[Tensor]
-    ) -> List[Optional[Tensor]]:
-        """The gradients as functions of the cotangents and of the call's tensors."""
-        # kernels compute the gradients of all states if that of any is wanted; drop the others
-        there = [grad for grad, wants in zip(gradients, self.needs) if wants]
-        results = iter(KernelCall.apply((self, (), None), *there, *grads, *tensors))
-        return [next(results) if wants else None for wants in self.needs]
-
-    def forward(self, numbers: Sequence[Any], tensors: Sequence[Tensor]) -> List[Tensor]:
-        """The gradients."""
-        return [tensor.clone() for tensor in tensors[: self.n_results]]
-
-    def to_save(self, tensors: Sequence[Tensor], results: Sequence[Tensor]) -> Sequence[Tensor]:
-        """What second derivatives are computed from."""
-        return tensors[self.n_results :]
-
-    def restored(self, saved: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The same."""
-        return saved
-
-    def backward(
-        self, numbers: Sequence[Any], saved: Sequence[Any], grads: Sequence[Optional[Tensor]], needs: Sequence[bool]
-    ) -> List[Optional[Tensor]]:
-        """Second derivatives: of the gradients none, of the cotangents and the tensors of the first call."""
-        first = len(saved) - len(self.needs)
-        return [*[None] * self.n_results, *self.derivatives(saved[:first], saved[first:], grads)]
-
-    def derivatives(
-        self, grads: Sequence[Optional[Tensor]], tensors: Sequence[Tensor], cotangents: Sequence[Optional[Tensor]]
-    ) -> List[Optional[Tensor]]:
-        """Gradients of the call's cotangents and tensors, from those of what :meth:`differentiable` gave."""
-        name = self.plan.kernels.backend.name
-        error = Unsupported(f"backend {name!r} derives first derivatives only; for a second one choose backend='torch'")
-        if self.instead is None:
-            raise error
-        runner, further = self.instead(error), torch.is_grad_enabled()
-        with torch.enable_grad():
-            # views, so that derivatives end here even where one source was computed from another
-            local: List[Any] = [None if source is None else source.view_as(source) for source in (*grads, *tensors)]
-            arriving, values = local[: len(grads)], local[len(grads) :]
-            results = self._results(runner, values)
-            pairs = [(result, grad) for result, grad in zip(results, arriving) if grad is not None]
-            first = _grad(pairs, [value for value, wants in zip(values, self.needs) if wants], create_graph=True)
-            again = [(a, b) for a, b in zip(first, cotangents) if a is not None and b is not None]
-            moving = [source for source in local if source is not None and source.requires_grad]
-            second = iter(_grad(again, moving, create_graph=further))
-        return [next(second) if source is not None and source.requires_grad else None for source in local]
-
     def _results(self, runner: Runner, tensors: Sequence[Tensor]) -> Tuple[Tensor, ...]:
         """The results of the call by another runner."""
         kernels, call = self.plan.kernels, self.plan.call
@@ -182,13 +145,13 @@ class Again:
         return (*outputs, *((final or ()) if kernels.n_final else ()), *trace)
 
 
-def _grad(pairs: Sequence[Tuple[Tensor, Tensor]], of: Sequence[Tensor], create_graph: bool = False) -> Sequence[Any]:
+def _grad(pairs: Sequence[Tuple[Tensor, Tensor]], of: Sequence[Tensor]) -> Sequence[Any]:
     """Gradients of these tensors, from (result, cotangent); None where no result has a graph."""
     pairs = [(result, grad) for result, grad in pairs if result.requires_grad]
     if not pairs:
         return [None] * len(of)
     results, grads = zip(*pairs)
-    return torch.autograd.grad(results, of, grads, create_graph=create_graph, allow_unused=True)
+    return torch.autograd.grad(results, of, grads, allow_unused=True)
 
 
 # -- ops of torch

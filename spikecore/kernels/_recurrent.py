@@ -284,7 +284,7 @@ class FedRunner(KernelRunner):
             state = self._start(x, arguments)
             state = (*state, x.new_zeros((*x.shape[1:], longest))) if self.fed.fed.delays else state
         tensors = (*inputs, *(state or ()), *[value for value in (*arguments, *weights) if isinstance(value, Tensor)])
-        self._refuse(tensors)
+        self._followed_by()
         plan = self._plan(way, record, tensors, state is not None)
         every = (*arguments, *weights)
         if plan.save:

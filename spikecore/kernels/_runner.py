@@ -14,17 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from spikecore._base.running import BoundCall
 from spikecore.backend import BackendError, ParamValue, Runner, Spec, Tensors, Unsupported
-from spikecore.context import (
-    COMPILED,
-    EAGER,
-    PLAIN,
-    TRANSFORMED,
-    dispatch_modes,
-    has_tangent,
-    is_compiling,
-    is_transforming,
-    world,
-)
+from spikecore.context import COMPILED, EAGER, PLAIN, TRANSFORMED, dispatch_modes, is_compiling, world
 from spikecore.kernels._autograd import Instead, KernelCall, apply, key_of, register, run_op, statistics_op
 from spikecore.kernels._batch_norm import Moments, NormalisingKernels
 from spikecore.kernels._call import Call, CallPlan, Kernels
@@ -163,9 +153,7 @@ class KernelRunner:
         return call, tensors, params
 
     def _cross(self, call: Call, tensors: Tensors, params: Sequence[ParamValue]) -> Sequence[Tensor]:
-        mode = world()
-        if mode is TRANSFORMED:
-            self._refuse(tensors)
+        mode = self._followed_by()
         # a compiler, a dispatch mode or a tensor of another type follows ops of torch; a launch it would not see
         kinds = [type(tensor) for tensor in tensors]
         if mode is COMPILED or dispatch_modes() or kinds[0] not in PLAIN or not _PLAIN.issuperset(kinds):
@@ -189,14 +177,17 @@ class KernelRunner:
         results = run_op(self.key, Call(call.record, call.has_initial_state), numbers, timed)
         return [*[out.squeeze(0) for out in results[:m]], *results[m:]]
 
-    def _refuse(self, tensors: Tensors) -> None:
-        """Raise where torch would follow this call and could not: it would see memory allocated, and never filled."""
-        what = "torch.func" if is_transforming() else ""
-        if has_tangent(tensors):
-            what = "forward-mode differentiation"
-        if what:
-            name = self.kernels.backend.name
-            raise Unsupported(f"{what} cannot look through the kernels of backend {name!r}; choose backend='torch'")
+    def _followed_by(self) -> str:
+        """What :func:`~spikecore.context.world` says. Raises :class:`Unsupported` for a transform, which would see
+        memory allocated, and never filled.
+        """
+        mode = world()
+        if mode is TRANSFORMED:
+            raise Unsupported(
+                "torch.func and forward-mode differentiation cannot look through the kernels of backend "
+                f"{self.kernels.backend.name!r}; choose backend='torch'"
+            )
+        return mode
 
     def _at_rest(self, device: torch.device, shape: Sequence[int], params: Sequence[ParamValue]) -> Tensors:
         like = torch.empty((), dtype=self.spec.compute, device=device)
