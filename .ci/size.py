@@ -52,8 +52,8 @@ INSPECT = frozenset(("stack", "trace"))
 #: Functions that say who is calling: spikecore's and torch's.
 QUESTIONS = frozenset(
     "is_batched_by_autograd is_compiling is_current_stream_capturing is_dynamo_compiling is_exporting "
-    "is_functorch_wrapped_tensor is_fx_tracing is_in_onnx_export is_jit_tracing is_plain is_scripting is_tracing "
-    "is_transforming in_forward_mode are_transforms_active world".split()
+    "is_functorch_wrapped_tensor is_fx_tracing is_in_onnx_export is_plain is_scripting is_tracing "
+    "is_transforming are_transforms_active world".split()
 )
 #: Printed by a process that imports a checkout: where spikecore is, its modules, and base classes of LIF.
 IMPORTED = """

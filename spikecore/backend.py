@@ -5,8 +5,7 @@ Rules of this module:
 - A backend compiles a :class:`~spikecore.lang._program.Program` and a :class:`Spec` to a *runner*; nothing else crosses
   the border. The host checks arguments, places parameters and caches runners, so a runner sees only good input.
 - What a backend cannot do it does not declare in :class:`Capabilities`; asking for it raises :class:`Unsupported`
-  before anything runs. (A second derivative is asked for in backward, so there; ``torch.compile(fullgraph=True)`` while
-  torch traces.) Nothing falls back.
+  before anything runs, ``torch.compile(fullgraph=True)`` while torch traces.
 - A module that describes a backend (its ``spikecore_backends`` hook) is cheap to import; the backend itself is named by
   a string and imported on first use.
 """

@@ -1,8 +1,8 @@
 """Surroundings of a computation: autocast, regions of activation checkpointing, and the active tracer of torch.
 
 :func:`world` is the active tracing mode: compiler, transform, dispatch mode, or reverse-mode autograd alone. A tensor
-is not plain under a transform of torch.func, while torch.compile or torch.jit traces, in forward mode, under a dispatch
-mode, and where it is of a subclass.
+is not plain under a transform of torch.func, while torch.compile traces, in forward mode, under a dispatch mode, and
+where it is of a subclass.
 
 There are two oldest versions of torch. Neurons, losses and eager training need torch 2.0.1, on Python 3.8. Compilation,
 capture, registered operations and packing need torch 2.6: they call :func:`require_compiler` before they begin.
@@ -13,9 +13,8 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-import warnings
 from contextlib import contextmanager, nullcontext
-from typing import Any, Callable, Iterator, Optional, Sequence, TypeVar
+from typing import Any, Callable, Iterator, Optional, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -132,40 +131,14 @@ def is_batched_by_autograd(value: Tensor) -> bool:
     return bool(torch_._dispatch_keys(value).has(torch_._dispatch_key_parse("Batched")))
 
 
-def is_jit_tracing() -> bool:
-    """True while torch.jit.trace records."""
-    return not is_compiling() and tracing_state() is not None
-
-
-def with_traced_sizes(function: _Function) -> _Function:
-    """Lets torch.jit.trace record a function that decides by sizes, without a warning of torch's for each decision.
-
-    A trace is of one number of time steps, whatever is decided: called with another number, it raises.
-    """
-
-    @functools.wraps(function)
-    def traced(*args: Any, **kwargs: Any) -> Any:
-        if not is_jit_tracing():
-            return function(*args, **kwargs)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", torch.jit._trace.TracerWarning)
-            return function(*args, **kwargs)
-
-    return traced  # type: ignore[return-value]  # of the same arguments
-
-
-def in_forward_mode() -> bool:
-    """True if tensors may have tangents: within ``forward_ad.dual_level``, ``torch.func.jvp``, or ``jacfwd``."""
-    return not is_compiling() and forward_ad._current_level >= 0
-
-
 def wants_tangents() -> bool:
-    """Counterpart of :func:`in_forward_mode` for an ``autograd.Function``.
+    """True where an ``autograd.Function`` may get tangents: within ``forward_ad.dual_level``, ``torch.func.jvp``, or
+    ``jacfwd``.
 
     Raises NotImplementedError in forward mode within forward mode: there torch takes the tangent that a ``Function``
     gives for a constant, and the second derivative would be 0 in silence.
     """
-    if not in_forward_mode():
+    if is_compiling() or forward_ad._current_level < 0:
         return False
     if getattr(sys.modules.get("torch._functorch.eager_transforms"), "JVP_NESTING", 0) > 1:
         raise NotImplementedError(
@@ -175,23 +148,26 @@ def wants_tangents() -> bool:
     return True
 
 
-def has_tangent(tensors: Sequence[Tensor]) -> bool:
-    """True if one of the tensors has a tangent."""
-    return in_forward_mode() and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
-
-
-#: Tracing modes: reverse-mode autograd alone; torch.compile or torch.export; a transform of torch.func, forward mode or
-#: torch.jit.trace; a dispatch mode, for which a runner has operations.
+#: Tracing modes: reverse-mode autograd alone; torch.compile or torch.export; a transform of torch.func, or forward
+#: mode; a dispatch mode, for which a runner has operations.
 EAGER, COMPILED, TRANSFORMED, OBSERVED = "eager", "compiled", "transformed", "observed"
 
 
 def world() -> str:
-    """Active tracer of torch: none (``EAGER``), compiler (``COMPILED``), functorch transform or the like
+    """Active tracer of torch: none (``EAGER``), compiler (``COMPILED``), functorch transform or forward mode
     (``TRANSFORMED``), or dispatch mode (``OBSERVED``).
+
+    Raises :class:`spikecore.backend.Unsupported` while torch.jit.trace records.
     """
     if is_compiling():
         return COMPILED
-    if is_transforming() or forward_ad._current_level >= 0 or tracing_state() is not None:
+    if tracing_state() is not None:
+        raise Unsupported(
+            "torch.jit.trace, and torch.onnx.export with dynamo=False, cannot record operations of spikecore; use "
+            "torch.export.export(net, (x,)), torch.onnx.export(..., dynamo=True), torch.compile(net) or "
+            "sc.export_c(net, x)"
+        )
+    if is_transforming() or forward_ad._current_level >= 0:
         return TRANSFORMED
     return OBSERVED if dispatch_modes() else EAGER
 

@@ -103,9 +103,9 @@ def _explained(name: str, text: str, arch: int, version: Tuple[int, int], log: s
     if _UNSUPPORTED_ARCH in log:
         return (
             f"NVRTC of CUDA {version[0]}.{version[1]} cannot compile for this GPU (compute capability "
-            f"{arch // 10}.{arch % 10}): install a CuPy for another CUDA version"
+            f"{arch // 10}.{arch % 10}): install a CuPy for another CUDA version, or choose backend='torch'"
         )
-    return f"NVRTC refuses kernel {name}:\n{log}\nof\n{text}"
+    return f"NVRTC refuses kernel {name}; choose backend='torch':\n{log}\nof\n{text}"
 
 
 def _stream_of(device: int) -> int:
@@ -218,7 +218,7 @@ class Kernel:
                     function = module.get_function(self.name)
                     if self.memory:
                         driver.funcSetAttribute(function.ptr, _MOST_SHARED, self.memory)
-                except Exception as error:  # the driver's, for one that is too old: an automatic choice goes on
+                except Exception as error:  # the driver's, for one that is too old
                     raise BackendError(
                         f"the driver cannot load kernel {self.name}: {type(error).__name__}: {error}; "
                         "choose backend='torch' for this neuron"

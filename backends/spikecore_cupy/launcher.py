@@ -314,7 +314,9 @@ def shapes_for(plan: Plan, width: int, multiprocessors: int = MULTIPROCESSORS) -
     """Possible layouts of the kernels of a plan for rows of so many neurons, the layout with most blocks first."""
     shapes = shapes_of(width, plan.dtype, multiprocessors)
     if not shapes:
-        raise BackendError(f"a feedback of {width} neurons does not fit the registers of this GPU")
+        raise BackendError(
+            f"a feedback of {width} neurons does not fit the registers of this GPU; choose backend='torch'"
+        )
     length = length_of(plan.program, plan.spec)
     return [shape._replace(length=length) for shape in shapes]
 

@@ -1,7 +1,7 @@
 """The IPU backend: programs interpreted in plain operations while PopTorch traces, with time unrolled.
 
 State is local to a call. Derivatives that are not an operation's own are written into the forward pass
-(:data:`spikecore.lang.eager.RECORDED`).
+(:mod:`spikecore_ipu.recorded`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from spikecore.backend import Backend, ParamValue, Runner, Spec, Tensors, Unsupported
 from spikecore.interpreter import Interpreter
 from spikecore.lang import Program, topological
-from spikecore.lang.eager import RECORDED, TORCH, Functions
+from spikecore.lang.eager import TORCH, Functions
 from spikecore.lang.node import LEAVES, SpikeRule
 from spikecore.training import InferenceStep, Loss, TrainingStep
 from spikecore_ipu import CAPABILITIES
+from spikecore_ipu.recorded import RECORDED
 
 #: op name -> the function that PopTorch compiles: the reference's, but for those written for a recorder.
 #: The emulator knows which functions of torch have a handler, and how PopART differentiates them.

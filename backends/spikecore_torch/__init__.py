@@ -15,7 +15,6 @@ CAPABILITIES = Capabilities(
     gradients=True,
     parameter_gradients=True,
     state_gradients=True,
-    double_backward=True,
     channel_parameters=True,
     full_parameters=True,
     record=True,

@@ -40,8 +40,6 @@ class Capabilities:
     parameter_gradients: bool = False
     #: Backward pass to the initial state and from the final one.
     state_gradients: bool = False
-    #: Second derivatives.
-    double_backward: bool = False
     #: Parameters with one value per channel.
     channel_parameters: bool = False
     #: Parameters with one value per neuron.

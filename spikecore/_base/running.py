@@ -47,8 +47,7 @@ def bound(
     require gradients. None if the runner itself takes such calls.
 
     ``params`` are as the neuron holds them; ``views`` has for each the shape that it is viewed as over the neurons of
-    one time step, None for a number. ``single``: inputs and outputs are one step, ``[*N]``. A call may raise
-    :class:`~spikecore.backend.BackendError`; the runner then meets it, too.
+    one time step, None for a number. ``single``: inputs and outputs are one step, ``[*N]``.
 
     Only runners of :mod:`spikecore.kernels` and of the torch backend have the method ``bind``, which is no part of the
     contract.

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from spikecore._base.running import BoundCall, bound, in_graph
-from spikecore.backend import MAX_STATIC_STEPS, BackendError, ParamValue, Runner, Tensors, one_step
-from spikecore.context import COMPILED, EAGER, TRANSFORMED, compile_time, with_traced_sizes, world
+from spikecore.backend import MAX_STATIC_STEPS, ParamValue, Runner, Tensors, one_step
+from spikecore.context import COMPILED, EAGER, TRANSFORMED, compile_time, world
 from spikecore.core import checks, modules, observe, parameters
 from spikecore.core.dispatch import Dispatch, SpecKey
 from spikecore.core.observe import Results
@@ -58,9 +58,7 @@ def call(
     start = None if state is None else _state_as_it_is(neuron.states, state, x, is_step)
     if not (is_step or x.ndim) or (start is None and state is not None):
         return execute(neuron, inputs, state, record, final, single, mode)
-    noted_calls = neuron._dispatch.noted
-    signature = _signature(x, start, final, 0 if single else repeat)
-    noted = noted_calls.get(signature)
+    noted = neuron._dispatch.noted.get(_signature(x, start, final, 0 if single else repeat))
     values = None if noted is None else noted.values(neuron)
     if values is None:
         return execute(neuron, inputs, state, record, final, single, mode)
@@ -68,11 +66,7 @@ def call(
     if repeat is not None:
         x, repeated = _over_time(x, repeat, noted.repeats)
     if noted.call is not None:
-        try:
-            outputs, end = noted.call((x,), start, (*repeated, *values) if repeated else values)
-        except BackendError:  # the runner raises it again, or falls back
-            noted_calls.pop(signature, None)
-            return execute(neuron, inputs, state, record, final, single, mode)
+        outputs, end = noted.call((x,), start, (*repeated, *values) if repeated else values)
     elif single:
         outputs, end = one_step(noted.runner, (x,), start, noted.placed(values))
     else:
@@ -80,7 +74,6 @@ def call(
     return outputs, dict(zip(neuron.states, end)) if end is not None else None, ()
 
 
-@with_traced_sizes
 def execute(
     neuron: Any,
     inputs: Sequence[Tensor],
@@ -125,7 +118,7 @@ def execute(
     noted, results = None, None
     if mode is EAGER and len(inputs) == 1 and not record:
         noted = NotedCall(runner, args, neuron, len(repeated) > 0)
-        noted, results = _first_call(noted, step_inputs, start, repeated, args, single)
+        results = _first_call(noted, step_inputs, start, repeated, args, single)
     if results is not None:
         outputs, end = results
     elif single and not (mode is COMPILED or record):
@@ -368,14 +361,11 @@ def _state_as_it_is(names: Collection[str], state: Mapping[str, Any], x: Tensor,
 
 def _first_call(
     noted: NotedCall, inputs: Tensors, start: Optional[Tensors], repeated: Tensors, args: Arguments, single: bool
-) -> Tuple[Optional[NotedCall], Optional[Tuple[Tensors, Optional[Tensors]]]]:
-    """The call bound to its plan, and its results, which are computed as those of later calls: a checkpointed call must
-    save the same tensors when it is computed again. Without results where the call is the runner's.
+) -> Optional[Tuple[Tensors, Optional[Tensors]]]:
+    """The results of a call that is bound to its plan here, computed as those of later calls: a checkpointed call must
+    save the same tensors when it is computed again. None where the call is the runner's.
     """
     params = (*repeated, *[value for _, value in args.named])
     views = [tuple(value.shape) if isinstance(value, Tensor) else None for value in (*repeated, *args.values)]
-    try:
-        noted.call = bound(noted.runner, inputs, start, params, views, single)
-        return noted, None if noted.call is None else noted.call(inputs, start, params)
-    except BackendError:  # the runner raises it again, or falls back
-        return None, None
+    noted.call = bound(noted.runner, inputs, start, params, views, single)
+    return None if noted.call is None else noted.call(inputs, start, params)

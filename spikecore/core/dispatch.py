@@ -4,7 +4,7 @@ Rules of this module:
 
 - What was asked is taken when a neuron is made; the backend is bound when the neuron first meets a device type; a
   runner is compiled for each kind of call. After that a call finds its runner with one look-up.
-- What torch exports or transforms (vmap, grad, jvp, jit.trace) is computed by the reference, whatever backend was asked
+- Calls that torch exports or transforms (vmap, grad, jvp) are computed by the reference, whatever backend was asked
   for: no transform looks through a kernel. :func:`spikecore.context.world` is the tracing mode of a call. An IPU, on
   which the reference does not compute, is the exception: there the backend itself emits operations of torch.
 - The definition is traced at the first call, and again whenever an attribute of the neuron is set, deleted, registered,

@@ -141,7 +141,7 @@ class Stateful(nn.Module):
         """Hook of torch.jit.script; raises, because a neuron cannot be scripted."""
         raise BackendError(
             f"torch.jit.script cannot compile {a_kind(self)}, whose program is made when it is called; use "
-            "torch.compile or torch.export, or torch.jit.trace with backend='torch'"
+            "torch.compile or torch.export"
         )
 
     def __getstate__(self) -> Dict[str, Any]:

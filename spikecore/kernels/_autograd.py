@@ -6,9 +6,7 @@ and would not see a launch: for them a call is the op ``spikecore::forward``, wh
 program and spec, so that it means the same in every process. They are defined when they are first used, by torch 2.4 or
 newer.
 
-Kernels give first derivatives. Another runner computes the call anew for a second one, and for a first one whose kernel
-cannot be had: it is compiled when backward first needs it. That runner is there where the backend was chosen
-automatically; a backend that was asked for by name refuses.
+Kernels give first derivatives: a second backward pass through their gradients raises.
 """
 
 from __future__ import annotations
@@ -21,25 +19,22 @@ import torch
 from torch import Tensor
 
 from spikecore._base.caches import RUNNERS, Lock, Recent
-from spikecore.backend import BackendError, ParamValue, Runner, Tensors, Unsupported
+from spikecore.backend import Tensors, Unsupported
 from spikecore.context import COMPILES, EAGER, PLAIN, require_compiler, world
 from spikecore.kernels._batch_norm import statistics_by_torch
 from spikecore.kernels._call import Call, CallPlan, Kernels, packed_inputs
 from spikecore.kernels._layout import Layout, Moved
 
-#: Gives the runner of another backend for the error of this one; None where this one was asked for by name.
-Instead = Optional[Callable[[BackendError], Runner]]
-
 
 class KernelCall(torch.autograd.Function):
-    """A call by kernels. Its first argument is all but tensors: the plan, the parameters (with any value in the place
-    of a tensor), and what computes the call anew.
+    """A call by kernels. Its first argument is all but tensors: the plan, and the parameters, with any value in the
+    place of a tensor.
     """
 
     @staticmethod
     def forward(ctx: Any, context: Any, *tensors: Tensor) -> Tuple[Tensor, ...]:
         # one argument beside the tensors: torch looks at each one, and wants a gradient back for it
-        plan, numbers, _ = ctx.context = context
+        plan, numbers = ctx.context = context
         results = plan.forward(numbers, tensors)
         # tensors go through torch, which frees them after backward and finds those that were changed in place
         ctx.save_for_backward(*plan.to_save(tensors, results))
@@ -69,126 +64,32 @@ apply = super(torch.autograd.Function, KernelCall).apply
 def _gradients(
     context: Any, needs: Sequence[bool], saved: Tensors, grads: Sequence[Optional[Tensor]]
 ) -> Sequence[Optional[Tensor]]:
-    """Gradients of a call's tensors by its kernels, with a graph of their own under ``create_graph=True``."""
-    plan, numbers, instead = context
-    further = plan.eager and torch.is_grad_enabled()
-    try:
-        if not further:
-            return plan.backward(numbers, saved, grads, needs)  # type: ignore[no-any-return]  # a list
-        with torch.no_grad():
-            gradients = plan.backward(numbers, saved, grads, needs)
-    except BackendError as error:
-        gradients = Again(plan, numbers, instead, needs).gradients(error, grads, saved[: plan.count])
-    if not further:
-        return gradients  # type: ignore[no-any-return]  # a list
-    return Again(plan, numbers, instead, needs).differentiable(gradients, grads, saved[: plan.count])
+    """Gradients of a call's tensors by its kernels. Under ``create_graph=True`` they lead to :class:`_Underivable`."""
+    plan, numbers = context
+    if not (plan.eager and torch.is_grad_enabled()):
+        return plan.backward(numbers, saved, grads, needs)  # type: ignore[no-any-return]  # a list
+    with torch.no_grad():
+        gradients = plan.backward(numbers, saved, grads, needs)
+    name, sources = plan.kernels.backend.name, (*grads, *saved[: plan.count])
+    # kernels compute the gradients of all states if that of any is wanted
+    return [
+        _Underivable.apply(name, gradient, *sources) if wants else None for gradient, wants in zip(gradients, needs)
+    ]
 
 
-class Again:
-    """Recomputes a call with another backend when its kernels give no gradient.
+class _Underivable(torch.autograd.Function):
+    """A gradient that a kernel computed, as a function of cotangents and tensors that has no derivative."""
 
-    Also acts as a :class:`CallPlan`, for second derivatives: of the gradients that a kernel computed. The tensors of
-    this call are these gradients, the cotangents of the first call, and its tensors.
-    """
+    @staticmethod
+    def forward(ctx: Any, backend: str, gradient: Tensor, *sources: Optional[Tensor]) -> Tensor:
+        ctx.backend = backend
+        return gradient.view_as(gradient)
 
-    added, eager, count = (), False, 0
-
-    def __init__(self, plan: Any, numbers: Sequence[Any], instead: Instead, needs: Sequence[bool]) -> None:
-        self.plan, self.numbers, self.instead, self.needs = plan, numbers, instead, needs
-        self.n_results = sum(needs)
-
-    def gradients(
-        self, error: BackendError, grads: Sequence[Optional[Tensor]], tensors: Sequence[Tensor]
-    ) -> List[Optional[Tensor]]:
-        """The gradients of the call's tensors, from the cotangents that arrived, after an error of the kernel.
-
-        Raises that error where there is no other runner.
-        """
-        if self.instead is None:
-            raise error
-        runner = self.instead(error)
-        with torch.enable_grad():
-            # leaves of a graph of their own: what the tensors were computed from is not for this pass to differentiate
-            local = [tensor.detach().requires_grad_(wants) for tensor, wants in zip(tensors, self.needs)]
-            results = self._results(runner, local)
-        pairs = [(a, b) for a, b in zip(results, grads) if b is not None]
-        gradients = iter(_grad(pairs, [tensor for tensor in local if tensor.requires_grad]))
-        # no path to an input gives None here; kernels give zeros
-        each = [(tensor, next(gradients) if tensor.requires_grad else None) for tensor in local]
-        return [torch.zeros_like(t) if t.requires_grad and grad is None else grad for t, grad in each]
-
-    def differentiable(
-        self, gradients: Sequence[Optional[Tensor]], grads: Sequence[Optional[Tensor]], tensors: Sequence[Tensor]
-    ) -> List[Optional[Tensor]]:
-        """The gradients as functions of the cotangents and of the call's tensors."""
-        # kernels compute the gradients of all states if that of any is wanted; drop the others
-        there = [grad for grad, wants in zip(gradients, self.needs) if wants]
-        results = iter(KernelCall.apply((self, (), None), *there, *grads, *tensors))
-        return [next(results) if wants else None for wants in self.needs]
-
-    def forward(self, numbers: Sequence[Any], tensors: Sequence[Tensor]) -> List[Tensor]:
-        """The gradients."""
-        return [tensor.clone() for tensor in tensors[: self.n_results]]
-
-    def to_save(self, tensors: Sequence[Tensor], results: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Tensors that second derivatives are computed from."""
-        return tensors[self.n_results :]
-
-    def restored(self, saved: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The same."""
-        return saved
-
-    def backward(
-        self, numbers: Sequence[Any], saved: Sequence[Any], grads: Sequence[Optional[Tensor]], needs: Sequence[bool]
-    ) -> List[Optional[Tensor]]:
-        """Second derivatives: of the gradients none, of the cotangents and the tensors of the first call."""
-        first = len(saved) - len(self.needs)
-        return [*[None] * self.n_results, *self.derivatives(saved[:first], saved[first:], grads)]
-
-    def derivatives(
-        self, grads: Sequence[Optional[Tensor]], tensors: Sequence[Tensor], cotangents: Sequence[Optional[Tensor]]
-    ) -> List[Optional[Tensor]]:
-        """Gradients of the call's cotangents and tensors, from those of what :meth:`differentiable` gave."""
-        name = self.plan.kernels.backend.name
-        error = Unsupported(f"backend {name!r} derives first derivatives only; for a second one choose backend='torch'")
-        if self.instead is None:
-            raise error
-        runner, further = self.instead(error), torch.is_grad_enabled()
-        with torch.enable_grad():
-            # views, so that derivatives end here even where one source was computed from another
-            local: List[Any] = [None if source is None else source.view_as(source) for source in (*grads, *tensors)]
-            arriving, values = local[: len(grads)], local[len(grads) :]
-            results = self._results(runner, values)
-            pairs = [(result, grad) for result, grad in zip(results, arriving) if grad is not None]
-            first = _grad(pairs, [value for value, wants in zip(values, self.needs) if wants], create_graph=True)
-            again = [(a, b) for a, b in zip(first, cotangents) if a is not None and b is not None]
-            moving = [source for source in local if source is not None and source.requires_grad]
-            second = iter(_grad(again, moving, create_graph=further))
-        return [next(second) if source is not None and source.requires_grad else None for source in local]
-
-    def _results(self, runner: Runner, tensors: Sequence[Tensor]) -> Tuple[Tensor, ...]:
-        """The results of the call by another runner."""
-        kernels, call = self.plan.kernels, self.plan.call
-        n, m = kernels.n_inputs, kernels.n_moving(call)
-        params: List[ParamValue] = [*self.numbers]
-        for index, value, view in zip(kernels.tensor_params, tensors[m:], self.plan.views):
-            params[index] = value.view(view)
-        inputs, state = tensors[:n], tuple(tensors[n:m]) if call.has_initial_state else None
-        if call.single:
-            inputs = [value.unsqueeze(0) for value in inputs]
-        outputs, final, trace = runner(tuple(inputs), state, tuple(params), call.record)
-        if call.single:
-            outputs = tuple([out.squeeze(0) for out in outputs])
-        return (*outputs, *((final or ()) if kernels.n_final else ()), *trace)
-
-
-def _grad(pairs: Sequence[Tuple[Tensor, Tensor]], of: Sequence[Tensor], create_graph: bool = False) -> Sequence[Any]:
-    """Gradients of these tensors, from (result, cotangent); None where no result has a graph."""
-    pairs = [(result, grad) for result, grad in pairs if result.requires_grad]
-    if not pairs:
-        return [None] * len(of)
-    results, grads = zip(*pairs)
-    return torch.autograd.grad(results, of, grads, create_graph=create_graph, allow_unused=True)
+    @staticmethod
+    def backward(ctx: Any, *grads: Optional[Tensor]) -> Any:
+        raise Unsupported(
+            f"backend {ctx.backend!r} derives first derivatives only; for a second one choose backend='torch'"
+        )
 
 
 # -- ops of torch
@@ -331,7 +232,7 @@ def _forward_autograd(
     compiled graph runs, this goes straight to the launch.
     """
     if torch.is_grad_enabled() and True in [value.requires_grad for value in tensors]:
-        return list(KernelCall.apply((_Op(key, tensors, record, has_initial_state), numbers, None), *tensors))
+        return list(KernelCall.apply((_Op(key, tensors, record, has_initial_state), numbers), *tensors))
     if all(type(value) in PLAIN for value in tensors) and world() is EAGER:
         return _forward(key, tensors, numbers, record, has_initial_state, save)
     with torch._C._AutoDispatchBelowAutograd():

@@ -75,8 +75,7 @@ class FedKernels(Kernels):
 class FedPlan:
     """A call with feedback, as :class:`~spikecore.kernels._call.CallPlan` is one without.
 
-    way: :meth:`FedKernels.way`. wants: for each tensor, whether its gradient may be asked for. whole: whether the input
-    itself is kept, which only another runner reads that may have to compute the call anew.
+    way: :meth:`FedKernels.way`. wants: for each tensor, whether its gradient may be asked for.
     """
 
     added, eager = (), True
@@ -88,9 +87,8 @@ class FedPlan:
         call: Call,
         tensors: Sequence[Tensor],
         wants: Sequence[bool],
-        whole: bool,
     ) -> None:
-        self.kernels, self.way, self.call, self.whole, self.count = kernels, way, call, whole, len(tensors)
+        self.kernels, self.way, self.call, self.count = kernels, way, call, len(tensors)
         self.moving, self.n_results = kernels.n_moving(call), kernels.n_results(call)
         #: Behind the program's states, before the last output.
         self.first = self.moving - (kernels.n_fed if call.has_initial_state else 0)
@@ -118,15 +116,13 @@ class FedPlan:
     def to_save(self, tensors: Sequence[Tensor], results: Sequence[Tensor]) -> Sequence[Tensor]:
         """Tensors that autograd saves."""
         into, output = self.kernels.fed.into, self.kernels.fed.output
-        inputs = tensors if self.whole else (*tensors[:into], *tensors[into + 1 :])
+        inputs = (*tensors[:into], *tensors[into + 1 :])
         return (*inputs, *results[output : output + self.output], *results[self.n_results :])
 
     def restored(self, saved: Sequence[Tensor]) -> Sequence[Tensor]:
         """Tensors of a call, in their number and order. The stand-in for the input has its shape, and nobody reads its
         values.
         """
-        if self.whole:
-            return saved
         into = self.kernels.fed.into
         return (*saved[:into], saved[self.count - 1 + self.output], *saved[into:])
 
@@ -247,12 +243,12 @@ class FedRunner(KernelRunner):
         if fed.n_own or fed.fed.delays or fed.way(weight) is not fed.launches:
             return None
         plan = self._plan(fed.launches, (), (*inputs, *(state or ()), *params[count:]), state is not None)
-        instead, n, m = self.instead, fed.n_outputs, fed.n_outputs + fed.n_final
+        n, m = fed.n_outputs, fed.n_outputs + fed.n_final
 
         def call(inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]) -> Any:
             tensors: Any = (*inputs, *(state or ()), *params[count:])
             if plan.save:
-                results: Sequence[Tensor] = apply((plan, params, instead), *tensors)
+                results: Sequence[Tensor] = apply((plan, params), *tensors)
             else:
                 results = plan.forward(params, tensors)
             return tuple(results[:n]), tuple(results[n:m]) if fed.n_final else None
@@ -268,7 +264,7 @@ class FedRunner(KernelRunner):
     ) -> FedPlan:
         """The plan of a call with these tensors."""
         wants = [torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors]
-        return FedPlan(self.fed, way, Call(tuple(record), has_initial_state), tensors, wants, self.instead is not None)
+        return FedPlan(self.fed, way, Call(tuple(record), has_initial_state), tensors, wants)
 
     def __call__(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
@@ -284,11 +280,11 @@ class FedRunner(KernelRunner):
             state = self._start(x, arguments)
             state = (*state, x.new_zeros((*x.shape[1:], longest))) if self.fed.fed.delays else state
         tensors = (*inputs, *(state or ()), *[value for value in (*arguments, *weights) if isinstance(value, Tensor)])
-        self._refuse(tensors)
+        self._followed_by()
         plan = self._plan(way, record, tensors, state is not None)
         every = (*arguments, *weights)
         if plan.save:
-            results: Sequence[Tensor] = KernelCall.apply((plan, every, self.instead), *tensors)
+            results: Sequence[Tensor] = KernelCall.apply((plan, every), *tensors)
         else:
             results = plan.forward(every, tensors)
         k, n = self.fed.n_outputs, self.fed.n_outputs + self.fed.n_final

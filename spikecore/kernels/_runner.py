@@ -5,28 +5,16 @@ See :mod:`spikecore.kernels._call` for the path of a call.
 
 from __future__ import annotations
 
-import copy
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from spikecore._base.running import BoundCall
-from spikecore.backend import BackendError, ParamValue, Runner, Spec, Tensors, Unsupported
-from spikecore.context import (
-    COMPILED,
-    EAGER,
-    PLAIN,
-    TRANSFORMED,
-    dispatch_modes,
-    has_tangent,
-    is_compiling,
-    is_jit_tracing,
-    is_transforming,
-    world,
-)
-from spikecore.kernels._autograd import Instead, KernelCall, apply, key_of, register, run_op, statistics_op
+from spikecore.backend import ParamValue, Spec, Tensors, Unsupported
+from spikecore.context import COMPILED, EAGER, PLAIN, TRANSFORMED, dispatch_modes, is_compiling, world
+from spikecore.kernels._autograd import KernelCall, apply, key_of, register, run_op, statistics_op
 from spikecore.kernels._batch_norm import Moments, NormalisingKernels
 from spikecore.kernels._call import Call, CallPlan, Kernels
 from spikecore.kernels._layout import Moved, has_memory
@@ -62,14 +50,7 @@ class KernelRunner:
         is_one_op = len(program.inputs) == 1 == len(program.outputs) and not (spec.final or self.learnt_initial)
         self.graph_key = self.key if is_one_op and not backend.owns_outputs else ""
         self.initial = StraightLine(program.leaves[len(program.inputs) + len(program.states) :], program.initial)
-        self.instead: Instead = None
         self._moments: Optional[Moments] = None
-
-    def with_other(self, instead: Callable[[BackendError], Runner]) -> KernelRunner:
-        """A copy of this runner. Where its backward fails, the runner ``instead(error)`` computes the gradients."""
-        twin = copy.copy(self)
-        twin.instead = instead
-        return twin
 
     # -- calls
 
@@ -105,23 +86,22 @@ class KernelRunner:
 
     def _straight(self, plan: CallPlan, places: Tuple[int, ...]) -> BoundCall:
         """Calls at rest for outputs alone. ``places``: where the parameters stand that are tensors."""
-        instead = self.instead
 
         def call(inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]) -> Any:
             tensors: Any = (*inputs, *[params[index] for index in places]) if places else inputs
             if plan.save:
-                return apply((plan, params, instead), *tensors), None
+                return apply((plan, params), *tensors), None
             return tuple(plan.forward(params, tensors)), None
 
         return call
 
     def _bound(self, plan: CallPlan, views: Views) -> BoundCall:
         """Any other call of one signature."""
-        n, instead, kind = self.kernels.n_outputs, self.instead, Call(single=plan.call.single)
+        n, kind = self.kernels.n_outputs, Call(single=plan.call.single)
 
         def call(inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]) -> Any:
             _, tensors, values = self._arranged(inputs, state, params, kind, views)
-            results = apply((plan, values, instead), *tensors) if plan.save else tuple(plan.forward(values, tensors))
+            results = apply((plan, values), *tensors) if plan.save else tuple(plan.forward(values, tensors))
             return results[:n], results[n:] if self.spec.final else None
 
         return call
@@ -164,9 +144,7 @@ class KernelRunner:
         return call, tensors, params
 
     def _cross(self, call: Call, tensors: Tensors, params: Sequence[ParamValue]) -> Sequence[Tensor]:
-        mode = world()
-        if mode is TRANSFORMED:
-            self._refuse(tensors)
+        mode = self._followed_by()
         # a compiler, a dispatch mode or a tensor of another type follows ops of torch; a launch it would not see
         kinds = [type(tensor) for tensor in tensors]
         if mode is COMPILED or dispatch_modes() or kinds[0] not in PLAIN or not _PLAIN.issuperset(kinds):
@@ -175,7 +153,7 @@ class KernelRunner:
         wants = tuple([grad and tensor.requires_grad for tensor in tensors])
         plan = self.kernels.plan(call, tensors, wants)
         if plan.save:
-            crossed: Sequence[Tensor] = KernelCall.apply((plan, params, self.instead), *tensors)
+            crossed: Sequence[Tensor] = KernelCall.apply((plan, params), *tensors)
             return crossed
         return plan.forward(params, tensors)
 
@@ -190,14 +168,17 @@ class KernelRunner:
         results = run_op(self.key, Call(call.record, call.has_initial_state), numbers, timed)
         return [*[out.squeeze(0) for out in results[:m]], *results[m:]]
 
-    def _refuse(self, tensors: Tensors) -> None:
-        """Raise where torch would follow this call and could not: it would see memory allocated, and never filled."""
-        what = "torch.jit.trace" if is_jit_tracing() else "torch.func" if is_transforming() else ""
-        if has_tangent(tensors):
-            what = "forward-mode differentiation"
-        if what:
-            name = self.kernels.backend.name
-            raise Unsupported(f"{what} cannot look through the kernels of backend {name!r}; choose backend='torch'")
+    def _followed_by(self) -> str:
+        """What :func:`~spikecore.context.world` says. Raises :class:`Unsupported` for a transform, which would see
+        memory allocated, and never filled.
+        """
+        mode = world()
+        if mode is TRANSFORMED:
+            raise Unsupported(
+                "torch.func and forward-mode differentiation cannot look through the kernels of backend "
+                f"{self.kernels.backend.name!r}; choose backend='torch'"
+            )
+        return mode
 
     def _at_rest(self, device: torch.device, shape: Sequence[int], params: Sequence[ParamValue]) -> Tensors:
         like = torch.empty((), dtype=self.spec.compute, device=device)

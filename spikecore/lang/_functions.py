@@ -17,19 +17,16 @@ Each ``autograd.Function`` has three forms:
   :mod:`spikecore.lang._plain`.
 - One that torch.func and torch.compile take, for which torch reads the signature of ``forward`` on every call.
 - One with the tangent, too. torch.compile takes no ``Function`` that has one.
-
-While ``torch.jit.trace`` records, they are the plain operations of :data:`RECORDED`: a saved trace holds no
-``Function``.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
-from spikecore.context import is_jit_tracing, is_plain, wants_tangents
+from spikecore.context import is_plain, wants_tangents
 from spikecore.lang._plain import ZERO, choice, is_chosen, is_few, number, step
 
 # -- spike and select
@@ -102,9 +99,7 @@ def spike(u: Tensor, strict: bool, derivative: Callable[..., Any], *values: Tens
     """1 where ``u >= 0`` (``u > 0`` if strict), else 0, in the dtype of ``u``; its derivative is the function given."""
     result: Tensor
     if not is_plain(u):
-        if is_jit_tracing():
-            result = _recorded_spike(u, strict, derivative, *values)
-        elif wants_tangents():
+        if wants_tangents():
             result = _ForwardSpike.apply(u, strict, derivative, *values)
         else:
             result = _TransformedSpike.apply(u, strict, derivative, values)
@@ -123,24 +118,19 @@ Parts = Callable[[Sequence[Tensor], Sequence[Optional[Tensor]]], Sequence[Option
 
 
 class _Forms(NamedTuple):
-    """An operation for reverse mode alone, for torch.func and torch.compile, in forward mode, and as it is recorded."""
+    """An operation for reverse mode alone, for torch.func and torch.compile, and in forward mode."""
 
     reverse: Any
     transformed: Any
     forward: Any
-    recorded: Callable[..., Tensor]
 
     def followed(self, *tensors: Tensor) -> Tensor:
         """Result of the operation under a tracer beside reverse mode."""
-        if is_jit_tracing():
-            return self.recorded(*tensors)
         form = self.forward if wants_tangents() else self.transformed
         return form.apply(*torch.broadcast_tensors(*tensors))  # type: ignore[no-any-return]  # a tensor
 
 
-def _forms(
-    name: str, quick: Callable[..., Tensor], value: Callable[..., Tensor], parts: Parts, recorded: Callable[..., Tensor]
-) -> _Forms:
+def _forms(name: str, quick: Callable[..., Tensor], value: Callable[..., Tensor], parts: Parts) -> _Forms:
     """The forms of an operation: ``quick`` computes it for plain tensors, ``value`` for any. ``name``: what profilers
     and ``grad_fn`` show, as ``SelectBackward``.
     """
@@ -186,7 +176,7 @@ def _forms(
     forms = {"": Reverse, "Transformed": Transformed, "Forward": Forward}
     named = (type(f"{prefix}{name}", (form,), {"__module__": __name__}) for prefix, form in forms.items())
     reverse, transformed, forward = named
-    return _Forms(reverse, transformed, forward, recorded)
+    return _Forms(reverse, transformed, forward)
 
 
 def select(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -389,88 +379,7 @@ def _remainder(x: Tensor, y: Tensor, split: float) -> Tensor:
     return (x - product) - (((high * high - product) + 2.0 * high * low) + low * low)
 
 
-# -- operations whose derivatives are written into the forward pass, for what records that pass alone
-#
-# PopTorch and ``torch.jit.trace`` record the forward pass, and the backward pass is grown from it by each operation's
-# own rule: the backward of an ``autograd.Function`` never runs on an IPU, and a saved trace cannot hold one. So a
-# derivative that is not an operation's own is written into the forward pass:
-#
-#     ``value.detach() + (x - x.detach()) * derivative.detach()``
-#
-# has the value ``value`` and the derivative ``derivative``. Rules:
-#
-# - Forward values are those of the reference, bit by bit, infinities included: what is added is 0, whatever a
-#   derivative is.
-# - Where a value is infinite, so is its difference with itself: there the derivative is 0.
-# - The second derivative of a spike, and that of a choice by one, is 0.
-# - Nothing depends on whether gradients are enabled: torch checks a trace within ``torch.no_grad()``.
-# - Only operations with a handler in PopTorch 3.4; of those only what PopART differentiates as torch does. It gives the
-#   whole gradient to both arguments of ``maximum`` at a tie, and ``clamp`` takes numbers only.
-
-
-def _finite(x: Tensor) -> Tensor:
-    """``x``, and 0 in place of infinities and NaN, whose differences with themselves are not 0."""
-    return torch.where(torch.abs(x) <= number(torch.finfo(x.dtype).max, x), x, number(0.0, x))
-
-
-def _recorded_spike(u: Tensor, strict: bool, derivative: Callable[..., Tensor], *values: Tensor) -> Tensor:
-    """1 where ``u >= 0`` (``u > 0`` if strict), else 0, in the dtype of ``u``; its derivative is the given one."""
-    hard = (u > 0 if strict else u >= 0).to(u.dtype)
-    finite = _finite(u)
-    return hard.detach() + (finite - finite.detach()) * _finite(derivative(finite.detach(), *values)).detach()
-
-
-def _recorded_select(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """``a`` where ``z`` is not 0, else ``b``; differentiated as ``z*a + (1-z)*b``."""
-    to_z = z * _finite(b - a).detach()
-    return torch.where(z != 0, a, b) - (to_z - to_z.detach())
-
-
-def _recorded_maximum(a: Tensor, b: Tensor) -> Tensor:
-    """The larger of two; half of the gradient to each where they are equal."""
-    # where they are equal the choice is b, and half of its gradient moves to a
-    return torch.where(torch.logical_or(a > b, a != a), a, b) - _half_of_a_tie(a, b)
-
-
-def _recorded_minimum(a: Tensor, b: Tensor) -> Tensor:
-    """The smaller of two; half of the gradient to each where they are equal."""
-    return torch.where(torch.logical_or(a < b, a != a), a, b) - _half_of_a_tie(a, b)
-
-
-def _half_of_a_tie(a: Tensor, b: Tensor) -> Tensor:
-    """0, whose gradient is half of one to ``b``, and against it to ``a``, where they are equal."""
-    apart = b - a + number(0.0, a)  # never -0, so that zeros keep their sign
-    return torch.where(apart == 0, apart, number(0.0, a)) * number(0.5, a)
-
-
-def _recorded_softplus(x: Tensor) -> Tensor:
-    """``log(1 + exp(x))``; the tie of ``maximum`` at 0 gives the derivative 1/2, and that of ``abs`` is 0 there."""
-    return _recorded_maximum(x, number(0.0, x)) + torch.log1p(torch.exp(-torch.abs(x)))
-
-
-def _recorded_clamp(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """``min(max(x, low), high)``; at a bound the gradient is that of ``x``."""
-    raised = torch.where(torch.logical_or(x > low, x != x), x, low)
-    value = torch.where(torch.logical_or(raised < high, raised != raised), raised, high).detach()
-    # whose gradient it is
-    moved = torch.where(torch.logical_and(x >= low, x <= high), x, value)
-    moved = torch.where(torch.logical_and(low < high, x < low), low, moved)
-    moved = torch.where(torch.logical_or(x > high, high < low), high, moved)
-    moved = _finite(moved)
-    return value - (moved.detach() - moved)  # the difference is +0, which leaves zeros their sign
-
-
-#: The operations whose derivative is written into the forward pass.
-RECORDED: Dict[str, Callable[..., Tensor]] = {
-    "spike": _recorded_spike,
-    "select": _recorded_select,
-    "maximum": _recorded_maximum,
-    "minimum": _recorded_minimum,
-    "clamp": _recorded_clamp,
-    "softplus": _recorded_softplus,
-}
-
-_SELECT = _forms("Select", choice, _chosen, _parts_of_select, _recorded_select)
-_MINIMUM = _forms("Minimum", _smaller, _smaller, _parts_of_minimum, _recorded_minimum)
-_MAXIMUM = _forms("Maximum", _larger, _larger, _parts_of_maximum, _recorded_maximum)
-_CLAMP = _forms("Clamp", _clamped, _clamped, _parts_of_clamp, _recorded_clamp)
+_SELECT = _forms("Select", choice, _chosen, _parts_of_select)
+_MINIMUM = _forms("Minimum", _smaller, _smaller, _parts_of_minimum)
+_MAXIMUM = _forms("Maximum", _larger, _larger, _parts_of_maximum)
+_CLAMP = _forms("Clamp", _clamped, _clamped, _parts_of_clamp)

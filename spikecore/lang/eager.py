@@ -1,8 +1,7 @@
 """The operations of the language computed with PyTorch, and what ``sc.ops`` does with its arguments.
 
 :data:`TORCH` defines the language for everybody, value and derivative: ``sc.ops`` on tensors, the torch backend, and
-the tests of every other backend. :data:`RECORDED` has the operations whose derivative is written into the forward pass,
-for PopTorch and ``torch.jit.trace``, which record that pass alone.
+the tests of every other backend.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from spikecore.context import is_plain as is_plain  # backends take these two fr
 from spikecore.lang import _numbers as numbers
 from spikecore.lang import operations
 from spikecore.lang._expr import Expr, TraceError, here, lift, make, record, refusing_no_grad
-from spikecore.lang._functions import RECORDED as RECORDED
 from spikecore.lang._graph import topological
 from spikecore.lang._plain import Constants, choice, masked, silent, zero_of
 from spikecore.lang._plain import number as number

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 
-from spikecore.context import autocast_dtype, is_jit_tracing, with_traced_sizes
+from spikecore.context import autocast_dtype
 from spikecore.core import checks, modules, parameters, ranges
 from spikecore.core.modules import has_own_hooks
 from spikecore.core.state import State, Stateful
@@ -187,7 +187,6 @@ class Delay(Stateful):
         sigma = ranges_["sigma"].equation(sigma, sigma.dtype) if "sigma" in self.learn else sigma
         return Delayed(weight, bias, delay, sigma, self.max_delay)
 
-    @with_traced_sizes
     def _steps(self, x: Tensor, state: Optional[Mapping[str, Tensor]], final: bool = True) -> Tuple[Tensor, State]:
         (x,) = checks.inputs("Delay", ("x",), (x,))
         of = self.delayed(x)
@@ -393,8 +392,7 @@ def following(longest: int, x: Tensor, past: Optional[Tensor]) -> Tensor:
 def one_by_one(of: Delayed, x: Tensor, past: Optional[Tensor]) -> Callable[[Tensor], Tensor]:
     """From the input of a step to its output, called for one step after the other of ``x``."""
     looks_up = of.sigma is None and x[:1].numel() // max(x.shape[-1], 1) <= of.longest + 1
-    # torch.jit.trace traces a second time without gradients, and compares both traces
-    if not (x.shape[0] == 1 or (looks_up and not (torch.is_grad_enabled() or is_jit_tracing()))):
+    if not (x.shape[0] == 1 or (looks_up and not torch.is_grad_enabled())):
         return _Sending(of, past)
 
     def of_last_inputs(x_t: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base.running import Runner, bound
-from spikecore.backend import BackendError, Tensors, Unsupported
+from spikecore.backend import Tensors, Unsupported
 from spikecore.context import COMPILED, EAGER, PLAIN, is_exporting, world
 from spikecore.core import checks, observe
 from spikecore.core.call import NotedCall, arguments, execute
@@ -253,16 +253,13 @@ class NormNeuron(nn.Module):
             noted = NotedCall(runner, args, neuron)
             parameters = tuple([value for _, value in args.named])
             views = [tuple(value.shape) if isinstance(value, Tensor) else None for value in placed]
-            try:
-                every = (*parameters[:before], *norm_params, *parameters[before:])
-                noted.call = bound(runner, inputs, None, every, views, False)
-                if noted.call is not None:
-                    # as later ones: a checkpointed call must save the same tensors when it is computed again
-                    outputs = noted.call(inputs, None, every)[0]
-                    dispatch.note(self._signature(inputs, norms), (noted, before))
-                    return outputs, None, ()
-            except BackendError:
-                pass  # the runner raises it again, or falls back
+            every = (*parameters[:before], *norm_params, *parameters[before:])
+            noted.call = bound(runner, inputs, None, every, views, False)
+            if noted.call is not None:
+                # as later ones: a checkpointed call must save the same tensors when it is computed again
+                outputs = noted.call(inputs, None, every)[0]
+                dispatch.note(self._signature(inputs, norms), (noted, before))
+                return outputs, None, ()
         outputs, end, trace = runner(inputs, start, placed, record)
         if single:
             outputs = tuple([out.squeeze(0) for out in outputs])
@@ -339,12 +336,7 @@ class NormNeuron(nn.Module):
             return None
         norm_params = self._norm_params(noted.runner, norms, inputs)
         self.__dict__["reason"] = ""
-        try:
-            outputs: Tensors = noted.call(inputs, None, (*values[:before], *norm_params, *values[before:]))[0]
-        except BackendError:  # the runner raises it again, or falls back; the running statistics have moved
-            neuron._dispatch.noted.clear()
-            placed = self._among(noted.placed(values), before, norm_params, inputs[0].ndim)
-            outputs = noted.runner(inputs, None, placed, ())[0]
+        outputs: Tensors = noted.call(inputs, None, (*values[:before], *norm_params, *values[before:]))[0]
         return outputs, None, ()
 
     def _norm_params(self, runner: Runner, norms: Norms, inputs: Tensors) -> List[Tensor]:

@@ -12,7 +12,6 @@ each is enough. Rules of this module:
 from __future__ import annotations
 
 import functools
-import warnings
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type
 
 import torch
@@ -20,10 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from spikecore._base.bits import Bits, Packing, Whole, memory_order
-from spikecore._plugins.registry import AUTO_NAME, Registry, default_registry
+from spikecore._base.bits import Bits, Whole, memory_order
+from spikecore._plugins.registry import Registry, default_registry
 from spikecore._plugins.selection import Request, Resolved, resolve
-from spikecore.backend import BackendError
 from spikecore.context import (
     COMPILES,
     PLAIN,
@@ -93,8 +91,8 @@ class PackedLinear(_Packed, nn.Linear):
     Other numbers raise ValueError on a CPU. On another device, where reading them would wait, the gradient of the
     weight is NaN; outputs and the gradient of the input are right.
 
-    The input is kept whole, as by ``nn.Linear``, for tensors of subclasses, within ``torch.func``, ``torch.jit.trace``
-    and ``torch.export``, and under modes that see every operation. It is not kept where the weight needs no gradient.
+    The input is kept whole, as by ``nn.Linear``, for tensors of subclasses, within ``torch.func`` and
+    ``torch.export``, and under modes that see every operation. It is not kept where the weight needs no gradient.
     Second derivatives raise RuntimeError: :func:`spikecore.layers.unpack` puts torch's layers back. Names in
     ``state_dict`` are those of ``nn.Linear``, and so are all other arguments.
 
@@ -299,29 +297,13 @@ def _in_order(numbers: Tensor, shape: List[int], order: List[int]) -> Tensor:
 
 
 def _by_backend(device_type: str, method: str, *arguments: Any) -> Any:
-    """Result of the backend of a type of device; of torch's operations if an automatically chosen one refuses."""
-    chosen = _chosen(device_type, default_registry())
-    try:
-        return getattr(chosen.backend, method)(*arguments)
-    except BackendError as error:
-        name = chosen.backend.name
-        if chosen.source != AUTO_NAME:
-            raise
-        if default_registry().first(("packing", name, str(error))):
-            warnings.warn(
-                f"operations of PyTorch keep spikes as bits instead of backend {name!r}: {error}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        return getattr(_TORCH, method)(*arguments)
+    """Result of the backend of a type of device."""
+    return getattr(_chosen(device_type, default_registry()).backend, method)(*arguments)
 
 
 @functools.lru_cache(maxsize=8)
 def _chosen(device_type: str, registry: Registry) -> Resolved:
     return resolve(Request(None, ""), device_type, registry)
-
-
-_TORCH = Packing()
 
 
 def _register() -> None:

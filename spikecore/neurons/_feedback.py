@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from spikecore._base.running import bound
-from spikecore.backend import FEEDBACK_BIAS, FEEDBACK_WEIGHT, BackendError, Feedback, Runner, Tensors
+from spikecore.backend import FEEDBACK_BIAS, FEEDBACK_WEIGHT, Feedback, Runner, Tensors
 from spikecore.context import EAGER, PLAIN, autocast_dtype
 from spikecore.core.call import NotedCall, arguments
 
@@ -51,16 +51,12 @@ def fed_back(
     back is a constant, and the numbers of the input that it is added to and of the output.
     """
     signature = _signature(inputs, state, matrix, mode, (record, final, *options))
-    noted_calls = neuron._dispatch.noted
-    noted: Optional[NotedCall] = None if signature is None else noted_calls.get(signature)
+    noted: Optional[NotedCall] = None if signature is None else neuron._dispatch.noted.get(signature)
     values = None if noted is None else noted.values(neuron)
     if noted is not None and values is not None:
-        try:
-            if noted.call is not None:
-                return (*noted.call(inputs, state, (*values, *matrix.tensors)), ())
-            return noted.runner(inputs, state, (*noted.placed(values), *matrix.tensors), record)
-        except BackendError:  # the runner raises it again, or falls back
-            noted_calls.pop(signature, None)
+        if noted.call is not None:
+            return (*noted.call(inputs, state, (*values, *matrix.tensors)), ())
+        return noted.runner(inputs, state, (*noted.placed(values), *matrix.tensors), record)
     feedback = Feedback(matrix.bias is not None, *options, matrix.delay is not None)
     reason = why_looped(neuron, inputs, feedback, state or (), matrix, record, mode)
     if reason:

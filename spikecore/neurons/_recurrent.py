@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore.backend import Tensors, Unsupported
-from spikecore.context import COMPILED, is_compiling, with_traced_sizes, world
+from spikecore.context import COMPILED, is_compiling, world
 from spikecore.core import checks, observe
 from spikecore.core.call import call
 from spikecore.core.modules import calls_as, has_hooks
@@ -207,7 +207,6 @@ class Recurrent(Stateful):
         observe.tell(self, watchers, tuple(inputs), outputs, trace, self.step == "single")
         return outputs, end, {name: trace[name] for name in record}
 
-    @with_traced_sizes
     def _computed(
         self, inputs: Sequence[Tensor], state: Optional[Mapping[str, Tensor]], record: Tuple[str, ...], final: bool
     ) -> Tuple[Tensors, State, Dict[str, Tensor]]:

@@ -10,13 +10,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from spikecore.testing._compare import backward
 from spikecore.testing._context import Context
-from spikecore.testing._oracle import Array, Gradients, run
+from spikecore.testing._oracle import Gradients
 from spikecore.testing._subject import Subject
 
 
@@ -110,17 +109,6 @@ def check_parameters(s: Subject, calls: Sequence[Call], what: str, learn: Option
     for name in learn if learn is not None else [name for name, _ in s.neuron.named_parameters()]:
         right = sum((call.right.params[name] for call in calls[1:]), calls[0].right.params[name])
         s.check("parameter gradient", getattr(s.neuron, name).grad, right, name=f"{name}, {what}")
-
-
-def second_derivative(call: Call, direction: Tensor) -> Array:
-    """The derivative of the input gradient along a direction: a central difference of the oracle's adjoint."""
-    s, step = call.s, 1e-5
-    along = direction.detach().cpu().double().numpy()
-    ends = [run(s.twin, [s.inputs[0] + sign * step * along], s.params) for sign in (1, -1)]
-    if not np.array_equal(ends[0].outputs[0], ends[1].outputs[0]):
-        raise AssertionError("a spike within the step of the difference quotient")
-    up, down = (s.gradients_of(end, call.cotangent, None, None).inputs[0] for end in ends)
-    return np.asarray((up - down) / (2 * step))
 
 
 @contextmanager

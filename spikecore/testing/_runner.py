@@ -159,10 +159,6 @@ def _refused(case: Case, bench: Bench, lacks: Sequence[str], seeds: Dict[str, in
         case.run(Context(bench.backend, bench.device, seeds=seeds))
     except Unsupported as error:
         return "unsupported", str(error)
-    except RuntimeError as error:
-        if case.undeclared == "RuntimeError" and not isinstance(error, Mismatch):
-            return "unsupported", str(error)
-        raise
     raise Mismatch(
         f"{case.holds}: {names} is not declared, and yet asking for it did not raise Unsupported\n"
         f"  declare it in the backend's Capabilities, or raise {case.undeclared}"

@@ -47,8 +47,6 @@ TOLERANCES: Mapping[Tuple[str, str], Tolerance] = {
         for quantity in ("state gradient", "parameter gradient")
     },
     # against a central difference of the oracle's adjoint, whose own error this is
-    ("float32", "second derivative"): Tolerance(2e-3, 1e-4),
-    ("float64", "second derivative"): Tolerance(1e-5, 1e-7),
 }
 #: No tested potential of a margin case is nearer to the threshold, or a gradient's argument nearer to a jump.
 MARGIN = 1e-3

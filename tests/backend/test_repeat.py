@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from spikecore._plugins import selection
 from spikecore.testing._install import installed
 from spikecore_cupy.host import HostBackend, reason
 
@@ -184,23 +183,3 @@ def test_an_initial_state_and_carried_ones(backend):
         given, end = neuron.run(x, state=state)
         found.append((carried, given, end["v"]))
     assert all(map(torch.equal, *found))
-
-
-def test_second_derivatives_come_from_the_reference_where_the_backend_was_chosen_by_itself(monkeypatch):
-    """With a kernel backend that nobody asked for; one that was asked for refuses."""
-    pytest.importorskip("spikecore_numba", reason="needs the plugin spikecore-numba")
-    monkeypatch.setattr(selection, "AUTO", {**selection.AUTO, "cpu": ("numba", "torch")})
-    steps = values(4, dtype=torch.float64).requires_grad_()
-    neuron = sc.LI(tau=2.0, repeat=5)
-
-    def penalty():
-        (grad,) = torch.autograd.grad(neuron(steps).pow(3).sum(), steps, create_graph=True)
-        return torch.autograd.grad(grad.pow(2).sum(), steps)[0]
-
-    with pytest.warns(RuntimeWarning, match="backend 'torch' computes instead of 'numba'"):
-        found = penalty()
-    neuron = sc.LI(tau=2.0, backend="torch", repeat=5)
-    torch.testing.assert_close(found, penalty())
-    neuron = sc.LI(tau=2.0, backend="numba", repeat=5)
-    with pytest.raises(sc.backend.Unsupported, match="first derivatives only"):
-        penalty()

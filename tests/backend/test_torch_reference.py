@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 import types
+from typing import Callable
 
 import pytest
 import torch
@@ -186,3 +187,24 @@ class TestSingleSteps:
             results.append([out, *first, *again, *second])
         assert torch.equal(results[0][0], results[1][0])
         torch.testing.assert_close(results[0], results[1], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: sc.LI(tau=2.0, backend="torch"),
+        lambda: sc.LIF(tau=2.0, detach_reset=True, backend="torch"),
+        lambda: sc.LIF(tau=2.0, reset="soft", detach_reset=True, backend="torch"),
+    ],
+)
+def test_second_derivatives(make: Callable[[], sc.LIF]) -> None:
+    """Of input, parameter and cotangent, by difference quotients, which see no surrogate: so a reset is detached."""
+    neuron = make().double()
+
+    def call(x: torch.Tensor, tau: torch.Tensor) -> torch.Tensor:
+        neuron.tau = tau
+        return neuron(x)
+
+    x = torch.rand(6, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).mul(3).requires_grad_()
+    tau = torch.tensor(2.5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(call, (x, tau))

@@ -31,7 +31,6 @@ DTYPE_PLACES: Dict[str, Place] = {
     "spikecore/testing/_tolerances.py: TOLERANCES": exactly(
         lambda: {
             *(f"{dtype} {quantity}" for dtype in ALL for quantity in QUANTITIES),
-            *(f"{dtype} second derivative" for dtype in WIDE),
         },
         lambda: {" ".join(key) for key in TOLERANCES},
     ),
@@ -67,7 +66,7 @@ def test_arithmetic_is_wide() -> None:
 
 CAPABILITIES = tuple(field.name for field in fields(Capabilities))
 #: Asked for after the call, and by torch: see docs/backends.md.
-NOT_BY_A_CALL = {"double_backward", "torch_compile"}
+NOT_BY_A_CALL = {"torch_compile"}
 
 
 def asked() -> Set[str]:

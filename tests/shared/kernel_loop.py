@@ -16,7 +16,7 @@ from spikecore.lang import Node
 from spikecore.lang.eager import StraightLine
 from spikecore_torch.backend import TorchBackend
 
-ALL = Capabilities(**{name: True for name in Capabilities.__dataclass_fields__ if name != "double_backward"})
+ALL = Capabilities(**dict.fromkeys(Capabilities.__dataclass_fields__, True))
 
 
 def rows(tensor: Tensor, geometry: Geometry) -> Tensor:

@@ -93,6 +93,23 @@ def test_jit_script():
         torch.jit.script(nn.Sequential(nn.Linear(3, 2), sc.LIF()))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        sc.LIF,
+        lambda: sc.LIF(step="single", backend="torch"),
+        lambda: sc.Recurrent(sc.LIF(), sc.Delay(nn.Linear(2, 2), 2)),
+        lambda: sc.layers.NormNeuron(nn.BatchNorm1d(2), sc.LIF()),
+    ],
+)
+def test_jit_trace(make):
+    """torch.jit.trace of a network with a neuron is refused before it records."""
+    net = nn.Sequential(nn.Linear(3, 2), make())
+    with pytest.raises(sc.backend.Unsupported, match=r"^torch.jit.trace, .* cannot record .*torch.export.*export_c"):
+        torch.jit.trace(net, torch.rand(4, 2, 3))
+
+
 def test_fx():
     """torch.fx.symbolic_trace of a network with a neuron says how it keeps neurons whole, and so it does."""
     net = nn.Sequential(nn.Linear(3, 2), sc.LIF(step="multi"))

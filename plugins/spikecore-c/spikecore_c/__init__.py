@@ -11,8 +11,8 @@ from spikecore.backend import BackendInfo, Capabilities
 
 __version__ = "0.1.0"
 
-#: What a kernel backend has to leave out on purpose: 16-bit numbers, which C11 has not, and second derivatives.
-EXCEPT = ("float16", "bfloat16", "double_backward")
+#: What a kernel backend has to leave out on purpose: 16-bit numbers, which C11 has not.
+EXCEPT = ("float16", "bfloat16")
 CAPABILITIES = Capabilities(**{name: name not in EXCEPT for name in Capabilities.__dataclass_fields__})
 
 

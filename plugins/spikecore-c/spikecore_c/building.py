@@ -58,4 +58,6 @@ def _compile(name: str, source: Path, library: Path) -> None:
     command = [compiler(), *OPTIONS, str(source), "-o", str(library), "-lm"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     if run.returncode:
-        raise BackendError(f"backend 'c' cannot compile kernel {name}; {compiler()} says:\n{run.stderr}")
+        raise BackendError(
+            f"backend 'c' cannot compile kernel {name}, so choose backend='torch'; {compiler()} says:\n{run.stderr}"
+        )

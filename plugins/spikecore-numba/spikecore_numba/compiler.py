@@ -112,9 +112,7 @@ def _processor() -> Tuple[str, str]:
 
 
 def _made(source: Source, types: Tuple[str, ...]) -> cache.Entry:
-    """The compiled kernel. What Numba or LLVM cannot compile is a :class:`BackendError`, as an automatic choice expects
-    of a program that another backend should compute.
-    """
+    """The compiled kernel. What Numba or LLVM cannot compile is a :class:`BackendError`."""
     try:
         with _no_collection():
             return _compile(source, types)
@@ -149,7 +147,8 @@ def _compile(source: Source, types: Tuple[str, ...]) -> cache.Entry:
         from numba.core.compiler import Compiler
     except Exception as error:  # it refuses a NumPy that is too new, for one
         raise BackendUnavailable(
-            f"backend 'numba' cannot compile here: importing Numba raised {type(error).__name__}: {error}"
+            f"backend 'numba' cannot compile here: importing Numba raised {type(error).__name__}: {error}; "
+            "choose backend='torch'"
         ) from error
 
     class Text(JITCodeLibrary):  # type: ignore[misc]  # Numba has no types

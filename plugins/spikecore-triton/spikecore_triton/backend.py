@@ -117,8 +117,7 @@ class Kernel:
     def launch(self, geometry: Geometry, groups: Sequence[Any]) -> None:
         """Launch it on the device of the tensors and on torch's current stream there.
 
-        Triton compiles at the first launch. What it cannot compile or load is a :class:`BackendError`, as an automatic
-        choice expects of a program that another backend should compute.
+        Triton compiles at the first launch. What it cannot compile or load is a :class:`BackendError`.
         """
         values = [find(geometry, groups) for find in self._finders]
         run = self.function[(self.blocks(geometry.neurons),)]
@@ -126,8 +125,7 @@ class Kernel:
             try:
                 run(*values, BLOCK=self.source.block, **options())
             except (BackendError, MemoryError, torch.cuda.OutOfMemoryError):
-                # no fault of the kernel: another backend, which would be chosen then, needs as much memory
-                raise
+                raise  # no fault of the kernel
             except Exception as error:
                 said = str(error).strip().splitlines() or ["no text"]
                 raise BackendError(

@@ -19,14 +19,12 @@ from spikecore.testing._calls import (
     check_parameters,
     learnable,
     pair,
-    second_derivative,
 )
 from spikecore.testing._case import Collection
-from spikecore.testing._compare import Mismatch, as_array, backward
+from spikecore.testing._compare import Mismatch, backward
 from spikecore.testing._config import Config
 from spikecore.testing._context import Context
 from spikecore.testing._custom import SWAP
-from spikecore.testing._oracle import run
 from spikecore.testing._subject import Subject, subject
 from spikecore.testing._tolerances import OTHER_DTYPES
 
@@ -160,93 +158,6 @@ def _copied(context: Context, how: str) -> None:
         twin.tau.fill_(9.0)
     first.backward().check_inputs(what=f", of a neuron {how} in between")
     s.check_outputs(s.neuron(s.x()), f" after its copy ({how}) was changed: they share a parameter")
-
-
-# -- second derivatives. With a detached reset: else they have the surrogate's derivative in them, which no difference
-# quotient sees.
-
-_SECOND: Dict[str, Any] = {"undeclared": "RuntimeError"}
-
-
-def _differentiable(context: Context) -> Subject:
-    dtype = "float64" if context.declares("float64") else "float32"
-    return subject(context, "lif", "hard", detach=True, dtype=dtype, shape=(6, 3, 5))
-
-
-def _slope(call: Call) -> Tensor:
-    """The gradient of a call with a graph of its own."""
-    cotangent = call.cotangent.clone()
-    (slope,) = torch.autograd.grad(call.forward().output, call.x, call.cotangent, create_graph=True)
-    if not torch.equal(cotangent, call.cotangent):
-        raise Mismatch(f"the gradient that came in of {call.s.of} was written to")
-    return slope
-
-
-@_case("double-backward", "second derivatives are those of their own call", *_BACK, "double_backward", **_SECOND)
-@CASES.case(
-    "robust/double-backward", "robust", "second derivatives are right", *_BACK, "double_backward", alone=True, **_SECOND
-)
-def _double_backward(context: Context, alone: bool = False) -> None:
-    calls = pair(_differentiable(context))[: 1 if alone else 2]
-    directions = [call.s.cotangent(call.x) for call in calls]
-    right = [second_derivative(call, direction) for call, direction in zip(calls, directions)]
-    slopes = [_slope(call) for call in calls]
-    if alone and not slopes[0].requires_grad:  # of two calls torch says it, with its RuntimeError
-        raise Mismatch(f"the gradient of {calls[0].s.of} is not connected to its input, though create_graph=True")
-    for call, slope, direction, expected in zip(calls, slopes, directions, right):
-        (second,) = torch.autograd.grad(slope, call.x, direction)
-        call.s.check("second derivative", second, expected, name=call.which)
-
-
-@CASES.case(
-    "robust/double-backward-cotangent",
-    "robust",
-    "a gradient is differentiable in its cotangent, in which it is linear",
-    *_BACK,
-    "double_backward",
-    **_SECOND,
-)
-def _double_backward_cotangent(context: Context) -> None:
-    """The product of Jacobian and direction by two backward passes: ``d (J' w) / d w`` along it."""
-    s = subject(context, "lif", "hard", shape=(6, 3, 5))
-    x = s.x(grad=True)
-    output = s.neuron(x)
-    weights, direction = s.cotangent(output).requires_grad_(), s.cotangent(output)
-    (back,) = torch.autograd.grad(output, x, weights, create_graph=True)
-    (along,) = torch.autograd.grad(back, weights, direction, allow_unused=True)
-    if along is None:
-        raise Mismatch(f"the gradient of {s.of} is not connected to its cotangent, though create_graph=True")
-    # <w, J d> is <J' w, d>: of some unit vectors w the oracle gives the right side
-    for t in range(len(output)):
-        unit = torch.zeros_like(output)
-        unit[t, 1, 2] = 1
-        right = np.asarray((s.gradients(unit).inputs[0] * as_array(direction)).sum())
-        s.check("output", along[t, 1, 2].detach(), right, name=f"the Jacobian along a direction, {(t, 1, 2)},")
-
-
-@CASES.case(
-    "robust/double-backward-parameter",
-    "robust",
-    "the gradient of an input is differentiable in a learnt parameter",
-    *_LEARN,
-    "double_backward",
-    **_SECOND,
-)
-def _double_backward_parameter(context: Context) -> None:
-    """Of a leaky integrator; what is right is a difference of the oracle's gradients."""
-    dtype, step = "float64" if context.declares("float64") else "float32", 1e-5
-    s = subject(context, "li", "none", dtype=dtype, shape=(6, 3), params="scalar", learn=("tau",))
-    call = Call(s, "a call with a learnt tau")
-    slope, weight = _slope(call), s.cotangent(call.x)
-    second = None
-    if slope.requires_grad:
-        (second,) = torch.autograd.grad(slope, s.neuron.get_parameter("tau"), weight, allow_unused=True)
-    if second is None:
-        raise Mismatch(f"the input gradient of {s.of} is not connected to tau, though create_graph=True")
-    ends = [run(s.twin, s.inputs, {**s.params, "tau": s.params["tau"] + sign * step}) for sign in (1, -1)]
-    up, down = (s.gradients_of(end, call.cotangent, None, None).inputs[0] for end in ends)
-    expected = np.asarray(((up - down) * as_array(weight)).sum() / (2 * step))
-    s.check("second derivative", second, expected, name="the input gradient by tau")
 
 
 # -- changes in place between a call and its backward pass: torch refuses, or the values of the call count

@@ -58,7 +58,7 @@ class Kernels(KernelBackend):
     """
 
     name = "quick"
-    capabilities = replace(EVERYTHING, double_backward=False)
+    capabilities = EVERYTHING
     error: BackendError = BackendError("the backward kernel cannot be compiled")
     lazily = False
     asked: List[str] = []
@@ -146,25 +146,11 @@ def test_what_it_does_not_declare_the_reference_computes(world: World) -> None:
     assert repr(lif).endswith("backend=auto (quick on cpu))")
 
 
-def test_a_call_that_it_refuses_goes_on_and_the_next_is_its_own_again(world: World) -> None:
-    """With one warning; it is asked again for each call."""
-    refused = [Unsupported("too many neurons")] * 2
-    made = world.prefer(answer=lambda: refusing(refused.pop())() if refused else None)
-    lif, expected = sc.LIF(), sc.LIF(backend="torch")(X)
-    with pytest.warns(RuntimeWarning) as caught:
-        found = [lif(X) for _ in range(2)]
-    assert [str(warning.message).partition(": ")[2] for warning in caught] == ["too many neurons"]
-    assert made.calls == [] == refused
-    assert all(torch.equal(one, expected) for one in (*found, lif(X)))
-    assert made.calls == ["LIF"]
-
-
 TRANSFORMS: Dict[str, Callable[[Any], Any]] = {
     "vmap": lambda lif: torch.func.vmap(lif)(torch.stack([X, X + 1])),
     "grad": lambda lif: torch.func.grad(lambda x: lif(x).sum())(X),
     "jvp": lambda lif: torch.func.jvp(lif, (X,), (X * X,))[1],
     "jacrev": lambda lif: torch.func.jacrev(lif)(X),
-    "trace": lambda lif: torch.jit.trace(lif, X, check_trace=False)(X + 1),
     "vmap of a parameter": lambda lif: torch.func.vmap(lambda tau: torch.func.functional_call(lif, {"tau": tau}, (X,)))(
         torch.tensor([2.0, 3.0])
     ),
@@ -184,79 +170,44 @@ def test_what_a_transform_follows_the_reference_computes(world: World, name: str
     assert made.calls == ["LIF"]
 
 
-class TestBackwardKernel:
-    """A backward kernel is compiled in backward: where that fails, the next backend gives the gradients."""
-
-    def gradients(self, create_graph: bool = False, **backend: Any) -> List[torch.Tensor]:
-        """Of two inputs of a network, an initial state, a learnt parameter, and one that nothing leads to."""
-        neuron = sc.ALIF(2.5, learn=("tau", "rho"), **backend).double()
-        x = torch.linspace(-1.0, 4.0, 24, dtype=torch.float64).reshape(4, 2, 3).requires_grad_()
-        state = {name: torch.full((2, 3), 0.25, dtype=torch.float64, requires_grad=True) for name in neuron.states}
-        out, final, trace = neuron.run(x.tanh() * 2, state=state, record=("v",))
-        value = (out * x).sum() + (final["v"] ** 2).sum() + (trace["v"] * x).sum()
-        of = [x, *state.values(), *neuron.parameters()]
-        grads = torch.autograd.grad(value, of, create_graph=create_graph)
-        if create_graph:
-            grads = (*grads, *torch.autograd.grad(sum((grad**2).sum() for grad in grads), of))
-        return [grad.detach() for grad in grads]
-
-    @pytest.mark.parametrize(
-        ("error", "lazily", "create_graph"),
-        [(BackendError, False, False), (Unsupported, True, False), (BackendError, True, True)],
-    )
-    def test_the_reference_gives_the_gradients(
-        self, world: World, error: Any, lazily: bool, create_graph: bool
-    ) -> None:
-        """Those of all that was asked for, first and second, with one warning that has the error."""
-        raised = error("no backward kernel")
-        world.install(type("Quick", (Kernels,), {"error": raised, "lazily": lazily, "asked": []}))
-        with pytest.warns(RuntimeWarning) as caught:
-            ours = self.gradients(create_graph)
-        said = "backend 'torch' computes instead of 'quick', which was chosen automatically: "
-        texts = [str(warning.message) for warning in caught]
-        assert texts[0] == said + "no backward kernel"
-        assert len(texts) == (2 if create_graph else 1)  # the other one is about second derivatives
-        for one, other in zip(ours, self.gradients(create_graph, backend="torch")):
-            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
-
-    def test_asked_for_by_name_it_raises(self, world: World) -> None:
-        """Nothing computes in its place."""
-        world.install(type("Quick", (Kernels,), {"asked": []}))
-        out = sc.LIF(backend="quick")(X.clone().requires_grad_())
-        with pytest.raises(BackendError, match="^the backward kernel cannot be compiled$"):
-            out.sum().backward()
+@pytest.mark.parametrize("backend", [None, "quick"])
+@pytest.mark.parametrize("lazily", [False, True])
+def test_a_backward_kernel_that_cannot_be_compiled_raises(world: World, lazily: bool, backend: Optional[str]) -> None:
+    """In backward, with the error of the backend; nothing computes in its place."""
+    world.install(type("Quick", (Kernels,), {"lazily": lazily, "asked": []}))
+    out = sc.LIF(backend=backend)(X.clone().requires_grad_())
+    with pytest.raises(BackendError, match="^the backward kernel cannot be compiled$"):
+        out.sum().backward()
 
 
-def test_a_broken_backend_is_left_for_good(world: World) -> None:
-    """Another of its errors, such as a compiler that cannot be loaded, is met once."""
-    asked: List[int] = []
-
-    def answer() -> None:
-        asked.append(1)
-        raise BackendUnavailable("the compiler cannot be loaded")
-
-    world.prefer(answer=answer)
-    lif = sc.LIF()
-    with pytest.warns(RuntimeWarning, match="chosen automatically: the compiler cannot be loaded$"):
-        found = [lif(X) for _ in range(3)]
-    assert all(torch.equal(one, sc.LIF(backend="torch")(X)) for one in found)
-    assert len(asked) == 1
-
-
-@pytest.mark.parametrize("error", [Unsupported, BackendUnavailable])
-def test_a_program_that_it_cannot_compile_goes_on(world: World, error: Any) -> None:
-    """A limit within a declared capability, or a driver that is gone: no error of a program that named no backend."""
-    world.prefer(refuse=refusing(error("this one not")))
+def test_a_program_that_its_compile_does_not_support_goes_on(world: World) -> None:
+    """A limit within a declared capability, which is known before anything runs."""
+    world.prefer(refuse=refusing(Unsupported("this one not")))
     with pytest.warns(RuntimeWarning, match="chosen automatically: this one not$"):
         assert torch.equal(sc.LIF()(X), sc.LIF(backend="torch")(X))
 
 
-@pytest.mark.parametrize("error", [ValueError("of the user"), KeyboardInterrupt()])
-def test_other_errors_are_the_callers(world: World, error: BaseException) -> None:
-    """Only what a backend says of itself moves a call."""
-    world.prefer(answer=refusing(error))
-    with pytest.raises(type(error)):
-        sc.LIF()(X)
+@pytest.mark.parametrize("when", ["answer", "refuse"])
+@pytest.mark.parametrize("error", [BackendUnavailable("no driver"), ValueError("of the user"), KeyboardInterrupt()])
+def test_other_errors_are_the_callers(world: World, error: BaseException, when: str) -> None:
+    """While it is compiled or runs: in every call, and nothing computes in its place."""
+    world.prefer(**{when: refusing(error)})
+    lif = sc.LIF()
+    for _ in range(2):
+        with pytest.raises(type(error)):
+            lif(X)
+
+
+def test_what_a_running_backend_does_not_support_is_the_callers(world: World) -> None:
+    """The next call is the backend's again."""
+    refused = [Unsupported("too many neurons")] * 2
+    made = world.prefer(answer=lambda: refusing(refused.pop())() if refused else None)
+    lif = sc.LIF()
+    for _ in range(2):
+        with pytest.raises(Unsupported, match="^too many neurons$"):
+            lif(X)
+    assert torch.equal(lif(X), sc.LIF(backend="torch")(X))
+    assert made.calls == ["LIF"]
 
 
 @pytest.mark.parametrize("how", ["argument", "context", "environment"])

@@ -135,7 +135,7 @@ def test_forward_mode_within_forward_mode(name: str) -> None:
 
 
 class TestNeurons:
-    """The reference follows its operations; kernels refuse, and where they were chosen automatically it computes."""
+    """The reference follows its operations; no kernel is asked."""
 
     def test_a_tangent_is_that_times_the_surrogate_derivative(self) -> None:
         """Forward mode gives the product with the Jacobian of reverse mode, in a function and within a dual level."""

@@ -161,15 +161,11 @@ class Broken(Packing):
 
 @pytest.mark.parametrize("fails", ["pack", "unpack"])
 def test_a_backend_that_cannot_pack(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chosen automatically, torch's operations do, with one warning; asked for by name, it raises."""
+    """Its error is the caller's, also where nobody asked for it."""
     chosen = Resolved(Broken(fails), "auto", "")  # type: ignore[arg-type]  # of a backend this part alone is asked
     monkeypatch.setattr(packed, "_chosen", lambda device_type, registry: chosen)
     layer, x = PackedLinear(5, 7), zeros_and_ones(3, 5)
-    with pytest.warns(RuntimeWarning, match="keep spikes as bits instead of backend 'broken': no"):
-        layer(x).sum().backward()
-    assert torch.equal(layer.weight.grad, x.sum(0).expand(7, 5))
-    chosen = Resolved(Broken(fails), "SPIKECORE_BACKEND", "")  # type: ignore[arg-type]
-    with pytest.raises(BackendError, match="no"):
+    with pytest.raises(BackendError, match="^no (compiler|driver) here$"):
         layer(x).sum().backward()
 
 
