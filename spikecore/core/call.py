@@ -14,17 +14,17 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from operator import itemgetter
-from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Collection, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
-from spikecore._base.running import BoundCall, bound, in_graph
-from spikecore.backend import MAX_STATIC_STEPS, ParamValue, Runner, Tensors, one_step
+from spikecore._base.running import in_graph, one_step
+from spikecore.backend import MAX_STATIC_STEPS, ParamValue, Tensors
 from spikecore.context import COMPILED, EAGER, TRANSFORMED, compile_time, world
 from spikecore.core import checks, modules, observe, parameters
 from spikecore.core.dispatch import Dispatch, SpecKey
+from spikecore.core.noted import NotedCall
 from spikecore.core.observe import Results
 from spikecore.dtypes import compute_dtype
 from spikecore.lang.transform import Transform
@@ -43,35 +43,38 @@ def call(
 
     ``single``: inputs and outputs are those of one time step, ``[*N]``. ``watched``: whether watchers are told.
     """
-    if neuron._watchers and watched:
+    if watched and neuron._watchers:
         compute = functools.partial(call, neuron, watched=False)
         return observe.recorded(neuron, compute, inputs, state, record, final, single)  # type: ignore[no-any-return]
-    mode, repeat = world(), None if single else neuron._repeat()
-    is_step = single or repeat is not None  # whether an input is one time step
-    x: Any = inputs[0] if len(inputs) == 1 else None
-    if mode is COMPILED and isinstance(x, Tensor) and state is None and not (is_step or final or record):
-        output = _in_graph(neuron, x)
-        if output is not None:
-            return (output,), None, ()
-    if mode is not EAGER or record or type(x) is not Tensor or x.layout is not torch.strided or x.is_nested:
-        return execute(neuron, inputs, state, record, final, single, mode)
-    start = None if state is None else _state_as_it_is(neuron.states, state, x, is_step)
-    if not (is_step or x.ndim) or (start is None and state is not None):
-        return execute(neuron, inputs, state, record, final, single, mode)
-    noted = neuron._dispatch.noted.get(_signature(x, start, final, 0 if single else repeat))
+    mode, results = world(), None
+    if mode is EAGER and len(inputs) == 1 and not record:
+        results = _as_noted(neuron, inputs[0], state, final, single)
+    elif mode is COMPILED and len(inputs) == 1 and state is None and not (record or final or single):
+        results = _in_graph(neuron, inputs[0])
+    return execute(neuron, inputs, state, record, final, single, mode) if results is None else results
+
+
+def _as_noted(
+    neuron: Any, x: Tensor, state: Optional[Mapping[str, Tensor]], final: bool, single: bool
+) -> Optional[Results]:
+    """Results of an eager call like one that passed every check; None for another call."""
+    if type(x) is not Tensor or x.layout is not torch.strided or x.is_nested:
+        return None
+    repeat = None if single else neuron._repeat()
+    start = None if state is None else _state_as_it_is(neuron.states, state, x, single or repeat is not None)
+    if state is not None and start is None:
+        return None
+    noted: Optional[NotedCall] = neuron._dispatch.noted.get(_signature(x, start, final, 0 if single else repeat))
     values = None if noted is None else noted.values(neuron)
-    if values is None:
-        return execute(neuron, inputs, state, record, final, single, mode)
-    repeated: Tensors = ()
-    if repeat is not None:
-        x, repeated = _over_time(x, repeat, noted.repeats)
-    if noted.call is not None:
-        outputs, end = noted.call((x,), start, (*repeated, *values) if repeated else values)
-    elif single:
-        outputs, end = one_step(noted.runner, (x,), start, noted.placed(values))
-    else:
-        outputs, end = noted.runner((x,), start, (*repeated, *noted.placed(values)), ())[:2]
-    return outputs, dict(zip(neuron.states, end)) if end is not None else None, ()
+    if noted is None or values is None:
+        return None
+    x, constant = (x, ()) if repeat is None else _over_time(x, repeat, noted.repeats)
+    outputs, end, _ = noted.results((x,), start, values, constant)
+    return outputs, _named(neuron, end), ()
+
+
+def _named(neuron: Any, end: Optional[Tensors]) -> Optional[Dict[str, Tensor]]:
+    return None if end is None else dict(zip(neuron.states, end))
 
 
 def execute(
@@ -83,52 +86,53 @@ def execute(
     single: bool,
     mode: str,
 ) -> Results:
-    """A call that passes every check. ``mode`` is what :func:`~spikecore.context.world` says."""
-    as_called, owner = inputs, type(neuron).__name__
-    repeat = None if single else neuron._repeat()
-    if single or repeat is not None:
-        inputs = [x.unsqueeze(0) if isinstance(x, Tensor) else x for x in inputs]
-    inputs = checks.inputs(owner, neuron.inputs, inputs)
-    device = inputs[0].device.type
-    dispatch: Dispatch = neuron._settled()
-    stamp = dispatch.stamp
+    """A call that passes every check, under a tracing mode of :func:`~spikecore.context.world`."""
+    owner, repeat = type(neuron).__name__, None if single else neuron._repeat()
+    is_step = single or repeat is not None  # an input is one time step
+    timed = [x.unsqueeze(0) if is_step and isinstance(x, Tensor) else x for x in inputs]
+    timed = checks.inputs(owner, neuron.inputs, timed)
+    device = timed[0].device.type
+    settled: Dispatch = neuron._settled()
     if mode is COMPILED:
-        reason = dispatch.leaves_graph(device, stamp)
+        reason = settled.leaves_graph(device, settled.stamp)
         if reason:
             _leave_graph(reason)
-            return _leaving[reason](neuron, as_called, state, record, final, single, False)
-    # the inputs that the program has as parameters, and their names
-    repeated: Tensors = ()
-    of_calls = dispatch
+            return _leaving[reason](neuron, inputs, state, record, final, single, False)
+    dispatch, constants = settled, ()
     if repeat is not None:
-        learnt = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-        if dispatch.repeats(device, learnt, stamp, mode is TRANSFORMED):
-            dispatch = dispatch.named[dispatch.made_by("repeated", (), stamp)]
-        names = dispatch.front or [""] * len(inputs)
-        steps = [_over_time(x.squeeze(0), repeat, bool(name)) for x, name in zip(inputs, names)]
-        inputs = tuple([x for x, _ in steps])
-        repeated = tuple([value for _, values in steps for value in values])
-    x = inputs[0]
-    start = checks.state(owner, neuron.states, state, x, carried=state is not None and state is neuron._state)
-    args = arguments(neuron, dispatch, inputs, start, final, mode, front=[*zip(filter(None, dispatch.front), repeated)])
-    kind = dispatch.find(device, *args.kind, bool(record), stamp, transformed=mode is TRANSFORMED)
-    runner, values = dispatch.runners[kind], args.values
-    trace: Tensors = ()
-    step_inputs = tuple([x.squeeze(0) for x in inputs]) if single else inputs
-    noted, results = None, None
+        dispatch, timed, constants = _repeated(settled, timed, repeat, mode)
+    start = checks.state(owner, neuron.states, state, timed[0], carried=state is not None and state is neuron._state)
+    front = [*zip(filter(None, dispatch.front), constants)]
+    args = arguments(neuron, dispatch, timed, start, final, mode, front=front)
+    kind = dispatch.find(device, *args.kind, bool(record), settled.stamp, transformed=mode is TRANSFORMED)
+    runner, steps = dispatch.runners[kind], tuple([x.squeeze(0) for x in timed]) if single else timed
     if mode is EAGER and len(inputs) == 1 and not record:
-        noted = NotedCall(runner, args, neuron, len(repeated) > 0)
-        results = _first_call(noted, step_inputs, start, repeated, args, single)
-    if results is not None:
-        outputs, end = results
+        noted = NotedCall(runner, args.named, args.values, neuron, single=single)
+        noted.repeats = bool(constants)
+        values = tuple([value for _, value in args.named])
+        noted.bind(steps, start, (*constants, *values), (*constants, *args.values))
+        # as later ones: a checkpointed call must save the same tensors when it is computed again
+        outputs, end, trace = noted.results(steps, start, values, constants)
+        settled.note(_signature(inputs[0], start, final, 0 if single else repeat), noted)
     elif single and not (mode is COMPILED or record):
-        outputs, end = one_step(runner, step_inputs, start, values)
+        outputs, end, trace = (*one_step(runner, steps, start, args.values), ())
     else:
-        outputs, end, trace = runner(inputs, start, (*repeated, *values), record)
+        outputs, end, trace = runner(timed, start, (*constants, *args.values), record)
         outputs = tuple([out.squeeze(0) for out in outputs]) if single else outputs
-    if noted is not None:
-        of_calls.note(_signature(as_called[0], start, final, 0 if single else repeat), noted)
-    return outputs, dict(zip(neuron.states, end)) if end is not None else None, trace
+    return outputs, _named(neuron, end), trace
+
+
+def _repeated(settled: Dispatch, inputs: Tensors, repeat: int, mode: str) -> Tuple[Dispatch, Tensors, Tensors]:
+    """Dispatch of a call whose inputs are the same at every step, the inputs over time, and those inputs that are
+    parameters of its program: all that it reads, where the backend has such parameters and their gradients.
+    """
+    learnt = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+    dispatch = settled
+    if settled.repeats(inputs[0].device.type, learnt, settled.stamp, mode is TRANSFORMED):
+        dispatch = settled.named[settled.made_by("repeated", (), settled.stamp)]
+    names = dispatch.front or [""] * len(inputs)
+    steps = [_over_time(x.squeeze(0), repeat, bool(name)) for x, name in zip(inputs, names)]
+    return dispatch, tuple([x for x, _ in steps]), tuple([value for _, values in steps for value in values])
 
 
 #: Reason why a call leaves the graph of torch.compile -> :func:`call`, disabled for the compiler with this reason.
@@ -204,14 +208,14 @@ def arguments(
     return Arguments(named, values, (spec, gradients, state_gradients))
 
 
-def _in_graph(neuron: Any, x: Tensor) -> Optional[Tensor]:
-    """The output of a call at rest as one op of the graph that torch.compile makes; None for another call.
+def _in_graph(neuron: Any, x: Tensor) -> Optional[Results]:
+    """Results of a call at rest as one op of the graph that torch.compile makes; None for another call.
 
     Whatever is looked at here or in ``execute``, torch guards in every call of the graph: a neuron with 260 guards took
     12 us for them. What depends on the stamp alone is left to ``graph_kind``, which torch does not look into. The
     runner is looked at: neurons of one stamp, and one neuron at two times, may have different backends.
     """
-    if not x.ndim:  # refused where every call is checked
+    if not isinstance(x, Tensor) or not x.ndim or neuron._repeat() is not None:  # checked as every other call
         return None
     dispatch = neuron._settled()
     values: Any = [value for _, value in dispatch.values(neuron, dispatch.stamp)]
@@ -221,7 +225,8 @@ def _in_graph(neuron: Any, x: Tensor) -> Optional[Tensor]:
     steps = operator.index(x.shape[0]) if x.shape[0] <= MAX_STATIC_STEPS else None
     gradients = torch.is_grad_enabled() and x.requires_grad
     kind = dispatch.graph_kind(x.dtype, x.device.type, x.layout, steps, gradients, dispatch.stamp)
-    return None if kind is None else in_graph(dispatch.runners[kind], x, values)
+    output = None if kind is None else in_graph(dispatch.runners[kind], x, values)
+    return None if output is None else ((output,), None, ())
 
 
 def run_by(
@@ -246,90 +251,7 @@ def run_by(
     return outputs, dict(zip(program.states, end or ()))
 
 
-# -- calls that passed every check
-
-
-class PlacedTensor(NamedTuple):
-    """A parameter that is a tensor, as it was, and how it was viewed over the neurons of one time step."""
-
-    position: int
-    name: str
-    #: The table of its neuron that has it.
-    table: str
-    kind: Type[Any]
-    shape: torch.Size
-    strides: Tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    learnt: bool
-    view: Tuple[int, ...]
-
-
-class NotedCall:
-    """A call that passed every check, for later ones of its signature."""
-
-    def __init__(self, runner: Runner, args: Arguments, neuron: Any, repeats: bool = False) -> None:
-        self.runner = runner
-        #: True if the input is the first parameter of the program, because it is the same at every step.
-        self.repeats = repeats
-        #: Bound call; None if the runner itself takes the call.
-        self.call: Optional[BoundCall] = None
-        self.tensors = tuple(
-            PlacedTensor(
-                position,
-                name,
-                "_parameters" if name in neuron._parameters else "_buffers",
-                type(value),
-                value.shape,
-                value.stride(),
-                value.dtype,
-                value.device,
-                value.requires_grad,
-                tuple(placed.shape),
-            )
-            for position, ((name, value), placed) in enumerate(zip(args.named, args.values))
-            if isinstance(value, Tensor) and isinstance(placed, Tensor)
-        )
-        numbers = [(name, value) for name, value in args.named if not isinstance(value, Tensor)]
-        #: Reader of the neuron's numbers from its attributes, and the numbers of the surrogate.
-        self._read = _reader([name for name, _ in numbers if name in neuron.params])
-        self._of_surrogate = tuple([value for name, value in numbers if name not in neuron.params])
-
-    def values(self, neuron: Any) -> Optional[Tuple[ParamValue, ...]]:
-        """The parameters as the neuron has them; None if there is another tensor than there was."""
-        attributes = neuron.__dict__
-        try:
-            numbers = (*self._read(attributes), *self._of_surrogate)
-        except KeyError:  # a number became a parameter or a buffer
-            return None
-        if not self.tensors:
-            return numbers
-        values = list(numbers)
-        for position, name, table, kind, shape, strides, dtype, device, learnt, _ in self.tensors:
-            value: Any = attributes[table].get(name)
-            if type(value) is not kind or value.shape != shape or value.dtype is not dtype:
-                return None
-            if value.stride() != strides or value.device != device or value.requires_grad is not learnt:
-                return None
-            values.insert(position, value)  # in ascending order, so each has its place
-        return tuple(values)
-
-    def placed(self, values: Tuple[ParamValue, ...]) -> Tuple[ParamValue, ...]:
-        """The result of :meth:`values`, viewed as the runner takes it."""
-        if not self.tensors:
-            return values
-        views: List[Any] = list(values)
-        for tensor in self.tensors:
-            if tensor.view != tensor.shape:
-                views[tensor.position] = views[tensor.position].view(tensor.view)
-        return tuple(views)
-
-
-def _reader(names: Sequence[str]) -> Callable[[Mapping[str, Any]], Tuple[Any, ...]]:
-    """A function that gives the values of these keys of a mapping."""
-    if len(names) > 1:
-        return itemgetter(*names)
-    return lambda mapping: tuple([mapping[name] for name in names])
+# -- the signature of a call
 
 
 def _signature(x: Tensor, start: Optional[Tensors], final: bool, steps: Optional[int]) -> Tuple[Any, ...]:
@@ -357,15 +279,3 @@ def _state_as_it_is(names: Collection[str], state: Mapping[str, Any], x: Tensor,
         if value.layout is not torch.strided:
             return None
     return start  # type: ignore[return-value]  # no None among them
-
-
-def _first_call(
-    noted: NotedCall, inputs: Tensors, start: Optional[Tensors], repeated: Tensors, args: Arguments, single: bool
-) -> Optional[Tuple[Tensors, Optional[Tensors]]]:
-    """The results of a call that is bound to its plan here, computed as those of later calls: a checkpointed call must
-    save the same tensors when it is computed again. None where the call is the runner's.
-    """
-    params = (*repeated, *[value for _, value in args.named])
-    views = [tuple(value.shape) if isinstance(value, Tensor) else None for value in (*repeated, *args.values)]
-    noted.call = bound(noted.runner, inputs, start, params, views, single)
-    return None if noted.call is None else noted.call(inputs, start, params)

@@ -76,8 +76,7 @@ class Dispatch:
     numbers: Dict[str, float] = field(default_factory=dict)
     #: Kind of call -> its runner. Keys are content: neurons of one program share compiled code, and agree on the keys.
     runners: Dict[CallKind, Runner] = field(default_factory=dict)
-    #: Calls that passed every check, by their signature: a :class:`~spikecore.core.call.NotedCall`, or what such a
-    #: module notes of its calls.
+    #: Calls that passed every check, by their signature: of :class:`~spikecore.core.noted.NotedCall`.
     noted: Dict[Tuple[Any, ...], Any] = field(default_factory=dict)
     #: Dispatches of the transformed programs; see :meth:`of`.
     made: Dict[Transform, Dispatch] = field(default_factory=dict)

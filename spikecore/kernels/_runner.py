@@ -169,7 +169,7 @@ class KernelRunner:
         return [*[out.squeeze(0) for out in results[:m]], *results[m:]]
 
     def _followed_by(self) -> str:
-        """What :func:`~spikecore.context.world` says. Raises :class:`Unsupported` for a transform, which would see
+        """Tracing mode of the call. Raises :class:`Unsupported` for a transform, which would see
         memory allocated, and never filled.
         """
         mode = world()

@@ -8,14 +8,15 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.running import Runner, bound
+from spikecore._base.running import Runner
 from spikecore.backend import Tensors, Unsupported
 from spikecore.context import COMPILED, EAGER, PLAIN, is_exporting, world
 from spikecore.core import checks, observe
-from spikecore.core.call import NotedCall, arguments, execute
+from spikecore.core.call import arguments, execute
 from spikecore.core.dispatch import Dispatch
 from spikecore.core.modules import calls_as
 from spikecore.core.neuron import Neuron
+from spikecore.core.noted import NotedCall
 from spikecore.core.observe import Results
 from spikecore.dtypes import NAMES
 from spikecore.layers import _batch_norm_stats as stats
@@ -250,15 +251,12 @@ class NormNeuron(nn.Module):
         self.__dict__["reason"] = ""
         placed = self._among(values, before, norm_params, x.ndim)
         if may_note:
-            noted = NotedCall(runner, args, neuron)
-            parameters = tuple([value for _, value in args.named])
-            views = [tuple(value.shape) if isinstance(value, Tensor) else None for value in placed]
-            every = (*parameters[:before], *norm_params, *parameters[before:])
-            noted.call = bound(runner, inputs, None, every, views, False)
-            if noted.call is not None:
+            noted = NotedCall(runner, args.named, values, neuron, before)
+            own = tuple([value for _, value in args.named])
+            if noted.bind(inputs, None, (*own[:before], *norm_params, *own[before:]), placed):
                 # as later ones: a checkpointed call must save the same tensors when it is computed again
-                outputs = noted.call(inputs, None, every)[0]
-                dispatch.note(self._signature(inputs, norms), (noted, before))
+                outputs = noted.results(inputs, None, own, norm_params)[0]
+                dispatch.note(self._signature(inputs, norms), noted)
                 return outputs, None, ()
         outputs, end, trace = runner(inputs, start, placed, record)
         if single:
@@ -330,16 +328,15 @@ class NormNeuron(nn.Module):
     def _noted_call(self, inputs: Tensors, norms: Norms) -> Optional[Results]:
         """The results of a call like one that passed the checks; None, with no statistics moved, if there was none."""
         neuron: Any = self._modules["neuron"]
-        noted, before = neuron._dispatch.noted.get(self._signature(inputs, norms), (None, 0))
+        noted: Optional[NotedCall] = neuron._dispatch.noted.get(self._signature(inputs, norms))
         values = None if noted is None else noted.values(neuron)
-        if values is None:
+        if noted is None or values is None:
             return None
         norm_params = self._norm_params(noted.runner, norms, inputs)
         self.__dict__["reason"] = ""
-        outputs: Tensors = noted.call(inputs, None, (*values[:before], *norm_params, *values[before:]))[0]
-        return outputs, None, ()
+        return noted.results(inputs, None, values, norm_params)[0], None, ()
 
-    def _norm_params(self, runner: Runner, norms: Norms, inputs: Tensors) -> List[Tensor]:
+    def _norm_params(self, runner: Runner, norms: Norms, inputs: Tensors) -> Tensors:
         """Mean, 1 / sqrt(variance + eps), weight and bias of each normalised input, by the runner where it can. Moves
         the running statistics.
         """
@@ -348,7 +345,7 @@ class NormNeuron(nn.Module):
         params: List[Tensor] = []
         for norm, x in zip(norms, inputs):
             params += stats.constants(norm, x, dim if dim > 0 else dim + x.ndim - 1, moments, statistics)
-        return params
+        return tuple(params)
 
     def _among(self, values: Sequence[Any], before: int, norm_params: Sequence[Tensor], ndim: int) -> Tuple[Any, ...]:
         """A neuron's parameters, with those of the normalisations behind the first ``before``, placed over a time step

@@ -11,10 +11,10 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor
 
-from spikecore._base.running import bound
 from spikecore.backend import FEEDBACK_BIAS, FEEDBACK_WEIGHT, Feedback, Runner, Tensors
 from spikecore.context import EAGER, PLAIN, autocast_dtype
-from spikecore.core.call import NotedCall, arguments
+from spikecore.core.call import arguments
+from spikecore.core.noted import NotedCall
 
 #: Outputs, states as they were given if they were asked for, and recorded states.
 FedResults = Tuple[Tensors, Optional[Tensors], Tensors]
@@ -54,9 +54,7 @@ def fed_back(
     noted: Optional[NotedCall] = None if signature is None else neuron._dispatch.noted.get(signature)
     values = None if noted is None else noted.values(neuron)
     if noted is not None and values is not None:
-        if noted.call is not None:
-            return (*noted.call(inputs, state, (*values, *matrix.tensors)), ())
-        return noted.runner(inputs, state, (*noted.placed(values), *matrix.tensors), record)
+        return noted.results(inputs, state, values, matrix.tensors, record)
     feedback = Feedback(matrix.bias is not None, *options, matrix.delay is not None)
     reason = why_looped(neuron, inputs, feedback, state or (), matrix, record, mode)
     if reason:
@@ -72,8 +70,9 @@ def fed_back(
     params = (*asked.values, *matrix.tensors)
     results = runner(inputs, state, (*params, *delays), record)
     if signature is not None:
-        noted = NotedCall(runner, asked, neuron)
-        noted.call = None if record else bound(runner, inputs, state, params, (), False)
+        noted = NotedCall(runner, asked.named, asked.values, neuron, len(asked.values))
+        if not record:
+            noted.bind(inputs, state, params, params)
         dispatch.note(signature, noted)
     return results
 
