@@ -89,8 +89,8 @@ def execute(
     """A call that passes every check, under a tracing mode of :func:`~spikecore.context.world`."""
     owner, repeat = type(neuron).__name__, None if single else neuron._repeat()
     is_step = single or repeat is not None  # an input is one time step
-    timed = [x.unsqueeze(0) if is_step and isinstance(x, Tensor) else x for x in inputs]
-    timed = checks.inputs(owner, neuron.inputs, timed)
+    as_steps = [x.unsqueeze(0) if is_step and isinstance(x, Tensor) else x for x in inputs]
+    timed: Tensors = checks.inputs(owner, neuron.inputs, as_steps)
     device = timed[0].device.type
     settled: Dispatch = neuron._settled()
     if mode is COMPILED:
@@ -98,11 +98,12 @@ def execute(
         if reason:
             _leave_graph(reason)
             return _leaving[reason](neuron, inputs, state, record, final, single, False)
-    dispatch, constants = settled, ()
+    dispatch: Dispatch = settled
+    constants: Tensors = ()
     if repeat is not None:
         dispatch, timed, constants = _repeated(settled, timed, repeat, mode)
     start = checks.state(owner, neuron.states, state, timed[0], carried=state is not None and state is neuron._state)
-    front = [*zip(filter(None, dispatch.front), constants)]
+    front = list(zip(filter(None, dispatch.front), constants))
     args = arguments(neuron, dispatch, timed, start, final, mode, front=front)
     kind = dispatch.find(device, *args.kind, bool(record), settled.stamp, transformed=mode is TRANSFORMED)
     runner, steps = dispatch.runners[kind], tuple([x.squeeze(0) for x in timed]) if single else timed
