@@ -113,12 +113,6 @@ class Stateful(nn.Module):
         """Attributes that are for others to set."""
         return tuple(self.configuration)
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            raise AttributeError(misnamed.missing(self, name)) from None
-
     def __setattr__(self, name: str, value: Any) -> None:
         if not (name in self.__dict__ or name.startswith("_") or hasattr(type(self), name)):
             misnamed.check_new(self, name, value, self._own_names())
