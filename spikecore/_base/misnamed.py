@@ -1,7 +1,7 @@
-"""Names that a neuron or a module of spikecore does not have: which one is meant.
+"""Names that a neuron or ``sc`` does not have: which one is meant.
 
-The tables have the names of other libraries. They are read where a keyword is unknown, where an attribute of a neuron
-or of a module such as ``sc.losses`` is missing, and where a new attribute is set.
+The tables have the names of other libraries. They are read where a keyword is unknown, where ``sc`` has no such name,
+and where a new attribute of a neuron is set.
 
 A misspelt attribute, or one of another library, would be kept by Python and change nothing. Where the name tells what
 is meant, a neuron of spikecore refuses it: the name of a state, one that another library has for ours, or one that is
@@ -170,21 +170,6 @@ def hint(name: str, names: Iterable[str]) -> str:
     return f"did you mean {lowered[close[0]]!r}? " if close else ""
 
 
-def missing(module: nn.Module, name: str) -> str:
-    """Message for a neuron or layer without an attribute of this name."""
-    cls = type(module)
-    text = f"{cls.__name__} has no attribute {name!r}"
-    if "_parameters" not in module.__dict__:
-        return f"{text}: {cls.__name__}.__init__ must call super().__init__(...), before it sets anything"
-    if name in getattr(cls, "states", ()):
-        return (
-            f"{text}; it is a state: s.{name} in dynamics, elsewhere out, state, trace = "
-            f"neuron.run(x, record=({name!r},)), and neuron.state in single steps"
-        )
-    of_neuron = _of_neuron(module, name)
-    return f"{text}; {of_neuron}" if of_neuron else text + _of_missing(name, module)
-
-
 def _of_neuron(module: nn.Module, name: str) -> str:
     """Hint that the neuron within a ``Recurrent`` or a ``NormNeuron`` has this name; "" if it has not."""
     names: Collection[str] = getattr(module._modules.get("neuron"), "_own_names", tuple)()
@@ -192,18 +177,12 @@ def _of_neuron(module: nn.Module, name: str) -> str:
 
 
 def missing_in(module: str, name: str) -> str:
-    """Message for a module without such a name."""
-    return f"module {module!r} has no attribute {name!r}{_of_missing(name, sys.modules[module])}"
-
-
-def _of_missing(name: str, owner: Any) -> str:
-    if name.startswith("_"):  # asked for by Python and by tools
-        return ""
+    """Message for a module of Python without such a name."""
+    text = f"module {module!r} has no attribute {name!r}"
     if name in NAMES:
-        return f"; what other libraries call {name!r} is {NAMES[name]}"
-    own = {each for each in dir(owner) if not each.startswith("_")}
-    meant = hint(name, sorted(own.difference(dir(nn.Module))))
-    return meant and f"; {meant.rstrip('. ')}"
+        return f"{text}; what other libraries call {name!r} is {NAMES[name]}"
+    meant = hint(name, sorted(each for each in dir(sys.modules[module]) if not each.startswith("_")))
+    return f"{text}; {meant.rstrip('. ')}" if meant else text
 
 
 def hint_of_state(names: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ Rules of this module:
 from __future__ import annotations
 
 import copy
-from typing import Any, Callable, ClassVar, Collection, Dict, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Collection, Dict, Mapping, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -113,11 +113,9 @@ class Stateful(nn.Module):
         """Attributes that are for others to set."""
         return tuple(self.configuration)
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            raise AttributeError(misnamed.missing(self, name)) from None
+    if TYPE_CHECKING:  # a parameter may be a number, which nn.Module's own annotation leaves out
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (name in self.__dict__ or name.startswith("_") or hasattr(type(self), name)):

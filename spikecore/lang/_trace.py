@@ -90,7 +90,7 @@ def trace(
             returned = dynamics(x, s, p)
         except AttributeError as error:
             # an AttributeError in a property of a neuron would make nn.Module say "no attribute 'program'"
-            raise TraceError(f"{name}.dynamics: {error}") from error
+            raise TraceError(f"{name}.dynamics: {error} (states are s.NAME, parameters p.NAME)") from error
         outputs, following = _outputs(name, returned), _next(name, returned, states)
     followed = () if numbers is None else tuple(numbers.values)
     following = [detach_spikes(node) if state in detached else node for state, node in zip(states, following)]

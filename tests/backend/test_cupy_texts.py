@@ -230,7 +230,7 @@ def test_kernels_compile_with_every_file(dtype: torch.dtype) -> None:
 
 def test_a_wrong_text_and_an_unknown_gpu_are_refused_in_words() -> None:
     """The kernel's name, the compiler's words and the text; the compute capability, and what to do."""
-    with pytest.raises(BackendError, match=r"NVRTC refuses kernel broken:(.|\n)*undefined(.|\n)*of\n.*nowhere"):
+    with pytest.raises(BackendError, match=r"NVRTC refuses kernel broken; (.|\n)*undefined(.|\n)*of\n.*nowhere"):
         compiled("broken", 'extern "C" __global__ void broken(float* x) { *x = nowhere; }\n', HOPPER)
     with pytest.raises(BackendError, match=r"cannot compile for this GPU \(compute capability 1.0\): install a CuPy"):
         compiled("empty", 'extern "C" __global__ void empty() {}\n', 10)

@@ -225,7 +225,7 @@ def test_a_copy_changes_alone(copied: Any) -> None:
 
 
 ERRORS = {
-    "deleted": (lif(), removed("tau"), AttributeError, "LIF has no attribute 'tau'"),
+    "deleted": (lif(), removed("tau"), AttributeError, "'LIF' object has no attribute 'tau'"),
     "no channels": (LEARNT, put(channel_dim=7), ValueError, "tau has 4 values, which does not fit dimension channel_d"),
     "elsewhere": (LEARNT, lambda n: n.to("meta"), ValueError, "tau is on meta and the input is on cpu"),
 }

@@ -54,7 +54,7 @@ class TestDeclaration:
     def test_missing_attribute(self):
         """A missing attribute in ``dynamics`` is said by its own name, not as a missing program."""
         cls = type("Mine", (sc.Neuron,), {"dynamics": lambda self, x, s, p: (x * self.boost, {})})
-        with pytest.raises(sc.lang.TraceError, match=r"^Mine\.dynamics: Mine has no attribute 'boost'$"):
+        with pytest.raises(sc.lang.TraceError, match=r"^Mine\.dynamics: 'Mine' object has no attribute 'boost'"):
             cls()(torch.zeros(1, 1))
 
     def test_without_dynamics(self):
@@ -185,18 +185,6 @@ class TestNames:
     @pytest.mark.parametrize(
         ("asked", "text"),
         [
-            (lambda: sc.LIF().mem, "LIF has no attribute 'mem'; what other libraries call 'mem' is the state v: spk, "),
-            (
-                lambda: sc.LIF().v,
-                "LIF has no attribute 'v'; it is a state: s.v in dynamics, elsewhere out",
-            ),
-            (lambda: sc.LIF().v_threshold, "what other libraries call 'v_threshold' is threshold"),
-            (lambda: sc.LIF().tresh, "LIF has no attribute 'tresh'; did you mean 'threshold'?"),
-            (lambda: sc.LIF().nothing_like_it, "LIF has no attribute 'nothing_like_it'"),
-            (lambda: sc.LIF().reset_mem(), "is sc.reset(net); a multi-step call begins at rest, and needs none"),
-            (lambda: sc.LI().reset(), "is sc.reset(net); a multi-step call begins at rest, and needs none"),
-            (lambda: sc.Leaky(0.9).init_leaky(), "is not needed: a call takes all steps, [T, *N], and begins at rest;"),
-            (lambda: sc.layers.SequenceDropout().reset(), "what other libraries call 'reset' is sc.reset(net)"),
             (lambda: sc.RLeaky, "module 'spikecore' has no attribute 'RLeaky'; what other libraries call 'RLeaky' is"),
             (lambda: sc.Lif, "module 'spikecore' has no attribute 'Lif'; did you mean 'LIF'?"),
             (lambda: sc.LIFNode, "is sc.LIF(surrogate=sc.surrogate.Sigmoid(4.0))"),
@@ -206,14 +194,12 @@ class TestNames:
                 lambda: sc.GatedLIFNode,
                 "is in no class here: write its equations as dynamics of a subclass of sc.Neuron",
             ),
-            (lambda: sc.LIF().spk, "is what a call gives: spk = neuron(x)"),
-            (lambda: sc.Recurrent(sc.Leaky(0.9), nn.Identity()).beta, "its neuron has it: module.neuron.beta"),
             (lambda: sc.LIFRecurrentCell, "is sc.Recurrent(sc.LIF(), nn.Linear(C, C))"),
             (lambda: sc.train, "is sc.training_model(net, loss, optimizer), which makes one step a call"),
         ],
     )
     def test_missing(self, asked, text):
-        """An attribute, a method, a class or a function that another library has, or that is misspelt."""
+        """A class, a function or a module that another library has, or that is misspelt."""
         with pytest.raises(AttributeError, match=re.escape(text)):
             asked()
 
@@ -223,19 +209,10 @@ class TestNames:
             for path in re.findall(r"sc\.([\w.]*\w)", text):
                 functools.reduce(getattr, path.split("."), sc)
 
-    @pytest.mark.parametrize("set_up", [lambda self: None, lambda self: setattr(self, "tau", 3.0)])
-    def test_a_forgotten_super(self, set_up):
-        """Of ``__init__`` of a neuron of one's own."""
-        cls = type("Mine", (sc.Neuron,), {"__init__": set_up, "params": {"tau": 2.0}, "dynamics": lambda *_: (0.0, {})})
-        with pytest.raises(AttributeError, match=r"Mine\.__init__ must call super\(\)\.__init__\(\.\.\.\), before"):
-            cls()(torch.zeros(1, 1))
-
     def test_a_state_of_self_in_dynamics(self):
         """``self.v`` for ``s.v``."""
         cls = type("Mine", (sc.Neuron,), {"states": {"v": 0.0}, "dynamics": lambda self, x, s, p: (x + self.v, {})})
-        with pytest.raises(
-            sc.lang.TraceError, match=r"^Mine\.dynamics: Mine has no .* 'v'; it is a state: s\.v in dynamics"
-        ):
+        with pytest.raises(sc.lang.TraceError, match=r"^Mine\.dynamics: 'Mine' object .* 'v' \(states are s\.NAME, "):
             cls()(torch.zeros(1, 1))
 
     def test_the_decay_of_a_leaky_neuron(self):
