@@ -61,7 +61,7 @@ def applied(net: nn.Module, call: Callable[[], Any], keeps: bool = True) -> Any:
     try:
         result = call()
     except REFUSALS as error:
-        if "/spikecore/" not in traceback.extract_tb(error.__traceback__)[-1].filename:
+        if not re.search(r"/spikecore(_\w+)?/", traceback.extract_tb(error.__traceback__)[-1].filename):
             raise RuntimeError(f"an error of torch: {error}") from error
         changed = before.changed(net)
         if changed:

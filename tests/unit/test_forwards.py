@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+import shares
 import spikecore as sc
 from c_programs import differing, needs
 from forwards import BLOCKS, NEURONS, Choose, Forward, T, Takes, compose
@@ -337,8 +338,10 @@ def test_each_forward_is_computed_or_declined(name: str) -> None:
         counts.add(forward, verdict)
         return verdict
 
+    examples = tool.examples if shares.chosen()[1] == 1 else tool.examples // 3  # a part of the run, a part of these
+
     @settings(
-        max_examples=tool.examples, deadline=None, database=None, derandomize=True, suppress_health_check=[*HealthCheck]
+        max_examples=examples, deadline=None, database=None, derandomize=True, suppress_health_check=[*HealthCheck]
     )
     @given(st.composite(lambda draw: compose(lambda values: draw(st.sampled_from(values)), tool.takes))())
     def hypothesis(forward: Forward) -> None:

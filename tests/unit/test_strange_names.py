@@ -163,11 +163,11 @@ def test_nodes_with_no_path(name: str, words: str) -> None:
 def test_formats_of_a_loaded_network(tmp_path: Path) -> None:
     """They are at the nodes that have the names of the file."""
     nir = pytest.importorskip("nir")
-    net = sc.quant.prepare(load(graph("a b", "c/d")), torch.rand(5, 2, 4))
+    net, formats = sc.quant.plain(sc.quant.prepare(load(graph("a b", "c/d")), torch.rand(5, 2, 4)))
     with pytest.raises(ValueError, match="'c/d' cannot be the name of a node in HDF5: it is"):
-        sc.nir.save(net, tmp_path / "net.nir", dt=1e-3)
-    net = sc.quant.prepare(load(graph("a b", "c d")), torch.rand(5, 2, 4))
-    sc.nir.save(net, tmp_path / "net.nir", dt=1e-3)
+        sc.nir.save(net, tmp_path / "net.nir", dt=1e-3, formats=formats)
+    net, formats = sc.quant.plain(sc.quant.prepare(load(graph("a b", "c d")), torch.rand(5, 2, 4)))
+    sc.nir.save(net, tmp_path / "net.nir", dt=1e-3, formats=formats)
     nodes = nir.read(tmp_path / "net.nir").nodes
     assert all("spikecore_formats" in nodes[name].metadata for name in ("a b", "c d"))
 

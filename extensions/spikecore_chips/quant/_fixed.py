@@ -215,7 +215,7 @@ def fixed(
     """
     _check(neuron, word, frac, rounding, factors, dtype)
     new = copy.deepcopy(neuron)
-    new.transforms = _others(new)
+    in_floats(new)
     to_rest([new], carried=True)
     factors = max(1, min(15, SIGNIFICAND[dtype] - word)) if factors is None else factors
     values = parameters.current(new)
@@ -234,6 +234,12 @@ def fixed_point_of(module: nn.Module) -> Optional[FixedPoint]:
     """The fixed point of a neuron; None for a neuron in floats, and for another module."""
     transforms = module.transforms if isinstance(module, Neuron) else ()
     return next((each for each in transforms if isinstance(each, FixedPoint)), None)
+
+
+def in_floats(neuron: Any) -> None:
+    """Take fixed point, and the ranges of what it learns, off a neuron, in place."""
+    neuron.transforms = _others(neuron)
+    parameters.adopt(neuron, parameters.ranges_with(neuron, parameters.current(neuron)))
 
 
 def _others(neuron: Neuron) -> Tuple[Transform, ...]:

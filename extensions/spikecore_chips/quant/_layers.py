@@ -23,7 +23,7 @@ from torch.nn.utils import parametrize
 
 from spikecore.graph import computed
 from spikecore_chips.quant._analysis import Format
-from spikecore_chips.quant._fixed import fixed_point_of, packed, unpacked
+from spikecore_chips.quant._fixed import fixed_point_of, in_floats, packed, unpacked
 
 #: Layers with a weight ``[out, in, ...]``.
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -346,6 +346,8 @@ def _without(net: nn.Module) -> nn.Module:
                     del hooks[key]
         for part in ("input_format", "output_format"):
             module._modules.pop(part, None)
+        if fixed_point_of(module) is not None:
+            in_floats(module)
         chains: Any = module.parametrizations.values() if parametrize.is_parametrized(module) and name else ()
         if any(isinstance(chain[-1], OnGrid) for chain in chains):
             parent, _, last = name.rpartition(".")

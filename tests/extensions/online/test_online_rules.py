@@ -62,6 +62,7 @@ def of_states(net: Any, x: Tensor) -> Dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.slow
 def test_d_rtrl_of_random_programs() -> None:
     """200 drawn neurons, of several inputs, states and outputs, whose gradients through time are finite."""
     checked = moved = 0

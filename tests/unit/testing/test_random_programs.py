@@ -143,6 +143,7 @@ def test_source_is_what_a_person_would_write() -> None:
     assert dataclasses.is_dataclass(neuron.surrogate)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("op", "wrong"),
     [
