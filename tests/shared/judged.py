@@ -180,7 +180,7 @@ def unrest(forward: Forward, moved: float, dtype: torch.dtype = torch.float64) -
     worst = 0.0
     with torch.no_grad():
         want = ran(forward.net(dtype), forward.x(dtype))
-        for seed in range(8):
+        for seed in range(24):
             net, generator = forward.net(dtype), torch.Generator().manual_seed(seed)
 
             def near_by(value: Tensor, generator: torch.Generator = generator) -> Tensor:

@@ -150,7 +150,7 @@ def prepare(forward: Forward, choose: Choose) -> None:
     new = prepared(net, x, choose)
     with torch.no_grad():
         want, got = ran(net, x), ran(new.eval(), x)
-    near(forward, got, want, 0.05, 4e-3, F64)
+    near(forward, got, want, 0.05, 2**-7, F64)  # half a step of 8 bits, where the largest is just above a power of two
     report = sc.quant.report(new, x[0] if len(x) == 1 else tuple(x), beside=net)
     if not report.rows or not str(report):
         raise Wrong("the report is empty")
