@@ -131,7 +131,7 @@ types-spikecore: $(INSTALLED)
 	$(BIN)/mypy
 
 $(addprefix types-,$(filter-out spikecore,$(TYPED))): types-%: $(INSTALLED)
-	$(BIN)/mypy --cache-dir .mypy_cache/$* --config-file plugins/$*/pyproject.toml plugins/$*/$(subst -,_,$*)
+	MYPYPATH=extensions $(BIN)/mypy --cache-dir .mypy_cache/$* --config-file plugins/$*/pyproject.toml plugins/$*/$(subst -,_,$*)
 
 # Figures of this checkout, or of two side by side. What each counts is in the script.
 size: $(INSTALLED)
