@@ -91,11 +91,11 @@ def save(
         warning, and it is kept as metadata, which :func:`load` alone reads: ``"soft_reset"``, ``"no_reset"``,
         ``"delayed_reset"``, ``"many_spikes"``, ``"initial_state"``, ``"surrogate"`` (any but the default),
         ``"detach_reset"``, ``"gradient"`` (of spike times).
+    formats: of a prepared network, ``net, formats = sc.quant.plain(net)``, whose weights are on their grids. They are
+        kept as metadata, ``"spikecore_formats"``, and what is loaded computes in floats.
 
     Class, settings and exact parameters of our neurons are kept as metadata, too, so that :func:`load` gives the same
     network, bit for bit, although ``tau`` is rounded in the file. Numbers are float32, or float64 if the network's are.
-    formats: of a prepared network, ``net, formats = sc.quant.plain(net)``, whose weights are on their grids. They are
-        kept as metadata, ``"spikecore_formats"``, and what is loaded computes in floats.
 
     Raises ValueError for what NIR cannot say, naming module and way out; TypeError for arguments of wrong types;
     ImportError without the package nir.
