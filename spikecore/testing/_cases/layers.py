@@ -68,6 +68,7 @@ def _add_recurrent() -> None:
     _recurrent("bits", holds, forward, {**forward, "feedback": "loop"})
     holds = "two calls that carry their state are one, and sc.detach cuts between them"
     _recurrent("carried", holds, *[{"call": call, "shape": (11, 3, 6)} for call in ("carried", "cut")])
+    _recurrent("again", "a later call gives what the first one gives", {"calls": 3, "model": "alif"})
     _recurrent("single", "single steps give the bits of one call", {"reset": "soft", "call": "single"})
     which: Dict[str, Any] = {"model": "alif"}
     layouts = [{**which, "x": how, "g": "ones"} for how in ("batch-first", "strided", "transposed")]
@@ -219,6 +220,17 @@ def _add_normalised() -> None:
         "state-shortcut", "from a given state, with its gradient, beside a shortcut", shortcut="before", **state
     )
     _normalised("eval", "in eval mode the running statistics normalise, and stay", norm="eval")
+    for norm in ("train", "eval"):
+        holds = "without running statistics those of the call normalise, with another eps, in training and in eval mode"
+        _normalised(f"untracked-{norm}", holds, norm=norm, weights="untracked")
+        for shortcut in ("none", "before", "after", "normalised"):
+            name = f"{norm}{'' if shortcut == 'none' else f'-{shortcut}'}"
+            holds = "a later call gives what the first one gives"
+            _normalised(f"again-{name}", holds, norm=norm, shortcut=shortcut, calls=3)
+            apart: Dict[str, Any] = {"norm": norm, "shortcut": shortcut, "apart": True, "shape": _IMAGE}
+            _normalised(f"apart-{name}", "one after the other gives the same as one call", **apart)
+            holds = "of one step for all the gradient is that of its normalisation, once, and the sum over the steps"
+            _normalised(f"repeat-{name}", holds, **apart, repeat=True)
 
 
 _add_normalised()
