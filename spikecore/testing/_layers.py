@@ -115,7 +115,7 @@ def _norm(s: Subject, y: Array, mode: str, weights: str, channels: str) -> Tuple
     scale, shift = (0.5, 0.0) if s.dtype_name in NARROW else (0.5, 3.0)
     axis = -1 if channels == "last" else 2
     x, count = rounded(y * scale + shift, s.dtype), y.shape[axis]
-    kind: Any = nn.BatchNorm2d if y.ndim == 5 and axis == 2 else nn.BatchNorm1d
+    kind: Any = {5: nn.BatchNorm2d, 6: nn.BatchNorm3d}.get(y.ndim if axis == 2 else 0, nn.BatchNorm1d)
     untracked: Any = {"track_running_stats": False, "eps": 0.125} if weights == "untracked" else {}
     made = kind(count, affine=weights != "absent", **untracked)
     made = made.double() if s.dtype_name == "float64" else made
