@@ -35,6 +35,7 @@ _SHAPES = {
     "no-batch": (12, 9),
     "two-batches": (8, 2, 3, 5),
     "steps-45": (45, 2, 5),
+    "steps-90": (90, 2, 3),
 }
 
 
