@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from spikecore.testing._cases import CASES
     from spikecore.testing._conformance import BackendConformance
     from spikecore.testing._expected import ExpectedFailure
+    from spikecore.testing._install import installed
     from spikecore.testing._report import Report, check_backend, examine
     from spikecore.testing._verdict import Result, Verdict, conforms, judge
 
@@ -49,6 +50,7 @@ __all__ = [
     "check_backend",
     "conforms",
     "examine",
+    "installed",
     "judge",
 ]
 
@@ -57,6 +59,7 @@ _MODULES = {
     "_cases": ("CASES",),
     "_conformance": ("BackendConformance",),
     "_expected": ("ExpectedFailure",),
+    "_install": ("installed",),
     "_report": ("Report", "check_backend", "examine"),
     "_verdict": ("Result", "Verdict", "conforms", "judge"),
 }

@@ -15,10 +15,7 @@ from spikecore.backend import Feedback, Spec
 from spikecore.core.checks import COMMON
 from spikecore.dtypes import DTYPES, compute_dtype
 from spikecore.kernels import BackwardPlan, ForwardPlan
-from spikecore.testing import CASES
-from spikecore.testing._case import Case
-from spikecore.testing._install import installed
-from spikecore.testing._runner import prepare, run_case
+from spikecore.testing import CASES, Case, check_backend, installed
 from spikecore.testing.naming import identifiers, usable
 from spikecore_cupy import launcher
 from spikecore_cupy.device import headers
@@ -132,7 +129,7 @@ def test_the_output_before_the_first_step_may_be_any_number(host: str) -> None:
 @pytest.mark.parametrize("case", CASES.select(ids=["recurrent/*"]), ids=lambda case: case.id)
 def test_what_the_suite_says_of_feedback(host: str, case: Case) -> None:
     """All threads of a cluster compute it."""
-    result = run_case(case, prepare(host))
+    (result,) = check_backend(host, cases=[case.id])
     assert result.outcome == "passed", result.message
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import spikecore as sc
 from spikecore._plugins import selection
-from spikecore.testing._install import installed
+from spikecore.testing import installed
 from spikecore_cupy.host import HostBackend, reason
 
 #: Backends by name, and why one cannot be had here.

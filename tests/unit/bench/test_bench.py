@@ -16,7 +16,7 @@ from spikecore.bench._report import from_json
 from spikecore.bench._settings import Settings, device_named
 from spikecore.bench._workloads import WORKLOADS
 from spikecore.inspect._explain import words
-from spikecore.testing._install import installed
+from spikecore.testing import installed
 
 
 class Narrow(Plain):

@@ -13,7 +13,7 @@ from spikecore.bench import _field as field
 from spikecore.bench import _field_cases as cases
 from spikecore.bench._machine import Peak
 from spikecore.bench._settings import FIELD, Settings
-from spikecore.testing._install import installed
+from spikecore.testing import installed
 
 
 def test_a_linear_layer_is_beside_its_products() -> None:

@@ -16,7 +16,7 @@ from spikecore import cli
 from spikecore.bench import _run as run
 from spikecore.bench._report import Availability, Report, Row, from_json
 from spikecore.cli import _bench_tables as tables
-from spikecore.testing._install import installed
+from spikecore.testing import installed
 
 REPORT = Report(
     {"date": "", "device": "cpu", "device_name": "a processor", "threads": 2, "spikecore": "0", "torch": "2"},

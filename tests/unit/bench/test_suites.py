@@ -17,7 +17,7 @@ from spikecore.bench._report import Report
 from spikecore.bench._run import measure, prepare
 from spikecore.bench._timing import Plan, Timing, interleave
 from spikecore.bench._workers import Here
-from spikecore.testing._install import installed
+from spikecore.testing import installed
 
 
 def test_every_subject_has_its_rows() -> None:

@@ -9,7 +9,7 @@ from torch import nn
 
 import spikecore as sc
 from kernel_loop import Loop, bound
-from spikecore.testing._install import installed
+from spikecore.testing import installed
 
 
 def net_of(neuron: Any) -> Any:
