@@ -63,6 +63,10 @@ class Config:
     #: carry their state, ``cut`` the same with a state that is detached after the first; ``model`` a network that the
     #: backend's ``inference_model`` and ``training_model`` run.
     call: str = "run"
+    #: The input is the same at every step, and the call takes that step alone: ``repeat=T``.
+    repeat: bool = False
+    #: How often the call is made; results and gradients are those of the last time.
+    calls: int = 1
     #: Inputs and states that require a gradient, by name; ``inputs``, ``states`` for all.
     wanted: Names = ()
     #: Results that have a cotangent: ``output 0``, ``final v``, ``trace v``; ``outputs``, ``final``, ``trace`` for all.
@@ -93,7 +97,10 @@ class Config:
     norm: str = "none"
     shortcut: str = "none"
     channels: str = "first"
-    #: Weight and bias of that layer: ``learnt``, ``frozen``, ``absent`` (of the matrix the bias), ``masked``.
+    #: Normalisation and neuron are computed one after the other (``fused=False``).
+    apart: bool = False
+    #: Weight and bias of that layer: ``learnt``, ``frozen``, ``absent`` (of the matrix the bias), ``masked``; or there
+    #: are no running statistics, and another eps: ``untracked``.
     weights: str = "learnt"
     #: True for a call under autocast.
     autocast: bool = False
@@ -138,7 +145,7 @@ class Config:
             "norm": ("none", "train", "eval"),
             "shortcut": ("none", "before", "after", "normalised"),
             "channels": ("first", "last"),
-            "weights": ("learnt", "frozen", "absent", "masked"),
+            "weights": ("learnt", "frozen", "absent", "masked", "untracked"),
             "rounding": ("nearest", "floor"),
             "x": ("contiguous", *EVERY),
             "x2": ("contiguous", "same", "view", *EVERY),
@@ -153,6 +160,9 @@ class Config:
             every = self.neuron.params if name == "learn" else self.states
             if not set(some) <= set(every):
                 raise ValueError(f"{name}={_text(some)} must be some of {', '.join(every)}, or all")
+        fused = self.feedback != "none" or (self.norm != "none" and not self.apart)
+        if self.repeat and (fused or self.call == "single" or not self.shape[0]):
+            raise ValueError("repeat=yes takes 1 step or more, no feedback, no call=single, and norm with apart=yes")
 
     @property
     def neuron(self) -> Model:
@@ -228,19 +238,20 @@ class Config:
         inputs = any(name in self.inputs for name in self.leaves)
         states = any(name in self.carried for name in self.leaves)
         kinds, fed = set(self.kinds.values()) or {self.params}, self.feedback != "none" and bool(self.given)
-        layer = bool(self.given) and (self.feedback == "fused" or self.norm != "none")
+        normalised = self.norm != "none" and not self.apart
+        layer = bool(self.given) and (self.feedback == "fused" or normalised)
         needed = {
             "recurrent": self.feedback == "fused",
             "feedback_options": self.feedback == "fused" and any((self.constant, self.into, self.output, self.longest)),
-            "normalisation": self.norm != "none",
-            "normalised_shortcut": self.shortcut == "normalised",
+            "normalisation": normalised,
+            "normalised_shortcut": normalised and self.shortcut == "normalised",
             "gradients": inputs or layer,
             "parameter_gradients": bool(self.learn) or layer,
             "state_gradients": fed or states or (self.call != "short" and (inputs or bool(self.learn))),
             "record": bool(self.record),
-            "channel_parameters": "channel" in kinds or self.norm != "none",
+            "channel_parameters": "channel" in kinds or normalised,
             "full_parameters": bool({"full", "spread"} & kinds) or "x" in self.params,
-            "several_inputs": len(self.inputs) > 1,
+            "several_inputs": len(self.neuron.oracle.inputs if self.apart else self.inputs) > 1,
             "several_outputs": len(self.neuron.outputs) > 1,
         }
         return tuple(name for name, need in needed.items() if need)
@@ -282,11 +293,14 @@ class Config:
         options: Dict[str, Any] = {} if self.channel_dim == 1 else {"channel_dim": self.channel_dim}
         if self.call == "single" and not self.layered:
             options["step"] = "single"
+        if self.repeat:
+            options["repeat"] = self.shape[0]
         return options
 
     def tied(self, draws: Tuple[Array, ...]) -> Tuple[Array, ...]:
         """Inputs that the layouts can hold."""
         once = [repeated(x, self.layout(name)) for name, x in zip(self.inputs, draws)]
+        once = [repeated(x, "expanded-steps") for x in once] if self.repeat else once
         return (once[0], once[0]) if self.x2 in ("same", "view") else tuple(once)
 
 

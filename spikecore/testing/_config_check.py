@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -51,6 +51,9 @@ def check(context: Context, config: Config) -> None:
         return
     with torch.autocast(context.device.type, dtype=torch.bfloat16) if config.autocast else nullcontext():
         results = results_of(s, config, leaves)
+        for _ in range(1, config.calls):
+            sc.reset(s.module)
+            results = results_of(s, config, leaves)
     _check_values(s, config, leaves, results, _words(config))
     connected = [name for name, value in results.items() if value.requires_grad]
     if connected and not (config.leaves or config.learnt or config.layered):
@@ -74,13 +77,19 @@ def add_row(
 
 def leaves_of(s: Subject, config: Config) -> Dict[str, Tensor]:
     """Inputs and states in their layouts; two names of one tensor where an input is given twice."""
-    leaves = {name: laid(x, config.layout(name)) for name, x in zip(config.inputs, s.xs())}
+    lay = _laid_once if config.repeat else laid
+    leaves = {name: lay(x, config.layout(name)) for name, x in zip(config.inputs, s.xs())}
     leaves.update({name: laid_step(value, config.layout(name)) for name, value in (s.start() or {}).items()})
     leaves = {name: value.detach().requires_grad_(name in config.leaves) for name, value in leaves.items()}
     first = leaves[config.inputs[0]]
     if config.x2 in ("same", "view"):
         leaves[config.inputs[1]] = first
     return leaves
+
+
+def _laid_once(x: Tensor, layout: str) -> Tensor:
+    """The step that all steps are, in a layout."""
+    return laid_step(x[0], layout)
 
 
 def results_of(s: Subject, config: Config, leaves: Mapping[str, Tensor], neuron: Any = None) -> Dict[str, Tensor]:
@@ -99,7 +108,7 @@ def results_of(s: Subject, config: Config, leaves: Mapping[str, Tensor], neuron:
     elif config.call in ("carried", "cut"):
         pieces = []
         with sc.carry_state(neuron):
-            for piece in zip(*(x.split(piece_lengths(len(x))) for x in xs)):
+            for piece in _in_pieces(config, neuron, xs):
                 pieces.append(neuron(*piece))
                 if config.call == "cut" and len(pieces) == 1:
                     sc.detach(neuron)
@@ -118,6 +127,16 @@ def results_of(s: Subject, config: Config, leaves: Mapping[str, Tensor], neuron:
     named.update((f"final {name}", value) for name, value in final.items())
     named.update((f"trace {name}", value) for name, value in trace.items())
     return named
+
+
+def _in_pieces(config: Config, neuron: Any, xs: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
+    """The inputs of calls that carry their state."""
+    lengths = piece_lengths(config.shape[0])
+    if not config.repeat:
+        yield from zip(*(x.split(lengths) for x in xs))
+        return
+    for neuron.repeat in filter(None, lengths):
+        yield xs
 
 
 def _check_values(
@@ -216,7 +235,7 @@ def _compare_gradients(
     """Gradients by the names of leaves are the oracle's."""
     groups = _groups(config, cotangents)
     right, limits = s.gradients(*groups), s.conditioned(*groups)
-    inputs = dict(zip(config.inputs, right.inputs))
+    inputs = dict(zip(config.inputs, [g.sum(0) for g in right.inputs] if config.repeat else right.inputs))
     terms: Dict[str, Array] = {}
     if config.x2 in ("same", "view"):
         first, second = config.inputs[:2]
@@ -258,10 +277,11 @@ def _compare_gradients(
 def _limit(limits: Callable[[], Gradients], quantity: str, name: str, config: Config) -> Array:
     """Allowed deviation of the gradient of a leaf."""
     of = limits()
+    inputs = [limit.sum(0) for limit in of.inputs] if config.repeat else of.inputs
     if quantity == "input gradient" and config.x2 in ("same", "view"):
-        return of.inputs[0] + of.inputs[1]
+        return np.asarray(inputs[0] + inputs[1])
     kinds = {"state gradient": of.state, "parameter gradient": of.params}
-    return kinds.get(quantity, dict(zip(config.inputs, of.inputs)))[name]
+    return np.asarray(kinds.get(quantity, dict(zip(config.inputs, inputs)))[name])
 
 
 def _through_normal(s: Subject, cotangent: Array) -> Array:

@@ -18,9 +18,11 @@ import spikecore as sc
 from spikecore.dtypes import DTYPES, NARROW
 from spikecore.layers import NormNeuron
 from spikecore.testing._compare import Mismatch
+from spikecore.testing._config import Config
 from spikecore.testing._context import Context
 from spikecore.testing._inputs import generator, rounded
 from spikecore.testing._oracle import FEEDBACK, Affine, Array, Matrix, Norm
+from spikecore.testing._strides import repeated
 
 if TYPE_CHECKING:
     from spikecore.testing._subject import Subject
@@ -86,16 +88,16 @@ class _Mask(nn.Module):
         return weight * keep.to(weight.dtype)
 
 
-def normalisation(s: Subject, mode: str, weights: str, shortcut: str, channels: str) -> Layer:
-    """``NormNeuron``. mode: ``train`` or ``eval``. weights: ``learnt``, ``frozen`` or ``absent``. shortcut:
-    ``before`` or ``after`` the neuron, ``normalised`` before it, ``none``. channels: ``first`` or ``last``.
-    """
+def normalisation(s: Subject, config: Config) -> Layer:
+    """``NormNeuron``."""
+    mode, weights, shortcut, channels = config.norm, config.weights, config.shortcut, config.channels
     # quarters are exact in every dtype
     skip = np.random.default_rng(5).integers(-2, 3, s.inputs[0].shape) / 4.0
+    skip = repeated(skip, "expanded-steps") if config.repeat else skip
     y = s.inputs[0] - (skip if shortcut in ("before", "normalised") else 0.0)
     made = [_norm(s, value, mode, weights, channels) for value in ((y, skip) if shortcut == "normalised" else (y,))]
     where = {"none": None, "normalised": "before"}.get(shortcut, shortcut)
-    options: Any = {"shortcut": where, "channel_dim": -1 if channels == "last" else 1, "fused": True}
+    options: Any = {"shortcut": where, "channel_dim": -1 if channels == "last" else 1, "fused": not config.apart}
 
     def around(neuron: Any) -> Any:
         norm, *others = copy.deepcopy([module for _, _, module in made])
@@ -113,7 +115,9 @@ def _norm(s: Subject, y: Array, mode: str, weights: str, channels: str) -> Tuple
     scale, shift = (0.5, 0.0) if s.dtype_name in NARROW else (0.5, 3.0)
     axis = -1 if channels == "last" else 2
     x, count = rounded(y * scale + shift, s.dtype), y.shape[axis]
-    made: Any = (nn.BatchNorm2d if y.ndim == 5 and axis == 2 else nn.BatchNorm1d)(count, affine=weights != "absent")
+    kind: Any = {5: nn.BatchNorm2d, 6: nn.BatchNorm3d}.get(y.ndim if axis == 2 else 0, nn.BatchNorm1d)
+    untracked: Any = {"track_running_stats": False, "eps": 0.125} if weights == "untracked" else {}
+    made = kind(count, affine=weights != "absent", **untracked)
     made = made.double() if s.dtype_name == "float64" else made
     norm = Affine(np.ones(count), np.zeros(count), made.eps, axis)
     axes = norm.over(y)
@@ -122,7 +126,7 @@ def _norm(s: Subject, y: Array, mode: str, weights: str, channels: str) -> Tuple
         with torch.no_grad():
             made.weight.copy_(torch.tensor(norm.weight))
             made.bias.copy_(torch.tensor(norm.bias))
-    if mode == "eval":
+    if mode == "eval" and not untracked:
         norm = norm._replace(statistics=(x.mean(axes), x.var(axes)))
         made.running_mean.copy_(torch.tensor(x.mean(axes)))
         made.running_var.copy_(torch.tensor(x.var(axes)))

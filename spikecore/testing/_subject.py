@@ -104,7 +104,7 @@ class Subject:
         """The layer around the neuron."""
         config = self.config
         if config.norm != "none":
-            return normalisation(self, config.norm, config.weights, config.shortcut, config.channels)
+            return normalisation(self, config)
         step = "single" if config.call == "single" else "multi"
         options: Dict[str, Any] = {"fused": config.feedback == "fused", "step": step, "detach": config.constant}
         return feedback(self, config.weights, ends=(config.into, config.output), longest=config.longest, **options)

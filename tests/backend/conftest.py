@@ -6,7 +6,7 @@ from typing import Iterator
 
 import pytest
 
-from spikecore.testing._install import installed
+from spikecore.testing import installed
 from spikecore.testing._runner import required
 from spikecore_cupy import host
 

@@ -12,7 +12,7 @@ import spikecore as sc
 from spikecore.backend import Spec
 from spikecore.kernels import ForwardPlan, Geometry
 from spikecore.kernels.writing import FORWARD_GROUPS
-from spikecore.testing._install import installed
+from spikecore.testing import installed
 from spikecore_cupy import launcher as cupy_launcher
 from spikecore_cupy.forms import beside_of
 from spikecore_cupy.host import HostBackend, HostBlocks, HostKernel, reason

@@ -14,8 +14,8 @@ from spikecore.backend import Spec
 from spikecore.context import COMPILES
 from spikecore.kernels import Geometry
 from spikecore.layers import NormNeuron
+from spikecore.testing import installed
 from spikecore.testing._custom import AdaptiveLIF
-from spikecore.testing._install import installed
 from spikecore_cupy import launcher
 from spikecore_cupy.forms import form_of
 from spikecore_cupy.host import HostBackend, HostBlocks, HostBlocksBackend, HostKernel, reason

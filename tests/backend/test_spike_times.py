@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import spikecore as sc
-from spikecore.testing._install import installed
+from spikecore.testing import installed
 from spikecore_cupy.host import HostBackend, reason
 
 BACKENDS = {

@@ -10,8 +10,7 @@ import torch
 from poptorch_emulator import traced
 from spikecore.backend import Spec
 from spikecore.lang import Program
-from spikecore.testing import DEFAULT_TIERS, TIERS, BackendConformance
-from spikecore.testing._install import installed
+from spikecore.testing import DEFAULT_TIERS, TIERS, BackendConformance, installed
 from spikecore_ipu import backend
 
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import spikecore as sc
 from poptorch_emulator import handlers
 from spikecore import surrogate
-from spikecore.testing._install import installed
+from spikecore.testing import installed
 from spikecore_ipu import backend
 
 pytestmark = pytest.mark.skipif(

@@ -10,9 +10,8 @@ import pytest
 from plain_loop import Loop, Plain
 from spikecore._plugins.registry import default_registry
 from spikecore.backend import BackendError
-from spikecore.testing import CASES, BackendConformance, check_backend
+from spikecore.testing import CASES, BackendConformance, check_backend, installed
 from spikecore.testing._conformance import _session
-from spikecore.testing._install import installed
 
 #: Cases of no consequence.
 OTHERS = ["forward/if-hard", "forward/if-soft", "forward/leaky-hard", "forward/plif-hard", "forward/qif-hard"]

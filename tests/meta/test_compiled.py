@@ -11,8 +11,7 @@ import torch
 
 from plain_loop import EVERYTHING, Loop, Plain
 from spikecore.backend import Unsupported
-from spikecore.testing import check_backend
-from spikecore.testing._install import installed
+from spikecore.testing import check_backend, installed
 
 pytestmark = pytest.mark.skipif(
     tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 6), reason="neurons compile from torch 2.6 on"

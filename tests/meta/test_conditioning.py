@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from plain_loop import Loop, Plain
-from spikecore.testing import CASES, check_backend
+from spikecore.testing import CASES, check_backend, installed
 from spikecore.testing._conditioning import Conditioning
-from spikecore.testing._install import installed
 from spikecore.testing._oracle import adjoint, neurons
 from spikecore.testing._oracle.rules import ROUNDED
 from spikecore.testing._runner import prepare, run_case

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from plain_loop import Loop, Plain
-from spikecore.testing import check_backend
+from spikecore.testing import check_backend, installed
 from spikecore.testing._cases import process
-from spikecore.testing._install import installed
 
 
 class Late(Loop):

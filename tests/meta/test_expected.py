@@ -9,9 +9,8 @@ import pytest
 import warm
 from plain_loop import Loop, Plain
 from spikecore.backend import Unsupported
-from spikecore.testing import ExpectedFailure, check_backend
+from spikecore.testing import ExpectedFailure, check_backend, installed
 from spikecore.testing._expected import Failure, excuse_for
-from spikecore.testing._install import installed
 
 CASE = "forward/lif-hard"
 

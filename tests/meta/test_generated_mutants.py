@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from plain_loop import Loop, Plain
-from spikecore.testing import CASES
-from spikecore.testing._install import installed
+from spikecore.testing import CASES, installed
 from spikecore.testing._runner import prepare, run_case
 
 MUTANTS: List[Tuple[type, str]] = []

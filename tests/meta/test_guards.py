@@ -13,11 +13,9 @@ import spikecore as sc
 from plain_loop import EVERYTHING, Plain
 from spikecore.backend import Capabilities
 from spikecore.cli import app
-from spikecore.testing import CASES, DEFAULT_TIERS, TIERS, BackendConformance, check_backend
-from spikecore.testing._case import Case
+from spikecore.testing import CASES, DEFAULT_TIERS, TIERS, BackendConformance, Case, check_backend, installed
 from spikecore.testing._cases.rows import configurations
 from spikecore.testing._context import Context, choose_device
-from spikecore.testing._install import installed
 from spikecore.testing._oracle import SURROGATES
 from spikecore.testing._oracle.surrogates import OTHER_ARGUMENTS
 from spikecore.testing._runner import prepare, run_case, stale_ids

@@ -17,8 +17,7 @@ import torch
 
 import plain_loop
 from spikecore.backend import Backend, Unsupported
-from spikecore.testing import Result, check_backend
-from spikecore.testing._install import installed
+from spikecore.testing import Result, check_backend, installed
 from spikecore_torch.backend import TorchBackend
 
 SOURCE = Path(plain_loop.__file__).read_text()

@@ -8,9 +8,8 @@ from typing import Any, List
 import pytest
 
 from plain_loop import Loop, Plain
-from spikecore.testing import check_backend
+from spikecore.testing import check_backend, installed
 from spikecore.testing._compare import Mismatch
-from spikecore.testing._install import installed
 from spikecore.testing._threads import at_once
 
 

@@ -13,8 +13,7 @@ import torch
 
 from kernel_loop import Loop
 from spikecore.kernels import _feedback_steps, _recurrent
-from spikecore.testing import Result, check_backend
-from spikecore.testing._install import installed
+from spikecore.testing import Result, check_backend, installed
 from spikecore_cupy.host import HostClusters, HostClustersBackend, reason
 
 needs_compiler = pytest.mark.skipif(reason() is not None, reason=str(reason()))

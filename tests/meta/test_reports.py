@@ -13,9 +13,8 @@ from click.testing import CliRunner
 
 from plain_loop import Plain
 from spikecore.cli import app
-from spikecore.testing import CASES, Report, Result
+from spikecore.testing import CASES, Report, Result, installed
 from spikecore.testing._formats import badge, changes, junit
-from spikecore.testing._install import installed
 
 #: What Jenkins' junit-10.xsd, which pytest calls xunit2, allows: element -> attributes, children.
 SCHEMA = {

@@ -14,8 +14,7 @@ import spikecore as sc
 from plain_loop import Loop, Plain
 from spikecore._plugins.registry import default_registry
 from spikecore.cli import app
-from spikecore.testing import CASES, DEFAULT_TIERS, Result, check_backend, conforms, examine, judge
-from spikecore.testing._install import installed
+from spikecore.testing import CASES, DEFAULT_TIERS, Result, check_backend, conforms, examine, installed, judge
 
 
 def run(*arguments: str) -> Any:

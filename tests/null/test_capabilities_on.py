@@ -13,8 +13,7 @@ import spikecore as sc
 from plain_loop import EVERYTHING, Plain
 from spikecore.backend import Capabilities, Unsupported
 from spikecore.context import COMPILES
-from spikecore.testing import check_backend
-from spikecore.testing._install import installed
+from spikecore.testing import check_backend, installed
 
 
 class Partial(Plain):

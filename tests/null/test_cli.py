@@ -17,7 +17,7 @@ from spikecore import cli
 from spikecore.backend import BackendStatus
 from spikecore.cli import _backends
 from spikecore.dtypes import DTYPES, NARROW
-from spikecore.testing._case import TIERS
+from spikecore.testing import TIERS
 
 ROWS = [
     BackendStatus("torch", "ready", "spikecore", "0.1.0", 1, ("*",), ("float32", "gradients"), ""),

@@ -15,7 +15,7 @@ import spikecore as sc
 from spikecore import cli
 from spikecore.neurons import MODELS as NEURONS
 from spikecore.surrogate import SURROGATES
-from spikecore.testing._install import installed
+from spikecore.testing import installed
 from spikecore_cupy import CAPABILITIES
 from spikecore_cupy.backend import CupyBackend
 

@@ -12,8 +12,7 @@ from click.testing import CliRunner
 
 from plain_loop import Plain
 from spikecore.cli import app
-from spikecore.testing import CASES, Report, Result
-from spikecore.testing._install import installed
+from spikecore.testing import CASES, Report, Result, installed
 from spikecore.testing._pages import load, pages, render, render_support, result_of, write
 
 DOCS = Path(__file__).parents[2] / "docs"

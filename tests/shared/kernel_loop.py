@@ -159,6 +159,49 @@ class Loop(KernelBackend):
         return launch
 
 
+class Moving(Loop):
+    """With a launch of its own that finds statistics and moves the running ones."""
+
+    name = "moving"
+
+    def __init__(self, chunk: int = 4) -> None:
+        super().__init__(chunk)
+
+    def forward(self, plan: Any) -> Any:
+        return _of_its_steps(plan, super().forward(plan))
+
+    def backward(self, plan: Any) -> Any:
+        return _of_its_steps(plan, super().backward(plan))
+
+    def statistics(self, spec: Any) -> Any:
+        def launch(geometry: Any, x: Tensor, eps: float, running: Any) -> Any:
+            ((inner, channels),), values = geometry.channels, rows(x.detach(), geometry).to(spec.compute)
+            channel = torch.arange(geometry.neurons) // inner % channels
+            apart = torch.stack([values[:, channel == k].flatten() for k in range(channels)])
+            mean, variance = apart.mean(1), apart.var(1, unbiased=False)
+            if running is not None:
+                n = apart.shape[1]
+                held, moved, count, factor = running
+                with torch.no_grad():
+                    held.data.lerp_(mean.to(held.dtype), factor)
+                    moved.data.lerp_((variance * (n / (n - 1))).to(moved.dtype), factor)
+                    if count is not None:
+                        count.data.add_(1)
+            return mean, torch.rsqrt(variance + eps)
+
+        return launch
+
+
+def _of_its_steps(plan: Any, launch: Any) -> Any:
+    """The launch, which must get as many steps as it was made for."""
+
+    def checked(geometry: Any, *groups: Any) -> Any:
+        assert plan.spec.steps in (None, geometry.steps)
+        return launch(geometry, *groups)
+
+    return checked
+
+
 class Gated(sc.Neuron):
     """Two inputs, two outputs, two states, a start that is a parameter."""
 

@@ -14,7 +14,7 @@ from plain_loop import Plain
 from spikecore._plugins import selection
 from spikecore._plugins.registry import Registry
 from spikecore.context import COMPILES
-from spikecore.testing._install import installed
+from spikecore.testing import installed
 
 
 def network() -> nn.Sequential:

@@ -13,7 +13,7 @@ import spikecore as sc
 from kernel_loop import SHAPE, Loop, bound, image, same
 from spikecore.backend import Unsupported
 from spikecore.layers import NormNeuron
-from spikecore.testing._install import installed
+from spikecore.testing import installed
 
 C = SHAPE[1]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch._dynamo.testing
@@ -11,7 +13,7 @@ import spikecore as sc
 from shell_nets import Block, neurons, values
 from spikecore.backend import UnknownBackend
 
-T, B = 10, 3
+T, B, C = 10, 3, 4
 
 
 class TestRun:
@@ -66,23 +68,40 @@ class TestConfiguration:
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
-class TestTogetherWithTorch:
-    """What PyTorch does around modules."""
+#: What torch.compile is to make one graph of, on the reference; each may have transforms of its program.
+IN_ONE_GRAPH = {
+    "neuron": lambda: sc.LIF(1.7, learn=("tau",)),
+    "repeat": lambda: sc.LIF(1.7, learn=("tau",), repeat=4),
+    "normalised": lambda: sc.layers.NormNeuron(nn.BatchNorm1d(C), sc.LIF(1.7), fused=True),
+    "normalised, repeat": lambda: sc.layers.NormNeuron(nn.BatchNorm1d(C), sc.LIF(1.7, repeat=4)),
+    "recurrent": lambda: sc.Recurrent(sc.LIF(1.7), nn.Linear(C, C)),
+    "recurrent, repeat": lambda: sc.Recurrent(sc.LIF(1.7), nn.Linear(C, C), repeat=4),
+}
 
-    # torch.compile makes an object of every autograd.Function it meets, of which torch itself warns
 
-    @pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
-    @pytest.mark.skipif(TORCH < (2, 6), reason="older versions of Dynamo cannot look through a neuron in one graph")
-    def test_compile_cold(self):
-        """A net that was never called compiles in one graph; a later change of a neuron's definition is seen."""
-        net, x = nn.Sequential(sc.LIF(1.7, learn=("tau",))), values(3, B, dtype=torch.float32)
-        torch._dynamo.reset()
-        compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
-        found = torch.autograd.grad(compiled(x).sum(), net.parameters())
-        torch.testing.assert_close(found, torch.autograd.grad(net(x).sum(), net.parameters()))
-        net[0].reset = "soft"
-        assert torch.equal(compiled(x), net(x))
-        assert not torch.equal(net(x), sc.LIF(1.7)(x))
+# torch.compile makes an object of every autograd.Function it meets, of which torch itself warns
+@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
+@pytest.mark.skipif(TORCH < (2, 6), reason="older versions of Dynamo cannot look through a neuron in one graph")
+@pytest.mark.parametrize("name", IN_ONE_GRAPH)
+def test_compile_cold(name):
+    """A net that was never called compiles in one graph; a later change of a neuron's definition is seen."""
+    torch.manual_seed(0)
+    net = nn.Sequential(IN_ONE_GRAPH[name]())
+    sc.set_backend(net, "torch")
+    plain = copy.deepcopy(net)
+    x = values(*(() if "repeat" in name else (4,)), B, C, dtype=torch.float32)
+    torch._dynamo.reset()
+    compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
+    found = []
+    for one, call in ((net, compiled), (plain, plain)):
+        leaf = x.clone().requires_grad_()
+        out = call(leaf)
+        found.append([out, *torch.autograd.grad(out, [leaf, *one.parameters()], torch.cos(out.detach()))])
+    assert torch.equal(found[0][0], found[1][0])
+    torch.testing.assert_close(*found)
+    for one in (net, plain):
+        getattr(one[0], "neuron", one[0]).reset = "soft"
+    assert torch.equal(compiled(x), plain(x))
 
 
 def test_jit_script():

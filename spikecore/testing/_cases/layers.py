@@ -35,6 +35,7 @@ _SHAPES = {
     "no-batch": (12, 9),
     "two-batches": (8, 2, 3, 5),
     "steps-45": (45, 2, 5),
+    "steps-90": (90, 2, 3),
 }
 
 
@@ -60,6 +61,10 @@ def _add_recurrent() -> None:
     _recurrent("input-alone", "the matrix learns where the input needs no gradient", {"wanted": ()})
     every = {"model": "alif", **ALL, "learn": (), "call": "run"}
     _recurrent("states", "from a given state, to the final one and the recorded ones, with their gradients", every)
+    kinds = {**every, "learn": ("*",), "params": "full/channel/scalar", "channel_dim": -1, "shape": (18, 3, 4)}
+    holds = "of parameters of every kind, with the cotangents of some results alone"
+    alone = [{**kinds, "given": given} for given in (("outputs",), ("trace v",), ("final a", "trace a"))]
+    _recurrent("kinds", holds, {**kinds, "given": ("outputs", "final", "trace")}, *alone)
     last = {"reset": "soft", "call": "run", "given": ("final feedback",)}
     _recurrent("last-output", "the last output has a gradient as part of the final state", last)
     exact: Dict[str, Any] = {"model": "if", "reset": "soft", "exact": True, "shape": (12, 5, 9)}
@@ -68,6 +73,7 @@ def _add_recurrent() -> None:
     _recurrent("bits", holds, forward, {**forward, "feedback": "loop"})
     holds = "two calls that carry their state are one, and sc.detach cuts between them"
     _recurrent("carried", holds, *[{"call": call, "shape": (11, 3, 6)} for call in ("carried", "cut")])
+    _recurrent("again", "a later call gives what the first one gives", {"calls": 3, "model": "alif"})
     _recurrent("single", "single steps give the bits of one call", {"reset": "soft", "call": "single"})
     which: Dict[str, Any] = {"model": "alif"}
     layouts = [{**which, "x": how, "g": "ones"} for how in ("batch-first", "strided", "transposed")]
@@ -219,6 +225,28 @@ def _add_normalised() -> None:
         "state-shortcut", "from a given state, with its gradient, beside a shortcut", shortcut="before", **state
     )
     _normalised("eval", "in eval mode the running statistics normalise, and stay", norm="eval")
+    for norm in ("train", "eval"):
+        holds = "without running statistics those of the call normalise, with another eps, in training and in eval mode"
+        for apart in (False, True):
+            name = f"untracked-{norm}{'-apart' if apart else ''}"
+            _normalised(name, holds, norm=norm, weights="untracked", apart=apart)
+        for shortcut in ("none", "before", "after", "normalised"):
+            name = f"{norm}{'' if shortcut == 'none' else f'-{shortcut}'}"
+            later: Dict[str, Any] = {"norm": norm, "shortcut": shortcut, "calls": 3, "model": "synaptic"}
+            holds = "a later call gives what the first one gives"
+            _normalised(f"again-{name}", holds, **later, reset="none", params="channel", learn=("*",))
+            two: Dict[str, Any] = {"norm": norm, "shortcut": shortcut, "apart": True, "shape": _IMAGE}
+            _normalised(f"apart-{name}", "one after the other gives the same as one call", **two)
+            holds = "of one step for all the gradient is that of its normalisation, once, and the sum over the steps"
+            _normalised(f"repeat-{name}", holds, **two, repeat=True)
+    for model, reset in (("lif", "hard"), ("plif", "hard")):
+        _normalised(f"again-{model}", "a later call gives what the first one gives", model=model, reset=reset, calls=3)
+    for apart in (False, True):
+        volume = {"shape": (4, 2, 3, 2, 2, 3), "apart": apart}
+        _normalised(f"volume{'-apart' if apart else ''}", f"{behind}, in three dimensions", **volume)
+    _normalised(
+        "apart-affine-false", "without weight and bias the input gets its gradient", apart=True, weights="absent"
+    )
 
 
 _add_normalised()
@@ -237,6 +265,9 @@ _NORM = ("normalisation", "channel_parameters")
     "several_inputs",
     "normalised_shortcut",
     config=Config(norm="train", shortcut="normalised"),
+)
+@CASES.case(
+    "normalised/apart-running", "parameters", f"{_MOVED}, one after the other", config=Config(norm="train", apart=True)
 )
 def _running(context: Context, config: Config) -> None:
     """Three calls with a momentum, and three with none, which is the average of all; then one in eval mode."""

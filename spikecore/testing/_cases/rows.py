@@ -130,6 +130,7 @@ def add_to(cases: Collection) -> None:
     _kinds_of_parameters(cases)
     _kinds_of_state(cases)
     _turning(cases)
+    _repeated(cases)
     _sizes(cases)
     _wanted(cases)
     _custom(cases)
@@ -322,6 +323,29 @@ def _turning(cases: Collection) -> None:
             "100 steps of this dtype, recorded, from a given state: states and traces are in the dtype of arithmetic"
         )
         add(f"steps-100-{dtype}", holds, Config("turn", "none", dtype=dtype, shape=(100, 2, 3), **ALL))
+
+
+def _repeated(cases: Collection) -> None:
+    """Calls with ``repeat=T``: one step for all."""
+    holds = "of an input that is the same at every step the gradient is the sum over the steps"
+    learnt: Dict[str, Any] = {"params": "channel", **ALL}
+    for model, reset in (("lif", "soft"), ("alif", "hard"), ("synaptic", "none"), ("turn", "none")):
+        which: Dict[str, Any] = {"model": model, "reset": reset, "repeat": True, "bits": True}
+        rest = Config(**which, **{**ALL, "state": False, "wanted": ("inputs",)})
+        rows = {
+            model: [rest, *(Config(**which, **BACK, learn=("*",), calls=calls) for calls in (1, 3))],
+            f"{model}-steps": [Config(**which, **learnt, shape=(steps, 3, 5)) for steps in (1, 17, 33, 100)],
+            f"{model}-image": [Config(**which, **learnt, shape=_IMAGE, x=x, g=x) for x in ("channels-last", "strided")],
+        }
+        if model != "turn":
+            carried: Dict[str, Any] = {**which, "shape": (40, 3, 5), "learn": ("*",), **BACK}
+            rows[f"{model}-carried"] = [Config(**{**carried, "call": call}) for call in ("carried", "cut")]
+        for name, configs in rows.items():
+            add_row(cases, f"repeat/{name}", "state", holds, *configs)
+    for dtype in OTHER_DTYPES:
+        holds = "the sum over the steps is rounded to this dtype once"
+        configs = [Config(model, "none", dtype=dtype, repeat=True, shape=(40, 64), **BACK) for model in ("li", "turn")]
+        add_row(cases, f"repeat/{dtype}", "dtypes", holds, *configs)
 
 
 def _sizes(cases: Collection) -> None:

@@ -232,7 +232,7 @@ def calls(can: Callable[..., bool], dtypes: Names, call: str = "", fixed: bool =
         program = draw(programs(can, fixed))
         steps = (2, 1, 3, 5, 7, 16, 17, 33, 48) if call else (2, 1, 3, 0, 5, 9, 16, 17, 33)
         shape = draw(st.sampled_from(steps)), *draw(st.sampled_from(_STEPS))
-        around = _around(draw, can, dtypes, len(shape) - 1, program.facts, call)
+        around = _around(draw, can, dtypes, shape, program.facts, call)
         if fixed:
             around["word"], around["rounding"] = draw(st.sampled_from((16, 12, 8))), draw(st.sampled_from(ROUNDINGS))
         return program, Config(reset="none", shape=shape, bits=program.exact, **around)
@@ -246,10 +246,10 @@ _LAYOUTS = ("contiguous", "batch-first", "transposed", "strided", "part")
 
 
 def _around(
-    draw: Any, can: Callable[..., bool], dtypes: Names, dims: int, facts: Sequence[Names], call: str
+    draw: Any, can: Callable[..., bool], dtypes: Names, shape: Sequence[int], facts: Sequence[Names], call: str
 ) -> Dict[str, Any]:
     """Facts of a call beside its neuron and its shape. facts: names of inputs, states, parameters and outputs."""
-    inputs, states, params, outputs = facts
+    (inputs, states, params, outputs), dims = facts, len(shape) - 1
 
     def one(*of: Any) -> Any:
         return draw(st.sampled_from(of))
@@ -267,6 +267,7 @@ def _around(
     found["detach"] = draw(st.booleans())
     found["call"] = call or ("run" if can("state_gradients") and draw(st.booleans()) else "short")
     run = found["call"] != "short"
+    found["repeat"] = shape[0] > 0 and not call and draw(st.integers(0, 3)) == 3
     found["state"] = run and bool(states) and draw(st.booleans())
     found["state_layout"] = one("contiguous", "transposed", "strided") if found["state"] else "contiguous"
     found["record"] = some(states, run and can("record"))
@@ -287,7 +288,7 @@ def configs(can: Callable[..., bool], dtypes: Names, neurons: Sequence[Tuple[Any
         model, reset = draw(st.sampled_from(neurons))
         shape = draw(st.sampled_from(shapes))
         facts = model.oracle.inputs, tuple(model.oracle.rest), tuple(model.params), model.outputs
-        found = _around(draw, can, dtypes, len(shape) - 1, facts, "")
+        found = _around(draw, can, dtypes, shape, facts, "")
         found["cotangents"] = draw(st.sampled_from(("plain", "huge", "nan")))
         return Config(model.name, reset, shape=shape, **found)
 

@@ -14,7 +14,7 @@ import spikecore as sc
 from integers import TABLES, WIDE, Integers, IntegersBackend, fixed_model, half_even, results
 from spikecore.lang import Node
 from spikecore.neurons import MODELS, example
-from spikecore.testing._install import installed
+from spikecore.testing import installed
 from spikecore.testing.random_programs import check_many
 
 

@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import spikecore as sc
-from shell_nets import values
 from spikecore._base import misnamed
 from spikecore.backend import UnknownBackend
 
@@ -25,6 +24,105 @@ class Pair(sc.Neuron):
 
     def dynamics(self, x, s, p):
         return x.x + x.gate, {}
+
+
+def mine(**attributes):
+    """A neuron whose class has these attributes."""
+    return type("Mine", (sc.Neuron,), attributes)()
+
+
+X, ONE, PAIR = torch.zeros(2, 2), torch.zeros(1, 1), {n: torch.zeros(2) for n in "va"}
+MEANT = (
+    r"a call gives the output alone, and out, state = run\(x\) the state, too; "
+    r"a state is given as run\(x, state=state\) for x \[T, \.\.\.\], of one time step run\(x\[t : t \+ 1\], "
+)
+NO_TENSOR = r"; give a tensor, torch\.from_numpy\(x\)\.float\(\)$"
+#: A wrong definition, argument or call, its error, and the words; each names the argument, its value, and the way out.
+REFUSED = [
+    # classes
+    (lambda: mine(dynamics=lambda self, x, s, p: (x * self.boost, {}))(ONE), sc.lang.TraceError,
+     r"^Mine\.dynamics: 'Mine' object has no attribute 'boost'"),
+    (lambda: mine(states={"v": 0.0}, dynamics=lambda self, x, s, p: (x + self.v, {}))(ONE), sc.lang.TraceError,
+     r"^Mine\.dynamics: 'Mine' object .* 'v' \(states are s\.NAME, "),
+    (lambda: mine()(ONE), NotImplementedError, r"^Mine must define dynamics\(self, x, s, p\)$"),
+    (lambda: mine(forward=lambda self, x: x), TypeError,
+     r"^Mine defines forward, .*; write one time step as dynamics\(self, x, s"),
+    (lambda: mine(dynamics=lambda self, x, s: (x, {})), TypeError,
+     r"^Mine\.dynamics must take self, x, s, p: the input, the states and"),
+    # keywords
+    (lambda: sc.LIF(thresold=1.0), TypeError,
+     r"^LIF has no parameter 'thresold'; did you mean 'threshold'\? Parameters: tau, decay_input, threshold, reset, "
+     "v_reset; every neuron takes: surrogate, detach_reset, gradient, learn, channel_dim, step, repeat, backend, "
+     "bounds$"),
+    (lambda: sc.KLIF(decay_inputs=True), TypeError,
+     r"^KLIF has no parameter 'decay_inputs'; did you mean 'decay_input'\?"),
+    (lambda: Pair(zzz=1.0), TypeError, r"^Pair has no parameter 'zzz'; Parameters: none;"),
+    (lambda: sc.LI(threshold=1.0), TypeError, r"^LI has no parameter 'threshold'; Parameters: tau"),
+    (lambda: sc.LIF(init_tau=2.0, v_threshold=1.0), TypeError,
+     "LIF has no parameter 'init_tau', 'v_threshold'; what other libraries call 'init_tau' is tau; what other "
+     "libraries call 'v_threshold' is threshold. Parameters: tau, decay_input, threshold, reset, v_reset; every"),
+    (lambda: sc.PLIF(init_tau=2.0), TypeError, r"'init_tau' is tau\. Parameters: tau, decay_input, "),
+    (lambda: sc.Leaky(0.9, unknown=1), TypeError, r"Parameters: beta, threshold, reset, reset_delay; every"),
+    (lambda: setattr(sc.Recurrent(sc.Leaky(0.9), nn.Identity()), "beta", 0.5), AttributeError,
+     r"would change nothing; its neuron has it: module\.neuron\.beta\. "),
+    # values
+    (lambda: sc.Leaky(128), ValueError, r"^Leaky: beta=128.0 must be in \[0, 1\] \(what stays in a step; neurons"),
+    *[(lambda value=value: sc.LIF(learn=value), TypeError,
+       rf"^LIF: learn={value!r} must be a tuple of parameter names, such as learn=\(") for value in ("tau", None)],
+    (lambda: sc.LIF(learn=("tau", "beta")), ValueError,
+     "^LIF: learn names 'beta', which is no parameter; parameters: tau, thres"),
+    (lambda: sc.LIF(backend=1), TypeError, "^backend must be a backend's name, 'auto' or None, got"),
+    (lambda: sc.set_backend(sc.LIF(), 1), TypeError, r"^backend=.* must be a backend's name, 'auto' or None$"),
+    (lambda: sc.LIF(backend="tpu"), UnknownBackend, r"^unknown backend 'tpu' \(from argument\); .*Known: .*torch"),
+    (lambda: setattr(sc.LIF(), "backend", "gpu"), UnknownBackend, "that is a device"),
+    *[(lambda value=value: sc.LIF(reset=value), ValueError,
+       rf"reset='{value}' must be one of .* call '{value}' is reset='{ours}'$")
+      for value, ours in (("subtract", "soft"), ("zero", "hard"))],
+    (lambda: sc.LIF(step="m"), ValueError, r"step='m' must be .*; what other libraries call 'm' is step='multi'$"),
+    (lambda: sc.LIF(v_reset=None), TypeError, r"v_reset=None .*; for a reset by subtraction write reset='soft'$"),
+    # records
+    (lambda: sc.LIF().run(ONE, record="v"), TypeError,
+     r"^LIF: record='v' must be a tuple of state names; write record=\('v',\)$"),
+    (lambda: sc.LIF().run(ONE, record=None), TypeError,
+     r"^LIF: record=None must be a tuple of state names, \(\) for none$"),
+    (lambda: sc.ALIF().run(ONE, record=("v", "u")), ValueError,
+     "^ALIF: record names 'u', which is no state; states: v, a$"),
+    (lambda: Pair().run(ONE, ONE, record=("v",)), ValueError,
+     "^Pair: record names 'v', which is no state; states: none$"),
+    # inputs
+    *[(lambda dtype=dtype: sc.LIF()(X.to(dtype)), TypeError,
+       rf"^LIF: x has dtype {dtype}; give floating-point input, e\.g\. x\.float\(\)$")
+      for dtype in (torch.int64, torch.bool, torch.complex64)],
+    *[(lambda step=step, value=value: sc.LIF(step=step)(value), TypeError, f"^LIF: x is a {type(value).__name__}{text}")
+      for step in ("multi", "single")
+      for value, text in (([1.0], "; give a tensor$"), (None, "; give a tensor$"), (X.numpy(), NO_TENSOR))],
+    (lambda: sc.LIF()(torch.tensor(1.0)), ValueError,
+     r"^LIF: x has no dimensions; a multi-step call takes \[T, \*N\], T time"),
+    (lambda: sc.LIF()(X, X), TypeError, rf"^LIF takes 1 input \(x\), got 2; {MEANT}state=state\)$"),
+    (sc.LIF(), TypeError, r"^LIF takes 1 input \(x\), got 0;"),
+    (lambda: Pair().run(X), TypeError, r"^Pair takes 2 inputs \(x, gate\), got 1;"),
+    (lambda: Pair()(X, X[:, :1]), ValueError,
+     r"^Pair: gate has shape \[2, 1\] and x has \[2, 2\]; all inputs have one"),
+    (lambda: Pair()(X, X.to("meta")), ValueError, "^Pair: gate is on meta and x is on cpu; move one of them$"),
+    # states
+    *[(lambda state=state: sc.ALIF().run(torch.zeros(3, 2), state=state), error, f"^ALIF: {text}")
+      for state, error, text in (
+          (torch.zeros(2), TypeError, "state is a Tensor; give a dict with v, a, or None for rest"),
+          ({**PAIR, "b": ONE}, ValueError, r"state has \['a', 'b', 'v'\]; give a value for each"),
+          ({**PAIR, "v": 0.0}, TypeError, "state has v=0.0; give a floating-point tensor"),
+          ({**PAIR, "a": torch.zeros(1)}, ValueError,
+           r"state has a of shape \[1\], one time step of the input has \[2\]; give it that shape"),
+          ({**PAIR, "v": PAIR["v"].to("meta")}, ValueError,
+           "state has v on meta, the input is on cpu; give it that shape and the input's device"),
+      )],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "error", "text"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
+def test_what_is_wrong_is_said(call, error, text):
+    """A wrong class, keyword, value, record, input or state."""
+    with pytest.raises(error, match=text):
+        call()
 
 
 class TestDeclaration:
@@ -50,24 +148,6 @@ class TestDeclaration:
         """Names that are no names, or taken; values that are no values; a single name where names belong."""
         with pytest.raises(TypeError, match=f"^{text}"):
             type("Mine", (sc.Neuron,), attributes)
-
-    def test_missing_attribute(self):
-        """A missing attribute in ``dynamics`` is said by its own name, not as a missing program."""
-        cls = type("Mine", (sc.Neuron,), {"dynamics": lambda self, x, s, p: (x * self.boost, {})})
-        with pytest.raises(sc.lang.TraceError, match=r"^Mine\.dynamics: 'Mine' object has no attribute 'boost'"):
-            cls()(torch.zeros(1, 1))
-
-    def test_without_dynamics(self):
-        """A class that forgot its equations."""
-        with pytest.raises(NotImplementedError, match=r"^Mine must define dynamics\(self, x, s, p\)$"):
-            type("Mine", (sc.Neuron,), {})()(torch.zeros(1, 1))
-        with pytest.raises(TypeError, match=r"^Mine defines forward, .*; write one time step as dynamics\(self, x, s"):
-            type("Mine", (sc.Neuron,), {"forward": lambda self, x: x})()
-
-    def test_dynamics_with_other_arguments(self):
-        """Said where the class is written."""
-        with pytest.raises(TypeError, match=r"^Mine\.dynamics must take self, x, s, p: the input, the states and"):
-            type("Mine", (sc.Neuron,), {"dynamics": lambda self, x, s: (x, {})})
 
 
 class TestSetLater:
@@ -105,52 +185,6 @@ class TestSetLater:
         assert lif.tau is parameter
         assert lif.tau.tolist() == [3.0] * C
         assert lif.threshold.tolist() == [0.5] * C
-
-
-class TestConstructor:
-    """Each error names the argument, its value, and what would be right."""
-
-    def test_unknown_keyword(self):
-        """A keyword that no neuron has: the close one, and all there are."""
-        message = (
-            r"^LIF has no parameter 'thresold'; did you mean 'threshold'\? Parameters: tau, decay_input, threshold, "
-            "reset, v_reset; every neuron takes: surrogate, detach_reset, gradient, learn, channel_dim, step, repeat, "
-            "backend, bounds$"
-        )
-        with pytest.raises(TypeError, match=message):
-            sc.LIF(thresold=1.0)
-        with pytest.raises(TypeError, match=r"^KLIF has no parameter 'decay_inputs'; did you mean 'decay_input'\?"):
-            sc.KLIF(decay_inputs=True)
-        with pytest.raises(TypeError, match=r"^Pair has no parameter 'zzz'; Parameters: none;"):
-            Pair(zzz=1.0)
-        with pytest.raises(TypeError, match=r"^LI has no parameter 'threshold'; Parameters: tau"):
-            sc.LI(threshold=1.0)
-
-    def test_a_size_as_a_decay(self):
-        """Of a neuron whose first argument has a range."""
-        text = r"^Leaky: beta=128.0 must be in \[0, 1\] \(what stays in a step; neurons have no size\)"
-        with pytest.raises(ValueError, match=text):
-            sc.Leaky(128)
-
-    @pytest.mark.parametrize("value", ["tau", None])
-    def test_learn(self, value):
-        """A name alone, no names, and a name that is no parameter."""
-        text = rf"^LIF: learn={value!r} must be a tuple of parameter names, such as learn=\("
-        with pytest.raises(TypeError, match=text):
-            sc.LIF(learn=value)
-        with pytest.raises(ValueError, match="^LIF: learn names 'beta', which is no parameter; parameters: tau, thres"):
-            sc.LIF(learn=("tau", "beta"))
-
-    def test_backend(self):
-        """A backend is asked for by name, and an unknown name is refused at once, with who asked."""
-        with pytest.raises(TypeError, match="^backend must be a backend's name, 'auto' or None, got"):
-            sc.LIF(backend=1)
-        with pytest.raises(TypeError, match=r"^backend=.* must be a backend's name, 'auto' or None$"):
-            sc.set_backend(sc.LIF(), 1)
-        with pytest.raises(UnknownBackend, match=r"^unknown backend 'tpu' \(from argument\); .*Known: .*torch"):
-            sc.LIF(backend="tpu")
-        with pytest.raises(UnknownBackend, match="that is a device"):
-            sc.LIF().backend = "gpu"
 
 
 class TestNames:
@@ -209,12 +243,6 @@ class TestNames:
             for path in re.findall(r"sc\.([\w.]*\w)", text):
                 functools.reduce(getattr, path.split("."), sc)
 
-    def test_a_state_of_self_in_dynamics(self):
-        """``self.v`` for ``s.v``."""
-        cls = type("Mine", (sc.Neuron,), {"states": {"v": 0.0}, "dynamics": lambda self, x, s, p: (x + self.v, {})})
-        with pytest.raises(sc.lang.TraceError, match=r"^Mine\.dynamics: 'Mine' object .* 'v' \(states are s\.NAME, "):
-            cls()(torch.zeros(1, 1))
-
     def test_the_decay_of_a_leaky_neuron(self):
         """``beta`` of snnTorch, given or set, leads to ``sc.Leaky`` and to ``tau``, which computes the same."""
         meant = re.escape(
@@ -231,19 +259,6 @@ class TestNames:
             for neuron in (sc.Leaky(0.75, threshold=9.0), sc.LIF(1 / (1 - 0.75), decay_input=False, threshold=9.0))
         )
         torch.testing.assert_close(lif, leaky)
-
-    def test_all_unknown_keywords_are_named(self):
-        """With all arguments that there are, those that are no parameters of the program among them."""
-        text = (
-            "LIF has no parameter 'init_tau', 'v_threshold'; what other libraries call 'init_tau' is tau; what other "
-            "libraries call 'v_threshold' is threshold. Parameters: tau, decay_input, threshold, reset, v_reset; every"
-        )
-        with pytest.raises(TypeError, match=re.escape(text)):
-            sc.LIF(init_tau=2.0, v_threshold=1.0)
-        with pytest.raises(TypeError, match=r"'init_tau' is tau\. Parameters: tau, decay_input, "):
-            sc.PLIF(init_tau=2.0)
-        with pytest.raises(TypeError, match=r"Parameters: beta, threshold, reset, reset_delay; every"):
-            sc.Leaky(0.9, unknown=1)
 
     @pytest.mark.parametrize(("theirs", "ours"), [("mem", "v"), ("syn", "i")])
     def test_states_of_snntorch(self, theirs, ours):
@@ -275,22 +290,6 @@ class TestNames:
         with pytest.raises(TypeError, match=r"write derivative\(self, u\)$"):
             sc.LIF(surrogate=print)
 
-    def test_a_name_of_the_neuron_within(self):
-        """Of a Recurrent, when it is set; reading it is among the missing ones."""
-        with pytest.raises(AttributeError, match=r"would change nothing; its neuron has it: module\.neuron\.beta\. "):
-            sc.Recurrent(sc.Leaky(0.9), nn.Identity()).beta = 0.5
-
-    def test_values_of_other_libraries(self):
-        """A value that has another name here."""
-        for value, ours in (("subtract", "soft"), ("zero", "hard")):
-            text = rf"reset='{value}' must be one of .* call '{value}' is reset='{ours}'$"
-            with pytest.raises(ValueError, match=text):
-                sc.LIF(reset=value)
-        with pytest.raises(ValueError, match=r"step='m' must be .*; what other libraries call 'm' is step='multi'$"):
-            sc.LIF(step="m")
-        with pytest.raises(TypeError, match=r"v_reset=None must be .*; for a reset by subtraction write reset='soft'$"):
-            sc.LIF(v_reset=None)
-
     def test_torch_sets_its_own(self):
         """Parameters, modules, buffers, parametrisations, hooks and quantisation of torch work."""
         lif = sc.LIF(learn=("tau",))
@@ -307,33 +306,6 @@ class TestNames:
 
 class TestCalls:
     """Inputs, records and states that do not fit."""
-
-    def test_record(self):
-        """A name alone, no names, and a name that is no state."""
-        x = torch.zeros(1, 1)
-        with pytest.raises(TypeError, match=r"^LIF: record='v' must be a tuple of state names; write record=\('v',\)$"):
-            sc.LIF().run(x, record="v")
-        with pytest.raises(TypeError, match=r"^LIF: record=None must be a tuple of state names, \(\) for none$"):
-            sc.LIF().run(x, record=None)
-        with pytest.raises(ValueError, match="^ALIF: record names 'u', which is no state; states: v, a$"):
-            sc.ALIF().run(x, record=("v", "u"))
-        with pytest.raises(ValueError, match="^Pair: record names 'v', which is no state; states: none$"):
-            Pair().run(x, x, record=("v",))
-
-    @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
-    def test_input_dtype(self, dtype):
-        """Input that is not floating-point, with the conversion to write."""
-        message = rf"^LIF: x has dtype {dtype}; give floating-point input, e\.g\. x\.float\(\)$"
-        with pytest.raises(TypeError, match=message):
-            sc.LIF()(torch.zeros(2, 2, dtype=dtype))
-
-    @pytest.mark.parametrize("step", ["multi", "single"])
-    @pytest.mark.parametrize("value", [[1.0], None, values(2).numpy()])
-    def test_input_type(self, value, step):
-        """Input that is no tensor."""
-        way = "" if value is None or isinstance(value, list) else r", torch\.from_numpy\(x\)\.float\(\)"
-        with pytest.raises(TypeError, match=f"^LIF: x is a {type(value).__name__}; give a tensor{way}$"):
-            sc.LIF(step=step)(value)
 
     @pytest.mark.parametrize(
         "module",
@@ -364,49 +336,6 @@ class TestCalls:
             lif(x)
         with pytest.raises(TypeError, match=f"^LIF: {text}"):
             lif(make(x))
-
-    def test_inputs(self):
-        """No time, another number, two shapes, two devices; a state beside the input is what one meant."""
-        x = torch.zeros(2, 2)
-        with pytest.raises(ValueError, match=r"^LIF: x has no dimensions; a multi-step call takes \[T, \*N\], T time"):
-            sc.LIF()(torch.tensor(1.0))
-        meant = (
-            r"a call gives the output alone, and out, state = run\(x\) the state, too; "
-            r"a state is given as run\(x, state=state\) for x \[T, \.\.\.\], of one time step run\(x\[t : t \+ 1\], "
-        )
-        with pytest.raises(TypeError, match=rf"^LIF takes 1 input \(x\), got 2; {meant}state=state\)$"):
-            sc.LIF()(x, x)
-        with pytest.raises(TypeError, match=r"^LIF takes 1 input \(x\), got 0;"):
-            sc.LIF()()
-        with pytest.raises(TypeError, match=r"^Pair takes 2 inputs \(x, gate\), got 1;"):
-            Pair().run(x)
-        with pytest.raises(ValueError, match=r"^Pair: gate has shape \[2, 1\] and x has \[2, 2\]; all inputs have one"):
-            Pair()(x, torch.zeros(2, 1))
-        with pytest.raises(ValueError, match="^Pair: gate is on meta and x is on cpu; move one of them$"):
-            Pair()(x, torch.zeros(2, 2, device="meta"))
-
-    @pytest.mark.parametrize(
-        ("state", "error", "text"),
-        [
-            (torch.zeros(2), TypeError, "state is a Tensor; give a dict with v, a, or None for rest"),
-            ({n: torch.zeros(2) for n in "vab"}, ValueError, r"state has \['a', 'b', 'v'\]; give a value for each"),
-            ({"v": 0.0, "a": torch.zeros(2)}, TypeError, "state has v=0.0; give a floating-point tensor"),
-            (
-                {"v": torch.zeros(2), "a": torch.zeros(1)},
-                ValueError,
-                r"state has a of shape \[1\], one time step of the input has \[2\]; give it that shape",
-            ),
-            (
-                {"v": torch.zeros(2, device="meta"), "a": torch.zeros(2)},
-                ValueError,
-                "state has v on meta, the input is on cpu; give it that shape and the input's device",
-            ),
-        ],
-    )
-    def test_state(self, state, error, text):
-        """A state of a wrong kind, with wrong names, of a wrong shape, on a wrong device."""
-        with pytest.raises(error, match=f"^ALIF: {text}"):
-            sc.ALIF().run(torch.zeros(3, 2), state=state)
 
     def test_a_failed_call_changes_nothing(self):
         """After an error the neuron carries what it carried."""

@@ -17,7 +17,7 @@ from spikecore.kernels import ForwardPlan
 from spikecore.kernels._plan import added_inputs
 from spikecore.kernels.writing import input_leaf
 from spikecore.lang import Node, Program
-from spikecore.testing._install import installed
+from spikecore.testing import installed
 from spikecore_cupy.source import print_kernel
 from spikecore_cupy.text import Form
 from spikecore_torch.backend import TorchBackend

@@ -10,52 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from kernel_loop import SHAPE, Loop, bound, image
+from kernel_loop import SHAPE, Loop, Moving, bound, image
 from spikecore.layers import NormNeuron
 
 C = SHAPE[1]
-
-
-class Moving(Loop):
-    """With a launch of its own that finds statistics and moves the running ones."""
-
-    def __init__(self, chunk: int = 4) -> None:
-        super().__init__(chunk)
-        self.moves = 0
-
-    def forward(self, plan: Any) -> Any:
-        return _of_its_steps(plan, super().forward(plan))
-
-    def backward(self, plan: Any) -> Any:
-        return _of_its_steps(plan, super().backward(plan))
-
-    def statistics(self, spec: Any) -> Any:
-        def launch(geometry: Any, x: Tensor, eps: float, running: Any) -> Any:
-            self.moves += 1
-            x = x.detach().to(spec.compute)
-            dims = [0, 1, *range(3, x.ndim)]
-            mean, variance = x.mean(dims), x.var(dims, unbiased=False)
-            if running is not None:
-                n = x.numel() // x.shape[2]
-                held, moved, count, factor = running
-                with torch.no_grad():
-                    held.data.lerp_(mean.to(held.dtype), factor)
-                    moved.data.lerp_((variance * (n / (n - 1))).to(moved.dtype), factor)
-                    if count is not None:
-                        count.data.add_(1)
-            return mean, torch.rsqrt(variance + eps)
-
-        return launch
-
-
-def _of_its_steps(plan: Any, launch: Any) -> Any:
-    """The launch, which must get as many steps as it was made for."""
-
-    def checked(geometry: Any, *groups: Any) -> Any:
-        assert plan.spec.steps in (None, geometry.steps)
-        return launch(geometry, *groups)
-
-    return checked
 
 
 class Slow(Moving):
@@ -116,19 +74,6 @@ def equal(mine: List[Any], its: List[Any]) -> None:
 
 def agree(pair: List[NormNeuron], x: Tensor, *skip: Tensor, **options: Any) -> None:
     equal(*(results(layer, x, *skip, **options) for layer in pair))
-
-
-@pytest.mark.parametrize(
-    ("neuron", "shortcut"), [*((name, None) for name in NEURONS), ("numbers", "before"), ("channels", "after")]
-)
-@pytest.mark.parametrize("training", [True, False])
-def test_outputs_gradients_and_running_statistics(neuron: str, shortcut: Any, training: bool) -> None:
-    """Bit for bit as through all checks: three calls, with checkpoints and without."""
-    pair = layers(neuron, shortcut)
-    for layer in pair:
-        layer.train(training)
-    for seed, steps in enumerate((3, 6, 6)):
-        agree(pair, image(steps, seed=seed), *[image(steps, seed=9)] * (shortcut is not None))
 
 
 def _in_place(tensor: Callable[[NormNeuron], Tensor]) -> Callable[[NormNeuron], None]:

@@ -14,7 +14,7 @@ import spikecore as sc
 from feedback_changes import CHANGES, check_change
 from plain_loop import EVERYTHING, Plain
 from spikecore.neurons import Recurrent
-from spikecore.testing._install import installed
+from spikecore.testing import installed
 
 T, B, C = 9, 3, 4
 

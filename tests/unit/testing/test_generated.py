@@ -11,9 +11,8 @@ import spikecore as sc
 from plain_loop import Plain
 from spikecore.backend import Capabilities
 from spikecore.cli import app
-from spikecore.testing import CASES, check_backend
+from spikecore.testing import CASES, check_backend, installed
 from spikecore.testing._config import Config, simplest
-from spikecore.testing._install import installed
 from spikecore.testing._models import _at_defaults
 
 GENERATED = [case.id for case in CASES.select(ids=["generated/*=*"])]
