@@ -130,7 +130,7 @@ def _repeated(settled: Dispatch, inputs: Tensors, repeat: int, mode: str) -> Tup
     learnt = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     dispatch = settled
     if settled.repeats(inputs[0].device.type, learnt, settled.stamp, mode is TRANSFORMED):
-        dispatch = settled.named[settled.made_by("repeated", (), settled.stamp)]
+        dispatch = settled.by_name[settled.by_fields("repeated", (), settled.stamp)]
     names = dispatch.front or [""] * len(inputs)
     steps = [_over_time(x.squeeze(0), repeat, bool(name)) for x, name in zip(inputs, names)]
     return dispatch, tuple([x for x, _ in steps]), tuple([value for _, values in steps for value in values])

@@ -78,9 +78,10 @@ class Dispatch:
     runners: Dict[CallKind, Runner] = field(default_factory=dict)
     #: Calls that passed every check, by their signature: of :class:`~spikecore.core.noted.NotedCall`.
     noted: Dict[Tuple[Any, ...], Any] = field(default_factory=dict)
-    #: Dispatches of the transformed programs; see :meth:`of`.
-    made: Dict[Transform, Dispatch] = field(default_factory=dict)
-    named: Dict[Tuple[Any, ...], Dispatch] = field(default_factory=dict)
+    #: Dispatches of the transformed programs, by the transform (:meth:`of`), and by its name and fields
+    #: (:meth:`by_fields`).
+    by_transform: Dict[Transform, Dispatch] = field(default_factory=dict)
+    by_name: Dict[Tuple[Any, ...], Dispatch] = field(default_factory=dict)
     #: Parameters that a transform put in front, "" for an input that the program does not read, and behind the neuron's
     #: own: calls give them.
     front: Tuple[str, ...] = ()
@@ -107,32 +108,32 @@ class Dispatch:
 
     def of(self, transform: Transform) -> Dispatch:
         """The dispatch of the program that ``transform`` makes of this one's, on the same backends."""
-        dispatch = self.made.get(transform)
+        dispatch = self.by_transform.get(transform)
         if dispatch is None:
             before: Any = self.program
             program, behind, front = transform.apply(before)
             dispatch = Dispatch(self.request, self.bound, program.key, program, front=front, behind=behind)
             dispatch.transforms, dispatch.of_calls = (*self.transforms, transform), (*self.of_calls, transform)
             dispatch.numbers = {name: self.numbers[name] for name in program.numbers}
-            self.made[transform] = dispatch
+            self.by_transform[transform] = dispatch
         return dispatch
 
     # torch.compile does not follow what hashes a program, and takes numbers and words alone as constants
 
     @compile_time
-    def made_by(self, transform: str, how: Tuple[Any, ...], stamp: str) -> Tuple[Any, ...]:
-        """The key of :attr:`named`, for :meth:`of` a transform given as its name and fields."""
+    def by_fields(self, transform: str, how: Tuple[Any, ...], stamp: str) -> Tuple[Any, ...]:
+        """The key of :attr:`by_name`, for :meth:`of` a transform given as its name and fields."""
         key = (transform, *how)
-        if key not in self.named:
-            self.named[key] = self.of(_OF_CALLS[transform](*how))
+        if key not in self.by_name:
+            self.by_name[key] = self.of(_OF_CALLS[transform](*how))
         return key
 
     def adopt(self, before: Dispatch) -> None:
         """Share the runners of a dispatch of the same program, and of its transforms, which torch.compile guards."""
         self.runners = before.runners
-        for transform, made in before.made.items():
-            self.of(transform).adopt(made)
-        self.named.update({key: self.of(_OF_CALLS[key[0]](*key[1:])) for key in before.named})
+        for transform, transformed in before.by_transform.items():
+            self.of(transform).adopt(transformed)
+        self.by_name.update({key: self.of(_OF_CALLS[key[0]](*key[1:])) for key in before.by_name})
 
     def bind(self, device_type: str) -> Resolved:
         """The backend for a type of device, chosen now if it was not."""

@@ -236,15 +236,15 @@ class NormNeuron(nn.Module):
         shortcut = self.shortcut or "" if len(inputs) > 1 else ""
         whole = self.shortcut_spikes if shortcut == "before" and len(norms) == 1 else None
         how = (shortcut, tuple(map(stats.takes_batch, norms)), whole)
-        one = dispatch.named[dispatch.made_by("normalised", how, dispatch.stamp)]
-        affine = [pair for k, norm in enumerate(norms) for pair in zip(one.behind[4 * k + 2 :], norm[1:3])]
-        args = arguments(neuron, one, inputs, start, final, mode, behind=affine)
+        normalised = dispatch.by_name[dispatch.by_fields("normalised", how, dispatch.stamp)]
+        affine = [pair for k, norm in enumerate(norms) for pair in zip(normalised.behind[4 * k + 2 :], norm[1:3])]
+        args = arguments(neuron, normalised, inputs, start, final, mode, behind=affine)
         values, kind = args.values, (*args.kind, bool(record))
-        found = one.find_normalised(x.device.type, kind, bool(self.fused), one.stamp)
-        if isinstance(found, str):
-            self._refuse(found)
+        key_or_reason = normalised.find_normalised(x.device.type, kind, bool(self.fused), normalised.stamp)
+        if isinstance(key_or_reason, str):
+            self._refuse(key_or_reason)
             return None
-        runner = one.runners[found]
+        runner = normalised.runners[key_or_reason]
         before = len(values) - len(dispatch.numbers)
         # from here on nothing is refused: the running statistics move once
         norm_params = self._norm_params(runner, norms, inputs)

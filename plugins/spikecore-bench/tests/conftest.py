@@ -1,4 +1,4 @@
-"""What every test of the benchmark needs."""
+"""Fixtures of every test of the benchmark."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_wrong_backend_is_not_timed() -> None:
     [(Broken, "float32", "failed", "RuntimeError: no more chips"), (Narrow, "bfloat16", "unsupported", "bfloat16")],
 )
 def test_implementation_that_cannot_is_a_row(backend: type, dtype: str, status: str, detail: str) -> None:
-    """What raises is a row with the first line of the reason, and costs nobody else a row."""
+    """An implementation that raises is a row with the first line of the reason; all others keep theirs."""
     with installed(backend):
         report = ran(replace(TINY, dtypes=(dtype,)))
     row = only(report.of("neurons"), backend.name)
@@ -104,7 +104,7 @@ def test_implementation_that_cannot_is_a_row(backend: type, dtype: str, status: 
 
 
 def test_every_implementation_is_listed_with_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is missing, unusable, elsewhere or left out is on the list with the reason, and takes no part."""
+    """Implementations that are missing, unusable, elsewhere or left out are listed with the reason, not measured."""
     monkeypatch.setattr(implementations, "version_of", lambda *names: None)
     cpu = torch.device("cpu")
     settings = Settings(suites=("neurons",), compile_steps=4)

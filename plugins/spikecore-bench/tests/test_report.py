@@ -99,7 +99,7 @@ def test_command_shows_and_writes(tmp_path: Any) -> None:
 
 
 def test_picture_marks_what_differs() -> None:
-    """As the table does: a name with a star, and what the star means below."""
+    """Marks of the table: a name with a star, and the meaning of the star below."""
     pytest.importorskip("matplotlib")
     from spikecore_bench import _plot
 

@@ -151,7 +151,7 @@ def test_forms_are_compared_with_relus_best_in_the_same_turns(
 
 
 class Counted:
-    """What counts its calls."""
+    """A measurement that notes the number of calls of each turn."""
 
     def __init__(self) -> None:
         self.calls: List[int] = []
